@@ -1,0 +1,32 @@
+"""lmswap: trains PyTorch models under a byte budget by swapping tensors; the same bits, at the least time.
+
+    model = lmswap.enable(model, budget="6GiB")
+
+The pipeline is the folder list: capture → analyze → plan → rewrite → execute → report; ``ir`` is all they share and
+`lmswap.api` joins them. Importing this package imports no torch: the names below load on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lmswap.api import disable as disable
+    from lmswap.api import enable as enable
+    from lmswap.api import explain as explain
+    from lmswap.api import program as program
+    from lmswap.api import report as report
+
+__version__ = "0.1.0"
+__all__ = ["disable", "enable", "explain", "program", "report"]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - module attributes are of any type
+    if name in __all__:
+        return getattr(importlib.import_module("lmswap.api"), name)
+    raise AttributeError(f"module 'lmswap' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,60 @@
+"""Every exception of lmswap. Each keeps its numbers as fields and builds its sentence from them. Imports nothing."""
+
+from __future__ import annotations
+
+
+class LmswapError(Exception):
+    """Base of all errors that lmswap raises on purpose."""
+
+
+class OptionError(LmswapError, ValueError):
+    """An argument of a public function is unknown or cannot be used; nothing was started."""
+
+
+class CaptureError(LmswapError):
+    """The model's step could not be turned into a Program; the message names the op or the reason."""
+
+
+class PlanInvalid(LmswapError):
+    """The verifier found a rule broken by a plan: a bug in a planner, never in the user's model."""
+
+    def __init__(self, rule: str, detail: str, *, buffer: int | None = None, op: int | None = None) -> None:
+        self.rule, self.detail, self.buffer, self.op = rule, detail, buffer, op
+        where = "".join(f", {label} {index}" for label, index in (("buffer", buffer), ("op", op)) if index is not None)
+        super().__init__(f"plan breaks the rule '{rule}'{where}: {detail}")
+
+
+class PlanInfeasible(LmswapError):
+    """No plan of the policy fits the budget; says where the peak is, who is live there and what would fit."""
+
+    def __init__(
+        self,
+        *,
+        budget_bytes: int,
+        needed_bytes: int,
+        where: str,
+        live: tuple[tuple[str, int], ...] = (),
+        policy: str = "",
+        advice: str = "",
+    ) -> None:
+        self.budget_bytes, self.needed_bytes, self.where = budget_bytes, needed_bytes, where
+        self.live, self.policy = live, policy
+        largest = ", ".join(f"{name} {nbytes / 2**20:.1f} MiB" for name, nbytes in live[:5])
+        super().__init__(
+            f"policy '{policy}' cannot fit this step into {budget_bytes / 2**20:.1f} MiB: it needs at least "
+            f"{needed_bytes / 2**20:.1f} MiB at {where}"
+            + (f"; live there: {largest}" if largest else "")
+            + f". {advice or f'Give a budget of at least {needed_bytes / 2**20:.1f} MiB, or a smaller batch or image.'}"
+        )
+
+
+class TierError(LmswapError):
+    """Host memory or disk that was to hold swapped tensors cannot: missing, full, unwritable or really memory."""
+
+
+class DriverError(LmswapError):
+    """A call of the device driver failed; carries the call's name and the driver's own words."""
+
+
+class TransferError(LmswapError):
+    """Moving bytes failed in the middle of a step; the step is lost, the process can go on."""

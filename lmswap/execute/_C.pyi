@@ -1,0 +1,97 @@
+"""The C++ runtime (csrc/bind.cpp). Pointers, streams and sizes are plain integers; nothing here knows torch.
+
+Errors are raised as `lmswap.errors.TierError`, `DriverError`, `TransferError` and `OptionError`. Blocking calls
+release the GIL. Times are seconds of CLOCK_MONOTONIC, the clock of `time.perf_counter`.
+"""
+
+from typing import NamedTuple
+
+class TransferRecord(NamedTuple):
+    """One finished copy. A wait is what compute lost to it, [wait_start, wait_end); both 0 when nothing waited."""
+
+    swap: int  # the number given to out_start or in_start
+    is_in: bool
+    nbytes: int
+    queued_seconds: float
+    start_seconds: float
+    end_seconds: float
+    wait_start_seconds: float
+    wait_end_seconds: float
+
+class TierStats(NamedTuple):
+    capacity_bytes: int  # reserved now
+    used_bytes: int  # held by live tokens now
+    peak_used_bytes: int
+
+class Engine:
+    """Owner of tiers, arenas, lanes and events for one device. Closes by `close`, never by a static destructor."""
+
+    def __init__(
+        self,
+        *,
+        driver: str,  # "cuda" or "host"
+        device: int = 0,
+        library: str = "libcuda.so.1",
+        out_bytes_per_second: float = 0.0,  # paces the lanes (emulated link); 0 is full speed
+        in_bytes_per_second: float = 0.0,
+        faults: str = "",  # host driver and disk only, for tests: see csrc/include/lmswap/faults.h
+    ) -> None: ...
+    def open_host_tier(self, limit_bytes: int) -> None: ...
+    def open_disk_tier(self, directory: str, limit_bytes: int, io_threads: int = 4) -> None:
+        """Refuses a directory that is missing, unwritable, in memory (tmpfs, ramfs) or too full."""
+
+    def reserve(self, tier: str, nbytes: int) -> None:
+        """Makes one contiguous arena of at least ``nbytes``; raises TierError before anything starts if it cannot."""
+
+    def out_start(self, swap: int, tier: str, offset: int, pointer: int, nbytes: int, stream: int) -> object:
+        """Queues the copy out behind what ``stream`` holds now; returns the token, a DLPack capsule.
+
+        The token is one int64 whose value is the handle; its deleter gives the block back. ``offset`` is the planned
+        place in the arena; when that is still held (two forwards before a backward) another place is found.
+        """
+
+    def out_done(self, handle: int, stream: int) -> None:
+        """Makes ``stream`` (the caller, on the host driver) wait until the bytes have left."""
+
+    def in_start(self, swap: int, handle: int, pointer: int, nbytes: int, stream: int) -> int:
+        """Queues the copy in, behind the handle's own copy out and behind ``stream``; returns the transfer's number."""
+
+    def in_done(self, transfer: int, stream: int) -> None:
+        """Makes ``stream`` (the caller, on the host driver) wait until the bytes have arrived."""
+
+    def out_transfer(self, handle: int) -> int:
+        """The number of the transfer that out_start queued for ``handle``."""
+
+    def is_finished(self, transfer: int) -> bool:
+        """Whether the device memory of the transfer is no longer touched (also true after it failed)."""
+
+    def take_records(self) -> list[TransferRecord]:
+        """The records of transfers that finished since the last call, in order of their end."""
+
+    def tier_stats(self, tier: str) -> TierStats: ...
+    def live_handles(self) -> int: ...
+    def close(self) -> None:
+        """Waits for the lanes, gives everything back; tokens that outlive it are harmless. Idempotent."""
+
+class HeapStats(NamedTuple):
+    live_bytes: int  # allocated now, rounded to pages
+    peak_live_bytes: int  # since reset_peak
+    retained_bytes: int  # free but kept resident for reuse
+    peak_resident_bytes: int  # live + retained, since reset_peak
+    num_fresh_pages: int  # 4 KiB pages handed out that the kernel had to fault in, since install
+
+def heap_install(threshold_bytes: int, libraries: list[str]) -> None:
+    """Serves the large host allocations of ``libraries`` (loaded objects, by file name) from a recycling heap."""
+
+def heap_uninstall() -> None:
+    """Serves no new allocation and gives retained pages back; live blocks stay valid until they are freed."""
+
+def heap_is_installed() -> bool: ...
+def heap_owns(pointer: int) -> bool: ...
+def heap_stats() -> HeapStats: ...
+def heap_reset_peak() -> None: ...
+def heap_set_limit(resident_bytes: int) -> None:
+    """Retained pages are dropped whenever live + retained would exceed this; 0: exceed the highest live so far."""
+
+def heap_trim() -> None:
+    """Gives all retained pages back to the kernel now."""

@@ -1,0 +1,21 @@
+"""The data that every stage shares: frozen, torch-free, with JSON and text forms. It decides nothing.
+
+Glossary, one word per idea, used everywhere in lmswap:
+
+program    the ops of one training step in schedule order: forward, then backward
+position   a time: "just before op p"; intervals of positions are half-open
+buffer     a storage, shared by all values that alias it; what occupies memory and is swapped
+value      a tensor of the graph: one view of a buffer
+segment    a run of ops that one compiled function executes
+live range the positions between which a buffer occupies memory; a gap is a stretch of it without a use
+tier       where swapped bytes live: host (pinned memory) or disk; the device is not a tier
+link       the path to a tier: seconds by size, out (away from the device) and in
+swap       one trip of a buffer to a tier and back
+release    the position from which the device memory of a swapped buffer is free
+keep       the opposite decision: the buffer stays on the device
+lane       a queue that runs beside compute: out, in
+stall      compute waiting for a copy
+budget     the bytes that the device may hold at any time; peak is what it does hold at most
+scratch    bytes an op allocates and frees while it runs
+timeline   what ran when, predicted by the simulator or measured in a run
+"""

@@ -1,0 +1,143 @@
+"""What a plan is made for: a device, the tiers that can hold its bytes, and the links to them."""
+
+from __future__ import annotations
+
+import bisect
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lmswap.errors import OptionError
+
+SCHEMA = "lmswap.machine/1"
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Seconds of a copy as a function of its size: measured points, interpolated in seconds, linear beyond the last.
+
+    ``points`` are (nbytes, seconds), ascending in both; before the first, the first point's seconds hold (latency).
+    """
+
+    points: tuple[tuple[int, float], ...]
+
+    def __post_init__(self) -> None:
+        if not self.points:
+            raise OptionError("a rate needs at least one measured point (nbytes, seconds)")
+        for (small, fast), (large, slow) in zip(self.points, self.points[1:], strict=False):
+            if large <= small or slow < fast:
+                raise OptionError(f"rate points must ascend: ({small}, {fast}) is followed by ({large}, {slow})")
+        if self.points[0][0] <= 0 or self.points[-1][1] <= 0:
+            raise OptionError(f"rate points must be positive, got {self.points[0]} … {self.points[-1]}")
+
+    @staticmethod
+    def constant(bytes_per_second: float, latency_seconds: float = 0.0) -> Rate:
+        """A link of one speed: seconds(n) = latency + n / bytes_per_second."""
+        return Rate(((1, latency_seconds + 1 / bytes_per_second), (2**40, latency_seconds + 2**40 / bytes_per_second)))
+
+    def seconds(self, nbytes: int) -> float:
+        """Seconds that one copy of ``nbytes`` takes when nothing else uses the link; 0 bytes take 0."""
+        if nbytes <= 0:
+            return 0.0
+        sizes = [size for size, _ in self.points]
+        right = bisect.bisect_left(sizes, nbytes)
+        if right == 0:
+            return self.points[0][1]
+        if right == len(sizes):
+            size, seconds = self.points[-1]
+            return seconds * nbytes / size
+        (size0, seconds0), (size1, seconds1) = self.points[right - 1], self.points[right]
+        return seconds0 + (seconds1 - seconds0) * (nbytes - size0) / (size1 - size0)
+
+
+@dataclass(frozen=True)
+class Link:
+    """The path between the device and a tier. Out is away from the device.
+
+    ``both_factor`` is the share of its own rate that each direction keeps while both run: 1.0 is full duplex,
+    0.5 means that the two directions share one rate.
+    """
+
+    out_rate: Rate
+    in_rate: Rate
+    both_factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class Tier:
+    """A place that can hold swapped buffers: "host" (pinned memory) or "disk"."""
+
+    name: str
+    capacity_bytes: int
+    link: Link
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A device and its tiers. ``flops_per_second`` and ``bytes_per_second`` are the roofline of its compute."""
+
+    name: str
+    device_bytes: int
+    flops_per_second: float
+    bytes_per_second: float
+    op_seconds: float  # fixed cost of launching one op
+    tiers: tuple[Tier, ...]
+
+    def tier(self, name: str) -> Tier:
+        """The tier called ``name``.
+
+        Raises:
+            OptionError: the machine has none of that name.
+        """
+        for tier in self.tiers:
+            if tier.name == name:
+                return tier
+        raise OptionError(f"machine '{self.name}' has no tier '{name}'; it has {[t.name for t in self.tiers]}")
+
+    def to_json(self) -> str:
+        """The machine description as JSON text; `from_json` reads it back equal."""
+        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1)
+
+    @staticmethod
+    def from_json(text: str) -> Machine:
+        """Reads what `to_json` wrote, or a person did.
+
+        Raises:
+            OptionError: not JSON, of another schema, or a field is missing or not a number.
+        """
+        try:
+            data = json.loads(text)
+            if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+                raise OptionError(f"not a machine description: expected schema '{SCHEMA}'")
+            return Machine(
+                name=str(data["name"]),
+                device_bytes=int(data["device_bytes"]),
+                flops_per_second=float(data["flops_per_second"]),
+                bytes_per_second=float(data["bytes_per_second"]),
+                op_seconds=float(data["op_seconds"]),
+                tiers=tuple(_tier(record) for record in data["tiers"]),
+            )
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise OptionError(f"not a machine description: {error}") from error
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, OptionError):
+                raise
+            raise OptionError(f"machine description is damaged: {type(error).__name__} {error}") from error
+
+
+def _tier(record: Mapping[str, Any]) -> Tier:
+    link = record["link"]
+    return Tier(
+        name=str(record["name"]),
+        capacity_bytes=int(record["capacity_bytes"]),
+        link=Link(
+            out_rate=_rate(link["out_rate"]),
+            in_rate=_rate(link["in_rate"]),
+            both_factor=float(link["both_factor"]),
+        ),
+    )
+
+
+def _rate(record: Mapping[str, Any]) -> Rate:
+    return Rate(tuple((int(nbytes), float(seconds)) for nbytes, seconds in record["points"]))

@@ -1,0 +1,226 @@
+"""The ops of one step in schedule order, and the buffers they read and write.
+
+Time in a Program is the index of an op in ``ops``; a *position* ``p`` means "just before op p", so positions run from
+0 to ``len(ops)``. All intervals are half-open.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from lmswap.errors import CaptureError
+
+if TYPE_CHECKING:
+    import networkx
+
+SCHEMA = "lmswap.program/1"
+
+
+class BufferKind(StrEnum):
+    """Who owns a buffer's memory, which decides how long it lives and whether it can be swapped."""
+
+    PARAMETER = "parameter"  # parameters and module buffers: resident for good
+    INPUT = "input"  # what the caller passes in: the caller holds it for the whole step
+    OUTPUT = "output"  # shares storage with something handed to the caller: lives to the end of the step
+    TANGENT = "tangent"  # gradient handed to a backward segment: lives from its start
+    GRADIENT = "gradient"  # what a backward segment hands out: lives to the end of the step
+    ACTIVATION = "activation"  # made and last used inside the step: the only kind that can be swapped
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A storage, shared by all the values that alias it: the unit that occupies memory and is swapped."""
+
+    id: int
+    nbytes: int
+    kind: BufferKind
+
+    @property
+    def is_resident(self) -> bool:
+        """Whether it lives outside the step; such bytes are not part of the step's memory curve."""
+        return self.kind in (BufferKind.PARAMETER, BufferKind.INPUT)
+
+    @property
+    def is_swappable(self) -> bool:
+        """Whether nobody outside the step can see its memory."""
+        return self.kind is BufferKind.ACTIVATION
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor of the graph: one view of a buffer. Sizes, strides and offset are in elements."""
+
+    id: int
+    name: str  # of the graph's node, for people; identity is the id
+    buffer: int
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One executed node. ``reads`` and ``writes`` are buffer ids; a view only reads."""
+
+    index: int
+    name: str
+    target: str  # the operator, e.g. "aten.convolution.default"
+    source: str  # the user's source line, "unet.py:88 y = self.conv(x)", or "" where the tracer kept none
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    flops: int = 0
+    is_view: bool = False  # makes another view of a buffer; touches no bytes
+    is_random: bool = False  # draws random numbers: a second run gives other bits
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A run of ops that one compiled function executes: ops [start, stop) of the program."""
+
+    graph: int  # index of the captured graph; graph breaks make several
+    phase: str  # "forward", "backward" or "inference"
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Program:
+    """One step: forward segments, then backward segments in reverse order of graphs."""
+
+    name: str
+    ops: tuple[Op, ...]
+    buffers: tuple[Buffer, ...]
+    values: tuple[Value, ...]
+    segments: tuple[Segment, ...]
+
+    def __post_init__(self) -> None:
+        ids = {"buffer": [buffer.id for buffer in self.buffers], "value": [value.id for value in self.values]}
+        for what, found in ids.items():
+            if found != list(range(len(found))):
+                raise CaptureError(f"{what} ids must count from 0 in order")
+        for position, op in enumerate(self.ops):
+            if op.index != position:
+                raise CaptureError(f"op '{op.name}' has index {op.index} at position {position}")
+            for buffer in (*op.reads, *op.writes):
+                if not 0 <= buffer < len(self.buffers):
+                    raise CaptureError(f"op '{op.name}' names buffer {buffer}, but there are {len(self.buffers)}")
+        boundary = 0
+        for segment in self.segments:
+            if segment.start != boundary or segment.stop < segment.start:
+                raise CaptureError(f"segment {segment} does not begin where the one before it ends ({boundary})")
+            boundary = segment.stop
+        if boundary != len(self.ops):
+            raise CaptureError(f"segments cover {boundary} of {len(self.ops)} ops")
+        for value in self.values:
+            if not 0 <= value.buffer < len(self.buffers):
+                raise CaptureError(f"value '{value.name}' names buffer {value.buffer} of {len(self.buffers)}")
+
+    def segment_of(self, index: int) -> Segment:
+        """The segment that executes op ``index``."""
+        for segment in self.segments:
+            if segment.start <= index < segment.stop:
+                return segment
+        raise IndexError(f"op {index} of {len(self.ops)}")
+
+    @cached_property
+    def buffer_names(self) -> tuple[str, ...]:
+        """For each buffer the name of its first value, for messages."""
+        names = [f"buffer {buffer.id}" for buffer in self.buffers]
+        for value in reversed(self.values):
+            names[value.buffer] = value.name
+        return tuple(names)
+
+    def to_networkx(self) -> networkx.DiGraph[int]:
+        """The data-flow graph: a node per op, an edge where an op reads what another wrote.
+
+        Nodes are op indices and carry the Op's fields; the edge attribute ``buffers`` is the tuple of buffer ids that
+        carry the dependency.
+        """
+        import networkx
+
+        graph: networkx.DiGraph[int] = networkx.DiGraph(name=self.name)
+        last_writer: dict[int, int] = {}
+        for op in self.ops:
+            graph.add_node(op.index, **{key: value for key, value in asdict(op).items() if key != "index"})
+            for buffer in op.reads:
+                writer = last_writer.get(buffer)
+                if writer is None:
+                    continue
+                carried = graph.get_edge_data(writer, op.index, {"buffers": ()})["buffers"]
+                if buffer not in carried:
+                    graph.add_edge(writer, op.index, buffers=(*carried, buffer))
+            for buffer in op.writes:
+                last_writer[buffer] = op.index
+        return graph
+
+    def to_json(self) -> str:
+        """The program as JSON text; `from_json` reads it back equal."""
+        return json.dumps({"schema": SCHEMA, **asdict(self)}, separators=(",", ":"))
+
+    @staticmethod
+    def from_json(text: str) -> Program:
+        """Reads what `to_json` wrote.
+
+        Raises:
+            CaptureError: not JSON, of another schema, or inconsistent.
+        """
+        try:
+            data = json.loads(text)
+            if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+                found = data.get("schema") if isinstance(data, dict) else type(data).__name__
+                raise CaptureError(f"not a program file: expected schema '{SCHEMA}', found {found!r}")
+            return Program(
+                name=str(data["name"]),
+                ops=tuple(_op(record) for record in data["ops"]),
+                buffers=tuple(Buffer(int(r["id"]), int(r["nbytes"]), BufferKind(r["kind"])) for r in data["buffers"]),
+                values=tuple(_value(record) for record in data["values"]),
+                segments=tuple(
+                    Segment(int(r["graph"]), str(r["phase"]), int(r["start"]), int(r["stop"])) for r in data["segments"]
+                ),
+            )
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise CaptureError(f"not a program file: {error}") from error
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CaptureError(f"program file is damaged: {type(error).__name__} {error}") from error
+
+    def __str__(self) -> str:
+        lines = [f"program {self.name}: {len(self.ops)} ops, {len(self.buffers)} buffers"]
+        for segment in self.segments:
+            lines.append(f"{segment.phase} of graph {segment.graph}: ops [{segment.start}, {segment.stop})")
+            for op in self.ops[segment.start : segment.stop]:
+                made = " ".join(f"%{b}:{self.buffers[b].nbytes}" for b in op.writes) or "-"
+                used = " ".join(f"%{b}" for b in op.reads)
+                lines.append(f"  {op.index:>5} {made} = {op.target}({used})  {op.source}".rstrip())
+        return "\n".join(lines)
+
+
+def _op(record: Mapping[str, Any]) -> Op:
+    return Op(
+        index=int(record["index"]),
+        name=str(record["name"]),
+        target=str(record["target"]),
+        source=str(record["source"]),
+        reads=tuple(int(b) for b in record["reads"]),
+        writes=tuple(int(b) for b in record["writes"]),
+        flops=int(record["flops"]),
+        is_view=bool(record["is_view"]),
+        is_random=bool(record["is_random"]),
+    )
+
+
+def _value(record: Mapping[str, Any]) -> Value:
+    return Value(
+        id=int(record["id"]),
+        name=str(record["name"]),
+        buffer=int(record["buffer"]),
+        dtype=str(record["dtype"]),
+        shape=tuple(int(n) for n in record["shape"]),
+        stride=tuple(int(n) for n in record["stride"]),
+        offset=int(record["offset"]),
+    )
