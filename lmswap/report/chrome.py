@@ -1,0 +1,67 @@
+"""Timelines in the trace event format of Chrome, which Perfetto opens (ui.perfetto.dev).
+
+Each timeline is a process, each lane a thread, resident memory a counter track. Times are microseconds.
+The format: "Trace Event Format", Google, 2016.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from lmswap.errors import OptionError
+from lmswap.ir.timeline import Lane, Timeline
+
+
+def write_chrome_trace(path: Path, timelines: Sequence[Timeline], *, model: str, budget_bytes: int) -> None:
+    """Writes ``timelines`` to ``path`` as one trace.
+
+    Raises:
+        OptionError: no timeline to write, or the folder does not exist.
+    """
+    if not timelines:
+        raise OptionError("there is nothing to trace yet: run a training step first")
+    if not path.parent.is_dir():
+        raise OptionError(f"cannot write '{path}': folder '{path.parent}' does not exist")
+    events = [event for pid, timeline in enumerate(timelines, start=1) for event in _events(pid, timeline)]
+    trace = {
+        "traceEvents": events,
+        "displayTimeUnit": "ms",
+        "otherData": {"model": model, "budget_bytes": budget_bytes, "writer": "lmswap"},
+    }
+    path.write_text(json.dumps(trace), encoding="utf-8")
+
+
+def _events(pid: int, timeline: Timeline) -> Iterator[dict[str, Any]]:
+    yield _metadata(pid, 0, "process_name", name=timeline.source)
+    yield _metadata(pid, 0, "process_sort_index", sort_index=pid)
+    tids = {lane: tid for tid, lane in enumerate(Lane, start=1)}
+    for lane, tid in tids.items():
+        yield _metadata(pid, tid, "thread_name", name=str(lane))
+        yield _metadata(pid, tid, "thread_sort_index", sort_index=tid)
+    for span in timeline.spans:
+        args: dict[str, Any] = {}
+        if span.nbytes:
+            args["bytes"] = span.nbytes
+            if span.seconds > 0:
+                args["bytes_per_second"] = round(span.nbytes / span.seconds)
+        if span.buffer is not None:
+            args["buffer"] = span.buffer
+        yield {
+            "ph": "X",
+            "name": span.name,
+            "cat": str(span.lane),
+            "pid": pid,
+            "tid": tids[span.lane],
+            "ts": span.start_seconds * 1e6,
+            "dur": span.seconds * 1e6,
+            "args": args,
+        }
+    for seconds, nbytes in timeline.memory:
+        yield {"ph": "C", "name": "memory", "pid": pid, "ts": seconds * 1e6, "args": {"resident bytes": nbytes}}
+
+
+def _metadata(pid: int, tid: int, kind: str, **args: str | int) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": args}

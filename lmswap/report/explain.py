@@ -1,0 +1,94 @@
+"""The decision for each buffer as a table: how large, where it is made and last used, what happens to it, and why."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from lmswap.ir.bytesize import format_bytes
+from lmswap.ir.plan import Decision
+from lmswap.report.decisions import BufferDecision
+from lmswap.report.text import render_text
+
+SCHEMA = "lmswap.explanation/1"
+MAX_ROWS = 40  # of the printed table: a screen; `to_json` has all of them
+
+_STYLES = {Decision.KEEP: "", Decision.SWAP: "yellow"}
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The decisions for one model, largest buffer first. Prints as a table; iterate ``decisions`` for all of them."""
+
+    model: str
+    policy: str
+    tier: str
+    decisions: tuple[BufferDecision, ...]
+
+    def __post_init__(self) -> None:
+        largest_first = sorted(self.decisions, key=lambda decision: (-decision.nbytes, decision.buffer))
+        object.__setattr__(self, "decisions", tuple(largest_first))
+
+    def __rich__(self) -> Group:
+        """The tables, for `rich.print`."""
+        if not self.decisions:
+            return Group(
+                Text(f"{self.model}: nothing decided yet; the first step is captured and planned when it runs.")
+            )
+        heading = f"{self.model}: decisions of policy '{self.policy}', tier {self.tier}, largest first"
+        return Group(Text(heading, style="bold"), Text(), self._rows(), Text(), self._totals())
+
+    def __str__(self) -> str:
+        return render_text(self)
+
+    def to_json(self) -> str:
+        """All decisions as JSON text, schema "lmswap.explanation/1"; sizes in bytes."""
+        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1)
+
+    def _rows(self) -> Table:
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", expand=True)
+        table.add_column("size", justify="right", no_wrap=True)
+        table.add_column("made", ratio=9, overflow="ellipsis", no_wrap=True)
+        table.add_column("last used", ratio=7, overflow="ellipsis", no_wrap=True)
+        table.add_column("decision", no_wrap=True)
+        table.add_column("why", ratio=8, overflow="fold")
+        for row in self.decisions[:MAX_ROWS]:
+            table.add_row(
+                format_bytes(row.nbytes),
+                Text(row.made_at or _operator(row.made_by)),
+                Text(_last_use(row)),
+                Text(row.decision, style=_STYLES[row.decision]),
+                Text(row.reason),
+            )
+        rest = self.decisions[MAX_ROWS:]
+        if rest:
+            table.add_row(format_bytes(_total_bytes(rest)), Text(f"in {len(rest)} smaller buffers, not shown"))
+        return table
+
+    def _totals(self) -> Table:
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+        table.add_column("in all")
+        table.add_column("buffers", justify="right")
+        table.add_column("bytes", justify="right")
+        for decision in Decision:
+            rows = tuple(row for row in self.decisions if row.decision is decision)
+            table.add_row(str(decision), str(len(rows)), format_bytes(_total_bytes(rows)))
+        return table
+
+
+def _last_use(row: BufferDecision) -> str:
+    if row.last_used_at and row.last_used_at == row.made_at:
+        return f"same line, {_operator(row.last_used_by)}"
+    return row.last_used_at or _operator(row.last_used_by)
+
+
+def _operator(target: str) -> str:
+    return target.removeprefix("aten.").removesuffix(".default") or "outside the step"
+
+
+def _total_bytes(rows: tuple[BufferDecision, ...]) -> int:
+    return sum(row.nbytes for row in rows)

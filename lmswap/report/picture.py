@@ -1,0 +1,133 @@
+"""Memory over time with the lanes below it, as a picture: where the peak is, and what the copies hide behind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lmswap.errors import OptionError
+from lmswap.ir.bytesize import format_bytes
+from lmswap.ir.timeline import Lane, Span, Timeline
+from lmswap.report.text import format_seconds
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+ENDINGS = (".png", ".svg", ".pdf")
+
+# Okabe and Ito's palette: told apart also by colour-blind readers, and in print.
+_COLOURS = {Lane.COMPUTE: "#8a949e", Lane.STALL: "#d55e00", Lane.OUT: "#e69f00", Lane.IN: "#009e73"}
+_MEMORY, _INK, _FAINT = "#0072b2", "#22272b", "#c3c8cd"
+
+
+def write_picture(path: Path, timelines: Sequence[Timeline], *, title: str, budget_bytes: int) -> None:
+    """Draws ``timelines`` one below the other on one scale of time and bytes.
+
+    Raises:
+        OptionError: no timeline to draw, an ending that is not .png, .svg or .pdf, or a folder that does not exist.
+    """
+    if not timelines:
+        raise OptionError("there is nothing to draw yet: run a training step first")
+    if path.suffix.lower() not in ENDINGS:
+        raise OptionError(f"cannot draw '{path}': the name must end in one of {', '.join(ENDINGS)}")
+    if not path.parent.is_dir():
+        raise OptionError(f"cannot write '{path}': folder '{path.parent}' does not exist")
+    import matplotlib
+    from matplotlib.figure import Figure  # not pyplot: a report must not touch the user's own figures
+
+    with matplotlib.rc_context({"font.size": 10, "text.color": _INK, "axes.labelcolor": _INK, "svg.fonttype": "none"}):
+        figure = Figure(figsize=(11, 0.7 + 3.7 * len(timelines)), layout="constrained")
+        figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
+        axes = figure.subplots(2 * len(timelines), sharex=True, height_ratios=[2.6, 1] * len(timelines), squeeze=False)
+        top = 1.22 * max(budget_bytes, *(timeline.peak_bytes for timeline in timelines))
+        for timeline, memory, lanes in zip(timelines, axes[::2, 0], axes[1::2, 0], strict=True):
+            _draw_memory(memory, timeline, budget_bytes, top)
+            _draw_lanes(lanes, timeline)
+        axes[-1, 0].set_xlabel("seconds from the start of the step")
+        axes[0, 0].set_xlim(0, max(timeline.seconds for timeline in timelines) or 1.0)
+        figure.savefig(path, dpi=150)
+
+
+def _draw_memory(axes: Axes, timeline: Timeline, budget_bytes: int, top: float) -> None:
+    unit, scale = ("GiB", 2**30) if top >= 2**30 else ("MiB", 2**20) if top >= 2**20 else ("KiB", 2**10)
+    _clear_frame(axes)
+    axes.set_ylim(0, top / scale)
+    axes.set_ylabel(f"memory, {unit}")
+    axes.grid(axis="y", color=_FAINT, linewidth=0.5)
+    axes.set_axisbelow(True)
+    axes.set_title(f"{timeline.source}: {format_seconds(timeline.seconds)}", loc="left", fontsize=10, fontweight="bold")
+    axes.axhline(budget_bytes / scale, color=_INK, linewidth=1.2, linestyle=(0, (5, 3)))
+    axes.annotate(
+        f"budget {format_bytes(budget_bytes)}",
+        (1, budget_bytes / scale),
+        xycoords=("axes fraction", "data"),
+        xytext=(-4, 3),
+        textcoords="offset points",
+        ha="right",
+        va="bottom",
+    )
+    if not timeline.memory:
+        axes.text(0.5, 0.4, "memory over time was not recorded", transform=axes.transAxes, ha="center", color="gray")
+        return
+    peak_at, peak_bytes = max(timeline.memory, key=lambda point: point[1])
+    seconds, resident = _curve(timeline)
+    resident = [nbytes / scale for nbytes in resident]
+    axes.fill_between(seconds, resident, step="post", color=_MEMORY, alpha=0.28, linewidth=0)
+    axes.step(seconds, resident, where="post", color=_MEMORY, linewidth=1.2)
+    axes.plot([peak_at], [peak_bytes / scale], "o", color=_MEMORY, markersize=5, clip_on=False)
+    is_late = peak_at > 0.7 * seconds[-1]
+    axes.annotate(
+        f"peak {format_bytes(peak_bytes)}",
+        (peak_at, peak_bytes / scale),
+        xytext=(-7 if is_late else 7, 3),
+        textcoords="offset points",
+        ha="right" if is_late else "left",
+        color=_MEMORY,
+        fontweight="bold",
+    )
+
+
+def _curve(timeline: Timeline) -> tuple[list[float], list[float]]:
+    """The points of the memory curve that last, up to the end of the step: frees and takes at one instant are one."""
+    points = [*timeline.memory, (max(timeline.seconds, timeline.memory[-1][0]), timeline.memory[-1][1])]
+    lasting = [point for point, after in pairwise(points) if after[0] > point[0]] + points[-1:]
+    return [seconds for seconds, _ in lasting], [float(nbytes) for _, nbytes in lasting]
+
+
+def _draw_lanes(axes: Axes, timeline: Timeline) -> None:
+    _clear_frame(axes)
+    axes.spines["left"].set_visible(False)
+    labels = []
+    for row, lane in enumerate(Lane):
+        spans = [span for span in timeline.spans if span.lane is lane]
+        axes.axhline(row, color=_FAINT, linewidth=0.5, zorder=0)
+        axes.broken_barh(_merge(spans), (row - 0.36, 0.72), facecolors=_COLOURS[lane], linewidth=0)
+        labels.append(_lane_label(lane, timeline))
+    axes.set_yticks(range(len(labels)), labels)
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(len(labels) - 0.4, -0.6)
+
+
+def _lane_label(lane: Lane, timeline: Timeline) -> str:
+    moved = timeline.lane_bytes(lane)
+    return f"{lane}  {format_bytes(moved)}" if moved else f"{lane}  {format_seconds(timeline.lane_seconds(lane))}"
+
+
+def _merge(spans: Sequence[Span]) -> list[tuple[float, float]]:
+    """(start, length) of the spans with touching ones joined: thousands of ops become a few bars without seams."""
+    merged: list[list[float]] = []
+    for span in sorted(spans, key=lambda span: span.start_seconds):
+        if merged and span.start_seconds <= merged[-1][1]:
+            merged[-1][1] = max(merged[-1][1], span.end_seconds)
+        else:
+            merged.append([span.start_seconds, span.end_seconds])
+    return [(start, end - start) for start, end in merged]
+
+
+def _clear_frame(axes: Axes) -> None:
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color(_FAINT)

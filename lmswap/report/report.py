@@ -1,0 +1,250 @@
+"""What swapping does to a model's training step: bytes, peak, seconds and stalls, predicted beside measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from lmswap.ir.bytesize import format_bytes
+from lmswap.ir.plan import Decision, Plan
+from lmswap.ir.program import Program
+from lmswap.ir.timeline import Lane, Timeline
+from lmswap.report.chrome import write_chrome_trace
+from lmswap.report.decisions import BufferDecision, buffer_decisions
+from lmswap.report.picture import write_picture
+from lmswap.report.text import format_error, format_seconds, render_text
+
+SCHEMA = "lmswap.report/1"
+
+
+@dataclass(frozen=True)
+class Report:
+    """One model's step as planned and as it ran.
+
+    Predicted fields are None until the step is captured and planned, measured ones until a step has finished; they are
+    of the last step. The budget is made of what was there before the step (``base_bytes``), an allowance for the
+    allocator and for scratch of kernels (``reserve_bytes``), a margin that stays free (``margin_bytes``), and the rest,
+    which the plan fills. Peaks and memory curves count like the budget: base and reserve are part of the predicted
+    ones. ``measured_tensor_peak_bytes`` is the part of the measured peak that tensors held, None where it is not known.
+    Tier bytes are what the tier holds now and has held at most.
+    """
+
+    model: str
+    device: str
+    policy: str
+    tier: str
+    budget_bytes: int
+    base_bytes: int
+    reserve_bytes: int
+    margin_bytes: int
+    steps: int
+    predicted_peak_bytes: int | None
+    measured_peak_bytes: int | None
+    measured_tensor_peak_bytes: int | None
+    predicted_seconds: float | None
+    measured_seconds: float | None
+    swapped_out_bytes: int | None
+    swapped_in_bytes: int | None
+    recomputed_bytes: int | None
+    stall_seconds: float | None
+    tier_used_bytes: int
+    tier_peak_bytes: int
+    decisions: tuple[BufferDecision, ...]
+    notes: tuple[str, ...]
+    predicted: Timeline | None
+    measured: Timeline | None
+
+    def __rich__(self) -> Group:
+        """The report's parts, for `rich.print`."""
+        steps = f"after {self.steps} step{'' if self.steps == 1 else 's'}" if self.steps else "before the first step"
+        parts: list[RenderableType] = [
+            Text(f"lmswap report: {self.model} on {self.device}, {steps}", style="bold"),
+            Text(self._state()),
+            Text(),
+            self._figures(),
+            Text(),
+            Text(self._budget()),
+        ]
+        if self.predicted is not None and self.measured is not None:
+            parts.append(
+                Text("Measured figures are of the last step. Error: of the prediction, against the measurement.")
+            )
+        parts.extend(Text(f"Note: {note}") for note in self.notes)
+        return Group(*parts)
+
+    def __str__(self) -> str:
+        return render_text(self)
+
+    def to_json(self) -> str:
+        """Every field as JSON text, schema "lmswap.report/1"; sizes in bytes, times in seconds."""
+        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1)
+
+    def plot(self, path: str | Path) -> None:
+        """Draws memory over time and what ran on each lane, predicted above measured, as .png, .svg or .pdf.
+
+        Raises:
+            OptionError: nothing to draw yet, an unknown ending, or a folder that does not exist.
+        """
+        title = f"{self.model} on {self.device}: policy {self.policy}, tier {self.tier}"
+        write_picture(Path(path), self._timelines(), title=title, budget_bytes=self.budget_bytes)
+
+    def to_chrome_trace(self, path: str | Path) -> None:
+        """Writes both timelines in the trace event format, which Perfetto and chrome://tracing open.
+
+        Raises:
+            OptionError: nothing to write yet, or a folder that does not exist.
+        """
+        write_chrome_trace(Path(path), self._timelines(), model=self.model, budget_bytes=self.budget_bytes)
+
+    def _timelines(self) -> tuple[Timeline, ...]:
+        return tuple(timeline for timeline in (self.predicted, self.measured) if timeline is not None)
+
+    def _state(self) -> str:
+        if self.predicted is None:
+            return "Swapping: not decided yet; the first step is captured and planned when it runs."
+        swapped = [row for row in self.decisions if row.decision is Decision.SWAP]
+        if not swapped:
+            why = (
+                "this policy never swaps"
+                if self.policy == "none"
+                else f"the whole step fits the budget of {format_bytes(self.budget_bytes)} as it is"
+            )
+            return f"Swapping is off (policy '{self.policy}'): {why}."
+        planned = (
+            f"policy '{self.policy}' sends {len(swapped)} of {len(self.decisions)} buffers, "
+            f"{format_bytes(sum(row.nbytes for row in swapped))}, to the {self.tier} tier"
+        )
+        if self.swapped_out_bytes is None:
+            return f"Swapping is planned, not yet run: {planned}."
+        if self.swapped_out_bytes == 0:
+            return f"Swapping did NOT happen in the last step, although {planned}."
+        return f"Swapping is on: {planned}."
+
+    def _figures(self) -> Table:
+        table = Table(box=None, padding=(0, 3, 0, 0), header_style="bold")
+        table.add_column("")
+        for heading in ("predicted", "measured", "error"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        predicted = self.predicted
+        out, in_, stall = (
+            (predicted.lane_bytes(Lane.OUT), predicted.lane_bytes(Lane.IN), predicted.lane_seconds(Lane.STALL))
+            if predicted is not None
+            else (None, None, None)
+        )
+        table.add_row("peak", *_bytes(self.predicted_peak_bytes, self.measured_peak_bytes))
+        if self.measured_tensor_peak_bytes is not None:
+            table.add_row("  of it tensors", "", format_bytes(self.measured_tensor_peak_bytes), "")
+        table.add_row("step", *_seconds(self.predicted_seconds, self.measured_seconds))
+        table.add_row("  of it stalled", *_seconds(stall, self.stall_seconds))
+        table.add_row("swapped out", *_bytes(out, self.swapped_out_bytes))
+        table.add_row("swapped in", *_bytes(in_, self.swapped_in_bytes))
+        if self.recomputed_bytes:
+            table.add_row("recomputed", "", format_bytes(self.recomputed_bytes), "")
+        table.add_row(f"{self.tier} tier, peak", "", format_bytes(self.tier_peak_bytes) if self.steps else _NOT_YET, "")
+        return table
+
+    def _budget(self) -> str:
+        for_step = self.budget_bytes - self.base_bytes - self.reserve_bytes - self.margin_bytes
+        parts = [
+            f"{format_bytes(nbytes)} {what}"
+            for nbytes, what in (
+                (self.base_bytes, "there before the step"),
+                (self.reserve_bytes, "reserve for allocator and scratch"),
+                (self.margin_bytes, "margin"),
+                (for_step, "for the step's tensors"),
+            )
+            if nbytes
+        ]
+        text = f"Budget {format_bytes(self.budget_bytes)} = {' + '.join(parts)}."
+        if self.measured_peak_bytes is None:
+            return text
+        if self.measured_peak_bytes > self.budget_bytes:
+            excess = format_bytes(self.measured_peak_bytes - self.budget_bytes)
+            return f"{text}\nThe measured peak is OVER the budget by {excess}."
+        return f"{text}\nThe measured peak is {100 * self.measured_peak_bytes / self.budget_bytes:.0f} % of the budget."
+
+
+def make_report(
+    *,
+    model: str,
+    device: str,
+    policy: str,
+    tier: str,
+    budget_bytes: int,
+    base_bytes: int = 0,
+    reserve_bytes: int = 0,
+    margin_bytes: int = 0,
+    program: Program | None = None,
+    plan: Plan | None = None,
+    predicted: Timeline | None = None,
+    steps: int = 0,
+    measured: Timeline | None = None,
+    measured_peak_bytes: int | None = None,
+    measured_tensor_peak_bytes: int | None = None,
+    tier_used_bytes: int = 0,
+    tier_peak_bytes: int = 0,
+    notes: Sequence[str] = (),
+) -> Report:
+    """Builds the report of one model from what the stages left; arguments are its fields of that name.
+
+    ``model`` and ``device`` are names for people, "UNet3d" and "cuda:0 (NVIDIA H200)"; ``policy`` is the one asked for,
+    the report names the plan's where there is one. ``program``, ``plan`` and ``predicted`` (the simulator's timeline,
+    whose memory counts what the step itself allocates) come together or not at all, before the first step.
+    ``measured`` is the last finished step, its memory counted like the budget, empty where it was not recorded.
+    ``notes`` are sentences for people, such as a module that runs uncaptured and why.
+    """
+    fixed = base_bytes + reserve_bytes
+    if predicted is not None:
+        raised = tuple((seconds, nbytes + fixed) for seconds, nbytes in predicted.memory)
+        predicted = Timeline(predicted.source, predicted.spans, raised)
+    return Report(
+        model=model,
+        device=device,
+        policy=plan.policy if plan is not None else policy,
+        tier=tier,
+        budget_bytes=budget_bytes,
+        base_bytes=base_bytes,
+        reserve_bytes=reserve_bytes,
+        margin_bytes=margin_bytes,
+        steps=steps,
+        predicted_peak_bytes=fixed + plan.predicted_peak_bytes if plan is not None else None,
+        measured_peak_bytes=measured_peak_bytes,
+        measured_tensor_peak_bytes=measured_tensor_peak_bytes,
+        predicted_seconds=plan.predicted_seconds if plan is not None else None,
+        measured_seconds=measured.seconds if measured is not None else None,
+        swapped_out_bytes=measured.lane_bytes(Lane.OUT) if measured is not None else None,
+        swapped_in_bytes=measured.lane_bytes(Lane.IN) if measured is not None else None,
+        recomputed_bytes=0 if measured is not None else None,  # no policy recomputes
+        stall_seconds=measured.lane_seconds(Lane.STALL) if measured is not None else None,
+        tier_used_bytes=tier_used_bytes,
+        tier_peak_bytes=tier_peak_bytes,
+        decisions=buffer_decisions(program, plan) if program is not None and plan is not None else (),
+        notes=tuple(notes),
+        predicted=predicted,
+        measured=measured,
+    )
+
+
+_NOT_YET = "not yet measured"
+
+
+def _bytes(predicted: int | None, measured: int | None) -> tuple[str, str, str]:
+    return (
+        "–" if predicted is None else format_bytes(predicted),
+        _NOT_YET if measured is None else format_bytes(measured),
+        format_error(predicted, measured),
+    )
+
+
+def _seconds(predicted: float | None, measured: float | None) -> tuple[str, str, str]:
+    return (
+        "–" if predicted is None else format_seconds(predicted),
+        _NOT_YET if measured is None else format_seconds(measured),
+        format_error(predicted, measured),
+    )

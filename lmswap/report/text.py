@@ -1,0 +1,36 @@
+"""How figures and tables are written as text: the same text wherever it is printed, wide enough for a log."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console, RenderableType
+
+WIDTH = 132
+
+
+def render_text(*parts: RenderableType, width: int = WIDTH) -> str:
+    """Renders tables and sentences one below the other as plain text, without colours or trailing spaces."""
+    file = io.StringIO()
+    # An empty environment: COLUMNS, FORCE_COLOR and the like are about a terminal, and this may be a file or a test.
+    console = Console(file=file, width=width, color_system=None, force_terminal=False, _environ={})
+    for part in parts:
+        console.print(part, highlight=False, markup=False)
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+
+
+def format_seconds(seconds: float) -> str:
+    """Writes a duration with three digits: 0.0123 -> "12.3 ms"."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        value = seconds / scale
+        if abs(value) >= 0.9995:
+            return f"{value:.{2 if abs(value) < 10 else 1 if abs(value) < 100 else 0}f} {unit}"
+    return "0 s" if seconds == 0 else f"{seconds / 1e-9:.0f} ns"
+
+
+def format_error(predicted: float | None, measured: float | None) -> str:
+    """Writes how far a prediction is off, in percent of the measurement; "–" where none can be said."""
+    if predicted is None or not measured:
+        return "–"
+    percent = round(100 * (predicted - measured) / measured, 1)
+    return f"{percent:+.1f} %" if percent else "0.0 %"
