@@ -10,8 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from lmswap.ir.bytesize import format_bytes
-from lmswap.ir.plan import Decision
-from lmswap.report.decisions import BufferDecision
+from lmswap.ir.plan import Decision, Plan
+from lmswap.ir.program import Program
+from lmswap.report.decisions import BufferDecision, buffer_decisions
 from lmswap.report.text import render_text
 
 SCHEMA = "lmswap.explanation/1"
@@ -26,7 +27,6 @@ class Explanation:
 
     model: str
     policy: str
-    tier: str
     decisions: tuple[BufferDecision, ...]
 
     def __post_init__(self) -> None:
@@ -78,6 +78,11 @@ class Explanation:
             rows = tuple(row for row in self.decisions if row.decision is decision)
             table.add_row(str(decision), str(len(rows)), format_bytes(_total_bytes(rows)))
         return table
+
+
+def make_explanation(program: Program, plan: Plan) -> Explanation:
+    """Explains ``plan`` in the terms of ``program``, the step that it was made for."""
+    return Explanation(program.name, plan.policy, buffer_decisions(program, plan))
 
 
 def _last_use(row: BufferDecision) -> str:

@@ -1,0 +1,89 @@
+"""Which directory the disk tier uses, and what is under it: a real disk with room, never memory that poses as one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmswap.errors import TierError
+from lmswap.ir.bytesize import format_bytes
+
+_IN_MEMORY = {"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"}
+
+
+@dataclass(frozen=True)
+class Directory:
+    """A directory with the file system that holds it. ``source`` is its device, "/dev/nvme0n1p2"."""
+
+    path: str
+    filesystem: str
+    source: str
+    total_bytes: int
+    free_bytes: int
+
+    @property
+    def is_memory(self) -> bool:
+        """Whether its files are main memory, so that swapping to it would free nothing."""
+        return self.filesystem in _IN_MEMORY
+
+
+def describe_directory(path: str, mountinfo: Path = Path("/proc/self/mountinfo")) -> Directory:
+    """What is under ``path``.
+
+    Raises:
+        TierError: it is not a directory.
+    """
+    if not Path(path).is_dir():
+        raise TierError(f"disk_directory '{path}' is not a directory; make it, or name another")
+    filesystem, source = _mount_of(Path(path).stat().st_dev, os.path.realpath(path), mountinfo)
+    usage = shutil.disk_usage(path)
+    return Directory(path, filesystem, source, usage.total, usage.free)
+
+
+def swap_directory(directory: str | None = None, needed_bytes: int = 0) -> str:
+    """The directory for swap files: ``directory``, or where none is given the first good one of two.
+
+    These are the system's temporary directory (TMPDIR, usually /tmp) and /var/tmp, which is a disk where /tmp is not.
+
+    Raises:
+        TierError: not a directory, not writable, in memory, or with less than ``needed_bytes`` free; the message says
+            which of these, for each directory tried.
+    """
+    refusals = []
+    for path in [directory] if directory is not None else list(dict.fromkeys([tempfile.gettempdir(), "/var/tmp"])):
+        refusal = _refusal(path, needed_bytes)
+        if refusal is None:
+            return path
+        refusals.append(refusal)
+    raise TierError(f"no directory for swap files: {'; '.join(refusals)}. Name one on a disk by disk_directory=...")
+
+
+def _refusal(path: str, needed_bytes: int) -> str | None:
+    if not Path(path).is_dir():
+        return f"'{path}' is not a directory"
+    if not os.access(path, os.W_OK | os.X_OK):
+        return f"'{path}' is not writable"
+    found = describe_directory(path)
+    if found.is_memory:
+        return f"'{path}' is memory, not a disk ({found.filesystem})"
+    if found.free_bytes < needed_bytes:
+        return f"'{path}' has {format_bytes(found.free_bytes)} free, {format_bytes(needed_bytes)} are needed"
+    return None
+
+
+def _mount_of(device: int, path: str, mountinfo: Path) -> tuple[str, str]:
+    """(file system, source) of the mount that holds ``path``: by device number, else (btrfs, overlay) by path."""
+    number = f"{os.major(device)}:{os.minor(device)}"
+    best, best_rank = ("unknown", "unknown"), (False, -1)
+    for line in mountinfo.read_text(encoding="utf-8").splitlines():
+        mount, _, described = line.partition(" - ")
+        fields, (filesystem, source, *_) = mount.split(), described.split()
+        point = fields[4].encode().decode("unicode_escape")  # spaces are written \040
+        if Path(path).is_relative_to(point):
+            rank = (fields[2] == number, len(point))
+            if rank >= best_rank:  # of two on one point the later one is on top
+                best, best_rank = (filesystem, source), rank
+    return best

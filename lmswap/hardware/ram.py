@@ -1,0 +1,104 @@
+"""Memory as the kernel counts it: what this process holds, and what it may still take before the limit of its cgroup.
+
+Resident memory is the budget of a CPU model; available memory bounds what can be pinned for a CUDA model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmswap.errors import DriverError
+
+
+@dataclass(frozen=True)
+class Ram:
+    """Main memory that this process may use: of the machine, or less where its cgroup has a limit."""
+
+    total_bytes: int
+    available_bytes: int
+
+
+def resident_bytes() -> int:
+    """What this process holds in main memory now (VmRSS)."""
+    return _status("VmRSS")
+
+
+def peak_resident_bytes() -> int:
+    """The highest `resident_bytes` since the process began or `reset_peak_resident` was called (VmHWM)."""
+    return _status("VmHWM")
+
+
+def reset_peak_resident() -> None:
+    """Lets `peak_resident_bytes` start again from what is resident now.
+
+    Raises:
+        DriverError: the kernel or its sandbox does not offer it.
+    """
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    except OSError as error:
+        raise DriverError(
+            f"the peak of resident memory cannot be measured here: writing /proc/self/clear_refs failed ({error}); "
+            "lmswap needs it to check a budget on the CPU"
+        ) from error
+
+
+def read_ram(root: Path = Path("/")) -> Ram:
+    """Main memory from /proc/meminfo and the limits of this process's cgroups (version 1 and 2), the least of them.
+
+    ``root`` is where /proc and /sys are found.
+    """
+    meminfo = dict(line.split(":") for line in (root / "proc/meminfo").read_text(encoding="ascii").splitlines())
+    total_bytes, available_bytes = (int(meminfo[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))
+    for limit_bytes, used_bytes in _cgroup_limits(root):
+        total_bytes = min(total_bytes, limit_bytes)
+        available_bytes = min(available_bytes, max(0, limit_bytes - used_bytes))
+    return Ram(total_bytes, available_bytes)
+
+
+def _status(key: str) -> int:
+    with Path("/proc/self/status").open(encoding="ascii", errors="replace") as lines:
+        for line in lines:
+            if line.startswith(f"{key}:"):
+                return int(line.split()[1]) * 1024
+    raise DriverError(f"the kernel does not tell this process's memory: /proc/self/status has no {key}")
+
+
+def _cgroup_limits(root: Path) -> Iterator[tuple[int, int]]:
+    """(limit, used) of each memory cgroup that this process is in, from the innermost out.
+
+    Page cache that the kernel would drop first counts as used in the kernel's figure, not in this one.
+    """
+    try:
+        memberships = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for membership in memberships:
+        _, controllers, group = membership.split(":", 2)
+        if controllers == "":
+            mount, names = root / "sys/fs/cgroup", ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            mount = root / "sys/fs/cgroup/memory"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else:
+            continue
+        # Inside a container the path may be the host's, and only its outer part (the mount itself) exists.
+        folder = Path(group.strip("/"))
+        for inner in (folder, *folder.parents):
+            limits = _read_limit(mount / inner, *names)
+            if limits is not None:
+                yield limits
+
+
+def _read_limit(folder: Path, limit_name: str, used_name: str, cache_key: str) -> tuple[int, int] | None:
+    try:
+        limit = (folder / limit_name).read_text(encoding="ascii").strip()
+        if limit == "max":
+            return None
+        used_bytes = int((folder / used_name).read_text(encoding="ascii"))
+        stat = dict(line.split() for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines())
+    except FileNotFoundError:
+        return None
+    return int(limit), used_bytes - int(stat.get(cache_key, 0))
