@@ -1,1 +1,1 @@
-"""capture"""
+"""Turns a torch step into a `Program`: AOTAutograd's forward and backward graphs, lowered, joined and timed."""

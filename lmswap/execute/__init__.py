@@ -1,1 +1,1 @@
-"""execute"""
+"""Moves the bytes: swap operators, the C++ engine behind them, and the record of what they did."""

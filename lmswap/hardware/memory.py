@@ -47,6 +47,9 @@ class DeviceMemory(Protocol):
     def reset_peak(self) -> None:
         """Starts both peaks again from what is held now."""
 
+    def reset_tensor_peak(self) -> None:
+        """Starts the tensor peak again; `peak_bytes` goes on."""
+
     def synchronize(self) -> None:
         """Waits until the device has run all that was asked of it."""
 
@@ -66,6 +69,7 @@ class CudaMemory:
         import torch
 
         self._cuda, self._device = torch.cuda, device
+        self._earlier_peak_bytes = 0
         self.reset_peak()
 
     def description(self) -> str:
@@ -83,12 +87,19 @@ class CudaMemory:
         return self._cuda.memory_allocated(self._device)
 
     def peak_bytes(self) -> int:  # noqa: D102
+        return max(self._earlier_peak_bytes, self.peak_tensor_bytes())
+
+    def peak_tensor_bytes(self) -> int:  # noqa: D102
         return self._cuda.max_memory_allocated(self._device)
 
     used_tensor_bytes = used_bytes
-    peak_tensor_bytes = peak_bytes
 
     def reset_peak(self) -> None:  # noqa: D102
+        self.reset_tensor_peak()
+        self._earlier_peak_bytes = 0
+
+    def reset_tensor_peak(self) -> None:  # noqa: D102
+        self._earlier_peak_bytes = self.peak_bytes()
         self._cuda.reset_peak_memory_stats(self._device)
 
     def synchronize(self) -> None:  # noqa: D102
@@ -136,6 +147,9 @@ class CpuMemory:
 
     def reset_peak(self) -> None:  # noqa: D102
         reset_peak_resident()
+        self.reset_tensor_peak()
+
+    def reset_tensor_peak(self) -> None:  # noqa: D102
         self._heap.heap_reset_peak()
 
     def synchronize(self) -> None:  # noqa: D102

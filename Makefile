@@ -1,0 +1,43 @@
+# Two commands: `make demo` and `make test`. Each sets up all that it needs in .venv and build/.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+JOBS ?= $(shell nproc)
+
+.PHONY: demo test lint test-cpp test-python clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/ready
+	$(BIN)/python -m benchmarks.unet3d.demo
+
+test: lint test-cpp test-python
+
+# The editable install builds the C++ extension; C++ sources are listed so that a change builds it again.
+$(VENV)/ready: pyproject.toml constraints.txt $(shell find csrc -type f -not -name '.*')
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+lint: $(VENV)/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/clang-format --dry-run --Werror $(shell git ls-files '*.h' '*.cpp' '*.cu')
+
+# The C++ tests run plain, under ThreadSanitizer, and under AddressSanitizer with UBSan.
+test-cpp: $(VENV)/ready
+	set -e; for sanitizer in none thread address; do \
+	  $(BIN)/cmake -S csrc -B build/cpp-$$sanitizer -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
+	    -DLMSWAP_BUILD_TESTS=ON -DLMSWAP_SANITIZER=$$sanitizer; \
+	  $(BIN)/cmake --build build/cpp-$$sanitizer --parallel $(JOBS); \
+	  $(BIN)/ctest --test-dir build/cpp-$$sanitizer --output-on-failure --parallel $(JOBS); \
+	done
+
+test-python: $(VENV)/ready
+	$(BIN)/python -m pytest
+
+clean:
+	rm -rf $(VENV) build demo-output

@@ -1,0 +1,225 @@
+"""The public functions: enable, disable, report, explain, program, and the torch.compile backend."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import fx, nn
+from torch._dynamo.exc import BackendCompilerFailed
+
+from lmswap.errors import CaptureError, LmswapError, OptionError
+from lmswap.ir.program import Program
+from lmswap.options import Options
+from lmswap.report import Explanation, Report, make_explanation, make_report
+from lmswap.session import Session
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+# Graphs per model (shapes × train/eval × graph breaks) before torch would stop compiling and fall back to eager.
+_MAX_GRAPHS = 64
+
+_sessions: weakref.WeakKeyDictionary[nn.Module, Session] = weakref.WeakKeyDictionary()
+_compiled: list[tuple[Mapping[str, Any] | None, Session]] = []  # sessions of torch.compile(backend="lmswap") calls
+
+
+def enable(
+    model: ModuleT,
+    budget: int | str = "auto",
+    *,
+    policy: str = "auto",
+    tier: str = "auto",
+    compiler: str = "fx",
+    min_swap_bytes: int | str = 2**20,
+    disk_directory: str | None = None,
+) -> ModuleT:
+    """Makes ``model`` train within a byte budget; the same object comes back, and the training loop stays as it was.
+
+    On CUDA the budget bounds what torch allocates on the device; on the CPU, what the process's resident memory grows
+    by from this call on. The first call with inputs of new shapes captures, plans and compiles.
+
+    Example:
+        >>> model = lmswap.enable(model, budget="6GiB")
+
+    Args:
+        model: all of its parameters on one device, CPU or CUDA.
+        budget: bytes, a string with a unit ("6GiB", "800 MB"), or "auto": 90 % of what is free now.
+        policy: "auto" (the fastest that fits), "none", "swap_all" or "tflms".
+        tier: where swapped tensors go: "host" (pinned memory), "disk", or "auto": host for CUDA, disk for the CPU.
+        compiler: what runs the graphs; "fx" is generated Python code that calls torch's own operators.
+        min_swap_bytes: smaller buffers stay where they are.
+        disk_directory: where the disk tier puts its (unlinked) file; default: a directory on a real disk.
+
+    Raises:
+        OptionError: an argument cannot be read or cannot be had on this device.
+        TierError: the tier's memory or directory cannot be used.
+        PlanInfeasible: raised by the first call of the model, before any op has run: no plan fits the budget.
+    """
+    options = Options.parse(
+        budget,
+        policy=policy,
+        tier=tier,
+        compiler=compiler,
+        min_swap_bytes=min_swap_bytes,
+        disk_directory=disk_directory,
+    )
+    if not isinstance(model, nn.Module):
+        raise OptionError(f"enable takes a torch.nn.Module, not {type(model).__name__}")
+    disable(model)
+    session = _open_session(model, type(model).__name__, options)
+    model.compile(backend=session, dynamic=False, **_recompile_arguments())
+    model._compiled_call_impl = _clear_errors(model._compiled_call_impl, session)
+    _sessions[model] = session
+    weakref.finalize(model, session.close)
+    return model
+
+
+def disable(model: nn.Module) -> None:
+    """Gives ``model`` back as it was before `enable`, and returns its host memory and files; harmless if not enabled."""
+    session = _sessions.pop(model, None)
+    if session is not None:
+        model._compiled_call_impl = None
+        session.close()
+
+
+def report(model: nn.Module) -> Report:
+    """What the last step of ``model`` moved, held and waited for, beside what was predicted; prints as a table.
+
+    Raises:
+        OptionError: the model is not enabled.
+    """
+    session = _session(model)
+    session.memory.synchronize()
+    step, last = session.current_step(), session.recorder.last
+    allowance = step.allowance if step is not None else None
+    tier = session.engine.native.tier_stats(session.tier)
+    return make_report(
+        model=session.name,
+        device=session.memory.description(),
+        policy=session.options.policy,
+        tier=session.tier,
+        budget_bytes=session.budget_bytes,
+        base_bytes=allowance.base_bytes if allowance else 0,
+        reserve_bytes=allowance.reserve_bytes if allowance else 0,
+        margin_bytes=allowance.margin_bytes if allowance else 0,
+        program=step.joined.program if step else None,
+        plan=step.plan if step else None,
+        predicted=step.predicted if step else None,
+        steps=session.recorder.num_steps,
+        measured=last.timeline() if last else None,
+        measured_peak_bytes=session.memory.peak_bytes() if last else None,
+        measured_tensor_peak_bytes=session.memory.peak_tensor_bytes() if last else None,
+        tier_used_bytes=tier.used_bytes,
+        tier_peak_bytes=tier.peak_used_bytes,
+        notes=session.notes,
+    )
+
+
+def explain(model: nn.Module) -> Explanation:
+    """For each buffer of ``model``'s step: its size, who makes and last uses it, the decision and the reason.
+
+    Raises:
+        OptionError: the model is not enabled, or has not run yet.
+    """
+    step = _planned(model)
+    return make_explanation(step.joined.program, step.plan)
+
+
+def program(model: nn.Module) -> Program:
+    """The captured step of ``model``: ops, buffers, JSON (`Program.to_json`) and graph (`Program.to_networkx`).
+
+    Raises:
+        OptionError: the model is not enabled, or has not run yet.
+    """
+    return _planned(model).joined.program
+
+
+def compile_backend(
+    module: fx.GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
+    """The backend behind ``torch.compile(model, backend="lmswap", options={"budget": "6GiB"})``.
+
+    Takes the options of `enable`. `report`, `explain`, `program` and `disable` accept the compiled module.
+    """
+    for known, session in _compiled:
+        if known is options:  # torch hands over the same mapping for every graph of one torch.compile call
+            return session(module, inputs)
+    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+    parsed = Options.from_mapping(options or {})
+    session = Session("compiled model", parsed, _one_device(tensors), _trainable_bytes(tensors))
+    _compiled.append((options, session))
+    return session(module, inputs)
+
+
+def _open_session(model: nn.Module, name: str, options: Options) -> Session:
+    parameters = list(model.parameters())
+    if not parameters:
+        raise OptionError(f"{name} has no parameters, so there is no device to plan for")
+    return Session(name, options, _one_device([*parameters, *model.buffers()]), _trainable_bytes(parameters))
+
+
+def _session(model: nn.Module) -> Session:
+    session = _sessions.get(model)
+    if session is None and isinstance(model, torch._dynamo.OptimizedModule):
+        backend = model.dynamo_ctx.callback
+        while hasattr(backend, "_torchdynamo_orig_backend"):
+            backend = backend._torchdynamo_orig_backend
+        given = getattr(backend, "kwargs", {}).get("options")
+        session = next((session for known, session in _compiled if known is given), None)
+    if session is None:
+        raise OptionError(f"{type(model).__name__} is not enabled: call lmswap.enable(model, budget=...) first")
+    return session
+
+
+def _planned(model: nn.Module) -> Any:  # noqa: ANN401
+    step = _session(model).current_step()
+    if step is None:
+        raise OptionError("nothing is planned yet: the first call of the model captures and plans its step")
+    return step
+
+
+def _one_device(tensors: Sequence[torch.Tensor]) -> torch.device:
+    devices = {tensor.device for tensor in tensors}
+    if len(devices) != 1:
+        raise OptionError(f"the model must lie on one device, it lies on {sorted(map(str, devices))}")
+    (device,) = devices
+    if device.type not in ("cpu", "cuda"):
+        raise OptionError(f"lmswap works on CPU and CUDA devices, the model lies on '{device}'")
+    return device
+
+
+def _trainable_bytes(tensors: Sequence[torch.Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, nn.Parameter) and t.requires_grad)
+
+
+def _recompile_arguments() -> dict[str, Any]:
+    """Asks torch to keep this model's graphs apart from those of other models of its class, where it can (2.13)."""
+    known = inspect.signature(torch.compile).parameters
+    wanted = {"isolate_recompiles": True, "recompile_limit": _MAX_GRAPHS}
+    return {name: value for name, value in wanted.items() if name in known}
+
+
+def _clear_errors(compiled: Callable[..., Any], session: Session) -> Callable[..., Any]:
+    """Wraps a model's compiled call: lmswap's errors come out as they are, and running uncaptured is an error."""
+    limits = {"recompile_limit": _MAX_GRAPHS, "fail_on_recompile_limit_hit": True}
+
+    def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the model's own signature
+        try:
+            with torch._dynamo.config.patch(limits):
+                result = compiled(*args, **kwargs)
+        except BackendCompilerFailed as error:
+            inner = getattr(error, "inner_exception", None)
+            if isinstance(inner, LmswapError):
+                raise inner from None
+            raise
+        if not session.graphs:
+            raise CaptureError(
+                f"torch.compile could not capture any part of {session.name}.forward, so nothing was planned or "
+                "swapped; TORCH_LOGS=graph_breaks shows why"
+            )
+        return result
+
+    return call

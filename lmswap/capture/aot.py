@@ -1,0 +1,108 @@
+"""Where does torch hand us a model's graphs? The seam to Dynamo and AOTAutograd, and nothing else.
+
+The private torch names that lmswap relies on for capture are used here only; tests/capture/test_torch_seam.py guards
+each by its behaviour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import default_partition
+from torch._guards import TracingContext
+
+from lmswap.errors import CaptureError
+from lmswap.execute.graph import BoxedFunction
+
+
+class GraphHandler(Protocol):
+    """What is done with the graphs of one compiled region, in this order."""
+
+    def training(self, forward: fx.GraphModule, backward: fx.GraphModule, num_user_outputs: int) -> None:
+        """Edits the two graphs of a training step in place; their inputs and outputs must go on matching."""
+
+    def inference(self, graph: fx.GraphModule) -> None:
+        """Edits a graph without backward in place."""
+
+    def compiled(self, module: fx.GraphModule, phase: str) -> BoxedFunction:
+        """Makes a graph runnable."""
+
+
+def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: GraphHandler) -> Callable[..., Any]:
+    """Runs AOTAutograd over one region that Dynamo captured; ``handler`` gets its graphs.
+
+    Args:
+        module: Dynamo's graph; it is consumed.
+        inputs: real or fake tensors in the order of its placeholders.
+        handler: see `GraphHandler`.
+
+    Raises:
+        CaptureError: something is switched on that would change the graphs after they were planned.
+    """
+    _refuse_rewriters()
+
+    def partition(
+        joint: fx.GraphModule,
+        joint_inputs: Any,
+        *,
+        num_fwd_outputs: int,
+        **rest: Any,  # noqa: ANN401
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        forward, backward = default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **rest)
+        handler.training(forward, backward, num_fwd_outputs)
+        return forward, backward
+
+    def compile_forward(graph: fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
+        _allow_retain_graph()
+        return _boxed(handler.compiled(graph, "forward"))
+
+    def compile_backward(graph: fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
+        return _boxed(handler.compiled(graph, "backward"))
+
+    def compile_inference(graph: fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
+        handler.inference(graph)
+        return _boxed(handler.compiled(graph, "inference"))
+
+    compiler = aot_autograd(
+        fw_compiler=compile_forward,
+        bw_compiler=compile_backward,
+        inference_compiler=compile_inference,
+        partition_fn=partition,
+    )
+    compiled: Callable[..., Any] = compiler(module, inputs)
+    return compiled
+
+
+def _boxed(function: BoxedFunction) -> BoxedFunction:
+    """Marks ``function`` as one that takes a list and empties it; AOTAutograd then keeps no second reference."""
+
+    def run(arguments: list[Any]) -> Any:  # noqa: ANN401 - a graph returns what its model returns
+        return function(arguments)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def _allow_retain_graph() -> None:
+    """Forbids AOTAutograd to donate saved tensors to the backward: it would refuse ``retain_graph=True`` for them."""
+    context = TracingContext.try_get()
+    metadata = getattr(context, "fw_metadata", None)
+    if getattr(metadata, "bw_donated_idxs", None):
+        metadata.bw_donated_idxs = []
+
+
+def _refuse_rewriters() -> None:
+    if torch._dynamo.compiled_autograd.in_compiled_autograd_region or torch._dynamo.config.compiled_autograd:
+        raise CaptureError(
+            "compiled autograd is on: it moves backward graphs elsewhere after they are planned; "
+            "set torch._dynamo.config.compiled_autograd = False"
+        )
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        raise CaptureError(
+            "saved-tensor hooks surround the model's call (torch.autograd.graph.saved_tensors_hooks or save_on_cpu): "
+            "they would move the same tensors again; leave that context, lmswap takes its place"
+        )

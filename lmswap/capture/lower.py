@@ -1,0 +1,235 @@
+"""Which ops does a pair of fx graphs run, and which storages do they read and write? fx graphs → Program.
+
+Aliases come from the storages of the graph's fake tensors, never from lists of operator names: two values share a
+buffer exactly when their fakes share a storage. Forward and backward graphs of one partition share fakes, so a value
+that is saved for backward is the same buffer on both sides.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import flop_registry
+
+from lmswap.errors import CaptureError
+from lmswap.execute.graph import SegmentGraph, gather_projections, is_projection
+from lmswap.ir.program import Buffer, BufferKind, Op, Program, Segment, Value
+
+
+@dataclass
+class Lowered:
+    """A Program and the fx graphs that it describes, one per segment, in the same order."""
+
+    program: Program
+    graphs: tuple[SegmentGraph, ...]
+
+
+def lower_training(
+    forward: fx.GraphModule, backward: fx.GraphModule, *, num_user_outputs: int, parameters: Sequence[bool], name: str
+) -> Lowered:
+    """Lowers the two graphs of a partition. ``parameters[i]`` says whether forward input i is a parameter or buffer."""
+    graphs = (SegmentGraph(forward, "forward", num_user_outputs), SegmentGraph(backward, "backward", 0))
+    return _lower(graphs, parameters, name)
+
+
+def lower_inference(graph: fx.GraphModule, *, parameters: Sequence[bool], name: str) -> Lowered:
+    """Lowers a graph that has no backward."""
+    return _lower((SegmentGraph(graph, "inference", len(_outputs(graph))),), parameters, name)
+
+
+def source_line(node: fx.Node) -> str:
+    """The innermost line of the user's own code that made ``node``: "unet.py:88 y = self.conv(x)", or ""."""
+    trace = node.meta.get("stack_trace") or ""
+    frames = re.findall(r'File "([^"]+)", line (\d+), in [^\n]*\n\s*([^\n]*)', trace)
+    if not frames:
+        return ""
+    path, line, text = frames[-1]
+    return f"{path.rsplit('/', 1)[-1]}:{line} {text.strip()}"
+
+
+def _lower(graphs: tuple[SegmentGraph, ...], parameters: Sequence[bool], name: str) -> Lowered:
+    lowering = _Lowering()
+    for graph in graphs:
+        gather_projections(graph.module.graph)
+        lowering.add_graph(graph)
+    kinds = _buffer_kinds(graphs, parameters, lowering)
+    segments, start = [], 0
+    for graph in graphs:
+        segments.append(Segment(0, graph.phase, start, start + len(graph.ops)))
+        start += len(graph.ops)
+    program = Program(
+        name=name,
+        ops=tuple(lowering.ops),
+        buffers=tuple(Buffer(i, nbytes, kinds[i]) for i, nbytes in enumerate(lowering.nbytes)),
+        values=tuple(lowering.values),
+        segments=tuple(segments),
+    )
+    return Lowered(program, graphs)
+
+
+class _Lowering:
+    """Numbers buffers, values and ops in the order in which the graphs show them."""
+
+    def __init__(self) -> None:
+        self.ops: list[Op] = []
+        self.values: list[Value] = []
+        self.nbytes: list[int] = []
+        self._storages: dict[int, int] = {}  # the fakes live in node.meta while this runs, so addresses are unique
+        self._named: set[tuple[str, int]] = set()
+
+    def add_graph(self, graph: SegmentGraph) -> None:
+        for node in graph.module.graph.nodes:
+            if node.op in ("placeholder", "get_attr") or is_projection(node):
+                self._add_value(graph, node)
+            elif node.op == "call_function":
+                self._add_op(graph, node)
+            elif node.op != "output":
+                raise CaptureError(f"graph holds a node of kind '{node.op}' ({node.name}), which lmswap cannot place")
+
+    def buffer(self, tensor: torch.Tensor) -> tuple[int, bool]:
+        """The buffer of a fake tensor, and whether this is its first sight."""
+        storage = tensor.untyped_storage()
+        known = self._storages.get(storage._cdata)
+        if known is not None:
+            return known, False
+        self._storages[storage._cdata] = len(self.nbytes)
+        self.nbytes.append(_static(storage.nbytes(), "storage size"))
+        return len(self.nbytes) - 1, True
+
+    def _add_op(self, graph: SegmentGraph, node: fx.Node) -> None:
+        reads = list(dict.fromkeys(self.buffer(t)[0] for t in _tensors(_argument_values(node))))
+        mutated = list(dict.fromkeys(self.buffer(t)[0] for t in _tensors(_mutated_values(node))))
+        made = []
+        for tensor in _tensors(node.meta.get("val")):
+            buffer, is_new = self.buffer(tensor)
+            if is_new:
+                made.append(buffer)
+        self._add_value(graph, node)
+        index = len(self.ops)
+        graph.ops.append(node)
+        self.ops.append(
+            Op(
+                index=index,
+                name=node.name,
+                target=str(node.target),
+                source=source_line(node),
+                reads=tuple(reads),
+                writes=tuple(dict.fromkeys([*made, *mutated])),
+                flops=_flops(node),
+                is_view=not made and not mutated and _returns_alias(node),
+                is_random=_is_random(node),
+            )
+        )
+
+    def _add_value(self, graph: SegmentGraph, node: fx.Node) -> None:
+        tensor = node.meta.get("val")
+        if node.op == "get_attr" and tensor is None:
+            tensor = getattr(graph.module, str(node.target), None)
+        if not isinstance(tensor, torch.Tensor):
+            return
+        buffer, _ = self.buffer(tensor)
+        graph.buffer_of[node] = buffer
+        if (node.name, buffer) in self._named:  # saved by the forward, read by the backward: one value
+            return
+        self._named.add((node.name, buffer))
+        self.values.append(
+            Value(
+                id=len(self.values),
+                name=node.name,
+                buffer=buffer,
+                dtype=str(tensor.dtype).removeprefix("torch."),
+                shape=tuple(_static(n, "shape") for n in tensor.shape),
+                stride=tuple(_static(n, "stride") for n in tensor.stride()),
+                offset=_static(tensor.storage_offset(), "offset"),
+            )
+        )
+
+
+def _buffer_kinds(
+    graphs: Sequence[SegmentGraph], parameters: Sequence[bool], lowering: _Lowering
+) -> dict[int, BufferKind]:
+    """The kind of each buffer; where several hold, the one that outlives the others wins."""
+    kinds = dict.fromkeys(range(len(lowering.nbytes)), BufferKind.ACTIVATION)
+    for graph in reversed(graphs):
+        is_backward = graph.phase == "backward"
+        nodes = list(graph.module.graph.nodes)
+        for output in _outputs(graph.module)[: None if is_backward else graph.num_user_outputs]:
+            if isinstance(output, fx.Node) and output in graph.buffer_of:
+                kinds[graph.buffer_of[output]] = BufferKind.GRADIENT if is_backward else BufferKind.OUTPUT
+        placeholders = [node for node in nodes if node.op == "placeholder"]
+        for position, node in enumerate(placeholders):
+            if node not in graph.buffer_of:
+                continue
+            if not is_backward:
+                is_parameter = position < len(parameters) and parameters[position]
+                kinds[graph.buffer_of[node]] = BufferKind.PARAMETER if is_parameter else BufferKind.INPUT
+            elif "tangents" in str(node.target):
+                kinds[graph.buffer_of[node]] = BufferKind.TANGENT
+        for node in nodes:
+            if node.op == "get_attr" and node in graph.buffer_of:
+                kinds[graph.buffer_of[node]] = BufferKind.PARAMETER
+    return kinds
+
+
+def _outputs(module: fx.GraphModule) -> list[Any]:
+    (output,) = module.graph.find_nodes(op="output")
+    returned = output.args[0]
+    return list(returned) if isinstance(returned, (tuple, list)) else [returned]
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401 - any pytree
+    for leaf in pytree.tree_leaves(values):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+
+
+def _argument_values(node: fx.Node) -> Iterable[Any]:
+    return [argument.meta.get("val") for argument in node.all_input_nodes if not _is_tuple_node(argument)]
+
+
+def _is_tuple_node(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), (tuple, list))
+
+
+def _mutated_values(node: fx.Node) -> list[Any]:
+    """Values of the arguments that the operator's schema declares as written in place."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return []
+    written = []
+    for position, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+            written += [leaf.meta.get("val") for leaf in pytree.tree_leaves(given) if isinstance(leaf, fx.Node)]
+    return written
+
+
+def _returns_alias(node: fx.Node) -> bool:
+    return any(True for _ in _tensors(node.meta.get("val")))
+
+
+def _is_random(node: fx.Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _flops(node: fx.Node) -> int:
+    count = flop_registry.get(getattr(node.target, "overloadpacket", None))
+    if count is None:
+        return 0
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda argument: argument.meta.get("val"))
+    return int(count(*args, **kwargs, out_val=node.meta.get("val")))
+
+
+def _static(size: int | torch.SymInt, what: str) -> int:
+    if isinstance(size, torch.SymInt):
+        raise CaptureError(
+            f"a tensor has a {what} that changes from call to call ({size}); a byte budget needs fixed shapes: "
+            "do not mark dimensions as dynamic, each shape gets its own plan"
+        )
+    return int(size)

@@ -1,0 +1,142 @@
+"""What does each op cost on this device? Every distinct op of a program is run once or twice on tensors of its shapes.
+
+The inputs are made up: normal numbers for floats (clear of denormals and NaN), zeros for integers (valid as indices),
+coin flips for booleans. Random state is left as it was found.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from lmswap.execute.graph import SegmentGraph
+from lmswap.ir.costs import OpCosts
+from lmswap.ir.program import Program
+
+_log = logging.getLogger(__name__)
+
+# A first run longer than this is not repeated: at 128³ on two cores the convolutions take 0.1 to 0.6 s and their
+# second runs were within 10 % of the first, while ops of microseconds need a warm cache to be timed at all.
+_REPEAT_BELOW_SECONDS = 0.05
+_REPEATS = 3
+_PATTERN = 2**16
+
+
+class ScratchMeter(Protocol):
+    """Tells how far a device's memory rose above what is held now."""
+
+    def used_tensor_bytes(self) -> int:
+        """Bytes of tensors now."""
+
+    def peak_tensor_bytes(self) -> int:
+        """Highest value since `reset_tensor_peak`."""
+
+    def reset_tensor_peak(self) -> None:
+        """Starts a new measurement."""
+
+    def synchronize(self) -> None:
+        """Waits until the device has run all that was asked of it."""
+
+
+class OpMeter:
+    """Times ops of any number of programs on one device; each distinct op only once."""
+
+    def __init__(self, device: torch.device, meter: ScratchMeter, estimate: Callable[[Program], OpCosts]) -> None:
+        self._device, self._meter, self._estimate = device, meter, estimate
+        self._known: dict[Any, tuple[float, int]] = {}
+
+    def costs(self, program: Program, graphs: Sequence[SegmentGraph]) -> OpCosts:
+        """Seconds and scratch bytes of each op; where an op refuses made-up inputs its roofline estimate stands in."""
+        nodes = [node for graph in graphs for node in graph.ops]
+        estimated = self._estimate(program)
+        seconds, scratch = [], []
+        with _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(self._rng_devices()):
+            for op, node in zip(program.ops, nodes, strict=True):
+                measured = (0.0, 0) if op.is_view else self._measure(node)
+                if measured is None:
+                    measured = (estimated.seconds[op.index], 0)
+                seconds.append(measured[0])
+                scratch.append(measured[1])
+        return OpCosts(tuple(seconds), tuple(scratch), "measured")
+
+    def _rng_devices(self) -> list[torch.device]:
+        return [self._device] if self._device.type == "cuda" else []
+
+    def _measure(self, node: fx.Node) -> tuple[float, int] | None:
+        key = _signature(node)
+        if key not in self._known:
+            try:
+                self._known[key] = self._run(node)
+            except Exception as error:  # an operator may refuse made-up inputs with any error
+                _log.info("op %s takes no made-up inputs, its cost is estimated: %s", node.target, error)
+                return None
+        return self._known[key]
+
+    def _run(self, node: fx.Node) -> tuple[float, int]:
+        storages: dict[int, torch.Tensor] = {}
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda argument: self._example(argument, storages))
+        best, scratch = float("inf"), 0
+        target: Callable[..., Any] = node.target  # type: ignore[assignment]
+        for _ in range(_REPEATS):
+            self._meter.synchronize()
+            self._meter.reset_tensor_peak()
+            start = time.perf_counter()
+            result = target(*args, **kwargs)
+            self._meter.synchronize()
+            seconds = time.perf_counter() - start
+            scratch = max(scratch, self._meter.peak_tensor_bytes() - self._meter.used_tensor_bytes())
+            del result
+            best = min(best, seconds)
+            if seconds > _REPEAT_BELOW_SECONDS:
+                break
+        return best, max(scratch, 0)
+
+    def _example(self, argument: fx.Node, storages: dict[int, torch.Tensor]) -> Any:  # noqa: ANN401 - tensor or scalar
+        return pytree.tree_map(
+            lambda leaf: _example_tensor(leaf, storages) if isinstance(leaf, torch.Tensor) else leaf,
+            argument.meta.get("val"),
+        )
+
+
+def _signature(node: fx.Node) -> Any:  # noqa: ANN401 - any hashable
+    def describe(leaf: Any) -> Any:  # noqa: ANN401 - any leaf of an argument
+        value = leaf.meta.get("val") if isinstance(leaf, fx.Node) else leaf
+        if isinstance(value, torch.Tensor):
+            return (value.dtype, tuple(value.shape), tuple(value.stride()), value.storage_offset(), str(value.device))
+        return repr(value)
+
+    leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
+    return (str(node.target), repr(spec), tuple(describe(leaf) for leaf in leaves))
+
+
+def _example_tensor(fake: torch.Tensor, storages: dict[int, torch.Tensor]) -> torch.Tensor:
+    """A real tensor of a fake one's geometry; fakes that share a storage get tensors that share one."""
+    identity = fake.untyped_storage()._cdata
+    if identity not in storages:
+        count = max(1, fake.untyped_storage().nbytes() // fake.element_size())
+        storages[identity] = torch.empty(count, dtype=fake.dtype, device=fake.device)
+        _fill(storages[identity])
+    view = torch.empty(0, dtype=fake.dtype, device=fake.device)
+    return view.set_(storages[identity].untyped_storage(), fake.storage_offset(), fake.shape, fake.stride())
+
+
+def _fill(flat: torch.Tensor) -> None:
+    """Fills with repeats of a short pattern: drawing 10⁸ normal numbers would take longer than most ops."""
+    if not (flat.dtype is torch.bool or flat.dtype.is_floating_point or flat.dtype.is_complex):
+        flat.zero_()
+        return
+    pattern = torch.empty(min(flat.numel(), _PATTERN), dtype=flat.dtype, device=flat.device)
+    if flat.dtype is torch.bool:
+        pattern.bernoulli_(0.5)
+    else:
+        pattern.normal_()
+    whole = flat.numel() // pattern.numel() * pattern.numel()
+    flat[:whole].view(-1, pattern.numel()).copy_(pattern)
+    flat[whole:].copy_(pattern[: flat.numel() - whole])

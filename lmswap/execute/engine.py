@@ -1,0 +1,77 @@
+"""The C++ engine as graphs see it: tensors in, tokens out. One per enabled model."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import torch
+
+from lmswap.execute import _C, ops
+
+_numbers = itertools.count(1)
+
+
+class SwapEngine:
+    """Moves whole storages between ``device`` and its tiers.
+
+    Tensors whose copies are under way are held here, so that an exception in mid-step cannot free memory that a copy
+    still reads or writes; `sweep` lets go of them once the copy has ended.
+    """
+
+    def __init__(self, device: torch.device, native: _C.Engine, on_event: Callable[[], None]) -> None:
+        self.device, self.native = device, native
+        self.number = next(_numbers)
+        self._on_event = on_event  # told after every call that changes how much memory is held
+        self._held: dict[int, torch.Tensor] = {}  # transfer -> the tensor that it reads or writes
+        self._arriving: dict[int, int] = {}  # handle -> transfer of its copy in
+        ops.ENGINES[self.number] = self
+
+    def out_start(self, x: torch.Tensor, swap: int, tier: str, offset: int) -> torch.Tensor:
+        """Queues the copy of ``x``'s storage to ``tier``; the token is the only owner of the tier's bytes."""
+        storage = x.untyped_storage()
+        capsule = self.native.out_start(swap, tier, offset, storage.data_ptr(), storage.nbytes(), self._stream())
+        token: torch.Tensor = torch.from_dlpack(capsule)
+        self._held[self.native.out_transfer(int(token))] = x
+        return token
+
+    def out_done(self, token: torch.Tensor, x: torch.Tensor) -> None:
+        """Makes compute wait for the copy; ``x`` may be freed afterwards."""
+        handle = int(token)
+        self.native.out_done(handle, self._stream())
+        self._held.pop(self.native.out_transfer(handle), None)
+        self._on_event()
+
+    def in_start(self, token: torch.Tensor, swap: int, nbytes: int, device: torch.device) -> torch.Tensor:
+        """Takes device memory and queues the copy into it."""
+        flat = torch.empty(nbytes, dtype=torch.uint8, device=device)
+        handle = int(token)
+        transfer = self.native.in_start(swap, handle, flat.data_ptr(), nbytes, self._stream())
+        self._held[transfer] = flat
+        self._arriving[handle] = transfer
+        self._on_event()
+        return flat
+
+    def in_done(self, token: torch.Tensor) -> None:
+        """Makes compute wait until the bytes of ``token`` have arrived."""
+        transfer = self._arriving.pop(int(token))
+        self.native.in_done(transfer, self._stream())
+        self._held.pop(transfer, None)
+
+    def sweep(self) -> None:
+        """Lets go of tensors whose copies ended although nobody waited for them: an exception cut the step short."""
+        for transfer in [transfer for transfer in self._held if self.native.is_finished(transfer)]:
+            del self._held[transfer]
+        self._arriving = {handle: transfer for handle, transfer in self._arriving.items() if transfer in self._held}
+
+    def close(self) -> None:
+        """Waits for copies under way and gives all memory and files back. Idempotent."""
+        ops.ENGINES.pop(self.number, None)
+        self.native.close()
+        self._held.clear()
+        self._arriving.clear()
+
+    def _stream(self) -> int:
+        if self.device.type == "cuda":
+            return int(torch.cuda.current_stream(self.device).cuda_stream)
+        return 0

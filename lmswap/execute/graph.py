@@ -1,0 +1,44 @@
+"""How is one captured fx graph run? As generated code that frees every value at its last use."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+from torch.fx.graph import _BoxedCodeGen
+
+BoxedFunction = Callable[[list[Any]], Any]
+
+
+@dataclass
+class SegmentGraph:
+    """The fx graph of one segment beside what the Program says of it; ``ops[i]`` is op ``segment.start + i``."""
+
+    module: fx.GraphModule
+    phase: str  # "forward", "backward" or "inference"
+    num_user_outputs: int  # leading outputs that the caller sees; the rest is saved for backward
+    ops: list[fx.Node] = field(default_factory=list)
+    buffer_of: dict[fx.Node, int] = field(default_factory=dict)  # tensor-valued nodes only
+
+
+def is_projection(node: fx.Node) -> bool:
+    """Whether ``node`` only picks one tensor out of an op's tuple; it is part of that op."""
+    return node.op == "call_function" and node.target is operator.getitem
+
+
+def gather_projections(graph: fx.Graph) -> None:
+    """Moves each pick from a tuple to right behind its op, so that the tuple does not keep its other members alive."""
+    for node in [node for node in graph.nodes if is_projection(node)]:
+        producer = node.args[0]
+        if isinstance(producer, fx.Node):
+            producer.append(node)
+
+
+def compile_boxed(module: fx.GraphModule) -> BoxedFunction:
+    """Compiles ``module`` to a function of one list, which it empties, so that inputs too die at their last use."""
+    module.graph.set_codegen(_BoxedCodeGen())
+    module.recompile()
+    return module.forward

@@ -1,0 +1,100 @@
+"""The swap operators that the rewriter puts into graphs, and the engines that they reach.
+
+A graph names its engine by number, so that it holds no reference to it; an engine that was closed is gone from the
+table, and a graph that still runs gets a clear error.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+import torch
+
+from lmswap.errors import TransferError
+
+if TYPE_CHECKING:
+    from lmswap.execute.engine import SwapEngine
+
+ENGINES: weakref.WeakValueDictionary[int, SwapEngine] = weakref.WeakValueDictionary()
+
+_library = torch.library.Library("lmswap", "DEF")
+_SCHEMAS = (
+    "out_start(Tensor x, int engine, int swap, str tier, int offset) -> Tensor",
+    "out_done(Tensor token, Tensor x, int engine) -> ()",
+    "in_start(Tensor token, int engine, int swap, int nbytes, Device device) -> Tensor",
+    # The alias annotations say that no copy is made: whoever holds the result holds the swapped-in memory.
+    "in_done(Tensor(a) flat, Tensor token, int engine) -> Tensor(a)",
+    "view_bytes(Tensor(a) flat, ScalarType dtype, int[] size, int[] stride, int offset) -> Tensor(a)",
+)
+for _schema in _SCHEMAS:
+    _library.define(_schema, tags=(torch.Tag.needs_exact_strides,))
+
+out_start = torch.ops.lmswap.out_start.default
+out_done = torch.ops.lmswap.out_done.default
+in_start = torch.ops.lmswap.in_start.default
+in_done = torch.ops.lmswap.in_done.default
+view_bytes = torch.ops.lmswap.view_bytes.default
+
+for _op in (out_start, out_done, in_start, in_done):
+    torch.fx.node.has_side_effect(_op)  # dead-code elimination must leave them alone
+
+
+def _engine(number: int) -> SwapEngine:
+    engine = ENGINES.get(number)
+    if engine is None:
+        raise TransferError("this graph's engine is closed: the model was disabled while the graph was still in use")
+    return engine
+
+
+def _out_start(x: torch.Tensor, engine: int, swap: int, tier: str, offset: int) -> torch.Tensor:
+    return _engine(engine).out_start(x, swap, tier, offset)
+
+
+def _out_done(token: torch.Tensor, x: torch.Tensor, engine: int) -> None:
+    _engine(engine).out_done(token, x)
+
+
+def _in_start(token: torch.Tensor, engine: int, swap: int, nbytes: int, device: torch.device) -> torch.Tensor:
+    return _engine(engine).in_start(token, swap, nbytes, device)
+
+
+def _in_done(flat: torch.Tensor, token: torch.Tensor, engine: int) -> torch.Tensor:
+    _engine(engine).in_done(token)
+    return flat
+
+
+def _view_bytes(
+    flat: torch.Tensor, dtype: torch.dtype, size: list[int], stride: list[int], offset: int
+) -> torch.Tensor:
+    return torch.empty(0, dtype=dtype, device=flat.device).set_(flat.untyped_storage(), offset, size, stride)
+
+
+for _name, _kernel in (
+    ("out_start", _out_start),
+    ("out_done", _out_done),
+    ("in_start", _in_start),
+    ("in_done", _in_done),
+    ("view_bytes", _view_bytes),
+):
+    _library.impl(_name, _kernel, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake("lmswap::out_start", lib=_library)
+def _fake_out_start(x: torch.Tensor, engine: int, swap: int, tier: str, offset: int) -> torch.Tensor:
+    return torch.empty(1, dtype=torch.int64, device="cpu")
+
+
+@torch.library.register_fake("lmswap::out_done", lib=_library)
+def _fake_out_done(token: torch.Tensor, x: torch.Tensor, engine: int) -> None:
+    return None
+
+
+@torch.library.register_fake("lmswap::in_start", lib=_library)
+def _fake_in_start(token: torch.Tensor, engine: int, swap: int, nbytes: int, device: torch.device) -> torch.Tensor:
+    return torch.empty(nbytes, dtype=torch.uint8, device=device)
+
+
+@torch.library.register_fake("lmswap::in_done", lib=_library)
+def _fake_in_done(flat: torch.Tensor, token: torch.Tensor, engine: int) -> torch.Tensor:
+    return flat

@@ -1,0 +1,73 @@
+"""What a user can ask for, checked before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lmswap.errors import OptionError
+from lmswap.ir.bytesize import parse_bytes
+from lmswap.plan import POLICIES
+
+TIERS = ("auto", "host", "disk")
+COMPILERS = ("fx",)
+
+
+@dataclass(frozen=True)
+class Options:
+    """The checked arguments of `lmswap.enable`. ``budget_bytes`` None stands for "auto"."""
+
+    budget_bytes: int | None
+    policy: str
+    tier: str
+    compiler: str
+    min_swap_bytes: int
+    disk_directory: str | None
+
+    @staticmethod
+    def parse(
+        budget: int | str = "auto",
+        *,
+        policy: str = "auto",
+        tier: str = "auto",
+        compiler: str = "fx",
+        min_swap_bytes: int | str = 2**20,
+        disk_directory: str | None = None,
+    ) -> Options:
+        """Checks every argument.
+
+        Raises:
+            OptionError: an unknown name or a byte count that cannot be read; says which and what would be valid.
+        """
+        _one_of("policy", policy, POLICIES)
+        _one_of("tier", tier, TIERS)
+        _one_of("compiler", compiler, COMPILERS)
+        if disk_directory is not None and not isinstance(disk_directory, str):
+            raise OptionError(f"disk_directory must be a path as a string, not {disk_directory!r}")
+        return Options(
+            budget_bytes=None if budget == "auto" else parse_bytes(budget),
+            policy=policy,
+            tier=tier,
+            compiler=compiler,
+            min_swap_bytes=parse_bytes(min_swap_bytes, what="min_swap_bytes"),
+            disk_directory=disk_directory,
+        )
+
+    @staticmethod
+    def from_mapping(options: Mapping[str, Any]) -> Options:
+        """Checks the ``options`` of ``torch.compile(model, backend="lmswap", options=...)``: the same names.
+
+        Raises:
+            OptionError: as `parse`, or a name that `lmswap.enable` does not have.
+        """
+        known = ("budget", "policy", "tier", "compiler", "min_swap_bytes", "disk_directory")
+        for name in options:
+            if name not in known:
+                raise OptionError(f"unknown option {name!r}; lmswap has {', '.join(known)}")
+        return Options.parse(**options)
+
+
+def _one_of(what: str, given: object, known: tuple[str, ...]) -> None:
+    if given not in known:
+        raise OptionError(f"unknown {what} {given!r}; known are {', '.join(known)}")

@@ -1,0 +1,212 @@
+"""Where in the fx graphs do the copies of a plan start and end? Plan + fx graphs → the same graphs with swap ops.
+
+Each swap becomes up to four ops (lmswap.execute.ops)::
+
+    token = out_start(x)          the copy out is queued
+    out_done(token, x)            compute waits for it; x has no later use, so its memory is free from here on
+    flat = in_start(token)        memory is taken, the copy in is queued
+    ready = in_done(flat, token)  compute waits for it; views of the buffer are made anew from its bytes
+
+The token stands for the buffer wherever the graphs hand it on: it takes the place of every value of that buffer among
+the forward's saved outputs and the backward's inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import torch
+from torch import fx
+
+from lmswap.errors import PlanInvalid
+from lmswap.execute import ops
+from lmswap.execute.graph import SegmentGraph
+from lmswap.ir.plan import Plan, Swap
+from lmswap.ir.program import Program
+
+
+class _Rank(IntEnum):
+    """Order of actions at one position; the simulator uses the same."""
+
+    OUT_START = 0
+    RELEASE = 1
+    IN_START = 2
+    FIRST_USE = 3
+
+
+@dataclass(frozen=True, order=True)
+class _Action:
+    position: int
+    rank: _Rank
+    number: int  # index of the swap in the plan
+
+
+def insert_swaps(program: Program, graphs: Sequence[SegmentGraph], plan: Plan, *, engine: int) -> None:
+    """Inserts the swap ops of ``plan`` into ``graphs``, in place.
+
+    Args:
+        program: what the plan was made for; ``graphs`` are the graphs of its segments, in order.
+        graphs: edited in place.
+        plan: a verified plan.
+        engine: the number of the engine that will carry the swaps out.
+    """
+    editors = [_Editor(graph, plan, engine) for graph in graphs]
+    segments = program.segments
+    actions: list[list[_Action]] = [[] for _ in segments]
+    for number, swap in enumerate(plan.swaps):
+        before = segments.index(program.segment_of(swap.release - 1))
+        after = segments.index(program.segment_of(swap.first_use))
+        if swap.out_start is not None:
+            actions[before].append(_Action(swap.out_start, _Rank.OUT_START, number))
+        actions[before].append(_Action(swap.release, _Rank.RELEASE, number))
+        actions[after].append(_Action(swap.in_start, _Rank.IN_START, number))
+        actions[after].append(_Action(swap.first_use, _Rank.FIRST_USE, number))
+        if before != after:
+            editors[before].hands_on[swap.buffer] = number
+            editors[after].takes_over(swap, editors[before].graph)
+    for editor, segment, todo in zip(editors, segments, actions, strict=True):
+        for action in sorted(todo):
+            editor.carry_out(action, offset=action.position - segment.start)
+        editor.finish()
+
+
+class _Editor:
+    """Edits one graph. ``live`` is where each swapped buffer's bytes are now: a node made by in_done."""
+
+    def __init__(self, graph: SegmentGraph, plan: Plan, engine: int) -> None:
+        self.graph, self.plan, self.engine = graph, plan, engine
+        self.hands_on: dict[int, int] = {}  # buffer -> swap that leaves through the saved outputs
+        self._taken_over: list[int] = []  # buffers that arrive as a token
+        self._tokens: dict[int, fx.Node] = {}  # the latest copy of each buffer
+        self._sources: dict[int, fx.Node] = {}  # the node that a copy out under way reads
+        self._incoming: dict[int, fx.Node] = {}
+        self._values: dict[int, list[fx.Node]] = {}
+        for node, buffer in graph.buffer_of.items():
+            self._values.setdefault(buffer, []).append(node)
+        self._fake_mode = next(
+            node.meta["val"].fake_mode for node in graph.buffer_of if hasattr(node.meta.get("val"), "fake_mode")
+        )
+
+    def carry_out(self, action: _Action, *, offset: int) -> None:
+        """Inserts one action before the op at ``offset`` of the segment, or before the output."""
+        swap = self.plan.swaps[action.number]
+        anchor = self.graph.ops[offset] if offset < len(self.graph.ops) else self._output()
+        with self.graph.module.graph.inserting_before(anchor):
+            match action.rank:
+                case _Rank.OUT_START:
+                    self._out_start(swap, action.number, anchor)
+                case _Rank.RELEASE:
+                    self._release(swap)
+                case _Rank.IN_START:
+                    self._in_start(swap, action.number)
+                case _Rank.FIRST_USE:
+                    self._first_use(swap, anchor)
+
+    def takes_over(self, swap: Swap, origin: SegmentGraph) -> None:
+        """Replaces the inputs that brought ``swap``'s buffer from ``origin``'s saved outputs by one token."""
+        inputs = [node for node in self._values.get(swap.buffer, []) if node.op == "placeholder"]
+        if not inputs:
+            raise PlanInvalid("hand-over", f"the {origin.phase} graph does not save it", buffer=swap.buffer)
+        with self.graph.module.graph.inserting_before(inputs[0]):
+            token = self.graph.module.graph.placeholder(f"token_{swap.buffer}")
+        token.meta["val"] = self._fake((1,), torch.int64, torch.device("cpu"))
+        token.meta.update(
+            {key: inputs[0].meta[key] for key in ("saved_tensor_with_no_vc_check",) if key in inputs[0].meta}
+        )
+        self._tokens[swap.buffer] = token
+        self._taken_over.append(swap.buffer)
+
+    def finish(self) -> None:
+        """Hands tokens on instead of tensors, drops the inputs that tokens replaced, and checks the graph."""
+        self._replace_saved_outputs()
+        for buffer in self._taken_over:
+            for node in [node for node in self._values[buffer] if node.op == "placeholder"]:
+                if node.users:
+                    raise PlanInvalid("residency", f"'{next(iter(node.users))}' reads it while away", buffer=buffer)
+                self.graph.module.graph.erase_node(node)
+        self.graph.module.graph.lint()
+
+    def _out_start(self, swap: Swap, number: int, anchor: fx.Node) -> None:
+        source = next(iter(self._present(swap.buffer, anchor)), None)
+        if source is None:
+            raise PlanInvalid("residency", "nothing holds its bytes when the copy out starts", buffer=swap.buffer)
+        arguments = (source, self.engine, number, swap.tier, swap.offset)
+        token = self._call(ops.out_start, arguments, self._fake((1,), torch.int64, torch.device("cpu")))
+        self._tokens[swap.buffer], self._sources[swap.buffer] = token, source
+
+    def _release(self, swap: Swap) -> None:
+        if swap.out_start is not None:
+            self._call(ops.out_done, (self._tokens[swap.buffer], self._sources.pop(swap.buffer), self.engine), None)
+
+    def _in_start(self, swap: Swap, number: int) -> None:
+        example: torch.Tensor = self._values[swap.buffer][0].meta["val"]
+        nbytes = int(example.untyped_storage().nbytes())
+        arguments = (self._tokens[swap.buffer], self.engine, number, nbytes, example.device)
+        self._incoming[swap.buffer] = self._call(
+            ops.in_start, arguments, self._fake((nbytes,), torch.uint8, example.device)
+        )
+
+    def _first_use(self, swap: Swap, anchor: fx.Node) -> None:
+        flat = self._incoming.pop(swap.buffer)
+        ready = self._call(ops.in_done, (flat, self._tokens[swap.buffer], self.engine), flat.meta["val"])
+        rank = {node: position for position, node in enumerate(self.graph.module.graph.nodes)}
+        stale = [node for node in self._values[swap.buffer] if rank[node] < rank[anchor]]
+        for node in stale:
+            later = [user for user in node.users if rank[user] >= rank[anchor]]
+            if not later:
+                continue
+            value: torch.Tensor = node.meta["val"]
+            geometry = (value.dtype, list(value.shape), list(value.stride()), value.storage_offset())
+            view = self._call(ops.view_bytes, (ready, *geometry), value)
+            view.meta.update({key: kept for key, kept in node.meta.items() if key not in view.meta})
+            for user in later:
+                user.replace_input_with(node, view)
+            self._values[swap.buffer].append(view)
+
+    def _present(self, buffer: int, anchor: fx.Node) -> Iterator[fx.Node]:
+        """Nodes that hold the buffer's bytes at ``anchor``, the latest copy in first."""
+        rank = {node: position for position, node in enumerate(self.graph.module.graph.nodes)}
+        values = [node for node in self._values.get(buffer, []) if rank[node] < rank[anchor]]
+        rebuilt = [node for node in values if node.target is ops.view_bytes]
+        yield from reversed(rebuilt)
+        yield from values
+
+    def _replace_saved_outputs(self) -> None:
+        if not self.hands_on:
+            return
+        output = self._output()
+        descriptions = output.meta.get("desc")
+        returned: list[Any] = list(output.args[0])  # type: ignore[arg-type]
+        buffer_of = {node: buffer for buffer, nodes in self._values.items() for node in nodes}
+        kept, placed = [], set()
+        for position, node in enumerate(returned):
+            buffer = buffer_of.get(node) if isinstance(node, fx.Node) else None
+            if position < self.graph.num_user_outputs or buffer not in self.hands_on:
+                kept.append((node, position))
+            elif buffer not in placed:
+                placed.add(buffer)
+                kept.append((self._tokens[buffer], position))
+                if "saved_tensor_with_no_vc_check" in node.meta:
+                    self._tokens[buffer].meta["saved_tensor_with_no_vc_check"] = node.meta[
+                        "saved_tensor_with_no_vc_check"
+                    ]
+        output.args = (tuple(node for node, _ in kept),)
+        if descriptions is not None and len(descriptions) == len(returned):
+            output.meta["desc"] = [descriptions[position] for _, position in kept]
+
+    def _output(self) -> fx.Node:
+        (output,) = self.graph.module.graph.find_nodes(op="output")
+        return output
+
+    def _call(self, target: Any, arguments: tuple[Any, ...], value: Any) -> fx.Node:  # noqa: ANN401 - fx arguments
+        node = self.graph.module.graph.call_function(target, arguments)
+        if value is not None:
+            node.meta["val"] = value
+        return node
+
+    def _fake(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        with self._fake_mode:
+            return torch.empty(shape, dtype=dtype, device=device)

@@ -1,0 +1,299 @@
+"""Everything that belongs to one enabled model: here the stages meet.
+
+torch hands over one graph after another (graph breaks, shapes, train and eval make several); each is lowered, timed,
+planned and rewritten before it runs. When a step turns out to run through several graphs they are planned anew, as one
+timeline, before the next step.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch._guards import TracingContext, tracing
+
+from lmswap.analyze.cost import roofline
+from lmswap.capture.aot import compile_region
+from lmswap.capture.join import Joined, graph_plan, join
+from lmswap.capture.lower import Lowered, lower_inference, lower_training
+from lmswap.capture.measure import OpMeter
+from lmswap.errors import OptionError, PlanInfeasible
+from lmswap.execute import _C
+from lmswap.execute.engine import SwapEngine
+from lmswap.execute.graph import BoxedFunction, compile_boxed
+from lmswap.execute.record import Recorder
+from lmswap.hardware.disk import swap_directory
+from lmswap.hardware.measure import describe_machine
+from lmswap.hardware.memory import DeviceMemory, device_memory
+from lmswap.ir.bytesize import format_bytes
+from lmswap.ir.costs import OpCosts
+from lmswap.ir.machine import Machine
+from lmswap.ir.plan import Plan
+from lmswap.ir.program import Program
+from lmswap.ir.timeline import Timeline
+from lmswap.options import Options
+from lmswap.plan import make_plan, simulate
+from lmswap.rewrite.insert import insert_swaps
+
+_log = logging.getLogger(__name__)
+
+# Kept free beside the plan: what the process grows by between planning and the end of the first steps (generated code,
+# kernels' own caches) and what allocators round up.
+_MARGIN_BYTES = {"cpu": 64 * 2**20, "cuda": 32 * 2**20}
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """How a budget is spent: what is there before the step, what will come outside of it, and what the step may use."""
+
+    budget_bytes: int
+    base_bytes: int
+    reserve_bytes: int
+    margin_bytes: int
+
+    @property
+    def step_bytes(self) -> int:
+        """What the step's own tensors may occupy."""
+        return self.budget_bytes - self.base_bytes - self.reserve_bytes - self.margin_bytes
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """One or more graphs that run as one step, and the plan they follow."""
+
+    graphs: tuple[int, ...]
+    joined: Joined
+    costs: OpCosts
+    plan: Plan
+    predicted: Timeline
+    allowance: Allowance
+
+
+class Session:
+    """An enabled model's engine, graphs, plans and records. Dynamo calls it with each graph that it captures."""
+
+    def __init__(self, name: str, options: Options, device: torch.device, trainable_bytes: int) -> None:
+        """Opens the engine and its tier.
+
+        Raises:
+            OptionError: the budget or the tier cannot be had on ``device``.
+            TierError: the tier's memory or directory cannot be used.
+        """
+        self.name, self.options, self.device = name, options, device
+        self.tier = _resolve_tier(options.tier, device)
+        self._trainable_bytes = trainable_bytes
+        self.memory: DeviceMemory = device_memory(device)
+        self.budget_bytes = _resolve_budget(options, self.memory)
+        self.machine: Machine = describe_machine(device, self.tier, options.disk_directory)
+        native = _open_engine(device, self.tier, self.machine, options)
+        self.engine = SwapEngine(device, native, on_event=lambda: self.recorder.memory_changed())
+        self.recorder = Recorder(self.memory.used_tensor_bytes, native.take_records)
+        self.graphs: list[CapturedGraph] = []
+        self.steps: dict[tuple[int, ...], PlannedStep] = {}  # by the graphs that run in it, in forward order
+        self.notes: list[str] = []
+        self._meter = OpMeter(device, self.memory, lambda program: roofline(program, self.machine))
+
+    def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """The Dynamo backend: takes one graph, gives what runs instead of it."""
+        graph = CapturedGraph(self, len(self.graphs), module)
+        self.graphs.append(graph)
+        graph.compile(inputs)
+
+        def run(*arguments: Any) -> Any:  # noqa: ANN401 - whatever the model returns
+            self.prepare(graph)
+            return graph.function(*arguments)
+
+        return run
+
+    def plan_alone(self, graph: CapturedGraph, lowered: Lowered) -> Plan:
+        """Plans a graph that was just captured, with what the device has left at this moment."""
+        graph.costs = self._meter.costs(lowered.program, lowered.graphs)
+        follows_others = any(key[1] == "forward" for key in self.recorder.current_sequence)
+        try:
+            step = self._plan((graph.index,))
+        except PlanInfeasible:
+            if not follows_others:
+                raise
+            # What earlier graphs of this step hold was planned before this one was known; from the next step on all
+            # of them share one plan, which fits or says why not.
+            step = self._plan((graph.index,), policy="swap_all", budget_bytes=2**62)
+            self.notes.append(
+                f"graph {graph.index} was found after graph {graph.index - 1} had been planned: the first step "
+                "could not keep to the budget"
+            )
+        return graph_plan(step.joined, step.plan, 0, lowered.program)
+
+    def prepare(self, graph: CapturedGraph) -> None:
+        """Called before a graph runs forward: after a first step through several graphs, plans them as one."""
+        self.engine.sweep()
+        last = self.recorder.last
+        if last is None or not last.is_complete or self.recorder.current_sequence:
+            return
+        forwards = tuple(index for (index, phase), _, _ in last.segments if phase == "forward")
+        backwards = tuple(index for (index, phase), _, _ in last.segments if phase == "backward")
+        is_chain = len(set(forwards)) == len(forwards) > 1 and backwards == forwards[::-1]
+        if is_chain and forwards not in self.steps and graph.index == forwards[0]:
+            self._plan(forwards)
+            for index in forwards:
+                self.graphs[index].compile(self.graphs[index].fakes, follows=forwards)
+
+    def current_step(self) -> PlannedStep | None:
+        """The plan of the last step that ran, or of the first that will."""
+        if self.recorder.last is not None:
+            ran = tuple(dict.fromkeys(graph for (graph, _), _, _ in self.recorder.last.segments))
+            if ran in self.steps:
+                return self.steps[ran]
+        return next(reversed(self.steps.values()), None)
+
+    def close(self) -> None:
+        """Gives host memory, files and threads back. Idempotent."""
+        self.engine.close()
+        self.memory.close()
+
+    def _plan(self, indices: tuple[int, ...], *, policy: str = "", budget_bytes: int | None = None) -> PlannedStep:
+        joined = join([self.graphs[index].program for index in indices])
+        costs = _join_costs(joined, [self.graphs[index].costs for index in indices])
+        allowance = self._allowance(joined.program)
+        plan = make_plan(
+            policy or self.options.policy,
+            joined.program,
+            costs,
+            self.machine,
+            budget_bytes=budget_bytes or allowance.step_bytes,
+            tier=self.tier,
+            min_swap_bytes=self.options.min_swap_bytes,
+        )
+        for tier, nbytes in plan.tier_bytes.items():
+            self.engine.native.reserve(tier, nbytes)
+        predicted = simulate(joined.program, costs, self.machine, plan)
+        self.steps[indices] = PlannedStep(indices, joined, costs, plan, predicted, allowance)
+        return self.steps[indices]
+
+    def _allowance(self, program: Program) -> Allowance:
+        base_bytes = self.memory.used_bytes()
+        trains = any(segment.phase == "backward" for segment in program.segments)
+        margin_bytes = _MARGIN_BYTES[self.device.type]
+        # Optimizer state appears after the first backward; two values per parameter is what Adam keeps.
+        reserve_bytes = 2 * self._trainable_bytes if trains and self.recorder.num_steps == 0 else 0
+        allowance = Allowance(self.budget_bytes, base_bytes, reserve_bytes, margin_bytes)
+        if allowance.step_bytes <= 0:
+            raise PlanInfeasible(
+                budget_bytes=self.budget_bytes,
+                needed_bytes=base_bytes + reserve_bytes + margin_bytes,
+                where="the start of the step, before any activation",
+                policy=self.options.policy,
+                live=(
+                    ("already in use", base_bytes),
+                    ("optimizer state to come", reserve_bytes),
+                    ("margin", margin_bytes),
+                ),
+            )
+        return allowance
+
+
+class CapturedGraph:
+    """One region that Dynamo captured: its compiled function, and what is needed to plan it again."""
+
+    def __init__(self, session: Session, index: int, module: fx.GraphModule) -> None:
+        self._session, self.index = session, index
+        self._module = copy.deepcopy(module)
+        # Real inputs are not kept: they would pin the first batch.
+        self.fakes = [node.meta.get("example_value") for node in module.graph.find_nodes(op="placeholder")]
+        self.program: Program
+        self.costs: OpCosts
+        self.function: Callable[..., Any]
+        self._follows: tuple[int, ...] = ()
+
+    def compile(self, inputs: Sequence[Any], *, follows: tuple[int, ...] = ()) -> None:
+        """Compiles the region; with ``follows``, as its part of the plan for that chain of graphs."""
+        self._follows = follows
+        if follows:
+            fake_mode = next(fake.fake_mode for fake in self.fakes if hasattr(fake, "fake_mode"))
+            with tracing(TracingContext(fake_mode)):
+                self.function = compile_region(copy.deepcopy(self._module), inputs, self)
+        else:
+            self.function = compile_region(copy.deepcopy(self._module), inputs, self)
+
+    def training(self, forward: fx.GraphModule, backward: fx.GraphModule, num_user_outputs: int) -> None:
+        """See `lmswap.capture.aot.GraphHandler`."""
+        parameters = _parameter_flags(forward)
+        name = self._session.name
+        self._rewrite(
+            lower_training(forward, backward, num_user_outputs=num_user_outputs, parameters=parameters, name=name)
+        )
+
+    def inference(self, graph: fx.GraphModule) -> None:
+        """See `lmswap.capture.aot.GraphHandler`."""
+        self._rewrite(lower_inference(graph, parameters=_parameter_flags(graph), name=self._session.name))
+
+    def compiled(self, module: fx.GraphModule, phase: str) -> BoxedFunction:
+        """See `lmswap.capture.aot.GraphHandler`."""
+        function, session, index = compile_boxed(module), self._session, self.index
+
+        def run(arguments: list[Any]) -> Any:  # noqa: ANN401 - whatever the model returns
+            with session.recorder.segment((index, phase)):
+                return function(arguments)
+
+        return run
+
+    def _rewrite(self, lowered: Lowered) -> None:
+        session = self._session
+        self.program = lowered.program
+        if self._follows:
+            step = session.steps[self._follows]
+            plan = graph_plan(step.joined, step.plan, self._follows.index(self.index), lowered.program)
+        else:
+            plan = session.plan_alone(self, lowered)
+        insert_swaps(lowered.program, lowered.graphs, plan, engine=session.engine.number)
+
+
+def _parameter_flags(graph: fx.GraphModule) -> list[bool]:
+    """For each input of a forward graph, whether it is a parameter or buffer of the model."""
+    context = TracingContext.try_get()
+    static = set(getattr(getattr(context, "fw_metadata", None), "static_input_indices", None) or ())
+    return [position in static for position, _ in enumerate(graph.graph.find_nodes(op="placeholder"))]
+
+
+def _join_costs(joined: Joined, costs: Sequence[OpCosts]) -> OpCosts:
+    seconds, scratch = [0.0] * len(joined.program.ops), [0] * len(joined.program.ops)
+    taken = [0] * len(costs)
+    for segment in joined.program.segments:
+        own = slice(taken[segment.graph], taken[segment.graph] + segment.stop - segment.start)
+        taken[segment.graph] = own.stop
+        seconds[segment.start : segment.stop] = costs[segment.graph].seconds[own]
+        scratch[segment.start : segment.stop] = costs[segment.graph].scratch_bytes[own]
+    return OpCosts(tuple(seconds), tuple(scratch), costs[0].source)
+
+
+def _resolve_tier(tier: str, device: torch.device) -> str:
+    if tier == "auto":
+        return "disk" if device.type == "cpu" else "host"
+    if tier == "host" and device.type == "cpu":
+        raise OptionError("tier 'host' on a CPU model would move memory to memory; use tier='disk' or 'auto'")
+    return tier
+
+
+def _resolve_budget(options: Options, memory: DeviceMemory) -> int:
+    total_bytes, free_bytes = memory.total_bytes(), memory.free_bytes()
+    if options.budget_bytes is None:
+        return int(0.9 * (free_bytes + memory.used_bytes()))
+    if options.budget_bytes > total_bytes:
+        raise OptionError(
+            f"budget {format_bytes(options.budget_bytes)} is more than the device has ({format_bytes(total_bytes)})"
+        )
+    return options.budget_bytes
+
+
+def _open_engine(device: torch.device, tier: str, machine: Machine, options: Options) -> _C.Engine:
+    native = _C.Engine(driver="cuda" if device.type == "cuda" else "host", device=device.index or 0)
+    limit_bytes = machine.tier(tier).capacity_bytes
+    if tier == "host":
+        native.open_host_tier(limit_bytes)
+    else:
+        native.open_disk_tier(swap_directory(options.disk_directory), limit_bytes)
+    return native

@@ -1,0 +1,98 @@
+"""Small models that between them have what makes capture hard; each comes with a batch and a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+from benchmarks.unet3d.network import UNet3d
+
+
+class ResidualBlock(nn.Module):
+    def __init__(self, channels_in: int, channels: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels_in, channels, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.shortcut = nn.Conv2d(channels_in, channels, 1, stride, bias=False) if stride != 1 else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.relu(self.bn1(self.conv1(x)), inplace=True)
+        y = self.bn2(self.conv2(y))
+        y += self.shortcut(x)
+        return F.relu(y)
+
+
+class ResNet(nn.Module):
+    """Residual blocks, batch norm with running statistics, in-place ops, channels_last on demand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 7, 2, 3, bias=False)
+        self.blocks = nn.Sequential(ResidualBlock(16, 16, 1), ResidualBlock(16, 32, 2), ResidualBlock(32, 64, 2))
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.max_pool2d(F.relu(self.stem(x)), 3, 2, 1)
+        return self.head(self.blocks(y).mean((2, 3)))
+
+
+class Encoder(nn.Module):
+    """A transformer encoder with embedding, attention, layer norm and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 64)
+        layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.1, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(64, 50)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.encoder(self.embedding(tokens)))
+
+
+class SharedViews(nn.Module):
+    """Shared weights, views of one storage saved by several ops, detach, in-place writes, outputs that alias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, 64)
+        self.second = nn.Linear(64, 64)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = torch.tanh(self.first(x))
+        left, right = h.chunk(2, dim=1)
+        mixed = torch.cat([left * right, right.detach() * left.t().t()], 1)
+        mixed.mul_(h.view(2, -1, 64).sum(0, keepdim=True).expand(2, -1, -1).reshape(-1, 64).sigmoid())
+        mixed[:, 0] = 1.0
+        deep = torch.tanh(self.second(mixed)) * torch.exp(-mixed)
+        out = F.gelu(deep).unsqueeze(0)
+        return out, out[0, :, :32]
+
+
+@dataclass(frozen=True)
+class Case:
+    make: Callable[[], nn.Module]
+    batch: Callable[[], torch.Tensor]
+
+    def loss(self, output: torch.Tensor | tuple[torch.Tensor, ...]) -> torch.Tensor:
+        tensors = output if isinstance(output, tuple) else (output,)
+        return sum(((tensor.float() ** 2).mean() for tensor in tensors), torch.zeros(()))
+
+
+CASES = {
+    "unet3d": Case(UNet3d, lambda: torch.randn(1, 4, 32, 32, 32)),
+    "resnet": Case(ResNet, lambda: torch.randn(4, 3, 64, 64)),
+    "resnet_channels_last": Case(
+        lambda: ResNet().to(memory_format=torch.channels_last),
+        lambda: torch.randn(4, 3, 64, 64).to(memory_format=torch.channels_last),
+    ),
+    "encoder": Case(Encoder, lambda: torch.randint(0, 50, (4, 96))),
+    "shared_views": Case(SharedViews, lambda: torch.randn(256, 64)),
+}

@@ -1,0 +1,35 @@
+"""Random plans that are valid by construction: any gap of any buffer, any positions that the rules allow."""
+
+from __future__ import annotations
+
+import random
+
+from lmswap.ir.plan import Plan, Swap
+from lmswap.ir.program import Program
+
+
+def random_plan(program: Program, rng: random.Random, *, share: float = 0.7) -> Plan:
+    """A plan that swaps about ``share`` of all gaps, each in its own place of the tier."""
+    swaps: list[Swap] = []
+    offset = 0
+    for buffer in program.buffers:
+        if not buffer.is_swappable or buffer.nbytes == 0:
+            continue
+        has_copy = False
+        offset += -(-buffer.nbytes // 4096) * 4096
+        uses = [op.index for op in program.ops if buffer.id in (*op.reads, *op.writes)]
+        for before, after in zip(uses, uses[1:], strict=False):
+            here, there = program.segment_of(before), program.segment_of(after)
+            has_copy = has_copy and buffer.id not in program.ops[before].writes
+            if rng.random() > share:
+                has_copy = has_copy and here == there  # the token does not cross beside a kept tensor
+                continue
+            out_start = rng.randint(before + 1, min(here.stop, after))
+            release = rng.randint(out_start, min(here.stop, after))
+            in_start = rng.randint(max(release, there.start), after)
+            keep_copy = has_copy and rng.random() < 0.7
+            swaps.append(Swap(buffer.id, "disk", offset, None if keep_copy else out_start, release, in_start, after))
+            has_copy = True
+    rng.shuffle(swaps)
+    swaps.sort(key=lambda swap: swap.release if swap.out_start is None else swap.out_start)
+    return Plan("random", 2**62, tuple(swaps), 0.0, 0, {"disk": offset + 2**20})
