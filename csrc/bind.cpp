@@ -1,0 +1,216 @@
+// The Python module lmswap.execute._C: the only file that knows Python. The contract is lmswap/execute/_C.pyi.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "lmswap/engine.h"
+#include "lmswap/error.h"
+#include "lmswap/heap.h"
+#include "lmswap/interpose.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace lmswap {
+namespace {
+
+using WithoutLock = nb::call_guard<nb::gil_scoped_release>;
+
+const char* class_name(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::kOption:
+      return "OptionError";
+    case ErrorKind::kTier:
+      return "TierError";
+    case ErrorKind::kDriver:
+      return "DriverError";
+    case ErrorKind::kTransfer:
+      return "TransferError";
+  }
+  return "LmswapError";
+}
+
+void translate_error(const std::exception_ptr& thrown, void*) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const Error& error) {
+    PyErr_SetString(nb::module_::import_("lmswap.errors").attr(class_name(error.kind())).ptr(), error.what());
+  }
+}
+
+// Amounts come as signed numbers, so that a negative one is refused in words and not as a type that does not fit.
+uint64_t checked(const char* name, int64_t amount) {
+  if (amount >= 0) return static_cast<uint64_t>(amount);
+  throw Error(ErrorKind::kOption, std::string(name) + " is " + std::to_string(amount) + ", must not be negative");
+}
+
+// What Python holds. Tokens may outlive it; they keep the engine itself, closed by then.
+class PyEngine {
+ public:
+  PyEngine(const std::string& driver, int device, const std::string& library, double out_bytes_per_second,
+           double in_bytes_per_second, const std::string& faults_text) {
+    if (!(out_bytes_per_second >= 0 && in_bytes_per_second >= 0)) {
+      throw Error(ErrorKind::kOption, "bytes per second must not be negative");
+    }
+    auto faults = std::make_shared<Faults>(faults_text);
+    engine_ = Engine::open(open_driver(driver, device, library, faults), faults,
+                           LaneOptions{out_bytes_per_second, in_bytes_per_second});
+  }
+  ~PyEngine() {
+    const nb::gil_scoped_release unlocked;
+    engine_->close();
+  }
+  PyEngine(const PyEngine&) = delete;
+  PyEngine& operator=(const PyEngine&) = delete;
+  Engine& get() const { return *engine_; }
+
+ private:
+  static std::shared_ptr<Driver> open_driver(const std::string& driver, int device, const std::string& library,
+                                             const std::shared_ptr<Faults>& faults) {
+    if (driver == "host") return open_host_driver(faults);
+    if (driver == "cuda") return open_cuda_driver(library, device);
+    throw Error(ErrorKind::kOption, "driver is '" + driver + "', must be 'cuda' or 'host'");
+  }
+
+  std::shared_ptr<Engine> engine_;
+};
+
+// A capsule that nobody took the tensor out of deletes it, and so gives the handle back.
+void delete_unused(PyObject* capsule) {
+  if (!PyCapsule_IsValid(capsule, "dltensor")) return;
+  auto* tensor = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule, "dltensor"));
+  tensor->deleter(tensor);
+}
+
+nb::object out_start(PyEngine& self, int64_t swap, const std::string& tier, int64_t offset, uint64_t pointer,
+                     int64_t nbytes, uint64_t stream) {
+  DLManagedTensor* token = nullptr;
+  {
+    const nb::gil_scoped_release unlocked;
+    token = self.get().out_start(swap, tier, checked("offset", offset), pointer, checked("nbytes", nbytes), stream);
+  }
+  PyObject* capsule = PyCapsule_New(token, "dltensor", delete_unused);
+  if (capsule == nullptr) {
+    token->deleter(token);
+    throw nb::python_error();
+  }
+  return nb::steal(capsule);
+}
+
+nb::object named_tuple(nb::module_& module, const char* name, const std::vector<std::string>& fields) {
+  nb::object made =
+      nb::module_::import_("collections").attr("namedtuple")(name, fields, "module"_a = module.attr("__name__"));
+  module.attr(name) = made;
+  return made;
+}
+
+void bind_engine(nb::module_& module) {
+  const nb::object record_type = named_tuple(module, "TransferRecord",
+                                             {"swap", "is_in", "nbytes", "queued_seconds", "start_seconds",
+                                              "end_seconds", "wait_start_seconds", "wait_end_seconds"});
+  const nb::object stats_type = named_tuple(module, "TierStats", {"capacity_bytes", "used_bytes", "peak_used_bytes"});
+
+  nb::class_<PyEngine>(module, "Engine", nb::is_weak_referenceable())
+      .def(nb::init<const std::string&, int, const std::string&, double, double, const std::string&>(), nb::kw_only(),
+           "driver"_a, "device"_a = 0, "library"_a = "libcuda.so.1", "out_bytes_per_second"_a = 0.0,
+           "in_bytes_per_second"_a = 0.0, "faults"_a = "")
+      .def(
+          "open_host_tier",
+          [](PyEngine& self, int64_t limit) { self.get().open_host_tier(checked("limit_bytes", limit)); },
+          "limit_bytes"_a, WithoutLock())
+      .def(
+          "open_disk_tier",
+          [](PyEngine& self, const std::string& directory, int64_t limit, int io_threads) {
+            self.get().open_disk_tier(directory, checked("limit_bytes", limit), io_threads);
+          },
+          "directory"_a, "limit_bytes"_a, "io_threads"_a = 4, WithoutLock())
+      .def(
+          "reserve",
+          [](PyEngine& self, const std::string& tier, int64_t nbytes) {
+            self.get().reserve(tier, checked("nbytes", nbytes));
+          },
+          "tier"_a, "nbytes"_a, WithoutLock())
+      .def("out_start", &out_start, "swap"_a, "tier"_a, "offset"_a, "pointer"_a, "nbytes"_a, "stream"_a)
+      .def(
+          "out_done", [](PyEngine& self, int64_t handle, uint64_t stream) { self.get().out_done(handle, stream); },
+          "handle"_a, "stream"_a, WithoutLock())
+      .def(
+          "in_start",
+          [](PyEngine& self, int64_t swap, int64_t handle, uint64_t pointer, int64_t nbytes, uint64_t stream) {
+            return self.get().in_start(swap, handle, pointer, checked("nbytes", nbytes), stream);
+          },
+          "swap"_a, "handle"_a, "pointer"_a, "nbytes"_a, "stream"_a, WithoutLock())
+      .def(
+          "in_done", [](PyEngine& self, int64_t transfer, uint64_t stream) { self.get().in_done(transfer, stream); },
+          "transfer"_a, "stream"_a, WithoutLock())
+      .def(
+          "out_transfer", [](PyEngine& self, int64_t handle) { return self.get().out_transfer(handle); }, "handle"_a,
+          WithoutLock())
+      .def(
+          "is_finished", [](PyEngine& self, int64_t transfer) { return self.get().is_finished(transfer); },
+          "transfer"_a, WithoutLock())
+      .def("take_records",
+           [record_type](PyEngine& self) {
+             std::vector<TransferRecord> records;
+             {
+               const nb::gil_scoped_release unlocked;
+               records = self.get().take_records();
+             }
+             nb::list result;
+             for (const TransferRecord& r : records) {
+               result.append(record_type(r.swap, r.is_in, r.nbytes, r.queued_seconds, r.start_seconds, r.end_seconds,
+                                         r.wait_start_seconds, r.wait_end_seconds));
+             }
+             return result;
+           })
+      .def(
+          "tier_stats",
+          [stats_type](PyEngine& self, const std::string& tier) {
+            const TierStats stats = self.get().tier_stats(tier);
+            return stats_type(stats.capacity_bytes, stats.used_bytes, stats.peak_used_bytes);
+          },
+          "tier"_a)
+      .def(
+          "live_handles", [](PyEngine& self) { return self.get().live_handles(); }, WithoutLock())
+      .def("close", [](PyEngine& self) { self.get().close(); }, WithoutLock());
+}
+
+void bind_heap(nb::module_& module) {
+  const nb::object stats_type =
+      named_tuple(module, "HeapStats",
+                  {"live_bytes", "peak_live_bytes", "retained_bytes", "peak_resident_bytes", "num_fresh_pages"});
+  module.def(
+      "heap_install",
+      [](int64_t threshold, const std::vector<std::string>& libraries) {
+        heap::install(checked("threshold_bytes", threshold), libraries);
+      },
+      "threshold_bytes"_a, "libraries"_a);
+  module.def("heap_uninstall", &heap::uninstall);
+  module.def("heap_is_installed", &heap::is_installed);
+  module.def("heap_owns", [](uint64_t pointer) { return heap::owns(pointer); }, "pointer"_a);
+  module.def("heap_stats", [stats_type] {
+    const heap::Stats stats = heap::stats();
+    return stats_type(stats.live_bytes, stats.peak_live_bytes, stats.retained_bytes, stats.peak_resident_bytes,
+                      stats.num_fresh_pages);
+  });
+  module.def("heap_reset_peak", &heap::reset_peak);
+  module.def(
+      "heap_set_limit", [](int64_t resident) { heap::set_limit(checked("resident_bytes", resident)); },
+      "resident_bytes"_a);
+  module.def("heap_trim", &heap::trim);
+}
+
+}  // namespace
+}  // namespace lmswap
+
+NB_MODULE(_C, module) {
+  // Engines live as long as the models they serve, which may be as long as the process.
+  nb::set_leak_warnings(false);
+  nb::register_exception_translator(lmswap::translate_error);
+  lmswap::bind_engine(module);
+  lmswap::bind_heap(module);
+}

@@ -1,0 +1,277 @@
+// The driver over libcuda, opened at run time. Every call runs with the device's primary context current, which is the
+// one torch uses; it is retained, never created, and the caller's own context is current again afterwards.
+#include <dlfcn.h>
+
+#include <limits>
+#include <mutex>
+#include <utility>
+
+#include "cuda_abi.h"
+#include "lmswap/clock.h"
+#include "lmswap/driver.h"
+#include "lmswap/error.h"
+
+namespace lmswap {
+namespace {
+
+constexpr int kOldestVersion = 11000;  // the first with all the symbols
+
+std::string version_text(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+cuda::Functions load_functions(const std::string& library) {
+  // Never closed: the driver library does not survive being unloaded.
+  void* opened = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (opened == nullptr) {
+    throw Error(ErrorKind::kDriver, "the CUDA driver cannot be opened: " + std::string(dlerror()) +
+                                        ". Install the NVIDIA driver, or train on the CPU");
+  }
+  cuda::Functions functions;
+  if (void* symbol = dlsym(opened, "cuDriverGetVersion")) {
+    int version = 0;
+    reinterpret_cast<decltype(functions.driver_get_version)>(symbol)(&version);
+    if (version < kOldestVersion) {
+      throw Error(ErrorKind::kDriver, "the CUDA driver '" + library + "' is of CUDA " + version_text(version) +
+                                          "; lmswap needs " + version_text(kOldestVersion) + " or newer");
+    }
+  }
+#define LMSWAP_LOAD(member, symbol, parameters)                                            \
+  functions.member = reinterpret_cast<decltype(functions.member)>(dlsym(opened, #symbol)); \
+  if (functions.member == nullptr) {                                                       \
+    throw Error(ErrorKind::kDriver, "the CUDA driver '" + library +                        \
+                                        "' has no function " #symbol                       \
+                                        "; lmswap needs "                                  \
+                                        "that of CUDA " +                                  \
+                                        version_text(kOldestVersion) + " or newer");       \
+  }
+  LMSWAP_CUDA_FUNCTIONS(LMSWAP_LOAD)
+#undef LMSWAP_LOAD
+  return functions;
+}
+
+class CudaDriver final : public Driver {
+ public:
+  CudaDriver(const std::string& library, int device);
+  ~CudaDriver() override;
+
+  bool device_is_host() const override { return false; }
+  void* allocate_host(uint64_t nbytes) override;
+  void free_host(void* pointer) noexcept override;
+  StreamHandle create_stream() override;
+  void destroy_stream(StreamHandle stream) noexcept override;
+  void synchronize_stream(StreamHandle stream) override;
+  EventHandle create_event() override;
+  void destroy_event(EventHandle event) noexcept override;
+  void record_event(EventHandle event, StreamHandle stream) override;
+  void wait_event(StreamHandle stream, EventHandle event) override;
+  bool query_event(EventHandle event) override;
+  void synchronize_event(EventHandle event) override;
+  double event_seconds(EventHandle event) override;
+  void copy_out(void* host, uint64_t device, uint64_t nbytes, StreamHandle stream) override;
+  void copy_in(uint64_t device, const void* host, uint64_t nbytes, StreamHandle stream) override;
+
+ private:
+  // An event of which it is known when it happened; the device tells times of others as distances from it.
+  struct Base {
+    const CudaDriver* driver;
+    cuda::Event event = nullptr;
+    double seconds = 0;
+    ~Base();
+  };
+  struct TimedEvent {
+    cuda::Event event;
+    std::shared_ptr<Base> base;
+  };
+  // The primary context is current for as long as one of these lives.
+  class Current {
+   public:
+    explicit Current(const CudaDriver& driver) : driver_(driver) {
+      driver.check(driver.call_.context_push(driver.context_), "cuCtxPushCurrent_v2");
+    }
+    ~Current() {
+      cuda::Context popped;
+      driver_.call_.context_pop(&popped);
+    }
+    Current(const Current&) = delete;
+    Current& operator=(const Current&) = delete;
+
+   private:
+    const CudaDriver& driver_;
+  };
+
+  void check(cuda::Result result, const char* call, uint64_t nbytes = 0) const;
+  std::shared_ptr<Base> current_base();
+  std::shared_ptr<Base> measure_base();
+  template <typename Call>
+  void give_back(Call call) const noexcept;
+  static cuda::Stream stream_of(StreamHandle stream) { return reinterpret_cast<cuda::Stream>(stream); }
+  static TimedEvent& timed(EventHandle event) { return *reinterpret_cast<TimedEvent*>(event); }
+
+  const cuda::Functions call_;
+  cuda::Device device_ = 0;
+  cuda::Context context_ = nullptr;
+  cuda::Stream clock_stream_ = nullptr;  // never has work, so that a base happens when it is recorded
+  std::mutex base_mutex_;
+  std::shared_ptr<Base> base_;
+};
+
+CudaDriver::CudaDriver(const std::string& library, int device) : call_(load_functions(library)) {
+  check(call_.init(0), "cuInit");
+  check(call_.device_get(&device_, device), "cuDeviceGet");
+  check(call_.primary_context_retain(&context_, device_), "cuDevicePrimaryCtxRetain");
+  try {
+    const Current current(*this);
+    check(call_.stream_create(&clock_stream_, cuda::kStreamNonBlocking), "cuStreamCreate");
+  } catch (const Error&) {
+    call_.primary_context_release(device_);
+    throw;
+  }
+}
+
+CudaDriver::~CudaDriver() {
+  base_.reset();
+  give_back([&] { call_.stream_destroy(clock_stream_); });
+  call_.primary_context_release(device_);
+}
+
+CudaDriver::Base::~Base() {
+  driver->give_back([&] { driver->call_.event_destroy(event); });
+}
+
+void CudaDriver::check(cuda::Result result, const char* call, uint64_t nbytes) const {
+  if (result == cuda::kSuccess) return;
+  const char *name = nullptr, *text = nullptr;
+  call_.get_error_name(result, &name);
+  call_.get_error_string(result, &text);
+  throw Error(ErrorKind::kDriver, std::string(call) + (nbytes > 0 ? " of " + format_bytes(nbytes) : "") +
+                                      " failed: " + (name ? name : "unknown error") + " (" + std::to_string(result) +
+                                      "), " + (text ? text : "the driver has no text for it"));
+}
+
+// What cannot be given back because the process is ending, and the driver with it, is gone anyhow.
+template <typename Call>
+void CudaDriver::give_back(Call call) const noexcept {
+  try {
+    const Current current(*this);
+    call();
+  } catch (const Error&) {
+    return;
+  }
+}
+
+void* CudaDriver::allocate_host(uint64_t nbytes) {
+  const Current current(*this);
+  void* pointer = nullptr;
+  check(call_.mem_host_alloc(&pointer, nbytes, cuda::kMemHostAllocPortable), "cuMemHostAlloc", nbytes);
+  return pointer;
+}
+
+void CudaDriver::free_host(void* pointer) noexcept {
+  give_back([&] { call_.mem_free_host(pointer); });
+}
+
+StreamHandle CudaDriver::create_stream() {
+  const Current current(*this);
+  cuda::Stream stream = nullptr;
+  check(call_.stream_create(&stream, cuda::kStreamNonBlocking), "cuStreamCreate");
+  return reinterpret_cast<StreamHandle>(stream);
+}
+
+void CudaDriver::destroy_stream(StreamHandle stream) noexcept {
+  give_back([&] { call_.stream_destroy(stream_of(stream)); });
+}
+
+void CudaDriver::synchronize_stream(StreamHandle stream) {
+  const Current current(*this);
+  check(call_.stream_synchronize(stream_of(stream)), "cuStreamSynchronize");
+}
+
+EventHandle CudaDriver::create_event() {
+  const Current current(*this);
+  auto event = std::make_unique<TimedEvent>();
+  check(call_.event_create(&event->event, cuda::kEventBlockingSync), "cuEventCreate");
+  return reinterpret_cast<EventHandle>(event.release());
+}
+
+void CudaDriver::destroy_event(EventHandle event) noexcept {
+  const std::unique_ptr<TimedEvent> owned(&timed(event));
+  give_back([&] { call_.event_destroy(owned->event); });
+}
+
+void CudaDriver::record_event(EventHandle event, StreamHandle stream) {
+  const Current current(*this);
+  timed(event).base = current_base();
+  check(call_.event_record(timed(event).event, stream_of(stream)), "cuEventRecord");
+}
+
+void CudaDriver::wait_event(StreamHandle stream, EventHandle event) {
+  const Current current(*this);
+  check(call_.stream_wait_event(stream_of(stream), timed(event).event, 0), "cuStreamWaitEvent");
+}
+
+bool CudaDriver::query_event(EventHandle event) {
+  const Current current(*this);
+  const cuda::Result result = call_.event_query(timed(event).event);
+  if (result == cuda::kNotReady) return false;
+  check(result, "cuEventQuery");
+  return true;
+}
+
+void CudaDriver::synchronize_event(EventHandle event) {
+  const Current current(*this);
+  check(call_.event_synchronize(timed(event).event), "cuEventSynchronize");
+}
+
+double CudaDriver::event_seconds(EventHandle event) {
+  const Current current(*this);
+  const TimedEvent& timed_event = timed(event);
+  float milliseconds = 0;
+  check(call_.event_elapsed_time(&milliseconds, timed_event.base->event, timed_event.event), "cuEventElapsedTime");
+  return timed_event.base->seconds + static_cast<double>(milliseconds) * 1e-3;
+}
+
+// Distances are told as float milliseconds: at 10 s they are exact to a microsecond, at an hour to half a millisecond.
+std::shared_ptr<CudaDriver::Base> CudaDriver::current_base() {
+  constexpr double kOldestSeconds = 10;
+  const std::lock_guard lock(base_mutex_);
+  if (!base_ || monotonic_seconds() - base_->seconds > kOldestSeconds) base_ = measure_base();
+  return base_;
+}
+
+// The event happens between two looks at the clock; of some tries the one where they lie closest counts.
+std::shared_ptr<CudaDriver::Base> CudaDriver::measure_base() {
+  constexpr int kNumTries = 4;
+  std::shared_ptr<Base> best;
+  double best_width = std::numeric_limits<double>::infinity();
+  for (int i = 0; i < kNumTries; ++i) {
+    auto base = std::make_shared<Base>();
+    base->driver = this;
+    check(call_.event_create(&base->event, 0), "cuEventCreate");
+    const double before = monotonic_seconds();
+    check(call_.event_record(base->event, clock_stream_), "cuEventRecord");
+    check(call_.event_synchronize(base->event), "cuEventSynchronize");
+    const double width = monotonic_seconds() - before;
+    base->seconds = before + width / 2;
+    if (width < best_width) best_width = width, best = base;
+  }
+  return best;
+}
+
+void CudaDriver::copy_out(void* host, uint64_t device, uint64_t nbytes, StreamHandle stream) {
+  const Current current(*this);
+  check(call_.memcpy_device_to_host(host, device, nbytes, stream_of(stream)), "cuMemcpyDtoHAsync_v2", nbytes);
+}
+
+void CudaDriver::copy_in(uint64_t device, const void* host, uint64_t nbytes, StreamHandle stream) {
+  const Current current(*this);
+  check(call_.memcpy_host_to_device(device, host, nbytes, stream_of(stream)), "cuMemcpyHtoDAsync_v2", nbytes);
+}
+
+}  // namespace
+
+std::shared_ptr<Driver> open_cuda_driver(const std::string& library, int device) {
+  return std::make_shared<CudaDriver>(library, device);
+}
+
+}  // namespace lmswap

@@ -1,0 +1,27 @@
+// Device <-> pinned host memory by the device's own copies, on a stream of its own.
+#pragma once
+
+#include <memory>
+
+#include "lmswap/mover.h"
+#include "lmswap/pacer.h"
+#include "lmswap/stream.h"
+
+namespace lmswap {
+
+class CopyMover final : public Mover {
+ public:
+  CopyMover(std::shared_ptr<Driver> driver, double bytes_per_second);
+  void move(const TransferPointer& transfer) override;
+  void complete(const TransferPointer& transfer) noexcept override;
+  void drain() noexcept override;
+
+ private:
+  void copy(const Transfer& transfer, uint64_t begin, uint64_t nbytes);
+
+  std::shared_ptr<Driver> driver_;
+  Stream stream_;
+  Pacer pacer_;
+};
+
+}  // namespace lmswap

@@ -1,0 +1,35 @@
+// The structures of DLPack 0.8, by which a token crosses into torch. Declared here so that the core includes nothing.
+#pragma once
+
+#include <cstdint>
+
+namespace lmswap {
+
+struct DLDevice {
+  int32_t device_type;  // 1: CPU
+  int32_t device_id;
+};
+
+struct DLDataType {
+  uint8_t code;  // 0: signed integer
+  uint8_t bits;
+  uint16_t lanes;
+};
+
+struct DLTensor {
+  void* data;
+  DLDevice device;
+  int32_t ndim;
+  DLDataType dtype;
+  int64_t* shape;
+  int64_t* strides;
+  uint64_t byte_offset;
+};
+
+struct DLManagedTensor {
+  DLTensor dl_tensor;
+  void* manager_ctx;
+  void (*deleter)(DLManagedTensor* self);
+};
+
+}  // namespace lmswap

@@ -1,0 +1,98 @@
+// Owner of the tiers of one device: hands out handles for what was swapped out, and queues the copies.
+//
+// A handle is held by its token, one int64 in a DLPack tensor. Deleting the token gives the block back, on any thread,
+// without Python's lock, also after the engine was closed. The block's next holder waits, on its lane, for copies of
+// the last one that are still under way.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "lmswap/dlpack.h"
+#include "lmswap/tier.h"
+
+namespace lmswap {
+
+// One finished copy. A wait is what compute lost to it; both ends are 0 when nothing waited.
+struct TransferRecord {
+  int64_t swap;
+  bool is_in;
+  uint64_t nbytes;
+  double queued_seconds, start_seconds, end_seconds;
+  double wait_start_seconds, wait_end_seconds;
+};
+
+class Engine : public std::enable_shared_from_this<Engine> {
+ public:
+  static std::shared_ptr<Engine> open(std::shared_ptr<Driver> driver, std::shared_ptr<Faults> faults,
+                                      const LaneOptions& options);
+  ~Engine();
+
+  void open_host_tier(uint64_t limit_bytes);
+  void open_disk_tier(const std::string& directory, uint64_t limit_bytes, int io_threads);
+  void reserve(const std::string& tier, uint64_t nbytes);
+
+  // The contract of these is in lmswap/execute/_C.pyi. The token is owned by the caller, who ends it by its deleter.
+  DLManagedTensor* out_start(int64_t swap, const std::string& tier, uint64_t offset, uint64_t pointer, uint64_t nbytes,
+                             StreamHandle stream);
+  void out_done(int64_t handle, StreamHandle stream);
+  int64_t in_start(int64_t swap, int64_t handle, uint64_t pointer, uint64_t nbytes, StreamHandle stream);
+  void in_done(int64_t transfer, StreamHandle stream);
+  int64_t out_transfer(int64_t handle);
+  bool is_finished(int64_t transfer);
+  std::vector<TransferRecord> take_records();
+
+  TierStats tier_stats(const std::string& tier);
+  uint64_t live_handles();
+  void close();
+
+ private:
+  // What was swapped out: the block, the copy that fills it and those that read it back.
+  struct Handle {
+    Tier* tier;
+    Block block;
+    std::vector<TransferPointer> transfers;  // the copy out first
+  };
+  // A transfer and the events around the wait for it on the caller's stream.
+  struct Flight {
+    TransferPointer transfer;
+    int64_t handle;
+    std::shared_ptr<Event> wait_start, wait_end;
+  };
+  // Whose deleter gives the handle back.
+  struct Token {
+    std::shared_ptr<Engine> engine;
+    int64_t handle;
+    int64_t shape = 1;
+    DLManagedTensor tensor;
+  };
+
+  Engine(std::shared_ptr<Driver> driver, std::shared_ptr<Faults> faults, const LaneOptions& options);
+  void check_open() const;
+  Tier& find_tier(const std::string& name);
+  Handle& find_handle(int64_t handle);
+  void add_tier(const std::string& name, std::unique_ptr<Tier> tier);
+  TransferPointer launch(Direction direction, int64_t swap, int64_t handle, uint64_t pointer, StreamHandle stream);
+  void wait_for(int64_t number, StreamHandle stream);
+  void release(int64_t handle) noexcept;
+
+  const std::shared_ptr<Driver> driver_;
+  const std::shared_ptr<Faults> faults_;
+  const LaneOptions options_;
+  const pid_t process_;  // a forked child has neither the threads nor the device: it leaves everything alone
+
+  std::mutex mutex_;
+  bool is_open_ = true;
+  int64_t last_number_ = 0;  // of handles and transfers
+  std::map<std::string, std::unique_ptr<Tier>> tiers_;
+  std::map<int64_t, Handle> handles_;
+  std::map<int64_t, Flight> flights_;  // until they are over, were waited for and taken as records
+};
+
+}  // namespace lmswap

@@ -1,0 +1,53 @@
+// Faults on demand, for tests of what happens when memory, copies or the disk fail or are late.
+//
+// A specification is a comma-separated list of  call@n=effect :
+//   call    allocate_host, copy_out, copy_in (host driver); reserve, write, read (disk)
+//   n       1 for the first such call, 2 for the second ...; * for every one
+//   effect  fail          the call fails (disk: EIO, reserve: ENOSPC)
+//           short         half of the bytes are moved, as the kernel may do (disk reads and writes)
+//           late:S        the call is S seconds late
+//           jitter:S      the call is late by a random time of at most S seconds
+// Example: "write@3=fail,read@*=jitter:0.002".
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace lmswap {
+
+struct Fault {
+  bool fail = false;
+  bool is_short = false;
+  double late_seconds = 0;
+};
+
+class Faults {
+ public:
+  explicit Faults(const std::string& specification);  // throws Error(kOption)
+
+  // Counts one call and says what shall go wrong with it. Safe from any thread.
+  Fault next(const std::string& call);
+
+  // The same, and sleeps when the call is to be late.
+  Fault next_after_delay(const std::string& call);
+
+ private:
+  struct Rule {
+    std::string call;
+    uint64_t nth;  // 0: every one
+    Fault fault;
+    bool is_random;  // late_seconds is an upper bound
+  };
+  static Rule parse_rule(const std::string& text);
+
+  std::vector<Rule> rules_;
+  std::mutex mutex_;
+  std::map<std::string, uint64_t> num_calls_;
+  std::mt19937 random_{1};
+};
+
+}  // namespace lmswap

@@ -1,0 +1,40 @@
+// What holds swapped bytes: a stretch of host memory or a file. It lives until its last user, also a copy under way.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "lmswap/driver.h"
+
+namespace lmswap {
+
+class Storage {
+ public:
+  explicit Storage(uint64_t nbytes) : nbytes_(nbytes) {}
+  virtual ~Storage() = default;
+  Storage(const Storage&) = delete;
+  Storage& operator=(const Storage&) = delete;
+  uint64_t nbytes() const { return nbytes_; }
+
+ private:
+  uint64_t nbytes_;
+};
+
+// Memory that the driver copies to and from directly.
+class PinnedMemory final : public Storage {
+ public:
+  PinnedMemory(std::shared_ptr<Driver> driver, uint64_t nbytes)
+      : Storage(nbytes),
+        driver_(std::move(driver)),
+        data_(static_cast<std::byte*>(driver_->allocate_host(nbytes))) {}
+  ~PinnedMemory() override { driver_->free_host(data_); }
+  std::byte* data() const { return data_; }
+
+ private:
+  std::shared_ptr<Driver> driver_;
+  std::byte* data_;
+};
+
+}  // namespace lmswap

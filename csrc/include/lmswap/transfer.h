@@ -1,0 +1,85 @@
+// One copy between device memory and a block of a tier, and what others may wait for.
+//
+//   queued ──► issued ──► landed        issued: `done` is recorded, so a stream can wait for the device side
+//      └──────────┴─────► failed        landed: no thread of ours has anything left to do for it
+//
+// With the device's own copies both come at once, and `done` tells when it is over. A copy out to disk is issued when
+// its copies off the device are queued, and lands when the bytes are in the file.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "lmswap/event.h"
+#include "lmswap/storage.h"
+
+namespace lmswap {
+
+enum class Direction { kOut, kIn };
+
+// Bytes of a tier, held by a handle: [offset, offset + nbytes) of a storage.
+struct Block {
+  std::shared_ptr<Storage> storage;
+  uint64_t offset = 0;
+  uint64_t nbytes = 0;
+};
+
+class Transfer {
+ public:
+  Transfer(const std::shared_ptr<Driver>& driver, Direction direction, int64_t number, int64_t swap, uint64_t device,
+           Block block);
+
+  const Direction direction;
+  const int64_t number;
+  const int64_t swap;
+  const uint64_t device;  // address of the device memory
+  const Block block;
+  const double queued_seconds;
+
+  Event ready;  // on the caller's stream, when the transfer was queued
+  Event start;  // on the lane
+  Event done;
+
+  // What the lane waits for before it begins: the copy out that this one reads back, and copies of the block's previous
+  // holders that still read or write its bytes.
+  std::shared_ptr<Transfer> source;
+  std::vector<std::shared_ptr<Transfer>> fences;
+
+  // The lane is one part; requests that run on other threads are more. True: this was the last.
+  void begin_part();
+  bool finish_part();
+
+  void fail(const std::string& text);  // what settle will say; the first text is kept
+  bool is_failing() const;
+  void set_issued();
+  void settle();  // landed, or failed if any part failed; the device no longer touches what failed
+
+  bool wait_landed() const;                   // blocks; false if it failed
+  void make_wait(StreamHandle stream) const;  // blocks until issued; throws Error(kTransfer) if it failed
+
+  bool is_device_free() const;  // the device memory is no longer touched
+  bool is_finished() const;     // nor is the block
+  bool has_failed() const;
+  std::string error_text() const;
+  double end_seconds() const;  // of a finished transfer that did not fail
+
+ private:
+  enum class State { kQueued, kIssued, kLanded, kFailed };
+  State state() const;
+  void set_state(State state);
+
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  State state_ = State::kQueued;
+  int num_parts_ = 1;
+  std::string error_;
+  double landed_seconds_ = 0;
+};
+
+using TransferPointer = std::shared_ptr<Transfer>;
+
+}  // namespace lmswap

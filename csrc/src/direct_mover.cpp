@@ -1,0 +1,51 @@
+#include "lmswap/direct_mover.h"
+
+#include <algorithm>
+
+#include "lmswap/error.h"
+
+namespace lmswap {
+
+DirectMover::DirectMover(IoPool& pool, int num_requests, double bytes_per_second)
+    : pool_(pool), window_(num_requests), pacer_(bytes_per_second) {}
+
+void DirectMover::move(const TransferPointer& transfer) {
+  // `ready` protects the tensor's bytes, which the calling thread has just written or given up.
+  transfer->ready.synchronize();
+  transfer->start.record(0);
+  for (uint64_t begin = 0; begin < transfer->block.nbytes && !transfer->is_failing(); begin += kRequestBytes) {
+    const uint64_t nbytes = std::min(kRequestBytes, transfer->block.nbytes - begin);
+    request(transfer, begin, nbytes);
+    pacer_.pace(nbytes);
+  }
+}
+
+void DirectMover::request(const TransferPointer& transfer, uint64_t begin, uint64_t nbytes) {
+  window_.enter();
+  transfer->begin_part();
+  pool_.submit([this, transfer, begin, nbytes](Bounce bounce) {
+    auto& file = static_cast<DirectFile&>(*transfer->block.storage);
+    auto* memory = reinterpret_cast<std::byte*>(transfer->device) + begin;
+    const uint64_t offset = transfer->block.offset + begin;
+    try {
+      if (transfer->direction == Direction::kOut) {
+        file.write(offset, memory, nbytes, bounce);
+      } else {
+        file.read(offset, memory, nbytes, bounce);
+      }
+    } catch (const Error& error) {
+      transfer->fail(error.what());
+    }
+    if (transfer->finish_part()) complete(transfer);
+    window_.leave();
+  });
+}
+
+void DirectMover::complete(const TransferPointer& transfer) noexcept {
+  if (!transfer->is_failing()) transfer->done.record(0);
+  transfer->settle();
+}
+
+void DirectMover::drain() noexcept { window_.wait_until_empty(); }
+
+}  // namespace lmswap

@@ -1,0 +1,238 @@
+#include "lmswap/engine.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "lmswap/clock.h"
+#include "lmswap/error.h"
+
+namespace lmswap {
+namespace {
+
+Error option_error(const std::string& text) { return Error(ErrorKind::kOption, text); }
+
+}  // namespace
+
+std::shared_ptr<Engine> Engine::open(std::shared_ptr<Driver> driver, std::shared_ptr<Faults> faults,
+                                     const LaneOptions& options) {
+  return std::shared_ptr<Engine>(new Engine(std::move(driver), std::move(faults), options));
+}
+
+Engine::Engine(std::shared_ptr<Driver> driver, std::shared_ptr<Faults> faults, const LaneOptions& options)
+    : driver_(std::move(driver)), faults_(std::move(faults)), options_(options), process_(getpid()) {}
+
+Engine::~Engine() {
+  close();
+  // Only in a forked child is anything left, and there the lanes' threads do not exist: joining them would hang.
+  for (auto& [name, tier] : tiers_) static_cast<void>(tier.release());
+}
+
+void Engine::check_open() const {
+  if (!is_open_) throw option_error("the engine is closed");
+}
+
+Tier& Engine::find_tier(const std::string& name) {
+  check_open();
+  const auto tier = tiers_.find(name);
+  if (tier == tiers_.end()) throw option_error("tier '" + name + "' is not open");
+  return *tier->second;
+}
+
+Engine::Handle& Engine::find_handle(int64_t handle) {
+  check_open();
+  const auto found = handles_.find(handle);
+  if (found == handles_.end()) throw option_error("handle " + std::to_string(handle) + " is unknown or given back");
+  return found->second;
+}
+
+void Engine::add_tier(const std::string& name, std::unique_ptr<Tier> tier) {
+  const std::lock_guard lock(mutex_);
+  check_open();
+  if (!tiers_.emplace(name, std::move(tier)).second) throw option_error("tier '" + name + "' is open already");
+}
+
+void Engine::open_host_tier(uint64_t limit_bytes) {
+  add_tier("host", std::make_unique<HostTier>(driver_, limit_bytes, options_));
+}
+
+void Engine::open_disk_tier(const std::string& directory, uint64_t limit_bytes, int io_threads) {
+  constexpr int kMostThreads = 64;
+  if (io_threads < 1 || io_threads > kMostThreads) {
+    throw option_error("io_threads is " + std::to_string(io_threads) + ", must be from 1 to " +
+                       std::to_string(kMostThreads));
+  }
+  DirectFile::check_directory(directory);
+  add_tier("disk", std::make_unique<DiskTier>(driver_, faults_, directory, limit_bytes, io_threads, options_));
+}
+
+void Engine::reserve(const std::string& tier, uint64_t nbytes) {
+  const std::lock_guard lock(mutex_);
+  find_tier(tier).reserve(nbytes);
+}
+
+DLManagedTensor* Engine::out_start(int64_t swap, const std::string& tier_name, uint64_t offset, uint64_t pointer,
+                                   uint64_t nbytes, StreamHandle stream) {
+  if (pointer == 0 || nbytes == 0) throw option_error("out_start needs a pointer and at least one byte");
+  if (offset % kPageBytes != 0) {
+    throw option_error("offset " + std::to_string(offset) + " is not a multiple of the page, " +
+                       std::to_string(kPageBytes) + " bytes");
+  }
+  auto token = std::make_unique<Token>();
+  const std::lock_guard lock(mutex_);
+  Tier& tier = find_tier(tier_name);
+  const Block block = tier.take(offset, nbytes);
+  const int64_t handle = ++last_number_;
+  handles_.emplace(handle, Handle{&tier, block, {}});
+  try {
+    launch(Direction::kOut, swap, handle, pointer, stream);
+  } catch (...) {
+    handles_.erase(handle);
+    tier.release(block, {});
+    throw;
+  }
+  token->engine = shared_from_this();
+  token->handle = handle;
+  token->tensor = {{&token->handle, {1, 0}, 1, {0, 64, 1}, &token->shape, nullptr, 0}, token.get(), nullptr};
+  token->tensor.deleter = [](DLManagedTensor* self) {
+    const std::unique_ptr<Token> ended(static_cast<Token*>(self->manager_ctx));
+    ended->engine->release(ended->handle);
+  };
+  return &token.release()->tensor;
+}
+
+int64_t Engine::in_start(int64_t swap, int64_t handle, uint64_t pointer, uint64_t nbytes, StreamHandle stream) {
+  const std::lock_guard lock(mutex_);
+  const uint64_t held = find_handle(handle).block.nbytes;
+  if (pointer == 0 || nbytes != held) {
+    throw option_error("in_start of handle " + std::to_string(handle) + " needs a pointer and the " +
+                       std::to_string(held) + " bytes that were swapped out, not " + std::to_string(nbytes));
+  }
+  return launch(Direction::kIn, swap, handle, pointer, stream)->number;
+}
+
+// Queues a copy on its lane, under the lock: what a transfer waits for is always queued before it.
+TransferPointer Engine::launch(Direction direction, int64_t swap, int64_t number, uint64_t pointer,
+                               StreamHandle stream) {
+  Handle& handle = handles_.at(number);
+  auto transfer = std::make_shared<Transfer>(driver_, direction, ++last_number_, swap, pointer, handle.block);
+  // `ready` protects the device memory at `pointer`: see the movers, which make their lanes wait for it.
+  transfer->ready.record(stream);
+  if (direction == Direction::kOut) {
+    transfer->fences = handle.tier->fences(handle.block);
+  } else {
+    transfer->source = handle.transfers.front();
+  }
+  handle.transfers.push_back(transfer);
+  flights_.emplace(transfer->number, Flight{transfer, number, nullptr, nullptr});
+  handle.tier->lane(direction).submit(transfer);
+  return transfer;
+}
+
+void Engine::out_done(int64_t handle, StreamHandle stream) { wait_for(out_transfer(handle), stream); }
+
+void Engine::in_done(int64_t transfer, StreamHandle stream) { wait_for(transfer, stream); }
+
+int64_t Engine::out_transfer(int64_t handle) {
+  const std::lock_guard lock(mutex_);
+  return find_handle(handle).transfers.front()->number;
+}
+
+void Engine::wait_for(int64_t number, StreamHandle stream) {
+  TransferPointer transfer;
+  {
+    const std::lock_guard lock(mutex_);
+    check_open();
+    const auto flight = flights_.find(number);
+    if (flight == flights_.end()) {
+      if (number > 0 && number <= last_number_) return;  // over, and its record taken
+      throw option_error("transfer " + std::to_string(number) + " is unknown");
+    }
+    transfer = flight->second.transfer;
+  }
+  auto wait_start = std::make_shared<Event>(driver_), wait_end = std::make_shared<Event>(driver_);
+  wait_start->record(stream);
+  try {
+    // `done` protects the device memory: after a copy out it may be reused, after a copy in it holds the bytes.
+    transfer->make_wait(stream);
+  } catch (const Error&) {
+    if (transfer->has_failed()) {
+      const std::lock_guard lock(mutex_);
+      flights_.erase(number);
+    }
+    throw;
+  }
+  wait_end->record(stream);
+  const std::lock_guard lock(mutex_);
+  const auto flight = flights_.find(number);
+  if (flight == flights_.end() || flight->second.wait_end) return;
+  flight->second.wait_start = std::move(wait_start);
+  flight->second.wait_end = std::move(wait_end);
+}
+
+bool Engine::is_finished(int64_t number) {
+  const std::lock_guard lock(mutex_);
+  const auto flight = flights_.find(number);
+  if (flight != flights_.end()) return flight->second.transfer->is_device_free();
+  if (number > 0 && number <= last_number_) return true;
+  throw option_error("transfer " + std::to_string(number) + " is unknown");
+}
+
+std::vector<TransferRecord> Engine::take_records() {
+  const std::lock_guard lock(mutex_);
+  std::vector<TransferRecord> records;
+  std::erase_if(flights_, [&](const auto& entry) {
+    const auto& [number, flight] = entry;
+    const Transfer& transfer = *flight.transfer;
+    if (!transfer.is_finished()) return false;
+    // One that failed stays for as long as someone may wait for it: the error must never be lost.
+    if (transfer.has_failed()) return transfer.direction == Direction::kOut && !handles_.contains(flight.handle);
+    const bool was_waited_for = flight.wait_end && flight.wait_end->is_finished();
+    if (!was_waited_for && (flight.wait_end || handles_.contains(flight.handle))) return false;
+    records.push_back({transfer.swap, transfer.direction == Direction::kIn, transfer.block.nbytes,
+                       transfer.queued_seconds, transfer.start.seconds(), transfer.end_seconds(),
+                       was_waited_for ? flight.wait_start->seconds() : 0.0,
+                       was_waited_for ? flight.wait_end->seconds() : 0.0});
+    return true;
+  });
+  std::sort(records.begin(), records.end(),
+            [](const TransferRecord& a, const TransferRecord& b) { return a.end_seconds < b.end_seconds; });
+  return records;
+}
+
+void Engine::release(int64_t number) noexcept {
+  if (getpid() != process_) return;
+  std::shared_ptr<Storage> storage;  // given back after the lock: freeing pinned memory takes its time
+  const std::lock_guard lock(mutex_);
+  const auto handle = handles_.find(number);
+  if (handle == handles_.end()) return;  // the engine was closed
+  storage = handle->second.tier->release(handle->second.block, handle->second.transfers);
+  handles_.erase(handle);
+}
+
+TierStats Engine::tier_stats(const std::string& tier) {
+  const std::lock_guard lock(mutex_);
+  return find_tier(tier).stats();
+}
+
+uint64_t Engine::live_handles() {
+  const std::lock_guard lock(mutex_);
+  return handles_.size();
+}
+
+void Engine::close() {
+  if (getpid() != process_) return;
+  // Destroyed after the lock is given back, in this order from below: records and handles, then the tiers, whose lanes
+  // end what was queued first.
+  std::map<std::string, std::unique_ptr<Tier>> tiers;
+  std::map<int64_t, Handle> handles;
+  std::map<int64_t, Flight> flights;
+  const std::lock_guard lock(mutex_);
+  is_open_ = false;
+  tiers.swap(tiers_);
+  handles.swap(handles_);
+  flights.swap(flights_);
+}
+
+}  // namespace lmswap
