@@ -30,7 +30,7 @@ class HostLink:
     bytes_per_second: float = 0.0
 
 
-def read_host_link(nvml: Any, handle: Any) -> HostLink:  # noqa: ANN401 - the pynvml module is untyped
+def read_host_link(nvml: Any, handle: Any) -> HostLink:
     """Names the link of the GPU ``handle``; call it while a copy runs, as an idle PCIe link drops to a lower speed."""
     return (
         _c2c(nvml, handle)
@@ -40,7 +40,7 @@ def read_host_link(nvml: Any, handle: Any) -> HostLink:  # noqa: ANN401 - the py
     )
 
 
-def _c2c(nvml: Any, handle: Any) -> HostLink | None:  # noqa: ANN401
+def _c2c(nvml: Any, handle: Any) -> HostLink | None:
     mode = _ask(nvml, nvml.nvmlDeviceGetC2cModeInfoV, handle)
     if mode is not None and not mode.isC2cEnabled:
         return None
@@ -57,7 +57,7 @@ def _c2c(nvml: Any, handle: Any) -> HostLink | None:  # noqa: ANN401
     return HostLink("c2c", f"NVLink-C2C to the CPU, {len(megabytes)} link{plural}", 1e6 * sum(megabytes))
 
 
-def _nvlink_to_cpu(nvml: Any, handle: Any) -> HostLink | None:  # noqa: ANN401
+def _nvlink_to_cpu(nvml: Any, handle: Any) -> HostLink | None:
     rates = [
         _NVLINK_BYTES_PER_SECOND.get(_ask(nvml, nvml.nvmlDeviceGetNvLinkVersion, handle, link) or 0, 0.0)
         for link in _active_nvlinks(nvml, handle)
@@ -68,13 +68,13 @@ def _nvlink_to_cpu(nvml: Any, handle: Any) -> HostLink | None:  # noqa: ANN401
     return HostLink("nvlink", f"NVLink to the CPU, {len(rates)} link{'' if len(rates) == 1 else 's'}", sum(rates))
 
 
-def _active_nvlinks(nvml: Any, handle: Any) -> Iterator[int]:  # noqa: ANN401
+def _active_nvlinks(nvml: Any, handle: Any) -> Iterator[int]:
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
         if _ask(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link) == 1:
             yield link
 
 
-def _leads_to_cpu(nvml: Any, handle: Any, link: int) -> bool:  # noqa: ANN401
+def _leads_to_cpu(nvml: Any, handle: Any, link: int) -> bool:
     remote = _ask(nvml, nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
     if remote is not None:
         return bool(remote == nvml.NVML_NVLINK_DEVICE_TYPE_IBMNPU)
@@ -83,7 +83,7 @@ def _leads_to_cpu(nvml: Any, handle: Any, link: int) -> bool:  # noqa: ANN401
     return pci is not None and pci.pciDeviceId & 0xFFFF == _IBM_VENDOR
 
 
-def _pcie(nvml: Any, handle: Any) -> HostLink | None:  # noqa: ANN401
+def _pcie(nvml: Any, handle: Any) -> HostLink | None:
     generation = _ask(nvml, nvml.nvmlDeviceGetCurrPcieLinkGeneration, handle)
     width = _ask(nvml, nvml.nvmlDeviceGetCurrPcieLinkWidth, handle)
     if not generation or not width:
@@ -98,7 +98,7 @@ def _pcie(nvml: Any, handle: Any) -> HostLink | None:  # noqa: ANN401
     return HostLink("pcie", running, width * _PCIE_LANE_BYTES_PER_SECOND.get(generation, 0.0))
 
 
-def _ask(nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401
+def _ask(nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:
     """The answer, or None where the driver refuses."""
     try:
         return question(*arguments)
@@ -106,7 +106,7 @@ def _ask(nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:  # no
         return None
 
 
-def _fields(nvml: Any, handle: Any, wanted: list[Any]) -> list[float | None]:  # noqa: ANN401
+def _fields(nvml: Any, handle: Any, wanted: list[Any]) -> list[float | None]:
     """Field values; None for each that the driver refuses, as every one carries a status of its own."""
     values = _ask(nvml, nvml.nvmlDeviceGetFieldValues, handle, wanted)
     if values is None:

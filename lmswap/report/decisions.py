@@ -8,9 +8,9 @@ from lmswap.ir.plan import Decision, Plan
 from lmswap.ir.program import Buffer, BufferKind, Op, Program
 
 _REASON_BY_KIND = {
-    BufferKind.OUTPUT: "handed to the caller: lives to the end of the step",
-    BufferKind.TANGENT: "gradient handed in by the caller",
-    BufferKind.GRADIENT: "gradient handed to the caller: lives to the end of the step",
+    BufferKind.OUTPUT: "the caller gets it",
+    BufferKind.TANGENT: "gradient that the caller passes in",
+    BufferKind.GRADIENT: "gradient that the caller gets",
     BufferKind.ACTIVATION: "no need to move it",
 }
 

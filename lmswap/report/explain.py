@@ -35,11 +35,7 @@ class Explanation:
 
     def __rich__(self) -> Group:
         """The tables, for `rich.print`."""
-        if not self.decisions:
-            return Group(
-                Text(f"{self.model}: nothing decided yet; the first step is captured and planned when it runs.")
-            )
-        heading = f"{self.model}: decisions of policy '{self.policy}', tier {self.tier}, largest first"
+        heading = f"{self.model}: decisions of policy '{self.policy}', largest buffer first"
         return Group(Text(heading, style="bold"), Text(), self._rows(), Text(), self._totals())
 
     def __str__(self) -> str:
@@ -52,10 +48,10 @@ class Explanation:
     def _rows(self) -> Table:
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", expand=True)
         table.add_column("size", justify="right", no_wrap=True)
-        table.add_column("made", ratio=9, overflow="ellipsis", no_wrap=True)
-        table.add_column("last used", ratio=7, overflow="ellipsis", no_wrap=True)
+        table.add_column("made", ratio=8, overflow="ellipsis", no_wrap=True)
+        table.add_column("last used", ratio=8, overflow="ellipsis", no_wrap=True)
         table.add_column("decision", no_wrap=True)
-        table.add_column("why", ratio=8, overflow="fold")
+        table.add_column("why", ratio=6, overflow="fold")
         for row in self.decisions[:MAX_ROWS]:
             table.add_row(
                 format_bytes(row.nbytes),

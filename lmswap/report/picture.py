@@ -103,7 +103,7 @@ def _draw_lanes(axes: Axes, timeline: Timeline) -> None:
     for row, lane in enumerate(Lane):
         spans = [span for span in timeline.spans if span.lane is lane]
         axes.axhline(row, color=_FAINT, linewidth=0.5, zorder=0)
-        axes.broken_barh(_merge(spans), (row - 0.36, 0.72), facecolors=_COLOURS[lane], linewidth=0)
+        axes.broken_barh(merge_spans(spans), (row - 0.36, 0.72), facecolors=_COLOURS[lane], linewidth=0)
         labels.append(_lane_label(lane, timeline))
     axes.set_yticks(range(len(labels)), labels)
     axes.tick_params(axis="y", length=0)
@@ -115,7 +115,7 @@ def _lane_label(lane: Lane, timeline: Timeline) -> str:
     return f"{lane}  {format_bytes(moved)}" if moved else f"{lane}  {format_seconds(timeline.lane_seconds(lane))}"
 
 
-def _merge(spans: Sequence[Span]) -> list[tuple[float, float]]:
+def merge_spans(spans: Sequence[Span]) -> list[tuple[float, float]]:
     """(start, length) of the spans with touching ones joined: thousands of ops become a few bars without seams."""
     merged: list[list[float]] = []
     for span in sorted(spans, key=lambda span: span.start_seconds):

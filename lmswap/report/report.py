@@ -154,8 +154,8 @@ class Report:
         parts = [
             f"{format_bytes(nbytes)} {what}"
             for nbytes, what in (
-                (self.base_bytes, "there before the step"),
-                (self.reserve_bytes, "reserve for allocator and scratch"),
+                (self.base_bytes, "before the step"),
+                (self.reserve_bytes, "reserve"),
                 (self.margin_bytes, "margin"),
                 (for_step, "for the step's tensors"),
             )

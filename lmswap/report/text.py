@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console, RenderableType
 
-WIDTH = 132
+WIDTH = 120
 
 
 def render_text(*parts: RenderableType, width: int = WIDTH) -> str:

@@ -1,0 +1,123 @@
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from lmswap.ir.plan import Decision
+from lmswap.ir.timeline import Timeline
+from tests.report.small_step import MIB, PLAN, PROGRAM, planned_report, report, timeline
+
+GOLDEN = """\
+lmswap report: Small on cpu (unit machine), after 3 steps
+Swapping is on: policy 'swap_all' sends 1 of 6 buffers, 3.00 MiB, to the disk tier.
+
+                  predicted   measured     error
+peak              10.00 MiB   9.00 MiB   +11.1 %
+  of it tensors               7.00 MiB
+step                 5.50 s     6.00 s    -8.3 %
+  of it stalled      500 ms     1.00 s   -50.0 %
+swapped out        3.00 MiB   3.00 MiB     0.0 %
+swapped in         3.00 MiB   3.00 MiB     0.0 %
+disk tier, peak               3.00 MiB
+
+Budget 12.00 MiB = 2.00 MiB before the step + 1.00 MiB reserve + 1.00 MiB margin + 8.00 MiB for the step's tensors.
+The measured peak is 75 % of the budget.
+Measured figures are of the last step. Error: of the prediction, against the measurement.
+Note: module 'Head' runs uncaptured, because it calls numpy."""
+
+
+def test_the_text_is_the_same_to_the_letter():
+    assert str(report(notes=["module 'Head' runs uncaptured, because it calls numpy."])) == GOLDEN
+
+
+@pytest.mark.parametrize("variable", ["COLUMNS", "FORCE_COLOR", "NO_COLOR", "TERM"])
+def test_the_text_does_not_depend_on_the_terminal(monkeypatch, variable):
+    before = str(report())
+    monkeypatch.setenv(variable, "20")
+    assert str(report()) == before
+
+
+def test_predicted_peak_counts_like_the_budget():
+    made = report()
+    # 2 MiB base + 1 MiB reserve + 7 MiB of the step; the margin stays free and is no part of a prediction.
+    assert made.predicted_peak_bytes == 10 * MIB
+    assert made.predicted.peak_bytes == made.predicted_peak_bytes
+    assert made.measured.peak_bytes == made.measured_peak_bytes  # taken as it was recorded
+
+
+def test_measured_fields_come_from_the_measured_timeline():
+    made = report()
+    assert (made.swapped_out_bytes, made.swapped_in_bytes, made.recomputed_bytes) == (3 * MIB, 3 * MIB, 0)
+    assert (made.predicted_seconds, made.measured_seconds, made.stall_seconds) == (5.5, 6.0, 1.0)
+
+
+def test_before_the_first_step_nothing_is_measured_and_the_text_says_so():
+    made = planned_report()
+    fields = ("measured_peak_bytes", "measured_seconds", "swapped_out_bytes", "swapped_in_bytes", "stall_seconds")
+    assert [getattr(made, field) for field in fields] == [None] * 5
+    assert "before the first step" in str(made)
+    assert str(made).count("not yet measured") == 6
+    assert "Swapping is planned, not yet run: policy 'swap_all' sends 1 of 6 buffers" in str(made)
+
+
+def test_before_the_capture_nothing_is_predicted_either():
+    made = planned_report(program=None, plan=None, predicted=None)
+    assert (made.predicted_peak_bytes, made.predicted_seconds, made.decisions) == (None, None, ())
+    assert "Swapping: not decided yet" in str(made)
+    assert made.policy == "auto"
+
+
+def test_a_step_that_fits_says_that_swapping_is_off_and_why():
+    made = report(plan=replace(PLAN, policy="tflms", swaps=()), measured=Timeline("measured", (), ()))
+    assert "Swapping is off (policy 'tflms'): the whole step fits the budget of 12.00 MiB as it is." in str(made)
+
+
+def test_policy_none_says_that_it_never_swaps():
+    assert "Swapping is off (policy 'none'): this policy never swaps." in str(
+        report(plan=replace(PLAN, policy="none", swaps=()))
+    )
+
+
+def test_planned_swaps_that_did_not_run_are_not_called_on():
+    unmoved = replace(timeline("measured"), spans=timeline("measured").spans[:4])
+    text = str(report(measured=unmoved))
+    assert "Swapping did NOT happen in the last step" in text
+    assert "Swapping is on" not in text
+
+
+def test_a_peak_over_the_budget_is_said():
+    assert "The measured peak is OVER the budget by 1.00 MiB." in str(report(measured_peak_bytes=13 * MIB))
+
+
+def test_an_error_without_a_measurement_or_of_nothing_is_a_dash():
+    text = str(report(measured=timeline("measured", stall_seconds=0)))
+    (stalled,) = [line for line in text.splitlines() if "stalled" in line]
+    assert stalled.split() == ["of", "it", "stalled", "500", "ms", "0", "s", "–"]
+
+
+def test_decisions_name_the_users_lines():
+    decisions = {row.name: row for row in report().decisions}
+    conv = decisions["conv"]
+    assert (conv.made_at, conv.made_by) == ("small.py:8 x = self.conv(x)", "aten.convolution.default")
+    assert (conv.last_used_at, conv.last_used_by) == (conv.made_at, "aten.convolution_backward.default")
+    assert (conv.decision, conv.reason, conv.nbytes) == (Decision.SWAP, "idle for 2 ops", 3 * MIB)
+    assert decisions["relu"].decision is Decision.KEEP
+    assert decisions["relu"].last_used_by == "aten.expand.default"
+    assert decisions["grad_loss"].made_by == ""  # the caller hands it in
+    assert "weight" not in decisions  # lives outside the step
+
+
+def test_json_holds_every_field():
+    data = json.loads(report().to_json())
+    assert data["schema"] == "lmswap.report/1"
+    assert data["measured_peak_bytes"] == 9 * MIB
+    assert data["decisions"][0]["decision"] == "swap"
+    assert data["predicted"]["spans"][0]["lane"] == "compute"
+    assert len(data["decisions"]) == len(PROGRAM.buffers) - 1
+
+
+def test_reports_are_read_without_torch():
+    code = "import sys; from tests.report.small_step import report; str(report()); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
