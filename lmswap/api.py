@@ -78,7 +78,7 @@ def enable(
 
 
 def disable(model: nn.Module) -> None:
-    """Gives ``model`` back as it was before `enable`, and returns its host memory and files; harmless if not enabled."""
+    """Gives ``model`` back as it was before `enable` and frees its host memory and files; harmless if not enabled."""
     session = _sessions.pop(model, None)
     if session is not None:
         model._compiled_call_impl = None
@@ -174,7 +174,7 @@ def _session(model: nn.Module) -> Session:
     return session
 
 
-def _planned(model: nn.Module) -> Any:  # noqa: ANN401
+def _planned(model: nn.Module) -> Any:
     step = _session(model).current_step()
     if step is None:
         raise OptionError("nothing is planned yet: the first call of the model captures and plans its step")
@@ -206,7 +206,7 @@ def _clear_errors(compiled: Callable[..., Any], session: Session) -> Callable[..
     """Wraps a model's compiled call: lmswap's errors come out as they are, and running uncaptured is an error."""
     limits = {"recompile_limit": _MAX_GRAPHS, "fail_on_recompile_limit_hit": True}
 
-    def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the model's own signature
+    def call(*args: Any, **kwargs: Any) -> Any:
         try:
             with torch._dynamo.config.patch(limits):
                 result = compiled(*args, **kwargs)

@@ -91,8 +91,8 @@ class Session:
         self.budget_bytes = _resolve_budget(options, self.memory)
         self.machine: Machine = describe_machine(device, self.tier, options.disk_directory)
         native = _open_engine(device, self.tier, self.machine, options)
-        self.engine = SwapEngine(device, native, on_event=lambda: self.recorder.memory_changed())
         self.recorder = Recorder(self.memory.used_tensor_bytes, native.take_records)
+        self.engine = SwapEngine(device, native, on_event=self.recorder.memory_changed)
         self.graphs: list[CapturedGraph] = []
         self.steps: dict[tuple[int, ...], PlannedStep] = {}  # by the graphs that run in it, in forward order
         self.notes: list[str] = []
@@ -104,7 +104,7 @@ class Session:
         self.graphs.append(graph)
         graph.compile(inputs)
 
-        def run(*arguments: Any) -> Any:  # noqa: ANN401 - whatever the model returns
+        def run(*arguments: Any) -> Any:
             self.prepare(graph)
             return graph.function(*arguments)
 
@@ -235,7 +235,7 @@ class CapturedGraph:
         """See `lmswap.capture.aot.GraphHandler`."""
         function, session, index = compile_boxed(module), self._session, self.index
 
-        def run(arguments: list[Any]) -> Any:  # noqa: ANN401 - whatever the model returns
+        def run(arguments: list[Any]) -> Any:
             with session.recorder.segment((index, phase)):
                 return function(arguments)
 

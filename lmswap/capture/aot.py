@@ -50,7 +50,7 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Graph
         joint_inputs: Any,
         *,
         num_fwd_outputs: int,
-        **rest: Any,  # noqa: ANN401
+        **rest: Any,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         forward, backward = default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **rest)
         handler.training(forward, backward, num_fwd_outputs)
@@ -80,7 +80,7 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Graph
 def _boxed(function: BoxedFunction) -> BoxedFunction:
     """Marks ``function`` as one that takes a list and empties it; AOTAutograd then keeps no second reference."""
 
-    def run(arguments: list[Any]) -> Any:  # noqa: ANN401 - a graph returns what its model returns
+    def run(arguments: list[Any]) -> Any:
         return function(arguments)
 
     run._boxed_call = True  # type: ignore[attr-defined]

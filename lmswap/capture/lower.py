@@ -183,7 +183,7 @@ def _outputs(module: fx.GraphModule) -> list[Any]:
     return list(returned) if isinstance(returned, (tuple, list)) else [returned]
 
 
-def _tensors(values: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401 - any pytree
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
     for leaf in pytree.tree_leaves(values):
         if isinstance(leaf, torch.Tensor):
             yield leaf

@@ -98,15 +98,15 @@ class OpMeter:
                 break
         return best, max(scratch, 0)
 
-    def _example(self, argument: fx.Node, storages: dict[int, torch.Tensor]) -> Any:  # noqa: ANN401 - tensor or scalar
+    def _example(self, argument: fx.Node, storages: dict[int, torch.Tensor]) -> Any:
         return pytree.tree_map(
             lambda leaf: _example_tensor(leaf, storages) if isinstance(leaf, torch.Tensor) else leaf,
             argument.meta.get("val"),
         )
 
 
-def _signature(node: fx.Node) -> Any:  # noqa: ANN401 - any hashable
-    def describe(leaf: Any) -> Any:  # noqa: ANN401 - any leaf of an argument
+def _signature(node: fx.Node) -> Any:
+    def describe(leaf: Any) -> Any:
         value = leaf.meta.get("val") if isinstance(leaf, fx.Node) else leaf
         if isinstance(value, torch.Tensor):
             return (value.dtype, tuple(value.shape), tuple(value.stride()), value.storage_offset(), str(value.device))

@@ -54,7 +54,10 @@ class Engine:
         """Makes ``stream`` (the caller, on the host driver) wait until the bytes have left."""
 
     def in_start(self, swap: int, handle: int, pointer: int, nbytes: int, stream: int) -> int:
-        """Queues the copy in, behind the handle's own copy out and behind ``stream``; returns the transfer's number."""
+        """Queues the copy in, behind the handle's own copy out and behind ``stream``; returns the transfer's number.
+
+        ``nbytes`` is the room at ``pointer``, at least what was swapped out.
+        """
 
     def in_done(self, transfer: int, stream: int) -> None:
         """Makes ``stream`` (the caller, on the host driver) wait until the bytes have arrived."""

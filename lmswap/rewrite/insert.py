@@ -201,7 +201,7 @@ class _Editor:
         (output,) = self.graph.module.graph.find_nodes(op="output")
         return output
 
-    def _call(self, target: Any, arguments: tuple[Any, ...], value: Any) -> fx.Node:  # noqa: ANN401 - fx arguments
+    def _call(self, target: Any, arguments: tuple[Any, ...], value: Any) -> fx.Node:
         node = self.graph.module.graph.call_function(target, arguments)
         if value is not None:
             node.meta["val"] = value

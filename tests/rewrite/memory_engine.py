@@ -32,7 +32,8 @@ class MemoryEngine:
         return flat
 
     def in_done(self, token: torch.Tensor) -> None:
-        self.arriving.pop(int(token)).copy_(self.stored[int(token)])
+        stored = self.stored[int(token)]
+        self.arriving.pop(int(token))[: stored.numel()].copy_(stored)  # a traced storage can be longer than the real one
 
 
 def _bytes(x: torch.Tensor) -> torch.Tensor:

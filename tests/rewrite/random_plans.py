@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 from lmswap.ir.plan import Plan, Swap
@@ -18,7 +19,7 @@ def random_plan(program: Program, rng: random.Random, *, share: float = 0.7) -> 
         has_copy = False
         offset += -(-buffer.nbytes // 4096) * 4096
         uses = [op.index for op in program.ops if buffer.id in (*op.reads, *op.writes)]
-        for before, after in zip(uses, uses[1:], strict=False):
+        for before, after in itertools.pairwise(uses):
             here, there = program.segment_of(before), program.segment_of(after)
             has_copy = has_copy and buffer.id not in program.ops[before].writes
             if rng.random() > share:

@@ -1,0 +1,39 @@
+"""Captures a model's graphs and lowers them, without swapping anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lmswap.capture.aot import compile_region
+from lmswap.capture.lower import Lowered, lower_inference, lower_training
+from lmswap.execute.graph import compile_boxed
+
+
+class Recording:
+    """A graph handler that keeps what was lowered and leaves the graphs as they are."""
+
+    def __init__(self) -> None:
+        self.lowered: list[Lowered] = []
+
+    def training(self, forward, backward, num_user_outputs):
+        self.lowered.append(
+            lower_training(forward, backward, num_user_outputs=num_user_outputs, parameters=[], name="captured")
+        )
+
+    def inference(self, graph):
+        self.lowered.append(lower_inference(graph, parameters=[], name="captured"))
+
+    def compiled(self, module, phase):
+        return compile_boxed(module)
+
+
+def capture(model: Any, *inputs: torch.Tensor) -> tuple[Recording, Any]:
+    """Runs ``model`` once through AOTAutograd; gives what was lowered, and the output."""
+    torch.compiler.reset()
+    recording = Recording()
+    compiled = torch.compile(
+        model, backend=lambda module, example: compile_region(module, example, recording), dynamic=False
+    )
+    return recording, compiled(*inputs)

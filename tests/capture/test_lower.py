@@ -1,0 +1,132 @@
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+from lmswap.errors import CaptureError
+from lmswap.ir.program import BufferKind, Program
+from tests.capture.captured import capture
+from tests.models import CASES
+
+
+def buffer_of(program: Program, name: str) -> int:
+    return next(value.buffer for value in program.values if value.name == name)
+
+
+def test_views_detach_and_their_base_are_one_buffer():
+    def step(x):
+        h = torch.tanh(x)
+        return (h.view(-1).sin().sum() + h.detach().t().cos().sum() + h[1:].exp().sum()).unsqueeze(0)
+
+    recording, _ = capture(step, torch.randn(8, 8, requires_grad=True))
+    program = recording.lowered[0].program
+    tanh = buffer_of(program, "tanh")
+    assert program.buffers[tanh].nbytes == 8 * 8 * 4
+    aliases = {value.name for value in program.values if value.buffer == tanh}
+    assert {"tanh", "view", "t"} <= aliases
+    assert all(op.is_view for op in program.ops if op.name in aliases - {"tanh"})
+
+
+def test_values_saved_for_backward_are_the_same_buffer_in_both_graphs():
+    recording, _ = capture(lambda x: torch.tanh(x).exp().sum().unsqueeze(0), torch.randn(8, 8, requires_grad=True))
+    lowered = recording.lowered[0]
+    forward, backward = lowered.graphs
+    backward_inputs = {node.name: b for node, b in backward.buffer_of.items() if node.op == "placeholder"}
+    forward_values = {node.name: b for node, b in forward.buffer_of.items()}
+    shared = backward_inputs.keys() & forward_values.keys()
+    assert shared
+    assert all(backward_inputs[name] == forward_values[name] for name in shared)
+
+
+def test_what_the_caller_can_see_is_never_swappable():
+    def step(x, w):
+        h = torch.tanh(x @ w)
+        return h, h.view(-1)[:3]
+
+    recording, _ = capture(step, torch.randn(8, 8), torch.randn(8, 8, requires_grad=True))
+    program = recording.lowered[0].program
+    assert program.buffers[buffer_of(program, "tanh")].kind is BufferKind.OUTPUT
+    for name in ("primals_1", "primals_2"):
+        assert program.buffers[buffer_of(program, name)].kind is BufferKind.INPUT
+
+
+def test_memory_that_an_op_makes_but_nobody_picks_is_counted():
+    recording, _ = capture(lambda x: torch.max(x, dim=1).values.sum().unsqueeze(0), torch.randn(64, 64))
+    program = recording.lowered[0].program
+    op = next(op for op in program.ops if "max.dim" in op.target)
+    assert sorted(program.buffers[b].nbytes for b in op.writes) == [64 * 4, 64 * 8]
+
+
+def test_in_place_ops_of_the_user_write_a_buffer_before_it_is_read():
+    for case in CASES.values():
+        recording, _ = capture(case.make(), case.batch())
+        program = recording.lowered[0].program
+        written: set[int] = set()
+        for op in program.ops:
+            for buffer in op.reads:
+                assert buffer in written or program.buffers[buffer].kind is not BufferKind.ACTIVATION, op
+            written |= set(op.writes)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last_3d])
+def test_layout_is_kept_in_the_values(memory_format):
+    conv = nn.Conv3d(4, 8, 3, padding=1).to(memory_format=memory_format)
+    x = torch.randn(1, 4, 8, 8, 8).to(memory_format=memory_format)
+    recording, out = capture(lambda x: F.relu(conv(x)).sum().unsqueeze(0), x)
+    value = next(v for v in recording.lowered[0].program.values if v.name == "convolution")
+    assert value.stride == conv(x).stride()
+
+
+def test_sources_are_the_users_own_lines():
+    recording, _ = capture(lambda x: torch.tanh(x).sum().unsqueeze(0), torch.randn(8, requires_grad=True))
+    sources = {op.target: op.source for op in recording.lowered[0].program.ops}
+    assert sources["aten.tanh.default"].startswith("test_lower.py:")
+    assert "torch.tanh(x)" in sources["aten.tanh_backward.default"]  # backward ops name the forward line
+
+
+def test_random_ops_are_marked():
+    recording, _ = capture(lambda x: F.dropout(x.exp(), 0.5).sum().unsqueeze(0), torch.randn(8, requires_grad=True))
+    random = {op.target for op in recording.lowered[0].program.ops if op.is_random}
+    assert random == {"aten.native_dropout.default"}
+
+
+def test_flops_are_torchs_own_count():
+    recording, _ = capture(lambda x: x @ x, torch.randn(32, 32))
+    assert sum(op.flops for op in recording.lowered[0].program.ops) == 2 * 32**3
+
+
+def test_a_pass_without_gradients_is_one_inference_segment():
+    with torch.no_grad():
+        recording, _ = capture(CASES["resnet"].make().eval(), CASES["resnet"].batch())
+    program = recording.lowered[0].program
+    assert [segment.phase for segment in program.segments] == ["inference"]
+
+
+def test_shapes_that_change_from_call_to_call_are_refused():
+    x = torch.randn(8, 8, requires_grad=True)
+    torch._dynamo.mark_dynamic(x, 0)
+    with pytest.raises(Exception, match="changes from call to call"):
+        capture(lambda x: torch.tanh(x).sum().unsqueeze(0), x)
+
+
+def test_saved_tensor_hooks_around_the_model_are_refused():
+    with torch.autograd.graph.save_on_cpu(), pytest.raises(Exception, match="saved-tensor hooks surround"):
+        capture(lambda x: torch.tanh(x).sum().unsqueeze(0), torch.randn(8, requires_grad=True))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_programs_survive_json_and_become_acyclic_graphs(name):
+    import networkx
+
+    recording, _ = capture(CASES[name].make(), CASES[name].batch())
+    program = recording.lowered[0].program
+    assert Program.from_json(program.to_json()) == program
+    graph = program.to_networkx()
+    assert graph.number_of_nodes() == len(program.ops)
+    assert networkx.is_directed_acyclic_graph(graph)
+
+
+def test_damaged_programs_are_refused():
+    for text in ("", "[]", '{"schema": "other"}', '{"schema": "lmswap.program/1"}'):
+        with pytest.raises(CaptureError):
+            Program.from_json(text)
