@@ -140,7 +140,7 @@ def _read_volume(path: Path) -> npt.NDArray[Any]:
         raise DataError(f"{path} cannot be read as NIfTI ({error}); copy or download it again") from error
 
 
-def require(package: str, purpose: str) -> Any:  # noqa: ANN401 - a module
+def require(package: str, purpose: str) -> Any:
     """Imports an optional package.
 
     Raises:

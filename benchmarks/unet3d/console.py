@@ -1,0 +1,115 @@
+"""What the terminal shows: progress while the runs train, and the table at the end."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from benchmarks.unet3d.study import Study
+from benchmarks.unet3d.train import Configuration, Event, Run
+from benchmarks.unet3d.verdict import Verdict
+from lmswap.ir.bytesize import format_bytes
+
+_MARKS = {True: "[green]✓[/]", False: "[bold red]✗[/]", None: "[dim]·[/]"}
+
+
+class ProgressView:
+    """One bar per run with its loss and memory; hand ``on_event`` to `benchmarks.unet3d.study.compare`."""
+
+    def __init__(self, console: Console) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description:<16}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("loss {task.fields[loss]:>9}"),
+            TextColumn("memory {task.fields[memory]:>10}"),
+            TextColumn("[dim]{task.fields[phase]}"),
+            TimeElapsedColumn(),
+            console=console,
+        )
+        self._tasks: dict[Configuration, TaskID] = {}
+
+    def __enter__(self) -> ProgressView:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def on_event(self, configuration: Configuration, event: Event) -> None:
+        """Shows what a run's process tells."""
+        if configuration not in self._tasks:
+            self._tasks[configuration] = self._progress.add_task(
+                configuration.name, total=configuration.steps, loss="–", memory="–", phase="starting"
+            )
+        task = self._tasks[configuration]
+        match event["event"]:
+            case "phase":
+                self._progress.update(task, phase=event["phase"])
+            case "memory":
+                self._progress.update(task, memory=format_bytes(event["bytes"]))
+            case "step":
+                self._progress.update(task, completed=event["step"], loss=f"{event['loss']:.5f}", phase="training")
+            case "result":
+                self._progress.update(task, memory=format_bytes(event["run"]["peak_bytes"]), phase="done, peak memory")
+                self._progress.stop_task(task)
+            case "failed":
+                self._progress.update(task, phase="[red]failed")
+                self._progress.stop_task(task)
+
+
+def print_study(console: Console, study: Study, verdicts: list[Verdict]) -> None:
+    """Prints the table of runs, what it shows, and where the figures come from."""
+    console.print(_table(study))
+    for verdict in verdicts:
+        console.print(f" {_MARKS[verdict.holds]} {escape(verdict.text)}")
+    machine = study.machine
+    device = next((run.device for run in study.runs), "CPU")
+    threads = next((run.threads for run in study.runs), machine.cores)
+    console.print(
+        f"\n[dim]{escape(device)}; {escape(machine.cpu)}, {threads} threads, {format_bytes(machine.memory_bytes)} of "
+        f"memory; torch {machine.torch}. Loss: weighted Dice on {len(study.subjects)} subjects, {study.data}. Step: median "
+        "of all but the first. Tensors, stalled, out and in: of one step.[/]"
+    )
+
+
+def _table(study: Study) -> Table:
+    on_cuda = any(run.configuration.device == "cuda" for run in study.runs)
+    table = Table(
+        title=f"3D U-Net, batch 1, whole images: {study.data}. Peaks are of "
+        + ("allocated device memory" if on_cuda else "resident memory beyond what was there before the first step"),
+        title_justify="left",
+        title_style="",
+        box=None,
+    )
+    table.add_column("\nrun", no_wrap=True)
+    for heading in (
+        "budget\nGiB", "peak\nGiB", "tensors\nGiB", "step\ns", "stalled\ns", "out\nGiB", "in\nGiB", "last\nloss",
+    ):  # fmt: skip
+        table.add_column(heading, justify="right", no_wrap=True)
+    for run in study.runs:
+        table.add_row(*_row(run))
+    return table
+
+
+def _row(run: Run) -> tuple[str, ...]:
+    swapping = run.swapping if run.configuration.kind == "swapped" else None
+    return (
+        run.configuration.name,
+        *map(_gib, (run.configuration.budget_bytes, run.peak_bytes, run.tensor_peak_bytes)),
+        f"{run.seconds_per_step:.2f}",
+        "–" if swapping is None or swapping.stall_seconds is None else f"{swapping.stall_seconds:.2f}",
+        _gib(swapping and swapping.out_bytes),
+        _gib(swapping and swapping.in_bytes),
+        f"{run.losses[-1]:.6f}",
+    )
+
+
+def _gib(nbytes: int | None) -> str:
+    return "–" if nbytes is None else f"{nbytes / 2**30:.2f}"

@@ -1,0 +1,146 @@
+"""One training step as a picture: memory over time, plain and swapped, and the copies that make the difference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.unet3d.study import Study
+from benchmarks.unet3d.train import Run
+from lmswap.ir.bytesize import format_bytes
+from lmswap.ir.timeline import Lane
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+GIB = 2**30
+
+# Okabe and Ito's palette, which colour-blind readers can tell apart; the same as in lmswap's own pictures.
+_LANES = {Lane.OUT: ("swap out", "#e69f00"), Lane.IN: ("swap in", "#009e73"), Lane.STALL: ("stalled", "#d55e00")}
+_MEMORY, _EXCESS, _INK, _FAINT = "#0072b2", "#cc79a7", "#22272b", "#c3c8cd"
+
+
+def plot_step(study: Study, size: int, path: Path) -> None:
+    """Draws the last step of the plain and the swapped run of ``size`` on one scale; a run that failed is left out.
+
+    Raises:
+        ValueError: neither run finished.
+    """
+    import matplotlib  # noqa: PLC0415 - slow to import, and only needed at the end
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    plain, swapped = study.find(size, "plain"), study.find(size, "swapped")
+    runs = [run for run in (plain, swapped) if run is not None]
+    if not runs:
+        raise ValueError(f"no run of {size}³ finished, so there is nothing to draw")
+    with matplotlib.rc_context({"font.size": 10, "text.color": _INK, "axes.labelcolor": _INK}):
+        figure = Figure(figsize=(10.5, 1.2 + 2.6 * len(runs) + 1.1 * (swapped is not None)), layout="constrained")
+        ratios = [2.6] * len(runs) + [0.9] * (swapped is not None)
+        axes = figure.subplots(len(ratios), sharex=True, squeeze=False, height_ratios=ratios)[:, 0]
+        figure.suptitle(_title(study, size), x=0.01, ha="left", fontsize=13, fontweight="bold")
+        top = 1.18 * max([study.budget_bytes or 0, *(run.peak_bytes for run in runs)]) / GIB
+        for axis, run in zip(axes, runs, strict=False):
+            _draw_memory(axis, run, study.budget_bytes, top)
+        _label_budget(axes[0], study)
+        if swapped is not None:
+            _draw_lanes(axes[-1], swapped)
+        axes[-1].set_xlabel("seconds from the start of the step")
+        axes[-1].set_xlim(0, max(_end(run) for run in runs))
+        figure.text(0.01, -0.02, _footnote(study, runs[0]), fontsize=8, color="#5b646c", va="top")
+        figure.savefig(path, dpi=160, bbox_inches="tight", pad_inches=0.15)
+
+
+def _title(study: Study, size: int) -> str:
+    first = study.runs[0].configuration
+    if first.budget_bytes is None and first.size != size and study.budget_bytes == study.runs[0].peak_bytes:
+        return (
+            f"One training step at {size}³, {(size / first.size) ** 3:.2f} × the voxels, in the memory of {first.size}³"
+        )
+    return f"One training step at {size}³"
+
+
+def _footnote(study: Study, run: Run) -> str:
+    what = (
+        "allocated device memory" if run.configuration.device == "cuda" else "growth of the process's resident memory"
+    )
+    device = run.device if run.configuration.device == "cuda" else f"{study.machine.cpu}, {run.threads} threads"
+    return (
+        f"3D U-Net of Isensee 2017, {run.configuration.dtype}, batch 1; {study.data}. Memory: {what}, last of "
+        f"{run.configuration.steps} steps.\n{device}, torch {study.machine.torch}."
+    )
+
+
+def _end(run: Run) -> float:
+    return run.memory[-1][0] if run.memory else run.step_seconds[-1]
+
+
+def _draw_memory(axes: Axes, run: Run, budget_bytes: int | None, top: float) -> None:
+    _clear_frame(axes)
+    axes.set_ylim(0, top)
+    axes.set_ylabel("memory, GiB")
+    axes.grid(axis="y", color=_FAINT, linewidth=0.5)
+    axes.set_axisbelow(True)
+    axes.set_title(
+        f"{run.configuration.name}: peak {format_bytes(run.peak_bytes)}, {run.seconds_per_step:.1f} s a step",
+        loc="left",
+        fontsize=10.5,
+    )
+    seconds = [at for at, _ in run.memory]
+    held = [nbytes / GIB for _, nbytes in run.memory]
+    axes.fill_between(seconds, held, color=_MEMORY, alpha=0.25, linewidth=0)
+    axes.plot(seconds, held, color=_MEMORY, linewidth=1.1)
+    if budget_bytes is not None:
+        budget = budget_bytes / GIB
+        above = [nbytes > budget for nbytes in held]
+        axes.fill_between(seconds, held, budget, where=above, color=_EXCESS, alpha=0.45, linewidth=0, interpolate=True)
+        axes.axhline(budget, color=_INK, linewidth=1.2, linestyle=(0, (5, 3)))
+        highest = max(held, default=0.0)
+        if highest > 1.3 * budget:  # room for the words
+            at = seconds[held.index(highest)]
+            axes.text(at, (highest + budget) / 2, "over the budget", ha="center", va="center", color=_INK)
+
+
+def _label_budget(axes: Axes, study: Study) -> None:
+    if study.budget_bytes is None:
+        return
+    axes.annotate(
+        f"budget {format_bytes(study.budget_bytes)}",
+        (1, study.budget_bytes / GIB),
+        xycoords=("axes fraction", "data"),
+        xytext=(-2, 3),
+        textcoords="offset points",
+        ha="right",
+        va="bottom",
+        fontweight="bold",
+    )
+
+
+def _draw_lanes(axes: Axes, run: Run) -> None:
+    _clear_frame(axes)
+    axes.spines["left"].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    labels = []
+    spans = run.swapping.spans if run.swapping else ()
+    for row, (lane, (name, colour)) in enumerate(_LANES.items()):
+        own = [(start, end, nbytes) for kind, start, end, nbytes in spans if kind == lane]
+        axes.axhline(row, color=_FAINT, linewidth=0.5, zorder=0)
+        axes.broken_barh(
+            [(start, end - start) for start, end, _ in own], (row - 0.34, 0.68), facecolors=colour, linewidth=0
+        )
+        labels.append(f"{name}  {_amount(lane, own)}")
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.4, -0.6)
+
+
+def _amount(lane: Lane, spans: Sequence[tuple[float, float, int]]) -> str:
+    if lane is Lane.STALL:
+        return f"{sum(end - start for start, end, _ in spans):.1f} s"
+    return format_bytes(sum(nbytes for _, _, nbytes in spans))
+
+
+def _clear_frame(axes: Axes) -> None:
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color(_FAINT)

@@ -1,0 +1,238 @@
+"""Runs several configurations, each in a fresh process, and says what the comparison shows."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from benchmarks.unet3d import brats, synthetic
+from benchmarks.unet3d.network import Head
+from benchmarks.unet3d.preprocess import prepare_cube
+from benchmarks.unet3d.train import Configuration, Event, Kind, Run
+
+SCHEMA = "lmswap.unet3d/1"
+MAX_SUBJECTS = 3  # a comparison of a few steps takes the first ones only, and normalises over these
+_LOG_TAIL_LINES = 15
+
+OnEvent = Callable[[Configuration, Event], None]
+
+
+class RunFailed(Exception):
+    """A run's process did not finish; the message says why and where its output is."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is to be compared. ``budget_bytes`` None: the peak that the first size takes plainly."""
+
+    sizes: tuple[int, ...]
+    steps: int
+    budget_bytes: int | None
+    policy: str
+    head: Head
+    dtype: Literal["fp32", "bf16"]
+    seed: int
+    data: Path | None  # a BraTS folder; None: made subjects
+    folder: Path  # for made subjects, cubes and logs
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A configuration that did not finish, and why."""
+
+    configuration: Configuration
+    message: str
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where the figures come from, and from which code."""
+
+    cpu: str
+    cores: int
+    memory_bytes: int
+    torch: str
+    python: str
+    commit: str
+
+
+@dataclass(frozen=True)
+class Study:
+    """The outcome of a comparison."""
+
+    command: str
+    created: str
+    data: str
+    subjects: tuple[str, ...]
+    machine: Machine
+    budget_bytes: int | None
+    runs: tuple[Run, ...]
+    failures: tuple[Failure, ...]
+
+    def find(self, size: int, kind: Kind) -> Run | None:
+        """The run of a size and kind, None if there is none."""
+        matches = (run for run in self.runs if (run.configuration.size, run.configuration.kind) == (size, kind))
+        return next(matches, None)
+
+    def write(self, path: Path) -> None:
+        """Writes everything as JSON, schema "lmswap.unet3d/1", in bytes and seconds."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1) + "\n")
+
+
+def compare(settings: Settings, on_event: OnEvent, *, command: str) -> Study:
+    """Trains each size plainly, and under the budget swapped and, in the same graphs, unswapped.
+
+    Where the first size sets the budget it is trained plainly only; should that fail, nothing else is tried. Any other
+    run that fails is kept as a failure, and the rest goes on.
+
+    Raises:
+        DataError: the scans cannot be used.
+    """
+    subjects, data = _subjects(settings)
+    runs: list[Run] = []
+    failures: list[Failure] = []
+
+    def attempt(
+        size: int, policy: str | None, budget_bytes: int | None = None, cap_bytes: int | None = None
+    ) -> Run | None:
+        configuration = Configuration(
+            size=size,
+            steps=settings.steps,
+            policy=policy,
+            budget_bytes=budget_bytes,
+            cap_bytes=cap_bytes if device == "cuda" else None,
+            head=settings.head,
+            dtype=settings.dtype,
+            device=device,
+            seed=settings.seed,
+            cubes=tuple(str(prepare_cube(subject, size, settings.folder / "cubes")) for subject in subjects),
+        )
+        try:
+            runs.append(run_fresh(configuration, settings.folder / "logs", on_event))
+        except RunFailed as failure:
+            failures.append(Failure(configuration, str(failure)))
+            on_event(configuration, {"event": "failed", "message": str(failure)})
+            return None
+        return runs[-1]
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    # The cap stands for a smaller card. One that just holds the first size has room for all that torch's allocator
+    # took there, which is more than the tensors; the budget given to lmswap is the tensors alone.
+    budget_bytes = cap_bytes = settings.budget_bytes
+    sizes = list(settings.sizes)
+    if budget_bytes is None:
+        first = attempt(sizes.pop(0), None)
+        if first is not None:
+            budget_bytes, cap_bytes = first.peak_bytes, first.reserved_peak_bytes
+    for size in sizes if budget_bytes is not None else ():
+        attempt(size, None)
+        attempt(size, settings.policy, budget_bytes, cap_bytes)
+        attempt(size, "none")
+    return Study(
+        command=command,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        data=data,
+        subjects=tuple(subject.name for subject in subjects),
+        machine=describe_machine(),
+        budget_bytes=budget_bytes,
+        runs=tuple(runs),
+        failures=tuple(failures),
+    )
+
+
+def run_fresh(configuration: Configuration, logs: Path, on_event: OnEvent) -> Run:
+    """Runs one configuration in a process of its own, so that its peak and its crash are its own.
+
+    Raises:
+        RunFailed: it did not finish.
+    """
+    logs.mkdir(parents=True, exist_ok=True)
+    stem = logs / configuration.name.replace(" ", "-")
+    settings, log = stem.with_suffix(".json"), stem.with_suffix(".log")
+    settings.write_text(json.dumps(asdict(configuration), indent=1))
+    read_end, write_end = os.pipe()
+    with os.fdopen(read_end) as events, log.open("wb") as output:
+        try:
+            child = subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.unet3d.train", str(settings), "--events", str(write_end)],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=[write_end],
+            )
+        finally:
+            os.close(write_end)
+        with child:
+            try:
+                last: Event = {}
+                for line in events:
+                    last = json.loads(line)
+                    on_event(configuration, last)
+            except BaseException:
+                child.kill()
+                raise
+    if last.get("event") == "result":
+        return Run.from_fields(last["run"])
+    raise RunFailed(last["message"] if last.get("event") == "failed" else _explain_end(child.returncode, log))
+
+
+def _explain_end(returncode: int, log: Path) -> str:
+    tail = "\n".join(log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:])
+    if returncode == -signal.SIGKILL:
+        return f"was killed, most likely because the machine ran out of memory; its output is in {log}"
+    how = f"signal {signal.Signals(-returncode).name}" if returncode < 0 else f"exit status {returncode}"
+    return f"ended with {how}; its output is in {log}" + (f", the end of it:\n{tail}" if tail else "")
+
+
+def _subjects(settings: Settings) -> tuple[list[brats.Subject], str]:
+    """The subjects to train on, and what they are."""
+    root, count = settings.data, min(settings.steps, MAX_SUBJECTS)
+    if root is None:
+        root = settings.folder / "subjects"
+        synthetic.make_subjects(root, count)
+    kind = synthetic.DATA_KIND if synthetic.is_made(root) else "BraTS layout, as given"
+    return brats.find_subjects(root)[:count], kind
+
+
+def describe_machine() -> Machine:
+    """What this machine and this checkout are."""
+    model = next(
+        (line.split(":", 1)[1].strip() for line in _lines(Path("/proc/cpuinfo")) if line.startswith("model name")),
+        platform.processor() or platform.machine(),
+    )
+    return Machine(
+        cpu=model,
+        cores=len(os.sched_getaffinity(0)),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        torch=torch.__version__,
+        python=platform.python_version(),
+        commit=_commit(),
+    )
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def _commit() -> str:
+    """The commit of the code that runs, with "+changes" if files differ from it; "unknown" outside a checkout."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"

@@ -1,0 +1,332 @@
+"""Runs one configuration of the benchmark in this process: ``python -m benchmarks.unet3d.train``.
+
+The configuration is a JSON file; what happens goes to the file descriptor ``--events``, one JSON object a line:
+"phase", "memory", "step", and at last "result" or "failed". A process runs one configuration only, so that a peak is
+that configuration's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import hashlib
+import importlib
+import json
+import os
+import statistics
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+import lmswap
+from benchmarks.unet3d.loss import weighted_dice_loss
+from benchmarks.unet3d.memory import (
+    CudaMeter,
+    MeasurementError,
+    MemorySampler,
+    Meter,
+    ResidentMeter,
+    cpu_tensor_peak_bytes,
+)
+from benchmarks.unet3d.network import Head, UNet3d
+from benchmarks.unet3d.preprocess import Cubes, load_cubes
+from benchmarks.unet3d.recipe import make_optimizer, make_schedule
+from lmswap.errors import LmswapError
+from lmswap.ir.timeline import Lane
+
+Event = dict[str, Any]
+Kind = Literal["plain", "unswapped", "swapped"]
+_EVENT_PERIOD_SECONDS = 0.25  # how often memory is told to the parent
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What one process trains. ``policy`` None is plain eager torch; "none" is lmswap's graphs without swapping."""
+
+    size: int
+    steps: int
+    policy: str | None
+    budget_bytes: int | None
+    cap_bytes: int | None  # on CUDA: what torch's allocator may take from the driver
+    head: Head
+    dtype: Literal["fp32", "bf16"]
+    device: str
+    seed: int
+    cubes: tuple[str, ...]
+
+    @property
+    def kind(self) -> Kind:
+        """Which of the three ways to run a size this is."""
+        return "plain" if self.policy is None else "unswapped" if self.policy == "none" else "swapped"
+
+    @property
+    def name(self) -> str:
+        """What tables and pictures call it."""
+        return f"{self.size}³ {self.kind}"
+
+    @staticmethod
+    def from_json(text: str) -> Configuration:
+        """Reads what `json.dumps(asdict(...))` wrote."""
+        fields = json.loads(text)
+        return Configuration(**{**fields, "cubes": tuple(fields["cubes"])})
+
+
+@dataclass(frozen=True)
+class Swapping:
+    """What lmswap says of the last step; ``spans`` are its copies and stalls as (lane, start, end, bytes)."""
+
+    policy: str
+    predicted_peak_bytes: int | None
+    predicted_seconds: float | None
+    out_bytes: int | None
+    in_bytes: int | None
+    stall_seconds: float | None
+    spans: tuple[tuple[str, float, float, int], ...]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one configuration did.
+
+    ``peak_bytes`` is as `memory` defines it; ``tensor_peak_bytes`` is the part that tensors held. ``memory`` is
+    (seconds, bytes) over the last step, over one further step with waits where the device runs behind the host.
+    """
+
+    configuration: Configuration
+    device: str
+    threads: int
+    losses: tuple[float, ...]
+    loss_bits: tuple[str, ...]  # the float32 itself, in hexadecimal
+    weights_sha256: str
+    step_seconds: tuple[float, ...]
+    peak_bytes: int
+    tensor_peak_bytes: int
+    reserved_peak_bytes: int | None
+    memory: tuple[tuple[float, int], ...]
+    swapping: Swapping | None
+
+    @property
+    def seconds_per_step(self) -> float:
+        """The median over all steps but the first, which also captures, plans and warms up."""
+        return statistics.median(self.step_seconds[1:] or self.step_seconds)
+
+    @staticmethod
+    def from_fields(fields: dict[str, Any]) -> Run:
+        """Rebuilds a run from what `asdict` and JSON made of it."""
+        configuration, swapping = fields["configuration"], fields["swapping"]
+        return Run(
+            **{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+            | {
+                "configuration": Configuration(**configuration | {"cubes": tuple(configuration["cubes"])}),
+                "memory": tuple((seconds, nbytes) for seconds, nbytes in fields["memory"]),
+                "swapping": swapping and Swapping(**swapping | {"spans": tuple(map(tuple, swapping["spans"]))}),
+            }
+        )
+
+
+class Trainer:
+    """The training loop of the recipe over cubes held in memory; batch 1, subjects in turn."""
+
+    def __init__(self, model: nn.Module, cubes: Cubes, configuration: Configuration) -> None:
+        self.model, self._cubes = model, cubes
+        self._device = torch.device(configuration.device)
+        self._autocast: Callable[[], AbstractContextManager[object]] = (
+            (lambda: torch.autocast(self._device.type, torch.bfloat16))
+            if configuration.dtype == "bf16"
+            else nullcontext
+        )
+        self.optimizer = make_optimizer(model.parameters())
+        self._schedule = make_schedule(self.optimizer)
+        self._epoch_losses: list[float] = []
+        self._steps = 0
+
+    def step(self) -> Tensor:
+        """One step of the recipe; returns the loss, on the CPU. An epoch's mean loss drives the schedule."""
+        images, truth = self._batch(self._steps % len(self._cubes.images))
+        with self._autocast():
+            probability = self.model(images)
+        loss = weighted_dice_loss(probability, truth)
+        del probability
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        value = loss.detach().cpu()
+        self._steps += 1
+        self._epoch_losses.append(value.item())
+        if self._steps % len(self._cubes.images) == 0:
+            self._schedule.step(sum(self._epoch_losses) / len(self._epoch_losses))
+            self._epoch_losses.clear()
+        return value
+
+    def _batch(self, subject: int) -> tuple[Tensor, Tensor]:
+        one = slice(subject, subject + 1)
+        return self._cubes.images[one].to(self._device), self._cubes.truth[one].to(self._device)
+
+
+def run(configuration: Configuration, emit: Callable[[Event], None]) -> Run:
+    """Trains ``configuration.steps`` steps and measures them.
+
+    Everything that training needs but a step does not make (cubes, weights) is in memory before the first reading.
+    """
+    device = torch.device(configuration.device)
+    torch.manual_seed(configuration.seed)
+    emit({"event": "phase", "phase": "loading"})
+    cubes = load_cubes([Path(path) for path in configuration.cubes])
+    model: nn.Module = UNet3d(head=configuration.head).to(device)
+    trainer = Trainer(model, cubes, configuration)
+    if configuration.cap_bytes is not None:
+        _cap_cuda_memory(configuration.cap_bytes)
+    if configuration.policy is not None:
+        importlib.import_module("lmswap.api")  # modules are not what the budget is about
+    gc.collect()
+
+    emit({"event": "phase", "phase": "first step"})
+    meter: CudaMeter | ResidentMeter = CudaMeter() if device.type == "cuda" else ResidentMeter()
+    if configuration.policy is not None:
+        options: dict[str, Any] = {} if configuration.budget_bytes is None else {"budget": configuration.budget_bytes}
+        trainer.model = model = lmswap.enable(model, policy=configuration.policy, **options)
+    losses: list[Tensor] = []
+    ends: list[float] = [time.perf_counter()]
+    with MemorySampler(meter, _throttled(emit)) as sampler:
+        for step in range(configuration.steps):
+            losses.append(trainer.step())
+            ends.append(_finish(device))
+            seconds = ends[-1] - ends[-2]
+            emit({"event": "step", "step": step + 1, "loss": losses[-1].item(), "seconds": seconds})
+    peak_bytes = meter.peak_bytes()
+    reserved_peak_bytes = meter.reserved_peak_bytes() if isinstance(meter, CudaMeter) else None
+    swapping = _swapping(model) if configuration.policy is not None else None
+    weights_sha256 = _weights_sha256(model)
+
+    emit({"event": "phase", "phase": "counting tensors"})
+    memory = sampler.between(*ends[-2:])
+    if device.type == "cuda":
+        tensor_peak_bytes = peak_bytes
+        memory = _wait_and_sample(trainer, meter)
+    else:
+        tensor_peak_bytes = _optimizer_bytes(trainer.optimizer) + cpu_tensor_peak_bytes(trainer.step)
+    if configuration.policy is not None:
+        lmswap.disable(model)
+    return Run(
+        configuration=configuration,
+        device=torch.cuda.get_device_name() if device.type == "cuda" else "CPU",
+        threads=torch.get_num_threads(),
+        losses=tuple(loss.item() for loss in losses),
+        loss_bits=tuple(struct.pack(">f", loss.item()).hex() for loss in losses),
+        weights_sha256=weights_sha256,
+        step_seconds=tuple(end - start for start, end in pairwise(ends)),
+        peak_bytes=peak_bytes,
+        tensor_peak_bytes=tensor_peak_bytes,
+        reserved_peak_bytes=reserved_peak_bytes,
+        memory=tuple(memory),
+        swapping=swapping,
+    )
+
+
+def _finish(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def _swapping(model: nn.Module) -> Swapping:
+    report = lmswap.report(model)
+    spans = report.measured.spans if report.measured is not None else ()
+    return Swapping(
+        policy=report.policy,
+        predicted_peak_bytes=report.predicted_peak_bytes,
+        predicted_seconds=report.predicted_seconds,
+        out_bytes=report.swapped_out_bytes,
+        in_bytes=report.swapped_in_bytes,
+        stall_seconds=report.stall_seconds,
+        spans=tuple(
+            (span.lane.value, span.start_seconds, span.end_seconds, span.nbytes)
+            for span in spans
+            if span.lane is not Lane.COMPUTE
+        ),
+    )
+
+
+def _weights_sha256(model: nn.Module) -> str:
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        digest.update(parameter.detach().cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
+    return sum(
+        value.nbytes for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)
+    )
+
+
+def _cap_cuda_memory(cap_bytes: int) -> None:
+    """Makes torch's allocator refuse what would go beyond ``cap_bytes``, as a smaller card would."""
+    total_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(cap_bytes / total_bytes, 1.0))
+
+
+def _wait_and_sample(trainer: Trainer, meter: Meter) -> list[tuple[float, int]]:
+    """Memory over one further step in which the host waits for each layer, so that bytes and time belong together."""
+
+    def wait(_module: nn.Module, _inputs: object, output: Tensor) -> None:
+        torch.cuda.synchronize()
+        if output.requires_grad:
+            output.register_hook(lambda _gradient: torch.cuda.synchronize())  # type: ignore[no-untyped-call]
+
+    hooks = [module.register_forward_hook(wait) for module in trainer.model.modules()]
+    start = time.perf_counter()
+    with MemorySampler(meter, period_seconds=0.001) as sampler:
+        trainer.step()
+        end = _finish(torch.device("cuda"))
+    for hook in hooks:
+        hook.remove()
+    return sampler.between(start, end)
+
+
+def _throttled(emit: Callable[[Event], None]) -> Callable[[int], None]:
+    last = 0.0
+
+    def on_sample(nbytes: int) -> None:
+        nonlocal last
+        if time.perf_counter() - last >= _EVENT_PERIOD_SECONDS:
+            last = time.perf_counter()
+            emit({"event": "memory", "bytes": nbytes})
+
+    return on_sample
+
+
+def main() -> int:
+    """Runs the configuration of the command line and tells the parent; 0 if it finished."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("configuration", type=Path)
+    parser.add_argument("--events", type=int, default=1, metavar="FD")
+    arguments = parser.parse_args()
+    configuration = Configuration.from_json(arguments.configuration.read_text())
+    lock = threading.Lock()  # the sampler's thread writes too
+    with os.fdopen(arguments.events, "w", buffering=1) as events:
+
+        def emit(event: Event) -> None:
+            with lock:
+                events.write(json.dumps(event) + "\n")
+
+        try:
+            emit({"event": "result", "run": asdict(run(configuration, emit))})
+        except (LmswapError, MeasurementError, torch.OutOfMemoryError) as error:
+            emit({"event": "failed", "message": str(error)})
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
