@@ -1,1 +1,73 @@
-"""plan"""
+"""Which buffers leave, and when? Program + costs + machine + budget → a verified `Plan`.
+
+`make_plan` is the way in; `simulate` predicts a plan's timeline, `verify` checks a plan with code of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lmswap.analyze.memory import StepMemory
+from lmswap.errors import OptionError
+from lmswap.ir.costs import OpCosts
+from lmswap.ir.machine import Machine
+from lmswap.ir.plan import Plan
+from lmswap.ir.program import Program
+from lmswap.plan.auto import plan_auto
+from lmswap.plan.baselines import plan_none, plan_swap_all
+from lmswap.plan.problem import Problem
+from lmswap.plan.simulate import simulate
+from lmswap.plan.tflms import plan_tflms
+from lmswap.plan.verify import verify
+
+_POLICIES: dict[str, Callable[..., Plan]] = {
+    "auto": plan_auto,
+    "none": plan_none,
+    "swap_all": plan_swap_all,
+    "tflms": plan_tflms,
+}
+POLICIES: tuple[str, ...] = tuple(_POLICIES)
+
+__all__ = ["POLICIES", "make_plan", "simulate", "verify"]
+
+
+def make_plan(
+    policy: str,
+    program: Program,
+    costs: OpCosts,
+    machine: Machine,
+    *,
+    budget_bytes: int,
+    tier: str,
+    min_swap_bytes: int,
+    **parameters: int,
+) -> Plan:
+    """Plans one step of ``program`` and checks the plan with `verify` before it is returned.
+
+    Args:
+        policy: one of `POLICIES`.
+        program: the step.
+        costs: seconds and scratch bytes of its ops.
+        machine: what it will run on.
+        budget_bytes: what the step may occupy at any time, as counted by `lmswap.analyze.memory`.
+        tier: where swapped buffers go, by name.
+        min_swap_bytes: smaller buffers stay.
+        parameters: the policy's own, by name; see `lmswap.plan.tflms.plan_tflms`.
+
+    Raises:
+        OptionError: unknown policy, tier or parameter.
+        PlanInfeasible: the policy cannot keep to the budget; carries the smallest one that it can keep to.
+        TierError: the tier is too small.
+        PlanInvalid: a bug in the policy.
+    """
+    if policy not in _POLICIES:
+        raise OptionError(f"unknown policy {policy!r}; known are {', '.join(POLICIES)}")
+    if len(costs.seconds) != len(program.ops) or len(costs.scratch_bytes) != len(program.ops):
+        raise OptionError(f"costs are of {len(costs.seconds)} ops, the program has {len(program.ops)}")
+    problem = Problem(StepMemory(program, costs), machine, machine.tier(tier), budget_bytes, min_swap_bytes)
+    known = _POLICIES[policy].__kwdefaults__ or {}
+    if unknown := sorted(set(parameters) - set(known)):
+        raise OptionError(f"policy '{policy}' has no parameter {unknown[0]!r}; it has {', '.join(known) or 'none'}")
+    plan = _POLICIES[policy](problem, **parameters)
+    verify(program, costs, machine, plan)
+    return plan

@@ -1,0 +1,107 @@
+"""When does each buffer occupy memory, and when is it idle? Program → live ranges and gaps.
+
+::
+
+    op          0   1   2   3   4   5   6   7
+    buffer     def      use             use
+    live range [========================== )     [0, 7), half-open: from its def to one past its last use
+    gaps            -       -   -   -            Gap(after=0, before=2), Gap(after=2, before=6)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+from lmswap.errors import CaptureError
+from lmswap.ir.program import BufferKind, Program, Segment
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRange:
+    """The ops [start, stop) during which a buffer occupies memory, and those that read or write it, ascending."""
+
+    buffer: int
+    start: int
+    stop: int
+    uses: tuple[int, ...]
+    writes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Gap:
+    """A stretch of at least one op between two uses of a buffer: ``after`` the one, ``before`` the other."""
+
+    buffer: int
+    after: int
+    before: int
+
+
+def live_ranges(program: Program) -> dict[int, LiveRange]:
+    """The live range of every buffer that the step itself allocates or is handed, by buffer id.
+
+    Parameters and inputs live outside the step and have none; nor has a buffer that no op names.
+
+    Raises:
+        CaptureError: an op reads a buffer of the step before any op has written it.
+    """
+    uses: dict[int, list[int]] = {}
+    writes: dict[int, list[int]] = {}
+    for op in program.ops:
+        for buffer in dict.fromkeys((*op.reads, *op.writes)):
+            uses.setdefault(buffer, []).append(op.index)
+        for buffer in dict.fromkeys(op.writes):
+            writes.setdefault(buffer, []).append(op.index)
+    return {
+        buffer: _live_range(program, buffer, tuple(found), tuple(writes.get(buffer, ())))
+        for buffer, found in sorted(uses.items())
+        if not program.buffers[buffer].is_resident
+    }
+
+
+def _live_range(program: Program, buffer: int, uses: tuple[int, ...], writes: tuple[int, ...]) -> LiveRange:
+    kind = program.buffers[buffer].kind
+    if kind is BufferKind.TANGENT:
+        # The caller holds a backward segment's arguments for as long as the segment runs.
+        first, last = program.segment_of(uses[0]), program.segment_of(uses[-1])
+        return LiveRange(buffer, first.start, last.stop, uses, writes)
+    if not writes or writes[0] > uses[0] or buffer in program.ops[uses[0]].reads:
+        op = program.ops[uses[0]]
+        raise CaptureError(
+            f"op {op.index} '{op.name}' reads {kind} '{program.buffer_names[buffer]}' before any op has written it"
+        )
+    lives_on = kind in (BufferKind.OUTPUT, BufferKind.GRADIENT)
+    return LiveRange(buffer, uses[0], len(program.ops) if lives_on else uses[-1] + 1, uses, writes)
+
+
+def gaps(live_range: LiveRange) -> tuple[Gap, ...]:
+    """The gaps of one buffer, in order of time."""
+    return tuple(Gap(live_range.buffer, a, b) for a, b in pairwise(live_range.uses) if b > a + 1)
+
+
+def swappable_gaps(program: Program, ranges: Mapping[int, LiveRange], min_bytes: int) -> tuple[Gap, ...]:
+    """The gaps in which a buffer of at least ``min_bytes`` could be away, ordered by buffer and time.
+
+    Both ends lie in one segment, or in the forward and the backward segment of one graph: only there can one compiled
+    function hand the swapped buffer on to the other.
+    """
+    buffers = program.buffers
+    found = [
+        gap
+        for buffer, live_range in ranges.items()
+        if buffers[buffer].is_swappable and buffers[buffer].nbytes >= max(min_bytes, 1)
+        for gap in gaps(live_range)
+    ]
+    owner = segment_by_op(program)
+    return tuple(gap for gap in found if _is_handed_on(owner[gap.after], owner[gap.before]))
+
+
+def _is_handed_on(origin: Segment, destination: Segment) -> bool:
+    crosses = (origin.phase, destination.phase) == ("forward", "backward") and origin.graph == destination.graph
+    return origin == destination or crosses
+
+
+def segment_by_op(program: Program) -> tuple[Segment, ...]:
+    """For each op the segment that executes it."""
+    return tuple(segment for segment in program.segments for _ in range(segment.start, segment.stop))

@@ -1,0 +1,120 @@
+"""How many bytes does a step occupy at each op, and what is the least that any plan leaves? Program + costs → curves.
+
+Bytes count what the step itself allocates or is handed: activations, outputs, tangents, gradients and the scratch of
+the running op. Parameters and inputs live outside the step and are not part of any curve here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmswap.analyze.liveness import LiveRange, live_ranges
+from lmswap.ir.costs import OpCosts
+from lmswap.ir.program import Program
+
+Bytes = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The highest point of a memory curve: bytes, the op that runs there, and who is live, largest first."""
+
+    nbytes: int
+    op: int
+    live: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """The memory of a step in which every buffer is kept; each fact is computed once."""
+
+    program: Program
+    costs: OpCosts
+
+    @cached_property
+    def ranges(self) -> dict[int, LiveRange]:
+        """See `lmswap.analyze.liveness.live_ranges`."""
+        return live_ranges(self.program)
+
+    @cached_property
+    def born_bytes(self) -> list[int]:
+        """By op: bytes whose live range starts there. A last entry, 0, stands for the end of the step."""
+        return self._changes("start")
+
+    @cached_property
+    def dead_bytes(self) -> list[int]:
+        """By position: bytes whose live range stops there; they are free before that op's outputs are made."""
+        return self._changes("stop")
+
+    def _changes(self, end: str) -> list[int]:
+        changes = [0] * (len(self.program.ops) + 1)
+        for live_range in self.ranges.values():
+            changes[getattr(live_range, end)] += self.program.buffers[live_range.buffer].nbytes
+        return changes
+
+    @cached_property
+    def curve(self) -> Bytes:
+        """By op: bytes while it runs. Its inputs, outputs and scratch are there at once."""
+        change = np.asarray(self.born_bytes, np.int64) - np.asarray(self.dead_bytes, np.int64)
+        return np.cumsum(change)[: len(self.program.ops)] + np.asarray(self.costs.scratch_bytes, np.int64)
+
+    @cached_property
+    def floor(self) -> Bytes:
+        """By op: bytes that no plan can take away while it runs: what it touches, its scratch, what cannot be swapped.
+
+        Its maximum is a lower bound on the peak of every plan that computes nothing twice.
+        """
+        buffers = self.program.buffers
+        floor = np.asarray(self.costs.scratch_bytes, np.int64).copy()
+        for buffer, live_range in self.ranges.items():
+            if buffers[buffer].is_swappable:
+                floor[list(live_range.uses)] += buffers[buffer].nbytes
+            else:
+                floor[live_range.start : live_range.stop] += buffers[buffer].nbytes
+        return floor
+
+    @cached_property
+    def unswappable_bytes(self) -> int:
+        """The most that outputs, tangents and gradients occupy at once: there whatever the plan."""
+        changes = np.zeros(len(self.program.ops) + 1, np.int64)
+        for buffer, live_range in self.ranges.items():
+            if not self.program.buffers[buffer].is_swappable:
+                changes[live_range.start] += self.program.buffers[buffer].nbytes
+                changes[live_range.stop] -= self.program.buffers[buffer].nbytes
+        return int(np.cumsum(changes).max())
+
+    @cached_property
+    def op_starts(self) -> list[float]:
+        """By position: seconds from the start of the step when nothing ever stalls; the last is the end."""
+        return list(accumulate(self.costs.seconds, initial=0.0))
+
+    @property
+    def peak(self) -> Peak:
+        """The peak when every buffer is kept."""
+        return self.peak_of(self.curve)
+
+    @property
+    def largest_op(self) -> Peak:
+        """The lower bound of `floor`, where it is reached, and what must be there."""
+        return self.peak_of(self.floor)
+
+    def peak_of(self, curve: Bytes) -> Peak:
+        """The peak of ``curve``, one of this step's; who is live counts the buffers that `curve` holds there."""
+        if not len(curve):
+            return Peak(0, 0, ())
+        op = int(curve.argmax())
+        present = [live_range for live_range in self.ranges.values() if live_range.start <= op < live_range.stop]
+        if curve is self.floor:
+            present = [r for r in present if op in r.uses or not self.program.buffers[r.buffer].is_swappable]
+        return Peak(int(curve[op]), op, self.largest([live_range.buffer for live_range in present], op))
+
+    def largest(self, buffers: list[int], op: int) -> tuple[tuple[str, int], ...]:
+        """(name, bytes) of ``buffers`` and of the scratch of ``op``, largest first."""
+        sizes = [(self.program.buffer_names[buffer], self.program.buffers[buffer].nbytes) for buffer in buffers]
+        sizes.append((f"scratch of {self.program.ops[op].name}", self.costs.scratch_bytes[op]))
+        return tuple(sorted((size for size in sizes if size[1]), key=lambda size: -size[1]))

@@ -1,0 +1,60 @@
+"""The policies that need no search: keep everything, or swap everything that waits for the backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from lmswap.analyze.liveness import Gap
+from lmswap.ir.plan import Plan
+from lmswap.plan.finish import finish
+from lmswap.plan.place import place
+from lmswap.plan.problem import Problem
+
+
+def plan_none(problem: Problem) -> Plan:
+    """Keeps everything.
+
+    Raises:
+        PlanInfeasible: the step's peak is over the budget.
+    """
+    if not problem.fits(()):
+        raise problem.infeasible("none", ())
+    return finish(problem, "none", ())
+
+
+def plan_swap_all(problem: Problem) -> Plan:
+    """Swaps every buffer that waits for the backward pass; within a pass, only what the budget still asks for.
+
+    Raises:
+        PlanInfeasible: swapping in every gap would not fit the budget.
+    """
+    crossing = [gap for gap in problem.gaps if problem.is_crossing(gap)]
+    return finish(problem, "swap_all", place(problem, add_needed_gaps(problem, crossing, policy="swap_all")))
+
+
+def add_needed_gaps(problem: Problem, chosen: Sequence[Gap], *, policy: str) -> tuple[Gap, ...]:
+    """``chosen``, and more gaps until the budget is kept: at the worst op, the one whose copies are best hidden.
+
+    Raises:
+        PlanInfeasible: not even all gaps of the problem are enough.
+    """
+    taken = set(chosen)
+    left = [gap for gap in problem.gaps if gap not in taken]
+    after = np.array([gap.after for gap in left], np.int64)
+    before = np.array([gap.before for gap in left], np.int64)
+    hidden = np.array([problem.idle_seconds(gap) - problem.copy_seconds(gap) for gap in left])
+    curve = problem.curve_without(chosen)
+    added: list[Gap] = []
+    while len(curve) and curve.max() > problem.budget_bytes:
+        worst = int(curve.argmax())
+        (covering,) = np.nonzero((after < worst) & (worst < before))
+        if not len(covering):
+            raise problem.infeasible(policy, problem.gaps)
+        best = int(covering[hidden[covering].argmax()])
+        gap = left[best]
+        added.append(gap)
+        curve[gap.after + 1 : gap.before] -= problem.nbytes(gap.buffer)
+        after[best] = before[best] = -1  # covers nothing any more
+    return (*chosen, *added)

@@ -1,0 +1,37 @@
+"""How do swaps become a plan? Swaps with positions → offsets, prediction and reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lmswap.errors import TierError
+from lmswap.ir.bytesize import format_bytes
+from lmswap.ir.plan import Plan, Swap
+from lmswap.plan.offsets import assign_offsets
+from lmswap.plan.problem import Problem
+from lmswap.plan.reasons import find_reasons
+from lmswap.plan.simulate import simulate_swaps
+
+
+def finish(problem: Problem, policy: str, swaps: Sequence[Swap]) -> Plan:
+    """The plan that carries out ``swaps``, with what it needs and what it is predicted to cost.
+
+    Raises:
+        TierError: the tier is too small for what would be away at once.
+    """
+    placed, capacity_bytes = assign_offsets(problem.memory.program, swaps)
+    if capacity_bytes > problem.tier.capacity_bytes:
+        raise TierError(
+            f"policy '{policy}' would hold {format_bytes(capacity_bytes)} on tier '{problem.tier.name}', which has "
+            f"{format_bytes(problem.tier.capacity_bytes)}; give a larger budget, or make room there"
+        )
+    timeline = simulate_swaps(problem.memory, problem.machine, placed)
+    return Plan(
+        policy=policy,
+        budget_bytes=problem.budget_bytes,
+        swaps=placed,
+        predicted_seconds=timeline.seconds,
+        predicted_peak_bytes=timeline.peak_bytes,
+        tier_bytes={problem.tier.name: capacity_bytes} if placed else {},
+        reasons=find_reasons(problem, placed, timeline),
+    )

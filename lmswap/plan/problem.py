@@ -1,0 +1,82 @@
+"""What is a planner asked? The step, the machine and the limits, as one argument for every policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from lmswap.analyze.liveness import Gap, segment_by_op, swappable_gaps
+from lmswap.analyze.memory import Bytes, StepMemory
+from lmswap.errors import PlanInfeasible
+from lmswap.ir.machine import Link, Machine, Tier
+from lmswap.ir.program import Segment
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Fit ``memory``'s step into ``budget_bytes`` by swapping buffers of at least ``min_swap_bytes`` to ``tier``."""
+
+    memory: StepMemory
+    machine: Machine
+    tier: Tier
+    budget_bytes: int
+    min_swap_bytes: int
+
+    @property
+    def link(self) -> Link:
+        """The path to the tier."""
+        return self.tier.link
+
+    @cached_property
+    def gaps(self) -> tuple[Gap, ...]:
+        """Every gap in which a buffer could be away."""
+        return swappable_gaps(self.memory.program, self.memory.ranges, self.min_swap_bytes)
+
+    @cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        """For each op the segment that executes it."""
+        return segment_by_op(self.memory.program)
+
+    def nbytes(self, buffer: int) -> int:
+        """Size of a buffer."""
+        return self.memory.program.buffers[buffer].nbytes
+
+    def is_crossing(self, gap: Gap) -> bool:
+        """Whether a gap leads from a forward segment to a backward one."""
+        return self.segments[gap.after] != self.segments[gap.before]
+
+    def idle_seconds(self, gap: Gap) -> float:
+        """How long the buffer is not used when nothing stalls."""
+        return self.memory.op_starts[gap.before] - self.memory.op_starts[gap.after + 1]
+
+    def copy_seconds(self, gap: Gap) -> float:
+        """Time on the link for one copy out and one in."""
+        nbytes = self.nbytes(gap.buffer)
+        return self.link.out_rate.seconds(nbytes) + self.link.in_rate.seconds(nbytes)
+
+    def curve_without(self, gaps: Sequence[Gap]) -> Bytes:
+        """Bytes by op with the buffers of ``gaps`` away for all of each gap: the least that swapping them leaves."""
+        curve = self.memory.curve.copy()
+        for gap in gaps:
+            curve[gap.after + 1 : gap.before] -= self.nbytes(gap.buffer)
+        return curve
+
+    def fits(self, gaps: Sequence[Gap]) -> bool:
+        """Whether swapping in ``gaps`` can keep the step within the budget."""
+        return not len(self.memory.curve) or int(self.curve_without(gaps).max()) <= self.budget_bytes
+
+    def infeasible(self, policy: str, gaps: Sequence[Gap]) -> PlanInfeasible:
+        """The error that says what ``policy`` needs when it swaps in all of ``gaps``, where, and who is live there."""
+        curve = self.curve_without(gaps)
+        worst = int(curve.argmax())
+        away = {gap.buffer for gap in gaps if gap.after < worst < gap.before}
+        live = [r.buffer for r in self.memory.ranges.values() if r.start <= worst < r.stop and r.buffer not in away]
+        op = self.memory.program.ops[worst]
+        return PlanInfeasible(
+            budget_bytes=self.budget_bytes,
+            needed_bytes=int(curve[worst]),
+            where=f"op {worst} '{op.name}'" + (f" ({op.source})" if op.source else ""),
+            live=self.memory.largest(live, worst),
+            policy=policy,
+        )

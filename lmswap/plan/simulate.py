@@ -1,0 +1,121 @@
+"""How long will a step take under a plan, and how much memory will it hold? Step + machine + plan → timeline.
+
+Compute and the two copy lanes run beside each other. Just before op p, in this order:
+
+1. out_starts: the copy starts as soon as the out lane is free;
+2. releases: compute stalls until that copy has ended, then the memory is free;
+3. in_starts: memory is taken, the copy starts as soon as the in lane is free;
+4. first_uses: compute stalls until the bytes have arrived.
+
+Actions of one kind at one position follow the order of ``Plan.swaps``. Memory follows from the order of instructions
+alone; time is a max-plus recurrence over it, one pass of O(ops + swaps).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from enum import IntEnum
+
+from lmswap.analyze.memory import StepMemory
+from lmswap.ir.costs import OpCosts
+from lmswap.ir.machine import Machine
+from lmswap.ir.plan import Plan, Swap
+from lmswap.ir.program import Program
+from lmswap.ir.timeline import Lane, Span, Timeline
+from lmswap.plan.lanes import Lanes
+
+
+class _Rank(IntEnum):
+    OUT_START = 0
+    RELEASE = 1
+    IN_START = 2
+    FIRST_USE = 3
+
+
+def simulate(program: Program, costs: OpCosts, machine: Machine, plan: Plan) -> Timeline:
+    """Predicts the timeline of one step of ``program`` under ``plan``.
+
+    Raises:
+        OptionError: the plan uses a tier that ``machine`` has not.
+    """
+    return simulate_swaps(StepMemory(program, costs), machine, plan.swaps)
+
+
+def simulate_swaps(memory: StepMemory, machine: Machine, swaps: Sequence[Swap]) -> Timeline:
+    """`simulate` for planners, which try many sets of swaps on one program."""
+    return _Run(memory, machine, swaps).timeline()
+
+
+class _Run:
+    def __init__(self, memory: StepMemory, machine: Machine, swaps: Sequence[Swap]) -> None:
+        self._memory, self._swaps = memory, swaps
+        self._nbytes = [memory.program.buffers[swap.buffer].nbytes for swap in swaps]
+        self._links = {tier: machine.tier(tier).link for tier in {swap.tier for swap in swaps}}
+        self._lanes = Lanes()
+        self._resident_bytes = 0
+        self._spans: list[Span] = []
+        self._curve: list[tuple[float, int]] = []
+        self._out_end: dict[int, float] = {}  # by swap
+        self._in_end: dict[int, float] = {}
+
+    def timeline(self) -> Timeline:
+        memory, lanes = self._memory, self._lanes
+        program, costs = memory.program, memory.costs
+        actions = self._actions()
+        for position in range(len(program.ops) + 1):
+            self._resident_bytes -= memory.dead_bytes[position]
+            for rank, number in actions.get(position, ()):
+                self._act(rank, number)
+            self._resident_bytes += memory.born_bytes[position]
+            if position == len(program.ops):
+                break
+            self._curve.append((lanes.clock, self._resident_bytes + costs.scratch_bytes[position]))
+            start = lanes.clock
+            lanes.run(costs.seconds[position])
+            self._spans.append(Span(Lane.COMPUTE, program.ops[position].name, start, lanes.clock))
+        self._curve.append((lanes.clock, self._resident_bytes))
+        return Timeline("predicted", tuple(self._spans), tuple(self._curve))
+
+    def _actions(self) -> dict[int, list[tuple[_Rank, int]]]:
+        actions: dict[int, list[tuple[_Rank, int]]] = defaultdict(list)
+        for number, swap in enumerate(self._swaps):
+            if swap.out_start is not None:
+                actions[swap.out_start].append((_Rank.OUT_START, number))
+            actions[swap.release].append((_Rank.RELEASE, number))
+            actions[swap.in_start].append((_Rank.IN_START, number))
+            actions[swap.first_use].append((_Rank.FIRST_USE, number))
+        for found in actions.values():
+            found.sort()
+        return actions
+
+    def _act(self, rank: _Rank, number: int) -> None:
+        swap, nbytes = self._swaps[number], self._nbytes[number]
+        link = self._links[swap.tier]
+        match rank:
+            case _Rank.OUT_START:
+                self._out_end[number] = self._copy(Lane.OUT, swap, *self._lanes.out_start(link, nbytes))
+            case _Rank.RELEASE:
+                self._stall(self._out_end.get(number, 0.0), swap, "leave")
+                self._resident_bytes -= nbytes
+                self._curve.append((self._lanes.clock, self._resident_bytes))
+            case _Rank.IN_START:
+                # Its own copy out has ended: release, which is no later, has waited for it.
+                self._in_end[number] = self._copy(Lane.IN, swap, *self._lanes.in_start(link, nbytes))
+                self._resident_bytes += nbytes
+                self._curve.append((self._lanes.clock, self._resident_bytes))
+            case _Rank.FIRST_USE:
+                self._stall(self._in_end[number], swap, "arrive")
+
+    def _copy(self, lane: Lane, swap: Swap, start: float, end: float) -> float:
+        program = self._memory.program
+        name, nbytes = program.buffer_names[swap.buffer], program.buffers[swap.buffer].nbytes
+        self._spans.append(Span(lane, name, start, end, nbytes, swap.buffer))
+        return end
+
+    def _stall(self, until: float, swap: Swap, what: str) -> None:
+        start = self._lanes.clock
+        self._lanes.wait(until)
+        if self._lanes.clock > start:
+            name = f"{self._memory.program.buffer_names[swap.buffer]} to {what}"
+            self._spans.append(Span(Lane.STALL, name, start, self._lanes.clock, 0, swap.buffer))

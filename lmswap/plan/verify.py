@@ -1,0 +1,221 @@
+"""Does a plan keep every rule? An independent check: shares no code with planner, simulator or analysis.
+
+Naive on purpose: memory is summed anew over all buffers, pairs are compared with pairs. Rules, by the name that a
+`PlanInvalid` carries:
+
+buffers     only known buffers that nobody outside the step can see are swapped, to a tier of the machine
+order       out_start ≤ release ≤ in_start ≤ first_use, within the program
+residency   the buffer is there at each of its uses, and comes back only to be used
+copy        the copy out holds what the buffer held when it was released
+overlap     a buffer is away once at a time
+segments    out_start and release lie in the segment of the last use before, in_start and first_use in that of the next;
+            a copy that is used again has come to its segment with the buffer
+lanes       swaps are listed in order of need, which breaks ties between copies queued at one position
+tier        places are whole pages, within the capacity, and disjoint while they are held
+capacity    resident bytes, scratch and copies under way included, never exceed the budget
+prediction  the peak that the plan states is the one it has
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+
+from lmswap.errors import PlanInvalid
+from lmswap.ir.costs import OpCosts
+from lmswap.ir.machine import Machine
+from lmswap.ir.plan import Plan, Swap
+from lmswap.ir.program import BufferKind, Program, Segment
+
+_PAGE_BYTES = 4096
+
+
+def verify(program: Program, costs: OpCosts, machine: Machine, plan: Plan) -> None:
+    """Checks ``plan`` against ``program``.
+
+    Raises:
+        PlanInvalid: names the rule that is broken, where, and how.
+    """
+    uses: dict[int, list[int]] = {buffer.id: [] for buffer in program.buffers}
+    writes: dict[int, list[int]] = {buffer.id: [] for buffer in program.buffers}
+    for op in program.ops:
+        for buffer in {*op.reads, *op.writes}:
+            uses[buffer].append(op.index)
+        for buffer in set(op.writes):
+            writes[buffer].append(op.index)
+    for number, swap in enumerate(plan.swaps):
+        _check_buffer(program, machine, swap)
+        _check_order(program, swap)
+        _check_residency(swap, uses[swap.buffer])
+        _check_copy(swap, plan.swaps[:number], writes[swap.buffer])
+        _check_overlap(swap, plan.swaps[:number])
+        _check_segments(program, swap, plan.swaps[:number], uses[swap.buffer])
+    _check_lanes(plan)
+    _check_tiers(program, machine, plan)
+    peak_bytes = _check_capacity(program, costs, plan, uses)
+    _check_prediction(plan, peak_bytes)
+
+
+def _check_buffer(program: Program, machine: Machine, swap: Swap) -> None:
+    if not 0 <= swap.buffer < len(program.buffers):
+        raise PlanInvalid("buffers", f"the program has {len(program.buffers)} buffers", buffer=swap.buffer)
+    kind = program.buffers[swap.buffer].kind
+    if kind is not BufferKind.ACTIVATION:
+        raise PlanInvalid("buffers", f"its kind is '{kind}', somebody else may look at it", buffer=swap.buffer)
+    if swap.tier not in [tier.name for tier in machine.tiers]:
+        raise PlanInvalid("buffers", f"machine '{machine.name}' has no tier '{swap.tier}'", buffer=swap.buffer)
+
+
+def _check_order(program: Program, swap: Swap) -> None:
+    start = swap.release if swap.out_start is None else swap.out_start
+    if not 0 <= start <= swap.release <= swap.in_start <= swap.first_use < len(program.ops):
+        raise PlanInvalid(
+            "order",
+            f"out_start {swap.out_start}, release {swap.release}, in_start {swap.in_start}, first_use "
+            f"{swap.first_use} of {len(program.ops)} ops",
+            buffer=swap.buffer,
+        )
+
+
+def _check_residency(swap: Swap, uses: list[int]) -> None:
+    for use in uses:
+        if swap.release <= use < swap.first_use:
+            raise PlanInvalid("residency", f"away from {swap.release} to {swap.first_use}", buffer=swap.buffer, op=use)
+    if not any(use < swap.release for use in uses):
+        raise PlanInvalid("residency", f"released at {swap.release}, before it exists", buffer=swap.buffer)
+    if not any(use >= swap.first_use for use in uses):
+        raise PlanInvalid("residency", f"brought back at {swap.first_use}, after its last use", buffer=swap.buffer)
+
+
+def _check_copy(swap: Swap, earlier: tuple[Swap, ...], writes: list[int]) -> None:
+    copied = swap.out_start
+    if copied is None:
+        same_place = [e for e in earlier if (e.buffer, e.tier, e.offset) == (swap.buffer, swap.tier, swap.offset)]
+        copied = max((e.out_start for e in same_place if e.out_start is not None), default=None)
+    if copied is None:
+        raise PlanInvalid("copy", "no copy out, and no earlier one at its place in the tier", buffer=swap.buffer)
+    if not any(write < copied for write in writes):
+        raise PlanInvalid("copy", f"copied out at {copied}, before it is made", buffer=swap.buffer)
+    for write in writes:
+        if copied <= write < swap.release:
+            raise PlanInvalid("copy", f"written after the copy out at {copied}", buffer=swap.buffer, op=write)
+
+
+def _check_overlap(swap: Swap, earlier: tuple[Swap, ...]) -> None:
+    start = swap.release if swap.out_start is None else swap.out_start
+    for other in earlier:
+        if other.buffer == swap.buffer and other.first_use > start:
+            raise PlanInvalid("overlap", f"away twice, from {other.release} and {swap.release}", buffer=swap.buffer)
+
+
+def _check_segments(program: Program, swap: Swap, earlier: tuple[Swap, ...], uses: list[int]) -> None:
+    origin = _segment(program, max(use for use in uses if use < swap.release))
+    destination = _segment(program, min(use for use in uses if use >= swap.first_use))
+    start = swap.release if swap.out_start is None else swap.out_start
+    if not origin.start <= start <= swap.release <= origin.stop:
+        raise PlanInvalid(
+            "segments",
+            f"leaves from {start} to {swap.release}, its last user runs in [{origin.start}, {origin.stop})",
+            buffer=swap.buffer,
+        )
+    if not destination.start <= swap.in_start <= swap.first_use < destination.stop:
+        raise PlanInvalid(
+            "segments",
+            f"returns from {swap.in_start} to {swap.first_use}, its next user runs in "
+            f"[{destination.start}, {destination.stop})",
+            buffer=swap.buffer,
+        )
+    if swap.out_start is None:
+        returned = max(other.first_use for other in earlier if other.buffer == swap.buffer)
+        if not origin.start <= returned < origin.stop:
+            raise PlanInvalid(
+                "segments",
+                f"its copy returned last at {returned}, but it leaves in [{origin.start}, {origin.stop})",
+                buffer=swap.buffer,
+            )
+    is_crossing = (origin.phase, destination.phase) == ("forward", "backward") and origin.graph == destination.graph
+    if origin != destination and not is_crossing:
+        raise PlanInvalid(
+            "segments",
+            f"{origin.phase} of graph {origin.graph} hands nothing on to {destination.phase} of graph "
+            f"{destination.graph}",
+            buffer=swap.buffer,
+        )
+
+
+def _segment(program: Program, op: int) -> Segment:
+    for segment in program.segments:
+        if segment.start <= op < segment.stop:
+            return segment
+    raise PlanInvalid("segments", "no segment executes it", op=op)
+
+
+def _check_lanes(plan: Plan) -> None:
+    for earlier, later in pairwise(plan.swaps):
+        if earlier.first_use > later.first_use:
+            raise PlanInvalid(
+                "lanes",
+                f"listed after buffer {earlier.buffer}, which is needed later ({earlier.first_use} > "
+                f"{later.first_use})",
+                buffer=later.buffer,
+            )
+
+
+def _check_tiers(program: Program, machine: Machine, plan: Plan) -> None:
+    for tier, capacity_bytes in plan.tier_bytes.items():
+        if capacity_bytes > machine.tier(tier).capacity_bytes:
+            has_bytes = machine.tier(tier).capacity_bytes
+            raise PlanInvalid("tier", f"needs {capacity_bytes} bytes of tier '{tier}', it has {has_bytes}")
+    held: dict[tuple[str, int, int], list[int]] = {}  # (tier, offset, buffer): [from, to] in positions
+    for swap in plan.swaps:
+        capacity_bytes = plan.tier_bytes.get(swap.tier, 0)
+        stop = swap.offset + program.buffers[swap.buffer].nbytes
+        if swap.offset % _PAGE_BYTES or not 0 <= swap.offset <= stop <= capacity_bytes:
+            raise PlanInvalid("tier", f"place [{swap.offset}, {stop}) of {capacity_bytes} bytes", buffer=swap.buffer)
+        key = (swap.tier, swap.offset, swap.buffer)
+        if key not in held:
+            held[key] = [swap.release if swap.out_start is None else swap.out_start, swap.first_use]
+        held[key][1] = max(held[key][1], swap.first_use)
+    blocks = [
+        (tier, offset, offset + program.buffers[buffer].nbytes, start, stop, buffer)
+        for (tier, offset, buffer), (start, stop) in held.items()
+    ]
+    for index, (tier, low, high, start, stop, buffer) in enumerate(blocks):
+        for other_tier, other_low, other_high, other_start, other_stop, other in blocks[:index]:
+            shares_place = tier == other_tier and low < other_high and other_low < high
+            if shares_place and start <= other_stop and other_start <= stop:
+                raise PlanInvalid("tier", f"shares its place with buffer {other}", buffer=buffer)
+
+
+def _check_capacity(program: Program, costs: OpCosts, plan: Plan, uses: dict[int, list[int]]) -> int:
+    resident = np.array(costs.scratch_bytes, np.int64)
+    for buffer in program.buffers:
+        start, stop = _lifetime(program, buffer.kind, uses[buffer.id])
+        resident[start:stop] += buffer.nbytes
+    for swap in plan.swaps:
+        resident[swap.release : swap.in_start] -= program.buffers[swap.buffer].nbytes
+    peak_bytes = int(resident.max(initial=0))
+    if peak_bytes > plan.budget_bytes:
+        raise PlanInvalid(
+            "capacity", f"{peak_bytes} bytes are resident, {plan.budget_bytes} allowed", op=int(resident.argmax())
+        )
+    return peak_bytes
+
+
+def _lifetime(program: Program, kind: BufferKind, uses: list[int]) -> tuple[int, int]:
+    if not uses or kind in (BufferKind.PARAMETER, BufferKind.INPUT):
+        return 0, 0
+    if kind is BufferKind.TANGENT:
+        return _segment(program, uses[0]).start, _segment(program, uses[-1]).stop
+    if kind in (BufferKind.OUTPUT, BufferKind.GRADIENT):
+        return uses[0], len(program.ops)
+    return uses[0], uses[-1] + 1
+
+
+def _check_prediction(plan: Plan, peak_bytes: int) -> None:
+    if plan.predicted_peak_bytes != peak_bytes:
+        raise PlanInvalid("prediction", f"peak is {peak_bytes} bytes, stated are {plan.predicted_peak_bytes}")
+    if not math.isfinite(plan.predicted_seconds) or plan.predicted_seconds < 0:
+        raise PlanInvalid("prediction", f"stated seconds are {plan.predicted_seconds}")
