@@ -22,9 +22,12 @@ __version__ = "0.1.0"
 __all__ = ["disable", "enable", "explain", "program", "report"]
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401 - module attributes are of any type
+def __getattr__(name: str) -> Any:
     if name in __all__:
-        return getattr(importlib.import_module("lmswap.api"), name)
+        api = importlib.import_module("lmswap.api")
+        # All at once: that import has bound `report` to the stage of this name, and the function is what users call.
+        globals().update({public: getattr(api, public) for public in __all__})
+        return globals()[name]
     raise AttributeError(f"module 'lmswap' has no attribute '{name}'")
 
 

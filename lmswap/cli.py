@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -44,6 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if benchmark:
             return _bench(options.benchmark, arguments[2:])
         return int(options.run(options))
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except LmswapError as error:
         _print(f"lmswap: {' '.join(str(error).split())}", sys.stderr)
         return 2
@@ -160,11 +164,12 @@ def _doctor(options: argparse.Namespace) -> int:
     if options.json:
         _print(json.dumps({"schema": "lmswap.doctor/1", "lmswap": lmswap.__version__, **asdict(found)}, indent=1))
     else:
-        _print(render_text(_doctor_view(found)))
+        _print(doctor_text(found))
     return 0 if found.machines else 2
 
 
-def _doctor_view(found: Survey) -> Group:
+def doctor_text(found: Survey) -> str:
+    """What `lmswap doctor` prints: facts, measured rates, and what follows from them."""
     facts = Table.grid(padding=(0, 2))
     facts.add_column(no_wrap=True)
     facts.add_column(overflow="fold")
@@ -191,7 +196,7 @@ def _doctor_view(found: Survey) -> Group:
     if found.machines:
         parts += [Text(), _rates_table(found), Text(), Text("What lmswap will do here", style="bold")]
     parts += [Text(f"- {sentence}") for sentence in _consequences(found)]
-    return Group(*parts)
+    return render_text(*parts)
 
 
 def _link_text(found: Survey) -> str:
@@ -234,13 +239,13 @@ def _consequences(found: Survey) -> list[str]:
         f"lmswap.enable(model, budget=...) swaps a model on {found.device.device} to the {name} tier by default.",
         f"1 GiB takes {format_seconds(tier.link.out_rate.seconds(2**30))} out and "
         f"{format_seconds(tier.link.in_rate.seconds(2**30))} back in; copies run beside compute.",
-        f"They hide behind it where a step computes {machine.flops_per_second * round_trip / 2**30:,.0f} FLOP or more "
-        "for each byte swapped, at the rate above.",
+        f"They stay hidden while a step computes {machine.flops_per_second * round_trip / 2**30:,.0f} FLOP or more for "
+        "each byte that it swaps; beyond that, compute waits.",
     ]
 
 
 def _print(text: str, file: Any = None) -> None:
-    print(text, file=file or sys.stdout)
+    print(text, file=file or sys.stdout, flush=True)
 
 
 if __name__ == "__main__":

@@ -41,9 +41,6 @@ def read_host_link(nvml: Any, handle: Any) -> HostLink:
 
 
 def _c2c(nvml: Any, handle: Any) -> HostLink | None:
-    mode = _ask(nvml, nvml.nvmlDeviceGetC2cModeInfoV, handle)
-    if mode is not None and not mode.isC2cEnabled:
-        return None
     (count,) = _fields(nvml, handle, [nvml.NVML_FI_DEV_C2C_LINK_COUNT])
     megabytes = []
     for link in range(int(count or 0)):

@@ -169,7 +169,7 @@ def _measure_link(device: torch.device, tier: str, directory: str) -> Link:
         else:
             engine.open_disk_tier(directory, capacity_bytes)
         engine.reserve(tier, capacity_bytes)
-        probe = _Probe(device, tier, engine)
+        probe = LinkProbe(device, tier, engine)
         out_points, in_points = probe.alone()
         out_rate, in_rate = Rate(out_points), Rate(in_points)
         return Link(out_rate, in_rate, probe.both_factor(out_rate.seconds(_BOTH_BYTES), in_rate.seconds(_BOTH_BYTES)))
@@ -177,7 +177,7 @@ def _measure_link(device: torch.device, tier: str, directory: str) -> Link:
         engine.close()
 
 
-class _Probe:
+class LinkProbe:
     """Drives the engine's lanes with buffers of known sizes and reads its records."""
 
     def __init__(self, device: torch.device, tier: str, engine: Engine) -> None:

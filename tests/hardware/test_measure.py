@@ -1,0 +1,147 @@
+import json
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lmswap.errors import OptionError, TierError
+from lmswap.hardware import measure
+from lmswap.hardware.measure import LinkProbe, describe_machine, host_link
+from lmswap.ir.machine import Machine
+from tests.hardware.fake_engine import FakeEngine
+
+CPU = torch.device("cpu")
+MIB = 2**20
+
+
+def probe(**engine):
+    return LinkProbe(CPU, "disk", FakeEngine(**engine))
+
+
+@pytest.mark.parametrize("latency", [0.0, 2.0**-10])
+def test_each_direction_gets_its_own_rate(latency):
+    out_points, in_points = probe(out_rate=2**30, in_rate=2**28, share=1.0, latency=latency).alone()
+    for points, rate in ((out_points, 2**30), (in_points, 2**28)):
+        assert [nbytes for nbytes, _ in points][-1] == 64 * MIB or points[-1][1] * 8 > 0.5
+        for nbytes, seconds in points:
+            assert seconds == pytest.approx(latency + nbytes / rate)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.75, 0.5, 0.3])
+@pytest.mark.parametrize(("out_rate", "in_rate"), [(2**30, 2**30), (2**30, 2**29), (3e9, 1.1e9), (1e8, 2.5e9)])
+def test_the_share_that_each_keeps_while_both_run_is_found(share, out_rate, in_rate):
+    found = probe(out_rate=out_rate, in_rate=in_rate, share=share)
+    assert found.both_factor(16 * MIB / out_rate, 16 * MIB / in_rate) == pytest.approx(share)
+
+
+@pytest.fixture
+def cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "lmswap"
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """A measurement that takes no time and counts how often it was made."""
+    machine = Machine.from_json(MACHINE)
+    made = []
+
+    def make(device, tier, directory):
+        made.append(tier)
+        return replace(machine, tiers=(replace(machine.tiers[0], name=tier),))
+
+    monkeypatch.setattr(measure, "_measure_machine", make)
+    return made
+
+
+MACHINE = json.dumps(
+    {
+        "schema": "lmswap.machine/1",
+        "name": "unit",
+        "device_bytes": 1,
+        "flops_per_second": 1,
+        "bytes_per_second": 1,
+        "op_seconds": 1,
+        "tiers": [
+            {
+                "name": "disk",
+                "capacity_bytes": 1,
+                "link": {"out_rate": {"points": [[1, 1]]}, "in_rate": {"points": [[1, 2]]}, "both_factor": 0.5},
+            }
+        ],
+    }
+)
+
+
+def test_a_real_disk_is_measured_through_the_engine(cache, tmp_path):
+    machine = describe_machine(CPU, "disk", str(tmp_path))
+    link = machine.tier("disk").link
+    assert 0 < link.both_factor <= 1
+    assert link.in_rate.seconds(64 * MIB) > 0
+    assert min(machine.flops_per_second, machine.bytes_per_second, machine.op_seconds) > 0
+    assert machine.tier("disk").capacity_bytes > 0
+    assert Machine.from_json(machine.to_json()) == machine
+    assert [path.name for path in tmp_path.iterdir()] == ["cache"]  # the swap file is gone
+
+
+def test_a_measurement_is_made_once_and_remembered_apart_by_tier(cache, counted, tmp_path):
+    first = describe_machine(CPU, "disk", str(tmp_path))
+    assert describe_machine(CPU, "disk", str(tmp_path)).tiers[0].link == first.tiers[0].link
+    assert counted == ["disk"]
+    describe_machine(CPU, "host")
+    assert counted == ["disk", "host"]
+    assert len(list(cache.glob("machine-*.json"))) == 2
+
+
+def test_refresh_measures_again(cache, counted, tmp_path):
+    describe_machine(CPU, "disk", str(tmp_path))
+    describe_machine(CPU, "disk", str(tmp_path), refresh=True)
+    assert counted == ["disk", "disk"]
+
+
+def test_another_torch_measures_again(cache, counted, monkeypatch, tmp_path):
+    describe_machine(CPU, "disk", str(tmp_path))
+    monkeypatch.setattr(torch, "__version__", "99.0")
+    describe_machine(CPU, "disk", str(tmp_path))
+    assert counted == ["disk", "disk"]
+
+
+def test_capacity_is_that_of_now_and_not_remembered(cache, counted, monkeypatch, tmp_path):
+    describe_machine(CPU, "disk", str(tmp_path))
+    found = measure.describe_directory(str(tmp_path))
+    monkeypatch.setattr(measure, "describe_directory", lambda path: replace(found, free_bytes=1000 * MIB))
+    assert describe_machine(CPU, "disk", str(tmp_path)).tiers[0].capacity_bytes == 900 * MIB
+    assert counted == ["disk"]
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", MACHINE, MACHINE.replace("both_factor", "factor"), "\udcff"])
+def test_a_damaged_memory_is_measured_again_and_mended(cache, counted, tmp_path, damage):
+    describe_machine(CPU, "disk", str(tmp_path))
+    (path,) = cache.iterdir()
+    path.write_bytes(damage.encode("utf-8", "surrogateescape"))
+    describe_machine(CPU, "disk", str(tmp_path))
+    describe_machine(CPU, "disk", str(tmp_path))
+    assert counted == ["disk", "disk"]
+
+
+def test_an_unwritable_cache_measures_again_and_says_so(counted, monkeypatch, tmp_path, caplog):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with caplog.at_level(logging.WARNING, "lmswap"):
+        describe_machine(CPU, "disk", str(tmp_path))
+        describe_machine(CPU, "disk", str(tmp_path))
+    assert counted == ["disk", "disk"]
+    assert "the measurement cannot be remembered" in caplog.text
+
+
+def test_an_unknown_tier_and_a_bad_directory_are_refused_before_measuring(cache, counted, tmp_path):
+    with pytest.raises(OptionError, match="unknown tier 'tape'; known are host, disk"):
+        describe_machine(CPU, "tape")
+    with pytest.raises(TierError, match="is not a directory"):
+        describe_machine(CPU, "disk", str(tmp_path / "missing"))
+    assert counted == []
+
+
+def test_a_cpu_has_no_link_to_the_host():
+    assert host_link(CPU).kind == "none"

@@ -1,0 +1,66 @@
+import pytest
+import torch
+
+from lmswap.execute import _C
+from lmswap.hardware.memory import CpuMemory, device_memory
+
+MIB = 2**20
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def memory():
+    opened = device_memory(CPU)
+    yield opened
+    opened.close()
+
+
+def test_tensor_bytes_are_exact_and_their_peak_stays_until_reset(memory):
+    before = memory.used_tensor_bytes()
+    held = torch.ones(32 * MIB, dtype=torch.uint8)
+    assert memory.used_tensor_bytes() - before == 32 * MIB
+    del held
+    assert memory.used_tensor_bytes() == before
+    assert memory.peak_tensor_bytes() == before + 32 * MIB
+    memory.reset_peak()
+    assert memory.peak_tensor_bytes() == before
+
+
+def test_used_bytes_begin_at_zero_and_follow_resident_memory(memory):
+    assert memory.used_bytes() < 32 * MIB
+    held = torch.ones(256 * MIB, dtype=torch.uint8)
+    assert memory.used_bytes() > 240 * MIB
+    assert memory.peak_bytes() >= memory.used_bytes() - 8 * MIB
+    assert held[-1] == 1
+
+
+def test_the_heap_serves_until_the_last_one_closes():
+    first, second = CpuMemory(CPU), CpuMemory(CPU)
+    first.close()
+    first.close()
+    assert _C.heap_is_installed()
+    second.close()
+    assert not _C.heap_is_installed()
+
+
+def test_what_is_free_is_part_of_what_there_is(memory):
+    assert 0 < memory.free_bytes() <= memory.total_bytes()
+    memory.synchronize()
+
+
+def test_the_device_is_named_for_people(memory):
+    assert memory.description().startswith("cpu (")
+    assert memory.description().endswith(" threads)")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_cuda_counts_what_torch_allocated():
+    memory = device_memory(torch.device("cuda", 0))
+    before = memory.used_bytes()
+    held = torch.ones(32 * MIB, dtype=torch.uint8, device="cuda:0")
+    assert memory.used_bytes() - before == 32 * MIB
+    del held
+    assert (memory.used_bytes(), memory.peak_bytes()) == (before, before + 32 * MIB)
+    assert memory.free_bytes() <= memory.total_bytes()
+    memory.close()

@@ -1,0 +1,89 @@
+import mmap
+
+import pytest
+
+from lmswap.errors import DriverError
+from lmswap.hardware import ram
+
+GIB, MIB, PAGE = 2**30, 2**20, 4096
+
+
+def machine(root, *, cgroup, files):
+    """A file tree like /proc and /sys of a machine with 64 GiB, 48 of them available."""
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/meminfo").write_text(f"MemTotal: {64 * 2**20} kB\nMemFree: 1 kB\nMemAvailable: {48 * 2**20} kB\n")
+    (root / "proc/self/cgroup").write_text(cgroup)
+    for path, text in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+    return ram.read_ram(root)
+
+
+def version2(folder, limit, used, cache=0):
+    place = f"sys/fs/cgroup/{folder}"
+    stat = f"anon 1\ninactive_file {cache}\n"
+    return {f"{place}/memory.max": f"{limit}\n", f"{place}/memory.current": f"{used}\n", f"{place}/memory.stat": stat}
+
+
+def test_without_a_cgroup_limit_the_machine_counts(tmp_path):
+    found = machine(tmp_path, cgroup="0::/user/shell\n", files=version2("user/shell", "max", 5 * GIB))
+    assert found == ram.Ram(64 * GIB, 48 * GIB)
+
+
+def test_the_tightest_of_nested_cgroups_counts(tmp_path):
+    files = {**version2("job/task", 32 * GIB, 2 * GIB), **version2("job", 16 * GIB, 6 * GIB), **version2(".", "max", 0)}
+    assert machine(tmp_path, cgroup="0::/job/task\n", files=files) == ram.Ram(16 * GIB, 10 * GIB)
+
+
+def test_page_cache_that_goes_first_is_available(tmp_path):
+    found = machine(tmp_path, cgroup="0::/job\n", files=version2("job", 16 * GIB, 15 * GIB, cache=9 * GIB))
+    assert found == ram.Ram(16 * GIB, 10 * GIB)
+
+
+def test_a_cgroup_over_its_limit_has_nothing_available(tmp_path):
+    assert machine(tmp_path, cgroup="0::/job\n", files=version2("job", GIB, 2 * GIB)) == ram.Ram(GIB, 0)
+
+
+def test_version_1_in_a_container_that_sees_only_the_outer_folder(tmp_path):
+    place = "sys/fs/cgroup/memory"
+    files = {
+        f"{place}/memory.limit_in_bytes": f"{8 * GIB}\n",
+        f"{place}/memory.usage_in_bytes": f"{3 * GIB}\n",
+        f"{place}/memory.stat": f"cache 0\ntotal_inactive_file {GIB}\n",
+    }
+    found = machine(tmp_path, cgroup="5:cpu,cpuacct:/x\n4:memory:/docker/0123\n", files=files)
+    assert found == ram.Ram(8 * GIB, 6 * GIB)
+
+
+def test_a_system_without_cgroups_has_no_limits(tmp_path):
+    machine(tmp_path, cgroup="", files={})
+    (tmp_path / "proc/self/cgroup").unlink()
+    assert ram.read_ram(tmp_path) == ram.Ram(64 * GIB, 48 * GIB)
+
+
+def test_this_machine_can_be_read():
+    found = ram.read_ram()
+    assert 0 < found.available_bytes <= found.total_bytes
+
+
+def test_resident_memory_rises_by_what_is_touched_and_its_peak_stays_until_reset():
+    before, size = ram.resident_bytes(), 256 * MIB
+    block = mmap.mmap(-1, size)
+    for offset in range(0, size, PAGE):
+        block[offset] = 1
+    risen = ram.resident_bytes() - before
+    block.close()
+    assert risen > 0.9 * size  # the kernel counts in batches per thread
+    assert ram.resident_bytes() < before + 0.1 * size
+    assert ram.peak_resident_bytes() > before + 0.9 * size
+    ram.reset_peak_resident()
+    assert ram.peak_resident_bytes() < before + 0.1 * size
+
+
+def test_a_kernel_that_cannot_reset_the_peak_is_an_error_that_says_so(monkeypatch):
+    def refuse(self, *_, **__):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(ram.Path, "write_text", refuse)
+    with pytest.raises(DriverError, match=r"/proc/self/clear_refs failed .*Permission denied"):
+        ram.reset_peak_resident()

@@ -1,0 +1,194 @@
+import json
+import os
+import subprocess
+import sys
+import types
+from dataclasses import replace
+from importlib.metadata import version
+
+import pytest
+
+from lmswap import cli
+from lmswap.errors import LmswapError, PlanInfeasible
+from lmswap.ir.machine import Link, Machine, Rate, Tier
+from tests.report.small_step import MIB, PROGRAM
+
+UNIT_LINK = Link(Rate.constant(2**30), Rate.constant(2**29), both_factor=0.5)
+MACHINE = Machine("unit", 2**30, 1e9, 1e9, 1e-6, (Tier("disk", 2**30, UNIT_LINK),))
+
+
+def run(*arguments, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "lmswap.cli", *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        check=False,
+    )
+
+
+@pytest.fixture
+def files(tmp_path):
+    """A program and a machine to plan it for."""
+    (tmp_path / "program.json").write_text(PROGRAM.to_json())
+    (tmp_path / "machine.json").write_text(MACHINE.to_json())
+    return tmp_path
+
+
+def plan(files, *arguments):
+    return cli.main(["plan", str(files / "program.json"), "--machine", str(files / "machine.json"), *arguments])
+
+
+def test_the_version_is_that_of_the_package():
+    done = run("--version")
+    assert (done.returncode, done.stdout) == (0, f"lmswap {version('lmswap')}\n")
+
+
+def test_doctor_describes_this_machine(tmp_path):
+    done = run("doctor", "--disk-directory", str(tmp_path), XDG_CACHE_HOME=str(tmp_path), CUDA_VISIBLE_DEVICES="")
+    assert (done.returncode, done.stderr) == (0, "")
+    for line in ("device", "memory", "software", "host link", "compute", "disk tier", "out to the disk tier"):
+        assert f"\n{line} " in done.stdout
+    assert f"in '{tmp_path}' on " in done.stdout
+    assert "What lmswap will do here" in done.stdout
+
+
+def test_doctor_as_json_holds_what_the_text_shows(tmp_path):
+    done = run(
+        "doctor", "--json", "--disk-directory", str(tmp_path), XDG_CACHE_HOME=str(tmp_path), CUDA_VISIBLE_DEVICES=""
+    )
+    data = json.loads(done.stdout)
+    assert data["schema"] == "lmswap.doctor/1"
+    assert data["device"]["device"] == "cpu"
+    assert data["directory"]["path"] == str(tmp_path)
+    assert data["machines"]["disk"]["tiers"][0]["link"]["out_rate"]["points"]
+
+
+def test_doctor_without_a_tier_says_why_and_fails(tmp_path):
+    done = run("doctor", "--disk-directory", str(tmp_path / "missing"), CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 2
+    assert "disk tier  NOT AVAILABLE: no directory for swap files" in done.stdout
+    assert "lmswap.enable will refuse" in done.stdout
+
+
+def test_a_reader_that_closes_early_is_no_error(tmp_path):
+    command = f"{sys.executable} -m lmswap.cli doctor --disk-directory /missing | true"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+
+
+def test_a_plan_is_made_and_printed(files, capsys):
+    assert plan(files, "--budget", "8 MiB", "--policy", "none") == 0
+    text = capsys.readouterr().out
+    assert "Small: 5 ops, 7 buffers" in text
+    assert "of a budget of 8.00 MiB" in text
+    assert "small.py:8 x = self.conv(x)" in text
+
+
+def test_a_plan_as_json_has_the_figures(files, capsys):
+    # none keeps conv, relu, grad_relu (3 + 2 + 2 MiB), the gradient of 1 MiB, and two scalars of 4 bytes.
+    assert plan(files, "--budget", "64MiB", "--policy", "none", "--json") == 0
+    data = json.loads(capsys.readouterr().out)
+    assert (data["schema"], data["policy"], data["budget_bytes"]) == ("lmswap.plan/1", "none", 64 * MIB)
+    assert (data["kept_bytes"], data["swapped_bytes"]) == (8 * MIB + 8, 0)
+    assert data["peak_bytes"] > 0
+    assert data["step_seconds"] > 0
+    assert data["planning_seconds"] > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (["--budget", "much"], "budget 'much' is not a byte count"),
+        (["--budget", "-1GiB"], "budget must be more than 0 bytes, got '-1GiB'"),
+        (["--budget", "1MiB"], "cannot fit this step into 1.0 MiB"),
+        (["--budget", "1GiB", "--policy", "magic"], "magic"),
+        (["--budget", "1GiB", "--tier", "host"], "machine 'unit' has no tier 'host'"),
+        (["--budget", "1GiB", "--min-swap", "x"], "--min-swap 'x' is not a byte count"),
+        (["--budget", "1GiB", "--machine", "missing.json"], "cannot read 'missing.json'"),
+        (["--budget", "1GiB", "--machine", __file__], "not a machine description"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(files, capsys, change, sentence):
+    change = [f"{change[0]}={change[1]}", *change[2:]]  # as one word, a value may begin with a dash
+    assert plan(files, *change) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("lmswap: ")
+    assert printed.err.count("\n") == 1
+    assert sentence in printed.err
+
+
+def test_an_error_in_a_process_of_its_own_has_no_traceback(files):
+    done = run("plan", str(files), "--budget", "1GiB")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"lmswap: cannot read '{files}'")
+    assert done.stderr.count("\n") == 1
+
+
+def test_every_error_of_lmswap_becomes_one_line(monkeypatch, capsys):
+    def fail(arguments):
+        raise PlanInfeasible(budget_bytes=MIB, needed_bytes=2 * MIB, where="op 3\nconv", policy="none")
+
+    fake = types.ModuleType("benchmarks.unet3d.cli")
+    fake.main = fail
+    monkeypatch.setitem(sys.modules, "benchmarks.unet3d.cli", fake)
+    monkeypatch.setattr("benchmarks.unet3d.cli", fake, raising=False)
+    assert issubclass(PlanInfeasible, LmswapError)
+    assert cli.main(["bench", "unet3d"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_bench_hands_everything_after_its_name_on(monkeypatch):
+    seen = []
+    fake = types.ModuleType("benchmarks.unet3d.cli")
+    fake.main = lambda arguments: seen.append(arguments) or 7
+    monkeypatch.setitem(sys.modules, "benchmarks.unet3d.cli", fake)
+    monkeypatch.setattr("benchmarks.unet3d.cli", fake, raising=False)
+    assert cli.main(["bench", "unet3d", "--sizes", "144", "--help", "--json"]) == 7
+    assert seen == [["--sizes", "144", "--help", "--json"]]
+
+
+@pytest.mark.parametrize("arguments", [[], ["cure"], ["bench"], ["bench", "resnet"], ["plan", "x.json"]])
+def test_unknown_commands_and_missing_arguments_show_the_usage(arguments, capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == 2
+    assert "usage: lmswap" in capsys.readouterr().err
+
+
+def test_help_needs_neither_torch_nor_matplotlib():
+    code = (
+        "import sys\nfrom lmswap import cli\n"
+        "try: cli.main(['--help'])\nexcept SystemExit as end: assert end.code == 0\n"
+        "sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=False).returncode == 0
+
+
+def test_both_at_once_is_shown_as_what_each_direction_keeps(capsys):
+    from lmswap.hardware.device import DeviceInfo
+    from lmswap.hardware.disk import Directory
+    from lmswap.hardware.link import HostLink
+    from lmswap.hardware.ram import Ram
+    from lmswap.hardware.survey import Survey
+
+    machine = replace(MACHINE, tiers=(Tier("host", 2**33, UNIT_LINK),))
+    found = Survey(
+        device=DeviceInfo("cuda:0", "Unit GPU", 2**34, 2**33, "2.13.0", "CUDA driver 1.2"),
+        num_devices=2,
+        link=HostLink("pcie", "PCIe gen4 x16", 31.5e9),
+        ram=Ram(2**36, 2**35),
+        directory=Directory("/var/tmp", "xfs", "/dev/sda", 2**40, 2**39),
+        machines={"host": machine, "disk": MACHINE},
+        failures={},
+    )
+    text = cli.doctor_text(found)
+    rows = {line.split("  ")[0]: line.split()[-4:] for line in text.splitlines() if "the host tier" in line}
+    assert rows["out to the host tier"] == ["1.07", "1.07", "1.07", "0.54"]  # 2**30 B/s, and half of it
+    assert rows["in from the host tier"] == ["0.54", "0.54", "0.54", "0.27"]
+    assert "host link    PCIe gen4 x16, 31.5 GB/s each way on paper" in text
+    assert "the first of 2 visible GPUs" in text
+    assert "host tier    up to 8.00 GiB of pinned memory" in text
+    assert "disk tier    up to 1.00 GiB in '/var/tmp' on xfs (/dev/sda)" in text
+    assert "1 GiB takes 1.00 s out and 2.00 s back in" in text
