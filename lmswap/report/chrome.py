@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lmswap.errors import OptionError
-from lmswap.ir.timeline import Lane, Timeline
+from lmswap.ir.timeline import Lane, Span, Timeline
 
 
 def write_chrome_trace(path: Path, timelines: Sequence[Timeline], *, model: str, budget_bytes: int) -> None:
@@ -37,30 +37,45 @@ def write_chrome_trace(path: Path, timelines: Sequence[Timeline], *, model: str,
 def _events(pid: int, timeline: Timeline) -> Iterator[dict[str, Any]]:
     yield _metadata(pid, 0, "process_name", name=timeline.source)
     yield _metadata(pid, 0, "process_sort_index", sort_index=pid)
-    tids = {lane: tid for tid, lane in enumerate(Lane, start=1)}
-    for lane, tid in tids.items():
-        yield _metadata(pid, tid, "thread_name", name=str(lane))
+    rows = [row for lane in Lane for row in _rows(timeline, lane)]
+    for tid, (name, spans) in enumerate(rows, start=1):
+        yield _metadata(pid, tid, "thread_name", name=name)
         yield _metadata(pid, tid, "thread_sort_index", sort_index=tid)
-    for span in timeline.spans:
-        args: dict[str, Any] = {}
-        if span.nbytes:
-            args["bytes"] = span.nbytes
-            if span.seconds > 0:
-                args["bytes_per_second"] = round(span.nbytes / span.seconds)
-        if span.buffer is not None:
-            args["buffer"] = span.buffer
-        yield {
-            "ph": "X",
-            "name": span.name,
-            "cat": str(span.lane),
-            "pid": pid,
-            "tid": tids[span.lane],
-            "ts": span.start_seconds * 1e6,
-            "dur": span.seconds * 1e6,
-            "args": args,
-        }
+        yield from (_slice(pid, tid, span) for span in spans)
     for seconds, nbytes in timeline.memory:
         yield {"ph": "C", "name": "memory", "pid": pid, "ts": seconds * 1e6, "args": {"resident bytes": nbytes}}
+
+
+def _rows(timeline: Timeline, lane: Lane) -> list[tuple[str, list[Span]]]:
+    """A lane's spans as rows without overlap: a thread's slices must not overlap, but a disk serves several copies."""
+    rows: list[list[Span]] = [[]]
+    for span in sorted((span for span in timeline.spans if span.lane is lane), key=lambda span: span.start_seconds):
+        free = (row for row in rows if not row or row[-1].end_seconds <= span.start_seconds)
+        row = next(free, None)
+        if row is None:
+            rows.append(row := [])
+        row.append(span)
+    return [(str(lane) if number == 1 else f"{lane} {number}", row) for number, row in enumerate(rows, start=1)]
+
+
+def _slice(pid: int, tid: int, span: Span) -> dict[str, Any]:
+    args: dict[str, Any] = {}
+    if span.nbytes:
+        args["bytes"] = span.nbytes
+        if span.seconds > 0:
+            args["bytes_per_second"] = round(span.nbytes / span.seconds)
+    if span.buffer is not None:
+        args["buffer"] = span.buffer
+    return {
+        "ph": "X",
+        "name": span.name,
+        "cat": str(span.lane),
+        "pid": pid,
+        "tid": tid,
+        "ts": span.start_seconds * 1e6,
+        "dur": span.seconds * 1e6,
+        "args": args,
+    }
 
 
 def _metadata(pid: int, tid: int, kind: str, **args: str | int) -> dict[str, Any]:

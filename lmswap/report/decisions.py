@@ -5,14 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lmswap.ir.plan import Decision, Plan
-from lmswap.ir.program import Buffer, BufferKind, Op, Program
-
-_REASON_BY_KIND = {
-    BufferKind.OUTPUT: "the caller gets it",
-    BufferKind.TANGENT: "gradient that the caller passes in",
-    BufferKind.GRADIENT: "gradient that the caller gets",
-    BufferKind.ACTIVATION: "no need to move it",
-}
+from lmswap.ir.program import Buffer, Op, Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +44,6 @@ def buffer_decisions(program: Program, plan: Plan) -> tuple[BufferDecision, ...]
 
 def _decide(buffer: Buffer, program: Program, plan: Plan, made: Op | None, used: Op | None) -> BufferDecision:
     decision = plan.decision(buffer.id)
-    is_swapped = decision is Decision.SWAP
-    reason = f"moved to the tier by policy '{plan.policy}'" if is_swapped else _REASON_BY_KIND[buffer.kind]
     return BufferDecision(
         buffer=buffer.id,
         name=program.buffer_names[buffer.id],
@@ -62,5 +53,6 @@ def _decide(buffer: Buffer, program: Program, plan: Plan, made: Op | None, used:
         made_at=made.source if made else "",
         last_used_by=used.target if used else "",
         last_used_at=used.source if used else "",
-        reason=plan.reasons.get(buffer.id, reason),
+        # A reason stands beside its decision here and need not name it again.
+        reason=plan.reasons.get(buffer.id, "").removeprefix(f"{decision}: "),
     )

@@ -34,7 +34,7 @@ class Explanation:
         object.__setattr__(self, "decisions", tuple(largest_first))
 
     def __rich__(self) -> Group:
-        """The tables, for `rich.print`."""
+        """The tables, for `rich.print`; an operator alone is on the line where the buffer is made."""
         heading = f"{self.model}: decisions of policy '{self.policy}', largest buffer first"
         return Group(Text(heading, style="bold"), Text(), self._rows(), Text(), self._totals())
 
@@ -48,15 +48,16 @@ class Explanation:
     def _rows(self) -> Table:
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", expand=True)
         table.add_column("size", justify="right", no_wrap=True)
-        table.add_column("made", ratio=8, overflow="ellipsis", no_wrap=True)
-        table.add_column("last used", ratio=8, overflow="ellipsis", no_wrap=True)
+        table.add_column("made", ratio=11, overflow="ellipsis", no_wrap=True)
+        table.add_column("last used", ratio=9, overflow="ellipsis", no_wrap=True)
         table.add_column("decision", no_wrap=True)
-        table.add_column("why", ratio=6, overflow="fold")
+        table.add_column("why", ratio=9, overflow="fold")
         for row in self.decisions[:MAX_ROWS]:
+            is_same_line = bool(row.made_at) and row.made_at == row.last_used_at
             table.add_row(
                 format_bytes(row.nbytes),
-                Text(row.made_at or _operator(row.made_by)),
-                Text(_last_use(row)),
+                Text(_place(row.made_by, row.made_at)),
+                Text(_operator(row.last_used_by) if is_same_line else _place(row.last_used_by, row.last_used_at)),
                 Text(row.decision, style=_STYLES[row.decision]),
                 Text(row.reason),
             )
@@ -81,10 +82,10 @@ def make_explanation(program: Program, plan: Plan) -> Explanation:
     return Explanation(program.name, plan.policy, buffer_decisions(program, plan))
 
 
-def _last_use(row: BufferDecision) -> str:
-    if row.last_used_at and row.last_used_at == row.made_at:
-        return f"same line, {_operator(row.last_used_by)}"
-    return row.last_used_at or _operator(row.last_used_by)
+def _place(target: str, source: str) -> str:
+    """Where, by which operator (one line has several), and the code: "unet.py:88 convolution: y = self.conv(x)"."""
+    where, _, code = source.partition(" ")
+    return f"{where} {_operator(target)}".strip() + (f": {code}" if code else "")
 
 
 def _operator(target: str) -> str:

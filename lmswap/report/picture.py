@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from lmswap.errors import OptionError
 from lmswap.ir.bytesize import format_bytes
@@ -22,8 +22,18 @@ _COLOURS = {Lane.COMPUTE: "#8a949e", Lane.STALL: "#d55e00", Lane.OUT: "#e69f00",
 _MEMORY, _INK, _FAINT = "#0072b2", "#22272b", "#c3c8cd"
 
 
-def write_picture(path: Path, timelines: Sequence[Timeline], *, title: str, budget_bytes: int) -> None:
+def write_picture(
+    path: Path,
+    timelines: Sequence[Timeline],
+    *,
+    title: str,
+    budget_bytes: int,
+    peak_bytes: Mapping[str, int | None],
+) -> None:
     """Draws ``timelines`` one below the other on one scale of time and bytes.
+
+    ``peak_bytes`` holds the peak by the timeline's source; a measured one can lie above every point of its curve, which
+    was recorded at some moments only.
 
     Raises:
         OptionError: no timeline to draw, an ending that is not .png, .svg or .pdf, or a folder that does not exist.
@@ -41,16 +51,17 @@ def write_picture(path: Path, timelines: Sequence[Timeline], *, title: str, budg
         figure = Figure(figsize=(11, 0.7 + 3.7 * len(timelines)), layout="constrained")
         figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
         axes = figure.subplots(2 * len(timelines), sharex=True, height_ratios=[2.6, 1] * len(timelines), squeeze=False)
-        top = 1.22 * max(budget_bytes, *(timeline.peak_bytes for timeline in timelines))
-        for timeline, memory, lanes in zip(timelines, axes[::2, 0], axes[1::2, 0], strict=True):
-            _draw_memory(memory, timeline, budget_bytes, top)
+        peaks = [peak_bytes.get(timeline.source) or timeline.peak_bytes for timeline in timelines]
+        top = 1.22 * max(budget_bytes, *peaks)
+        for timeline, peak, memory, lanes in zip(timelines, peaks, axes[::2, 0], axes[1::2, 0], strict=True):
+            _draw_memory(memory, timeline, budget_bytes, peak, top)
             _draw_lanes(lanes, timeline)
         axes[-1, 0].set_xlabel("seconds from the start of the step")
         axes[0, 0].set_xlim(0, max(timeline.seconds for timeline in timelines) or 1.0)
         figure.savefig(path, dpi=150)
 
 
-def _draw_memory(axes: Axes, timeline: Timeline, budget_bytes: int, top: float) -> None:
+def _draw_memory(axes: Axes, timeline: Timeline, budget_bytes: int, peak_bytes: int, top: float) -> None:
     unit, scale = ("GiB", 2**30) if top >= 2**30 else ("MiB", 2**20) if top >= 2**20 else ("KiB", 2**10)
     _clear_frame(axes)
     axes.set_ylim(0, top / scale)
@@ -58,33 +69,32 @@ def _draw_memory(axes: Axes, timeline: Timeline, budget_bytes: int, top: float) 
     axes.grid(axis="y", color=_FAINT, linewidth=0.5)
     axes.set_axisbelow(True)
     axes.set_title(f"{timeline.source}: {format_seconds(timeline.seconds)}", loc="left", fontsize=10, fontweight="bold")
-    axes.axhline(budget_bytes / scale, color=_INK, linewidth=1.2, linestyle=(0, (5, 3)))
-    axes.annotate(
-        f"budget {format_bytes(budget_bytes)}",
-        (1, budget_bytes / scale),
-        xycoords=("axes fraction", "data"),
-        xytext=(-4, 3),
-        textcoords="offset points",
-        ha="right",
-        va="bottom",
-    )
+    _draw_level(axes, f"budget {format_bytes(budget_bytes)}", budget_bytes / scale, _INK, align="right")
+    if peak_bytes:
+        _draw_level(axes, f"peak {format_bytes(peak_bytes)}", peak_bytes / scale, _MEMORY, align="left")
     if not timeline.memory:
         axes.text(0.5, 0.4, "memory over time was not recorded", transform=axes.transAxes, ha="center", color="gray")
         return
-    peak_at, peak_bytes = max(timeline.memory, key=lambda point: point[1])
     seconds, resident = _curve(timeline)
     resident = [nbytes / scale for nbytes in resident]
     axes.fill_between(seconds, resident, step="post", color=_MEMORY, alpha=0.28, linewidth=0)
     axes.step(seconds, resident, where="post", color=_MEMORY, linewidth=1.2)
-    axes.plot([peak_at], [peak_bytes / scale], "o", color=_MEMORY, markersize=5, clip_on=False)
-    is_late = peak_at > 0.7 * seconds[-1]
+    highest = max(timeline.memory, key=lambda point: point[1])
+    axes.plot([highest[0]], [highest[1] / scale], "o", color=_MEMORY, markersize=5, clip_on=False)
+
+
+def _draw_level(axes: Axes, label: str, height: float, colour: str, *, align: Literal["left", "right"]) -> None:
+    axes.axhline(height, color=colour, linewidth=1.2, linestyle=(0, (5, 3)))
+    is_left = align == "left"
     axes.annotate(
-        f"peak {format_bytes(peak_bytes)}",
-        (peak_at, peak_bytes / scale),
-        xytext=(-7 if is_late else 7, 3),
+        label,
+        (0 if is_left else 1, height),
+        xycoords=("axes fraction", "data"),
+        xytext=(4 if is_left else -4, 3),
         textcoords="offset points",
-        ha="right" if is_late else "left",
-        color=_MEMORY,
+        ha=align,
+        va="bottom",
+        color=colour,
         fontweight="bold",
     )
 

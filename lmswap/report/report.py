@@ -92,7 +92,8 @@ class Report:
             OptionError: nothing to draw yet, an unknown ending, or a folder that does not exist.
         """
         title = f"{self.model} on {self.device}: policy {self.policy}, tier {self.tier}"
-        write_picture(Path(path), self._timelines(), title=title, budget_bytes=self.budget_bytes)
+        peaks = {"predicted": self.predicted_peak_bytes, "measured": self.measured_peak_bytes}
+        write_picture(Path(path), self._timelines(), title=title, budget_bytes=self.budget_bytes, peak_bytes=peaks)
 
     def to_chrome_trace(self, path: str | Path) -> None:
         """Writes both timelines in the trace event format, which Perfetto and chrome://tracing open.
@@ -150,6 +151,8 @@ class Report:
         return table
 
     def _budget(self) -> str:
+        if self.predicted is None:
+            return f"Budget {format_bytes(self.budget_bytes)}."
         for_step = self.budget_bytes - self.base_bytes - self.reserve_bytes - self.margin_bytes
         parts = [
             f"{format_bytes(nbytes)} {what}"

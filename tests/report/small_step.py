@@ -49,7 +49,7 @@ PLAN = Plan(
     predicted_seconds=5.5,
     predicted_peak_bytes=7 * MIB,
     tier_bytes={"disk": 3 * MIB},
-    reasons={1: "idle for 2 ops"},
+    reasons={1: "swap: idle for 2 ops", 2: "keep: never idle between its uses", 6: "keep: a gradient"},
 )
 
 

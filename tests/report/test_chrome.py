@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 
 from lmswap.errors import OptionError
+from lmswap.ir.timeline import Lane, Span, Timeline
 from tests.report.small_step import MIB, planned_report, report
 
 NUMBER = (int, float)
@@ -43,6 +44,16 @@ def test_processes_and_threads_are_named(trace):
     assert named[2, 0, "process_name"] == {"name": "measured"}
     for event in events(trace, "X"):
         assert named[event["pid"], event["tid"], "thread_name"] == {"name": event["cat"]}
+
+
+def test_copies_that_overlap_get_threads_of_their_own(tmp_path):
+    # 0-2, 1-3 and 2-4 need two threads: the third begins where the first ends.
+    spans = tuple(Span(Lane.IN, f"copy {start}", start, start + 2, MIB) for start in (1, 0, 2))
+    report(measured=Timeline("measured", spans, ())).to_chrome_trace(tmp_path / "trace.json")
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    names = {e["tid"]: e["args"]["name"] for e in events(trace, "M") if e["pid"] == 2 and e["name"] == "thread_name"}
+    placed = {event["name"]: names[event["tid"]] for event in events(trace, "X") if event["pid"] == 2}
+    assert placed == {"copy 0": "in", "copy 1": "in 2", "copy 2": "in"}
 
 
 def test_events_of_one_thread_do_not_overlap(trace):

@@ -7,15 +7,13 @@ from tests.report.small_step import MIB, PLAN, PROGRAM
 GOLDEN = """\
 Small: decisions of policy 'swap_all', largest buffer first
 
-    size  made                                 last used                           decision  why
-3.00 MiB  small.py:8 x = self.conv(x)          same line, convolution_backward     swap      idle for 2 ops
-2.00 MiB  small.py:9 x = x.relu()              expand                              keep      no need to move it
-2.00 MiB  expand                               small.py:8 x = self.conv(x)         keep      no need to move it
-1.00 MiB  small.py:8 x = self.conv(x)          same line, convolution_backward     keep      gradient that the caller
-                                                                                             gets
-     4 B  sum                                  sum                                 keep      the caller gets it
-     4 B  outside the step                     expand                              keep      gradient that the caller
-                                                                                             passes in
+    size  made                                  last used                      decision  why
+3.00 MiB  small.py:8 convolution: x = self.co…  convolution_backward           swap      idle for 2 ops
+2.00 MiB  small.py:9 relu: x = x.relu()         expand                         keep      never idle between its uses
+2.00 MiB  expand                                small.py:8 convolution_backw…  keep
+1.00 MiB  small.py:8 convolution_backward: x …  convolution_backward           keep      a gradient
+     4 B  sum                                   sum                            keep
+     4 B  outside the step                      expand                         keep
 
 in all  buffers     bytes
 keep          5  5.00 MiB
@@ -65,4 +63,4 @@ def test_totals_cover_every_buffer():
 
 def test_markup_in_source_lines_is_printed_as_it_is():
     row = BufferDecision(0, "x", 1, Decision.KEEP, "", "m.py:1 y = x[bold]", "", "m.py:2 z = y[/bold]", "")
-    assert "m.py:1 y = x[bold]" in str(Explanation("M", "none", (row,)))
+    assert "m.py:1 outside the step: y = x[bold]" in str(Explanation("M", "none", (row,)))
