@@ -74,8 +74,8 @@ def print_study(console: Console, study: Study, verdicts: list[Verdict]) -> None
     threads = next((run.threads for run in study.runs), machine.cores)
     console.print(
         f"\n[dim]{escape(device)}; {escape(machine.cpu)}, {threads} threads, {format_bytes(machine.memory_bytes)} of "
-        f"memory; torch {machine.torch}. Loss: weighted Dice on {len(study.subjects)} subjects, {study.data}. Step: median "
-        "of all but the first. Tensors, stalled, out and in: of one step.[/]"
+        f"memory; torch {machine.torch}. Loss: weighted Dice on {len(study.subjects)} subjects, {study.data}. Step: "
+        "median of all but the first. Tensors, stalled, out and in: of one step.[/]"
     )
 
 
@@ -105,8 +105,8 @@ def _row(run: Run) -> tuple[str, ...]:
         *map(_gib, (run.configuration.budget_bytes, run.peak_bytes, run.tensor_peak_bytes)),
         f"{run.seconds_per_step:.2f}",
         "–" if swapping is None or swapping.stall_seconds is None else f"{swapping.stall_seconds:.2f}",
-        _gib(swapping and swapping.out_bytes),
-        _gib(swapping and swapping.in_bytes),
+        _gib(swapping.out_bytes if swapping else None),
+        _gib(swapping.in_bytes if swapping else None),
         f"{run.losses[-1]:.6f}",
     )
 

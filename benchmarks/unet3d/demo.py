@@ -24,8 +24,8 @@ def main() -> int:
     console = Console()
     small, large = SIZES["cuda" if torch.cuda.is_available() else "cpu"]
     console.print(
-        f"[bold]lmswap demo[/]: {small}³ trains plainly and sets the budget; {large}³, {(large / small) ** 3:.2f} × the "
-        f"voxels, then trains plainly, swapped within that budget, and in the same graphs unswapped.",
+        f"[bold]lmswap demo[/]: {small}³ trains plainly and sets the budget; {large}³, {(large / small) ** 3:.2f} × "
+        "the voxels, then trains plainly, swapped within that budget, and in the same graphs unswapped.",
         highlight=False,
     )
     settings = Settings(
