@@ -113,7 +113,8 @@ def _draw_lanes(axes: Axes, timeline: Timeline) -> None:
     for row, lane in enumerate(Lane):
         spans = [span for span in timeline.spans if span.lane is lane]
         axes.axhline(row, color=_FAINT, linewidth=0.5, zorder=0)
-        axes.broken_barh(merge_spans(spans), (row - 0.36, 0.72), facecolors=_COLOURS[lane], linewidth=0)
+        # The outline keeps copies of milliseconds visible in steps of seconds.
+        axes.broken_barh(merge_spans(spans), (row - 0.36, 0.72), color=_COLOURS[lane], linewidth=0.8)
         labels.append(_lane_label(lane, timeline))
     axes.set_yticks(range(len(labels)), labels)
     axes.tick_params(axis="y", length=0)

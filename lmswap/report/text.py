@@ -12,8 +12,8 @@ WIDTH = 120
 def render_text(*parts: RenderableType, width: int = WIDTH) -> str:
     """Renders tables and sentences one below the other as plain text, without colours or trailing spaces."""
     file = io.StringIO()
-    # An empty environment: COLUMNS, FORCE_COLOR and the like are about a terminal, and this may be a file or a test.
-    console = Console(file=file, width=width, color_system=None, force_terminal=False, _environ={})
+    # A width and no terminal: the text is the same in a log, a file and a test.
+    console = Console(file=file, width=width, color_system=None, force_terminal=False)
     for part in parts:
         console.print(part, highlight=False, markup=False)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())

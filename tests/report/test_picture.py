@@ -1,4 +1,5 @@
 import random
+import subprocess
 import sys
 
 import pytest
@@ -26,9 +27,11 @@ def test_a_timeline_without_a_memory_curve_says_so(tmp_path):
 
 
 def test_the_users_own_figures_are_left_alone(tmp_path):
-    had_pyplot = "matplotlib.pyplot" in sys.modules
-    report().plot(tmp_path / "step.png")
-    assert ("matplotlib.pyplot" in sys.modules) == had_pyplot
+    code = (
+        "import sys; from tests.report.small_step import report; "
+        f"report().plot({str(tmp_path / 'step.png')!r}); sys.exit('matplotlib.pyplot' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_an_unknown_ending_a_missing_folder_and_nothing_to_draw_are_refused(tmp_path):

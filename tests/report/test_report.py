@@ -109,6 +109,13 @@ def test_decisions_name_the_users_lines():
     assert "weight" not in decisions  # lives outside the step
 
 
+def test_a_buffer_is_made_where_it_is_first_written():
+    in_place = replace(PROGRAM.ops[1], writes=(1, 2))
+    ops = (PROGRAM.ops[0], in_place, *PROGRAM.ops[2:])
+    decisions = {row.name: row for row in report(program=replace(PROGRAM, ops=ops)).decisions}
+    assert decisions["conv"].made_by == "aten.convolution.default"
+
+
 def test_json_holds_every_field():
     data = json.loads(report().to_json())
     assert data["schema"] == "lmswap.report/1"
