@@ -1,0 +1,61 @@
+"""Runs as a child process would have reported them, made by hand so that each verdict can be tried."""
+
+from __future__ import annotations
+
+from benchmarks.unet3d.study import Machine, Study
+from benchmarks.unet3d.synthetic import DATA_KIND
+from benchmarks.unet3d.train import Configuration, Run, Swapping
+
+MIB = 2**20
+MACHINE = Machine("Some CPU", 2, 24 * 2**30, "2.13.0", "3.11.0", "abcdef")
+
+
+def make_configuration(size=128, policy=None, budget_bytes=None):
+    return Configuration(
+        size=size, steps=3, policy=policy, budget_bytes=budget_bytes, cap_bytes=None, head="conv", dtype="fp32",
+        device="cpu", seed=0, cubes=("a.npz",),
+    )  # fmt: skip
+
+
+def make_run(configuration, *, peak_bytes=2000 * MIB, bits=("bf000000",) * 3, weights="w", seconds=(9.0, 2.0, 4.0)):
+    swapped = configuration.kind == "swapped"
+    spans = (("out", 0.5, 1.0, 300 * MIB), ("in", 2.0, 2.5, 300 * MIB), ("stall", 2.4, 2.5, 0))
+    return Run(
+        configuration=configuration,
+        device="CPU",
+        threads=2,
+        losses=(-0.5,) * 3,
+        loss_bits=bits,
+        weights_sha256=weights,
+        step_seconds=seconds,
+        peak_bytes=peak_bytes,
+        tensor_peak_bytes=peak_bytes * 9 // 10,
+        reserved_peak_bytes=None,
+        memory=((0.0, 100 * MIB), (1.5, peak_bytes), (3.0, 100 * MIB)),
+        swapping=Swapping("tflms", peak_bytes, 3.0, 300 * MIB, 300 * MIB, 0.1, spans if swapped else ())
+        if configuration.policy is not None
+        else None,
+    )
+
+
+def make_study(*runs, failures=()):
+    return Study(
+        command="lmswap bench unet3d",
+        created="2026-01-01T00:00:00+00:00",
+        data=DATA_KIND,
+        subjects=("s1", "s2", "s3"),
+        machine=MACHINE,
+        budget_bytes=1000 * MIB,
+        runs=runs,
+        failures=failures,
+    )
+
+
+def good_runs():
+    """What a comparison gives if all is well: small, large plain, large swapped, large unswapped."""
+    return [
+        make_run(make_configuration(size=96), peak_bytes=1000 * MIB),
+        make_run(make_configuration()),
+        make_run(make_configuration(policy="auto", budget_bytes=1000 * MIB), peak_bytes=990 * MIB, seconds=(9, 3, 6)),
+        make_run(make_configuration(policy="none")),
+    ]

@@ -1,0 +1,39 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from benchmarks.unet3d.console import ProgressView, print_study
+from benchmarks.unet3d.synthetic import DATA_KIND
+from benchmarks.unet3d.verdict import judge
+from tests.benchmarks.runs import MIB, good_runs, make_configuration, make_study
+
+
+def printed(width):
+    console = Console(file=io.StringIO(), width=width)
+    study = make_study(*good_runs())
+    print_study(console, study, judge(study))
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_no_figure_is_cut_off(width):
+    text = printed(width)
+    assert "…" not in text
+    row = next(line.split() for line in text.splitlines() if line.startswith(" 128³ swapped  "))
+    assert row == ["128³", "swapped", "0.98", "0.97", "0.87", "4.50", "0.10", "0.29", "0.29", "-0.500000"]
+
+
+def test_says_on_what_data_the_losses_are():
+    assert printed(200).count(DATA_KIND) == 2
+
+
+def test_progress_shows_loss_and_memory_of_each_run():
+    console = Console(file=io.StringIO(), width=120, force_terminal=True)
+    configuration = make_configuration()
+    with ProgressView(console) as view:
+        view.on_event(configuration, {"event": "memory", "bytes": 700 * MIB})
+        view.on_event(configuration, {"event": "step", "step": 2, "loss": -0.123456, "seconds": 1.0})
+        view.on_event(make_configuration(size=96), {"event": "failed", "message": "was killed"})
+    text = console.file.getvalue()
+    assert all(part in text for part in ("128³ plain", "-0.12346", "700.00 MiB", "2/3", "96³ plain", "failed"))

@@ -1,0 +1,58 @@
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from benchmarks.unet3d.plot import plot_step
+from benchmarks.unet3d.synthetic import DATA_KIND
+from tests.benchmarks.runs import good_runs, make_study
+
+
+@pytest.fixture
+def figure(tmp_path, monkeypatch):
+    figures = []
+    save = Figure.savefig
+
+    def keep(self, *arguments, **options):
+        figures.append(self)
+        save(self, *arguments, **options)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+
+    def draw(*runs, size=128):
+        path = tmp_path / "memory.png"
+        plot_step(make_study(*runs), size, path)
+        assert path.read_bytes().startswith(b"\x89PNG")
+        return figures[-1]
+
+    return draw
+
+
+def words(figure):
+    return " ".join(text.get_text() for text in figure.findobj(Text))
+
+
+def test_shows_plain_and_swapped_memory_and_the_copies(figure):
+    drawn = figure(*good_runs())
+    plain, swapped, lanes = drawn.axes
+    assert plain.get_ylim() == swapped.get_ylim()
+    assert [round(line.get_ydata()[0], 3) for line in swapped.lines if line.get_linestyle() == "--"] == [0.977]
+    assert len(lanes.collections) == 3  # out, in, stalled
+    text = words(drawn)
+    assert "128³, 2.37 × the voxels, in the memory of 96³" in text
+    assert "swap out  300.00 MiB" in text and "swap in  300.00 MiB" in text and "stalled  0.1 s" in text
+
+
+def test_says_on_what_data(figure):
+    assert DATA_KIND in words(figure(*good_runs()))
+
+
+def test_a_run_that_failed_is_left_out(figure):
+    runs = good_runs()
+    assert len(figure(*runs[:2]).axes) == 1
+    assert len(figure(runs[0], *runs[2:]).axes) == 2
+
+
+def test_refuses_to_draw_nothing(tmp_path):
+    with pytest.raises(ValueError, match="no run of 112³ finished"):
+        plot_step(make_study(*good_runs()), 112, tmp_path / "memory.png")
+    assert not list(tmp_path.iterdir())
