@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmswap.errors import LmswapError, OptionError
+from lmswap.errors import LmswapError, OptionError, TransferError
 from lmswap.hardware.device import describe_device
 from lmswap.hardware.disk import describe_directory, swap_directory
 from lmswap.hardware.link import HostLink, read_host_link
@@ -38,6 +38,7 @@ _BOTH_BYTES = 2**24  # per copy while both directions run
 _BOTH_COPIES = 6  # of the faster direction
 # A slow disk ends the series early: beyond its last point a rate is linear.
 _MAX_SECONDS_PER_SIZE = 0.5
+_MAX_WAIT_SECONDS = 60.0  # for copies that take 1 s on a disk of 100 MB/s; longer is a failure, not a measurement
 # Pinned pages cannot be taken back by the kernel; the rest is for data loaders, the page cache and other processes.
 _PINNED_SHARE = 0.8
 _DISK_SHARE = 0.9
@@ -250,7 +251,11 @@ class LinkProbe:
     def _finished(self, count: int) -> list[TransferRecord]:
         """The next ``count`` records; a wait on a CUDA stream returns before the copy has ended."""
         records: list[TransferRecord] = []
+        deadline = time.monotonic() + _MAX_WAIT_SECONDS
         while len(records) < count:
+            if time.monotonic() > deadline:
+                waited = f"{count - len(records)} of {count} copies did not end in {_MAX_WAIT_SECONDS:.0f} s"
+                raise TransferError(f"the {self._tier} tier cannot be measured: {waited}")
             records += self._engine.take_records()
             if len(records) < count:
                 time.sleep(1e-4)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lmswap.errors import OptionError, TierError
+from lmswap.errors import OptionError, TierError, TransferError
 from lmswap.hardware import measure
 from lmswap.hardware.measure import LinkProbe, describe_machine, host_link
 from lmswap.ir.machine import Machine
@@ -33,6 +33,14 @@ def test_each_direction_gets_its_own_rate(latency):
 def test_the_share_that_each_keeps_while_both_run_is_found(share, out_rate, in_rate):
     found = probe(out_rate=out_rate, in_rate=in_rate, share=share)
     assert found.both_factor(16 * MIB / out_rate, 16 * MIB / in_rate) == pytest.approx(share)
+
+
+def test_copies_that_never_end_are_an_error_and_not_a_hang(monkeypatch):
+    stuck = probe(out_rate=2**30, in_rate=2**30, share=1.0)
+    monkeypatch.setattr(FakeEngine, "take_records", lambda self: [])
+    monkeypatch.setattr(measure, "_MAX_WAIT_SECONDS", 0.0)
+    with pytest.raises(TransferError, match="1 of 1 copies did not end in 0 s"):
+        stuck.alone()
 
 
 @pytest.fixture
