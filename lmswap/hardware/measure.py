@@ -34,6 +34,8 @@ _log = logging.getLogger(__name__)
 
 _SIZES = (2**18, 2**20, 2**22, 2**24, 2**26)
 _REPEATS = 3
+# Three runs in a row on two cores shared with other processes gave 49 and 107 GFLOP/s, minutes apart.
+_COMPUTE_SECONDS = 1 / 3
 _BOTH_BYTES = 2**24  # per copy while both directions run
 _BOTH_COPIES = 6  # of the faster direction
 # A slow disk ends the series early: beyond its last point a rate is linear.
@@ -146,7 +148,7 @@ def _op_seconds(device: torch.device) -> float:
 
 
 def _best_seconds(device: torch.device, run: Callable[[], object]) -> float:
-    """Of several runs after one that warms up: what the device can do, not what its other users leave."""
+    """The best of the runs in a third of a second: what the device can do, not what its other users leave."""
     import torch
 
     def timed() -> float:
@@ -156,7 +158,12 @@ def _best_seconds(device: torch.device, run: Callable[[], object]) -> float:
             torch.cuda.synchronize(device)
         return time.perf_counter() - start
 
-    return min([timed() for _ in range(_REPEATS + 1)][1:])
+    timed()  # warms up
+    until = time.perf_counter() + _COMPUTE_SECONDS
+    best = timed()
+    while time.perf_counter() < until:
+        best = min(best, timed())
+    return best
 
 
 def _measure_link(device: torch.device, tier: str, directory: str) -> Link:
