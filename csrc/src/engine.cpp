@@ -105,8 +105,9 @@ DLManagedTensor* Engine::out_start(int64_t swap, const std::string& tier_name, u
 int64_t Engine::in_start(int64_t swap, int64_t handle, uint64_t pointer, uint64_t nbytes, StreamHandle stream) {
   const std::lock_guard lock(mutex_);
   const uint64_t held = find_handle(handle).block.nbytes;
-  if (pointer == 0 || nbytes != held) {
-    throw option_error("in_start of handle " + std::to_string(handle) + " needs a pointer and the " +
+  // The target may be larger: a traced storage can be longer than the one that the operator really made.
+  if (pointer == 0 || nbytes < held) {
+    throw option_error("in_start of handle " + std::to_string(handle) + " needs a pointer and room for the " +
                        std::to_string(held) + " bytes that were swapped out, not " + std::to_string(nbytes));
   }
   return launch(Direction::kIn, swap, handle, pointer, stream)->number;

@@ -26,9 +26,7 @@ class Storage {
 class PinnedMemory final : public Storage {
  public:
   PinnedMemory(std::shared_ptr<Driver> driver, uint64_t nbytes)
-      : Storage(nbytes),
-        driver_(std::move(driver)),
-        data_(static_cast<std::byte*>(driver_->allocate_host(nbytes))) {}
+      : Storage(nbytes), driver_(std::move(driver)), data_(static_cast<std::byte*>(driver_->allocate_host(nbytes))) {}
   ~PinnedMemory() override { driver_->free_host(data_); }
   std::byte* data() const { return data_; }
 

@@ -1,0 +1,109 @@
+// What only the CUDA driver does: opening the library, contexts, and the driver's own words in errors.
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "lmswap/event.h"
+#include "lmswap/storage.h"
+#include "lmswap/stream.h"
+#include "test_device.h"
+
+namespace lmswap {
+namespace {
+
+using test::make_test_device;
+
+class CudaDriverTest : public testing::Test {
+ protected:
+  void SetUp() override { library_ = dlopen(LMSWAP_FAKE_CUDA, RTLD_NOW); }
+  void TearDown() override { call<void (*)()>("fake_cuda_reset")(); }
+
+  template <typename Function>
+  Function call(const char* symbol) const {
+    return reinterpret_cast<Function>(dlsym(library_, symbol));
+  }
+  uint64_t count(const char* what) const { return call<uint64_t (*)(const char*)>("fake_cuda_count")(what); }
+  void fail(const char* symbol, int code) const {
+    call<void (*)(const char*, uint64_t, int)>("fake_cuda_fail")(symbol, 1, code);
+  }
+  size_t num_violations() const { return call<size_t (*)()>("fake_cuda_num_violations")(); }
+
+  void* library_ = nullptr;
+};
+
+TEST_F(CudaDriverTest, a_missing_library_is_an_error_with_its_name) {
+  EXPECT_ERROR(open_cuda_driver("libmissing.so.1", 0), ErrorKind::kDriver, "libmissing.so.1");
+}
+
+TEST_F(CudaDriverTest, another_library_is_an_error_with_the_missing_function) {
+  EXPECT_ERROR(open_cuda_driver("libm.so.6", 0), ErrorKind::kDriver, "cuGetErrorName");
+}
+
+TEST_F(CudaDriverTest, an_old_driver_is_an_error_with_both_versions) {
+  call<void (*)(int)>("fake_cuda_set_version")(10020);
+  EXPECT_ERROR(open_cuda_driver(LMSWAP_FAKE_CUDA, 0), ErrorKind::kDriver, "10.2");
+}
+
+TEST_F(CudaDriverTest, a_machine_without_a_device_is_an_error_in_the_drivers_words) {
+  fail("cuInit", 100);
+  EXPECT_ERROR(open_cuda_driver(LMSWAP_FAKE_CUDA, 0), ErrorKind::kDriver, "CUDA_ERROR_NO_DEVICE (100)");
+  EXPECT_ERROR(open_cuda_driver(LMSWAP_FAKE_CUDA, 9), ErrorKind::kDriver, "cuDeviceGet");
+}
+
+TEST_F(CudaDriverTest, a_failing_call_names_itself_the_bytes_and_the_drivers_words) {
+  const auto driver = open_cuda_driver(LMSWAP_FAKE_CUDA, 0);
+  fail("cuMemHostAlloc", 2);
+  EXPECT_ERROR(PinnedMemory(driver, 5 << 20), ErrorKind::kDriver,
+               "cuMemHostAlloc of 5.0 MiB (5242880 bytes) failed: CUDA_ERROR_OUT_OF_MEMORY (2), out of memory");
+}
+
+TEST_F(CudaDriverTest, retains_the_primary_context_and_gives_all_back) {
+  ASSERT_EQ(count("contexts"), 0u);
+  {
+    const auto driver = open_cuda_driver(LMSWAP_FAKE_CUDA, 0);
+    EXPECT_EQ(count("contexts"), 1u);
+    const PinnedMemory memory(driver, 4096);
+    const Stream stream(driver);
+    Event event(driver);
+    event.record(stream.handle());
+    EXPECT_GT(count("events"), 0u);
+  }
+  for (const char* what : {"contexts", "events", "streams", "host_bytes"}) EXPECT_EQ(count(what), 0u) << what;
+  EXPECT_EQ(num_violations(), 0u);
+}
+
+TEST_F(CudaDriverTest, gives_its_context_back_when_opening_fails_half_way) {
+  fail("cuStreamCreate", 2);
+  EXPECT_ERROR(open_cuda_driver(LMSWAP_FAKE_CUDA, 0), ErrorKind::kDriver, "cuStreamCreate");
+  EXPECT_EQ(count("contexts"), 0u);
+}
+
+TEST_F(CudaDriverTest, leaves_the_callers_context_current) {
+  const auto other = open_cuda_driver(LMSWAP_FAKE_CUDA, 1);
+  void* context = nullptr;
+  call<int (*)(void**, int)>("cuDevicePrimaryCtxRetain")(&context, 1);
+  call<int (*)(void*)>("cuCtxPushCurrent_v2")(context);
+  {
+    const PinnedMemory memory(open_cuda_driver(LMSWAP_FAKE_CUDA, 0), 4096);
+  }
+  void* popped = nullptr;
+  ASSERT_EQ(call<int (*)(void**)>("cuCtxPopCurrent_v2")(&popped), 0);
+  EXPECT_EQ(popped, context);
+  call<int (*)(int)>("cuDevicePrimaryCtxRelease_v2")(1);
+  EXPECT_EQ(num_violations(), 0u);
+}
+
+TEST_F(CudaDriverTest, serves_threads_that_never_had_a_context) {
+  const auto driver = open_cuda_driver(LMSWAP_FAKE_CUDA, 0);
+  std::thread([&] {
+    const Stream stream(driver);
+    Event event(driver);
+    event.record(stream.handle());
+    event.synchronize();
+  }).join();
+  EXPECT_EQ(num_violations(), 0u);
+}
+
+}  // namespace
+}  // namespace lmswap

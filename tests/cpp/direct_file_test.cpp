@@ -1,0 +1,134 @@
+#include "lmswap/direct_file.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/fsuid.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+
+#include "test_device.h"
+
+namespace lmswap {
+namespace {
+
+using test::make_bytes;
+using test::TestDirectory;
+
+struct FreeDeleter {
+  void operator()(std::byte* pointer) const { std::free(pointer); }
+};
+using Pages = std::unique_ptr<std::byte, FreeDeleter>;
+
+Pages allocate_pages(uint64_t nbytes) {
+  return Pages(static_cast<std::byte*>(std::aligned_alloc(kPageBytes, round_to_pages(nbytes))));
+}
+
+constexpr uint64_t kBounceBytes = 4 * kPageBytes;
+
+class DirectFileTest : public testing::Test {
+ protected:
+  // Writes and reads back, from and to memory that begins `shift` bytes after a page and is followed by other bytes.
+  void expect_round_trip(DirectFile& file, uint64_t offset, uint64_t nbytes, uint64_t shift) {
+    const std::vector<std::byte> bytes = make_bytes(nbytes, nbytes + shift);
+    const Pages memory = allocate_pages(shift + nbytes + kPageBytes), bounce = allocate_pages(kBounceBytes);
+    const Bounce bounce_span(bounce.get(), kBounceBytes);
+    std::memcpy(memory.get() + shift, bytes.data(), nbytes);
+    file.write(offset, memory.get() + shift, nbytes, bounce_span);
+    std::memset(memory.get(), 0x5a, shift + nbytes + kPageBytes);
+    file.read(offset, memory.get() + shift, nbytes, bounce_span);
+    EXPECT_EQ(std::memcmp(memory.get() + shift, bytes.data(), nbytes), 0) << nbytes << " bytes, shift " << shift;
+    for (uint64_t i = 0; i < shift; ++i) ASSERT_EQ(memory.get()[i], std::byte{0x5a}) << "before the bytes";
+    for (uint64_t i = 0; i < kPageBytes; ++i) {
+      ASSERT_EQ(memory.get()[shift + nbytes + i], std::byte{0x5a}) << "behind the bytes";
+    }
+  }
+
+  TestDirectory directory_;
+};
+
+TEST_F(DirectFileTest, gives_back_what_was_written_at_any_size_and_alignment) {
+  DirectFile file(directory_.path(), 1 << 20, std::make_shared<Faults>(""));
+  for (const uint64_t nbytes : {1, 511, 4095, 4096, 4097, 16384, 16385, 100000}) {
+    for (const uint64_t shift : {0, 1, 64, 512}) expect_round_trip(file, 8 * kPageBytes, nbytes, shift);
+  }
+}
+
+TEST_F(DirectFileTest, continues_short_reads_and_writes) {
+  DirectFile file(directory_.path(), 1 << 20, std::make_shared<Faults>("write@*=short,read@*=short"));
+  expect_round_trip(file, 0, 100000, 0);
+}
+
+TEST_F(DirectFileTest, leaves_no_name_and_no_room_behind) {
+  {
+    DirectFile file(directory_.path(), 1 << 20, std::make_shared<Faults>(""));
+    EXPECT_TRUE(std::filesystem::is_empty(directory_.path()));
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(directory_.path()));
+}
+
+TEST_F(DirectFileTest, tells_of_failing_reads_and_writes) {
+  DirectFile file(directory_.path(), 1 << 20, std::make_shared<Faults>("write@1=fail,read@1=fail"));
+  const Pages pages = allocate_pages(kPageBytes), bounce = allocate_pages(kBounceBytes);
+  const Bounce bounce_span(bounce.get(), kBounceBytes);
+  std::memset(pages.get(), 0, kPageBytes);
+  EXPECT_ERROR(file.write(4096, pages.get(), kPageBytes, bounce_span), ErrorKind::kTransfer, "errno 5");
+  EXPECT_ERROR(file.read(4096, pages.get(), kPageBytes, bounce_span), ErrorKind::kTransfer, "offset 4096");
+  EXPECT_ERROR(file.read(1 << 20, pages.get(), kPageBytes, bounce_span), ErrorKind::kTransfer, "ends there");
+}
+
+TEST_F(DirectFileTest, says_when_the_disk_is_full) {
+  EXPECT_ERROR(DirectFile(directory_.path(), 1 << 20, std::make_shared<Faults>("reserve@1=fail")), ErrorKind::kTier,
+               "No space left");
+  // For real: more than any disk has.
+  EXPECT_ERROR(DirectFile(directory_.path(), uint64_t{1} << 60, std::make_shared<Faults>("")), ErrorKind::kTier,
+               "cannot reserve");
+}
+
+TEST_F(DirectFileTest, refuses_directories_that_cannot_serve) {
+  EXPECT_NO_THROW(DirectFile::check_directory(directory_.path()));
+  EXPECT_TRUE(std::filesystem::is_empty(directory_.path()));
+  EXPECT_ERROR(DirectFile::check_directory(directory_.path() + "/missing"), ErrorKind::kTier, "No such file");
+  const std::string file = directory_.path() + "/file";
+  close(open(file.c_str(), O_CREAT | O_WRONLY, 0600));
+  EXPECT_ERROR(DirectFile::check_directory(file), ErrorKind::kTier, "not a directory");
+}
+
+TEST_F(DirectFileTest, refuses_a_directory_that_is_memory) {
+  if (!std::filesystem::is_directory("/dev/shm")) GTEST_SKIP() << "no /dev/shm here";
+  EXPECT_ERROR(DirectFile::check_directory("/dev/shm"), ErrorKind::kTier, "tmpfs");
+}
+
+TEST_F(DirectFileTest, refuses_a_directory_that_cannot_be_written) {
+  constexpr auto kReadable = std::filesystem::perms::owner_read | std::filesystem::perms::owner_exec;
+  std::filesystem::permissions(directory_.path(), kReadable | std::filesystem::perms::others_exec);
+  const uid_t user = geteuid();
+  if (user == 0) setfsuid(65534);  // root may write everywhere: for this thread's files, be nobody
+  EXPECT_ERROR(DirectFile::check_directory(directory_.path()), ErrorKind::kTier, "Permission denied");
+  if (user == 0) setfsuid(user);
+  std::filesystem::permissions(directory_.path(), std::filesystem::perms::owner_all);
+}
+
+TEST_F(DirectFileTest, bypasses_the_page_cache) {
+  DirectFile file(directory_.path(), 1 << 20, std::make_shared<Faults>(""));
+  expect_round_trip(file, 0, 1 << 20, 0);
+  // The file has no name: found among our descriptors by its size, mapped, and asked for its resident pages.
+  int found = -1;
+  for (int descriptor = 3; descriptor < 256 && found < 0; ++descriptor) {
+    if (lseek(descriptor, 0, SEEK_END) == (1 << 20) && (fcntl(descriptor, F_GETFL) & O_DIRECT)) found = descriptor;
+  }
+  ASSERT_GE(found, 0);
+  void* mapped = mmap(nullptr, 1 << 20, PROT_READ, MAP_SHARED, found, 0);
+  ASSERT_NE(mapped, MAP_FAILED);
+  std::vector<unsigned char> resident((1 << 20) / kPageBytes);
+  ASSERT_EQ(mincore(mapped, 1 << 20, resident.data()), 0);
+  munmap(mapped, 1 << 20);
+  int num_resident = 0;
+  for (const unsigned char page : resident) num_resident += page & 1;
+  EXPECT_EQ(num_resident, 0);
+}
+
+}  // namespace
+}  // namespace lmswap

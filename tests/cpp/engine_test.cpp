@@ -1,0 +1,494 @@
+// What the engine promises, run on each driver, tier and pacing.
+#include "lmswap/engine.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <functional>
+#include <thread>
+
+#include "test_device.h"
+
+namespace lmswap {
+namespace {
+
+using test::make_bytes;
+using test::make_test_device;
+using test::TestDevice;
+using test::TestDirectory;
+
+constexpr uint64_t kPage = kPageBytes, kMiB = 1 << 20;
+constexpr double kSlowBytesPerSecond = 100e6;  // 4 MiB take 40 ms
+
+struct Setup {
+  std::string device, tier;
+  bool is_paced;
+};
+
+std::vector<Setup> all_setups() {
+  std::vector<Setup> setups;
+  for (const std::string& device : test::test_device_kinds()) {
+    for (const char* tier : {"host", "disk"}) {
+      for (const bool is_paced : {false, true}) setups.push_back({device, tier, is_paced});
+    }
+  }
+  return setups;
+}
+
+// Owner of a token, as a tensor of torch is.
+class Token {
+ public:
+  explicit Token(DLManagedTensor* tensor) : tensor_(tensor, [](DLManagedTensor* self) { self->deleter(self); }) {}
+  int64_t handle() const { return *static_cast<const int64_t*>(tensor_->dl_tensor.data); }
+  void reset() { tensor_.reset(); }
+  const DLManagedTensor& tensor() const { return *tensor_; }
+
+ private:
+  std::unique_ptr<DLManagedTensor, void (*)(DLManagedTensor*)> tensor_;
+};
+
+class EngineConformance : public testing::TestWithParam<Setup> {
+ protected:
+  static constexpr uint64_t kLimit = 128 * kMiB;
+
+  void SetUp() override { open(); }
+
+  void TearDown() override {
+    engine_->close();
+    engine_.reset();
+    for (const uint64_t pointer : allocated_) device_->free(pointer);
+    EXPECT_EQ(device_->violations(), std::vector<std::string>{});
+    EXPECT_TRUE(std::filesystem::is_empty(directory_.path()));
+  }
+
+  // A fresh device and engine, with these faults.
+  void open(const std::string& faults = "") {
+    if (engine_) engine_->close();
+    engine_.reset();
+    for (const uint64_t pointer : allocated_) device_->free(pointer);
+    allocated_.clear();
+    device_.reset();
+    device_ = make_test_device(GetParam().device, faults);
+    const double rate = GetParam().is_paced ? kSlowBytesPerSecond : 0;
+    engine_ = Engine::open(device_->driver, device_->faults, LaneOptions{rate, rate});
+    if (tier() == "host") {
+      engine_->open_host_tier(kLimit);
+    } else {
+      engine_->open_disk_tier(directory_.path(), kLimit, 3);
+    }
+  }
+
+  std::string tier() const { return GetParam().tier; }
+  bool is_staged() const { return tier() == "disk" && GetParam().device != "host"; }
+
+  // The fault that makes the nth copy fail on this way of moving bytes.
+  std::string failing(Direction direction, int nth) const {
+    const bool is_out = direction == Direction::kOut;
+    const std::string call = tier() == "disk" ? (is_out ? "write" : "read") : (is_out ? "copy_out" : "copy_in");
+    return call + "@" + std::to_string(nth) + "=fail";
+  }
+  bool can_fail() const { return GetParam().device != "cuda" || tier() == "disk"; }
+
+  uint64_t allocate(uint64_t nbytes) { return allocated_.emplace_back(device_->allocate(nbytes)); }
+
+  Token out(uint64_t pointer, uint64_t nbytes, uint64_t offset = 0, int64_t swap = 1) {
+    return Token(engine_->out_start(swap, tier(), offset, pointer, nbytes, device_->stream));
+  }
+  int64_t in(const Token& token, uint64_t pointer, uint64_t nbytes, int64_t swap = 1) {
+    return engine_->in_start(swap, token.handle(), pointer, nbytes, device_->stream);
+  }
+  void out_done(const Token& token) { engine_->out_done(token.handle(), device_->stream); }
+  void in_done(int64_t transfer) { engine_->in_done(transfer, device_->stream); }
+
+  TestDirectory directory_;
+  std::unique_ptr<TestDevice> device_;
+  std::shared_ptr<Engine> engine_;
+  std::vector<uint64_t> allocated_;
+};
+
+TEST_P(EngineConformance, gives_back_the_same_bytes_at_any_size) {
+  engine_->reserve(tier(), 16 * kMiB);
+  uint64_t seed = 0;
+  for (const uint64_t nbytes : {uint64_t{1}, uint64_t{100}, kPage, kPage + 1, kMiB + 13, 4 * kMiB, 9 * kMiB + 777}) {
+    for (const uint64_t shift : {0, 64}) {
+      const auto bytes = make_bytes(nbytes, ++seed);
+      const uint64_t pointer = allocate(shift + nbytes) + shift, target = allocate(shift + nbytes) + shift;
+      device_->upload(pointer, bytes);
+      const Token token = out(pointer, nbytes);
+      out_done(token);
+      device_->fill(pointer, nbytes, std::byte{0});
+      in_done(in(token, target, nbytes));
+      EXPECT_EQ(device_->download(target, nbytes), bytes) << nbytes << " bytes, shift " << shift;
+    }
+  }
+}
+
+TEST_P(EngineConformance, a_token_is_one_int64_with_the_handle) {
+  const uint64_t pointer = allocate(kPage);
+  const Token token = out(pointer, kPage);
+  const DLTensor& tensor = token.tensor().dl_tensor;
+  EXPECT_EQ(tensor.device.device_type, 1);
+  EXPECT_EQ(tensor.ndim, 1);
+  EXPECT_EQ(tensor.shape[0], 1);
+  EXPECT_EQ(tensor.dtype.code, 0);
+  EXPECT_EQ(tensor.dtype.bits, 64);
+  EXPECT_GT(engine_->out_transfer(token.handle()), 0);
+  out_done(token);
+}
+
+TEST_P(EngineConformance, a_copy_in_waits_for_its_own_copy_out) {
+  constexpr uint64_t kBytes = 6 * kMiB;
+  const uint64_t pointer = allocate(kBytes), target = allocate(kBytes);
+  device_->upload(pointer, make_bytes(kBytes, 1));
+  device_->fill(pointer, kBytes, std::byte{0x77});  // slow: the copy out begins late
+  const Token token = out(pointer, kBytes);
+  const int64_t transfer = in(token, target, kBytes);
+  in_done(transfer);
+  EXPECT_EQ(device_->download(target, kBytes), std::vector<std::byte>(kBytes, std::byte{0x77}));
+  out_done(token);
+}
+
+TEST_P(EngineConformance, a_copy_in_waits_for_kernels_that_still_use_its_target) {
+  constexpr uint64_t kBytes = 5 * kMiB;
+  const auto bytes = make_bytes(kBytes, 1), earlier = make_bytes(kBytes, 2);
+  const uint64_t pointer = allocate(kBytes), target = allocate(kBytes), reader = allocate(kBytes);
+  device_->upload(pointer, bytes);
+  device_->upload(target, earlier);
+  const Token token = out(pointer, kBytes);
+  out_done(token);
+  device_->copy(reader, target, kBytes);  // slow: reads what the target holds before the swap-in
+  in_done(in(token, target, kBytes));
+  EXPECT_EQ(device_->download(reader, kBytes), earlier);
+  EXPECT_EQ(device_->download(target, kBytes), bytes);
+}
+
+TEST_P(EngineConformance, after_out_done_the_device_memory_may_be_overwritten) {
+  constexpr uint64_t kBytes = 5 * kMiB;
+  const auto bytes = make_bytes(kBytes, 1);
+  const uint64_t pointer = allocate(kBytes);
+  device_->upload(pointer, bytes);
+  const Token token = out(pointer, kBytes);
+  out_done(token);
+  device_->fill(pointer, kBytes, std::byte{0xff});
+  in_done(in(token, pointer, kBytes));
+  EXPECT_EQ(device_->download(pointer, kBytes), bytes);
+}
+
+TEST_P(EngineConformance, a_block_is_not_overwritten_while_a_copy_still_reads_it) {
+  constexpr uint64_t kBytes = 6 * kMiB;
+  engine_->reserve(tier(), kBytes);
+  const auto first = make_bytes(kBytes, 1), second = make_bytes(kBytes, 2);
+  const uint64_t a = allocate(kBytes), b = allocate(kBytes), target = allocate(kBytes);
+  device_->upload(a, first);
+  device_->upload(b, second);
+  Token token = out(a, kBytes);
+  out_done(token);
+  device_->fill(target, kBytes, std::byte{0});  // slow: the copy in begins late
+  const int64_t transfer = in(token, target, kBytes);
+  token.reset();
+  const Token next = out(b, kBytes);
+  EXPECT_EQ(engine_->tier_stats(tier()).capacity_bytes, kBytes) << "the place was not taken over";
+  out_done(next);
+  in_done(transfer);
+  EXPECT_EQ(device_->download(target, kBytes), first);
+  in_done(in(next, a, kBytes));
+  EXPECT_EQ(device_->download(a, kBytes), second);
+}
+
+TEST_P(EngineConformance, a_block_whose_token_died_at_once_still_keeps_its_bytes_apart) {
+  constexpr uint64_t kBytes = 3 * kMiB;
+  engine_->reserve(tier(), kBytes);
+  const auto second = make_bytes(kBytes, 2);
+  const uint64_t a = allocate(kBytes), b = allocate(kBytes);
+  device_->upload(b, second);
+  device_->fill(a, kBytes, std::byte{1});
+  for (int i = 0; i < 3; ++i) out(a, kBytes);  // the token is gone before the copy has begun
+  const Token token = out(b, kBytes);
+  in_done(in(token, a, kBytes));
+  EXPECT_EQ(device_->download(a, kBytes), second);
+}
+
+TEST_P(EngineConformance, a_handle_can_be_read_back_more_than_once) {
+  constexpr uint64_t kBytes = 2 * kMiB;
+  const auto bytes = make_bytes(kBytes, 1);
+  const uint64_t pointer = allocate(kBytes), first = allocate(kBytes), second = allocate(kBytes);
+  device_->upload(pointer, bytes);
+  const Token token = out(pointer, kBytes);
+  const int64_t transfer = in(token, first, kBytes), again = in(token, second, kBytes);
+  in_done(again);
+  in_done(transfer);
+  out_done(token);
+  EXPECT_EQ(device_->download(first, kBytes), bytes);
+  EXPECT_EQ(device_->download(second, kBytes), bytes);
+}
+
+TEST_P(EngineConformance, a_planned_place_that_is_held_gives_another_one) {
+  constexpr uint64_t kBytes = 2 * kMiB;
+  engine_->reserve(tier(), kBytes);
+  const uint64_t a = allocate(kBytes), b = allocate(kBytes);
+  device_->upload(a, make_bytes(kBytes, 1));
+  device_->upload(b, make_bytes(kBytes, 2));
+  const Token first = out(a, kBytes);
+  Token second = out(b, kBytes);
+  out_done(first);
+  out_done(second);
+  in_done(in(first, b, kBytes));
+  EXPECT_EQ(device_->download(b, kBytes), make_bytes(kBytes, 1));
+  in_done(in(second, a, kBytes));
+  EXPECT_EQ(device_->download(a, kBytes), make_bytes(kBytes, 2));
+  EXPECT_EQ(engine_->tier_stats(tier()).used_bytes, 2 * kBytes);
+  second.reset();
+  EXPECT_EQ(engine_->tier_stats(tier()).capacity_bytes, kBytes);
+}
+
+TEST_P(EngineConformance, many_swaps_run_beside_each_other) {
+  constexpr uint64_t kBytes = kMiB + kPage;
+  constexpr int kNum = 12;
+  engine_->reserve(tier(), kNum * kBytes);
+  std::vector<Token> tokens;
+  std::vector<uint64_t> pointers;
+  for (int i = 0; i < kNum; ++i) {
+    pointers.push_back(allocate(kBytes));
+    device_->upload(pointers.back(), make_bytes(kBytes, static_cast<uint64_t>(i)));
+    tokens.push_back(out(pointers.back(), kBytes, static_cast<uint64_t>(i) * kBytes, i));
+  }
+  for (const Token& token : tokens) out_done(token);
+  std::vector<int64_t> transfers;
+  for (int i = 0; i < kNum; ++i) {
+    transfers.push_back(in(tokens[static_cast<size_t>(kNum - 1 - i)], pointers[static_cast<size_t>(i)], kBytes));
+  }
+  tokens.clear();
+  for (int i = 0; i < kNum; ++i) {
+    in_done(transfers[static_cast<size_t>(i)]);
+    EXPECT_EQ(device_->download(pointers[static_cast<size_t>(i)], kBytes),
+              make_bytes(kBytes, static_cast<uint64_t>(kNum - 1 - i)));
+  }
+}
+
+TEST_P(EngineConformance, transfers_of_a_lane_begin_in_the_order_of_queueing) {
+  const uint64_t pointer = allocate(kMiB);
+  device_->upload(pointer, make_bytes(kMiB, 1));
+  std::vector<Token> tokens;
+  for (int i = 0; i < 10; ++i) tokens.push_back(out(pointer, kMiB - static_cast<uint64_t>(i) * 10000, 0, i));
+  for (const Token& token : tokens) out_done(token);
+  device_->download(pointer, 1);
+  while (!std::all_of(tokens.begin(), tokens.end(), [&](const Token& token) {
+    return engine_->is_finished(engine_->out_transfer(token.handle()));
+  })) {
+    std::this_thread::yield();
+  }
+  std::vector<TransferRecord> records;
+  while (records.size() < tokens.size()) {
+    for (const TransferRecord& record : engine_->take_records()) records.push_back(record);
+  }
+  std::sort(records.begin(), records.end(), [](const auto& a, const auto& b) { return a.swap < b.swap; });
+  for (size_t i = 1; i < records.size(); ++i) EXPECT_GE(records[i].start_seconds, records[i - 1].start_seconds);
+}
+
+TEST_P(EngineConformance, records_tell_of_each_transfer_once) {
+  constexpr double kSlackSeconds = 0.5;  // the device's clock against ours
+  constexpr uint64_t kBytes = 2 * kMiB;
+  const uint64_t pointer = allocate(kBytes);
+  device_->upload(pointer, make_bytes(kBytes, 1));
+  {
+    const Token token = out(pointer, kBytes, 0, 7);
+    out_done(token);
+    in_done(in(token, pointer, kBytes, 8));
+    device_->download(pointer, kBytes);
+  }
+  std::vector<TransferRecord> records;
+  while (records.size() < 2) {
+    for (const TransferRecord& record : engine_->take_records()) records.push_back(record);
+  }
+  EXPECT_EQ(records[0].swap, 7);
+  EXPECT_FALSE(records[0].is_in);
+  EXPECT_EQ(records[1].swap, 8);
+  EXPECT_TRUE(records[1].is_in);
+  for (const TransferRecord& record : records) {
+    EXPECT_EQ(record.nbytes, kBytes);
+    EXPECT_LE(record.queued_seconds, record.start_seconds + kSlackSeconds);
+    EXPECT_LE(record.start_seconds, record.end_seconds);
+    EXPECT_GT(record.wait_start_seconds, record.queued_seconds - kSlackSeconds);
+    EXPECT_GE(record.wait_end_seconds, record.wait_start_seconds);
+  }
+  EXPECT_TRUE(engine_->take_records().empty());
+}
+
+TEST_P(EngineConformance, a_transfer_nobody_waited_for_is_recorded_without_a_wait) {
+  const uint64_t pointer = allocate(kPage);
+  device_->upload(pointer, make_bytes(kPage, 1));
+  out(pointer, kPage);
+  std::vector<TransferRecord> records;
+  while (records.empty()) records = engine_->take_records();
+  EXPECT_EQ(records.front().wait_start_seconds, 0);
+  EXPECT_EQ(records.front().wait_end_seconds, 0);
+}
+
+TEST_P(EngineConformance, two_hundred_steps_leave_all_use_flat) {
+  constexpr uint64_t kBytes = 64 * 1024;
+  constexpr int kNum = 4;
+  engine_->reserve(tier(), kNum * kBytes);
+  const uint64_t pointer = allocate(kBytes), target = allocate(kBytes);
+  device_->upload(pointer, make_bytes(kBytes, 1));
+  for (int step = 0; step < 200; ++step) {
+    std::vector<Token> tokens;
+    for (uint64_t i = 0; i < kNum; ++i) tokens.push_back(out(pointer, kBytes, i * kBytes));
+    if (step % 10 == 3) continue;  // a step that an exception ended
+    for (const Token& token : tokens) out_done(token);
+    for (const Token& token : tokens) in_done(in(token, target, kBytes));
+    engine_->take_records();
+  }
+  const TierStats stats = engine_->tier_stats(tier());
+  EXPECT_EQ(stats.used_bytes, 0u);
+  EXPECT_EQ(stats.capacity_bytes, kNum * kBytes);
+  EXPECT_EQ(stats.peak_used_bytes, kNum * kBytes);
+  EXPECT_EQ(engine_->live_handles(), 0u);
+}
+
+TEST_P(EngineConformance, a_failed_copy_out_is_told_and_harms_nothing_else) {
+  if (!can_fail()) GTEST_SKIP() << "this device does not fail on demand";
+  constexpr uint64_t kBytes = 9 * kMiB;
+  open(failing(Direction::kOut, 1));
+  const uint64_t pointer = allocate(kBytes), target = allocate(kBytes);
+  device_->upload(pointer, make_bytes(kBytes, 1));
+  {
+    const Token broken = out(pointer, kBytes), whole = out(pointer, kBytes);
+    const int64_t early = in(broken, target, kBytes);
+    EXPECT_ERROR(in_done(early), ErrorKind::kTransfer, "fail");
+    if (!is_staged()) {  // there the bytes have left the device, and only the file is missing them
+      EXPECT_ERROR(out_done(broken), ErrorKind::kTransfer, "fail");
+    }
+    EXPECT_TRUE(engine_->is_finished(early));
+    EXPECT_ERROR(in_done(in(broken, target, kBytes)), ErrorKind::kTransfer, "never reached the tier");
+    out_done(whole);
+    in_done(in(whole, target, kBytes));
+    EXPECT_EQ(device_->download(target, kBytes), make_bytes(kBytes, 1));
+  }
+  EXPECT_EQ(engine_->live_handles(), 0u);
+  EXPECT_EQ(engine_->tier_stats(tier()).used_bytes, 0u);
+}
+
+TEST_P(EngineConformance, a_failed_copy_in_is_told_and_can_be_tried_again) {
+  if (!can_fail()) GTEST_SKIP() << "this device does not fail on demand";
+  constexpr uint64_t kBytes = 9 * kMiB;
+  open(failing(Direction::kIn, 1));
+  const uint64_t pointer = allocate(kBytes), target = allocate(kBytes);
+  device_->upload(pointer, make_bytes(kBytes, 1));
+  const Token token = out(pointer, kBytes);
+  out_done(token);
+  EXPECT_ERROR(in_done(in(token, target, kBytes)), ErrorKind::kTransfer, "fail");
+  in_done(in(token, target, kBytes));
+  EXPECT_EQ(device_->download(target, kBytes), make_bytes(kBytes, 1));
+}
+
+TEST_P(EngineConformance, the_error_of_a_transfer_outlives_its_token) {
+  if (!can_fail()) GTEST_SKIP() << "this device does not fail on demand";
+  open(failing(Direction::kIn, 1));
+  const uint64_t pointer = allocate(kPage);
+  device_->upload(pointer, make_bytes(kPage, 1));
+  int64_t transfer = 0;
+  {
+    const Token token = out(pointer, kPage);
+    transfer = in(token, pointer, kPage);
+  }
+  while (!engine_->is_finished(transfer)) std::this_thread::yield();
+  engine_->take_records();
+  EXPECT_ERROR(in_done(transfer), ErrorKind::kTransfer, "fail");
+}
+
+TEST_P(EngineConformance, a_full_tier_is_told_before_anything_starts) {
+  engine_->reserve(tier(), kPage);
+  const uint64_t pointer = allocate(kPage);
+  device_->upload(pointer, make_bytes(kPage, 1));
+  EXPECT_ERROR(engine_->reserve(tier(), kLimit + 1), ErrorKind::kTier, "limit");
+  EXPECT_ERROR(out(pointer, kLimit + 1), ErrorKind::kTier, "limit");
+  EXPECT_EQ(engine_->live_handles(), 0u);
+  const Token token = out(pointer, kPage);
+  out_done(token);
+  in_done(in(token, pointer, kPage));
+  EXPECT_EQ(device_->download(pointer, kPage), make_bytes(kPage, 1));
+}
+
+TEST_P(EngineConformance, tokens_may_outlive_the_engine) {
+  constexpr uint64_t kBytes = 2 * kMiB;
+  const uint64_t pointer = allocate(kBytes);
+  device_->upload(pointer, make_bytes(kBytes, 1));
+  std::vector<Token> tokens;
+  for (int i = 0; i < 3; ++i) tokens.push_back(out(pointer, kBytes));
+  const std::weak_ptr<Engine> watched = engine_;
+  engine_->close();
+  engine_->close();
+  EXPECT_EQ(engine_->live_handles(), 0u);
+  tokens.pop_back();
+  std::thread([&] { tokens.clear(); }).join();
+  open();
+  EXPECT_TRUE(watched.expired());
+}
+
+TEST_P(EngineConformance, a_closed_engine_refuses_work) {
+  const uint64_t pointer = allocate(kPage);
+  const Token token = out(pointer, kPage);
+  const int64_t transfer = engine_->out_transfer(token.handle());
+  engine_->close();
+  EXPECT_TRUE(engine_->is_finished(transfer));
+  for (const auto& call : std::vector<std::function<void()>>{
+           [&] { out(pointer, kPage); }, [&] { in(token, pointer, kPage); }, [&] { out_done(token); },
+           [&] { in_done(transfer); }, [&] { engine_->reserve(tier(), kPage); }, [&] { engine_->tier_stats(tier()); },
+           [&] { engine_->open_host_tier(kPage); }}) {
+    EXPECT_ERROR(call(), ErrorKind::kOption, "closed");
+  }
+}
+
+TEST_P(EngineConformance, refuses_arguments_that_cannot_be_used) {
+  const uint64_t pointer = allocate(kPage);
+  const Token token = out(pointer, kPage);
+  EXPECT_ERROR(engine_->out_start(1, "tape", 0, pointer, kPage, 0), ErrorKind::kOption, "'tape' is not open");
+  EXPECT_ERROR(out(pointer, kPage, 5), ErrorKind::kOption, "offset 5");
+  EXPECT_ERROR(out(pointer, 0), ErrorKind::kOption, "byte");
+  EXPECT_ERROR(out(0, kPage), ErrorKind::kOption, "pointer");
+  EXPECT_ERROR(in(token, pointer, kPage - 1), ErrorKind::kOption, std::to_string(kPage));
+  EXPECT_ERROR(engine_->in_start(1, 999, pointer, kPage, 0), ErrorKind::kOption, "999");
+  EXPECT_ERROR(engine_->out_transfer(999), ErrorKind::kOption, "999");
+  EXPECT_ERROR(in_done(999), ErrorKind::kOption, "999");
+  EXPECT_ERROR(engine_->is_finished(999), ErrorKind::kOption, "999");
+  EXPECT_ERROR(tier() == "host" ? engine_->open_host_tier(1) : engine_->open_disk_tier(directory_.path(), 1, 1),
+               ErrorKind::kOption, "open already");
+  EXPECT_ERROR(engine_->open_disk_tier(directory_.path(), 1, 0), ErrorKind::kOption, "io_threads");
+}
+
+TEST_P(EngineConformance, works_on_the_default_stream) {
+  constexpr uint64_t kBytes = kMiB;
+  const uint64_t pointer = allocate(kBytes);
+  device_->upload(pointer, make_bytes(kBytes, 1));
+  const Token token(engine_->out_start(1, tier(), 0, pointer, kBytes, 0));
+  engine_->out_done(token.handle(), 0);
+  engine_->in_done(engine_->in_start(1, token.handle(), pointer, kBytes, 0), 0);
+  device_->driver->synchronize_stream(0);
+  EXPECT_EQ(device_->download(pointer, kBytes), make_bytes(kBytes, 1));
+}
+
+TEST_P(EngineConformance, a_forked_child_lets_go_without_harm) {
+  const uint64_t pointer = allocate(kPage);
+  std::vector<Token> tokens;
+  tokens.push_back(out(pointer, kPage));
+  const pid_t child = fork();
+  if (child == 0) {
+    tokens.clear();
+    engine_.reset();
+    _exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  EXPECT_EQ(engine_->live_handles(), 1u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, EngineConformance, testing::ValuesIn(all_setups()), [](const auto& info) {
+  return info.param.tier + "_on_" + info.param.device + (info.param.is_paced ? "_paced" : "");
+});
+
+}  // namespace
+}  // namespace lmswap

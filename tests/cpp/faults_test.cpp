@@ -1,0 +1,35 @@
+#include "lmswap/faults.h"
+
+#include <gtest/gtest.h>
+
+#include "test_device.h"
+
+namespace lmswap {
+namespace {
+
+TEST(Faults, hit_the_nth_call_and_no_other) {
+  Faults faults("write@2=fail,read@*=short");
+  EXPECT_FALSE(faults.next("write").fail);
+  EXPECT_TRUE(faults.next("write").fail);
+  EXPECT_FALSE(faults.next("write").fail);
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(faults.next("read").is_short);
+}
+
+TEST(Faults, add_up_and_stay_below_their_bound) {
+  Faults faults("copy_in@*=late:1.5,copy_in@*=jitter:0.5");
+  for (int i = 0; i < 20; ++i) {
+    const double late = faults.next("copy_in").late_seconds;
+    EXPECT_GE(late, 1.5);
+    EXPECT_LE(late, 2.0);
+  }
+}
+
+TEST(Faults, refuse_what_cannot_be_read) {
+  for (const char* text : {"write", "write@1", "write=fail", "copy@1=fail", "write@0=fail", "write@x=fail",
+                           "write@1=explode", "write@1=late", "write@1=fail:3", "write@1=late:x"}) {
+    EXPECT_ERROR(Faults{text}, ErrorKind::kOption, text);
+  }
+}
+
+}  // namespace
+}  // namespace lmswap

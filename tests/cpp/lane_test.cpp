@@ -1,0 +1,130 @@
+#include "lmswap/lane.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+
+#include "lmswap/window.h"
+#include "test_device.h"
+
+namespace lmswap {
+namespace {
+
+using test::make_test_device;
+
+// Notes the order in which transfers begin.
+class NotingMover final : public Mover {
+ public:
+  explicit NotingMover(std::vector<int64_t>& order, std::string error = "") : order_(order), error_(std::move(error)) {}
+  void move(const TransferPointer& transfer) override {
+    order_.push_back(transfer->number);
+    if (!error_.empty()) throw Error(ErrorKind::kDriver, error_);
+    transfer->start.record(0);
+    transfer->done.record(0);
+  }
+  void complete(const TransferPointer& transfer) noexcept override { transfer->settle(); }
+  void drain() noexcept override {}
+
+ private:
+  std::vector<int64_t>& order_;
+  std::string error_;
+};
+
+class LaneTest : public testing::TestWithParam<bool> {
+ protected:
+  TransferPointer make(int64_t number, Direction direction = Direction::kOut) {
+    return std::make_shared<Transfer>(driver_, direction, number, 0, 0, Block{});
+  }
+  std::shared_ptr<Driver> driver_ = open_host_driver(std::make_shared<Faults>(""));
+};
+
+TEST_P(LaneTest, begins_in_the_order_of_queueing) {
+  std::vector<int64_t> order, expected;
+  {
+    Lane lane(std::make_unique<NotingMover>(order), GetParam());
+    for (int64_t i = 1; i <= 100; ++i) {
+      expected.push_back(i);
+      lane.submit(make(i));
+    }
+  }
+  EXPECT_EQ(order, expected);
+}
+
+TEST_P(LaneTest, a_failing_transfer_tells_why_and_the_next_one_runs) {
+  std::vector<int64_t> order;
+  const TransferPointer first = make(1), second = make(2);
+  {
+    Lane failing(std::make_unique<NotingMover>(order, "it broke"), GetParam());
+    failing.submit(first);
+    failing.submit(second);
+  }
+  EXPECT_EQ(order.size(), 2u);
+  EXPECT_ERROR(first->make_wait(0), ErrorKind::kTransfer, "it broke");
+  EXPECT_TRUE(first->is_device_free());
+  EXPECT_TRUE(second->has_failed());
+}
+
+TEST_P(LaneTest, what_never_arrived_is_not_read_back) {
+  std::vector<int64_t> order, order_in;
+  const TransferPointer out = make(1), in = make(2, Direction::kIn);
+  in->source = out;
+  {
+    Lane out_lane(std::make_unique<NotingMover>(order, "it broke"), GetParam());
+    Lane in_lane(std::make_unique<NotingMover>(order_in), GetParam());
+    out_lane.submit(out);
+    in_lane.submit(in);
+  }
+  EXPECT_TRUE(order_in.empty());
+  EXPECT_ERROR(in->make_wait(0), ErrorKind::kTransfer, "never reached the tier: it broke");
+}
+
+INSTANTIATE_TEST_SUITE_P(Lanes, LaneTest, testing::Bool(),
+                         [](const auto& info) { return info.param ? "with_thread" : "without_thread"; });
+
+// A copy out that waits for nothing but the test.
+class HeldMover final : public Mover {
+ public:
+  explicit HeldMover(Window& window) : window_(window) {}
+  void move(const TransferPointer& transfer) override {
+    window_.enter();
+    transfer->start.record(0);
+    transfer->done.record(0);
+    window_.leave();
+  }
+  void complete(const TransferPointer& transfer) noexcept override { transfer->settle(); }
+  void drain() noexcept override {}
+
+ private:
+  Window& window_;
+};
+
+TEST(Lane, begins_only_when_source_and_fences_have_landed) {
+  const auto driver = open_host_driver(std::make_shared<Faults>(""));
+  const auto make = [&](int64_t number) {
+    return std::make_shared<Transfer>(driver, Direction::kIn, number, 0, 0, Block{});
+  };
+  for (const bool is_fence : {false, true}) {
+    Window window(1);
+    window.enter();
+    std::vector<int64_t> order;
+    const TransferPointer first = make(1), second = make(2);
+    {
+      Lane held(std::make_unique<HeldMover>(window), true), lane(std::make_unique<NotingMover>(order), true);
+      if (is_fence) {
+        second->fences = {first};
+      } else {
+        second->source = first;
+      }
+      held.submit(first);
+      lane.submit(second);
+      EXPECT_FALSE(second->is_device_free());
+      EXPECT_TRUE(order.empty());
+      window.leave();
+      EXPECT_TRUE(second->wait_landed());
+    }
+    EXPECT_FALSE(second->source || !second->fences.empty()) << "a chain of past transfers is kept alive";
+  }
+}
+
+}  // namespace
+}  // namespace lmswap

@@ -1,0 +1,196 @@
+#include "test_device.h"
+
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <random>
+#include <stdexcept>
+#include <thread>
+
+#include "../../csrc/driver/cuda_abi.h"
+#include "lmswap/arena.h"
+
+namespace lmswap::test {
+namespace {
+
+class HostDevice final : public TestDevice {
+ public:
+  explicit HostDevice(const std::string& faults_text) {
+    faults = std::make_shared<Faults>(faults_text);
+    driver = open_host_driver(faults);
+  }
+  uint64_t allocate(uint64_t nbytes) override {
+    return reinterpret_cast<uint64_t>(std::aligned_alloc(kPageBytes, round_to_pages(nbytes)));
+  }
+  void free(uint64_t pointer) override { std::free(reinterpret_cast<void*>(pointer)); }
+  void upload(uint64_t pointer, const std::vector<std::byte>& bytes) override {
+    std::memcpy(reinterpret_cast<void*>(pointer), bytes.data(), bytes.size());
+  }
+  std::vector<std::byte> download(uint64_t pointer, uint64_t nbytes) override {
+    const auto* begin = reinterpret_cast<const std::byte*>(pointer);
+    return {begin, begin + nbytes};
+  }
+  void fill(uint64_t pointer, uint64_t nbytes, std::byte value) override {
+    std::memset(reinterpret_cast<void*>(pointer), static_cast<int>(value), nbytes);
+  }
+  void copy(uint64_t to, uint64_t from, uint64_t nbytes) override {
+    std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), nbytes);
+  }
+  StreamHandle make_stream() override { return 0; }
+  std::vector<std::string> violations() override { return {}; }
+};
+
+// Through the symbols that the fake and the real driver share; the fake's own are used where they exist.
+class CudaDevice final : public TestDevice {
+ public:
+  CudaDevice(const std::string& library, const std::string& faults_text, double most_delay_seconds)
+      : library_(dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL)) {
+    if (library_ == nullptr) throw std::runtime_error(dlerror());
+    if (auto* reset = find<void (*)()>("fake_cuda_reset")) {
+      is_fake_ = true;
+      reset();
+      find<void (*)(double)>("fake_cuda_set_delay")(most_delay_seconds);
+    }
+    plan_failures(faults_text);
+    driver = open_cuda_driver(library, 0);
+    find<int (*)(cuda::Context*, int)>("cuDevicePrimaryCtxRetain")(&context_, 0);
+    stream = make_stream();
+  }
+
+  ~CudaDevice() override {
+    synchronize();
+    for (const StreamHandle made : streams_) driver->destroy_stream(made);
+    driver.reset();
+    find<int (*)(int)>("cuDevicePrimaryCtxRelease_v2")(0);
+  }
+
+  uint64_t allocate(uint64_t nbytes) override {
+    cuda::DevicePointer pointer = 0;
+    call(find<int (*)(cuda::DevicePointer*, size_t)>("cuMemAlloc_v2"), &pointer, nbytes);
+    return pointer;
+  }
+  void free(uint64_t pointer) override {
+    synchronize();
+    call(find<int (*)(cuda::DevicePointer)>("cuMemFree_v2"), pointer);
+  }
+  void upload(uint64_t pointer, const std::vector<std::byte>& bytes) override {
+    call(find<int (*)(cuda::DevicePointer, const void*, size_t)>("cuMemcpyHtoD_v2"), pointer, bytes.data(),
+         bytes.size());
+  }
+  std::vector<std::byte> download(uint64_t pointer, uint64_t nbytes) override {
+    synchronize();
+    std::vector<std::byte> bytes(nbytes);
+    call(find<int (*)(void*, cuda::DevicePointer, size_t)>("cuMemcpyDtoH_v2"), bytes.data(), pointer, nbytes);
+    return bytes;
+  }
+  void fill(uint64_t pointer, uint64_t nbytes, std::byte value) override {
+    take_time();
+    call(find<int (*)(cuda::DevicePointer, unsigned char, size_t, StreamHandle)>("cuMemsetD8Async"), pointer,
+         static_cast<unsigned char>(value), nbytes, stream);
+  }
+  void copy(uint64_t to, uint64_t from, uint64_t nbytes) override {
+    take_time();
+    call(find<int (*)(cuda::DevicePointer, cuda::DevicePointer, size_t, StreamHandle)>("cuMemcpyDtoDAsync_v2"), to,
+         from, nbytes, stream);
+  }
+  StreamHandle make_stream() override { return streams_.emplace_back(driver->create_stream()); }
+
+  std::vector<std::string> violations() override {
+    std::vector<std::string> texts;
+    if (!is_fake_) return texts;
+    const size_t num = find<size_t (*)()>("fake_cuda_num_violations")();
+    for (size_t i = 0; i < num; ++i) texts.emplace_back(find<const char* (*)(size_t)>("fake_cuda_violation")(i));
+    return texts;
+  }
+
+ private:
+  template <typename Function>
+  Function find(const char* symbol) const {
+    return reinterpret_cast<Function>(dlsym(library_, symbol));
+  }
+
+  // Calls with the device's context current, on whatever thread.
+  template <typename... Parameters, typename... Arguments>
+  void call(int (*function)(Parameters...), Arguments... arguments) const {
+    find<int (*)(cuda::Context)>("cuCtxPushCurrent_v2")(context_);
+    const int result = function(arguments...);
+    cuda::Context popped;
+    find<int (*)(cuda::Context*)>("cuCtxPopCurrent_v2")(&popped);
+    if (result != 0) throw std::runtime_error("a call of the test device failed: " + std::to_string(result));
+  }
+
+  void synchronize() const { driver->synchronize_stream(stream); }
+
+  void take_time() {
+    const auto sleep = [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(20)); };
+    call(find<int (*)(StreamHandle, void (*)(void*), void*)>("cuLaunchHostFunc"), stream, sleep, nullptr);
+  }
+
+  // A numbered failure of a driver call is the device's here; delays are set for all calls, the rest is for the disk.
+  void plan_failures(const std::string& text) {
+    faults = std::make_shared<Faults>(text);
+    const std::map<std::string, const char*> symbols = {{"allocate_host@", "cuMemHostAlloc"},
+                                                        {"copy_out@", "cuMemcpyDtoHAsync_v2"},
+                                                        {"copy_in@", "cuMemcpyHtoDAsync_v2"}};
+    for (const auto& [call, symbol] : symbols) {
+      const size_t found = text.find(call);
+      if (found == std::string::npos || text.compare(found + call.size(), 1, "*") == 0) continue;
+      if (!is_fake_) throw std::runtime_error("only the fake driver fails on demand");
+      constexpr int kUnknownError = 999;
+      find<void (*)(const char*, uint64_t, int)>("fake_cuda_fail")(
+          symbol, std::stoull(text.substr(found + call.size())), kUnknownError);
+    }
+  }
+
+  void* library_;
+  bool is_fake_ = false;
+  cuda::Context context_ = nullptr;
+  std::vector<StreamHandle> streams_;
+};
+
+bool has_cuda() {
+  try {
+    open_cuda_driver("libcuda.so.1", 0);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<TestDevice> make_test_device(const std::string& kind, const std::string& faults,
+                                             double most_delay_seconds) {
+  if (kind == "host") return std::make_unique<HostDevice>(faults);
+  return std::make_unique<CudaDevice>(kind == "fake" ? LMSWAP_FAKE_CUDA : "libcuda.so.1", faults, most_delay_seconds);
+}
+
+std::vector<std::string> test_device_kinds() {
+  std::vector<std::string> kinds = {"host", "fake"};
+  if (has_cuda()) kinds.emplace_back("cuda");
+  return kinds;
+}
+
+std::vector<std::byte> make_bytes(uint64_t nbytes, uint64_t seed) {
+  std::vector<std::byte> bytes(nbytes);
+  std::mt19937_64 random(seed);
+  for (uint64_t i = 0; i < nbytes; i += sizeof(uint64_t)) {
+    const uint64_t word = random();
+    std::memcpy(&bytes[i], &word, std::min<uint64_t>(sizeof word, nbytes - i));
+  }
+  return bytes;
+}
+
+TestDirectory::TestDirectory() {
+  std::string pattern = (std::filesystem::current_path() / "lmswap-test-XXXXXX").string();
+  if (mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("no directory can be made for the tests' files");
+  path_ = pattern;
+}
+
+TestDirectory::~TestDirectory() { std::filesystem::remove_all(path_); }
+
+}  // namespace lmswap::test

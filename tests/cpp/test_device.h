@@ -1,0 +1,74 @@
+// A device for tests: a driver, memory of that device, and slow kernels on a stream that stands for torch's.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lmswap/driver.h"
+#include "lmswap/error.h"
+#include "lmswap/faults.h"
+
+namespace lmswap::test {
+
+class TestDevice {
+ public:
+  virtual ~TestDevice() = default;
+
+  std::shared_ptr<Driver> driver;
+  std::shared_ptr<Faults> faults;  // of the disk, and of the host driver
+  StreamHandle stream = 0;         // the caller's
+
+  virtual uint64_t allocate(uint64_t nbytes) = 0;
+  virtual void free(uint64_t pointer) = 0;
+  virtual void upload(uint64_t pointer, const std::vector<std::byte>& bytes) = 0;  // blocks
+  virtual std::vector<std::byte> download(uint64_t pointer, uint64_t nbytes) = 0;  // after all work of the stream
+
+  // Kernels on the caller's stream that take their time before they touch the memory. On the host there is no stream,
+  // and the caller does the work at once.
+  virtual void fill(uint64_t pointer, uint64_t nbytes, std::byte value) = 0;
+  virtual void copy(uint64_t to, uint64_t from, uint64_t nbytes) = 0;
+
+  // Another stream of the caller's kind, for tests with several threads; the default one where there are no streams.
+  virtual StreamHandle make_stream() = 0;
+
+  // Misuse of the driver noticed so far; always none where nobody looks.
+  virtual std::vector<std::string> violations() = 0;
+};
+
+// "host", "fake" (our libcuda) or "cuda" (the machine's). `faults` as in faults.h; on the fake, the driver's
+// calls may be told to fail by number. `most_delay_seconds`: everything queued is late by up to this, where the device
+// can do so.
+std::unique_ptr<TestDevice> make_test_device(const std::string& kind, const std::string& faults = "",
+                                             double most_delay_seconds = 0);
+
+// The kinds that this machine has.
+std::vector<std::string> test_device_kinds();
+
+// Bytes that depend on the seed, and differ from page to page.
+std::vector<std::byte> make_bytes(uint64_t nbytes, uint64_t seed);
+
+// A fresh directory on a disk for the tests' files, removed with its owner.
+class TestDirectory {
+ public:
+  TestDirectory();
+  ~TestDirectory();
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+// Expects `statement` to throw our Error of the kind, with a text that contains the part.
+#define EXPECT_ERROR(statement, error_kind, part)                                                     \
+  try {                                                                                               \
+    statement;                                                                                        \
+    ADD_FAILURE() << "nothing was thrown";                                                            \
+  } catch (const ::lmswap::Error& thrown_error) {                                                     \
+    EXPECT_EQ(thrown_error.kind(), error_kind) << thrown_error.what();                                \
+    EXPECT_NE(std::string(thrown_error.what()).find(part), std::string::npos) << thrown_error.what(); \
+  }
+
+}  // namespace lmswap::test
