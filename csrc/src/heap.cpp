@@ -1,0 +1,191 @@
+#include "lmswap/heap.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <iterator>
+#include <new>
+
+namespace lmswap::heap {
+namespace {
+
+constexpr size_t kGrowBytes = size_t{64} << 20;  // addresses made accessible at a time: one mprotect per 64 MiB
+constexpr size_t kStatsPageBytes = 4096;         // the unit of num_fresh_pages, whatever the kernel's page is
+
+size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+void* pointer_to(uintptr_t address) { return reinterpret_cast<void*>(address); }
+
+}  // namespace
+
+void RangeSet::insert(Range range) {
+  total_bytes_ += range.nbytes;
+  const auto after = by_start_.lower_bound(range.start);
+  const auto before = after == by_start_.begin() ? by_start_.end() : std::prev(after);
+  if (after != by_start_.end() && after->first == range.end()) {
+    range.nbytes += after->second;
+    unlink(after);
+  }
+  if (before != by_start_.end() && before->first + before->second == range.start) {
+    range = {before->first, before->second + range.nbytes};
+    unlink(before);
+  }
+  link(range);
+}
+
+void RangeSet::remove(Range part) {
+  const auto whole = std::prev(by_start_.upper_bound(part.start));
+  const Range left{whole->first, part.start - whole->first};
+  const Range right{part.end(), whole->first + whole->second - part.end()};
+  unlink(whole);
+  if (left.nbytes > 0) link(left);
+  if (right.nbytes > 0) link(right);
+  total_bytes_ -= part.nbytes;
+}
+
+Range RangeSet::best_fit(size_t nbytes) const {
+  const auto found = by_size_.lower_bound({nbytes, 0});
+  return found == by_size_.end() ? Range{} : Range{found->second, found->first};
+}
+
+size_t RangeSet::bytes_from(uintptr_t start) const {
+  const auto found = by_start_.find(start);
+  return found == by_start_.end() ? 0 : found->second;
+}
+
+void RangeSet::link(Range range) {
+  by_start_.emplace(range.start, range.nbytes);
+  by_size_.emplace(range.nbytes, range.start);
+}
+
+void RangeSet::unlink(std::map<uintptr_t, size_t>::const_iterator range) {
+  by_size_.erase({range->second, range->first});
+  by_start_.erase(range);
+}
+
+PageHeap::PageHeap(size_t reserve_bytes) : page_bytes_(static_cast<size_t>(sysconf(_SC_PAGESIZE))) {
+  for (size_t nbytes = round_up(reserve_bytes, kGrowBytes); nbytes >= kGrowBytes; nbytes /= 2) {
+    void* const base = mmap(nullptr, nbytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (base == MAP_FAILED) continue;
+    reserved_ = {reinterpret_cast<uintptr_t>(base), nbytes};
+    accessible_end_ = reserved_.start;
+    return;
+  }
+  throw std::bad_alloc();
+}
+
+PageHeap::~PageHeap() { munmap(pointer_to(reserved_.start), reserved_.nbytes); }
+
+void* PageHeap::allocate(size_t nbytes) {
+  if (nbytes == 0 || nbytes > reserved_.nbytes) return nullptr;
+  nbytes = round_up(nbytes, page_bytes_);
+  const std::lock_guard guard(mutex_);
+  const uintptr_t start = take(nbytes);
+  if (start == 0) return nullptr;
+  live_.emplace(start, nbytes);
+  stats_.live_bytes += nbytes;
+  stats_.peak_live_bytes = std::max(stats_.peak_live_bytes, stats_.live_bytes);
+  highest_live_bytes_ = std::max(highest_live_bytes_, stats_.live_bytes);
+  limit_retained();  // before the caller can touch fresh pages
+  return pointer_to(start);
+}
+
+void PageHeap::free(void* block) {
+  const std::lock_guard guard(mutex_);
+  const auto found = live_.find(reinterpret_cast<uintptr_t>(block));
+  if (found == live_.end()) {
+    std::fprintf(stderr, "lmswap heap: free of %p, which is not the start of a live block (freed twice?)\n", block);
+    std::abort();
+  }
+  stats_.live_bytes -= found->second;
+  retained_.insert({found->first, found->second});
+  live_.erase(found);
+  limit_retained();
+}
+
+Stats PageHeap::stats() const {
+  const std::lock_guard guard(mutex_);
+  Stats stats = stats_;
+  stats.retained_bytes = retained_.total_bytes();
+  return stats;
+}
+
+void PageHeap::reset_peak() {
+  const std::lock_guard guard(mutex_);
+  stats_.peak_live_bytes = stats_.live_bytes;
+  stats_.peak_resident_bytes = stats_.live_bytes + retained_.total_bytes();
+}
+
+void PageHeap::set_limit(size_t resident_bytes) {
+  const std::lock_guard guard(mutex_);
+  limit_bytes_ = resident_bytes;
+  limit_retained();
+}
+
+void PageHeap::trim() {
+  const std::lock_guard guard(mutex_);
+  highest_live_bytes_ = stats_.live_bytes;
+  drop_retained(retained_.total_bytes());
+}
+
+uintptr_t PageHeap::take(size_t nbytes) {
+  Range block{retained_.best_fit(nbytes).start, nbytes};
+  if (block.start != 0) {
+    retained_.remove(block);
+    return block.start;
+  }
+  const Range base = extensible(nbytes);
+  block.start = base.nbytes > 0 ? base.start : find_vacant(nbytes);
+  if (block.start == 0) return 0;
+  if (base.nbytes > 0) retained_.remove(base);
+  vacant_.remove({block.start + base.nbytes, nbytes - base.nbytes});
+  stats_.num_fresh_pages += (nbytes - base.nbytes) / kStatsPageBytes;
+  return block.start;
+}
+
+/// The largest retained range that goes on into enough vacant addresses to hold `nbytes`.
+Range PageHeap::extensible(size_t nbytes) const {
+  for (auto range = retained_.by_size().rbegin(); range != retained_.by_size().rend(); ++range) {
+    const auto [retained_bytes, start] = *range;
+    if (retained_bytes + vacant_.bytes_from(start + retained_bytes) >= nbytes) return {start, retained_bytes};
+  }
+  return {};
+}
+
+uintptr_t PageHeap::find_vacant(size_t nbytes) {
+  const uintptr_t start = vacant_.best_fit(nbytes).start;
+  if (start != 0) return start;
+  const size_t growth = std::min(round_up(nbytes, kGrowBytes), reserved_.end() - accessible_end_);
+  if (growth == 0 || mprotect(pointer_to(accessible_end_), growth, PROT_READ | PROT_WRITE) != 0) return 0;
+  vacant_.insert({accessible_end_, growth});
+  accessible_end_ += growth;
+  return vacant_.best_fit(nbytes).start;
+}
+
+void PageHeap::limit_retained() {
+  const size_t allowed = limit_bytes_ > 0 ? limit_bytes_ : highest_live_bytes_;
+  const size_t resident = stats_.live_bytes + retained_.total_bytes();
+  if (resident > allowed) drop_retained(std::min(round_up(resident - allowed, page_bytes_), retained_.total_bytes()));
+  stats_.peak_resident_bytes = std::max(stats_.peak_resident_bytes, stats_.live_bytes + retained_.total_bytes());
+}
+
+void PageHeap::drop_retained(size_t nbytes) {
+  while (nbytes > 0) {
+#ifdef DROP_LARGEST
+    const Range range = Range{retained_.by_size().rbegin()->second, retained_.by_size().rbegin()->first};
+#else
+    const Range range = retained_.best_fit(0);
+#endif
+    const size_t dropped = std::min(range.nbytes, nbytes);
+    const Range tail{range.end() - dropped, dropped};
+    retained_.remove(tail);
+    madvise(pointer_to(tail.start), tail.nbytes, MADV_DONTNEED);
+    vacant_.insert(tail);
+    nbytes -= dropped;
+  }
+}
+
+}  // namespace lmswap::heap
