@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -26,9 +27,9 @@ class Rate:
         if not self.points:
             raise OptionError("a rate needs at least one measured point (nbytes, seconds)")
         for (small, fast), (large, slow) in zip(self.points, self.points[1:], strict=False):
-            if large <= small or slow < fast:
+            if large <= small or not slow >= fast:
                 raise OptionError(f"rate points must ascend: ({small}, {fast}) is followed by ({large}, {slow})")
-        if self.points[0][0] <= 0 or self.points[-1][1] <= 0:
+        if self.points[0][0] <= 0 or self.points[0][1] < 0 or not 0 < self.points[-1][1] < math.inf:
             raise OptionError(f"rate points must be positive, got {self.points[0]} … {self.points[-1]}")
 
     @staticmethod
@@ -63,6 +64,10 @@ class Link:
     in_rate: Rate
     both_factor: float = 1.0
 
+    def __post_init__(self) -> None:
+        if not 0 < self.both_factor <= 1:
+            raise OptionError(f"both_factor must be more than 0 and at most 1, got {self.both_factor}")
+
 
 @dataclass(frozen=True)
 class Tier:
@@ -71,6 +76,10 @@ class Tier:
     name: str
     capacity_bytes: int
     link: Link
+
+    def __post_init__(self) -> None:
+        if self.capacity_bytes < 0:
+            raise OptionError(f"tier '{self.name}' cannot have {self.capacity_bytes} bytes")
 
 
 @dataclass(frozen=True)
@@ -83,6 +92,17 @@ class Machine:
     bytes_per_second: float
     op_seconds: float  # fixed cost of launching one op
     tiers: tuple[Tier, ...]
+
+    def __post_init__(self) -> None:
+        if not (0 < self.flops_per_second < math.inf and 0 < self.bytes_per_second < math.inf):
+            raise OptionError(
+                f"flops_per_second and bytes_per_second must be positive, got {self.flops_per_second} and "
+                f"{self.bytes_per_second}"
+            )
+        if self.device_bytes < 0 or not 0 <= self.op_seconds < math.inf:
+            raise OptionError(
+                f"device_bytes and op_seconds cannot be negative, got {self.device_bytes} and {self.op_seconds}"
+            )
 
     def tier(self, name: str) -> Tier:
         """The tier called ``name``.
@@ -120,7 +140,7 @@ class Machine:
             )
         except (json.JSONDecodeError, RecursionError) as error:
             raise OptionError(f"not a machine description: {error}") from error
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             if isinstance(error, OptionError):
                 raise
             raise OptionError(f"machine description is damaged: {type(error).__name__} {error}") from error

@@ -28,9 +28,10 @@ class Swap:
         memory held #########.......#########
 
     ``out_start`` the copy out is queued (None: an earlier swap of this buffer left a copy that is still good);
-    ``release`` compute waits for that copy, the device memory is free from here on;
+    ``release`` compute waits for that copy, the device memory is free from here on (it may equal ``out_start``);
     ``in_start`` device memory is taken and the copy in is queued; ``first_use`` compute waits for it.
     The tier's bytes [offset, offset + nbytes) are held from the first out_start to the last first_use.
+    At one position, all out_starts come first, then the releases, the in_starts, and the first_uses.
     """
 
     buffer: int
@@ -44,7 +45,9 @@ class Swap:
 
 @dataclass(frozen=True)
 class Plan:
-    """Swaps in the order in which their copies are queued, and what the simulator says they will cost.
+    """Swaps in order of need (``first_use``), and what the simulator says they will cost.
+
+    Copies at different positions are queued by position, copies at the same one in the order of ``swaps``.
 
     ``budget_bytes`` and ``predicted_peak_bytes`` count what the step itself allocates: see `lmswap.analyze.memory`.
     """

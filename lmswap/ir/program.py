@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import networkx
 
 SCHEMA = "lmswap.program/1"
+PHASES = ("forward", "backward", "inference")
 
 
 class BufferKind(StrEnum):
@@ -84,7 +85,7 @@ class Segment:
     """A run of ops that one compiled function executes: ops [start, stop) of the program."""
 
     graph: int  # index of the captured graph; graph breaks make several
-    phase: str  # "forward", "backward" or "inference"
+    phase: str  # one of PHASES
     start: int
     stop: int
 
@@ -110,8 +111,13 @@ class Program:
             for buffer in (*op.reads, *op.writes):
                 if not 0 <= buffer < len(self.buffers):
                     raise CaptureError(f"op '{op.name}' names buffer {buffer}, but there are {len(self.buffers)}")
+        for buffer in self.buffers:
+            if buffer.nbytes < 0:
+                raise CaptureError(f"buffer {buffer.id} has {buffer.nbytes} bytes")
         boundary = 0
         for segment in self.segments:
+            if segment.phase not in PHASES:
+                raise CaptureError(f"segment {segment} is none of {', '.join(PHASES)}")
             if segment.start != boundary or segment.stop < segment.start:
                 raise CaptureError(f"segment {segment} does not begin where the one before it ends ({boundary})")
             boundary = segment.stop
@@ -186,7 +192,7 @@ class Program:
             )
         except (json.JSONDecodeError, RecursionError) as error:
             raise CaptureError(f"not a program file: {error}") from error
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise CaptureError(f"program file is damaged: {type(error).__name__} {error}") from error
 
     def __str__(self) -> str:

@@ -29,5 +29,9 @@ def plan_auto(problem: Problem) -> Plan:
             refusals.append(refusal)
     if not plans:
         raise min(refusals, key=lambda refusal: getattr(refusal, "needed_bytes", 0))
-    best = min(plans, key=lambda plan: plan.predicted_seconds)
+    best = min(plans, key=lambda plan: (plan.predicted_seconds, _moved_bytes(problem, plan)))
     return replace(best, policy=f"auto ({best.policy})")
+
+
+def _moved_bytes(problem: Problem, plan: Plan) -> int:
+    return sum(problem.nbytes(swap.buffer) for swap in plan.swaps)

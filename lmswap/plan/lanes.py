@@ -7,6 +7,8 @@ from bisect import bisect_right
 from lmswap.ir.machine import Link
 from lmswap.ir.timeline import Lane
 
+_OTHER = {Lane.OUT: Lane.IN, Lane.IN: Lane.OUT}
+
 
 class Lanes:
     """Compute and two first-in-first-out copy lanes, in seconds from the start of the step.
@@ -21,14 +23,6 @@ class Lanes:
         self._starts: dict[Lane, list[float]] = {Lane.OUT: [], Lane.IN: []}
         self._ends: dict[Lane, list[float]] = {Lane.OUT: [], Lane.IN: []}
 
-    def out_start(self, link: Link, nbytes: int) -> tuple[float, float]:
-        """Queues a copy out; returns when it starts and ends."""
-        return self._copy(Lane.OUT, Lane.IN, link.out_rate.seconds(nbytes), link.both_factor)
-
-    def in_start(self, link: Link, nbytes: int) -> tuple[float, float]:
-        """Queues a copy in; returns when it starts and ends."""
-        return self._copy(Lane.IN, Lane.OUT, link.in_rate.seconds(nbytes), link.both_factor)
-
     def run(self, seconds: float) -> None:
         """Compute is busy for ``seconds``."""
         self.clock += seconds
@@ -37,10 +31,12 @@ class Lanes:
         """Compute stalls until a copy's end, if that is still to come."""
         self.clock = max(self.clock, until)
 
-    def _copy(self, lane: Lane, other: Lane, seconds: float, both_factor: float) -> tuple[float, float]:
+    def copy(self, lane: Lane, link: Link, nbytes: int) -> tuple[float, float]:
+        """Queues a copy on a lane of ``link``; returns when it starts and ends."""
+        rate = link.out_rate if lane is Lane.OUT else link.in_rate
         ends = self._ends[lane]
         start = max(self.clock, ends[-1]) if ends else self.clock
-        end = self._end(start, seconds, max(0.0, 2 * both_factor - 1), other)
+        end = self._end(start, rate.seconds(nbytes), max(0.0, 2 * link.both_factor - 1), _OTHER[lane])
         self._starts[lane].append(start)
         ends.append(end)
         return start, end

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from lmswap.ir.plan import Swap
 from lmswap.ir.program import Program
 
@@ -71,19 +73,19 @@ def _pages(block: Block) -> int:
 
 
 def _first_fit(blocks: Sequence[Block], order: Sequence[int]) -> Packing:
-    placed: list[tuple[int, int, int, int]] = []  # (offset, end, start, stop), by offset
+    """Each block in turn goes to the lowest place that is free for as long as it is held."""
+    placed = np.empty((0, 4), np.int64)  # rows (offset, end, start, stop), by offset
     offsets = [0] * len(blocks)
     for index in order:
-        block, size, offset = blocks[index], _pages(blocks[index]), 0
-        for taken_from, taken_to, start, stop in placed:
-            if start < block.stop and block.start < stop:
-                if offset + size <= taken_from:
-                    break
-                offset = max(offset, taken_to)
+        block, size = blocks[index], _pages(blocks[index])
+        taken = placed[(placed[:, 2] < block.stop) & (block.start < placed[:, 3])]
+        free_from = np.maximum.accumulate(np.concatenate(([0], taken[:, 1])))
+        has_room = taken[:, 0] - free_from[:-1] >= size
+        offset = int(free_from[has_room.argmax() if has_room.any() else -1])
         offsets[index] = offset
-        placed.append((offset, offset + size, block.start, block.stop))
-        placed.sort()
-    return Packing(tuple(offsets), max((end for _, end, _, _ in placed), default=0))
+        row = (offset, offset + size, block.start, block.stop)
+        placed = np.insert(placed, np.searchsorted(placed[:, 0], offset), row, axis=0)
+    return Packing(tuple(offsets), int(placed[:, 1].max(initial=0)))
 
 
 def assign_offsets(program: Program, swaps: Sequence[Swap]) -> tuple[tuple[Swap, ...], int]:

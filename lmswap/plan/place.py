@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from lmswap.analyze.liveness import Gap
 from lmswap.ir.machine import Link, Rate
 from lmswap.ir.plan import Swap
+from lmswap.ir.timeline import Lane
 from lmswap.plan.lanes import Lanes
 from lmswap.plan.problem import Problem
 
@@ -39,7 +40,7 @@ class _Trip:
     release: int | None = None
     in_start: int | None = None
     in_end: float = 0.0
-    is_kept: bool = False  # its copy out came too late to free anything
+    is_kept: bool = False  # wanted back before its memory was free for a single op
 
 
 def place(
@@ -98,7 +99,7 @@ class _Placement:
         self._lanes = Lanes()
         self._resident_bytes = 0
         self._copies: dict[int, _Trip] = {}  # by buffer: its last copy out
-        self._latest: dict[int, _Trip] = {}  # by buffer: its last trip
+        self._latest: dict[int, _Trip] = {}  # by buffer: its last trip back
         self._outgoing: list[_Trip] = []  # queued and not yet released, first in first out
         self._ripe: list[tuple[int, int, _Trip]] = []  # heap by need: their copies in may start
         # What each op will find resident at least: every gap to come is taken as away from end to end, copies in that
@@ -127,12 +128,11 @@ class _Placement:
     def _start_outs(self, position: int) -> None:
         for trip in self._leaving.get(position, ()):
             if self._has_good_copy(trip):
-                self._latest[trip.gap.buffer] = trip
                 self._free(trip, position)
                 continue
             trip.out_start = position
-            _, trip.out_end = self._lanes.out_start(self._link, trip.nbytes)
-            self._copies[trip.gap.buffer] = self._latest[trip.gap.buffer] = trip
+            _, trip.out_end = self._lanes.copy(Lane.OUT, self._link, trip.nbytes)
+            self._copies[trip.gap.buffer] = trip
             self._outgoing.append(trip)
             if self._sync_out:
                 self._stall_and_free(trip, position)
@@ -147,16 +147,16 @@ class _Placement:
         return is_unchanged and segments[self._latest[buffer].gap.before] == segments[trip.gap.after]
 
     def _release_finished(self, position: int) -> None:
-        """Frees what has left by now, and what must have left: a segment's end is the last place to release."""
+        """Frees what has left. At the end of its segment, a buffer still on its way stays if there is room, or stalls."""
         for trip in self._needed.get(position, ()):
             if trip.release is None and not trip.is_kept:
                 self._keep(trip, position)
         finished = [trip for trip in self._outgoing if trip.out_end <= self._lanes.clock]
         for trip in finished:
             self._stall_and_free(trip, position)
-        for trip in self._limited.get(position, ()):
+        for trip in reversed(self._limited.get(position, ())):  # what is wanted back first has the best claim to stay
             if trip.release is None and not trip.is_kept:
-                if trip.wish <= position and self._has_room(trip, position):
+                if self._has_room(trip, position):
                     self._keep(trip, position)
                 else:
                     self._stall_and_free(trip, position)
@@ -206,16 +206,20 @@ class _Placement:
         self._resident_bytes -= trip.nbytes
 
     def _keep(self, trip: _Trip, position: int) -> None:
-        """Gives a swap up whose buffer is wanted back before its memory was ever released."""
+        """Gives a swap up whose copy out is still under way: the buffer stays until its next use."""
         trip.is_kept = True
         self._outgoing.remove(trip)
         self._promised[position : trip.gap.before] += trip.nbytes
 
     def _bring_back(self, trip: _Trip, position: int) -> None:
-        trip.in_start = position
-        _, trip.in_end = self._lanes.in_start(self._link, trip.nbytes)
         self._resident_bytes += trip.nbytes
         self._promised[position : trip.gap.before] += trip.nbytes
+        if trip.release == position:
+            trip.is_kept, trip.release = True, None
+            return
+        trip.in_start = position
+        self._latest[trip.gap.buffer] = trip
+        _, trip.in_end = self._lanes.copy(Lane.IN, self._link, trip.nbytes)
         if self._sync_in:
             self._lanes.wait(trip.in_end)
 

