@@ -51,11 +51,6 @@ Range RangeSet::best_fit(size_t nbytes) const {
   return found == by_size_.end() ? Range{} : Range{found->second, found->first};
 }
 
-size_t RangeSet::bytes_from(uintptr_t start) const {
-  const auto found = by_start_.find(start);
-  return found == by_start_.end() ? 0 : found->second;
-}
-
 void RangeSet::link(Range range) {
   by_start_.emplace(range.start, range.nbytes);
   by_size_.emplace(range.nbytes, range.start);
@@ -137,22 +132,15 @@ uintptr_t PageHeap::take(size_t nbytes) {
     retained_.remove(block);
     return block.start;
   }
-  const Range base = extensible(nbytes);
-  block.start = base.nbytes > 0 ? base.start : find_vacant(nbytes);
-  if (block.start == 0) return 0;
-  if (base.nbytes > 0) retained_.remove(base);
-  vacant_.remove({block.start + base.nbytes, nbytes - base.nbytes});
-  stats_.num_fresh_pages += (nbytes - base.nbytes) / kStatsPageBytes;
-  return block.start;
-}
-
-/// The largest retained range that goes on into enough vacant addresses to hold `nbytes`.
-Range PageHeap::extensible(size_t nbytes) const {
-  for (auto range = retained_.by_size().rbegin(); range != retained_.by_size().rend(); ++range) {
-    const auto [retained_bytes, start] = *range;
-    if (retained_bytes + vacant_.bytes_from(start + retained_bytes) >= nbytes) return {start, retained_bytes};
+  block.start = find_vacant(nbytes);
+  if (block.start == 0) {  // retained ranges may be in the way
+    drop_retained(retained_.total_bytes());
+    block.start = find_vacant(nbytes);
   }
-  return {};
+  if (block.start == 0) return 0;
+  vacant_.remove(block);
+  stats_.num_fresh_pages += nbytes / kStatsPageBytes;
+  return block.start;
 }
 
 uintptr_t PageHeap::find_vacant(size_t nbytes) {
@@ -174,11 +162,7 @@ void PageHeap::limit_retained() {
 
 void PageHeap::drop_retained(size_t nbytes) {
   while (nbytes > 0) {
-#ifdef DROP_LARGEST
-    const Range range = Range{retained_.by_size().rbegin()->second, retained_.by_size().rbegin()->first};
-#else
-    const Range range = retained_.best_fit(0);
-#endif
+    const Range range = retained_.largest();
     const size_t dropped = std::min(range.nbytes, nbytes);
     const Range tail{range.end() - dropped, dropped};
     retained_.remove(tail);

@@ -88,7 +88,7 @@ LoadedObject describe(const dl_phdr_info& info) {
   object.base = info.dlpi_addr;
   const ElfW(Dyn)* dynamic = nullptr;
   for (size_t i = 0; i < info.dlpi_phnum; ++i) {
-    const ElfW(Phdr)& header = info.dlpi_phdr[i];
+    const ElfW(Phdr) & header = info.dlpi_phdr[i];
     if (header.p_type == PT_DYNAMIC) dynamic = reinterpret_cast<const ElfW(Dyn)*>(object.base + header.p_vaddr);
     if (header.p_type == PT_GNU_RELRO) object.read_only = {object.base + header.p_vaddr, header.p_memsz};
   }
@@ -97,13 +97,26 @@ LoadedObject describe(const dl_phdr_info& info) {
     const uintptr_t value = dynamic->d_un.d_ptr;
     const uintptr_t address = value < object.base ? object.base + value : value;
     switch (dynamic->d_tag) {
-      case DT_STRTAB: object.strings = reinterpret_cast<const char*>(address); break;
-      case DT_SYMTAB: object.symbols = reinterpret_cast<const ElfW(Sym)*>(address); break;
-      case DT_JMPREL: object.bindings[0].entries = reinterpret_cast<const ElfW(Rela)*>(address); break;
-      case DT_PLTRELSZ: object.bindings[0].count = dynamic->d_un.d_val / sizeof(ElfW(Rela)); break;
-      case DT_RELA: object.bindings[1].entries = reinterpret_cast<const ElfW(Rela)*>(address); break;
-      case DT_RELASZ: object.bindings[1].count = dynamic->d_un.d_val / sizeof(ElfW(Rela)); break;
-      default: break;
+      case DT_STRTAB:
+        object.strings = reinterpret_cast<const char*>(address);
+        break;
+      case DT_SYMTAB:
+        object.symbols = reinterpret_cast<const ElfW(Sym)*>(address);
+        break;
+      case DT_JMPREL:
+        object.bindings[0].entries = reinterpret_cast<const ElfW(Rela)*>(address);
+        break;
+      case DT_PLTRELSZ:
+        object.bindings[0].count = dynamic->d_un.d_val / sizeof(ElfW(Rela));
+        break;
+      case DT_RELA:
+        object.bindings[1].entries = reinterpret_cast<const ElfW(Rela)*>(address);
+        break;
+      case DT_RELASZ:
+        object.bindings[1].count = dynamic->d_un.d_val / sizeof(ElfW(Rela));
+        break;
+      default:
+        break;
     }
   }
   return object;
@@ -113,7 +126,7 @@ std::vector<uintptr_t*> bindings_of(const LoadedObject& object, std::string_view
   std::vector<uintptr_t*> slots;
   for (const LoadedObject::Table& table : object.bindings) {
     for (size_t i = 0; i < table.count; ++i) {
-      const ElfW(Rela)& entry = table.entries[i];
+      const ElfW(Rela) & entry = table.entries[i];
       if (!binds_symbol(ELF64_R_TYPE(entry.r_info))) continue;
       if (object.strings + object.symbols[ELF64_R_SYM(entry.r_info)].st_name == symbol)
         slots.push_back(reinterpret_cast<uintptr_t*>(object.base + entry.r_offset));
@@ -126,10 +139,11 @@ void write_binding(const LoadedObject& object, uintptr_t* slot, uintptr_t value)
   const auto address = reinterpret_cast<uintptr_t>(slot);
   void* const page = reinterpret_cast<void*>(address / g_page_bytes * g_page_bytes);
   // RELRO is protected up to the last page boundary inside it.
-  const bool is_read_only = address >= object.read_only.start &&
-                            address < object.read_only.end() / g_page_bytes * g_page_bytes;
+  const bool is_read_only =
+      address >= object.read_only.start && address < object.read_only.end() / g_page_bytes * g_page_bytes;
   if (is_read_only && mprotect(page, g_page_bytes, PROT_READ | PROT_WRITE) != 0)
-    throw Error(ErrorKind::kOption, "heap_install: the bindings of a library cannot be made writable: " + errno_text(errno));
+    throw Error(ErrorKind::kOption,
+                "heap_install: the bindings of a library cannot be made writable: " + errno_text(errno));
   std::atomic_ref<uintptr_t>(*slot).store(value, std::memory_order_release);
   if (is_read_only) mprotect(page, g_page_bytes, PROT_READ);
 }
@@ -149,9 +163,11 @@ LoadedObject find_loaded(const std::string& library) {
       },
       &search);
   if (search.found.symbols == nullptr)
-    throw Error(ErrorKind::kOption, "heap_install: no loaded object is called '" + library + "'; import it first, and give its file name");
+    throw Error(ErrorKind::kOption,
+                "heap_install: no loaded object is called '" + library + "'; import it first, and give its file name");
   if (bindings_of(search.found, "posix_memalign").empty() || bindings_of(search.found, "free").empty())
-    throw Error(ErrorKind::kOption, "heap_install: '" + library + "' does not call both posix_memalign and free: nothing to serve");
+    throw Error(ErrorKind::kOption,
+                "heap_install: '" + library + "' does not call both posix_memalign and free: nothing to serve");
   return search.found;
 }
 
@@ -179,7 +195,8 @@ void install(size_t threshold_bytes, const std::vector<std::string>& libraries) 
   if (g_heap.load() == nullptr) make_heap();
   for (const Replacement& replacement : kReplacements)
     for (const LoadedObject& object : objects)
-      for (uintptr_t* const slot : bindings_of(object, replacement.symbol)) write_binding(object, slot, replacement.address);
+      for (uintptr_t* const slot : bindings_of(object, replacement.symbol))
+        write_binding(object, slot, replacement.address);
   g_heap.load()->set_limit(0);
   g_threshold_bytes.store(threshold_bytes, std::memory_order_release);
 }

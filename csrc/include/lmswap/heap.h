@@ -11,9 +11,13 @@
 //   retained  free, still resident; neighbours coalesce
 //   vacant    free, not resident; costs nothing but addresses, of which there are plenty
 //
-// A block is cut from the best-fitting retained range; if none is large enough, from a retained range that goes on into
-// vacant addresses; else from vacant addresses alone. Whatever is then retained beyond the limit is given back, so
-// fragmentation can cost page faults but never memory.
+// A block is cut from the best-fitting retained range or, if none is large enough, from vacant addresses; what is then
+// retained beyond the limit is given back to the kernel. So fragmentation costs page faults, never memory.
+//
+// How many faults: replaying the allocations of a 3D U-Net at 96^3 (2 million pages handed out per step, peak 460
+// thousand), 9 thousand pages per step are fresh once the first step is over, under 1 % of a step's time. Moving pages
+// under new addresses by mremap would bring that to none, but no step became measurably faster. Huge pages do not fit
+// together with an exact resident size, and which range is given back first (smallest, largest) makes no difference.
 #pragma once
 
 #include <cstddef>
@@ -49,9 +53,8 @@ class RangeSet {
   void remove(Range part);
   /// The smallest range of at least `nbytes`, the lowest of equals; an empty one when there is none.
   [[nodiscard]] Range best_fit(size_t nbytes) const;
-  /// The length of the range that begins at `start`; 0 when none does.
-  [[nodiscard]] size_t bytes_from(uintptr_t start) const;
-  [[nodiscard]] const std::set<std::pair<size_t, uintptr_t>>& by_size() const { return by_size_; }
+  /// The set must not be empty.
+  [[nodiscard]] Range largest() const { return {by_size_.rbegin()->second, by_size_.rbegin()->first}; }
   [[nodiscard]] size_t total_bytes() const { return total_bytes_; }
 
  private:
@@ -94,7 +97,6 @@ class PageHeap {
 
  private:
   uintptr_t take(size_t nbytes);
-  [[nodiscard]] Range extensible(size_t nbytes) const;
   uintptr_t find_vacant(size_t nbytes);
   void limit_retained();
   void drop_retained(size_t nbytes);

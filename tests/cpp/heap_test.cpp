@@ -1,0 +1,270 @@
+#include "lmswap/heap.h"
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+#include <random>
+#include <thread>
+#include <vector>
+
+namespace lmswap::heap {
+namespace {
+
+constexpr size_t kMiB = size_t{1} << 20;
+const size_t kPage = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+
+/// A block filled with its own byte from end to end, so an overlap or a lost page shows.
+struct Block {
+  char* data;
+  size_t nbytes;
+  char fill;
+
+  [[nodiscard]] bool is_intact() const { return data[0] == fill && std::memcmp(data, data + 1, nbytes - 1) == 0; }
+};
+
+Block allocate_filled(PageHeap& heap, size_t nbytes, char fill) {
+  auto* const data = static_cast<char*>(heap.allocate(nbytes));
+  if (data != nullptr) std::memset(data, fill, nbytes);
+  return {data, nbytes, fill};
+}
+
+/// What the kernel holds in memory of [start, end).
+size_t resident_bytes(uintptr_t start, uintptr_t end) {
+  std::vector<unsigned char> pages((end - start) / kPage);
+  if (mincore(reinterpret_cast<void*>(start), end - start, pages.data()) != 0) ADD_FAILURE() << "mincore failed";
+  return kPage * static_cast<size_t>(std::count_if(pages.begin(), pages.end(), [](auto page) { return page & 1; }));
+}
+
+TEST(RangeSet, JoinsNeighboursAndSplitsWhatItLoses) {
+  RangeSet set;
+  set.insert({100, 10});
+  set.insert({120, 10});
+  EXPECT_EQ(set.largest().nbytes, 10u);
+  set.insert({110, 10});
+  EXPECT_EQ(set.largest().start, 100u);
+  EXPECT_EQ(set.largest().nbytes, 30u);
+  set.remove({105, 10});
+  EXPECT_EQ(set.total_bytes(), 20u);
+  EXPECT_EQ(set.largest().start, 115u);
+  EXPECT_EQ(set.best_fit(1).start, 100u);
+}
+
+TEST(RangeSet, FindsTheSmallestThatFits) {
+  RangeSet set;
+  set.insert({300, 20});
+  set.insert({100, 40});
+  set.insert({200, 20});
+  EXPECT_EQ(set.best_fit(15).start, 200u) << "the lowest of equals";
+  EXPECT_EQ(set.best_fit(21).start, 100u);
+  EXPECT_EQ(set.best_fit(41).nbytes, 0u);
+}
+
+TEST(PageHeap, RoundsToPagesAndCountsThem) {
+  PageHeap heap(64 * kMiB);
+  void* const block = heap.allocate(2 * kPage + 1);
+  ASSERT_NE(block, nullptr);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(block) % kPage, 0u);
+  EXPECT_TRUE(heap.owns(block));
+  EXPECT_FALSE(heap.owns(&heap));
+  EXPECT_EQ(heap.stats().live_bytes, 3 * kPage);
+  EXPECT_EQ(heap.stats().num_fresh_pages, 3 * kPage / 4096);
+  heap.free(block);
+  EXPECT_EQ(heap.stats().live_bytes, 0u);
+  EXPECT_EQ(heap.stats().retained_bytes, 3 * kPage);
+}
+
+TEST(PageHeap, ServesARepeatedLoopWithoutFreshPages) {
+  PageHeap heap(64 * kMiB);
+  const auto step = [&heap] {
+    void* const a = heap.allocate(3 * kMiB);
+    void* const b = heap.allocate(kMiB);
+    heap.free(a);
+    void* const c = heap.allocate(2 * kMiB);
+    heap.free(b);
+    heap.free(c);
+  };
+  step();
+  const size_t after_first = heap.stats().num_fresh_pages;
+  for (int i = 0; i < 10; ++i) step();
+  EXPECT_EQ(heap.stats().num_fresh_pages, after_first);
+  EXPECT_EQ(after_first, 4 * kMiB / 4096);
+}
+
+TEST(PageHeap, ReusesFreedNeighboursAsOneBlock) {
+  PageHeap heap(64 * kMiB);
+  void* const a = heap.allocate(kMiB);
+  void* const b = heap.allocate(kMiB);
+  heap.free(a);
+  heap.free(b);
+  const size_t fresh = heap.stats().num_fresh_pages;
+  void* const both = heap.allocate(2 * kMiB);
+  EXPECT_EQ(heap.stats().num_fresh_pages, fresh);
+  heap.free(both);
+}
+
+TEST(PageHeap, FragmentationCostsFreshPagesButNoMemory) {
+  PageHeap heap(64 * kMiB);
+  std::vector<void*> blocks(8);
+  for (void*& block : blocks) block = heap.allocate(kMiB);
+  for (size_t i = 0; i < blocks.size(); i += 2) heap.free(blocks[i]);  // 4 MiB free, in pieces of 1
+  const size_t fresh = heap.stats().num_fresh_pages;
+  ASSERT_NE(heap.allocate(4 * kMiB), nullptr);
+  EXPECT_EQ(heap.stats().num_fresh_pages - fresh, 4 * kMiB / 4096);
+  EXPECT_EQ(heap.stats().peak_resident_bytes, 8 * kMiB);
+}
+
+TEST(PageHeap, ALimitDropsRetainedPagesAndNeverLiveOnes) {
+  PageHeap heap(64 * kMiB);
+  const Block keep = allocate_filled(heap, 2 * kMiB, 'k');
+  const Block drop = allocate_filled(heap, 6 * kMiB, 'd');
+  heap.free(drop.data);
+  const auto start = reinterpret_cast<uintptr_t>(keep.data);
+  EXPECT_EQ(resident_bytes(start, start + 8 * kMiB), 8 * kMiB);
+  heap.set_limit(5 * kMiB);
+  EXPECT_EQ(heap.stats().retained_bytes, 3 * kMiB);
+  EXPECT_EQ(resident_bytes(start, start + 8 * kMiB), 5 * kMiB);
+  heap.set_limit(1);
+  EXPECT_EQ(resident_bytes(start, start + 8 * kMiB), 2 * kMiB);
+  EXPECT_TRUE(keep.is_intact());
+}
+
+TEST(PageHeap, TrimGivesBackAndForgetsTheHighestLive) {
+  PageHeap heap(64 * kMiB);
+  const Block block = allocate_filled(heap, 8 * kMiB, 'x');
+  heap.free(block.data);
+  const auto start = reinterpret_cast<uintptr_t>(block.data);
+  EXPECT_EQ(resident_bytes(start, start + 8 * kMiB), 8 * kMiB);
+  heap.trim();
+  EXPECT_EQ(heap.stats().retained_bytes, 0u);
+  EXPECT_EQ(resident_bytes(start, start + 8 * kMiB), 0u);
+  void* const small = heap.allocate(kMiB);
+  void* const other = heap.allocate(kMiB);
+  heap.free(small);
+  heap.free(other);
+  EXPECT_EQ(heap.stats().retained_bytes, 2 * kMiB);
+}
+
+TEST(PageHeap, PeaksCountFromTheirReset) {
+  PageHeap heap(64 * kMiB);
+  heap.free(heap.allocate(4 * kMiB));
+  EXPECT_EQ(heap.stats().peak_live_bytes, 4 * kMiB);
+  heap.reset_peak();
+  EXPECT_EQ(heap.stats().peak_live_bytes, 0u);
+  EXPECT_EQ(heap.stats().peak_resident_bytes, 4 * kMiB) << "still retained";
+  heap.free(heap.allocate(kMiB));
+  EXPECT_EQ(heap.stats().peak_live_bytes, kMiB);
+}
+
+TEST(PageHeap, RefusesWhatItsAddressesDoNotHoldAndGoesOn) {
+  PageHeap heap(64 * kMiB);
+  EXPECT_EQ(heap.allocate(0), nullptr);
+  EXPECT_EQ(heap.allocate(65 * kMiB), nullptr);
+  EXPECT_EQ(heap.allocate(SIZE_MAX), nullptr);
+  void* const most = heap.allocate(60 * kMiB);
+  ASSERT_NE(most, nullptr);
+  EXPECT_EQ(heap.allocate(5 * kMiB), nullptr);
+  heap.free(most);
+  EXPECT_NE(heap.allocate(64 * kMiB), nullptr) << "freed addresses are one range again";
+}
+
+TEST(PageHeapDeathTest, AbortsOnAPointerThatIsNoLiveBlock) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  PageHeap heap(64 * kMiB);
+  auto* const block = static_cast<char*>(heap.allocate(kMiB));
+  EXPECT_DEATH(heap.free(block + kPage), "not the start of a live block");
+  heap.free(block);
+  EXPECT_DEATH(heap.free(block), "not the start of a live block");
+}
+
+TEST(PageHeapDeathTest, MakesDoWithFewerAddressesUnderALimit) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto serve_under_limit = [] {
+    size_t mapped_pages = 0;
+    std::ifstream("/proc/self/statm") >> mapped_pages;
+    const rlimit limit{mapped_pages * kPage + 1024 * kMiB, RLIM_INFINITY};
+    if (setrlimit(RLIMIT_AS, &limit) != 0) std::_Exit(1);
+    PageHeap heap(size_t{1} << 40);
+    const bool is_served = heap.allocate(100 * kMiB) != nullptr && heap.allocate(1024 * kMiB) == nullptr;
+    std::_Exit(is_served ? 0 : 2);
+  };
+  EXPECT_EXIT(serve_under_limit(), testing::ExitedWithCode(0), "");
+}
+
+/// A random walk of allocations and frees, checked after every move against what a heap must hold to.
+class RandomWalk : public testing::TestWithParam<std::pair<unsigned, size_t>> {};
+
+TEST_P(RandomWalk, KeepsContentsAndStaysWithinTheLimit) {
+  const auto [seed, limit] = GetParam();
+  std::mt19937 random(seed);
+  PageHeap heap(256 * kMiB);
+  heap.set_limit(limit);
+  std::vector<Block> blocks;
+  size_t live = 0;
+  size_t highest_live = 0;
+  uintptr_t lowest = UINTPTR_MAX;
+  uintptr_t highest = 0;
+  for (int move = 0; move < 600; ++move) {
+    if (blocks.empty() || (random() % 100 < 55 && live < 24 * kMiB)) {
+      const size_t nbytes = 1 + random() % (random() % 4 == 0 ? 4 * kMiB : 64 * 1024);
+      const Block block = allocate_filled(heap, nbytes, static_cast<char>(move));
+      ASSERT_NE(block.data, nullptr);
+      const auto start = reinterpret_cast<uintptr_t>(block.data);
+      const size_t rounded = (nbytes + kPage - 1) / kPage * kPage;
+      for (const Block& other : blocks)
+        ASSERT_TRUE(block.data + rounded <= other.data || other.data + other.nbytes <= block.data) << "overlap";
+      lowest = std::min(lowest, start);
+      highest = std::max(highest, start + rounded);
+      live += rounded;
+      blocks.push_back(block);
+    } else {
+      const size_t victim = random() % blocks.size();
+      ASSERT_TRUE(blocks[victim].is_intact());
+      heap.free(blocks[victim].data);
+      live -= (blocks[victim].nbytes + kPage - 1) / kPage * kPage;
+      blocks[victim] = blocks.back();
+      blocks.pop_back();
+    }
+    highest_live = std::max(highest_live, live);
+    const Stats stats = heap.stats();
+    ASSERT_EQ(stats.live_bytes, live);
+    ASSERT_EQ(resident_bytes(lowest, highest), live + stats.retained_bytes);
+    ASSERT_LE(live + stats.retained_bytes, limit > 0 ? std::max(limit, live) : highest_live);
+  }
+  for (const Block& block : blocks) ASSERT_TRUE(block.is_intact());
+  EXPECT_EQ(heap.stats().peak_live_bytes, highest_live);
+}
+
+INSTANTIATE_TEST_SUITE_P(PageHeap, RandomWalk,
+                         testing::Values(std::pair{1u, size_t{0}}, std::pair{2u, size_t{0}}, std::pair{3u, 8 * kMiB},
+                                         std::pair{4u, 40 * kMiB}, std::pair{5u, size_t{1}}));
+
+TEST(PageHeap, ServesThreadsAtOnce) {
+  PageHeap heap(256 * kMiB);
+  const auto work = [&heap](unsigned seed) {
+    std::mt19937 random(seed);
+    std::vector<Block> blocks;
+    for (int move = 0; move < 300; ++move) {
+      blocks.push_back(allocate_filled(heap, 1 + random() % (256 * 1024), static_cast<char>(random())));
+      if (blocks.size() < 8) continue;
+      const size_t victim = random() % blocks.size();
+      EXPECT_TRUE(blocks[victim].is_intact());
+      heap.free(blocks[victim].data);
+      blocks[victim] = blocks.back();
+      blocks.pop_back();
+      if (move % 50 == 0) heap.trim();
+    }
+    for (const Block& block : blocks) heap.free(block.data);
+  };
+  std::vector<std::thread> threads;
+  for (unsigned seed = 0; seed < 4; ++seed) threads.emplace_back(work, seed);
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(heap.stats().live_bytes, 0u);
+}
+
+}  // namespace
+}  // namespace lmswap::heap

@@ -1,0 +1,113 @@
+#include "lmswap/interpose.h"
+
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <string>
+
+#include "lmswap/error.h"
+
+namespace lmswap::heap {
+namespace {
+
+constexpr size_t kMiB = size_t{1} << 20;
+constexpr size_t kThreshold = 64 * 1024;
+
+struct Client {
+  explicit Client(const char* path) : library(dlopen(path, RTLD_LAZY | RTLD_LOCAL)) {
+    if (library == nullptr) throw std::runtime_error(dlerror());
+    allocate = reinterpret_cast<void* (*)(size_t, size_t)>(dlsym(library, "client_allocate"));
+    free = reinterpret_cast<void (*)(void*)>(dlsym(library, "client_free"));
+  }
+  void* library;
+  void* (*allocate)(size_t alignment, size_t nbytes);
+  void (*free)(void* block);
+};
+
+bool is_served(const void* block) { return owns(reinterpret_cast<uintptr_t>(block)); }
+
+std::string file_name(const std::string& path) { return path.substr(path.rfind('/') + 1); }
+
+class Interposer : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override { install(kThreshold, {file_name(GetParam())}); }
+  void TearDown() override {
+    uninstall();
+    EXPECT_EQ(stats().live_bytes, 0u) << "a test left a block behind";
+  }
+  Client client_{GetParam()};
+};
+
+TEST_P(Interposer, ServesFromTheThresholdOn) {
+  void* const large = client_.allocate(64, kThreshold);
+  void* const small = client_.allocate(64, kThreshold - 1);
+  void* const aligned = client_.allocate(2 * kMiB, 2 * kMiB);
+  EXPECT_TRUE(is_served(large));
+  EXPECT_FALSE(is_served(small));
+  EXPECT_FALSE(is_served(aligned)) << "alignments above a page are the C library's";
+  EXPECT_EQ(stats().live_bytes, kThreshold);
+  for (void* const block : {large, small, aligned}) client_.free(block);
+  client_.free(nullptr);
+  EXPECT_EQ(stats().retained_bytes, kThreshold);
+}
+
+TEST_P(Interposer, InstallingAgainChangesOnlyTheThreshold) {
+  void* const before = client_.allocate(64, kMiB);
+  install(2 * kMiB, {file_name(GetParam())});
+  void* const after = client_.allocate(64, kMiB);
+  EXPECT_TRUE(is_served(before));
+  EXPECT_FALSE(is_served(after));
+  client_.free(before);
+  client_.free(after);
+}
+
+TEST_P(Interposer, BlocksOutliveUninstallAndLeaveNothing) {
+  auto* const block = static_cast<char*>(client_.allocate(64, kMiB));
+  std::memset(block, 7, kMiB);
+  client_.free(client_.allocate(64, kMiB));
+  uninstall();
+  EXPECT_FALSE(is_installed());
+  EXPECT_EQ(stats().retained_bytes, 0u);
+  EXPECT_EQ(block[kMiB - 1], 7);
+  void* const later = client_.allocate(64, kMiB);
+  EXPECT_FALSE(is_served(later));
+  client_.free(later);
+  client_.free(block);
+  EXPECT_EQ(stats().live_bytes + stats().retained_bytes, 0u);
+}
+
+TEST_P(Interposer, AForkedChildReadsLiveBlocksDropsRetainedOnesAndAllocates) {
+  auto* const live = static_cast<char*>(client_.allocate(64, kMiB));
+  std::memset(live, 7, kMiB);
+  client_.free(client_.allocate(64, kMiB));
+  const pid_t child = fork();
+  if (child == 0) {
+    const bool is_dropped = stats().retained_bytes == 0 && stats().live_bytes == kMiB;
+    void* const fresh = client_.allocate(64, kMiB);
+    const bool is_usable = is_served(fresh) && live[kMiB - 1] == 7;
+    client_.free(fresh);
+    client_.free(live);
+    std::_Exit(is_dropped && is_usable ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  EXPECT_EQ(stats().retained_bytes, kMiB) << "the parent keeps its own";
+  client_.free(live);
+}
+
+TEST_P(Interposer, RefusesBadArgumentsWithAReason) {
+  EXPECT_THROW(install(0, {file_name(GetParam())}), Error);
+  EXPECT_THROW(install(kThreshold, {}), Error);
+  EXPECT_THROW(install(kThreshold, {"libnot_loaded.so"}), Error);
+  EXPECT_THROW(install(kThreshold, {"libgcc_s.so.1"}), Error) << "calls no posix_memalign";
+}
+
+INSTANTIATE_TEST_SUITE_P(Bound, Interposer, testing::Values(LMSWAP_HEAP_CLIENT_LAZY, LMSWAP_HEAP_CLIENT_NOW),
+                         [](const auto& client) { return client.index == 0 ? "Lazily" : "AtLoadTime"; });
+
+}  // namespace
+}  // namespace lmswap::heap
