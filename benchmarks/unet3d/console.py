@@ -22,10 +22,10 @@ class ProgressView:
 
     def __init__(self, console: Console) -> None:
         self._progress = Progress(
-            TextColumn("{task.description:<16}"),
-            BarColumn(bar_width=24),
+            TextColumn("{task.description:<14}"),
+            BarColumn(bar_width=8),
             MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]:>9}"),
+            TextColumn("loss {task.fields[loss]:>7}"),
             TextColumn("memory {task.fields[memory]:>10}"),
             TextColumn("[dim]{task.fields[phase]}"),
             TimeElapsedColumn(),
@@ -55,9 +55,9 @@ class ProgressView:
             case "memory":
                 self._progress.update(task, memory=format_bytes(event["bytes"]))
             case "step":
-                self._progress.update(task, completed=event["step"], loss=f"{event['loss']:.5f}", phase="training")
+                self._progress.update(task, completed=event["step"], loss=f"{event['loss']:.4f}", phase="training")
             case "result":
-                self._progress.update(task, memory=format_bytes(event["run"]["peak_bytes"]), phase="done, peak memory")
+                self._progress.update(task, memory=format_bytes(event["run"]["peak_bytes"]), phase="peak")
                 self._progress.stop_task(task)
             case "failed":
                 self._progress.update(task, phase="[red]failed")

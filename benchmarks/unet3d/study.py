@@ -159,7 +159,7 @@ def run_fresh(configuration: Configuration, logs: Path, on_event: OnEvent) -> Ru
         RunFailed: it did not finish.
     """
     logs.mkdir(parents=True, exist_ok=True)
-    stem = logs / configuration.name.replace(" ", "-")
+    stem = logs / f"{configuration.size}-{configuration.kind}"
     settings, log = stem.with_suffix(".json"), stem.with_suffix(".log")
     settings.write_text(json.dumps(asdict(configuration), indent=1))
     read_end, write_end = os.pipe()

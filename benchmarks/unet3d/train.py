@@ -208,7 +208,7 @@ def run(configuration: Configuration, emit: Callable[[Event], None]) -> Run:
     swapping = _swapping(model) if configuration.policy is not None else None
     weights_sha256 = _weights_sha256(model)
 
-    emit({"event": "phase", "phase": "counting tensors"})
+    emit({"event": "phase", "phase": "counting"})
     memory = sampler.between(*ends[-2:])
     if device.type == "cuda":
         tensor_peak_bytes = peak_bytes
