@@ -41,6 +41,10 @@ class Buffer:
     nbytes: int
     kind: BufferKind
 
+    def __post_init__(self) -> None:
+        if self.nbytes < 0:
+            raise CaptureError(f"buffer {self.id} has {self.nbytes} bytes")
+
     @property
     def is_resident(self) -> bool:
         """Whether it lives outside the step; such bytes are not part of the step's memory curve."""
@@ -89,6 +93,10 @@ class Segment:
     start: int
     stop: int
 
+    def __post_init__(self) -> None:
+        if self.phase not in PHASES:
+            raise CaptureError(f"segment of graph {self.graph} is '{self.phase}', none of {', '.join(PHASES)}")
+
 
 @dataclass(frozen=True)
 class Program:
@@ -111,13 +119,8 @@ class Program:
             for buffer in (*op.reads, *op.writes):
                 if not 0 <= buffer < len(self.buffers):
                     raise CaptureError(f"op '{op.name}' names buffer {buffer}, but there are {len(self.buffers)}")
-        for buffer in self.buffers:
-            if buffer.nbytes < 0:
-                raise CaptureError(f"buffer {buffer.id} has {buffer.nbytes} bytes")
         boundary = 0
         for segment in self.segments:
-            if segment.phase not in PHASES:
-                raise CaptureError(f"segment {segment} is none of {', '.join(PHASES)}")
             if segment.start != boundary or segment.stop < segment.start:
                 raise CaptureError(f"segment {segment} does not begin where the one before it ends ({boundary})")
             boundary = segment.stop

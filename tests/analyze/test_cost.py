@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.ir.build import build, unit_machine
-
 from lmswap.analyze.cost import roofline, unit
 from lmswap.analyze.levels import levels
 from lmswap.ir.costs import OpCosts
+from tests.ir.build import build, unit_machine
 
 
 def test_roofline_charges_the_worst_of_compute_traffic_and_launch():

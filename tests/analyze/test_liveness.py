@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given
-from tests.ir.build import build
-from tests.ir.strategies import steps
 
 from lmswap.analyze.liveness import Gap, LiveRange, gaps, live_ranges, swappable_gaps
 from lmswap.errors import CaptureError
+from tests.ir.build import build
+from tests.ir.strategies import steps
 
 STEP = build(
     """

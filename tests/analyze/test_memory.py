@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hypothesis import given
-from tests.ir.build import build
-from tests.ir.strategies import steps
 
 from lmswap.analyze.liveness import live_ranges
 from lmswap.analyze.memory import Peak, StepMemory
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.program import Program
+from tests.ir.build import build
+from tests.ir.strategies import steps
 
 STEP = build(
     """

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.ir.build import unit_machine
-from tests.ir.damage import damaged
-from tests.ir.strategies import machines, rates
 
 from lmswap.errors import OptionError
 from lmswap.ir.machine import Link, Machine, Rate, Tier
+from tests.ir.build import unit_machine
+from tests.ir.damage import damaged
+from tests.ir.strategies import machines, rates
 
 
 @given(machines())
@@ -50,8 +50,16 @@ def test_a_rate_is_interpolated_between_its_points_and_linear_beyond():
 
 @pytest.mark.parametrize(
     "points",
-    [(), ((1, 0.0),), ((0, 1.0),), ((2, 1.0), (1, 2.0)), ((1, 2.0), (2, 1.0)), ((1, float("nan")), (2, 1.0))]
-    + [((1, -1.0), (2, 1.0)), ((1, 1.0), (2, float("inf")))],
+    [
+        (),
+        ((1, 0.0),),
+        ((0, 1.0),),
+        ((2, 1.0), (1, 2.0)),
+        ((1, 2.0), (2, 1.0)),
+        ((1, -1.0), (2, 1.0)),
+        ((1, float("nan")), (2, 1.0)),
+        ((1, 1.0), (2, float("inf"))),
+    ],
 )
 def test_an_impossible_rate_is_refused(points):
     with pytest.raises(OptionError):

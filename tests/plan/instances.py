@@ -7,7 +7,7 @@ least with recomputation allowed, where that is less.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Plan, Swap
@@ -51,7 +51,7 @@ class Instance:
     swap_seconds: float
     swaps: tuple[tuple[str, int | None, int, int, int], ...] = ()
     optimum_seconds: float | None = None
-    machine: Machine = unit_machine()
+    machine: Machine = field(default_factory=unit_machine)
 
     def plan(self) -> Plan:
         """The plan of ``swaps``, each buffer in a page of its own."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from hypothesis import strategies as st
-from tests.ir.build import Step
 
 from lmswap.analyze.liveness import live_ranges, swappable_gaps
 from lmswap.ir.plan import Plan, Swap
+from tests.ir.build import Step
 
 
 @st.composite

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.ir.build import build
 
 from lmswap.ir.plan import Swap
 from lmswap.plan.offsets import PAGE_BYTES, Block, assign_offsets, live_bytes, pack
+from tests.ir.build import build
 
 BLOCKS = st.lists(
     st.builds(

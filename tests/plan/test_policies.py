@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from tests.ir.build import build, unit_machine
-from tests.ir.strategies import machines, steps
-from tests.plan.instances import INSTANCES, Instance
 
 from lmswap.analyze.memory import StepMemory
 from lmswap.errors import OptionError, PlanInfeasible, TierError
 from lmswap.ir.plan import Decision
 from lmswap.plan import POLICIES, make_plan, simulate, verify
+from tests.ir.build import build, unit_machine
+from tests.ir.strategies import machines, steps
+from tests.plan.instances import INSTANCES, Instance
 
 CHAIN = build(
     """
@@ -175,7 +175,7 @@ def test_infeasible_names_the_smallest_budget_the_op_and_who_is_live():
 
 
 def test_a_tier_that_is_too_small_is_an_error():
-    with pytest.raises(TierError, match="8.00 KiB on tier 'host', which has 4.00 KiB"):
+    with pytest.raises(TierError, match=r"8\.00 KiB on tier 'host', which has 4\.00 KiB"):
         plan_of("swap_all", CHAIN, 6, unit_machine(capacity=4096))
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.ir.build import build, unit_machine
-from tests.plan.instances import INSTANCES, Instance
 
 from lmswap.errors import OptionError
 from lmswap.ir.plan import Plan, Swap
 from lmswap.ir.timeline import Lane
 from lmswap.plan import simulate, verify
+from tests.ir.build import build, unit_machine
+from tests.plan.instances import INSTANCES, Instance
 
 STEP = build(
     """
@@ -56,7 +56,7 @@ def test_known_plans_take_the_seconds_derived_by_hand(instance: Instance):
 def test_without_swaps_ops_run_back_to_back_and_memory_is_the_curve():
     timeline = simulate(STEP.program, STEP.costs, unit_machine(), plan())
     assert spans(timeline, Lane.COMPUTE) == [("f1", 0, 1), ("f2", 1, 3), ("f3", 3, 6), ("g3", 6, 8), ("g2", 8, 12)]
-    # f1 a; f2 a b; f3 a b y + 5 of scratch; g3 a b y t gb; g2 a y t gb gx (t: its caller holds it); then the step is over
+    # f1 a; f2 a b; f3 a b y + 5 of scratch; g3 a b y t gb; g2 a y t gb gx (t: its caller holds it); end
     assert timeline.memory == ((0, 4), (1, 7), (3, 13), (6, 10), (8, 8), (12, 0))
     assert timeline.peak_bytes == 13
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.ir.build import build, unit_machine
-from tests.ir.strategies import machines, steps
-from tests.plan.random_swaps import random_plans
 
 from lmswap.errors import PlanInvalid
 from lmswap.ir.plan import Plan, Swap
 from lmswap.plan import simulate, verify
+from tests.ir.build import build, unit_machine
+from tests.ir.strategies import machines, steps
+from tests.plan.random_swaps import random_plans
 
 # a is idle in f3 and f4, then a and b until g1 and g2; c is written again in backward; two graphs make the step.
 STEP = build(
