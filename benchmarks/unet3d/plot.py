@@ -52,12 +52,13 @@ def plot_step(study: Study, size: int, path: Path) -> None:
 
 
 def _title(study: Study, size: int) -> str:
-    first = study.runs[0].configuration
-    if first.budget_bytes is None and first.size != size and study.budget_bytes == study.runs[0].peak_bytes:
-        return (
-            f"One training step at {size}³, {(size / first.size) ** 3:.2f} × the voxels, in the memory of {first.size}³"
-        )
-    return f"One training step at {size}³"
+    first, swapped = study.runs[0], study.find(size, "swapped")
+    if study.budget_bytes != first.peak_bytes or first.configuration.size == size:
+        return f"One training step at {size}³"
+    small = first.configuration.size
+    factor = f"One training step at {size}³, {(size / small) ** 3:.2f} × the voxels"
+    is_within = swapped is not None and swapped.peak_bytes <= study.budget_bytes
+    return f"{factor}, in the memory of {small}³" if is_within else f"{factor} of {small}³"
 
 
 def _footnote(study: Study, run: Run) -> str:
@@ -98,7 +99,7 @@ def _draw_memory(axes: Axes, run: Run, budget_bytes: int | None, top: float) -> 
         highest = max(held, default=0.0)
         if highest > 1.3 * budget:  # room for the words
             at = seconds[held.index(highest)]
-            axes.text(at, (highest + budget) / 2, "over the budget", ha="center", va="center", color=_INK)
+            axes.text(at, budget + 0.35 * (highest - budget), "over the budget", ha="center", va="center", color=_INK)
 
 
 def _label_budget(axes: Axes, study: Study) -> None:

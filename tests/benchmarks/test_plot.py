@@ -1,10 +1,12 @@
+from dataclasses import replace
+
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from benchmarks.unet3d.plot import plot_step
 from benchmarks.unet3d.synthetic import DATA_KIND
-from tests.benchmarks.runs import good_runs, make_study
+from tests.benchmarks.runs import MIB, good_runs, make_study
 
 
 @pytest.fixture
@@ -40,6 +42,14 @@ def test_shows_plain_and_swapped_memory_and_the_copies(figure):
     text = words(drawn)
     assert "128³, 2.37 × the voxels, in the memory of 96³" in text
     assert "swap out  300.00 MiB" in text and "swap in  300.00 MiB" in text and "stalled  0.1 s" in text
+
+
+def test_claims_the_smaller_memory_only_if_it_was_kept(figure):
+    runs = good_runs()
+    over = replace(runs[2], peak_bytes=1001 * MIB)
+    for shown in ([*runs[:2], over], runs[:2]):
+        text = words(figure(*shown))
+        assert "2.37 × the voxels of 96³" in text and "in the memory of" not in text
 
 
 def test_says_on_what_data(figure):
