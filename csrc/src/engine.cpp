@@ -21,7 +21,7 @@ std::shared_ptr<Engine> Engine::open(std::shared_ptr<Driver> driver, std::shared
 }
 
 Engine::Engine(std::shared_ptr<Driver> driver, std::shared_ptr<Faults> faults, const LaneOptions& options)
-    : driver_(std::move(driver)), faults_(std::move(faults)), options_(options), process_(getpid()) {}
+    : faults_(std::move(faults)), options_(options), process_(getpid()), driver_(std::move(driver)) {}
 
 Engine::~Engine() {
   close();
@@ -47,14 +47,15 @@ Engine::Handle& Engine::find_handle(int64_t handle) {
   return found->second;
 }
 
-void Engine::add_tier(const std::string& name, std::unique_ptr<Tier> tier) {
+void Engine::add_tier(const std::string& name, const std::function<std::unique_ptr<Tier>()>& make) {
   const std::lock_guard lock(mutex_);
   check_open();
-  if (!tiers_.emplace(name, std::move(tier)).second) throw option_error("tier '" + name + "' is open already");
+  if (tiers_.contains(name)) throw option_error("tier '" + name + "' is open already");
+  tiers_[name] = make();
 }
 
 void Engine::open_host_tier(uint64_t limit_bytes) {
-  add_tier("host", std::make_unique<HostTier>(driver_, limit_bytes, options_));
+  add_tier("host", [&] { return std::make_unique<HostTier>(driver_, limit_bytes, options_); });
 }
 
 void Engine::open_disk_tier(const std::string& directory, uint64_t limit_bytes, int io_threads) {
@@ -64,7 +65,8 @@ void Engine::open_disk_tier(const std::string& directory, uint64_t limit_bytes, 
                        std::to_string(kMostThreads));
   }
   DirectFile::check_directory(directory);
-  add_tier("disk", std::make_unique<DiskTier>(driver_, faults_, directory, limit_bytes, io_threads, options_));
+  add_tier("disk",
+           [&] { return std::make_unique<DiskTier>(driver_, faults_, directory, limit_bytes, io_threads, options_); });
 }
 
 void Engine::reserve(const std::string& tier, uint64_t nbytes) {
@@ -142,9 +144,11 @@ int64_t Engine::out_transfer(int64_t handle) {
 
 void Engine::wait_for(int64_t number, StreamHandle stream) {
   TransferPointer transfer;
+  std::shared_ptr<Driver> driver;  // a concurrent close takes the engine's own
   {
     const std::lock_guard lock(mutex_);
     check_open();
+    driver = driver_;
     const auto flight = flights_.find(number);
     if (flight == flights_.end()) {
       if (number > 0 && number <= last_number_) return;  // over, and its record taken
@@ -152,7 +156,7 @@ void Engine::wait_for(int64_t number, StreamHandle stream) {
     }
     transfer = flight->second.transfer;
   }
-  auto wait_start = std::make_shared<Event>(driver_), wait_end = std::make_shared<Event>(driver_);
+  auto wait_start = std::make_shared<Event>(driver), wait_end = std::make_shared<Event>(driver);
   wait_start->record(stream);
   try {
     // `done` protects the device memory: after a copy out it may be reused, after a copy in it holds the bytes.
@@ -225,12 +229,14 @@ uint64_t Engine::live_handles() {
 void Engine::close() {
   if (getpid() != process_) return;
   // Destroyed after the lock is given back, in this order from below: records and handles, then the tiers, whose lanes
-  // end what was queued first.
+  // end what was queued first, then the driver.
+  std::shared_ptr<Driver> driver;
   std::map<std::string, std::unique_ptr<Tier>> tiers;
   std::map<int64_t, Handle> handles;
   std::map<int64_t, Flight> flights;
   const std::lock_guard lock(mutex_);
   is_open_ = false;
+  driver.swap(driver_);
   tiers.swap(tiers_);
   handles.swap(handles_);
   flights.swap(flights_);

@@ -15,27 +15,24 @@ void Tier::reserve(uint64_t nbytes) {
   nbytes = round_to_pages(nbytes);
   const bool has_planned = !slabs_.empty() && slabs_.front().is_planned;
   if (nbytes == 0 || (has_planned && slabs_.front().storage->nbytes() >= nbytes)) return;
+  const bool is_replaced = has_planned && slabs_.front().arena.used_bytes() == 0;
+  check_limit(nbytes, stats().capacity_bytes - (is_replaced ? slabs_.front().storage->nbytes() : 0));
   if (has_planned) slabs_.front().is_planned = false;
   // Given back first, not after: the old and the new slab may not fit beside each other.
   drop_empty_slabs();
-  add_slab(nbytes).is_planned = true;
-  slabs_.splice(slabs_.begin(), slabs_, std::prev(slabs_.end()));
+  slabs_.push_front({allocate(nbytes), Arena(nbytes), true});
 }
 
 void Tier::drop_empty_slabs() {
   std::erase_if(slabs_, [](const Slab& slab) { return !slab.is_planned && slab.arena.used_bytes() == 0; });
 }
 
-Tier::Slab& Tier::add_slab(uint64_t nbytes) {
-  const uint64_t capacity = stats().capacity_bytes;
-  if (nbytes > limit_bytes_ || capacity > limit_bytes_ - nbytes) {
-    throw Error(ErrorKind::kTier, name_ + " tier: " + format_bytes(nbytes) + " more would exceed its limit of " +
-                                      format_bytes(limit_bytes_) + "; it has " + format_bytes(capacity) +
-                                      ", of which " + format_bytes(used_bytes_) +
-                                      " are held. Raise the limit or swap less");
-  }
-  slabs_.push_back({allocate(nbytes), Arena(nbytes), false});
-  return slabs_.back();
+void Tier::check_limit(uint64_t more_bytes, uint64_t kept_bytes) const {
+  if (more_bytes <= limit_bytes_ && kept_bytes <= limit_bytes_ - more_bytes) return;
+  throw Error(ErrorKind::kTier, name_ + " tier: " + format_bytes(more_bytes) + " more would exceed its limit of " +
+                                    format_bytes(limit_bytes_) + "; it has " + format_bytes(kept_bytes) +
+                                    ", of which " + format_bytes(used_bytes_) +
+                                    " are held. Raise the limit or swap less");
 }
 
 Block Tier::take(uint64_t offset, uint64_t nbytes) {
@@ -43,8 +40,10 @@ Block Tier::take(uint64_t offset, uint64_t nbytes) {
   for (Slab& slab : slabs_) {
     if (const auto place = slab.arena.take_any(nbytes)) return hold(slab, *place, nbytes);
   }
-  Slab& slab = add_slab(round_to_pages(nbytes));
-  return hold(slab, *slab.arena.take_any(nbytes), nbytes);
+  const uint64_t slab_bytes = round_to_pages(nbytes);
+  check_limit(slab_bytes, stats().capacity_bytes);
+  slabs_.push_back({allocate(slab_bytes), Arena(slab_bytes), false});
+  return hold(slabs_.back(), *slabs_.back().arena.take_any(nbytes), nbytes);
 }
 
 Block Tier::hold(Slab& slab, uint64_t offset, uint64_t nbytes) {
@@ -55,8 +54,13 @@ Block Tier::hold(Slab& slab, uint64_t offset, uint64_t nbytes) {
 
 std::shared_ptr<Storage> Tier::release(const Block& block, const std::vector<TransferPointer>& users) {
   used_bytes_ -= round_to_pages(block.nbytes);
-  std::copy_if(users.begin(), users.end(), std::back_inserter(users_),
-               [](const TransferPointer& user) { return !user->is_finished(); });
+  for (const TransferPointer& user : users) {
+    if (user->is_finished()) {
+      user->forget_storage();
+    } else {
+      users_.push_back(user);
+    }
+  }
   const auto slab =
       std::find_if(slabs_.begin(), slabs_.end(), [&](const Slab& other) { return other.storage == block.storage; });
   slab->arena.release(block.offset);

@@ -422,6 +422,7 @@ TEST_P(EngineConformance, tokens_may_outlive_the_engine) {
   engine_->close();
   engine_->close();
   EXPECT_EQ(engine_->live_handles(), 0u);
+  EXPECT_EQ(device_->driver.use_count(), 1) << "a closed engine keeps the device";
   tokens.pop_back();
   std::thread([&] { tokens.clear(); }).join();
   open();

@@ -139,6 +139,28 @@ TEST_P(TierConformance, copies_still_under_way_fence_the_bytes_they_use) {
   EXPECT_TRUE(tier->fences(over).empty());
 }
 
+TEST_P(TierConformance, records_of_past_copies_keep_no_memory) {
+  const auto tier = make_tier();
+  Block block = tier->take(0, kPage);
+  const std::weak_ptr<Storage> storage = block.storage;
+  const TransferPointer ended = make_user(block);
+  finish(ended);
+  tier->release(block, {ended});
+  block = {};
+  EXPECT_TRUE(storage.expired());
+}
+
+TEST_P(TierConformance, a_refused_reservation_changes_nothing) {
+  const auto tier = make_tier();
+  tier->reserve(4 * kPage);
+  EXPECT_ERROR(tier->reserve(kLimit + 1), ErrorKind::kTier, "limit");
+  EXPECT_EQ(tier->stats().capacity_bytes, 4 * kPage);
+  const Block held = tier->take(0, kPage);
+  EXPECT_ERROR(tier->reserve(kLimit - 3 * kPage), ErrorKind::kTier, "limit");
+  tier->release(held, {});
+  EXPECT_EQ(tier->stats().capacity_bytes, 4 * kPage);
+}
+
 TEST_P(TierConformance, storage_outlives_its_tier_for_as_long_as_a_block_is_used) {
   auto tier = make_tier();
   tier->reserve(kPage);

@@ -8,6 +8,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -77,18 +78,18 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void check_open() const;
   Tier& find_tier(const std::string& name);
   Handle& find_handle(int64_t handle);
-  void add_tier(const std::string& name, std::unique_ptr<Tier> tier);
+  void add_tier(const std::string& name, const std::function<std::unique_ptr<Tier>()>& make);
   TransferPointer launch(Direction direction, int64_t swap, int64_t handle, uint64_t pointer, StreamHandle stream);
   void wait_for(int64_t number, StreamHandle stream);
   void release(int64_t handle) noexcept;
 
-  const std::shared_ptr<Driver> driver_;
   const std::shared_ptr<Faults> faults_;
   const LaneOptions options_;
   const pid_t process_;  // a forked child has neither the threads nor the device: it leaves everything alone
 
   std::mutex mutex_;
   bool is_open_ = true;
+  std::shared_ptr<Driver> driver_;
   int64_t last_number_ = 0;  // of handles and transfers
   std::map<std::string, std::unique_ptr<Tier>> tiers_;
   std::map<int64_t, Handle> handles_;

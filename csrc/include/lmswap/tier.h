@@ -55,7 +55,7 @@ class Tier {
     Arena arena;
     bool is_planned = false;  // the others are given back with their last block
   };
-  Slab& add_slab(uint64_t nbytes);
+  void check_limit(uint64_t more_bytes, uint64_t kept_bytes) const;
   void drop_empty_slabs();
   Block hold(Slab& slab, uint64_t offset, uint64_t nbytes);
 

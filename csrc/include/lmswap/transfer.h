@@ -37,7 +37,7 @@ class Transfer {
   const int64_t number;
   const int64_t swap;
   const uint64_t device;  // address of the device memory
-  const Block block;
+  Block block;
   const double queued_seconds;
 
   Event ready;  // on the caller's stream, when the transfer was queued
@@ -57,6 +57,9 @@ class Transfer {
   bool is_failing() const;
   void set_issued();
   void settle();  // landed, or failed if any part failed; the device no longer touches what failed
+
+  // Of a finished transfer: its record may be taken much later, and must not keep memory until then.
+  void forget_storage() { block.storage.reset(); }
 
   bool wait_landed() const;                   // blocks; false if it failed
   void make_wait(StreamHandle stream) const;  // blocks until issued; throws Error(kTransfer) if it failed
