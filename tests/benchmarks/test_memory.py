@@ -53,6 +53,7 @@ def test_the_sampler_reads_in_time_order_and_stops_with_its_block():
     with MemorySampler(meter, told.append, period_seconds=0.001) as sampler:
         while len(told) < 5:
             time.sleep(0.001)
+        time.sleep(0.003)  # into the middle of a reading
     end = time.perf_counter()
     calls = meter.calls
     samples = sampler.between(start, end)
