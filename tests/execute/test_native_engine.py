@@ -1,0 +1,162 @@
+"""The C++ runtime through its Python border; what it does behind that border is tested in tests/cpp."""
+
+import ctypes
+import gc
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from lmswap import errors
+from lmswap.execute import _C
+
+MIB = 1 << 20
+FAKE_CUDA = Path(__file__).parents[1] / "cpp" / "fake_cuda" / "fake_cuda.cpp"
+
+
+@pytest.fixture(scope="session")
+def fake_cuda(tmp_path_factory):
+    """Our stand-in for libcuda: threads as streams, strict about misuse."""
+    library = tmp_path_factory.mktemp("fake_cuda") / "libfake_cuda.so"
+    command = ["c++", "-std=c++20", "-O1", "-shared", "-fPIC", "-o", library, FAKE_CUDA, "-lpthread"]
+    subprocess.run(command, check=True)
+    fake = ctypes.CDLL(str(library))
+    fake.path = str(library)
+    fake.fake_cuda_num_violations.restype = ctypes.c_size_t
+    fake.fake_cuda_violation.restype = ctypes.c_char_p
+    fake.fake_cuda_violation.argtypes = [ctypes.c_size_t]
+    fake.fake_cuda_register.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    fake.fake_cuda_unregister.argtypes = [ctypes.c_void_p]
+    fake.fake_cuda_count.restype = ctypes.c_uint64
+    return fake
+
+
+def open_tier(engine, tier, directory):
+    if tier == "host":
+        engine.open_host_tier(64 * MIB)
+    else:
+        engine.open_disk_tier(str(directory), 64 * MIB)
+    engine.reserve(tier, 8 * MIB)
+
+
+def swap_out(engine, tier, tensor, swap=1):
+    token = torch.from_dlpack(engine.out_start(swap, tier, 0, tensor.data_ptr(), tensor.nbytes, 0))
+    engine.out_done(int(token), 0)
+    return token
+
+
+def swap_in(engine, token, tensor, swap=1):
+    transfer = engine.in_start(swap, int(token), tensor.data_ptr(), tensor.nbytes, 0)
+    engine.in_done(transfer, 0)
+    return transfer
+
+
+@pytest.mark.parametrize("tier", ["host", "disk"])
+def test_bytes_come_back_and_the_token_owns_them(tier, tmp_path):
+    engine = _C.Engine(driver="host")
+    open_tier(engine, tier, tmp_path)
+    values = torch.randn(1_000_003)
+    token = swap_out(engine, tier, values)
+    assert token.dtype == torch.int64
+    assert token.shape == (1,)
+    back = torch.zeros_like(values)
+    swap_in(engine, token, back)
+    assert torch.equal(back, values)
+    assert engine.tier_stats(tier).used_bytes >= values.nbytes
+    del token
+    gc.collect()
+    assert engine.tier_stats(tier).used_bytes == 0
+    assert engine.live_handles() == 0
+    out, into = engine.take_records()
+    assert (out.is_in, into.is_in) == (False, True)
+    assert out.end_seconds <= into.end_seconds
+    assert list(tmp_path.iterdir()) == []
+    engine.close()
+
+
+@pytest.mark.parametrize("tier", ["host", "disk"])
+def test_cuda_paths_run_without_a_gpu(tier, tmp_path, fake_cuda):
+    fake_cuda.fake_cuda_reset()
+    engine = _C.Engine(driver="cuda", library=fake_cuda.path)
+    open_tier(engine, tier, tmp_path)
+    values = torch.randn(1_000_003)
+    back = torch.zeros_like(values)
+    for tensor in (values, back):
+        fake_cuda.fake_cuda_register(tensor.data_ptr(), tensor.nbytes)
+    token = swap_out(engine, tier, values)
+    transfer = swap_in(engine, token, back)
+    while not engine.is_finished(transfer):
+        pass
+    assert torch.equal(back, values)
+    engine.close()
+    for tensor in (values, back):
+        fake_cuda.fake_cuda_unregister(tensor.data_ptr())
+    violations = [fake_cuda.fake_cuda_violation(i) for i in range(fake_cuda.fake_cuda_num_violations())]
+    assert violations == []
+    for what in (b"streams", b"events", b"host_bytes", b"contexts"):
+        assert fake_cuda.fake_cuda_count(what) == 0, what
+
+
+def test_a_capsule_that_nobody_takes_gives_its_block_back():
+    engine = _C.Engine(driver="host")
+    open_tier(engine, "host", None)
+    values = torch.zeros(1000)
+    engine.out_start(1, "host", 0, values.data_ptr(), values.nbytes, 0)
+    assert engine.live_handles() == 0
+
+
+def test_tokens_outlive_the_engine():
+    engine = _C.Engine(driver="host")
+    open_tier(engine, "host", None)
+    tokens = [swap_out(engine, "host", torch.zeros(1000))]
+    engine.close()
+    engine.close()
+    del engine
+    thread = threading.Thread(target=tokens.clear)
+    thread.start()
+    thread.join()
+    assert not tokens
+
+
+def test_a_blocking_call_lets_other_threads_run():
+    engine = _C.Engine(driver="host", faults="copy_in@1=late:0.5")
+    open_tier(engine, "host", None)
+    values = torch.zeros(1000)
+    token = swap_out(engine, "host", values)
+    transfer = engine.in_start(1, int(token), values.data_ptr(), values.nbytes, 0)
+    ran_before_the_end = []
+    thread = threading.Thread(target=lambda: ran_before_the_end.append(not engine.is_finished(transfer)))
+    thread.start()
+    engine.in_done(transfer, 0)
+    thread.join()
+    assert ran_before_the_end == [True]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "part"),
+    [
+        (lambda: _C.Engine(driver="tpu"), errors.OptionError, "'tpu'"),
+        (lambda: _C.Engine(driver="host", out_bytes_per_second=-1.0), errors.OptionError, "negative"),
+        (lambda: _C.Engine(driver="host", faults="nonsense"), errors.OptionError, "nonsense"),
+        (lambda: _C.Engine(driver="cuda", library="libmissing.so"), errors.DriverError, "libmissing.so"),
+        (lambda: _C.Engine(driver="host").open_host_tier(-5), errors.OptionError, "-5"),
+        (lambda: _C.Engine(driver="host").open_disk_tier("/missing", MIB), errors.TierError, "/missing"),
+        (lambda: _C.Engine(driver="host").reserve("disk", MIB), errors.OptionError, "not open"),
+    ],
+)
+def test_errors_arrive_as_the_classes_of_lmswap(call, error, part):
+    with pytest.raises(error, match=part):
+        call()
+
+
+def test_a_failed_copy_is_a_transfer_error_and_the_engine_goes_on():
+    engine = _C.Engine(driver="host", faults="copy_in@1=fail")
+    open_tier(engine, "host", None)
+    values = torch.randn(1000)
+    token, back = swap_out(engine, "host", values), torch.zeros(1000)
+    with pytest.raises(errors.TransferError, match="copy_in"):
+        swap_in(engine, token, back)
+    swap_in(engine, token, back)
+    assert torch.equal(back, values)
