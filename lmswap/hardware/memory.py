@@ -50,6 +50,9 @@ class DeviceMemory(Protocol):
     def reset_tensor_peak(self) -> None:
         """Starts the tensor peak again; `peak_bytes` goes on."""
 
+    def trim(self) -> None:
+        """Gives back what the allocator only keeps for reuse."""
+
     def synchronize(self) -> None:
         """Waits until the device has run all that was asked of it."""
 
@@ -102,6 +105,9 @@ class CudaMemory:
         self._earlier_peak_bytes = self.peak_bytes()
         self._cuda.reset_peak_memory_stats(self._device)
 
+    def trim(self) -> None:  # noqa: D102
+        self._cuda.empty_cache()
+
     def synchronize(self) -> None:  # noqa: D102
         self._cuda.synchronize(self._device)
 
@@ -151,6 +157,9 @@ class CpuMemory:
 
     def reset_tensor_peak(self) -> None:  # noqa: D102
         self._heap.heap_reset_peak()
+
+    def trim(self) -> None:  # noqa: D102
+        self._heap.heap_trim()
 
     def synchronize(self) -> None:  # noqa: D102
         return

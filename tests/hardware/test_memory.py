@@ -34,6 +34,13 @@ def test_used_bytes_begin_at_zero_and_follow_resident_memory(memory):
     assert held[-1] == 1
 
 
+def test_trimming_gives_back_what_is_only_kept_for_reuse(memory):
+    held = torch.ones(256 * MIB, dtype=torch.uint8)
+    del held
+    memory.trim()
+    assert memory.used_bytes() < 32 * MIB
+
+
 def test_the_heap_serves_until_the_last_one_closes():
     first, second = CpuMemory(CPU), CpuMemory(CPU)
     first.close()
