@@ -5,8 +5,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "lmswap/clock.h"
+#include "lmswap/disk_tier.h"
 #include "lmswap/error.h"
+#include "lmswap/host_tier.h"
 
 namespace lmswap {
 namespace {

@@ -4,10 +4,7 @@
 #include <iterator>
 #include <utility>
 
-#include "lmswap/copy_mover.h"
-#include "lmswap/direct_mover.h"
 #include "lmswap/error.h"
-#include "lmswap/staged_mover.h"
 
 namespace lmswap {
 
@@ -84,59 +81,6 @@ TierStats Tier::stats() const {
   TierStats stats{0, used_bytes_, peak_used_bytes_};
   for (const Slab& slab : slabs_) stats.capacity_bytes += slab.storage->nbytes();
   return stats;
-}
-
-namespace {
-
-bool is_paced(const LaneOptions& options) {
-  return options.out_bytes_per_second > 0 || options.in_bytes_per_second > 0;
-}
-
-}  // namespace
-
-// When one lane has a thread both do: a transfer may wait for one of the other lane, and the caller must not.
-HostTier::HostTier(std::shared_ptr<Driver> driver, uint64_t limit_bytes, const LaneOptions& options)
-    : Tier("host", limit_bytes),
-      driver_(std::move(driver)),
-      out_(std::make_unique<CopyMover>(driver_, options.out_bytes_per_second), is_paced(options)),
-      in_(std::make_unique<CopyMover>(driver_, options.in_bytes_per_second), is_paced(options)) {}
-
-Lane& HostTier::lane(Direction direction) { return direction == Direction::kOut ? out_ : in_; }
-
-std::shared_ptr<Storage> HostTier::allocate(uint64_t nbytes) {
-  try {
-    return std::make_shared<PinnedMemory>(driver_, nbytes);
-  } catch (const Error& error) {
-    throw Error(ErrorKind::kTier, "host tier: " + format_bytes(nbytes) +
-                                      " of pinned memory cannot be had: " + error.what() +
-                                      ". Free host memory, raise the limit on locked memory, or swap less");
-  }
-}
-
-namespace {
-
-std::unique_ptr<Mover> make_disk_mover(const std::shared_ptr<Driver>& driver, IoPool& pool, int num_requests,
-                                       double bytes_per_second) {
-  if (driver->device_is_host()) return std::make_unique<DirectMover>(pool, num_requests, bytes_per_second);
-  return std::make_unique<StagedMover>(driver, pool, num_requests, bytes_per_second);
-}
-
-}  // namespace
-
-// Twice as many requests as threads: the next one is there when a thread ends its own.
-DiskTier::DiskTier(const std::shared_ptr<Driver>& driver, std::shared_ptr<Faults> faults, std::string directory,
-                   uint64_t limit_bytes, int io_threads, const LaneOptions& options)
-    : Tier("disk", limit_bytes),
-      faults_(std::move(faults)),
-      directory_(std::move(directory)),
-      pool_(io_threads),
-      out_(make_disk_mover(driver, pool_, 2 * io_threads, options.out_bytes_per_second), true),
-      in_(make_disk_mover(driver, pool_, 2 * io_threads, options.in_bytes_per_second), true) {}
-
-Lane& DiskTier::lane(Direction direction) { return direction == Direction::kOut ? out_ : in_; }
-
-std::shared_ptr<Storage> DiskTier::allocate(uint64_t nbytes) {
-  return std::make_shared<DirectFile>(directory_, nbytes, faults_);
 }
 
 }  // namespace lmswap

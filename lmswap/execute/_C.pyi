@@ -38,7 +38,10 @@ class Engine:
     ) -> None: ...
     def open_host_tier(self, limit_bytes: int) -> None: ...
     def open_disk_tier(self, directory: str, limit_bytes: int, io_threads: int = 4) -> None:
-        """Refuses a directory that is missing, unwritable, in memory (tmpfs, ramfs) or too full."""
+        """Refuses a directory that is missing, unwritable, in memory (tmpfs, ramfs) or without direct I/O.
+
+        Whether there is room shows when it is reserved.
+        """
 
     def reserve(self, tier: str, nbytes: int) -> None:
         """Makes one contiguous arena of at least ``nbytes``; raises TierError before anything starts if it cannot."""
@@ -69,7 +72,11 @@ class Engine:
         """Whether the device memory of the transfer is no longer touched (also true after it failed)."""
 
     def take_records(self) -> list[TransferRecord]:
-        """The records of transfers that finished since the last call, in order of their end."""
+        """The records of transfers that finished since the last call, in order of their end.
+
+        To be called once a step: until then the engine keeps what it needs to tell of them. One that nobody has
+        waited for yet is told of when its token is gone.
+        """
 
     def tier_stats(self, tier: str) -> TierStats: ...
     def live_handles(self) -> int: ...

@@ -28,11 +28,11 @@ struct Setup {
   bool is_paced;
 };
 
-std::vector<Setup> all_setups() {
+std::vector<Setup> setups(const std::vector<bool>& pacings) {
   std::vector<Setup> setups;
   for (const std::string& device : test::test_device_kinds()) {
     for (const char* tier : {"host", "disk"}) {
-      for (const bool is_paced : {false, true}) setups.push_back({device, tier, is_paced});
+      for (const bool is_paced : pacings) setups.push_back({device, tier, is_paced});
     }
   }
   return setups;
@@ -475,6 +475,7 @@ TEST_P(EngineConformance, a_forked_child_lets_go_without_harm) {
   const uint64_t pointer = allocate(kPage);
   std::vector<Token> tokens;
   tokens.push_back(out(pointer, kPage));
+  while (!engine_->is_finished(engine_->out_transfer(tokens.front().handle()))) std::this_thread::yield();
   const pid_t child = fork();
   if (child == 0) {
     tokens.clear();
@@ -487,9 +488,33 @@ TEST_P(EngineConformance, a_forked_child_lets_go_without_harm) {
   EXPECT_EQ(engine_->live_handles(), 1u);
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, EngineConformance, testing::ValuesIn(all_setups()), [](const auto& info) {
+class PacedEngine : public EngineConformance {};
+
+TEST_P(PacedEngine, a_paced_lane_is_no_faster_than_its_pace) {
+  constexpr uint64_t kBytes = 9 * kMiB;
+  // A lower bound, which no machine is too slow for; a hundredth for what a previous sleep was too long by.
+  constexpr double kLeastSeconds = 0.99 * kBytes / kSlowBytesPerSecond;
+  const uint64_t pointer = allocate(kBytes);
+  device_->upload(pointer, make_bytes(kBytes, 1));
+  {
+    const Token token = out(pointer, kBytes);
+    in_done(in(token, pointer, kBytes));
+  }
+  size_t num_records = 0;
+  while (num_records < 2) {
+    for (const TransferRecord& record : engine_->take_records()) {
+      EXPECT_GE(record.end_seconds - record.start_seconds, kLeastSeconds);
+      ++num_records;
+    }
+  }
+}
+
+std::string setup_name(const testing::TestParamInfo<Setup>& info) {
   return info.param.tier + "_on_" + info.param.device + (info.param.is_paced ? "_paced" : "");
-});
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, EngineConformance, testing::ValuesIn(setups({false, true})), setup_name);
+INSTANTIATE_TEST_SUITE_P(Engines, PacedEngine, testing::ValuesIn(setups({true})), setup_name);
 
 }  // namespace
 }  // namespace lmswap

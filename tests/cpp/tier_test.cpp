@@ -5,6 +5,8 @@
 
 #include <optional>
 
+#include "lmswap/disk_tier.h"
+#include "lmswap/host_tier.h"
 #include "test_device.h"
 
 namespace lmswap {

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "lmswap/arena.h"
-#include "lmswap/io_pool.h"
 #include "lmswap/lane.h"
 
 namespace lmswap {
@@ -64,37 +63,6 @@ class Tier {
   std::list<Slab> slabs_;               // the planned one first
   std::vector<TransferPointer> users_;  // of released blocks
   uint64_t used_bytes_ = 0, peak_used_bytes_ = 0;
-};
-
-// Pinned host memory.
-class HostTier final : public Tier {
- public:
-  HostTier(std::shared_ptr<Driver> driver, uint64_t limit_bytes, const LaneOptions& options);
-  Lane& lane(Direction direction) override;
-
- protected:
-  std::shared_ptr<Storage> allocate(uint64_t nbytes) override;
-
- private:
-  std::shared_ptr<Driver> driver_;
-  Lane out_, in_;
-};
-
-// Files without a name in a directory on a disk.
-class DiskTier final : public Tier {
- public:
-  DiskTier(const std::shared_ptr<Driver>& driver, std::shared_ptr<Faults> faults, std::string directory,
-           uint64_t limit_bytes, int io_threads, const LaneOptions& options);
-  Lane& lane(Direction direction) override;
-
- protected:
-  std::shared_ptr<Storage> allocate(uint64_t nbytes) override;
-
- private:
-  std::shared_ptr<Faults> faults_;
-  std::string directory_;
-  IoPool pool_;  // before the lanes, which use it to their end
-  Lane out_, in_;
 };
 
 }  // namespace lmswap
