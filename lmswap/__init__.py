@@ -2,7 +2,7 @@
 
     model = lmswap.enable(model, budget="6GiB")
 
-The pipeline is the folder list: capture → analyze → plan → rewrite → execute → report; ``ir`` is all they share and
+The pipeline is the folder list: capture → analyze → plan → rewrite → execute → reporting; ``ir`` is all they share and
 `lmswap.api` joins them. Importing this package imports no torch: the names below load on first use.
 """
 
@@ -24,10 +24,7 @@ __all__ = ["disable", "enable", "explain", "program", "report"]
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        api = importlib.import_module("lmswap.api")
-        # All at once: that import has bound `report` to the stage of this name, and the function is what users call.
-        globals().update({public: getattr(api, public) for public in __all__})
-        return globals()[name]
+        return getattr(importlib.import_module("lmswap.api"), name)
     raise AttributeError(f"module 'lmswap' has no attribute '{name}'")
 
 

@@ -14,7 +14,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from lmswap.errors import CaptureError, LmswapError, OptionError
 from lmswap.ir.program import Program
 from lmswap.options import Options
-from lmswap.report import Explanation, Report, make_explanation, make_report
+from lmswap.reporting import Explanation, Report, make_explanation, make_report
 from lmswap.session import Session
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)

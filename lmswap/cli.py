@@ -25,8 +25,8 @@ from lmswap.ir.bytesize import format_bytes, parse_bytes
 from lmswap.ir.machine import Machine, Tier
 from lmswap.ir.plan import Decision, Plan
 from lmswap.ir.program import Program
-from lmswap.report import make_explanation
-from lmswap.report.text import format_seconds, render_text
+from lmswap.reporting import make_explanation
+from lmswap.reporting.text import format_seconds, render_text
 
 if TYPE_CHECKING:
     from lmswap.hardware.survey import Survey

@@ -6,7 +6,7 @@ import pytest
 
 from lmswap.errors import OptionError
 from lmswap.ir.timeline import Lane, Span, Timeline
-from lmswap.report.picture import merge_spans
+from lmswap.reporting.picture import merge_spans
 from tests.report.small_step import planned_report, report
 
 

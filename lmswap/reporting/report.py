@@ -15,10 +15,10 @@ from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.plan import Decision, Plan
 from lmswap.ir.program import Program
 from lmswap.ir.timeline import Lane, Timeline
-from lmswap.report.chrome import write_chrome_trace
-from lmswap.report.decisions import BufferDecision, buffer_decisions
-from lmswap.report.picture import write_picture
-from lmswap.report.text import format_error, format_seconds, render_text
+from lmswap.reporting.chrome import write_chrome_trace
+from lmswap.reporting.decisions import BufferDecision, buffer_decisions
+from lmswap.reporting.picture import write_picture
+from lmswap.reporting.text import format_error, format_seconds, render_text
 
 SCHEMA = "lmswap.report/1"
 

@@ -12,8 +12,8 @@ from rich.text import Text
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.plan import Decision, Plan
 from lmswap.ir.program import Program
-from lmswap.report.decisions import BufferDecision, buffer_decisions
-from lmswap.report.text import render_text
+from lmswap.reporting.decisions import BufferDecision, buffer_decisions
+from lmswap.reporting.text import render_text
 
 SCHEMA = "lmswap.explanation/1"
 MAX_ROWS = 40  # of the printed table: a screen; `to_json` has all of them

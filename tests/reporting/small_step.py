@@ -12,7 +12,7 @@ buffer       made at op   used at ops      bytes
 from lmswap.ir.plan import Plan, Swap
 from lmswap.ir.program import Buffer, BufferKind, Op, Program, Segment, Value
 from lmswap.ir.timeline import Lane, Span, Timeline
-from lmswap.report import Report, make_report
+from lmswap.reporting import Report, make_report
 
 MIB = 2**20
 BUDGET_BYTES, BASE_BYTES, RESERVE_BYTES, MARGIN_BYTES = 12 * MIB, 2 * MIB, MIB, MIB

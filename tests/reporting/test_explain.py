@@ -1,7 +1,7 @@
 import json
 
 from lmswap.ir.plan import Decision
-from lmswap.report import BufferDecision, Explanation, make_explanation
+from lmswap.reporting import BufferDecision, Explanation, make_explanation
 from tests.report.small_step import MIB, PLAN, PROGRAM
 
 GOLDEN = """\

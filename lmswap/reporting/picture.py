@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from lmswap.errors import OptionError
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.timeline import Lane, Span, Timeline
-from lmswap.report.text import format_seconds
+from lmswap.reporting.text import format_seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

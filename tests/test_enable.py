@@ -1,0 +1,318 @@
+"""lmswap.enable end to end on the CPU, with the disk tier."""
+
+import copy
+import gc
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import lmswap
+from lmswap.errors import OptionError, PlanInfeasible, TierError, TransferError
+from tests.models import CASES, Case
+
+POLICIES = ("none", "swap_all", "tflms", "auto")
+SMALL = 4096  # swap nearly everything: the test models are small
+
+
+def train(case: Case, policy: str, *, num_steps: int = 3, autocast: bool = False, budget: int | str = "auto"):
+    """Losses, gradients, parameters and buffers of a few steps with an optimizer, and the model's report."""
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    model = case.make()
+    lmswap.enable(model, budget=budget, policy=policy, min_swap_bytes=SMALL)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    results = []
+    for _ in range(num_steps):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = case.loss(model(case.batch()))
+        loss.backward()
+        results += [loss.detach().clone(), *(p.grad.clone() for p in model.parameters())]
+        optimizer.step()
+        optimizer.zero_grad()
+    report = lmswap.report(model)
+    results += [value.clone() for value in model.state_dict().values()]
+    lmswap.disable(model)
+    return results, report
+
+
+def assert_equal_bits(actual, expected):
+    assert len(actual) == len(expected)
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+
+
+@pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("name", CASES)
+def test_every_policy_gives_the_same_bits(name, autocast):
+    expected, _ = train(CASES[name], "none", autocast=autocast)
+    for policy in POLICIES[1:]:
+        actual, report = train(CASES[name], policy, autocast=autocast)
+        assert_equal_bits(actual, expected)
+        if policy == "swap_all":
+            assert report.swapped_out_bytes > 0
+            assert report.swapped_in_bytes >= report.swapped_out_bytes
+
+
+# Its step holds some 100 MiB, so that a budget can be told from what a process grows by anyway.
+LARGE = Case(CASES["resnet"].make, lambda: torch.randn(16, 3, 192, 192))
+
+
+def tight_budget(case: Case) -> int:
+    """A budget that the step does not fit without swapping: it holds 0.75 of what it would hold, beside what is fixed."""
+    _, report = train(case, "none", num_steps=1)
+    fixed = report.base_bytes + report.reserve_bytes
+    return fixed + report.margin_bytes + int(0.75 * (report.predicted_peak_bytes - fixed))
+
+
+def test_a_budget_that_needs_swapping_gives_the_same_bits_and_is_kept_by_the_tensors():
+    expected, unlimited = train(LARGE, "none")
+    actual, report = train(LARGE, "auto", budget=tight_budget(LARGE))
+    assert_equal_bits(actual, expected)
+    assert report.swapped_out_bytes > 0
+    assert report.predicted_peak_bytes < unlimited.predicted_peak_bytes
+
+
+def test_the_model_stays_the_same_object_and_is_given_back():
+    model = CASES["resnet"].make()
+    keys = list(model.state_dict())
+    assert lmswap.enable(model, policy="swap_all") is model
+    assert isinstance(model, type(CASES["resnet"].make()))
+    assert list(model.state_dict()) == keys
+    lmswap.disable(model)
+    assert model._compiled_call_impl is None
+    lmswap.disable(model)  # harmless
+    with pytest.raises(OptionError, match="not enabled"):
+        lmswap.report(model)
+
+
+def test_copies_of_an_enabled_model_are_plain_models():
+    model = lmswap.enable(CASES["encoder"].make(), policy="swap_all", min_swap_bytes=SMALL)
+    CASES["encoder"].loss(model(CASES["encoder"].batch())).backward()
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert other._compiled_call_impl is None
+        for ours, theirs in zip(model.parameters(), other.parameters(), strict=True):
+            assert torch.equal(ours, theirs)
+    lmswap.disable(model)
+
+
+def test_eval_and_no_grad_give_the_same_bits_and_leave_nothing_behind():
+    case = CASES["unet3d"]
+    torch.manual_seed(0)
+    model = case.make().eval()
+    batch = case.batch()
+    with torch.no_grad():
+        lmswap.enable(model, policy="none")
+        expected = model(batch)
+        lmswap.enable(model, policy="tflms", min_swap_bytes=SMALL)
+        for _ in range(3):
+            assert torch.equal(model(batch), expected)
+    with torch.enable_grad():  # a forward whose backward never comes
+        model(batch)
+    gc.collect()
+    assert lmswap.report(model).tier_used_bytes == 0
+    lmswap.disable(model)
+
+
+def test_several_graphs_make_one_step_with_one_plan():
+    class Broken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = (nn.Linear(128, 128) for _ in range(3))
+
+        def forward(self, x):
+            x = torch.tanh(self.a(x)).exp()
+            torch._dynamo.graph_break()
+            x = torch.tanh(self.b(x)).exp()
+            torch._dynamo.graph_break()
+            return torch.tanh(self.c(x)).exp()
+
+    case = Case(Broken, lambda: torch.randn(512, 128))
+    expected, _ = train(case, "none", num_steps=4)
+    actual, report = train(case, "swap_all", num_steps=4)
+    assert_equal_bits(actual, expected)
+    assert report.steps == 4
+    assert report.swapped_out_bytes > 0
+    torch.manual_seed(0)
+    model = lmswap.enable(Broken(), policy="swap_all", min_swap_bytes=SMALL)
+    for _ in range(2):
+        case.loss(model(case.batch())).backward()
+    phases = [segment.phase for segment in lmswap.program(model).segments]
+    assert phases == ["forward"] * 3 + ["backward"] * 3
+    lmswap.disable(model)
+
+
+def test_nothing_is_swapped_twice_and_everything_comes_back():
+    _, report = train(CASES["unet3d"], "swap_all", num_steps=2)
+    swapped = [row for row in report.decisions if row.decision == "swap"]
+    assert report.swapped_out_bytes == sum(row.nbytes for row in swapped)
+    assert report.tier_used_bytes == 0
+
+
+def test_two_hundred_steps_leave_tier_files_and_memory_flat():
+    case = CASES["shared_views"]
+    model = lmswap.enable(case.make(), policy="swap_all", min_swap_bytes=SMALL)
+
+    def state() -> tuple[int, int]:
+        return lmswap.report(model).tier_used_bytes, len(list(Path("/proc/self/fd").iterdir()))
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    for _ in range(20):
+        case.loss(model(case.batch())).backward()
+    gc.collect()
+    before, before_bytes = state(), resident()
+    for _ in range(200):
+        case.loss(model(case.batch())).backward()
+    gc.collect()
+    assert state() == before
+    assert resident() - before_bytes < 8 * 2**20
+    lmswap.disable(model)
+
+
+def test_backward_twice_with_retain_graph_gives_the_same_bits():
+    case = CASES["resnet"]
+    grads = []
+    for policy in ("none", "swap_all"):
+        torch.manual_seed(0)
+        torch.compiler.reset()
+        model = lmswap.enable(case.make(), policy=policy, min_swap_bytes=SMALL)
+        loss = case.loss(model(case.batch()))
+        loss.backward(retain_graph=True)
+        loss.backward()
+        grads.append([p.grad.clone() for p in model.parameters()])
+        del loss
+        assert lmswap.report(model).tier_used_bytes == 0
+        lmswap.disable(model)
+    assert_equal_bits(*grads)
+
+
+def test_two_forwards_before_their_backwards_give_the_same_bits():
+    case = CASES["resnet"]
+    grads = []
+    for policy in ("none", "swap_all"):
+        torch.manual_seed(0)
+        torch.compiler.reset()
+        model = lmswap.enable(case.make(), policy=policy, min_swap_bytes=SMALL)
+        first, second = case.loss(model(case.batch())), case.loss(model(case.batch()))
+        second.backward()
+        first.backward()
+        grads.append([p.grad.clone() for p in model.parameters()])
+        lmswap.disable(model)
+    assert_equal_bits(*grads)
+
+
+def test_an_exception_in_mid_step_leaves_the_model_able_to_train():
+    case = CASES["resnet"]
+    model = lmswap.enable(case.make(), policy="swap_all", min_swap_bytes=SMALL)
+    handle = model.stem.weight.register_hook(lambda grad: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        case.loss(model(case.batch())).backward()
+    handle.remove()
+    model.zero_grad()
+    case.loss(model(case.batch())).backward()
+    gc.collect()
+    assert lmswap.report(model).tier_used_bytes == 0
+    lmswap.disable(model)
+
+
+def test_new_shapes_get_their_own_plan():
+    model = lmswap.enable(CASES["resnet"].make(), policy="swap_all", min_swap_bytes=SMALL)
+    for side in (64, 96, 64):
+        model(torch.randn(2, 3, side, side)).sum().backward()
+    assert lmswap.report(model).steps == 3
+    lmswap.disable(model)
+
+
+def test_many_models_of_one_class_are_all_captured():
+    models = [lmswap.enable(CASES["shared_views"].make(), policy="swap_all", min_swap_bytes=SMALL) for _ in range(10)]
+    for model in models:
+        CASES["shared_views"].loss(model(CASES["shared_views"].batch())).backward()
+        assert lmswap.report(model).swapped_out_bytes > 0
+        lmswap.disable(model)
+
+
+def test_torch_compile_takes_lmswap_as_a_backend():
+    case = CASES["resnet"]
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    expected, _ = train(case, "none", num_steps=1)
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    model = case.make()
+    compiled = torch.compile(model, backend="lmswap", options={"policy": "swap_all", "min_swap_bytes": SMALL})
+    loss = case.loss(compiled(case.batch()))
+    loss.backward()
+    assert torch.equal(loss, expected[0])
+    assert all(torch.equal(p.grad, e) for p, e in zip(model.parameters(), expected[1:], strict=False))
+    assert lmswap.report(compiled).swapped_out_bytes > 0
+    lmswap.disable(compiled)
+
+
+def test_an_infeasible_budget_is_refused_before_any_op_runs():
+    for budget in (1, tight_budget(LARGE) - 60 * 2**20):
+        model = lmswap.enable(LARGE.make(), budget=budget)
+        with pytest.raises(PlanInfeasible) as caught:
+            model(LARGE.batch())
+        assert caught.value.needed_bytes > caught.value.budget_bytes
+        lmswap.disable(model)
+        model(LARGE.batch()).sum().backward()  # the process goes on
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"budget": "lots"}, "budget 'lots'"),
+        ({"budget": -1}, "more than 0"),
+        ({"budget": 0}, "more than 0"),
+        ({"budget": 1.5}, "budget must be"),
+        ({"budget": True}, "budget must be"),
+        ({"budget": "900TiB"}, "more than the device has"),
+        ({"policy": "magic"}, "unknown policy 'magic'"),
+        ({"tier": "tape"}, "unknown tier 'tape'"),
+        ({"tier": "host"}, "memory to memory"),
+        ({"compiler": "gcc"}, "unknown compiler 'gcc'"),
+        ({"min_swap_bytes": "x"}, "min_swap_bytes 'x'"),
+    ],
+)
+def test_bad_options_are_refused_at_enable(arguments, complaint):
+    with pytest.raises(OptionError, match=complaint):
+        lmswap.enable(nn.Linear(2, 2), **arguments)
+
+
+def test_unknown_options_are_refused():
+    with pytest.raises(TypeError, match="colour"):
+        lmswap.enable(nn.Linear(2, 2), colour="red")
+    compiled = torch.compile(nn.Linear(2, 2), backend="lmswap", options={"colour": "red"})
+    with pytest.raises(Exception, match="unknown option 'colour'"):
+        compiled(torch.randn(2, 2))
+
+
+def test_models_that_have_no_single_device_are_refused():
+    with pytest.raises(OptionError, match="no parameters"):
+        lmswap.enable(nn.ReLU())
+    mixed = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
+    with pytest.raises(OptionError, match="one device"):
+        lmswap.enable(mixed)
+
+
+def test_directories_that_cannot_hold_swapped_bytes_are_refused(tmp_path):
+    with pytest.raises(TierError, match="memory"):
+        lmswap.enable(nn.Linear(2, 2), disk_directory="/dev/shm")
+    with pytest.raises(TierError, match="missing"):
+        lmswap.enable(nn.Linear(2, 2), disk_directory=str(tmp_path / "missing"))
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(TierError):
+        lmswap.enable(nn.Linear(2, 2), disk_directory=str(file))
+
+
+def test_a_graph_that_outlives_its_engine_says_so():
+    case = CASES["resnet"]
+    model = lmswap.enable(case.make(), policy="swap_all", min_swap_bytes=SMALL)
+    loss = case.loss(model(case.batch()))
+    lmswap.disable(model)
+    with pytest.raises(TransferError, match="closed"):
+        loss.backward()
