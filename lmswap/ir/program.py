@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 SCHEMA = "lmswap.program/1"
 PHASES = ("forward", "backward", "inference")
+# More than any machine has or does in a step, and sums over any program stay exact in 64 bits.
+_MOST_BYTES, _MOST_FLOPS = 2**46, 2**62
 
 
 class BufferKind(StrEnum):
@@ -42,8 +44,8 @@ class Buffer:
     kind: BufferKind
 
     def __post_init__(self) -> None:
-        if self.nbytes < 0:
-            raise CaptureError(f"buffer {self.id} has {self.nbytes} bytes")
+        if not 0 <= self.nbytes <= _MOST_BYTES:
+            raise CaptureError(f"buffer {self.id} cannot have {self.nbytes} bytes")
 
     @property
     def is_resident(self) -> bool:
@@ -82,6 +84,10 @@ class Op:
     flops: int = 0
     is_view: bool = False  # makes another view of a buffer; touches no bytes
     is_random: bool = False  # draws random numbers: a second run gives other bits
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.flops <= _MOST_FLOPS:
+            raise CaptureError(f"op {self.index} '{self.name}' cannot have {self.flops} flops")
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,7 +147,7 @@ class _Placement:
         return is_unchanged and segments[self._latest[buffer].gap.before] == segments[trip.gap.after]
 
     def _release_finished(self, position: int) -> None:
-        """Frees what has left; a buffer still on its way at its segment's end stays if there is room, or compute waits."""
+        """Frees what has left; at a segment's end, what is still on its way stays if there is room, or else stalls."""
         for trip in self._needed.get(position, ()):
             if trip.release is None and not trip.is_kept:
                 self._keep(trip, position)

@@ -79,8 +79,11 @@ def test_an_inconsistent_program_is_refused(message: str, changes):
 
 
 def test_an_impossible_buffer_or_segment_is_refused():
-    with pytest.raises(CaptureError, match="buffer 0 has -1 bytes"):
-        Buffer(0, -1, BufferKind.INPUT)
+    for nbytes in (-1, 2**63):
+        with pytest.raises(CaptureError, match=f"buffer 0 cannot have {nbytes} bytes"):
+            Buffer(0, nbytes, BufferKind.INPUT)
+    with pytest.raises(CaptureError, match="op 0 'f1' cannot have -1 flops"):
+        replace(STEP.program.ops[0], flops=-1)
     with pytest.raises(CaptureError, match="'sideways', none of forward, backward, inference"):
         Segment(0, "sideways", 0, 3)
 
