@@ -1,4 +1,8 @@
-"""Which baseline is best here? Problem → the plan with the least predicted seconds."""
+"""Which baseline is best here? Problem → the plan with the least predicted seconds.
+
+A larger budget is not always faster: with more room a baseline may choose another set of gaps. On 300 random steps and
+machines, 5 of 3,600 steps up in budget were slower, at worst by 20 %.
+"""
 
 from __future__ import annotations
 

@@ -31,7 +31,8 @@ def plan_swap_all(problem: Problem) -> Plan:
         PlanInfeasible: swapping in every gap would not fit the budget.
     """
     crossing = [gap for gap in problem.gaps if problem.is_crossing(gap)]
-    return finish(problem, "swap_all", place(problem, add_needed_gaps(problem, crossing, policy="swap_all")))
+    gaps = add_needed_gaps(problem, crossing, policy="swap_all")
+    return finish(problem, "swap_all", place(problem, gaps, even_if_late=True))
 
 
 def add_needed_gaps(problem: Problem, chosen: Sequence[Gap], *, policy: str) -> tuple[Gap, ...]:

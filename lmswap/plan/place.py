@@ -1,4 +1,4 @@
-"""When does each swapped buffer leave and come back? Chosen gaps + budget → swaps with positions and offsets.
+"""When does each swapped buffer leave and come back? Chosen gaps + budget → swaps with positions.
 
 One pass over the step in simulated time. A copy out starts right after the last use. The memory is released as soon as
 the copy has ended, or earlier, with a stall, where an op needs the bytes. A copy in starts as late as it can still
@@ -50,6 +50,7 @@ def place(
     wishes: Mapping[Gap, int] | None = None,
     sync_out: bool = False,
     sync_in: bool = False,
+    even_if_late: bool = False,
 ) -> tuple[Swap, ...]:
     """Swaps in order of need, offsets still 0, for ``gaps`` within the budget; what could free nothing is left out.
 
@@ -59,8 +60,10 @@ def place(
         wishes: positions where copies in should start; where None, each starts as late as it can arrive in time.
         sync_out: compute waits for each copy out at once.
         sync_in: compute waits for each copy in where it starts.
+        even_if_late: leaves nothing out, also not what is still on its way out when it could as well stay.
     """
-    return _Placement(problem, gaps, wishes or latest_starts(problem, gaps), sync_out, sync_in).swaps()
+    wishes = wishes or latest_starts(problem, gaps)
+    return _Placement(problem, gaps, wishes, sync_out, sync_in, even_if_late).swaps()
 
 
 def latest_starts(problem: Problem, gaps: Sequence[Gap]) -> dict[Gap, int]:
@@ -87,9 +90,16 @@ def _derated(link: Link) -> Link:
 
 class _Placement:
     def __init__(
-        self, problem: Problem, gaps: Sequence[Gap], wishes: Mapping[Gap, int], sync_out: bool, sync_in: bool
+        self,
+        problem: Problem,
+        gaps: Sequence[Gap],
+        wishes: Mapping[Gap, int],
+        sync_out: bool,
+        sync_in: bool,
+        even_if_late: bool,
     ) -> None:
         self._problem, self._sync_out, self._sync_in = problem, sync_out, sync_in
+        self._even_if_late = even_if_late
         self._trips = [self._trip(gap, wishes[gap]) for gap in sorted(gaps, key=_need)]
         self._leaving = _by_position((trip.gap.after + 1, trip) for trip in self._trips)
         self._wishing = _by_position((trip.wish, trip) for trip in self._trips)
@@ -156,7 +166,7 @@ class _Placement:
             self._stall_and_free(trip, position)
         for trip in reversed(self._limited.get(position, ())):  # what is wanted back first has the best claim to stay
             if trip.release is None and not trip.is_kept:
-                if self._has_room(trip, position):
+                if self._has_room(trip, position) and not self._even_if_late:
                     self._keep(trip, position)
                 else:
                     self._stall_and_free(trip, position)
@@ -214,7 +224,7 @@ class _Placement:
     def _bring_back(self, trip: _Trip, position: int) -> None:
         self._resident_bytes += trip.nbytes
         self._promised[position : trip.gap.before] += trip.nbytes
-        if trip.release == position:
+        if trip.release == position and not self._even_if_late:
             trip.is_kept, trip.release = True, None
             return
         trip.in_start = position

@@ -63,10 +63,16 @@ def test_a_step_that_fits_is_left_alone_by_none_and_auto():
 
 def test_swap_all_moves_what_waits_for_backward():
     # At 8 bytes a second each way nothing waits: a leaves in [2, 2.25), is due back at 6 and starts one op ahead. b,
-    # gone at 4 and due back at 5, would be away for no op.
+    # gone at 4 and due back at 5, is away for no op, but all means all.
     plan = plan_of("swap_all", CHAIN, 9, unit_machine(out=8, into=8))
-    assert swaps_of(CHAIN, plan) == [("a", 2, 3, 5, 6)]
+    assert swaps_of(CHAIN, plan) == [("b", 3, 4, 4, 5), ("a", 2, 3, 5, 6)]
     assert plan.predicted_seconds == 8.0
+
+
+def test_swap_all_does_not_depend_on_how_fast_the_link_is():
+    for rate in (8, 1, 1 / 64):
+        plan = plan_of("swap_all", CHAIN, 9, unit_machine(out=rate, into=rate))
+        assert {name for name, *_ in swaps_of(CHAIN, plan)} == {"a", "b"}
 
 
 def test_release_stalls_only_where_an_op_needs_the_memory():
