@@ -5,17 +5,19 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import fx, nn
 from torch._dynamo.exc import BackendCompilerFailed
 
 from lmswap.errors import CaptureError, LmswapError, OptionError
+from lmswap.execute.record import StepRecord
 from lmswap.ir.program import Program
+from lmswap.ir.timeline import Timeline
 from lmswap.options import Options
 from lmswap.reporting import Explanation, Report, make_explanation, make_report
-from lmswap.session import Session
+from lmswap.session import PlannedStep, Session
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -71,7 +73,7 @@ def enable(
     disable(model)
     session = _open_session(model, type(model).__name__, options)
     model.compile(backend=session, dynamic=False, **_recompile_arguments())
-    model._compiled_call_impl = _clear_errors(model._compiled_call_impl, session)
+    model._compiled_call_impl = _clear_errors(cast(Callable[..., Any], model._compiled_call_impl), session)
     _sessions[model] = session
     weakref.finalize(model, session.close)
     return model
@@ -93,8 +95,8 @@ def report(model: nn.Module) -> Report:
     """
     session = _session(model)
     session.memory.synchronize()
-    step, last = session.current_step(), session.recorder.last
-    allowance = step.allowance if step is not None else None
+    last, step = session.recorder.last(), session.current_step()
+    allowance = step.allowance if step else None
     tier = session.engine.native.tier_stats(session.tier)
     return make_report(
         model=session.name,
@@ -109,7 +111,7 @@ def report(model: nn.Module) -> Report:
         plan=step.plan if step else None,
         predicted=step.predicted if step else None,
         steps=session.recorder.num_steps,
-        measured=last.timeline() if last else None,
+        measured=_measured(last, step) if last and step else None,
         measured_peak_bytes=session.memory.peak_bytes() if last else None,
         measured_tensor_peak_bytes=session.memory.peak_tensor_bytes() if last else None,
         tier_used_bytes=tier.used_bytes,
@@ -164,7 +166,7 @@ def _open_session(model: nn.Module, name: str, options: Options) -> Session:
 def _session(model: nn.Module) -> Session:
     session = _sessions.get(model)
     if session is None and isinstance(model, torch._dynamo.OptimizedModule):
-        backend = model.dynamo_ctx.callback
+        backend: Any = model.dynamo_ctx.callback
         while hasattr(backend, "_torchdynamo_orig_backend"):
             backend = backend._torchdynamo_orig_backend
         given = getattr(backend, "kwargs", {}).get("options")
@@ -174,7 +176,12 @@ def _session(model: nn.Module) -> Session:
     return session
 
 
-def _planned(model: nn.Module) -> Any:
+def _measured(record: StepRecord, step: PlannedStep) -> Timeline:
+    names = step.joined.program.buffer_names
+    return record.timeline(names, other_bytes=step.allowance.base_bytes - step.allowance.tensor_bytes)
+
+
+def _planned(model: nn.Module) -> PlannedStep:
     step = _session(model).current_step()
     if step is None:
         raise OptionError("nothing is planned yet: the first call of the model captures and plans its step")

@@ -26,7 +26,6 @@ from lmswap.errors import OptionError, PlanInfeasible
 from lmswap.execute import _C
 from lmswap.execute.engine import SwapEngine
 from lmswap.execute.graph import BoxedFunction, compile_boxed
-from lmswap.execute.record import Recorder
 from lmswap.hardware.disk import swap_directory
 from lmswap.hardware.measure import describe_machine
 from lmswap.hardware.memory import DeviceMemory, device_memory
@@ -53,13 +52,19 @@ class Allowance:
 
     budget_bytes: int
     base_bytes: int
+    tensor_bytes: int  # the part of base_bytes that tensors hold
     reserve_bytes: int
     margin_bytes: int
 
     @property
+    def fixed_bytes(self) -> int:
+        """What the step's own tensors may not occupy."""
+        return self.base_bytes + self.reserve_bytes + self.margin_bytes
+
+    @property
     def step_bytes(self) -> int:
         """What the step's own tensors may occupy."""
-        return self.budget_bytes - self.base_bytes - self.reserve_bytes - self.margin_bytes
+        return self.budget_bytes - self.fixed_bytes
 
 
 @dataclass(frozen=True)
@@ -87,12 +92,16 @@ class Session:
         self.name, self.options, self.device = name, options, device
         self.tier = _resolve_tier(options.tier, device)
         self._trainable_bytes = trainable_bytes
-        self.memory: DeviceMemory = device_memory(device)
-        self.budget_bytes = _resolve_budget(options, self.memory)
         self.machine: Machine = describe_machine(device, self.tier, options.disk_directory)
         native = _open_engine(device, self.tier, self.machine, options)
-        self.recorder = Recorder(self.memory.used_tensor_bytes, native.take_records)
-        self.engine = SwapEngine(device, native, on_event=self.recorder.memory_changed)
+        self.memory: DeviceMemory = device_memory(device)
+        self.engine = SwapEngine(device, native, self.memory.used_tensor_bytes)
+        self.recorder = self.engine.recorder
+        try:
+            self.budget_bytes = _resolve_budget(options, self.memory)
+        except OptionError:
+            self.close()
+            raise
         self.graphs: list[CapturedGraph] = []
         self.steps: dict[tuple[int, ...], PlannedStep] = {}  # by the graphs that run in it, in forward order
         self.notes: list[str] = []
@@ -131,11 +140,11 @@ class Session:
     def prepare(self, graph: CapturedGraph) -> None:
         """Called before a graph runs forward: after a first step through several graphs, plans them as one."""
         self.engine.sweep()
-        last = self.recorder.last
-        if last is None or not last.is_complete or self.recorder.current_sequence:
+        self.recorder.end_if_complete()
+        if self.recorder.current_sequence:
             return
-        forwards = tuple(index for (index, phase), _, _ in last.segments if phase == "forward")
-        backwards = tuple(index for (index, phase), _, _ in last.segments if phase == "backward")
+        forwards = tuple(index for index, phase in self.recorder.last_sequence if phase == "forward")
+        backwards = tuple(index for index, phase in self.recorder.last_sequence if phase == "backward")
         is_chain = len(set(forwards)) == len(forwards) > 1 and backwards == forwards[::-1]
         if is_chain and forwards not in self.steps and graph.index == forwards[0]:
             self._plan(forwards)
@@ -144,11 +153,8 @@ class Session:
 
     def current_step(self) -> PlannedStep | None:
         """The plan of the last step that ran, or of the first that will."""
-        if self.recorder.last is not None:
-            ran = tuple(dict.fromkeys(graph for (graph, _), _, _ in self.recorder.last.segments))
-            if ran in self.steps:
-                return self.steps[ran]
-        return next(reversed(self.steps.values()), None)
+        ran = tuple(dict.fromkeys(graph for graph, _ in self.recorder.last_sequence))
+        return self.steps.get(ran) or next(reversed(self.steps.values()), None)
 
     def close(self) -> None:
         """Gives host memory, files and threads back. Idempotent."""
@@ -159,15 +165,24 @@ class Session:
         joined = join([self.graphs[index].program for index in indices])
         costs = _join_costs(joined, [self.graphs[index].costs for index in indices])
         allowance = self._allowance(joined.program)
-        plan = make_plan(
-            policy or self.options.policy,
-            joined.program,
-            costs,
-            self.machine,
-            budget_bytes=budget_bytes or allowance.step_bytes,
-            tier=self.tier,
-            min_swap_bytes=self.options.min_swap_bytes,
-        )
+        try:
+            plan = make_plan(
+                policy or self.options.policy,
+                joined.program,
+                costs,
+                self.machine,
+                budget_bytes=budget_bytes or allowance.step_bytes,
+                tier=self.tier,
+                min_swap_bytes=self.options.min_swap_bytes,
+            )
+        except PlanInfeasible as error:  # in the planner's words the budget is the step's share: say it in the user's
+            raise PlanInfeasible(
+                budget_bytes=self.budget_bytes,
+                needed_bytes=error.needed_bytes + allowance.fixed_bytes,
+                where=error.where,
+                live=(*error.live[:4], ("in use before the step and reserved", allowance.fixed_bytes)),
+                policy=error.policy,
+            ) from None
         for tier, nbytes in plan.tier_bytes.items():
             self.engine.native.reserve(tier, nbytes)
         predicted = simulate(joined.program, costs, self.machine, plan)
@@ -176,12 +191,12 @@ class Session:
 
     def _allowance(self, program: Program) -> Allowance:
         self.memory.trim()  # timing the ops leaves pages for reuse, which are not part of what is there for good
-        base_bytes = self.memory.used_bytes()
+        base_bytes, tensor_bytes = self.memory.used_bytes(), self.memory.used_tensor_bytes()
         trains = any(segment.phase == "backward" for segment in program.segments)
         margin_bytes = _MARGIN_BYTES[self.device.type]
         # Optimizer state appears after the first backward; two values per parameter is what Adam keeps.
         reserve_bytes = 2 * self._trainable_bytes if trains and self.recorder.num_steps == 0 else 0
-        allowance = Allowance(self.budget_bytes, base_bytes, reserve_bytes, margin_bytes)
+        allowance = Allowance(self.budget_bytes, base_bytes, tensor_bytes, reserve_bytes, margin_bytes)
         if allowance.step_bytes <= 0:
             raise PlanInfeasible(
                 budget_bytes=self.budget_bytes,
@@ -245,12 +260,14 @@ class CapturedGraph:
     def _rewrite(self, lowered: Lowered) -> None:
         session = self._session
         self.program = lowered.program
+        first_buffer = 0
         if self._follows:
-            step = session.steps[self._follows]
-            plan = graph_plan(step.joined, step.plan, self._follows.index(self.index), lowered.program)
+            step, which = session.steps[self._follows], self._follows.index(self.index)
+            plan = graph_plan(step.joined, step.plan, which, lowered.program)
+            first_buffer = step.joined.buffer_offsets[which]
         else:
             plan = session.plan_alone(self, lowered)
-        insert_swaps(lowered.program, lowered.graphs, plan, engine=session.engine.number)
+        insert_swaps(lowered.program, lowered.graphs, plan, engine=session.engine.number, first_buffer=first_buffer)
 
 
 def _parameter_flags(graph: fx.GraphModule) -> list[bool]:

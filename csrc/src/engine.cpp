@@ -207,6 +207,28 @@ std::vector<TransferRecord> Engine::take_records() {
   return records;
 }
 
+int64_t Engine::mark(StreamHandle stream) {
+  const std::lock_guard lock(mutex_);
+  check_open();
+  auto event = std::make_unique<Event>(driver_);
+  event->record(stream);
+  marks_.emplace(++last_number_, std::move(event));
+  return last_number_;
+}
+
+double Engine::take_mark(int64_t mark) {
+  std::unique_ptr<Event> event;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = marks_.find(mark);
+    if (found == marks_.end()) throw option_error("mark " + std::to_string(mark) + " is unknown, or was taken before");
+    event = std::move(found->second);
+    marks_.erase(found);
+  }
+  event->synchronize();
+  return event->seconds();
+}
+
 void Engine::release(int64_t number) noexcept {
   if (getpid() != process_) return;
   std::shared_ptr<Storage> storage;  // given back after the lock: freeing pinned memory takes its time
@@ -235,12 +257,14 @@ void Engine::close() {
   std::map<std::string, std::unique_ptr<Tier>> tiers;
   std::map<int64_t, Handle> handles;
   std::map<int64_t, Flight> flights;
+  std::map<int64_t, std::unique_ptr<Event>> marks;
   const std::lock_guard lock(mutex_);
   is_open_ = false;
   driver.swap(driver_);
   tiers.swap(tiers_);
   handles.swap(handles_);
   flights.swap(flights_);
+  marks.swap(marks_);
 }
 
 }  // namespace lmswap

@@ -90,7 +90,7 @@ def _boxed(function: BoxedFunction) -> BoxedFunction:
 def _allow_retain_graph() -> None:
     """Forbids AOTAutograd to donate saved tensors to the backward: it would refuse ``retain_graph=True`` for them."""
     context = TracingContext.try_get()
-    metadata = getattr(context, "fw_metadata", None)
+    metadata: Any = getattr(context, "fw_metadata", None)
     if getattr(metadata, "bw_donated_idxs", None):
         metadata.bw_donated_idxs = []
 

@@ -78,6 +78,12 @@ class Engine:
         waited for yet is told of when its token is gone.
         """
 
+    def mark(self, stream: int) -> int:
+        """Marks what ``stream`` holds now; returns the mark's number."""
+
+    def take_mark(self, mark: int) -> float:
+        """Waits until the stream has passed the mark, and says when it did; a mark can be taken once."""
+
     def tier_stats(self, tier: str) -> TierStats: ...
     def live_handles(self) -> int: ...
     def close(self) -> None:

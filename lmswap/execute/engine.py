@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from lmswap.execute import _C, ops
+from lmswap.execute.record import Recorder
 
 _numbers = itertools.count(1)
 
@@ -19,19 +20,22 @@ class SwapEngine:
     still reads or writes; `sweep` lets go of them once the copy has ended.
     """
 
-    def __init__(self, device: torch.device, native: _C.Engine, on_event: Callable[[], None]) -> None:
+    def __init__(self, device: torch.device, native: _C.Engine, tensor_bytes: Callable[[], int]) -> None:
         self.device, self.native = device, native
         self.number = next(_numbers)
-        self._on_event = on_event  # told after every call that changes how much memory is held
+        self.recorder = Recorder(self, tensor_bytes)
         self._held: dict[int, torch.Tensor] = {}  # transfer -> the tensor that it reads or writes
         self._arriving: dict[int, int] = {}  # handle -> transfer of its copy in
         ops.ENGINES[self.number] = self
 
-    def out_start(self, x: torch.Tensor, swap: int, tier: str, offset: int) -> torch.Tensor:
-        """Queues the copy of ``x``'s storage to ``tier``; the token is the only owner of the tier's bytes."""
+    def out_start(self, x: torch.Tensor, buffer: int, tier: str, offset: int) -> torch.Tensor:
+        """Queues the copy of ``x``'s storage to ``tier``; the token is the only owner of the tier's bytes.
+
+        ``buffer`` is what the records will call it.
+        """
         storage = x.untyped_storage()
-        capsule = self.native.out_start(swap, tier, offset, storage.data_ptr(), storage.nbytes(), self._stream())
-        token: torch.Tensor = torch.from_dlpack(capsule)
+        capsule = self.native.out_start(buffer, tier, offset, storage.data_ptr(), storage.nbytes(), self._stream())
+        token: torch.Tensor = torch.utils.dlpack.from_dlpack(capsule)
         self._held[self.native.out_transfer(int(token))] = x
         return token
 
@@ -40,16 +44,16 @@ class SwapEngine:
         handle = int(token)
         self.native.out_done(handle, self._stream())
         self._held.pop(self.native.out_transfer(handle), None)
-        self._on_event()
+        self.recorder.memory_changed()
 
-    def in_start(self, token: torch.Tensor, swap: int, nbytes: int, device: torch.device) -> torch.Tensor:
+    def in_start(self, token: torch.Tensor, buffer: int, nbytes: int, device: torch.device) -> torch.Tensor:
         """Takes device memory and queues the copy into it."""
         flat = torch.empty(nbytes, dtype=torch.uint8, device=device)
         handle = int(token)
-        transfer = self.native.in_start(swap, handle, flat.data_ptr(), nbytes, self._stream())
+        transfer = self.native.in_start(buffer, handle, flat.data_ptr(), nbytes, self._stream())
         self._held[transfer] = flat
         self._arriving[handle] = transfer
-        self._on_event()
+        self.recorder.memory_changed()
         return flat
 
     def in_done(self, token: torch.Tensor) -> None:
@@ -57,6 +61,16 @@ class SwapEngine:
         transfer = self._arriving.pop(int(token))
         self.native.in_done(transfer, self._stream())
         self._held.pop(transfer, None)
+
+    def mark(self) -> int:
+        """See `lmswap.execute.record.Clock`; so are the next two."""
+        return self.native.mark(self._stream())
+
+    def take_mark(self, mark: int) -> float:  # noqa: D102
+        return self.native.take_mark(mark)
+
+    def take_records(self) -> list[_C.TransferRecord]:  # noqa: D102
+        return self.native.take_records()
 
     def sweep(self) -> None:
         """Lets go of tensors whose copies ended although nobody waited for them: an exception cut the step short."""

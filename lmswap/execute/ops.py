@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 ENGINES: weakref.WeakValueDictionary[int, SwapEngine] = weakref.WeakValueDictionary()
 
-_library = torch.library.Library("lmswap", "DEF")
+_library = torch.library.Library("lmswap", "DEF")  # type: ignore[no-untyped-call]
 _SCHEMAS = (
-    "out_start(Tensor x, int engine, int swap, str tier, int offset) -> Tensor",
+    "out_start(Tensor x, int engine, int buffer, str tier, int offset) -> Tensor",
     "out_done(Tensor token, Tensor x, int engine) -> ()",
-    "in_start(Tensor token, int engine, int swap, int nbytes, Device device) -> Tensor",
+    "in_start(Tensor token, int engine, int buffer, int nbytes, Device device) -> Tensor",
     # The alias annotations say that no copy is made: whoever holds the result holds the swapped-in memory.
     "in_done(Tensor(a) flat, Tensor token, int engine) -> Tensor(a)",
     "view_bytes(Tensor(a) flat, ScalarType dtype, int[] size, int[] stride, int offset) -> Tensor(a)",
 )
 for _schema in _SCHEMAS:
-    _library.define(_schema, tags=(torch.Tag.needs_exact_strides,))
+    _library.define(_schema, tags=(torch.Tag.needs_exact_strides,))  # type: ignore[no-untyped-call]
 
 out_start = torch.ops.lmswap.out_start.default
 out_done = torch.ops.lmswap.out_done.default
@@ -47,16 +47,16 @@ def _engine(number: int) -> SwapEngine:
     return engine
 
 
-def _out_start(x: torch.Tensor, engine: int, swap: int, tier: str, offset: int) -> torch.Tensor:
-    return _engine(engine).out_start(x, swap, tier, offset)
+def _out_start(x: torch.Tensor, engine: int, buffer: int, tier: str, offset: int) -> torch.Tensor:
+    return _engine(engine).out_start(x, buffer, tier, offset)
 
 
 def _out_done(token: torch.Tensor, x: torch.Tensor, engine: int) -> None:
     _engine(engine).out_done(token, x)
 
 
-def _in_start(token: torch.Tensor, engine: int, swap: int, nbytes: int, device: torch.device) -> torch.Tensor:
-    return _engine(engine).in_start(token, swap, nbytes, device)
+def _in_start(token: torch.Tensor, engine: int, buffer: int, nbytes: int, device: torch.device) -> torch.Tensor:
+    return _engine(engine).in_start(token, buffer, nbytes, device)
 
 
 def _in_done(flat: torch.Tensor, token: torch.Tensor, engine: int) -> torch.Tensor:
@@ -77,24 +77,24 @@ for _name, _kernel in (
     ("in_done", _in_done),
     ("view_bytes", _view_bytes),
 ):
-    _library.impl(_name, _kernel, "CompositeExplicitAutograd")
+    _library.impl(_name, _kernel, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 
 
-@torch.library.register_fake("lmswap::out_start", lib=_library)
-def _fake_out_start(x: torch.Tensor, engine: int, swap: int, tier: str, offset: int) -> torch.Tensor:
+@torch.library.register_fake("lmswap::out_start", lib=_library)  # type: ignore[untyped-decorator]
+def _fake_out_start(x: torch.Tensor, engine: int, buffer: int, tier: str, offset: int) -> torch.Tensor:
     return torch.empty(1, dtype=torch.int64, device="cpu")
 
 
-@torch.library.register_fake("lmswap::out_done", lib=_library)
+@torch.library.register_fake("lmswap::out_done", lib=_library)  # type: ignore[untyped-decorator]
 def _fake_out_done(token: torch.Tensor, x: torch.Tensor, engine: int) -> None:
     return None
 
 
-@torch.library.register_fake("lmswap::in_start", lib=_library)
-def _fake_in_start(token: torch.Tensor, engine: int, swap: int, nbytes: int, device: torch.device) -> torch.Tensor:
+@torch.library.register_fake("lmswap::in_start", lib=_library)  # type: ignore[untyped-decorator]
+def _fake_in_start(token: torch.Tensor, engine: int, buffer: int, nbytes: int, device: torch.device) -> torch.Tensor:
     return torch.empty(nbytes, dtype=torch.uint8, device=device)
 
 
-@torch.library.register_fake("lmswap::in_done", lib=_library)
+@torch.library.register_fake("lmswap::in_done", lib=_library)  # type: ignore[untyped-decorator]
 def _fake_in_done(flat: torch.Tensor, token: torch.Tensor, engine: int) -> torch.Tensor:
     return flat

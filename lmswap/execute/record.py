@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from lmswap.execute._C import TransferRecord
 from lmswap.ir.timeline import Lane, Span, Timeline
@@ -13,107 +14,140 @@ from lmswap.ir.timeline import Lane, Span, Timeline
 SegmentKey = tuple[int, str]  # graph, phase
 
 
-@dataclass
-class StepRecord:
-    """The raw record of one step, in seconds of CLOCK_MONOTONIC."""
+class Clock(Protocol):
+    """Where marks come from: the engine, whose marks pass when the device passes them."""
 
-    segments: list[tuple[SegmentKey, float, float]] = field(default_factory=list)
-    memory: list[tuple[float, int]] = field(default_factory=list)  # tensor bytes on the device
-    transfers: list[TransferRecord] = field(default_factory=list)
+    def mark(self) -> int:
+        """Marks what the device has been given so far."""
+
+    def take_mark(self, mark: int) -> float:
+        """When the device passed it, in seconds of CLOCK_MONOTONIC; waits for that."""
+
+    def take_records(self) -> list[TransferRecord]:
+        """Copies that have ended since the last call."""
+
+
+@dataclass
+class _MarkedStep:
+    """A step whose times are marks still: reading them would make the host wait for the device."""
+
+    begun_seconds: float  # host time
+    segments: list[tuple[SegmentKey, int, int]] = field(default_factory=list)
+    memory: list[tuple[int, int]] = field(default_factory=list)  # mark, tensor bytes on the device
 
     @property
     def sequence(self) -> tuple[SegmentKey, ...]:
-        """Which segments ran, in order."""
         return tuple(key for key, _, _ in self.segments)
 
     @property
     def is_complete(self) -> bool:
         """Whether every forward segment has seen its backward."""
-        forwards = [graph for (graph, phase), _, _ in self.segments if phase == "forward"]
-        backwards = [graph for (graph, phase), _, _ in self.segments if phase == "backward"]
-        return bool(self.segments) and sorted(forwards) == sorted(backwards)
+        forwards = sorted(graph for graph, phase in self.sequence if phase == "forward")
+        backwards = sorted(graph for graph, phase in self.sequence if phase == "backward")
+        return bool(self.segments) and forwards == backwards
 
-    @property
-    def compute_seconds(self) -> float:
-        """Time inside the model's graphs, stalls included; the loss and the optimizer are outside."""
-        return sum(end - start for _, start, end in self.segments)
 
-    @property
-    def stall_seconds(self) -> float:
-        """Time that compute lost waiting for copies."""
-        return sum(record.wait_end_seconds - record.wait_start_seconds for record in self.transfers)
+@dataclass(frozen=True)
+class StepRecord:
+    """One step as it ran, in seconds of CLOCK_MONOTONIC."""
 
-    def moved_bytes(self, *, is_in: bool) -> int:
-        """Bytes copied in or out."""
-        return sum(record.nbytes for record in self.transfers if record.is_in is is_in)
+    segments: tuple[tuple[SegmentKey, float, float], ...]
+    memory: tuple[tuple[float, int], ...]  # tensor bytes on the device
+    transfers: tuple[TransferRecord, ...]
 
-    def timeline(self) -> Timeline:
-        """The step as spans that start at 0."""
-        origin = min((start for _, start, _ in self.segments), default=0.0)
+    def timeline(self, names: Sequence[str], *, other_bytes: int) -> Timeline:
+        """The step as spans from 0 on.
+
+        Args:
+            names: of the buffers, by the number under which they were moved.
+            other_bytes: what counts against the budget beside tensors; added to the memory curve.
+        """
+        origin = min([start for _, start, _ in self.segments] + [seconds for seconds, _ in self.memory])
+        waits = sorted((r.wait_start_seconds, r.wait_end_seconds) for r in self.transfers)
         spans = []
-        stalls = sorted(
-            (r.wait_start_seconds, r.wait_end_seconds)
-            for r in self.transfers
-            if r.wait_end_seconds > r.wait_start_seconds
-        )
         for (graph, phase), start, end in self.segments:
             clock = start
-            for stall_start, stall_end in stalls:
-                if start <= stall_start < end:
-                    spans.append(Span(Lane.COMPUTE, f"{phase} {graph}", clock - origin, stall_start - origin))
-                    spans.append(Span(Lane.STALL, "wait", stall_start - origin, stall_end - origin))
-                    clock = stall_end
-            spans.append(Span(Lane.COMPUTE, f"{phase} {graph}", clock - origin, max(clock, end) - origin))
+            for wait_start, wait_end in waits:
+                if start <= wait_start < wait_end <= end:
+                    spans.append(Span(Lane.COMPUTE, f"{phase} {graph}", clock - origin, wait_start - origin))
+                    spans.append(Span(Lane.STALL, "wait", wait_start - origin, wait_end - origin))
+                    clock = wait_end
+            spans.append(Span(Lane.COMPUTE, f"{phase} {graph}", clock - origin, end - origin))
         for record in self.transfers:
             lane = Lane.IN if record.is_in else Lane.OUT
             start, end = record.start_seconds - origin, record.end_seconds - origin
-            spans.append(Span(lane, f"swap {record.swap}", start, end, record.nbytes, record.swap))
-        memory = tuple((seconds - origin, nbytes) for seconds, nbytes in self.memory)
+            spans.append(Span(lane, names[record.swap], start, end, record.nbytes, record.swap))
+        memory = tuple((seconds - origin, nbytes + other_bytes) for seconds, nbytes in self.memory)
         return Timeline("measured", tuple(spans), memory)
 
 
 class Recorder:
-    """Collects the record of the step under way and keeps the last complete one."""
+    """Collects marks of the step under way; they are read one step later, when the device has passed them."""
 
-    def __init__(self, tensor_bytes: Callable[[], int], take_transfers: Callable[[], list[TransferRecord]]) -> None:
-        self._tensor_bytes, self._take_transfers = tensor_bytes, take_transfers
-        self._current = StepRecord()
-        self.last: StepRecord | None = None
+    def __init__(self, clock: Clock, tensor_bytes: Callable[[], int]) -> None:
+        self._clock, self._tensor_bytes = clock, tensor_bytes
+        self._current = _MarkedStep(time.perf_counter())
+        self._ended: _MarkedStep | None = None
+        self._last: StepRecord | None = None
+        self._transfers: list[TransferRecord] = []
         self.num_steps = 0
+        self.last_sequence: tuple[SegmentKey, ...] = ()  # segments of the last step that ended, in order
 
     @property
     def current_sequence(self) -> tuple[SegmentKey, ...]:
         """Segments that have run in the step under way."""
         return self._current.sequence
 
+    def last(self) -> StepRecord | None:
+        """The last step that ended; waits for the device."""
+        self.end_if_complete()
+        if self._ended is not None:
+            self._last, self._ended = self._read(self._ended), None
+        return self._last
+
     def memory_changed(self) -> None:
         """Adds a point to the memory curve."""
-        self._current.memory.append((time.perf_counter(), self._tensor_bytes()))
+        self._current.memory.append((self._clock.mark(), self._tensor_bytes()))
 
     @contextmanager
     def segment(self, key: SegmentKey) -> Iterator[None]:
         """Records one run of a segment; a forward that follows a backward begins a new step."""
-        if key[1] != "backward" and (key[1] == "inference" or self._begins_step(key)):
-            self.finish_step()
+        if self._begins_step(key):
+            self._end_step()
         self.memory_changed()
-        start = time.perf_counter()
+        start = self._clock.mark()
         try:
             yield
         finally:
-            self._current.segments.append((key, start, time.perf_counter()))
+            self._current.segments.append((key, start, self._clock.mark()))
             self.memory_changed()
-        if self._current.is_complete:
-            self.finish_step()
 
-    def finish_step(self) -> None:
-        """Closes the record of the step under way, if anything ran in it."""
-        transfers = self._take_transfers()
-        if self._current.segments:
-            self._current.transfers = transfers
-            self.last = self._current
-            self.num_steps += 1
-        self._current = StepRecord()
+    def end_if_complete(self) -> None:
+        """Ends the step under way if all that ran forward has run backward."""
+        if self._current.is_complete:
+            self._end_step()
 
     def _begins_step(self, key: SegmentKey) -> bool:
-        keys = self._current.sequence
-        return key in keys or any(phase != "forward" for _, phase in keys)
+        ran = self._current.sequence
+        if key[1] == "backward" or not ran:
+            return False
+        return key[1] == "inference" or key in ran or any(phase != "forward" for _, phase in ran)
+
+    def _end_step(self) -> None:
+        if self._ended is not None:
+            self._last = self._read(self._ended)
+        self._ended = self._current
+        self.last_sequence = self._current.sequence
+        self.num_steps += 1
+        self._current = _MarkedStep(time.perf_counter())
+
+    def _read(self, step: _MarkedStep) -> StepRecord:
+        segments = tuple(
+            (key, self._clock.take_mark(start), self._clock.take_mark(end)) for key, start, end in step.segments
+        )
+        memory = tuple((self._clock.take_mark(mark), nbytes) for mark, nbytes in step.memory)
+        self._transfers += self._clock.take_records()
+        stop = self._current.begun_seconds
+        own = [record for record in self._transfers if step.begun_seconds <= record.queued_seconds < stop]
+        self._transfers = [record for record in self._transfers if record.queued_seconds >= stop]
+        return StepRecord(segments, memory, tuple(own))

@@ -63,7 +63,7 @@ def place(
         even_if_late: leaves nothing out, also not what is still on its way out when it could as well stay.
     """
     wishes = wishes or latest_starts(problem, gaps)
-    return _Placement(problem, gaps, wishes, sync_out, sync_in, even_if_late).swaps()
+    return _Placement(problem, gaps, wishes, sync_out=sync_out, sync_in=sync_in, even_if_late=even_if_late).swaps()
 
 
 def latest_starts(problem: Problem, gaps: Sequence[Gap]) -> dict[Gap, int]:
@@ -94,6 +94,7 @@ class _Placement:
         problem: Problem,
         gaps: Sequence[Gap],
         wishes: Mapping[Gap, int],
+        *,
         sync_out: bool,
         sync_in: bool,
         even_if_late: bool,

@@ -220,7 +220,7 @@ def make_report(
         measured_peak_bytes=measured_peak_bytes,
         measured_tensor_peak_bytes=measured_tensor_peak_bytes,
         predicted_seconds=plan.predicted_seconds if plan is not None else None,
-        measured_seconds=measured.seconds if measured is not None else None,
+        measured_seconds=_graph_seconds(measured) if measured is not None else None,
         swapped_out_bytes=measured.lane_bytes(Lane.OUT) if measured is not None else None,
         swapped_in_bytes=measured.lane_bytes(Lane.IN) if measured is not None else None,
         recomputed_bytes=0 if measured is not None else None,  # no policy recomputes
@@ -232,6 +232,11 @@ def make_report(
         predicted=predicted,
         measured=measured,
     )
+
+
+def _graph_seconds(timeline: Timeline) -> float:
+    """Time inside the model's graphs, as the prediction counts it: the loss between the passes is outside."""
+    return timeline.lane_seconds(Lane.COMPUTE) + timeline.lane_seconds(Lane.STALL)
 
 
 _NOT_YET = "not yet measured"

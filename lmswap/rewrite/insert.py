@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -44,7 +44,9 @@ class _Action:
     number: int  # index of the swap in the plan
 
 
-def insert_swaps(program: Program, graphs: Sequence[SegmentGraph], plan: Plan, *, engine: int) -> None:
+def insert_swaps(
+    program: Program, graphs: Sequence[SegmentGraph], plan: Plan, *, engine: int, first_buffer: int = 0
+) -> None:
     """Inserts the swap ops of ``plan`` into ``graphs``, in place.
 
     Args:
@@ -52,8 +54,9 @@ def insert_swaps(program: Program, graphs: Sequence[SegmentGraph], plan: Plan, *
         graphs: edited in place.
         plan: a verified plan.
         engine: the number of the engine that will carry the swaps out.
+        first_buffer: what buffer 0 is called in the records: its number in the step that the graphs are part of.
     """
-    editors = [_Editor(graph, plan, engine) for graph in graphs]
+    editors = [_Editor(graph, plan, engine, first_buffer) for graph in graphs]
     segments = program.segments
     actions: list[list[_Action]] = [[] for _ in segments]
     for number, swap in enumerate(plan.swaps):
@@ -65,7 +68,7 @@ def insert_swaps(program: Program, graphs: Sequence[SegmentGraph], plan: Plan, *
         actions[after].append(_Action(swap.in_start, _Rank.IN_START, number))
         actions[after].append(_Action(swap.first_use, _Rank.FIRST_USE, number))
         if before != after:
-            editors[before].hands_on[swap.buffer] = number
+            editors[before].hands_on.add(swap.buffer)
             editors[after].takes_over(swap, editors[before].graph)
     for editor, segment, todo in zip(editors, segments, actions, strict=True):
         for action in sorted(todo):
@@ -74,11 +77,11 @@ def insert_swaps(program: Program, graphs: Sequence[SegmentGraph], plan: Plan, *
 
 
 class _Editor:
-    """Edits one graph. ``live`` is where each swapped buffer's bytes are now: a node made by in_done."""
+    """Edits one graph, action by action in order of position."""
 
-    def __init__(self, graph: SegmentGraph, plan: Plan, engine: int) -> None:
-        self.graph, self.plan, self.engine = graph, plan, engine
-        self.hands_on: dict[int, int] = {}  # buffer -> swap that leaves through the saved outputs
+    def __init__(self, graph: SegmentGraph, plan: Plan, engine: int, first_buffer: int) -> None:
+        self.graph, self.plan, self.engine, self._first_buffer = graph, plan, engine, first_buffer
+        self.hands_on: set[int] = set()  # buffers that leave through the saved outputs
         self._taken_over: list[int] = []  # buffers that arrive as a token
         self._tokens: dict[int, fx.Node] = {}  # the latest copy of each buffer
         self._sources: dict[int, fx.Node] = {}  # the node that a copy out under way reads
@@ -97,11 +100,11 @@ class _Editor:
         with self.graph.module.graph.inserting_before(anchor):
             match action.rank:
                 case _Rank.OUT_START:
-                    self._out_start(swap, action.number, anchor)
+                    self._out_start(swap, anchor)
                 case _Rank.RELEASE:
                     self._release(swap)
                 case _Rank.IN_START:
-                    self._in_start(swap, action.number)
+                    self._in_start(swap)
                 case _Rank.FIRST_USE:
                     self._first_use(swap, anchor)
 
@@ -129,11 +132,11 @@ class _Editor:
                 self.graph.module.graph.erase_node(node)
         self.graph.module.graph.lint()
 
-    def _out_start(self, swap: Swap, number: int, anchor: fx.Node) -> None:
+    def _out_start(self, swap: Swap, anchor: fx.Node) -> None:
         source = next(iter(self._present(swap.buffer, anchor)), None)
         if source is None:
             raise PlanInvalid("residency", "nothing holds its bytes when the copy out starts", buffer=swap.buffer)
-        arguments = (source, self.engine, number, swap.tier, swap.offset)
+        arguments = (source, self.engine, self._first_buffer + swap.buffer, swap.tier, swap.offset)
         token = self._call(ops.out_start, arguments, self._fake((1,), torch.int64, torch.device("cpu")))
         self._tokens[swap.buffer], self._sources[swap.buffer] = token, source
 
@@ -141,10 +144,11 @@ class _Editor:
         if swap.out_start is not None:
             self._call(ops.out_done, (self._tokens[swap.buffer], self._sources.pop(swap.buffer), self.engine), None)
 
-    def _in_start(self, swap: Swap, number: int) -> None:
+    def _in_start(self, swap: Swap) -> None:
         example: torch.Tensor = self._values[swap.buffer][0].meta["val"]
         nbytes = int(example.untyped_storage().nbytes())
-        arguments = (self._tokens[swap.buffer], self.engine, number, nbytes, example.device)
+        name = self._first_buffer + swap.buffer
+        arguments = (self._tokens[swap.buffer], self.engine, name, nbytes, example.device)
         self._incoming[swap.buffer] = self._call(
             ops.in_start, arguments, self._fake((nbytes,), torch.uint8, example.device)
         )
@@ -199,10 +203,10 @@ class _Editor:
 
     def _output(self) -> fx.Node:
         (output,) = self.graph.module.graph.find_nodes(op="output")
-        return output
+        return cast(fx.Node, output)
 
     def _call(self, target: Any, arguments: tuple[Any, ...], value: Any) -> fx.Node:
-        node = self.graph.module.graph.call_function(target, arguments)
+        node: fx.Node = self.graph.module.graph.call_function(target, arguments)
         if value is not None:
             node.meta["val"] = value
         return node

@@ -72,7 +72,7 @@ def test_in_place_ops_of_the_user_write_a_buffer_before_it_is_read():
 def test_layout_is_kept_in_the_values(memory_format):
     conv = nn.Conv3d(4, 8, 3, padding=1).to(memory_format=memory_format)
     x = torch.randn(1, 4, 8, 8, 8).to(memory_format=memory_format)
-    recording, out = capture(lambda x: F.relu(conv(x)).sum().unsqueeze(0), x)
+    recording, _ = capture(lambda x: F.relu(conv(x)).sum().unsqueeze(0), x)
     value = next(v for v in recording.lowered[0].program.values if v.name == "convolution")
     assert value.stride == conv(x).stride()
 

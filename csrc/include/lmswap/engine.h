@@ -48,6 +48,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   int64_t out_transfer(int64_t handle);
   bool is_finished(int64_t transfer);
   std::vector<TransferRecord> take_records();
+  int64_t mark(StreamHandle stream);
+  double take_mark(int64_t mark);
 
   TierStats tier_stats(const std::string& tier);
   uint64_t live_handles();
@@ -93,6 +95,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   int64_t last_number_ = 0;  // of handles and transfers
   std::map<std::string, std::unique_ptr<Tier>> tiers_;
   std::map<int64_t, Handle> handles_;
+  std::map<int64_t, std::unique_ptr<Event>> marks_;
   std::map<int64_t, Flight> flights_;  // until they are over, were waited for and taken as records
 };
 
