@@ -51,6 +51,11 @@ Range RangeSet::best_fit(size_t nbytes) const {
   return found == by_size_.end() ? Range{} : Range{found->second, found->first};
 }
 
+size_t RangeSet::bytes_from(uintptr_t start) const {
+  const auto found = by_start_.find(start);
+  return found == by_start_.end() ? 0 : found->second;
+}
+
 void RangeSet::link(Range range) {
   by_start_.emplace(range.start, range.nbytes);
   by_size_.emplace(range.nbytes, range.start);
@@ -127,29 +132,39 @@ void PageHeap::trim() {
 }
 
 uintptr_t PageHeap::take(size_t nbytes) {
-  Range block{retained_.best_fit(nbytes).start, nbytes};
-  if (block.start != 0) {
-    retained_.remove(block);
-    return block.start;
+  const Range fit{retained_.best_fit(nbytes).start, nbytes};
+  if (fit.start != 0) {
+    retained_.remove(fit);
+    return fit.start;
   }
-  block.start = find_vacant(nbytes);
-  if (block.start == 0) {  // retained ranges may be in the way
-    drop_retained(retained_.total_bytes());
-    block.start = find_vacant(nbytes);
+  const Range base = find_extensible(nbytes);
+  const uintptr_t start = base.nbytes > 0 ? base.start : find_vacant(nbytes);
+  if (start == 0) return 0;
+  if (base.nbytes > 0) retained_.remove(base);
+  vacant_.remove({start + base.nbytes, nbytes - base.nbytes});
+  stats_.num_fresh_pages += (nbytes - base.nbytes) / kStatsPageBytes;
+  return start;
+}
+
+/// The largest retained range that goes on into enough vacant addresses to hold `nbytes`.
+Range PageHeap::find_extensible(size_t nbytes) const {
+  for (auto range = retained_.by_size().rbegin(); range != retained_.by_size().rend(); ++range) {
+    const auto [retained_bytes, start] = *range;
+    if (retained_bytes + vacant_.bytes_from(start + retained_bytes) >= nbytes) return {start, retained_bytes};
   }
-  if (block.start == 0) return 0;
-  vacant_.remove(block);
-  stats_.num_fresh_pages += nbytes / kStatsPageBytes;
-  return block.start;
+  return {};
 }
 
 uintptr_t PageHeap::find_vacant(size_t nbytes) {
-  const uintptr_t start = vacant_.best_fit(nbytes).start;
-  if (start != 0) return start;
-  const size_t growth = std::min(round_up(nbytes, kGrowBytes), reserved_.end() - accessible_end_);
-  if (growth == 0 || mprotect(pointer_to(accessible_end_), growth, PROT_READ | PROT_WRITE) != 0) return 0;
-  vacant_.insert({accessible_end_, growth});
-  accessible_end_ += growth;
+  if (vacant_.best_fit(nbytes).nbytes == 0) {
+    const size_t growth = std::min(round_up(nbytes, kGrowBytes), reserved_.end() - accessible_end_);
+    if (growth > 0 && mprotect(pointer_to(accessible_end_), growth, PROT_READ | PROT_WRITE) == 0) {
+      vacant_.insert({accessible_end_, growth});
+      accessible_end_ += growth;
+    }
+  }
+  // At the end of the reservation only retained ranges can still be in the way.
+  if (vacant_.best_fit(nbytes).nbytes == 0) drop_retained(retained_.total_bytes());
   return vacant_.best_fit(nbytes).start;
 }
 
@@ -160,9 +175,10 @@ void PageHeap::limit_retained() {
   stats_.peak_resident_bytes = std::max(stats_.peak_resident_bytes, stats_.live_bytes + retained_.total_bytes());
 }
 
+/// Smallest ranges first: the largest have the best chance to serve.
 void PageHeap::drop_retained(size_t nbytes) {
   while (nbytes > 0) {
-    const Range range = retained_.largest();
+    const Range range = retained_.best_fit(0);
     const size_t dropped = std::min(range.nbytes, nbytes);
     const Range tail{range.end() - dropped, dropped};
     retained_.remove(tail);

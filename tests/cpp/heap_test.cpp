@@ -44,14 +44,14 @@ TEST(RangeSet, JoinsNeighboursAndSplitsWhatItLoses) {
   RangeSet set;
   set.insert({100, 10});
   set.insert({120, 10});
-  EXPECT_EQ(set.largest().nbytes, 10u);
+  EXPECT_EQ(set.bytes_from(100), 10u);
   set.insert({110, 10});
-  EXPECT_EQ(set.largest().start, 100u);
-  EXPECT_EQ(set.largest().nbytes, 30u);
+  EXPECT_EQ(set.bytes_from(100), 30u);
+  EXPECT_EQ(set.bytes_from(110), 0u) << "no range begins there any more";
   set.remove({105, 10});
   EXPECT_EQ(set.total_bytes(), 20u);
-  EXPECT_EQ(set.largest().start, 115u);
-  EXPECT_EQ(set.best_fit(1).start, 100u);
+  EXPECT_EQ(set.bytes_from(100), 5u);
+  EXPECT_EQ(set.bytes_from(115), 15u);
 }
 
 TEST(RangeSet, FindsTheSmallestThatFits) {
@@ -107,6 +107,16 @@ TEST(PageHeap, ReusesFreedNeighboursAsOneBlock) {
   heap.free(both);
 }
 
+TEST(PageHeap, ExtendsARetainedRangeByTheMissingPages) {
+  PageHeap heap(64 * kMiB);
+  heap.free(heap.allocate(3 * kMiB));
+  const size_t fresh = heap.stats().num_fresh_pages;
+  void* const larger = heap.allocate(4 * kMiB);
+  EXPECT_EQ(heap.stats().num_fresh_pages - fresh, kMiB / 4096);
+  EXPECT_EQ(heap.stats().peak_resident_bytes, 4 * kMiB);
+  heap.free(larger);
+}
+
 TEST(PageHeap, FragmentationCostsFreshPagesButNoMemory) {
   PageHeap heap(64 * kMiB);
   std::vector<void*> blocks(8);
@@ -142,11 +152,13 @@ TEST(PageHeap, TrimGivesBackAndForgetsTheHighestLive) {
   heap.trim();
   EXPECT_EQ(heap.stats().retained_bytes, 0u);
   EXPECT_EQ(resident_bytes(start, start + 8 * kMiB), 0u);
-  void* const small = heap.allocate(kMiB);
-  void* const other = heap.allocate(kMiB);
-  heap.free(small);
-  heap.free(other);
-  EXPECT_EQ(heap.stats().retained_bytes, 2 * kMiB);
+  void* const freed = heap.allocate(kMiB);
+  void* const between = heap.allocate(kMiB);
+  heap.free(freed);
+  void* const larger = heap.allocate(2 * kMiB);  // does not fit into what was freed
+  EXPECT_EQ(heap.stats().retained_bytes, 0u) << "3 MiB live is the highest since";
+  heap.free(between);
+  heap.free(larger);
 }
 
 TEST(PageHeap, PeaksCountFromTheirReset) {
