@@ -10,7 +10,7 @@ import json
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -115,6 +115,13 @@ class MemorySampler:
             nbytes = self._meter.now_bytes()
             self._samples.append((time.perf_counter(), nbytes))
             self._on_sample(nbytes)
+
+
+def thin(samples: Sequence[tuple[float, int]], limit: int = 1000) -> tuple[tuple[float, int], ...]:
+    """At most ``limit`` of the samples, the highest of each stretch, so that peaks stay what they are."""
+    stride = -(-len(samples) // limit)
+    stretches = (samples[start : start + stride] for start in range(0, len(samples), stride or 1))
+    return tuple(max(stretch, key=lambda sample: sample[1]) for stretch in stretches)
 
 
 def cpu_tensor_peak_bytes(step: Callable[[], object]) -> int:

@@ -40,13 +40,15 @@ def plot_step(study: Study, size: int, path: Path) -> None:
         axes = figure.subplots(len(ratios), sharex=True, squeeze=False, height_ratios=ratios)[:, 0]
         figure.suptitle(_title(study, size), x=0.01, ha="left", fontsize=13, fontweight="bold")
         top = 1.18 * max([study.budget_bytes or 0, *(run.peak_bytes for run in runs)]) / GIB
+        end = max(_end(run) for run in runs)
+        axes[-1].set_xlim(0, end)
         for axis, run in zip(axes, runs, strict=False):
-            _draw_memory(axis, run, study.budget_bytes, top)
-        _label_budget(axes[0], study)
+            _draw_memory(axis, run, top)
+            if study.budget_bytes is not None:
+                _draw_budget(axis, run, study.budget_bytes / GIB, end)
         if swapped is not None:
             _draw_lanes(axes[-1], swapped)
         axes[-1].set_xlabel("seconds from the start of the step")
-        axes[-1].set_xlim(0, max(_end(run) for run in runs))
         figure.text(0.01, -0.02, _footnote(study, runs[0]), fontsize=8, color="#5b646c", va="top")
         figure.savefig(path, dpi=160, bbox_inches="tight", pad_inches=0.15)
 
@@ -76,38 +78,37 @@ def _end(run: Run) -> float:
     return run.memory[-1][0] if run.memory else run.step_seconds[-1]
 
 
-def _draw_memory(axes: Axes, run: Run, budget_bytes: int | None, top: float) -> None:
+def _draw_memory(axes: Axes, run: Run, top: float) -> None:
     _clear_frame(axes)
     axes.set_ylim(0, top)
     axes.set_ylabel("memory, GiB")
     axes.grid(axis="y", color=_FAINT, linewidth=0.5)
     axes.set_axisbelow(True)
-    axes.set_title(
-        f"{run.configuration.name}: peak {format_bytes(run.peak_bytes)}, {run.seconds_per_step:.1f} s a step",
-        loc="left",
-        fontsize=10.5,
-    )
-    seconds = [at for at, _ in run.memory]
-    held = [nbytes / GIB for _, nbytes in run.memory]
-    axes.fill_between(seconds, held, color=_MEMORY, alpha=0.25, linewidth=0)
-    axes.plot(seconds, held, color=_MEMORY, linewidth=1.1)
-    if budget_bytes is not None:
-        budget = budget_bytes / GIB
-        above = [nbytes > budget for nbytes in held]
-        axes.fill_between(seconds, held, budget, where=above, color=_EXCESS, alpha=0.45, linewidth=0, interpolate=True)
-        axes.axhline(budget, color=_INK, linewidth=1.2, linestyle=(0, (5, 3)))
-        highest = max(held, default=0.0)
-        if highest > 1.3 * budget:  # room for the words
-            at = seconds[held.index(highest)]
-            axes.text(at, budget + 0.35 * (highest - budget), "over the budget", ha="center", va="center", color=_INK)
+    axes.set_title(f"{run.configuration.name}: peak {format_bytes(run.peak_bytes)}", loc="left", fontsize=10.5)
+    axes.fill_between(*_curve(run.memory), color=_MEMORY, alpha=0.22, linewidth=0)
+    axes.plot(*_curve(run.memory), color=_MEMORY, linewidth=1.1)
+    tensors = run.swapping.tensor_memory if run.swapping is not None else ()
+    if tensors and tensors != run.memory:
+        axes.fill_between(*_curve(tensors), step="post", color=_MEMORY, alpha=0.3, linewidth=0)
+        axes.annotate(
+            "dark: held by tensors; light: other memory of the process",
+            (1, 1),
+            xycoords="axes fraction",
+            ha="right",
+            va="top",
+            fontsize=8.5,
+        )
 
 
-def _label_budget(axes: Axes, study: Study) -> None:
-    if study.budget_bytes is None:
-        return
+def _curve(samples: Sequence[tuple[float, int]]) -> tuple[list[float], list[float]]:
+    return [seconds for seconds, _ in samples], [nbytes / GIB for _, nbytes in samples]
+
+
+def _draw_budget(axes: Axes, run: Run, budget: float, end_seconds: float) -> None:
+    axes.axhline(budget, color=_INK, linewidth=1.2, linestyle=(0, (5, 3)))
     axes.annotate(
-        f"budget {format_bytes(study.budget_bytes)}",
-        (1, study.budget_bytes / GIB),
+        f"budget {format_bytes(budget * GIB)}",
+        (1, budget),
         xycoords=("axes fraction", "data"),
         xytext=(-2, 3),
         textcoords="offset points",
@@ -115,6 +116,13 @@ def _label_budget(axes: Axes, study: Study) -> None:
         va="bottom",
         fontweight="bold",
     )
+    seconds, held = _curve(run.memory)
+    above = [nbytes > budget for nbytes in held]
+    axes.fill_between(seconds, held, budget, where=above, color=_EXCESS, alpha=0.45, linewidth=0, interpolate=True)
+    over = [at for at, is_above in zip(seconds, above, strict=True) if is_above]
+    if over and over[-1] - over[0] > 0.15 * end_seconds:  # room for the words
+        height = budget + 0.25 * (max(held) - budget)
+        axes.text((over[0] + over[-1]) / 2, height, "over the budget", ha="center", va="center", color=_INK)
 
 
 def _draw_lanes(axes: Axes, run: Run) -> None:

@@ -37,6 +37,7 @@ from benchmarks.unet3d.memory import (
     Meter,
     ResidentMeter,
     cpu_tensor_peak_bytes,
+    thin,
 )
 from benchmarks.unet3d.network import Head, UNet3d
 from benchmarks.unet3d.preprocess import Cubes, load_cubes
@@ -77,13 +78,16 @@ class Configuration:
     @staticmethod
     def from_json(text: str) -> Configuration:
         """Reads what `json.dumps(asdict(...))` wrote."""
-        fields = json.loads(text)
-        return Configuration(**{**fields, "cubes": tuple(fields["cubes"])})
+        return Configuration(**_with_tuples(json.loads(text)))
 
 
 @dataclass(frozen=True)
 class Swapping:
-    """What lmswap says of the last step; ``spans`` are its copies and stalls as (lane, start, end, bytes)."""
+    """What lmswap says of the last step.
+
+    ``spans`` are its copies and stalls as (lane, start, end, bytes), ``tensor_memory`` the tensors that it saw made and
+    freed as (seconds, bytes).
+    """
 
     policy: str
     predicted_peak_bytes: int | None
@@ -92,6 +96,7 @@ class Swapping:
     in_bytes: int | None
     stall_seconds: float | None
     spans: tuple[tuple[str, float, float, int], ...]
+    tensor_memory: tuple[tuple[float, int], ...]
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,8 @@ class Run:
     """What one configuration did.
 
     ``peak_bytes`` is as `memory` defines it; ``tensor_peak_bytes`` is the part that tensors held. ``memory`` is
-    (seconds, bytes) over the last step, over one further step with waits where the device runs behind the host.
+    (seconds, bytes) over the last step. On CUDA, where the host runs ahead, it is that of a further plain step in which
+    the host waits for each layer, and for lmswap its own record.
     """
 
     configuration: Configuration
@@ -125,13 +131,21 @@ class Run:
         """Rebuilds a run from what `asdict` and JSON made of it."""
         configuration, swapping = fields["configuration"], fields["swapping"]
         return Run(
-            **{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+            **_with_tuples(fields)
             | {
-                "configuration": Configuration(**configuration | {"cubes": tuple(configuration["cubes"])}),
-                "memory": tuple((seconds, nbytes) for seconds, nbytes in fields["memory"]),
-                "swapping": swapping and Swapping(**swapping | {"spans": tuple(map(tuple, swapping["spans"]))}),
+                "configuration": Configuration(**_with_tuples(configuration)),
+                "swapping": None if swapping is None else Swapping(**_with_tuples(swapping)),
             }
         )
+
+
+def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields with lists, which JSON makes of tuples, turned back into them."""
+
+    def turn(value: Any) -> Any:
+        return tuple(turn(item) for item in value) if isinstance(value, list) else value
+
+    return {name: turn(value) for name, value in fields.items()}
 
 
 class Trainer:
@@ -212,7 +226,7 @@ def run(configuration: Configuration, emit: Callable[[Event], None]) -> Run:
     memory = sampler.between(*ends[-2:])
     if device.type == "cuda":
         tensor_peak_bytes = peak_bytes
-        memory = _wait_and_sample(trainer, meter)
+        memory = list(swapping.tensor_memory) if swapping is not None else _wait_and_sample(trainer, meter)
     else:
         tensor_peak_bytes = _optimizer_bytes(trainer.optimizer) + cpu_tensor_peak_bytes(trainer.step)
     if configuration.policy is not None:
@@ -228,7 +242,7 @@ def run(configuration: Configuration, emit: Callable[[Event], None]) -> Run:
         peak_bytes=peak_bytes,
         tensor_peak_bytes=tensor_peak_bytes,
         reserved_peak_bytes=reserved_peak_bytes,
-        memory=tuple(memory),
+        memory=thin(memory),
         swapping=swapping,
     )
 
@@ -254,6 +268,7 @@ def _swapping(model: nn.Module) -> Swapping:
             for span in spans
             if span.lane is not Lane.COMPUTE
         ),
+        tensor_memory=thin(report.measured.memory if report.measured is not None else ()),
     )
 
 

@@ -32,7 +32,9 @@ def make_run(configuration, *, peak_bytes=2000 * MIB, bits=("bf000000",) * 3, we
         tensor_peak_bytes=peak_bytes * 9 // 10,
         reserved_peak_bytes=None,
         memory=((0.0, 100 * MIB), (1.5, peak_bytes), (3.0, 100 * MIB)),
-        swapping=Swapping("tflms", peak_bytes, 3.0, 300 * MIB, 300 * MIB, 0.1, spans if swapped else ())
+        swapping=Swapping(
+            "tflms", peak_bytes, 3.0, 300 * MIB, 300 * MIB, 0.1, spans if swapped else (), ((0.0, 50 * MIB),)
+        )
         if configuration.policy is not None
         else None,
     )

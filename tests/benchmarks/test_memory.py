@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.unet3d.memory import MemorySampler, ResidentMeter, cpu_tensor_peak_bytes
+from benchmarks.unet3d.memory import MemorySampler, ResidentMeter, cpu_tensor_peak_bytes, thin
 
 MIB = 2**20
 SLACK = 8 * MIB  # what the interpreter itself takes and gives meanwhile
@@ -63,6 +63,15 @@ def test_the_sampler_reads_in_time_order_and_stops_with_its_block():
     assert sampler.between(middle, end) == [(pytest.approx(t - samples[2][0]), n) for t, n in samples[2:]]
     time.sleep(0.01)
     assert meter.calls == calls
+
+
+def test_thinning_keeps_order_and_peaks():
+    samples = [(float(at), (at * 7919) % 1009) for at in range(950)]
+    thinned = thin(samples, limit=100)
+    assert len(thinned) <= 100 and list(thinned) == sorted(thinned) and set(thinned) <= set(samples)
+    assert max(thinned, key=lambda sample: sample[1]) == max(samples, key=lambda sample: sample[1])
+    assert thin(samples, limit=950) == tuple(samples)
+    assert thin((), limit=100) == ()
 
 
 def test_tensor_bytes_are_those_that_the_step_makes_and_holds_at_once():

@@ -81,3 +81,16 @@ def test_subjects_come_in_turn_and_an_epoch_drives_the_schedule(plain):
 def test_configurations_and_runs_survive_json(plain, plain_run):
     assert Configuration.from_json(json.dumps(asdict(plain))) == plain
     assert Run.from_fields(json.loads(json.dumps(asdict(plain_run)))) == plain_run
+
+
+def test_swapping_gives_the_bits_of_the_same_graphs_without_it_and_is_reported(plain):
+    unswapped = run(replace(plain, steps=1, policy="none"), lambda _: None)
+    swapped = run(replace(plain, steps=1, policy="swap_all"), lambda _: None)
+    assert swapped.loss_bits == unswapped.loss_bits
+    assert swapped.weights_sha256 == unswapped.weights_sha256
+    assert unswapped.swapping.out_bytes == unswapped.swapping.in_bytes == 0
+    assert swapped.swapping.out_bytes > 10 * 2**20
+    moved = {lane: sum(span[3] for span in swapped.swapping.spans if span[0] == lane) for lane in ("out", "in")}
+    assert moved == {"out": swapped.swapping.out_bytes, "in": swapped.swapping.in_bytes}
+    assert swapped.tensor_peak_bytes < unswapped.tensor_peak_bytes
+    assert Run.from_fields(json.loads(json.dumps(asdict(swapped)))) == swapped
