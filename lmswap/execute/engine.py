@@ -64,7 +64,7 @@ class SwapEngine:
 
     def mark(self) -> int:
         """See `lmswap.execute.record.Clock`; so are the next two."""
-        return self.native.mark(self._stream())
+        return ops.find_engine(self.number).native.mark(self._stream())
 
     def take_mark(self, mark: int) -> float:  # noqa: D102
         return self.native.take_mark(mark)

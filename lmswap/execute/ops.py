@@ -40,7 +40,12 @@ for _op in (out_start, out_done, in_start, in_done):
     torch.fx.node.has_side_effect(_op)  # dead-code elimination must leave them alone
 
 
-def _engine(number: int) -> SwapEngine:
+def find_engine(number: int) -> SwapEngine:
+    """The engine of that number.
+
+    Raises:
+        TransferError: it was closed.
+    """
     engine = ENGINES.get(number)
     if engine is None:
         raise TransferError("this graph's engine is closed: the model was disabled while the graph was still in use")
@@ -48,19 +53,19 @@ def _engine(number: int) -> SwapEngine:
 
 
 def _out_start(x: torch.Tensor, engine: int, buffer: int, tier: str, offset: int) -> torch.Tensor:
-    return _engine(engine).out_start(x, buffer, tier, offset)
+    return find_engine(engine).out_start(x, buffer, tier, offset)
 
 
 def _out_done(token: torch.Tensor, x: torch.Tensor, engine: int) -> None:
-    _engine(engine).out_done(token, x)
+    find_engine(engine).out_done(token, x)
 
 
 def _in_start(token: torch.Tensor, engine: int, buffer: int, nbytes: int, device: torch.device) -> torch.Tensor:
-    return _engine(engine).in_start(token, buffer, nbytes, device)
+    return find_engine(engine).in_start(token, buffer, nbytes, device)
 
 
 def _in_done(flat: torch.Tensor, token: torch.Tensor, engine: int) -> torch.Tensor:
-    _engine(engine).in_done(token)
+    find_engine(engine).in_done(token)
     return flat
 
 
