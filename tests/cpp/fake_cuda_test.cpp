@@ -128,7 +128,8 @@ TEST_F(FakeCuda, reports_uses_without_an_order) {
   cuMemcpyDtoHAsync_v2(host_, device_, kBytes, first_);
   fake_cuda_use(second_, device_, 1, 1);
   expect_violation("not ordered after");
-  fake_cuda_use(second_, device_ + kBytes, 1, 1);
+  const char other_byte = 0;
+  fake_cuda_use(second_, reinterpret_cast<uint64_t>(&other_byte), 1, 1);
   EXPECT_EQ(fake_cuda_num_violations(), 0u);
 }
 
