@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -235,17 +235,18 @@ class CapturedGraph:
         else:
             self.function = compile_region(copy.deepcopy(self._module), inputs, self)
 
-    def training(self, forward: fx.GraphModule, backward: fx.GraphModule, num_user_outputs: int) -> None:
+    def training(
+        self, forward: fx.GraphModule, backward: fx.GraphModule, num_user_outputs: int, parameters: Collection[int]
+    ) -> None:
         """See `lmswap.capture.aot.GraphHandler`."""
-        parameters = _parameter_flags(forward)
         name = self._session.name
         self._rewrite(
             lower_training(forward, backward, num_user_outputs=num_user_outputs, parameters=parameters, name=name)
         )
 
-    def inference(self, graph: fx.GraphModule) -> None:
+    def inference(self, graph: fx.GraphModule, parameters: Collection[int]) -> None:
         """See `lmswap.capture.aot.GraphHandler`."""
-        self._rewrite(lower_inference(graph, parameters=_parameter_flags(graph), name=self._session.name))
+        self._rewrite(lower_inference(graph, parameters=parameters, name=self._session.name))
 
     def compiled(self, module: fx.GraphModule, phase: str) -> BoxedFunction:
         """See `lmswap.capture.aot.GraphHandler`."""
@@ -268,13 +269,6 @@ class CapturedGraph:
         else:
             plan = session.plan_alone(self, lowered)
         insert_swaps(lowered.program, lowered.graphs, plan, engine=session.engine.number, first_buffer=first_buffer)
-
-
-def _parameter_flags(graph: fx.GraphModule) -> list[bool]:
-    """For each input of a forward graph, whether it is a parameter or buffer of the model."""
-    context = TracingContext.try_get()
-    static = set(getattr(getattr(context, "fw_metadata", None), "static_input_indices", None) or ())
-    return [position in static for position, _ in enumerate(graph.graph.find_nodes(op="placeholder"))]
 
 
 def _join_costs(joined: Joined, costs: Sequence[OpCosts]) -> OpCosts:

@@ -6,7 +6,7 @@ each by its behaviour.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -22,10 +22,16 @@ from lmswap.execute.graph import BoxedFunction
 class GraphHandler(Protocol):
     """What is done with the graphs of one compiled region, in this order."""
 
-    def training(self, forward: fx.GraphModule, backward: fx.GraphModule, num_user_outputs: int) -> None:
-        """Edits the two graphs of a training step in place; their inputs and outputs must go on matching."""
+    def training(
+        self, forward: fx.GraphModule, backward: fx.GraphModule, num_user_outputs: int, parameters: Collection[int]
+    ) -> None:
+        """Edits the two graphs of a training step in place; their inputs and outputs must go on matching.
 
-    def inference(self, graph: fx.GraphModule) -> None:
+        The first ``num_user_outputs`` outputs of ``forward`` are the caller's, the rest is saved for backward;
+        ``parameters`` says which of its inputs are parameters and buffers of the model.
+        """
+
+    def inference(self, graph: fx.GraphModule, parameters: Collection[int]) -> None:
         """Edits a graph without backward in place."""
 
     def compiled(self, module: fx.GraphModule, phase: str) -> BoxedFunction:
@@ -53,7 +59,7 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Graph
         **rest: Any,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         forward, backward = default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **rest)
-        handler.training(forward, backward, num_fwd_outputs)
+        handler.training(forward, backward, num_fwd_outputs, rest.get("static_lifetime_input_indices") or ())
         return forward, backward
 
     def compile_forward(graph: fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
@@ -64,7 +70,7 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Graph
         return _boxed(handler.compiled(graph, "backward"))
 
     def compile_inference(graph: fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
-        handler.inference(graph)
+        handler.inference(graph, getattr(_metadata(), "static_input_indices", None) or ())
         return _boxed(handler.compiled(graph, "inference"))
 
     compiler = aot_autograd(
@@ -89,10 +95,13 @@ def _boxed(function: BoxedFunction) -> BoxedFunction:
 
 def _allow_retain_graph() -> None:
     """Forbids AOTAutograd to donate saved tensors to the backward: it would refuse ``retain_graph=True`` for them."""
-    context = TracingContext.try_get()
-    metadata: Any = getattr(context, "fw_metadata", None)
+    metadata = _metadata()
     if getattr(metadata, "bw_donated_idxs", None):
         metadata.bw_donated_idxs = []
+
+
+def _metadata() -> Any:
+    return getattr(TracingContext.try_get(), "fw_metadata", None)
 
 
 def _refuse_rewriters() -> None:

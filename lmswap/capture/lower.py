@@ -8,7 +8,7 @@ that is saved for backward is the same buffer on both sides.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,14 +31,14 @@ class Lowered:
 
 
 def lower_training(
-    forward: fx.GraphModule, backward: fx.GraphModule, *, num_user_outputs: int, parameters: Sequence[bool], name: str
+    forward: fx.GraphModule, backward: fx.GraphModule, *, num_user_outputs: int, parameters: Collection[int], name: str
 ) -> Lowered:
-    """Lowers the two graphs of a partition. ``parameters[i]`` says whether forward input i is a parameter or buffer."""
+    """Lowers the two graphs of a partition. ``parameters`` are the forward inputs that are the model's own."""
     graphs = (SegmentGraph(forward, "forward", num_user_outputs), SegmentGraph(backward, "backward", 0))
     return _lower(graphs, parameters, name)
 
 
-def lower_inference(graph: fx.GraphModule, *, parameters: Sequence[bool], name: str) -> Lowered:
+def lower_inference(graph: fx.GraphModule, *, parameters: Collection[int], name: str) -> Lowered:
     """Lowers a graph that has no backward."""
     return _lower((SegmentGraph(graph, "inference", len(_outputs(graph))),), parameters, name)
 
@@ -53,7 +53,7 @@ def source_line(node: fx.Node) -> str:
     return f"{path.rsplit('/', 1)[-1]}:{line} {text.strip()}"
 
 
-def _lower(graphs: tuple[SegmentGraph, ...], parameters: Sequence[bool], name: str) -> Lowered:
+def _lower(graphs: tuple[SegmentGraph, ...], parameters: Collection[int], name: str) -> Lowered:
     lowering = _Lowering()
     for graph in graphs:
         gather_projections(graph.module.graph)
@@ -152,7 +152,7 @@ class _Lowering:
 
 
 def _buffer_kinds(
-    graphs: Sequence[SegmentGraph], parameters: Sequence[bool], lowering: _Lowering
+    graphs: Sequence[SegmentGraph], parameters: Collection[int], lowering: _Lowering
 ) -> dict[int, BufferKind]:
     """The kind of each buffer; where several hold, the one that outlives the others wins."""
     kinds = dict.fromkeys(range(len(lowering.nbytes)), BufferKind.ACTIVATION)
@@ -167,8 +167,7 @@ def _buffer_kinds(
             if node not in graph.buffer_of:
                 continue
             if not is_backward:
-                is_parameter = position < len(parameters) and parameters[position]
-                kinds[graph.buffer_of[node]] = BufferKind.PARAMETER if is_parameter else BufferKind.INPUT
+                kinds[graph.buffer_of[node]] = BufferKind.PARAMETER if position in parameters else BufferKind.INPUT
             elif "tangents" in str(node.target):
                 kinds[graph.buffer_of[node]] = BufferKind.TANGENT
         for node in nodes:

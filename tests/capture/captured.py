@@ -17,13 +17,13 @@ class Recording:
     def __init__(self) -> None:
         self.lowered: list[Lowered] = []
 
-    def training(self, forward, backward, num_user_outputs):
+    def training(self, forward, backward, num_user_outputs, parameters):
         self.lowered.append(
-            lower_training(forward, backward, num_user_outputs=num_user_outputs, parameters=[], name="captured")
+            lower_training(forward, backward, num_user_outputs=num_user_outputs, parameters=parameters, name="captured")
         )
 
-    def inference(self, graph):
-        self.lowered.append(lower_inference(graph, parameters=[], name="captured"))
+    def inference(self, graph, parameters):
+        self.lowered.append(lower_inference(graph, parameters=parameters, name="captured"))
 
     def compiled(self, module, phase):
         return compile_boxed(module)

@@ -33,7 +33,9 @@ class MemoryEngine:
 
     def in_done(self, token: torch.Tensor) -> None:
         stored = self.stored[int(token)]
-        self.arriving.pop(int(token))[: stored.numel()].copy_(stored)  # a traced storage can be longer than the real one
+        self.arriving.pop(int(token))[: stored.numel()].copy_(
+            stored
+        )  # a traced storage can be longer than the real one
 
 
 def _bytes(x: torch.Tensor) -> torch.Tensor:

@@ -1,3 +1,4 @@
+import functools
 import random
 
 import pytest
@@ -18,12 +19,13 @@ class RandomlySwapped:
     def __init__(self, seed: int, share: float) -> None:
         self.rng, self.share, self.engine = random.Random(seed), share, MemoryEngine()
 
-    def training(self, forward, backward, num_user_outputs):
-        lowered = lower_training(forward, backward, num_user_outputs=num_user_outputs, parameters=[], name="t")
-        self._rewrite(lowered)
+    def training(self, forward, backward, num_user_outputs, parameters):
+        self._rewrite(
+            lower_training(forward, backward, num_user_outputs=num_user_outputs, parameters=parameters, name="t")
+        )
 
-    def inference(self, graph):
-        self._rewrite(lower_inference(graph, parameters=[], name="t"))
+    def inference(self, graph, parameters):
+        self._rewrite(lower_inference(graph, parameters=parameters, name="t"))
 
     def compiled(self, module, phase):
         return compile_boxed(module)
@@ -56,10 +58,16 @@ def train(case: Case, share: float, seed: int, num_steps: int = 2, *, retain: bo
     return results, handler.engine
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("name", CASES)
+@functools.cache
+def unswapped(name: str):
+    return train(CASES[name], 0.0, 0)[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "seed"), [(name, seed) for name in CASES for seed in range(1 if name == "unet3d" else 3)]
+)
 def test_any_valid_plan_gives_the_same_bits_as_no_plan(name, seed):
-    expected, _ = train(CASES[name], 0.0, seed)
+    expected = unswapped(name)
     actual, engine = train(CASES[name], 0.8, seed)
     assert engine.num_out > 10 and engine.num_in > 10
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))

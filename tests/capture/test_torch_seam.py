@@ -1,0 +1,133 @@
+"""Each private torch name that lmswap relies on, held to the behaviour it is relied on for."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import fx, nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from lmswap.capture.aot import compile_region
+from lmswap.execute.graph import compile_boxed
+from tests.capture.captured import Recording, capture
+
+
+class Probe(Recording):
+    """Also notes what torch shows while it hands over the graphs."""
+
+    def inference(self, graph, parameters):
+        super().inference(graph, parameters)
+        self.parameters = list(parameters)
+
+    def training(self, forward, backward, num_user_outputs, parameters):
+        super().training(forward, backward, num_user_outputs, parameters)
+        self.parameters = list(parameters)
+        self.num_user_outputs = num_user_outputs
+        with _disable_current_modes():
+            self.real = torch.ones(3)
+        self.fake = torch.ones(3)
+
+
+def run(model, *inputs):
+    torch.compiler.reset()
+    probe = Probe()
+    compiled = torch.compile(model, backend=lambda m, i: compile_region(m, i, probe), dynamic=False)
+    return probe, compiled(*inputs)
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_parameters_and_buffers_are_told_from_other_inputs(trains):
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).train(trains)
+    with torch.set_grad_enabled(trains):
+        probe, _ = run(model, torch.randn(8, 4))
+    graph = probe.lowered[0].graphs[0].module.graph
+    inputs = [node.meta["val"] for node in graph.nodes if node.op == "placeholder"]
+    found = sorted(tuple(inputs[i].shape) for i in probe.parameters)
+    read = [t for t in [*model.parameters(), *model.buffers()] if trains or t.ndim]  # eval reads no batch count
+    assert found == sorted(tuple(t.shape) for t in read)
+
+
+def test_user_outputs_come_first_and_what_backward_needs_follows():
+    probe, _ = run(lambda x: (x.tanh().exp(), x.sin()), torch.randn(8, requires_grad=True))
+    forward, backward = probe.lowered[0].graphs
+    (output,) = forward.module.graph.find_nodes(op="output")
+    saved = [node.name for node in output.args[0][probe.num_user_outputs :]]
+    inputs = [node.name for node in backward.module.graph.nodes if node.op == "placeholder"]
+    assert probe.num_user_outputs == 2
+    assert saved and saved == inputs[: len(saved)]
+
+
+def test_fake_mode_can_be_left_to_time_real_ops():
+    probe, _ = run(lambda x: x.tanh().exp(), torch.randn(8, requires_grad=True))
+    assert type(probe.real) is torch.Tensor
+    assert type(probe.fake) is not torch.Tensor
+
+
+def test_storages_of_fakes_tell_aliases_from_copies():
+    recording, _ = capture(lambda x: (x.tanh().view(-1), x.tanh().clone()), torch.randn(4, 4, requires_grad=True))
+    values = {v.name: v.buffer for v in recording.lowered[0].program.values}
+    assert values["view"] == values["tanh"]
+    assert values["clone"] != values["tanh_1"]
+
+
+def test_boxed_code_frees_inputs_and_values_at_their_last_use():
+    alive = []
+    seen: list[weakref.ref] = []
+
+    def note(x):
+        seen.append(weakref.ref(x))
+        alive.append(sum(ref() is not None for ref in seen))
+        return x + 1
+
+    graph = fx.Graph()
+    value = graph.placeholder("x")
+    for _ in range(4):
+        value = graph.call_function(note, (value,))
+    graph.output((value,))
+    function = compile_boxed(fx.GraphModule(nn.Module(), graph))
+    arguments = [torch.ones(4)]
+    function(arguments)
+    assert arguments == []
+    assert alive == [1, 1, 1, 1]
+
+
+def test_backward_frees_what_it_has_read():
+    kept = []
+
+    class Watching(Recording):
+        def compiled(self, module, phase):
+            function = super().compiled(module, phase)
+
+            def watch(arguments):
+                if phase == "backward":
+                    kept.extend(weakref.ref(a) for a in arguments if isinstance(a, torch.Tensor))
+                return function(arguments)
+
+            return watch
+
+    torch.compiler.reset()
+    watching = Watching()
+    step = torch.compile(
+        lambda x: x.tanh().exp().sum(), backend=lambda m, i: compile_region(m, i, watching), dynamic=False
+    )
+    loss = step(torch.randn(8, requires_grad=True))
+    loss.backward()
+    gc.collect()
+    assert kept and all(ref() is None for ref in kept)
+
+
+def test_retain_graph_works_although_torch_would_donate_the_saved_tensors():
+    x = torch.randn(8, requires_grad=True)
+    _, y = run(lambda x: x.tanh().exp().sum(), x)
+    y.backward(retain_graph=True)
+    first = x.grad.clone()
+    y.backward()
+    assert torch.equal(x.grad, first + first)
+
+
+def test_compile_in_place_leaves_a_switch_to_turn_it_off():
+    model = nn.Linear(2, 2)
+    model.compile(backend=lambda m, i: (_ for _ in ()).throw(AssertionError("compiled")))
+    model._compiled_call_impl = None
+    assert model(torch.ones(1, 2)).shape == (1, 2)
