@@ -115,6 +115,7 @@ def _draw_budget(axes: Axes, run: Run, budget: float, end_seconds: float) -> Non
         ha="right",
         va="bottom",
         fontweight="bold",
+        bbox={"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 1},
     )
     seconds, held = _curve(run.memory)
     above = [nbytes > budget for nbytes in held]

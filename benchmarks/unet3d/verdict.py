@@ -23,12 +23,14 @@ def judge(study: Study) -> list[Verdict]:
     for swapped in (run for run in study.runs if run.configuration.budget_bytes is not None):
         size = swapped.configuration.size
         plain, unswapped = study.find(size, "plain"), study.find(size, "unswapped")
+        others = [run for run in (plain, unswapped) if run is not None and run is not swapped]
         verdicts.append(_judge_budget(swapped, plain))
-        if unswapped is not None and unswapped is not swapped:
+        if unswapped in others:
             verdicts.append(_judge_bits(swapped, unswapped))
         if plain is not None:
             verdicts.append(_compare_bits(swapped, plain))
-            verdicts.append(_compare_seconds(swapped, plain))
+        if others:
+            verdicts.append(_compare_seconds(swapped, others))
     return verdicts
 
 
@@ -70,10 +72,12 @@ def _first_difference(a: Run, b: Run) -> str | None:
     return None if a.weights_sha256 == b.weights_sha256 else "in the weights after the last step, not in the losses"
 
 
-def _compare_seconds(swapped: Run, plain: Run) -> Verdict:
-    ratio = swapped.seconds_per_step / plain.seconds_per_step
+def _compare_seconds(swapped: Run, others: list[Run]) -> Verdict:
+    ratios = [
+        f"{swapped.seconds_per_step / other.seconds_per_step:.2f} × the {other.seconds_per_step:.2f} s of "
+        + ("plain torch" if other.configuration.kind == "plain" else "the same graphs unswapped")
+        for other in others
+    ]
     return Verdict(
-        None,
-        f"{swapped.configuration.size}³ swapped: {swapped.seconds_per_step:.2f} s a step, {ratio:.2f} × the "
-        f"{plain.seconds_per_step:.2f} s of plain torch",
+        None, f"{swapped.configuration.name}: {swapped.seconds_per_step:.2f} s a step, {' and '.join(ratios)}"
     )

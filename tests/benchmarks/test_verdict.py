@@ -23,7 +23,7 @@ def test_a_good_comparison_holds_budget_and_bits():
     assert [verdict.holds for verdict in found] == [True, True, None, None]
     assert "128³ swapped: peak 990.00 MiB, within the budget of 1000.00 MiB" in found[0].text
     assert "equal to the last bit" in found[1].text
-    assert "4.50 s a step, 1.50 × the 3.00 s of plain torch" in found[3].text
+    assert "4.50 s a step, 1.50 × the 3.00 s of plain torch and 0.90 × the 5.00 s of the same" in found[3].text
 
 
 def test_one_byte_over_the_budget_is_refuted():
