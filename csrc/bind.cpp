@@ -170,8 +170,7 @@ void bind_engine(nb::module_& module) {
       .def(
           "mark", [](PyEngine& self, uint64_t stream) { return self.get().mark(stream); }, "stream"_a, WithoutLock())
       .def(
-          "take_mark", [](PyEngine& self, int64_t mark) { return self.get().take_mark(mark); }, "mark"_a,
-          WithoutLock())
+          "take_mark", [](PyEngine& self, int64_t mark) { return self.get().take_mark(mark); }, "mark"_a, WithoutLock())
       .def(
           "tier_stats",
           [stats_type](PyEngine& self, const std::string& tier) {

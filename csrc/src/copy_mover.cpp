@@ -8,7 +8,8 @@
 namespace lmswap {
 namespace {
 
-constexpr uint64_t kPacedChunkBytes = 8 << 20;  // 0.3 ms at 25 GB/s, some ten times what a sleep may be late by
+// 0.34 ms at 25 GB/s, four times what a sleep is late by (0.08 ms in the median here, which the next one makes up for).
+constexpr uint64_t kPacedChunkBytes = 8 << 20;
 
 }  // namespace
 

@@ -327,6 +327,32 @@ TEST_P(EngineConformance, a_transfer_nobody_waited_for_is_recorded_without_a_wai
   EXPECT_EQ(records.front().wait_end_seconds, 0);
 }
 
+TEST_P(EngineConformance, marks_tell_when_the_stream_passed_them) {
+  const uint64_t pointer = allocate(kPage);
+  const int64_t before = engine_->mark(device_->stream);
+  device_->fill(pointer, kPage, std::byte{1});  // slow
+  const int64_t after = engine_->mark(device_->stream);
+  EXPECT_LE(engine_->take_mark(before), engine_->take_mark(after));
+  EXPECT_EQ(device_->download(pointer, 1).front(), std::byte{1});
+  EXPECT_ERROR(engine_->take_mark(after), ErrorKind::kOption, std::to_string(after));
+  const int64_t left_behind = engine_->mark(device_->stream);
+  engine_->close();
+  EXPECT_ERROR(engine_->take_mark(left_behind), ErrorKind::kOption, "unknown");
+  EXPECT_ERROR(engine_->mark(device_->stream), ErrorKind::kOption, "closed");
+}
+
+TEST_P(EngineConformance, a_target_may_be_larger_than_what_was_swapped_out) {
+  const uint64_t pointer = allocate(kPage), target = allocate(2 * kPage);
+  const auto bytes = make_bytes(kPage, 1), earlier = make_bytes(2 * kPage, 2);
+  device_->upload(pointer, bytes);
+  device_->upload(target, earlier);
+  const Token token = out(pointer, kPage);
+  in_done(in(token, target, 2 * kPage));
+  const auto found = device_->download(target, 2 * kPage);
+  EXPECT_TRUE(std::equal(bytes.begin(), bytes.end(), found.begin()));
+  EXPECT_TRUE(std::equal(earlier.begin() + kPage, earlier.end(), found.begin() + kPage));
+}
+
 TEST_P(EngineConformance, two_hundred_steps_leave_all_use_flat) {
   constexpr uint64_t kBytes = 64 * 1024;
   constexpr int kNum = 4;
