@@ -7,8 +7,9 @@ JOBS ?= $(shell nproc)
 .PHONY: demo test lint test-cpp test-python clean
 .DELETE_ON_ERROR:
 
+# SIZES="64 80" compares other image sides.
 demo: $(VENV)/ready
-	$(BIN)/python -m benchmarks.unet3d.demo
+	$(BIN)/python -m benchmarks.unet3d.demo $(SIZES)
 
 test: lint test-cpp test-python
 

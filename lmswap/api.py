@@ -5,11 +5,13 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import fx, nn
+from torch._dynamo import trace_rules
 from torch._dynamo.exc import BackendCompilerFailed
+from torch._dynamo.external_utils import wrap_inline
 
 from lmswap.errors import CaptureError, LmswapError, OptionError
 from lmswap.execute.record import StepRecord
@@ -36,6 +38,7 @@ def enable(
     tier: str = "auto",
     compiler: str = "fx",
     min_swap_bytes: int | str = 2**20,
+    verify: bool = False,
     disk_directory: str | None = None,
 ) -> ModuleT:
     """Makes ``model`` train within a byte budget; the same object comes back, and the training loop stays as it was.
@@ -53,6 +56,7 @@ def enable(
         tier: where swapped tensors go: "host" (pinned memory), "disk", or "auto": host for CUDA, disk for the CPU.
         compiler: what runs the graphs; "fx" is generated Python code that calls torch's own operators.
         min_swap_bytes: smaller buffers stay where they are.
+        verify: checks every buffer that comes back against the checksum it left with; slower, for doubts.
         disk_directory: where the disk tier puts its (unlinked) file; default: a directory on a real disk.
 
     Raises:
@@ -66,14 +70,14 @@ def enable(
         tier=tier,
         compiler=compiler,
         min_swap_bytes=min_swap_bytes,
+        verify=verify,
         disk_directory=disk_directory,
     )
     if not isinstance(model, nn.Module):
         raise OptionError(f"enable takes a torch.nn.Module, not {type(model).__name__}")
     disable(model)
     session = _open_session(model, type(model).__name__, options)
-    model.compile(backend=session, dynamic=False, **_recompile_arguments())
-    model._compiled_call_impl = _clear_errors(cast(Callable[..., Any], model._compiled_call_impl), session)
+    model._compiled_call_impl = _clear_errors(_compile_call(model, session), session)
     _sessions[model] = session
     weakref.finalize(model, session.close)
     return model
@@ -200,6 +204,15 @@ def _one_device(tensors: Sequence[torch.Tensor]) -> torch.device:
 
 def _trainable_bytes(tensors: Sequence[torch.Tensor]) -> int:
     return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, nn.Parameter) and t.requires_grad)
+
+
+def _compile_call(model: nn.Module, session: Session) -> Callable[..., Any]:
+    """What `nn.Module.compile` makes, but also for modules of torch itself (nn.Sequential), which Dynamo passes by."""
+    call: Callable[..., Any] = model._call_impl
+    if trace_rules.check(model.forward):
+        call = wrap_inline(call)
+    compiled: Callable[..., Any] = torch.compile(call, backend=session, dynamic=False, **_recompile_arguments())
+    return compiled
 
 
 def _recompile_arguments() -> dict[str, Any]:

@@ -23,6 +23,7 @@ class Options:
     tier: str
     compiler: str
     min_swap_bytes: int
+    verify: bool
     disk_directory: str | None
 
     @staticmethod
@@ -33,6 +34,7 @@ class Options:
         tier: str = "auto",
         compiler: str = "fx",
         min_swap_bytes: int | str = 2**20,
+        verify: bool = False,
         disk_directory: str | None = None,
     ) -> Options:
         """Checks every argument.
@@ -43,6 +45,8 @@ class Options:
         _one_of("policy", policy, POLICIES)
         _one_of("tier", tier, TIERS)
         _one_of("compiler", compiler, COMPILERS)
+        if not isinstance(verify, bool):
+            raise OptionError(f"verify must be True or False, not {verify!r}")
         if disk_directory is not None and not isinstance(disk_directory, str):
             raise OptionError(f"disk_directory must be a path as a string, not {disk_directory!r}")
         return Options(
@@ -51,6 +55,7 @@ class Options:
             tier=tier,
             compiler=compiler,
             min_swap_bytes=parse_bytes(min_swap_bytes, what="min_swap_bytes"),
+            verify=verify,
             disk_directory=disk_directory,
         )
 
@@ -61,7 +66,7 @@ class Options:
         Raises:
             OptionError: as `parse`, or a name that `lmswap.enable` does not have.
         """
-        known = ("budget", "policy", "tier", "compiler", "min_swap_bytes", "disk_directory")
+        known = ("budget", "policy", "tier", "compiler", "min_swap_bytes", "verify", "disk_directory")
         for name in options:
             if name not in known:
                 raise OptionError(f"unknown option {name!r}; lmswap has {', '.join(known)}")

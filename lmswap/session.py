@@ -95,7 +95,7 @@ class Session:
         self.machine: Machine = describe_machine(device, self.tier, options.disk_directory)
         native = _open_engine(device, self.tier, self.machine, options)
         self.memory: DeviceMemory = device_memory(device)
-        self.engine = SwapEngine(device, native, self.memory.used_tensor_bytes)
+        self.engine = SwapEngine(device, native, self.memory.used_tensor_bytes, verify=options.verify)
         self.recorder = self.engine.recorder
         try:
             self.budget_bytes = _resolve_budget(options, self.memory)

@@ -88,6 +88,13 @@ def test_the_model_stays_the_same_object_and_is_given_back():
         lmswap.report(model)
 
 
+def test_modules_of_torch_itself_are_captured():
+    model = lmswap.enable(nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 8)), policy="swap_all")
+    model(torch.randn(8, 64)).sum().backward()
+    assert lmswap.report(model).steps == 1
+    lmswap.disable(model)
+
+
 def test_copies_of_an_enabled_model_are_plain_models():
     model = lmswap.enable(CASES["encoder"].make(), policy="swap_all", min_swap_bytes=SMALL)
     CASES["encoder"].loss(model(CASES["encoder"].batch())).backward()
@@ -190,6 +197,29 @@ def test_backward_twice_with_retain_graph_gives_the_same_bits():
     assert_equal_bits(*grads)
 
 
+def test_verify_passes_sound_copies_and_catches_a_single_changed_bit(monkeypatch):
+    case = CASES["resnet"]
+    model = lmswap.enable(case.make(), policy="swap_all", min_swap_bytes=SMALL, verify=True)
+    case.loss(model(case.batch())).backward()
+    assert lmswap.report(model).swapped_in_bytes > 0
+    engine = lmswap.api._sessions[model].engine
+    checked = engine.in_done
+
+    def damaged(token):
+        engine._held[engine._arriving[int(token)]][-1] ^= 1  # the copy in has not been waited for, so wait first
+        return checked(token)
+
+    def arrive(token):
+        while not engine.native.is_finished(engine._arriving[int(token)]):
+            pass
+        return damaged(token)
+
+    monkeypatch.setattr(engine, "in_done", arrive)
+    with pytest.raises(TransferError, match="came back from their tier changed"):
+        case.loss(model(case.batch())).backward()
+    lmswap.disable(model)
+
+
 def test_two_forwards_before_their_backwards_give_the_same_bits():
     case = CASES["resnet"]
     grads = []
@@ -275,6 +305,7 @@ def test_an_infeasible_budget_is_refused_before_any_op_runs():
         ({"tier": "tape"}, "unknown tier 'tape'"),
         ({"tier": "host"}, "memory to memory"),
         ({"compiler": "gcc"}, "unknown compiler 'gcc'"),
+        ({"verify": "yes"}, "verify must be True or False"),
         ({"min_swap_bytes": "x"}, "min_swap_bytes 'x'"),
     ],
 )

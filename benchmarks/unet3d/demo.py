@@ -40,13 +40,10 @@ def main(sizes: Sequence[str]) -> int:
         data=None,
         folder=FOLDER,
     )
+    command = f'make demo SIZES="{small} {large}"' if sizes else "make demo"
     try:
         with ProgressView(console) as view:
-            study = compare(
-                settings,
-                view.on_event,
-                command=" ".join(["make demo", *([f"SIZES='{small} {large}'"] if sizes else [])]),
-            )
+            study = compare(settings, view.on_event, command=command)
     except DataError as error:
         console.print(f"[red]error:[/] {error}", highlight=False)
         return 2

@@ -7,10 +7,13 @@ from collections.abc import Callable
 
 import torch
 
+from lmswap.errors import TransferError
 from lmswap.execute import _C, ops
 from lmswap.execute.record import Recorder
+from lmswap.ir.bytesize import format_bytes
 
 _numbers = itertools.count(1)
+_CHUNK_WORDS = 2**17  # of 8 bytes: sums over 1 MiB also see blocks that changed places
 
 
 class SwapEngine:
@@ -20,8 +23,11 @@ class SwapEngine:
     still reads or writes; `sweep` lets go of them once the copy has ended.
     """
 
-    def __init__(self, device: torch.device, native: _C.Engine, tensor_bytes: Callable[[], int]) -> None:
+    def __init__(
+        self, device: torch.device, native: _C.Engine, tensor_bytes: Callable[[], int], *, verify: bool = False
+    ) -> None:
         self.device, self.native = device, native
+        self._checksums: dict[int, tuple[int, torch.Tensor]] | None = {} if verify else None  # by handle: bytes, sums
         self.number = next(_numbers)
         self.recorder = Recorder(self, tensor_bytes)
         self._held: dict[int, torch.Tensor] = {}  # transfer -> the tensor that it reads or writes
@@ -37,6 +43,8 @@ class SwapEngine:
         capsule = self.native.out_start(buffer, tier, offset, storage.data_ptr(), storage.nbytes(), self._stream())
         token: torch.Tensor = torch.utils.dlpack.from_dlpack(capsule)
         self._held[self.native.out_transfer(int(token))] = x
+        if self._checksums is not None:
+            self._checksums[int(token)] = (storage.nbytes(), _checksum(storage, storage.nbytes()))
         return token
 
     def out_done(self, token: torch.Tensor, x: torch.Tensor) -> None:
@@ -58,9 +66,17 @@ class SwapEngine:
 
     def in_done(self, token: torch.Tensor) -> None:
         """Makes compute wait until the bytes of ``token`` have arrived."""
-        transfer = self._arriving.pop(int(token))
+        handle = int(token)
+        transfer = self._arriving.pop(handle)
         self.native.in_done(transfer, self._stream())
-        self._held.pop(transfer, None)
+        arrived = self._held.pop(transfer)
+        if self._checksums is not None:
+            nbytes, expected = self._checksums[handle]
+            if not torch.equal(_checksum(arrived.untyped_storage(), nbytes), expected):
+                raise TransferError(
+                    f"{format_bytes(nbytes)} came back from their tier changed: memory, disk or lmswap is at fault; "
+                    "the step is lost, do not use its gradients"
+                )
 
     def mark(self) -> int:
         """See `lmswap.execute.record.Clock`; so are the next two."""
@@ -76,6 +92,8 @@ class SwapEngine:
         """Lets go of tensors whose copies ended although nobody waited for them: an exception cut the step short."""
         for transfer in [transfer for transfer in self._held if self.native.is_finished(transfer)]:
             del self._held[transfer]
+        if self._checksums and self.native.live_handles() == 0:
+            self._checksums.clear()
         self._arriving = {handle: transfer for handle, transfer in self._arriving.items() if transfer in self._held}
 
     def close(self) -> None:
@@ -89,3 +107,12 @@ class SwapEngine:
         if self.device.type == "cuda":
             return int(torch.cuda.current_stream(self.device).cuda_stream)
         return 0
+
+
+def _checksum(storage: torch.UntypedStorage, nbytes: int) -> torch.Tensor:
+    """Sums of 8-byte words over the first ``nbytes``: one for each whole MiB, one for the words left, one for bytes."""
+    flat = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, 0, (nbytes,), (1,))
+    words = flat[: nbytes // 8 * 8].view(torch.int64)
+    whole = words.numel() // _CHUNK_WORDS * _CHUNK_WORDS
+    rest = torch.stack([words[whole:].sum(), flat[words.numel() * 8 :].sum()])
+    return torch.cat([words[:whole].view(-1, _CHUNK_WORDS).sum(1), rest])

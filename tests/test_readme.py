@@ -1,0 +1,59 @@
+"""What the README shows works: its Python runs, and each of its commands is run here or by continuous integration."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import lmswap
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BY_CI = {"make demo", "make test"}
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def commands() -> list[str]:
+    return [line.partition("#")[0].strip() for block in blocks("sh") for line in block.splitlines() if line.strip()]
+
+
+def test_the_training_loop_runs_as_printed():
+    (loop,) = blocks("python")
+    model = nn.Sequential(nn.Linear(256, 1024), nn.Tanh(), nn.Linear(1024, 4))
+    names = {
+        "model": model,
+        "loader": [(torch.randn(512, 256), torch.randn(512, 4)) for _ in range(3)],
+        "criterion": nn.MSELoss(),
+        "optimizer": torch.optim.Adam(model.parameters()),
+    }
+    exec(loop, names)
+    with pytest.raises(lmswap.errors.OptionError, match="not enabled"):
+        lmswap.report(model)
+
+
+def test_ci_runs_the_make_targets():
+    assert {command for command in commands() if command.startswith("make")} == BY_CI
+    ci = (ROOT / ".ci" / "run").read_text()
+    assert all(command in ci for command in BY_CI)
+
+
+@pytest.mark.parametrize("command", [c for c in commands() if c.startswith("lmswap") and "bench" not in c])
+def test_each_command_runs(command, tmp_path):
+    (tmp_path / "program.json").write_text((ROOT / "tests" / "data" / "program.json").read_text())
+    words = [str(Path(sys.executable).with_name("lmswap")), *shlex.split(command)[1:]]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_links_lead_somewhere():
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
