@@ -4,10 +4,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <iterator>
-#include <new>
+
+#include "lmswap/error.h"
 
 namespace lmswap::heap {
 namespace {
@@ -74,7 +76,8 @@ PageHeap::PageHeap(size_t reserve_bytes) : page_bytes_(static_cast<size_t>(sysco
     accessible_end_ = reserved_.start;
     return;
   }
-  throw std::bad_alloc();
+  throw Error(ErrorKind::kOption, "heap: the process may not reserve even " + format_bytes(kGrowBytes) +
+                                      " of addresses (" + errno_text(errno) + "); raise its limit, ulimit -v");
 }
 
 PageHeap::~PageHeap() { munmap(pointer_to(reserved_.start), reserved_.nbytes); }

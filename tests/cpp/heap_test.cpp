@@ -12,6 +12,8 @@
 #include <thread>
 #include <vector>
 
+#include "lmswap/error.h"
+
 namespace lmswap::heap {
 namespace {
 
@@ -193,18 +195,38 @@ TEST(PageHeapDeathTest, AbortsOnAPointerThatIsNoLiveBlock) {
   EXPECT_DEATH(heap.free(block), "not the start of a live block");
 }
 
+/// Lets the process map only `nbytes` more than it has.
+void limit_addresses(size_t nbytes) {
+  size_t mapped_pages = 0;
+  std::ifstream("/proc/self/statm") >> mapped_pages;
+  const rlimit limit{mapped_pages * kPage + nbytes, RLIM_INFINITY};
+  if (setrlimit(RLIMIT_AS, &limit) != 0) std::_Exit(1);
+}
+
 TEST(PageHeapDeathTest, MakesDoWithFewerAddressesUnderALimit) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto serve_under_limit = [] {
-    size_t mapped_pages = 0;
-    std::ifstream("/proc/self/statm") >> mapped_pages;
-    const rlimit limit{mapped_pages * kPage + 1024 * kMiB, RLIM_INFINITY};
-    if (setrlimit(RLIMIT_AS, &limit) != 0) std::_Exit(1);
+    limit_addresses(1024 * kMiB);
     PageHeap heap(size_t{1} << 40);
     const bool is_served = heap.allocate(100 * kMiB) != nullptr && heap.allocate(1024 * kMiB) == nullptr;
     std::_Exit(is_served ? 0 : 2);
   };
   EXPECT_EXIT(serve_under_limit(), testing::ExitedWithCode(0), "");
+}
+
+TEST(PageHeapDeathTest, SaysSoWhenThereAreNoAddresses) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto make_under_limit = [] {
+    limit_addresses(32 * kMiB);
+    try {
+      PageHeap heap(size_t{1} << 40);
+    } catch (const Error& error) {
+      std::fputs(error.what(), stderr);
+      std::_Exit(error.kind() == ErrorKind::kOption ? 0 : 2);
+    }
+    std::_Exit(3);
+  };
+  EXPECT_EXIT(make_under_limit(), testing::ExitedWithCode(0), "may not reserve even 64.0 MiB.*ulimit -v");
 }
 
 /// A random walk of allocations and frees, checked after every move against what a heap must hold to.

@@ -18,7 +18,7 @@
 // How many: replaying the allocations of training steps once they repeat, of the pages handed out 0.5 % are fresh for
 // the 3D U-Net at 96^3 (9 thousand of 2 million per step; plain torch faults 1.3 million), 4 % for a network of three
 // small convolutions (29 % without the second rule). Moving pages under new addresses by mremap brings either below
-// 0.5 %, but no step became measurably faster.
+// 0.5 %, but no step became measurably faster; nor did huge pages make one faster (the first step became slower).
 #pragma once
 
 #include <cstddef>
@@ -72,7 +72,7 @@ class RangeSet {
 class PageHeap {
  public:
   /// Reserves addresses only, and halves the reservation until the process's limits allow it.
-  /// Throws std::bad_alloc when not even 64 MiB of addresses are to be had.
+  /// Throws Error(kOption) when not even 64 MiB of addresses are to be had.
   explicit PageHeap(size_t reserve_bytes);
   ~PageHeap();
   PageHeap(const PageHeap&) = delete;

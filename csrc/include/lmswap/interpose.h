@@ -24,8 +24,9 @@ namespace lmswap::heap {
 
 /// Serves allocations of at least `threshold_bytes` of `libraries`: loaded objects, by file name ("libc10.so").
 ///
-/// Installing again adds libraries and sets the new threshold; what is loaded later has to be named then.
-/// Throws Error(kOption), with nothing changed, when a library is not loaded or takes no memory through posix_memalign.
+/// Installing again adds libraries, sets the new threshold and lifts the limit; what is loaded later has to be named
+/// then. Throws Error(kOption), with nothing newly served, when a library is not loaded or takes no memory through
+/// posix_memalign.
 void install(size_t threshold_bytes, const std::vector<std::string>& libraries);
 
 /// Serves no new allocation and gives retained pages back. Live blocks stay valid until freed, at once to the kernel:
