@@ -96,8 +96,6 @@ def _check_copy(swap: Swap, earlier: tuple[Swap, ...], writes: list[int]) -> Non
         copied = max((e.out_start for e in same_place if e.out_start is not None), default=None)
     if copied is None:
         raise PlanInvalid("copy", "no copy out, and no earlier one at its place in the tier", buffer=swap.buffer)
-    if not any(write < copied for write in writes):
-        raise PlanInvalid("copy", f"copied out at {copied}, before it is made", buffer=swap.buffer)
     for write in writes:
         if copied <= write < swap.release:
             raise PlanInvalid("copy", f"written after the copy out at {copied}", buffer=swap.buffer, op=write)
@@ -146,10 +144,7 @@ def _check_segments(program: Program, swap: Swap, earlier: tuple[Swap, ...], use
 
 
 def _segment(program: Program, op: int) -> Segment:
-    for segment in program.segments:
-        if segment.start <= op < segment.stop:
-            return segment
-    raise PlanInvalid("segments", "no segment executes it", op=op)
+    return next(segment for segment in program.segments if segment.start <= op < segment.stop)
 
 
 def _check_lanes(plan: Plan) -> None:

@@ -57,14 +57,14 @@ def test_a_gap_between_functions_that_hand_nothing_on_does_not_count():
     step = build(
         """
         forward 0
-        f1 1: x -> a e
+        f1 1: x -> a e k
         f2 1: a -> y
         forward 1
         h1 1: y -> b
         h2 1: a b -> z
         backward 1
         i1 1: tz -> gz
-        i2 1: a gz -> gy
+        i2 1: a k gz -> gy
         backward 0
         g1 1: ty -> c
         g2 1: e c -> gx
@@ -74,7 +74,8 @@ def test_a_gap_between_functions_that_hand_nothing_on_does_not_count():
         gradients="gx gy",
     )
     a, e = step.id("a"), step.id("e")
-    # a: f2 → h2 is from forward 0 to forward 1; h2 → i2 is within graph 1, as f1 → g2 is for e within graph 0.
+    # a: f2 → h2 is from forward 0 to forward 1; h2 → i2 is within graph 1, as f1 → g2 is for e within graph 0; k goes
+    # from forward 0 to backward 1.
     assert swappable_gaps(step.program, live_ranges(step.program), 0) == (Gap(a, 3, 5), Gap(e, 0, 7))
 
 

@@ -52,6 +52,12 @@ def test_blocks_that_follow_each_other_share_a_place():
     assert pack([]).capacity_bytes == 0
 
 
+def test_a_block_fits_into_a_hole_of_just_its_size():
+    # At most two are held at once, and a hole that opens between two others is exactly one page.
+    blocks = [Block(start, stop, PAGE_BYTES) for start, stop in ((4, 6), (5, 9), (7, 14), (2, 5))]
+    assert pack(blocks).capacity_bytes == live_bytes(blocks) == 2 * PAGE_BYTES
+
+
 def test_a_copy_keeps_its_place_for_all_swaps_that_it_serves():
     step = build("inference\nf1 1: x -> a b\nf2 1: a b -> c\nf3 1: a b c -> y", sizes={"a": 1, "b": 1})
     a, b = step.id("a"), step.id("b")

@@ -82,6 +82,8 @@ def test_at_the_end_of_a_segment_a_buffer_that_has_not_left_stays_if_there_is_ro
     assert place(problem_of(step, 22), gaps) == ()
     # One byte less, and one must go: the one that is needed last.
     assert positions(place(problem_of(step, 21), gaps)) == [(2, 3, 5, 5)]
+    late = {gap: gap.before for gap in gaps}
+    assert positions(place(problem_of(step, 20), gaps, wishes=late)) == [(2, 3, 5, 5)]
     assert len(place(problem_of(step, 22), gaps, even_if_late=True)) == 2
 
 

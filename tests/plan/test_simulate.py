@@ -107,15 +107,17 @@ def test_copies_of_one_lane_run_one_after_the_other_in_plan_order():
 
 
 @pytest.mark.parametrize(
-    ("both_factor", "arrives"),
-    # a is on its way in from 10 when b has been leaving since 9 and has 3 s to go; a needs 2 s alone.
+    ("both_factor", "b_bytes", "arrives"),
+    # a, 2 s alone, is on its way in from 10; b has been leaving since 9, for as many seconds as it has bytes.
     [
-        (1.0, 12.0),  # full duplex: not at all delayed
-        (0.75, 13.0),  # at half its rate beside b: 1 of its 2 s done by 12, 1 to go
-        (0.5, 14.0),  # half duplex: waits until b has left at 12, then 2 s
+        (1.0, 3, 12.0),  # full duplex: not at all delayed
+        (0.75, 3, 13.0),  # at half its rate beside b: 1 of its 2 s done by 12, 1 to go
+        (0.75, 9, 14.0),  # at half its rate all the way
+        (0.5, 3, 14.0),  # half duplex: waits until b has left at 12, then 2 s
+        (0.3, 3, 14.0),  # slower than taking turns: the lanes are taken to take turns
     ],
 )
-def test_copies_both_ways_share_what_the_link_moves(both_factor: float, arrives: float):
+def test_copies_both_ways_share_what_the_link_moves(both_factor: float, b_bytes: int, arrives: float):
     step = build(
         """
         inference
@@ -127,11 +129,11 @@ def test_copies_both_ways_share_what_the_link_moves(both_factor: float, arrives:
         f6 1: a e -> f
         f7 1: b f -> y
         """,
-        sizes={"a": 2, "b": 3},
+        sizes={"a": 2, "b": b_bytes},
     )
     a, b = Swap(step.id("a"), "host", 0, 2, 3, 4, 5), Swap(step.id("b"), "host", 4096, 3, 6, 6, 6)
     timeline = simulate(step.program, step.costs, unit_machine(both_factor=both_factor), plan(a, b))
-    assert spans(timeline, Lane.OUT) == [("a", 2, 4), ("b", 9, 12)]
+    assert spans(timeline, Lane.OUT) == [("a", 2, 4), ("b", 9, 9 + b_bytes)]
     assert spans(timeline, Lane.IN)[0] == ("a", 10, arrives)
 
 

@@ -41,7 +41,7 @@ STEP = build(
     tangents="ty tz",
     gradients="gx gy",
 )
-A, B = STEP.id("a"), STEP.id("b")
+A, B, D = STEP.id("a"), STEP.id("b"), STEP.id("d")
 #                 0   1   2   3   4 | 5   6 | 7 | 8   9   10  11  12
 #                 f1  f2  f3  f4  f5  h1  h2  i2  g5  g4  g3  g2  g1
 MACHINE = unit_machine(capacity=2**14)
@@ -81,6 +81,7 @@ def test_the_plans_that_are_broken_below_are_valid():
 @pytest.mark.parametrize(
     ("rule", "swaps"),
     {
+        "a buffer that does not exist": ("buffers", [swap(99, 1, 2, 3, 4)]),
         "an output is swapped": ("buffers", [swap(STEP.id("y"), 5, 5, 5, 5)]),
         "a parameter or input is swapped": ("buffers", [swap(STEP.id("x"), 1, 2, 3, 4)]),
         "a tangent is swapped": ("buffers", [swap(STEP.id("ty"), 9, 9, 9, 9)]),
@@ -102,8 +103,8 @@ def test_the_plans_that_are_broken_below_are_valid():
         "swapped twice at once": ("overlap", [swap(B, 4, 5, 8, 10), replace(CROSSING_B, out_start=5)]),
         "released in another segment than used": ("segments", [replace(CROSSING_B, release=6)]),
         "brought back in another segment": ("segments", [replace(CROSSING_B, in_start=7)]),
-        "out in another segment than used": ("segments", [swap(STEP.id("d"), 4, 10, 10, 11)]),
-        "its copy is in another function": ("segments", [IN_FORWARD, swap(A, None, 10, 11, 12)]),
+        "out in another segment than used": ("segments", [swap(D, 4, 10, 10, 11)]),
+        "its copy is in another function": ("segments", [swap(D, 4, 4, 4, 4), swap(D, None, 10, 10, 11)]),
         "listed against the order of need": ("lanes", [IN_FORWARD, CROSSING_A, CROSSING_B]),
         "place is not on a page": ("tier", [replace(CROSSING_B, offset=512)]),
         "place is negative": ("tier", [replace(CROSSING_B, offset=-4096)]),
