@@ -30,11 +30,11 @@ lint: $(VENV)/ready
 
 # The C++ tests run plain, under ThreadSanitizer, and under AddressSanitizer with UBSan.
 test-cpp: $(VENV)/ready
-	set -e; for sanitizer in none thread address; do \
-	  $(BIN)/cmake -S csrc -B build/cpp-$$sanitizer -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
+	set -e; for sanitizer in "" thread address; do \
+	  $(BIN)/cmake -S csrc -B build/cpp$$sanitizer -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
 	    -DLMSWAP_BUILD_TESTS=ON -DLMSWAP_SANITIZER=$$sanitizer; \
-	  $(BIN)/cmake --build build/cpp-$$sanitizer --parallel $(JOBS); \
-	  $(BIN)/ctest --test-dir build/cpp-$$sanitizer --output-on-failure --parallel $(JOBS); \
+	  $(BIN)/cmake --build build/cpp$$sanitizer --parallel $(JOBS); \
+	  $(BIN)/ctest --test-dir build/cpp$$sanitizer --output-on-failure --parallel $(JOBS); \
 	done
 
 test-python: $(VENV)/ready
