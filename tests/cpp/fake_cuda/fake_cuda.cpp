@@ -296,6 +296,17 @@ void forget_uses(uintptr_t begin, size_t nbytes) {
   world().uses.remove_if([&](const Use& use) { return use.begin < begin + nbytes && begin < use.end; });
 }
 
+// A destroyed stream's thread ends its work first; clocks must not grow with every stream there ever was.
+void forget_stream(uint64_t number) {
+  world().uses.remove_if([&](const Use& use) { return use.stream == number; });
+  world().host.erase(number);
+  for (const auto& [handle, stream] : world().streams) stream->clock.erase(number);
+  for (const auto& stream : world().default_streams) {
+    if (stream) stream->clock.erase(number);
+  }
+  for (const auto& [handle, event] : world().events) event->clock.erase(number);
+}
+
 Result release(const char* symbol, void* pointer, Kind kind) {
   const auto memory = world().memories.find(reinterpret_cast<uintptr_t>(pointer));
   if (memory == world().memories.end() || memory->second.kind != kind || !memory->second.is_owned) {
@@ -525,6 +536,7 @@ Result cuStreamDestroy_v2(Stream handle) {
   FAKE_STREAM(cuStreamDestroy_v2, handle);
   destroyed = stream_state;
   world().streams.erase(reinterpret_cast<uintptr_t>(handle));
+  forget_stream(destroyed->number);
   return kSuccess;
 }
 
