@@ -11,7 +11,7 @@ import pytest
 from lmswap import cli
 from lmswap.errors import LmswapError, PlanInfeasible
 from lmswap.ir.machine import Link, Machine, Rate, Tier
-from tests.report.small_step import MIB, PROGRAM
+from tests.reporting.small_step import MIB, PROGRAM
 
 UNIT_LINK = Link(Rate.constant(2**30), Rate.constant(2**29), both_factor=0.5)
 MACHINE = Machine("unit", 2**30, 1e9, 1e9, 1e-6, (Tier("disk", 2**30, UNIT_LINK),))

@@ -8,7 +8,7 @@ import pytest
 
 from lmswap.errors import OptionError
 from lmswap.ir.timeline import Lane, Span, Timeline
-from tests.report.small_step import MIB, planned_report, report
+from tests.reporting.small_step import MIB, planned_report, report
 
 NUMBER = (int, float)
 

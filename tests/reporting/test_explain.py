@@ -2,7 +2,7 @@ import json
 
 from lmswap.ir.plan import Decision
 from lmswap.reporting import BufferDecision, Explanation, make_explanation
-from tests.report.small_step import MIB, PLAN, PROGRAM
+from tests.reporting.small_step import MIB, PLAN, PROGRAM
 
 GOLDEN = """\
 Small: decisions of policy 'swap_all', largest buffer first

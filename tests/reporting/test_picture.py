@@ -7,7 +7,7 @@ import pytest
 from lmswap.errors import OptionError
 from lmswap.ir.timeline import Lane, Span, Timeline
 from lmswap.reporting.picture import merge_spans
-from tests.report.small_step import planned_report, report
+from tests.reporting.small_step import planned_report, report
 
 
 def test_a_png_and_an_svg_are_written(tmp_path):
@@ -28,7 +28,7 @@ def test_a_timeline_without_a_memory_curve_says_so(tmp_path):
 
 def test_the_users_own_figures_are_left_alone(tmp_path):
     code = (
-        "import sys; from tests.report.small_step import report; "
+        "import sys; from tests.reporting.small_step import report; "
         f"report().plot({str(tmp_path / 'step.png')!r}); sys.exit('matplotlib.pyplot' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

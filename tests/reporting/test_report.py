@@ -7,7 +7,7 @@ import pytest
 
 from lmswap.ir.plan import Decision
 from lmswap.ir.timeline import Timeline
-from tests.report.small_step import MIB, PLAN, PROGRAM, planned_report, report, timeline
+from tests.reporting.small_step import MIB, PLAN, PROGRAM, planned_report, report, timeline
 
 GOLDEN = """\
 lmswap report: Small on cpu (unit machine), after 3 steps
@@ -126,5 +126,5 @@ def test_json_holds_every_field():
 
 
 def test_reports_are_read_without_torch():
-    code = "import sys; from tests.report.small_step import report; str(report()); assert 'torch' not in sys.modules"
+    code = "import sys; from tests.reporting.small_step import report; str(report()); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
