@@ -151,6 +151,8 @@ void bind_engine(nb::module_& module) {
           "out_transfer", [](PyEngine& self, int64_t handle) { return self.get().out_transfer(handle); }, "handle"_a,
           WithoutLock())
       .def(
+          "nbytes", [](PyEngine& self, int64_t handle) { return self.get().nbytes(handle); }, "handle"_a, WithoutLock())
+      .def(
           "is_finished", [](PyEngine& self, int64_t transfer) { return self.get().is_finished(transfer); },
           "transfer"_a, WithoutLock())
       .def("take_records",

@@ -220,6 +220,25 @@ def test_verify_passes_sound_copies_and_catches_a_single_changed_bit(monkeypatch
     lmswap.disable(model)
 
 
+def test_storages_of_another_length_than_traced_come_back_whole():
+    class Strided(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(64, 64)
+
+        def forward(self, x):
+            h = torch.tanh(self.linear(x))
+            h = h * 2
+            h[:, 0] = 1.0  # its fill keeps the column's strides: the real storage ends at the last element
+            return h.exp() * torch.tanh(h)
+
+    case = Case(Strided, lambda: torch.randn(256, 64))
+    expected, _ = train(case, "none")
+    actual, report = train(case, "swap_all")
+    assert report.swapped_out_bytes > 0
+    assert_equal_bits(actual, expected)
+
+
 def test_two_forwards_before_their_backwards_give_the_same_bits():
     case = CASES["resnet"]
     grads = []

@@ -143,6 +143,11 @@ int64_t Engine::out_transfer(int64_t handle) {
   return find_handle(handle).transfers.front()->number;
 }
 
+uint64_t Engine::nbytes(int64_t handle) {
+  const std::lock_guard lock(mutex_);
+  return find_handle(handle).block.nbytes;
+}
+
 void Engine::wait_for(int64_t number, StreamHandle stream) {
   TransferPointer transfer;
   std::shared_ptr<Driver> driver;  // a concurrent close takes the engine's own

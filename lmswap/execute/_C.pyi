@@ -68,6 +68,9 @@ class Engine:
     def out_transfer(self, handle: int) -> int:
         """The number of the transfer that out_start queued for ``handle``."""
 
+    def nbytes(self, handle: int) -> int:
+        """How many bytes were swapped out."""
+
     def is_finished(self, transfer: int) -> bool:
         """Whether the device memory of the transfer is no longer touched (also true after it failed)."""
 

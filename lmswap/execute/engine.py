@@ -54,10 +54,12 @@ class SwapEngine:
         self._held.pop(self.native.out_transfer(handle), None)
         self.recorder.memory_changed()
 
-    def in_start(self, token: torch.Tensor, buffer: int, nbytes: int, device: torch.device) -> torch.Tensor:
+    def in_start(self, token: torch.Tensor, buffer: int, device: torch.device) -> torch.Tensor:
         """Takes device memory and queues the copy into it."""
-        flat = torch.empty(nbytes, dtype=torch.uint8, device=device)
         handle = int(token)
+        # What left, not what was traced: an operator may make a storage of another length than its fake kernel says.
+        nbytes = self.native.nbytes(handle)
+        flat = torch.empty(nbytes, dtype=torch.uint8, device=device)
         transfer = self.native.in_start(buffer, handle, flat.data_ptr(), nbytes, self._stream())
         self._held[transfer] = flat
         self._arriving[handle] = transfer

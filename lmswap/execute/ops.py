@@ -61,7 +61,7 @@ def _out_done(token: torch.Tensor, x: torch.Tensor, engine: int) -> None:
 
 
 def _in_start(token: torch.Tensor, engine: int, buffer: int, nbytes: int, device: torch.device) -> torch.Tensor:
-    return find_engine(engine).in_start(token, buffer, nbytes, device)
+    return find_engine(engine).in_start(token, buffer, device)  # nbytes is what tracing is told
 
 
 def _in_done(flat: torch.Tensor, token: torch.Tensor, engine: int) -> torch.Tensor:

@@ -13,6 +13,7 @@ class MemoryEngine:
     def __init__(self) -> None:
         self.number = 10**9 + id(self) % 10**6
         self.stored: dict[int, torch.Tensor] = {}
+        self.arriving: dict[int, torch.Tensor] = {}
         self.num_out = self.num_in = 0
         ops.ENGINES[self.number] = self  # type: ignore[assignment]
 
@@ -24,18 +25,14 @@ class MemoryEngine:
     def out_done(self, token: torch.Tensor, x: torch.Tensor) -> None:
         _bytes(x).fill_(0xFF)  # a later use of released memory reads NaN
 
-    def in_start(self, token: torch.Tensor, swap: int, nbytes: int, device: torch.device) -> torch.Tensor:
+    def in_start(self, token: torch.Tensor, buffer: int, device: torch.device) -> torch.Tensor:
         self.num_in += 1
-        self.arriving = getattr(self, "arriving", {})
-        flat = torch.full((nbytes,), 0xFF, dtype=torch.uint8)
+        flat = torch.full_like(self.stored[int(token)], 0xFF)
         self.arriving[int(token)] = flat
         return flat
 
     def in_done(self, token: torch.Tensor) -> None:
-        stored = self.stored[int(token)]
-        self.arriving.pop(int(token))[: stored.numel()].copy_(
-            stored
-        )  # a traced storage can be longer than the real one
+        self.arriving.pop(int(token)).copy_(self.stored[int(token)])
 
 
 def _bytes(x: torch.Tensor) -> torch.Tensor:
