@@ -35,7 +35,6 @@ class PlanInfeasible(LmswapError):
         where: str,
         live: tuple[tuple[str, int], ...] = (),
         policy: str = "",
-        advice: str = "",
     ) -> None:
         self.budget_bytes, self.needed_bytes, self.where = budget_bytes, needed_bytes, where
         self.live, self.policy = live, policy
@@ -44,7 +43,7 @@ class PlanInfeasible(LmswapError):
             f"policy '{policy}' cannot fit this step into {budget_bytes / 2**20:.1f} MiB: it needs at least "
             f"{needed_bytes / 2**20:.1f} MiB at {where}"
             + (f"; live there: {largest}" if largest else "")
-            + f". {advice or f'Give a budget of at least {needed_bytes / 2**20:.1f} MiB, or a smaller batch or image.'}"
+            + f". Give a budget of at least {needed_bytes / 2**20:.1f} MiB, or a smaller batch or image."
         )
 
 
