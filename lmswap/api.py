@@ -84,11 +84,18 @@ def enable(
 
 
 def disable(model: nn.Module) -> None:
-    """Gives ``model`` back as it was before `enable` and frees its host memory and files; harmless if not enabled."""
-    session = _sessions.pop(model, None)
-    if session is not None:
+    """Gives ``model`` back as it was before `enable` and frees its host memory and files; harmless if not enabled.
+
+    A module made by ``torch.compile(backend="lmswap")`` cannot be called any more afterwards; the one inside it can.
+    """
+    session = _find_session(model)
+    if session is None:
+        return
+    if model in _sessions:
+        del _sessions[model]
         model._compiled_call_impl = None
-        session.close()
+    _compiled[:] = [known for known in _compiled if known[1] is not session]
+    session.close()
 
 
 def report(model: nn.Module) -> Report:
@@ -168,16 +175,20 @@ def _open_session(model: nn.Module, name: str, options: Options) -> Session:
 
 
 def _session(model: nn.Module) -> Session:
-    session = _sessions.get(model)
-    if session is None and isinstance(model, torch._dynamo.OptimizedModule):
-        backend: Any = model.dynamo_ctx.callback
-        while hasattr(backend, "_torchdynamo_orig_backend"):
-            backend = backend._torchdynamo_orig_backend
-        given = getattr(backend, "kwargs", {}).get("options")
-        session = next((session for known, session in _compiled if known is given), None)
+    session = _find_session(model)
     if session is None:
         raise OptionError(f"{type(model).__name__} is not enabled: call lmswap.enable(model, budget=...) first")
     return session
+
+
+def _find_session(model: nn.Module) -> Session | None:
+    if not isinstance(model, torch._dynamo.OptimizedModule):
+        return _sessions.get(model)
+    backend: Any = model.dynamo_ctx.callback
+    while hasattr(backend, "_torchdynamo_orig_backend"):
+        backend = backend._torchdynamo_orig_backend
+    given = getattr(backend, "kwargs", {}).get("options")
+    return next((session for known, session in _compiled if known is given), None)
 
 
 def _measured(record: StepRecord, step: PlannedStep) -> Timeline:

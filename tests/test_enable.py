@@ -299,6 +299,11 @@ def test_torch_compile_takes_lmswap_as_a_backend():
     assert all(torch.equal(p.grad, e) for p, e in zip(model.parameters(), expected[1:], strict=False))
     assert lmswap.report(compiled).swapped_out_bytes > 0
     lmswap.disable(compiled)
+    with pytest.raises(OptionError, match="not enabled"):
+        lmswap.report(compiled)
+    with pytest.raises(TransferError, match="closed"):
+        compiled(case.batch())
+    model(case.batch())
 
 
 def test_an_infeasible_budget_is_refused_before_any_op_runs():
