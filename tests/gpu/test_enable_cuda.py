@@ -1,0 +1,73 @@
+"""The properties of tests/test_enable.py on a CUDA device; skipped where there is none."""
+
+import pytest
+import torch
+
+import lmswap
+from tests.models import CASES, Case
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+SMALL = 4096
+# Its step holds some hundred MiB.
+LARGE = Case(CASES["resnet"].make, lambda: torch.randn(16, 3, 192, 192))
+
+
+@pytest.fixture(autouse=True)
+def deterministic(monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def train(case: Case, policy: str, *, tier: str = "host", budget: int | str = "auto", num_steps: int = 3):
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    model = case.make().cuda()
+    lmswap.enable(model, budget=budget, policy=policy, tier=tier, min_swap_bytes=SMALL)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    results = []
+    for _ in range(num_steps):
+        output = model(case.batch().cuda())
+        tensors = output if isinstance(output, tuple) else (output,)
+        loss = sum((tensor.float() ** 2).mean() for tensor in tensors)
+        loss.backward()
+        results += [loss.detach().clone(), *(p.grad.clone() for p in model.parameters())]
+        optimizer.step()
+        optimizer.zero_grad()
+        del output, tensors, loss
+    report = lmswap.report(model)
+    lmswap.disable(model)
+    return results, report
+
+
+@pytest.mark.parametrize("tier", ["host", "disk"])
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.filterwarnings("default")  # some CUDA kernels have no deterministic form, and say so
+def test_every_policy_gives_the_same_bits(name, tier):
+    expected, _ = train(CASES[name], "none")
+    again, _ = train(CASES[name], "none")
+    if not all(torch.equal(a, b) for a, b in zip(again, expected, strict=True)):
+        pytest.skip("this model's kernels do not repeat their own bits on this device")
+    for policy in ("swap_all", "tflms"):
+        actual, report = train(CASES[name], policy, tier=tier)
+        assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+        if policy == "swap_all":
+            assert report.swapped_out_bytes > 0
+            assert report.tier_used_bytes == 0
+
+
+@pytest.mark.filterwarnings("default")
+def test_what_torch_allocates_stays_within_the_budget():
+    _, unlimited = train(LARGE, "none")
+    fixed = unlimited.base_bytes + unlimited.reserve_bytes
+    budget = fixed + unlimited.margin_bytes + int(0.85 * (unlimited.predicted_peak_bytes - fixed))
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    _, report = train(LARGE, "auto", budget=budget)
+    assert report.swapped_out_bytes > 0
+    assert report.measured_peak_bytes <= budget
+    assert torch.cuda.max_memory_allocated() <= budget
