@@ -123,7 +123,7 @@ class _Lowering:
                 writes=tuple(dict.fromkeys([*made, *mutated])),
                 flops=_flops(node),
                 is_view=not made and not mutated and _returns_alias(node),
-                is_random=_is_random(node),
+                is_repeatable=not _is_random(node),
             )
         )
 

@@ -12,7 +12,9 @@ tier       where swapped bytes live: host (pinned memory) or disk; the device is
 link       the path to a tier: seconds by size, out (away from the device) and in
 swap       one trip of a buffer to a tier and back
 release    the position from which the device memory of a swapped buffer is free
+recompute  to drop a buffer and make it again by a rerun, a second run of the op that made it
 keep       the opposite decision: the buffer stays on the device
+schedule   what runs under a plan, reruns included: a program again
 lane       a queue that runs beside compute: out, in
 stall      compute waiting for a copy
 budget     the bytes that the device may hold at any time; peak is what it does hold at most

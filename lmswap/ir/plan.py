@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from typing import Any
+
+from lmswap.errors import OptionError
+
+SCHEMA = "lmswap.plan/1"
 
 
 class Decision(StrEnum):
@@ -11,12 +18,26 @@ class Decision(StrEnum):
 
     KEEP = "keep"
     SWAP = "swap"
+    RECOMPUTE = "recompute"
+
+
+@dataclass(frozen=True, slots=True)
+class Rerun:
+    """A second run: op ``op`` of the program runs once more just before the op that the program has at ``position``.
+
+    It makes all buffers that the op writes anew, and whatever reads one of them later reads the new one. So the old one
+    dies at its last use before: dropping a buffer and computing it again is one decision.
+    """
+
+    op: int
+    position: int
 
 
 @dataclass(frozen=True, slots=True)
 class Swap:
     """One trip of a buffer to a tier and back, in the gap between two of its uses.
 
+    Ops and buffers are those of the plan's schedule (`lmswap.ir.schedule`), in which second runs are ops like others.
     All four times are positions (just before that op)::
 
         last use before        next use
@@ -45,7 +66,7 @@ class Swap:
 
 @dataclass(frozen=True)
 class Plan:
-    """Swaps in order of need (``first_use``), and what the simulator says they will cost.
+    """Second runs in order of execution, swaps in order of need (``first_use``), and what both are predicted to cost.
 
     Copies at different positions are queued by position, copies at the same one in the order of ``swaps``.
 
@@ -58,8 +79,49 @@ class Plan:
     predicted_seconds: float
     predicted_peak_bytes: int
     tier_bytes: dict[str, int] = field(default_factory=dict)  # capacity each tier must offer
-    reasons: dict[int, str] = field(default_factory=dict)  # buffer id -> why, for people
+    reasons: dict[int, str] = field(default_factory=dict)  # buffer id of the program -> why, for people
+    reruns: tuple[Rerun, ...] = ()
 
-    def decision(self, buffer: int) -> Decision:
-        """What happens to ``buffer``."""
-        return Decision.SWAP if any(swap.buffer == buffer for swap in self.swaps) else Decision.KEEP
+    def to_json(self) -> str:
+        """The plan as JSON text; `from_json` reads it back equal."""
+        return json.dumps({"schema": SCHEMA, **asdict(self)}, separators=(",", ":"))
+
+    @staticmethod
+    def from_json(text: str) -> Plan:
+        """Reads what `to_json` wrote. Whether the plan is any good is for the verifier to say.
+
+        Raises:
+            OptionError: not JSON, of another schema, or damaged.
+        """
+        try:
+            data = json.loads(text)
+            if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+                raise OptionError(f"not a plan file: expected schema '{SCHEMA}'")
+            return Plan(
+                policy=str(data["policy"]),
+                budget_bytes=int(data["budget_bytes"]),
+                swaps=tuple(_swap(record) for record in data["swaps"]),
+                predicted_seconds=float(data["predicted_seconds"]),
+                predicted_peak_bytes=int(data["predicted_peak_bytes"]),
+                tier_bytes={str(tier): int(nbytes) for tier, nbytes in data["tier_bytes"].items()},
+                reasons={int(buffer): str(why) for buffer, why in data["reasons"].items()},
+                reruns=tuple(Rerun(int(record["op"]), int(record["position"])) for record in data["reruns"]),
+            )
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise OptionError(f"not a plan file: {error}") from error
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            if isinstance(error, OptionError):
+                raise
+            raise OptionError(f"plan file is damaged: {type(error).__name__} {error}") from error
+
+
+def _swap(record: Mapping[str, Any]) -> Swap:
+    return Swap(
+        buffer=int(record["buffer"]),
+        tier=str(record["tier"]),
+        offset=int(record["offset"]),
+        out_start=None if record["out_start"] is None else int(record["out_start"]),
+        release=int(record["release"]),
+        in_start=int(record["in_start"]),
+        first_use=int(record["first_use"]),
+    )

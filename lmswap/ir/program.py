@@ -18,7 +18,7 @@ from lmswap.errors import CaptureError
 if TYPE_CHECKING:
     import networkx
 
-SCHEMA = "lmswap.program/1"
+SCHEMA = "lmswap.program/2"
 PHASES = ("forward", "backward", "inference")
 # More than any machine has or does in a step, and sums over any program stay exact in 64 bits.
 _MOST_BYTES, _MOST_FLOPS = 2**46, 2**62
@@ -83,7 +83,7 @@ class Op:
     writes: tuple[int, ...]
     flops: int = 0
     is_view: bool = False  # makes another view of a buffer; touches no bytes
-    is_random: bool = False  # draws random numbers: a second run gives other bits
+    is_repeatable: bool = True  # a second run in the same step gives the same bits: draws no random numbers
 
     def __post_init__(self) -> None:
         if not 0 <= self.flops <= _MOST_FLOPS:
@@ -225,7 +225,7 @@ def _op(record: Mapping[str, Any]) -> Op:
         writes=tuple(int(b) for b in record["writes"]),
         flops=int(record["flops"]),
         is_view=bool(record["is_view"]),
-        is_random=bool(record["is_random"]),
+        is_repeatable=bool(record["is_repeatable"]),
     )
 
 

@@ -4,28 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lmswap.analyze.memory import StepMemory
 from lmswap.errors import TierError
 from lmswap.ir.bytesize import format_bytes
-from lmswap.ir.plan import Plan, Swap
+from lmswap.ir.plan import Plan, Rerun, Swap
+from lmswap.ir.schedule import schedule
 from lmswap.plan.offsets import assign_offsets
 from lmswap.plan.problem import Problem
 from lmswap.plan.reasons import find_reasons
 from lmswap.plan.simulate import simulate_swaps
 
 
-def finish(problem: Problem, policy: str, swaps: Sequence[Swap]) -> Plan:
-    """The plan that carries out ``swaps``, with what it needs and what it is predicted to cost.
+def finish(problem: Problem, policy: str, swaps: Sequence[Swap], reruns: Sequence[Rerun] = ()) -> Plan:
+    """The plan that carries out ``reruns`` and ``swaps``, with what it needs and what it is predicted to cost.
 
     Raises:
         TierError: the tier is too small for what would be away at once.
     """
-    placed, capacity_bytes = assign_offsets(problem.memory.program, swaps)
+    runs = schedule(problem.memory.program, reruns)
+    memory = StepMemory(runs.program, runs.costs(problem.memory.costs))
+    placed, capacity_bytes = assign_offsets(runs.program, swaps)
     if capacity_bytes > problem.tier.capacity_bytes:
         raise TierError(
             f"policy '{policy}' would hold {format_bytes(capacity_bytes)} on tier '{problem.tier.name}', which has "
             f"{format_bytes(problem.tier.capacity_bytes)}; give a larger budget, or make room there"
         )
-    timeline = simulate_swaps(problem.memory, problem.machine, placed)
+    timeline = simulate_swaps(memory, problem.machine, placed)
     return Plan(
         policy=policy,
         budget_bytes=problem.budget_bytes,
@@ -33,5 +37,6 @@ def finish(problem: Problem, policy: str, swaps: Sequence[Swap]) -> Plan:
         predicted_seconds=timeline.seconds,
         predicted_peak_bytes=timeline.peak_bytes,
         tier_bytes={problem.tier.name: capacity_bytes} if placed else {},
-        reasons=find_reasons(problem, placed, timeline),
+        reasons=find_reasons(problem, runs, placed, timeline),
+        reruns=tuple(reruns),
     )

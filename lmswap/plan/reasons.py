@@ -8,6 +8,7 @@ from lmswap.analyze.liveness import gaps
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.plan import Swap
 from lmswap.ir.program import Buffer, BufferKind
+from lmswap.ir.schedule import Schedule
 from lmswap.ir.timeline import Lane, Span, Timeline
 from lmswap.plan.problem import Problem
 
@@ -20,7 +21,7 @@ _REASON_BY_KIND = {
 }
 
 
-def find_reasons(problem: Problem, swaps: Sequence[Swap], timeline: Timeline) -> dict[int, str]:
+def find_reasons(problem: Problem, runs: Schedule, swaps: Sequence[Swap], timeline: Timeline) -> dict[int, str]:
     """For each buffer, by id, why the plan swaps or keeps it; idle times are those of ``timeline``."""
     compute = [span for span in timeline.spans if span.lane is Lane.COMPUTE]
     swapped: dict[int, list[Swap]] = {}

@@ -1,6 +1,6 @@
 """How long will a step take under a plan, and how much memory will it hold? Step + machine + plan → timeline.
 
-Compute and the two copy lanes run beside each other. Just before op p, in this order:
+Compute, second runs included, and the two copy lanes run beside each other. Just before op p, in this order:
 
 1. out_starts: the copy starts as soon as the out lane is free;
 2. releases: compute stalls until that copy has ended, then the memory is free;
@@ -22,6 +22,7 @@ from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Plan, Swap
 from lmswap.ir.program import Program
+from lmswap.ir.schedule import schedule
 from lmswap.ir.timeline import Lane, Span, Timeline
 from lmswap.plan.lanes import Lanes
 
@@ -39,11 +40,12 @@ def simulate(program: Program, costs: OpCosts, machine: Machine, plan: Plan) -> 
     Raises:
         OptionError: the plan uses a tier that ``machine`` has not.
     """
-    return simulate_swaps(StepMemory(program, costs), machine, plan.swaps)
+    runs = schedule(program, plan.reruns)
+    return simulate_swaps(StepMemory(runs.program, runs.costs(costs)), machine, plan.swaps)
 
 
 def simulate_swaps(memory: StepMemory, machine: Machine, swaps: Sequence[Swap]) -> Timeline:
-    """`simulate` for planners, which try many sets of swaps on one program."""
+    """`simulate` for planners, which have the schedule's memory at hand."""
     return _Run(memory, machine, swaps).timeline()
 
 

@@ -3,6 +3,8 @@
 Naive on purpose: memory is summed anew over all buffers, pairs are compared with pairs. Rules, by the name that a
 `PlanInvalid` carries:
 
+reruns      in order; of ops that may run twice, after their first run, in a segment that their inputs are handed to;
+            every op, in both runs, reads what it reads in the program itself
 buffers     only known buffers that nobody outside the step can see are swapped, to a tier of the machine
 order       out_start ≤ release ≤ in_start ≤ first_use, within the program
 residency   the buffer is there at each of its uses, and comes back only to be used
@@ -28,6 +30,7 @@ from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Plan, Swap
 from lmswap.ir.program import BufferKind, Program, Segment
+from lmswap.ir.schedule import Schedule, schedule
 
 _PAGE_BYTES = 4096
 
@@ -38,6 +41,10 @@ def verify(program: Program, costs: OpCosts, machine: Machine, plan: Plan) -> No
     Raises:
         PlanInvalid: names the rule that is broken, where, and how.
     """
+    _check_reruns(program, plan)
+    runs = schedule(program, plan.reruns)
+    _check_contents(program, runs)
+    program, costs = runs.program, runs.costs(costs)
     uses: dict[int, list[int]] = {buffer.id: [] for buffer in program.buffers}
     writes: dict[int, list[int]] = {buffer.id: [] for buffer in program.buffers}
     for op in program.ops:
@@ -56,6 +63,43 @@ def verify(program: Program, costs: OpCosts, machine: Machine, plan: Plan) -> No
     _check_tiers(program, machine, plan)
     peak_bytes = _check_capacity(program, costs, plan, uses)
     _check_prediction(plan, peak_bytes)
+
+
+def _check_reruns(program: Program, plan: Plan) -> None:
+    for number, rerun in enumerate(plan.reruns):
+        if not 0 <= rerun.op < rerun.position < len(program.ops):
+            raise PlanInvalid("reruns", f"runs again at {rerun.position} of {len(program.ops)} ops", op=rerun.op)
+        if number and plan.reruns[number - 1].position > rerun.position:
+            raise PlanInvalid("reruns", f"listed after one at {plan.reruns[number - 1].position}", op=rerun.op)
+        if not program.ops[rerun.op].is_repeatable or not program.ops[rerun.op].writes:
+            raise PlanInvalid("reruns", "a second run gives other bits, or nothing", op=rerun.op)
+        origin, segment = _segment(program, rerun.op), _segment(program, rerun.position)
+        if origin != segment and not _hands_on(origin, segment):
+            raise PlanInvalid("reruns", f"belongs to another segment than position {rerun.position}", op=rerun.op)
+
+
+def _check_contents(program: Program, runs: Schedule) -> None:
+    """Follows what each buffer holds, as a number per distinct content, through the program and through the schedule."""
+    names: dict[object, int] = {}
+    planned: dict[int, tuple[list[int], list[int]]] = {}  # by op: contents that it reads, contents that it writes
+    held = [names.setdefault(("from outside", buffer.id), len(names)) for buffer in program.buffers]
+    for op in program.ops:
+        read = [held[buffer] for buffer in op.reads]
+        made = [names.setdefault((op.index, number), len(names)) for number in range(len(op.writes))]
+        for buffer, content in zip(op.writes, made, strict=True):
+            held[buffer] = content
+        planned[op.index] = (read, made)
+    first_runs, now = [], [names.get(("from outside", origin), -1) for origin in runs.buffers]
+    for op, origin in zip(runs.program.ops, runs.ops, strict=True):
+        read, made = planned[origin]
+        if [now[buffer] for buffer in op.reads] != read:
+            raise PlanInvalid("reruns", f"run {op.index} of it reads other contents than the program's", op=origin)
+        for buffer, content in zip(op.writes, made, strict=True):
+            now[buffer] = content
+        if origin == len(first_runs):  # the first run of it; later ones find a longer list
+            first_runs.append(origin)
+    if first_runs != [op.index for op in program.ops]:
+        raise PlanInvalid("reruns", f"only {len(first_runs)} of {len(program.ops)} ops run in order")
 
 
 def _check_buffer(program: Program, machine: Machine, swap: Swap) -> None:
@@ -133,14 +177,17 @@ def _check_segments(program: Program, swap: Swap, earlier: tuple[Swap, ...], use
                 f"its copy returned last at {returned}, but it leaves in [{origin.start}, {origin.stop})",
                 buffer=swap.buffer,
             )
-    is_crossing = (origin.phase, destination.phase) == ("forward", "backward") and origin.graph == destination.graph
-    if origin != destination and not is_crossing:
+    if origin != destination and not _hands_on(origin, destination):
         raise PlanInvalid(
             "segments",
             f"{origin.phase} of graph {origin.graph} hands nothing on to {destination.phase} of graph "
             f"{destination.graph}",
             buffer=swap.buffer,
         )
+
+
+def _hands_on(origin: Segment, destination: Segment) -> bool:
+    return (origin.phase, destination.phase) == ("forward", "backward") and origin.graph == destination.graph
 
 
 def _segment(program: Program, op: int) -> Segment:

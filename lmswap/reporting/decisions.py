@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lmswap.ir.plan import Decision, Plan
-from lmswap.ir.program import Buffer, Op, Program
+from lmswap.ir.program import Op, Program
+from lmswap.ir.schedule import schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ def buffer_decisions(program: Program, plan: Plan) -> tuple[BufferDecision, ...]
 
     Parameters and inputs are left out: they live outside the step, and no plan can move them.
     """
+    decisions = schedule(program, plan.reruns).decisions(plan)
     first: dict[int, Op] = {}
     last: dict[int, Op] = {}
     for op in program.ops:
@@ -36,23 +38,18 @@ def buffer_decisions(program: Program, plan: Plan) -> tuple[BufferDecision, ...]
         for buffer in (*op.reads, *op.writes):
             last[buffer] = op
     return tuple(
-        _decide(buffer, program, plan, first.get(buffer.id), last.get(buffer.id))
+        BufferDecision(
+            buffer=buffer.id,
+            name=program.buffer_names[buffer.id],
+            nbytes=buffer.nbytes,
+            decision=decisions[buffer.id],
+            made_by=first[buffer.id].target if buffer.id in first else "",
+            made_at=first[buffer.id].source if buffer.id in first else "",
+            last_used_by=last[buffer.id].target if buffer.id in last else "",
+            last_used_at=last[buffer.id].source if buffer.id in last else "",
+            # A reason stands beside its decision here and need not name it again.
+            reason=plan.reasons.get(buffer.id, "").removeprefix(f"{decisions[buffer.id]}: "),
+        )
         for buffer in program.buffers
         if not buffer.is_resident and buffer.nbytes > 0
-    )
-
-
-def _decide(buffer: Buffer, program: Program, plan: Plan, made: Op | None, used: Op | None) -> BufferDecision:
-    decision = plan.decision(buffer.id)
-    return BufferDecision(
-        buffer=buffer.id,
-        name=program.buffer_names[buffer.id],
-        nbytes=buffer.nbytes,
-        decision=decision,
-        made_by=made.target if made else "",
-        made_at=made.source if made else "",
-        last_used_by=used.target if used else "",
-        last_used_at=used.source if used else "",
-        # A reason stands beside its decision here and need not name it again.
-        reason=plan.reasons.get(buffer.id, "").removeprefix(f"{decision}: "),
     )

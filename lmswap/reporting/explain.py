@@ -18,7 +18,7 @@ from lmswap.reporting.text import render_text
 SCHEMA = "lmswap.explanation/1"
 MAX_ROWS = 40  # of the printed table: a screen; `to_json` has all of them
 
-_STYLES = {Decision.KEEP: "", Decision.SWAP: "yellow"}
+_STYLES = {Decision.KEEP: "", Decision.SWAP: "yellow", Decision.RECOMPUTE: "cyan"}
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ def test_sources_are_the_users_own_lines():
 
 def test_random_ops_are_marked():
     recording, _ = capture(lambda x: F.dropout(x.exp(), 0.5).sum().unsqueeze(0), torch.randn(8, requires_grad=True))
-    random = {op.target for op in recording.lowered[0].program.ops if op.is_random}
+    random = {op.target for op in recording.lowered[0].program.ops if not op.is_repeatable}
     assert random == {"aten.native_dropout.default"}
 
 

@@ -77,7 +77,7 @@ def build(
                 reads=tuple(ids[buffer] for buffer in reads.split()),
                 writes=tuple(ids[buffer] for buffer in writes.split()),
                 is_view=mark == "view",
-                is_random=mark == "random",
+                is_repeatable=mark != "random",
             )
         )
         seconds.append(float(duration))

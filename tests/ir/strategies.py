@@ -69,7 +69,7 @@ class _Maker:
                     reads=tuple(reads),
                     writes=tuple(writes),
                     is_view=not writes,
-                    is_random=draw(st.booleans()),
+                    is_repeatable=draw(st.booleans()),
                 )
             )
         self._segments.append(Segment(graph, phase, start, len(self._ops)))

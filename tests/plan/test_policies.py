@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from lmswap.analyze.memory import StepMemory
 from lmswap.errors import OptionError, PlanInfeasible, TierError
 from lmswap.ir.plan import Decision
+from lmswap.ir.schedule import schedule
 from lmswap.plan import POLICIES, make_plan, simulate, verify
 from tests.ir.build import build, unit_machine
 from tests.ir.strategies import machines, steps
@@ -228,7 +229,7 @@ def test_bad_requests_are_refused():
 
 def test_every_buffer_has_a_reason_in_numbers():
     plan = plan_of("tflms", CHAIN, 7, min_swap_bytes=2)
-    assert plan.decision(CHAIN.id("a")) is Decision.SWAP
+    assert schedule(CHAIN.program, ()).decisions(plan)[CHAIN.id("a")] is Decision.SWAP
     # f2 ends at 2; f3, f4, g4 and g3 run until 6; there is room for a's return only then, and g2 starts at 8.
     reasons = {CHAIN.program.buffer_names[buffer]: reason for buffer, reason in plan.reasons.items()}
     assert reasons["a"] == "swap: 2 B idle for 6000.0 ms, copy 2000.0 ms out and 2000.0 ms in"

@@ -15,9 +15,10 @@ Small: decisions of policy 'swap_all', largest buffer first
      4 B  sum                                   sum                            keep
      4 B  outside the step                      expand                         keep
 
-in all  buffers     bytes
-keep          5  5.00 MiB
-swap          1  3.00 MiB"""
+in all     buffers     bytes
+keep             5  5.00 MiB
+swap             1  3.00 MiB
+recompute        0       0 B"""
 
 
 def many(count: int) -> Explanation:

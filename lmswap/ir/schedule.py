@@ -1,0 +1,99 @@
+"""What does the device run when some ops run twice? Program + reruns → a longer Program.
+
+A second run is an op like any other, which writes buffers of its own; what reads them later reads those. So liveness,
+memory, copies and graphs of a step with recomputation need no rules of their own: they are those of the schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from lmswap.ir.costs import OpCosts
+from lmswap.ir.plan import Decision, Plan, Rerun
+from lmswap.ir.program import Buffer, BufferKind, Op, Program, Segment, Value
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """``program`` is what runs; the tuples say what its ops and buffers are in the program that was planned.
+
+    Buffers of the planned program keep their ids; remade ones follow.
+    """
+
+    program: Program
+    ops: tuple[int, ...]
+    buffers: tuple[int, ...]
+
+    def costs(self, costs: OpCosts) -> OpCosts:
+        """``costs`` of the planned program, by op of the schedule."""
+        seconds, scratch = costs.seconds, costs.scratch_bytes
+        return OpCosts(tuple(seconds[op] for op in self.ops), tuple(scratch[op] for op in self.ops), costs.source)
+
+    def decisions(self, plan: Plan) -> tuple[Decision, ...]:
+        """By buffer of the planned program: its fate; one that is both swapped and made again counts as swapped."""
+        read = {buffer for op in self.program.ops for buffer in op.reads}
+        found = {buffer: Decision.KEEP for buffer in self.buffers}
+        for made, buffer in enumerate(self.buffers):
+            if made != buffer and made in read:
+                found[buffer] = Decision.RECOMPUTE
+        for swap in plan.swaps:
+            found[self.buffers[swap.buffer]] = Decision.SWAP
+        return tuple(found.values())
+
+
+def schedule(program: Program, reruns: Sequence[Rerun]) -> Schedule:
+    """``program`` with ``reruns``, which are in order of execution and of ops that can run twice."""
+    if not reruns:
+        return Schedule(program, tuple(range(len(program.ops))), tuple(range(len(program.buffers))))
+    return _Expansion(program, reruns).schedule()
+
+
+class _Expansion:
+    def __init__(self, program: Program, reruns: Sequence[Rerun]) -> None:
+        self._program, self._reruns = program, reruns
+        self._ops: list[Op] = []
+        self._origins: list[int] = []
+        self._buffers = list(program.buffers)
+        self._values = list(program.values)
+        self._buffer_origins = list(range(len(program.buffers)))
+        self._newest = list(range(len(program.buffers)))  # by buffer: the one that holds its bytes now
+        self._value_of = {value.buffer: value for value in reversed(program.values)}
+
+    def schedule(self) -> Schedule:
+        program, next_rerun = self._program, 0
+        segments = []
+        for segment in program.segments:
+            start = len(self._ops)
+            for index in range(segment.start, segment.stop):
+                while next_rerun < len(self._reruns) and self._reruns[next_rerun].position == index:
+                    self._run_again(program.ops[self._reruns[next_rerun].op])
+                    next_rerun += 1
+                self._append(program.ops[index], program.ops[index].writes, program.ops[index].name)
+            segments.append(Segment(segment.graph, segment.phase, start, len(self._ops)))
+        longer = Program(program.name, tuple(self._ops), tuple(self._buffers), tuple(self._values), tuple(segments))
+        return Schedule(longer, tuple(self._origins), tuple(self._buffer_origins))
+
+    def _run_again(self, op: Op) -> None:
+        remade = tuple(self._remake(buffer) for buffer in op.writes)
+        self._append(op, remade, f"{op.name} again")
+        for buffer, new in zip(op.writes, remade, strict=True):
+            self._newest[buffer] = new
+
+    def _append(self, op: Op, writes: tuple[int, ...], name: str) -> None:
+        reads = tuple(self._newest[buffer] for buffer in op.reads)
+        if writes is op.writes:
+            # An op that writes a buffer which exists already writes the newest; one that makes it finds itself there.
+            writes = tuple(self._newest[buffer] for buffer in writes)
+        self._ops.append(replace(op, index=len(self._ops), name=name, reads=reads, writes=writes))
+        self._origins.append(op.index)
+
+    def _remake(self, buffer: int) -> int:
+        made = len(self._buffers)
+        self._buffers.append(Buffer(made, self._program.buffers[buffer].nbytes, BufferKind.ACTIVATION))
+        self._buffer_origins.append(buffer)
+        shape = self._value_of.get(buffer)
+        if shape is not None:
+            again = f"{shape.name} again"
+            self._values.append(replace(shape, id=len(self._values), name=again, buffer=made))
+        return made
