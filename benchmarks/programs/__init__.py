@@ -1,0 +1,1 @@
+"""Captured training steps, described machines, and a replay that says whether planning got better or worse."""

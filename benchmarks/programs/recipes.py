@@ -1,0 +1,74 @@
+"""Which steps are captured, and of what size? `python -m benchmarks.programs.recipes [NAME …]` stores them anew."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.programs.capture import capture
+from benchmarks.programs.corpus import store_program
+from benchmarks.programs.models import Gpt, VisionTransformer, resnet50, write_norms_out
+from benchmarks.unet3d.network import UNet3d
+from lmswap.ir.program import Program
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A model, the inputs of one step, and the type of both."""
+
+    make_model: Callable[[], nn.Module]
+    make_inputs: Callable[[], tuple[Tensor, ...]]
+    dtype: torch.dtype = torch.float32
+
+    def capture(self, name: str) -> Program:
+        """See `benchmarks.programs.capture.capture`."""
+        return capture(name, self.make_model, self.make_inputs, self.dtype)
+
+
+def _scan(side: int) -> Callable[[], tuple[Tensor, ...]]:
+    return lambda: (torch.empty(1, 4, side, side, side),)
+
+
+def _images(batch: int) -> Callable[[], tuple[Tensor, ...]]:
+    return lambda: (torch.empty(batch, 3, 224, 224),)
+
+
+def _texts(batch: int, tokens: int) -> Callable[[], tuple[Tensor, ...]]:
+    return lambda: (torch.zeros(batch, tokens, dtype=torch.long), torch.zeros(batch, tokens, dtype=torch.long))
+
+
+RECIPES = {
+    "unet3d_96": Recipe(UNet3d, _scan(96)),
+    "unet3d_144": Recipe(UNet3d, _scan(144)),
+    "unet3d_192": Recipe(UNet3d, _scan(192)),
+    # Parameters, inputs and everything between in bfloat16, as model.to(torch.bfloat16) trains; no autocast.
+    "unet3d_192_bf16": Recipe(UNet3d, _scan(192), torch.bfloat16),
+    "unet3d_192_unfused": Recipe(lambda: write_norms_out(UNet3d(head="block")), _scan(192)),
+    "resnet50": Recipe(resnet50, _images(64)),
+    "gpt": Recipe(lambda: Gpt(layers=12, width=768, heads=12, tokens=1024, words=50257), _texts(8, 1024)),
+    "vit": Recipe(lambda: VisionTransformer(layers=12, width=768, heads=12), _images(64)),
+    # Narrow, so that its activations outweigh the gradients of so many layers.
+    "gpt_deep": Recipe(lambda: Gpt(layers=592, width=256, heads=4, tokens=1024, words=8192), _texts(4, 1024)),
+}
+
+
+def main() -> None:
+    """Captures and stores the named programs; all of them when none is named."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: all of {', '.join(RECIPES)}")
+    names = parser.parse_args().names or list(RECIPES)
+    if unknown := set(names) - set(RECIPES):
+        parser.error(f"no recipe for {', '.join(sorted(unknown))}")
+    for name in names:
+        program = RECIPES[name].capture(name)
+        path = store_program(program)
+        sys.stdout.write(f"{name}: {len(program.ops)} ops in {path.stat().st_size} bytes\n")
+
+
+if __name__ == "__main__":
+    main()
