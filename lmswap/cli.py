@@ -6,10 +6,13 @@ Each command prints its result on standard output; an error of lmswap is one lin
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
+import math
 import os
 import sys
 import time
+import zlib
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -29,6 +32,7 @@ from lmswap.reporting import make_explanation
 from lmswap.reporting.text import format_seconds, render_text
 
 if TYPE_CHECKING:
+    from lmswap.analyze.memory import StepMemory
     from lmswap.hardware.survey import Survey
 
 _SHOWN_SIZES = (2**20, 2**24, 2**26)
@@ -66,8 +70,12 @@ def _parser() -> argparse.ArgumentParser:
     doctor.set_defaults(run=_doctor)
 
     plan = commands.add_parser("plan", help="plan a program file under a budget, without running it")
-    plan.add_argument("program", metavar="PROGRAM.json", help="written by lmswap.program(model).to_json()")
-    plan.add_argument("--budget", required=True, help='bytes that the step may allocate: "6GiB", "800 MB"')
+    plan.add_argument("program", metavar="PROGRAM.json[.gz]", help="written by lmswap.program(model).to_json()")
+    plan.add_argument(
+        "--budget",
+        required=True,
+        help='bytes that the step may allocate: "6GiB", "800 MB"; or "40%%" of what it allocates unplanned',
+    )
     plan.add_argument("--machine", metavar="FILE", help="a machine description; default: measure this machine")
     plan.add_argument("--policy", default="auto", help="default: auto, the fastest that fits")
     plan.add_argument("--tier", choices=("host", "disk"), help="default: the machine's first")
@@ -91,54 +99,72 @@ def _bench(benchmark: str, arguments: list[str]) -> int:
 
 def _plan(options: argparse.Namespace) -> int:
     from lmswap.analyze.cost import roofline
+    from lmswap.analyze.memory import StepMemory
     from lmswap.plan import make_plan
+    from lmswap.plan.bound import lower_bound_seconds
 
-    budget_bytes = parse_bytes(options.budget)
     min_swap_bytes = parse_bytes(options.min_swap, what="--min-swap")
     program = Program.from_json(_read(options.program))
     machine = Machine.from_json(_read(options.machine)) if options.machine else _this_machine(options.tier)
-    tier = options.tier or machine.tiers[0].name
     costs = roofline(program, machine)
+    limits: dict[str, Any] = {
+        "budget_bytes": _budget_bytes(options.budget, StepMemory(program, costs)),
+        "tier": options.tier or machine.tiers[0].name,
+        "min_swap_bytes": min_swap_bytes,
+    }
     started = time.perf_counter()
-    plan = make_plan(
-        options.policy,
-        program,
-        costs,
-        machine,
-        budget_bytes=budget_bytes,
-        tier=tier,
-        min_swap_bytes=min_swap_bytes,
-    )
+    plan = make_plan(options.policy, program, costs, machine, **limits)
     planning_seconds = time.perf_counter() - started
-    figures = _plan_figures(program, plan, planning_seconds)
+    bound_seconds = lower_bound_seconds(program, costs, machine, **limits)
+    figures = _plan_figures(program, plan, bound_seconds, planning_seconds)
     _print(json.dumps(figures, indent=1) if options.json else _plan_text(program, plan, machine, figures))
     return 0
 
 
-def _plan_figures(program: Program, plan: Plan, planning_seconds: float) -> dict[str, Any]:
+def _budget_bytes(text: str, memory: StepMemory) -> int:
+    """Reads a budget: bytes, or a share of the peak that the step has when every buffer is kept."""
+    if not text.strip().endswith("%"):
+        return parse_bytes(text)
+    try:
+        share = float(text.strip().removesuffix("%")) / 100
+    except ValueError:
+        share = math.nan
+    if not 0 < share < math.inf:
+        raise OptionError(f"budget {text!r} is not a share of the unplanned peak; write a number above 0, such as 40%")
+    return max(1, int(share * memory.peak.nbytes))
+
+
+def _plan_figures(program: Program, plan: Plan, bound_seconds: float, planning_seconds: float) -> dict[str, Any]:
     decisions = make_explanation(program, plan).decisions
     nbytes = {kind: sum(row.nbytes for row in decisions if row.decision is kind) for kind in Decision}
     return {
-        "schema": "lmswap.plan/1",
+        "schema": "lmswap.plan/2",
         "program": program.name,
         "policy": plan.policy,
         "budget_bytes": plan.budget_bytes,
         "peak_bytes": plan.predicted_peak_bytes,
         "step_seconds": plan.predicted_seconds,
+        "lower_bound_seconds": bound_seconds,
         "planning_seconds": planning_seconds,
         "kept_bytes": nbytes[Decision.KEEP],
         "swapped_bytes": nbytes[Decision.SWAP],
+        "recomputed_bytes": nbytes[Decision.RECOMPUTE],
+        "tier_bytes": plan.tier_bytes,
     }
 
 
 def _plan_text(program: Program, plan: Plan, machine: Machine, figures: dict[str, Any]) -> str:
+    bound_seconds = figures["lower_bound_seconds"]
+    above = plan.predicted_seconds / bound_seconds - 1 if bound_seconds else 0.0
     table = Table.grid(padding=(0, 2))
     table.add_row("program", f"{program.name}: {len(program.ops)} ops, {len(program.buffers)} buffers")
     table.add_row("machine", machine.name)
     table.add_row("policy", f"{plan.policy}, planned in {format_seconds(figures['planning_seconds'])}")
     table.add_row("peak", f"{format_bytes(plan.predicted_peak_bytes)} of a budget of {format_bytes(plan.budget_bytes)}")
     table.add_row("step", f"{format_seconds(plan.predicted_seconds)} (predicted from the machine's rates)")
-    table.add_row("swapped", format_bytes(figures["swapped_bytes"]))
+    table.add_row("bound", f"{format_seconds(bound_seconds)}: at most {above:.1%} above the best possible")
+    for decision in ("kept", "swapped", "recomputed"):
+        table.add_row(decision, format_bytes(figures[f"{decision}_bytes"]))
     return render_text(table, Text(), make_explanation(program, plan))
 
 
@@ -152,8 +178,9 @@ def _this_machine(tier: str | None) -> Machine:
 
 def _read(path: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        data = Path(path).read_bytes()
+        return (gzip.decompress(data) if path.endswith(".gz") else data).decode()
+    except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:
         raise OptionError(f"cannot read '{path}': {error}") from error
 
 

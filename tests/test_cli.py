@@ -1,3 +1,4 @@
+import gzip
 import json
 import os
 import subprocess
@@ -11,9 +12,11 @@ import pytest
 from lmswap import cli
 from lmswap.errors import LmswapError, PlanInfeasible
 from lmswap.ir.machine import Link, Machine, Rate, Tier
-from tests.reporting.small_step import MIB, PROGRAM
+from lmswap.ir.plan import Rerun
+from tests.reporting.small_step import MIB, PLAN, PROGRAM
 
 UNIT_LINK = Link(Rate.constant(2**30), Rate.constant(2**29), both_factor=0.5)
+PEAK_BYTES = 7 * MIB + 8  # at grad_relu: conv, relu and grad_relu with the two scalars
 MACHINE = Machine("unit", 2**30, 1e9, 1e9, 1e-6, (Tier("disk", 2**30, UNIT_LINK),))
 
 
@@ -89,11 +92,42 @@ def test_a_plan_as_json_has_the_figures(files, capsys):
     # none keeps conv, relu, grad_relu (3 + 2 + 2 MiB), the gradient of 1 MiB, and two scalars of 4 bytes.
     assert plan(files, "--budget", "64MiB", "--policy", "none", "--json") == 0
     data = json.loads(capsys.readouterr().out)
-    assert (data["schema"], data["policy"], data["budget_bytes"]) == ("lmswap.plan/1", "none", 64 * MIB)
-    assert (data["kept_bytes"], data["swapped_bytes"]) == (8 * MIB + 8, 0)
-    assert data["peak_bytes"] > 0
-    assert data["step_seconds"] > 0
+    assert (data["schema"], data["policy"], data["budget_bytes"]) == ("lmswap.plan/2", "none", 64 * MIB)
+    assert (data["kept_bytes"], data["swapped_bytes"], data["recomputed_bytes"]) == (8 * MIB + 8, 0, 0)
+    assert data["peak_bytes"] == PEAK_BYTES
+    assert 0 < data["lower_bound_seconds"] <= data["step_seconds"]
     assert data["planning_seconds"] > 0
+    assert data["tier_bytes"] == {}
+
+
+def test_the_figures_count_what_is_swapped_and_what_is_computed_again():
+    plan = replace(PLAN, reruns=(Rerun(1, 3),))  # relu is made again for its use in backward; conv is swapped
+    figures = cli._plan_figures(PROGRAM, plan, bound_seconds=5.0, planning_seconds=0.1)
+    assert (figures["swapped_bytes"], figures["recomputed_bytes"]) == (3 * MIB, 2 * MIB)
+    assert figures["kept_bytes"] == 3 * MIB + 8  # grad_relu, the gradient, two scalars
+    assert "at most 10.0% above the best possible" in cli._plan_text(PROGRAM, plan, MACHINE, figures)
+
+
+def test_a_budget_may_be_a_share_of_the_unplanned_peak(files, capsys):
+    assert plan(files, "--budget", "150%", "--policy", "none", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["budget_bytes"] == PEAK_BYTES * 3 // 2
+
+
+def test_a_compressed_program_is_planned_alike(files, capsys):
+    (files / "program.json.gz").write_bytes(gzip.compress(PROGRAM.to_json().encode()))
+    arguments = ["--machine", str(files / "machine.json"), "--budget", "8MiB", "--policy", "none", "--json"]
+    found = []
+    for name in ("program.json", "program.json.gz"):
+        assert cli.main(["plan", str(files / name), *arguments]) == 0
+        found.append({**json.loads(capsys.readouterr().out), "planning_seconds": 0})
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("content", [b"no gzip", gzip.compress(b"{}" * 99)[:-9], gzip.compress(b"\xff")])
+def test_a_damaged_compressed_file_is_one_line(tmp_path, capsys, content):
+    (tmp_path / "x.json.gz").write_bytes(content)
+    assert cli.main(["plan", str(tmp_path / "x.json.gz"), "--budget", "1GiB"]) == 2
+    assert capsys.readouterr().err.startswith(f"lmswap: cannot read '{tmp_path / 'x.json.gz'}'")
 
 
 @pytest.mark.parametrize(
@@ -101,6 +135,8 @@ def test_a_plan_as_json_has_the_figures(files, capsys):
     [
         (["--budget", "much"], "budget 'much' is not a byte count"),
         (["--budget", "-1GiB"], "budget must be more than 0 bytes, got '-1GiB'"),
+        (["--budget", "0%"], "budget '0%' is not a share of the unplanned peak"),
+        (["--budget", "most%"], "budget 'most%' is not a share of the unplanned peak"),
         (["--budget", "1MiB"], "cannot fit this step into 1.0 MiB"),
         (["--budget", "1GiB", "--policy", "magic"], "magic"),
         (["--budget", "1GiB", "--tier", "host"], "machine 'unit' has no tier 'host'"),

@@ -1,4 +1,4 @@
-"""The networks whose training steps are planned, beside the 3D U-Net of benchmarks/unet3d: plain, and of usual sizes."""
+"""Networks whose training steps are planned, beside the 3D U-Net of benchmarks/unet3d: plain, of usual sizes."""
 
 from __future__ import annotations
 
