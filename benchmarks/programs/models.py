@@ -90,11 +90,13 @@ class TransformerBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Maps (N, tokens, width) to the same shape."""
         x = x + self.dropout(self.merge(self._attend(self.norm_attention(x))))
-        return x + self.dropout(self.perceptron(self.norm_perceptron(x)))
+        mixed: Tensor = x + self.dropout(self.perceptron(self.norm_perceptron(x)))
+        return mixed
 
     def _attend(self, x: Tensor) -> Tensor:
         parts = self.queries_keys_values(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(*parts.unbind(), is_causal=self.is_causal)
+        queries, keys, values = parts.unbind()
+        mixed = functional.scaled_dot_product_attention(queries, keys, values, is_causal=self.is_causal)
         return mixed.transpose(1, 2).flatten(2)
 
 

@@ -50,7 +50,9 @@ RECIPES = {
     "unet3d_192_bf16": Recipe(UNet3d, _scan(192), torch.bfloat16),
     "unet3d_192_unfused": Recipe(lambda: write_norms_out(UNet3d(head="block")), _scan(192)),
     "resnet50": Recipe(resnet50, _images(64)),
-    "gpt": Recipe(lambda: Gpt(layers=12, width=768, heads=12, tokens=1024, words=50257), _texts(8, 1024)),
+    # GPT-2 medium.
+    "gpt": Recipe(lambda: Gpt(layers=24, width=1024, heads=16, tokens=1024, words=50257), _texts(8, 1024)),
+    # ViT-B/16.
     "vit": Recipe(lambda: VisionTransformer(layers=12, width=768, heads=12), _images(64)),
     # Narrow, so that its activations outweigh the gradients of so many layers.
     "gpt_deep": Recipe(lambda: Gpt(layers=592, width=256, heads=4, tokens=1024, words=8192), _texts(4, 1024)),

@@ -1,0 +1,81 @@
+"""Did planning get better or worse? Stored outcomes + new ones → what changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from benchmarks.programs.replay import Case, Outcome, PlanFigures
+
+SCHEMA = "lmswap.programs/1"
+_SAME = 0.001  # relative: smaller differences of seconds and peak are none
+_SLOWER_PLANNING = 2.0
+_PLANNING_NOISE_SECONDS = 0.2
+
+
+class Verdict(StrEnum):
+    """Of a case: its plan is better, as good or worse than the stored one, or as good but took longer to make."""
+
+    NEW = "new"
+    SAME = "same"
+    BETTER = "better"
+    WORSE = "worse"
+    SLOWER_PLANNING = "slower planning"
+
+
+@dataclass(frozen=True)
+class Change:
+    """A verdict, and the figures behind it in words."""
+
+    verdict: Verdict
+    text: str = ""
+
+
+def change(stored: Outcome | None, now: Outcome) -> Change:
+    """Compares two outcomes of one case. A higher peak is worse unless the step is faster for it."""
+    if stored is None:
+        return Change(Verdict.NEW)
+    if stored.plan is None or now.plan is None:
+        if stored.plan is None and now.plan is None:
+            return _planning_change(stored, now)
+        return Change(Verdict.BETTER, "fits now") if now.plan else Change(Verdict.WORSE, "does not fit any more")
+    seconds = now.plan.step_seconds / stored.plan.step_seconds - 1
+    if abs(seconds) > _SAME:
+        return Change(Verdict.WORSE if seconds > 0 else Verdict.BETTER, f"step {seconds:+.2%}")
+    peak = now.plan.peak_bytes / stored.plan.peak_bytes - 1
+    if abs(peak) > _SAME:
+        return Change(Verdict.WORSE if peak > 0 else Verdict.BETTER, f"peak {peak:+.2%}")
+    return _planning_change(stored, now)
+
+
+def _planning_change(stored: Outcome, now: Outcome) -> Change:
+    before, after = stored.planning_seconds, now.planning_seconds
+    if after > _SLOWER_PLANNING * before and after - before > _PLANNING_NOISE_SECONDS:
+        return Change(Verdict.SLOWER_PLANNING, f"planned in {after:.1f} s, was {before:.1f} s")
+    return Change(Verdict.SAME)
+
+
+def read_outcomes(path: Path) -> dict[Case, Outcome]:
+    """The stored outcomes by case; none where nothing was stored yet."""
+    if not path.exists():
+        return {}
+    data = json.loads(path.read_text(encoding="utf-8"))
+    if data["schema"] != SCHEMA:
+        raise SystemExit(f"{path} has schema {data['schema']!r}, not {SCHEMA!r}: store it anew")
+    return {outcome.case: outcome for outcome in map(_outcome, data["outcomes"])}
+
+
+def write_outcomes(path: Path, outcomes: Mapping[Case, Outcome], origin: Mapping[str, str]) -> None:
+    """Writes all ``outcomes``, one a line; ``origin`` says where and when they were made."""
+    lines = ",\n".join(json.dumps(asdict(outcome), ensure_ascii=False) for outcome in outcomes.values())
+    head = json.dumps({"schema": SCHEMA, **origin}, ensure_ascii=False)[1:-1]
+    path.write_text(f'{{{head}, "outcomes": [\n{lines}\n]}}\n', encoding="utf-8")
+
+
+def _outcome(record: dict[str, Any]) -> Outcome:
+    plan = record["plan"]
+    return Outcome(**{**record, "case": Case(**record["case"]), "plan": PlanFigures(**plan) if plan else None})
