@@ -38,6 +38,7 @@ from lmswap.ir.timeline import Timeline
 from lmswap.options import Options
 from lmswap.plan import make_plan, simulate
 from lmswap.rewrite.insert import insert_swaps
+from lmswap.rewrite.rerun import run_again
 
 _log = logging.getLogger(__name__)
 
@@ -268,7 +269,8 @@ class CapturedGraph:
             first_buffer = step.joined.buffer_offsets[which]
         else:
             plan = session.plan_alone(self, lowered)
-        insert_swaps(lowered.program, lowered.graphs, plan, engine=session.engine.number, first_buffer=first_buffer)
+        runs, graphs = run_again(lowered.program, lowered.graphs, plan.reruns)
+        insert_swaps(runs, graphs, plan, engine=session.engine.number, first_buffer=first_buffer)
 
 
 def _join_costs(joined: Joined, costs: Sequence[OpCosts]) -> OpCosts:

@@ -58,6 +58,7 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Graph
         num_fwd_outputs: int,
         **rest: Any,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        _copy_mutated_inputs(joint.graph)
         forward, backward = default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **rest)
         handler.training(forward, backward, num_fwd_outputs, rest.get("static_lifetime_input_indices") or ())
         return forward, backward
@@ -81,6 +82,24 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Graph
     )
     compiled: Callable[..., Any] = compiler(module, inputs)
     return compiled
+
+
+def _copy_mutated_inputs(joint: fx.Graph) -> None:
+    """Lets the graphs read copies of the inputs that torch overwrites between forward and backward.
+
+    So ops that read running statistics can run again in the backward; only the copies themselves cannot.
+    """
+    (output,) = joint.find_nodes(op="output")
+    mutated = [getattr(description, "mutated_input", None) for description in output.meta.get("desc") or ()]
+    inputs = joint.find_nodes(op="placeholder")
+    first = next(node for node in joint.nodes if node.op != "placeholder")
+    for node in inputs:
+        if node.meta.get("desc") is None or node.meta["desc"] not in mutated:
+            continue
+        with joint.inserting_before(first):
+            copy = joint.call_function(torch.ops.aten.clone.default, (node,))
+        copy.meta.update(val=node.meta["val"].clone(), is_repeatable=False)
+        node.replace_all_uses_with(copy, delete_user_cb=lambda user, copy=copy: user not in (copy, output))
 
 
 def _boxed(function: BoxedFunction) -> BoxedFunction:

@@ -6,13 +6,14 @@ reverse. A joined program counts memory and link time across all of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from lmswap.errors import CaptureError
-from lmswap.ir.plan import Plan
+from lmswap.ir.plan import Plan, Rerun
 from lmswap.ir.program import Op, Program, Segment
+from lmswap.ir.schedule import schedule
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,6 @@ class Joined:
 
     program: Program
     buffer_offsets: tuple[int, ...]  # buffer b of graph g is buffer b + buffer_offsets[g] of the step
-    segment_starts: tuple[tuple[int, ...], ...]  # [graph][segment of that graph] -> first op in the step
 
 
 def join(programs: Sequence[Program]) -> Joined:
@@ -34,10 +34,8 @@ def join(programs: Sequence[Program]) -> Joined:
     value_offsets = _running_sums(len(program.values) for program in programs)
     ops: list[Op] = []
     segments: list[Segment] = []
-    starts = [[0] * len(program.segments) for program in programs]
     for graph, which in order:
         segment = programs[graph].segments[which]
-        starts[graph][which] = len(ops)
         segments.append(Segment(graph, segment.phase, len(ops), len(ops) + segment.stop - segment.start))
         shift = buffer_offsets[graph]
         for op in programs[graph].ops[segment.start : segment.stop]:
@@ -54,35 +52,53 @@ def join(programs: Sequence[Program]) -> Joined:
         for value in program.values
     ]
     program = Program(programs[0].name, tuple(ops), tuple(buffers), tuple(values), tuple(segments))
-    return Joined(program, buffer_offsets, tuple(tuple(graph) for graph in starts))
+    return Joined(program, buffer_offsets)
 
 
 def graph_plan(joined: Joined, plan: Plan, graph: int, program: Program) -> Plan:
-    """The part of the step's ``plan`` that ``graph`` carries out, in that graph's own buffer and op numbers."""
-    shift = joined.buffer_offsets[graph]
-    own = range(shift, shift + len(program.buffers))
-
-    def local(position: int) -> int:
-        # A position on the border between two segments belongs to the graph's own one: the verifier has checked
-        # that copies out lie in the segment of the use before them and copies in in the segment of the use after.
-        for segment, start in zip(program.segments, joined.segment_starts[graph], strict=True):
-            if start <= position <= start + segment.stop - segment.start:
-                return position - start + segment.start
-        raise CaptureError(f"position {position} of the step lies in no segment of graph {graph}")
-
+    """The part of the step's ``plan`` that ``graph`` carries out, in that graph's own numbers of ops and buffers."""
+    step, shift = joined.program, joined.buffer_offsets[graph]
+    in_program = _own_positions(step, graph, program)
+    reruns = tuple(
+        Rerun(in_program(rerun.op), in_program(rerun.position))
+        for rerun in plan.reruns
+        if step.segment_of(rerun.op).graph == graph
+    )
+    runs = schedule(step, plan.reruns)
+    in_schedule = _own_positions(runs.program, graph, schedule(program, reruns).program)
+    of_program = range(shift, shift + len(program.buffers))
+    # Both schedules number the program's buffers first and then the remade ones in order of execution.
+    of_schedule = [buffer for buffer, origin in enumerate(runs.buffers) if origin in of_program]
+    own = {buffer: number for number, buffer in enumerate(of_schedule)}
     swaps = tuple(
         replace(
             swap,
-            buffer=swap.buffer - shift,
-            out_start=None if swap.out_start is None else local(swap.out_start),
-            release=local(swap.release),
-            in_start=local(swap.in_start),
-            first_use=local(swap.first_use),
+            buffer=own[swap.buffer],
+            out_start=None if swap.out_start is None else in_schedule(swap.out_start),
+            release=in_schedule(swap.release),
+            in_start=in_schedule(swap.in_start),
+            first_use=in_schedule(swap.first_use),
         )
         for swap in plan.swaps
         if swap.buffer in own
     )
-    return replace(plan, swaps=swaps, reasons={b - shift: why for b, why in plan.reasons.items() if b in own})
+    reasons = {buffer - shift: why for buffer, why in plan.reasons.items() if buffer in of_program}
+    return replace(plan, swaps=swaps, reruns=reruns, reasons=reasons)
+
+
+def _own_positions(step: Program, graph: int, program: Program) -> Callable[[int], int]:
+    """From positions of ``step`` to those of ``program``, the part of it that is ``graph``."""
+    segments = [segment for segment in step.segments if segment.graph == graph]
+
+    def own(position: int) -> int:
+        # A position on the border between two segments belongs to the graph's own one: the verifier has checked
+        # that copies out lie in the segment of the use before them and copies in in the segment of the use after.
+        for theirs, ours in zip(segments, program.segments, strict=True):
+            if theirs.start <= position <= theirs.stop:
+                return position - theirs.start + ours.start
+        raise CaptureError(f"position {position} of the step lies in no segment of graph {graph}")
+
+    return own
 
 
 def _running_sums(lengths: Iterable[int]) -> tuple[int, ...]:

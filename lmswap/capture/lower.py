@@ -123,7 +123,7 @@ class _Lowering:
                 writes=tuple(dict.fromkeys([*made, *mutated])),
                 flops=_flops(node),
                 is_view=not made and not mutated and _returns_alias(node),
-                is_repeatable=not _is_random(node),
+                is_repeatable=_is_repeatable(node),
             )
         )
 
@@ -213,8 +213,11 @@ def _returns_alias(node: fx.Node) -> bool:
     return any(True for _ in _tensors(node.meta.get("val")))
 
 
-def _is_random(node: fx.Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+def _is_repeatable(node: fx.Node) -> bool:
+    is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    # Graphs can hand tensors on to each other, but no numbers.
+    reads_tensors = all(isinstance(argument.meta.get("val"), torch.Tensor) for argument in node.all_input_nodes)
+    return not is_random and reads_tensors and bool(node.meta.get("is_repeatable", True))
 
 
 def _flops(node: fx.Node) -> int:

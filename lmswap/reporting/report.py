@@ -14,6 +14,7 @@ from rich.text import Text
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.plan import Decision, Plan
 from lmswap.ir.program import Program
+from lmswap.ir.schedule import schedule
 from lmswap.ir.timeline import Lane, Timeline
 from lmswap.reporting.chrome import write_chrome_trace
 from lmswap.reporting.decisions import BufferDecision, buffer_decisions
@@ -223,7 +224,7 @@ def make_report(
         measured_seconds=_graph_seconds(measured) if measured is not None else None,
         swapped_out_bytes=measured.lane_bytes(Lane.OUT) if measured is not None else None,
         swapped_in_bytes=measured.lane_bytes(Lane.IN) if measured is not None else None,
-        recomputed_bytes=0 if measured is not None else None,  # no policy recomputes
+        recomputed_bytes=_remade_bytes(program, plan) if measured is not None else None,
         stall_seconds=measured.lane_seconds(Lane.STALL) if measured is not None else None,
         tier_used_bytes=tier_used_bytes,
         tier_peak_bytes=tier_peak_bytes,
@@ -232,6 +233,14 @@ def make_report(
         predicted=predicted,
         measured=measured,
     )
+
+
+def _remade_bytes(program: Program | None, plan: Plan | None) -> int:
+    """What second runs write in a step."""
+    if program is None or plan is None:
+        return 0
+    buffers = schedule(program, plan.reruns).program.buffers
+    return sum(buffer.nbytes for buffer in buffers[len(program.buffers) :])
 
 
 def _graph_seconds(timeline: Timeline) -> float:

@@ -25,7 +25,8 @@ from lmswap.errors import PlanInvalid
 from lmswap.execute import ops
 from lmswap.execute.graph import SegmentGraph
 from lmswap.ir.plan import Plan, Swap
-from lmswap.ir.program import Program
+from lmswap.ir.schedule import Schedule
+from lmswap.rewrite.views import users_from, view_of
 
 
 class _Rank(IntEnum):
@@ -45,19 +46,21 @@ class _Action:
 
 
 def insert_swaps(
-    program: Program, graphs: Sequence[SegmentGraph], plan: Plan, *, engine: int, first_buffer: int = 0
+    runs: Schedule, graphs: Sequence[SegmentGraph], plan: Plan, *, engine: int, first_buffer: int = 0
 ) -> None:
     """Inserts the swap ops of ``plan`` into ``graphs``, in place.
 
     Args:
-        program: what the plan was made for; ``graphs`` are the graphs of its segments, in order.
+        runs: the plan's schedule; ``graphs`` are the graphs of its segments, in order.
         graphs: edited in place.
         plan: a verified plan.
         engine: the number of the engine that will carry the swaps out.
         first_buffer: what buffer 0 is called in the records: its number in the step that the graphs are part of.
+            A buffer that was made again is called as the one that it replaces.
     """
-    editors = [_Editor(graph, plan, engine, first_buffer) for graph in graphs]
-    segments = program.segments
+    names = tuple(first_buffer + buffer for buffer in runs.buffers)
+    editors = [_Editor(graph, plan, engine, names) for graph in graphs]
+    program, segments = runs.program, runs.program.segments
     actions: list[list[_Action]] = [[] for _ in segments]
     for number, swap in enumerate(plan.swaps):
         before = segments.index(program.segment_of(swap.release - 1))
@@ -79,8 +82,8 @@ def insert_swaps(
 class _Editor:
     """Edits one graph, action by action in order of position."""
 
-    def __init__(self, graph: SegmentGraph, plan: Plan, engine: int, first_buffer: int) -> None:
-        self.graph, self.plan, self.engine, self._first_buffer = graph, plan, engine, first_buffer
+    def __init__(self, graph: SegmentGraph, plan: Plan, engine: int, names: Sequence[int]) -> None:
+        self.graph, self.plan, self.engine, self._names = graph, plan, engine, names
         self.hands_on: set[int] = set()  # buffers that leave through the saved outputs
         self._taken_over: list[int] = []  # buffers that arrive as a token
         self._tokens: dict[int, fx.Node] = {}  # the latest copy of each buffer
@@ -136,7 +139,7 @@ class _Editor:
         source = next(iter(self._present(swap.buffer, anchor)), None)
         if source is None:
             raise PlanInvalid("residency", "nothing holds its bytes when the copy out starts", buffer=swap.buffer)
-        arguments = (source, self.engine, self._first_buffer + swap.buffer, swap.tier, swap.offset)
+        arguments = (source, self.engine, self._names[swap.buffer], swap.tier, swap.offset)
         token = self._call(ops.out_start, arguments, self._fake((1,), torch.int64, torch.device("cpu")))
         self._tokens[swap.buffer], self._sources[swap.buffer] = token, source
 
@@ -147,7 +150,7 @@ class _Editor:
     def _in_start(self, swap: Swap) -> None:
         example: torch.Tensor = self._values[swap.buffer][0].meta["val"]
         nbytes = int(example.untyped_storage().nbytes())
-        name = self._first_buffer + swap.buffer
+        name = self._names[swap.buffer]
         arguments = (self._tokens[swap.buffer], self.engine, name, nbytes, example.device)
         self._incoming[swap.buffer] = self._call(
             ops.in_start, arguments, self._fake((nbytes,), torch.uint8, example.device)
@@ -156,24 +159,20 @@ class _Editor:
     def _first_use(self, swap: Swap, anchor: fx.Node) -> None:
         flat = self._incoming.pop(swap.buffer)
         ready = self._call(ops.in_done, (flat, self._tokens[swap.buffer], self.engine), flat.meta["val"])
-        rank = {node: position for position, node in enumerate(self.graph.module.graph.nodes)}
-        stale = [node for node in self._values[swap.buffer] if rank[node] < rank[anchor]]
-        for node in stale:
-            later = [user for user in node.users if rank[user] >= rank[anchor]]
-            if not later:
-                continue
-            value: torch.Tensor = node.meta["val"]
-            geometry = (value.dtype, list(value.shape), list(value.stride()), value.storage_offset())
-            view = self._call(ops.view_bytes, (ready, *geometry), value)
-            view.meta.update({key: kept for key, kept in node.meta.items() if key not in view.meta})
-            for user in later:
-                user.replace_input_with(node, view)
-            self._values[swap.buffer].append(view)
+        for node in [node for node in self._values[swap.buffer] if node < anchor]:
+            later = users_from(node, anchor)
+            if later:
+                view = view_of(ready, node)
+                self._values[swap.buffer].append(view)
+                for user in later:
+                    user.replace_input_with(node, view)
+            if node.target is ops.view_bytes and not node.users:  # it would go on reading what has been released
+                self._values[swap.buffer].remove(node)
+                self.graph.module.graph.erase_node(node)
 
     def _present(self, buffer: int, anchor: fx.Node) -> Iterator[fx.Node]:
         """Nodes that hold the buffer's bytes at ``anchor``, the latest copy in first."""
-        rank = {node: position for position, node in enumerate(self.graph.module.graph.nodes)}
-        values = [node for node in self._values.get(buffer, []) if rank[node] < rank[anchor]]
+        values = [node for node in self._values.get(buffer, []) if node < anchor]
         rebuilt = [node for node in values if node.target is ops.view_bytes]
         yield from reversed(rebuilt)
         yield from values

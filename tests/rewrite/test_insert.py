@@ -7,6 +7,7 @@ import torch
 from lmswap.capture.aot import compile_region
 from lmswap.capture.lower import lower_inference, lower_training
 from lmswap.execute.graph import compile_boxed
+from lmswap.ir.schedule import schedule
 from lmswap.rewrite.insert import insert_swaps
 from tests.models import CASES, Case
 from tests.rewrite.memory_engine import MemoryEngine
@@ -32,7 +33,7 @@ class RandomlySwapped:
 
     def _rewrite(self, lowered):
         plan = random_plan(lowered.program, self.rng, share=self.share)
-        insert_swaps(lowered.program, lowered.graphs, plan, engine=self.engine.number)
+        insert_swaps(schedule(lowered.program, ()), lowered.graphs, plan, engine=self.engine.number)
 
 
 def train(case: Case, share: float, seed: int, num_steps: int = 2):

@@ -1,0 +1,181 @@
+"""How do the graphs run ops again? Program + reruns + fx graphs → its schedule, and graphs that run that.
+
+A second run is a copy of the op's node. Whatever reads one of its buffers later reads the copy; other views of the
+buffer are made anew from the copy's bytes. Where a second run stands in the backward graph and needs a value of the
+forward one that nobody saved, it is saved; what nobody reads any more is saved no longer, which is what frees memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from torch import fx
+
+from lmswap.errors import PlanInvalid
+from lmswap.execute.graph import SegmentGraph, is_projection
+from lmswap.ir.plan import Rerun
+from lmswap.ir.program import Program
+from lmswap.ir.schedule import Schedule, schedule
+from lmswap.rewrite.views import users_from, view_of
+
+
+def run_again(
+    program: Program, graphs: Sequence[SegmentGraph], reruns: Sequence[Rerun]
+) -> tuple[Schedule, tuple[SegmentGraph, ...]]:
+    """Edits ``graphs``, those of ``program``'s segments, in place so that they carry out ``reruns``.
+
+    Returns the schedule, and the same graphs as its program numbers their ops and buffers.
+
+    Raises:
+        PlanInvalid: a second run needs what the graphs cannot hand over to it.
+    """
+    runs = schedule(program, reruns)
+    if not reruns:
+        return runs, tuple(graphs)
+    due: dict[int, list[int]] = defaultdict(list)
+    for rerun in reruns:
+        due[rerun.position].append(rerun.op)
+    nodes = [node for graph in graphs for node in graph.ops]
+    values = _Values(program, itertools.count(len(program.buffers)))
+    editors: list[_Editor] = []
+    for segment, graph in zip(program.segments, graphs, strict=True):
+        editor = _Editor(graph, values, editors[-1] if editors else None)
+        for position in range(segment.start, segment.stop):
+            for op in due[position]:
+                editor.run_again(nodes[op], program.ops[op].writes, before=nodes[position])
+            editor.run(nodes[position])
+        editors.append(editor)
+    for editor in editors:
+        editor.finish()
+    return runs, tuple(editor.graph for editor in editors)
+
+
+@dataclass
+class _Values:
+    """What the graphs share. A value is known by the node that made it first; buffers are the planned program's."""
+
+    program: Program
+    remade: Iterator[int]  # numbers for the schedule's buffers, in order of execution
+    buffer_of: dict[fx.Node, int] = field(default_factory=dict)  # of values
+    value_of: dict[fx.Node, fx.Node] = field(default_factory=dict)  # of nodes of all graphs
+
+
+class _Editor:
+    """Edits one graph in order of execution."""
+
+    def __init__(self, graph: SegmentGraph, values: _Values, forward: _Editor | None) -> None:
+        self.graph = SegmentGraph(graph.module, graph.phase, graph.num_user_outputs)
+        self._values, self._forward = values, forward
+        self._newest = list(forward._newest) if forward else list(range(len(values.program.buffers)))
+        self._now: dict[fx.Node, fx.Node] = {}  # value -> the node of this graph that has it now
+        self._nodes: dict[int, list[fx.Node]] = defaultdict(list)  # all that have held values of a buffer
+        self._storage: dict[int, fx.Node] = {}  # a node that holds a buffer's bytes, for views to be made of
+        inputs = self._fx.find_nodes(op="placeholder")
+        self._saved = list(zip(forward.saved_outputs(), inputs, strict=False)) if forward else []
+        brought = {node: value for value, node in self._saved}
+        for node, buffer in graph.buffer_of.items():
+            values.buffer_of.setdefault(brought.get(node, node), buffer)
+        for node in (*inputs, *self._fx.find_nodes(op="get_attr")):
+            self._enter(node, brought.get(node, node))
+
+    def run(self, node: fx.Node) -> None:
+        """Passes over the first run of an op."""
+        self.graph.ops.append(node)
+        for made in (node, *filter(is_projection, node.users)):
+            self._enter(made, made)
+
+    def run_again(self, node: fx.Node, writes: Sequence[int], *, before: fx.Node) -> None:
+        """Copies an op, of this graph or the forward one, and lets all from ``before`` on read what the copy writes."""
+        inputs = {given: self.find(self._values.value_of.get(given, given)) for given in node.all_input_nodes}
+        with self._fx.inserting_before(before):
+            copies = {node: self._fx.node_copy(node, inputs.__getitem__)}
+            for pick in filter(is_projection, node.users):
+                copies[pick] = self._fx.node_copy(pick, copies.__getitem__)
+        self.graph.ops.append(copies[node])
+        stale = [old for buffer in writes for old in self._nodes[buffer]]
+        for old in stale:
+            self._now.pop(self._values.value_of[old], None)
+        for buffer in writes:
+            self._newest[buffer] = next(self._values.remade)
+        for value, copy in copies.items():
+            self._enter(copy, value)
+            if self._values.buffer_of.get(value) in writes:
+                self._storage[self._values.buffer_of[value]] = copy
+        for old in stale:
+            for user in users_from(old, before):
+                if user.op != "output":  # what callers get is the first run's; saved outputs follow at the end
+                    user.replace_input_with(old, self.find(self._values.value_of[old]))
+
+    def find(self, value: fx.Node) -> fx.Node:
+        """The node of this graph that has ``value`` now; it is saved for it, or made a view, if need be."""
+        buffer = self._values.buffer_of.get(value)
+        if buffer is None and value.graph is self._fx:
+            return value  # not a tensor
+        if value not in self._now and buffer not in self._storage:
+            self._take_over(value)
+        if value not in self._now:
+            assert buffer is not None
+            storage = self._storage[buffer]
+            # Right behind the memory's making, so that swaps of it find the view where they find its other values.
+            behind = next(n for n in self._fx.nodes if n.op != "placeholder") if storage.op == "placeholder" else None
+            with self._fx.inserting_before(behind) if behind else self._fx.inserting_after(storage):
+                self._enter(view_of(storage, value), value)
+        return self._now[value]
+
+    def saved_outputs(self) -> list[fx.Node]:
+        """What the graph hands on to its backward, as traced."""
+        return list(self._output().args[0])[self.graph.num_user_outputs :]  # type: ignore[arg-type]
+
+    def finish(self) -> None:
+        """Makes the forward graph save what this one reads, no more and no less."""
+        if self._forward:
+            read = [(value, node) for value, node in self._saved if node.users]
+            for _, node in self._saved:
+                if not node.users:
+                    self.graph.buffer_of.pop(node, None)
+                    self._fx.erase_node(node)
+            self._forward._save([value for value, _ in read])
+        self._fx.lint()
+
+    def _save(self, values: list[fx.Node]) -> None:
+        output, count = self._output(), self.graph.num_user_outputs
+        returned: list[Any] = list(output.args[0])  # type: ignore[arg-type]
+        descriptions = output.meta.get("desc")
+        if descriptions is not None and len(descriptions) == len(returned):
+            of_saved = dict(zip(returned[count:], descriptions[count:], strict=True))
+            output.meta["desc"] = [*descriptions[:count], *(of_saved.get(value) for value in values)]
+        output.args = ((*returned[:count], *(self.find(value) for value in values)),)
+
+    def _take_over(self, value: fx.Node) -> None:
+        if self._forward is None or value not in self._values.buffer_of:
+            raise PlanInvalid("hand-over", f"'{value.name}' cannot be had in the {self.graph.phase} graph")
+        with self._fx.inserting_before(next(iter(self._fx.nodes))):
+            node = self._fx.placeholder(value.name)
+        node.meta["val"] = value.meta["val"]
+        # Tensors that autograd need not check for changes come last; this one comes first, and is checked.
+        value.meta.pop("saved_tensor_with_no_vc_check", None)
+        self._saved.insert(0, (value, node))
+        self._enter(node, value)
+
+    def _enter(self, node: fx.Node, value: fx.Node) -> None:
+        """Notes that ``node`` has ``value`` now, if that is a tensor."""
+        buffer = self._values.buffer_of.get(value)
+        if buffer is None:
+            return
+        self._values.value_of[node], self._now[value] = value, node
+        self._nodes[buffer].append(node)
+        self.graph.buffer_of[node] = self._newest[buffer]
+        if node.op == "placeholder" and not self._values.program.buffers[buffer].is_resident:
+            self._storage.setdefault(buffer, node)
+
+    @property
+    def _fx(self) -> fx.Graph:
+        return self.graph.module.graph
+
+    def _output(self) -> fx.Node:
+        (output,) = self._fx.find_nodes(op="output")
+        return cast(fx.Node, output)

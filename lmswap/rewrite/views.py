@@ -1,0 +1,21 @@
+"""How does one tensor of a graph stand in for another? As a view of the same geometry on other memory."""
+
+from __future__ import annotations
+
+from torch import fx
+
+from lmswap.execute import ops
+
+
+def view_of(storage: fx.Node, value: fx.Node) -> fx.Node:
+    """Inserts, where the graph inserts now, a view of ``storage``'s bytes that looks as ``value`` does."""
+    tensor = value.meta["val"]
+    geometry = (tensor.dtype, list(tensor.shape), list(tensor.stride()), tensor.storage_offset())
+    view: fx.Node = storage.graph.call_function(ops.view_bytes, (storage, *geometry))
+    view.meta.update(value.meta)
+    return view
+
+
+def users_from(node: fx.Node, anchor: fx.Node) -> list[fx.Node]:
+    """The users of ``node`` from ``anchor`` on."""
+    return [user for user in node.users if not user < anchor]

@@ -1,0 +1,133 @@
+import functools
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+from lmswap.capture.aot import compile_region
+from lmswap.capture.lower import Lowered, lower_inference, lower_training
+from lmswap.execute.graph import compile_boxed
+from lmswap.ir.plan import Rerun
+from lmswap.ir.program import Program
+from lmswap.rewrite.insert import insert_swaps
+from lmswap.rewrite.rerun import run_again
+from tests.models import CASES, Case
+from tests.rewrite.memory_engine import MemoryEngine
+from tests.rewrite.random_plans import random_plan
+from tests.rewrite.random_reruns import random_reruns, recompute_all
+
+Chooser = Callable[[Program], Sequence[Rerun]]
+
+
+class Block(nn.Module):
+    """Every kind of normalisation and randomness, activations, upsampling and a skip connection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv3d(2, 8, 3, padding=1), nn.Conv3d(8, 8, 3, 2, 1)
+        self.instance, self.batch = nn.InstanceNorm3d(8, affine=True), nn.BatchNorm3d(8)
+        self.group, self.layer = nn.GroupNorm(2, 16), nn.LayerNorm(8)
+        self.channels, self.values = nn.Dropout3d(0.3), nn.Dropout(0.3)
+        self.head = nn.Conv3d(16, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        skip = F.leaky_relu(self.instance(self.conv1(x)))
+        y = self.channels(F.gelu(self.batch(self.conv2(skip))))
+        y = self.layer(F.interpolate(y, scale_factor=2))
+        return self.head(self.values(self.group(torch.cat([skip, y], 1))))
+
+
+BLOCK = Case(Block, lambda: torch.randn(2, 2, 8, 8, 8))
+MODELS = CASES | {"block": BLOCK}
+
+
+class Rewritten:
+    """A graph handler that runs again what ``choose`` says, and swaps a share of all gaps of what then runs."""
+
+    def __init__(self, choose: Chooser, swap_share: float = 0.0, seed: int = 0) -> None:
+        self.choose, self.swap_share = choose, swap_share
+        self.rng, self.engine = random.Random(seed), MemoryEngine()
+        self.num_reruns = 0
+        self.saved_bytes: list[int] = []
+
+    def training(self, forward, backward, num_user_outputs, parameters):
+        self._rewrite(
+            lower_training(forward, backward, num_user_outputs=num_user_outputs, parameters=parameters, name="t")
+        )
+        (output,) = forward.graph.find_nodes(op="output")
+        storages = [node.meta["val"].untyped_storage() for node in output.args[0][num_user_outputs:]]
+        self.saved_bytes.append(sum({storage._cdata: storage.nbytes() for storage in storages}.values()))
+
+    def inference(self, graph, parameters):
+        self._rewrite(lower_inference(graph, parameters=parameters, name="t"))
+
+    def compiled(self, module, phase):
+        return compile_boxed(module)
+
+    def _rewrite(self, lowered: Lowered) -> None:
+        reruns = self.choose(lowered.program)
+        self.num_reruns += len(reruns)
+        runs, graphs = run_again(lowered.program, lowered.graphs, reruns)
+        plan = random_plan(runs.program, self.rng, share=self.swap_share)
+        insert_swaps(runs, graphs, plan, engine=self.engine.number)
+
+
+def train(case: Case, handler: Rewritten):
+    """Losses, gradients, buffers and random draws of two steps and an eval pass."""
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    model = case.make()
+    model.compile(backend=lambda module, inputs: compile_region(module, inputs, handler), dynamic=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    results = []
+    for _ in range(2):
+        loss = case.loss(model(case.batch()))
+        loss.backward()
+        results += [loss.detach().clone(), *(p.grad.clone() for p in model.parameters())]
+        results += [buffer.clone() for buffer in model.buffers()]
+        results.append(torch.rand(3))
+        optimizer.step()
+        optimizer.zero_grad()
+    model.eval()
+    with torch.no_grad():
+        results.append(case.loss(model(case.batch())))
+    return results
+
+
+def never(program: Program) -> Sequence[Rerun]:
+    return ()
+
+
+@functools.cache
+def plain(name: str):
+    return train(MODELS[name], Rewritten(never))
+
+
+def assert_same_bits(actual, expected):
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+
+
+@pytest.mark.parametrize("swap_share", [0.0, 0.8], ids=["kept", "swapped"])
+@pytest.mark.parametrize(
+    ("name", "seed"), [(name, seed) for name in MODELS for seed in range(1 if name == "unet3d" else 3)]
+)
+def test_any_valid_reruns_give_the_same_bits_as_none(name, seed, swap_share):
+    rng = random.Random(seed)
+    handler = Rewritten(lambda program: random_reruns(program, rng), swap_share, seed)
+    actual = train(MODELS[name], handler)
+    assert handler.num_reruns > 10
+    assert (handler.engine.num_out > 10) == (swap_share > 0)
+    assert_same_bits(actual, plain(name))
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "unet3d"])
+def test_everything_that_can_be_is_computed_again_before_each_use(name):
+    handler = Rewritten(recompute_all)
+    actual = train(MODELS[name], handler)
+    assert_same_bits(actual, plain(name))
+    reference = Rewritten(never)
+    train(MODELS[name], reference)
+    assert handler.saved_bytes < reference.saved_bytes
