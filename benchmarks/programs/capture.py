@@ -43,8 +43,11 @@ def capture(
             make_model(), backend=lambda module, inputs: compile_region(module, inputs, recorder), dynamic=False
         )
         model(*make_inputs())
-    if len(recorder.programs) != 1:
-        raise CaptureError(f"'{name}' has {len(recorder.programs)} training graphs, one is needed")
+    if (recorder.num_graphs, len(recorder.programs)) != (1, 1):
+        raise CaptureError(
+            f"'{name}' has {recorder.num_graphs} graphs, {len(recorder.programs)} of them with a backward; "
+            "one that trains is needed"
+        )
     return recorder.programs[0]
 
 
@@ -64,6 +67,7 @@ class _Recorder:
     def __init__(self, name: str) -> None:
         self._name = name
         self.programs: list[Program] = []
+        self.num_graphs = 0
 
     def training(
         self, forward: fx.GraphModule, backward: fx.GraphModule, num_user_outputs: int, parameters: Collection[int]
@@ -72,9 +76,10 @@ class _Recorder:
             forward, backward, num_user_outputs=num_user_outputs, parameters=parameters, name=self._name
         )
         self.programs.append(lowered.program)
+        self.num_graphs += 1
 
     def inference(self, graph: fx.GraphModule, parameters: Collection[int]) -> None:
-        raise CaptureError(f"'{self._name}' has a graph without backward")
+        self.num_graphs += 1
 
     def compiled(self, module: fx.GraphModule, phase: str) -> BoxedFunction:
         return compile_boxed(module)

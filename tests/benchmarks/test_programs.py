@@ -1,0 +1,166 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+import lmswap
+from benchmarks.programs.__main__ import main
+from benchmarks.programs.capture import capture
+from benchmarks.programs.compare import Change, Verdict, change, read_outcomes, write_outcomes
+from benchmarks.programs.corpus import load_machine, load_program, machine_names, program_names
+from benchmarks.programs.models import KerasInstanceNorm, write_norms_out
+from benchmarks.programs.recipes import RECIPES
+from benchmarks.programs.replay import replay
+from benchmarks.unet3d.network import NORM_EPS, UNet3d
+from lmswap.analyze.cost import roofline
+from lmswap.analyze.memory import StepMemory
+from lmswap.errors import CaptureError
+from lmswap.ir.program import BufferKind
+
+GIB = 2**30
+
+
+@pytest.fixture(scope="module")
+def outcome():
+    """swap_all on the smallest program: quick, and the same whenever it is planned."""
+    (found,) = replay(["unet3d_96"], ["v100_gen3"], [50], ["swap_all"])
+    return found
+
+
+def with_residents_alike(program):
+    """Both parameters and inputs stay where they are; which of them a tensor is depends on how the model is wrapped."""
+    kinds = {BufferKind.PARAMETER: BufferKind.INPUT}
+    return replace(program, buffers=tuple(replace(b, kind=kinds.get(b.kind, b.kind)) for b in program.buffers))
+
+
+def changed(outcome, **figures):
+    return replace(outcome, plan=replace(outcome.plan, **figures))
+
+
+def test_a_capture_without_memory_is_what_a_real_step_gives(tmp_path):
+    model = lmswap.enable(UNet3d(base_filters=2), "1GiB", policy="none", disk_directory=str(tmp_path))
+    model(torch.zeros(1, 4, 32, 32, 32)).sum().backward()
+    real = lmswap.program(model)
+    lmswap.disable(model)
+    captured = capture(real.name, lambda: UNet3d(base_filters=2), lambda: (torch.empty(1, 4, 32, 32, 32),))
+    assert with_residents_alike(captured) == with_residents_alike(real)
+
+
+def test_what_has_no_single_training_graph_is_refused():
+    def broken(x):
+        x = x.sin()
+        torch._dynamo.graph_break()
+        return x.cos()
+
+    with pytest.raises(CaptureError, match="'broken' has 2 graphs, 2 of them with a backward"):
+        capture("broken", lambda: broken, lambda: (torch.empty(3, requires_grad=True),))
+    with pytest.raises(CaptureError, match="'idle' has 1 graphs, 0 of them"):
+        capture("idle", lambda: torch.sin, lambda: (torch.empty(3),))
+
+
+def test_a_norm_written_out_is_the_norm():
+    x = torch.randn(2, 3, 4, 4, 4)
+    norm = torch.nn.InstanceNorm3d(3, eps=NORM_EPS, affine=True)
+    torch.testing.assert_close(KerasInstanceNorm(3)(x), norm(x))
+    assert not any(isinstance(m, torch.nn.InstanceNorm3d) for m in write_norms_out(UNet3d(base_filters=2)).modules())
+
+
+# ops, GiB at the peak, TFLOP of forward and backward. The peak leaves out parameters and inputs, which
+# live outside the step: at 192³ another 0.136 GiB.
+FACTS = {
+    "unet3d_96": (497, 1.554, 0.444),
+    "unet3d_144": (497, 5.245, 1.497),
+    "unet3d_192": (497, 12.432, 3.549),
+    "unet3d_192_bf16": (521, 6.216, 3.549),
+    "unet3d_192_unfused": (1517, 19.289, 3.549),
+    "resnet50": (669, 5.141, 1.555),
+    "gpt": (2071, 17.061, 17.373),
+    "vit": (1023, 7.127, 6.455),
+    "gpt_deep": (50351, 38.612, 11.493),
+}
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_stored_programs_are_of_the_documented_size(name):
+    program = load_program(name)
+    costs = roofline(program, load_machine("h200_gen5"))
+    tera_flops = sum(op.flops for op in program.ops) / 1e12
+    assert program.name == name
+    peak_gib = StepMemory(program, costs).peak.nbytes / GIB
+    assert (len(program.ops), round(peak_gib, 3), round(tera_flops, 3)) == FACTS[name]
+
+
+def test_every_recipe_is_stored_and_nothing_else():
+    assert sorted(program_names()) == sorted(FACTS) == sorted(RECIPES)
+
+
+@pytest.mark.parametrize("name", machine_names())
+def test_machines_hold_swapped_tensors_on_the_first_tier(name):
+    machine = load_machine(name)
+    assert machine.tiers[0].capacity_bytes > 64 * GIB
+
+
+def test_unlimited_memory_costs_what_the_ops_cost():
+    # 1.95 s: 12 % of 15.7 TFLOP/s for the convolutions, 0.83 TB/s for the rest.
+    program = load_program("unet3d_192")
+    assert sum(roofline(program, load_machine("v100_gen3")).seconds) == pytest.approx(1.95, abs=0.01)
+
+
+def test_programs_meet_machines_of_their_number_type():
+    cases = [o.case for o in replay(["unet3d_96", "unet3d_192_bf16"], ["gh200", "gh200_bf16"], [90], ["none"])]
+    assert [(case.program, case.machine) for case in cases] == [
+        ("unet3d_96", "gh200"),
+        ("unet3d_192_bf16", "gh200_bf16"),
+    ]
+
+
+def test_an_outcome_is_a_plan_in_numbers_or_none(outcome):
+    assert outcome.plan.peak_bytes <= outcome.budget_bytes
+    assert 0 < outcome.plan.bound_seconds <= outcome.plan.step_seconds
+    assert outcome.plan.swapped_bytes > outcome.budget_bytes
+    (unfit,) = replay(["unet3d_96"], ["v100_gen3"], [50], ["none"])
+    assert unfit.plan is None
+
+
+def test_a_change_is_judged_by_seconds_then_peak_then_planning(outcome):
+    seconds, peak = outcome.plan.step_seconds, outcome.plan.peak_bytes
+    slow = replace(outcome, planning_seconds=outcome.planning_seconds * 2 + 1)
+    judged = {
+        "same": outcome,
+        "worse": changed(outcome, step_seconds=seconds * 1.002),
+        "better": changed(outcome, step_seconds=seconds * 0.998, peak_bytes=peak * 2),
+        "slower planning": slow,
+    }
+    assert {text: change(outcome, now).verdict for text, now in judged.items()} == {text: text for text in judged}
+    assert change(outcome, changed(outcome, peak_bytes=peak * 1.002)) == Change(Verdict.WORSE, "peak +0.20%")
+    assert change(outcome, changed(outcome, step_seconds=seconds * 1.0005)).verdict is Verdict.SAME
+
+
+def test_what_fits_no_more_is_worse(outcome):
+    unfit = replace(outcome, plan=None)
+    assert change(outcome, unfit) == Change(Verdict.WORSE, "does not fit any more")
+    assert change(unfit, outcome) == Change(Verdict.BETTER, "fits now")
+    assert change(unfit, unfit).verdict is Verdict.SAME
+    assert change(None, unfit).verdict is Verdict.NEW
+
+
+def test_outcomes_are_read_as_they_were_written(outcome, tmp_path):
+    outcomes = {o.case: o for o in (outcome, replace(outcome, case=replace(outcome.case, policy="none"), plan=None))}
+    write_outcomes(tmp_path / "p.json", outcomes, {"commit": "abc"})
+    assert read_outcomes(tmp_path / "p.json") == outcomes
+    assert read_outcomes(tmp_path / "none.json") == {}
+
+
+def test_a_replay_fails_when_a_plan_is_worse_than_the_stored_one(outcome, tmp_path, capsys):
+    results = tmp_path / "p.json"
+    choice = ["--programs", "unet3d_96", "--machines", "v100_gen3", "--budgets", "50", "--policies", "swap_all"]
+    choice += ["--results", str(results)]
+    assert main([*choice, "--store"]) == 0
+    assert main(choice) == 0
+    assert "1 same" in capsys.readouterr().out
+    better = changed(outcome, step_seconds=outcome.plan.step_seconds / 2)
+    write_outcomes(results, {outcome.case: better}, {})
+    assert main(choice) == 1
+    printed = capsys.readouterr().out
+    assert "worse step +100.00%" in printed
+    assert "1 worse" in printed
