@@ -1,3 +1,4 @@
+import json
 from dataclasses import replace
 
 import pytest
@@ -7,11 +8,12 @@ import lmswap
 from benchmarks.programs.__main__ import main
 from benchmarks.programs.capture import capture
 from benchmarks.programs.compare import Change, Verdict, change, read_outcomes, write_outcomes
-from benchmarks.programs.corpus import load_machine, load_program, machine_names, program_names
+from benchmarks.programs.corpus import DATA, MACHINES, load_machine, load_program, machine_names, program_names
 from benchmarks.programs.models import KerasInstanceNorm, write_norms_out
 from benchmarks.programs.recipes import RECIPES
 from benchmarks.programs.replay import replay
 from benchmarks.unet3d.network import NORM_EPS, UNet3d
+from lmswap import cli
 from lmswap.analyze.cost import roofline
 from lmswap.analyze.memory import StepMemory
 from lmswap.errors import CaptureError
@@ -104,6 +106,13 @@ def test_unlimited_memory_costs_what_the_ops_cost():
     # 1.95 s: 12 % of 15.7 TFLOP/s for the convolutions, 0.83 TB/s for the rest.
     program = load_program("unet3d_192")
     assert sum(roofline(program, load_machine("v100_gen3")).seconds) == pytest.approx(1.95, abs=0.01)
+
+
+def test_stored_programs_and_machines_are_what_lmswap_plan_reads(capsys):
+    files = [str(DATA / "unet3d_192.json.gz"), "--machine", str(MACHINES / "v100_gen3.json")]
+    assert cli.main(["plan", *files, "--budget", "42%", "--policy", "swap_all", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["peak_bytes"] <= figures["budget_bytes"] < 5.23 * GIB
 
 
 def test_programs_meet_machines_of_their_number_type():
