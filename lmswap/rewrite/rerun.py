@@ -70,7 +70,8 @@ class _Editor:
     def __init__(self, graph: SegmentGraph, values: _Values, forward: _Editor | None) -> None:
         self.graph = SegmentGraph(graph.module, graph.phase, graph.num_user_outputs)
         self._values, self._forward = values, forward
-        self._newest = list(forward._newest) if forward else list(range(len(values.program.buffers)))
+        # By buffer of the planned program: the schedule's one that holds its bytes now.
+        self._newest: list[int] = list(forward._newest) if forward else list(range(len(values.program.buffers)))
         self._now: dict[fx.Node, fx.Node] = {}  # value -> the node of this graph that has it now
         self._nodes: dict[int, list[fx.Node]] = defaultdict(list)  # all that have held values of a buffer
         self._storage: dict[int, fx.Node] = {}  # a node that holds a buffer's bytes, for views to be made of
@@ -155,6 +156,7 @@ class _Editor:
             raise PlanInvalid("hand-over", f"'{value.name}' cannot be had in the {self.graph.phase} graph")
         with self._fx.inserting_before(next(iter(self._fx.nodes))):
             node = self._fx.placeholder(value.name)
+        node.target = node.name  # another name for the argument would hold its memory to the end
         node.meta["val"] = value.meta["val"]
         # Tensors that autograd need not check for changes come last; this one comes first, and is checked.
         value.meta.pop("saved_tensor_with_no_vc_check", None)

@@ -1,8 +1,11 @@
+import copy
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
+from lmswap.analyze.repeatable import repeatable_ops
 from lmswap.errors import CaptureError
 from lmswap.ir.program import BufferKind, Program
 from tests.capture.captured import capture
@@ -88,6 +91,31 @@ def test_random_ops_are_marked():
     recording, _ = capture(lambda x: F.dropout(x.exp(), 0.5).sum().unsqueeze(0), torch.randn(8, requires_grad=True))
     random = {op.target for op in recording.lowered[0].program.ops if not op.is_repeatable}
     assert random == {"aten.native_dropout.default"}
+
+
+def test_what_reads_running_statistics_can_run_again_but_their_copies_cannot():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+    program = capture(model, torch.randn(2, 3, 8, 8))[0].lowered[0].program
+    repeatable = {op.target: flag for op, flag in zip(program.ops, repeatable_ops(program), strict=True)}
+    assert repeatable["aten._native_batch_norm_legit_functional.default"]
+    copies = [op for op in program.ops if op.target == "aten.clone.default"]
+    assert [program.buffers[op.reads[0]].nbytes for op in copies] == [8, 16, 16]  # batch count, mean, variance
+    assert not any(op.is_repeatable for op in copies)
+
+
+def test_a_captured_step_gives_the_bits_of_eager_and_the_same_running_statistics():
+    case = CASES["resnet"]
+    torch.manual_seed(0)
+    model, batch = case.make(), case.batch()
+    twin = copy.deepcopy(model)
+    recording, output = capture(model, batch)
+    case.loss(output).backward()
+    case.loss(twin(batch)).backward()
+    assert len(recording.lowered) == 1
+    for ours, theirs in zip(model.buffers(), twin.buffers(), strict=True):
+        assert torch.equal(ours, theirs)
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(ours.grad, theirs.grad)
 
 
 def test_flops_are_torchs_own_count():

@@ -12,12 +12,12 @@ from lmswap.ir.program import Program
 def random_plan(program: Program, rng: random.Random, *, share: float = 0.7) -> Plan:
     """A plan that swaps about ``share`` of all gaps, each in its own place of the tier."""
     swaps: list[Swap] = []
-    offset = 0
+    offset = stop = 0
     for buffer in program.buffers:
         if not buffer.is_swappable or buffer.nbytes == 0:
             continue
         has_copy = False
-        offset += -(-buffer.nbytes // 4096) * 4096
+        offset, stop = stop, stop + -(-buffer.nbytes // 4096) * 4096
         uses = [op.index for op in program.ops if buffer.id in (*op.reads, *op.writes)]
         for before, after in itertools.pairwise(uses):
             here, there = program.segment_of(before), program.segment_of(after)
@@ -33,4 +33,4 @@ def random_plan(program: Program, rng: random.Random, *, share: float = 0.7) -> 
             has_copy = True
     rng.shuffle(swaps)
     swaps.sort(key=lambda swap: swap.release if swap.out_start is None else swap.out_start)
-    return Plan("random", 2**62, tuple(swaps), 0.0, 0, {"disk": offset + 2**20})
+    return Plan("random", 2**62, tuple(swaps), 0.0, 0, {"disk": stop})

@@ -5,13 +5,19 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F  # noqa: N812
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from lmswap.analyze.cost import unit
+from lmswap.analyze.memory import StepMemory
 from lmswap.capture.aot import compile_region
 from lmswap.capture.lower import Lowered, lower_inference, lower_training
 from lmswap.execute.graph import compile_boxed
 from lmswap.ir.plan import Rerun
 from lmswap.ir.program import Program
+from lmswap.ir.schedule import schedule
 from lmswap.rewrite.insert import insert_swaps
 from lmswap.rewrite.rerun import run_again
 from tests.models import CASES, Case
@@ -68,9 +74,9 @@ class Rewritten:
         return compile_boxed(module)
 
     def _rewrite(self, lowered: Lowered) -> None:
-        reruns = self.choose(lowered.program)
-        self.num_reruns += len(reruns)
-        runs, graphs = run_again(lowered.program, lowered.graphs, reruns)
+        self.reruns = self.choose(lowered.program)
+        self.num_reruns += len(self.reruns)
+        runs, graphs = run_again(lowered.program, lowered.graphs, self.reruns)
         plan = random_plan(runs.program, self.rng, share=self.swap_share)
         insert_swaps(runs, graphs, plan, engine=self.engine.number)
 
@@ -121,6 +127,72 @@ def test_any_valid_reruns_give_the_same_bits_as_none(name, seed, swap_share):
     assert handler.num_reruns > 10
     assert (handler.engine.num_out > 10) == (swap_share > 0)
     assert_same_bits(actual, plain(name))
+
+
+def storages(values) -> dict[StorageWeakRef, int]:
+    tensors = [value for value in pytree.tree_leaves(values) if isinstance(value, torch.Tensor)]
+    return {StorageWeakRef(t.untyped_storage()): t.untyped_storage().nbytes() for t in tensors}
+
+
+class Held(TorchDispatchMode):
+    """Notes after each op how many bytes of what ops have made, and of what is put into ``made``, are held."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.curve: list[int] = []
+        self.made: dict[StorageWeakRef, int] = {}
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        result = op(*args, **kwargs or {})
+        if op.namespace != "lmswap":
+            given = storages(args)
+            self.made |= {storage: nbytes for storage, nbytes in storages(result).items() if storage not in given}
+            self.curve.append(sum(nbytes for storage, nbytes in self.made.items() if not storage.expired()))
+        return result
+
+
+class Watched(Rewritten):
+    """Also watches what the graphs of a training step hold."""
+
+    def __init__(self, choose: Chooser) -> None:
+        super().__init__(choose)
+        self.held = Held()
+
+    def compiled(self, module, phase):
+        function = super().compiled(module, phase)
+
+        def watch(arguments):
+            tangents = arguments[-self.num_tangents :] if phase == "backward" else []  # callers may hold them
+            self.held.made |= storages(tangents)
+            with self.held:
+                return function(arguments)
+
+        return watch
+
+    def _rewrite(self, lowered: Lowered) -> None:
+        super()._rewrite(lowered)
+        self.program = schedule(lowered.program, self.reruns).program
+        inputs = lowered.graphs[-1].module.graph.find_nodes(op="placeholder")
+        self.num_tangents = sum("tangents" in node.target for node in inputs)
+
+
+@pytest.mark.parametrize(
+    "choose",
+    [never, recompute_all, lambda program: random_reruns(program, random.Random(1))],
+    ids=["never", "all", "random"],
+)
+@pytest.mark.parametrize("name", ["block", "encoder", "resnet"])
+def test_the_graphs_hold_at_no_op_more_than_the_schedule_says(name, choose):
+    torch.compiler.reset()
+    handler, case = Watched(choose), MODELS[name]
+    model = case.make()
+    model.compile(backend=lambda module, inputs: compile_region(module, inputs, handler), dynamic=False)
+    batch = case.batch()
+    output = model(batch)  # held to the end, as the schedule has it
+    case.loss(output).backward()
+    planned = StepMemory(handler.program, unit(handler.program)).curve.tolist()
+    excess = [max(0, held - bound) for held, bound in zip(handler.held.curve, planned, strict=True)]
+    assert max(excess) == 0
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "unet3d"])

@@ -1,0 +1,105 @@
+"""Plans that compute again, carried out by enabled models end to end."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import lmswap
+from lmswap.ir.schedule import schedule
+from lmswap.ir.timeline import Lane, Timeline
+from lmswap.plan import simulate, verify
+from tests.models import CASES, Case
+from tests.rewrite.random_plans import random_plan
+from tests.rewrite.random_reruns import random_reruns
+
+
+class Broken(nn.Module):
+    """Three graphs in one step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(128, 128) for _ in range(3))
+
+    def forward(self, x):
+        x = torch.tanh(self.a(x)).exp()
+        torch._dynamo.graph_break()
+        x = torch.tanh(self.b(x)).exp()
+        torch._dynamo.graph_break()
+        return torch.tanh(self.c(x)).exp()
+
+
+MODELS = {name: CASES[name] for name in ("resnet", "encoder", "shared_views")}
+MODELS["broken"] = Case(Broken, lambda: torch.randn(64, 128))
+
+
+def plan_at_random(seed: int, share: float = 0.5):
+    """A planner that recomputes and swaps at random; its plans are verified."""
+    rng = random.Random(seed)
+
+    def make_plan(policy, program, costs, machine, **limits):
+        reruns = random_reruns(program, rng, share=share)
+        runs = schedule(program, reruns)
+        plan = replace(random_plan(runs.program, rng, share=0.5), policy="random", reruns=reruns)
+        plan = replace(plan, swaps=tuple(sorted(plan.swaps, key=lambda swap: swap.first_use)))
+        plan = replace(plan, predicted_peak_bytes=simulate(program, costs, machine, plan).peak_bytes)
+        verify(program, costs, machine, plan)
+        return plan
+
+    return make_plan
+
+
+def train(case: Case, *, retain_graph: bool = False):
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    model = lmswap.enable(case.make(), policy="none")
+    results = []
+    for _ in range(3):
+        loss = case.loss(model(case.batch()))
+        if retain_graph:
+            loss.backward(retain_graph=True)
+        loss.backward()
+        results += [loss.detach().clone(), *(p.grad.clone() for p in model.parameters()), torch.rand(3)]
+    results += [value.clone() for value in model.state_dict().values()]
+    return model, results
+
+
+def num_copies(timeline: Timeline) -> int:
+    return sum(span.lane in (Lane.OUT, Lane.IN) for span in timeline.spans)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("name", MODELS)
+def test_plans_that_compute_again_give_the_same_bits(name, seed, monkeypatch):
+    plain, expected = train(MODELS[name])
+    lmswap.disable(plain)
+    monkeypatch.setattr("lmswap.session.make_plan", plan_at_random(seed))
+    model, actual = train(MODELS[name])
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+    report = lmswap.report(model)
+    assert report.recomputed_bytes > 0
+    assert num_copies(report.measured) == num_copies(report.predicted) > 0
+    lmswap.disable(model)
+
+
+def test_a_retained_graph_computes_again_in_each_backward(monkeypatch):
+    plain, expected = train(MODELS["resnet"], retain_graph=True)
+    lmswap.disable(plain)
+    monkeypatch.setattr("lmswap.session.make_plan", plan_at_random(1))
+    model, actual = train(MODELS["resnet"], retain_graph=True)
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+    lmswap.disable(model)
+
+
+def test_records_call_what_is_made_again_by_the_name_of_what_was_dropped(monkeypatch):
+    monkeypatch.setattr("lmswap.session.make_plan", plan_at_random(0))
+    model, _ = train(MODELS["broken"])
+    program, measured = lmswap.program(model), lmswap.report(model).measured
+    moved = [span for span in measured.spans if span.lane in (Lane.OUT, Lane.IN)]
+    assert moved
+    for span in moved:
+        assert span.name == program.buffer_names[span.buffer]
+        assert span.nbytes == program.buffers[span.buffer].nbytes
+    lmswap.disable(model)
