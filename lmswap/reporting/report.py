@@ -111,6 +111,10 @@ class Report:
         if self.predicted is None:
             return "Swapping: not decided yet; the first step is captured and planned when it runs."
         swapped = [row for row in self.decisions if row.decision is Decision.SWAP]
+        remade = [row for row in self.decisions if row.decision is Decision.RECOMPUTE]
+        again = f"computes {len(remade)}, {format_bytes(sum(row.nbytes for row in remade))}, again"
+        if not swapped and remade:
+            return f"Swapping is off (policy '{self.policy}'): of {len(self.decisions)} buffers it {again}."
         if not swapped:
             why = (
                 "this policy never swaps"
@@ -121,6 +125,7 @@ class Report:
         planned = (
             f"policy '{self.policy}' sends {len(swapped)} of {len(self.decisions)} buffers, "
             f"{format_bytes(sum(row.nbytes for row in swapped))}, to the {self.tier} tier"
+            + (f" and {again}" if remade else "")
         )
         if self.swapped_out_bytes is None:
             return f"Swapping is planned, not yet run: {planned}."

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from lmswap.ir.plan import Decision
+from lmswap.ir.plan import Decision, Rerun
 from lmswap.ir.timeline import Timeline
 from tests.reporting.small_step import MIB, PLAN, PROGRAM, planned_report, report, timeline
 
@@ -51,6 +51,14 @@ def test_measured_fields_come_from_the_measured_timeline():
     made = report()
     assert (made.swapped_out_bytes, made.swapped_in_bytes, made.recomputed_bytes) == (3 * MIB, 3 * MIB, 0)
     assert (made.predicted_seconds, made.measured_seconds, made.stall_seconds) == (5.5, 6.0, 1.0)
+
+
+def test_what_second_runs_write_is_reported_as_recomputed():
+    reruns = (Rerun(op=1, position=3),)  # relu again, just before its gradient
+    made = report(plan=replace(PLAN, swaps=(), reruns=reruns))
+    assert made.recomputed_bytes == 2 * MIB
+    assert "Swapping is off (policy 'swap_all'): of 6 buffers it computes 1, 2.00 MiB, again." in str(made)
+    assert "to the disk tier and computes 1, 2.00 MiB, again" in str(report(plan=replace(PLAN, reruns=reruns)))
 
 
 def test_before_the_first_step_nothing_is_measured_and_the_text_says_so():
