@@ -1,0 +1,66 @@
+"""How fast could any plan be? Program + costs + machine + budget → a lower bound and the prices that prove it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from lmswap.analyze.memory import Bytes, StepMemory
+from lmswap.ir.certificate import Certificate
+from lmswap.ir.costs import OpCosts
+from lmswap.ir.machine import Machine
+from lmswap.ir.program import Program
+from lmswap.plan.dual import Ints, Prices, absences, dual, least_bytes
+from lmswap.plan.prices import best_prices
+
+# Leaving cuts out only weakens the bound, and little beyond these.
+_FULLEST, _TIGHTEST, _BETWEEN = 12, 8, 4
+
+
+def certify(
+    program: Program, costs: OpCosts, machine: Machine, *, budget_bytes: int, tier: str, min_swap_bytes: int
+) -> Certificate:
+    """The best proven bound on the seconds of any plan that keeps, swaps to ``tier`` and computes again.
+
+    It is infinite where what must be there at one op exceeds the budget, and never less than the sum of the ops.
+
+    Raises:
+        OptionError: ``machine`` has no such tier.
+    """
+    link, memory = machine.tier(tier).link, StepMemory(program, costs)
+    trivial = Certificate(memory.op_starts[-1])
+    if not len(memory.curve) or memory.curve.max() <= budget_bytes:
+        return trivial
+    found = absences(memory, link, min_swap_bytes)
+    least = least_bytes(memory, found)
+    if least.max() > budget_bytes:
+        return Certificate(math.inf, (int(least.argmax()),), (0.0,), (0.0, 0.0), (0.0, 0.0))
+    cuts = _cuts(memory, least, budget_bytes)
+    step = dual(memory, found, cuts, budget_bytes)
+    prices = best_prices(step, budget_bytes)
+    seconds = step.bound(prices)
+    return _compact(seconds, cuts, prices) if seconds > trivial.seconds else trivial
+
+
+def _cuts(memory: StepMemory, least: Bytes, budget_bytes: int) -> Ints:
+    """The ops over the budget with the most bytes, those with the least room for idle ones, and some ops between.
+
+    Of each kind one in every stretch. The last let prices change where memory is no concern, as they do when the out
+    lane has nothing to do at first.
+    """
+    over = np.flatnonzero(memory.curve > budget_bytes)
+    fullest = [part[memory.curve[part].argmax()] for part in np.array_split(over, min(_FULLEST, len(over)))]
+    tightest = [part[least[part].argmax()] for part in np.array_split(over, min(_TIGHTEST, len(over)))]
+    times = np.linspace(0.0, memory.op_starts[-1], _BETWEEN + 2)[1:-1]
+    between = np.searchsorted(memory.op_starts[1:-1], times, "right")
+    return np.unique(np.concatenate([fullest, tightest, between]).astype(np.int64))
+
+
+def _compact(seconds: float, cuts: Ints, prices: Prices) -> Certificate:
+    """The certificate without the cuts that change nothing."""
+    out, into = prices.out, prices.into
+    matters = (prices.memory > 0) | (out[1:] != out[:-1]) | (into[1:] != into[:-1])
+    zones = np.append(True, matters)
+    parts = (cuts[matters], prices.memory[matters], out[zones], into[zones])
+    return Certificate(seconds, *(tuple(part.tolist()) for part in parts))

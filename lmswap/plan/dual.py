@@ -1,0 +1,172 @@
+"""What lower bound do given prices prove? The Lagrangian dual of planning, for all buffers at once.
+
+`lmswap.plan.verify_certificate` states the bound and why it holds.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmswap.analyze.memory import Bytes, StepMemory
+from lmswap.analyze.repeatable import repeatable_ops
+from lmswap.ir.machine import Link
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Absences:
+    """The gaps in which a buffer can be absent, and what it takes to bring it back: infinitely many seconds if no way.
+
+    A content is a buffer since the op that wrote it last; gaps of one content are neighbours, in order of time.
+    """
+
+    after: Ints
+    before: Ints
+    written: Ints  # by the op that made the content
+    content: Ints  # an id
+    nbytes: Floats
+    out_seconds: Floats
+    in_seconds: Floats
+    rerun_seconds: Floats  # the buffer's share of a second run, by bytes
+
+    def __getitem__(self, chosen: Bools) -> Absences:
+        return Absences(*(getattr(self, name)[chosen] for name in self.__dataclass_fields__))
+
+
+def absences(memory: StepMemory, link: Link, min_swap_bytes: int) -> Absences:
+    """Every gap of the program in which a plan can have the buffer absent."""
+    program, seconds = memory.program, memory.costs.seconds
+    gaps = [
+        (after, before, max(write for write in found.writes if write <= after), buffer)
+        for buffer, found in memory.ranges.items()
+        if program.buffers[buffer].is_swappable and program.buffers[buffer].nbytes
+        for after, before in pairwise(found.uses)
+        if before > after + 1
+    ]
+    made_bytes: dict[int, int] = defaultdict(int)
+    for written, buffer in {(written, buffer) for _, _, written, buffer in gaps}:
+        made_bytes[written] += program.buffers[buffer].nbytes
+    sizes = [program.buffers[buffer].nbytes for *_, buffer in gaps]
+    copies = {
+        size: (link.out_rate.seconds(size), link.in_rate.seconds(size)) if size >= min_swap_bytes else (np.inf, np.inf)
+        for size in set(sizes)
+    }
+    repeatable = repeatable_ops(program)
+    reruns = [
+        seconds[written] * size / made_bytes[written] if repeatable[written] else np.inf
+        for (_, _, written, _), size in zip(gaps, sizes, strict=True)
+    ]
+    after, before, written, buffer = np.array(gaps, np.int64).reshape(-1, 4).T
+    content = buffer * (len(program.ops) + 1) + written
+    out_seconds, in_seconds = np.array([copies[size] for size in sizes]).reshape(-1, 2).T
+    nbytes, rerun_seconds = np.array(sizes, np.float64), np.array(reruns, np.float64)
+    found = Absences(after, before, written, content, nbytes, out_seconds, in_seconds, rerun_seconds)
+    return found[np.isfinite(np.minimum(out_seconds, rerun_seconds))]
+
+
+def least_bytes(memory: StepMemory, found: Absences) -> Bytes:
+    """By op: bytes that are there whatever the plan, second runs included."""
+    change = np.zeros(len(memory.curve) + 1, np.int64)
+    np.add.at(change, found.after + 1, found.nbytes.astype(np.int64))
+    np.subtract.at(change, found.before, found.nbytes.astype(np.int64))
+    return memory.curve - np.cumsum(change)[:-1]
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Contents as cuts (ops, ascending) and the zones before, between and after them see them."""
+
+    made_in: Ints  # zone
+    is_idle: Bools  # [content, cut]: it can be absent there
+    goes_on: Bools  # [content, cut]: it is idle from there past the next cut, without a use
+    nbytes: Floats
+    out_seconds: Floats
+    in_seconds: Floats
+    rerun_seconds: Floats
+
+
+def contents(found: Absences, cuts: Ints) -> Contents:
+    """The contents that are idle at one of ``cuts``."""
+    first, stop = np.searchsorted(cuts, found.after, "right"), np.searchsorted(cuts, found.before, "left")
+    is_cut = first < stop
+    gaps, first, counts = found[is_cut], first[is_cut], (stop - first)[is_cut]
+    _, some_gap, row = np.unique(gaps.content, return_index=True, return_inverse=True)
+    gap = np.repeat(np.arange(len(first)), counts)
+    cut = np.arange(len(gap)) - np.repeat(np.cumsum(counts) - counts, counts) + first[gap]
+    gap_at = np.full((len(some_gap), len(cuts) + 1), -1)
+    gap_at[row[gap], cut] = gap
+    is_idle = gap_at[:, :-1] >= 0
+    made_in = np.searchsorted(cuts, gaps.written[some_gap], "right")
+    costs = (gaps.nbytes, gaps.out_seconds, gaps.in_seconds, gaps.rerun_seconds)
+    return Contents(made_in, is_idle, is_idle & (gap_at[:, :-1] == gap_at[:, 1:]), *(each[some_gap] for each in costs))
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Of memory at each cut in seconds per byte, and of each lane in each zone: see `lmswap.ir.certificate`."""
+
+    memory: Floats
+    out: Floats
+    into: Floats
+
+
+@dataclass(frozen=True)
+class Dual:
+    """What plans have to share out at some cuts and in the zones beside them, and among whom."""
+
+    contents: Contents
+    room_bytes: Floats  # by cut: for idle contents, beside what is there whatever the plan
+    cut_seconds: Floats  # of compute, by cut
+    zone_seconds: Floats  # of compute, by zone
+
+    def bound(self, prices: Prices) -> float:
+        """The seconds that ``prices`` prove."""
+        offered = float(self.room_bytes @ prices.memory)
+        for lane in (prices.out, prices.into):
+            offered += float(self.zone_seconds @ lane + self.cut_seconds @ np.minimum(lane[1:], lane[:-1]))
+        return float(self.zone_seconds.sum() + self.cut_seconds.sum()) + self._contents_seconds(prices) - offered
+
+    def _contents_seconds(self, prices: Prices) -> float:
+        """The least that all contents cost, from the last zone backwards: what is to come by what is there and where.
+
+        Each is present in a zone, without or with a copy outside, or absent at a cut, dropped or copied.
+        """
+        of, run = self.contents, 1 - prices.out - prices.into
+        present, with_copy, dropped, copied, seconds = np.zeros((5, len(of.nbytes)))
+        for cut in reversed(range(len(prices.memory))):
+            idle, goes_on = of.is_idle[:, cut], of.goes_on[:, cut]
+            dropped = np.minimum(np.where(goes_on, dropped, np.inf), _priced(of.rerun_seconds, run[cut + 1]) + present)
+            copied = np.minimum(
+                np.where(goes_on, copied, np.inf), _priced(of.in_seconds, prices.into[cut + 1]) + with_copy
+            )
+            held = np.where(idle, of.nbytes * prices.memory[cut], 0.0)
+            away = np.where(idle, dropped, np.inf)
+            with_copy = np.minimum(np.minimum(with_copy + held, away), np.where(idle, copied, np.inf))
+            present = np.minimum(present + held, away)
+            present = np.minimum(present, _priced(of.out_seconds, prices.out[cut]) + with_copy)
+            seconds = np.where(of.made_in == cut, present, seconds)
+        return float(seconds.sum())
+
+
+def _priced(seconds: Floats, price: float) -> Floats:
+    """What costs infinitely many seconds does so at a price of 0 too."""
+    return seconds * price if price > 0 else np.where(np.isinf(seconds), np.inf, 0.0)
+
+
+def dual(memory: StepMemory, found: Absences, cuts: Ints, budget_bytes: int) -> Dual:
+    """The step at ``cuts``."""
+    starts = np.array(memory.op_starts)
+    return Dual(
+        contents(found, cuts),
+        (budget_bytes - least_bytes(memory, found)[cuts]).astype(np.float64),
+        starts[cuts + 1] - starts[cuts],
+        starts[np.append(cuts, len(starts) - 1)] - starts[np.append(0, cuts + 1)],
+    )

@@ -1,0 +1,142 @@
+"""Which prices prove the most? The dual of planning as a linear program, in which like contents are taken together."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lmswap.plan.dual import Contents, Dual, Floats, Ints, Prices
+
+_MOST_CLASSES = 400  # of like contents; the smallest count as absent
+_LIKE = 0.03  # contents are alike if they idle at the same cuts, at seconds per byte that differ by about this share
+
+
+def best_prices(dual: Dual, budget_bytes: int) -> Prices:
+    """Prices that nearly maximise ``dual.bound``; whatever they are, what they prove holds."""
+    return _PriceProgram(dual, float(max(budget_bytes, 1))).solve()
+
+
+def _merged(contents: Contents) -> Contents:
+    """Like contents as one, largest first."""
+    costs = np.stack([contents.nbytes, contents.out_seconds, contents.in_seconds, contents.rerun_seconds], axis=1)
+    rates = np.log(np.maximum(costs[:, 1:] / costs[:, :1], 1e-30)) / _LIKE
+    rates = np.where(np.isinf(rates), 2.0**30, np.rint(rates))
+    key = np.column_stack([contents.made_in, contents.is_idle, contents.goes_on, rates]).astype(np.int64)
+    _, member, kind = np.unique(key, axis=0, return_index=True, return_inverse=True)
+    total = np.zeros((len(member), costs.shape[1]))
+    np.add.at(total, kind.ravel(), costs)
+    largest = np.argsort(-total[:, 0], kind="stable")[:_MOST_CLASSES]
+    shown = member[largest]
+    return Contents(contents.made_in[shown], contents.is_idle[shown], contents.goes_on[shown], *total[largest].T)
+
+
+class _PriceProgram:
+    """Maximise gain · x subject to rows · x ≤ limits and 0 ≤ x ≤ most.
+
+    Seconds are in units of the step's compute, bytes in units of the budget. Beside the prices, x holds for each
+    content and zone or cut what `Dual` says is to come; rows hold it below each choice.
+    """
+
+    def __init__(self, dual: Dual, byte_unit: float) -> None:
+        self._dual, self._byte_unit = dual, byte_unit
+        self._second_unit = float(dual.zone_seconds.sum() + dual.cut_seconds.sum()) or 1.0
+        self._contents = _merged(dual.contents)
+        self._num_variables = 0
+        self._num_rows = 0
+        self._entries: list[tuple[Ints, Ints, Floats]] = []
+        self._limits: list[Floats] = []
+        cuts, zones, kinds = len(dual.room_bytes), len(dual.zone_seconds), len(self._contents.nbytes)
+        self._memory, self._out, self._into = map(self._variables, (cuts, zones, zones))
+        self._out_at_cut, self._in_at_cut = self._variables(cuts), self._variables(cuts)
+        self._to_come = [self._variables(kinds, zones) for _ in range(4)]
+
+    def _variables(self, *shape: int) -> Ints:
+        start = self._num_variables
+        self._num_variables += int(np.prod(shape))
+        return np.arange(start, self._num_variables).reshape(shape)
+
+    def _limit(self, *terms: tuple[Ints, Floats | float], limit: Floats | float = 0.0) -> None:
+        """Adds rows Σ coefficient · variable ≤ limit, one for each entry of the terms' arrays."""
+        count = len(terms[0][0])
+        rows = np.arange(self._num_rows, self._num_rows + count)
+        self._entries += [(rows, columns, np.broadcast_to(values, count)) for columns, values in terms]
+        self._limits.append(np.broadcast_to(limit, count))
+        self._num_rows += count
+
+    def solve(self) -> Prices:
+        from scipy.optimize import linprog  # half a second to import, and most steps fit without
+        from scipy.sparse import csr_array
+
+        self._limit((self._out, 1.0), (self._into, 1.0), limit=1.0)
+        self._limit_contents()
+        row, column, value = (np.concatenate(part) for part in zip(*self._entries, strict=True))
+        rows = csr_array((value, (row, column)), shape=(self._num_rows, self._num_variables))
+        bounds = np.column_stack([np.zeros(self._num_variables), self._most()])
+        found = linprog(-self._gain(), A_ub=rows, b_ub=np.concatenate(self._limits), bounds=bounds, method="highs-ds")
+        return self._prices(np.zeros(self._num_variables) if found.x is None else found.x)
+
+    def _gain(self) -> Floats:
+        """The bound. What the op of a cut costs a lane is not concave: that of one zone beside it is no less."""
+        dual, gain = self._dual, np.zeros(self._num_variables)
+        gain[self._out] -= dual.zone_seconds / self._second_unit
+        gain[self._into] -= dual.zone_seconds / self._second_unit
+        gain[self._out_at_cut] = gain[self._in_at_cut] = -dual.cut_seconds / self._second_unit
+        gain[self._memory] = -dual.room_bytes / self._byte_unit
+        present = self._to_come[0]
+        gain[present[np.arange(len(present)), self._contents.made_in]] = 1.0
+        return gain
+
+    def _most(self) -> Floats:
+        """Nothing is to come of a content after the last cut at which it is idle."""
+        most, idle = np.full(self._num_variables, np.inf), self._contents.is_idle
+        later = np.logical_or.accumulate(idle[:, ::-1], axis=1)[:, ::-1]
+        is_over = np.column_stack([~later, np.ones(len(idle), bool)])
+        for here in self._to_come[:2]:
+            most[here[is_over]] = 0.0
+        return most
+
+    def _limit_contents(self) -> None:
+        """See `Dual`: what is to come from a zone on, there, and from a cut on, away, is no more than any choice."""
+        of, present, with_copy, dropped, copied = self._contents, *self._to_come
+        nbytes = of.nbytes / self._byte_unit
+        out_seconds, in_seconds, rerun_seconds = (
+            each / self._second_unit for each in (of.out_seconds, of.in_seconds, of.rerun_seconds)
+        )
+        exists = np.arange(of.is_idle.shape[1]) >= of.made_in[:, None]
+        swappable, repeatable = np.isfinite(of.out_seconds)[:, None], np.isfinite(of.rerun_seconds)[:, None]
+        for here in (present, with_copy):
+            row, cut = np.nonzero(exists & ~of.is_idle)
+            self._limit((here[row, cut], 1.0), (here[row, cut + 1], -1.0))
+            row, cut = np.nonzero(of.is_idle)
+            self._limit((here[row, cut], 1.0), (here[row, cut + 1], -1.0), (self._memory[cut], -nbytes[row]))
+            row, cut = np.nonzero(of.is_idle & repeatable)
+            self._limit((here[row, cut], 1.0), (dropped[row, cut], -1.0))
+        row, cut = np.nonzero(exists & swappable)
+        self._limit((present[row, cut], 1.0), (with_copy[row, cut], -1.0), (self._out[cut], -out_seconds[row]))
+        held = np.where(of.is_idle[row, cut], nbytes[row], 0.0)
+        at_cut = (self._out_at_cut[cut], -out_seconds[row])
+        self._limit((present[row, cut], 1.0), (with_copy[row, cut + 1], -1.0), at_cut, (self._memory[cut], -held))
+        row, cut = np.nonzero(of.goes_on & swappable)
+        at_cut = (self._in_at_cut[cut + 1], -in_seconds[row])
+        self._limit(
+            (copied[row, cut], 1.0), (with_copy[row, cut + 2], -1.0), at_cut, (self._memory[cut + 1], -nbytes[row])
+        )
+        row, cut = np.nonzero(of.is_idle & swappable)
+        self._limit((with_copy[row, cut], 1.0), (copied[row, cut], -1.0))
+        self._limit((copied[row, cut], 1.0), (with_copy[row, cut + 1], -1.0), (self._into[cut + 1], -in_seconds[row]))
+        row, cut = np.nonzero(of.is_idle & repeatable)
+        again, lanes = rerun_seconds[row], (self._out[cut + 1], self._into[cut + 1])
+        self._limit(
+            (dropped[row, cut], 1.0),
+            (present[row, cut + 1], -1.0),
+            *((lane, again) for lane in lanes),
+            limit=again,
+        )
+        for absent, possible in ((dropped, repeatable), (copied, swappable)):
+            row, cut = np.nonzero(of.goes_on & possible)
+            self._limit((absent[row, cut], 1.0), (absent[row, cut + 1], -1.0))
+
+    def _prices(self, found: Floats) -> Prices:
+        """Undoes the units, and what a solver's tolerance leaves outside the limits or just above 0."""
+        memory, out, into = (np.maximum(found[each].round(9), 0.0) for each in (self._memory, self._out, self._into))
+        out = np.minimum(out, 1.0)
+        return Prices(memory * (self._second_unit / self._byte_unit), out, np.minimum(into, 1.0 - out))

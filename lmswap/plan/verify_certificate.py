@@ -1,0 +1,200 @@
+"""Do a certificate's prices prove its seconds? An independent check: shares no code with `certify` or the analysis.
+
+Why the bound holds. Take any plan, and watch it while the op of each cut runs for the first time. A content (a buffer
+since the op that wrote it last) that is idle there is present, or absent: dropped, to be made again, or copied out
+before that op began. Between two cuts, or a cut and its next use, it may come back, by a second run of the op that made
+it or by a copy in that begins after the one op and ends before the other; it may be copied out, once for as long as
+nothing is made again; and it must be present where it is used. At a price λ for each byte at a cut, and α, β for the
+time of the lanes out and in, it pays
+
+    where it is present and idle       λ · bytes
+    for the copy out                   α · the copy's seconds
+    for each copy in                   β · the copy's seconds
+    for each second run                (1 - α - β) · its share, by bytes, of the seconds of the op
+
+and at least the cheapest of all ways through the zones from where it is made. (A copy that takes several zones pays no
+less than all of it in the cheapest.) On the other hand the plan has at each cut no more than the budget, less what is
+there whatever the plan; and no lane, compute among them, has more time than passes. So
+
+    seconds ≥ Σ compute + Σ contents' cheapest ways - Σ_cuts λ · room - Σ_zones (α + β) · compute in the zone
+
+where the op of a cut counts with the cheaper of the zones beside it: a copy that goes on while it runs is in both.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from itertools import pairwise
+
+from lmswap.errors import PlanInvalid
+from lmswap.ir.certificate import Certificate
+from lmswap.ir.costs import OpCosts
+from lmswap.ir.machine import Link, Machine
+from lmswap.ir.program import BufferKind, Program
+
+_TOLERANCE = 1e-9
+
+
+def verify_certificate(
+    program: Program,
+    costs: OpCosts,
+    machine: Machine,
+    certificate: Certificate,
+    *,
+    budget_bytes: int,
+    tier: str,
+    min_swap_bytes: int,
+) -> None:
+    """Checks ``certificate`` against what it was made for.
+
+    Raises:
+        PlanInvalid: it is malformed, or states more than it proves.
+        OptionError: ``machine`` has no such tier.
+    """
+    _check_shape(program, certificate)
+    link = machine.tier(tier).link
+    contents = _contents(program, costs, min_swap_bytes)
+    present = [_present_bytes(program, costs, contents, cut) for cut in certificate.cuts]
+    proven = compute = sum(costs.seconds)
+    if any(nbytes > budget_bytes for nbytes in present):
+        proven = math.inf
+    else:
+        rooms = [budget_bytes - nbytes for nbytes in present]
+        least = math.fsum(_least_seconds(content, certificate, link) for content in contents)
+        offered = math.fsum(price * room for price, room in zip(certificate.memory_prices, rooms, strict=True))
+        proven = max(compute, compute + least - offered - _lanes_seconds(costs, certificate))
+    if not certificate.seconds <= proven * (1 + _TOLERANCE):
+        raise PlanInvalid("certificate", f"states {certificate.seconds} seconds, its prices prove {proven}")
+
+
+@dataclass
+class _Content:
+    """What a buffer holds from the op that writes it to the next that does; it may be absent in ``gaps``."""
+
+    nbytes: int
+    written: int
+    is_swappable: bool
+    rerun_seconds: float  # its share; infinite if it cannot be made again
+    gaps: list[tuple[int, int]]  # the uses before and after
+
+
+def _check_shape(program: Program, certificate: Certificate) -> None:
+    cuts, memory = certificate.cuts, certificate.memory_prices
+    out, into = certificate.out_prices, certificate.in_prices
+    if not len(cuts) == len(memory) == len(out) - 1 == len(into) - 1:
+        raise PlanInvalid("certificate", f"{len(cuts)} cuts, prices of {len(memory)}, {len(out)} and {len(into)} zones")
+    if list(cuts) != sorted(set(cuts)) or not all(0 <= cut < len(program.ops) for cut in cuts):
+        raise PlanInvalid("certificate", f"cuts {cuts} are not ops in order")
+    for price in (*memory, *out, *into, *(1 - a - b for a, b in zip(out, into, strict=True))):
+        if not 0 <= price < math.inf:
+            raise PlanInvalid("certificate", f"{price} is no price")
+
+
+def _contents(program: Program, costs: OpCosts, min_swap_bytes: int) -> list[_Content]:
+    """All contents that can be absent."""
+    last_use: dict[int, int] = {}
+    last_write: dict[int, int] = {}
+    gaps: dict[tuple[int, int], list[tuple[int, int]]] = {}  # by buffer and op that wrote it
+    for op in program.ops:
+        for buffer in {*op.reads, *op.writes}:
+            is_idle = last_use.get(buffer, op.index) < op.index - 1
+            if is_idle and program.buffers[buffer].kind is BufferKind.ACTIVATION and program.buffers[buffer].nbytes:
+                gaps.setdefault((buffer, last_write[buffer]), []).append((last_use[buffer], op.index))
+            last_use[buffer] = op.index
+        last_write.update(dict.fromkeys(op.writes, op.index))
+    made_bytes: dict[int, int] = {}
+    for buffer, written in gaps:
+        made_bytes[written] = made_bytes.get(written, 0) + program.buffers[buffer].nbytes
+    repeatable = _repeatable(program)
+    contents = []
+    for (buffer, written), found in gaps.items():
+        nbytes, share = program.buffers[buffer].nbytes, program.buffers[buffer].nbytes / made_bytes[written]
+        rerun_seconds = costs.seconds[written] * share if written in repeatable else math.inf
+        contents.append(_Content(nbytes, written, nbytes >= min_swap_bytes, rerun_seconds, found))
+    return [content for content in contents if content.is_swappable or content.rerun_seconds < math.inf]
+
+
+def _repeatable(program: Program) -> set[int]:
+    """Ops that make what nothing else writes, of what nothing writes any more, and draw no random numbers."""
+    first_use: dict[int, int] = {}
+    last_write: dict[int, int] = {}
+    for op in program.ops:
+        for buffer in (*op.reads, *op.writes):
+            first_use.setdefault(buffer, op.index)
+        last_write.update(dict.fromkeys(op.writes, op.index))
+    return {
+        op.index
+        for op in program.ops
+        if op.is_repeatable
+        and all(first_use[buffer] == op.index == last_write[buffer] for buffer in op.writes)
+        and all(last_write.get(buffer, -1) < op.index for buffer in op.reads)
+    }
+
+
+def _present_bytes(program: Program, costs: OpCosts, contents: list[_Content], cut: int) -> int:
+    """What is there while the op of a cut runs, whatever the plan."""
+    nbytes = costs.scratch_bytes[cut]
+    for buffer, (start, stop) in _lifetimes(program).items():
+        nbytes += program.buffers[buffer].nbytes if start <= cut < stop else 0
+    for content in contents:
+        nbytes -= content.nbytes if any(after < cut < before for after, before in content.gaps) else 0
+    return nbytes
+
+
+def _lifetimes(program: Program) -> dict[int, tuple[int, int]]:
+    """By buffer of the step: the ops [start, stop) during which it is there when nothing is swapped."""
+    found: dict[int, tuple[int, int]] = {}
+    for segment in program.segments:
+        for op in program.ops[segment.start : segment.stop]:
+            for buffer in {*op.reads, *op.writes}:
+                kind = program.buffers[buffer].kind
+                if kind in (BufferKind.PARAMETER, BufferKind.INPUT):
+                    continue
+                start, stop = op.index, op.index + 1
+                if kind is BufferKind.TANGENT:
+                    start, stop = segment.start, segment.stop
+                elif kind is not BufferKind.ACTIVATION:
+                    stop = len(program.ops)
+                found[buffer] = (found.get(buffer, (start, stop))[0], stop)
+    return found
+
+
+def _least_seconds(content: _Content, certificate: Certificate, link: Link) -> float:
+    """The cheapest way through the zones, from the last backwards: what is to come by where the content is.
+
+    ``present`` and ``with_copy`` (there is one outside too) in a zone; ``dropped`` and ``copied`` at a cut.
+    """
+    cuts, out, into = certificate.cuts, certificate.out_prices, certificate.in_prices
+    copies = content.is_swappable and (link.out_rate.seconds(content.nbytes), link.in_rate.seconds(content.nbytes))
+    present = with_copy = dropped = copied = 0.0
+    later: tuple[int, int] | None = None  # the gap at the next cut
+    for cut in reversed(range(bisect_right(cuts, content.written), bisect_left(cuts, content.gaps[-1][1]))):
+        gap = next(((after, before) for after, before in content.gaps if after < cuts[cut] < before), None)
+        if gap is not None:
+            dropped = dropped if gap == later else math.inf
+            copied = copied if gap == later else math.inf
+            if content.rerun_seconds < math.inf:
+                dropped = min(dropped, content.rerun_seconds * (1 - out[cut + 1] - into[cut + 1]) + present)
+            if copies:
+                copied = min(copied, copies[1] * into[cut + 1] + with_copy)
+            held = content.nbytes * certificate.memory_prices[cut]
+            with_copy = min(with_copy + held, dropped, copied)
+            present = min(present + held, dropped)
+        if copies:
+            present = min(present, copies[0] * out[cut] + with_copy)
+        later = gap
+    return present
+
+
+def _lanes_seconds(costs: OpCosts, certificate: Certificate) -> float:
+    """What the time of both lanes costs while ops run."""
+    zones = [0, *(cut + 1 for cut in certificate.cuts)], [*certificate.cuts, len(costs.seconds)]
+    total = 0.0
+    for lane in (certificate.out_prices, certificate.in_prices):
+        for price, start, stop in zip(lane, *zones, strict=True):
+            total += price * sum(costs.seconds[start:stop])
+        for cut, prices in zip(certificate.cuts, pairwise(lane), strict=True):
+            total += min(prices) * costs.seconds[cut]
+    return total

@@ -1,0 +1,217 @@
+"""The certificate is below every plan, above the sum of the ops where that can be known, and cannot be forged."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmswap.analyze.memory import StepMemory
+from lmswap.analyze.repeatable import can_run_in, repeatable_ops
+from lmswap.errors import PlanInfeasible, PlanInvalid
+from lmswap.ir.certificate import Certificate
+from lmswap.ir.plan import Plan, Rerun, Swap
+from lmswap.ir.schedule import schedule
+from lmswap.plan import POLICIES, make_plan, simulate, verify
+from lmswap.plan.certify import certify
+from lmswap.plan.verify_certificate import verify_certificate
+from tests.ir.build import build, unit_machine
+from tests.ir.strategies import machines, steps
+from tests.plan.instances import INSTANCES, Instance
+
+
+def bound(step, machine, budget_bytes, min_swap_bytes=1):
+    """The certificate, verified."""
+    question = {"budget_bytes": budget_bytes, "tier": "host", "min_swap_bytes": min_swap_bytes}
+    found = certify(step.program, step.costs, machine, **question)
+    verify_certificate(step.program, step.costs, machine, found, **question)
+    return found
+
+
+# --- by hand ---------------------------------------------------------------------------------------------------------
+
+STEP = build(
+    """
+    inference
+    f1 2!random: x -> a
+    f2 1: x -> b
+    f3 3: b -> m
+    f4 1: a -> y
+    """,
+    sizes={"x": 0, "a": 4, "m": 4},
+)
+
+
+def test_bound_of_a_copy_that_is_exposed_on_both_sides_of_its_cut():
+    # f3 would hold a b m = 4 + 1 + 4 = 9. At budget 5 all of a is away then: out in 4 s after f1, for which f2 takes
+    # 1 s; in in 4 s after f3, beside f4's 1 s as far as the zone after the last cut, f3, can tell: 2 + 4 + 3 + 4.
+    assert bound(STEP, unit_machine(), 5).seconds == pytest.approx(13)
+    # At budget 7 half of a is enough for the relaxation, which knows no whole buffers: 2 + 2 + 3 + 2.
+    assert bound(STEP, unit_machine(), 7).seconds == pytest.approx(9)
+    assert optimum(STEP, unit_machine(), 5) == optimum(STEP, unit_machine(), 7) == 2 + 4 + 3 + 4 + 1
+
+
+def test_bound_of_a_buffer_that_is_made_again_more_cheaply_than_copied():
+    step = replace(
+        STEP,
+        program=replace(STEP.program, ops=(replace(STEP.program.ops[0], is_repeatable=True), *STEP.program.ops[1:])),
+    )
+    # f1 again takes 2 s. The relaxation hides the copy of a quarter of a under f2 and f4, and pays for the rest of what
+    # must be away: three quarters of f1's 2 s at budget 5, one quarter at 7.
+    assert bound(step, unit_machine(), 5).seconds == pytest.approx(7 + 1.5)
+    assert bound(step, unit_machine(), 7).seconds == pytest.approx(7 + 0.5)
+    assert optimum(step, unit_machine(), 5) == optimum(step, unit_machine(), 7) == 7 + 2
+
+
+def test_a_buffer_too_small_to_be_swapped_that_cannot_be_made_again_is_always_there():
+    assert bound(STEP, unit_machine(), 8, min_swap_bytes=4).seconds < math.inf
+    assert bound(STEP, unit_machine(), 8, min_swap_bytes=5).seconds == math.inf
+
+
+@pytest.mark.parametrize("instance", INSTANCES, ids=lambda instance: instance.name)
+def test_bound_is_below_the_known_optimum(instance: Instance):
+    found = bound(instance.step, instance.machine, instance.budget_bytes)
+    assert found.seconds <= (instance.optimum_seconds or instance.swap_seconds) + 1e-9
+
+
+# --- any step --------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), steps(most_ops=3, most_graphs=1), machines())
+def test_bound_is_below_the_optimum_of_tiny_steps(data, step, machine):
+    memory = StepMemory(step.program, step.costs)
+    sizes = sorted({*memory.curve.tolist(), *memory.floor.tolist()})
+    budget_bytes = data.draw(st.sampled_from(sizes)) + data.draw(st.integers(-1, 2))
+    assert bound(step, machine, budget_bytes).seconds <= optimum(step, machine, budget_bytes) * (1 + 1e-9)
+
+
+@given(st.data(), steps(), machines(), st.integers(0, 3))
+def test_bound_is_below_every_policys_plan(data, step, machine, min_swap_bytes):
+    memory = StepMemory(step.program, step.costs)
+    budget_bytes = data.draw(st.integers(0, memory.peak.nbytes))
+    found = bound(step, machine, budget_bytes, min_swap_bytes)
+    assert found.seconds >= sum(step.costs.seconds)
+    for policy in POLICIES:
+        try:
+            plan = make_plan(
+                policy,
+                step.program,
+                step.costs,
+                machine,
+                budget_bytes=budget_bytes,
+                tier="host",
+                min_swap_bytes=min_swap_bytes,
+            )
+        except PlanInfeasible:
+            continue
+        assert found.seconds <= plan.predicted_seconds * (1 + 1e-9)
+
+
+@given(steps(), machines(), st.integers(0, 3))
+def test_bound_is_the_sum_of_the_ops_when_the_step_fits(step, machine, spare_bytes):
+    peak_bytes = StepMemory(step.program, step.costs).peak.nbytes
+    assert bound(step, machine, peak_bytes + spare_bytes) == Certificate(sum(step.costs.seconds))
+
+
+@given(st.data(), steps(), machines())
+def test_what_is_proven_for_a_budget_holds_for_smaller_ones(data, step, machine):
+    peak_bytes = StepMemory(step.program, step.costs).peak.nbytes
+    small, large = sorted(data.draw(st.lists(st.integers(0, peak_bytes), min_size=2, max_size=2)))
+    certificate = bound(step, machine, large)
+    verify_certificate(
+        step.program, step.costs, machine, certificate, budget_bytes=small, tier="host", min_swap_bytes=1
+    )
+
+
+# --- forged ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"seconds": 13.001},
+        {"seconds": math.nan},
+        {"seconds": math.inf},
+        {"cuts": (0, 2, 3)},
+        {"cuts": (2, 1, 0)},
+        {"cuts": (0, 1, 4)},
+        {"memory_prices": (-1.0, 0.0, 9.0)},
+        {"memory_prices": (math.nan, 0.0, 9.0)},
+        {"memory_prices": (0.0, 1.0)},
+        {"out_prices": (1.0, 1.0, 1.0, 0.0)},
+        {"in_prices": (0.0, 0.0, 0.5, 1.0)},
+        {"in_prices": (0.0, 0.0, 0.0, 1.5)},
+    ],
+    ids=str,
+)
+def test_prices_that_do_not_prove_the_seconds_are_refused(forged):
+    # a's byte is worth 2 s during f3: 1 s on the out lane from f1 to f3, 1 s on the in lane after f3.
+    question = {"budget_bytes": 5, "tier": "host", "min_swap_bytes": 1}
+    honest = Certificate(13.0, (0, 1, 2), (0.0, 0.0, 2.0), (0.0, 1.0, 1.0, 0.0), (0.0, 0.0, 0.0, 1.0))
+    verify_certificate(STEP.program, STEP.costs, unit_machine(), honest, **question)
+    with pytest.raises(PlanInvalid, match="certificate"):
+        verify_certificate(STEP.program, STEP.costs, unit_machine(), replace(honest, **forged), **question)
+
+
+# --- the optimum -----------------------------------------------------------------------------------------------------
+
+
+def optimum(step, machine, budget_bytes):
+    """The least seconds of any plan with up to two second runs and any swaps, by trying all; infinite if none fits."""
+    program = step.program
+    allowed = [
+        Rerun(op.index, position)
+        for op, is_repeatable in zip(program.ops, repeatable_ops(program), strict=True)
+        for position in range(op.index + 1, len(program.ops))
+        if is_repeatable and can_run_in(program.segment_of(op.index), program.segment_of(position))
+    ]
+    allowed.sort(key=lambda rerun: rerun.position)
+    choices = [chosen for count in range(3) for chosen in itertools.product(allowed, repeat=count)]
+    in_order = [c for c in choices if all(a.position <= b.position for a, b in itertools.pairwise(c))]
+    return min((least_by_swapping(step, machine, budget_bytes, reruns) for reruns in in_order), default=math.inf)
+
+
+def least_by_swapping(step, machine, budget_bytes, reruns):
+    """The least seconds with these second runs: each gap swapped or not, released and brought back at any position."""
+    runs = schedule(step.program, reruns)
+    memory = StepMemory(runs.program, runs.costs(step.costs))
+    least = math.inf
+    for swaps in itertools.islice(swap_sets(memory), 3000):
+        plan = Plan("all", budget_bytes, swaps, 0.0, 0, {"host": 4096 * 100}, reruns=reruns)
+        timeline = simulate(step.program, step.costs, machine, plan)
+        if timeline.seconds < least and timeline.peak_bytes <= budget_bytes:
+            try:
+                verify(step.program, step.costs, machine, replace(plan, predicted_peak_bytes=timeline.peak_bytes))
+            except PlanInvalid:
+                continue
+            least = timeline.seconds
+    return least
+
+
+def swap_sets(memory):
+    """All sets of one swap at most for each gap, first the empty one; the copy out starts as early as it can."""
+    options = []
+    for buffer, found in memory.ranges.items():
+        for after, before in itertools.pairwise(found.uses):
+            if (
+                before > after + 1
+                and memory.program.buffers[buffer].is_swappable
+                and memory.program.buffers[buffer].nbytes
+            ):
+                written = max(write for write in found.writes if write <= after)
+                options.append(
+                    [None]
+                    + [
+                        Swap(buffer, "host", 8192 * len(options), out, release, back, before)
+                        for release in range(after + 1, before + 1)
+                        for out in {written + 1, after + 1, None}
+                        for back in range(release, before + 1)
+                    ]
+                )
+    for chosen in itertools.product(*options):
+        yield tuple(sorted((swap for swap in chosen if swap), key=lambda swap: swap.first_use))
