@@ -105,8 +105,13 @@ class _Lowering:
     def _add_op(self, graph: SegmentGraph, node: fx.Node) -> None:
         reads = list(dict.fromkeys(self.buffer(t)[0] for t in _tensors(_argument_values(node))))
         mutated = list(dict.fromkeys(self.buffer(t)[0] for t in _tensors(_mutated_values(node))))
+        given = {tensor.untyped_storage()._cdata for tensor in _tensors(_argument_values(node))}
         made = []
         for tensor in _tensors(node.meta.get("val")):
+            storage = tensor.untyped_storage()._cdata
+            if storage not in given:
+                given.add(storage)
+                self._storages.pop(storage, None)  # a node that torch's own checkpointing repeats has the first's fake
             buffer, is_new = self.buffer(tensor)
             if is_new:
                 made.append(buffer)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
+from torch.utils.checkpoint import checkpoint
 
 from lmswap.analyze.repeatable import repeatable_ops
 from lmswap.errors import CaptureError
@@ -116,6 +117,17 @@ def test_a_captured_step_gives_the_bits_of_eager_and_the_same_running_statistics
         assert torch.equal(ours, theirs)
     for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
         assert torch.equal(ours.grad, theirs.grad)
+
+
+def test_what_torchs_own_checkpointing_computes_again_is_another_buffer():
+    def step(x):
+        return checkpoint(lambda x: x.exp().sin().exp(), x.tanh(), use_reentrant=False).sin()
+
+    program = capture(step, torch.randn(8, requires_grad=True))[0].lowered[0].program
+    for target, runs in (("aten.exp.default", 3), ("aten.sin.default", 3)):
+        made = [op.writes for op in program.ops if op.target == target]
+        assert len(made) >= runs - 1
+        assert all(writes for writes in made) and len(set(made)) == len(made)
 
 
 def test_flops_are_torchs_own_count():
