@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     if options.quick:
         vars(options).update(QUICK)
-    console = Console(width=None if sys.stdout.isatty() else 150)
+    console = Console(width=None if sys.stdout.isatty() else 180)
     stored = read_outcomes(options.results)
     rows = []
     with console.status("planning …") as status:
@@ -79,8 +79,8 @@ def make_table(rows: Sequence[tuple[Outcome, Change]]) -> Table:
         table.add_column(heading, no_wrap=True)
     for heading in ("budget", "step", "× free", "bound", "gap", "peak GiB", "swapped", "again", "planned in"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("policy")
-    table.add_column("against stored")
+    for heading in ("policy", "against stored"):
+        table.add_column(heading, no_wrap=True)
     for outcome, found in rows:
         verdict = f"[{_STYLES[found.verdict]}]{found.verdict} {found.text}[/]"
         table.add_row(outcome.case.program, outcome.case.machine, *_figures(outcome), verdict)
@@ -97,7 +97,7 @@ def _figures(outcome: Outcome) -> tuple[str, ...]:
         format_seconds(plan.step_seconds),
         f"{plan.step_seconds / outcome.free_seconds:.3f}",
         f"{plan.bound_seconds / outcome.free_seconds:.3f}",
-        f"{plan.step_seconds / plan.bound_seconds - 1:.1%}",
+        f"{round(plan.step_seconds / plan.bound_seconds - 1, 9) + 0.0:.1%}",  # not -0.0%, for sums differ in a last bit
         f"{plan.peak_bytes / 2**30:.2f}",
         f"{plan.swapped_bytes / 2**30:.2f}",
         f"{plan.recomputed_bytes / 2**30:.2f}",
