@@ -15,7 +15,7 @@ from lmswap.plan.dual import Ints, Prices, absences, dual, least_bytes
 from lmswap.plan.prices import best_prices
 
 # Leaving cuts out only weakens the bound, and little beyond these.
-_FULLEST, _TIGHTEST, _BETWEEN = 12, 8, 4
+_FULLEST, _TIGHTEST, _BETWEEN = 8, 8, 4
 
 
 def certify(

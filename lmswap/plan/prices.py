@@ -6,7 +6,7 @@ import numpy as np
 
 from lmswap.plan.dual import Contents, Dual, Floats, Ints, Prices
 
-_MOST_CLASSES = 400  # of like contents; the smallest count as absent
+_MOST_CLASSES = 80  # of like contents; the smallest count as absent
 _LIKE = 0.03  # contents are alike if they idle at the same cuts, at seconds per byte that differ by about this share
 
 
