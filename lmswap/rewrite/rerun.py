@@ -20,7 +20,7 @@ from lmswap.execute.graph import SegmentGraph, is_projection
 from lmswap.ir.plan import Rerun
 from lmswap.ir.program import Program
 from lmswap.ir.schedule import Schedule, schedule
-from lmswap.rewrite.views import users_from, view_of
+from lmswap.rewrite.views import geometry, users_from, view_of
 
 
 def run_again(
@@ -121,6 +121,8 @@ class _Editor:
         if value not in self._now:
             assert buffer is not None
             storage = self._storage[buffer]
+            if geometry(storage) == geometry(value):  # as it is: some operators make other dtypes than were traced
+                return storage
             # Right behind the memory's making, so that swaps of it find the view where they find its other values.
             behind = next(n for n in self._fx.nodes if n.op != "placeholder") if storage.op == "placeholder" else None
             with self._fx.inserting_before(behind) if behind else self._fx.inserting_after(storage):

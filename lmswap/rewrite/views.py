@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import fx
 
 from lmswap.execute import ops
 
 
+def geometry(value: fx.Node) -> tuple[Any, ...]:
+    """How ``value`` looks at its memory: dtype, sizes, strides and offset, as traced."""
+    tensor = value.meta["val"]
+    return tensor.dtype, list(tensor.shape), list(tensor.stride()), tensor.storage_offset()
+
+
 def view_of(storage: fx.Node, value: fx.Node) -> fx.Node:
     """Inserts, where the graph inserts now, a view of ``storage``'s bytes that looks as ``value`` does."""
-    tensor = value.meta["val"]
-    geometry = (tensor.dtype, list(tensor.shape), list(tensor.stride()), tensor.storage_offset())
-    view: fx.Node = storage.graph.call_function(ops.view_bytes, (storage, *geometry))
+    view: fx.Node = storage.graph.call_function(ops.view_bytes, (storage, *geometry(value)))
     view.meta.update(value.meta)
     return view
 

@@ -47,7 +47,18 @@ class Block(nn.Module):
 
 
 BLOCK = Case(Block, lambda: torch.randn(2, 2, 8, 8, 8))
+
+
+class HalfBlock(Block):
+    """On CPUs the statistics of its normalisations are float32, where their tracing says bfloat16."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(x)
+
+
 MODELS = CASES | {"block": BLOCK}
+HALF = {"half_block": Case(HalfBlock, BLOCK.batch)}  # what comes back from a tier gets the traced dtype: not swapped
 
 
 class Rewritten:
@@ -109,7 +120,7 @@ def never(program: Program) -> Sequence[Rerun]:
 
 @functools.cache
 def plain(name: str):
-    return train(MODELS[name], Rewritten(never))
+    return train((MODELS | HALF)[name], Rewritten(never))
 
 
 def assert_same_bits(actual, expected):
@@ -195,11 +206,11 @@ def test_the_graphs_hold_at_no_op_more_than_the_schedule_says(name, choose):
     assert max(excess) == 0
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "unet3d"])
+@pytest.mark.parametrize("name", [name for name in MODELS | HALF if name != "unet3d"])
 def test_everything_that_can_be_is_computed_again_before_each_use(name):
     handler = Rewritten(recompute_all)
-    actual = train(MODELS[name], handler)
+    actual = train((MODELS | HALF)[name], handler)
     assert_same_bits(actual, plain(name))
     reference = Rewritten(never)
-    train(MODELS[name], reference)
+    train((MODELS | HALF)[name], reference)
     assert handler.saved_bytes < reference.saved_bytes
