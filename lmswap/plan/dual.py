@@ -52,8 +52,8 @@ def absences(memory: StepMemory, link: Link, min_swap_bytes: int) -> Absences:
         if before > after + 1
     ]
     made_bytes: dict[int, int] = defaultdict(int)
-    for written, buffer in {(written, buffer) for _, _, written, buffer in gaps}:
-        made_bytes[written] += program.buffers[buffer].nbytes
+    for made_by, made in {(written, buffer) for _, _, written, buffer in gaps}:
+        made_bytes[made_by] += program.buffers[made].nbytes
     sizes = [program.buffers[buffer].nbytes for *_, buffer in gaps]
     copies = {
         size: (link.out_rate.seconds(size), link.in_rate.seconds(size)) if size >= min_swap_bytes else (np.inf, np.inf)
@@ -61,8 +61,8 @@ def absences(memory: StepMemory, link: Link, min_swap_bytes: int) -> Absences:
     }
     repeatable = repeatable_ops(program)
     reruns = [
-        seconds[written] * size / made_bytes[written] if repeatable[written] else np.inf
-        for (_, _, written, _), size in zip(gaps, sizes, strict=True)
+        seconds[made_by] * size / made_bytes[made_by] if repeatable[made_by] else np.inf
+        for (_, _, made_by, _), size in zip(gaps, sizes, strict=True)
     ]
     after, before, written, buffer = np.array(gaps, np.int64).reshape(-1, 4).T
     content = buffer * (len(program.ops) + 1) + written
