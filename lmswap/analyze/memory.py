@@ -93,6 +93,12 @@ class StepMemory:
         """By position: seconds from the start of the step when nothing ever stalls; the last is the end."""
         return list(accumulate(self.costs.seconds, initial=0.0))
 
+    def fixed_at(self, op: int) -> list[int]:
+        """The buffers that no plan can take away while ``op`` runs: what it uses, and what cannot be swapped."""
+        buffers = self.program.buffers
+        present = [live_range for live_range in self.ranges.values() if live_range.start <= op < live_range.stop]
+        return [r.buffer for r in present if op in r.uses or not buffers[r.buffer].is_swappable]
+
     @property
     def peak(self) -> Peak:
         """The peak when every buffer is kept."""

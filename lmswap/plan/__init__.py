@@ -16,6 +16,7 @@ from lmswap.ir.program import Program
 from lmswap.plan.auto import plan_auto
 from lmswap.plan.baselines import plan_none, plan_swap_all
 from lmswap.plan.problem import Problem
+from lmswap.plan.search import plan_recompute, plan_swap
 from lmswap.plan.simulate import simulate
 from lmswap.plan.tflms import plan_tflms
 from lmswap.plan.verify import verify
@@ -23,6 +24,8 @@ from lmswap.plan.verify import verify
 _POLICIES: dict[str, Callable[..., Plan]] = {
     "auto": plan_auto,
     "none": plan_none,
+    "swap": plan_swap,
+    "recompute": plan_recompute,
     "swap_all": plan_swap_all,
     "tflms": plan_tflms,
 }

@@ -37,6 +37,6 @@ def finish(problem: Problem, policy: str, swaps: Sequence[Swap], reruns: Sequenc
         predicted_seconds=timeline.seconds,
         predicted_peak_bytes=timeline.peak_bytes,
         tier_bytes={problem.tier.name: capacity_bytes} if placed else {},
-        reasons=find_reasons(problem, runs, placed, timeline),
+        reasons=find_reasons(problem, runs, memory, placed, timeline),
         reruns=tuple(reruns),
     )

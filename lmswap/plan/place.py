@@ -23,10 +23,6 @@ from lmswap.ir.timeline import Lane
 from lmswap.plan.lanes import Lanes
 from lmswap.plan.problem import Problem
 
-# Positions are chosen for a link of this share of its rate. A plan without slack, made for V100 to H200, paid 1.4 to
-# 4 points of step time when the link turned out 10 % slower; one with slack costs only memory that is free anyway.
-PLANNED_LINK_SHARE = 0.9
-
 
 @dataclass(eq=False, slots=True)
 class _Trip:
@@ -69,7 +65,7 @@ def place(
 def latest_starts(problem: Problem, gaps: Sequence[Gap]) -> dict[Gap, int]:
     """The last position where each copy in can start and arrive in time, if nothing stalls and the in lane is FIFO."""
     starts = problem.memory.op_starts
-    link = _derated(problem.link)
+    link = _planned(problem)
     wishes, next_copy = {}, float("inf")
     for gap in sorted(gaps, key=_need, reverse=True):
         next_copy = min(starts[gap.before], next_copy) - link.in_rate.seconds(problem.nbytes(gap.buffer))
@@ -81,11 +77,11 @@ def _need(gap: Gap) -> tuple[int, int]:
     return gap.before, gap.buffer
 
 
-def _derated(link: Link) -> Link:
+def _planned(problem: Problem) -> Link:
     def slower(rate: Rate) -> Rate:
-        return Rate(tuple((nbytes, seconds / PLANNED_LINK_SHARE) for nbytes, seconds in rate.points))
+        return Rate(tuple((nbytes, seconds / problem.link_share) for nbytes, seconds in rate.points))
 
-    return Link(slower(link.out_rate), slower(link.in_rate), link.both_factor)
+    return Link(slower(problem.link.out_rate), slower(problem.link.in_rate), problem.link.both_factor)
 
 
 class _Placement:
@@ -106,7 +102,7 @@ class _Placement:
         self._wishing = _by_position((trip.wish, trip) for trip in self._trips)
         self._needed = _by_position((trip.gap.before, trip) for trip in self._trips)
         self._limited = _by_position((problem.segments[trip.gap.after].stop, trip) for trip in self._trips)
-        self._link = _derated(problem.link)
+        self._link = _planned(problem)
         self._lanes = Lanes()
         self._resident_bytes = 0
         self._copies: dict[int, _Trip] = {}  # by buffer: its last copy out

@@ -1,15 +1,17 @@
-"""Why does each buffer stay or go? Finished swaps → a short sentence in numbers for every buffer."""
+"""Why does each buffer stay, go or run again? A finished schedule and its timeline → a sentence in numbers per buffer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from lmswap.analyze.liveness import gaps
+from lmswap.analyze.memory import StepMemory
+from lmswap.analyze.repeatable import repeatable_ops
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.plan import Swap
 from lmswap.ir.program import Buffer, BufferKind
 from lmswap.ir.schedule import Schedule
-from lmswap.ir.timeline import Lane, Span, Timeline
+from lmswap.ir.timeline import Lane, Timeline
 from lmswap.plan.problem import Problem
 
 _REASON_BY_KIND = {
@@ -21,42 +23,86 @@ _REASON_BY_KIND = {
 }
 
 
-def find_reasons(problem: Problem, runs: Schedule, swaps: Sequence[Swap], timeline: Timeline) -> dict[int, str]:
-    """For each buffer, by id, why the plan swaps or keeps it; idle times are those of ``timeline``."""
-    compute = [span for span in timeline.spans if span.lane is Lane.COMPUTE]
-    swapped: dict[int, list[Swap]] = {}
-    for swap in swaps:
-        swapped.setdefault(swap.buffer, []).append(swap)
-    return {
-        buffer.id: _swap_reason(problem, swapped[buffer.id], compute)
-        if buffer.id in swapped
-        else _keep_reason(problem, buffer)
-        for buffer in problem.memory.program.buffers
-    }
+def find_reasons(
+    problem: Problem, runs: Schedule, memory: StepMemory, swaps: Sequence[Swap], timeline: Timeline
+) -> dict[int, str]:
+    """For each buffer of the planned program, by id, what happens to it and what that costs, in times of ``timeline``."""
+    return _Reasons(problem, runs, memory, swaps, timeline).sentences()
 
 
-def _swap_reason(problem: Problem, swaps: Sequence[Swap], compute: Sequence[Span]) -> str:
-    buffer = swaps[0].buffer
-    nbytes, link = problem.nbytes(buffer), problem.link
-    uses = problem.memory.ranges[buffer].uses
-    idle_seconds = sum(
-        compute[min(use for use in uses if use >= swap.first_use)].start_seconds
-        - compute[max(use for use in uses if use < swap.release)].end_seconds
-        for swap in swaps
-    )
-    trips = f" in {len(swaps)} gaps" if len(swaps) > 1 else ""
-    return (
-        f"swap: {format_bytes(nbytes)} idle for {1e3 * idle_seconds:.1f} ms{trips}, "
-        f"copy {1e3 * link.out_rate.seconds(nbytes):.1f} ms out and {1e3 * link.in_rate.seconds(nbytes):.1f} ms in"
-    )
+class _Reasons:
+    def __init__(
+        self, problem: Problem, runs: Schedule, memory: StepMemory, swaps: Sequence[Swap], timeline: Timeline
+    ) -> None:
+        self._problem, self._memory = problem, memory
+        self._compute = [span for span in timeline.spans if span.lane is Lane.COMPUTE]
+        self._swaps: dict[int, list[Swap]] = {}
+        for swap in swaps:
+            self._swaps.setdefault(runs.buffers[swap.buffer], []).append(swap)
+        self._stall_seconds: dict[int, float] = {}
+        for span in timeline.spans:
+            if span.lane is Lane.STALL and span.buffer is not None:
+                origin = runs.buffers[span.buffer]
+                self._stall_seconds[origin] = self._stall_seconds.get(origin, 0.0) + span.seconds
+        read = {buffer for op in runs.program.ops for buffer in op.reads}
+        self._remade: dict[int, list[int]] = {}  # by buffer: the runs that make it again for somebody to read
+        for run, op in zip(runs.program.ops, runs.ops, strict=True):
+            for buffer, origin in zip(run.writes, problem.memory.program.ops[op].writes, strict=True):
+                if buffer != origin and buffer in read:
+                    self._remade.setdefault(origin, []).append(run.index)
+        self._repeatable = repeatable_ops(problem.memory.program)
+        self._producer = {b: op.index for op in reversed(problem.memory.program.ops) for b in op.writes}
+
+    def sentences(self) -> dict[int, str]:
+        return {buffer.id: self._sentence(buffer) for buffer in self._problem.memory.program.buffers}
+
+    def _sentence(self, buffer: Buffer) -> str:
+        if buffer.id in self._swaps:
+            return self._swap(buffer)
+        if buffer.id in self._remade:
+            return self._recompute(buffer)
+        if not buffer.is_swappable:
+            return _REASON_BY_KIND[buffer.kind]
+        live_range = self._problem.memory.ranges.get(buffer.id)
+        if live_range is None or not gaps(live_range):
+            return "keep: never idle between its uses"
+        return f"keep: {format_bytes(buffer.nbytes)} fits the budget"
+
+    def _swap(self, buffer: Buffer) -> str:
+        swaps, link = self._swaps[buffer.id], self._problem.link
+        idle_seconds = sum(self._idle_seconds(swap) for swap in swaps)
+        stall_seconds = self._stall_seconds.get(buffer.id, 0.0)
+        exposed = f"compute waits {_ms(stall_seconds)}" if stall_seconds else "hidden"
+        trips = f" in {len(swaps)} gaps" if len(swaps) > 1 else ""
+        out_seconds, in_seconds = (rate.seconds(buffer.nbytes) for rate in (link.out_rate, link.in_rate))
+        producer = self._producer[buffer.id]
+        instead = (
+            f"recompute would cost {_ms(self._problem.memory.costs.seconds[producer])}"
+            if self._repeatable[producer]
+            else "it cannot be computed again"
+        )
+        return (
+            f"swap: {format_bytes(buffer.nbytes)} idle {_ms(idle_seconds)}{trips}, copy {_ms(out_seconds)} out and "
+            f"{_ms(in_seconds)} in, {exposed}; {instead}"
+        )
+
+    def _recompute(self, buffer: Buffer) -> str:
+        remade, link = self._remade[buffer.id], self._problem.link
+        seconds = sum(self._memory.costs.seconds[run] for run in remade)
+        times = f" {len(remade)} times" if len(remade) > 1 else ""
+        if buffer.nbytes < self._problem.min_swap_bytes:
+            instead = "under min_swap_bytes"
+        else:
+            copies = link.out_rate.seconds(buffer.nbytes) + link.in_rate.seconds(buffer.nbytes)
+            instead = f"a swap would take {_ms(copies)} of the link"
+        return f"recompute: {format_bytes(buffer.nbytes)} made again{times} in {_ms(seconds)}; {instead}"
+
+    def _idle_seconds(self, swap: Swap) -> float:
+        uses = self._memory.ranges[swap.buffer].uses
+        last = max(use for use in uses if use < swap.release)
+        following = min(use for use in uses if use >= swap.first_use)
+        return self._compute[following].start_seconds - self._compute[last].end_seconds
 
 
-def _keep_reason(problem: Problem, buffer: Buffer) -> str:
-    if not buffer.is_swappable:
-        return _REASON_BY_KIND[buffer.kind]
-    live_range = problem.memory.ranges.get(buffer.id)
-    if live_range is None or not gaps(live_range):
-        return "keep: never idle between its uses"
-    if buffer.nbytes < problem.min_swap_bytes:
-        return f"keep: {format_bytes(buffer.nbytes)} is under min_swap_bytes"
-    return f"keep: {format_bytes(buffer.nbytes)} fits the budget"
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.1f} ms"

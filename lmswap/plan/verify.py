@@ -21,6 +21,7 @@ prediction  the peak that the plan states is the one it has
 from __future__ import annotations
 
 import math
+from collections import Counter
 from itertools import pairwise
 
 import numpy as np
@@ -66,6 +67,7 @@ def verify(program: Program, costs: OpCosts, machine: Machine, plan: Plan) -> No
 
 
 def _check_reruns(program: Program, plan: Plan) -> None:
+    writers = Counter(buffer for op in program.ops for buffer in set(op.writes))
     for number, rerun in enumerate(plan.reruns):
         if not 0 <= rerun.op < rerun.position < len(program.ops):
             raise PlanInvalid("reruns", f"runs again at {rerun.position} of {len(program.ops)} ops", op=rerun.op)
@@ -73,23 +75,28 @@ def _check_reruns(program: Program, plan: Plan) -> None:
             raise PlanInvalid("reruns", f"listed after one at {plan.reruns[number - 1].position}", op=rerun.op)
         if not program.ops[rerun.op].is_repeatable or not program.ops[rerun.op].writes:
             raise PlanInvalid("reruns", "a second run gives other bits, or nothing", op=rerun.op)
+        for buffer in program.ops[rerun.op].writes:
+            if writers[buffer] > 1:
+                raise PlanInvalid("reruns", "another op writes what it makes", op=rerun.op, buffer=buffer)
         origin, segment = _segment(program, rerun.op), _segment(program, rerun.position)
         if origin != segment and not _hands_on(origin, segment):
             raise PlanInvalid("reruns", f"belongs to another segment than position {rerun.position}", op=rerun.op)
 
 
 def _check_contents(program: Program, runs: Schedule) -> None:
-    """Follows what each buffer holds, as a number per distinct content, through the program and through the schedule."""
+    """Follows what each buffer holds, a number per content, through the program and through the schedule."""
     names: dict[object, int] = {}
     planned: dict[int, tuple[list[int], list[int]]] = {}  # by op: contents that it reads, contents that it writes
-    held = [names.setdefault(("from outside", buffer.id), len(names)) for buffer in program.buffers]
+    held_before = [names.setdefault(("from outside", buffer.id), len(names)) for buffer in program.buffers]
+    held = list(held_before)
     for op in program.ops:
         read = [held[buffer] for buffer in op.reads]
         made = [names.setdefault((op.index, number), len(names)) for number in range(len(op.writes))]
         for buffer, content in zip(op.writes, made, strict=True):
             held[buffer] = content
         planned[op.index] = (read, made)
-    first_runs, now = [], [names.get(("from outside", origin), -1) for origin in runs.buffers]
+    first_runs: list[int] = []
+    now = held_before + [-1] * (len(runs.buffers) - len(program.buffers))
     for op, origin in zip(runs.program.ops, runs.ops, strict=True):
         read, made = planned[origin]
         if [now[buffer] for buffer in op.reads] != read:

@@ -1,0 +1,86 @@
+// The Python module lmswap.plan._core. The contract is lmswap/plan/_core.pyi.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <tuple>
+
+#include "exact.h"
+#include "search.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace lmswap::planner {
+namespace {
+
+using Lists = std::vector<std::vector<int>>;
+using Points = std::vector<std::pair<Bytes, double>>;
+
+void make_step(Step* self, std::vector<double> seconds, std::vector<Bytes> scratch_bytes,
+               const std::vector<bool>& repeatable, const Lists& reads, const Lists& writes, std::vector<Bytes> nbytes,
+               const std::vector<int>& life, const std::vector<std::tuple<int, int, int>>& segments) {
+  new (self) Step;
+  self->seconds = std::move(seconds);
+  self->scratch_bytes = std::move(scratch_bytes);
+  self->repeatable.assign(repeatable.begin(), repeatable.end());
+  self->reads = Rows(reads);
+  self->writes = Rows(writes);
+  self->nbytes = std::move(nbytes);
+  for (const int kind : life) self->life.push_back(static_cast<Life>(kind));
+  for (const auto& [start, stop, forward] : segments) self->segments.push_back({start, stop, forward});
+  self->derive();
+}
+
+}  // namespace
+}  // namespace lmswap::planner
+
+NB_MODULE(_core, module) {
+  using namespace lmswap::planner;
+  nb::class_<Step>(module, "Step")
+      .def("__init__", &make_step, "seconds"_a, "scratch_bytes"_a, "repeatable"_a, "reads"_a, "writes"_a, "nbytes"_a,
+           "life"_a, "segments"_a);
+  nb::class_<Link>(module, "Link")
+      .def(
+          "__init__",
+          [](Link* self, Points out, Points in, double both_factor) {
+            new (self) Link{{std::move(out)}, {std::move(in)}, both_factor};
+          },
+          "out"_a, "into"_a, "both_factor"_a);
+  nb::class_<Swap>(module, "Swap")
+      .def_ro("copy", &Swap::copy)
+      .def_ro("out_start", &Swap::out_start)
+      .def_ro("release", &Swap::release)
+      .def_ro("in_start", &Swap::in_start)
+      .def_ro("first_use", &Swap::first_use);
+  nb::class_<Found>(module, "Found")
+      .def_ro("fits", &Found::fits)
+      .def_ro("seconds", &Found::seconds)
+      .def_ro("excess_bytes", &Found::excess_bytes)
+      .def_ro("swaps", &Found::swaps)
+      .def_ro("evaluations", &Found::evaluations)
+      .def_ro("worst_op", &Found::worst_op)
+      .def_prop_ro("reruns", [](const Found& found) {
+        std::vector<std::pair<int, int>> pairs;
+        for (const auto& rerun : found.reruns) pairs.emplace_back(rerun.op, rerun.position);
+        return pairs;
+      });
+  nb::class_<Limits>(module, "Limits")
+      .def(
+          "__init__",
+          [](Limits* self, Bytes budget_bytes, Bytes tier_bytes, Bytes min_swap_bytes, bool may_swap, bool may_redo) {
+            new (self) Limits{budget_bytes, tier_bytes, min_swap_bytes, may_swap, may_redo};
+          },
+          nb::kw_only(), "budget_bytes"_a, "tier_bytes"_a, "min_swap_bytes"_a, "may_swap"_a, "may_redo"_a);
+  module.def("find_exactly", &find_exactly, nb::call_guard<nb::gil_scoped_release>(), "step"_a, "link"_a, "limits"_a,
+             nb::kw_only(), "most_states"_a);
+  module.def(
+      "search",
+      [](const Step& step, const Link& link, const Limits& limits, int most_evaluations, double target_seconds) {
+        return Search(step, link, limits).run(most_evaluations, target_seconds);
+      },
+      nb::call_guard<nb::gil_scoped_release>(), "step"_a, "link"_a, "limits"_a, nb::kw_only(), "most_evaluations"_a,
+      "target_seconds"_a);
+}

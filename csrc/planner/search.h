@@ -1,0 +1,91 @@
+// Which fate for which gap takes the least time within the budget? Starts, repair, and local search over fates, each
+// scored by scheduling and placing the whole step.
+#pragma once
+
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "place.h"
+#include "schedule.h"
+
+namespace lmswap::planner {
+
+struct Limits {
+  Bytes budget_bytes;
+  Bytes tier_bytes;
+  Bytes min_swap_bytes;
+  bool may_swap, may_redo;
+};
+
+struct Rerun {
+  int op, position;
+};
+
+struct Found {
+  bool fits = false;
+  double seconds = 0;
+  Bytes excess_bytes = 0;  // of the best that was found, where nothing fits
+  std::vector<Rerun> reruns;
+  std::vector<Swap> swaps;
+  int evaluations = 0;
+  int worst_op = -1;  // where that excess is
+};
+
+class Search {
+ public:
+  Search(const Step& step, const Link& link, const Limits& limits);
+
+  // Stops after `most_evaluations`, or when the step takes no more than `target_seconds`.
+  Found run(int most_evaluations, double target_seconds);
+
+ private:
+  struct Score {
+    Bytes excess_bytes;
+    double seconds;
+    bool operator<(const Score& other) const {
+      return excess_bytes != other.excess_bytes ? excess_bytes < other.excess_bytes : seconds < other.seconds;
+    }
+  };
+  struct Candidate {
+    std::vector<Fate> fates;
+    Score score;
+  };
+  using Mask = std::uint8_t;  // of fates
+
+  void find_gaps();
+  [[nodiscard]] bool allows(int gap, Fate fate) const { return (allowed_[gap] >> static_cast<int>(fate) & 1) != 0; }
+  [[nodiscard]] bool is_done() const;
+  Score evaluate(const std::vector<Fate>& fates);
+  void note(const std::vector<Fate>& fates, const Score& score);
+  void start();
+  Score repair(std::vector<Fate>& fates, double swap_price, bool again, int most);
+  [[nodiscard]] double redo_seconds(const std::vector<Fate>& fates, int buffer, int depth) const;
+  void sweep();
+  void anneal(Candidate current, int evaluations);
+  int pick(const Candidate& current);
+  void split_classes();
+  void prune();
+
+  const Step& step_;
+  const Link& link_;
+  const Limits limits_;
+  Scheduler scheduler_;
+  Placer placer_;
+  Schedule schedule_;
+  std::vector<Mask> allowed_;              // by gap
+  std::vector<int> buffer_of_;             // by gap
+  std::vector<int> movable_;               // gaps with a choice, largest buffers first
+  std::vector<std::vector<int>> classes_;  // movable gaps of equal buffers made by equal ops, in order of time
+  std::vector<Fate> plain_;                // keeps all that has a use to come
+  std::vector<Candidate> starts_;
+  Candidate best_;
+  Outcome last_;
+  int evaluations_ = 0, most_evaluations_ = 0;
+  double target_seconds_ = 0;
+  double free_seconds_ = 0;    // of the step when nothing has to go
+  double copy_price_ = 0;      // seconds a byte, out and in
+  std::mt19937_64 random_{1};  // the same plan every time
+};
+
+}  // namespace lmswap::planner

@@ -1,0 +1,82 @@
+// What is planned: the ops of one step, the buffers that they use, the link that can carry buffers away.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace lmswap::planner {
+
+using Bytes = std::int64_t;
+
+// Rows of varying length in two arrays.
+class Rows {
+ public:
+  Rows() = default;
+  explicit Rows(const std::vector<std::vector<int>>& rows);
+
+  struct Row {
+    const int* first;
+    const int* last;
+    [[nodiscard]] const int* begin() const { return first; }
+    [[nodiscard]] const int* end() const { return last; }
+    [[nodiscard]] std::size_t size() const { return static_cast<std::size_t>(last - first); }
+    int operator[](std::size_t index) const { return first[index]; }
+  };
+  Row operator[](int row) const { return {values_.data() + starts_[row], values_.data() + starts_[row + 1]}; }
+
+ private:
+  std::vector<std::size_t> starts_{0};
+  std::vector<int> values_;
+};
+
+// Seconds of a copy by its size: points, linear between them and in proportion beyond the last.
+struct Rate {
+  std::vector<std::pair<Bytes, double>> points;
+  [[nodiscard]] double seconds(Bytes nbytes) const;
+};
+
+struct Link {
+  Rate out, in;
+  double both_factor;  // the share of its rate that each direction keeps while both run
+};
+
+// Queues a copy behind the last of its lane and returns when it ends. Where `both_factor` f is below 1, the copy that
+// was queued first keeps its rate and one in the other direction runs at 2f - 1 of its own beside it.
+double queue_copy(const Link& link, bool is_in, Bytes nbytes, double now, double& out_end, double& in_end);
+
+enum class Life : std::uint8_t {
+  kActivation,  // from the op that makes it to its last use; may leave, may be made again
+  kToEnd,       // from the op that makes it to the end of the step
+  kTangent,     // as long as the segments that use it
+};
+
+struct Segment {
+  int start, stop;
+  int forward;  // of a backward segment: the forward segment that hands its values on; otherwise -1
+};
+
+// Buffers that live outside the step are left out of `reads`: they need no room and are always there.
+struct Step {
+  std::vector<double> seconds;       // by op
+  std::vector<Bytes> scratch_bytes;  // by op
+  std::vector<char> repeatable;      // by op
+  Rows reads, writes;                // by op
+  std::vector<Bytes> nbytes;         // by buffer
+  std::vector<Life> life;            // by buffer
+  std::vector<Segment> segments;
+
+  // Derived by `derive`.
+  Rows uses;                    // by buffer: the ops that read or write it
+  std::vector<int> producer;    // by buffer: the op that makes it, or -1
+  std::vector<int> segment_of;  // by op
+  std::vector<int> first_gap;   // by buffer: gap k follows its use k; the last one is the tail after its last use
+
+  void derive();
+  [[nodiscard]] int num_ops() const { return static_cast<int>(seconds.size()); }
+  [[nodiscard]] int num_buffers() const { return static_cast<int>(nbytes.size()); }
+  [[nodiscard]] int num_gaps() const { return first_gap.back(); }
+  // Whether a function that runs `from` can hand a buffer on to one that runs `to`.
+  [[nodiscard]] bool hands_on(int from, int to) const { return from == to || segments[to].forward == from; }
+};
+
+}  // namespace lmswap::planner
