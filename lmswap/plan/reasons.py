@@ -1,4 +1,4 @@
-"""Why does each buffer stay, go or run again? A finished schedule and its timeline → a sentence in numbers per buffer."""
+"""Why does each buffer stay, go or run again? A schedule and its timeline → a sentence in numbers per buffer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _REASON_BY_KIND = {
 def find_reasons(
     problem: Problem, runs: Schedule, memory: StepMemory, swaps: Sequence[Swap], timeline: Timeline
 ) -> dict[int, str]:
-    """For each buffer of the planned program, by id, what happens to it and what that costs, in times of ``timeline``."""
+    """For each buffer of the planned program, by id, what happens to it and what that costs."""
     return _Reasons(problem, runs, memory, swaps, timeline).sentences()
 
 
