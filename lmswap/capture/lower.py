@@ -53,6 +53,15 @@ def source_line(node: fx.Node) -> str:
     return f"{path.rsplit('/', 1)[-1]}:{line} {text.strip()}"
 
 
+def module_path(node: fx.Node) -> str:
+    """The innermost module whose forward made ``node``, or the node it is the backward of: "encoder.0.conv", or ""."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    if not stack:
+        return ""
+    path, _ = list(stack.values())[-1]  # "L['self'].encoder.0.conv": the first name is the frame's, not the model's
+    return re.sub(r"^[LG]\['\w+'\]\.?", "", path)
+
+
 def _lower(graphs: tuple[SegmentGraph, ...], parameters: Collection[int], name: str) -> Lowered:
     lowering = _Lowering()
     for graph in graphs:
@@ -129,6 +138,7 @@ class _Lowering:
                 flops=_flops(node),
                 is_view=not made and not mutated and _returns_alias(node),
                 is_repeatable=_is_repeatable(node),
+                module=module_path(node),
             )
         )
 

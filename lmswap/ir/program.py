@@ -18,7 +18,7 @@ from lmswap.errors import CaptureError
 if TYPE_CHECKING:
     import networkx
 
-SCHEMA = "lmswap.program/2"
+SCHEMA = "lmswap.program/3"
 PHASES = ("forward", "backward", "inference")
 # More than any machine has or does in a step, and sums over any program stay exact in 64 bits.
 _MOST_BYTES, _MOST_FLOPS = 2**46, 2**62
@@ -84,6 +84,7 @@ class Op:
     flops: int = 0
     is_view: bool = False  # makes another view of a buffer; touches no bytes
     is_repeatable: bool = True  # a second run in the same step gives the same bits: draws no random numbers
+    module: str = ""  # dotted path of the innermost module it belongs to, "" for the model itself or where unknown
 
     def __post_init__(self) -> None:
         if not 0 <= self.flops <= _MOST_FLOPS:
@@ -226,6 +227,7 @@ def _op(record: Mapping[str, Any]) -> Op:
         flops=int(record["flops"]),
         is_view=bool(record["is_view"]),
         is_repeatable=bool(record["is_repeatable"]),
+        module=str(record["module"]),
     )
 
 

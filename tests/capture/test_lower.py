@@ -170,3 +170,30 @@ def test_damaged_programs_are_refused():
     for text in ("", "[]", '{"schema": "other"}', '{"schema": "lmswap.program/1"}'):
         with pytest.raises(CaptureError):
             Program.from_json(text)
+
+
+def test_ops_belong_to_the_innermost_module_and_their_backward_to_the_same():
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.GELU()))
+
+        def forward(self, x):
+            return self.blocks(x).exp()
+
+    recording, _ = capture(Model(), torch.randn(2, 4))
+    modules = {
+        (segment.phase, op.target.split(".")[1]): op.module
+        for program in [recording.lowered[0].program]
+        for segment in program.segments
+        for op in program.ops[segment.start : segment.stop]
+        if op.module != "blocks.0"
+    }
+    assert modules["forward", "addmm"] == "blocks.1.0"
+    assert modules["forward", "gelu"] == modules["backward", "gelu_backward"] == "blocks.1.1"
+    assert modules["forward", "exp"] == modules["backward", "mul"] == ""
+
+
+def test_paths_begin_below_the_model_also_where_torch_itself_made_it():
+    recording, _ = capture(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), torch.randn(2, 4))
+    assert {op.module for op in recording.lowered[0].program.ops} == {"0", "1"}

@@ -8,7 +8,7 @@
         g2 2: t a -> gx
     ''', sizes={"a": 4}, outputs="y", tangents="t", gradients="gx")
 
-An op is "name seconds[!random|!view]: reads -> writes". A name that is read before any op writes it is an input, one in
+An op is "name[@module] seconds[!random|!view]: reads -> writes". A name that is read before any op writes it is an input, one in
 upper case a parameter. A segment header may name its graph: "forward 1". Sizes are 1 byte unless said.
 """
 
@@ -60,7 +60,8 @@ def build(
             assert phase in PHASES, line
             segments.append(Segment(int(graph[0]) if graph else 0, phase, len(ops), len(ops)))
             continue
-        label, spec = head.split()
+        whose, spec = head.split()
+        label, _, module = whose.partition("@")
         duration, _, mark = spec.partition("!")
         reads, _, writes = body.partition("->")
         for buffer in (*reads.split(), *writes.split()):
@@ -78,6 +79,7 @@ def build(
                 writes=tuple(ids[buffer] for buffer in writes.split()),
                 is_view=mark == "view",
                 is_repeatable=mark != "random",
+                module=module,
             )
         )
         seconds.append(float(duration))

@@ -70,6 +70,7 @@ class _Maker:
                     writes=tuple(writes),
                     is_view=not writes,
                     is_repeatable=draw(st.booleans()),
+                    module=draw(st.sampled_from(["", "a.0", "a.0", "a.1"])),
                 )
             )
         self._segments.append(Segment(graph, phase, start, len(self._ops)))
