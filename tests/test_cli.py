@@ -102,10 +102,10 @@ def test_a_plan_as_json_has_the_figures(files, capsys):
 
 def test_the_figures_count_what_is_swapped_and_what_is_computed_again():
     plan = replace(PLAN, reruns=(Rerun(1, 3),))  # relu is made again for its use in backward; conv is swapped
-    figures = cli._plan_figures(PROGRAM, plan, bound_seconds=5.0, planning_seconds=0.1)
+    figures = cli._plan_figures(PROGRAM, plan, planning_seconds=0.1)
     assert (figures["swapped_bytes"], figures["recomputed_bytes"]) == (3 * MIB, 2 * MIB)
     assert figures["kept_bytes"] == 3 * MIB + 8  # grad_relu, the gradient, two scalars
-    assert "at most 10.0% above the best possible" in cli._plan_text(PROGRAM, plan, MACHINE, figures)
+    assert "5.00 s: at most 10.0 % above the best possible" in cli._plan_text(PROGRAM, plan, MACHINE, figures)
 
 
 def test_a_budget_may_be_a_share_of_the_unplanned_peak(files, capsys):

@@ -16,7 +16,6 @@ from lmswap.ir.plan import Decision
 from lmswap.ir.program import Program
 from lmswap.ir.schedule import schedule
 from lmswap.plan import make_plan
-from lmswap.plan.certify import certify
 
 MIN_SWAP_BYTES = 2**20
 _MANY_OPS = 10_000
@@ -99,7 +98,7 @@ def plan_case(case: Case, program: Program, machine: Machine) -> Outcome:
         figures = PlanFigures(
             policy=plan.policy,
             step_seconds=plan.predicted_seconds,
-            bound_seconds=certify(program, costs, machine, **limits).seconds,
+            bound_seconds=plan.certificate.seconds if plan.certificate else 0.0,
             peak_bytes=plan.predicted_peak_bytes,
             swapped_bytes=nbytes[Decision.SWAP],
             recomputed_bytes=nbytes[Decision.RECOMPUTE],

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from lmswap.errors import OptionError
+from lmswap.ir.certificate import Certificate
 
 SCHEMA = "lmswap.plan/1"
 
@@ -71,6 +72,7 @@ class Plan:
     Copies at different positions are queued by position, copies at the same one in the order of ``swaps``.
 
     ``budget_bytes`` and ``predicted_peak_bytes`` count what the step itself allocates: see `lmswap.analyze.memory`.
+    ``certificate`` proves how fast any plan within that budget could be; None where nobody asked.
     """
 
     policy: str
@@ -81,6 +83,13 @@ class Plan:
     tier_bytes: dict[str, int] = field(default_factory=dict)  # capacity each tier must offer
     reasons: dict[int, str] = field(default_factory=dict)  # buffer id of the program -> why, for people
     reruns: tuple[Rerun, ...] = ()
+    certificate: Certificate | None = None
+
+    @property
+    def excess(self) -> float | None:
+        """How far the predicted seconds are above the least that any plan needs, at most: 0.03 stands for 3 %."""
+        bound_seconds = self.certificate.seconds if self.certificate else 0.0
+        return self.predicted_seconds / bound_seconds - 1 if bound_seconds else None
 
     def to_json(self) -> str:
         """The plan as JSON text; `from_json` reads it back equal."""
@@ -106,6 +115,7 @@ class Plan:
                 tier_bytes={str(tier): int(nbytes) for tier, nbytes in data["tier_bytes"].items()},
                 reasons={int(buffer): str(why) for buffer, why in data["reasons"].items()},
                 reruns=tuple(Rerun(int(record["op"]), int(record["position"])) for record in data["reruns"]),
+                certificate=None if data["certificate"] is None else _certificate(data["certificate"]),
             )
         except (json.JSONDecodeError, RecursionError) as error:
             raise OptionError(f"not a plan file: {error}") from error
@@ -124,4 +134,14 @@ def _swap(record: Mapping[str, Any]) -> Swap:
         release=int(record["release"]),
         in_start=int(record["in_start"]),
         first_use=int(record["first_use"]),
+    )
+
+
+def _certificate(record: Mapping[str, Any]) -> Certificate:
+    return Certificate(
+        seconds=float(record["seconds"]),
+        cuts=tuple(int(op) for op in record["cuts"]),
+        memory_prices=tuple(float(price) for price in record["memory_prices"]),
+        out_prices=tuple(float(price) for price in record["out_prices"]),
+        in_prices=tuple(float(price) for price in record["in_prices"]),
     )

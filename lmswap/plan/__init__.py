@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 from lmswap.analyze.memory import StepMemory
 from lmswap.errors import OptionError
@@ -15,11 +17,14 @@ from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
 from lmswap.plan.auto import plan_auto
 from lmswap.plan.baselines import plan_none, plan_swap_all
+from lmswap.plan.certify import certify
+from lmswap.plan.checkpoint import plan_checkpoint
 from lmswap.plan.problem import Problem
 from lmswap.plan.search import plan_recompute, plan_swap
 from lmswap.plan.simulate import simulate
 from lmswap.plan.tflms import plan_tflms
 from lmswap.plan.verify import verify
+from lmswap.plan.verify_certificate import verify_certificate
 
 _POLICIES: dict[str, Callable[..., Plan]] = {
     "auto": plan_auto,
@@ -28,10 +33,11 @@ _POLICIES: dict[str, Callable[..., Plan]] = {
     "recompute": plan_recompute,
     "swap_all": plan_swap_all,
     "tflms": plan_tflms,
+    "checkpoint": plan_checkpoint,
 }
 POLICIES: tuple[str, ...] = tuple(_POLICIES)
 
-__all__ = ["POLICIES", "make_plan", "simulate", "verify"]
+__all__ = ["POLICIES", "check", "make_plan", "simulate", "verify"]
 
 
 def make_plan(
@@ -45,7 +51,7 @@ def make_plan(
     min_swap_bytes: int,
     **parameters: int,
 ) -> Plan:
-    """Plans one step of ``program`` and checks the plan with `verify` before it is returned.
+    """Plans one step of ``program``, certifies how fast it could be, and checks both before they are returned.
 
     Args:
         policy: one of `POLICIES`.
@@ -72,5 +78,21 @@ def make_plan(
     if unknown := sorted(set(parameters) - set(known)):
         raise OptionError(f"policy '{policy}' has no parameter {unknown[0]!r}; it has {', '.join(known) or 'none'}")
     plan = _POLICIES[policy](problem, **parameters)
-    verify(program, costs, machine, plan)
+    certificate = certify(program, costs, machine, budget_bytes=budget_bytes, tier=tier, min_swap_bytes=min_swap_bytes)
+    # The same seconds, summed in another order, may differ in the last bits.
+    certificate = replace(certificate, seconds=min(certificate.seconds, plan.predicted_seconds))
+    plan = replace(plan, certificate=certificate)
+    check(plan, program, costs, machine, tier=tier, min_swap_bytes=min_swap_bytes)
     return plan
+
+
+def check(plan: Plan, program: Program, costs: OpCosts, machine: Machine, *, tier: str, min_swap_bytes: int) -> None:
+    """Checks a plan of `make_plan` and its certificate against what it was made for, by code of their own.
+
+    Raises:
+        PlanInvalid: a rule is broken, or the certificate states more than it proves.
+    """
+    verify(program, costs, machine, plan)
+    if plan.certificate is not None:
+        limits: dict[str, Any] = {"budget_bytes": plan.budget_bytes, "tier": tier, "min_swap_bytes": min_swap_bytes}
+        verify_certificate(program, costs, machine, plan.certificate, **limits)

@@ -13,7 +13,7 @@ from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.plan import Decision, Plan
 from lmswap.ir.program import Program
 from lmswap.reporting.decisions import BufferDecision, buffer_decisions
-from lmswap.reporting.text import render_text
+from lmswap.reporting.text import format_excess, format_seconds, render_text
 
 SCHEMA = "lmswap.explanation/1"
 MAX_ROWS = 40  # of the printed table: a screen; `to_json` has all of them
@@ -28,6 +28,8 @@ class Explanation:
     model: str
     policy: str
     decisions: tuple[BufferDecision, ...]
+    predicted_seconds: float
+    excess: float | None  # see `Plan.excess`
 
     def __post_init__(self) -> None:
         largest_first = sorted(self.decisions, key=lambda decision: (-decision.nbytes, decision.buffer))
@@ -36,7 +38,8 @@ class Explanation:
     def __rich__(self) -> Group:
         """The tables, for `rich.print`; an operator alone is on the line where the buffer is made."""
         heading = f"{self.model}: decisions of policy '{self.policy}', largest buffer first"
-        return Group(Text(heading, style="bold"), Text(), self._rows(), Text(), self._totals())
+        quality = f"step {format_seconds(self.predicted_seconds)}, {format_excess(self.excess)}"
+        return Group(Text(heading, style="bold"), Text(quality), Text(), self._rows(), Text(), self._totals())
 
     def __str__(self) -> str:
         return render_text(self)
@@ -79,7 +82,8 @@ class Explanation:
 
 def make_explanation(program: Program, plan: Plan) -> Explanation:
     """Explains ``plan`` in the terms of ``program``, the step that it was made for."""
-    return Explanation(program.name, plan.policy, buffer_decisions(program, plan))
+    decisions = buffer_decisions(program, plan)
+    return Explanation(program.name, plan.policy, decisions, plan.predicted_seconds, plan.excess)
 
 
 def _place(target: str, source: str) -> str:

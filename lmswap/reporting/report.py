@@ -19,7 +19,7 @@ from lmswap.ir.timeline import Lane, Timeline
 from lmswap.reporting.chrome import write_chrome_trace
 from lmswap.reporting.decisions import BufferDecision, buffer_decisions
 from lmswap.reporting.picture import write_picture
-from lmswap.reporting.text import format_error, format_seconds, render_text
+from lmswap.reporting.text import format_error, format_excess, format_seconds, render_text
 
 SCHEMA = "lmswap.report/1"
 
@@ -33,13 +33,17 @@ class Report:
     allocator and for scratch of kernels (``reserve_bytes``), a margin that stays free (``margin_bytes``), and the rest,
     which the plan fills. Peaks and memory curves count like the budget: base and reserve are part of the predicted
     ones. ``measured_tensor_peak_bytes`` is the part of the measured peak that tensors held, None where it is not known.
-    Tier bytes are what the tier holds now and has held at most.
+    Tier bytes are what the plan needs there, what the tier holds now and has held at most; ``host_budget_bytes`` is
+    what it may hold. No plan is faster than ``bound_seconds`` while ops keep their order; ``plan_origin`` says where
+    the plan comes from: "made in 1.2 s", "from cache".
     """
 
     model: str
     device: str
     policy: str
+    plan_origin: str
     tier: str
+    host_budget_bytes: int | None
     budget_bytes: int
     base_bytes: int
     reserve_bytes: int
@@ -50,10 +54,12 @@ class Report:
     measured_tensor_peak_bytes: int | None
     predicted_seconds: float | None
     measured_seconds: float | None
+    bound_seconds: float | None
     swapped_out_bytes: int | None
     swapped_in_bytes: int | None
     recomputed_bytes: int | None
     stall_seconds: float | None
+    tier_planned_bytes: int | None
     tier_used_bytes: int
     tier_peak_bytes: int
     decisions: tuple[BufferDecision, ...]
@@ -67,6 +73,7 @@ class Report:
         parts: list[RenderableType] = [
             Text(f"lmswap report: {self.model} on {self.device}, {steps}", style="bold"),
             Text(self._state()),
+            *([Text(self._quality())] if self.predicted_seconds is not None else []),
             Text(),
             self._figures(),
             Text(),
@@ -133,6 +140,12 @@ class Report:
             return f"Swapping did NOT happen in the last step, although {planned}."
         return f"Swapping is on: {planned}."
 
+    def _quality(self) -> str:
+        assert self.predicted_seconds is not None
+        excess = self.predicted_seconds / self.bound_seconds - 1 if self.bound_seconds else None
+        step = f"step {format_seconds(self.predicted_seconds)}, {format_excess(excess)}"
+        return f"Plan: {self.plan_origin}; {step}."
+
     def _figures(self) -> Table:
         table = Table(box=None, padding=(0, 3, 0, 0), header_style="bold")
         table.add_column("")
@@ -153,7 +166,8 @@ class Report:
         table.add_row("swapped in", *_bytes(in_, self.swapped_in_bytes))
         if self.recomputed_bytes:
             table.add_row("recomputed", "", format_bytes(self.recomputed_bytes), "")
-        table.add_row(f"{self.tier} tier, peak", "", format_bytes(self.tier_peak_bytes) if self.steps else _NOT_YET, "")
+        held_bytes = self.tier_peak_bytes if self.steps else None
+        table.add_row(f"{self.tier} tier, peak", *_bytes(self.tier_planned_bytes, held_bytes))
         return table
 
     def _budget(self) -> str:
@@ -171,6 +185,9 @@ class Report:
             if nbytes
         ]
         text = f"Budget {format_bytes(self.budget_bytes)} = {' + '.join(parts)}."
+        if self.host_budget_bytes is not None:
+            planned = f"the plan uses {format_bytes(self.tier_planned_bytes or 0)} of the {self.tier} tier"
+            text += f"\nHost budget {format_bytes(self.host_budget_bytes)}: {planned}."
         if self.measured_peak_bytes is None:
             return text
         if self.measured_peak_bytes > self.budget_bytes:
@@ -186,6 +203,8 @@ def make_report(
     policy: str,
     tier: str,
     budget_bytes: int,
+    plan_origin: str = "",
+    host_budget_bytes: int | None = None,
     base_bytes: int = 0,
     reserve_bytes: int = 0,
     margin_bytes: int = 0,
@@ -216,7 +235,9 @@ def make_report(
         model=model,
         device=device,
         policy=plan.policy if plan is not None else policy,
+        plan_origin=plan_origin,
         tier=tier,
+        host_budget_bytes=host_budget_bytes,
         budget_bytes=budget_bytes,
         base_bytes=base_bytes,
         reserve_bytes=reserve_bytes,
@@ -227,10 +248,12 @@ def make_report(
         measured_tensor_peak_bytes=measured_tensor_peak_bytes,
         predicted_seconds=plan.predicted_seconds if plan is not None else None,
         measured_seconds=_graph_seconds(measured) if measured is not None else None,
+        bound_seconds=plan.certificate.seconds if plan is not None and plan.certificate is not None else None,
         swapped_out_bytes=measured.lane_bytes(Lane.OUT) if measured is not None else None,
         swapped_in_bytes=measured.lane_bytes(Lane.IN) if measured is not None else None,
         recomputed_bytes=_remade_bytes(program, plan) if measured is not None else None,
         stall_seconds=measured.lane_seconds(Lane.STALL) if measured is not None else None,
+        tier_planned_bytes=plan.tier_bytes.get(tier, 0) if plan is not None else None,
         tier_used_bytes=tier_used_bytes,
         tier_peak_bytes=tier_peak_bytes,
         decisions=buffer_decisions(program, plan) if program is not None and plan is not None else (),

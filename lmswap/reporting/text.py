@@ -34,3 +34,10 @@ def format_error(predicted: float | None, measured: float | None) -> str:
         return "–"
     percent = round(100 * (predicted - measured) / measured, 1)
     return f"{percent:+.1f} %" if percent else "0.0 %"
+
+
+def format_excess(excess: float | None) -> str:
+    """Writes how good a plan is, from its `Plan.excess`: 0.03 -> "at most 3.0 % above the best possible"."""
+    if excess is None:
+        return "how fast it could be is not known"
+    return f"at most {100 * excess:.1f} % above the best possible for this order of operations"

@@ -9,6 +9,7 @@ buffer       made at op   used at ops      bytes
 6 grad_x     4                             1 MiB     gradient
 """
 
+from lmswap.ir.certificate import Certificate
 from lmswap.ir.plan import Plan, Swap
 from lmswap.ir.program import Buffer, BufferKind, Op, Program, Segment, Value
 from lmswap.ir.timeline import Lane, Span, Timeline
@@ -49,6 +50,7 @@ PLAN = Plan(
     predicted_seconds=5.5,
     predicted_peak_bytes=7 * MIB,
     tier_bytes={"disk": 3 * MIB},
+    certificate=Certificate(5.0),
     reasons={1: "swap: idle for 2 ops", 2: "keep: never idle between its uses", 6: "keep: a gradient"},
 )
 
@@ -70,6 +72,7 @@ def report(**changes: object) -> Report:
         "model": "Small",
         "device": "cpu (unit machine)",
         "policy": "auto",
+        "plan_origin": "made in 20 ms",
         "tier": "disk",
         "budget_bytes": BUDGET_BYTES,
         "base_bytes": BASE_BYTES,

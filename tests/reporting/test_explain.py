@@ -6,6 +6,7 @@ from tests.reporting.small_step import MIB, PLAN, PROGRAM
 
 GOLDEN = """\
 Small: decisions of policy 'swap_all', largest buffer first
+step 5.50 s, at most 10.0 % above the best possible for this order of operations
 
     size  made                                  last used                      decision  why
 3.00 MiB  small.py:8 convolution: x = self.co…  convolution_backward           swap      idle for 2 ops
@@ -26,7 +27,7 @@ def many(count: int) -> Explanation:
         BufferDecision(i, f"b{i}", (i + 1) * MIB, Decision.KEEP, "aten.relu.default", "", "", "", "")
         for i in range(count)
     ]
-    return Explanation("Deep", "none", tuple(rows))
+    return Explanation("Deep", "none", tuple(rows), 1.0, None)
 
 
 def test_the_text_is_the_same_to_the_letter():
@@ -64,4 +65,4 @@ def test_totals_cover_every_buffer():
 
 def test_markup_in_source_lines_is_printed_as_it_is():
     row = BufferDecision(0, "x", 1, Decision.KEEP, "", "m.py:1 y = x[bold]", "", "m.py:2 z = y[/bold]", "")
-    assert "m.py:1 outside the step: y = x[bold]" in str(Explanation("M", "none", (row,)))
+    assert "m.py:1 outside the step: y = x[bold]" in str(Explanation("M", "none", (row,), 1.0, None))

@@ -12,6 +12,7 @@ from tests.reporting.small_step import MIB, PLAN, PROGRAM, planned_report, repor
 GOLDEN = """\
 lmswap report: Small on cpu (unit machine), after 3 steps
 Swapping is on: policy 'swap_all' sends 1 of 6 buffers, 3.00 MiB, to the disk tier.
+Plan: made in 20 ms; step 5.50 s, at most 10.0 % above the best possible for this order of operations.
 
                   predicted   measured     error
 peak              10.00 MiB   9.00 MiB   +11.1 %
@@ -20,7 +21,7 @@ step                 5.50 s     6.00 s    -8.3 %
   of it stalled      500 ms     1.00 s   -50.0 %
 swapped out        3.00 MiB   3.00 MiB     0.0 %
 swapped in         3.00 MiB   3.00 MiB     0.0 %
-disk tier, peak               3.00 MiB
+disk tier, peak    3.00 MiB   3.00 MiB     0.0 %
 
 Budget 12.00 MiB = 2.00 MiB before the step + 1.00 MiB reserve + 1.00 MiB margin + 8.00 MiB for the step's tensors.
 The measured peak is 75 % of the budget.
@@ -93,6 +94,16 @@ def test_planned_swaps_that_did_not_run_are_not_called_on():
     text = str(report(measured=unmoved))
     assert "Swapping did NOT happen in the last step" in text
     assert "Swapping is on" not in text
+
+
+def test_the_host_budget_stands_beside_what_the_plan_uses_before_the_first_step():
+    text = str(planned_report(host_budget_bytes=5 * MIB))
+    assert "Host budget 5.00 MiB: the plan uses 3.00 MiB of the disk tier." in text
+    assert "Host budget" not in str(planned_report())
+
+
+def test_a_plan_without_a_certificate_claims_nothing():
+    assert "how fast it could be is not known" in str(report(plan=replace(PLAN, certificate=None)))
 
 
 def test_a_peak_over_the_budget_is_said():

@@ -1,0 +1,38 @@
+import json
+import math
+
+import pytest
+
+from lmswap.errors import OptionError
+from lmswap.ir.certificate import Certificate
+from lmswap.ir.plan import Plan, Rerun, Swap
+
+PLAN = Plan(
+    policy="auto",
+    budget_bytes=100,
+    swaps=(Swap(1, "host", 0, 1, 2, 3, 4), Swap(1, "host", 0, None, 5, 6, 7)),
+    predicted_seconds=1.5,
+    predicted_peak_bytes=90,
+    tier_bytes={"host": 4096},
+    reasons={1: "swap: idle", 2: "keep"},
+    reruns=(Rerun(0, 3),),
+    certificate=Certificate(1.2, (3,), (0.1,), (0.0, 0.5), (0.25, 0.0)),
+)
+
+
+def test_json_keeps_every_plan():
+    for plan in (PLAN, Plan("none", 1, (), 0.0, 0), Plan("none", 1, (), 0.0, 0, certificate=Certificate(math.inf))):
+        assert Plan.from_json(plan.to_json()) == plan
+
+
+@pytest.mark.parametrize("field", ["swaps", "reruns", "certificate", "predicted_seconds", "reasons"])
+def test_a_damaged_field_is_an_option_error(field):
+    data = json.loads(PLAN.to_json())
+    for damage in ({**data, field: "x"}, {name: value for name, value in data.items() if name != field}):
+        with pytest.raises(OptionError, match="plan file is damaged"):
+            Plan.from_json(json.dumps(damage))
+
+
+def test_a_plan_is_as_far_above_the_best_as_its_certificate_leaves_open():
+    assert PLAN.excess == pytest.approx(0.25)
+    assert Plan("none", 1, (), 0.0, 0).excess is None
