@@ -9,6 +9,7 @@ from dataclasses import replace
 from lmswap.errors import PlanInfeasible, TierError
 from lmswap.ir.plan import Plan
 from lmswap.plan.baselines import plan_none, plan_swap_all
+from lmswap.plan.checkpoint import plan_checkpoint
 from lmswap.plan.problem import Problem
 from lmswap.plan.search import plan_exactly, plan_recompute, plan_search, plan_swap
 from lmswap.plan.tflms import plan_tflms
@@ -54,5 +55,5 @@ def _policies(problem: Problem) -> list[Callable[[Problem], Plan]]:
 
     policies: list[Callable[[Problem], Plan]] = [search, plan_swap, plan_recompute]
     if len(problem.memory.program.ops) <= _MOST_OPS_FOR_BASELINES:
-        policies += [plan_swap_all, plan_tflms]
+        policies += [plan_swap_all, plan_tflms, plan_checkpoint]
     return policies
