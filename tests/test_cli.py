@@ -48,7 +48,7 @@ def test_the_version_is_that_of_the_package():
 
 
 def test_doctor_describes_this_machine(tmp_path):
-    done = run("doctor", "--disk-directory", str(tmp_path), XDG_CACHE_HOME=str(tmp_path), CUDA_VISIBLE_DEVICES="")
+    done = run("doctor", "--disk-directory", str(tmp_path), LMSWAP_CACHE_DIR=str(tmp_path), CUDA_VISIBLE_DEVICES="")
     assert (done.returncode, done.stderr) == (0, "")
     for line in ("device", "memory", "software", "host link", "compute", "disk tier", "out to the disk tier"):
         assert f"\n{line} " in done.stdout
@@ -58,7 +58,7 @@ def test_doctor_describes_this_machine(tmp_path):
 
 def test_doctor_as_json_holds_what_the_text_shows(tmp_path):
     done = run(
-        "doctor", "--json", "--disk-directory", str(tmp_path), XDG_CACHE_HOME=str(tmp_path), CUDA_VISIBLE_DEVICES=""
+        "doctor", "--json", "--disk-directory", str(tmp_path), LMSWAP_CACHE_DIR=str(tmp_path), CUDA_VISIBLE_DEVICES=""
     )
     data = json.loads(done.stdout)
     assert data["schema"] == "lmswap.doctor/1"

@@ -7,18 +7,16 @@ another driver, torch, file system or device measures anew.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
-import os
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lmswap.errors import LmswapError, OptionError, TransferError
+from lmswap.hardware.cache import CacheFile
 from lmswap.hardware.device import describe_device
 from lmswap.hardware.disk import describe_directory, swap_directory
 from lmswap.hardware.link import HostLink, read_host_link
@@ -61,12 +59,12 @@ def describe_machine(
     if tier not in ("host", "disk"):
         raise OptionError(f"unknown tier {tier!r}; known are host, disk")
     directory = swap_directory(disk_directory) if tier == "disk" else ""
-    cache = _Cache.locate(device, tier, directory)
-    machine = None if refresh else cache.read()
+    cache = _cache_file(device, tier, directory)
+    machine = None if refresh else _remembered(cache)
     if machine is None:
         _log.info("measuring %s and its %s tier", device, tier)
         machine = _measure_machine(device, tier, directory)
-        cache.write(machine)
+        cache.write(json.loads(machine.to_json()))
     measured = machine.tier(tier)
     return replace(machine, tiers=(replace(measured, capacity_bytes=_capacity_bytes(directory)),))
 
@@ -284,43 +282,19 @@ def _stream(device: torch.device) -> int:
     return int(torch.cuda.current_stream(device).cuda_stream) if device.type == "cuda" else 0
 
 
-@dataclass(frozen=True)
-class _Cache:
-    """The file of one measurement, named by a hash of what it depends on and holding the key itself for people."""
-
-    path: Path
-    key: dict[str, str]
-
-    @staticmethod
-    def locate(device: torch.device, tier: str, directory: str) -> _Cache:
-        info = describe_device(device)
-        key = {"device": str(info), "driver": info.driver, "torch": info.torch_version, "tier": tier}
-        if directory:
-            where = describe_directory(directory)
-            key["disk"] = f"{where.filesystem} on {where.source}"
-        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-        return _Cache(cache_directory() / f"machine-{digest}.json", key)
-
-    def read(self) -> Machine | None:
-        try:
-            text = self.path.read_text(encoding="utf-8")
-            return Machine.from_json(text) if json.loads(text).get("key") == self.key else None
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, LmswapError, AttributeError) as error:
-            _log.warning("the remembered measurement %s cannot be used, measuring again: %s", self.path, error)
-            return None
-
-    def write(self, machine: Machine) -> None:
-        draft = self.path.with_suffix(f".{os.getpid()}.tmp")
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            draft.write_text(json.dumps({**json.loads(machine.to_json()), "key": self.key}, indent=1), encoding="utf-8")
-            draft.replace(self.path)
-        except OSError as error:
-            _log.warning("the measurement cannot be remembered, the next process will measure again: %s", error)
+def _cache_file(device: torch.device, tier: str, directory: str) -> CacheFile:
+    info = describe_device(device)
+    key = {"device": str(info), "driver": info.driver, "torch": info.torch_version, "tier": tier}
+    if directory:
+        where = describe_directory(directory)
+        key["disk"] = f"{where.filesystem} on {where.source}"
+    return CacheFile.locate("machine", key)
 
 
-def cache_directory() -> Path:
-    """Where measurements are remembered: $XDG_CACHE_HOME/lmswap, by default ~/.cache/lmswap."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lmswap"
+def _remembered(cache: CacheFile) -> Machine | None:
+    try:
+        data = cache.read()
+        return Machine.from_json(json.dumps(data)) if data is not None else None
+    except (OSError, ValueError, LmswapError) as error:
+        _log.warning("the remembered measurement %s cannot be used, measuring again: %s", cache.path, error)
+        return None

@@ -45,8 +45,8 @@ def test_copies_that_never_end_are_an_error_and_not_a_hang(monkeypatch):
 
 @pytest.fixture
 def cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "lmswap"
+    monkeypatch.setenv("LMSWAP_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
 
 
 @pytest.fixture
@@ -135,12 +135,12 @@ def test_a_damaged_memory_is_measured_again_and_mended(cache, counted, tmp_path,
 
 def test_an_unwritable_cache_measures_again_and_says_so(counted, monkeypatch, tmp_path, caplog):
     (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setenv("LMSWAP_CACHE_DIR", str(tmp_path / "file"))
     with caplog.at_level(logging.WARNING, "lmswap"):
         describe_machine(CPU, "disk", str(tmp_path))
         describe_machine(CPU, "disk", str(tmp_path))
     assert counted == ["disk", "disk"]
-    assert "the measurement cannot be remembered" in caplog.text
+    assert "the next process will start anew" in caplog.text
 
 
 def test_an_unknown_tier_and_a_bad_directory_are_refused_before_measuring(cache, counted, tmp_path):
