@@ -78,9 +78,8 @@ NB_MODULE(_core, module) {
              nb::kw_only(), "most_states"_a);
   module.def(
       "search",
-      [](const Step& step, const Link& link, const Limits& limits, int most_evaluations, double target_seconds) {
-        return Search(step, link, limits).run(most_evaluations, target_seconds);
-      },
+      [](const Step& step, const Link& link, const Limits& limits, int most_evaluations, double target_seconds,
+         unsigned seed) { return Search(step, link, limits, seed).run(most_evaluations, target_seconds); },
       nb::call_guard<nb::gil_scoped_release>(), "step"_a, "link"_a, "limits"_a, nb::kw_only(), "most_evaluations"_a,
-      "target_seconds"_a);
+      "target_seconds"_a, "seed"_a);
 }

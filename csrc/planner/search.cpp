@@ -13,12 +13,14 @@ constexpr Bytes kNever = std::int64_t{1} << 62;
 
 }  // namespace
 
-Search::Search(const Step& step, const Link& link, const Limits& limits)
+Search::Search(const Step& step, const Link& link, const Limits& limits, unsigned seed)
     : step_(step),
       link_(link),
       limits_(limits),
       scheduler_(step),
-      placer_(step, link, limits.budget_bytes, limits.tier_bytes) {
+      placer_(step, link, limits.budget_bytes, limits.tier_bytes),
+      seed_(seed),
+      random_(seed) {
   constexpr Bytes kTypical = Bytes{1} << 24;
   copy_price_ = (link.out.seconds(kTypical) + link.in.seconds(kTypical)) / static_cast<double>(kTypical);
   free_seconds_ = std::accumulate(step.seconds.begin(), step.seconds.end(), 0.0);
@@ -89,18 +91,21 @@ void Search::note(const std::vector<Fate>& fates, const Score& score) {
 Found Search::run(int most_evaluations, double target_seconds) {
   most_evaluations_ = most_evaluations;
   target_seconds_ = target_seconds;
-  evaluate(plain_);
   start();
-  split_classes();
-  std::sort(starts_.begin(), starts_.end(), [](const Candidate& a, const Candidate& b) { return a.score < b.score; });
-  for (std::size_t number = 0; number < std::min<std::size_t>(starts_.size(), 6) && !is_done(); ++number) {
-    anneal(starts_[number], most_evaluations_ / 15);
+  // What fits into less fits here as well: so more room seldom makes a plan worse.
+  for (const double share : {0.96, 0.9}) {
+    auto limits = limits_;
+    limits.budget_bytes = static_cast<Bytes>(share * static_cast<double>(limits.budget_bytes));
+    Search tighter(step_, link_, limits, seed_);
+    tighter.most_evaluations_ = most_evaluations / 8;
+    tighter.target_seconds_ = target_seconds;
+    tighter.start();
+    tighter.improve();
+    if (is_done()) break;
+    starts_.push_back({tighter.best_.fates, evaluate(tighter.best_.fates)});
+    evaluations_ += tighter.evaluations_;
   }
-  for (int round = 1; round <= 3 && !is_done(); ++round) {
-    anneal(best_, most_evaluations_ / 8);
-    sweep();
-  }
-  anneal(best_, most_evaluations_ - evaluations_);
+  improve();
   prune();
   Found found;
   found.evaluations = evaluations_;
@@ -119,8 +124,23 @@ Found Search::run(int most_evaluations, double target_seconds) {
   return found;
 }
 
+void Search::improve() {
+  split_classes();
+  std::sort(starts_.begin(), starts_.end(), [](const Candidate& a, const Candidate& b) { return a.score < b.score; });
+  const int left = most_evaluations_ - evaluations_;
+  for (std::size_t number = 0; number < std::min<std::size_t>(starts_.size(), 6) && !is_done(); ++number) {
+    anneal(starts_[number], left / 15);
+  }
+  for (int round = 1; round <= 3 && !is_done(); ++round) {
+    anneal(best_, left / 8);
+    sweep();
+  }
+  anneal(best_, most_evaluations_ - evaluations_);
+}
+
 // What is cheapest to make again goes at once, up to some share of the bytes; then what is cheapest where it is needed.
 void Search::start() {
+  evaluate(plain_);
   std::vector<std::pair<double, int>> prices;  // seconds a byte
   for (const int gap : movable_) {
     const int buffer = buffer_of_[gap];
@@ -234,8 +254,9 @@ void Search::anneal(Candidate current, int evaluations) {
   while (!movable_.empty() && evaluations_ < stop && !is_done() && idle < 100) {
     const double heat = 1 - static_cast<double>(evaluations_ - begin) / static_cast<double>(stop - begin);
     auto tried = current;
-    const int changes = uniform(random_) < 0.7 ? 1 : 2;
-    bool changed = false;
+    const double kind = uniform(random_);
+    const int changes = kind < 0.3 ? 1 : kind < 0.5 ? 2 : 0;
+    bool changed = changes == 0 && forget(tried.fates);
     for (int change = 0; change < changes; ++change) {
       const int gap = pick(current);
       const auto fate = static_cast<Fate>(static_cast<int>(uniform(random_) * kNumFates));
@@ -252,6 +273,23 @@ void Search::anneal(Candidate current, int evaluations) {
                           : tried.score < current.score;
     if (take) current = std::move(tried);
   }
+}
+
+// Keeps all that was made around some op, or is idle for about as long: repair may find something better for them at
+// once than flips of one gap by another would.
+bool Search::forget(std::vector<Fate>& fates) {
+  std::uniform_real_distribution<double> uniform(0, 1);
+  const int middle = static_cast<int>(uniform(random_) * step_.num_ops());
+  const int reach = 1 + static_cast<int>(std::pow(uniform(random_), 2) * step_.num_ops() / 8);
+  bool changed = false;
+  for (const int gap : movable_) {
+    if (fates[gap] == plain_[gap]) continue;
+    const int made = step_.producer[buffer_of_[gap]];
+    if (made < middle - reach || made > middle + reach) continue;
+    fates[gap] = plain_[gap];
+    changed = true;
+  }
+  return changed;
 }
 
 // A gap to try another fate for: of two reruns of the last schedule the dearer one, something that goes, or any.
@@ -314,7 +352,7 @@ void Search::split_classes() {
 void Search::prune() {
   if (best_.score.excess_bytes > 0) return;
   auto fates = best_.fates;
-  int left = 2000;
+  int left = most_evaluations_ / 10;
   for (const int gap : movable_) {
     if (fates[gap] == plain_[gap] || --left < 0) continue;
     const Fate now = fates[gap];

@@ -34,15 +34,16 @@ struct Found {
 
 class Search {
  public:
-  Search(const Step& step, const Link& link, const Limits& limits);
+  // Searches with different seeds look in different places; with the same they find the same.
+  Search(const Step& step, const Link& link, const Limits& limits, unsigned seed);
 
   // Stops after `most_evaluations`, or when the step takes no more than `target_seconds`.
   Found run(int most_evaluations, double target_seconds);
 
  private:
   struct Score {
-    Bytes excess_bytes;
-    double seconds;
+    Bytes excess_bytes = Bytes{1} << 62;
+    double seconds = 0;
     bool operator<(const Score& other) const {
       return excess_bytes != other.excess_bytes ? excess_bytes < other.excess_bytes : seconds < other.seconds;
     }
@@ -59,10 +60,12 @@ class Search {
   Score evaluate(const std::vector<Fate>& fates);
   void note(const std::vector<Fate>& fates, const Score& score);
   void start();
+  void improve();
   Score repair(std::vector<Fate>& fates, double swap_price, bool again, int most);
   [[nodiscard]] double redo_seconds(const std::vector<Fate>& fates, int buffer, int depth) const;
   void sweep();
   void anneal(Candidate current, int evaluations);
+  bool forget(std::vector<Fate>& fates);
   int pick(const Candidate& current);
   void split_classes();
   void prune();
@@ -83,9 +86,10 @@ class Search {
   Outcome last_;
   int evaluations_ = 0, most_evaluations_ = 0;
   double target_seconds_ = 0;
-  double free_seconds_ = 0;    // of the step when nothing has to go
-  double copy_price_ = 0;      // seconds a byte, out and in
-  std::mt19937_64 random_{1};  // the same plan every time
+  double free_seconds_ = 0;  // of the step when nothing has to go
+  double copy_price_ = 0;    // seconds a byte, out and in
+  const unsigned seed_;
+  std::mt19937_64 random_;
 };
 
 }  // namespace lmswap::planner

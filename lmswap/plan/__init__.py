@@ -19,7 +19,7 @@ from lmswap.plan.auto import plan_auto
 from lmswap.plan.baselines import plan_none, plan_swap_all
 from lmswap.plan.certify import certify
 from lmswap.plan.checkpoint import plan_checkpoint
-from lmswap.plan.problem import Problem
+from lmswap.plan.problem import PLANNED_LINK_SHARE, Problem
 from lmswap.plan.search import plan_recompute, plan_swap
 from lmswap.plan.simulate import simulate
 from lmswap.plan.tflms import plan_tflms
@@ -37,6 +37,9 @@ _POLICIES: dict[str, Callable[..., Plan]] = {
 }
 POLICIES: tuple[str, ...] = tuple(_POLICIES)
 
+# A search ends at a plan that is within this of the best possible: beyond it, time is lost in planning.
+_CLOSE_ENOUGH = 2e-4
+
 __all__ = ["POLICIES", "check", "make_plan", "simulate", "verify"]
 
 
@@ -49,6 +52,7 @@ def make_plan(
     budget_bytes: int,
     tier: str,
     min_swap_bytes: int,
+    link_share: float = PLANNED_LINK_SHARE,
     **parameters: int,
 ) -> Plan:
     """Plans one step of ``program``, certifies how fast it could be, and checks both before they are returned.
@@ -61,6 +65,7 @@ def make_plan(
         budget_bytes: what the step may occupy at any time, as counted by `lmswap.analyze.memory`.
         tier: where swapped buffers go, by name.
         min_swap_bytes: smaller buffers stay.
+        link_share: copies are planned for a link of this share of its rate; the prediction is for the whole.
         parameters: the policy's own, by name; see `lmswap.plan.tflms.plan_tflms`.
 
     Raises:
@@ -73,12 +78,20 @@ def make_plan(
         raise OptionError(f"unknown policy {policy!r}; known are {', '.join(POLICIES)}")
     if len(costs.seconds) != len(program.ops) or len(costs.scratch_bytes) != len(program.ops):
         raise OptionError(f"costs are of {len(costs.seconds)} ops, the program has {len(program.ops)}")
-    problem = Problem(StepMemory(program, costs), machine, machine.tier(tier), budget_bytes, min_swap_bytes)
+    certificate = certify(program, costs, machine, budget_bytes=budget_bytes, tier=tier, min_swap_bytes=min_swap_bytes)
+    problem = Problem(
+        StepMemory(program, costs),
+        machine,
+        machine.tier(tier),
+        budget_bytes,
+        min_swap_bytes,
+        link_share=link_share,
+        target_seconds=certificate.seconds * (1 + _CLOSE_ENOUGH),
+    )
     known = _POLICIES[policy].__kwdefaults__ or {}
     if unknown := sorted(set(parameters) - set(known)):
         raise OptionError(f"policy '{policy}' has no parameter {unknown[0]!r}; it has {', '.join(known) or 'none'}")
     plan = _POLICIES[policy](problem, **parameters)
-    certificate = certify(program, costs, machine, budget_bytes=budget_bytes, tier=tier, min_swap_bytes=min_swap_bytes)
     # The same seconds, summed in another order, may differ in the last bits.
     certificate = replace(certificate, seconds=min(certificate.seconds, plan.predicted_seconds))
     plan = replace(plan, certificate=certificate)

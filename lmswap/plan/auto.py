@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 from lmswap.errors import PlanInfeasible, TierError
 from lmswap.ir.plan import Plan
@@ -50,10 +51,12 @@ def plan_auto(problem: Problem) -> Plan:
 
 
 def _policies(problem: Problem) -> list[Callable[[Problem], Plan]]:
-    def search(problem: Problem) -> Plan:
-        return plan_search(problem, policy="search")
-
-    policies: list[Callable[[Problem], Plan]] = [search, plan_swap, plan_recompute]
+    policies: list[Callable[[Problem], Plan]] = [
+        partial(plan_search, policy="search", seed=1),
+        partial(plan_search, policy="search", seed=2),
+        plan_swap,
+        plan_recompute,
+    ]
     if len(problem.memory.program.ops) <= _MOST_OPS_FOR_BASELINES:
         policies += [plan_swap_all, plan_tflms, plan_checkpoint]
     return policies

@@ -26,7 +26,8 @@ class Problem:
     tier: Tier
     budget_bytes: int
     min_swap_bytes: int
-    link_share: float = PLANNED_LINK_SHARE
+    link_share: float = PLANNED_LINK_SHARE  # of the link's rate that copies are planned for
+    target_seconds: float = 0.0  # a plan that takes no more need not be improved
 
     @property
     def link(self) -> Link:

@@ -22,9 +22,6 @@ _LIFE = {
     BufferKind.TANGENT: 2,
 }
 
-# Schedules that a search tries. One takes 25 µs on a step of 500 ops, and in proportion on others.
-_MOST_EVALUATIONS = 12_000
-_MOST_EVALUATIONS_OF_ONE_KIND = 4_000
 # Steps of 8 ops need some hundred to some ten thousand states, 0.1 s at most.
 _MOST_EXACT_STATES = 50_000
 
@@ -55,20 +52,19 @@ def plan_exactly(problem: Problem, *, policy: str, may_swap: bool = True, may_re
     return _finish(problem, policy, found) if found and found.fits else None
 
 
-def plan_search(
-    problem: Problem, *, policy: str, may_swap: bool = True, may_redo: bool = True, target_seconds: float = 0.0
-) -> Plan:
-    """The best plan found; at ``target_seconds`` or less the search ends early.
+def plan_search(problem: Problem, *, policy: str, may_swap: bool = True, may_redo: bool = True, seed: int = 1) -> Plan:
+    """The best plan that the search with ``seed`` finds.
 
     Raises:
         PlanInfeasible: none was found that fits the budget; carries the smallest one that fits.
     """
     step, link = _make_step(problem), _make_link(problem, problem.link_share)
-    evaluations = _MOST_EVALUATIONS if may_swap and may_redo else _MOST_EVALUATIONS_OF_ONE_KIND
+    evaluations = _most_evaluations(len(problem.memory.program.ops)) // (1 if may_swap and may_redo else 3)
 
     def search(budget_bytes: int) -> _core.Found:
         limits = _limits(problem, may_swap=may_swap, may_redo=may_redo, budget_bytes=budget_bytes)
-        return _core.search(step, link, limits, most_evaluations=evaluations, target_seconds=target_seconds)
+        target_seconds = problem.target_seconds
+        return _core.search(step, link, limits, most_evaluations=evaluations, target_seconds=target_seconds, seed=seed)
 
     found = search(problem.budget_bytes)
     if found.fits:
@@ -78,6 +74,11 @@ def plan_search(
         needed_bytes, worst_op = needed_bytes + found.excess_bytes, found.worst_op
         found = search(needed_bytes)
     raise _infeasible(problem, policy, needed_bytes, worst_op)
+
+
+def _most_evaluations(num_ops: int) -> int:
+    """How many schedules a search tries: one takes 50 to 100 ns an op, and 1,000 ops shall take about a second."""
+    return int(min(30_000, max(1.2e7 / num_ops, min(12_000, 1.5e8 / num_ops))))
 
 
 def _limits(problem: Problem, *, may_swap: bool, may_redo: bool, budget_bytes: int | None = None) -> _core.Limits:

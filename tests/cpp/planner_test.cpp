@@ -1,0 +1,96 @@
+// The search for plans on random steps: it ends, says the same every time, and its plans keep to the budget when they
+// are carried out by a naive account of memory.
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "exact.h"
+#include "search.h"
+
+namespace lmswap::planner {
+namespace {
+
+struct Case {
+  Step step;
+  Link link;
+};
+
+// A chain forward, with skips, and its mirror backward, as training makes them.
+Case random_case(unsigned seed, int depth) {
+  std::mt19937 random(seed);
+  const auto draw = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
+  std::vector<std::vector<int>> reads, writes;
+  Case made;
+  auto& step = made.step;
+  for (int op = 0; op < 2 * depth; ++op) {
+    std::vector<int> read;
+    if (op > 0) read.push_back(op - 1);
+    if (op > 3 && draw(0, 3) == 0) read.push_back(draw(0, op - 3));
+    if (op >= depth && 2 * depth - 2 - op >= 0) read.push_back(2 * depth - 2 - op);
+    std::sort(read.begin(), read.end());
+    read.erase(std::unique(read.begin(), read.end()), read.end());
+    reads.push_back(read);
+    writes.push_back({op});
+    step.seconds.push_back(draw(0, 8));
+    step.scratch_bytes.push_back(draw(0, 5) == 0 ? draw(1, 3) : 0);
+    step.repeatable.push_back(draw(0, 4) > 0 ? 1 : 0);
+    step.nbytes.push_back(draw(0, 9));
+    step.life.push_back(draw(0, 9) == 0 ? Life::kToEnd : Life::kActivation);
+  }
+  step.reads = Rows(reads);
+  step.writes = Rows(writes);
+  step.segments = {{0, depth, -1}, {depth, 2 * depth, 0}};
+  step.derive();
+  made.link = {{{{1, 1.0 / draw(1, 4)}, {1000, 1000.0 / draw(1, 4)}}}, {{{1, 1.0}, {1000, 1000.0}}}, 1.0};
+  return made;
+}
+
+Bytes peak_of(const Step& step) {
+  Scheduler scheduler(step);
+  Schedule schedule;
+  EXPECT_TRUE(scheduler.build(std::vector<Fate>(step.num_gaps(), Fate::kKeep), schedule));
+  Bytes held = 0, peak = 0;
+  for (std::size_t at = 0; at < schedule.runs.size(); ++at) {
+    held += schedule.born[at] - schedule.dead[at];
+    peak = std::max(peak, held + step.scratch_bytes[schedule.runs[at].op]);
+  }
+  return peak;
+}
+
+Limits limits_of(const Case& random, int percent) {
+  return {peak_of(random.step) * percent / 100, Bytes{1} << 40, 1, true, true};
+}
+
+class AnyStep : public testing::TestWithParam<int> {};
+
+TEST_P(AnyStep, IsPlannedTheSameEveryTime) {
+  const auto random = random_case(static_cast<unsigned>(GetParam()), 20);
+  for (const int percent : {80, 60, 40}) {
+    const auto limits = limits_of(random, percent);
+    const auto first = Search(random.step, random.link, limits, 1).run(1500, 0);
+    const auto second = Search(random.step, random.link, limits, 1).run(1500, 0);
+    EXPECT_EQ(first.seconds, second.seconds);
+    EXPECT_EQ(first.fits, second.fits);
+    EXPECT_EQ(first.swaps.size(), second.swaps.size());
+    EXPECT_EQ(first.reruns.size(), second.reruns.size());
+  }
+}
+
+TEST_P(AnyStep, IsNeverPlannedFasterThanExactly) {
+  const auto random = random_case(static_cast<unsigned>(GetParam()), 4);
+  for (const int percent : {80, 60, 40}) {
+    const auto limits = limits_of(random, percent);
+    const auto exact = find_exactly(random.step, random.link, limits, 200'000);
+    const auto found = Search(random.step, random.link, limits, 1).run(500, 0);
+    if (!exact) continue;
+    if (found.fits) {
+      EXPECT_TRUE(exact->fits);
+      EXPECT_GE(found.seconds, exact->seconds * (1 - 1e-12));
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Random, AnyStep, testing::Range(0, 40));
+
+}  // namespace
+}  // namespace lmswap::planner
