@@ -12,12 +12,14 @@ from benchmarks.programs.corpus import DATA, MACHINES, load_machine, load_progra
 from benchmarks.programs.models import KerasInstanceNorm, write_norms_out
 from benchmarks.programs.recipes import RECIPES
 from benchmarks.programs.replay import replay
+from benchmarks.programs.slack import measure
 from benchmarks.unet3d.network import NORM_EPS, UNet3d
 from lmswap import cli
 from lmswap.analyze.cost import roofline
 from lmswap.analyze.memory import StepMemory
 from lmswap.errors import CaptureError
 from lmswap.ir.program import BufferKind
+from lmswap.plan.problem import PLANNED_LINK_SHARE
 
 GIB = 2**30
 
@@ -173,3 +175,11 @@ def test_a_replay_fails_when_a_plan_is_worse_than_the_stored_one(outcome, tmp_pa
     printed = capsys.readouterr().out
     assert "worse step +100.00%" in printed
     assert "1 worse" in printed
+
+
+def test_a_plan_for_a_slower_link_keeps_its_time_when_the_link_is_slower():
+    full, slack = measure("unet3d_192", "v100_gen3")
+    assert (full["link_share"], slack["link_share"]) == (1.0, PLANNED_LINK_SHARE)
+    as_measured, at_90, _ = slack["step_seconds"]
+    assert at_90 <= as_measured * 1.001
+    assert full["step_seconds"][0] <= as_measured  # what the slack costs where the link is as it was measured
