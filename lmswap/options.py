@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,14 +12,15 @@ from lmswap.ir.bytesize import parse_bytes
 from lmswap.plan import POLICIES
 
 TIERS = ("auto", "host", "disk")
-COMPILERS = ("fx",)
+COMPILERS = ("fx", "inductor")
 
 
 @dataclass(frozen=True)
 class Options:
-    """The checked arguments of `lmswap.enable`. ``budget_bytes`` None stands for "auto"."""
+    """The checked arguments of `lmswap.enable`. ``budget_bytes`` None stands for "auto", of the host for no limit."""
 
     budget_bytes: int | None
+    host_budget_bytes: int | None
     policy: str
     tier: str
     compiler: str
@@ -30,6 +32,7 @@ class Options:
     def parse(
         budget: int | str = "auto",
         *,
+        host_budget: int | str | None = None,
         policy: str = "auto",
         tier: str = "auto",
         compiler: str = "fx",
@@ -51,6 +54,7 @@ class Options:
             raise OptionError(f"disk_directory must be a path as a string, not {disk_directory!r}")
         return Options(
             budget_bytes=None if budget == "auto" else parse_bytes(budget),
+            host_budget_bytes=None if host_budget is None else parse_bytes(host_budget, what="host_budget"),
             policy=policy,
             tier=tier,
             compiler=compiler,
@@ -66,7 +70,7 @@ class Options:
         Raises:
             OptionError: as `parse`, or a name that `lmswap.enable` does not have.
         """
-        known = ("budget", "policy", "tier", "compiler", "min_swap_bytes", "verify", "disk_directory")
+        known = inspect.signature(Options.parse).parameters
         for name in options:
             if name not in known:
                 raise OptionError(f"unknown option {name!r}; lmswap has {', '.join(known)}")

@@ -49,7 +49,7 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Graph
     Raises:
         CaptureError: something is switched on that would change the graphs after they were planned.
     """
-    _refuse_rewriters()
+    refuse_rewriters()
 
     def partition(
         joint: fx.GraphModule,
@@ -64,15 +64,15 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Graph
         return forward, backward
 
     def compile_forward(graph: fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
-        _allow_retain_graph()
-        return _boxed(handler.compiled(graph, "forward"))
+        allow_retain_graph()
+        return boxed(handler.compiled(graph, "forward"))
 
     def compile_backward(graph: fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
-        return _boxed(handler.compiled(graph, "backward"))
+        return boxed(handler.compiled(graph, "backward"))
 
     def compile_inference(graph: fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
-        handler.inference(graph, getattr(_metadata(), "static_input_indices", None) or ())
-        return _boxed(handler.compiled(graph, "inference"))
+        handler.inference(graph, getattr(forward_metadata(), "static_input_indices", None) or ())
+        return boxed(handler.compiled(graph, "inference"))
 
     compiler = aot_autograd(
         fw_compiler=compile_forward,
@@ -102,7 +102,7 @@ def _copy_mutated_inputs(joint: fx.Graph) -> None:
         node.replace_all_uses_with(copy, delete_user_cb=lambda user, copy=copy: user not in (copy, output))
 
 
-def _boxed(function: BoxedFunction) -> BoxedFunction:
+def boxed(function: BoxedFunction) -> BoxedFunction:
     """Marks ``function`` as one that takes a list and empties it; AOTAutograd then keeps no second reference."""
 
     def run(arguments: list[Any]) -> Any:
@@ -112,18 +112,18 @@ def _boxed(function: BoxedFunction) -> BoxedFunction:
     return run
 
 
-def _allow_retain_graph() -> None:
+def allow_retain_graph() -> None:
     """Forbids AOTAutograd to donate saved tensors to the backward: it would refuse ``retain_graph=True`` for them."""
-    metadata = _metadata()
+    metadata = forward_metadata()
     if getattr(metadata, "bw_donated_idxs", None):
         metadata.bw_donated_idxs = []
 
 
-def _metadata() -> Any:
+def forward_metadata() -> Any:
     return getattr(TracingContext.try_get(), "fw_metadata", None)
 
 
-def _refuse_rewriters() -> None:
+def refuse_rewriters() -> None:
     if torch._dynamo.compiled_autograd.in_compiled_autograd_region or torch._dynamo.config.compiled_autograd:
         raise CaptureError(
             "compiled autograd is on: it moves backward graphs elsewhere after they are planned; "

@@ -34,17 +34,21 @@ class SwapEngine:
         self._arriving: dict[int, int] = {}  # handle -> transfer of its copy in
         ops.ENGINES[self.number] = self
 
-    def out_start(self, x: torch.Tensor, buffer: int, tier: str, offset: int) -> torch.Tensor:
+    def out_start(self, x: torch.Tensor, buffer: int, tier: str, offset: int, is_whole: bool) -> torch.Tensor:
         """Queues the copy of ``x``'s storage to ``tier``; the token is the only owner of the tier's bytes.
 
-        ``buffer`` is what the records will call it.
+        ``buffer`` is what the records will call it. With ``is_whole``, only ``x``'s own bytes are copied: a compiler may
+        have laid it into a larger storage.
         """
-        storage = x.untyped_storage()
-        capsule = self.native.out_start(buffer, tier, offset, storage.data_ptr(), storage.nbytes(), self._stream())
+        storage, first = x.untyped_storage(), 0
+        nbytes = storage.nbytes()
+        if is_whole:
+            first, nbytes = x.storage_offset() * x.element_size(), x.numel() * x.element_size()
+        capsule = self.native.out_start(buffer, tier, offset, storage.data_ptr() + first, nbytes, self._stream())
         token: torch.Tensor = torch.utils.dlpack.from_dlpack(capsule)
         self._held[self.native.out_transfer(int(token))] = x
         if self._checksums is not None:
-            self._checksums[int(token)] = (storage.nbytes(), _checksum(storage, storage.nbytes()))
+            self._checksums[int(token)] = (nbytes, _checksum(storage, first, nbytes))
         return token
 
     def out_done(self, token: torch.Tensor, x: torch.Tensor) -> None:
@@ -74,7 +78,7 @@ class SwapEngine:
         arrived = self._held.pop(transfer)
         if self._checksums is not None:
             nbytes, expected = self._checksums[handle]
-            if not torch.equal(_checksum(arrived.untyped_storage(), nbytes), expected):
+            if not torch.equal(_checksum(arrived.untyped_storage(), 0, nbytes), expected):
                 raise TransferError(
                     f"{format_bytes(nbytes)} came back from their tier changed: memory, disk or lmswap is at fault; "
                     "the step is lost, do not use its gradients"
@@ -111,9 +115,11 @@ class SwapEngine:
         return 0
 
 
-def _checksum(storage: torch.UntypedStorage, nbytes: int) -> torch.Tensor:
-    """Sums of 8-byte words over the first ``nbytes``: one for each whole MiB, one for the words left, one for bytes."""
-    flat = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, 0, (nbytes,), (1,))
+def _checksum(storage: torch.UntypedStorage, first: int, nbytes: int) -> torch.Tensor:
+    """Sums of 8-byte words over ``nbytes`` from ``first`` on: one for each whole MiB, one for words left, one for bytes."""
+    flat = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, first, (nbytes,), (1,))
+    if first % 8:
+        flat = flat.clone()
     words = flat[: nbytes // 8 * 8].view(torch.int64)
     whole = words.numel() // _CHUNK_WORDS * _CHUNK_WORDS
     rest = torch.stack([words[whole:].sum(), flat[words.numel() * 8 :].sum()])

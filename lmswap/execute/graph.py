@@ -29,6 +29,16 @@ def is_projection(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target is operator.getitem
 
 
+def is_whole(value: fx.Node) -> bool:
+    """Whether ``value`` shows every byte of its memory once, as traced."""
+    tensor = value.meta["val"]
+    count = 1  # of elements that lie one behind the other
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride == count:
+            count *= size
+    return bool(count == tensor.numel() and count * tensor.element_size() == tensor.untyped_storage().nbytes())
+
+
 def gather_projections(graph: fx.Graph) -> None:
     """Moves each pick from a tuple to right behind its op, so that the tuple does not keep its other members alive."""
     for node in [node for node in graph.nodes if is_projection(node)]:

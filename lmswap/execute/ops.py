@@ -20,7 +20,7 @@ ENGINES: weakref.WeakValueDictionary[int, SwapEngine] = weakref.WeakValueDiction
 
 _library = torch.library.Library("lmswap", "DEF")  # type: ignore[no-untyped-call]
 _SCHEMAS = (
-    "out_start(Tensor x, int engine, int buffer, str tier, int offset) -> Tensor",
+    "out_start(Tensor x, int engine, int buffer, str tier, int offset, bool is_whole) -> Tensor",
     "out_done(Tensor token, Tensor x, int engine) -> ()",
     "in_start(Tensor token, int engine, int buffer, int nbytes, Device device) -> Tensor",
     # The alias annotations say that no copy is made: whoever holds the result holds the swapped-in memory.
@@ -52,8 +52,8 @@ def find_engine(number: int) -> SwapEngine:
     return engine
 
 
-def _out_start(x: torch.Tensor, engine: int, buffer: int, tier: str, offset: int) -> torch.Tensor:
-    return find_engine(engine).out_start(x, buffer, tier, offset)
+def _out_start(x: torch.Tensor, engine: int, buffer: int, tier: str, offset: int, is_whole: bool) -> torch.Tensor:
+    return find_engine(engine).out_start(x, buffer, tier, offset, is_whole)
 
 
 def _out_done(token: torch.Tensor, x: torch.Tensor, engine: int) -> None:
@@ -72,7 +72,8 @@ def _in_done(flat: torch.Tensor, token: torch.Tensor, engine: int) -> torch.Tens
 def _view_bytes(
     flat: torch.Tensor, dtype: torch.dtype, size: list[int], stride: list[int], offset: int
 ) -> torch.Tensor:
-    return torch.empty(0, dtype=dtype, device=flat.device).set_(flat.untyped_storage(), offset, size, stride)
+    begin = flat.storage_offset() * flat.element_size() // dtype.itemsize  # offset counts from the tensor's own bytes
+    return torch.empty(0, dtype=dtype, device=flat.device).set_(flat.untyped_storage(), begin + offset, size, stride)
 
 
 for _name, _kernel in (
@@ -86,7 +87,7 @@ for _name, _kernel in (
 
 
 @torch.library.register_fake("lmswap::out_start", lib=_library)  # type: ignore[untyped-decorator]
-def _fake_out_start(x: torch.Tensor, engine: int, buffer: int, tier: str, offset: int) -> torch.Tensor:
+def _fake_out_start(x: torch.Tensor, engine: int, buffer: int, tier: str, offset: int, is_whole: bool) -> torch.Tensor:
     return torch.empty(1, dtype=torch.int64, device="cpu")
 
 

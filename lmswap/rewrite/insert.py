@@ -23,7 +23,7 @@ from torch import fx
 
 from lmswap.errors import PlanInvalid
 from lmswap.execute import ops
-from lmswap.execute.graph import SegmentGraph
+from lmswap.execute.graph import SegmentGraph, is_whole
 from lmswap.ir.plan import Plan, Swap
 from lmswap.ir.schedule import Schedule
 from lmswap.rewrite.views import users_from, view_of
@@ -113,7 +113,7 @@ class _Editor:
 
     def takes_over(self, swap: Swap, origin: SegmentGraph) -> None:
         """Replaces the inputs that brought ``swap``'s buffer from ``origin``'s saved outputs by one token."""
-        inputs = [node for node in self._values.get(swap.buffer, []) if node.op == "placeholder"]
+        inputs = sorted(node for node in self._values.get(swap.buffer, []) if node.op == "placeholder")
         if not inputs:
             raise PlanInvalid("hand-over", f"the {origin.phase} graph does not save it", buffer=swap.buffer)
         with self.graph.module.graph.inserting_before(inputs[0]):
@@ -139,7 +139,8 @@ class _Editor:
         source = next(iter(self._present(swap.buffer, anchor)), None)
         if source is None:
             raise PlanInvalid("residency", "nothing holds its bytes when the copy out starts", buffer=swap.buffer)
-        arguments = (source, self.engine, self._names[swap.buffer], swap.tier, swap.offset)
+        name = self._names[swap.buffer]
+        arguments = (source, self.engine, name, swap.tier, swap.offset, is_whole(source))
         token = self._call(ops.out_start, arguments, self._fake((1,), torch.int64, torch.device("cpu")))
         self._tokens[swap.buffer], self._sources[swap.buffer] = token, source
 
@@ -171,11 +172,11 @@ class _Editor:
                 self.graph.module.graph.erase_node(node)
 
     def _present(self, buffer: int, anchor: fx.Node) -> Iterator[fx.Node]:
-        """Nodes that hold the buffer's bytes at ``anchor``, the latest copy in first."""
+        """Nodes that hold the buffer's bytes at ``anchor``, the latest copy in first, else one that shows them all."""
         values = [node for node in self._values.get(buffer, []) if node < anchor]
         rebuilt = [node for node in values if node.target is ops.view_bytes]
         yield from reversed(rebuilt)
-        yield from values
+        yield from sorted(values, key=is_whole, reverse=True)
 
     def _replace_saved_outputs(self) -> None:
         if not self.hands_on:

@@ -16,7 +16,7 @@ from typing import Any, cast
 from torch import fx
 
 from lmswap.errors import PlanInvalid
-from lmswap.execute.graph import SegmentGraph, is_projection
+from lmswap.execute.graph import SegmentGraph, is_projection, is_whole
 from lmswap.ir.plan import Rerun
 from lmswap.ir.program import Program
 from lmswap.ir.schedule import Schedule, schedule
@@ -173,7 +173,7 @@ class _Editor:
         self._values.value_of[node], self._now[value] = value, node
         self._nodes[buffer].append(node)
         self.graph.buffer_of[node] = self._newest[buffer]
-        if node.op == "placeholder" and not self._values.program.buffers[buffer].is_resident:
+        if node.op == "placeholder" and is_whole(node) and not self._values.program.buffers[buffer].is_resident:
             self._storage.setdefault(buffer, node)
 
     @property

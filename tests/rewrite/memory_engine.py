@@ -17,7 +17,7 @@ class MemoryEngine:
         self.num_out = self.num_in = 0
         ops.ENGINES[self.number] = self  # type: ignore[assignment]
 
-    def out_start(self, x: torch.Tensor, swap: int, tier: str, offset: int) -> torch.Tensor:
+    def out_start(self, x: torch.Tensor, swap: int, tier: str, offset: int, is_whole: bool) -> torch.Tensor:
         self.num_out += 1
         self.stored[self.num_out] = _bytes(x).clone()
         return torch.tensor([self.num_out])

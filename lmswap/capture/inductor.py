@@ -1,0 +1,123 @@
+"""How do graphs that Inductor made get planned? The seam to compile_fx, beside that to AOTAutograd in aot.py.
+
+Inductor decomposes the operators and chooses itself what forward saves, so its graphs are others than those of the fx
+path and are lowered, timed and planned on their own. Graphs that need neither swaps nor second runs are left to it as
+they came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from torch import fx
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor import config
+from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+from torch._inductor.custom_graph_pass import CustomPartitionerFn
+
+from lmswap.capture.aot import GraphHandler, allow_retain_graph, boxed, forward_metadata, refuse_rewriters
+from lmswap.capture.order import chain_calls, check_order
+from lmswap.errors import CaptureError
+from lmswap.execute import ops
+from lmswap.execute.graph import BoxedFunction, is_whole
+
+# What comes back from a tier has the strides that were traced; Inductor would choose others for what it saves.
+AS_TRACED = {"layout_optimization": False, "comprehensive_padding": False}
+# For graphs in which a plan has placed ops: the passes that move ops are off.
+_AS_PLANNED = {
+    "reorder_for_peak_memory": False,
+    "reorder_for_locality": False,
+    "_pre_fusion_custom_pass": chain_calls,
+}
+_IS_REWRITTEN = "lmswap_is_rewritten"
+
+
+class CompiledGraphHandler(GraphHandler, Protocol):
+    """What is done with the graphs of a region that is compiled elsewhere."""
+
+    def recorded(self, function: BoxedFunction, phase: str) -> BoxedFunction:
+        """Gives what runs instead of a graph's compiled function."""
+
+
+def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: CompiledGraphHandler) -> Callable[..., Any]:
+    """Runs Inductor over one region that Dynamo captured; ``handler`` gets its graphs.
+
+    Args:
+        module: Dynamo's graph; it is consumed.
+        inputs: real or fake tensors in the order of its placeholders.
+        handler: see `GraphHandler`; its ``compiled`` is not called.
+
+    Raises:
+        CaptureError: as in `lmswap.capture.aot.compile_region`, or Inductor did not keep swap ops at their place.
+    """
+    refuse_rewriters()
+
+    def compile_graph(graph: fx.GraphModule, examples: Sequence[Any], **how: Any) -> BoxedFunction:
+        phase = "inference" if how.get("is_inference") else "backward" if how.get("is_backward") else "forward"
+        if phase == "forward":
+            allow_retain_graph()
+        if phase == "inference":
+            parameters = getattr(forward_metadata(), "static_input_indices", None) or ()
+            _rewrite((graph,), lambda: handler.inference(graph, parameters))
+        if not graph.meta.get(_IS_REWRITTEN):
+            return boxed(handler.recorded(compile_fx_inner(graph, examples, **how), phase))
+        output = graph.graph.output_node()
+        # Backward was planned for the strides of what forward saves: they are kept as those of user outputs are.
+        output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))  # type: ignore[arg-type]
+        with config.patch(_AS_PLANNED):
+            compiled = compile_fx_inner(graph, examples, **how)
+        check_order(graph.graph, getattr(compiled, "source_code", ""))
+        return boxed(handler.recorded(compiled, phase))
+
+    compiled: Callable[..., Any] = compile_fx(
+        module,
+        inputs,
+        inner_compile=compile_graph,  # type: ignore[arg-type]
+        config_patches={**AS_TRACED, "custom_partitioner_fn": _Partitioner(handler)},
+    )
+    return compiled
+
+
+class _Partitioner(CustomPartitionerFn):
+    """Inductor's own partitioner; what it makes is planned and rewritten at once."""
+
+    def __init__(self, handler: GraphHandler) -> None:
+        self._handler = handler
+
+    def __call__(
+        self, gm: fx.GraphModule, joint_inputs: Sequence[object], **given: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        forward, backward = min_cut_rematerialization_partition(gm, joint_inputs, **given)
+        count, parameters = given["num_fwd_outputs"], given.get("static_lifetime_input_indices") or ()
+        _rewrite((forward, backward), lambda: self._handler.training(forward, backward, count, parameters))
+        return forward, backward
+
+    def __deepcopy__(self, _: object) -> _Partitioner:
+        return self  # torch copies its options
+
+    def uuid(self) -> None:
+        """No caching: another budget makes other graphs of the same model."""
+
+
+def _rewrite(graphs: Sequence[fx.GraphModule], rewrite: Callable[[], None]) -> None:
+    """Runs ``rewrite`` and marks the graphs if it changed any."""
+    before = [len(graph.graph.nodes) for graph in graphs]
+    rewrite()
+    is_rewritten = before != [len(graph.graph.nodes) for graph in graphs]
+    for graph in graphs:
+        graph.meta[_IS_REWRITTEN] = is_rewritten
+        _check_movable(graph.graph)
+
+
+def _check_movable(graph: fx.Graph) -> None:
+    """Inductor gives each tensor just the memory that it needs: bytes of a storage that none shows are nowhere."""
+    for node in graph.nodes:
+        if node.target not in (ops.out_start, ops.view_bytes):
+            continue
+        source = node.args[0]
+        if source.target not in (ops.in_done, ops.view_bytes) and not is_whole(source):
+            raise CaptureError(
+                f"'{source.name}' does not fill its memory, and Inductor may lay it out otherwise: lmswap cannot move "
+                'it or make views of it there; use compiler="fx"'
+            )
