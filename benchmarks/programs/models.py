@@ -34,7 +34,9 @@ def write_norms_out(model: nn.Module) -> nn.Module:
     return model
 
 
-class _Bottleneck(nn.Module):
+class Bottleneck(nn.Module):
+    """Three convolutions, each normalised, added to what came in."""
+
     def __init__(self, channels_in: int, width: int, stride: int) -> None:
         super().__init__()
         channels_out = 4 * width
@@ -55,6 +57,7 @@ class _Bottleneck(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
+        """Maps (N, in, h, w) to (N, 4 * width, h / stride, w / stride)."""
         return functional.relu(self.branch(x) + self.shortcut(x), inplace=True)
 
 
@@ -70,7 +73,7 @@ def resnet50(classes: int = 1000) -> nn.Sequential:
     for stage, blocks in enumerate((3, 4, 6, 3)):
         width = 64 * 2**stage
         for block in range(blocks):
-            layers.append(_Bottleneck(channels, width, stride=2 if stage and not block else 1))
+            layers.append(Bottleneck(channels, width, stride=2 if stage and not block else 1))
             channels = 4 * width
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
 

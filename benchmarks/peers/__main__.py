@@ -1,0 +1,70 @@
+"""Trains the same models in every way at the same budgets: `python -m benchmarks.peers`."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from benchmarks.peers.cell import REFERENCE, Outcome
+from benchmarks.peers.plot import plot
+from benchmarks.peers.results import Results, describe_origin
+from benchmarks.peers.run import Choice, run_all
+from benchmarks.peers.tasks import MODELS, SIZES
+from benchmarks.peers.ways import PEERS
+from lmswap.ir.bytesize import format_bytes
+from lmswap.plan import POLICIES
+from lmswap.reporting.text import format_seconds
+
+PERCENTS = (90, 80, 70, 60, 50, 40, 30, 20)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs what the arguments choose; leaves peers_cpu.json and .png, or peers_cuda, in the output folder."""
+    options, console = _parser().parse_args(argv), Console()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    peers = [name for name in options.peers if PEERS[name].runs_on(device)]
+    choice = Choice(options.models, options.budgets, options.policies, peers, options.size, device)
+    command = shlex.join(["python", "-m", "benchmarks.peers", *(sys.argv[1:] if argv is None else argv)])
+    origin, outcomes = describe_origin(device, command), []
+    for outcome in run_all(choice):
+        outcomes.append(outcome)
+        console.print(_line(outcome))
+    results = Results(origin, tuple(outcomes))
+    options.output.mkdir(parents=True, exist_ok=True)
+    results.write(options.output / f"peers_{device}.json")
+    plot(results, options.output / f"peers_{device}.png")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
+    policies = [policy for policy in POLICIES if policy != REFERENCE]
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS, metavar="NAME")
+    parser.add_argument("--budgets", nargs="+", type=int, default=PERCENTS, metavar="PERCENT", help="of the free peak")
+    parser.add_argument("--policies", nargs="*", choices=policies, default=policies, metavar="POLICY")
+    parser.add_argument("--peers", nargs="*", choices=list(PEERS), default=list(PEERS), metavar="PEER")
+    parser.add_argument("--size", choices=SIZES, default="small")
+    parser.add_argument("--output", type=Path, default=Path(__file__).parents[1] / "results", metavar="DIR")
+    return parser
+
+
+def _line(outcome: Outcome) -> str:
+    cell = outcome.cell
+    at = "" if cell.percent is None else f"{cell.percent} %"
+    head = f"{cell.model:<12} {cell.way:<20} {at:>5}  "
+    if outcome.peak_bytes is not None and outcome.step_seconds is not None:
+        bits = "" if outcome.is_exact else "  other bits"
+        return f"{head}{format_bytes(outcome.peak_bytes):>11}  {format_seconds(outcome.step_seconds):>9}{bits}"
+    if outcome.needed_bytes is not None:
+        return f"{head}needs {format_bytes(outcome.needed_bytes)}"
+    return f"{head}failed: {outcome.detail}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""What does one way of training cost? A few steps in a fresh process → peak, step time, bits."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+import lmswap
+from benchmarks.peers.tasks import TASKS, Task
+from benchmarks.peers.ways import PEERS, Call
+from lmswap.errors import PlanInfeasible
+from lmswap.hardware.memory import DeviceMemory, device_memory
+
+STEPS = 4  # the first captures, plans and compiles; the others count
+REFERENCE = "none"  # lmswap's backend without a plan: what peaks, times and bits are compared with
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is run: a model of a size, a way (a policy of lmswap or a peer), and how much memory it may take."""
+
+    model: str
+    size: str
+    device: str
+    way: str
+    percent: int | None  # of the peak of the reference; None: as much as it likes
+    budget_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What lmswap said of the step and what it measured itself; both count what its own report counts."""
+
+    peak_bytes: int
+    measured_peak_bytes: int
+    seconds: float
+    measured_seconds: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came out, of all steps but the first: the highest peak and the time of the fastest step.
+
+    Peaks are what the process grew by (CPU) or what torch allocated (CUDA).
+
+    ``status`` is "ran", "infeasible", with ``needed_bytes`` as the smallest budget that would do, or "failed".
+    ``bits`` is a digest of the losses and gradients of all steps; ``is_exact`` whether it is the reference's.
+    """
+
+    cell: Cell
+    status: str
+    peak_bytes: int | None = None
+    step_seconds: float | None = None
+    bits: str | None = None
+    is_exact: bool | None = None
+    needed_bytes: int | None = None
+    prediction: Prediction | None = None
+    detail: str = ""
+
+
+def run_cell(cell: Cell) -> Outcome:
+    """Trains in this process, which should be fresh: what ran before in it would count or hide memory."""
+    task, device = TASKS[cell.size][cell.model], torch.device(cell.device)
+    torch.manual_seed(0)
+    with device:
+        model, batch = task.make_model(), task.make_batch()
+    _warm_up(cell, device)
+    memory = device_memory(device)
+    try:
+        with _applied(cell, task, model) as call:
+            peak_bytes, seconds, bits = _train(call, model, task, batch, memory)
+            prediction = None if cell.way in PEERS else _prediction(model)
+    except PlanInfeasible as refusal:
+        return Outcome(cell, "infeasible", needed_bytes=refusal.needed_bytes)
+    except Exception as error:  # a peer may break in any way, and the others still have to run
+        return Outcome(cell, "failed", detail=f"{type(error).__name__}: {error}"[:500])
+    finally:
+        memory.close()
+    return Outcome(cell, "ran", peak_bytes, seconds, bits, prediction=prediction)
+
+
+def _warm_up(cell: Cell, device: torch.device) -> None:
+    """Lets a tiny model go the same way: what that loads is not the model's memory."""
+    model = nn.Linear(2, 2).to(device)
+    task = Task(lambda: model, lambda: (torch.zeros(2, 2, device=device),), (nn.Linear,))
+    free = Cell(cell.model, cell.size, cell.device, REFERENCE if cell.way not in PEERS else cell.way, 50, None)
+    with _applied(free, task, model) as call:
+        task.loss(call(*task.make_batch())).backward()
+    torch.compiler.reset()
+
+
+@contextmanager
+def _applied(cell: Cell, task: Task, model: nn.Module) -> Iterator[Call]:
+    if cell.way in PEERS:
+        with PEERS[cell.way].apply(model, task, 100 if cell.percent is None else cell.percent) as call:
+            yield call
+        return
+    yield lmswap.enable(model, "auto" if cell.budget_bytes is None else cell.budget_bytes, policy=cell.way)
+    lmswap.disable(model)
+
+
+def _train(
+    call: Call, model: nn.Module, task: Task, batch: tuple[Tensor, ...], memory: DeviceMemory
+) -> tuple[int, float, str]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    digest, seconds = hashlib.sha256(), []
+    torch.manual_seed(1)
+    for step in range(STEPS):
+        if step == 1:
+            memory.reset_peak()
+        started = time.perf_counter()
+        loss = task.loss(call(*batch))
+        loss.backward()
+        memory.synchronize()
+        seconds.append(time.perf_counter() - started)
+        peak_bytes = memory.peak_bytes()
+        for result in (loss, *(parameter.grad for parameter in model.parameters())):
+            if result is not None:
+                digest.update(result.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        optimizer.step()
+        optimizer.zero_grad()
+        del loss
+    return peak_bytes, min(seconds[1:]), digest.hexdigest()[:16]
+
+
+def _prediction(model: nn.Module) -> Prediction | None:
+    report = lmswap.report(model)
+    figures = (
+        report.predicted_peak_bytes,
+        report.measured_peak_bytes,
+        report.predicted_seconds,
+        report.measured_seconds,
+    )
+    if any(figure is None for figure in figures):
+        return None
+    return Prediction(*figures)  # type: ignore[arg-type]
