@@ -18,7 +18,7 @@ from torch import fx
 from torch._guards import TracingContext, tracing
 
 from lmswap.analyze.cost import roofline
-from lmswap.capture.aot import compile_region
+from lmswap.capture import aot
 from lmswap.capture.join import Joined, graph_plan, join
 from lmswap.capture.lower import Lowered, lower_inference, lower_training
 from lmswap.capture.measure import OpMeter
@@ -229,6 +229,7 @@ class CapturedGraph:
     def compile(self, inputs: Sequence[Any], *, follows: tuple[int, ...] = ()) -> None:
         """Compiles the region; with ``follows``, as its part of the plan for that chain of graphs."""
         self._follows = follows
+        compile_region = _region_compiler(self._session.options.compiler)
         if follows:
             fake_mode = next(fake.fake_mode for fake in self.fakes if hasattr(fake, "fake_mode"))
             with tracing(TracingContext(fake_mode)):
@@ -251,7 +252,11 @@ class CapturedGraph:
 
     def compiled(self, module: fx.GraphModule, phase: str) -> BoxedFunction:
         """See `lmswap.capture.aot.GraphHandler`."""
-        function, session, index = compile_boxed(module), self._session, self.index
+        return self.recorded(compile_boxed(module), phase)
+
+    def recorded(self, function: BoxedFunction, phase: str) -> BoxedFunction:
+        """See `lmswap.capture.inductor.CompiledGraphHandler`."""
+        session, index = self._session, self.index
 
         def run(arguments: list[Any]) -> Any:
             with session.recorder.segment((index, phase)):
@@ -282,6 +287,14 @@ def _join_costs(joined: Joined, costs: Sequence[OpCosts]) -> OpCosts:
         seconds[segment.start : segment.stop] = costs[segment.graph].seconds[own]
         scratch[segment.start : segment.stop] = costs[segment.graph].scratch_bytes[own]
     return OpCosts(tuple(seconds), tuple(scratch), costs[0].source)
+
+
+def _region_compiler(compiler: str) -> Callable[..., Callable[..., Any]]:
+    if compiler == "inductor":
+        from lmswap.capture import inductor  # here: it takes seconds to import
+
+        return inductor.compile_region
+    return aot.compile_region
 
 
 def _resolve_tier(tier: str, device: torch.device) -> str:
