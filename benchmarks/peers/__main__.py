@@ -6,6 +6,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -31,13 +32,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     peers = [name for name in options.peers if PEERS[name].runs_on(device)]
     choice = Choice(options.models, options.budgets, options.policies, peers, options.size, device)
     command = shlex.join(["python", "-m", "benchmarks.peers", *(sys.argv[1:] if argv is None else argv)])
-    origin, outcomes = describe_origin(device, command), []
-    for outcome in run_all(choice):
-        outcomes.append(outcome)
-        console.print(_line(outcome))
-    results = Results(origin, tuple(outcomes))
+    results = Results(describe_origin(device, command), ())
     options.output.mkdir(parents=True, exist_ok=True)
-    results.write(options.output / f"peers_{device}.json")
+    for outcome in run_all(choice):
+        console.print(_line(outcome))
+        results = replace(results, outcomes=(*results.outcomes, outcome))
+        results.write(options.output / f"peers_{device}.json")  # each time: a long run that is ended leaves what it has
     plot(results, options.output / f"peers_{device}.png")
     return 0
 
