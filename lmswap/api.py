@@ -34,6 +34,7 @@ def enable(
     model: ModuleT,
     budget: int | str = "auto",
     *,
+    host_budget: int | str | None = None,
     policy: str = "auto",
     tier: str = "auto",
     compiler: str = "fx",
@@ -52,6 +53,7 @@ def enable(
     Args:
         model: all of its parameters on one device, CPU or CUDA.
         budget: bytes, a string with a unit ("6GiB", "800 MB"), or "auto": 90 % of what is free now.
+        host_budget: what swapped tensors may occupy in their tier, in bytes or as a string; None: what the tier has.
         policy: "auto" (the fastest that fits), "none", "swap_all" or "tflms".
         tier: where swapped tensors go: "host" (pinned memory), "disk", or "auto": host for CUDA, disk for the CPU.
         compiler: what runs the graphs; "fx" is generated Python code that calls torch's own operators.
@@ -66,6 +68,7 @@ def enable(
     """
     options = Options.parse(
         budget,
+        host_budget=host_budget,
         policy=policy,
         tier=tier,
         compiler=compiler,
@@ -113,7 +116,9 @@ def report(model: nn.Module) -> Report:
         model=session.name,
         device=session.memory.description(),
         policy=session.options.policy,
+        plan_origin=step.origin if step else "",
         tier=session.tier,
+        host_budget_bytes=session.options.host_budget_bytes,
         budget_bytes=session.budget_bytes,
         base_bytes=allowance.base_bytes if allowance else 0,
         reserve_bytes=allowance.reserve_bytes if allowance else 0,

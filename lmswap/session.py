@@ -2,27 +2,31 @@
 
 torch hands over one graph after another (graph breaks, shapes, train and eval make several); each is lowered, timed,
 planned and rewritten before it runs. When a step turns out to run through several graphs they are planned anew, as one
-timeline, before the next step.
+timeline, before the next step; when it takes another time than predicted, or finds more memory in use, it is planned
+once more.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
+import time
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
 from torch._guards import TracingContext, tracing
 
+import lmswap
 from lmswap.analyze.cost import roofline
 from lmswap.capture import aot
 from lmswap.capture.join import Joined, graph_plan, join
 from lmswap.capture.lower import Lowered, lower_inference, lower_training
 from lmswap.capture.measure import OpMeter
-from lmswap.errors import OptionError, PlanInfeasible
+from lmswap.errors import OptionError, PlanInfeasible, TierError
 from lmswap.execute import _C
 from lmswap.execute.engine import SwapEngine
 from lmswap.execute.graph import BoxedFunction, compile_boxed
@@ -37,6 +41,9 @@ from lmswap.ir.program import Program
 from lmswap.ir.timeline import Timeline
 from lmswap.options import Options
 from lmswap.plan import make_plan, simulate
+from lmswap.plan.cache import PlanCache, Planned
+from lmswap.plan.feedback import compare
+from lmswap.reporting.text import format_seconds
 from lmswap.rewrite.insert import insert_swaps
 from lmswap.rewrite.rerun import run_again
 
@@ -45,6 +52,12 @@ _log = logging.getLogger(__name__)
 # Kept free beside the plan: what the process grows by between planning and the end of the first steps (generated code,
 # kernels' own caches) and what allocators round up.
 _MARGIN_BYTES = {"cpu": 64 * 2**20, "cuda": 32 * 2**20}
+# What tensors outside of the step may grow by before it is planned again: a part of the margin.
+_GROWTH_BYTES = 8 * 2**20
+# Earlier steps touch their memory for the first time, and choose algorithms.
+_STEADY_STEP = 3
+# Of what is free, "auto" leaves a part to whatever else uses the device.
+_AUTO_SHARE = 0.9
 
 
 @dataclass(frozen=True)
@@ -75,9 +88,11 @@ class PlannedStep:
     graphs: tuple[int, ...]
     joined: Joined
     costs: OpCosts
+    machine: Machine
     plan: Plan
     predicted: Timeline
     allowance: Allowance
+    origin: str  # of the plan: "made in 1.2 s", "from cache"
 
 
 class Session:
@@ -93,7 +108,8 @@ class Session:
         self.name, self.options, self.device = name, options, device
         self.tier = _resolve_tier(options.tier, device)
         self._trainable_bytes = trainable_bytes
-        self.machine: Machine = describe_machine(device, self.tier, options.disk_directory)
+        machine = describe_machine(device, self.tier, options.disk_directory)
+        self.machine: Machine = _within(machine, options.host_budget_bytes)
         native = _open_engine(device, self.tier, self.machine, options)
         self.memory: DeviceMemory = device_memory(device)
         self.engine = SwapEngine(device, native, self.memory.used_tensor_bytes, verify=options.verify)
@@ -106,6 +122,24 @@ class Session:
         self.graphs: list[CapturedGraph] = []
         self.steps: dict[tuple[int, ...], PlannedStep] = {}  # by the graphs that run in it, in forward order
         self.notes: list[str] = []
+        if options.budget_bytes is None:
+            left = f"what was free when the model was enabled, less {1 - _AUTO_SHARE:.0%} for others"
+            self.notes.append(f"budget 'auto' is {format_bytes(self.budget_bytes)}: {left}")
+        self._plans = PlanCache(
+            self.machine,
+            {
+                "lmswap": lmswap.__version__,
+                "torch": torch.__version__,
+                "policy": options.policy,
+                "compiler": options.compiler,
+                "budget": options.budget_bytes,
+            },
+            tier=self.tier,
+            min_swap_bytes=options.min_swap_bytes,
+        )
+        self._num_runs: Counter[tuple[int, ...]] = Counter()  # by step, before the one under way
+        self._outgrown: set[tuple[int, ...]] = set()  # steps that were planned again for what others hold
+        self._has_trained = False
         self._meter = OpMeter(device, self.memory, lambda program: roofline(program, self.machine))
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -122,16 +156,17 @@ class Session:
 
     def plan_alone(self, graph: CapturedGraph, lowered: Lowered) -> Plan:
         """Plans a graph that was just captured, with what the device has left at this moment."""
-        graph.costs = self._meter.costs(lowered.program, lowered.graphs)
+        known = self._plans.read(lowered.program)
+        graph.costs = known.costs if known else self._meter.costs(lowered.program, lowered.graphs)
         follows_others = any(key[1] == "forward" for key in self.recorder.current_sequence)
         try:
-            step = self._plan((graph.index,))
+            step = self._plan((graph.index,), known)
         except PlanInfeasible:
             if not follows_others:
                 raise
             # What earlier graphs of this step hold was planned before this one was known; from the next step on all
             # of them share one plan, which fits or says why not.
-            step = self._plan((graph.index,), policy="swap_all", budget_bytes=2**62)
+            step = self._plan((graph.index,), None, policy="swap_all", budget_bytes=2**62)
             self.notes.append(
                 f"graph {graph.index} was found after graph {graph.index - 1} had been planned: the first step "
                 "could not keep to the budget"
@@ -139,18 +174,26 @@ class Session:
         return graph_plan(step.joined, step.plan, 0, lowered.program)
 
     def prepare(self, graph: CapturedGraph) -> None:
-        """Called before a graph runs forward: after a first step through several graphs, plans them as one."""
+        """Called before a graph runs forward: plans anew what the last step showed to be otherwise than planned."""
         self.engine.sweep()
         self.recorder.end_if_complete()
         if self.recorder.current_sequence:
             return
-        forwards = tuple(index for index, phase in self.recorder.last_sequence if phase == "forward")
-        backwards = tuple(index for index, phase in self.recorder.last_sequence if phase == "backward")
+        ran = self.recorder.last_sequence
+        forwards = tuple(index for index, phase in ran if phase == "forward")
+        backwards = tuple(index for index, phase in ran if phase == "backward")
+        self._has_trained |= bool(backwards)
         is_chain = len(set(forwards)) == len(forwards) > 1 and backwards == forwards[::-1]
         if is_chain and forwards not in self.steps and graph.index == forwards[0]:
-            self._plan(forwards)
-            for index in forwards:
-                self.graphs[index].compile(self.graphs[index].fakes, follows=forwards)
+            self._plan(forwards, self._plans.read(join([self.graphs[index].program for index in forwards]).program))
+            self._compile(forwards)
+            return
+        step = self.steps.get(tuple(dict.fromkeys(index for index, _ in ran)))
+        if step is not None and step.graphs[0] == graph.index:
+            self._num_runs[step.graphs] += 1
+            self._make_room(step)
+            if self._num_runs[step.graphs] == _STEADY_STEP:
+                self._learn(self.steps[step.graphs])
 
     def current_step(self) -> PlannedStep | None:
         """The plan of the last step that ran, or of the first that will."""
@@ -162,16 +205,41 @@ class Session:
         self.engine.close()
         self.memory.close()
 
-    def _plan(self, indices: tuple[int, ...], *, policy: str = "", budget_bytes: int | None = None) -> PlannedStep:
+    def _plan(
+        self, indices: tuple[int, ...], known: Planned | None, *, policy: str = "", budget_bytes: int | None = None
+    ) -> PlannedStep:
         joined = join([self.graphs[index].program for index in indices])
-        costs = _join_costs(joined, [self.graphs[index].costs for index in indices])
         allowance = self._allowance(joined.program)
+        if known is not None and known.serves(allowance.step_bytes):
+            return self._adopt(indices, joined, known, allowance, "from cache")
+        costs = known.costs if known else _join_costs(joined, [self.graphs[index].costs for index in indices])
+        machine = known.machine if known else self.machine
+        started = time.perf_counter()
+        plan = self._make_plan(
+            joined.program, costs, machine, allowance, policy or self.options.policy, budget_bytes=budget_bytes
+        )
+        origin = f"made in {format_seconds(time.perf_counter() - started)}"
+        planned = Planned(plan, costs, machine)
+        if not policy:
+            self._plans.write(joined.program, planned)
+        return self._adopt(indices, joined, planned, allowance, origin)
+
+    def _make_plan(
+        self,
+        program: Program,
+        costs: OpCosts,
+        machine: Machine,
+        allowance: Allowance,
+        policy: str,
+        *,
+        budget_bytes: int | None = None,
+    ) -> Plan:
         try:
-            plan = make_plan(
-                policy or self.options.policy,
-                joined.program,
+            return make_plan(
+                policy,
+                program,
                 costs,
-                self.machine,
+                machine,
                 budget_bytes=budget_bytes or allowance.step_bytes,
                 tier=self.tier,
                 min_swap_bytes=self.options.min_swap_bytes,
@@ -184,11 +252,67 @@ class Session:
                 live=(*error.live[:4], ("in use before the step and reserved", allowance.fixed_bytes)),
                 policy=error.policy,
             ) from None
+
+    def _adopt(
+        self, indices: tuple[int, ...], joined: Joined, planned: Planned, allowance: Allowance, origin: str
+    ) -> PlannedStep:
+        plan, costs, machine = planned.plan, planned.costs, planned.machine
         for tier, nbytes in plan.tier_bytes.items():
             self.engine.native.reserve(tier, nbytes)
-        predicted = simulate(joined.program, costs, self.machine, plan)
-        self.steps[indices] = PlannedStep(indices, joined, costs, plan, predicted, allowance)
+        predicted = simulate(joined.program, costs, machine, plan)
+        self.steps[indices] = PlannedStep(indices, joined, costs, machine, plan, predicted, allowance, origin)
         return self.steps[indices]
+
+    def _compile(self, indices: tuple[int, ...]) -> None:
+        for index in indices:
+            self.graphs[index].compile(self.graphs[index].fakes, follows=indices)
+
+    def _make_room(self, step: PlannedStep) -> None:
+        """Plans again, once, when tensors outside of the step hold more than planned: gradients kept, averages."""
+        planned = step.allowance
+        more_bytes = self.memory.used_tensor_bytes() - planned.tensor_bytes - planned.reserve_bytes
+        if more_bytes <= _GROWTH_BYTES or step.graphs in self._outgrown:
+            return
+        self._outgrown.add(step.graphs)
+        held = f"{format_bytes(more_bytes)} more are held between steps than was planned for"
+        allowance = replace(
+            planned, base_bytes=planned.base_bytes + more_bytes, tensor_bytes=planned.tensor_bytes + more_bytes
+        )
+        self._plan_again(step, step.costs, step.machine, allowance, held)
+
+    def _learn(self, step: PlannedStep) -> None:
+        """Plans again from what the last step took, if the prediction was off."""
+        record = self.recorder.last()
+        if record is None:
+            return
+        program = step.joined.program
+        measured = record.timeline(program.buffer_names, other_bytes=0)
+        found = compare(
+            program, step.costs, step.machine, step.plan, tier=self.tier, predicted=step.predicted, measured=measured
+        )
+        if found is None or not found.is_off:
+            return
+        took = f"measured {format_seconds(found.measured_seconds)}"
+        took += f" against {format_seconds(found.predicted_seconds)} predicted"
+        if self._plan_again(step, found.costs, found.machine, step.allowance, took):
+            self._plans.write(program, Planned(self.steps[step.graphs].plan, found.costs, found.machine))
+
+    def _plan_again(
+        self, step: PlannedStep, costs: OpCosts, machine: Machine, allowance: Allowance, reason: str
+    ) -> bool:
+        """Puts a new plan in the place of ``step``'s, if there is one, and says so."""
+        reason = f"after step {self.recorder.num_steps}: {reason}"
+        try:
+            plan = self._make_plan(step.joined.program, costs, machine, allowance, self.options.policy)
+        except (PlanInfeasible, TierError) as error:
+            self.notes.append(f"the plan stays as it was {reason}; {error}")
+            return False
+        is_same = (plan.swaps, plan.reruns) == (step.plan.swaps, step.plan.reruns)
+        self._adopt(step.graphs, step.joined, Planned(plan, costs, machine), allowance, f"made again {reason}")
+        self.notes.append(f"replanned {reason}" + ("; the plan is the same" if is_same else ""))
+        if not is_same:
+            self._compile(step.graphs)
+        return True
 
     def _allowance(self, program: Program) -> Allowance:
         self.memory.trim()  # timing the ops leaves pages for reuse, which are not part of what is there for good
@@ -196,7 +320,7 @@ class Session:
         trains = any(segment.phase == "backward" for segment in program.segments)
         margin_bytes = _MARGIN_BYTES[self.device.type]
         # Optimizer state appears after the first backward; two values per parameter is what Adam keeps.
-        reserve_bytes = 2 * self._trainable_bytes if trains and self.recorder.num_steps == 0 else 0
+        reserve_bytes = 2 * self._trainable_bytes if trains and not self._has_trained else 0
         allowance = Allowance(self.budget_bytes, base_bytes, tensor_bytes, reserve_bytes, margin_bytes)
         if allowance.step_bytes <= 0:
             raise PlanInfeasible(
@@ -305,10 +429,18 @@ def _resolve_tier(tier: str, device: torch.device) -> str:
     return tier
 
 
+def _within(machine: Machine, host_budget_bytes: int | None) -> Machine:
+    """``machine`` with tiers of no more than the host budget."""
+    if host_budget_bytes is None:
+        return machine
+    tiers = (replace(tier, capacity_bytes=min(tier.capacity_bytes, host_budget_bytes)) for tier in machine.tiers)
+    return replace(machine, tiers=tuple(tiers))
+
+
 def _resolve_budget(options: Options, memory: DeviceMemory) -> int:
     total_bytes, free_bytes = memory.total_bytes(), memory.free_bytes()
     if options.budget_bytes is None:
-        return int(0.9 * (free_bytes + memory.used_bytes()))
+        return int(_AUTO_SHARE * (free_bytes + memory.used_bytes()))
     if options.budget_bytes > total_bytes:
         raise OptionError(
             f"budget {format_bytes(options.budget_bytes)} is more than the device has ({format_bytes(total_bytes)})"

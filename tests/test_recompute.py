@@ -35,6 +35,11 @@ MODELS = {name: CASES[name] for name in ("resnet", "encoder", "shared_views")}
 MODELS["broken"] = Case(Broken, lambda: torch.randn(64, 128))
 
 
+@pytest.fixture(autouse=True)
+def no_plans_from_the_cache(monkeypatch):
+    monkeypatch.setattr("lmswap.session.PlanCache.read", lambda cache, program: None)
+
+
 def plan_at_random(seed: int, share: float = 0.5):
     """A planner that recomputes and swaps at random; its plans are verified."""
     rng = random.Random(seed)

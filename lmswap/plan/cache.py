@@ -1,0 +1,102 @@
+"""Which plan did an earlier process make for this very step? One file per step, machine and options."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from lmswap.errors import LmswapError
+from lmswap.hardware.cache import CacheFile
+from lmswap.ir.costs import OpCosts
+from lmswap.ir.machine import Machine
+from lmswap.ir.plan import Plan
+from lmswap.ir.program import Program
+from lmswap.plan import check
+
+_log = logging.getLogger(__name__)
+
+# A plan for a budget this much smaller or larger is as good as a new one.
+_BUDGET_TOLERANCE = 0.01
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan and what it was made from: costs measured on ``machine``, as they were found then."""
+
+    plan: Plan
+    costs: OpCosts
+    machine: Machine
+
+    def serves(self, budget_bytes: int) -> bool:
+        """Whether the plan keeps to ``budget_bytes`` and makes use of all of them."""
+        keeps_all = not self.plan.swaps and not self.plan.reruns
+        is_near = abs(self.plan.budget_bytes - budget_bytes) <= _BUDGET_TOLERANCE * budget_bytes
+        return self.plan.predicted_peak_bytes <= budget_bytes and (keeps_all or is_near)
+
+
+class PlanCache:
+    """The plans of one kind: for one machine as it was measured, one set of options and of versions."""
+
+    def __init__(self, machine: Machine, kind: Mapping[str, Any], *, tier: str, min_swap_bytes: int) -> None:
+        """``kind`` is whatever else plans depend on, in JSON's own types."""
+        self._machine, self._tier, self._min_swap_bytes = machine, tier, min_swap_bytes
+        limits = {"tier": tier, "min_swap_bytes": min_swap_bytes}
+        self._kind = {**kind, **limits, "machine": machine.name, "link": _digest(_json(_of_no_capacity(machine)))}
+
+    def read(self, program: Program) -> Planned | None:
+        """The plan of ``program`` that was written last, checked against it; None if there is none that is sound."""
+        file = self._file(program)
+        try:
+            data = file.read()
+            if data is None:
+                return None
+            planned = Planned(_plan(data), _costs(data["costs"], len(program.ops)), self._present(data["machine"]))
+            limits: dict[str, Any] = {"tier": self._tier, "min_swap_bytes": self._min_swap_bytes}
+            check(planned.plan, program, planned.costs, planned.machine, **limits)
+        except (OSError, ValueError, KeyError, TypeError, LmswapError) as error:
+            _log.warning("the remembered plan %s cannot be used, planning again: %s", file.path, error)
+            return None
+        return planned
+
+    def write(self, program: Program, planned: Planned) -> None:
+        """Puts ``planned`` in the place of what was remembered for ``program``."""
+        parts = {"plan": json.loads(planned.plan.to_json()), "costs": asdict(planned.costs)}
+        self._file(program).write({**parts, "machine": _json(planned.machine)})
+
+    def _file(self, program: Program) -> CacheFile:
+        return CacheFile.locate("plan", {**self._kind, "program": _digest(json.loads(program.to_json()))})
+
+    def _present(self, data: Mapping[str, Any]) -> Machine:
+        """The machine of a file with the capacity of now."""
+        machine = Machine.from_json(json.dumps(data))
+        capacity_bytes = self._machine.tier(self._tier).capacity_bytes
+        tiers = tuple(replace(tier, capacity_bytes=capacity_bytes) for tier in machine.tiers)
+        return replace(machine, tiers=tiers)
+
+
+def _plan(data: Mapping[str, Any]) -> Plan:
+    return Plan.from_json(json.dumps(data["plan"]))
+
+
+def _costs(data: Mapping[str, Any], num_ops: int) -> OpCosts:
+    seconds = tuple(float(value) for value in data["seconds"])
+    scratch_bytes = tuple(int(value) for value in data["scratch_bytes"])
+    if not len(seconds) == len(scratch_bytes) == num_ops:
+        raise ValueError(f"costs of {len(seconds)} and {len(scratch_bytes)} ops, the program has {num_ops}")
+    return OpCosts(seconds, scratch_bytes, str(data["source"]))
+
+
+def _of_no_capacity(machine: Machine) -> Machine:
+    return replace(machine, tiers=tuple(replace(tier, capacity_bytes=0) for tier in machine.tiers))
+
+
+def _json(machine: Machine) -> Any:
+    return json.loads(machine.to_json())
+
+
+def _digest(data: Any) -> str:
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()

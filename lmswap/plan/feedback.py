@@ -1,0 +1,92 @@
+"""How far was the prediction off, and what follows? Predicted and measured timelines → corrected costs and rates."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+
+from lmswap.ir.costs import OpCosts
+from lmswap.ir.machine import Link, Machine, Rate
+from lmswap.ir.plan import Plan
+from lmswap.ir.program import Program
+from lmswap.ir.schedule import schedule
+from lmswap.ir.timeline import Lane, Timeline
+
+# A prediction that is off by more is made again from what was measured.
+TOLERANCE = 0.1
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """One step: seconds inside its graphs as predicted and as measured, and what would have predicted the latter."""
+
+    predicted_seconds: float
+    measured_seconds: float
+    costs: OpCosts
+    machine: Machine
+
+    @property
+    def is_off(self) -> bool:
+        """Whether the prediction was off by more than `TOLERANCE`."""
+        return abs(self.measured_seconds - self.predicted_seconds) > TOLERANCE * self.predicted_seconds
+
+
+def compare(
+    program: Program,
+    costs: OpCosts,
+    machine: Machine,
+    plan: Plan,
+    *,
+    tier: str,
+    predicted: Timeline,
+    measured: Timeline,
+) -> Feedback | None:
+    """Scales the seconds of ops by segment, and the rates of copies by direction, to what was measured.
+
+    Compute spans of ``measured`` are called by their segment. None if it ran other segments than the program has.
+    """
+    compute: dict[str, float] = defaultdict(float)
+    for span in measured.spans:
+        if span.lane is Lane.COMPUTE:
+            compute[span.name] += span.seconds
+    if len(compute) != len(program.segments):
+        return None
+    runs = schedule(program, plan.reruns)
+    run_seconds, seconds = runs.costs(costs).seconds, list(costs.seconds)
+    for segment, run, measured_seconds in zip(program.segments, runs.program.segments, compute.values(), strict=True):
+        expected_seconds = sum(run_seconds[run.start : run.stop])
+        if expected_seconds > 0:
+            for op in range(segment.start, segment.stop):
+                seconds[op] *= measured_seconds / expected_seconds
+    link = machine.tier(tier).link
+    out_rate, in_rate = (
+        _scaled(rate, _busy_seconds(measured, lane), _busy_seconds(predicted, lane))
+        for rate, lane in ((link.out_rate, Lane.OUT), (link.in_rate, Lane.IN))
+    )
+    return Feedback(
+        predicted_seconds=predicted.seconds,
+        measured_seconds=sum(compute.values()) + measured.lane_seconds(Lane.STALL),
+        costs=OpCosts(tuple(seconds), costs.scratch_bytes, costs.source),
+        machine=_with_link(machine, tier, Link(out_rate, in_rate, link.both_factor)),
+    )
+
+
+def _busy_seconds(timeline: Timeline, lane: Lane) -> float:
+    """How long at least one copy was under way: a disk serves several at once."""
+    busy, until = 0.0, 0.0
+    for span in sorted((span for span in timeline.spans if span.lane is lane), key=lambda span: span.start_seconds):
+        busy += max(0.0, span.end_seconds - max(span.start_seconds, until))
+        until = max(until, span.end_seconds)
+    return busy
+
+
+def _scaled(rate: Rate, measured_seconds: float, predicted_seconds: float) -> Rate:
+    if measured_seconds <= 0 or predicted_seconds <= 0:
+        return rate  # nothing was copied this way
+    factor = measured_seconds / predicted_seconds
+    return Rate(tuple((nbytes, seconds * factor) for nbytes, seconds in rate.points))
+
+
+def _with_link(machine: Machine, tier: str, link: Link) -> Machine:
+    tiers = tuple(replace(known, link=link) if known.name == tier else known for known in machine.tiers)
+    return replace(machine, tiers=tiers)

@@ -1,0 +1,90 @@
+from dataclasses import replace
+
+import pytest
+
+from lmswap.ir.plan import Plan, Rerun, Swap
+from lmswap.ir.timeline import Lane, Span, Timeline
+from lmswap.plan import simulate
+from lmswap.plan.feedback import compare
+from tests.ir.build import build, unit_machine
+
+# `a` of 4 bytes is away from op 1 to op 3: 4 s out, 4 s in; `b` is made again before op 3.
+STEP = build(
+    """
+    forward
+    f1 1: x -> a
+    f2 2: x -> b
+    f3 9: x -> y
+    backward
+    g1 3: t a b -> gx
+    """,
+    sizes={"a": 4},
+    outputs="y",
+    tangents="t",
+    gradients="gx",
+)
+MACHINE = unit_machine()
+PLAN = Plan(
+    "hand-made",
+    100,
+    (Swap(STEP.id("a"), "host", 0, 1, 3, 3, 4),),
+    0.0,
+    0,
+    {"host": 4096},
+    reruns=(Rerun(STEP.op("f2"), 3),),
+)
+
+
+def measured(forward: float, backward: float, *, stall: float = 0.0, out: float = 4.0, into: float = 4.0) -> Timeline:
+    spans = [
+        Span(Lane.COMPUTE, "forward 7", 0, forward / 2),
+        Span(Lane.STALL, "wait", forward / 2, forward / 2 + stall),
+        Span(Lane.COMPUTE, "forward 7", forward / 2 + stall, forward + stall),
+        Span(Lane.COMPUTE, "backward 7", forward + stall, forward + stall + backward),
+        Span(Lane.OUT, "a", 1, 1 + out, 4, 0),
+        Span(Lane.IN, "a", 12, 12 + into, 4, 0),
+    ]
+    return Timeline("measured", tuple(spans), ())
+
+
+def found(timeline: Timeline):
+    predicted = simulate(STEP.program, STEP.costs, MACHINE, PLAN)
+    arguments = {"tier": "host", "predicted": predicted, "measured": timeline}
+    return compare(STEP.program, STEP.costs, MACHINE, PLAN, **arguments)
+
+
+def test_ops_are_scaled_by_their_segment_second_runs_counted():
+    # Predicted are 1 + 2 + 9 s forward, 2 + 3 s backward.
+    made = found(measured(24.0, 2.5))
+    assert made.costs.seconds == pytest.approx((2.0, 4.0, 18.0, 1.5))
+    assert made.costs.scratch_bytes == STEP.costs.scratch_bytes
+
+
+def test_copies_are_scaled_by_direction():
+    link = found(measured(12.0, 5.0, out=6.0, into=2.0)).machine.tier("host").link
+    assert link.out_rate.seconds(4) == pytest.approx(6.0)
+    assert link.in_rate.seconds(4) == pytest.approx(2.0)
+
+
+def test_copies_side_by_side_count_once():
+    twice = measured(12.0, 5.0)
+    both = replace(twice, spans=(*twice.spans, Span(Lane.OUT, "a", 2, 5, 4, 0)))
+    assert found(both).machine.tier("host").link.out_rate.seconds(4) == pytest.approx(4.0)
+
+
+def test_what_came_as_predicted_changes_nothing():
+    made = found(measured(12.0, 5.0, stall=2.0))
+    # Of the 4 s of the copy in, the second run of f2 hides 2 s.
+    assert made.predicted_seconds == made.measured_seconds == 19.0
+    assert made.costs.seconds == STEP.costs.seconds
+    assert not made.is_off
+
+
+@pytest.mark.parametrize(("stall", "is_off"), [(3.8, False), (4.0, True), (0.2, False), (0.0, True)])
+def test_a_tenth_of_the_prediction_is_tolerated(stall, is_off):
+    assert found(measured(12.0, 5.0, stall=stall)).is_off is is_off
+
+
+def test_another_sequence_of_segments_teaches_nothing():
+    forward_only = measured(12.0, 5.0).spans[:3]
+    assert found(Timeline("measured", forward_only, ())) is None

@@ -1,0 +1,181 @@
+"""What an enabled model remembers, learns and promises: plans on disk, feedback, host budget, room for others."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import lmswap
+from lmswap.errors import LmswapError
+from lmswap.hardware.cache import cache_directory
+from lmswap.plan import feedback
+from tests.models import CASES, Case
+
+SMALL = 4096
+CASE = CASES["resnet"]
+
+
+def train(case: Case = CASE, *, num_steps: int = 1, **options):
+    """Losses and gradients of a few steps, and the model's report."""
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    model = lmswap.enable(case.make(), **{"policy": "swap_all", "min_swap_bytes": SMALL, **options})
+    results = []
+    for _ in range(num_steps):
+        model.zero_grad()
+        loss = case.loss(model(case.batch()))
+        loss.backward()
+        results += [loss.detach().clone(), *(p.grad.clone() for p in model.parameters())]
+    report = lmswap.report(model)
+    lmswap.disable(model)
+    return results, report
+
+
+def equal_bits(actual, expected) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+
+
+def plan_files() -> list[Path]:
+    return sorted(cache_directory().glob("plan-*.json"))
+
+
+def refuse(*_, **__):
+    raise AssertionError("this start had nothing left to do")
+
+
+def test_the_second_start_neither_times_ops_nor_plans_and_gives_the_same_bits(monkeypatch):
+    expected, first = train()
+    assert first.plan_origin.startswith("made in")
+    monkeypatch.setattr("lmswap.session.make_plan", refuse)
+    monkeypatch.setattr("lmswap.capture.measure.OpMeter.costs", refuse)
+    actual, second = train()
+    assert equal_bits(actual, expected)
+    assert second.plan_origin == "from cache"
+    assert "Plan: from cache; step" in str(second)
+    assert second.decisions == first.decisions
+    assert second.bound_seconds == first.bound_seconds
+    assert plan_files()[0].stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("changed", [{"policy": "tflms"}, {"min_swap_bytes": 2 * SMALL}, {"budget": "1GiB"}])
+def test_other_options_are_planned_for_themselves(changed):
+    train()
+    assert train(**changed)[1].plan_origin.startswith("made in")
+
+
+def test_other_shapes_are_planned_for_themselves():
+    train()
+    other = Case(CASE.make, lambda: torch.randn(2, 3, 64, 64))
+    assert train(other)[1].plan_origin.startswith("made in")
+
+
+def damages():
+    def cut(data):
+        del data["plan"]["swaps"][0]["offset"]
+
+    def outlive(data):
+        data["plan"]["swaps"][0]["first_use"] += 1  # the next use finds the buffer away, or the tie is broken
+
+    def boast(data):
+        data["plan"]["certificate"]["seconds"] = 1e6
+
+    def shorten(data):
+        data["costs"]["seconds"].pop()
+
+    def misnumber(data):
+        data["plan"]["swaps"][0]["buffer"] = -3
+
+    return [cut, outlive, boast, shorten, misnumber]
+
+
+@pytest.mark.parametrize("damage", damages())
+def test_a_damaged_plan_is_made_again_and_mended(damage, caplog):
+    expected, _ = train()
+    (path,) = plan_files()
+    data = json.loads(path.read_text())
+    damage(data)
+    path.write_text(json.dumps(data))
+    actual, report = train()
+    assert equal_bits(actual, expected)
+    assert report.plan_origin.startswith("made in")
+    assert "cannot be used, planning again" in caplog.text
+    assert train()[1].plan_origin == "from cache"
+
+
+def test_without_a_cache_directory_nothing_is_remembered(monkeypatch):
+    monkeypatch.setenv("LMSWAP_CACHE_DIR", "")
+    train()
+    assert train()[1].plan_origin.startswith("made in")
+
+
+def test_a_prediction_that_is_off_is_made_again_once_from_what_was_measured(monkeypatch):
+    monkeypatch.setattr(feedback, "TOLERANCE", 1e6)
+    expected, _ = train(num_steps=6)
+    monkeypatch.setattr(feedback, "TOLERANCE", -1.0)
+    for path in plan_files():
+        path.unlink()
+    actual, report = train(num_steps=6)
+    assert equal_bits(actual, expected)
+    (note,) = [note for note in report.notes if "replanned" in note]
+    assert note.startswith("replanned after step 3: measured ")
+    assert "predicted" in note
+    assert report.plan_origin.startswith("made again after step 3")
+    monkeypatch.setattr(feedback, "TOLERANCE", 1e6)
+    assert train()[1].predicted_seconds == pytest.approx(report.predicted_seconds)  # remembered
+
+
+class Wide(nn.Module):
+    """Its parameters, and so its gradients, have 16 MiB; a step holds some 60 MiB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(4)))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.tanh(layer(x)).exp()
+        return x
+
+
+WIDE = Case(Wide, lambda: torch.randn(2048, 1024))
+
+
+def test_tensors_that_others_hold_meanwhile_are_planned_for():
+    torch.manual_seed(0)
+    model = lmswap.enable(WIDE.make(), policy="swap_all", min_swap_bytes=SMALL)
+    held = []
+    for _ in range(3):
+        WIDE.loss(model(WIDE.batch())).backward()
+        held.append(torch.ones(16 * 2**20))  # 64 MiB; 32 MiB of them are in reserve for an optimizer
+    report = lmswap.report(model)
+    assert [note for note in report.notes if "more are held between steps than was planned for" in note]
+    assert report.base_bytes > 32 * 2**20
+    lmswap.disable(model)
+
+
+def test_an_evaluation_before_training_leaves_the_reserve_for_the_optimizer():
+    model = lmswap.enable(CASE.make(), policy="none")
+    with torch.no_grad():
+        model(CASE.batch())
+    CASE.loss(model(CASE.batch())).backward()
+    trainable_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
+    assert lmswap.report(model).reserve_bytes == 2 * trainable_bytes
+    lmswap.disable(model)
+
+
+def test_the_host_budget_limits_what_plans_send_to_the_tier_and_is_reported_before_the_first_step():
+    _, unlimited = train()
+    assert unlimited.tier_planned_bytes > 2**19
+    with pytest.raises(LmswapError, match="tier 'disk'"):
+        train(host_budget="512KiB")
+    _, limited = train(host_budget=2 * unlimited.tier_planned_bytes)
+    assert limited.tier_peak_bytes <= limited.tier_planned_bytes <= limited.host_budget_bytes
+    assert "Host budget" in str(limited)
+
+
+def test_a_budget_of_auto_says_what_it_is():
+    (note,) = train()[1].notes
+    assert note.startswith("budget 'auto' is ")
+    assert note.endswith("less 10% for others")
