@@ -53,8 +53,8 @@ def _gpt(*, layers: int, width: int, heads: int, tokens: int, words: int, batch:
 
 TASKS = {
     "small": {
-        "unet3d": _unet3d(64, 8, torch.float32),
-        "unet3d_bf16": _unet3d(64, 16, torch.bfloat16),
+        "unet3d": _unet3d(96, 4, torch.float32),
+        "unet3d_bf16": _unet3d(96, 4, torch.bfloat16),
         "resnet50": Task(resnet50, _images(16, 96), (Bottleneck,)),
         "gpt": _gpt(layers=8, width=128, heads=4, tokens=256, words=1024, batch=16),
         "vit": Task(
