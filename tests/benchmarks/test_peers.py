@@ -1,0 +1,121 @@
+"""The comparison with peers: a tiny run and its file, cells that do not fit or break, and what its figures mean."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.peers import tasks
+from benchmarks.peers.__main__ import main
+from benchmarks.peers.cell import REFERENCE, Cell, Outcome, Prediction, run_cell
+from benchmarks.peers.plot import plot
+from benchmarks.peers.results import Results, read_results
+from benchmarks.peers.run import Choice, run_all, run_fresh
+from benchmarks.peers.ways import PEERS
+from lmswap.plan import POLICIES
+
+CELL = Cell("gpt", "small", "cpu", REFERENCE, None, None)
+RAN = Outcome(CELL, "ran", 100, 2.0, "abc", True, prediction=Prediction(110, 100, 1.0, 2.0))
+
+
+def outcome(way, **changes):
+    return replace(RAN, cell=replace(CELL, way=way, percent=50), **changes)
+
+
+def test_a_run_leaves_a_file_and_a_picture_of_every_cell(tmp_path):
+    arguments = ["--models", "gpt", "--budgets", "70", "1", "--policies", "checkpoint", "--peers", "eager"]
+    assert main([*arguments, "--output", str(tmp_path)]) == 0
+    data = json.loads((tmp_path / "peers_cpu.json").read_text())
+    assert data["schema"] == "lmswap.peers/1"
+    assert {"device", "driver", "torch", "commit", "threads", "command"} <= data["origin"].keys()
+    results = read_results(tmp_path / "peers_cpu.json")
+    none, eager, fits, unfit = results.outcomes
+    assert [o.cell.way for o in results.outcomes] == [REFERENCE, "eager", "checkpoint", "checkpoint"]
+    assert fits.cell.budget_bytes == none.peak_bytes * 70 // 100
+    assert fits.peak_bytes <= fits.cell.budget_bytes
+    assert eager.is_exact and fits.is_exact and none.is_exact
+    assert fits.prediction.measured_seconds > 0
+    assert (unfit.status, unfit.peak_bytes, unfit.step_seconds) == ("infeasible", None, None)
+    assert unfit.needed_bytes > unfit.cell.budget_bytes
+    assert (tmp_path / "peers_cpu.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """A model that is trained in this process; children do not see what a test patches."""
+    gpt = tasks._gpt(layers=4, width=32, heads=2, tokens=64, words=50, batch=8)
+    monkeypatch.setitem(tasks.TASKS["small"], "gpt", gpt)
+
+
+@pytest.mark.parametrize("way", ["torch.checkpoint", "eager"])
+def test_peers_train_the_same_model_on_the_same_data(tiny, way):
+    found = run_cell(replace(CELL, way=way, percent=50))
+    assert found.status == "ran", found.detail
+    assert found.bits == run_cell(CELL).bits
+
+
+def test_what_breaks_is_an_outcome(tiny, monkeypatch):
+    def broken(model, task, percent):
+        raise RuntimeError("no such device")
+
+    monkeypatch.setattr("benchmarks.peers.cell._warm_up", lambda cell, device: None)
+    monkeypatch.setitem(PEERS, "broken", replace(PEERS["eager"], apply=broken))
+    found = run_cell(replace(CELL, way="broken"))
+    assert (found.status, found.detail) == ("failed", "RuntimeError: no such device")
+
+
+def test_a_process_that_dies_is_an_outcome(monkeypatch):
+    monkeypatch.setattr("benchmarks.peers.run.run_cell", "not a function")
+    with pytest.raises(TypeError):
+        run_fresh(CELL)
+
+
+def test_without_a_reference_nothing_is_compared(monkeypatch):
+    monkeypatch.setattr("benchmarks.peers.run.run_fresh", lambda cell: Outcome(cell, "failed", detail="out of memory"))
+    (found,) = run_all(Choice(["gpt"], [50], ["swap"], ["eager"], "small", "cpu"))
+    assert (found.status, found.is_exact) == ("failed", None)
+
+
+def test_other_bits_are_noted(monkeypatch):
+    monkeypatch.setattr("benchmarks.peers.run.run_fresh", lambda cell: replace(RAN, cell=cell, bits=cell.way))
+    found = list(run_all(Choice(["gpt"], [50, 40], ["swap"], ["eager", "torch.checkpoint"], "small", "cpu")))
+    ways = [(o.cell.way, o.cell.percent, o.cell.budget_bytes, o.is_exact) for o in found]
+    assert ways == [
+        (REFERENCE, None, None, True),
+        ("eager", None, None, False),  # has no dial: it runs once
+        ("torch.checkpoint", 50, None, False),
+        ("torch.checkpoint", 40, None, False),
+        ("swap", 50, 50, False),
+        ("swap", 40, 40, False),
+    ]
+
+
+def test_errors_are_those_of_the_predictions():
+    exact = replace(RAN, prediction=Prediction(100, 100, 2.0, 2.0))
+    assert Results({}, (RAN, exact, replace(RAN, prediction=None))).errors() == {
+        "median_peak_error": pytest.approx(0.05),
+        "largest_peak_error": pytest.approx(0.1),
+        "median_seconds_error": pytest.approx(0.25),
+        "largest_seconds_error": pytest.approx(0.5),
+    }
+    assert Results({}, ()).errors()["median_peak_error"] is None
+
+
+def test_results_are_read_as_they_were_written(tmp_path):
+    results = Results({"commit": "abc"}, (RAN, outcome("swap", prediction=None, bits=None)))
+    results.write(tmp_path / "peers.json")
+    assert read_results(tmp_path / "peers.json") == results
+
+
+def test_the_picture_needs_no_more_than_the_reference(tmp_path):
+    origin = {"device": "cpu", "torch": "2", "threads": 1}
+    plot(Results(origin, (RAN, outcome("swap", peak_bytes=None, step_seconds=None))), tmp_path / "peers.png")
+    assert (tmp_path / "peers.png").stat().st_size > 10_000
+
+
+def test_peers_and_policies_have_names_of_their_own():
+    assert not set(PEERS) & set(POLICIES)
+    assert not PEERS["torch.save_on_cpu"].runs_on("cpu")
+    assert PEERS["eager"].runs_on("cpu")
