@@ -54,7 +54,8 @@ def enable(
         model: all of its parameters on one device, CPU or CUDA.
         budget: bytes, a string with a unit ("6GiB", "800 MB"), or "auto": 90 % of what is free now.
         host_budget: what swapped tensors may occupy in their tier, in bytes or as a string; None: what the tier has.
-        policy: "auto" (the fastest that fits), "none", "swap_all" or "tflms".
+        policy: "auto" (keep, swap or compute again, whatever is fastest); "swap" or "recompute" (only that); to compare
+            with: "none", "swap_all", "tflms", "checkpoint".
         tier: where swapped tensors go: "host" (pinned memory), "disk", or "auto": host for CUDA, disk for the CPU.
         compiler: what runs the graphs; "fx" is generated Python code that calls torch's own operators.
         min_swap_bytes: smaller buffers stay where they are.
