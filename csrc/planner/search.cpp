@@ -80,12 +80,8 @@ Search::Score Search::evaluate(const std::vector<Fate>& fates) {
     last_ = placer_.place(schedule_);
   }
   const Score score{last_.excess_bytes, last_.seconds};
-  note(fates, score);
-  return score;
-}
-
-void Search::note(const std::vector<Fate>& fates, const Score& score) {
   if (best_.fates.empty() || score < best_.score) best_ = {fates, score};
+  return score;
 }
 
 Found Search::run(int most_evaluations, double target_seconds) {
@@ -107,6 +103,11 @@ Found Search::run(int most_evaluations, double target_seconds) {
   }
   improve();
   prune();
+  return answer();
+}
+
+// The best fates as a plan.
+Found Search::answer() {
   Found found;
   found.evaluations = evaluations_;
   found.excess_bytes = best_.score.excess_bytes;
@@ -124,6 +125,8 @@ Found Search::run(int most_evaluations, double target_seconds) {
   return found;
 }
 
+// Anneals from the best starts, then from the best of all. On the U-Net at 192³ (bf16, H200, 42 to 50 % of the peak)
+// one start alone ended 1 to 2 points of step time higher than six do with as many evaluations in all.
 void Search::improve() {
   split_classes();
   std::sort(starts_.begin(), starts_.end(), [](const Candidate& a, const Candidate& b) { return a.score < b.score; });

@@ -58,7 +58,7 @@ class Search {
   [[nodiscard]] bool allows(int gap, Fate fate) const { return (allowed_[gap] >> static_cast<int>(fate) & 1) != 0; }
   [[nodiscard]] bool is_done() const;
   Score evaluate(const std::vector<Fate>& fates);
-  void note(const std::vector<Fate>& fates, const Score& score);
+  Found answer();
   void start();
   void improve();
   Score repair(std::vector<Fate>& fates, double swap_price, bool again, int most);
