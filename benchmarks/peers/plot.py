@@ -37,7 +37,9 @@ def plot(results: Results, path: Path) -> None:
     handles, labels = panels[0].get_legend_handles_labels()
     panels[len(models)].legend(handles, labels, loc="center", frameon=False)
     origin = results.origin
-    figure.suptitle(f"{origin['device']}, torch {origin['torch']}, {origin['threads']} threads", fontsize=9)
+    machine = f"{origin['device']}, torch {origin['torch']}, {origin['threads']} threads"
+    load = f"load of {origin['cores']} cores before the run: {origin['load_average']:.1f}"
+    figure.suptitle(f"{machine}; {load}", fontsize=9)
     figure.savefig(path, dpi=140)
 
 

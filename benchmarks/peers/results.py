@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -62,6 +63,7 @@ def describe_origin(device: str, command: str) -> dict[str, Any]:
         "device": str(describe_device(torch.device(device))),
         "driver": driver,
         "threads": torch.get_num_threads(),
+        "load_average": os.getloadavg()[0],  # of the last minute before the run: how busy others kept the machine
         "command": command,
     }
 

@@ -29,7 +29,7 @@ def test_a_run_leaves_a_file_and_a_picture_of_every_cell(tmp_path):
     assert main([*arguments, "--output", str(tmp_path)]) == 0
     data = json.loads((tmp_path / "peers_cpu.json").read_text())
     assert data["schema"] == "lmswap.peers/1"
-    assert {"device", "driver", "torch", "commit", "threads", "command"} <= data["origin"].keys()
+    assert {"device", "driver", "torch", "commit", "threads", "load_average", "command"} <= data["origin"].keys()
     results = read_results(tmp_path / "peers_cpu.json")
     none, eager, fits, unfit = results.outcomes
     assert [o.cell.way for o in results.outcomes] == [REFERENCE, "eager", "checkpoint", "checkpoint"]
@@ -110,7 +110,7 @@ def test_results_are_read_as_they_were_written(tmp_path):
 
 
 def test_the_picture_needs_no_more_than_the_reference(tmp_path):
-    origin = {"device": "cpu", "torch": "2", "threads": 1}
+    origin = {"device": "cpu", "torch": "2", "threads": 1, "cores": 2, "load_average": 0.5}
     plot(Results(origin, (RAN, outcome("swap", peak_bytes=None, step_seconds=None))), tmp_path / "peers.png")
     assert (tmp_path / "peers.png").stat().st_size > 10_000
 
