@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 # Kept free beside the plan: what the process grows by between planning and the end of the first steps (generated code,
 # kernels' own caches) and what allocators round up.
 _MARGIN_BYTES = {"cpu": 64 * 2**20, "cuda": 32 * 2**20}
-# What tensors outside of the step may grow by before it is planned again: a part of the margin.
+# What is in use before the step may exceed what was planned for before it is planned again: a part of the margin.
 _GROWTH_BYTES = 8 * 2**20
 # Earlier steps touch their memory for the first time, and choose algorithms.
 _STEADY_STEP = 3
@@ -210,7 +210,7 @@ class Session:
     ) -> PlannedStep:
         joined = join([self.graphs[index].program for index in indices])
         allowance = self._allowance(joined.program)
-        if known is not None and known.serves(allowance.step_bytes):
+        if known is not None and known.serves(allowance.step_bytes, _GROWTH_BYTES):
             return self._adopt(indices, joined, known, allowance, "from cache")
         costs = known.costs if known else _join_costs(joined, [self.graphs[index].costs for index in indices])
         machine = known.machine if known else self.machine

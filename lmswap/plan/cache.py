@@ -31,11 +31,12 @@ class Planned:
     costs: OpCosts
     machine: Machine
 
-    def serves(self, budget_bytes: int) -> bool:
-        """Whether the plan keeps to ``budget_bytes`` and makes use of all of them."""
+    def serves(self, budget_bytes: int, slack_bytes: int) -> bool:
+        """Whether the plan keeps to ``budget_bytes`` and uses them, give or take ``slack_bytes``, as starts differ."""
         keeps_all = not self.plan.swaps and not self.plan.reruns
-        is_near = abs(self.plan.budget_bytes - budget_bytes) <= _BUDGET_TOLERANCE * budget_bytes
-        return self.plan.predicted_peak_bytes <= budget_bytes and (keeps_all or is_near)
+        tolerated_bytes = max(slack_bytes, _BUDGET_TOLERANCE * budget_bytes)
+        is_near = abs(self.plan.budget_bytes - budget_bytes) <= tolerated_bytes
+        return self.plan.predicted_peak_bytes <= budget_bytes + slack_bytes and (keeps_all or is_near)
 
 
 class PlanCache:

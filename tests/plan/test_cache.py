@@ -1,0 +1,79 @@
+from dataclasses import replace
+
+import pytest
+
+from lmswap.ir.plan import Plan, Rerun
+from lmswap.plan import make_plan
+from lmswap.plan.cache import PlanCache, Planned
+from tests.ir.build import build, unit_machine
+
+STEP = build(
+    """
+    forward
+    f1 1: x -> a
+    f2 1: a -> b
+    f3 1: b -> y
+    backward
+    g1 1: t a -> gx
+    """,
+    outputs="y",
+    tangents="t",
+    gradients="gx",
+)
+MACHINE = unit_machine()
+LIMITS = {"tier": "host", "min_swap_bytes": 1}
+
+
+def planned(policy: str = "none", budget_bytes: int = 100) -> Planned:
+    plan = make_plan(policy, STEP.program, STEP.costs, MACHINE, budget_bytes=budget_bytes, **LIMITS)
+    return Planned(plan, STEP.costs, MACHINE)
+
+
+@pytest.fixture(autouse=True)
+def directory(monkeypatch, tmp_path):
+    monkeypatch.setenv("LMSWAP_CACHE_DIR", str(tmp_path))
+
+
+def test_what_is_written_is_read_back_for_the_same_program_only():
+    cache = PlanCache(MACHINE, {}, **LIMITS)
+    cache.write(STEP.program, planned())
+    assert cache.read(STEP.program) == planned()
+    assert cache.read(replace(STEP.program, name="other")) is None
+
+
+@pytest.mark.parametrize(
+    ("machine", "kind", "limits"),
+    [
+        (unit_machine(out=2.0), {}, LIMITS),
+        (replace(MACHINE, name="other"), {}, LIMITS),
+        (MACHINE, {"torch": "99"}, LIMITS),
+        (MACHINE, {}, {**LIMITS, "min_swap_bytes": 2}),
+        (MACHINE, {}, {**LIMITS, "tier": "disk"}),
+    ],
+)
+def test_another_link_machine_version_or_option_has_plans_of_its_own(machine, kind, limits):
+    PlanCache(MACHINE, {}, **LIMITS).write(STEP.program, planned())
+    assert PlanCache(machine, kind, **limits).read(STEP.program) is None
+
+
+def test_free_room_in_the_tier_is_that_of_now():
+    PlanCache(MACHINE, {}, **LIMITS).write(STEP.program, planned("swap_all"))
+    less = PlanCache(unit_machine(capacity=10_000), {}, **LIMITS).read(STEP.program)
+    assert less.machine.tier("host").capacity_bytes == 10_000
+    assert PlanCache(unit_machine(capacity=1), {}, **LIMITS).read(STEP.program) is None  # too little: planned again
+
+
+@pytest.mark.parametrize(
+    ("budget_bytes", "slack_bytes", "serves"),
+    [(1000, 0, True), (990, 0, False), (1009, 0, True), (1020, 0, False), (990, 10, True), (1020, 20, True)],
+)
+def test_a_plan_serves_budgets_near_its_own_that_its_peak_keeps_to(budget_bytes, slack_bytes, serves):
+    plan = Plan("auto", 1000, (), 1.0, 1000, reruns=(Rerun(0, 2),))
+    assert Planned(plan, STEP.costs, MACHINE).serves(budget_bytes, slack_bytes) is serves
+
+
+def test_a_plan_that_keeps_everything_serves_every_budget_that_it_fits():
+    plan = Plan("auto", 1000, (), 1.0, 500)
+    assert Planned(plan, STEP.costs, MACHINE).serves(500, 0)
+    assert Planned(plan, STEP.costs, MACHINE).serves(10**9, 0)
+    assert not Planned(plan, STEP.costs, MACHINE).serves(499, 0)
