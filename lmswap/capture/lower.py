@@ -229,14 +229,34 @@ def _returns_alias(node: fx.Node) -> bool:
 
 
 def _is_repeatable(node: fx.Node) -> bool:
-    is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
     # Graphs can hand tensors on to each other, but no numbers.
     reads_tensors = all(isinstance(argument.meta.get("val"), torch.Tensor) for argument in node.all_input_nodes)
-    return not is_random and reads_tensors and bool(node.meta.get("is_repeatable", True))
+    return not _is_random(node) and reads_tensors and bool(node.meta.get("is_repeatable", True))
+
+
+def _is_random(node: fx.Node) -> bool:
+    """Whether the op draws random numbers in this call: fused attention does so only to drop some of its weights."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    for position, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        if argument.name == "dropout_p":
+            given = node.args[position] if position < len(node.args) else node.kwargs.get("dropout_p", 0.0)
+            return given != 0.0
+    return True
+
+
+# The CPU's attention is missing from torch's table; it multiplies what the CUDA one does.
+_SAME_FLOPS = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: torch.ops.aten._scaled_dot_product_flash_attention,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: (
+        torch.ops.aten._scaled_dot_product_flash_attention_backward
+    ),
+}
 
 
 def _flops(node: fx.Node) -> int:
-    count = flop_registry.get(getattr(node.target, "overloadpacket", None))
+    packet: Any = getattr(node.target, "overloadpacket", None)
+    count = flop_registry.get(_SAME_FLOPS.get(packet, packet))
     if count is None:
         return 0
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda argument: argument.meta.get("val"))

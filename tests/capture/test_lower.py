@@ -197,3 +197,30 @@ def test_ops_belong_to_the_innermost_module_and_their_backward_to_the_same():
 def test_paths_begin_below_the_model_also_where_torch_itself_made_it():
     recording, _ = capture(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), torch.randn(2, 4))
     assert {op.module for op in recording.lowered[0].program.ops} == {"0", "1"}
+
+
+class Attention(nn.Module):
+    def __init__(self, dropout):
+        super().__init__()
+        self.qkv, self.dropout = nn.Linear(16, 48), dropout
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).view(2, 8, 3, 4, 4).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_attention_can_run_again_unless_it_drops_weights(dropout):
+    recording, _ = capture(Attention(dropout), torch.randn(2, 8, 16))
+    program = recording.lowered[0].program
+    drawing = [op for op in program.ops if not op.is_repeatable]
+    assert bool(drawing) == bool(dropout)
+
+
+def test_attention_multiplies_queries_keys_and_values():
+    recording, _ = capture(Attention(0.0), torch.randn(2, 8, 16))
+    program = recording.lowered[0].program
+    (forward,) = [op for op in program.ops if "attention" in op.target and "backward" not in op.target]
+    assert forward.flops == 2 * 2 * (2 * 4) * 8 * 8 * 4  # two products of 8 × 8 × 4 for each of 2 × 4 heads
+    (backward,) = [op for op in program.ops if "attention" in op.target and "backward" in op.target]
+    assert backward.flops > 2 * forward.flops
