@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from lmswap.ir.plan import Plan, Rerun
-from lmswap.plan import make_plan
+from lmswap.ir.plan import Plan, Rerun, Swap
+from lmswap.plan import make_plan, simulate
 from lmswap.plan.cache import PlanCache, Planned
 from tests.ir.build import build, unit_machine
 
@@ -24,9 +24,17 @@ MACHINE = unit_machine()
 LIMITS = {"tier": "host", "min_swap_bytes": 1}
 
 
-def planned(policy: str = "none", budget_bytes: int = 100) -> Planned:
-    plan = make_plan(policy, STEP.program, STEP.costs, MACHINE, budget_bytes=budget_bytes, **LIMITS)
-    return Planned(plan, STEP.costs, MACHINE)
+def planned() -> Planned:
+    return Planned(
+        make_plan("none", STEP.program, STEP.costs, MACHINE, budget_bytes=100, **LIMITS), STEP.costs, MACHINE
+    )
+
+
+def swapping() -> Planned:
+    """`a` is away while f3 runs."""
+    plan = Plan("hand-made", 100, (Swap(STEP.id("a"), "host", 0, 2, 2, 3, 3),), 6.0, 0, {"host": 4096})
+    peak_bytes = simulate(STEP.program, STEP.costs, MACHINE, plan).peak_bytes
+    return Planned(replace(plan, predicted_peak_bytes=peak_bytes), STEP.costs, MACHINE)
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +65,7 @@ def test_another_link_machine_version_or_option_has_plans_of_its_own(machine, ki
 
 
 def test_free_room_in_the_tier_is_that_of_now():
-    PlanCache(MACHINE, {}, **LIMITS).write(STEP.program, planned("swap_all"))
+    PlanCache(MACHINE, {}, **LIMITS).write(STEP.program, swapping())
     less = PlanCache(unit_machine(capacity=10_000), {}, **LIMITS).read(STEP.program)
     assert less.machine.tier("host").capacity_bytes == 10_000
     assert PlanCache(unit_machine(capacity=1), {}, **LIMITS).read(STEP.program) is None  # too little: planned again
