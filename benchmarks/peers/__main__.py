@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     peers = [name for name in options.peers if PEERS[name].runs_on(device)]
     choice = Choice(options.models, options.budgets, options.policies, peers, options.size, device)
     command = shlex.join(["python", "-m", "benchmarks.peers", *(sys.argv[1:] if argv is None else argv)])
-    results = Results(describe_origin(device, command), ())
+    results = Results({**describe_origin(device, command), "note": options.note}, ())
     options.output.mkdir(parents=True, exist_ok=True)
     for outcome in run_all(choice):
         console.print(_line(outcome))
@@ -51,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--peers", nargs="*", choices=list(PEERS), default=list(PEERS), metavar="PEER")
     parser.add_argument("--size", choices=SIZES, default="small")
     parser.add_argument("--output", type=Path, default=Path(__file__).parents[1] / "results", metavar="DIR")
+    parser.add_argument("--note", default="", help="what readers of the figures must know, for file and picture")
     return parser
 
 

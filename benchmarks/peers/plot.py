@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from benchmarks.peers.cell import REFERENCE, Outcome
@@ -39,7 +40,7 @@ def plot(results: Results, path: Path) -> None:
     origin = results.origin
     machine = f"{origin['device']}, torch {origin['torch']}, {origin['threads']} threads"
     load = f"load of {origin['cores']} cores before the run: {origin['load_average']:.1f}"
-    figure.suptitle(f"{machine}; {load}", fontsize=9)
+    figure.suptitle("\n".join(filter(None, [f"{machine}; {load}", *wrap(origin["note"], 160)])), fontsize=9)
     figure.savefig(path, dpi=140)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 
 import pytest
@@ -29,7 +30,8 @@ def test_a_run_leaves_a_file_and_a_picture_of_every_cell(tmp_path):
     assert main([*arguments, "--output", str(tmp_path)]) == 0
     data = json.loads((tmp_path / "peers_cpu.json").read_text())
     assert data["schema"] == "lmswap.peers/1"
-    assert {"device", "driver", "torch", "commit", "threads", "load_average", "command"} <= data["origin"].keys()
+    origin = {"device", "driver", "torch", "commit", "threads", "load_average", "command", "note"}
+    assert origin <= data["origin"].keys()
     results = read_results(tmp_path / "peers_cpu.json")
     none, eager, fits, unfit = results.outcomes
     assert [o.cell.way for o in results.outcomes] == [REFERENCE, "eager", "checkpoint", "checkpoint"]
@@ -66,10 +68,14 @@ def test_what_breaks_is_an_outcome(tiny, monkeypatch):
     assert (found.status, found.detail) == ("failed", "RuntimeError: no such device")
 
 
+def die(cell):
+    os._exit(1)
+
+
 def test_a_process_that_dies_is_an_outcome(monkeypatch):
-    monkeypatch.setattr("benchmarks.peers.run.run_cell", "not a function")
-    with pytest.raises(TypeError):
-        run_fresh(CELL)
+    monkeypatch.setattr("benchmarks.peers.run.run_cell", die)
+    found = run_fresh(CELL)
+    assert (found.status, found.peak_bytes) == ("failed", None)
 
 
 def test_without_a_reference_nothing_is_compared(monkeypatch):
@@ -110,7 +116,7 @@ def test_results_are_read_as_they_were_written(tmp_path):
 
 
 def test_the_picture_needs_no_more_than_the_reference(tmp_path):
-    origin = {"device": "cpu", "torch": "2", "threads": 1, "cores": 2, "load_average": 0.5}
+    origin = {"device": "cpu", "torch": "2", "threads": 1, "cores": 2, "load_average": 0.5, "note": ""}
     plot(Results(origin, (RAN, outcome("swap", peak_bytes=None, step_seconds=None))), tmp_path / "peers.png")
     assert (tmp_path / "peers.png").stat().st_size > 10_000
 
