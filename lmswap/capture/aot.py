@@ -120,10 +120,12 @@ def allow_retain_graph() -> None:
 
 
 def forward_metadata() -> Any:
+    """What AOTAutograd knows of the region that it compiles now, or None."""
     return getattr(TracingContext.try_get(), "fw_metadata", None)
 
 
 def refuse_rewriters() -> None:
+    """Raises CaptureError if something is on that would change graphs after they are planned."""
     if torch._dynamo.compiled_autograd.in_compiled_autograd_region or torch._dynamo.config.compiled_autograd:
         raise CaptureError(
             "compiled autograd is on: it moves backward graphs elsewhere after they are planned; "

@@ -85,7 +85,9 @@ def _planned(graph: fx.Graph) -> Iterator[_Event]:
 
 def _generated(code: str) -> Iterator[_Event]:
     buffer_of: dict[str, int] = {}  # by variable: what the start that made it moves
-    functions = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.FunctionDef) and node.name == "call"]
+    functions = [
+        node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.FunctionDef) and node.name == "call"
+    ]
     for statement in functions[0].body if functions else ():
         result = statement.targets[0] if isinstance(statement, ast.Assign) else None
         value = statement.value if isinstance(statement, (ast.Assign, ast.Expr)) else None
