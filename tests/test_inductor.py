@@ -1,4 +1,7 @@
-"""compiler="inductor" end to end: Inductor's own graphs with swaps and second runs. Models are tiny: compiling is slow."""
+"""compiler="inductor" end to end: Inductor's own graphs with swaps and second runs.
+
+Models are tiny: compiling is slow.
+"""
 
 import re
 from dataclasses import replace

@@ -70,13 +70,13 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Compi
         check_order(graph.graph, getattr(compiled, "source_code", ""))
         return boxed(handler.recorded(compiled, phase))
 
-    compiled: Callable[..., Any] = compile_fx(
+    region: Any = compile_fx(
         module,
         inputs,
         inner_compile=compile_graph,  # type: ignore[arg-type]
         config_patches={**AS_TRACED, "custom_partitioner_fn": _Partitioner(handler)},
     )
-    return compiled
+    return region  # type: ignore[no-any-return]
 
 
 class _Partitioner(CustomPartitionerFn):

@@ -37,13 +37,13 @@ class SwapEngine:
     def out_start(self, x: torch.Tensor, buffer: int, tier: str, offset: int, is_whole: bool) -> torch.Tensor:
         """Queues the copy of ``x``'s storage to ``tier``; the token is the only owner of the tier's bytes.
 
-        ``buffer`` is what the records will call it. With ``is_whole``, only ``x``'s own bytes are copied: a compiler may
-        have laid it into a larger storage.
+        ``buffer`` is what the records will call it. With ``is_whole``, only ``x``'s own bytes are copied: a
+        compiler may have laid it into a larger storage.
         """
         storage, first = x.untyped_storage(), 0
         nbytes = storage.nbytes()
         if is_whole:
-            first, nbytes = x.storage_offset() * x.element_size(), x.numel() * x.element_size()
+            first, nbytes = int(x.storage_offset()) * x.element_size(), x.numel() * x.element_size()
         capsule = self.native.out_start(buffer, tier, offset, storage.data_ptr() + first, nbytes, self._stream())
         token: torch.Tensor = torch.utils.dlpack.from_dlpack(capsule)
         self._held[self.native.out_transfer(int(token))] = x
@@ -116,7 +116,7 @@ class SwapEngine:
 
 
 def _checksum(storage: torch.UntypedStorage, first: int, nbytes: int) -> torch.Tensor:
-    """Sums of 8-byte words over ``nbytes`` from ``first`` on: one for each whole MiB, one for words left, one for bytes."""
+    """Sums of 8-byte words over ``nbytes`` from ``first`` on: one for each whole MiB, then the rest."""
     flat = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, first, (nbytes,), (1,))
     if first % 8:
         flat = flat.clone()

@@ -52,7 +52,9 @@ def find_engine(number: int) -> SwapEngine:
     return engine
 
 
-def _out_start(x: torch.Tensor, engine: int, buffer: int, tier: str, offset: int, is_whole: bool) -> torch.Tensor:
+def _out_start(  # noqa: PLR0917 - the operator's own signature
+    x: torch.Tensor, engine: int, buffer: int, tier: str, offset: int, is_whole: bool
+) -> torch.Tensor:
     return find_engine(engine).out_start(x, buffer, tier, offset, is_whole)
 
 
@@ -87,7 +89,9 @@ for _name, _kernel in (
 
 
 @torch.library.register_fake("lmswap::out_start", lib=_library)  # type: ignore[untyped-decorator]
-def _fake_out_start(x: torch.Tensor, engine: int, buffer: int, tier: str, offset: int, is_whole: bool) -> torch.Tensor:
+def _fake_out_start(  # noqa: PLR0917 - the operator's own signature
+    x: torch.Tensor, engine: int, buffer: int, tier: str, offset: int, is_whole: bool
+) -> torch.Tensor:
     return torch.empty(1, dtype=torch.int64, device="cpu")
 
 
