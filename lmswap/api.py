@@ -57,7 +57,9 @@ def enable(
         policy: "auto" (keep, swap or compute again, whatever is fastest); "swap" or "recompute" (only that); to compare
             with: "none", "swap_all", "tflms", "checkpoint".
         tier: where swapped tensors go: "host" (pinned memory), "disk", or "auto": host for CUDA, disk for the CPU.
-        compiler: what runs the graphs; "fx" is generated Python code that calls torch's own operators.
+        compiler: what runs the graphs; "fx" is generated Python code that calls torch's own operators, "inductor" is
+            torch.compile's own compiler with the layouts as traced (it fuses operators: a copy that splits a fused
+            reduction can change the last bits of it, and predicted memory is that of the unfused operators).
         min_swap_bytes: smaller buffers stay where they are.
         verify: checks every buffer that comes back against the checksum it left with; slower, for doubts.
         disk_directory: where the disk tier puts its (unlinked) file; default: a directory on a real disk.
