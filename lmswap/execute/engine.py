@@ -40,8 +40,8 @@ class SwapEngine:
         ``buffer`` is what the records will call it. With ``is_whole``, only ``x``'s own bytes are copied: a
         compiler may have laid it into a larger storage.
         """
-        storage, first = x.untyped_storage(), 0
-        nbytes = storage.nbytes()
+        storage = x.untyped_storage()
+        first, nbytes = 0, int(storage.nbytes())
         if is_whole:
             first, nbytes = int(x.storage_offset()) * x.element_size(), x.numel() * x.element_size()
         capsule = self.native.out_start(buffer, tier, offset, storage.data_ptr() + first, nbytes, self._stream())

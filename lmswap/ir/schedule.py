@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.plan import Decision, Plan, Rerun
-from lmswap.ir.program import Buffer, BufferKind, Op, Program, Segment, Value
+from lmswap.ir.program import Buffer, BufferKind, Op, Program, Segment
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Schedule:
     def decisions(self, plan: Plan) -> tuple[Decision, ...]:
         """By buffer of the planned program: its fate; one that is both swapped and made again counts as swapped."""
         read = {buffer for op in self.program.ops for buffer in op.reads}
-        found = {buffer: Decision.KEEP for buffer in self.buffers}
+        found = dict.fromkeys(self.buffers, Decision.KEEP)
         for made, buffer in enumerate(self.buffers):
             if made != buffer and made in read:
                 found[buffer] = Decision.RECOMPUTE

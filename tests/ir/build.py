@@ -8,8 +8,8 @@
         g2 2: t a -> gx
     ''', sizes={"a": 4}, outputs="y", tangents="t", gradients="gx")
 
-An op is "name[@module] seconds[!random|!view]: reads -> writes". A name that is read before any op writes it is an input, one in
-upper case a parameter. A segment header may name its graph: "forward 1". Sizes are 1 byte unless said.
+An op is "name[@module] seconds[!random|!view]: reads -> writes". A name that is read before any op writes it is an
+input, one in upper case a parameter. A segment header may name its graph: "forward 1". Sizes are 1 byte unless said.
 """
 
 from __future__ import annotations
