@@ -57,7 +57,20 @@ def conv() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Tanh())
 
 
-CASES = {"dense": (dense, (128, 64)), "conv": (conv, (2, 3, 32, 32))}
+class Heads(nn.Module):
+    """Inductor would lay the three parts side by side where they were traced one behind the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.parts, self.out = nn.Linear(64, 192), nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a, b, c = self.parts(x).view(-1, 4, 3, 64).permute(2, 0, 1, 3).contiguous().unbind()
+        return self.out(torch.tanh(a @ b.transpose(1, 2)) @ c)
+
+
+CASES = {"dense": (dense, (128, 64)), "conv": (conv, (2, 3, 32, 32)), "heads": (Heads, (128, 64))}
 
 
 def steps(model, call, shape, *, num_steps: int = 2, retain_graph: bool = False):
@@ -112,6 +125,19 @@ def test_a_copy_that_splits_a_fused_reduction_changes_no_more_than_its_rounding(
     assert lmswap.report(model).swapped_out_bytes > 0
     for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b)
+    lmswap.disable(model)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_what_is_moved_lies_in_memory_as_traced_until_the_copy_is_done(seed, monkeypatch, compiled):
+    expected = plain("heads", num_steps=1)
+    monkeypatch.setattr("lmswap.session.make_plan", plan_at_random(seed))
+    model, actual = enabled("heads", num_steps=1)
+    for a, b in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a, b)
+    for _, _, code in compiled:
+        moved = re.findall(r"lmswap\.out_start\.default\((.+), \d+, \d+, '", code)
+        assert sorted(moved) == sorted(re.findall(r"lmswap\.out_done\.default\(\w+, (.+), \d+\)", code))
     lmswap.disable(model)
 
 

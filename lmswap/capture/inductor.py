@@ -12,9 +12,11 @@ from typing import Any, Protocol
 
 from torch import fx
 from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._inductor import config
+from torch._inductor import config, ir
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
+from torch._inductor.lowering import make_fallback
+from torch._inductor.virtualized import V
 
 from lmswap.capture.aot import GraphHandler, allow_retain_graph, boxed, forward_metadata, refuse_rewriters
 from lmswap.capture.order import chain_calls, check_order
@@ -31,6 +33,8 @@ _AS_PLANNED = {
     "_pre_fusion_custom_pass": chain_calls,
 }
 _IS_REWRITTEN = "lmswap_is_rewritten"
+_STRIDES = "lmswap_strides"
+_READ_BYTES = (ops.out_start, ops.out_done, ops.view_bytes)
 
 
 class CompiledGraphHandler(GraphHandler, Protocol):
@@ -108,6 +112,7 @@ def _rewrite(graphs: Sequence[fx.GraphModule], rewrite: Callable[[], None]) -> N
     for graph in graphs:
         graph.meta[_IS_REWRITTEN] = is_rewritten
         _check_movable(graph.graph)
+        _keep_strides(graph.graph)
 
 
 def _check_movable(graph: fx.Graph) -> None:
@@ -121,3 +126,31 @@ def _check_movable(graph: fx.Graph) -> None:
                 f"'{source.name}' does not fill its memory, and Inductor may lay it out otherwise: lmswap cannot move "
                 'it or make views of it there; use compiler="fx"'
             )
+
+
+def _keep_strides(graph: fx.Graph) -> None:
+    """Notes for `_lay_as_traced` how what is moved lies: later passes may put other nodes in the place of sources."""
+    for node in graph.nodes:
+        if node.target in _READ_BYTES:
+            node.meta[_STRIDES] = {
+                position: given.meta["val"].stride()
+                for position, given in enumerate(node.args)
+                if isinstance(given, fx.Node)
+            }
+
+
+def _lay_as_traced(node: fx.Node, *arguments: Any, **others: Any) -> tuple[Any, Any]:
+    """Bytes are moved as they lie: what is moved has to be in memory, and to lie there as traced, when it is lowered.
+
+    All later readers get the same memory; an ``out_done`` with a copy of its own would not keep that which is moved.
+    """
+    laid = list(arguments)
+    for position, strides in node.meta[_STRIDES].items():
+        laid[position].realize()
+        laid[position] = ir.ExternKernel.require_exact_strides(laid[position], strides)
+        V.graph.env[node.args[position]] = laid[position]
+    return tuple(laid), others
+
+
+for _op in _READ_BYTES:
+    make_fallback(_op, layout_constraint=_lay_as_traced)  # type: ignore[no-untyped-call]

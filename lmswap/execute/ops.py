@@ -28,7 +28,7 @@ _SCHEMAS = (
     "view_bytes(Tensor(a) flat, ScalarType dtype, int[] size, int[] stride, int offset) -> Tensor(a)",
 )
 for _schema in _SCHEMAS:
-    _library.define(_schema, tags=(torch.Tag.needs_exact_strides,))  # type: ignore[no-untyped-call]
+    _library.define(_schema)  # type: ignore[no-untyped-call]
 
 out_start = torch.ops.lmswap.out_start.default
 out_done = torch.ops.lmswap.out_done.default
