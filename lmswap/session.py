@@ -252,6 +252,8 @@ class Session:
                 live=(*error.live[:4], ("in use before the step and reserved", allowance.fixed_bytes)),
                 policy=error.policy,
             ) from None
+        finally:
+            self.memory.trim()
 
     def _adopt(
         self, indices: tuple[int, ...], joined: Joined, planned: Planned, allowance: Allowance, origin: str

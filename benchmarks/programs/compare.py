@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ class Change:
 
 
 def change(stored: Outcome | None, now: Outcome) -> Change:
-    """Compares two outcomes of one case. A higher peak is worse unless the step is faster for it."""
+    """Compares two outcomes of one case. A peak is told and not judged: room within the budget is there to be used."""
     if stored is None:
         return Change(Verdict.NEW)
     if stored.plan is None or now.plan is None:
@@ -47,9 +47,8 @@ def change(stored: Outcome | None, now: Outcome) -> Change:
     if abs(seconds) > _SAME:
         return Change(Verdict.WORSE if seconds > 0 else Verdict.BETTER, f"step {seconds:+.2%}")
     peak = now.plan.peak_bytes / stored.plan.peak_bytes - 1
-    if abs(peak) > _SAME:
-        return Change(Verdict.WORSE if peak > 0 else Verdict.BETTER, f"peak {peak:+.2%}")
-    return _planning_change(stored, now)
+    found = _planning_change(stored, now)
+    return replace(found, text=f"peak {peak:+.2%} {found.text}".rstrip()) if abs(peak) > _SAME else found
 
 
 def _planning_change(stored: Outcome, now: Outcome) -> Change:

@@ -6,6 +6,7 @@ kernel counts it, and tensor bytes are those of the recycling heap that serves t
 
 from __future__ import annotations
 
+import ctypes
 from typing import TYPE_CHECKING, Protocol
 
 from lmswap.hardware.device import describe_device
@@ -160,6 +161,7 @@ class CpuMemory:
 
     def trim(self) -> None:  # noqa: D102
         self._heap.heap_trim()
+        _trim_c_heap()
 
     def synchronize(self) -> None:  # noqa: D102
         return
@@ -170,3 +172,10 @@ class CpuMemory:
             CpuMemory._num_open -= 1
             if CpuMemory._num_open == 0:
                 self._heap.heap_uninstall()
+
+
+def _trim_c_heap() -> None:
+    """Makes glibc give freed pages back, of which planning 500 ops leaves some 20 MiB; other C libraries keep none."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+from scipy.optimize import linprog
+from scipy.sparse import csr_array
 
 from lmswap.plan.dual import Contents, Dual, Floats, Ints, Prices
 
@@ -63,9 +65,6 @@ class _PriceProgram:
         self._num_rows += count
 
     def solve(self) -> Prices:
-        from scipy.optimize import linprog  # half a second to import, and most steps fit without
-        from scipy.sparse import csr_array
-
         self._limit((self._out, 1.0), (self._into, 1.0), limit=1.0)
         self._limit_contents()
         row, column, value = (np.concatenate(part) for part in zip(*self._entries, strict=True))

@@ -77,8 +77,8 @@ def plan_search(problem: Problem, *, policy: str, may_swap: bool = True, may_red
 
 
 def _most_evaluations(num_ops: int) -> int:
-    """How many schedules a search tries: one takes 50 to 100 ns an op, and 1,000 ops shall take about a second."""
-    return int(min(30_000, max(1.2e7 / num_ops, min(12_000, 1e8 / num_ops))))
+    """How many schedules a search tries: one takes 50 to 100 ns an op, and 1,000 ops shall take a second."""
+    return int(min(20_000, max(8e6 / num_ops, min(8_000, 1e8 / num_ops))))
 
 
 def _limits(problem: Problem, *, may_swap: bool, may_redo: bool, budget_bytes: int | None = None) -> _core.Limits:
