@@ -49,6 +49,7 @@ class SwapEngine:
         self._held[self.native.out_transfer(int(token))] = x
         if self._checksums is not None:
             self._checksums[int(token)] = (nbytes, _checksum(storage, first, nbytes))
+        self.recorder.memory_changed()
         return token
 
     def out_done(self, token: torch.Tensor, x: torch.Tensor) -> None:
