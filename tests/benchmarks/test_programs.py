@@ -138,7 +138,7 @@ def test_a_change_is_judged_by_seconds_then_by_planning(outcome):
     slow = replace(outcome, planning_seconds=outcome.planning_seconds * 2 + 1)
     judged = {
         "same": outcome,
-        "worse": changed(outcome, step_seconds=seconds * 1.002),
+        "worse": changed(outcome, step_seconds=seconds * 1.04),
         "better": changed(outcome, step_seconds=seconds * 0.998, peak_bytes=peak * 2),
         "slower planning": slow,
     }
