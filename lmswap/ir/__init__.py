@@ -14,6 +14,7 @@ swap       one trip of a buffer to a tier and back
 release    the position from which the device memory of a swapped buffer is free
 recompute  to drop a buffer and make it again by a rerun, a second run of the op that made it
 keep       the opposite decision: the buffer stays on the device
+certificate  a bound on the seconds of any plan for this order of ops, with the prices that prove it
 schedule   what runs under a plan, reruns included: a program again
 lane       a queue that runs beside compute: out, in
 stall      compute waiting for a copy
