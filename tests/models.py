@@ -76,6 +76,21 @@ class SharedViews(nn.Module):
         return out, out[0, :, :32]
 
 
+class Broken(nn.Module):
+    """Three graphs in one step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(128, 128) for _ in range(3))
+
+    def forward(self, x):
+        x = torch.tanh(self.a(x)).exp()
+        torch._dynamo.graph_break()
+        x = torch.tanh(self.b(x)).exp()
+        torch._dynamo.graph_break()
+        return torch.tanh(self.c(x)).exp()
+
+
 @dataclass(frozen=True)
 class Case:
     make: Callable[[], nn.Module]

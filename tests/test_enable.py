@@ -11,7 +11,7 @@ from torch import nn
 
 import lmswap
 from lmswap.errors import OptionError, PlanInfeasible, TierError, TransferError
-from tests.models import CASES, Case
+from tests.models import CASES, Broken, Case
 
 POLICIES = ("none", "swap_all", "tflms", "auto")
 SMALL = 4096  # swap nearly everything: the test models are small
@@ -129,18 +129,6 @@ def test_eval_and_no_grad_give_the_same_bits_and_leave_nothing_behind():
 
 
 def test_several_graphs_make_one_step_with_one_plan():
-    class Broken(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b, self.c = (nn.Linear(128, 128) for _ in range(3))
-
-        def forward(self, x):
-            x = torch.tanh(self.a(x)).exp()
-            torch._dynamo.graph_break()
-            x = torch.tanh(self.b(x)).exp()
-            torch._dynamo.graph_break()
-            return torch.tanh(self.c(x)).exp()
-
     case = Case(Broken, lambda: torch.randn(512, 128))
     expected, _ = train(case, "none", num_steps=4)
     actual, report = train(case, "swap_all", num_steps=4)

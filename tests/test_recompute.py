@@ -5,31 +5,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
 
 import lmswap
 from lmswap.ir.schedule import schedule
 from lmswap.ir.timeline import Lane, Timeline
 from lmswap.plan import simulate, verify
-from tests.models import CASES, Case
+from tests.models import CASES, Broken, Case
 from tests.rewrite.random_plans import random_plan
 from tests.rewrite.random_reruns import random_reruns
-
-
-class Broken(nn.Module):
-    """Three graphs in one step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = (nn.Linear(128, 128) for _ in range(3))
-
-    def forward(self, x):
-        x = torch.tanh(self.a(x)).exp()
-        torch._dynamo.graph_break()
-        x = torch.tanh(self.b(x)).exp()
-        torch._dynamo.graph_break()
-        return torch.tanh(self.c(x)).exp()
-
 
 MODELS = {name: CASES[name] for name in ("resnet", "encoder", "shared_views")}
 MODELS["broken"] = Case(Broken, lambda: torch.randn(64, 128))

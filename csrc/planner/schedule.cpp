@@ -12,7 +12,6 @@ bool Scheduler::build(const std::vector<Fate>& fates, Schedule& schedule) {
   schedule.stretches.clear();
   schedule.segment_start.clear();
   schedule.segment_stop.clear();
-  schedule.seconds = 0;
   copies_.assign(num_buffers, Copy{-1, -1, -1, -1, false});
   newest_.assign(num_buffers, -1);
   is_there_.assign(num_buffers, 0);
@@ -40,16 +39,15 @@ bool Scheduler::run(int op, int position, int gap) {
   }
   const int at = static_cast<int>(out_->runs.size());
   out_->runs.push_back({op, position, gap});
-  out_->seconds += step_.seconds[op];
   for (const int buffer : step_.reads[op]) {
     --pins_[buffer];
-    use(buffer, at, false, *out_);
+    use(buffer, at, false);
   }
   for (const int buffer : step_.writes[op]) {
     if (is_rerun || step_.producer[buffer] == op) {
       make(buffer, at);
     } else {
-      use(buffer, at, true, *out_);
+      use(buffer, at, true);
     }
   }
   if (is_rerun) {
@@ -73,7 +71,7 @@ bool Scheduler::ensure(int buffer, int position) {
   return run(step_.producer[buffer], position, gap_[buffer]);
 }
 
-void Scheduler::use(int buffer, int at, bool is_write, Schedule& schedule) {
+void Scheduler::use(int buffer, int at, bool is_write) {
   int copy = newest_[buffer];
   if (copy < 0) {  // a tangent: handed in, not made
     copy = newest_[buffer] = buffer;
@@ -82,7 +80,7 @@ void Scheduler::use(int buffer, int at, bool is_write, Schedule& schedule) {
   }
   auto& known = copies_[copy];
   if (at > known.last_use + 1) {
-    schedule.stretches.push_back({copy, gap_[buffer], known.last_use, at, known.last_write, known.leaves});
+    out_->stretches.push_back({copy, gap_[buffer], known.last_use, at, known.last_write, known.leaves});
   }
   known.last_use = at;
   if (is_write) known.last_write = at;

@@ -39,7 +39,6 @@ struct Schedule {
   std::vector<Stretch> stretches;  // in order of `before`
   std::vector<Bytes> born, dead;   // by run: bytes that begin and cease to exist there; `dead` has one entry more
   std::vector<int> segment_start, segment_stop;  // by segment, in runs
-  double seconds = 0;                            // of all runs
 };
 
 class Scheduler {
@@ -59,7 +58,7 @@ class Scheduler {
   };
   bool run(int op, int position, int gap);
   bool ensure(int buffer, int position);
-  void use(int buffer, int at, bool is_write, Schedule& schedule);
+  void use(int buffer, int at, bool is_write);
   void make(int buffer, int at);
   void after_own_use(int buffer);
   void after_use_by_rerun(int buffer);

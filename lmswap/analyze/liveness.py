@@ -94,12 +94,7 @@ def swappable_gaps(program: Program, ranges: Mapping[int, LiveRange], min_bytes:
         for gap in gaps(live_range)
     ]
     owner = segment_by_op(program)
-    return tuple(gap for gap in found if _is_handed_on(owner[gap.after], owner[gap.before]))
-
-
-def _is_handed_on(origin: Segment, destination: Segment) -> bool:
-    crosses = (origin.phase, destination.phase) == ("forward", "backward") and origin.graph == destination.graph
-    return origin == destination or crosses
+    return tuple(gap for gap in found if owner[gap.after].hands_on_to(owner[gap.before]))
 
 
 def segment_by_op(program: Program) -> tuple[Segment, ...]:

@@ -114,10 +114,8 @@ class StepMemory:
         if not len(curve):
             return Peak(0, 0, ())
         op = int(curve.argmax())
-        present = [live_range for live_range in self.ranges.values() if live_range.start <= op < live_range.stop]
-        if curve is self.floor:
-            present = [r for r in present if op in r.uses or not self.program.buffers[r.buffer].is_swappable]
-        return Peak(int(curve[op]), op, self.largest([live_range.buffer for live_range in present], op))
+        live = [r.buffer for r in self.ranges.values() if r.start <= op < r.stop]
+        return Peak(int(curve[op]), op, self.largest(self.fixed_at(op) if curve is self.floor else live, op))
 
     def largest(self, buffers: list[int], op: int) -> tuple[tuple[str, int], ...]:
         """(name, bytes) of ``buffers`` and of the scratch of ``op``, largest first."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lmswap.ir.program import Program, Segment
+from lmswap.ir.program import Program
 
 
 def repeatable_ops(program: Program) -> tuple[bool, ...]:
@@ -24,9 +24,3 @@ def repeatable_ops(program: Program) -> tuple[bool, ...]:
         and all(last_write.get(buffer, -1) < op.index for buffer in op.reads)
         for op in program.ops
     )
-
-
-def can_run_in(origin: Segment, segment: Segment) -> bool:
-    """Whether ops of ``origin`` can run again in ``segment``: their inputs must be handed on to it."""
-    crosses = (origin.phase, segment.phase) == ("forward", "backward") and origin.graph == segment.graph
-    return origin == segment or crosses

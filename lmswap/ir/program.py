@@ -104,6 +104,11 @@ class Segment:
         if self.phase not in PHASES:
             raise CaptureError(f"segment of graph {self.graph} is '{self.phase}', none of {', '.join(PHASES)}")
 
+    def hands_on_to(self, other: Segment) -> bool:
+        """Whether ``other`` can read what this segment made: it is the same one, or the backward of its graph."""
+        crosses = (self.phase, other.phase) == ("forward", "backward") and self.graph == other.graph
+        return self == other or crosses
+
 
 @dataclass(frozen=True)
 class Program:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmswap.analyze.memory import Bytes, StepMemory
-from lmswap.analyze.repeatable import can_run_in, repeatable_ops
+from lmswap.analyze.repeatable import repeatable_ops
 from lmswap.errors import PlanInfeasible
 from lmswap.ir.plan import Plan, Rerun
 from lmswap.ir.program import BufferKind, Op, Program, Segment
@@ -93,7 +93,7 @@ def _blocks(program: Program, depth: int, repeatable: Sequence[bool]) -> list[_B
             readers[buffer].append(op.index)
     found = []
     for forward in program.segments:
-        backward = next((s for s in program.segments if s != forward and can_run_in(forward, s)), None)
+        backward = next((s for s in program.segments if s != forward and forward.hands_on_to(s)), None)
         if backward is None:
             continue
         for path, ops in groupby(program.ops[forward.start : forward.stop], key=module):

@@ -6,7 +6,7 @@ improves by flips of one gap, of classes of equal layers, and by annealing; step
 
 from __future__ import annotations
 
-from lmswap.analyze.repeatable import can_run_in, repeatable_ops
+from lmswap.analyze.repeatable import repeatable_ops
 from lmswap.errors import PlanInfeasible
 from lmswap.ir.machine import Rate
 from lmswap.ir.plan import Plan, Rerun, Swap
@@ -139,5 +139,5 @@ def _own(program: Program, buffers: tuple[int, ...]) -> list[int]:
 
 def _forward_of(program: Program, segment: Segment) -> int:
     """The index of the segment that hands its values on to ``segment``, or -1."""
-    found = [n for n, s in enumerate(program.segments) if s != segment and can_run_in(s, segment)]
+    found = [n for n, s in enumerate(program.segments) if s != segment and s.hands_on_to(segment)]
     return found[0] if found else -1

@@ -10,7 +10,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from lmswap.analyze.memory import StepMemory
-from lmswap.analyze.repeatable import can_run_in, repeatable_ops
+from lmswap.analyze.repeatable import repeatable_ops
 from lmswap.errors import PlanInvalid
 from lmswap.ir.plan import Plan, Rerun, Swap
 from lmswap.ir.schedule import schedule
@@ -45,7 +45,7 @@ def optimum(step, machine, budget_bytes):
         Rerun(op.index, position)
         for op, is_repeatable in zip(program.ops, repeatable_ops(program), strict=True)
         for position in range(op.index + 1, len(program.ops))
-        if is_repeatable and can_run_in(program.segment_of(op.index), program.segment_of(position))
+        if is_repeatable and program.segment_of(op.index).hands_on_to(program.segment_of(position))
     ]
     allowed.sort(key=lambda rerun: rerun.position)
     choices = [chosen for count in range(3) for chosen in itertools.product(allowed, repeat=count)]

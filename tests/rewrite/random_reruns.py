@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from lmswap.analyze.repeatable import can_run_in, repeatable_ops
+from lmswap.analyze.repeatable import repeatable_ops
 from lmswap.ir.plan import Rerun
 from lmswap.ir.program import Program
 
@@ -19,7 +19,7 @@ def random_reruns(program: Program, rng: random.Random, *, share: float = 0.5, m
         places = [
             position
             for segment in program.segments
-            if can_run_in(origin, segment)
+            if origin.hands_on_to(segment)
             for position in range(max(op.index + 1, segment.start), segment.stop)
         ]
         reruns += [Rerun(op.index, place) for place in rng.sample(places, min(len(places), rng.randint(1, most)))]
