@@ -10,6 +10,8 @@ from importlib.metadata import version
 import pytest
 
 from lmswap import cli
+from lmswap.commands.doctor import doctor_text
+from lmswap.commands.plan import plan_figures, plan_text
 from lmswap.errors import LmswapError, PlanInfeasible
 from lmswap.ir.machine import Link, Machine, Rate, Tier
 from lmswap.ir.plan import Rerun
@@ -102,10 +104,10 @@ def test_a_plan_as_json_has_the_figures(files, capsys):
 
 def test_the_figures_count_what_is_swapped_and_what_is_computed_again():
     plan = replace(PLAN, reruns=(Rerun(1, 3),))  # relu is made again for its use in backward; conv is swapped
-    figures = cli._plan_figures(PROGRAM, plan, planning_seconds=0.1)
+    figures = plan_figures(PROGRAM, plan, planning_seconds=0.1)
     assert (figures["swapped_bytes"], figures["recomputed_bytes"]) == (3 * MIB, 2 * MIB)
     assert figures["kept_bytes"] == 3 * MIB + 8  # grad_relu, the gradient, two scalars
-    assert "5.00 s: at most 10.0 % above the best possible" in cli._plan_text(PROGRAM, plan, MACHINE, figures)
+    assert "5.00 s: at most 10.0 % above the best possible" in plan_text(PROGRAM, plan, MACHINE, figures)
 
 
 def test_a_budget_may_be_a_share_of_the_unplanned_peak(files, capsys):
@@ -219,7 +221,7 @@ def test_both_at_once_is_shown_as_what_each_direction_keeps(capsys):
         machines={"host": machine, "disk": MACHINE},
         failures={},
     )
-    text = cli.doctor_text(found)
+    text = doctor_text(found)
     rows = {line.split("  ")[0]: line.split()[-4:] for line in text.splitlines() if "the host tier" in line}
     assert rows["out to the host tier"] == ["1.07", "1.07", "1.07", "0.54"]  # 2**30 B/s, and half of it
     assert rows["in from the host tier"] == ["0.54", "0.54", "0.54", "0.27"]

@@ -9,8 +9,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from benchmarks.unet3d.run import Configuration, Event, Run
 from benchmarks.unet3d.study import Study
-from benchmarks.unet3d.train import Configuration, Event, Run
 from benchmarks.unet3d.verdict import Verdict
 from lmswap.ir.bytesize import format_bytes
 

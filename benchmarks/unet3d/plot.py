@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.unet3d.run import Run
 from benchmarks.unet3d.study import Study
-from benchmarks.unet3d.train import Run
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.timeline import Lane
 

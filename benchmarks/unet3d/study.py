@@ -19,7 +19,7 @@ import torch
 from benchmarks.unet3d import brats, synthetic
 from benchmarks.unet3d.network import Head
 from benchmarks.unet3d.preprocess import prepare_cube
-from benchmarks.unet3d.train import Configuration, Event, Kind, Run
+from benchmarks.unet3d.run import Configuration, Event, Kind, Run
 
 SCHEMA = "lmswap.unet3d/1"
 MAX_SUBJECTS = 3  # a comparison of a few steps takes the first ones only, and normalises over these
@@ -166,7 +166,7 @@ def run_fresh(configuration: Configuration, logs: Path, on_event: OnEvent) -> Ru
     with os.fdopen(read_end) as events, log.open("wb") as output:
         try:
             child = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.unet3d.train", str(settings), "--events", str(write_end)],
+                [sys.executable, "-m", "benchmarks.unet3d.run", str(settings), "--events", str(write_end)],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 pass_fds=[write_end],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import sys
+from typing import TextIO
 
 from rich.console import Console, RenderableType
 
@@ -41,3 +43,8 @@ def format_excess(excess: float | None) -> str:
     if excess is None:
         return "how fast it could be is not known"
     return f"at most {100 * excess:.1f} % above the best possible for this order of operations"
+
+
+def print_result(text: str, file: TextIO | None = None) -> None:
+    """Prints what a command found, on standard output unless ``file`` is given, and at once."""
+    print(text, file=file or sys.stdout, flush=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from benchmarks.unet3d.run import Configuration, Run, Swapping
 from benchmarks.unet3d.study import Machine, Study
 from benchmarks.unet3d.synthetic import DATA_KIND
-from benchmarks.unet3d.train import Configuration, Run, Swapping
 
 MIB = 2**20
 MACHINE = Machine("Some CPU", 2, 24 * 2**30, "2.13.0", "3.11.0", "abcdef")

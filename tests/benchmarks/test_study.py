@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from benchmarks.unet3d import study as study_module
+from benchmarks.unet3d.run import Run
 from benchmarks.unet3d.study import RunFailed, Settings, compare, run_fresh
-from benchmarks.unet3d.train import Run
 from tests.benchmarks.runs import MIB, good_runs, make_configuration, make_run, make_study
 from tests.benchmarks.scans import make_subject
 

@@ -6,7 +6,7 @@ import torch
 
 from benchmarks.unet3d.network import UNet3d
 from benchmarks.unet3d.preprocess import load_cubes, prepare_cube
-from benchmarks.unet3d.train import Configuration, Run, Trainer, run
+from benchmarks.unet3d.run import Configuration, Run, Trainer, run
 from tests.benchmarks.scans import make_subject
 
 

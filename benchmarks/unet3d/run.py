@@ -1,4 +1,4 @@
-"""Runs one configuration of the benchmark in this process: ``python -m benchmarks.unet3d.train``.
+"""Runs one configuration of the benchmark in this process: ``python -m benchmarks.unet3d.run``.
 
 The configuration is a JSON file; what happens goes to the file descriptor ``--events``, one JSON object a line:
 "phase", "memory", "step", and at last "result" or "failed". A process runs one configuration only, so that a peak is

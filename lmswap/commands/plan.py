@@ -1,0 +1,130 @@
+"""`lmswap plan`: what would a captured program cost under a budget, on this machine or another?"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import math
+import time
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from lmswap.errors import OptionError
+from lmswap.ir.bytesize import format_bytes, parse_bytes
+from lmswap.ir.machine import Machine
+from lmswap.ir.plan import Decision, Plan
+from lmswap.ir.program import Program
+from lmswap.reporting import make_explanation
+from lmswap.reporting.text import format_excess, format_seconds, print_result, render_text
+
+if TYPE_CHECKING:
+    from lmswap.analyze.memory import StepMemory
+    from lmswap.commands import Commands
+
+
+def add_to(commands: Commands) -> None:
+    """Declares the command."""
+    parser = commands.add_parser("plan", help="plan a program file under a budget, without running it")
+    parser.add_argument("program", metavar="PROGRAM.json[.gz]", help="written by lmswap.program(model).to_json()")
+    parser.add_argument(
+        "--budget",
+        required=True,
+        help='bytes that the step may allocate: "6GiB", "800 MB"; or "40%%" of what it allocates unplanned',
+    )
+    parser.add_argument("--machine", metavar="FILE", help="a machine description; default: measure this machine")
+    parser.add_argument("--policy", default="auto", help="default: auto, the fastest that fits")
+    parser.add_argument("--tier", choices=("host", "disk"), help="default: the machine's first")
+    parser.add_argument("--min-swap", metavar="BYTES", default="1MiB", help="smaller buffers stay; default: 1MiB")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Plans, and prints the plan or its figures."""
+    from lmswap.analyze.cost import roofline
+    from lmswap.analyze.memory import StepMemory
+    from lmswap.plan import make_plan
+
+    min_swap_bytes = parse_bytes(options.min_swap, what="--min-swap")
+    program = Program.from_json(_read(options.program))
+    machine = Machine.from_json(_read(options.machine)) if options.machine else _this_machine(options.tier)
+    costs = roofline(program, machine)
+    limits: dict[str, Any] = {
+        "budget_bytes": _budget_bytes(options.budget, StepMemory(program, costs)),
+        "tier": options.tier or machine.tiers[0].name,
+        "min_swap_bytes": min_swap_bytes,
+    }
+    started = time.perf_counter()
+    plan = make_plan(options.policy, program, costs, machine, **limits)
+    planning_seconds = time.perf_counter() - started
+    figures = plan_figures(program, plan, planning_seconds)
+    print_result(json.dumps(figures, indent=1) if options.json else plan_text(program, plan, machine, figures))
+    return 0
+
+
+def _budget_bytes(text: str, memory: StepMemory) -> int:
+    """Reads a budget: bytes, or a share of the peak that the step has when every buffer is kept."""
+    if not text.strip().endswith("%"):
+        return parse_bytes(text)
+    try:
+        share = float(text.strip().removesuffix("%")) / 100
+    except ValueError:
+        share = math.nan
+    if not 0 < share < math.inf:
+        raise OptionError(f"budget {text!r} is not a share of the unplanned peak; write a number above 0, such as 40%")
+    return max(1, int(share * memory.peak.nbytes))
+
+
+def plan_figures(program: Program, plan: Plan, planning_seconds: float) -> dict[str, Any]:
+    """What `--json` prints, schema "lmswap.plan/2", in bytes and seconds."""
+    decisions = make_explanation(program, plan).decisions
+    nbytes = {kind: sum(row.nbytes for row in decisions if row.decision is kind) for kind in Decision}
+    return {
+        "schema": "lmswap.plan/2",
+        "program": program.name,
+        "policy": plan.policy,
+        "budget_bytes": plan.budget_bytes,
+        "peak_bytes": plan.predicted_peak_bytes,
+        "step_seconds": plan.predicted_seconds,
+        "lower_bound_seconds": plan.certificate.seconds if plan.certificate else 0.0,
+        "planning_seconds": planning_seconds,
+        "kept_bytes": nbytes[Decision.KEEP],
+        "swapped_bytes": nbytes[Decision.SWAP],
+        "recomputed_bytes": nbytes[Decision.RECOMPUTE],
+        "tier_bytes": plan.tier_bytes,
+    }
+
+
+def plan_text(program: Program, plan: Plan, machine: Machine, figures: dict[str, Any]) -> str:
+    """What is printed without `--json`."""
+    table = Table.grid(padding=(0, 2))
+    table.add_row("program", f"{program.name}: {len(program.ops)} ops, {len(program.buffers)} buffers")
+    table.add_row("machine", machine.name)
+    table.add_row("policy", f"{plan.policy}, planned in {format_seconds(figures['planning_seconds'])}")
+    table.add_row("peak", f"{format_bytes(plan.predicted_peak_bytes)} of a budget of {format_bytes(plan.budget_bytes)}")
+    table.add_row("step", f"{format_seconds(plan.predicted_seconds)} (predicted from the machine's rates)")
+    table.add_row("bound", f"{format_seconds(figures['lower_bound_seconds'])}: {format_excess(plan.excess)}")
+    for decision in ("kept", "swapped", "recomputed"):
+        table.add_row(decision, format_bytes(figures[f"{decision}_bytes"]))
+    return render_text(table, Text(), make_explanation(program, plan))
+
+
+def _this_machine(tier: str | None) -> Machine:
+    from lmswap.hardware.device import default_device
+    from lmswap.hardware.measure import describe_machine
+
+    device = default_device()
+    return describe_machine(device, tier or ("disk" if device.type == "cpu" else "host"))
+
+
+def _read(path: str) -> str:
+    try:
+        data = Path(path).read_bytes()
+        return (gzip.decompress(data) if path.endswith(".gz") else data).decode()
+    except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:
+        raise OptionError(f"cannot read '{path}': {error}") from error
