@@ -1,6 +1,7 @@
 import pytest
 
 from benchmarks.unet3d import cli
+from benchmarks.unet3d.commands import compare as command
 from tests.benchmarks.runs import good_runs, make_study
 from tests.benchmarks.scans import make_subject
 
@@ -14,18 +15,18 @@ def asked(monkeypatch):
         settings.append((given, command))
         return make_study(*good_runs())
 
-    monkeypatch.setattr(cli, "compare", compare)
+    monkeypatch.setattr(command, "compare", compare)
     return settings
 
 
 def test_the_full_form_reaches_the_comparison(asked, tmp_path):
     file = tmp_path / "results.json"
-    line = f"--sizes 144 192 --budget 6GiB --policy swap_all --steps 7 --dtype bf16 --head block --json {file}"
+    line = f"compare --sizes 144 192 --budget 6GiB --policy swap_all --steps 7 --dtype bf16 --head block --json {file}"
     assert cli.main(line.split()) == 0
-    ((settings, command),) = asked
+    ((settings, said),) = asked
     assert (settings.sizes, settings.budget_bytes, settings.policy) == ((144, 192), 6 * 2**30, "swap_all")
     assert (settings.steps, settings.dtype, settings.head, settings.data) == (7, "bf16", "block", None)
-    assert command == f"lmswap bench unet3d {line}"
+    assert said == f"lmswap bench unet3d {line}"
     assert file.exists()
 
 
@@ -46,7 +47,7 @@ def test_the_full_form_reaches_the_comparison(asked, tmp_path):
 )
 def test_bad_input_is_refused_before_anything_starts(asked, capsys, line, said):
     with pytest.raises(SystemExit) as end:
-        cli.main(line.split())
+        cli.main(["compare", *line.split()])
     assert end.value.code == 2
     assert said in capsys.readouterr().err
     assert not asked
@@ -56,5 +57,5 @@ def test_scans_that_cannot_be_used_end_the_command_with_their_name(tmp_path, cap
     make_subject(tmp_path / "data")
     file = tmp_path / "data" / "case_1" / "case_1_t2.nii.gz"
     file.write_bytes(file.read_bytes()[:-20])
-    assert cli.main(f"--sizes 32 48 --data {tmp_path / 'data'} --folder {tmp_path / 'out'}".split()) == 2
+    assert cli.main(f"compare --sizes 32 48 --data {tmp_path / 'data'} --folder {tmp_path / 'out'}".split()) == 2
     assert "case_1_t2.nii.gz" in capsys.readouterr().out.replace("\n", "")

@@ -1,0 +1,38 @@
+"""Which arguments do several commands take, and what is a valid one?"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from benchmarks.unet3d.network import MIN_SIZE, SIZE_MULTIPLE
+
+
+def size(text: str) -> int:
+    """A cube side that the network takes."""
+    side = positive(text)
+    if side < MIN_SIZE or side % SIZE_MULTIPLE:
+        raise argparse.ArgumentTypeError(f"{side} is not a multiple of {SIZE_MULTIPLE} from {MIN_SIZE} up")
+    return side
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 up."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+    return int(text)
+
+
+def add_network(parser: argparse.ArgumentParser) -> None:
+    """Declares what a trained network depends on beside the data and the size."""
+    parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32", help="bf16 means autocast (%(default)s)")
+    parser.add_argument(
+        "--head", choices=("conv", "block"), default="conv", help="block: as the case study (%(default)s)"
+    )
+
+
+def add_folder(parser: argparse.ArgumentParser, holds: str) -> None:
+    """Declares where files go that later commands use again."""
+    parser.add_argument(
+        "--folder", type=Path, default=Path("demo-output"), metavar="DIR", help=f"for {holds} (%(default)s)"
+    )
