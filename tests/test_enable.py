@@ -365,3 +365,12 @@ def test_a_graph_that_outlives_its_engine_says_so():
     lmswap.disable(model)
     with pytest.raises(TransferError, match="closed"):
         loss.backward()
+
+
+def test_an_operator_that_makes_another_dtype_than_was_traced_is_not_swapped_but_named():
+    # torch traces the statistics of a bfloat16 norm with float32 weights as bfloat16; its CPU kernel makes float32.
+    model = nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.Linear(16, 16))
+    lmswap.enable(model, "4GiB", policy="swap_all", min_swap_bytes=1)
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(TransferError, match=r"float32.*\[8, 1\].*bfloat16"):
+        model(torch.randn(8, 16))
+    lmswap.disable(model)

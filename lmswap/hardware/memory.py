@@ -127,6 +127,7 @@ class CpuMemory:
         self._heap, self._device, self._is_open = _C, device, True
         _C.heap_install(_HEAP_THRESHOLD_BYTES, _HEAP_LIBRARIES)
         CpuMemory._num_open += 1
+        self.trim()  # what is free already would hide as much growth when it is given back later
         self._base_bytes = resident_bytes()
         self.reset_peak()
 

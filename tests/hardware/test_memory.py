@@ -34,6 +34,19 @@ def test_used_bytes_begin_at_zero_and_follow_resident_memory(memory):
     assert held[-1] == 1
 
 
+def test_what_was_free_before_counting_began_hides_no_growth():
+    scraps = [bytearray(64 * 2**10) for _ in range(4000)]  # below the size that the C library maps on its own
+    del scraps[:-1]  # the last one keeps the freed pages from going back by themselves
+    memory = device_memory(CPU)
+    try:
+        memory.trim()
+        held = torch.ones(128 * MIB, dtype=torch.uint8)
+        assert memory.used_bytes() > 120 * MIB
+        assert (held[-1], len(scraps)) == (1, 1)
+    finally:
+        memory.close()
+
+
 def test_trimming_gives_back_what_is_only_kept_for_reuse(memory):
     held = torch.ones(256 * MIB, dtype=torch.uint8)
     del held
