@@ -57,7 +57,7 @@ def _out_start(  # noqa: PLR0917 - the operator's own signature
 ) -> torch.Tensor:
     if x.dtype != dtype:  # seen: statistics of norms of bfloat16 by float32 weights on the CPU
         raise TransferError(
-            f"an operator made {x.dtype} of shape {list(x.shape)} where torch traced {dtype}, so its bytes could not be "
+            f"an operator made {x.dtype} of shape {list(x.shape)} where torch traced {dtype}: its bytes could not be "
             f"read back as what they are; keep it in place with min_swap_bytes of more than {x.nbytes}"
         )
     return find_engine(engine).out_start(x, buffer, tier, offset, is_whole)
