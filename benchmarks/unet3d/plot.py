@@ -131,9 +131,9 @@ def _draw_lanes(axes: Axes, run: Run) -> None:
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)
     labels = []
-    spans = run.swapping.spans if run.swapping else ()
+    spans = run.swapping.timeline.spans if run.swapping else ()
     for row, (lane, (name, colour)) in enumerate(_LANES.items()):
-        own = [(start, end, nbytes) for kind, start, end, nbytes in spans if kind == lane]
+        own = [(span.start_seconds, span.end_seconds, span.nbytes) for span in spans if span.lane is lane]
         axes.axhline(row, color=_FAINT, linewidth=0.5, zorder=0)
         axes.broken_barh(
             [(start, end - start) for start, end, _ in own], (row - 0.34, 0.68), facecolors=colour, linewidth=0

@@ -1,8 +1,9 @@
 """Runs one configuration of the benchmark in this process: ``python -m benchmarks.unet3d.run``.
 
 The configuration is a JSON file; what happens goes to the file descriptor ``--events``, one JSON object a line:
-"phase", "memory", "step", and at last "result" or "failed". A process runs one configuration only, so that a peak is
-that configuration's own.
+"phase", "memory", "step", "ready" between the warm-up and the timed steps, and at last "result" or "failed". With
+``--start FD`` the timed steps begin when a line comes from there. A process runs one configuration only, so that a peak
+is that configuration's own.
 """
 
 from __future__ import annotations
@@ -19,9 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +28,6 @@ import torch
 from torch import Tensor, nn
 
 import lmswap
-from benchmarks.unet3d.loss import weighted_dice_loss
 from benchmarks.unet3d.memory import (
     CudaMeter,
     MeasurementError,
@@ -41,9 +39,10 @@ from benchmarks.unet3d.memory import (
 )
 from benchmarks.unet3d.network import Head, UNet3d
 from benchmarks.unet3d.preprocess import Cubes, load_cubes
-from benchmarks.unet3d.recipe import make_optimizer, make_schedule
+from benchmarks.unet3d.recipe import Dtype, make_optimizer, make_schedule, take_step
 from lmswap.errors import LmswapError
-from lmswap.ir.timeline import Lane
+from lmswap.ir.program import Program
+from lmswap.ir.timeline import Lane, Span, Timeline
 
 Event = dict[str, Any]
 Kind = Literal["plain", "unswapped", "swapped"]
@@ -52,7 +51,12 @@ _EVENT_PERIOD_SECONDS = 0.25  # how often memory is told to the parent
 
 @dataclass(frozen=True)
 class Configuration:
-    """What one process trains. ``policy`` None is plain eager torch; "none" is lmswap's graphs without swapping."""
+    """What one process trains. ``policy`` None is plain eager torch; "none" is lmswap's graphs without swapping.
+
+    The first ``warm_up_steps`` of ``steps`` are not among those whose seconds count. ``threads`` is torch's own choice
+    if None. ``link`` and ``tier`` are `lmswap.enable`'s; without ``counts_tensors`` the further step that counts what
+    tensors alone hold on a CPU is left out.
+    """
 
     size: int
     steps: int
@@ -60,10 +64,15 @@ class Configuration:
     budget_bytes: int | None
     cap_bytes: int | None  # on CUDA: what torch's allocator may take from the driver
     head: Head
-    dtype: Literal["fp32", "bf16"]
+    dtype: Dtype
     device: str
     seed: int
     cubes: tuple[str, ...]
+    warm_up_steps: int = 1
+    threads: int | None = None
+    link: str | None = None
+    tier: str = "auto"
+    counts_tensors: bool = True
 
     @property
     def kind(self) -> Kind:
@@ -73,7 +82,7 @@ class Configuration:
     @property
     def name(self) -> str:
         """What tables and pictures call it."""
-        return f"{self.size}³ {self.kind}"
+        return f"{self.size}³ {self.kind}" + (f", {self.link}" if self.link else "")
 
     @staticmethod
     def from_json(text: str) -> Configuration:
@@ -85,8 +94,9 @@ class Configuration:
 class Swapping:
     """What lmswap says of the last step.
 
-    ``spans`` are its copies and stalls as (lane, start, end, bytes), ``tensor_memory`` the tensors that it saw made and
-    freed as (seconds, bytes).
+    ``saved_bytes`` is what the forward pass makes and the backward pass reads, whatever is done with it;
+    ``forward_seconds`` what the forward pass computed for. ``spans`` are the fields of `lmswap.ir.timeline.Span` in
+    order, ``tensor_memory`` the tensors that lmswap saw made and freed as (seconds, bytes).
     """
 
     policy: str
@@ -95,8 +105,15 @@ class Swapping:
     out_bytes: int | None
     in_bytes: int | None
     stall_seconds: float | None
-    spans: tuple[tuple[str, float, float, int], ...]
+    saved_bytes: int
+    forward_seconds: float
+    spans: tuple[tuple[str, str, float, float, int, int | None], ...]
     tensor_memory: tuple[tuple[float, int], ...]
+
+    @property
+    def timeline(self) -> Timeline:
+        """The last step, without its memory."""
+        return Timeline("measured", tuple(Span(Lane(lane), *rest) for lane, *rest in self.spans), ())
 
 
 @dataclass(frozen=True)
@@ -105,7 +122,8 @@ class Run:
 
     ``peak_bytes`` is as `memory` defines it; ``tensor_peak_bytes`` is the part that tensors held. ``memory`` is
     (seconds, bytes) over the last step. On CUDA, where the host runs ahead, it is that of a further plain step in which
-    the host waits for each layer, and for lmswap its own record.
+    the host waits for each layer, and for lmswap its own record. ``step_ends`` are on `time.perf_counter`, which all
+    processes of a machine share.
     """
 
     configuration: Configuration
@@ -115,16 +133,22 @@ class Run:
     loss_bits: tuple[str, ...]  # the float32 itself, in hexadecimal
     weights_sha256: str
     step_seconds: tuple[float, ...]
+    step_ends: tuple[float, ...]
     peak_bytes: int
-    tensor_peak_bytes: int
+    tensor_peak_bytes: int | None
     reserved_peak_bytes: int | None
     memory: tuple[tuple[float, int], ...]
     swapping: Swapping | None
 
     @property
+    def timed_seconds(self) -> tuple[float, ...]:
+        """Of all steps but those that also capture, plan and warm up."""
+        return self.step_seconds[self.configuration.warm_up_steps :] or self.step_seconds
+
+    @property
     def seconds_per_step(self) -> float:
-        """The median over all steps but the first, which also captures, plans and warms up."""
-        return statistics.median(self.step_seconds[1:] or self.step_seconds)
+        """The median over the timed steps."""
+        return statistics.median(self.timed_seconds)
 
     @staticmethod
     def from_fields(fields: dict[str, Any]) -> Run:
@@ -153,12 +177,7 @@ class Trainer:
 
     def __init__(self, model: nn.Module, cubes: Cubes, configuration: Configuration) -> None:
         self.model, self._cubes = model, cubes
-        self._device = torch.device(configuration.device)
-        self._autocast: Callable[[], AbstractContextManager[object]] = (
-            (lambda: torch.autocast(self._device.type, torch.bfloat16))
-            if configuration.dtype == "bf16"
-            else nullcontext
-        )
+        self._device, self._dtype = torch.device(configuration.device), configuration.dtype
         self.optimizer = make_optimizer(model.parameters())
         self._schedule = make_schedule(self.optimizer)
         self._epoch_losses: list[float] = []
@@ -167,14 +186,7 @@ class Trainer:
     def step(self) -> Tensor:
         """One step of the recipe; returns the loss, on the CPU. An epoch's mean loss drives the schedule."""
         images, truth = self._batch(self._steps % len(self._cubes.images))
-        with self._autocast():
-            probability = self.model(images)
-        loss = weighted_dice_loss(probability, truth)
-        del probability
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        value = loss.detach().cpu()
+        value = take_step(self.model, self.optimizer, images, truth, self._dtype)
         self._steps += 1
         self._epoch_losses.append(value.item())
         if self._steps % len(self._cubes.images) == 0:
@@ -187,12 +199,16 @@ class Trainer:
         return self._cubes.images[one].to(self._device), self._cubes.truth[one].to(self._device)
 
 
-def run(configuration: Configuration, emit: Callable[[Event], None]) -> Run:
-    """Trains ``configuration.steps`` steps and measures them.
+def run(
+    configuration: Configuration, emit: Callable[[Event], None], wait_for_start: Callable[[], object] = lambda: None
+) -> Run:
+    """Trains ``configuration.steps`` steps and measures them; ``wait_for_start`` is called after the warm-up.
 
     Everything that training needs but a step does not make (cubes, weights) is in memory before the first reading.
     """
     device = torch.device(configuration.device)
+    if configuration.threads is not None:
+        torch.set_num_threads(configuration.threads)
     torch.manual_seed(configuration.seed)
     emit({"event": "phase", "phase": "loading"})
     cubes = load_cubes([Path(path) for path in configuration.cubes])
@@ -207,27 +223,31 @@ def run(configuration: Configuration, emit: Callable[[Event], None]) -> Run:
     emit({"event": "phase", "phase": "first step"})
     meter: CudaMeter | ResidentMeter = CudaMeter() if device.type == "cuda" else ResidentMeter()
     if configuration.policy is not None:
-        options: dict[str, Any] = {} if configuration.budget_bytes is None else {"budget": configuration.budget_bytes}
-        trainer.model = model = lmswap.enable(model, policy=configuration.policy, **options)
+        trainer.model = model = lmswap.enable(model, policy=configuration.policy, **_options(configuration))
     losses: list[Tensor] = []
-    ends: list[float] = [time.perf_counter()]
+    spans: list[tuple[float, float]] = []
     with MemorySampler(meter, _throttled(emit)) as sampler:
         for step in range(configuration.steps):
+            if step == configuration.warm_up_steps:
+                emit({"event": "ready"})
+                wait_for_start()
+            begun = time.perf_counter()
             losses.append(trainer.step())
-            ends.append(_finish(device))
-            seconds = ends[-1] - ends[-2]
+            spans.append((begun, _finish(device)))
+            seconds = spans[-1][1] - begun
             emit({"event": "step", "step": step + 1, "loss": losses[-1].item(), "seconds": seconds})
     peak_bytes = meter.peak_bytes()
     reserved_peak_bytes = meter.reserved_peak_bytes() if isinstance(meter, CudaMeter) else None
     swapping = _swapping(model) if configuration.policy is not None else None
     weights_sha256 = _weights_sha256(model)
 
-    emit({"event": "phase", "phase": "counting"})
-    memory = sampler.between(*ends[-2:])
+    memory = sampler.between(*spans[-1])
+    tensor_peak_bytes: int | None = None
     if device.type == "cuda":
         tensor_peak_bytes = peak_bytes
         memory = list(swapping.tensor_memory) if swapping is not None else _wait_and_sample(trainer, meter)
-    else:
+    elif configuration.counts_tensors:
+        emit({"event": "phase", "phase": "counting"})
         tensor_peak_bytes = _optimizer_bytes(trainer.optimizer) + cpu_tensor_peak_bytes(trainer.step)
     if configuration.policy is not None:
         lmswap.disable(model)
@@ -238,13 +258,19 @@ def run(configuration: Configuration, emit: Callable[[Event], None]) -> Run:
         losses=tuple(loss.item() for loss in losses),
         loss_bits=tuple(struct.pack(">f", loss.item()).hex() for loss in losses),
         weights_sha256=weights_sha256,
-        step_seconds=tuple(end - start for start, end in pairwise(ends)),
+        step_seconds=tuple(end - begun for begun, end in spans),
+        step_ends=tuple(end for _, end in spans),
         peak_bytes=peak_bytes,
         tensor_peak_bytes=tensor_peak_bytes,
         reserved_peak_bytes=reserved_peak_bytes,
         memory=thin(memory),
         swapping=swapping,
     )
+
+
+def _options(configuration: Configuration) -> dict[str, Any]:
+    options = {"budget": configuration.budget_bytes, "link": configuration.link, "tier": configuration.tier}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _finish(device: torch.device) -> float:
@@ -254,7 +280,7 @@ def _finish(device: torch.device) -> float:
 
 
 def _swapping(model: nn.Module) -> Swapping:
-    report = lmswap.report(model)
+    report, program = lmswap.report(model), lmswap.program(model)
     spans = report.measured.spans if report.measured is not None else ()
     return Swapping(
         policy=report.policy,
@@ -263,13 +289,24 @@ def _swapping(model: nn.Module) -> Swapping:
         out_bytes=report.swapped_out_bytes,
         in_bytes=report.swapped_in_bytes,
         stall_seconds=report.stall_seconds,
-        spans=tuple(
-            (span.lane.value, span.start_seconds, span.end_seconds, span.nbytes)
-            for span in spans
-            if span.lane is not Lane.COMPUTE
-        ),
+        saved_bytes=_saved_bytes(program),
+        forward_seconds=sum(s.seconds for s in spans if s.lane is Lane.COMPUTE and s.name.startswith("forward")),
+        spans=tuple((s.lane.value, s.name, s.start_seconds, s.end_seconds, s.nbytes, s.buffer) for s in spans),
         tensor_memory=thin(report.measured.memory if report.measured is not None else ()),
     )
+
+
+def _saved_bytes(program: Program) -> int:
+    """Of the buffers that forward segments make and backward segments read."""
+    made: set[int] = set()
+    read: set[int] = set()
+    for segment in program.segments:
+        ops = program.ops[segment.start : segment.stop]
+        if segment.phase == "forward":
+            made.update(buffer for op in ops for buffer in op.writes)
+        else:
+            read.update(buffer for op in ops for buffer in op.reads)
+    return sum(program.buffers[buffer].nbytes for buffer in made & read)
 
 
 def _weights_sha256(model: nn.Module) -> str:
@@ -326,6 +363,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("configuration", type=Path)
     parser.add_argument("--events", type=int, default=1, metavar="FD")
+    parser.add_argument("--start", type=int, metavar="FD")
     arguments = parser.parse_args()
     configuration = Configuration.from_json(arguments.configuration.read_text())
     lock = threading.Lock()  # the sampler's thread writes too
@@ -335,8 +373,13 @@ def main() -> int:
             with lock:
                 events.write(json.dumps(event) + "\n")
 
+        def wait_for_start() -> None:
+            if arguments.start is not None:
+                with os.fdopen(arguments.start) as start:
+                    start.readline()
+
         try:
-            emit({"event": "result", "run": asdict(run(configuration, emit))})
+            emit({"event": "result", "run": asdict(run(configuration, emit, wait_for_start))})
         except (LmswapError, MeasurementError, torch.OutOfMemoryError) as error:
             emit({"event": "failed", "message": str(error)})
             return 1

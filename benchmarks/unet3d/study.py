@@ -8,7 +8,8 @@ import platform
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -152,8 +153,17 @@ def compare(settings: Settings, on_event: OnEvent, *, command: str) -> Study:
     )
 
 
-def run_fresh(configuration: Configuration, logs: Path, on_event: OnEvent) -> Run:
+def run_fresh(
+    configuration: Configuration,
+    logs: Path,
+    on_event: OnEvent,
+    *,
+    when_ready: Callable[[], object] = lambda: None,
+    environment: Mapping[str, str] | None = None,
+) -> Run:
     """Runs one configuration in a process of its own, so that its peak and its crash are its own.
+
+    Its timed steps begin when ``when_ready``, called after its warm-up, has returned. ``environment`` is added to ours.
 
     Raises:
         RunFailed: it did not finish.
@@ -162,23 +172,31 @@ def run_fresh(configuration: Configuration, logs: Path, on_event: OnEvent) -> Ru
     stem = logs / f"{configuration.size}-{configuration.kind}"
     settings, log = stem.with_suffix(".json"), stem.with_suffix(".log")
     settings.write_text(json.dumps(asdict(configuration), indent=1))
-    read_end, write_end = os.pipe()
-    with os.fdopen(read_end) as events, log.open("wb") as output:
+    (events_end, child_events), (child_start, start_end) = os.pipe(), os.pipe()
+    command = [sys.executable, "-m", "benchmarks.unet3d.run", str(settings)]
+    with os.fdopen(events_end) as events, os.fdopen(start_end, "w") as start, log.open("wb") as output:
         try:
             child = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.unet3d.run", str(settings), "--events", str(write_end)],
+                [*command, "--start", str(child_start), "--events", str(child_events)],
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                pass_fds=[write_end],
+                pass_fds=[child_events, child_start],
+                env={**os.environ, **(environment or {})},
             )
         finally:
-            os.close(write_end)
+            os.close(child_events)
+            os.close(child_start)
         with child:
             try:
                 last: Event = {}
                 for line in events:
                     last = json.loads(line)
                     on_event(configuration, last)
+                    if last["event"] == "ready":
+                        when_ready()
+                        with suppress(BrokenPipeError):  # it has died since; how is told below
+                            start.write("start\n")
+                            start.flush()
             except BaseException:
                 child.kill()
                 raise

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 from benchmarks.unet3d.run import Configuration, Run, Swapping
 from benchmarks.unet3d.study import Machine, Study
 from benchmarks.unet3d.synthetic import DATA_KIND
@@ -19,7 +21,14 @@ def make_configuration(size=128, policy=None, budget_bytes=None):
 
 def make_run(configuration, *, peak_bytes=2000 * MIB, bits=("bf000000",) * 3, weights="w", seconds=(9.0, 2.0, 4.0)):
     swapped = configuration.kind == "swapped"
-    spans = (("out", 0.5, 1.0, 300 * MIB), ("in", 2.0, 2.5, 300 * MIB), ("stall", 2.4, 2.5, 0))
+    spans = (
+        ("compute", "forward 0", 0.0, 1.4, 0, None),
+        ("out", "conv", 0.5, 1.0, 300 * MIB, 7),
+        ("compute", "backward 0", 1.5, 2.4, 0, None),
+        ("in", "conv", 2.0, 2.5, 300 * MIB, 7),
+        ("stall", "conv", 2.4, 2.5, 0, 7),
+        ("compute", "backward 0", 2.5, 3.0, 0, None),
+    )
     return Run(
         configuration=configuration,
         device="CPU",
@@ -28,12 +37,22 @@ def make_run(configuration, *, peak_bytes=2000 * MIB, bits=("bf000000",) * 3, we
         loss_bits=bits,
         weights_sha256=weights,
         step_seconds=seconds,
+        step_ends=tuple(accumulate(seconds)),
         peak_bytes=peak_bytes,
         tensor_peak_bytes=peak_bytes * 9 // 10,
         reserved_peak_bytes=None,
         memory=((0.0, 100 * MIB), (1.5, peak_bytes), (3.0, 100 * MIB)),
         swapping=Swapping(
-            "tflms", peak_bytes, 3.0, 300 * MIB, 300 * MIB, 0.1, spans if swapped else (), ((0.0, 50 * MIB),)
+            "tflms",
+            peak_bytes,
+            3.0,
+            300 * MIB,
+            300 * MIB,
+            0.1,
+            800 * MIB,
+            1.4,
+            spans if swapped else (),
+            ((0.0, 50 * MIB),),
         )
         if configuration.policy is not None
         else None,

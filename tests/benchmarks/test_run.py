@@ -49,6 +49,17 @@ def test_a_run_tells_its_steps_and_measures_itself(plain_run, events):
     assert result.swapping is None
 
 
+def test_timed_steps_begin_when_the_start_is_given(plain):
+    happened = []
+    configuration = replace(plain, steps=3, warm_up_steps=2, counts_tensors=False)
+    result = run(configuration, lambda event: happened.append(event["event"]), lambda: happened.append("start"))
+    assert [event for event in happened if event in ("step", "ready", "start")] == [
+        "step", "step", "ready", "start", "step",
+    ]  # fmt: skip
+    assert result.timed_seconds == result.step_seconds[2:] and result.seconds_per_step == result.step_seconds[2]
+    assert result.tensor_peak_bytes is None
+
+
 def test_bits_are_those_of_the_float32_loss(plain_run):
     for loss, bits in zip(plain_run.losses, plain_run.loss_bits, strict=True):
         assert torch.tensor(loss).view(torch.int32).item() & 0xFFFFFFFF == int(bits, 16)
@@ -90,7 +101,10 @@ def test_swapping_gives_the_bits_of_the_same_graphs_without_it_and_is_reported(p
     assert swapped.weights_sha256 == unswapped.weights_sha256
     assert unswapped.swapping.out_bytes == unswapped.swapping.in_bytes == 0
     assert swapped.swapping.out_bytes > 10 * 2**20
-    moved = {lane: sum(span[3] for span in swapped.swapping.spans if span[0] == lane) for lane in ("out", "in")}
+    moved = {lane: sum(span[4] for span in swapped.swapping.spans if span[0] == lane) for lane in ("out", "in")}
     assert moved == {"out": swapped.swapping.out_bytes, "in": swapped.swapping.in_bytes}
     assert swapped.tensor_peak_bytes < unswapped.tensor_peak_bytes
+    assert swapped.swapping.saved_bytes == unswapped.swapping.saved_bytes > 1500 * 32**3
+    timeline = swapped.swapping.timeline
+    assert 0 < swapped.swapping.forward_seconds < timeline.lane_seconds("compute") < timeline.seconds
     assert Run.from_fields(json.loads(json.dumps(asdict(swapped)))) == swapped

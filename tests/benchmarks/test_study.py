@@ -58,6 +58,25 @@ def test_an_error_that_the_run_understood_is_reported_in_its_words(replaced_chil
     assert fail_of(make_configuration(), tmp_path) == "budget too small"
 
 
+def test_a_child_goes_on_when_its_parent_says_so(replaced_child, tmp_path):
+    replaced_child(
+        """start = int(sys.argv[-3])
+os.write(events, b'{"event": "ready"}\\n')
+with os.fdopen(start) as file: line = file.readline().strip()
+os.write(events, b'{"event": "failed", "message": "%s, %s"}\\n' % (line.encode(), os.environb[b"LMSWAP_TEST"]))"""
+    )
+    happened = []
+    with pytest.raises(RunFailed, match="start, seen"):
+        run_fresh(
+            make_configuration(),
+            tmp_path / "logs",
+            lambda _, event: happened.append(event["event"]),
+            when_ready=lambda: happened.append("released"),
+            environment={"LMSWAP_TEST": "seen"},
+        )
+    assert happened == ["ready", "released", "failed"]
+
+
 def test_an_interrupted_parent_leaves_no_child(replaced_child, tmp_path):
     replaced_child('os.write(events, b\'{"event": "pid", "pid": %d}\\n\' % os.getpid()); import time; time.sleep(60)')
     pids = []
