@@ -1,6 +1,6 @@
 import torch
 
-from benchmarks.unet3d.recipe import make_optimizer, make_schedule
+from benchmarks.unet3d.recipe import make_optimizer, make_schedule, should_stop
 
 
 def optimizer():
@@ -31,3 +31,11 @@ def test_the_rate_halves_at_the_tenth_epoch_without_progress():
 def test_only_a_fall_of_more_than_1e_4_is_progress():
     assert rates([-0.5 - 0.9e-5 * epoch for epoch in range(11)])[-1] == 2.5e-4
     assert rates([-0.5 - 1.1e-4 * epoch for epoch in range(11)])[-1] == 5e-4
+
+
+def test_training_stops_after_50_epochs_without_a_lower_loss():
+    assert not should_stop([])
+    assert not should_stop([-0.5] * 50)
+    assert should_stop([-0.5] * 51)
+    assert not should_stop([-0.5] * 50 + [-0.5 - 1e-9])
+    assert should_stop([-0.5] * 3 + [-0.6] + [-0.55] * 50)
