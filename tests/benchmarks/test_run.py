@@ -7,6 +7,7 @@ import torch
 from benchmarks.unet3d.network import UNet3d
 from benchmarks.unet3d.preprocess import load_cubes, prepare_cube
 from benchmarks.unet3d.run import Configuration, Run, Trainer, run
+from lmswap.ir.timeline import Lane
 from tests.benchmarks.scans import make_subject
 
 
@@ -106,5 +107,5 @@ def test_swapping_gives_the_bits_of_the_same_graphs_without_it_and_is_reported(p
     assert swapped.tensor_peak_bytes < unswapped.tensor_peak_bytes
     assert swapped.swapping.saved_bytes == unswapped.swapping.saved_bytes > 1500 * 32**3
     timeline = swapped.swapping.timeline
-    assert 0 < swapped.swapping.forward_seconds < timeline.lane_seconds("compute") < timeline.seconds
+    assert 0 < swapped.swapping.forward_seconds < timeline.lane_seconds(Lane.COMPUTE) < timeline.seconds
     assert Run.from_fields(json.loads(json.dumps(asdict(swapped)))) == swapped
