@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import re
 import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,14 @@ class DataError(Exception):
     """Scans that cannot be used, or a package that reading them needs; the message names the file and what to do."""
 
 
+class DamagedSubject(DataError):
+    """A subject that cannot be used; each of its ``faults`` is a sentence that names the file and what to do."""
+
+    def __init__(self, name: str, faults: Sequence[str]) -> None:
+        self.name, self.faults = name, tuple(faults)
+        super().__init__("\n".join(faults))
+
+
 @dataclass(frozen=True)
 class Subject:
     """The files of one subject: ``images`` in the order of MODALITIES, and the drawn truth."""
@@ -60,74 +69,110 @@ class Volumes:
 
 
 def find_subjects(root: Path) -> list[Subject]:
-    """Lists the subjects anywhere under ``root``, by name.
+    """Lists the subjects anywhere under ``root``, by folder and name.
 
     Raises:
-        DataError: no subjects there, or a subject with a missing or a doubled file.
+        DataError: no subjects there, or subjects with missing or doubled files; it names all of them.
+    """
+    subjects, damaged = survey_subjects(root)
+    if damaged:
+        raise DataError("\n".join(map(str, damaged)))
+    return subjects
+
+
+def survey_subjects(root: Path) -> tuple[list[Subject], list[DamagedSubject]]:
+    """Lists the subjects anywhere under ``root``, complete ones and others, by folder and name; opens no file.
+
+    Raises:
+        DataError: no subjects there.
     """
     if not root.is_dir():
         raise DataError(f"{root} is not a folder; give the folder that holds the BraTS subjects")
-    found: dict[tuple[Path, str], dict[str, Path]] = {}
+    found: dict[tuple[Path, str], dict[str, list[Path]]] = {}
     for path in sorted(root.rglob("*.nii*")):
         match = _FILE_NAME.fullmatch(path.name)
-        if match is None or not path.is_file():
-            continue
-        files = found.setdefault((path.parent, match["case"]), {})
-        kind = _KIND_OF_SUFFIX[match["suffix"].lower()]
-        if kind in files:
-            raise DataError(f"{path.parent} has two files for '{kind}': {files[kind].name} and {path.name}; keep one")
-        files[kind] = path
+        if match is not None and path.is_file():
+            files = found.setdefault((path.parent, match["case"]), {})
+            files.setdefault(_KIND_OF_SUFFIX[match["suffix"].lower()], []).append(path)
     if not found:
         raise DataError(
             f"{root} has no BraTS subjects: no file below it is named like <case>_t1.nii.gz or <case>-t1n.nii.gz"
         )
-    return [_subject(folder, case, files) for (folder, case), files in sorted(found.items())]
+    subjects: list[Subject] = []
+    damaged: list[DamagedSubject] = []
+    folders: dict[str, Path] = {}
+    for (folder, case), files in sorted(found.items()):
+        faults = list(_missing_or_doubled(folder, case, files))
+        if folders.setdefault(case, folder) != folder:
+            faults.append(f"subject {case} is in {folders[case]} and in {folder}; keep one")
+        if faults:
+            damaged.append(DamagedSubject(case, faults))
+        else:
+            subjects.append(Subject(case, tuple(files[kind][0] for kind in MODALITIES), files[TRUTH][0]))
+    return subjects, damaged
 
 
-def _subject(folder: Path, case: str, files: dict[str, Path]) -> Subject:
+def _missing_or_doubled(folder: Path, case: str, files: dict[str, list[Path]]) -> Iterator[str]:
+    for kind, paths in files.items():
+        if len(paths) > 1:
+            yield f"{folder} has two files for '{kind}': {paths[0].name} and {paths[1].name}; keep one"
     missing = [kind for kind in (*MODALITIES, TRUTH) if kind not in files]
     if missing:
-        others = sorted({path.name for path in folder.iterdir()} - {path.name for path in files.values()})
-        raise DataError(
+        known = {path.name for paths in files.values() for path in paths}
+        others = sorted({path.name for path in folder.iterdir()} - known)
+        yield (
             f"subject {case} in {folder} has no file for {', '.join(missing)}"
             + (f"; other files there: {', '.join(others)}" if others else "")
             + "; complete the subject or take it out of the folder"
         )
-    return Subject(case, tuple(files[kind] for kind in MODALITIES), files[TRUTH])
 
 
 def read_subject(subject: Subject) -> Volumes:
     """Reads all five volumes; the enhancing tumour is 4 whatever the release calls it.
 
     Raises:
-        DataError: a file is damaged, not 3-D, of another shape than the first, holds values that are not finite, or
-            the truth holds unknown labels or none at all.
+        DamagedSubject: files are damaged, not 3-D, of another shape than the first, or hold values that are not finite;
+            the images hold nothing, or the truth holds unknown labels or none at all. All faults are named.
     """
-    volumes = [_read_volume(path) for path in subject.files]
-    shape = volumes[0].shape
-    for path, volume in zip(subject.files, volumes, strict=True):
-        if volume.ndim != 3 or volume.shape != shape:
-            raise DataError(
-                f"{path} has shape {_by(volume.shape)}, but {subject.images[0].name} has {_by(shape)}; "
-                "the volumes of a subject must be 3-D and of one shape"
-            )
-        if not np.isfinite(volume).all():
-            raise DataError(f"{path} holds values that are not finite numbers")
-    return Volumes(np.stack(volumes[:-1]).astype(np.float32, copy=False), _read_labels(subject.truth, volumes[-1]))
+    volumes: dict[Path, npt.NDArray[Any]] = {}
+    faults: list[str] = []
+    for path in subject.files:
+        try:
+            volumes[path] = _read_volume(path)
+        except DataError as error:
+            faults.append(str(error))
+    faults.extend(fault for path in volumes for fault in _volume_faults(path, volumes))
+    if subject.truth in volumes:
+        faults.extend(_label_faults(subject.truth, volumes[subject.truth]))
+    if not any(path not in volumes or volumes[path].any() for path in subject.images):
+        faults.append(f"{subject.images[0].parent} has images that hold nothing but 0; take the subject out")
+    if faults:
+        raise DamagedSubject(subject.name, faults)
+    labels = volumes[subject.truth].astype(np.uint8)
+    labels[labels == 3] = 4
+    return Volumes(np.stack([volumes[path] for path in subject.images]).astype(np.float32, copy=False), labels)
 
 
-def _read_labels(path: Path, volume: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+def _volume_faults(path: Path, volumes: dict[Path, npt.NDArray[Any]]) -> Iterator[str]:
+    first, volume = next(iter(volumes)), volumes[path]
+    if volume.ndim != 3 or volume.shape != volumes[first].shape:
+        yield (
+            f"{path} has shape {_by(volume.shape)}, but {first.name} has {_by(volumes[first].shape)}; "
+            "the volumes of a subject must be 3-D and of one shape"
+        )
+    if not np.isfinite(volume).all():
+        yield f"{path} holds values that are not finite numbers"
+
+
+def _label_faults(path: Path, volume: npt.NDArray[Any]) -> Iterator[str]:
     values = set(np.unique(volume).tolist())
-    if values <= {0}:
-        raise DataError(f"{path} marks no tumour: all of its {volume.size} voxels are 0; take the subject out")
     unknown = values - {0, 1, 2, 3, 4}
-    if unknown or {3, 4} <= values:
-        raise DataError(
+    if values <= {0}:
+        yield f"{path} marks no tumour: all of its {volume.size} voxels are 0; take the subject out"
+    elif unknown or {3, 4} <= values:
+        yield (
             f"{path} holds the labels {sorted(values)}; expected are 0, 1, 2 and either 4 (to 2021) or 3 (since 2023)"
         )
-    labels = volume.astype(np.uint8)
-    labels[labels == 3] = 4
-    return labels
 
 
 def _read_volume(path: Path) -> npt.NDArray[Any]:

@@ -11,9 +11,11 @@ import hashlib
 import json
 import os
 import tempfile
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +23,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.unet3d.brats import LABELS, Subject, Volumes, read_subject
+from benchmarks.unet3d.brats import LABELS, DataError, Subject, Volumes, read_subject
 
 FOREGROUND_TOLERANCE = 1e-5
 MARGIN = 1
-RECIPE = 1  # raised when the same scans would give other cubes
+RECIPE = 2  # raised when the same scans would give other cubes
+
+Box = tuple[slice, ...]
 
 
 @dataclass(frozen=True)
@@ -36,12 +40,38 @@ class Cubes:
     truth: Tensor
 
 
-def crop_to_foreground(volumes: Volumes) -> Volumes:
-    """Cuts away the background around the head, all but a margin of one voxel."""
-    foreground = (np.abs(volumes.images) > FOREGROUND_TOLERANCE).any(axis=0)
-    box = tuple(
-        slice(max(int(where.min()) - MARGIN, 0), int(where.max()) + 1 + MARGIN) for where in np.nonzero(foreground)
+@dataclass(frozen=True)
+class Normalization:
+    """What each modality loses and is then divided by: two float32 arrays (modality,)."""
+
+    means: npt.NDArray[np.float32]
+    stds: npt.NDArray[np.float32]
+
+    def apply(self, images: npt.NDArray[np.float32]) -> None:
+        """Normalises (modality, n, n, n) in place."""
+        images -= self.means[:, None, None, None]
+        images /= self.stds[:, None, None, None]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a cube was cut from: the ``box`` of its voxels in a volume of ``shape``."""
+
+    box: Box
+    shape: tuple[int, ...]
+
+
+def foreground_box(images: npt.NDArray[np.float32]) -> Box:
+    """Where any of (modality, X, Y, Z) is not 0, with a margin of one voxel."""
+    foreground = (np.abs(images) > FOREGROUND_TOLERANCE).any(axis=0)
+    return tuple(
+        slice(max(int(where.min()) - MARGIN, 0), min(int(where.max()) + 1 + MARGIN, side))
+        for where, side in zip(np.nonzero(foreground), foreground.shape, strict=True)
     )
+
+
+def crop(volumes: Volumes, box: Box) -> Volumes:
+    """Cuts a box out."""
     return Volumes(volumes.images[(slice(None), *box)], volumes.labels[box])
 
 
@@ -49,11 +79,16 @@ def resample(volumes: Volumes, size: int) -> Volumes:
     """Stretches to ``size``³, voxel centres aligned at the borders of the box; no smoothing, as the recipe has none."""
     shape = (size, size, size)
     images = torch.from_numpy(np.ascontiguousarray(volumes.images))[None]
-    labels = torch.from_numpy(np.ascontiguousarray(volumes.labels))[None, None].float()
     return Volumes(
         functional.interpolate(images, shape, mode="trilinear", align_corners=False)[0].numpy(),
-        functional.interpolate(labels, shape, mode="nearest-exact")[0, 0].numpy().astype(np.uint8),
+        resample_labels(volumes.labels, shape),
     )
+
+
+def resample_labels(labels: npt.NDArray[np.uint8], shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+    """Stretches labels (X, Y, Z) to ``shape``, each voxel taking the nearest; predictions are resized so too."""
+    volume = torch.from_numpy(np.ascontiguousarray(labels))[None, None].float()
+    return functional.interpolate(volume, shape, mode="nearest-exact")[0, 0].numpy().astype(np.uint8)
 
 
 def prepare_cube(subject: Subject, size: int, cache: Path) -> Path:
@@ -65,7 +100,9 @@ def prepare_cube(subject: Subject, size: int, cache: Path) -> Path:
     key = hashlib.sha256(json.dumps([RECIPE, size, stamps]).encode()).hexdigest()[:16]
     path = cache / f"{subject.name}-{size}-{key}.npz"
     if not path.exists():
-        volumes = resample(crop_to_foreground(read_subject(subject)), size)
+        whole = read_subject(subject)
+        box = foreground_box(whole.images)
+        volumes = resample(crop(whole, box), size)
         space = (1, 2, 3)
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=cache, suffix=".unfinished", delete=False) as file:
@@ -76,6 +113,8 @@ def prepare_cube(subject: Subject, size: int, cache: Path) -> Path:
                     labels=volumes.labels,
                     means=volumes.images.mean(space, dtype=np.float64),
                     stds=volumes.images.std(space, dtype=np.float64),
+                    box=[(side.start, side.stop) for side in box],
+                    shape=whole.labels.shape,
                 )
                 os.replace(file.name, path)  # noqa: PTH105 - atomic: a reader sees a whole file or none
             except BaseException:
@@ -84,18 +123,42 @@ def prepare_cube(subject: Subject, size: int, cache: Path) -> Path:
     return path
 
 
+def measure_normalization(paths: Sequence[Path]) -> Normalization:
+    """The means over cubes of the volumes' means and of their standard deviations; reads no image."""
+    means, stds = (np.stack(values) for values in zip(*(_load(path, "means", "stds") for path in paths), strict=True))
+    return Normalization(means.mean(axis=0).astype(np.float32), stds.mean(axis=0).astype(np.float32))
+
+
+def load_cube(path: Path, normalization: Normalization) -> tuple[Tensor, Tensor]:
+    """Loads one cube for the network: images (modality, n, n, n), normalised, and truth (label, n, n, n), float32."""
+    images, labels = _load(path, "images", "labels")
+    normalization.apply(images)
+    truth = np.stack([labels == label for label in LABELS]).astype(np.float32)
+    return torch.from_numpy(images), torch.from_numpy(truth)
+
+
 def load_cubes(paths: Sequence[Path]) -> Cubes:
     """Loads cubes and normalises each modality over all of them."""
-    images, labels, means, stds = (
-        np.stack(arrays) for arrays in zip(*(_load_arrays(path) for path in paths), strict=True)
-    )
-    mean, std = (np.mean(values, axis=0).reshape(1, -1, 1, 1, 1).astype(np.float32) for values in (means, stds))
-    images -= mean
-    images /= std
-    truth = np.stack([labels == label for label in LABELS], axis=1).astype(np.float32)
-    return Cubes(torch.from_numpy(images), torch.from_numpy(truth))
+    normalization = measure_normalization(paths)
+    images, truth = zip(*(load_cube(path, normalization) for path in paths), strict=True)
+    return Cubes(torch.stack(images), torch.stack(truth))
 
 
-def _load_arrays(path: Path) -> tuple[npt.NDArray[np.generic], ...]:
-    with np.load(path, allow_pickle=False) as file:
-        return tuple(file[name] for name in ("images", "labels", "means", "stds"))
+def load_labels(path: Path) -> npt.NDArray[np.uint8]:
+    """The drawn labels of a cube, uint8 (n, n, n)."""
+    (labels,) = _load(path, "labels")
+    return labels
+
+
+def load_place(path: Path) -> Place:
+    """Where a cube was cut from."""
+    box, shape = _load(path, "box", "shape")
+    return Place(tuple(slice(*side) for side in box.tolist()), tuple(shape.tolist()))
+
+
+def _load(path: Path, *names: str) -> tuple[npt.NDArray[Any], ...]:
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            return tuple(arrays[name] for name in names)
+    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} cannot be read as a prepared cube ({error}); remove it, it is made again") from error

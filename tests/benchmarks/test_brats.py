@@ -1,11 +1,12 @@
 import gzip
 import sys
+from pathlib import Path
 
 import nibabel
 import numpy as np
 import pytest
 
-from benchmarks.unet3d.brats import DataError, find_subjects, read_subject
+from benchmarks.unet3d.brats import DamagedSubject, DataError, find_subjects, read_subject, survey_subjects
 from tests.benchmarks.scans import KINDS, make_subject, random_volumes, write_subject
 
 LAYOUTS = {
@@ -128,6 +129,36 @@ def test_names_the_file_that_is_damaged(tmp_path, harm, ending):
     harm(subject.images[3])
     with pytest.raises(DataError, match=r"case_1_t2\.nii.* (ends in the middle|cannot be read as NIfTI)"):
         read_subject(subject)
+
+
+def test_names_every_fault_of_a_subject(tmp_path):
+    volumes = replaced(replaced(random_volumes(), 4, np.zeros((12, 10, 8), np.uint8)), 1, nan_volume())
+    write_subject(tmp_path / "case_1", "case_1", volumes)
+    (subject,) = find_subjects(tmp_path)
+    truncate(subject.images[3])
+    with pytest.raises(DamagedSubject) as caught:
+        read_subject(subject)
+    assert caught.value.name == "case_1"
+    files = ["case_1_t2.nii.gz", "case_1_t1ce.nii.gz", "case_1_seg.nii.gz"]
+    assert [Path(fault.split()[0]).name for fault in caught.value.faults] == files
+
+
+def test_refuses_images_without_a_brain(tmp_path):
+    write_subject(tmp_path / "case_1", "case_1", [np.zeros((12, 10, 8), np.int16)] * 4 + random_volumes()[4:])
+    with pytest.raises(DamagedSubject, match="case_1 has images that hold nothing but 0"):
+        read_subject(find_subjects(tmp_path)[0])
+
+
+def test_a_survey_lists_complete_subjects_and_what_the_others_lack(tmp_path):
+    for folder, case in (("HGG", "case_1"), ("HGG", "case_2"), ("LGG", "case_1"), ("LGG", "case_3")):
+        write_subject(tmp_path / folder / case, case, random_volumes())
+    (tmp_path / "LGG" / "case_3" / "case_3_t2.nii.gz").unlink()
+    subjects, damaged = survey_subjects(tmp_path)
+    assert [subject.name for subject in subjects] == ["case_1", "case_2"]
+    assert [fault.name for fault in damaged] == ["case_1", "case_3"]
+    assert "HGG/case_1 and in" in str(damaged[0]) and "no file for t2" in str(damaged[1])
+    with pytest.raises(DataError, match=r"(?s)LGG/case_1; keep one.*no file for t2"):
+        find_subjects(tmp_path)
 
 
 def test_says_what_to_install_without_nibabel(tmp_path, monkeypatch):

@@ -3,8 +3,16 @@ import pytest
 import torch
 
 from benchmarks.unet3d import preprocess
-from benchmarks.unet3d.brats import Volumes, read_subject
-from benchmarks.unet3d.preprocess import crop_to_foreground, load_cubes, prepare_cube, resample
+from benchmarks.unet3d.brats import DataError, Volumes, read_subject
+from benchmarks.unet3d.preprocess import (
+    crop,
+    foreground_box,
+    load_cubes,
+    load_labels,
+    load_place,
+    prepare_cube,
+    resample,
+)
 from tests.benchmarks.scans import make_subject, random_volumes, write_subject
 
 
@@ -13,10 +21,15 @@ def volumes():
     return Volumes(np.stack(images).astype(np.float32), labels)
 
 
+def as_cube(subject):
+    whole = read_subject(subject)
+    return resample(crop(whole, foreground_box(whole.images)), 16)
+
+
 def test_crops_to_any_modality_with_a_margin_of_one_voxel():
     given = volumes()
     given.images[2, 11, 5, 3] = 7.0  # outside the others' box, at the border of the volume
-    cropped = crop_to_foreground(given)
+    cropped = crop(given, foreground_box(given.images))
     assert cropped.images.shape == (4, 11, 7, 8)
     np.testing.assert_array_equal(cropped.images, given.images[:, 1:12, 2:9, 0:8])
     np.testing.assert_array_equal(cropped.labels, given.labels[1:12, 2:9, 0:8])
@@ -45,9 +58,7 @@ def test_labels_are_resampled_to_the_nearest():
 
 def test_normalises_each_modality_over_the_data_set(tmp_path):
     paths = [prepare_cube(make_subject(tmp_path, f"case_{seed}", seed), 16, tmp_path / "cache") for seed in (1, 2)]
-    raw = [
-        resample(crop_to_foreground(read_subject(make_subject(tmp_path, f"case_{seed}", seed))), 16) for seed in (1, 2)
-    ]
+    raw = [as_cube(make_subject(tmp_path, f"case_{seed}", seed)) for seed in (1, 2)]
     cubes = load_cubes(paths)
     assert cubes.images.dtype is cubes.truth.dtype is torch.float32
     for modality in range(4):
@@ -59,7 +70,7 @@ def test_normalises_each_modality_over_the_data_set(tmp_path):
 
 def test_truth_has_a_channel_for_each_of_1_2_and_4(tmp_path):
     path = prepare_cube(make_subject(tmp_path), 16, tmp_path / "cache")
-    labels = resample(crop_to_foreground(read_subject(make_subject(tmp_path))), 16).labels
+    labels = as_cube(make_subject(tmp_path)).labels
     truth = load_cubes([path]).truth
     assert truth.shape == (1, 3, 16, 16, 16)
     for channel, label in enumerate((1, 2, 4)):
@@ -86,3 +97,19 @@ def test_a_failure_leaves_no_half_cube(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         prepare_cube(make_subject(tmp_path), 16, tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_cube_knows_where_it_was_cut_from(tmp_path):
+    subject = make_subject(tmp_path)
+    path = prepare_cube(subject, 16, tmp_path / "cache")
+    place, whole = load_place(path), read_subject(subject)
+    assert place.shape == whole.labels.shape == (12, 10, 8)
+    assert place.box == (slice(1, 11), slice(2, 9), slice(0, 8))
+    np.testing.assert_array_equal(load_labels(path), resample(crop(whole, place.box), 16).labels)
+
+
+def test_a_damaged_cube_is_named(tmp_path):
+    path = prepare_cube(make_subject(tmp_path), 16, tmp_path / "cache")
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(DataError, match=rf"{path.name} cannot be read as a prepared cube"):
+        load_cubes([path])
