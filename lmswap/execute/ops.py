@@ -20,7 +20,7 @@ ENGINES: weakref.WeakValueDictionary[int, SwapEngine] = weakref.WeakValueDiction
 
 _library = torch.library.Library("lmswap", "DEF")  # type: ignore[no-untyped-call]
 _SCHEMAS = (
-    "out_start(Tensor x, ScalarType dtype, int engine, int buffer, str tier, int offset, bool is_whole) -> Tensor",
+    "out_start(Tensor x, int engine, int buffer, str tier, int offset, bool is_whole, ScalarType dtype) -> Tensor",
     "out_done(Tensor token, Tensor x, int engine) -> ()",
     "in_start(Tensor token, int engine, int buffer, int nbytes, Device device) -> Tensor",
     # The alias annotations say that no copy is made: whoever holds the result holds the swapped-in memory.
@@ -53,7 +53,7 @@ def find_engine(number: int) -> SwapEngine:
 
 
 def _out_start(  # noqa: PLR0917 - the operator's own signature
-    x: torch.Tensor, dtype: torch.dtype, engine: int, buffer: int, tier: str, offset: int, is_whole: bool
+    x: torch.Tensor, engine: int, buffer: int, tier: str, offset: int, is_whole: bool, dtype: torch.dtype
 ) -> torch.Tensor:
     if x.dtype != dtype:  # seen: statistics of norms of bfloat16 by float32 weights on the CPU
         raise TransferError(
@@ -95,7 +95,7 @@ for _name, _kernel in (
 
 @torch.library.register_fake("lmswap::out_start", lib=_library)  # type: ignore[untyped-decorator]
 def _fake_out_start(  # noqa: PLR0917 - the operator's own signature
-    x: torch.Tensor, dtype: torch.dtype, engine: int, buffer: int, tier: str, offset: int, is_whole: bool
+    x: torch.Tensor, engine: int, buffer: int, tier: str, offset: int, is_whole: bool, dtype: torch.dtype
 ) -> torch.Tensor:
     return torch.empty(1, dtype=torch.int64, device="cpu")
 
