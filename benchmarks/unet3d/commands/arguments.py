@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from benchmarks.unet3d.network import MIN_SIZE, SIZE_MULTIPLE
+from lmswap.errors import OptionError
+from lmswap.options import Options
 
 
 def size(text: str) -> int:
@@ -36,3 +39,27 @@ def add_folder(parser: argparse.ArgumentParser, holds: str) -> None:
     parser.add_argument(
         "--folder", type=Path, default=Path("demo-output"), metavar="DIR", help=f"for {holds} (%(default)s)"
     )
+
+
+def add_enable(parser: argparse.ArgumentParser, *, without: str) -> None:
+    """Declares what goes on to `lmswap.enable`; ``without`` a budget it is not called."""
+    parser.add_argument("--budget", help=f'bytes or "6GiB" for lmswap to keep to; default: {without}')
+    parser.add_argument("--policy", help="how lmswap chooses what to swap (default: auto)")
+    parser.add_argument("--link", help='a slower link that lmswap is to emulate, "11.7GB/s"')
+
+
+def enable_arguments(arguments: argparse.Namespace) -> dict[str, Any] | None:
+    """The arguments of `lmswap.enable` that the command line gives; None without a budget.
+
+    Raises:
+        OptionError: they are not valid, or would have no effect.
+    """
+    given = {
+        name: getattr(arguments, name) for name in ("budget", "policy", "link") if getattr(arguments, name) is not None
+    }
+    if not given:
+        return None
+    if "budget" not in given:
+        raise OptionError(f"--{next(iter(given))} has no effect without --budget, as nothing is swapped then")
+    Options.parse(**given)
+    return given

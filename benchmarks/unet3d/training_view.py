@@ -1,0 +1,69 @@
+"""What the terminal shows while the network trains: how far it is, its losses, and its memory."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from benchmarks.unet3d.train import Epoch
+from lmswap.ir.bytesize import format_bytes
+
+
+class TrainingView:
+    """One bar for all epochs and one for the epoch under way; hand ``on_event`` to `benchmarks.unet3d.train.train`."""
+
+    def __init__(self, console: Console, *, epochs: int, steps: int, validation_steps: int) -> None:
+        self._steps, self._validation_steps = steps, validation_steps
+        self._progress = Progress(
+            TextColumn("{task.description:<10}"),
+            BarColumn(bar_width=8),
+            MofNCompleteColumn(),
+            TextColumn("loss {task.fields[loss]}"),
+            TextColumn("{task.fields[more]}"),
+            TimeRemainingColumn(compact=True),
+            console=console,
+        )
+        self._epochs = self._progress.add_task("epochs", total=epochs, loss="–", more="")
+        self._epoch = self._progress.add_task("training", total=steps, loss="–", more="")
+
+    def __enter__(self) -> TrainingView:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def on_event(self, event: dict[str, Any]) -> None:
+        """Shows what the training tells."""
+        match event["event"]:
+            case "start":
+                for row in event["history"]:
+                    self._show_epoch(row)
+                self._progress.update(self._epoch, completed=event["done"])
+            case "step":
+                self._show_step("training", self._steps, event)
+            case "validation":
+                self._show_step("validating", self._validation_steps, event)
+            case "epoch":
+                self._show_epoch(event["row"])
+                self._progress.reset(self._epoch, description="training", total=self._steps)
+
+    def _show_step(self, what: str, total: int, event: dict[str, Any]) -> None:
+        self._progress.update(
+            self._epoch,
+            description=what,
+            completed=event["done"],
+            total=total,
+            loss=f"{event['loss']:.4f}",
+            more=f"peak {format_bytes(event['peak_bytes'])}",
+        )
+
+    def _show_epoch(self, row: Epoch) -> None:
+        rate = f"rate {row.learning_rate:g}"
+        loss = f"{row.loss:.4f}, val {row.val_loss:.4f}"
+        self._progress.update(self._epochs, completed=row.epoch, loss=loss, more=rate)
