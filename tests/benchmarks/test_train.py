@@ -1,0 +1,278 @@
+import csv
+import multiprocessing
+import os
+import random
+import signal
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+from benchmarks.unet3d import checkpoint, train
+from benchmarks.unet3d.brats import DataError
+from benchmarks.unet3d.dataset import prepare_data
+from benchmarks.unet3d.network import UNet3d
+from benchmarks.unet3d.split import draw_split
+from benchmarks.unet3d.train import BEST, CHECKPOINT, LOG, Settings
+from lmswap.errors import PlanInfeasible
+from tests.benchmarks.scans import make_subject
+
+EPOCHS = 2
+SMALL = partial(UNet3d, base_filters=2)  # a kill needs no large network
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["benchmarks.unet3d.train"])
+
+
+def ignore(_event):
+    pass
+
+
+@pytest.fixture(autouse=True)
+def small_network(monkeypatch):
+    monkeypatch.setattr(train, "UNet3d", SMALL)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    root = tmp_path_factory.mktemp("scans")
+    for number in range(5):
+        make_subject(root / "scans", f"case_{number}", number)
+    return prepare_data(root / "scans", 32, root / "cubes", lambda done, total: None)
+
+
+@pytest.fixture
+def settings(tmp_path):
+    return Settings(
+        size=32, epochs=EPOCHS, seed=0, head="conv", dtype="fp32", device="cpu", swapping=None, output=tmp_path / "out"
+    )
+
+
+def run(settings, data, on_event=ignore):
+    return train.train(settings, data, draw_split(data.subjects, 0), on_event, checkpoint_seconds=0)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(data, tmp_path_factory):
+    """The folder of a training that nothing disturbed, and how often it asked for a file to be replaced or synced."""
+    output, calls = tmp_path_factory.mktemp("whole"), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "UNet3d", SMALL)
+        for name in ("replace", "fsync"):
+            patch.setattr(os, name, counted(getattr(os, name), calls.append))
+        run(Settings(32, EPOCHS, 0, "conv", "fp32", "cpu", None, output), data)
+    return output, len(calls)
+
+
+def counted(call, before):
+    def wrapped(*arguments):
+        before(call.__name__)
+        return call(*arguments)
+
+    return wrapped
+
+
+def train_and_die(settings, data, moment):
+    """A process that kills itself at the given call of `os.replace` or `os.fsync`, before it does anything."""
+    torch.set_num_threads(1)
+    train.UNet3d = SMALL
+    calls = []
+
+    def before(name):
+        calls.append(name)
+        if len(calls) == moment:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    for name in ("replace", "fsync"):
+        setattr(os, name, counted(getattr(os, name), before))
+    run(settings, data)
+
+
+def start(settings, data, moment=0):
+    process = PROCESSES.Process(target=train_and_die, args=(settings, data, moment))
+    process.start()
+    return process
+
+
+def same(one, other):
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        varying = {"seconds", "peak_bytes"}
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one if key not in varying)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+def assert_same_training(output, expected):
+    for name in (CHECKPOINT, BEST):
+        assert same(checkpoint.load_state(output / name), checkpoint.load_state(expected / name))
+    with (output / LOG).open() as file:
+        assert [row["epoch"] for row in csv.DictReader(file)] == [str(epoch + 1) for epoch in range(EPOCHS)]
+
+
+def test_a_training_killed_at_any_write_resumes_with_the_same_bits(settings, data, uninterrupted):
+    whole, num_calls = uninterrupted
+    chance, deaths, done = random.Random(0), 0, False
+    while not done:
+        process = start(settings, data, moment=chance.randint(1, num_calls // 2))
+        process.join()
+        assert process.exitcode in (0, -signal.SIGKILL)
+        done, deaths = process.exitcode == 0, deaths + 1
+    assert deaths > 1
+    assert_same_training(settings.output, whole)
+
+
+def test_a_training_killed_at_random_moments_resumes_with_the_same_bits(settings, data, uninterrupted):
+    chance = random.Random(1)
+    for _ in range(3):
+        process = start(settings, data)
+        process.join(timeout=chance.uniform(0.05, 0.6))
+        process.kill()
+        process.join()
+    process = start(settings, data)
+    process.join()
+    assert process.exitcode == 0
+    assert_same_training(settings.output, uninterrupted[0])
+
+
+def test_the_log_survives_a_kill_between_checkpoint_and_log(settings, data, uninterrupted):
+    run(replace(settings, epochs=1), data)
+    (settings.output / LOG).unlink()
+    run(settings, data)
+    assert_same_training(settings.output, uninterrupted[0])
+
+
+class Stopped(Exception):
+    pass
+
+
+def test_the_order_of_events_is_that_of_the_recipe(settings, data):
+    events = []
+    history = run(replace(settings, epochs=1), data, events.append)
+    assert [event["event"] for event in events] == ["start", *["step"] * 4, "validation", "epoch"]
+    assert [event["done"] for event in events[1:5]] == [1, 2, 3, 4]
+    assert history[0].loss == pytest.approx(sum(event["loss"] for event in events[1:5]) / 4)
+    assert history[0].val_loss == events[5]["loss"]
+    assert history[0].peak_bytes > 0
+
+
+def test_training_and_validation_see_only_their_own_subjects(settings, data, monkeypatch):
+    seen, load_cube = [], train.CubeFiles.__getitem__
+    monkeypatch.setattr(
+        train.CubeFiles, "__getitem__",
+        lambda self, draw: seen.append(self._paths[draw[0]]) or load_cube(self, draw),
+    )  # fmt: skip
+    run(replace(settings, epochs=1), data)
+    split = draw_split(data.subjects, 0)
+    assert set(seen[:4]) == {data.cubes[name] for name in split.training}
+    assert seen[4:] == [data.cubes[name] for name in split.validation]
+
+
+def test_validation_drops_nothing_out(settings, data):
+    training = train.Training(settings)
+    model, batch = training.model.eval(), (torch.randn(1, 4, 32, 32, 32), torch.ones(1, 3, 32, 32, 32))
+    assert train._loss(model, batch, "fp32") == train._loss(model, batch, "fp32")
+    assert model.train() and train._loss(model, batch, "fp32") != train._loss(model, batch, "fp32")
+
+
+def test_the_best_weights_are_those_of_the_lowest_validation_loss(settings, data, monkeypatch):
+    val_losses = iter([-0.3, -0.5, -0.4])
+    weights = []
+
+    def loss(model, *_):
+        assert not model.training
+        weights.append(copied(model))
+        return next(val_losses)
+
+    monkeypatch.setattr(train, "_loss", loss)
+    run(replace(settings, epochs=3), data)
+    best = checkpoint.load_state(settings.output / BEST)
+    assert (best["epoch"], best["val_loss"]) == (2, -0.5)
+    assert same(best["model"], weights[1]) and not same(weights[1], weights[2])
+
+
+def copied(model):
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def test_training_ends_early_and_stays_ended(settings, data, monkeypatch):
+    monkeypatch.setattr(train, "should_stop", lambda val_losses: len(val_losses) == 2)
+    assert len(run(settings, data)) == 2
+    events = []
+    assert len(run(settings, data, events.append)) == 2
+    assert [event["event"] for event in events] == ["start"]
+
+
+def test_a_plateau_halves_the_rate_in_the_log(settings, data, monkeypatch):
+    monkeypatch.setattr(train, "_loss", lambda *_: -0.5)
+    monkeypatch.setattr(train.Training, "step", lambda self, *_: self.losses.append(0.0))
+    history = run(replace(settings, epochs=12), data)
+    assert [epoch.learning_rate for epoch in history] == [5e-4] * 11 + [2.5e-4]
+
+
+@pytest.mark.parametrize("changed", [{"seed": 1}, {"head": "block"}, {"dtype": "bf16"}])
+def test_a_folder_with_another_training_is_refused(settings, data, changed):
+    run(replace(settings, epochs=1), data)
+    before = (settings.output / CHECKPOINT).read_bytes()
+    (name, value) = next(iter(changed.items()))
+    with pytest.raises(DataError, match=f"holds a training with {name} .*, but this one has {value}"):
+        run(replace(settings, **changed), data)
+    assert (settings.output / CHECKPOINT).read_bytes() == before
+
+
+def test_a_folder_in_use_is_refused(settings, data):
+    with checkpoint.held(settings.output), pytest.raises(DataError, match="another process trains in"):
+        run(settings, data)
+
+
+@pytest.mark.parametrize("content", [b"", b"no checkpoint", None])
+def test_a_checkpoint_that_cannot_be_read_is_named(settings, data, content):
+    run(replace(settings, epochs=1), data)
+    path = settings.output / CHECKPOINT
+    path.write_bytes(path.read_bytes()[:-1000] if content is None else content)
+    with pytest.raises(DataError, match=r"checkpoint\.pt cannot be read as a training's state"):
+        run(settings, data)
+
+
+def test_a_checkpoint_runs_no_code(tmp_path):
+    torch.save({"model": partial(print, "run")}, tmp_path / "bad.pt")
+    with pytest.raises(DataError, match=r"bad\.pt cannot be read"):
+        checkpoint.load_state(tmp_path / "bad.pt")
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(settings, data, monkeypatch):
+    run(replace(settings, epochs=1), data)
+    before = (settings.output / CHECKPOINT).read_bytes()
+
+    def full_disk(_state, file):
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        run(settings, data)
+    assert (settings.output / CHECKPOINT).read_bytes() == before
+
+
+def test_a_swapped_training_stopped_within_an_epoch_resumes_with_the_same_bits(settings, data, tmp_path):
+    swapped = replace(settings, swapping={"budget": "1GiB", "policy": "swap_all"}, epochs=2)
+
+    def stop(event):
+        if event["event"] == "step" and event["done"] == 2:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        run(swapped, data, stop)
+    resumed = []
+    run(swapped, data, resumed.append)
+    assert resumed[1]["done"] == 2  # the second step had been reported, but not been saved
+    run(replace(swapped, output=tmp_path / "whole"), data)
+    for name in (CHECKPOINT, BEST):
+        assert same(*(checkpoint.load_state(folder / name) for folder in (settings.output, tmp_path / "whole")))
+
+
+def test_a_budget_that_cannot_be_kept_ends_the_training_with_lmswaps_words(settings, data):
+    with pytest.raises(PlanInfeasible, match="Give a budget of at least"):
+        run(replace(settings, swapping={"budget": "1MiB"}), data)
