@@ -17,14 +17,16 @@ if TYPE_CHECKING:
     from lmswap.api import explain as explain
     from lmswap.api import program as program
     from lmswap.api import report as report
+    from lmswap.profiling.context import profile as profile
 
 __version__ = "0.1.0"
-__all__ = ["disable", "enable", "explain", "program", "report"]
+__all__ = ["disable", "enable", "explain", "profile", "program", "report"]
+_ORIGINS = {"profile": "lmswap.profiling.context"}  # the others: lmswap.api
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        return getattr(importlib.import_module("lmswap.api"), name)
+        return getattr(importlib.import_module(_ORIGINS.get(name, "lmswap.api")), name)
     raise AttributeError(f"module 'lmswap' has no attribute '{name}'")
 
 

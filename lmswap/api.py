@@ -158,6 +158,11 @@ def program(model: nn.Module) -> Program:
     return _planned(model).joined.program
 
 
+def sessions() -> tuple[Session, ...]:
+    """The sessions of all models that are enabled now, for the profiler."""
+    return (*_sessions.values(), *(session for _, session in _compiled))
+
+
 def compile_backend(
     module: fx.GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 import lmswap
-from lmswap.commands import bench, doctor, plan
+from lmswap.commands import bench, doctor, plan, profile
 from lmswap.errors import LmswapError
 from lmswap.reporting.text import print_result
 
@@ -19,9 +19,8 @@ from lmswap.reporting.text import print_result
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code: 0 done, 2 refused or failed with a sentence on standard error."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    # A benchmark has a parser of its own: what follows its name is not ours to read.
-    own, rest = (arguments[:2], arguments[2:]) if arguments[:1] == ["bench"] else (arguments, [])
-    options = _parser().parse_args(own, argparse.Namespace(rest=rest))
+    own = _num_own(arguments)
+    options = _parser().parse_args(arguments[:own], argparse.Namespace(rest=arguments[own:]))
     try:
         return int(options.run(options))
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
@@ -32,13 +31,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
+def _num_own(arguments: Sequence[str]) -> int:
+    """How many arguments are ours to read: a benchmark has a parser of its own, and so has a profiled script."""
+    if arguments[:1] == ["bench"]:
+        return 2
+    return arguments.index("--") if arguments[:1] == ["profile"] and "--" in arguments else len(arguments)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="lmswap", description="Trains PyTorch models under a memory budget by swapping tensors."
     )
     parser.add_argument("--version", action="version", version=f"lmswap {lmswap.__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in (doctor, plan, bench):
+    for command in (doctor, plan, profile, bench):
         command.add_to(commands)
     return parser
 

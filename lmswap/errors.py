@@ -57,3 +57,11 @@ class DriverError(LmswapError):
 
 class TransferError(LmswapError):
     """Moving bytes failed in the middle of a step; the step is lost, the process can go on."""
+
+
+class TraceError(LmswapError):
+    """A profiler's file cannot be read, or does not hold what figures need; the message names the file."""
+
+
+class WindowError(LmswapError):
+    """The steps that were to be profiled did not all run; the message says how many did."""

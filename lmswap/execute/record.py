@@ -55,6 +55,11 @@ class StepRecord:
     memory: tuple[tuple[float, int], ...]  # tensor bytes on the device
     transfers: tuple[TransferRecord, ...]
 
+    @property
+    def begun_seconds(self) -> float:
+        """When its first mark was passed: second 0 of its timeline."""
+        return min([start for _, start, _ in self.segments] + [seconds for seconds, _ in self.memory])
+
     def timeline(self, names: Sequence[str], *, other_bytes: int) -> Timeline:
         """The step as spans from 0 on.
 
@@ -62,7 +67,7 @@ class StepRecord:
             names: of the buffers, by the number under which they were moved.
             other_bytes: what counts against the budget beside tensors; added to the memory curve.
         """
-        origin = min([start for _, start, _ in self.segments] + [seconds for seconds, _ in self.memory])
+        origin = self.begun_seconds
         waits = sorted((r.wait_start_seconds, r.wait_end_seconds) for r in self.transfers)
         spans = []
         for (graph, phase), start, end in self.segments:
@@ -90,6 +95,7 @@ class Recorder:
         self._ended: _MarkedStep | None = None
         self._last: StepRecord | None = None
         self._transfers: list[TransferRecord] = []
+        self.observers: list[Callable[[StepRecord], None]] = []  # called with each step's record when it is read
         self.num_steps = 0
         self.last_sequence: tuple[SegmentKey, ...] = ()  # segments of the last step that ended, in order
 
@@ -150,4 +156,7 @@ class Recorder:
         stop = self._current.begun_seconds
         own = [record for record in self._transfers if step.begun_seconds <= record.queued_seconds < stop]
         self._transfers = [record for record in self._transfers if record.queued_seconds >= stop]
-        return StepRecord(segments, memory, tuple(own))
+        record = StepRecord(segments, memory, tuple(own))
+        for observer in self.observers:
+            observer(record)
+        return record

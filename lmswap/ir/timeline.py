@@ -17,7 +17,7 @@ class Lane(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One thing that ran on a lane for [start_seconds, end_seconds), counted from the start of the step."""
+    """One thing that ran on a lane for [start_seconds, end_seconds), counted from the start of the (first) step."""
 
     lane: Lane
     name: str
@@ -25,6 +25,7 @@ class Span:
     end_seconds: float
     nbytes: int = 0  # moved, on the copy lanes
     buffer: int | None = None
+    is_pageable: bool = False  # a copy whose host memory is not pinned: the driver stages it, far below the link's rate
 
     @property
     def seconds(self) -> float:
@@ -32,13 +33,26 @@ class Span:
         return self.end_seconds - self.start_seconds
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """When one of several steps ran: [start_seconds, end_seconds). ``number`` is what its recorder calls it."""
+
+    number: int
+    start_seconds: float
+    end_seconds: float
+
+
 @dataclass(frozen=True)
 class Timeline:
-    """The spans of one step. ``memory`` is (seconds, resident bytes), each holding until the next point."""
+    """The spans of one step, or of several: then ``steps`` says which, and seconds count from the first one's start.
 
-    source: str  # "predicted" or "measured"
+    ``memory`` is (seconds, resident bytes), each holding until the next point; empty where nobody counted.
+    """
+
+    source: str  # "predicted", "measured", or the profiler that saw it
     spans: tuple[Span, ...]
     memory: tuple[tuple[float, int], ...]
+    steps: tuple[Step, ...] = ()
 
     @property
     def seconds(self) -> float:

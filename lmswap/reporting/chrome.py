@@ -1,13 +1,14 @@
 """Timelines in the trace event format of Chrome, which Perfetto opens (ui.perfetto.dev).
 
-Each timeline is a process, each lane a thread, resident memory a counter track. Times are microseconds.
+Each timeline is a process, each lane a thread, resident memory a counter track; where a timeline covers several steps,
+they are a thread of their own. Times are microseconds.
 The format: "Trace Event Format", Google, 2016.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from lmswap.errors import OptionError
 from lmswap.ir.timeline import Lane, Span, Timeline
 
 
-def write_chrome_trace(path: Path, timelines: Sequence[Timeline], *, model: str, budget_bytes: int) -> None:
-    """Writes ``timelines`` to ``path`` as one trace.
+def write_chrome_trace(path: Path, timelines: Sequence[Timeline], *, about: Mapping[str, str | int]) -> None:
+    """Writes ``timelines`` to ``path`` as one trace; ``about`` goes with it, for people.
 
     Raises:
         OptionError: no timeline to write, or the folder does not exist.
@@ -29,7 +30,7 @@ def write_chrome_trace(path: Path, timelines: Sequence[Timeline], *, model: str,
     trace = {
         "traceEvents": events,
         "displayTimeUnit": "ms",
-        "otherData": {"model": model, "budget_bytes": budget_bytes, "writer": "lmswap"},
+        "otherData": {**about, "writer": "lmswap"},
     }
     path.write_text(json.dumps(trace), encoding="utf-8")
 
@@ -37,11 +38,16 @@ def write_chrome_trace(path: Path, timelines: Sequence[Timeline], *, model: str,
 def _events(pid: int, timeline: Timeline) -> Iterator[dict[str, Any]]:
     yield _metadata(pid, 0, "process_name", name=timeline.source)
     yield _metadata(pid, 0, "process_sort_index", sort_index=pid)
+    if timeline.steps:
+        yield _metadata(pid, 0, "thread_name", name="step")
+    for step in timeline.steps:
+        yield _slice(pid, 0, f"step {step.number}", "step", step.start_seconds, step.end_seconds)
     rows = [row for lane in Lane for row in _rows(timeline, lane)]
     for tid, (name, spans) in enumerate(rows, start=1):
         yield _metadata(pid, tid, "thread_name", name=name)
         yield _metadata(pid, tid, "thread_sort_index", sort_index=tid)
-        yield from (_slice(pid, tid, span) for span in spans)
+        for span in spans:
+            yield _slice(pid, tid, span.name, span.lane, span.start_seconds, span.end_seconds, **_arguments(span))
     for seconds, nbytes in timeline.memory:
         yield {"ph": "C", "name": "memory", "pid": pid, "ts": seconds * 1e6, "args": {"resident bytes": nbytes}}
 
@@ -58,22 +64,28 @@ def _rows(timeline: Timeline, lane: Lane) -> list[tuple[str, list[Span]]]:
     return [(str(lane) if number == 1 else f"{lane} {number}", row) for number, row in enumerate(rows, start=1)]
 
 
-def _slice(pid: int, tid: int, span: Span) -> dict[str, Any]:
-    args: dict[str, Any] = {}
+def _arguments(span: Span) -> dict[str, int]:
+    args: dict[str, int] = {}
     if span.nbytes:
         args["bytes"] = span.nbytes
         if span.seconds > 0:
             args["bytes_per_second"] = round(span.nbytes / span.seconds)
     if span.buffer is not None:
         args["buffer"] = span.buffer
+    return args
+
+
+def _slice(
+    pid: int, tid: int, name: str, kind: str, start_seconds: float, end_seconds: float, **args: int
+) -> dict[str, Any]:
     return {
         "ph": "X",
-        "name": span.name,
-        "cat": str(span.lane),
+        "name": name,
+        "cat": str(kind),
         "pid": pid,
         "tid": tid,
-        "ts": span.start_seconds * 1e6,
-        "dur": span.seconds * 1e6,
+        "ts": start_seconds * 1e6,
+        "dur": (end_seconds - start_seconds) * 1e6,
         "args": args,
     }
 

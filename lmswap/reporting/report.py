@@ -109,7 +109,9 @@ class Report:
         Raises:
             OptionError: nothing to write yet, or a folder that does not exist.
         """
-        write_chrome_trace(Path(path), self._timelines(), model=self.model, budget_bytes=self.budget_bytes)
+        write_chrome_trace(
+            Path(path), self._timelines(), about={"model": self.model, "budget_bytes": self.budget_bytes}
+        )
 
     def _timelines(self) -> tuple[Timeline, ...]:
         return tuple(timeline for timeline in (self.predicted, self.measured) if timeline is not None)

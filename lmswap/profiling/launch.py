@@ -1,0 +1,116 @@
+"""How is a script run under a profiler? ``python train.py …`` → the same command, watched from inside → its Profile.
+
+The script runs unchanged in `lmswap.profiling.run`, which counts its steps and switches the profiler on for the window.
+nsys and nvprof run around that; Kineto and lmswap's own record run in it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path, PurePath
+from typing import Any
+
+from lmswap.errors import OptionError, WindowError
+from lmswap.profiling.profile import Profile
+from lmswap.profiling.readers import read_traces
+from lmswap.profiling.tools import choose, look
+from lmswap.profiling.trace import Trace
+from lmswap.profiling.window import Window
+
+REQUEST, OUTCOME, OWN = "request.json", "outcome.json", "lmswap.json"
+_TOOL_FILES = {"kineto": "kineto.json", "nsys": "nsys.sqlite", "nvprof": "nvprof.sqlite"}
+_PYTHON = re.compile(r"python[0-9.]*")
+# Of Python's own options, those that take a value in the next argument.
+_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+
+
+class ScriptFailed(WindowError):
+    """The profiled script did not end well; ``exit_code`` is its own, as a shell would say it."""
+
+    def __init__(self, returncode: int) -> None:
+        self.exit_code = returncode if returncode >= 0 else 128 - returncode
+        how = f"with exit code {returncode}" if returncode >= 0 else f"by signal {-returncode}"
+        super().__init__(f"the profiled script ended {how}: nothing is reported")
+
+
+def profile_command(command: Sequence[str], window: Window, *, tool: str, folder: Path, stop: bool = False) -> Profile:
+    """Runs ``command``, which starts with a Python interpreter, and profiles ``window`` of it.
+
+    Args:
+        command: ``python train.py …`` or ``python -m package …``.
+        window: which steps.
+        tool: "auto", "kineto", "nsys", "nvprof" or "lmswap".
+        folder: where the tools' files go.
+        stop: ends the script when the window is over.
+
+    Raises:
+        OptionError: the command is none that can be watched, or there is no such tool.
+        ScriptFailed: the script ended with an error of its own.
+        WindowError: the script ended before the window did.
+        TraceError: what the tool wrote cannot be used.
+    """
+    used, note = choose(tool, look())
+    watched = _watched(command, folder)
+    request = {"tool": used, "window": asdict(window), "folder": str(folder), "stop": stop}
+    (folder / REQUEST).write_text(json.dumps(request), encoding="utf-8")
+    returncode = subprocess.run(under(used, watched, folder), check=False).returncode
+    outcome = _outcome(folder)
+    if outcome.get("error"):
+        raise WindowError(str(outcome["error"]))
+    if returncode != 0:
+        raise ScriptFailed(returncode)
+    if not outcome.get("first"):
+        raise window.refuse(outcome.get("epochs", []))
+    traces = _traces(used, folder, int(outcome["first"]), window.stop - window.first)
+    return Profile(f"{window} of {' '.join(command)}", traces, [note] if note else [])
+
+
+def under(tool: str, command: Sequence[str], folder: Path) -> list[str]:
+    """``command`` as ``tool`` runs it, recording only between cudaProfilerStart and Stop, into ``folder``."""
+    if tool == "nsys":
+        options = ["--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none", "--cuda-graph-trace=node"]
+        options += ["--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--export=sqlite"]
+        return ["nsys", "profile", *options, "--force-overwrite=true", f"--output={folder / 'nsys'}", *command]
+    if tool == "nvprof":
+        output = str(folder / _TOOL_FILES["nvprof"])
+        return ["nvprof", "--profile-from-start", "off", "--force-overwrite", "--export-profile", output, *command]
+    return list(command)
+
+
+def _watched(command: Sequence[str], folder: Path) -> list[str]:
+    """``command`` with `lmswap.profiling.run` between Python's own options and the script."""
+    if not command or not _PYTHON.fullmatch(PurePath(command[0]).name):
+        raise OptionError(
+            "what is profiled must start with a Python interpreter: lmswap profile -- python train.py ..."
+            + (f" (not '{command[0]}')" if command else "")
+        )
+    script = 1
+    while script < len(command) and command[script].startswith("-") and command[script] not in ("-m", "-c", "-"):
+        script += 2 if command[script] in _WITH_VALUE else 1
+    if script >= len(command) or command[script] in ("-c", "-"):
+        raise OptionError("what is profiled must be a script or a module: python train.py ..., python -m package ...")
+    interpreter = sys.executable if command[0] in ("python", "python3") else command[0]
+    run = ["-m", "lmswap.profiling.run", str(folder / REQUEST)]
+    return [interpreter, *command[1:script], *run, *command[script:]]
+
+
+def _outcome(folder: Path) -> dict[str, Any]:
+    """What the watched process said at its end; empty if it did not come to that."""
+    try:
+        outcome: dict[str, Any] = json.loads((folder / OUTCOME).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    return outcome
+
+
+def _traces(tool: str, folder: Path, first: int, num_steps: int) -> tuple[Trace, ...]:
+    own = read_traces(folder / OWN) if (folder / OWN).exists() else ()
+    if tool == "lmswap":
+        return own
+    seen = read_traces(folder / _TOOL_FILES[tool])
+    return (*(trace.only(first, first + num_steps) for trace in seen), *own)

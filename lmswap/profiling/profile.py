@@ -1,0 +1,151 @@
+"""What did the profiled steps show? Traces → figures, as a table, as JSON and as a trace for Perfetto."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from lmswap.errors import WindowError
+from lmswap.ir.bytesize import format_bytes
+from lmswap.ir.timeline import Lane
+from lmswap.profiling.figures import CopyFigures, Figures, figures_of
+from lmswap.profiling.trace import Stall, Trace
+from lmswap.reporting.chrome import write_chrome_trace
+from lmswap.reporting.text import format_seconds, render_text
+
+SCHEMA = "lmswap.profile/1"
+_MOST_STALLS = 10  # printed; JSON has all
+
+
+@dataclass
+class Profile:
+    """Figures of the profiled steps, a column per tool and device; prints as a table.
+
+    ``title`` says what was profiled, ``notes`` what was used instead of what was asked for. ``traces`` is empty while
+    the steps are still running: then everything else is refused.
+    """
+
+    title: str
+    traces: tuple[Trace, ...] = ()
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def figures(self) -> tuple[Figures, ...]:
+        """By trace.
+
+        Raises:
+            WindowError: the profiled steps are not over.
+            TraceError: a trace has no duration.
+        """
+        if not self.traces:
+            raise WindowError("there are no figures yet: the profiled steps are not over")
+        return tuple(figures_of(trace.timeline) for trace in self.traces)
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the figures measure swapping: no copy went through pageable memory."""
+        return not any(figures.invalid for figures in self.figures)
+
+    def to_json(self) -> str:
+        """All figures and stalls as JSON text, schema "lmswap.profile/1"; bytes and seconds, rates in bytes/s."""
+        devices = [
+            {
+                "tool": trace.tool,
+                "device": trace.device,
+                "is_valid": not figures.invalid,
+                "figures": asdict(figures),
+                "stalls": [asdict(stall) for stall in trace.stalls],
+                "notes": trace.notes,
+            }
+            for trace, figures in zip(self.traces, self.figures, strict=True)
+        ]
+        return json.dumps({"schema": SCHEMA, "title": self.title, "notes": self.notes, "devices": devices}, indent=1)
+
+    def to_chrome_trace(self, path: str | Path) -> None:
+        """Writes every trace as a process of one trace file, which Perfetto and chrome://tracing open.
+
+        Raises:
+            OptionError: nothing to write yet, or a folder that does not exist.
+        """
+        write_chrome_trace(Path(path), [trace.timeline for trace in self.traces], about={"profiled": self.title})
+
+    def __rich__(self) -> Group:
+        """The profile's parts, for `rich.print`."""
+        columns = list(zip(self.traces, self.figures, strict=True))
+        parts: list[RenderableType] = [Text(f"lmswap profile: {self.title}", style="bold"), Text()]
+        for trace, figures in columns:
+            if figures.invalid:
+                parts += [Text(f"NOT A VALID MEASUREMENT ({trace.tool}): {figures.invalid}.", style="bold red"), Text()]
+        parts += [_table(columns), Text()]
+        for trace in self.traces:
+            if trace.stalls:
+                parts += [_stall_table(trace), Text()]
+        parts += [Text(f"Note: {note}.") for note in self.notes]
+        parts += [Text(f"{trace.tool}: {note}.") for trace in self.traces for note in trace.notes]
+        return Group(*parts)
+
+    def __str__(self) -> str:
+        return render_text(self)
+
+
+def _table(columns: list[tuple[Trace, Figures]]) -> Table:
+    table = Table(box=None, padding=(0, 3, 0, 0), header_style="bold")
+    table.add_column("")
+    for trace, _ in columns:
+        table.add_column(f"{trace.tool}\n{trace.device}", justify="right")
+    rows: list[tuple[str, Callable[[Figures], str]]] = [
+        ("steps", lambda f: str(f.num_steps)),
+        ("step, median", lambda f: format_seconds(f.step_seconds)),
+        ("utilization", lambda f: _percent(f.utilization)),
+        *_copy_rows("in", lambda f: f.copies_in),
+        *_copy_rows("out", lambda f: f.copies_out),
+        ("copying exposed, a step", lambda f: format_seconds(f.exposed_seconds / f.num_steps)),
+        ("copying hidden by compute", lambda f: _percent(f.overlap)),
+        ("waited for copies, a step", lambda f: format_seconds(f.stall_seconds / f.num_steps)),
+        ("idle, a step", lambda f: format_seconds(f.idle_seconds / f.num_steps)),
+        ("gap between steps, mean", lambda f: _mean_seconds(f.gap_seconds)),
+    ]
+    for name, cell in rows:
+        table.add_row(name, *(cell(figures) for _, figures in columns))
+    return table
+
+
+def _copy_rows(way: str, copies: Callable[[Figures], CopyFigures]) -> list[tuple[str, Callable[[Figures], str]]]:
+    return [
+        (f"copied {way}, a step", lambda f: format_bytes(round(copies(f).bytes_per_step))),
+        ("  while copying", lambda f: _rate(copies(f).bytes_per_second)),
+        ("  while any copy runs", lambda f: _rate(copies(f).busy_bytes_per_second)),
+        ("  over all steps", lambda f: _rate(copies(f).window_bytes_per_second)),
+        ("  copies below 1 MiB", lambda f: f"{copies(f).num_small}, {format_bytes(copies(f).small_bytes)}"),
+    ]
+
+
+def _stall_table(trace: Trace) -> Table:
+    longest: tuple[Stall, ...] = trace.stalls[:_MOST_STALLS]
+    title = f"Longest waits for copies ({trace.tool}, {len(longest)} of {len(trace.stalls)})"
+    table = Table(box=None, padding=(0, 3, 0, 0), header_style="bold", title=title, title_justify="left")
+    for heading in ("waited", "times", "op", "for"):
+        table.add_column(heading, justify="right" if heading in ("waited", "times") else "left", no_wrap=True)
+    table.add_column("source line", overflow="ellipsis", no_wrap=True)
+    for stall in longest:
+        what = f"{stall.buffer} to {'arrive' if stall.lane is Lane.IN else 'leave'}"
+        table.add_row(format_seconds(stall.seconds), str(stall.num), stall.op, what, stall.source)
+    return table
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.1f} %"
+
+
+def _rate(bytes_per_second: float | None) -> str:
+    return "–" if bytes_per_second is None else f"{bytes_per_second / 1e9:.2f} GB/s"
+
+
+def _mean_seconds(seconds: tuple[float, ...]) -> str:
+    return format_seconds(sum(seconds) / len(seconds)) if seconds else "–"

@@ -1,0 +1,71 @@
+"""Which profiler wrote a file? Its content says; each reader turns one format into traces."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sqlite3
+import zlib
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from lmswap.errors import TraceError
+from lmswap.profiling.readers import kineto, nsys, nvprof_csv, nvprof_sqlite, own
+from lmswap.profiling.readers.tables import Tables
+from lmswap.profiling.trace import Trace
+
+_KNOWN = "a trace of Kineto (JSON), nsys (SQLite), nvprof (SQLite or CSV) or lmswap"
+
+
+def read_traces(path: str | Path) -> tuple[Trace, ...]:
+    """Reads what a profiler wrote: one trace per device, whatever the file's name.
+
+    Raises:
+        TraceError: the file cannot be read, is none that lmswap knows, is damaged, or has nothing of any device in it.
+    """
+    try:
+        traces = _read(Path(path))
+    except OSError as error:
+        raise TraceError(f"cannot read '{path}': {error.strerror or error}") from error
+    except (TraceError, sqlite3.Error, zlib.error, EOFError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise TraceError(f"'{path}' cannot be used: {error}") from error
+    if not traces:
+        raise TraceError(
+            f"'{path}' has neither kernels nor copies in it: nothing ran on a device while it was recorded"
+        )
+    return traces
+
+
+def _read(path: Path) -> tuple[Trace, ...]:
+    with path.open("rb") as file:
+        head = file.read(2**16)
+    if head.startswith(b"SQLite format 3\0"):
+        return _read_tables(path)
+    if path.suffix in (".nsys-rep", ".qdrep"):
+        raise TraceError(f"it is a report of nsys; 'nsys export --type sqlite {path}' makes the file that is read")
+    text = (gzip.decompress(path.read_bytes()) if head.startswith(b"\x1f\x8b") else path.read_bytes()).decode()
+    if text.lstrip().startswith("{"):
+        return _read_json(text)
+    if nvprof_csv.is_mine(text):
+        return nvprof_csv.read(text)
+    raise TraceError(f"it is not {_KNOWN}")
+
+
+def _read_json(text: str) -> tuple[Trace, ...]:
+    data: Any = json.loads(text)
+    if "traceEvents" in data:
+        return kineto.read(data)
+    if "schema" in data:
+        return own.read(data)
+    raise TraceError(f"it is not {_KNOWN}")
+
+
+def _read_tables(path: Path) -> tuple[Trace, ...]:
+    with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+        tables = Tables(connection)
+        if "StringTable" in tables.names:
+            return nvprof_sqlite.read(tables)
+        if "StringIds" in tables.names:
+            return nsys.read(tables)
+    raise TraceError(f"it is an SQLite file, but not {_KNOWN}: it has neither nsys' nor nvprof's table of strings")

@@ -1,0 +1,72 @@
+"""What does an SQLite file of nsys hold? Kernels, copies and NVTX ranges in nanoseconds → traces.
+
+The format: "SQLite Export Schema Reference" of Nsight Systems. Tables are there only if something fills them, and older
+versions have no table that names the kinds of memory.
+"""
+
+from __future__ import annotations
+
+from lmswap.ir.timeline import Lane
+from lmswap.profiling.readers.raw import IN_KINDS, OUT_KINDS, RawTrace, integer
+from lmswap.profiling.readers.tables import Tables
+from lmswap.profiling.trace import Trace
+
+# ENUM_CUDA_MEM_KIND of all versions seen; CUPTI, and nvprof with it, numbers them otherwise.
+_PAGEABLE = 0
+
+
+def read(tables: Tables) -> tuple[Trace, ...]:
+    """Reads an open file.
+
+    Raises:
+        TraceError: a table lacks a column, or a value is no number.
+    """
+    strings = tables.mapping("StringIds", "id", "value")
+    raw = RawTrace("nsys", device_names=_device_names(tables))
+    kernels = tables.rows("CUPTI_ACTIVITY_KIND_KERNEL", ("start", "end", "shortName"), ("deviceId",))
+    for start, end, name, device in kernels:
+        raw.kernel(
+            integer(device or 0, "a kernel's device"),
+            str(strings.get(name, "kernel")),
+            integer(start, "a kernel's start"),
+            integer(end, "a kernel's end"),
+        )
+    _read_copies(tables, raw)
+    for start, end, text, text_id in tables.rows("NVTX_EVENTS", ("start", "end", "text"), ("textId",)):
+        name = text if text is not None else strings.get(text_id)
+        if name is not None and end is not None:
+            raw.range(str(name), integer(start, "a range's start"), integer(end, "a range's end"))
+    if next(tables.rows("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", ("start",)), None):
+        raw.notes.append(
+            "CUDA graphs were traced whole, their kernels are not seen: record with --cuda-graph-trace=node"
+        )
+    return raw.traces()
+
+
+def _read_copies(tables: Tables, raw: RawTrace) -> None:
+    pageable = {
+        kind for kind, label in tables.mapping("ENUM_CUDA_MEM_KIND", "id", "label").items() if label == "Pageable"
+    } or {_PAGEABLE}
+    columns, optional = ("start", "end", "bytes", "copyKind"), ("srcKind", "dstKind", "deviceId")
+    for start, end, nbytes, kind, source, target, device in tables.rows(
+        "CUPTI_ACTIVITY_KIND_MEMCPY", columns, optional
+    ):
+        if kind not in IN_KINDS | OUT_KINDS:
+            continue
+        is_in = kind in IN_KINDS
+        raw.copy(
+            integer(device or 0, "a copy's device"),
+            Lane.IN if is_in else Lane.OUT,
+            integer(start, "a copy's start"),
+            integer(end, "a copy's end"),
+            integer(nbytes, "a copy's bytes"),
+            is_pageable=(source if is_in else target) in pageable,
+        )
+
+
+def _device_names(tables: Tables) -> dict[int, str]:
+    """By CUDA's number, which ``cuDevice`` has in files that distinguish it from the machine's own."""
+    return {
+        cuda if cuda is not None else number: f"GPU {cuda if cuda is not None else number}: {name}"
+        for number, name, cuda in tables.rows("TARGET_INFO_GPU", ("id", "name"), ("cuDevice",))
+    }

@@ -1,0 +1,62 @@
+"""What does an SQLite file of nvprof hold (nvprof -o FILE)? CUPTI's own records in nanoseconds → traces.
+
+The format: CUPTI's activity records, a table for each kind (cupti_activity.h); names are rows of StringTable.
+"""
+
+from __future__ import annotations
+
+from lmswap.ir.timeline import Lane
+from lmswap.profiling.readers.raw import IN_KINDS, OUT_KINDS, RawTrace, integer
+from lmswap.profiling.readers.tables import Tables
+from lmswap.profiling.trace import Trace
+
+_PAGEABLE = 1  # CUpti_ActivityMemoryKind
+_MARKER_START, _MARKER_END = 2, 4  # CUpti_ActivityFlag, bits
+# Kernels lie in the second table where they ran one after another.
+_KERNEL_TABLES = ("CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL", "CUPTI_ACTIVITY_KIND_KERNEL")
+
+
+def read(tables: Tables) -> tuple[Trace, ...]:
+    """Reads an open file.
+
+    Raises:
+        TraceError: a table lacks a column, or a value is no number.
+    """
+    strings = tables.mapping("StringTable", "_id_", "value")
+    raw = RawTrace("nvprof")
+    for number, name in tables.rows("CUPTI_ACTIVITY_KIND_DEVICE", ("id", "name")):
+        raw.device_names[integer(number, "a device's number")] = f"GPU {number}: {strings.get(name, name)}"
+    for table in _KERNEL_TABLES:
+        for start, end, name, device in tables.rows(table, ("start", "end", "name", "deviceId")):
+            raw.kernel(
+                integer(device, "a kernel's device"),
+                str(strings.get(name, "kernel")),
+                integer(start, "a kernel's start"),
+                integer(end, "a kernel's end"),
+            )
+    columns = ("start", "end", "bytes", "copyKind", "srcKind", "dstKind", "deviceId")
+    for start, end, nbytes, kind, source, target, device in tables.rows("CUPTI_ACTIVITY_KIND_MEMCPY", columns):
+        if kind in IN_KINDS | OUT_KINDS:
+            is_in = kind in IN_KINDS
+            raw.copy(
+                integer(device, "a copy's device"),
+                Lane.IN if is_in else Lane.OUT,
+                integer(start, "a copy's start"),
+                integer(end, "a copy's end"),
+                integer(nbytes, "a copy's bytes"),
+                is_pageable=(source if is_in else target) == _PAGEABLE,
+            )
+    _read_ranges(tables, raw, strings)
+    return raw.traces()
+
+
+def _read_ranges(tables: Tables, raw: RawTrace, strings: dict[int, str]) -> None:
+    """A range is two markers of one id; only the first has a name."""
+    begun: dict[int, tuple[str, int]] = {}
+    rows = tables.rows("CUPTI_ACTIVITY_KIND_MARKER", ("timestamp", "flags", "id", "name"))
+    for timestamp, flags, number, name in sorted(rows, key=lambda row: integer(row[0], "a marker's time")):
+        if flags & _MARKER_START:
+            begun[number] = (str(strings.get(name, "")), timestamp)
+        elif flags & _MARKER_END and number in begun:
+            text, start = begun.pop(number)
+            raw.range(text, start, timestamp)

@@ -1,0 +1,120 @@
+"""What is switched on while the window is open? Kineto, or CUDA's capture range for nsys and nvprof, or nothing.
+
+The device is waited for at both ends of the window and after each step in it, so that work belongs to the step that
+asked for it; a script that reads its loss every step does the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from lmswap.ir.timeline import Step
+
+
+class StepRecorder(Protocol):
+    """Something that records steps, in the process that makes them."""
+
+    def start(self, number: int) -> None:
+        """Begins with step ``number``."""
+
+    def step_ended(self, number: int) -> None:
+        """The step has ended and step ``number`` begins."""
+
+    def stop(self) -> None:
+        """Ends; the step under way is the last."""
+
+
+class Recording:
+    """Runs recorders over consecutive steps, and knows when the steps were, in seconds of `time.perf_counter`."""
+
+    def __init__(self, recorders: Sequence[StepRecorder], number: int) -> None:
+        """Begins with step ``number``."""
+        self._recorders, self._number = recorders, number
+        self.steps: list[Step] = []
+        _synchronize()
+        for recorder in recorders:
+            recorder.start(number)
+        self._began = time.perf_counter()
+
+    def step_ended(self, *, is_last: bool = False) -> None:
+        """Ends a step; the next one begins, or the recording ends with it."""
+        _synchronize()
+        now = time.perf_counter()
+        self.steps.append(Step(self._number, self._began, now))
+        if is_last:
+            self.stop()
+            return
+        self._number, self._began = self._number + 1, now
+        for recorder in self._recorders:
+            recorder.step_ended(self._number)
+
+    def stop(self) -> None:
+        """Ends the recording; what follows the last step that ended is not part of any."""
+        for recorder in self._recorders:
+            recorder.stop()
+
+
+class KinetoRecorder:
+    """torch.profiler over the window, written to ``path`` in Kineto's trace format; each step is a range."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        # The first profile of a process sets CUPTI up, which takes long: not in the one that is kept.
+        with torch.profiler.profile(activities=activities):
+            pass
+        self._profile = torch.profiler.profile(activities=activities)
+        self._range: Any = None
+
+    def start(self, number: int) -> None:  # noqa: D102
+        self._profile.start()
+        self._begin(number)
+
+    def step_ended(self, number: int) -> None:  # noqa: D102
+        self._range.__exit__(None, None, None)
+        self._begin(number)
+
+    def stop(self) -> None:  # noqa: D102
+        self._range.__exit__(None, None, None)
+        self._profile.stop()
+        self._profile.export_chrome_trace(str(self._path))
+
+    def _begin(self, number: int) -> None:
+        self._range = torch.profiler.record_function(range_name(number))
+        self._range.__enter__()
+
+
+class CaptureRangeRecorder:
+    """cudaProfilerStart and Stop around the window, for the nsys or nvprof that runs this process; steps as NVTX."""
+
+    def __init__(self) -> None:
+        self._range = 0
+
+    def start(self, number: int) -> None:  # noqa: D102
+        torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
+        self._range = torch.cuda.nvtx.range_start(range_name(number))
+
+    def step_ended(self, number: int) -> None:  # noqa: D102
+        torch.cuda.nvtx.range_end(self._range)
+        self._range = torch.cuda.nvtx.range_start(range_name(number))
+
+    def stop(self) -> None:  # noqa: D102
+        torch.cuda.nvtx.range_end(self._range)
+        torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
+
+
+def range_name(number: int) -> str:
+    """What the range of step ``number`` is called in profilers' files."""
+    return f"lmswap step {number}"
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()

@@ -1,0 +1,114 @@
+"""Runs a script as Python would, watches its steps and switches the profiler on for those of the window.
+
+``python -m lmswap.profiling.run REQUEST.json train.py …`` (or ``-m package …``); written for `lmswap.profiling.launch`,
+which reads what is left in the request's folder. torch is imported before the script: what torch reads from the
+environment at import must be set outside of it.
+"""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lmswap import api
+from lmswap.errors import LmswapError
+from lmswap.profiling.collect import EngineRecorder
+from lmswap.profiling.launch import OUTCOME, OWN
+from lmswap.profiling.readers.own import write_traces
+from lmswap.profiling.recording import CaptureRangeRecorder, KinetoRecorder, Recording, StepRecorder
+from lmswap.profiling.window import StepCounter, Window
+
+
+class Watch:
+    """Records the window of a script, and ends the script if that cannot be done.
+
+    ``first`` is the number of the window's first step among all steps, None until the window is over.
+    """
+
+    def __init__(self, tool: str, window: Window, folder: Path, *, stop: bool = False) -> None:
+        self._tool, self._window, self._folder, self._stop = tool, window, folder, stop
+        self._recording: Recording | None = None
+        self._own: EngineRecorder | None = None
+        self.first: int | None = None
+        self.error = ""
+        self._counter = StepCounter(self._step_ended, self._optimizer_ran, window.steps_per_epoch)
+
+    def close(self) -> None:
+        """Says in the folder what was seen."""
+        self._counter.close()
+        if self._recording is not None:
+            self._recording.stop()
+        outcome = {"first": self.first, "epochs": self._counter.epochs, "error": self.error}
+        (self._folder / OUTCOME).write_text(json.dumps(outcome), encoding="utf-8")
+
+    def _optimizer_ran(self, name: str, began: float, ended: float) -> None:
+        if self._recording is not None and self._own is not None:
+            self._own.optimizer_ran(name, began, ended)
+
+    def _step_ended(self, epoch: int, step: int, number: int) -> None:
+        try:
+            self._follow(epoch, step, number)
+        except LmswapError as error:
+            self.error = str(error)
+            raise SystemExit(2) from error
+
+    def _follow(self, epoch: int, step: int, number: int) -> None:
+        window = self._window
+        if self._recording is not None:
+            if epoch != window.epoch:
+                raise window.refuse(self._counter.epochs)
+            self._recording.step_ended(is_last=step + 1 == window.stop)
+            if step + 1 == window.stop:
+                self._finish(number)
+        elif self.first is None and (epoch, step + 1) == (window.epoch, window.first):
+            self._recording = Recording(self._recorders(), number + 1)
+        elif self.first is None and epoch > window.epoch:
+            raise window.refuse(self._counter.epochs)
+
+    def _recorders(self) -> list[StepRecorder]:
+        recorders: list[StepRecorder] = []
+        if self._tool == "lmswap" or api.sessions():
+            self._own = EngineRecorder()
+            recorders.append(self._own)
+        if self._tool == "kineto":
+            recorders.append(KinetoRecorder(self._folder / "kineto.json"))
+        elif self._tool != "lmswap":
+            recorders.append(CaptureRangeRecorder())
+        return recorders
+
+    def _finish(self, number: int) -> None:
+        assert self._recording is not None
+        if self._own is not None:
+            write_traces(self._folder / OWN, self._own.traces(self._recording.steps))
+        self.first = number + 1 - len(self._recording.steps)
+        self._recording = None
+        if self._stop:
+            raise SystemExit(0)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Runs what follows the request."""
+    request: dict[str, Any] = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
+    watch = Watch(request["tool"], Window(**request["window"]), Path(request["folder"]), stop=bool(request["stop"]))
+    try:
+        _run_script(arguments[1:])
+    finally:
+        watch.close()
+
+
+def _run_script(command: Sequence[str]) -> None:
+    if command[0] == "-m":
+        sys.argv = list(command[1:])
+        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = list(command)
+        sys.path[0] = str(Path(command[0]).resolve().parent)
+        runpy.run_path(command[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,82 @@
+"""What did one tool see of one device? A timeline of some steps, with what is known of the stalls in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from lmswap.errors import TraceError
+from lmswap.ir.timeline import Lane, Span, Step, Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """How long one op of the program waited for one buffer, over all steps of a trace.
+
+    ``lane`` says for which copy: IN, for the bytes it reads; OUT, for the memory that the buffer was to leave.
+    """
+
+    op: str
+    source: str  # the user's source line, "" where the tracer kept none
+    buffer: str
+    lane: Lane
+    num: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One device as one tool recorded it; ``tool`` and ``device`` are for people. ``notes`` say what is not in it."""
+
+    tool: str
+    device: str
+    timeline: Timeline
+    stalls: tuple[Stall, ...] = ()  # longest first
+    notes: tuple[str, ...] = ()
+
+    def only(self, first: int, stop: int) -> Trace:
+        """The steps numbered [first, stop), counted from the start of the first one.
+
+        Stalls stay those of all steps: only the recorder could tell which were whose.
+
+        Raises:
+            TraceError: the trace does not have all of these steps.
+        """
+        steps = self.timeline.steps
+        chosen = tuple(step for step in steps if first <= step.number < stop)
+        if len(chosen) < stop - first:
+            have = (
+                f"steps {steps[0].number} to {steps[-1].number}" if steps else "no steps: it has no ranges that say so"
+            )
+            raise TraceError(f"{self.tool} has {have}, so steps {first} to {stop - 1} cannot be picked from it")
+        return replace(self, timeline=_cut(self.timeline, chosen))
+
+
+def make_timeline(source: str, spans: list[Span], steps: list[Step], memory: tuple[tuple[float, int], ...]) -> Timeline:
+    """A timeline of spans at any clock: moved so that it begins with its first step, and ordered by start.
+
+    What lies wholly outside of the steps is left out. Without steps it begins with the first span.
+    """
+    ordered = tuple(sorted(steps, key=lambda step: step.start_seconds))
+    if ordered:
+        return _cut(Timeline(source, tuple(spans), memory), ordered)
+    origin = min((span.start_seconds for span in spans), default=0.0)
+    return Timeline(source, tuple(_moved(span, origin) for span in sorted(spans, key=_start)), memory)
+
+
+def _cut(timeline: Timeline, steps: tuple[Step, ...]) -> Timeline:
+    start, end = steps[0].start_seconds, steps[-1].end_seconds
+    inside = [span for span in timeline.spans if span.start_seconds < end and span.end_seconds > start]
+    return Timeline(
+        timeline.source,
+        tuple(_moved(span, start) for span in sorted(inside, key=_start)),
+        tuple((seconds - start, nbytes) for seconds, nbytes in timeline.memory if start <= seconds < end),
+        tuple(Step(step.number, step.start_seconds - start, step.end_seconds - start) for step in steps),
+    )
+
+
+def _start(span: Span) -> float:
+    return span.start_seconds
+
+
+def _moved(span: Span, origin: float) -> Span:
+    return replace(span, start_seconds=span.start_seconds - origin, end_seconds=span.end_seconds - origin)
