@@ -1,7 +1,7 @@
 import csv
-import multiprocessing
 import os
 import random
+import shutil
 import signal
 from dataclasses import replace
 from functools import partial
@@ -12,20 +12,13 @@ import torch
 from benchmarks.unet3d import checkpoint, train
 from benchmarks.unet3d.brats import DataError
 from benchmarks.unet3d.dataset import prepare_data
-from benchmarks.unet3d.network import UNet3d
 from benchmarks.unet3d.split import draw_split
 from benchmarks.unet3d.train import BEST, CHECKPOINT, LOG, Settings
 from lmswap.errors import PlanInfeasible
+from tests.benchmarks.killed import SMALL, run, start, told
 from tests.benchmarks.scans import make_subject
 
 EPOCHS = 2
-SMALL = partial(UNet3d, base_filters=2)  # a kill needs no large network
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["benchmarks.unet3d.train"])
-
-
-def ignore(_event):
-    pass
 
 
 @pytest.fixture(autouse=True)
@@ -48,10 +41,6 @@ def settings(tmp_path):
     )
 
 
-def run(settings, data, on_event=ignore):
-    return train.train(settings, data, draw_split(data.subjects, 0), on_event, checkpoint_seconds=0)
-
-
 @pytest.fixture(scope="module")
 def uninterrupted(data, tmp_path_factory):
     """The folder of a training that nothing disturbed, and how often it asked for a file to be replaced or synced."""
@@ -59,39 +48,9 @@ def uninterrupted(data, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, "UNet3d", SMALL)
         for name in ("replace", "fsync"):
-            patch.setattr(os, name, counted(getattr(os, name), calls.append))
+            patch.setattr(os, name, told(getattr(os, name), calls.append))
         run(Settings(32, EPOCHS, 0, "conv", "fp32", "cpu", None, output), data)
     return output, len(calls)
-
-
-def counted(call, before):
-    def wrapped(*arguments):
-        before(call.__name__)
-        return call(*arguments)
-
-    return wrapped
-
-
-def train_and_die(settings, data, moment):
-    """A process that kills itself at the given call of `os.replace` or `os.fsync`, before it does anything."""
-    torch.set_num_threads(1)
-    train.UNet3d = SMALL
-    calls = []
-
-    def before(name):
-        calls.append(name)
-        if len(calls) == moment:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    for name in ("replace", "fsync"):
-        setattr(os, name, counted(getattr(os, name), before))
-    run(settings, data)
-
-
-def start(settings, data, moment=0):
-    process = PROCESSES.Process(target=train_and_die, args=(settings, data, moment))
-    process.start()
-    return process
 
 
 def same(one, other):
@@ -137,8 +96,8 @@ def test_a_training_killed_at_random_moments_resumes_with_the_same_bits(settings
     assert_same_training(settings.output, uninterrupted[0])
 
 
-def test_the_log_survives_a_kill_between_checkpoint_and_log(settings, data, uninterrupted):
-    run(replace(settings, epochs=1), data)
+def test_a_log_that_a_kill_kept_from_being_written_is_there_after_the_next_start(settings, data, uninterrupted):
+    shutil.copytree(uninterrupted[0], settings.output)
     (settings.output / LOG).unlink()
     run(settings, data)
     assert_same_training(settings.output, uninterrupted[0])
