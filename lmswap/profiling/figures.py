@@ -25,6 +25,7 @@ from itertools import pairwise
 import numpy as np
 
 from lmswap.errors import TraceError
+from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.timeline import Lane, Span, Step, Timeline
 from lmswap.profiling.intervals import Intervals, clip, intersect, length, subtract, union
 
@@ -84,9 +85,9 @@ class Figures:
         if not self.num_pageable:
             return ""
         return (
-            f"{self.num_pageable} copies, {self.pageable_bytes} bytes, went from or to pageable host memory, which the "
-            "driver stages far below the link's rate. Batches: give the DataLoader pin_memory=True; "
-            "swapped tensors: lmswap pins its memory, so another program swaps, or pinning failed"
+            f"{self.num_pageable} of the copies, {format_bytes(self.pageable_bytes)}, went through pageable host "
+            "memory, which the driver stages far below the link's rate. Batches: give the DataLoader pin_memory=True; "
+            "swapped tensors: lmswap pins its memory, so something else swaps here"
         )
 
 

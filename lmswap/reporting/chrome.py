@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lmswap.errors import OptionError
-from lmswap.ir.timeline import Lane, Span, Timeline
+from lmswap.ir.timeline import Lane, Span, Step, Timeline
 
 
 def write_chrome_trace(path: Path, timelines: Sequence[Timeline], *, about: Mapping[str, str | int]) -> None:
@@ -41,13 +41,12 @@ def _events(pid: int, timeline: Timeline) -> Iterator[dict[str, Any]]:
     if timeline.steps:
         yield _metadata(pid, 0, "thread_name", name="step")
     for step in timeline.steps:
-        yield _slice(pid, 0, f"step {step.number}", "step", step.start_seconds, step.end_seconds)
+        yield _slice(pid, 0, f"step {step.number}", "step", step)
     rows = [row for lane in Lane for row in _rows(timeline, lane)]
     for tid, (name, spans) in enumerate(rows, start=1):
         yield _metadata(pid, tid, "thread_name", name=name)
         yield _metadata(pid, tid, "thread_sort_index", sort_index=tid)
-        for span in spans:
-            yield _slice(pid, tid, span.name, span.lane, span.start_seconds, span.end_seconds, **_arguments(span))
+        yield from (_slice(pid, tid, span.name, span.lane, span, **_arguments(span)) for span in spans)
     for seconds, nbytes in timeline.memory:
         yield {"ph": "C", "name": "memory", "pid": pid, "ts": seconds * 1e6, "args": {"resident bytes": nbytes}}
 
@@ -75,17 +74,15 @@ def _arguments(span: Span) -> dict[str, int]:
     return args
 
 
-def _slice(
-    pid: int, tid: int, name: str, kind: str, start_seconds: float, end_seconds: float, **args: int
-) -> dict[str, Any]:
+def _slice(pid: int, tid: int, name: str, kind: str, what: Span | Step, **args: int) -> dict[str, Any]:
     return {
         "ph": "X",
         "name": name,
         "cat": str(kind),
         "pid": pid,
         "tid": tid,
-        "ts": start_seconds * 1e6,
-        "dur": (end_seconds - start_seconds) * 1e6,
+        "ts": what.start_seconds * 1e6,
+        "dur": (what.end_seconds - what.start_seconds) * 1e6,
         "args": args,
     }
 

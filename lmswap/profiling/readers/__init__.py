@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import sqlite3
@@ -16,6 +17,11 @@ from lmswap.profiling.readers.tables import Tables
 from lmswap.profiling.trace import Trace
 
 _KNOWN = "a trace of Kineto (JSON), nsys (SQLite), nvprof (SQLite or CSV) or lmswap"
+# What comes of files that are cut short, or whose fields are of another kind than their format says.
+_DAMAGE = (
+    *(sqlite3.Error, zlib.error, csv.Error, EOFError, RecursionError),
+    *(LookupError, TypeError, AttributeError, ValueError, ArithmeticError),
+)
 
 
 def read_traces(path: str | Path) -> tuple[Trace, ...]:
@@ -28,8 +34,10 @@ def read_traces(path: str | Path) -> tuple[Trace, ...]:
         traces = _read(Path(path))
     except OSError as error:
         raise TraceError(f"cannot read '{path}': {error.strerror or error}") from error
-    except (TraceError, sqlite3.Error, zlib.error, EOFError, UnicodeDecodeError, ValueError, RecursionError) as error:
+    except TraceError as error:
         raise TraceError(f"'{path}' cannot be used: {error}") from error
+    except _DAMAGE as error:
+        raise TraceError(f"'{path}' is damaged: {type(error).__name__} {error}") from error
     if not traces:
         raise TraceError(
             f"'{path}' has neither kernels nor copies in it: nothing ran on a device while it was recorded"
@@ -41,6 +49,7 @@ def _read(path: Path) -> tuple[Trace, ...]:
     with path.open("rb") as file:
         head = file.read(2**16)
     if head.startswith(b"SQLite format 3\0"):
+        _check_length(path, head)
         return _read_tables(path)
     if path.suffix in (".nsys-rep", ".qdrep"):
         raise TraceError(f"it is a report of nsys; 'nsys export --type sqlite {path}' makes the file that is read")
@@ -50,6 +59,14 @@ def _read(path: Path) -> tuple[Trace, ...]:
     if nvprof_csv.is_mine(text):
         return nvprof_csv.read(text)
     raise TraceError(f"it is not {_KNOWN}")
+
+
+def _check_length(path: Path, head: bytes) -> None:
+    """SQLite itself notices only when a query comes to the pages that are missing. The header: sqlite.org/fileformat."""
+    page_bytes = int.from_bytes(head[16:18])
+    nbytes = int.from_bytes(head[28:32]) * (2**16 if page_bytes == 1 else page_bytes)
+    if path.stat().st_size < nbytes:
+        raise TraceError(f"it is cut short: {path.stat().st_size} of {nbytes} bytes")
 
 
 def _read_json(text: str) -> tuple[Trace, ...]:

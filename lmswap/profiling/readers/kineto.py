@@ -12,7 +12,7 @@ from typing import Any
 
 from lmswap.errors import TraceError
 from lmswap.ir.timeline import Lane
-from lmswap.profiling.readers.raw import RawTrace, integer
+from lmswap.profiling.readers.raw import RawTrace
 from lmswap.profiling.trace import Trace
 
 _COPY = re.compile(r"Memcpy (HtoD|DtoH) \((\w+) -> (\w+)\)")
@@ -27,7 +27,7 @@ def read(data: Mapping[str, Any]) -> tuple[Trace, ...]:
     """
     raw = RawTrace("Kineto")
     for properties in data.get("deviceProperties", ()):
-        raw.device_names[integer(properties.get("id"), "a device's number")] = _device_name(properties)
+        raw.device_names[int(properties.get("id"))] = _device_name(properties)
     events = data["traceEvents"]
     if not isinstance(events, list):
         raise TraceError("its traceEvents are no list")
@@ -49,7 +49,7 @@ def _read_event(raw: RawTrace, event: Mapping[str, Any]) -> None:
         lane, host = (Lane.IN, match[2]) if match[1] == "HtoD" else (Lane.OUT, match[3])
         if "bytes" not in event.get("args", {}):
             raise TraceError(f"copy '{event.get('name')}' has no bytes: it was recorded by a torch older than 1.9")
-        nbytes = integer(event["args"]["bytes"], "a copy's bytes")
+        nbytes = int(event["args"]["bytes"])
         raw.copy(_device(event), lane, *_times(event), nbytes, is_pageable=host == "Pageable")
     elif kind == "user_annotation":
         raw.range(str(event.get("name")), *_times(event))
@@ -74,7 +74,7 @@ def _times(event: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _device(event: Mapping[str, Any]) -> int:
-    return integer(event.get("args", {}).get("device", event.get("pid")), "a device's number")
+    return int(event.get("args", {}).get("device", event.get("pid")))
 
 
 def _device_name(properties: Mapping[str, Any]) -> str:

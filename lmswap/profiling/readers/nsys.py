@@ -7,7 +7,7 @@ versions have no table that names the kinds of memory.
 from __future__ import annotations
 
 from lmswap.ir.timeline import Lane
-from lmswap.profiling.readers.raw import IN_KINDS, OUT_KINDS, RawTrace, integer
+from lmswap.profiling.readers.raw import IN_KINDS, OUT_KINDS, RawTrace
 from lmswap.profiling.readers.tables import Tables
 from lmswap.profiling.trace import Trace
 
@@ -19,23 +19,18 @@ def read(tables: Tables) -> tuple[Trace, ...]:
     """Reads an open file.
 
     Raises:
-        TraceError: a table lacks a column, or a value is no number.
+        TraceError: a table lacks a column.
     """
     strings = tables.mapping("StringIds", "id", "value")
     raw = RawTrace("nsys", device_names=_device_names(tables))
     kernels = tables.rows("CUPTI_ACTIVITY_KIND_KERNEL", ("start", "end", "shortName"), ("deviceId",))
     for start, end, name, device in kernels:
-        raw.kernel(
-            integer(device or 0, "a kernel's device"),
-            str(strings.get(name, "kernel")),
-            integer(start, "a kernel's start"),
-            integer(end, "a kernel's end"),
-        )
+        raw.kernel(int(device or 0), str(strings.get(name, "kernel")), int(start), int(end))
     _read_copies(tables, raw)
     for start, end, text, text_id in tables.rows("NVTX_EVENTS", ("start", "end", "text"), ("textId",)):
         name = text if text is not None else strings.get(text_id)
         if name is not None and end is not None:
-            raw.range(str(name), integer(start, "a range's start"), integer(end, "a range's end"))
+            raw.range(str(name), int(start), int(end))
     if next(tables.rows("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", ("start",)), None):
         raw.notes.append(
             "CUDA graphs were traced whole, their kernels are not seen: record with --cuda-graph-trace=node"
@@ -55,11 +50,11 @@ def _read_copies(tables: Tables, raw: RawTrace) -> None:
             continue
         is_in = kind in IN_KINDS
         raw.copy(
-            integer(device or 0, "a copy's device"),
+            int(device or 0),
             Lane.IN if is_in else Lane.OUT,
-            integer(start, "a copy's start"),
-            integer(end, "a copy's end"),
-            integer(nbytes, "a copy's bytes"),
+            int(start),
+            int(end),
+            int(nbytes),
             is_pageable=(source if is_in else target) in pageable,
         )
 

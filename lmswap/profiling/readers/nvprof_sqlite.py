@@ -6,7 +6,7 @@ The format: CUPTI's activity records, a table for each kind (cupti_activity.h); 
 from __future__ import annotations
 
 from lmswap.ir.timeline import Lane
-from lmswap.profiling.readers.raw import IN_KINDS, OUT_KINDS, RawTrace, integer
+from lmswap.profiling.readers.raw import IN_KINDS, OUT_KINDS, RawTrace
 from lmswap.profiling.readers.tables import Tables
 from lmswap.profiling.trace import Trace
 
@@ -20,30 +20,25 @@ def read(tables: Tables) -> tuple[Trace, ...]:
     """Reads an open file.
 
     Raises:
-        TraceError: a table lacks a column, or a value is no number.
+        TraceError: a table lacks a column.
     """
     strings = tables.mapping("StringTable", "_id_", "value")
     raw = RawTrace("nvprof")
     for number, name in tables.rows("CUPTI_ACTIVITY_KIND_DEVICE", ("id", "name")):
-        raw.device_names[integer(number, "a device's number")] = f"GPU {number}: {strings.get(name, name)}"
+        raw.device_names[int(number)] = f"GPU {number}: {strings.get(name, name)}"
     for table in _KERNEL_TABLES:
         for start, end, name, device in tables.rows(table, ("start", "end", "name", "deviceId")):
-            raw.kernel(
-                integer(device, "a kernel's device"),
-                str(strings.get(name, "kernel")),
-                integer(start, "a kernel's start"),
-                integer(end, "a kernel's end"),
-            )
+            raw.kernel(int(device), str(strings.get(name, "kernel")), int(start), int(end))
     columns = ("start", "end", "bytes", "copyKind", "srcKind", "dstKind", "deviceId")
     for start, end, nbytes, kind, source, target, device in tables.rows("CUPTI_ACTIVITY_KIND_MEMCPY", columns):
         if kind in IN_KINDS | OUT_KINDS:
             is_in = kind in IN_KINDS
             raw.copy(
-                integer(device, "a copy's device"),
+                int(device),
                 Lane.IN if is_in else Lane.OUT,
-                integer(start, "a copy's start"),
-                integer(end, "a copy's end"),
-                integer(nbytes, "a copy's bytes"),
+                int(start),
+                int(end),
+                int(nbytes),
                 is_pageable=(source if is_in else target) == _PAGEABLE,
             )
     _read_ranges(tables, raw, strings)
@@ -54,7 +49,7 @@ def _read_ranges(tables: Tables, raw: RawTrace, strings: dict[int, str]) -> None
     """A range is two markers of one id; only the first has a name."""
     begun: dict[int, tuple[str, int]] = {}
     rows = tables.rows("CUPTI_ACTIVITY_KIND_MARKER", ("timestamp", "flags", "id", "name"))
-    for timestamp, flags, number, name in sorted(rows, key=lambda row: integer(row[0], "a marker's time")):
+    for timestamp, flags, number, name in sorted(rows, key=lambda row: int(row[0])):
         if flags & _MARKER_START:
             begun[number] = (str(strings.get(name, "")), timestamp)
         elif flags & _MARKER_END and number in begun:

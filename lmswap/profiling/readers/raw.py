@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Any
 
 from lmswap.errors import TraceError
 from lmswap.ir.timeline import Lane, Span, Step
@@ -54,7 +53,7 @@ class RawTrace:
             return ()
         origin = min(row[2] for rows in self._spans.values() for row in rows)  # of floats, too large ones lose digits
         steps = [Step(number, (start - origin) * 1e-9, (end - origin) * 1e-9) for number, start, end in self._steps()]
-        notes = tuple(self.notes if steps else [*self.notes, "no ranges mark the steps: it counts as one"])
+        notes = self.notes + ["no ranges mark the steps: all of it counts as one"] * (not steps)
         return tuple(
             Trace(
                 tool=self.tool,
@@ -68,7 +67,7 @@ class RawTrace:
                     steps,
                     (),
                 ),
-                notes=notes,
+                notes=(*notes, *_missing(rows)),
             )
             for device, rows in sorted(self._spans.items())
         )
@@ -92,13 +91,6 @@ class RawTrace:
         return []
 
 
-def integer(value: Any, what: str) -> int:
-    """``value`` as a whole number.
-
-    Raises:
-        TraceError: it is none.
-    """
-    try:
-        return int(value)
-    except (TypeError, ValueError, OverflowError):
-        raise TraceError(f"{what} is {value!r}, which is no whole number") from None
+def _missing(rows: list[tuple[Lane, str, int, int, int, bool]]) -> list[str]:
+    has_kernels = any(lane is Lane.COMPUTE for lane, *_ in rows)
+    return [] if has_kernels else ["no kernel was recorded, so nothing is said of compute"]

@@ -23,13 +23,13 @@ class Tables:
             TraceError: the table lacks one of ``columns``.
         """
         if table not in self.names:
-            return
+            return iter(())
         have = {row[1] for row in self._connection.execute(f'PRAGMA table_info("{table}")')}
         missing = [column for column in columns if column not in have]
         if missing:
             raise TraceError(f"its table {table} has no column {', '.join(missing)}")
         chosen = [f'"{column}"' if column in have else "NULL" for column in (*columns, *optional)]
-        yield from self._connection.execute(f'SELECT {", ".join(chosen)} FROM "{table}"')
+        return self._connection.execute(f'SELECT {", ".join(chosen)} FROM "{table}"')
 
     def mapping(self, table: str, key: str, value: str) -> dict[Any, Any]:
         """Two columns of ``table`` as a dictionary, empty if the table is missing."""
