@@ -11,6 +11,7 @@
 #include "lmswap/error.h"
 #include "lmswap/heap.h"
 #include "lmswap/interpose.h"
+#include "lmswap/shared_link.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -52,13 +53,14 @@ uint64_t checked(const char* name, int64_t amount) {
 class PyEngine {
  public:
   PyEngine(const std::string& driver, int device, const std::string& library, double out_bytes_per_second,
-           double in_bytes_per_second, const std::string& faults_text) {
+           double in_bytes_per_second, const std::string& shared_link, const std::string& faults_text) {
     if (!(out_bytes_per_second >= 0 && in_bytes_per_second >= 0)) {
       throw Error(ErrorKind::kOption, "bytes per second must not be negative");
     }
     auto faults = std::make_shared<Faults>(faults_text);
-    engine_ = Engine::open(open_driver(driver, device, library, faults), faults,
-                           LaneOptions{out_bytes_per_second, in_bytes_per_second});
+    Pacers pacers = shared_link.empty() ? Pacers{Pacer(out_bytes_per_second), Pacer(in_bytes_per_second)}
+                                        : open_shared_link(shared_link, out_bytes_per_second, in_bytes_per_second);
+    engine_ = Engine::open(open_driver(driver, device, library, faults), faults, std::move(pacers));
   }
   ~PyEngine() {
     const nb::gil_scoped_release unlocked;
@@ -115,12 +117,17 @@ void bind_engine(nb::module_& module) {
   const nb::object stats_type = named_tuple(module, "TierStats", {"capacity_bytes", "used_bytes", "peak_used_bytes"});
 
   nb::class_<PyEngine>(module, "Engine", nb::is_weak_referenceable())
-      .def(nb::init<const std::string&, int, const std::string&, double, double, const std::string&>(), nb::kw_only(),
-           "driver"_a, "device"_a = 0, "library"_a = "libcuda.so.1", "out_bytes_per_second"_a = 0.0,
-           "in_bytes_per_second"_a = 0.0, "faults"_a = "")
+      .def(nb::init<const std::string&, int, const std::string&, double, double, const std::string&,
+                    const std::string&>(),
+           nb::kw_only(), "driver"_a, "device"_a = 0, "library"_a = "libcuda.so.1", "out_bytes_per_second"_a = 0.0,
+           "in_bytes_per_second"_a = 0.0, "shared_link"_a = "", "faults"_a = "")
       .def(
           "open_host_tier",
           [](PyEngine& self, int64_t limit) { self.get().open_host_tier(checked("limit_bytes", limit)); },
+          "limit_bytes"_a, WithoutLock())
+      .def(
+          "open_device_tier",
+          [](PyEngine& self, int64_t limit) { self.get().open_device_tier(checked("limit_bytes", limit)); },
           "limit_bytes"_a, WithoutLock())
       .def(
           "open_disk_tier",

@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from lmswap.api import explain as explain
     from lmswap.api import program as program
     from lmswap.api import report as report
+    from lmswap.ir.emulation import EmulatedLink as EmulatedLink
     from lmswap.profiling.context import profile as profile
 
 __version__ = "0.1.0"
-__all__ = ["disable", "enable", "explain", "profile", "program", "report"]
-_ORIGINS = {"profile": "lmswap.profiling.context"}  # the others: lmswap.api
+__all__ = ["EmulatedLink", "disable", "enable", "explain", "profile", "program", "report"]
+_ORIGINS = {"EmulatedLink": "lmswap.ir.emulation", "profile": "lmswap.profiling.context"}  # the others: lmswap.api
 
 
 def __getattr__(name: str) -> Any:

@@ -15,6 +15,7 @@ from torch._dynamo.external_utils import wrap_inline
 
 from lmswap.errors import CaptureError, LmswapError, OptionError
 from lmswap.execute.record import StepRecord
+from lmswap.ir.emulation import EmulatedLink
 from lmswap.ir.program import Program
 from lmswap.ir.timeline import Timeline
 from lmswap.options import Options
@@ -41,6 +42,7 @@ def enable(
     min_swap_bytes: int | str = 2**20,
     verify: bool = False,
     disk_directory: str | None = None,
+    link: str | EmulatedLink | None = None,
 ) -> ModuleT:
     """Makes ``model`` train within a byte budget; the same object comes back, and the training loop stays as it was.
 
@@ -57,12 +59,17 @@ def enable(
         policy: "auto" (keep, swap or compute again, whatever is fastest); "swap" or "recompute" (only that); to compare
             with: "none", "swap_all", "tflms", "checkpoint".
         tier: where swapped tensors go: "host" (pinned memory), "disk", or "auto": host for CUDA, disk for the CPU.
+            "device", only with ``link``: the GPU's own spare memory, beside what torch counts, to emulate a link that
+            is faster than the real one; copies then also take bandwidth of the GPU's memory.
         compiler: what runs the graphs; "fx" is generated Python code that calls torch's own operators, "inductor" is
             torch.compile's own compiler with the layouts as traced (it fuses operators: a copy that splits a fused
             reduction can change the last bits of it, and predicted memory is that of the unfused operators).
         min_swap_bytes: smaller buffers stay where they are.
         verify: checks every buffer that comes back against the checksum it left with; slower, for doubts.
         disk_directory: where the disk tier puts its (unlinked) file; default: a directory on a real disk.
+        link: the copies are paced to this link instead of running at full speed: "11.7GB/s" each way, "11.7GB/s out,
+            10.9GB/s in", "pcie3", "pcie4", "pcie5", "nvlink2", "c2c", or an `EmulatedLink`. Plans are made for it, and
+            reports say that it was emulated.
 
     Raises:
         OptionError: an argument cannot be read or cannot be had on this device.
@@ -78,6 +85,7 @@ def enable(
         min_swap_bytes=min_swap_bytes,
         verify=verify,
         disk_directory=disk_directory,
+        link=link,
     )
     if not isinstance(model, nn.Module):
         raise OptionError(f"enable takes a torch.nn.Module, not {type(model).__name__}")
@@ -121,6 +129,7 @@ def report(model: nn.Module) -> Report:
         policy=session.options.policy,
         plan_origin=step.origin if step else "",
         tier=session.tier,
+        emulated_link=session.options.link,
         host_budget_bytes=session.options.host_budget_bytes,
         budget_bytes=session.budget_bytes,
         base_bytes=allowance.base_bytes if allowance else 0,

@@ -9,9 +9,10 @@ from typing import Any
 
 from lmswap.errors import OptionError
 from lmswap.ir.bytesize import parse_bytes
+from lmswap.ir.emulation import EmulatedLink
 from lmswap.plan import POLICIES
 
-TIERS = ("auto", "host", "disk")
+TIERS = ("auto", "host", "disk", "device")
 COMPILERS = ("fx", "inductor")
 
 
@@ -27,6 +28,7 @@ class Options:
     min_swap_bytes: int
     verify: bool
     disk_directory: str | None
+    link: EmulatedLink | None
 
     @staticmethod
     def parse(
@@ -39,6 +41,7 @@ class Options:
         min_swap_bytes: int | str = 2**20,
         verify: bool = False,
         disk_directory: str | None = None,
+        link: str | EmulatedLink | None = None,
     ) -> Options:
         """Checks every argument.
 
@@ -52,6 +55,13 @@ class Options:
             raise OptionError(f"verify must be True or False, not {verify!r}")
         if disk_directory is not None and not isinstance(disk_directory, str):
             raise OptionError(f"disk_directory must be a path as a string, not {disk_directory!r}")
+        if link is not None and not isinstance(link, (str, EmulatedLink)):
+            raise OptionError(f'link must be a string such as "11.7GB/s", or an EmulatedLink, not {link!r}')
+        if tier == "device" and (link is None or budget == "auto"):
+            raise OptionError(
+                "tier='device' keeps swapped tensors on the device itself, which saves no memory: it stands in for a "
+                "faster link, so it needs link=..., and a budget in bytes beside which there is memory to spare"
+            )
         return Options(
             budget_bytes=None if budget == "auto" else parse_bytes(budget),
             host_budget_bytes=None if host_budget is None else parse_bytes(host_budget, what="host_budget"),
@@ -61,6 +71,7 @@ class Options:
             min_swap_bytes=parse_bytes(min_swap_bytes, what="min_swap_bytes"),
             verify=verify,
             disk_directory=disk_directory,
+            link=EmulatedLink.parse(link) if isinstance(link, str) else link,
         )
 
     @staticmethod

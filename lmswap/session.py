@@ -13,7 +13,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -109,7 +109,7 @@ class Session:
         self.tier = _resolve_tier(options.tier, device)
         self._trainable_bytes = trainable_bytes
         machine = describe_machine(device, self.tier, options.disk_directory)
-        self.machine: Machine = _within(machine, options.host_budget_bytes)
+        self.machine: Machine = _as_asked(machine, self.tier, options)
         native = _open_engine(device, self.tier, self.machine, options)
         self.memory: DeviceMemory = device_memory(device)
         self.engine = SwapEngine(device, native, self.memory.used_tensor_bytes, verify=options.verify)
@@ -133,6 +133,8 @@ class Session:
                 "policy": options.policy,
                 "compiler": options.compiler,
                 "budget": options.budget_bytes,
+                "emulated": asdict(replace(options.link, shared_file=None)) if options.link else None,
+                "is_shared": options.link is not None and options.link.shared_file is not None,
             },
             tier=self.tier,
             min_swap_bytes=options.min_swap_bytes,
@@ -428,15 +430,26 @@ def _resolve_tier(tier: str, device: torch.device) -> str:
         return "disk" if device.type == "cpu" else "host"
     if tier == "host" and device.type == "cpu":
         raise OptionError("tier 'host' on a CPU model would move memory to memory; use tier='disk' or 'auto'")
+    if tier == "device" and device.type == "cpu":
+        raise OptionError("tier 'device' is spare memory of a GPU; the model lies on the CPU")
     return tier
 
 
-def _within(machine: Machine, host_budget_bytes: int | None) -> Machine:
-    """``machine`` with tiers of no more than the host budget."""
-    if host_budget_bytes is None:
-        return machine
-    tiers = (replace(tier, capacity_bytes=min(tier.capacity_bytes, host_budget_bytes)) for tier in machine.tiers)
-    return replace(machine, tiers=tuple(tiers))
+def _as_asked(machine: Machine, tier: str, options: Options) -> Machine:
+    """``machine`` with the link that is to be emulated, and no more of its tier than may be used."""
+    found = machine.tier(tier)
+    link = options.link.over(found.link) if options.link else found.link
+    limits = [found.capacity_bytes]
+    if options.host_budget_bytes is not None:
+        limits.append(options.host_budget_bytes)
+    if tier == "device" and options.budget_bytes is not None:
+        limits.append(found.capacity_bytes - options.budget_bytes)
+        if limits[-1] <= 0:
+            raise OptionError(
+                f"tier='device' has nothing to spare: {format_bytes(found.capacity_bytes)} of the device are free, and "
+                f"the budget is {format_bytes(options.budget_bytes)}"
+            )
+    return replace(machine, tiers=(replace(found, link=link, capacity_bytes=min(limits)),))
 
 
 def _resolve_budget(options: Options, memory: DeviceMemory) -> int:
@@ -451,10 +464,19 @@ def _resolve_budget(options: Options, memory: DeviceMemory) -> int:
 
 
 def _open_engine(device: torch.device, tier: str, machine: Machine, options: Options) -> _C.Engine:
-    native = _C.Engine(driver="cuda" if device.type == "cuda" else "host", device=device.index or 0)
+    link = options.link
+    native = _C.Engine(
+        driver="cuda" if device.type == "cuda" else "host",
+        device=device.index or 0,
+        out_bytes_per_second=link.out_bytes_per_second if link else 0.0,
+        in_bytes_per_second=link.in_bytes_per_second if link else 0.0,
+        shared_link=(link.shared_file if link else None) or "",
+    )
     limit_bytes = machine.tier(tier).capacity_bytes
     if tier == "host":
         native.open_host_tier(limit_bytes)
+    elif tier == "device":
+        native.open_device_tier(limit_bytes)
     else:
         native.open_disk_tier(swap_directory(options.disk_directory), limit_bytes)
     return native

@@ -58,6 +58,8 @@ class CudaDriver final : public Driver {
   bool device_is_host() const override { return false; }
   void* allocate_host(uint64_t nbytes) override;
   void free_host(void* pointer) noexcept override;
+  uint64_t allocate_device(uint64_t nbytes) override;
+  void free_device(uint64_t device) noexcept override;
   StreamHandle create_stream() override;
   void destroy_stream(StreamHandle stream) noexcept override;
   void synchronize_stream(StreamHandle stream) override;
@@ -70,6 +72,7 @@ class CudaDriver final : public Driver {
   double event_seconds(EventHandle event) override;
   void copy_out(void* host, uint64_t device, uint64_t nbytes, StreamHandle stream) override;
   void copy_in(uint64_t device, const void* host, uint64_t nbytes, StreamHandle stream) override;
+  void copy_within(uint64_t to, uint64_t from, uint64_t nbytes, StreamHandle stream) override;
 
  private:
   // An event of which it is known when it happened; the device tells times of others as distances from it.
@@ -171,6 +174,17 @@ void CudaDriver::free_host(void* pointer) noexcept {
   give_back([&] { call_.mem_free_host(pointer); });
 }
 
+uint64_t CudaDriver::allocate_device(uint64_t nbytes) {
+  const Current current(*this);
+  cuda::DevicePointer pointer = 0;
+  check(call_.mem_alloc(&pointer, nbytes), "cuMemAlloc_v2", nbytes);
+  return pointer;
+}
+
+void CudaDriver::free_device(uint64_t device) noexcept {
+  give_back([&] { call_.mem_free(device); });
+}
+
 StreamHandle CudaDriver::create_stream() {
   const Current current(*this);
   cuda::Stream stream = nullptr;
@@ -266,6 +280,11 @@ void CudaDriver::copy_out(void* host, uint64_t device, uint64_t nbytes, StreamHa
 void CudaDriver::copy_in(uint64_t device, const void* host, uint64_t nbytes, StreamHandle stream) {
   const Current current(*this);
   check(call_.memcpy_host_to_device(device, host, nbytes, stream_of(stream)), "cuMemcpyHtoDAsync_v2", nbytes);
+}
+
+void CudaDriver::copy_within(uint64_t to, uint64_t from, uint64_t nbytes, StreamHandle stream) {
+  const Current current(*this);
+  check(call_.memcpy_device_to_device(to, from, nbytes, stream_of(stream)), "cuMemcpyDtoDAsync_v2", nbytes);
 }
 
 }  // namespace

@@ -115,15 +115,15 @@ class HostDriver final : public Driver {
 
   bool device_is_host() const override { return true; }
 
-  void* allocate_host(uint64_t nbytes) override {
-    void* pointer = nullptr;
-    if (!faults_->next_after_delay("allocate_host").fail)
-      pointer = std::aligned_alloc(kPageBytes, round_to_pages(nbytes));
-    if (pointer == nullptr) throw Error(ErrorKind::kDriver, "aligned_alloc of " + format_bytes(nbytes) + " failed");
-    return pointer;
-  }
+  void* allocate_host(uint64_t nbytes) override { return allocate("allocate_host", nbytes); }
 
   void free_host(void* pointer) noexcept override { std::free(pointer); }
+
+  uint64_t allocate_device(uint64_t nbytes) override {
+    return reinterpret_cast<uint64_t>(allocate("allocate_device", nbytes));
+  }
+
+  void free_device(uint64_t device) noexcept override { std::free(reinterpret_cast<void*>(device)); }
 
   StreamHandle create_stream() override { return reinterpret_cast<StreamHandle>(new HostStream()); }
 
@@ -167,6 +167,10 @@ class HostDriver final : public Driver {
     copy("copy_in", reinterpret_cast<void*>(device), host, nbytes, stream);
   }
 
+  void copy_within(uint64_t to, uint64_t from, uint64_t nbytes, StreamHandle stream) override {
+    copy("copy_within", reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), nbytes, stream);
+  }
+
  private:
   static HostStream& stream_of(StreamHandle stream) { return *reinterpret_cast<HostStream*>(stream); }
 
@@ -180,6 +184,13 @@ class HostDriver final : public Driver {
     } else {
       stream_of(stream).submit(std::move(work));
     }
+  }
+
+  void* allocate(const char* call, uint64_t nbytes) {
+    void* pointer = nullptr;
+    if (!faults_->next_after_delay(call).fail) pointer = std::aligned_alloc(kPageBytes, round_to_pages(nbytes));
+    if (pointer == nullptr) throw Error(ErrorKind::kDriver, "aligned_alloc of " + format_bytes(nbytes) + " failed");
+    return pointer;
   }
 
   void copy(const char* call, void* to, const void* from, uint64_t nbytes, StreamHandle stream) {

@@ -6,47 +6,46 @@
 #include "lmswap/error.h"
 
 namespace lmswap {
-namespace {
 
-// 0.34 ms at 25 GB/s, four times what a sleep is late by (0.08 ms in the median here, which the next one makes up for).
-constexpr uint64_t kPacedChunkBytes = 8 << 20;
-
-}  // namespace
-
-CopyMover::CopyMover(std::shared_ptr<Driver> driver, double bytes_per_second)
-    : driver_(std::move(driver)), stream_(driver_), pacer_(bytes_per_second) {}
+CopyMover::CopyMover(std::shared_ptr<Driver> driver, Pacer pacer)
+    : driver_(std::move(driver)), stream_(driver_), pacer_(std::move(pacer)) {}
 
 void CopyMover::move(const TransferPointer& transfer) {
   // `ready` protects the device memory: on the way out what the caller's stream writes into it, on the way in what
   // kernels queued there still read from the block's previous owner.
   transfer->ready.make_wait(stream_.handle());
-  // The source's `done` protects the host bytes that this copy reads: they may not have arrived yet.
+  // The source's `done` protects the tier's bytes that this copy reads: they may not have arrived yet.
   if (transfer->source) transfer->source->done.make_wait(stream_.handle());
-  // The fences' `done` protect the host bytes that this copy overwrites: their last holder's copy may still read them.
+  // The fences' `done` protect the tier's bytes that this copy overwrites: their last holder's copy may still read
+  // them.
   for (const TransferPointer& fence : transfer->fences) {
     if (!fence->has_failed()) fence->done.make_wait(stream_.handle());
   }
-  if (pacer_.is_limiting()) {
-    // The emulated link starts when the bytes are there, not when the copy is queued; a lane's thread may block.
-    transfer->ready.synchronize();
-    if (transfer->source) transfer->source->done.synchronize();
-  }
+  // The emulated link starts when the bytes are there, not when the copy is queued; a lane's thread may block.
+  const double ready_seconds = pacer_.is_limiting() ? transfer->wait_ready() : 0;
   transfer->start.record(stream_.handle());
-  const uint64_t chunk_bytes = pacer_.is_limiting() ? kPacedChunkBytes : transfer->block.nbytes;
+  const uint64_t chunk_bytes = pacer_.is_limiting() ? pacer_.chunk_bytes() : transfer->block.nbytes;
   for (uint64_t begin = 0; begin < transfer->block.nbytes; begin += chunk_bytes) {
     const uint64_t nbytes = std::min(chunk_bytes, transfer->block.nbytes - begin);
     copy(*transfer, begin, nbytes);
-    pacer_.pace(nbytes);
+    pacer_.pace(nbytes, ready_seconds);
   }
   transfer->done.record(stream_.handle());
 }
 
 void CopyMover::copy(const Transfer& transfer, uint64_t begin, uint64_t nbytes) {
-  std::byte* host = static_cast<const PinnedMemory&>(*transfer.block.storage).data() + transfer.block.offset + begin;
-  if (transfer.direction == Direction::kOut) {
-    driver_->copy_out(host, transfer.device + begin, nbytes, stream_.handle());
+  const bool is_out = transfer.direction == Direction::kOut;
+  const uint64_t device = transfer.device + begin, offset = transfer.block.offset + begin;
+  if (const auto* spare = dynamic_cast<const DeviceMemory*>(transfer.block.storage.get())) {
+    const uint64_t kept = spare->address() + offset;
+    driver_->copy_within(is_out ? kept : device, is_out ? device : kept, nbytes, stream_.handle());
+    return;
+  }
+  std::byte* host = static_cast<const PinnedMemory&>(*transfer.block.storage).data() + offset;
+  if (is_out) {
+    driver_->copy_out(host, device, nbytes, stream_.handle());
   } else {
-    driver_->copy_in(transfer.device + begin, host, nbytes, stream_.handle());
+    driver_->copy_in(device, host, nbytes, stream_.handle());
   }
 }
 

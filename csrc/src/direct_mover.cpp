@@ -1,22 +1,23 @@
 #include "lmswap/direct_mover.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "lmswap/error.h"
 
 namespace lmswap {
 
-DirectMover::DirectMover(IoPool& pool, int num_requests, double bytes_per_second)
-    : pool_(pool), window_(num_requests), pacer_(bytes_per_second) {}
+DirectMover::DirectMover(IoPool& pool, int num_requests, Pacer pacer)
+    : pool_(pool), window_(num_requests), pacer_(std::move(pacer)) {}
 
 void DirectMover::move(const TransferPointer& transfer) {
   // `ready` protects the tensor's bytes, which the calling thread has just written or given up.
-  transfer->ready.synchronize();
+  const double ready_seconds = transfer->wait_ready();
   transfer->start.record(0);
   for (uint64_t begin = 0; begin < transfer->block.nbytes && !transfer->is_failing(); begin += kRequestBytes) {
     const uint64_t nbytes = std::min(kRequestBytes, transfer->block.nbytes - begin);
     request(transfer, begin, nbytes);
-    pacer_.pace(nbytes);
+    pacer_.pace(nbytes, ready_seconds);
   }
 }
 

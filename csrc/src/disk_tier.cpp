@@ -9,22 +9,22 @@ namespace lmswap {
 namespace {
 
 std::unique_ptr<Mover> make_disk_mover(const std::shared_ptr<Driver>& driver, IoPool& pool, int num_requests,
-                                       double bytes_per_second) {
-  if (driver->device_is_host()) return std::make_unique<DirectMover>(pool, num_requests, bytes_per_second);
-  return std::make_unique<StagedMover>(driver, pool, num_requests, bytes_per_second);
+                                       const Pacer& pacer) {
+  if (driver->device_is_host()) return std::make_unique<DirectMover>(pool, num_requests, pacer);
+  return std::make_unique<StagedMover>(driver, pool, num_requests, pacer);
 }
 
 }  // namespace
 
 // Twice as many requests as threads: the next one is there when a thread ends its own.
 DiskTier::DiskTier(const std::shared_ptr<Driver>& driver, std::shared_ptr<Faults> faults, std::string directory,
-                   uint64_t limit_bytes, int io_threads, const LaneOptions& options)
+                   uint64_t limit_bytes, int io_threads, const Pacers& pacers)
     : Tier("disk", limit_bytes),
       faults_(std::move(faults)),
       directory_(std::move(directory)),
       pool_(io_threads),
-      out_(make_disk_mover(driver, pool_, 2 * io_threads, options.out_bytes_per_second), true),
-      in_(make_disk_mover(driver, pool_, 2 * io_threads, options.in_bytes_per_second), true) {}
+      out_(make_disk_mover(driver, pool_, 2 * io_threads, pacers.out), true),
+      in_(make_disk_mover(driver, pool_, 2 * io_threads, pacers.in), true) {}
 
 Lane& DiskTier::lane(Direction direction) { return direction == Direction::kOut ? out_ : in_; }
 

@@ -7,7 +7,7 @@
 
 #include "lmswap/disk_tier.h"
 #include "lmswap/error.h"
-#include "lmswap/host_tier.h"
+#include "lmswap/memory_tier.h"
 
 namespace lmswap {
 namespace {
@@ -16,13 +16,12 @@ Error option_error(const std::string& text) { return Error(ErrorKind::kOption, t
 
 }  // namespace
 
-std::shared_ptr<Engine> Engine::open(std::shared_ptr<Driver> driver, std::shared_ptr<Faults> faults,
-                                     const LaneOptions& options) {
-  return std::shared_ptr<Engine>(new Engine(std::move(driver), std::move(faults), options));
+std::shared_ptr<Engine> Engine::open(std::shared_ptr<Driver> driver, std::shared_ptr<Faults> faults, Pacers pacers) {
+  return std::shared_ptr<Engine>(new Engine(std::move(driver), std::move(faults), std::move(pacers)));
 }
 
-Engine::Engine(std::shared_ptr<Driver> driver, std::shared_ptr<Faults> faults, const LaneOptions& options)
-    : faults_(std::move(faults)), options_(options), process_(getpid()), driver_(std::move(driver)) {}
+Engine::Engine(std::shared_ptr<Driver> driver, std::shared_ptr<Faults> faults, Pacers pacers)
+    : faults_(std::move(faults)), pacers_(std::move(pacers)), process_(getpid()), driver_(std::move(driver)) {}
 
 Engine::~Engine() {
   close();
@@ -56,7 +55,11 @@ void Engine::add_tier(const std::string& name, const std::function<std::unique_p
 }
 
 void Engine::open_host_tier(uint64_t limit_bytes) {
-  add_tier("host", [&] { return std::make_unique<HostTier>(driver_, limit_bytes, options_); });
+  add_tier("host", [&] { return std::make_unique<MemoryTier>(driver_, Place::kHost, limit_bytes, pacers_); });
+}
+
+void Engine::open_device_tier(uint64_t limit_bytes) {
+  add_tier("device", [&] { return std::make_unique<MemoryTier>(driver_, Place::kDevice, limit_bytes, pacers_); });
 }
 
 void Engine::open_disk_tier(const std::string& directory, uint64_t limit_bytes, int io_threads) {
@@ -67,7 +70,7 @@ void Engine::open_disk_tier(const std::string& directory, uint64_t limit_bytes, 
   }
   DirectFile::check_directory(directory);
   add_tier("disk",
-           [&] { return std::make_unique<DiskTier>(driver_, faults_, directory, limit_bytes, io_threads, options_); });
+           [&] { return std::make_unique<DiskTier>(driver_, faults_, directory, limit_bytes, io_threads, pacers_); });
 }
 
 void Engine::reserve(const std::string& tier, uint64_t nbytes) {

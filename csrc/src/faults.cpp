@@ -13,7 +13,8 @@
 namespace lmswap {
 namespace {
 
-constexpr std::array<std::string_view, 6> kCalls = {"allocate_host", "copy_out", "copy_in", "reserve", "write", "read"};
+constexpr std::array<std::string_view, 8> kCalls = {"allocate_host", "allocate_device", "copy_out", "copy_in",
+                                                    "copy_within",   "reserve",         "write",    "read"};
 
 }  // namespace
 

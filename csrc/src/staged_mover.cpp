@@ -7,12 +7,12 @@
 
 namespace lmswap {
 
-StagedMover::StagedMover(std::shared_ptr<Driver> driver, IoPool& pool, int num_pieces, double bytes_per_second)
+StagedMover::StagedMover(std::shared_ptr<Driver> driver, IoPool& pool, int num_pieces, Pacer pacer)
     : driver_(std::move(driver)),
       pool_(pool),
       stream_(driver_),
       memory_(driver_, static_cast<uint64_t>(num_pieces) * kRequestBytes),
-      pacer_(bytes_per_second) {
+      pacer_(std::move(pacer)) {
   for (uint64_t i = 0; i < static_cast<uint64_t>(num_pieces); ++i) {
     pieces_.push_back(std::make_unique<Piece>(driver_, memory_.data() + i * kRequestBytes));
   }
@@ -23,11 +23,11 @@ void StagedMover::move(const TransferPointer& transfer) {
   // The thread waits for it too, so that requests never occupy the I/O threads while the device computes.
   transfer->ready.make_wait(stream_.handle());
   transfer->start.record(stream_.handle());
-  transfer->ready.synchronize();
+  const double ready_seconds = transfer->wait_ready();
   for (uint64_t begin = 0; begin < transfer->block.nbytes && !transfer->is_failing(); begin += kRequestBytes) {
     const uint64_t nbytes = std::min(kRequestBytes, transfer->block.nbytes - begin);
     request(transfer, next_piece(), begin, nbytes);
-    pacer_.pace(nbytes);
+    pacer_.pace(nbytes, ready_seconds);
   }
   if (transfer->direction == Direction::kIn || transfer->is_failing()) return;
   // Out of the device after the last queued copy, though not yet in the file.

@@ -69,6 +69,13 @@ Transfer::State Transfer::state() const {
   return state_;
 }
 
+double Transfer::wait_ready() const {
+  ready.synchronize();
+  if (!source) return ready.seconds();
+  source->done.synchronize();
+  return std::max(ready.seconds(), source->end_seconds());
+}
+
 bool Transfer::wait_landed() const {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return state_ == State::kLanded || state_ == State::kFailed; });

@@ -34,9 +34,13 @@ class Engine:
         library: str = "libcuda.so.1",
         out_bytes_per_second: float = 0.0,  # paces the lanes (emulated link); 0 is full speed
         in_bytes_per_second: float = 0.0,
+        shared_link: str = "",  # a file by which engines of several processes share one paced link
         faults: str = "",  # host driver and disk only, for tests: see csrc/include/lmswap/faults.h
     ) -> None: ...
     def open_host_tier(self, limit_bytes: int) -> None: ...
+    def open_device_tier(self, limit_bytes: int) -> None:
+        """Spare memory of the device, beside that of torch's allocator: stands in for a host behind a faster link."""
+
     def open_disk_tier(self, directory: str, limit_bytes: int, io_threads: int = 4) -> None:
         """Refuses a directory that is missing, unwritable, in memory (tmpfs, ramfs) or without direct I/O.
 

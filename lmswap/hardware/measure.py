@@ -42,12 +42,15 @@ _MAX_WAIT_SECONDS = 60.0  # for copies that take 1 s on a disk of 100 MB/s; long
 # Pinned pages cannot be taken back by the kernel; the rest is for data loaders, the page cache and other processes.
 _PINNED_SHARE = 0.8
 _DISK_SHARE = 0.9
+_DEVICE_SHARE = 0.9
 
 
 def describe_machine(
     device: torch.device, tier: str, disk_directory: str | None = None, *, refresh: bool = False
 ) -> Machine:
-    """``device`` with its compute rates and one tier, "host" or "disk", with its measured link and present capacity.
+    """``device`` with its compute rates and one tier, with that one's measured link and present capacity.
+
+    Tiers are "host", "disk" and, of a CUDA device, "device": its own spare memory.
 
     Measures where no earlier measurement is found, or always with ``refresh``; that takes one to three seconds.
 
@@ -56,8 +59,8 @@ def describe_machine(
         TierError: the tier cannot be had: no memory, no directory on a real disk.
         DriverError: the device's driver failed.
     """
-    if tier not in ("host", "disk"):
-        raise OptionError(f"unknown tier {tier!r}; known are host, disk")
+    if tier not in ("host", "disk", "device"):
+        raise OptionError(f"unknown tier {tier!r}; known are host, disk, device")
     directory = swap_directory(disk_directory) if tier == "disk" else ""
     cache = _cache_file(device, tier, directory)
     machine = None if refresh else _remembered(cache)
@@ -66,7 +69,7 @@ def describe_machine(
         machine = _measure_machine(device, tier, directory)
         cache.write(json.loads(machine.to_json()))
     measured = machine.tier(tier)
-    return replace(machine, tiers=(replace(measured, capacity_bytes=_capacity_bytes(directory)),))
+    return replace(machine, tiers=(replace(measured, capacity_bytes=_capacity_bytes(device, tier, directory)),))
 
 
 def host_link(device: torch.device) -> HostLink:
@@ -95,9 +98,11 @@ def host_link(device: torch.device) -> HostLink:
     return link
 
 
-def _capacity_bytes(directory: str) -> int:
-    if directory:
+def _capacity_bytes(device: torch.device, tier: str, directory: str) -> int:
+    if tier == "disk":
         return int(_DISK_SHARE * describe_directory(directory).free_bytes)
+    if tier == "device":
+        return int(_DEVICE_SHARE * describe_device(device).available_bytes)
     return int(_PINNED_SHARE * read_ram().available_bytes)
 
 
@@ -109,7 +114,7 @@ def _measure_machine(device: torch.device, tier: str, directory: str) -> Machine
         flops_per_second=_flops_per_second(device),
         bytes_per_second=_copied_bytes_per_second(device),
         op_seconds=_op_seconds(device),
-        tiers=(Tier(tier, _capacity_bytes(directory), _measure_link(device, tier, directory)),),
+        tiers=(Tier(tier, _capacity_bytes(device, tier, directory), _measure_link(device, tier, directory)),),
     )
 
 
@@ -172,6 +177,8 @@ def _measure_link(device: torch.device, tier: str, directory: str) -> Link:
         capacity_bytes = max(_SIZES[-1], 2 * _BOTH_COPIES * _BOTH_BYTES)
         if tier == "host":
             engine.open_host_tier(capacity_bytes)
+        elif tier == "device":
+            engine.open_device_tier(capacity_bytes)
         else:
             engine.open_disk_tier(directory, capacity_bytes)
         engine.reserve(tier, capacity_bytes)

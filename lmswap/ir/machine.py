@@ -6,7 +6,7 @@ import bisect
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from lmswap.errors import OptionError
@@ -36,6 +36,12 @@ class Rate:
     def constant(bytes_per_second: float, latency_seconds: float = 0.0) -> Rate:
         """A link of one speed: seconds(n) = latency + n / bytes_per_second."""
         return Rate(((1, latency_seconds + 1 / bytes_per_second), (2**40, latency_seconds + 2**40 / bytes_per_second)))
+
+    @property
+    def bytes_per_second(self) -> float:
+        """The speed of the largest copy that was measured."""
+        nbytes, seconds = self.points[-1]
+        return nbytes / seconds
 
     def seconds(self, nbytes: int) -> float:
         """Seconds that one copy of ``nbytes`` takes when nothing else uses the link; 0 bytes take 0."""
@@ -71,7 +77,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Tier:
-    """A place that can hold swapped buffers: "host" (pinned memory) or "disk"."""
+    """A place that can hold swapped buffers: "host" (pinned memory), "disk" or "device" (its own spare memory)."""
 
     name: str
     capacity_bytes: int
@@ -114,6 +120,10 @@ class Machine:
             if tier.name == name:
                 return tier
         raise OptionError(f"machine '{self.name}' has no tier '{name}'; it has {[t.name for t in self.tiers]}")
+
+    def with_link(self, name: str, link: Link) -> Machine:
+        """This machine with another link to the tier called ``name``."""
+        return replace(self, tiers=tuple(replace(t, link=link) if t.name == name else t for t in self.tiers))
 
     def to_json(self) -> str:
         """The machine description as JSON text; `from_json` reads it back equal."""

@@ -68,6 +68,14 @@ class Timeline:
         """Sum of the spans on a lane."""
         return sum(span.seconds for span in self.spans if span.lane is lane)
 
+    def busy_seconds(self, lane: Lane) -> float:
+        """How long at least one span of a lane was under way: a disk serves several copies at once."""
+        busy, until = 0.0, 0.0
+        for span in sorted((span for span in self.spans if span.lane is lane), key=lambda span: span.start_seconds):
+            busy += max(0.0, span.end_seconds - max(span.start_seconds, until))
+            until = max(until, span.end_seconds)
+        return busy
+
     def lane_bytes(self, lane: Lane) -> int:
         """Bytes that a lane moved."""
         return sum(span.nbytes for span in self.spans if span.lane is lane)

@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 
 from lmswap.ir.costs import OpCosts
-from lmswap.ir.machine import Link, Machine, Rate
+from lmswap.ir.machine import Machine, Rate
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
 from lmswap.ir.schedule import schedule
@@ -60,24 +60,15 @@ def compare(
                 seconds[op] *= measured_seconds / expected_seconds
     link = machine.tier(tier).link
     out_rate, in_rate = (
-        _scaled(rate, _busy_seconds(measured, lane), _busy_seconds(predicted, lane))
+        _scaled(rate, measured.busy_seconds(lane), predicted.busy_seconds(lane))
         for rate, lane in ((link.out_rate, Lane.OUT), (link.in_rate, Lane.IN))
     )
     return Feedback(
         predicted_seconds=predicted.seconds,
         measured_seconds=sum(compute.values()) + measured.lane_seconds(Lane.STALL),
         costs=OpCosts(tuple(seconds), costs.scratch_bytes, costs.source),
-        machine=_with_link(machine, tier, Link(out_rate, in_rate, link.both_factor)),
+        machine=machine.with_link(tier, replace(link, out_rate=out_rate, in_rate=in_rate)),
     )
-
-
-def _busy_seconds(timeline: Timeline, lane: Lane) -> float:
-    """How long at least one copy was under way: a disk serves several at once."""
-    busy, until = 0.0, 0.0
-    for span in sorted((span for span in timeline.spans if span.lane is lane), key=lambda span: span.start_seconds):
-        busy += max(0.0, span.end_seconds - max(span.start_seconds, until))
-        until = max(until, span.end_seconds)
-    return busy
 
 
 def _scaled(rate: Rate, measured_seconds: float, predicted_seconds: float) -> Rate:
@@ -85,8 +76,3 @@ def _scaled(rate: Rate, measured_seconds: float, predicted_seconds: float) -> Ra
         return rate  # nothing was copied this way
     factor = measured_seconds / predicted_seconds
     return Rate(tuple((nbytes, seconds * factor) for nbytes, seconds in rate.points))
-
-
-def _with_link(machine: Machine, tier: str, link: Link) -> Machine:
-    tiers = tuple(replace(known, link=link) if known.name == tier else known for known in machine.tiers)
-    return replace(machine, tiers=tiers)

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lmswap.ir.bytesize import format_bytes
+from lmswap.ir.emulation import EmulatedLink
 from lmswap.ir.plan import Decision, Plan
 from lmswap.ir.program import Program
 from lmswap.ir.schedule import schedule
@@ -21,7 +22,7 @@ from lmswap.reporting.decisions import BufferDecision, buffer_decisions
 from lmswap.reporting.picture import write_picture
 from lmswap.reporting.text import format_error, format_excess, format_seconds, render_text
 
-SCHEMA = "lmswap.report/1"
+SCHEMA = "lmswap.report/2"
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,10 @@ class Report:
     which the plan fills. Peaks and memory curves count like the budget: base and reserve are part of the predicted
     ones. ``measured_tensor_peak_bytes`` is the part of the measured peak that tensors held, None where it is not known.
     Tier bytes are what the plan needs there, what the tier holds now and has held at most; ``host_budget_bytes`` is
-    what it may hold. No plan is faster than ``bound_seconds`` while ops keep their order; ``plan_origin`` says where
-    the plan comes from: "made in 1.2 s", "from cache".
+    what it may hold. ``emulated_link`` is what copies were paced to, None where they ran at the machine's own speed;
+    ``out_bytes_per_second`` and ``in_bytes_per_second`` are what they reached while at least one was under way. No plan
+    is faster than ``bound_seconds`` while ops keep their order; ``plan_origin`` says where the plan comes from: "made
+    in 1.2 s", "from cache".
     """
 
     model: str
@@ -43,6 +46,7 @@ class Report:
     policy: str
     plan_origin: str
     tier: str
+    emulated_link: EmulatedLink | None
     host_budget_bytes: int | None
     budget_bytes: int
     base_bytes: int
@@ -57,6 +61,8 @@ class Report:
     bound_seconds: float | None
     swapped_out_bytes: int | None
     swapped_in_bytes: int | None
+    out_bytes_per_second: float | None
+    in_bytes_per_second: float | None
     recomputed_bytes: int | None
     stall_seconds: float | None
     tier_planned_bytes: int | None
@@ -74,6 +80,7 @@ class Report:
             Text(f"lmswap report: {self.model} on {self.device}, {steps}", style="bold"),
             Text(self._state()),
             *([Text(self._quality())] if self.predicted_seconds is not None else []),
+            *([Text(self._emulation())] if self.emulated_link is not None else []),
             Text(),
             self._figures(),
             Text(),
@@ -90,7 +97,7 @@ class Report:
         return render_text(self)
 
     def to_json(self) -> str:
-        """Every field as JSON text, schema "lmswap.report/1"; sizes in bytes, times in seconds."""
+        """Every field as JSON text, schema "lmswap.report/2"; sizes in bytes, times in seconds."""
         return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1)
 
     def plot(self, path: str | Path) -> None:
@@ -147,6 +154,11 @@ class Report:
         excess = self.predicted_seconds / self.bound_seconds - 1 if self.bound_seconds else None
         step = f"step {format_seconds(self.predicted_seconds)}, {format_excess(excess)}"
         return f"Plan: {self.plan_origin}; {step}."
+
+    def _emulation(self) -> str:
+        ways = (("out", self.out_bytes_per_second), ("in", self.in_bytes_per_second))
+        achieved = ", ".join(f"{rate / 1e9:.3g} GB/s {way}" for way, rate in ways if rate is not None)
+        return f"Link EMULATED: {self.emulated_link}; achieved: {achieved or 'nothing copied yet'}."
 
     def _figures(self) -> Table:
         table = Table(box=None, padding=(0, 3, 0, 0), header_style="bold")
@@ -206,6 +218,7 @@ def make_report(
     tier: str,
     budget_bytes: int,
     plan_origin: str = "",
+    emulated_link: EmulatedLink | None = None,
     host_budget_bytes: int | None = None,
     base_bytes: int = 0,
     reserve_bytes: int = 0,
@@ -239,6 +252,7 @@ def make_report(
         policy=plan.policy if plan is not None else policy,
         plan_origin=plan_origin,
         tier=tier,
+        emulated_link=emulated_link,
         host_budget_bytes=host_budget_bytes,
         budget_bytes=budget_bytes,
         base_bytes=base_bytes,
@@ -253,6 +267,8 @@ def make_report(
         bound_seconds=plan.certificate.seconds if plan is not None and plan.certificate is not None else None,
         swapped_out_bytes=measured.lane_bytes(Lane.OUT) if measured is not None else None,
         swapped_in_bytes=measured.lane_bytes(Lane.IN) if measured is not None else None,
+        out_bytes_per_second=_bytes_per_second(measured, Lane.OUT),
+        in_bytes_per_second=_bytes_per_second(measured, Lane.IN),
         recomputed_bytes=_remade_bytes(program, plan) if measured is not None else None,
         stall_seconds=measured.lane_seconds(Lane.STALL) if measured is not None else None,
         tier_planned_bytes=plan.tier_bytes.get(tier, 0) if plan is not None else None,
@@ -271,6 +287,13 @@ def _remade_bytes(program: Program | None, plan: Plan | None) -> int:
         return 0
     buffers = schedule(program, plan.reruns).program.buffers
     return sum(buffer.nbytes for buffer in buffers[len(program.buffers) :])
+
+
+def _bytes_per_second(timeline: Timeline | None, lane: Lane) -> float | None:
+    """What a lane reached while it was busy; None where it moved nothing."""
+    if timeline is None or not timeline.busy_seconds(lane):
+        return None
+    return timeline.lane_bytes(lane) / timeline.busy_seconds(lane)
 
 
 def _graph_seconds(timeline: Timeline) -> float:

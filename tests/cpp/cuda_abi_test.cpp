@@ -36,6 +36,9 @@ static_assert(std::string_view(LMSWAP_EXPANDED(cuStreamDestroy)) == "cuStreamDes
 static_assert(std::string_view(LMSWAP_EXPANDED(cuEventDestroy)) == "cuEventDestroy_v2");
 static_assert(std::string_view(LMSWAP_EXPANDED(cuMemcpyDtoHAsync)) == "cuMemcpyDtoHAsync_v2");
 static_assert(std::string_view(LMSWAP_EXPANDED(cuMemcpyHtoDAsync)) == "cuMemcpyHtoDAsync_v2");
+static_assert(std::string_view(LMSWAP_EXPANDED(cuMemcpyDtoDAsync)) == "cuMemcpyDtoDAsync_v2");
+static_assert(std::string_view(LMSWAP_EXPANDED(cuMemAlloc)) == "cuMemAlloc_v2");
+static_assert(std::string_view(LMSWAP_EXPANDED(cuMemFree)) == "cuMemFree_v2");
 
 static_assert(lmswap::cuda::kSuccess == static_cast<int>(CUDA_SUCCESS));
 static_assert(lmswap::cuda::kNotReady == static_cast<int>(CUDA_ERROR_NOT_READY));

@@ -56,6 +56,8 @@ TEST_F(CudaDriverTest, a_failing_call_names_itself_the_bytes_and_the_drivers_wor
   fail("cuMemHostAlloc", 2);
   EXPECT_ERROR(PinnedMemory(driver, 5 << 20), ErrorKind::kDriver,
                "cuMemHostAlloc of 5.0 MiB (5242880 bytes) failed: CUDA_ERROR_OUT_OF_MEMORY (2), out of memory");
+  fail("cuMemAlloc_v2", 2);
+  EXPECT_ERROR(DeviceMemory(driver, 5 << 20), ErrorKind::kDriver, "cuMemAlloc_v2 of 5.0 MiB (5242880 bytes) failed");
 }
 
 TEST_F(CudaDriverTest, retains_the_primary_context_and_gives_all_back) {
@@ -64,12 +66,14 @@ TEST_F(CudaDriverTest, retains_the_primary_context_and_gives_all_back) {
     const auto driver = open_cuda_driver(LMSWAP_FAKE_CUDA, 0);
     EXPECT_EQ(count("contexts"), 1u);
     const PinnedMemory memory(driver, 4096);
+    const DeviceMemory spare(driver, 4096);
     const Stream stream(driver);
     Event event(driver);
     event.record(stream.handle());
     EXPECT_GT(count("events"), 0u);
   }
-  for (const char* what : {"contexts", "events", "streams", "host_bytes"}) EXPECT_EQ(count(what), 0u) << what;
+  for (const char* what : {"contexts", "events", "streams", "host_bytes", "device_bytes"})
+    EXPECT_EQ(count(what), 0u) << what;
   EXPECT_EQ(num_violations(), 0u);
 }
 

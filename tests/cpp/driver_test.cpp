@@ -52,6 +52,19 @@ TEST_P(DriverConformance, copies_out_and_in_exactly) {
   EXPECT_EQ(device_->download(pointer_, kBytes), other);
 }
 
+TEST_P(DriverConformance, copies_within_the_device_exactly) {
+  const auto bytes = make_bytes(kBytes, 1);
+  const DeviceMemory spare(driver_, kBytes);
+  const Stream stream(driver_);
+  device_->upload(pointer_, bytes);
+  driver_->copy_within(spare.address(), pointer_, kBytes, stream.handle());
+  stream.synchronize();
+  device_->upload(pointer_, make_bytes(kBytes, 2));
+  driver_->copy_within(pointer_, spare.address(), kBytes, stream.handle());
+  stream.synchronize();
+  EXPECT_EQ(device_->download(pointer_, kBytes), bytes);
+}
+
 TEST_P(DriverConformance, host_memory_begins_at_a_page) {
   for (const uint64_t nbytes : {uint64_t{1}, kPageBytes, kBytes}) {
     const PinnedMemory memory(driver_, nbytes);

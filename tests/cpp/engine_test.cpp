@@ -31,7 +31,7 @@ struct Setup {
 std::vector<Setup> setups(const std::vector<bool>& pacings) {
   std::vector<Setup> setups;
   for (const std::string& device : test::test_device_kinds()) {
-    for (const char* tier : {"host", "disk"}) {
+    for (const char* tier : {"host", "device", "disk"}) {
       for (const bool is_paced : pacings) setups.push_back({device, tier, is_paced});
     }
   }
@@ -73,22 +73,29 @@ class EngineConformance : public testing::TestWithParam<Setup> {
     device_.reset();
     device_ = make_test_device(GetParam().device, faults);
     const double rate = GetParam().is_paced ? kSlowBytesPerSecond : 0;
-    engine_ = Engine::open(device_->driver, device_->faults, LaneOptions{rate, rate});
-    if (tier() == "host") {
-      engine_->open_host_tier(kLimit);
-    } else {
-      engine_->open_disk_tier(directory_.path(), kLimit, 3);
-    }
+    engine_ = Engine::open(device_->driver, device_->faults, Pacers{Pacer(rate), Pacer(rate)});
+    open_tier();
+  }
+
+  void open_tier() {
+    if (tier() == "host") return engine_->open_host_tier(kLimit);
+    if (tier() == "device") return engine_->open_device_tier(kLimit);
+    engine_->open_disk_tier(directory_.path(), kLimit, 3);
   }
 
   std::string tier() const { return GetParam().tier; }
   bool is_staged() const { return tier() == "disk" && GetParam().device != "host"; }
 
-  // The fault that makes the nth copy fail on this way of moving bytes.
-  std::string failing(Direction direction, int nth) const {
+  // The fault that makes the first copy that way fail; on the way in, after so many bytes went out.
+  std::string failing(Direction direction, uint64_t out_bytes = 0) const {
     const bool is_out = direction == Direction::kOut;
+    if (tier() == "device") {  // both ways are one call
+      const uint64_t chunk_bytes = GetParam().is_paced ? Pacer(kSlowBytesPerSecond).chunk_bytes() : out_bytes;
+      const uint64_t num_out = is_out ? 0 : (out_bytes + chunk_bytes - 1) / chunk_bytes;
+      return "copy_within@" + std::to_string(num_out + 1) + "=fail";
+    }
     const std::string call = tier() == "disk" ? (is_out ? "write" : "read") : (is_out ? "copy_out" : "copy_in");
-    return call + "@" + std::to_string(nth) + "=fail";
+    return call + "@1=fail";
   }
   bool can_fail() const { return GetParam().device != "cuda" || tier() == "disk"; }
 
@@ -377,7 +384,7 @@ TEST_P(EngineConformance, two_hundred_steps_leave_all_use_flat) {
 TEST_P(EngineConformance, a_failed_copy_out_is_told_and_harms_nothing_else) {
   if (!can_fail()) GTEST_SKIP() << "this device does not fail on demand";
   constexpr uint64_t kBytes = 9 * kMiB;
-  open(failing(Direction::kOut, 1));
+  open(failing(Direction::kOut));
   const uint64_t pointer = allocate(kBytes), target = allocate(kBytes);
   device_->upload(pointer, make_bytes(kBytes, 1));
   {
@@ -400,7 +407,7 @@ TEST_P(EngineConformance, a_failed_copy_out_is_told_and_harms_nothing_else) {
 TEST_P(EngineConformance, a_failed_copy_in_is_told_and_can_be_tried_again) {
   if (!can_fail()) GTEST_SKIP() << "this device does not fail on demand";
   constexpr uint64_t kBytes = 9 * kMiB;
-  open(failing(Direction::kIn, 1));
+  open(failing(Direction::kIn, kBytes));
   const uint64_t pointer = allocate(kBytes), target = allocate(kBytes);
   device_->upload(pointer, make_bytes(kBytes, 1));
   const Token token = out(pointer, kBytes);
@@ -412,7 +419,7 @@ TEST_P(EngineConformance, a_failed_copy_in_is_told_and_can_be_tried_again) {
 
 TEST_P(EngineConformance, the_error_of_a_transfer_outlives_its_token) {
   if (!can_fail()) GTEST_SKIP() << "this device does not fail on demand";
-  open(failing(Direction::kIn, 1));
+  open(failing(Direction::kIn, kPage));
   const uint64_t pointer = allocate(kPage);
   device_->upload(pointer, make_bytes(kPage, 1));
   int64_t transfer = 0;
@@ -481,8 +488,7 @@ TEST_P(EngineConformance, refuses_arguments_that_cannot_be_used) {
   EXPECT_ERROR(engine_->out_transfer(999), ErrorKind::kOption, "999");
   EXPECT_ERROR(in_done(999), ErrorKind::kOption, "999");
   EXPECT_ERROR(engine_->is_finished(999), ErrorKind::kOption, "999");
-  EXPECT_ERROR(tier() == "host" ? engine_->open_host_tier(1) : engine_->open_disk_tier(directory_.path(), 1, 1),
-               ErrorKind::kOption, "open already");
+  EXPECT_ERROR(open_tier(), ErrorKind::kOption, "open already");
   EXPECT_ERROR(engine_->open_disk_tier(directory_.path(), 1, 0), ErrorKind::kOption, "io_threads");
 }
 

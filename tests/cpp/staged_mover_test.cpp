@@ -22,7 +22,7 @@ TEST(StagedMover, uses_a_piece_again_only_when_device_and_disk_are_done_with_it)
   const Block block{std::make_shared<DirectFile>(directory.path(), round_to_pages(kBytes), device->faults), 0, kBytes};
   {
     IoPool pool(2);
-    StagedMover mover(device->driver, pool, 2, 0);
+    StagedMover mover(device->driver, pool, 2, Pacer());
     for (const auto& [direction, pointer] : {std::pair(Direction::kOut, source), std::pair(Direction::kIn, target)}) {
       const auto transfer = std::make_shared<Transfer>(device->driver, direction, 1, 1, pointer, block);
       transfer->ready.record(device->stream);

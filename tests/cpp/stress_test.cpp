@@ -18,6 +18,7 @@ using test::TestDirectory;
 
 constexpr uint64_t kMostBytes = 300 * 1024, kCapacity = 4 * kMostBytes;
 constexpr int kNumThreads = 3, kNumSteps = 40;
+constexpr const char* kTiers[] = {"host", "device", "disk"};
 
 // A swapped buffer of one thread.
 struct Swapped {
@@ -62,7 +63,7 @@ class Worker {
                    offset = draw(kCapacity / kPageBytes) * kPageBytes;
     device_.driver->synchronize_stream(stream_);
     device_.upload(pointer_, make_bytes(nbytes, seed));
-    auto* token = engine_.out_start(1, draw(1) == 0 ? "host" : "disk", offset, pointer_, nbytes, stream_);
+    auto* token = engine_.out_start(1, kTiers[draw(2)], offset, pointer_, nbytes, stream_);
     swapped_.push_back({{token, [](DLManagedTensor* self) { self->deleter(self); }}, nbytes, seed});
     if (draw(3) == 0) swap_in(swapped_.back());  // while its own copy out may still be under way
     engine_.out_done(swapped_.back().handle(), stream_);
@@ -88,12 +89,15 @@ class Stress : public testing::TestWithParam<std::string> {};
 
 TEST_P(Stress, random_swaps_from_several_threads_keep_all_bytes) {
   const TestDirectory directory;
-  const auto device = make_test_device(
-      GetParam(), "copy_out@*=jitter:0.002,copy_in@*=jitter:0.002,write@*=jitter:0.002,read@*=jitter:0.002", 0.002);
-  const auto engine = Engine::open(device->driver, device->faults, LaneOptions{});
+  const auto device = make_test_device(GetParam(),
+                                       "copy_out@*=jitter:0.002,copy_in@*=jitter:0.002,copy_within@*=jitter:0.002,"
+                                       "write@*=jitter:0.002,read@*=jitter:0.002",
+                                       0.002);
+  const auto engine = Engine::open(device->driver, device->faults, Pacers{});
   engine->open_host_tier(64 << 20);
+  engine->open_device_tier(64 << 20);
   engine->open_disk_tier(directory.path(), 64 << 20, 2);
-  for (const char* tier : {"host", "disk"}) engine->reserve(tier, kCapacity);
+  for (const char* tier : kTiers) engine->reserve(tier, kCapacity);
   {
     std::vector<std::unique_ptr<Worker>> workers;
     for (unsigned i = 0; i < kNumThreads; ++i) workers.push_back(std::make_unique<Worker>(*device, *engine, i));
@@ -102,7 +106,7 @@ TEST_P(Stress, random_swaps_from_several_threads_keep_all_bytes) {
     for (std::thread& thread : threads) thread.join();
   }
   EXPECT_EQ(engine->live_handles(), 0u);
-  for (const char* tier : {"host", "disk"}) {
+  for (const char* tier : kTiers) {
     EXPECT_EQ(engine->tier_stats(tier).used_bytes, 0u);
     EXPECT_EQ(engine->tier_stats(tier).capacity_bytes, kCapacity);
   }

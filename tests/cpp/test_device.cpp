@@ -134,6 +134,8 @@ class CudaDevice final : public TestDevice {
   void plan_failures(const std::string& text) {
     faults = std::make_shared<Faults>(text);
     const std::map<std::string, const char*> symbols = {{"allocate_host@", "cuMemHostAlloc"},
+                                                        {"allocate_device@", "cuMemAlloc_v2"},
+                                                        {"copy_within@", "cuMemcpyDtoDAsync_v2"},
                                                         {"copy_out@", "cuMemcpyDtoHAsync_v2"},
                                                         {"copy_in@", "cuMemcpyHtoDAsync_v2"}};
     for (const auto& [call, symbol] : symbols) {

@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "lmswap/disk_tier.h"
-#include "lmswap/host_tier.h"
+#include "lmswap/memory_tier.h"
 #include "test_device.h"
 
 namespace lmswap {
@@ -23,7 +23,7 @@ struct Setup {
 std::vector<Setup> all_setups() {
   std::vector<Setup> setups;
   for (const std::string& device : test::test_device_kinds()) {
-    for (const char* tier : {"host", "disk"}) setups.push_back({device, tier});
+    for (const char* tier : {"host", "device", "disk"}) setups.push_back({device, tier});
   }
   return setups;
 }
@@ -34,8 +34,11 @@ class TierConformance : public testing::TestWithParam<Setup> {
  protected:
   std::unique_ptr<Tier> make_tier(const std::string& faults = "") {
     device_ = make_test_device(GetParam().device, faults);
-    if (GetParam().tier == "host") return std::make_unique<HostTier>(device_->driver, kLimit, LaneOptions{});
-    return std::make_unique<DiskTier>(device_->driver, device_->faults, directory_.path(), kLimit, 2, LaneOptions{});
+    if (GetParam().tier == "disk") {
+      return std::make_unique<DiskTier>(device_->driver, device_->faults, directory_.path(), kLimit, 2, Pacers{});
+    }
+    const Place place = GetParam().tier == "host" ? Place::kHost : Place::kDevice;
+    return std::make_unique<MemoryTier>(device_->driver, place, kLimit, Pacers{});
   }
   // A copy that has not ended, and one that has.
   TransferPointer make_user(const Block& block) {
@@ -117,8 +120,8 @@ TEST_P(TierConformance, never_exceeds_its_limit_and_says_the_numbers) {
 }
 
 TEST_P(TierConformance, says_what_cannot_be_had_and_goes_on) {
-  if (GetParam().device == "cuda" && GetParam().tier == "host") GTEST_SKIP() << "real CUDA does not fail on demand";
-  const auto tier = make_tier(GetParam().tier == "host" ? "allocate_host@1=fail" : "reserve@1=fail");
+  if (GetParam().device == "cuda" && GetParam().tier != "disk") GTEST_SKIP() << "real CUDA does not fail on demand";
+  const auto tier = make_tier(GetParam().tier == "disk" ? "reserve@1=fail" : "allocate_" + GetParam().tier + "@1=fail");
   EXPECT_ERROR(tier->reserve(8 * kPage), ErrorKind::kTier, std::to_string(8 * kPage));
   EXPECT_EQ(tier->stats().capacity_bytes, 0u);
   tier->reserve(8 * kPage);

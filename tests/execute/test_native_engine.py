@@ -36,6 +36,8 @@ def fake_cuda(tmp_path_factory):
 def open_tier(engine, tier, directory):
     if tier == "host":
         engine.open_host_tier(64 * MIB)
+    elif tier == "device":
+        engine.open_device_tier(64 * MIB)
     else:
         engine.open_disk_tier(str(directory), 64 * MIB)
     engine.reserve(tier, 8 * MIB)
@@ -53,7 +55,7 @@ def swap_in(engine, token, tensor, swap=1):
     return transfer
 
 
-@pytest.mark.parametrize("tier", ["host", "disk"])
+@pytest.mark.parametrize("tier", ["host", "device", "disk"])
 def test_bytes_come_back_and_the_token_owns_them(tier, tmp_path):
     engine = _C.Engine(driver="host")
     open_tier(engine, tier, tmp_path)
@@ -76,7 +78,7 @@ def test_bytes_come_back_and_the_token_owns_them(tier, tmp_path):
     engine.close()
 
 
-@pytest.mark.parametrize("tier", ["host", "disk"])
+@pytest.mark.parametrize("tier", ["host", "device", "disk"])
 def test_cuda_paths_run_without_a_gpu(tier, tmp_path, fake_cuda):
     fake_cuda.fake_cuda_reset()
     engine = _C.Engine(driver="cuda", library=fake_cuda.path)

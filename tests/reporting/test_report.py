@@ -137,7 +137,7 @@ def test_a_buffer_is_made_where_it_is_first_written():
 
 def test_json_holds_every_field():
     data = json.loads(report().to_json())
-    assert data["schema"] == "lmswap.report/1"
+    assert data["schema"] == "lmswap.report/2"
     assert data["measured_peak_bytes"] == 9 * MIB
     assert data["decisions"][0]["decision"] == "swap"
     assert data["predicted"]["spans"][0]["lane"] == "compute"

@@ -1,4 +1,4 @@
-// Device <-> pinned host memory by the device's own copies, on a stream of its own.
+// Device <-> memory that it reaches, pinned on the host or its own, by the device's copies on a stream of the lane.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@ namespace lmswap {
 
 class CopyMover final : public Mover {
  public:
-  CopyMover(std::shared_ptr<Driver> driver, double bytes_per_second);
+  CopyMover(std::shared_ptr<Driver> driver, Pacer pacer);
   void move(const TransferPointer& transfer) override;
   void complete(const TransferPointer& transfer) noexcept override;
   void drain() noexcept override;

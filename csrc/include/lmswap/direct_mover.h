@@ -10,7 +10,7 @@ namespace lmswap {
 
 class DirectMover final : public Mover {
  public:
-  DirectMover(IoPool& pool, int num_requests, double bytes_per_second);
+  DirectMover(IoPool& pool, int num_requests, Pacer pacer);
   void move(const TransferPointer& transfer) override;
   void complete(const TransferPointer& transfer) noexcept override;
   void drain() noexcept override;

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "lmswap/io_pool.h"
+#include "lmswap/pacer.h"
 #include "lmswap/tier.h"
 
 namespace lmswap {
@@ -12,7 +13,7 @@ namespace lmswap {
 class DiskTier final : public Tier {
  public:
   DiskTier(const std::shared_ptr<Driver>& driver, std::shared_ptr<Faults> faults, std::string directory,
-           uint64_t limit_bytes, int io_threads, const LaneOptions& options);
+           uint64_t limit_bytes, int io_threads, const Pacers& pacers);
   Lane& lane(Direction direction) override;
 
  protected:

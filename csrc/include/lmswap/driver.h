@@ -29,6 +29,10 @@ class Driver {
   virtual void* allocate_host(uint64_t nbytes) = 0;
   virtual void free_host(void* pointer) noexcept = 0;
 
+  // Memory of the device beside that of torch's allocator.
+  virtual uint64_t allocate_device(uint64_t nbytes) = 0;
+  virtual void free_device(uint64_t device) noexcept = 0;
+
   virtual StreamHandle create_stream() = 0;
   virtual void destroy_stream(StreamHandle stream) noexcept = 0;
   virtual void synchronize_stream(StreamHandle stream) = 0;
@@ -43,6 +47,7 @@ class Driver {
 
   virtual void copy_out(void* host, uint64_t device, uint64_t nbytes, StreamHandle stream) = 0;
   virtual void copy_in(uint64_t device, const void* host, uint64_t nbytes, StreamHandle stream) = 0;
+  virtual void copy_within(uint64_t to, uint64_t from, uint64_t nbytes, StreamHandle stream) = 0;  // the device
 };
 
 // libcuda, opened by dlopen under the name `library`; uses the primary context of `device`, which torch uses too.

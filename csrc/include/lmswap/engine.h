@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "lmswap/dlpack.h"
+#include "lmswap/pacer.h"
 #include "lmswap/tier.h"
 
 namespace lmswap {
@@ -31,11 +32,11 @@ struct TransferRecord {
 
 class Engine : public std::enable_shared_from_this<Engine> {
  public:
-  static std::shared_ptr<Engine> open(std::shared_ptr<Driver> driver, std::shared_ptr<Faults> faults,
-                                      const LaneOptions& options);
+  static std::shared_ptr<Engine> open(std::shared_ptr<Driver> driver, std::shared_ptr<Faults> faults, Pacers pacers);
   ~Engine();
 
   void open_host_tier(uint64_t limit_bytes);
+  void open_device_tier(uint64_t limit_bytes);
   void open_disk_tier(const std::string& directory, uint64_t limit_bytes, int io_threads);
   void reserve(const std::string& tier, uint64_t nbytes);
 
@@ -77,7 +78,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
     DLManagedTensor tensor;
   };
 
-  Engine(std::shared_ptr<Driver> driver, std::shared_ptr<Faults> faults, const LaneOptions& options);
+  Engine(std::shared_ptr<Driver> driver, std::shared_ptr<Faults> faults, Pacers pacers);
   void check_open() const;
   Tier& find_tier(const std::string& name);
   Handle& find_handle(int64_t handle);
@@ -87,7 +88,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void release(int64_t handle) noexcept;
 
   const std::shared_ptr<Faults> faults_;
-  const LaneOptions options_;
+  const Pacers pacers_;
   const pid_t process_;  // a forked child has neither the threads nor the device: it leaves everything alone
 
   std::mutex mutex_;

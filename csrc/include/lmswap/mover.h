@@ -1,6 +1,7 @@
 // How the bytes of one lane travel: three ways, one interface.
 //
 //   CopyMover     device <-> pinned host memory    the device's own copies, on a stream of the lane
+//                 device <-> its own spare memory
 //   DirectMover   ordinary memory <-> file         requests of the I/O pool, straight from and to the tensor
 //   StagedMover   device <-> file                  both of these, through pieces of pinned memory
 #pragma once

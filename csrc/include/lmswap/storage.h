@@ -1,4 +1,4 @@
-// What holds swapped bytes: a stretch of host memory or a file. It lives until its last user, also a copy under way.
+// What holds swapped bytes: a stretch of memory or a file. It lives until its last user, also a copy under way.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ class Storage {
   uint64_t nbytes_;
 };
 
-// Memory that the driver copies to and from directly.
+// Host memory that the driver copies to and from directly.
 class PinnedMemory final : public Storage {
  public:
   PinnedMemory(std::shared_ptr<Driver> driver, uint64_t nbytes)
@@ -33,6 +33,19 @@ class PinnedMemory final : public Storage {
  private:
   std::shared_ptr<Driver> driver_;
   std::byte* data_;
+};
+
+// Spare memory of the device itself.
+class DeviceMemory final : public Storage {
+ public:
+  DeviceMemory(std::shared_ptr<Driver> driver, uint64_t nbytes)
+      : Storage(nbytes), driver_(std::move(driver)), address_(driver_->allocate_device(nbytes)) {}
+  ~DeviceMemory() override { driver_->free_device(address_); }
+  uint64_t address() const { return address_; }
+
+ private:
+  std::shared_ptr<Driver> driver_;
+  uint64_t address_;
 };
 
 }  // namespace lmswap

@@ -21,11 +21,6 @@ struct TierStats {
   uint64_t peak_used_bytes = 0;
 };
 
-struct LaneOptions {
-  double out_bytes_per_second = 0;  // 0: full speed
-  double in_bytes_per_second = 0;
-};
-
 class Tier {
  public:
   virtual ~Tier() = default;

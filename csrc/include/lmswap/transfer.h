@@ -61,6 +61,9 @@ class Transfer {
   // Of a finished transfer: its record may be taken much later, and must not keep memory until then.
   void forget_storage() { block.storage.reset(); }
 
+  // Blocks until the bytes are there to be copied: `ready`, and `done` of the source, which has landed. Says since
+  // when.
+  double wait_ready() const;
   bool wait_landed() const;                   // blocks; false if it failed
   void make_wait(StreamHandle stream) const;  // blocks until issued; throws Error(kTransfer) if it failed
 
