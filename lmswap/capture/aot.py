@@ -15,6 +15,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import default_partition
 from torch._guards import TracingContext
 
+from lmswap.capture.draws import keep_states
 from lmswap.errors import CaptureError
 from lmswap.execute.graph import BoxedFunction
 
@@ -60,6 +61,7 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Graph
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         _copy_mutated_inputs(joint.graph)
         forward, backward = default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **rest)
+        keep_states(forward.graph)
         handler.training(forward, backward, num_fwd_outputs, rest.get("static_lifetime_input_indices") or ())
         return forward, backward
 

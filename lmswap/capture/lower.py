@@ -17,7 +17,10 @@ from torch import fx
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
+from lmswap.capture.draws import is_random
 from lmswap.errors import CaptureError
+from lmswap.execute import ops
+from lmswap.execute.draws import state_of
 from lmswap.execute.graph import SegmentGraph, gather_projections, is_projection
 from lmswap.ir.program import Buffer, BufferKind, Op, Program, Segment, Value
 
@@ -188,6 +191,8 @@ def _buffer_kinds(
         for node in nodes:
             if node.op == "get_attr" and node in graph.buffer_of:
                 kinds[graph.buffer_of[node]] = BufferKind.PARAMETER
+            if node.target is ops.rng_state and node.args[0].type != "cpu":  # it lies on the CPU all the same
+                kinds[graph.buffer_of[node]] = BufferKind.INPUT
     return kinds
 
 
@@ -204,7 +209,9 @@ def _tensors(values: Any) -> Iterator[torch.Tensor]:
 
 
 def _argument_values(node: fx.Node) -> Iterable[Any]:
-    return [argument.meta.get("val") for argument in node.all_input_nodes if not _is_tuple_node(argument)]
+    state = state_of(node)  # of the generator: what the op gives depends on it
+    inputs = node.all_input_nodes if state is None else [*node.all_input_nodes, state]
+    return [argument.meta.get("val") for argument in inputs if not _is_tuple_node(argument)]
 
 
 def _is_tuple_node(node: fx.Node) -> bool:
@@ -231,18 +238,8 @@ def _returns_alias(node: fx.Node) -> bool:
 def _is_repeatable(node: fx.Node) -> bool:
     # Graphs can hand tensors on to each other, but no numbers.
     reads_tensors = all(isinstance(argument.meta.get("val"), torch.Tensor) for argument in node.all_input_nodes)
-    return not _is_random(node) and reads_tensors and bool(node.meta.get("is_repeatable", True))
-
-
-def _is_random(node: fx.Node) -> bool:
-    """Whether the op draws random numbers in this call: fused attention does so only to drop some of its weights."""
-    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
-        return False
-    for position, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
-        if argument.name == "dropout_p":
-            given = node.args[position] if position < len(node.args) else node.kwargs.get("dropout_p", 0.0)
-            return bool(given != 0.0)
-    return True
+    draws_anew = is_random(node) and state_of(node) is None
+    return not draws_anew and reads_tensors and bool(node.meta.get("is_repeatable", True))
 
 
 # The CPU's attention is missing from torch's table; it multiplies what the CUDA one does.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from lmswap.errors import TransferError
+from lmswap.execute import draws
 
 if TYPE_CHECKING:
     from lmswap.execute.engine import SwapEngine
@@ -26,6 +27,7 @@ _SCHEMAS = (
     # The alias annotations say that no copy is made: whoever holds the result holds the swapped-in memory.
     "in_done(Tensor(a) flat, Tensor token, int engine) -> Tensor(a)",
     "view_bytes(Tensor(a) flat, ScalarType dtype, int[] size, int[] stride, int offset) -> Tensor(a)",
+    "rng_state(Device device) -> Tensor",
 )
 for _schema in _SCHEMAS:
     _library.define(_schema)  # type: ignore[no-untyped-call]
@@ -35,6 +37,7 @@ out_done = torch.ops.lmswap.out_done.default
 in_start = torch.ops.lmswap.in_start.default
 in_done = torch.ops.lmswap.in_done.default
 view_bytes = torch.ops.lmswap.view_bytes.default
+rng_state = torch.ops.lmswap.rng_state.default
 
 for _op in (out_start, out_done, in_start, in_done):
     torch.fx.node.has_side_effect(_op)  # dead-code elimination must leave them alone
@@ -89,6 +92,7 @@ for _name, _kernel in (
     ("in_start", _in_start),
     ("in_done", _in_done),
     ("view_bytes", _view_bytes),
+    ("rng_state", draws.rng_state),
 ):
     _library.impl(_name, _kernel, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 
@@ -113,3 +117,8 @@ def _fake_in_start(token: torch.Tensor, engine: int, buffer: int, nbytes: int, d
 @torch.library.register_fake("lmswap::in_done", lib=_library)  # type: ignore[untyped-decorator]
 def _fake_in_done(flat: torch.Tensor, token: torch.Tensor, engine: int) -> torch.Tensor:
     return flat
+
+
+@torch.library.register_fake("lmswap::rng_state", lib=_library)  # type: ignore[untyped-decorator]
+def _fake_rng_state(device: torch.device) -> torch.Tensor:
+    return torch.empty(draws.rng_state(device).shape, dtype=torch.uint8, device="cpu")

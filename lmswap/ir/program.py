@@ -83,7 +83,7 @@ class Op:
     writes: tuple[int, ...]
     flops: int = 0
     is_view: bool = False  # makes another view of a buffer; touches no bytes
-    is_repeatable: bool = True  # a second run in the same step gives the same bits: draws no random numbers
+    is_repeatable: bool = True  # a second run in the same step gives the same bits; draws do so from a kept state
     module: str = ""  # dotted path of the innermost module it belongs to, "" for the model itself or where unknown
 
     def __post_init__(self) -> None:

@@ -126,12 +126,15 @@ class _Editor:
         self._taken_over.append(swap.buffer)
 
     def finish(self) -> None:
-        """Hands tokens on instead of tensors, drops the inputs that tokens replaced, and checks the graph."""
+        """Hands tokens on instead of tensors, drops what nothing reads any more, and checks the graph."""
         self._replace_saved_outputs()
         for buffer in self._taken_over:
             for node in [node for node in self._values[buffer] if node.op == "placeholder"]:
                 if node.users:
                     raise PlanInvalid("residency", f"'{next(iter(node.users))}' reads it while away", buffer=buffer)
+                self.graph.module.graph.erase_node(node)
+        for node in self.graph.module.graph.find_nodes(op="call_function", target=ops.rng_state):
+            if not node.users:  # nothing draws again from it
                 self.graph.module.graph.erase_node(node)
         self.graph.module.graph.lint()
 

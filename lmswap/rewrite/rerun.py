@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from torch import fx
 
 from lmswap.errors import PlanInvalid
+from lmswap.execute.draws import draw_again, state_of
 from lmswap.execute.graph import SegmentGraph, is_projection, is_whole
 from lmswap.ir.plan import Rerun
 from lmswap.ir.program import Program
@@ -93,7 +94,7 @@ class _Editor:
         """Copies an op, of this graph or the forward one, and lets all from ``before`` on read what the copy writes."""
         inputs = {given: self.find(self._values.value_of.get(given, given)) for given in node.all_input_nodes}
         with self._fx.inserting_before(before):
-            copies = {node: self._fx.node_copy(node, inputs.__getitem__)}
+            copies = {node: self._copy(node, inputs)}
             for pick in filter(is_projection, node.users):
                 copies[pick] = self._fx.node_copy(pick, copies.__getitem__)
         self.graph.ops.append(copies[node])
@@ -110,6 +111,18 @@ class _Editor:
             for user in users_from(old, before):
                 if user.op != "output":  # what callers get is the first run's; saved outputs follow at the end
                     user.replace_input_with(old, self.find(self._values.value_of[old]))
+
+    def _copy(self, node: fx.Node, inputs: Mapping[fx.Node, fx.Node]) -> fx.Node:
+        state = state_of(node)
+        if state is None:
+            return self._fx.node_copy(node, inputs.__getitem__)
+        args: Any
+        args, kwargs = fx.map_arg((node.args, node.kwargs), inputs.__getitem__)
+        copy: fx.Node = self._fx.call_function(
+            draw_again, (self.find(state), state.args[0], node.target, *args), kwargs
+        )
+        copy.meta.update(node.meta)
+        return copy
 
     def find(self, value: fx.Node) -> fx.Node:
         """The node of this graph that has ``value`` now; it is saved for it, or made a view, if need be."""

@@ -88,10 +88,14 @@ def test_sources_are_the_users_own_lines():
     assert "torch.tanh(x)" in sources["aten.tanh_backward.default"]  # backward ops name the forward line
 
 
-def test_random_ops_are_marked():
+def test_what_draws_can_run_again_from_its_state_which_is_read_once():
     recording, _ = capture(lambda x: F.dropout(x.exp(), 0.5).sum().unsqueeze(0), torch.randn(8, requires_grad=True))
-    random = {op.target for op in recording.lowered[0].program.ops if not op.is_repeatable}
-    assert random == {"aten.native_dropout.default"}
+    program = recording.lowered[0].program
+    (state,) = [op for op in program.ops if not op.is_repeatable]
+    assert state.target == "lmswap.rng_state.default"
+    drawing = program.ops[state.index + 1]
+    assert drawing.target == "aten.native_dropout.default"
+    assert set(state.writes) < set(drawing.reads)
 
 
 def test_what_reads_running_statistics_can_run_again_but_their_copies_cannot():
@@ -210,7 +214,7 @@ class Attention(nn.Module):
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_attention_can_run_again_unless_it_drops_weights(dropout):
+def test_attention_needs_a_state_to_run_again_only_if_it_drops_weights(dropout):
     recording, _ = capture(Attention(dropout), torch.randn(2, 8, 16))
     program = recording.lowered[0].program
     drawing = [op for op in program.ops if not op.is_repeatable]

@@ -1,0 +1,42 @@
+"""How is an op that draws random numbers run again with the same draws? From the generator's state at its first run.
+
+The state is an ordinary small tensor on the CPU: some 5 kB of a CPU generator, 16 bytes of a CUDA one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+STATE = "lmswap_rng_state"  # in the meta of a node that draws: the node that reads the generator's state before it
+
+
+def state_of(node: fx.Node) -> fx.Node | None:
+    """The node that reads the generator's state before ``node`` draws; None if it draws nothing or none was kept."""
+    state: fx.Node | None = node.meta.get(STATE)
+    return state
+
+
+def rng_state(device: torch.device) -> torch.Tensor:
+    """The state of ``device``'s default generator now, as uint8 on the CPU."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def draw_again(state: torch.Tensor, device: torch.device, op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What ``op(*args, **kwargs)`` gave when the generator was in ``state``; the generator is left as it was found."""
+    found = rng_state(device)
+    _set_rng_state(state, device)
+    try:
+        return op(*args, **kwargs)
+    finally:
+        _set_rng_state(found, device)
+
+
+def _set_rng_state(state: torch.Tensor, device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)
