@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from benchmarks.unet3d.brats import DataError
-from benchmarks.unet3d.commands import compare, train
+from benchmarks.unet3d.commands import compare, evaluate, train
 
 
 def main(argv: Sequence[str]) -> int:
@@ -30,6 +30,6 @@ def make_parser() -> argparse.ArgumentParser:
         prog="lmswap bench unet3d", description="The 3D U-Net of the case study, with and without swapping."
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in (compare, train):
+    for command in (compare, train, evaluate):
         command.add_to(commands)
     return parser

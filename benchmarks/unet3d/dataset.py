@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,37 +43,44 @@ class DataSet:
         return f"{len(self.faults)} fault{'s' * (len(self.faults) != 1)} in {len(self.damaged)}"
 
 
-def make_data(folder: Path, count: int) -> Path:
-    """Makes sure that ``count`` subjects with synthetic tumours are in ``folder``, and returns where they are."""
-    root = folder / "subjects"
-    synthetic.make_subjects(root, count)
-    return root
+def made_folder(folder: Path) -> Path:
+    """Where under a working folder the made subjects lie."""
+    return folder / "subjects"
 
 
-def prepare_data(root: Path, size: int, cache: Path, on_subject: OnSubject, *, count: int | None = None) -> DataSet:
-    """Brings the first ``count`` subjects under ``root`` (None: all) into the cache as cubes of ``size``.
+def make_data(folder: Path, count: int) -> list[str]:
+    """Makes sure that ``count`` subjects with synthetic tumours are there, and returns their names."""
+    synthetic.make_subjects(made_folder(folder), count)
+    return [synthetic.subject_name(index) for index in range(count)]
+
+
+def prepare_data(
+    root: Path, size: int, cache: Path, on_subject: OnSubject, *, names: Collection[str] | None = None
+) -> DataSet:
+    """Brings the subjects of ``names`` under ``root`` (None: all) into the cache as cubes of ``size``.
 
     That reads each subject once and finds its faults; a cube that is in the cache was read before, and scans that
     changed since have another cube. ``on_subject`` hears how many of how many are done.
 
     Raises:
-        DataError: no subjects there, or none that can be used.
+        DataError: no subjects there, not all of ``names``, or none that can be used.
     """
     found, damaged = survey_subjects(root)
-    names = sorted({subject.name for subject in found} | {subject.name for subject in damaged})[:count]
-    damaged = [subject for subject in damaged if subject.name in names]
+    known = {subject.name for subject in found} | {subject.name for subject in damaged}
+    wanted = known if names is None else set(names)
+    if wanted - known:
+        raise DataError(f"{root} has no subject {', '.join(sorted(wanted - known)[:5])}; it has {len(known)} others")
+    damaged = [subject for subject in damaged if subject.name in wanted]
     subjects: dict[str, Subject] = {}
     cubes: dict[str, Path] = {}
-    for done, subject in enumerate(sorted(found, key=lambda subject: subject.name)):
-        if subject.name not in names:
-            continue
-        on_subject(done, len(names))
+    usable = sorted((subject for subject in found if subject.name in wanted), key=lambda subject: subject.name)
+    for done, subject in enumerate(usable):
+        on_subject(done, len(usable))
         try:
             cubes[subject.name] = prepare_cube(subject, size, cache)
             subjects[subject.name] = subject
         except DamagedSubject as error:
             damaged.append(error)
-    on_subject(len(names), len(names))
     kind = synthetic.DATA_KIND if synthetic.is_made(root) else "BraTS layout, as given"
     data = DataSet(root, kind, subjects, cubes, tuple(damaged))
     if not subjects:

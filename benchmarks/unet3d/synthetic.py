@@ -86,9 +86,14 @@ def make_subjects(root: Path, count: int, *, seed: int = 0) -> None:
     """
     _claim(root, seed)
     for index in range(count):
-        name = f"Synthetic_{index:05d}"
+        name = subject_name(index)
         if not (root / name).exists():
             _write_subject(root, name, make_subject(index, seed=seed))
+
+
+def subject_name(index: int) -> str:
+    """What `make_subjects` calls a subject."""
+    return f"Synthetic_{index:05d}"
 
 
 def is_made(root: Path) -> bool:

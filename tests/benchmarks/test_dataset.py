@@ -56,9 +56,11 @@ def test_a_repaired_subject_is_used(root, tmp_path):
     assert list(prepare(root, tmp_path).subjects) == ["case_0", "case_2"]
 
 
-def test_takes_the_first_subjects_by_name_whatever_is_damaged(root, tmp_path):
-    data = prepare(root, tmp_path, count=2)
+def test_takes_the_subjects_that_are_named(root, tmp_path):
+    data = prepare(root, tmp_path, names=["case_1", "case_0"])
     assert list(data.subjects) == ["case_0"] and [subject.name for subject in data.damaged] == ["case_1"]
+    with pytest.raises(DataError, match="scans has no subject case_9; it has 5 others"):
+        prepare(root, tmp_path, names=["case_0", "case_9"])
 
 
 def test_says_so_when_no_subject_is_left(root, tmp_path):

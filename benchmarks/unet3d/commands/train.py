@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from benchmarks.unet3d.commands.arguments import add_enable, add_folder, add_network, enable_arguments, positive, size
-from benchmarks.unet3d.dataset import DataSet, make_data, prepare_data
+from benchmarks.unet3d.dataset import DataSet, made_folder, make_data, prepare_data
 from benchmarks.unet3d.recipe import MAX_EPOCHS
 from benchmarks.unet3d.split import keep_split
 from benchmarks.unet3d.train import BEST, LOG, Epoch, Settings, train
@@ -72,14 +72,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 def find_data(arguments: argparse.Namespace, console: Console) -> DataSet:
     """Makes or finds the subjects and their cubes; damaged ones end it, or are named and left out if so asked."""
-    root = arguments.data if arguments.data is not None else make_data(arguments.folder, arguments.subjects)
+    names = None if arguments.subjects is None else make_data(arguments.folder, arguments.subjects)
+    root = arguments.data if names is None else made_folder(arguments.folder)
     with console.status("reading scans") as status:
         data = prepare_data(
             root,
             arguments.size,
             arguments.folder / "cubes",
             lambda done, total: status.update(f"reading scans: {done} of {total} subjects"),
-            count=arguments.subjects,
+            names=names,
         )
     if not arguments.skip_damaged:
         data.require_whole("Repair them or take them out, or give --skip-damaged to train without these subjects")
