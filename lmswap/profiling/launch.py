@@ -23,7 +23,7 @@ from lmswap.profiling.trace import Trace
 from lmswap.profiling.window import Window
 
 REQUEST, OUTCOME, OWN = "request.json", "outcome.json", "lmswap.json"
-_TOOL_FILES = {"kineto": "kineto.json", "nsys": "nsys.sqlite", "nvprof": "nvprof.sqlite"}
+TOOL_FILES = {"kineto": "kineto.json", "nsys": "nsys.sqlite", "nvprof": "nvprof.sqlite"}
 _PYTHON = re.compile(r"python[0-9.]*")
 # Of Python's own options, those that take a value in the next argument.
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
@@ -77,7 +77,7 @@ def under(tool: str, command: Sequence[str], folder: Path) -> list[str]:
         options += ["--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--export=sqlite"]
         return ["nsys", "profile", *options, "--force-overwrite=true", f"--output={folder / 'nsys'}", *command]
     if tool == "nvprof":
-        output = str(folder / _TOOL_FILES["nvprof"])
+        output = str(folder / TOOL_FILES["nvprof"])
         return ["nvprof", "--profile-from-start", "off", "--force-overwrite", "--export-profile", output, *command]
     return list(command)
 
@@ -112,5 +112,5 @@ def _traces(tool: str, folder: Path, first: int, num_steps: int) -> tuple[Trace,
     own = read_traces(folder / OWN) if (folder / OWN).exists() else ()
     if tool == "lmswap":
         return own
-    seen = read_traces(folder / _TOOL_FILES[tool])
+    seen = read_traces(folder / TOOL_FILES[tool])
     return (*(trace.only(first, first + num_steps) for trace in seen), *own)

@@ -12,15 +12,16 @@ import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lmswap import api
 from lmswap.errors import LmswapError
-from lmswap.profiling.collect import EngineRecorder
-from lmswap.profiling.launch import OUTCOME, OWN
+from lmswap.profiling.launch import OUTCOME, OWN, TOOL_FILES
 from lmswap.profiling.readers.own import write_traces
 from lmswap.profiling.recording import CaptureRangeRecorder, KinetoRecorder, Recording, StepRecorder
 from lmswap.profiling.window import StepCounter, Window
+
+if TYPE_CHECKING:
+    from lmswap.profiling.collect import EngineRecorder
 
 
 class Watch:
@@ -71,11 +72,15 @@ class Watch:
 
     def _recorders(self) -> list[StepRecorder]:
         recorders: list[StepRecorder] = []
-        if self._tool == "lmswap" or api.sessions():
+        # Only a script that has enabled a model has imported this already; importing it takes seconds.
+        api = sys.modules.get("lmswap.api")
+        if self._tool == "lmswap" or (api is not None and api.sessions()):
+            from lmswap.profiling.collect import EngineRecorder
+
             self._own = EngineRecorder()
             recorders.append(self._own)
         if self._tool == "kineto":
-            recorders.append(KinetoRecorder(self._folder / "kineto.json"))
+            recorders.append(KinetoRecorder(self._folder / TOOL_FILES["kineto"]))
         elif self._tool != "lmswap":
             recorders.append(CaptureRangeRecorder())
         return recorders

@@ -62,7 +62,7 @@ def _read(path: Path) -> tuple[Trace, ...]:
 
 
 def _check_length(path: Path, head: bytes) -> None:
-    """SQLite itself notices only when a query comes to the pages that are missing. The header: sqlite.org/fileformat."""
+    """SQLite itself would notice only at a query for the missing pages. The header: sqlite.org/fileformat.html."""
     page_bytes = int.from_bytes(head[16:18])
     nbytes = int.from_bytes(head[28:32]) * (2**16 if page_bytes == 1 else page_bytes)
     if path.stat().st_size < nbytes:

@@ -1,0 +1,260 @@
+"""Scripts that are profiled for real, on the CPU: as `lmswap profile` runs them, and with `lmswap.profile` in them."""
+
+import importlib
+import json
+import sys
+from dataclasses import asdict
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+import lmswap
+from lmswap import api, cli
+from lmswap.errors import OptionError, WindowError
+from lmswap.profiling import run
+from lmswap.profiling.readers import read_traces
+from lmswap.profiling.window import Window
+from tests.profiling import files
+
+optimizer_module = importlib.import_module("torch.optim.optimizer")  # torch.optim hides it behind a function
+
+MIB = 2**20
+SCRIPT = """
+import json, sys
+import torch, lmswap
+from torch import nn
+from torch.utils.data import DataLoader
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(512, 512), nn.Linear(512, 512), nn.Linear(512, 8)
+
+    def forward(self, x):
+        x = torch.relu(self.first(x))
+        x = torch.tanh(self.second(x))
+        return self.last(x)
+
+torch.manual_seed(0)
+assert __name__ == "__main__" and sys.argv == [sys.argv[0], "out.json", "--flag"]
+model = lmswap.enable(Net(), budget="2GiB", policy="swap_all")
+optimizer = torch.optim.Adam(model.parameters())
+train, valid = (DataLoader(torch.randn(count * 1024, 512), batch_size=1024) for count in (6, 2))
+steps = []
+for epoch in range(2):
+    for x in train:
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        report = lmswap.report(model)
+        steps.append([report.swapped_out_bytes, report.swapped_in_bytes, report.measured_seconds])
+    with torch.no_grad():
+        for x in valid:
+            model(x)
+json.dump(steps, open(sys.argv[1], "w"))
+"""
+PLAIN = """
+import torch
+parameter = torch.nn.Parameter(torch.ones(256, 256))
+optimizer = torch.optim.SGD([parameter], lr=0.1)
+for step in range(8):
+    (parameter @ parameter).sum().backward()
+    optimizer.step()
+print("the script came to its end")
+"""
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def write(text):
+        (tmp_path / "train.py").write_text(text)
+        return ["--", "python", "train.py"]
+
+    return write
+
+
+def test_the_chosen_steps_of_a_script_give_the_figures_that_its_reports_give(script, tmp_path, capfd):
+    command = [*script(SCRIPT), "out.json", "--flag"]
+    options = ["--steps", "2:5", "--epoch", "2", "--json", "profile.json", "--trace", "trace.json", "--keep", "kept"]
+    assert cli.main(["profile", *options, *command]) == 0
+    printed = capfd.readouterr().out
+    assert "steps 2 to 4 of epoch 2 of python train.py out.json --flag" in printed
+
+    reports = json.loads((tmp_path / "out.json").read_text())[6 + 2 : 6 + 5]
+    (device,) = json.loads((tmp_path / "profile.json").read_text())["devices"]
+    figures = device["figures"]
+    assert device["tool"] == "lmswap's record"
+    assert figures["num_steps"] == 3
+    assert sum(out for out, _, _ in reports) == figures["copies_out"]["nbytes"] > 6 * MIB
+    assert sum(in_ for _, in_, _ in reports) == figures["copies_in"]["nbytes"] > 6 * MIB
+    in_graphs = sum(seconds for _, _, seconds in reports)
+    assert figures["compute_seconds"] > in_graphs - figures["stall_seconds"] > 0  # the optimizer's steps come on top
+    assert figures["utilization"] == pytest.approx(figures["compute_seconds"] / figures["window_seconds"])
+    assert len(figures["gap_seconds"]) == 2
+
+    waits = device["stalls"]
+    assert sum(stall["seconds"] for stall in waits) == pytest.approx(figures["stall_seconds"])
+    assert any(stall["source"] == "train.py:14 x = torch.tanh(self.second(x))" for stall in waits)
+    assert {stall["lane"] for stall in waits} == {"in", "out"}
+
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    steps = [event for event in events if event["ph"] == "X" and event["cat"] == "step"]
+    assert [event["name"] for event in steps] == ["step 8", "step 9", "step 10"]
+    assert steps[-1]["ts"] + steps[-1]["dur"] == pytest.approx(figures["window_seconds"] * 1e6)
+    copies = [event for event in events if event["ph"] == "X" and event["cat"] in ("in", "out")]
+    moved_bytes = figures["copies_in"]["nbytes"] + figures["copies_out"]["nbytes"]
+    assert sum(event["args"]["bytes"] for event in copies) == moved_bytes
+
+    assert cli.main(["profile", "--read", "kept/lmswap.json", "--steps", "9:11"]) == 0
+    assert "steps" in capfd.readouterr().out
+
+
+def test_kineto_sees_torchs_operators_where_there_is_no_gpu(script, capfd):
+    command = script(PLAIN)
+    assert cli.main(["profile", "--tool", "kineto", "--steps", "2:5", "--keep", "kept", *command]) == 0
+    printed = capfd.readouterr().out
+    assert "the script came to its end" in printed
+    (trace,) = read_traces("kept/kineto.json")
+    assert [step.number for step in trace.timeline.steps] == [2, 3, 4]
+    names = {span.name for span in trace.timeline.spans}
+    assert {"aten::mm", "aten::sum"} <= names
+
+
+@pytest.fixture
+def run_inside(tmp_path, monkeypatch):
+    """Runs a script as `lmswap profile` has it run in a process of its own, and gives its exit code and outcome."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+
+    def run_script(text, window, tool="kineto", **more):
+        (tmp_path / "train.py").write_text(text)
+        request = {"tool": tool, "window": asdict(window), "folder": str(tmp_path), "stop": False} | more
+        (tmp_path / "request.json").write_text(json.dumps(request))
+        try:
+            code = run.main([str(tmp_path / "request.json"), "train.py"])
+        except SystemExit as ended:
+            code = ended.code
+        assert not optimizer_module._global_optimizer_post_hooks
+        return code, json.loads((tmp_path / "outcome.json").read_text())
+
+    return run_script
+
+
+def test_a_script_that_ends_early_says_how_many_steps_it_had(run_inside):
+    assert run_inside(PLAIN, Window(5, 10)) == (None, {"first": None, "epochs": [8], "error": ""})
+
+
+def test_a_window_that_its_epoch_cannot_fill_is_given_up_at_once(run_inside, capsys):
+    code, outcome = run_inside(PLAIN, Window(1, 3, epoch=2, steps_per_epoch=3))
+    assert (code, outcome["first"], outcome["epochs"]) == (None, 4, [3, 3, 2])
+    loops = PLAIN.replace("    (parameter", "  for _ in torch.utils.data.DataLoader(range(3)):\n    (parameter")
+    capsys.readouterr()
+    code, outcome = run_inside(loops, Window(2, 4, epoch=1))
+    assert code == 2
+    assert "did not have all steps 2 to 3 of epoch 1: epoch 1 had 3 steps, epoch 2 had 1 steps" in outcome["error"]
+    assert "came to its end" not in capsys.readouterr().out
+
+
+def test_without_an_enabled_model_lmswaps_record_is_refused(run_inside):
+    code, outcome = run_inside(PLAIN, Window(2, 4), tool="lmswap")
+    assert code == 2
+    assert "no model is enabled in this process" in outcome["error"]
+    assert "profile with the tool kineto" in outcome["error"]
+
+
+def test_with_stop_the_script_ends_with_the_window(run_inside, capsys):
+    code, outcome = run_inside(PLAIN, Window(2, 4), stop=True)
+    assert (code, outcome) == (0, {"first": 2, "epochs": [4], "error": ""})
+    assert "came to its end" not in capsys.readouterr().out
+
+
+def test_an_error_of_the_script_is_its_own(run_inside):
+    with pytest.raises(ZeroDivisionError):
+        run_inside(PLAIN + "1 / 0", Window(2, 4))
+    assert run_inside("import sys; sys.exit(3)", Window()) == (3, {"first": None, "epochs": [], "error": ""})
+
+
+def test_a_script_that_fails_gives_its_exit_code(script, capfd):
+    assert cli.main(["profile", *script("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")]) == 137
+    assert "the profiled script ended by signal 9: nothing is reported" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["profile"], "give a command or a file to read"),
+        (["profile", "--read", "x", "--", "python", "t.py"], "give a command or a file to read"),
+        (["profile", "--read", "x", "--epoch", "2"], "a file numbers its steps without epochs"),
+        (["profile", "--read", "missing"], "cannot read 'missing': No such file"),
+        (["profile", "--json", "no/where.json", "--read", "x"], "folder 'no' does not exist"),
+        (["profile", "--steps", "9", "--", "python", "t.py"], "steps '9' are not FIRST:STOP"),
+        (["profile", "--tool", "nvvp", "--", "python", "t.py"], "unknown tool 'nvvp'"),
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_runs(arguments, message, capfd):
+    assert cli.main(arguments) == 2
+    assert message in capfd.readouterr().err
+
+
+def test_pageable_copies_are_no_valid_measurement(tmp_path, capfd):
+    path = files.kineto(tmp_path / "trace.json", host="Pageable")
+    assert cli.main(["profile", "--read", str(path), "--json", str(tmp_path / "p.json")]) == 2
+    assert "NOT A VALID MEASUREMENT (Kineto): 2 of the copies, 24.00 MiB" in capfd.readouterr().out
+    assert not json.loads((tmp_path / "p.json").read_text())["devices"][0]["is_valid"]
+
+
+def _train(model, steps):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x in DataLoader(torch.ones(8 * steps, 16), batch_size=8):
+        model(x).sum().backward()
+        optimizer.step()
+
+
+def test_a_block_is_a_window_and_its_figures_come_with_its_end():
+    model = lmswap.enable(nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)), budget="1GiB")
+    _train(model, 4)
+    with lmswap.profile() as profile:
+        with pytest.raises(WindowError, match="not over"):
+            str(profile)
+        _train(model, 3)
+    (figures,) = profile.figures
+    assert figures.num_steps == 3
+    assert 0 < figures.utilization < 1
+    assert "3 steps in a block" in str(profile)
+    lmswap.disable(model)
+
+
+def test_a_block_with_kineto_has_a_column_of_each():
+    model = lmswap.enable(nn.Sequential(nn.Linear(16, 16), nn.ReLU()), budget="1GiB")
+    _train(model, 4)
+    with lmswap.profile(tool="kineto") as profile:
+        _train(model, 2)
+    assert [trace.tool for trace in profile.traces] == ["Kineto", "lmswap's record"]
+    assert [figures.num_steps for figures in profile.figures] == [2, 2]
+    windows = [figures.window_seconds for figures in profile.figures]
+    assert windows[0] == pytest.approx(windows[1], rel=0.2)
+    lmswap.disable(model)
+
+
+def test_a_block_without_steps_models_or_a_usable_tool_is_refused():
+    with pytest.raises(WindowError, match="no training step ended"), lmswap.profile(tool="kineto"):
+        pass
+    with pytest.raises(OptionError, match="no model is enabled"), lmswap.profile(tool="lmswap"):
+        pass
+    with pytest.raises(OptionError, match="nsys must run around the whole script"), lmswap.profile(tool="nsys"):
+        pass
+
+
+def test_an_error_in_the_block_comes_out_and_the_watching_ends():
+    model = lmswap.enable(nn.Sequential(nn.Linear(16, 16)), budget="1GiB")
+    with pytest.raises(ZeroDivisionError), lmswap.profile():
+        _train(model, 1)
+        raise ZeroDivisionError
+    assert [session.recorder.observers for session in api.sessions()] == [[]] * len(api.sessions())
+    assert not optimizer_module._global_optimizer_post_hooks
+    lmswap.disable(model)
