@@ -80,7 +80,9 @@ class EngineRecorder:
 
     def _trace(self, device: str, steps: list[Step]) -> Trace:
         own = [taken for taken in self._records if _device(taken[0]) == device]
-        kind = next(session.device.type for session in self._sessions if _device(session) == device)
+        sessions = [session for session in self._sessions if _device(session) == device]
+        kind = sessions[0].device.type
+        links = dict.fromkeys(str(session.options.link) for session in sessions if session.options.link is not None)
         spans = list(self._optimizing) if kind == "cpu" else []
         memory: list[tuple[float, int]] = []
         for _, record, step in own:
@@ -97,6 +99,7 @@ class EngineRecorder:
             timeline=make_timeline(TOOL, spans, steps, tuple(memory) if num_models == 1 else ()),
             stalls=_sum_up(wait for record, step in within if step is not None for wait in _waits(record, step)),
             notes=(_NOTES[kind],),
+            emulated_link=", ".join(links),
         )
 
 

@@ -14,7 +14,7 @@ from lmswap.profiling.profile import Profile
 from lmswap.profiling.readers import read_traces
 from lmswap.profiling.recording import KinetoRecorder, Recording, StepRecorder
 from lmswap.profiling.tools import choose, look
-from lmswap.profiling.trace import Trace
+from lmswap.profiling.trace import Trace, side_by_side
 from lmswap.profiling.window import StepCounter
 
 
@@ -66,6 +66,6 @@ def profile(tool: str = "auto") -> Iterator[Profile]:
             raise WindowError("no training step ended in the profiled block: no optimizer made a step")
         traces: tuple[Trace, ...] = own.traces(steps) if own is not None else ()
         if used == "kineto":
-            traces = (*(trace.only(0, len(steps)) for trace in read_traces(path)), *traces)
+            traces = side_by_side([trace.only(0, len(steps)) for trace in read_traces(path)], traces)
     result.title = f"{len(steps)} steps in a block"
     result.traces = traces

@@ -19,7 +19,7 @@ from lmswap.errors import OptionError, WindowError
 from lmswap.profiling.profile import Profile
 from lmswap.profiling.readers import read_traces
 from lmswap.profiling.tools import choose, look
-from lmswap.profiling.trace import Trace
+from lmswap.profiling.trace import Trace, side_by_side
 from lmswap.profiling.window import Window
 
 REQUEST, OUTCOME, OWN = "request.json", "outcome.json", "lmswap.json"
@@ -64,7 +64,7 @@ def profile_command(command: Sequence[str], window: Window, *, tool: str, folder
         raise WindowError(str(outcome["error"]))
     if returncode != 0:
         raise ScriptFailed(returncode)
-    if not outcome.get("first"):
+    if outcome.get("first") is None:
         raise window.refuse(outcome.get("epochs", []))
     traces = _traces(used, folder, int(outcome["first"]), window.stop - window.first)
     return Profile(f"{window} of {' '.join(command)}", traces, [note] if note else [])
@@ -113,4 +113,4 @@ def _traces(tool: str, folder: Path, first: int, num_steps: int) -> tuple[Trace,
     if tool == "lmswap":
         return own
     seen = read_traces(folder / TOOL_FILES[tool])
-    return (*(trace.only(first, first + num_steps) for trace in seen), *own)
+    return side_by_side([trace.only(first, first + num_steps) for trace in seen], own)

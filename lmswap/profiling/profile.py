@@ -59,6 +59,7 @@ class Profile:
                 "tool": trace.tool,
                 "device": trace.device,
                 "is_valid": not figures.invalid,
+                "emulated_link": trace.emulated_link,
                 "figures": asdict(figures),
                 "stalls": [asdict(stall) for stall in trace.stalls],
                 "notes": trace.notes,
@@ -79,6 +80,8 @@ class Profile:
         """The profile's parts, for `rich.print`."""
         columns = list(zip(self.traces, self.figures, strict=True))
         parts: list[RenderableType] = [Text(f"lmswap profile: {self.title}", style="bold"), Text()]
+        for link in dict.fromkeys(trace.emulated_link for trace in self.traces if trace.emulated_link):
+            parts += [Text(f"Link EMULATED: {link}.", style="bold"), Text()]
         for trace, figures in columns:
             if figures.invalid:
                 parts += [Text(f"NOT A VALID MEASUREMENT ({trace.tool}): {figures.invalid}.", style="bold red"), Text()]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lmswap.errors import TraceError
@@ -25,13 +27,17 @@ class Stall:
 
 @dataclass(frozen=True)
 class Trace:
-    """One device as one tool recorded it; ``tool`` and ``device`` are for people. ``notes`` say what is not in it."""
+    """One device as one tool recorded it; ``tool`` and ``device`` are for people. ``notes`` say what is not in it.
+
+    ``emulated_link`` is what lmswap paced its copies to, "" where they ran at the machine's own speed or nobody knows.
+    """
 
     tool: str
     device: str
     timeline: Timeline
     stalls: tuple[Stall, ...] = ()  # longest first
     notes: tuple[str, ...] = ()
+    emulated_link: str = ""
 
     def only(self, first: int, stop: int) -> Trace:
         """The steps numbered [first, stop), counted from the start of the first one.
@@ -49,6 +55,36 @@ class Trace:
             )
             raise TraceError(f"{self.tool} has {have}, so steps {first} to {stop - 1} cannot be picked from it")
         return replace(self, timeline=_cut(self.timeline, chosen))
+
+
+def side_by_side(seen: Sequence[Trace], own: Sequence[Trace]) -> tuple[Trace, ...]:
+    """What a tool saw and what lmswap recorded of the same steps, as the columns of one profile.
+
+    Under an emulated link a tool sees each copy as many short ones at the real link's speed with waits between them. So
+    where the link was emulated, the copies of lmswap's record take the place of the tool's pinned ones.
+    """
+    emulated = {_device_number(trace.device): trace for trace in own if trace.emulated_link}
+    columns = []
+    for trace in seen:
+        record = emulated.get(_device_number(trace.device))
+        columns.append(trace if record is None else _with_copies_of(record, trace))
+    return (*columns, *own)
+
+
+def _with_copies_of(record: Trace, seen: Trace) -> Trace:
+    kept = [span for span in seen.timeline.spans if span.lane is Lane.COMPUTE or span.is_pageable]
+    copies = [span for span in record.timeline.spans if span.lane is not Lane.COMPUTE]
+    spans = tuple(sorted([*kept, *copies], key=_start))
+    note = f"copies and waits are those of {record.tool}, since the link was emulated; copies of batches are left out"
+    notes = (*seen.notes, note)
+    timeline = replace(seen.timeline, spans=spans)
+    return replace(seen, timeline=timeline, notes=notes, emulated_link=record.emulated_link)
+
+
+def _device_number(device: str) -> str:
+    """The same for "GPU 0: NVIDIA H200", as tools call a device, and "cuda:0 (NVIDIA H200)", as lmswap does."""
+    match = re.match(r"(?:GPU |cuda:)(\d+)", device)
+    return match[1] if match else device
 
 
 def make_timeline(source: str, spans: list[Span], steps: list[Step], memory: tuple[tuple[float, int], ...]) -> Timeline:

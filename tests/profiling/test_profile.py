@@ -39,7 +39,7 @@ class Net(nn.Module):
 
 torch.manual_seed(0)
 assert __name__ == "__main__" and sys.argv == [sys.argv[0], "out.json", "--flag"]
-model = lmswap.enable(Net(), budget="2GiB", policy="swap_all")
+model = lmswap.enable(Net(), budget="2GiB", policy="swap_all", link="100MB/s")
 optimizer = torch.optim.Adam(model.parameters())
 train, valid = (DataLoader(torch.randn(count * 1024, 512), batch_size=1024) for count in (6, 2))
 steps = []
@@ -96,6 +96,9 @@ def test_the_chosen_steps_of_a_script_give_the_figures_that_its_reports_give(scr
     assert figures["utilization"] == pytest.approx(figures["compute_seconds"] / figures["window_seconds"])
     assert len(figures["gap_seconds"]) == 2
 
+    assert "Link EMULATED: 0.1 GB/s out, 0.1 GB/s in" in printed
+    for way in ("copies_in", "copies_out"):
+        assert 0 < figures[way]["bytes_per_second"] < 200e6  # a late sleep is made up for by the next copy
     waits = device["stalls"]
     assert sum(stall["seconds"] for stall in waits) == pytest.approx(figures["stall_seconds"])
     assert any(stall["source"] == "train.py:14 x = torch.tanh(self.second(x))" for stall in waits)

@@ -46,6 +46,7 @@ def _trace(record: Mapping[str, Any]) -> Trace:
         ),
         stalls=tuple(_stall(stall) for stall in record["stalls"]),
         notes=tuple(str(note) for note in record["notes"]),
+        emulated_link=str(record["emulated_link"]),
     )
 
 

@@ -1,0 +1,112 @@
+"""Which op waited for which buffer, from records made by hand; `tests.reporting.small_step` is the step."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+from lmswap.execute._C import TransferRecord
+from lmswap.execute.record import StepRecord
+from lmswap.ir.plan import Plan, Rerun, Swap
+from lmswap.ir.timeline import Lane, Span, Step, Timeline
+from lmswap.profiling.collect import _sum_up, _waits
+from lmswap.profiling.trace import Stall, Trace, side_by_side
+from tests.ir.build import build
+from tests.reporting.small_step import PLAN, PROGRAM
+
+
+def record(*transfers):
+    return StepRecord((), (), tuple(TransferRecord(*transfer) for transfer in transfers))
+
+
+def waits(program, plan, *transfers):
+    step = SimpleNamespace(joined=SimpleNamespace(program=program), plan=plan)
+    return list(_waits(record(*transfers), step))
+
+
+def out(buffer, queued, waited):
+    return (buffer, False, 8, queued, queued, queued + 1, 5.0, 5.0 + waited)
+
+
+def back(buffer, queued, waited):
+    return (buffer, True, 8, queued, queued, queued + 1, 7.0, 7.0 + waited)
+
+
+def test_a_wait_belongs_to_the_op_at_the_release_or_the_first_use():
+    found = waits(PROGRAM, PLAN, back(1, 4.0, 0.5), out(1, 2.0, 0.25))
+    assert found == [
+        ("grad_relu", "", "conv", Lane.OUT, 0.25),
+        ("grad_x", "small.py:8 x = self.conv(x)", "conv", Lane.IN, 0.5),
+    ]
+
+
+def test_copies_that_nothing_waited_for_are_no_waits():
+    assert waits(PROGRAM, PLAN, out(1, 2.0, 0.0), (1, True, 8, 4.0, 4.0, 5.0, 0.0, 0.0)) == []
+
+
+SEVERAL = build(
+    """
+    forward
+    f1 1: x -> a
+    f2 1: a -> b
+    f3 1: b -> c
+    f4 1: a c -> y
+    backward
+    g1 1: t a -> gx
+    """,
+    outputs="y",
+    tangents="t",
+    gradients="gx",
+)
+
+
+def plan(*swaps, reruns=()):
+    return Plan("test", 0, swaps, 0.0, 0, reruns=reruns)
+
+
+def test_a_buffer_that_leaves_twice_is_told_apart_by_the_order_of_its_copies():
+    a = SEVERAL.id("a")
+    twice = plan(Swap(a, "disk", 0, 2, 2, 2, 3), Swap(a, "disk", 0, 4, 4, 4, 4))
+    found = waits(SEVERAL.program, twice, out(a, 1, 1.0), back(a, 2, 2.0), out(a, 3, 3.0), back(a, 4, 4.0))
+    assert [(op, lane, seconds) for op, _, _, lane, seconds in found] == [
+        ("f3", Lane.OUT, 1.0),
+        ("f4", Lane.IN, 2.0),
+        ("g1", Lane.OUT, 3.0),
+        ("g1", Lane.IN, 4.0),
+    ]
+
+
+def test_a_copy_that_is_still_good_does_not_leave_again():
+    a = SEVERAL.id("a")
+    again = plan(Swap(a, "disk", 0, 2, 2, 2, 3), Swap(a, "disk", 0, None, 4, 4, 4))
+    found = waits(SEVERAL.program, again, out(a, 1, 1.0), back(a, 2, 2.0), back(a, 4, 4.0))
+    assert [(op, lane) for op, _, _, lane, _ in found] == [("f3", Lane.OUT), ("f4", Lane.IN), ("g1", Lane.IN)]
+
+
+def test_ops_are_those_of_the_schedule_with_its_second_runs():
+    a, b = SEVERAL.id("a"), SEVERAL.id("b")
+    # f2 runs again before g1: positions from there on are one later.
+    again = plan(Swap(a, "disk", 0, 4, 4, 4, 5), reruns=(Rerun(SEVERAL.op("f2"), 4),))
+    (found,) = waits(SEVERAL.program, again, back(a, 4, 1.0))
+    assert found[0] == "g1"
+    assert b != a
+
+
+def test_waits_are_summed_over_steps_longest_first():
+    waited = [("f", "a.py:1", "x", Lane.IN, 1.0), ("g", "", "y", Lane.OUT, 3.0), ("f", "a.py:1", "x", Lane.IN, 1.5)]
+    assert _sum_up(iter(waited)) == (Stall("g", "", "y", Lane.OUT, 1, 3.0), Stall("f", "a.py:1", "x", Lane.IN, 2, 2.5))
+
+
+def test_under_an_emulated_link_lmswaps_copies_take_the_place_of_what_a_tool_saw_of_them():
+    kernel, stall = Span(Lane.COMPUTE, "conv", 0.0, 2.0), Span(Lane.STALL, "wait", 2.0, 3.0)
+    batch = Span(Lane.IN, "copy in", 0.0, 0.1, 2**21, is_pageable=True)
+    chunks = [Span(Lane.OUT, "copy out", start, start + 0.1, 2**20) for start in (0.0, 1.0, 2.0)]
+    whole, graph = Span(Lane.OUT, "x", 0.5, 3.0, 3 * 2**20), Span(Lane.COMPUTE, "forward 0", 0.0, 3.0)
+    steps = (Step(0, 0.0, 4.0),)
+    seen = Trace("Kineto", "GPU 0: NVIDIA H200", Timeline("Kineto", (kernel, batch, *chunks), (), steps))
+    other = replace(seen, device="GPU 1: NVIDIA H200")
+    own = Trace("own", "cuda:0 (NVIDIA H200)", Timeline("own", (graph, whole, stall), (), steps))
+    assert side_by_side([seen, other], [own]) == (seen, other, own)
+    emulated = replace(own, emulated_link="10 GB/s")
+    merged, untouched, last = side_by_side([seen, other], [emulated])
+    assert merged.timeline.spans == (kernel, batch, whole, stall)
+    assert merged.emulated_link == "10 GB/s"
+    assert (untouched, last) == (other, emulated)
