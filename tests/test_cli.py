@@ -17,7 +17,7 @@ from lmswap.ir.machine import Link, Machine, Rate, Tier
 from lmswap.ir.plan import Rerun
 from tests.reporting.small_step import MIB, PLAN, PROGRAM
 
-UNIT_LINK = Link(Rate.constant(2**30), Rate.constant(2**29), both_factor=0.5)
+UNIT_LINK = Link(Rate.constant(2**30), Rate.constant(2**29), both_factor=0.5, busy_factor=0.75)
 PEAK_BYTES = 7 * MIB + 8  # at grad_relu: conv, relu and grad_relu with the two scalars
 MACHINE = Machine("unit", 2**30, 1e9, 1e9, 1e-6, (Tier("disk", 2**30, UNIT_LINK),))
 
@@ -204,7 +204,7 @@ def test_help_needs_neither_torch_nor_matplotlib():
     assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=False).returncode == 0
 
 
-def test_both_at_once_is_shown_as_what_each_direction_keeps(capsys):
+def test_what_a_direction_keeps_beside_the_other_and_beside_compute_is_shown(capsys):
     from lmswap.hardware.device import DeviceInfo
     from lmswap.hardware.disk import Directory
     from lmswap.hardware.link import HostLink
@@ -222,9 +222,9 @@ def test_both_at_once_is_shown_as_what_each_direction_keeps(capsys):
         failures={},
     )
     text = doctor_text(found)
-    rows = {line.split("  ")[0]: line.split()[-4:] for line in text.splitlines() if "the host tier" in line}
-    assert rows["out to the host tier"] == ["1.07", "1.07", "1.07", "0.54"]  # 2**30 B/s, and half of it
-    assert rows["in from the host tier"] == ["0.54", "0.54", "0.54", "0.27"]
+    rows = {line.split("  ")[0]: line.split()[-5:] for line in text.splitlines() if "the host tier" in line}
+    assert rows["out to the host tier"] == ["1.07", "1.07", "1.07", "0.54", "0.81"]  # 2**30 B/s, and half of it
+    assert rows["in from the host tier"] == ["0.54", "0.54", "0.54", "0.27", "0.40"]
     assert "host link    PCIe gen4 x16, 31.5 GB/s each way on paper" in text
     assert "the first of 2 visible GPUs" in text
     assert "host tier    up to 8.00 GiB of pinned memory" in text

@@ -94,13 +94,14 @@ def _rates_table(found: Survey) -> Table:
     table.add_column("measured, GB/s")
     for nbytes in _SHOWN_SIZES:
         table.add_column(format_bytes(nbytes).replace(".00", ""), justify="right")
-    table.add_column(f"{format_bytes(_SHOWN_SIZES[1]).replace('.00', '')}, both at once", justify="right")
+    for how in ("both at once", "beside compute"):
+        table.add_column(f"{format_bytes(_SHOWN_SIZES[1]).replace('.00', '')}, {how}", justify="right")
     for name, machine in found.machines.items():
         link = machine.tier(name).link
         for label, rate in (("out to", link.out_rate), ("in from", link.in_rate)):
             speeds = [nbytes / rate.seconds(nbytes) / 1e9 for nbytes in _SHOWN_SIZES]
-            shown = [*(f"{speed:.2f}" for speed in speeds), f"{speeds[1] * link.both_factor:.2f}"]
-            table.add_row(f"{label} the {name} tier", *shown)
+            speeds += [speeds[1] * link.both_factor, speeds[1] * link.busy_factor]
+            table.add_row(f"{label} the {name} tier", *(f"{speed:.2f}" for speed in speeds))
     return table
 
 

@@ -1,44 +1,34 @@
-"""How fast is this machine? Copies to a tier and back, matrix products and memory, measured once and remembered.
+"""How fast is this machine? Matrix products, memory, and copies to a tier and back, measured once and remembered.
 
-The rates are those of the engine that will move the bytes, one copy at a time and both directions at once, in seconds
-of its own records. The file of a measurement is kept under the user's cache directory and is only as good as its key:
-another driver, torch, file system or device measures anew.
+The file of a measurement is kept under the user's cache directory and is only as good as its key: another driver,
+torch, file system or device measures anew.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from lmswap.errors import LmswapError, OptionError, TransferError
+from lmswap.errors import LmswapError, OptionError
 from lmswap.hardware.cache import CacheFile
 from lmswap.hardware.device import describe_device
 from lmswap.hardware.disk import describe_directory, swap_directory
 from lmswap.hardware.link import HostLink, read_host_link
+from lmswap.hardware.probe import measure_link
 from lmswap.hardware.ram import read_ram
-from lmswap.ir.machine import Link, Machine, Rate, Tier
+from lmswap.ir.machine import SCHEMA, Machine, Tier
 
 if TYPE_CHECKING:
     import torch
 
-    from lmswap.execute._C import Engine, TransferRecord
-
 _log = logging.getLogger(__name__)
 
-_SIZES = (2**18, 2**20, 2**22, 2**24, 2**26)
-_REPEATS = 3
 # Three runs in a row on two cores shared with other processes gave 49 and 107 GFLOP/s, minutes apart.
 _COMPUTE_SECONDS = 1 / 3
-_BOTH_BYTES = 2**24  # per copy while both directions run
-_BOTH_COPIES = 6  # of the faster direction
-# A slow disk ends the series early: beyond its last point a rate is linear.
-_MAX_SECONDS_PER_SIZE = 0.5
-_MAX_WAIT_SECONDS = 60.0  # for copies that take 1 s on a disk of 100 MB/s; longer is a failure, not a measurement
 # Pinned pages cannot be taken back by the kernel; the rest is for data loaders, the page cache and other processes.
 _PINNED_SHARE = 0.8
 _DISK_SHARE = 0.9
@@ -52,7 +42,7 @@ def describe_machine(
 
     Tiers are "host", "disk" and, of a CUDA device, "device": its own spare memory.
 
-    Measures where no earlier measurement is found, or always with ``refresh``; that takes one to three seconds.
+    Measures where no earlier measurement is found, or always with ``refresh``; that takes two to six seconds.
 
     Raises:
         OptionError: an unknown tier.
@@ -114,7 +104,7 @@ def _measure_machine(device: torch.device, tier: str, directory: str) -> Machine
         flops_per_second=_flops_per_second(device),
         bytes_per_second=_copied_bytes_per_second(device),
         op_seconds=_op_seconds(device),
-        tiers=(Tier(tier, _capacity_bytes(device, tier, directory), _measure_link(device, tier, directory)),),
+        tiers=(Tier(tier, _capacity_bytes(device, tier, directory), measure_link(device, tier, directory).link),),
     )
 
 
@@ -169,129 +159,9 @@ def _best_seconds(device: torch.device, run: Callable[[], object]) -> float:
     return best
 
 
-def _measure_link(device: torch.device, tier: str, directory: str) -> Link:
-    from lmswap.execute import _C
-
-    engine = _C.Engine(driver="cuda" if device.type == "cuda" else "host", device=device.index or 0)
-    try:
-        capacity_bytes = max(_SIZES[-1], 2 * _BOTH_COPIES * _BOTH_BYTES)
-        if tier == "host":
-            engine.open_host_tier(capacity_bytes)
-        elif tier == "device":
-            engine.open_device_tier(capacity_bytes)
-        else:
-            engine.open_disk_tier(directory, capacity_bytes)
-        engine.reserve(tier, capacity_bytes)
-        probe = LinkProbe(device, tier, engine)
-        out_points, in_points = probe.alone()
-        out_rate, in_rate = Rate(out_points), Rate(in_points)
-        return Link(out_rate, in_rate, probe.both_factor(out_rate.seconds(_BOTH_BYTES), in_rate.seconds(_BOTH_BYTES)))
-    finally:
-        engine.close()
-
-
-class LinkProbe:
-    """Drives the engine's lanes with buffers of known sizes and reads its records."""
-
-    def __init__(self, device: torch.device, tier: str, engine: Engine) -> None:
-        self._tier, self._engine = tier, engine
-        self._out_buffer, self._in_buffer = (_device_buffer(device, _SIZES[-1]) for _ in range(2))
-        self._stream = _stream(device)
-
-    def alone(self) -> tuple[tuple[tuple[int, float], ...], tuple[tuple[int, float], ...]]:
-        """Points (nbytes, seconds) of copies out and in, with nothing else under way."""
-        points: tuple[list[tuple[int, float]], list[tuple[int, float]]] = ([], [])
-        for nbytes in _SIZES:
-            seconds: tuple[list[float], list[float]] = ([], [])
-            started = time.perf_counter()
-            while len(seconds[0]) < _REPEATS + 1:
-                for record in self._round_trip(nbytes):
-                    seconds[record.is_in].append(record.end_seconds - record.start_seconds)
-            for direction in (0, 1):
-                typical = statistics.median(seconds[direction][1:])  # the first one warms up
-                # Noise can make a larger copy look faster than a smaller one; a rate ascends.
-                slowest = points[direction][-1][1] if points[direction] else 1e-9
-                points[direction].append((nbytes, max(typical, slowest)))
-            if time.perf_counter() - started > _MAX_SECONDS_PER_SIZE:
-                break
-        return tuple(points[0]), tuple(points[1])
-
-    def both_factor(self, out_seconds: float, in_seconds: float) -> float:
-        """The share of its own rate that each direction keeps while the other runs.
-
-        With W seconds of copies alone in the shorter direction and W + R in the longer, both started together end
-        after W / factor + R.
-        """
-        fastest = min(out_seconds, in_seconds)
-        num_out, num_in = (max(1, round(_BOTH_COPIES * fastest / seconds)) for seconds in (out_seconds, in_seconds))
-        stored = [self._copy_out(number, number * _BOTH_BYTES, _BOTH_BYTES) for number in range(num_in)]
-        for token in stored:
-            self._engine.out_done(int(token), self._stream)
-        self._engine.take_records()
-        leaving = []
-        arriving = []
-        for number in range(max(num_out, num_in)):
-            if number < num_in:
-                pointer = self._in_buffer.data_ptr()
-                arriving.append(self._engine.in_start(0, int(stored[number]), pointer, _BOTH_BYTES, self._stream))
-            if number < num_out:
-                leaving.append(self._copy_out(0, (num_in + number) * _BOTH_BYTES, _BOTH_BYTES))
-        for transfer in arriving:
-            self._engine.in_done(transfer, self._stream)
-        for token in leaving:
-            self._engine.out_done(int(token), self._stream)
-        records = self._finished(num_out + num_in)
-        makespan = max(r.end_seconds for r in records) - min(r.start_seconds for r in records)
-        shorter, longer = sorted((num_out * out_seconds, num_in * in_seconds))
-        return min(1.0, max(0.05, shorter / max(makespan - (longer - shorter), shorter)))
-
-    def _round_trip(self, nbytes: int) -> list[TransferRecord]:
-        token = self._copy_out(0, 0, nbytes)
-        self._engine.out_done(int(token), self._stream)
-        left = self._finished(1)
-        transfer = self._engine.in_start(0, int(token), self._in_buffer.data_ptr(), nbytes, self._stream)
-        self._engine.in_done(transfer, self._stream)
-        return left + self._finished(1)
-
-    def _copy_out(self, swap: int, offset: int, nbytes: int) -> torch.Tensor:
-        from torch.utils.dlpack import from_dlpack
-
-        capsule = self._engine.out_start(swap, self._tier, offset, self._out_buffer.data_ptr(), nbytes, self._stream)
-        token: torch.Tensor = from_dlpack(capsule)
-        return token
-
-    def _finished(self, count: int) -> list[TransferRecord]:
-        """The next ``count`` records; a wait on a CUDA stream returns before the copy has ended."""
-        records: list[TransferRecord] = []
-        deadline = time.monotonic() + _MAX_WAIT_SECONDS
-        while len(records) < count:
-            if time.monotonic() > deadline:
-                waited = f"{count - len(records)} of {count} copies did not end in {_MAX_WAIT_SECONDS:.0f} s"
-                raise TransferError(f"the {self._tier} tier cannot be measured: {waited}")
-            records += self._engine.take_records()
-            if len(records) < count:
-                time.sleep(1e-4)
-        return records
-
-
-def _device_buffer(device: torch.device, nbytes: int) -> torch.Tensor:
-    """Touched bytes on ``device`` that begin on a page, as those of the heap and of the CUDA allocator do."""
-    import torch
-
-    page = 4096
-    flat = torch.ones(nbytes + page, dtype=torch.uint8, device=device)
-    return flat[-flat.data_ptr() % page :][:nbytes]
-
-
-def _stream(device: torch.device) -> int:
-    import torch
-
-    return int(torch.cuda.current_stream(device).cuda_stream) if device.type == "cuda" else 0
-
-
 def _cache_file(device: torch.device, tier: str, directory: str) -> CacheFile:
     info = describe_device(device)
-    key = {"device": str(info), "driver": info.driver, "torch": info.torch_version, "tier": tier}
+    key = {"device": str(info), "driver": info.driver, "torch": info.torch_version, "tier": tier, "schema": SCHEMA}
     if directory:
         where = describe_directory(directory)
         key["disk"] = f"{where.filesystem} on {where.source}"

@@ -73,6 +73,7 @@ class EmulatedLink:
             out_rate=_paced(link.out_rate, self.out_bytes_per_second),
             in_rate=_paced(link.in_rate, self.in_bytes_per_second),
             both_factor=min(1.0, link.both_factor * room),
+            busy_factor=min(1.0, link.busy_factor * room),
         )
 
     def __str__(self) -> str:

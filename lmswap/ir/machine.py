@@ -7,11 +7,12 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from lmswap.errors import OptionError
 
-SCHEMA = "lmswap.machine/1"
+SCHEMA = "lmswap.machine/2"
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,10 @@ class Rate:
         nbytes, seconds = self.points[-1]
         return nbytes / seconds
 
+    def times(self, factor: float) -> Rate:
+        """This rate, faster by ``factor``."""
+        return Rate(tuple((nbytes, seconds / factor) for nbytes, seconds in self.points))
+
     def seconds(self, nbytes: int) -> float:
         """Seconds that one copy of ``nbytes`` takes when nothing else uses the link; 0 bytes take 0."""
         if nbytes <= 0:
@@ -63,16 +68,24 @@ class Link:
     """The path between the device and a tier. Out is away from the device.
 
     ``both_factor`` is the share of its own rate that each direction keeps while both run: 1.0 is full duplex,
-    0.5 means that the two directions share one rate.
+    0.5 means that the two directions share one rate. ``busy_factor`` is the share that a copy keeps while the device
+    computes, which takes bandwidth of the same memories.
     """
 
     out_rate: Rate
     in_rate: Rate
     both_factor: float = 1.0
+    busy_factor: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.both_factor <= 1:
-            raise OptionError(f"both_factor must be more than 0 and at most 1, got {self.both_factor}")
+        for name, factor in (("both_factor", self.both_factor), ("busy_factor", self.busy_factor)):
+            if not 0 < factor <= 1:
+                raise OptionError(f"{name} must be more than 0 and at most 1, got {factor}")
+
+    @cached_property
+    def while_busy(self) -> Link:
+        """This link as copies find it while the device computes: what plans are made and simulated for."""
+        return Link(self.out_rate.times(self.busy_factor), self.in_rate.times(self.busy_factor), self.both_factor)
 
 
 @dataclass(frozen=True)
@@ -165,6 +178,7 @@ def _tier(record: Mapping[str, Any]) -> Tier:
             out_rate=_rate(link["out_rate"]),
             in_rate=_rate(link["in_rate"]),
             both_factor=float(link["both_factor"]),
+            busy_factor=float(link["busy_factor"]),
         ),
     )
 

@@ -28,7 +28,7 @@ def certify(
     Raises:
         OptionError: ``machine`` has no such tier.
     """
-    link, memory = machine.tier(tier).link, StepMemory(program, costs)
+    link, memory = machine.tier(tier).link.while_busy, StepMemory(program, costs)
     trivial = Certificate(memory.op_starts[-1])
     if not len(memory.curve) or memory.curve.max() <= budget_bytes:
         return trivial

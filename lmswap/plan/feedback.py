@@ -74,5 +74,4 @@ def compare(
 def _scaled(rate: Rate, measured_seconds: float, predicted_seconds: float) -> Rate:
     if measured_seconds <= 0 or predicted_seconds <= 0:
         return rate  # nothing was copied this way
-    factor = measured_seconds / predicted_seconds
-    return Rate(tuple((nbytes, seconds * factor) for nbytes, seconds in rate.points))
+    return rate.times(predicted_seconds / measured_seconds)

@@ -14,10 +14,10 @@ import heapq
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lmswap.analyze.liveness import Gap
-from lmswap.ir.machine import Link, Rate
+from lmswap.ir.machine import Link
 from lmswap.ir.plan import Swap
 from lmswap.ir.timeline import Lane
 from lmswap.plan.lanes import Lanes
@@ -78,10 +78,8 @@ def _need(gap: Gap) -> tuple[int, int]:
 
 
 def _planned(problem: Problem) -> Link:
-    def slower(rate: Rate) -> Rate:
-        return Rate(tuple((nbytes, seconds / problem.link_share) for nbytes, seconds in rate.points))
-
-    return Link(slower(problem.link.out_rate), slower(problem.link.in_rate), problem.link.both_factor)
+    link, share = problem.link, problem.link_share
+    return replace(link, out_rate=link.out_rate.times(share), in_rate=link.in_rate.times(share))
 
 
 class _Placement:

@@ -31,8 +31,8 @@ class Problem:
 
     @property
     def link(self) -> Link:
-        """The path to the tier."""
-        return self.tier.link
+        """The path to the tier, as copies find it beside compute."""
+        return self.tier.link.while_busy
 
     @cached_property
     def gaps(self) -> tuple[Gap, ...]:

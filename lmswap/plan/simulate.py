@@ -53,7 +53,7 @@ class _Run:
     def __init__(self, memory: StepMemory, machine: Machine, swaps: Sequence[Swap]) -> None:
         self._memory, self._swaps = memory, swaps
         self._nbytes = [memory.program.buffers[swap.buffer].nbytes for swap in swaps]
-        self._links = {tier: machine.tier(tier).link for tier in {swap.tier for swap in swaps}}
+        self._links = {tier: machine.tier(tier).link.while_busy for tier in {swap.tier for swap in swaps}}
         self._lanes = Lanes()
         self._resident_bytes = 0
         self._spans: list[Span] = []

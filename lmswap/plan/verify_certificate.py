@@ -54,7 +54,7 @@ def verify_certificate(
         OptionError: ``machine`` has no such tier.
     """
     _check_shape(program, certificate)
-    link = machine.tier(tier).link
+    link = machine.tier(tier).link.while_busy
     contents = _contents(program, costs, min_swap_bytes)
     present = [_present_bytes(program, costs, contents, cut) for cut in certificate.cuts]
     proven = compute = sum(costs.seconds)

@@ -70,8 +70,9 @@ def test_an_impossible_machine_is_refused():
     machine = unit_machine()
     link = machine.tiers[0].link
     for factor in (0.0, -1.0, 1.1, float("nan")):
-        with pytest.raises(OptionError, match="both_factor"):
-            Link(link.out_rate, link.in_rate, factor)
+        for name in ("both_factor", "busy_factor"):
+            with pytest.raises(OptionError, match=name):
+                Link(link.out_rate, link.in_rate, **{name: factor})
     with pytest.raises(OptionError, match="'host'"):
         Tier("host", -1, link)
     for changes in ({"flops_per_second": 0.0}, {"bytes_per_second": float("nan")}, {"op_seconds": -1.0}):

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from lmswap.errors import OptionError
+from lmswap.ir.machine import Link, Rate
 from lmswap.ir.plan import Plan, Swap
 from lmswap.ir.timeline import Lane
 from lmswap.plan import simulate, verify
@@ -135,6 +136,14 @@ def test_copies_both_ways_share_what_the_link_moves(both_factor: float, b_bytes:
     timeline = simulate(step.program, step.costs, unit_machine(both_factor=both_factor), plan(a, b))
     assert spans(timeline, Lane.OUT) == [("a", 2, 4), ("b", 9, 9 + b_bytes)]
     assert spans(timeline, Lane.IN)[0] == ("a", 10, arrives)
+
+
+def test_copies_are_as_slow_as_they_are_beside_compute():
+    link = Link(Rate.constant(2.0), Rate.constant(4.0), busy_factor=0.5)
+    swap = Swap(STEP.id("a"), "host", 0, 2, 3, 3, 4)
+    busy = unit_machine().with_link("host", link)
+    same = unit_machine().with_link("host", Link(Rate.constant(1.0), Rate.constant(2.0)))
+    assert simulate(STEP.program, STEP.costs, busy, plan(swap)) == simulate(STEP.program, STEP.costs, same, plan(swap))
 
 
 def test_an_unknown_tier_is_refused():

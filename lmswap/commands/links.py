@@ -1,0 +1,185 @@
+"""`lmswap links`: what connects this device to its tiers, how fast is it, and which other links can it stand in for?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from lmswap.errors import LmswapError
+from lmswap.ir.bytesize import format_bytes
+from lmswap.ir.emulation import PRESETS, EmulatedLink
+from lmswap.ir.machine import Link
+from lmswap.reporting.text import print_result, render_text
+
+if TYPE_CHECKING:
+    import torch
+
+    from lmswap.commands import Commands
+    from lmswap.hardware.link import HostLink
+    from lmswap.hardware.peak import PeakRate
+    from lmswap.hardware.probe import MeasuredLink
+
+_SCHEMA = "lmswap.links/1"
+
+
+def add_to(commands: Commands) -> None:
+    """Declares the command."""
+    parser = commands.add_parser("links", help="measure the links to host and disk; say which others they can emulate")
+    parser.add_argument("--disk-directory", metavar="DIR", help="where the disk tier would put its file")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measures the links of the default device and prints them; 2 if no tier can be had."""
+    from lmswap.hardware.device import default_device, describe_device
+    from lmswap.hardware.measure import host_link
+    from lmswap.hardware.peak import peak_rates
+
+    device = default_device()
+    name, link = str(describe_device(device)), host_link(device)
+    tiers, failures = _measure(device, options.disk_directory)
+    peaks = None
+    try:
+        peaks = peak_rates(device) if device.type == "cuda" else None
+    except LmswapError as error:
+        failures["host link"] = str(error)
+    found = {name: measured.link for name, measured in tiers.items()}
+    if options.json:
+        data = {
+            "schema": _SCHEMA,
+            "device": name,
+            "host_link": asdict(link),
+            "peak": dict(zip(("out", "in"), map(asdict, peaks), strict=True)) if peaks else None,
+            "tiers": {tier: asdict(measured) for tier, measured in tiers.items()},
+            "failures": failures,
+            "presets": {
+                preset: {**asdict(emulated), "tier": emulating_tier(emulated, found)}
+                for preset, emulated in PRESETS.items()
+            },
+        }
+        print_result(json.dumps(data, indent=1))
+    else:
+        print_result(links_text(name, link, peaks, tiers, failures))
+    return 0 if tiers else 2
+
+
+def emulating_tier(wanted: EmulatedLink, found: dict[str, Link]) -> str | None:
+    """The first of the tiers ``found`` whose link can be slowed down to the one that is wanted."""
+    for tier, link in found.items():
+        try:
+            wanted.over(link)
+        except LmswapError:
+            continue
+        return tier
+    return None
+
+
+def links_text(
+    device: str,
+    host_link: HostLink,
+    peaks: tuple[PeakRate, PeakRate] | None,
+    tiers: dict[str, MeasuredLink],
+    failures: dict[str, str],
+) -> str:
+    """What `lmswap links` prints: the host link at its best, the engine's copies, and what can be emulated."""
+    parts: list[RenderableType] = [
+        Text(f"lmswap links: {device}", style="bold"),
+        Text(),
+        Text(f"host link: {host_link.description}"),
+    ]
+    if peaks:
+        parts += [Text(), _peaks_table(peaks, host_link.bytes_per_second)]
+    if tiers:
+        parts += [Text(), _tiers_table(tiers)]
+    parts += [Text(f"{what}: NOT AVAILABLE: {why}") for what, why in failures.items()]
+    if tiers:
+        found = {tier: measured.link for tier, measured in tiers.items()}
+        parts += [Text(), _presets_table(found), Text(), Text("What lmswap.enable(model, link=...) can emulate here:")]
+        parts += [Text(_slower(tier, link)) for tier, link in found.items()]
+        parts += [Text("- Only the ratio of copying to computing changes: latencies and compute stay this machine's.")]
+    return render_text(*parts)
+
+
+def _measure(device: torch.device, disk_directory: str | None) -> tuple[dict[str, MeasuredLink], dict[str, str]]:
+    """By tier: what was measured, or why it could not be."""
+    from lmswap.hardware.disk import swap_directory
+    from lmswap.hardware.probe import measure_link
+
+    tiers: dict[str, MeasuredLink] = {}
+    failures: dict[str, str] = {}
+    for tier in ("disk",) if device.type == "cpu" else ("host", "disk", "device"):
+        try:
+            tiers[tier] = measure_link(device, tier, swap_directory(disk_directory) if tier == "disk" else "")
+        except LmswapError as error:
+            failures[f"{tier} tier"] = str(error)
+    return tiers, failures
+
+
+def _peaks_table(peaks: tuple[PeakRate, PeakRate], paper_bytes_per_second: float) -> Table:
+    """Large plain copies, as nvbandwidth makes them."""
+    table = _table("as nvbandwidth measures, GB/s", "alone", "on paper", "share", "both at once", "beside compute")
+    table.add_column("compute keeps", justify="right")
+    for label, peak in zip(("out to the host", "in from the host"), peaks, strict=True):
+        paper = (
+            (_gigabytes(paper_bytes_per_second), _percent(peak.bytes_per_second / paper_bytes_per_second))
+            if paper_bytes_per_second
+            else ("unknown", "–")
+        )
+        rates = (_gigabytes(peak.both_bytes_per_second), _gigabytes(peak.busy_bytes_per_second))
+        table.add_row(label, _gigabytes(peak.bytes_per_second), *paper, *rates, _percent(peak.compute_factor))
+    return table
+
+
+def _tiers_table(tiers: dict[str, MeasuredLink]) -> Table:
+    """The engine's own copies, at all sizes that any tier was measured with."""
+    sizes = sorted({nbytes for measured in tiers.values() for nbytes, _ in measured.link.out_rate.points})
+    names = [format_bytes(nbytes).replace(".00", "") for nbytes in sizes]
+    table = _table("the engine's copies, GB/s", *names, "both keep", "beside compute keep", "compute keeps")
+    for tier, measured in tiers.items():
+        link = measured.link
+        kept = [_percent(factor) for factor in (link.both_factor, link.busy_factor, measured.compute_factor)]
+        for label, rate in (("out to", link.out_rate), ("in from", link.in_rate)):
+            speeds = [_gigabytes(nbytes / rate.seconds(nbytes)) for nbytes in sizes]
+            table.add_row(f"{label} the {tier} tier", *speeds, *kept)
+    return table
+
+
+def _presets_table(found: dict[str, Link]) -> Table:
+    table = _table("known links, GB/s", "out", "in")
+    table.add_column("can be emulated here by")
+    for preset, wanted in PRESETS.items():
+        tier = emulating_tier(wanted, found)
+        how = f'link="{preset}", tier="{tier}"' if tier else "– (faster than every tier here)"
+        rates = (_gigabytes(rate) for rate in (wanted.out_bytes_per_second, wanted.in_bytes_per_second))
+        table.add_row(preset, *rates, how)
+    return table
+
+
+def _slower(tier: str, link: Link) -> str:
+    out, into = (rate.bytes_per_second for rate in (link.out_rate, link.in_rate))
+    half = _gigabytes(min(out, into) / 2)
+    return (
+        f'- tier="{tier}": up to {_gigabytes(out)} GB/s out and {_gigabytes(into)} GB/s in, such as link="{half}GB/s".'
+    )
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if number else "left")
+    return table
+
+
+def _gigabytes(bytes_per_second: float) -> str:
+    return f"{bytes_per_second / 1e9:.2f}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"

@@ -1,0 +1,231 @@
+"""How fast is the way to a tier? Copies of the engine that will move the bytes, in seconds of its own records.
+
+One copy at a time at several sizes, both directions at once, and each direction while the device runs convolutions.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from lmswap.errors import TransferError
+from lmswap.hardware.compute import convolution
+from lmswap.ir.machine import Link, Rate
+
+if TYPE_CHECKING:
+    import torch
+
+    from lmswap.execute._C import Engine, TransferRecord
+
+# Tokens of copies out, or of what is copied in, and transfers of copies in.
+_Burst: TypeAlias = "tuple[list[torch.Tensor], list[int]]"
+
+_SIZES = (2**18, 2**20, 2**22, 2**24, 2**26)
+_REPEATS = 3
+_BURST_BYTES = 2**24  # per copy where several follow each other
+_BURST_COPIES = 12  # at most; fewer where they would take longer than this:
+_BURST_SECONDS = 0.2
+_BOTH_COPIES = 6  # of the faster direction
+# A slow disk ends the series early: beyond its last point a rate is linear.
+_MAX_SECONDS_PER_SIZE = 0.5
+_MAX_WAIT_SECONDS = 60.0  # for copies that take 1 s on a disk of 100 MB/s; longer is a failure, not a measurement
+_LEAST_FACTOR = 0.05
+
+
+@dataclass(frozen=True)
+class MeasuredLink:
+    """``link``, and the share of its speed that a convolution keeps while copies run beside it."""
+
+    link: Link
+    compute_factor: float
+
+
+def measure_link(device: torch.device, tier: str, directory: str) -> MeasuredLink:
+    """Measures the way from ``device`` to ``tier``, which lies in ``directory`` if it is the disk; one to four seconds.
+
+    Raises:
+        TierError: the tier cannot be had.
+        DriverError: the device's driver failed.
+        TransferError: copies failed, or did not end.
+    """
+    from lmswap.execute import _C
+
+    engine = _C.Engine(driver="cuda" if device.type == "cuda" else "host", device=device.index or 0)
+    try:
+        capacity_bytes = max(_SIZES[-1], _BURST_COPIES * _BURST_BYTES)
+        if tier == "host":
+            engine.open_host_tier(capacity_bytes)
+        elif tier == "device":
+            engine.open_device_tier(capacity_bytes)
+        else:
+            engine.open_disk_tier(directory, capacity_bytes)
+        engine.reserve(tier, capacity_bytes)
+        probe = LinkProbe(device, tier, engine)
+        out_points, in_points = probe.alone()
+        out_rate, in_rate = Rate(out_points), Rate(in_points)
+        seconds = out_rate.seconds(_BURST_BYTES), in_rate.seconds(_BURST_BYTES)
+        both_factor = probe.both_factor(*seconds)
+        busy_factor, compute_factor = probe.busy_factors(convolution(device), *seconds)
+        return MeasuredLink(Link(out_rate, in_rate, both_factor, busy_factor), compute_factor)
+    finally:
+        engine.close()
+
+
+class LinkProbe:
+    """Drives the engine's lanes with buffers of known sizes and reads its records."""
+
+    def __init__(self, device: torch.device, tier: str, engine: Engine) -> None:
+        self._tier, self._engine = tier, engine
+        self._out_buffer, self._in_buffer = (_device_buffer(device, _SIZES[-1]) for _ in range(2))
+        self._stream = _stream(device)
+
+    def alone(self) -> tuple[tuple[tuple[int, float], ...], tuple[tuple[int, float], ...]]:
+        """Points (nbytes, seconds) of copies out and in, with nothing else under way."""
+        points: tuple[list[tuple[int, float]], list[tuple[int, float]]] = ([], [])
+        for nbytes in _SIZES:
+            seconds: tuple[list[float], list[float]] = ([], [])
+            started = time.perf_counter()
+            while len(seconds[0]) < _REPEATS + 1:
+                for record in self._round_trip(nbytes):
+                    seconds[record.is_in].append(record.end_seconds - record.start_seconds)
+            for direction in (0, 1):
+                typical = statistics.median(seconds[direction][1:])  # the first one warms up
+                # Noise can make a larger copy look faster than a smaller one; a rate ascends.
+                slowest = points[direction][-1][1] if points[direction] else 1e-9
+                points[direction].append((nbytes, max(typical, slowest)))
+            if time.perf_counter() - started > _MAX_SECONDS_PER_SIZE:
+                break
+        return tuple(points[0]), tuple(points[1])
+
+    def both_factor(self, out_seconds: float, in_seconds: float) -> float:
+        """The share of its own rate that each direction keeps while the other runs.
+
+        With W seconds of copies alone in the shorter direction and W + R in the longer, both started together end
+        after W / factor + R. The arguments are the seconds of one copy of a burst.
+        """
+        fastest = min(out_seconds, in_seconds)
+        num_out, num_in = (max(1, round(_BOTH_COPIES * fastest / seconds)) for seconds in (out_seconds, in_seconds))
+        stored = self._store(num_in)
+        leaving: list[torch.Tensor] = []
+        arriving: list[int] = []
+        for number in range(max(num_out, num_in)):
+            if number < num_in:
+                arriving.append(self._copy_in(stored[number], _BURST_BYTES))
+            if number < num_out:
+                leaving.append(self._copy_out((num_in + number) * _BURST_BYTES, _BURST_BYTES))
+        self._wait(leaving, arriving)
+        records = self._finished(num_out + num_in)
+        makespan = max(r.end_seconds for r in records) - min(r.start_seconds for r in records)
+        shorter, longer = sorted((num_out * out_seconds, num_in * in_seconds))
+        return _share(shorter, makespan - (longer - shorter))
+
+    def busy_factors(
+        self, compute: Callable[[int], float], out_seconds: float, in_seconds: float
+    ) -> tuple[float, float]:
+        """The share of its rate that a copy keeps beside ``compute``, and the share of its speed that compute keeps.
+
+        Of the two directions the one that loses more counts. ``compute`` runs something so many times and says how many
+        seconds that took. The other arguments are as those of `both_factor`.
+        """
+        compute(1)  # warms up
+        found = [
+            self._beside(start, max(1, min(_BURST_COPIES, round(_BURST_SECONDS / seconds))), compute)
+            for start, seconds in ((self._start_out, out_seconds), (self._start_in, in_seconds))
+        ]
+        return min(copying for copying, _ in found), min(computing for _, computing in found)
+
+    def _beside(
+        self, start: Callable[[int], _Burst], count: int, compute: Callable[[int], float]
+    ) -> tuple[float, float]:
+        """See `busy_factors`; of one direction, ``start``, by ``count`` copies."""
+        self._end(start(count))
+        alone_seconds = self._end(start(count))
+        before_seconds = compute(_REPEATS)
+        # Longer than the copies, if these lose up to half.
+        num_runs = math.ceil(2 * alone_seconds * _REPEATS / before_seconds) + 1
+        burst = start(count)
+        compute_seconds = compute(num_runs)
+        beside_seconds = self._end(burst)
+        run_seconds = (before_seconds + compute(_REPEATS)) / (2 * _REPEATS)  # others' load may have changed meanwhile
+        lost_seconds = compute_seconds - num_runs * run_seconds
+        return _share(alone_seconds, beside_seconds), _share(beside_seconds - lost_seconds, beside_seconds)
+
+    def _start_out(self, count: int) -> _Burst:
+        return [self._copy_out(number * _BURST_BYTES, _BURST_BYTES) for number in range(count)], []
+
+    def _start_in(self, count: int) -> _Burst:
+        stored = self._store(count)
+        return stored, [self._copy_in(token, _BURST_BYTES) for token in stored]
+
+    def _end(self, burst: _Burst) -> float:
+        """Waits for a burst; from the start of its first copy to the end of its last."""
+        leaving, arriving = burst
+        self._wait([] if arriving else leaving, arriving)
+        records = self._finished(len(leaving))
+        return max(r.end_seconds for r in records) - min(r.start_seconds for r in records)
+
+    def _store(self, count: int) -> list[torch.Tensor]:
+        """Tokens of what lies in the tier, to be copied in."""
+        burst = self._start_out(count)
+        self._end(burst)
+        return burst[0]
+
+    def _wait(self, leaving: Sequence[torch.Tensor], arriving: Sequence[int]) -> None:
+        for transfer in arriving:
+            self._engine.in_done(transfer, self._stream)
+        for token in leaving:
+            self._engine.out_done(int(token), self._stream)
+
+    def _round_trip(self, nbytes: int) -> list[TransferRecord]:
+        token = self._copy_out(0, nbytes)
+        self._wait([token], [])
+        left = self._finished(1)
+        self._wait([], [self._copy_in(token, nbytes)])
+        return left + self._finished(1)
+
+    def _copy_out(self, offset: int, nbytes: int) -> torch.Tensor:
+        from torch.utils.dlpack import from_dlpack
+
+        capsule = self._engine.out_start(0, self._tier, offset, self._out_buffer.data_ptr(), nbytes, self._stream)
+        token: torch.Tensor = from_dlpack(capsule)
+        return token
+
+    def _copy_in(self, token: torch.Tensor, nbytes: int) -> int:
+        return self._engine.in_start(0, int(token), self._in_buffer.data_ptr(), nbytes, self._stream)
+
+    def _finished(self, count: int) -> list[TransferRecord]:
+        """The next ``count`` records; a wait on a CUDA stream returns before the copy has ended."""
+        records: list[TransferRecord] = []
+        deadline = time.monotonic() + _MAX_WAIT_SECONDS
+        while len(records) < count:
+            if time.monotonic() > deadline:
+                waited = f"{count - len(records)} of {count} copies did not end in {_MAX_WAIT_SECONDS:.0f} s"
+                raise TransferError(f"the {self._tier} tier cannot be measured: {waited}")
+            records += self._engine.take_records()
+            if len(records) < count:
+                time.sleep(1e-4)
+        return records
+
+
+def _share(part: float, whole: float) -> float:
+    """``part / whole`` as a factor: measurements are noisy, and a factor is more than 0 and at most 1."""
+    return min(1.0, max(_LEAST_FACTOR, part / max(whole, 1e-9)))
+
+
+def _device_buffer(device: torch.device, nbytes: int) -> torch.Tensor:
+    """Touched bytes on ``device`` that begin on a page, as those of the heap and of the CUDA allocator do."""
+    import torch
+
+    page = 4096
+    flat = torch.ones(nbytes + page, dtype=torch.uint8, device=device)
+    return flat[-flat.data_ptr() % page :][:nbytes]
+
+
+def _stream(device: torch.device) -> int:
+    import torch
+
+    return int(torch.cuda.current_stream(device).cuda_stream) if device.type == "cuda" else 0
