@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from benchmarks.unet3d.brats import DataError
 from benchmarks.unet3d.commands import compare, evaluate, train
+from benchmarks.unet3d.memory import MeasurementError
 
 
 def main(argv: Sequence[str]) -> int:
@@ -19,7 +20,7 @@ def main(argv: Sequence[str]) -> int:
     arguments = make_parser().parse_args(argv, line)
     try:
         return int(arguments.run(arguments))
-    except DataError as error:
+    except (DataError, MeasurementError) as error:
         Console().print(f"[red]error:[/] {escape(str(error))}", highlight=False)
         return 2
 

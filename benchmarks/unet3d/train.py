@@ -151,7 +151,7 @@ class _Run:
     ) -> None:
         self._settings, self._on_event, self._checkpoint_seconds = settings, on_event, checkpoint_seconds
         self._device = torch.device(settings.device)
-        normalization = measure_normalization(list(data.cubes.values()))
+        normalization = measure_normalization(list(data.cubes.values()))  # of all subjects, as in the case study
         self._identity = _identify(settings, data, split, normalization)
         self._training = Training(settings)
         if (settings.output / CHECKPOINT).exists():

@@ -219,6 +219,18 @@ def test_damaged_subjects_end_a_training_unless_they_are_to_be_skipped(tmp_path,
     assert "left out: 2 faults in 2 subjects" in capsys.readouterr().out
 
 
+def test_an_interrupted_training_says_how_to_go_on(tmp_path, capsys, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    make_subject(tmp_path / "scans", "case_1", 1)
+    make_subject(tmp_path / "scans", "case_2", 2)
+    monkeypatch.setattr(train.Training, "step", interrupt)
+    line = f"train --size 32 --data {tmp_path}/scans --output {tmp_path}/out --folder {tmp_path}/work"
+    assert cli.main(line.split()) == 130
+    assert "The same command goes on" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [

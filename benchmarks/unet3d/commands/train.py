@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,7 +46,7 @@ def add_to(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Trains; 0 when the training is complete."""
+    """Trains; 0 when the training is complete, 130 when it was interrupted from the keyboard."""
     swapping = enable_arguments(arguments)
     console = Console()
     data = find_data(arguments, console)
@@ -64,8 +65,12 @@ def run(arguments: argparse.Namespace) -> int:
     view = TrainingView(
         console, epochs=settings.epochs, steps=len(split.training), validation_steps=len(split.validation)
     )
-    with view:
-        history = train(settings, data, split, view.on_event)
+    try:
+        with view:
+            history = train(settings, data, split, view.on_event)
+    except KeyboardInterrupt:
+        console.print(f"Stopped. The same command goes on from the checkpoint in {settings.output}", highlight=False)
+        return 128 + signal.SIGINT
     _conclude(console, settings, history)
     return 0
 
