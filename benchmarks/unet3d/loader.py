@@ -56,17 +56,24 @@ class EpochSampler(Sampler[Draw]):
         return len(self._draws)
 
 
-def training_loader(cubes: CubeFiles, sampler: EpochSampler, *, workers: int) -> DataLoader[Batch]:
+def training_loader(
+    cubes: CubeFiles, sampler: EpochSampler, *, workers: int, pin_memory: bool = False
+) -> DataLoader[Batch]:
     """One subject a batch; a worker reads the next one while the device trains.
 
     Workers are spawned, not forked: the engine's threads and locks must not be copied into them.
     """
-    context = "spawn" if workers else None
     return DataLoader(
-        cubes, sampler=sampler, num_workers=workers, persistent_workers=workers > 0, multiprocessing_context=context
+        cubes,
+        sampler=sampler,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        multiprocessing_context="spawn" if workers else None,
+        pin_memory=pin_memory,
     )
 
 
-def validation_loader(cubes: CubeFiles) -> DataLoader[Batch]:
+def validation_loader(cubes: CubeFiles, *, pin_memory: bool = False) -> DataLoader[Batch]:
     """Every subject as it lies, one a batch, in turn."""
-    return DataLoader(cubes, sampler=[(subject, UNMOVED) for subject in range(len(cubes))])
+    draws = [(subject, UNMOVED) for subject in range(len(cubes))]
+    return DataLoader(cubes, sampler=draws, pin_memory=pin_memory)

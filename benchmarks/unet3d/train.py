@@ -162,10 +162,11 @@ class _Run:
             part: CubeFiles([data.cubes[name] for name in names], normalization) for part, names in vars(split).items()
         }
         self._sampler = EpochSampler(settings.seed, len(split.training))
+        on_cuda = self._device.type == "cuda"
         self._training_loader = training_loader(
-            cubes["training"], self._sampler, workers=int(self._device.type == "cuda")
+            cubes["training"], self._sampler, workers=int(on_cuda), pin_memory=on_cuda
         )
-        self._validation_loader = validation_loader(cubes["validation"])
+        self._validation_loader = validation_loader(cubes["validation"], pin_memory=on_cuda)
 
     def run(self) -> list[Epoch]:
         training, settings = self._training, self._settings
