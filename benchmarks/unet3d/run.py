@@ -20,10 +20,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import cattrs
 import torch
 from torch import Tensor, nn
 
@@ -41,8 +42,13 @@ from benchmarks.unet3d.network import Head, UNet3d
 from benchmarks.unet3d.preprocess import Cubes, load_cubes
 from benchmarks.unet3d.recipe import Dtype, make_optimizer, make_schedule, take_step
 from lmswap.errors import LmswapError
+from lmswap.ir.emulation import EmulatedLink
 from lmswap.ir.program import Program
 from lmswap.ir.timeline import Lane, Span, Timeline
+from lmswap.profiling.collect import EngineRecorder
+from lmswap.profiling.figures import Figures, figures_of
+from lmswap.profiling.recording import Recording
+from lmswap.profiling.trace import Stall
 
 Event = dict[str, Any]
 Kind = Literal["plain", "unswapped", "swapped"]
@@ -54,8 +60,8 @@ class Configuration:
     """What one process trains. ``policy`` None is plain eager torch; "none" is lmswap's graphs without swapping.
 
     The first ``warm_up_steps`` of ``steps`` are not among those whose seconds count. ``threads`` is torch's own choice
-    if None. ``link`` and ``tier`` are `lmswap.enable`'s; without ``counts_tensors`` the further step that counts what
-    tensors alone hold on a CPU is left out.
+    if None. ``link``, with ``link_file`` for processes that share it, and ``tier`` are `lmswap.enable`'s; without
+    ``counts_tensors`` the further step that counts what tensors alone hold on a CPU is left out.
     """
 
     size: int
@@ -71,6 +77,7 @@ class Configuration:
     warm_up_steps: int = 1
     threads: int | None = None
     link: str | None = None
+    link_file: str | None = None
     tier: str = "auto"
     counts_tensors: bool = True
 
@@ -87,7 +94,7 @@ class Configuration:
     @staticmethod
     def from_json(text: str) -> Configuration:
         """Reads what `json.dumps(asdict(...))` wrote."""
-        return Configuration(**_with_tuples(json.loads(text)))
+        return cattrs.structure(json.loads(text), Configuration)
 
 
 @dataclass(frozen=True)
@@ -95,8 +102,8 @@ class Swapping:
     """What lmswap says of the last step.
 
     ``saved_bytes`` is what the forward pass makes and the backward pass reads, whatever is done with it;
-    ``forward_seconds`` what the forward pass computed for. ``spans`` are the fields of `lmswap.ir.timeline.Span` in
-    order, ``tensor_memory`` the tensors that lmswap saw made and freed as (seconds, bytes).
+    ``forward_seconds`` what the forward pass computed for. ``spans`` are of the last step, ``tensor_memory`` the
+    tensors that lmswap saw made and freed in it, as (seconds, bytes).
     """
 
     policy: str
@@ -107,13 +114,13 @@ class Swapping:
     stall_seconds: float | None
     saved_bytes: int
     forward_seconds: float
-    spans: tuple[tuple[str, str, float, float, int, int | None], ...]
+    spans: tuple[Span, ...]
     tensor_memory: tuple[tuple[float, int], ...]
 
     @property
     def timeline(self) -> Timeline:
         """The last step, without its memory."""
-        return Timeline("measured", tuple(Span(Lane(lane), *rest) for lane, *rest in self.spans), ())
+        return Timeline("measured", self.spans, ())
 
 
 @dataclass(frozen=True)
@@ -123,7 +130,7 @@ class Run:
     ``peak_bytes`` is as `memory` defines it; ``tensor_peak_bytes`` is the part that tensors held. ``memory`` is
     (seconds, bytes) over the last step. On CUDA, where the host runs ahead, it is that of a further plain step in which
     the host waits for each layer, and for lmswap its own record. ``step_ends`` are on `time.perf_counter`, which all
-    processes of a machine share.
+    processes of a machine share. ``figures`` and ``stalls`` are of the timed steps, None where lmswap did not run.
     """
 
     configuration: Configuration
@@ -139,6 +146,8 @@ class Run:
     reserved_peak_bytes: int | None
     memory: tuple[tuple[float, int], ...]
     swapping: Swapping | None
+    figures: Figures | None
+    stalls: tuple[Stall, ...]
 
     @property
     def timed_seconds(self) -> tuple[float, ...]:
@@ -153,23 +162,7 @@ class Run:
     @staticmethod
     def from_fields(fields: dict[str, Any]) -> Run:
         """Rebuilds a run from what `asdict` and JSON made of it."""
-        configuration, swapping = fields["configuration"], fields["swapping"]
-        return Run(
-            **_with_tuples(fields)
-            | {
-                "configuration": Configuration(**_with_tuples(configuration)),
-                "swapping": None if swapping is None else Swapping(**_with_tuples(swapping)),
-            }
-        )
-
-
-def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields with lists, which JSON makes of tuples, turned back into them."""
-
-    def turn(value: Any) -> Any:
-        return tuple(turn(item) for item in value) if isinstance(value, list) else value
-
-    return {name: turn(value) for name, value in fields.items()}
+        return cattrs.structure(fields, Run)
 
 
 class Trainer:
@@ -226,19 +219,24 @@ def run(
         trainer.model = model = lmswap.enable(model, policy=configuration.policy, **_options(configuration))
     losses: list[Tensor] = []
     spans: list[tuple[float, float]] = []
+    profile: Profile | None = None
     with MemorySampler(meter, _throttled(emit)) as sampler:
         for step in range(configuration.steps):
             if step == configuration.warm_up_steps:
                 emit({"event": "ready"})
                 wait_for_start()
+                profile = Profile(step) if configuration.policy is not None else None
             begun = time.perf_counter()
             losses.append(trainer.step())
             spans.append((begun, _finish(device)))
+            if profile is not None:
+                profile.step_ended()
             seconds = spans[-1][1] - begun
             emit({"event": "step", "step": step + 1, "loss": losses[-1].item(), "seconds": seconds})
     peak_bytes = meter.peak_bytes()
     reserved_peak_bytes = meter.reserved_peak_bytes() if isinstance(meter, CudaMeter) else None
     swapping = _swapping(model) if configuration.policy is not None else None
+    figures, stalls = profile.end() if profile is not None else (None, ())
     weights_sha256 = _weights_sha256(model)
 
     memory = sampler.between(*spans[-1])
@@ -265,12 +263,36 @@ def run(
         reserved_peak_bytes=reserved_peak_bytes,
         memory=thin(memory),
         swapping=swapping,
+        figures=figures,
+        stalls=stalls,
     )
 
 
+class Profile:
+    """The engine's own record over consecutive steps, from step ``number`` on."""
+
+    def __init__(self, number: int) -> None:
+        self._recorder = EngineRecorder()
+        self._recording = Recording([self._recorder], number)
+
+    def step_ended(self) -> None:
+        """Ends a step; the next one begins."""
+        self._recording.step_ended()
+
+    def end(self) -> tuple[Figures, tuple[Stall, ...]]:
+        """The figures of all steps, and what stalled in them."""
+        self._recording.stop()
+        (trace,) = self._recorder.traces(self._recording.steps)
+        return figures_of(trace.timeline), trace.stalls
+
+
 def _options(configuration: Configuration) -> dict[str, Any]:
-    options = {"budget": configuration.budget_bytes, "link": configuration.link, "tier": configuration.tier}
-    return {name: value for name, value in options.items() if value is not None}
+    options: dict[str, Any] = {"tier": configuration.tier}
+    if configuration.budget_bytes is not None:
+        options["budget"] = configuration.budget_bytes
+    if configuration.link is not None:
+        options["link"] = replace(EmulatedLink.parse(configuration.link), shared_file=configuration.link_file)
+    return options
 
 
 def _finish(device: torch.device) -> float:
@@ -291,7 +313,7 @@ def _swapping(model: nn.Module) -> Swapping:
         stall_seconds=report.stall_seconds,
         saved_bytes=_saved_bytes(program),
         forward_seconds=sum(s.seconds for s in spans if s.lane is Lane.COMPUTE and s.name.startswith("forward")),
-        spans=tuple((s.lane.value, s.name, s.start_seconds, s.end_seconds, s.nbytes, s.buffer) for s in spans),
+        spans=spans,
         tensor_memory=thin(report.measured.memory if report.measured is not None else ()),
     )
 

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.unet3d.brats import DataError
+
 Labels = npt.NDArray[np.uint8]
 
 # The regions overlap: each is a set of labels. Keys are the fields of Score.
@@ -66,3 +68,26 @@ def write_scores(path: Path, scores: Sequence[Score]) -> None:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(field.name for field in fields(Score))
         rows.writerows(map(shown, astuple(score)) for score in scores)
+
+
+def read_scores(path: Path) -> tuple[Score, ...]:
+    """Reads what `write_scores` wrote.
+
+    Raises:
+        DataError: no such file, or not one of scores.
+    """
+    try:
+        with path.open(newline="") as file:
+            rows = list(csv.DictReader(file, strict=True))
+        return tuple(
+            Score(
+                model=row["model"],
+                size=int(row["size"]),
+                scored_size=int(row["scored_size"]),
+                subject=row["subject"],
+                **{region: float(row[region] or math.nan) for region in REGIONS},
+            )
+            for row in rows
+        )
+    except (OSError, csv.Error, KeyError, ValueError, TypeError) as error:
+        raise DataError(f"{path} cannot be read as scores of lmswap bench unet3d evaluate: {error!r}") from error

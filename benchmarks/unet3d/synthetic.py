@@ -20,6 +20,7 @@ import numpy.typing as npt
 from benchmarks.unet3d.brats import MODALITIES, TRUTH, DataError, require
 
 DATA_KIND = "synthetic tumours, not BraTS"
+NAME_PREFIX = "Synthetic_"  # of every made subject
 MARKER = "made-by-lmswap.json"  # in the folder of made subjects: what they are, and from which seed
 RECIPE = 1  # raised when the same seed would give other subjects
 
@@ -93,7 +94,7 @@ def make_subjects(root: Path, count: int, *, seed: int = 0) -> None:
 
 def subject_name(index: int) -> str:
     """What `make_subjects` calls a subject."""
-    return f"Synthetic_{index:05d}"
+    return f"{NAME_PREFIX}{index:05d}"
 
 
 def is_made(root: Path) -> bool:

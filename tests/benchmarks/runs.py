@@ -7,6 +7,9 @@ from itertools import accumulate
 from benchmarks.unet3d.run import Configuration, Run, Swapping
 from benchmarks.unet3d.study import Machine, Study
 from benchmarks.unet3d.synthetic import DATA_KIND
+from lmswap.ir.timeline import Lane, Span, Timeline
+from lmswap.profiling.figures import figures_of
+from lmswap.profiling.trace import Stall
 
 MIB = 2**20
 MACHINE = Machine("Some CPU", 2, 24 * 2**30, "2.13.0", "3.11.0", "abcdef")
@@ -22,12 +25,12 @@ def make_configuration(size=128, policy=None, budget_bytes=None):
 def make_run(configuration, *, peak_bytes=2000 * MIB, bits=("bf000000",) * 3, weights="w", seconds=(9.0, 2.0, 4.0)):
     swapped = configuration.kind == "swapped"
     spans = (
-        ("compute", "forward 0", 0.0, 1.4, 0, None),
-        ("out", "conv", 0.5, 1.0, 300 * MIB, 7),
-        ("compute", "backward 0", 1.5, 2.4, 0, None),
-        ("in", "conv", 2.0, 2.5, 300 * MIB, 7),
-        ("stall", "conv", 2.4, 2.5, 0, 7),
-        ("compute", "backward 0", 2.5, 3.0, 0, None),
+        Span(Lane.COMPUTE, "forward 0", 0.0, 1.4),
+        Span(Lane.OUT, "conv", 0.5, 1.0, 300 * MIB, 7),
+        Span(Lane.COMPUTE, "backward 0", 1.5, 2.4),
+        Span(Lane.IN, "conv", 2.0, 2.5, 300 * MIB, 7),
+        Span(Lane.STALL, "conv", 2.4, 2.5, 0, 7),
+        Span(Lane.COMPUTE, "backward 0", 2.5, 3.0),
     )
     return Run(
         configuration=configuration,
@@ -56,6 +59,8 @@ def make_run(configuration, *, peak_bytes=2000 * MIB, bits=("bf000000",) * 3, we
         )
         if configuration.policy is not None
         else None,
+        figures=figures_of(Timeline("measured", spans, ())) if configuration.policy is not None else None,
+        stalls=(Stall("convolution_backward_3", "network.py:31 y = conv(x)", "conv", Lane.IN, 2, 0.2),) * swapped,
     )
 
 

@@ -1,5 +1,6 @@
 import json
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -81,7 +82,7 @@ def test_subjects_come_in_turn_and_an_epoch_drives_the_schedule(plain):
     torch.manual_seed(0)
     seen, epochs = [], []
     model = UNet3d()
-    trainer = Trainer(model, load_cubes(plain.cubes), plain)
+    trainer = Trainer(model, load_cubes([Path(path) for path in plain.cubes]), plain)
     model.register_forward_pre_hook(lambda _m, inputs: seen.append(inputs[0].clone()))
     trainer._schedule.step = epochs.append
     losses = [trainer.step().item() for _ in range(4)]
@@ -102,7 +103,7 @@ def test_swapping_gives_the_bits_of_the_same_graphs_without_it_and_is_reported(p
     assert swapped.weights_sha256 == unswapped.weights_sha256
     assert unswapped.swapping.out_bytes == unswapped.swapping.in_bytes == 0
     assert swapped.swapping.out_bytes > 10 * 2**20
-    moved = {lane: sum(span[4] for span in swapped.swapping.spans if span[0] == lane) for lane in ("out", "in")}
+    moved = {lane: sum(span.nbytes for span in swapped.swapping.spans if span.lane == lane) for lane in ("out", "in")}
     assert moved == {"out": swapped.swapping.out_bytes, "in": swapped.swapping.in_bytes}
     assert swapped.tensor_peak_bytes < unswapped.tensor_peak_bytes
     assert swapped.swapping.saved_bytes == unswapped.swapping.saved_bytes > 1500 * 32**3

@@ -1,0 +1,35 @@
+"""What does a larger image cost in the same memory? Every size without a budget, and under the first size's."""
+
+from __future__ import annotations
+
+from benchmarks.case_study.results import Ladder, without_curves
+from benchmarks.case_study.runner import Runner
+from benchmarks.unet3d.run import Run
+from benchmarks.unet3d.study import Failure
+
+
+def climb(runner: Runner) -> Ladder:
+    """Trains every size; the first one's plain peak is the budget unless the settings give one.
+
+    Unlimited memory means lmswap's own graphs without a budget: on a CPU plain torch is slower than those, since the
+    kernel has to make its pages anew. A size without a run that needs more memory than there is is kept as a failure.
+    """
+    settings = runner.settings
+    runs: list[Run] = []
+    failures: list[Failure] = []
+    budget_bytes = cap_bytes = settings.budget_bytes
+    if budget_bytes is None:
+        first = runner.attempt(runner.configuration(settings.small, None), runs, failures)
+        if first is None:
+            return Ladder(None, None, (), tuple(failures))
+        budget_bytes, cap_bytes = first.peak_bytes, first.reserved_peak_bytes
+    if settings.device == "cpu":
+        cap_bytes = None
+    for repeat in range(settings.repeats):
+        for size in settings.sizes:
+            if repeat and any(failure.configuration.size == size for failure in failures):
+                continue
+            runner.attempt(runner.configuration(size, "none"), runs, failures)
+            swapped = runner.configuration(size, "auto", budget_bytes=budget_bytes, cap_bytes=cap_bytes)
+            runner.attempt(swapped, runs, failures)
+    return Ladder(budget_bytes, cap_bytes, tuple(map(without_curves, runs)), tuple(failures))

@@ -1,0 +1,106 @@
+"""How is a configuration trained and measured, alone or beside others? Fresh processes, shown while they run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.case_study.results import Settings
+from benchmarks.unet3d import brats, synthetic
+from benchmarks.unet3d.console import ProgressView
+from benchmarks.unet3d.preprocess import prepare_cube
+from benchmarks.unet3d.run import Configuration, Run
+from benchmarks.unet3d.study import MAX_SUBJECTS, Failure, RunFailed, run_fresh
+
+MADE_SUBJECTS = 12  # where no data is given: enough for a table of boxes
+# lmswap plans again before the fourth step if the third took another time than predicted.
+WARM_UP_STEPS = 4
+
+
+class Runner:
+    """Trains on the first subjects of the data; ``folder`` takes made subjects, cubes and logs."""
+
+    def __init__(self, settings: Settings, folder: Path, console: Console) -> None:
+        """Makes the subjects where no data is given.
+
+        Raises:
+            DataError: the scans cannot be used.
+        """
+        self.settings, self.console, self._folder = settings, console, folder
+        root = Path(settings.data) if settings.data is not None else folder / "subjects"
+        if settings.data is None:
+            synthetic.make_subjects(root, MADE_SUBJECTS)
+        self.subjects = brats.find_subjects(root)
+        self.data = synthetic.DATA_KIND if synthetic.is_made(root) else "BraTS layout, as given"
+
+    def configuration(self, size: int, policy: str | None, **changes: Any) -> Configuration:
+        """One training of ``size`` by ``policy``, without a budget unless ``changes`` give one."""
+        settings = self.settings
+        subjects = self.subjects[:MAX_SUBJECTS]
+        plain = Configuration(
+            size=size,
+            steps=WARM_UP_STEPS + settings.timed_steps,
+            policy=policy,
+            budget_bytes=None,
+            cap_bytes=None,
+            head=settings.head,
+            dtype=settings.dtype,
+            device=settings.device,
+            seed=settings.seed,
+            cubes=tuple(str(prepare_cube(subject, size, self._folder / "cubes")) for subject in subjects),
+            warm_up_steps=WARM_UP_STEPS,
+            counts_tensors=False,
+        )
+        return replace(plain, **changes)
+
+    def attempt(self, configuration: Configuration, runs: list[Run], failures: list[Failure]) -> Run | None:
+        """Runs one configuration; what comes of it goes to ``runs`` or ``failures``."""
+        try:
+            with ProgressView(self.console) as view:
+                runs.append(run_fresh(configuration, self._folder / "logs", view.on_event))
+        except RunFailed as failure:
+            failures.append(Failure(configuration, str(failure)))
+            self.console.print(f"[red]{configuration.name} did not finish:[/] {failure}", highlight=False)
+            return None
+        return runs[-1]
+
+    def run_together(
+        self, configurations: Sequence[Configuration], environments: Sequence[Mapping[str, str]]
+    ) -> tuple[Run, ...]:
+        """Lets all of them train at once; they warm up one by one, so that no plan is made from times beside others.
+
+        Raises:
+            RunFailed: one did not finish, so the others did not compete with it; they are ended.
+        """
+        barrier = threading.Barrier(len(configurations))
+        with ProgressView(self.console) as view, ThreadPoolExecutor(len(configurations)) as pool:
+            futures: list[Future[Run]] = []
+            for number, (configuration, environment) in enumerate(zip(configurations, environments, strict=True)):
+                is_ready = threading.Event()
+
+                def meet(is_ready: threading.Event = is_ready) -> None:
+                    is_ready.set()
+                    barrier.wait()
+
+                logs = self._folder / "logs" / f"replica-{number}"
+                future = pool.submit(
+                    run_fresh, configuration, logs, view.on_event, when_ready=meet, environment=environment
+                )
+                future.add_done_callback(lambda done: barrier.abort() if done.exception() else None)
+                futures.append(future)
+                while not (is_ready.wait(0.1) or future.done()):
+                    pass
+                if future.done():
+                    break
+            wait(futures)
+        for future in futures:
+            error = future.exception()
+            if error is not None and not isinstance(error, threading.BrokenBarrierError):
+                raise error
+        return tuple(future.result() for future in futures)
