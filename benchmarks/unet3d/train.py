@@ -261,7 +261,8 @@ def _best_state(training: Training) -> State:
 def _require_same(state: State, identity: State, output: Path) -> None:
     for name, value in identity.items():
         if state.get(name) != value:
+            what = f"other {name}" if isinstance(value, list) else f"{name} {state.get(name)}, not {value}"
             raise DataError(
-                f"{output} holds a training with {name} {state.get(name)}, but this one has {value}; "
+                f"{output} holds a training with {what}; "
                 "go on with what it was begun with, or name another output folder"
             )

@@ -176,9 +176,15 @@ def test_a_folder_with_another_training_is_refused(settings, data, changed):
     run(replace(settings, epochs=1), data)
     before = (settings.output / CHECKPOINT).read_bytes()
     (name, value) = next(iter(changed.items()))
-    with pytest.raises(DataError, match=f"holds a training with {name} .*, but this one has {value}"):
+    with pytest.raises(DataError, match=f"holds a training with {name} .*, not {value}"):
         run(replace(settings, **changed), data)
     assert (settings.output / CHECKPOINT).read_bytes() == before
+
+
+def test_a_folder_with_other_subjects_is_refused(settings, data):
+    run(replace(settings, epochs=1), data)
+    with pytest.raises(DataError, match="holds a training with other training subjects"):
+        train.train(settings, data, draw_split(data.subjects, 1), lambda event: None)
 
 
 def test_a_folder_in_use_is_refused(settings, data):
