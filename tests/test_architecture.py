@@ -14,7 +14,11 @@ def test_stages_import_only_what_lies_below_them():
 
 
 @pytest.mark.parametrize(
-    "module", ["lmswap", "lmswap.ir", "lmswap.analyze", "lmswap.plan", "lmswap.reporting", "lmswap.cli"]
+    "module",
+    [
+        *("lmswap", "lmswap.ir", "lmswap.analyze", "lmswap.plan", "lmswap.reporting", "lmswap.cli"),
+        *("lmswap.profiling.readers", "lmswap.profiling.profile"),
+    ],
 )
 def test_importing_it_imports_no_torch(module):
     code = f"import importlib, sys; importlib.import_module('{module}'); sys.exit('torch' in sys.modules)"

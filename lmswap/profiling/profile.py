@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from rich.console import Group, RenderableType
@@ -35,7 +36,7 @@ class Profile:
     traces: tuple[Trace, ...] = ()
     notes: list[str] = field(default_factory=list)
 
-    @property
+    @cached_property
     def figures(self) -> tuple[Figures, ...]:
         """By trace.
 
@@ -133,9 +134,10 @@ def _stall_table(trace: Trace) -> Table:
     longest: tuple[Stall, ...] = trace.stalls[:_MOST_STALLS]
     title = f"Longest waits for copies ({trace.tool}, {len(longest)} of {len(trace.stalls)})"
     table = Table(box=None, padding=(0, 3, 0, 0), header_style="bold", title=title, title_justify="left")
-    for heading in ("waited", "times", "op", "for"):
-        table.add_column(heading, justify="right" if heading in ("waited", "times") else "left", no_wrap=True)
-    table.add_column("source line", overflow="ellipsis", no_wrap=True)
+    table.add_column("waited", justify="right", no_wrap=True, min_width=7)
+    table.add_column("times", justify="right", no_wrap=True, min_width=5)
+    for heading, width in (("op", 26), ("for", 26), ("source line", 38)):
+        table.add_column(heading, no_wrap=True, overflow="ellipsis", max_width=width)
     for stall in longest:
         what = f"{stall.buffer} to {'arrive' if stall.lane is Lane.IN else 'leave'}"
         table.add_row(format_seconds(stall.seconds), str(stall.num), stall.op, what, stall.source)

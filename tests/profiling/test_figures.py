@@ -92,6 +92,11 @@ def test_bytes_and_times_are_per_step_and_gaps_lie_between_activities():
     assert figures.copies_in.bytes_per_step == 4 * MIB
 
 
+def test_an_activity_that_begins_with_a_step_ends_the_gap_before_it():
+    spans = (kernel(0, 3), kernel(4, 6), kernel(8, 9))
+    assert figures_of(timeline(*spans, steps=((0, 0.0, 4.0), (1, 4.0, 10.0)))).gap_seconds == (1,)
+
+
 def test_a_copy_that_runs_across_a_boundary_leaves_no_gap():
     spans = (kernel(0, 3), copy(Lane.OUT, 2, 6), kernel(6, 9))
     assert figures_of(timeline(*spans, steps=((0, 0.0, 4.0), (1, 4.0, 10.0)))).gap_seconds == (0,)

@@ -47,6 +47,7 @@ def test_every_format_gives_the_figures_of_the_run(write, path):
     figures = figures_of(first.timeline)
     close = partial(pytest.approx, abs=2e-6)  # Kineto 1 writes microseconds since 1970: floats keep a quarter of one
     assert figures.window_seconds == close(0.020)
+    assert first.timeline.spans[0].start_seconds == close(0.001)
     assert figures.utilization == close(12 / 20, abs=1e-3)
     assert figures.exposed_seconds == close(0.004)
     assert figures.overlap == close(2 / 6, abs=1e-3)
@@ -103,6 +104,15 @@ def test_ranges_of_other_scripts_are_steps_too(name, path):
     assert [step.number for step in trace.timeline.steps] == [248, 249]
 
 
+def test_a_step_that_several_processes_make_lasts_from_the_first_to_the_last(path):
+    ranges = [("step 3", 2, 9), ("step 3", 1, 8), ("step 4", 9, 20), ("step 4", 8, 19)]
+    steps = read_traces(files.nvprof_sqlite(path, ranges=ranges))[0].timeline.steps
+    assert [(s.number, round(s.start_seconds * 1e3), round(s.end_seconds * 1e3)) for s in steps] == [
+        (3, 0, 8),
+        (4, 7, 19),
+    ]
+
+
 def test_steps_without_numbers_are_counted_from_0(path):
     ranges = [("Iteration", start, end) for _, start, end in files.STEPS]
     assert [step.number for step in read_traces(files.nsys(path, ranges=ranges))[0].timeline.steps] == [0, 1]
@@ -113,6 +123,7 @@ def test_steps_are_picked_by_number(path):
     figures = figures_of(trace.timeline)
     assert (figures.num_steps, figures.copies_in.nbytes) == (1, 0)
     assert figures.compute_seconds == pytest.approx(0.006)
+    assert figures_of(read_traces(path)[0].only(248, 249).timeline).num_steps == 1
     with pytest.raises(TraceError, match="Kineto has steps 248 to 249, so steps 249 to 250 cannot be picked"):
         read_traces(path)[0].only(249, 251)
     with pytest.raises(TraceError, match="has no steps"):
