@@ -1,15 +1,19 @@
-# Two commands: `make demo` and `make test`. Each sets up all that it needs in .venv and build/.
+# Three commands: `make demo`, `make case-study` and `make test`. Each sets up all that it needs in .venv and build/.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= $(shell nproc)
 
-.PHONY: demo test lint test-cpp test-python clean
+.PHONY: demo case-study test lint test-cpp test-python clean
 .DELETE_ON_ERROR:
 
 # SIZES="64 80" compares other image sides.
 demo: $(VENV)/ready
 	$(BIN)/python -m benchmarks.unet3d.demo $(SIZES)
+
+# SIZES="144 192" for the full one; ARGUMENTS="--data DIR" and the like go to python -m benchmarks.case_study.
+case-study: $(VENV)/ready
+	$(BIN)/python -m benchmarks.case_study $(if $(SIZES),--sizes $(SIZES)) $(ARGUMENTS)
 
 test: lint test-cpp test-python
 

@@ -1,4 +1,4 @@
-"""What does a larger image cost in the same memory? Every size without a budget, and under the first size's."""
+"""What does a larger image cost in the same memory? Every size without a budget, and under the small size's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.unet3d.study import Failure
 
 
 def climb(runner: Runner) -> Ladder:
-    """Trains every size; the first one's plain peak is the budget unless the settings give one.
+    """Trains every size; the plain peak of the small one is the budget unless the settings give one.
 
     Unlimited memory means lmswap's own graphs without a budget: on a CPU plain torch is slower than those, since the
     kernel has to make its pages anew. A size without a run that needs more memory than there is is kept as a failure.

@@ -11,9 +11,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoes
 from benchmarks.case_study import pictures, tables
 from benchmarks.case_study.predict import FUSED, MACHINE_OF_SYSTEM, OURS
 from benchmarks.case_study.published import SYSTEMS
-from benchmarks.case_study.ratios import Spread, overhead
+from benchmarks.case_study.ratios import Spread
 from benchmarks.case_study.results import Results
 from benchmarks.case_study.tables import Table
+from lmswap.ir.emulation import PRESETS
 from lmswap.ir.timeline import Timeline
 from lmswap.reporting.chrome import write_chrome_trace
 
@@ -118,18 +119,20 @@ def _links(results: Results) -> tuple[Picture, ...]:
     if results.links is None:
         return ()
     rows: list[tuple[str, str, Spread | None]] = []
-    for link in results.links.links:
-        system = next(system for system in SYSTEMS if system.key == link.system)
+    for system in SYSTEMS:
         rows.append((system.name, "IBM, 2018", Spread.of([system.overhead])))
         for policy, whose in (("tflms", "TFLMS policy, our runtime"), ("auto", "lmswap")):
-            rows.append((system.name, whose, overhead(link.of(policy), link.of("none"))))
-    title = "The same size and budget over both links"
+            rows.append((system.name, whose, tables.link_overhead(results, system.key, policy)))
+    rows += [
+        (name, "lmswap", tables.link_overhead(results, name)) for name in PRESETS if results.links.of(name) is not None
+    ]
+    title = "The same size and budget over each link"
     note = "Dashed: unlimited memory. Thin lines: lowest and highest of the repeats. Links are set by ratio, as below."
     return (Picture("links.svg", title, note, pictures.draw_links(rows)),)
 
 
 def _two_steps(results: Results) -> tuple[Picture, ...]:
-    steps = [(_link_title(results, key), timeline) for key, timeline in _measured_steps(results)]
+    steps = _measured_steps(results)
     if len(steps) != 2:
         return ()
     note = "Measured; the last step of the last repeat over each link."
@@ -137,18 +140,14 @@ def _two_steps(results: Results) -> tuple[Picture, ...]:
     return (Picture("steps.svg", title, note, pictures.draw_two_steps(steps)),)
 
 
-def _link_title(results: Results, key: str) -> str:
-    link = results.links.of(key) if results.links else None
-    system = next(system for system in SYSTEMS if system.key == key)
-    assert link is not None
-    return f"transfer / compute {link.ratio:.2g}, for {system.name}"
-
-
 def _measured_steps(results: Results) -> list[tuple[str, Timeline]]:
+    """By title: the drawn step over the link of each system."""
     found = []
-    for link in results.links.links if results.links else ():
-        drawn = [run.swapping for run in link.of("auto") if run.swapping is not None and run.swapping.spans]
-        found += [(link.system, swapping.timeline) for swapping in drawn[-1:]]
+    for system in SYSTEMS:
+        link = results.links.of(system.key) if results.links else None
+        drawn = [run.swapping for run in link.of("auto") if run.swapping and run.swapping.spans] if link else []
+        if link and drawn:
+            found.append((f"transfer / compute {link.ratio:.2g}, for {system.name}", drawn[-1].timeline))
     return found
 
 

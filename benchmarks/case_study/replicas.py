@@ -13,22 +13,25 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.case_study.links import format_rate, system_of
-from benchmarks.case_study.published import EPOCH_ROWS, EpochRow
-from benchmarks.case_study.results import Ladder, LinkRuns, Links, Replicas, Together, without_curves
+from benchmarks.case_study.links import basis_of, choose_links, format_rate
+from benchmarks.case_study.published import EPOCH_ROWS, SYSTEMS, EpochRow, System
+from benchmarks.case_study.results import Ladder, LinkRuns, Replicas, Together, without_curves
 from benchmarks.case_study.runner import Runner
 from benchmarks.unet3d.run import Configuration, Run
 from benchmarks.unet3d.study import Failure, RunFailed
 
 
-def run_replicas(runner: Runner, ladder: Ladder, links: Links, folder: Path) -> Replicas:
+def run_replicas(runner: Runner, ladder: Ladder, folder: Path) -> Replicas | None:
     """Trains one model and several at once, without swapping, over a link each, and over the contended link.
 
-    ``folder`` takes the files by which processes share a paced link.
+    Links have the systems' ratios for these trainings, which on a CPU compute more slowly. ``folder`` takes the files
+    by which processes share a paced link. None where the ladder found no budget.
     """
-    many, num_devices = runner.settings.replicas, torch.cuda.device_count()
-    threads = None if num_devices else max(1, torch.get_num_threads() // many)
-    small = runner.configuration(runner.settings.small, "none", threads=threads)
+    if ladder.budget_bytes is None:
+        return None
+    settings, num_devices = runner.settings, torch.cuda.device_count()
+    threads = None if num_devices else max(1, torch.get_num_threads() // settings.replicas)
+    small = runner.configuration(settings.small, "none", threads=threads)
     found: list[Together] = []
     failures: list[Failure] = []
 
@@ -36,7 +39,8 @@ def run_replicas(runner: Runner, ladder: Ladder, links: Links, folder: Path) -> 
         # Independent trainings: each has weights and dropout of its own.
         configurations = [replace(configuration, seed=seed) for seed in range(count)]
         devices = [{"CUDA_VISIBLE_DEVICES": str(n % num_devices)} if num_devices else {} for n in range(count)]
-        runner.console.print(EPOCH_ROWS[row].format(many=count, small=small.size, large=configuration.size), system)
+        title = EPOCH_ROWS[row].format(many=count, small=settings.small, large=settings.large)
+        runner.console.print(title + (f": {system}" if system else ""), highlight=False)
         try:
             runs = runner.run_together(configurations, devices)
         except RunFailed as failure:
@@ -45,26 +49,28 @@ def run_replicas(runner: Runner, ladder: Ladder, links: Links, folder: Path) -> 
             found.append(Together(row, system, tuple(map(without_curves, runs)), seconds_while_all_train(runs)))
 
     attempt("small", None, small, 1)
-    attempt("small_each", None, small, many)
-    for link in links.links:
-        limits = {"budget_bytes": ladder.budget_bytes, "cap_bytes": ladder.cap_bytes, "tier": link.tier}
-        large = runner.configuration(runner.settings.large, "auto", threads=threads, link=link.link, **limits)
-        attempt("large", link.system, large, 1)
+    attempt("small_each", None, small, settings.replicas)
+    basis = basis_of([run for together in found[:1] for run in together.runs])
+    links = [] if basis is None else choose_links(settings.device, basis)[: len(SYSTEMS)]
+    for system, link in zip(SYSTEMS, links, strict=False):
+        limits = {"budget_bytes": ladder.budget_bytes, "cap_bytes": ladder.cap_bytes}
+        large = runner.configuration(settings.large, "auto", threads=threads, link=link.link, tier=link.tier, **limits)
+        attempt("large", system.key, large, 1)
         # A device's own link is there once: several trainings can only share it.
         if link.link is not None:
-            attempt("large_each", link.system, large, many)
-        attempt("large_contended", link.system, _contended(large, link, folder), many)
-    return Replicas(threads, num_devices, tuple(found), tuple(failures))
+            attempt("large_each", system.key, large, settings.replicas)
+        (folder / f"{system.key}.link").unlink(missing_ok=True)  # an aborted run's may be of another rate
+        attempt("large_contended", system.key, _contended(large, link, system, folder), settings.replicas)
+    return Replicas(threads, num_devices, tuple(links), tuple(found), tuple(failures))
 
 
-def _contended(configuration: Configuration, link: LinkRuns, folder: Path) -> Configuration:
+def _contended(configuration: Configuration, link: LinkRuns, system: System, folder: Path) -> Configuration:
     """``configuration`` over what the system has for more GPUs: the same link for all, or a slower one for each."""
-    share = system_of(link).contended_share
     if link.link is None:
         return configuration
-    if share is None:
-        return replace(configuration, link_file=str(folder / f"{link.system}.link"))
-    return replace(configuration, link=format_rate(share * link.bytes_per_second))
+    if system.contended_share is None:
+        return replace(configuration, link_file=str(folder / f"{system.key}.link"))
+    return replace(configuration, link=format_rate(system.contended_share * link.bytes_per_second))
 
 
 def seconds_while_all_train(runs: Sequence[Run]) -> tuple[float, ...]:

@@ -25,13 +25,16 @@ SCHEMA = "lmswap.case_study/1"
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured. ``budget_bytes`` None: the plain peak of the first size; ``data`` None: made subjects.
+    """What is measured. ``small`` just fits the budget, ``large`` is what the page is about; ``ladder``: other sizes.
 
-    Every run warms up, then times ``timed_steps`` steps; what is compared runs ``repeats`` times, in turns.
-    ``evaluation`` is a folder of `lmswap bench unet3d evaluate`.
+    ``budget_bytes`` None: the plain peak of ``small``; ``data`` None: made subjects. Every run warms up, then times
+    ``timed_steps`` steps; what is compared runs ``repeats`` times, in turns. ``evaluation`` is a folder of
+    `lmswap bench unet3d evaluate`.
     """
 
-    sizes: tuple[int, ...]
+    small: int
+    large: int
+    ladder: tuple[int, ...]
     device: str
     replicas: int
     repeats: int
@@ -44,14 +47,9 @@ class Settings:
     evaluation: str | None
 
     @property
-    def small(self) -> int:
-        """The size that just fits."""
-        return self.sizes[0]
-
-    @property
-    def large(self) -> int:
-        """The size that the page is about."""
-        return self.sizes[-1]
+    def sizes(self) -> tuple[int, ...]:
+        """All sizes, ascending."""
+        return tuple(sorted({self.small, self.large, *self.ladder}))
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ class Boxes:
 
 @dataclass(frozen=True)
 class Ladder:
-    """Each size without a budget and under the first size's; the runs of a size alternate, repeat by repeat."""
+    """Each size without a budget and under the small size's; the runs of a size alternate, repeat by repeat."""
 
     budget_bytes: int | None
     cap_bytes: int | None  # on CUDA: what torch's allocator was held to, as a card of that size would
@@ -89,20 +87,19 @@ class Ladder:
 
 @dataclass(frozen=True)
 class LinkRuns:
-    """The large size over one link, beside the same graphs unswapped; runs alternate, repeat by repeat.
+    """The large size over one link; ``name`` is a system's key or one of `lmswap.ir.emulation.PRESETS`.
 
-    ``wanted_bytes_per_second`` gives the system's ratio. Where the device's own link is slower than that it is used as
-    it is, ``link`` is None, and ``ratio`` is what that gives.
+    ``ratio`` is of transfer to compute. Where a device's own link is too slow for the wanted one it is used as it is:
+    then ``link`` is None, and ``ratio`` what that gives.
     """
 
-    system: str
-    wanted_bytes_per_second: float
+    name: str
     bytes_per_second: float
     link: str | None
     tier: str
     ratio: float
-    runs: tuple[Run, ...]
-    failures: tuple[Failure, ...]
+    runs: tuple[Run, ...] = ()
+    failures: tuple[Failure, ...] = ()
 
     def of(self, policy: str) -> tuple[Run, ...]:
         """The runs of a policy, in order of repeats."""
@@ -111,15 +108,20 @@ class LinkRuns:
 
 @dataclass(frozen=True)
 class Links:
-    """The comparison of links; their ratio is ``saved_bytes`` over a rate and ``forward_seconds``."""
+    """The comparison of links, beside the same graphs unswapped; runs alternate, repeat by repeat.
+
+    A link's ratio is ``saved_bytes`` over its rate and ``forward_seconds``.
+    """
 
     saved_bytes: int
     forward_seconds: float
+    unswapped: tuple[Run, ...]
     links: tuple[LinkRuns, ...]
+    failures: tuple[Failure, ...]
 
-    def of(self, system: str) -> LinkRuns | None:
-        """The runs over the link of a system."""
-        return next((link for link in self.links if link.system == system), None)
+    def of(self, name: str) -> LinkRuns | None:
+        """The runs over a link."""
+        return next((link for link in self.links if link.name == name), None)
 
 
 @dataclass(frozen=True)
@@ -134,10 +136,14 @@ class Together:
 
 @dataclass(frozen=True)
 class Replicas:
-    """Trainings beside each other; ``threads`` each on a CPU, so that they compete for the link and not for cores."""
+    """Trainings beside each other, over links as `links` chose them for these trainings.
+
+    On a CPU they have ``threads`` each, so that they compete for the link and not for cores.
+    """
 
     threads: int | None
     devices: int
+    links: tuple[LinkRuns, ...]
     together: tuple[Together, ...]
     failures: tuple[Failure, ...]
 
@@ -206,7 +212,7 @@ class Results:
     @property
     def failures(self) -> tuple[Failure, ...]:
         """Runs of any stage that did not finish."""
-        stages = (self.ladder, self.replicas, *(self.links.links if self.links else ()))
+        stages = (self.ladder, self.links, *(self.links.links if self.links else ()), self.replicas)
         return tuple(failure for stage in stages if stage is not None for failure in stage.failures)
 
     def write(self, path: Path) -> None:

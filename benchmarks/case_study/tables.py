@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from benchmarks.case_study import published
 from benchmarks.case_study.links import describe_link
 from benchmarks.case_study.predict import AS_IN_KERAS, FIRST_TFLMS, FUSED, MACHINE_OF_SYSTEM, MACHINES, OURS
-from benchmarks.case_study.published import EPOCH_ROWS, STEPS_PER_EPOCH, SYSTEMS, System
+from benchmarks.case_study.published import EPOCH_ROWS, STEPS_PER_EPOCH, SYSTEMS
 from benchmarks.case_study.ratios import Spread, overhead
-from benchmarks.case_study.results import Ladder, LinkRuns, Results, Together
+from benchmarks.case_study.results import Ladder, LinkRuns, Links, Results, Together
 from benchmarks.unet3d.run import Run
 from benchmarks.unet3d.scores import REGIONS, subject_means
 from lmswap.profiling.figures import Figures
@@ -39,9 +39,8 @@ def goals(results: Results) -> Table:
     rows: list[tuple[str, ...]] = []
     for system in SYSTEMS:
         link = results.links.of(system.key) if results.links else None
-        cost = overhead(link.of("auto"), link.of("none")) if link else None
-        busy = _utilization(link.of("auto")) if link else None
-        at = _at_ratio(link, system)
+        cost, busy = link_overhead(results, system.key), _utilization(link.of("auto")) if link else None
+        at = _ratio_name(link) if link else f"{system.ratio} ({system.name})"
         goal = published.OVERHEAD_GOALS[system.key]
         rows.append(
             (f"overhead at {at}", f"{system.overhead:.2f} ×", f"≤ {goal:.2f} ×", _times(cost),
@@ -117,42 +116,45 @@ def ladder_table(results: Results) -> Table | None:
 
 def link_table(results: Results) -> Table | None:
     """The links beside each other, and policies over each."""
-    if results.links is None:
+    links = results.links
+    if links is None:
         return None
-    rows: list[tuple[str, ...]] = []
-    for link in results.links.links:
-        for policy, name in (("none", "unlimited memory"), ("auto", "lmswap"), ("tflms", "TFLMS policy, byte budget")):
-            runs = link.of(policy)
-            figures = [run.figures for run in runs if run.figures is not None]
-            if policy == "none" and not runs:
-                continue
-            rows.append(
-                (_at_ratio(link, _system(link)), name, _step(runs) if runs else "did not finish",
-                 _times(overhead(runs, link.of("none"))), _percent(_utilization(runs)),
-                 _median(figures, lambda f: f.copies_out.bytes_per_step / 2**30, "{:.2f}"),
-                 _median(figures, lambda f: f.copies_in.bytes_per_step / 2**30, "{:.2f}"),
-                 _median(figures, lambda f: (f.stall_seconds or 0.0) / f.num_steps, "{:.2f}"),
-                 _median(figures, lambda f: f.exposed_seconds / f.num_steps, "{:.2f}"),
-                 _median(figures, lambda f: f.overlap, "{:.0%}").replace("%", " %"))
-            )  # fmt: skip
-    how = "; ".join(
-        f"{_system(link).name}: {describe_link(link.link, link.tier, link.bytes_per_second)}" for link in
-        results.links.links
-    )  # fmt: skip
-    unreached = [_system(link) for link in results.links.links if link.link is None]
+    rows = [("–", "unlimited memory", *_link_cells(links.unswapped, links))]
+    for link in links.links:
+        for policy, name in (("auto", "lmswap"), ("tflms", "TFLMS policy, byte budget")):
+            if runs := link.of(policy):
+                rows.append((_ratio_name(link), name, *_link_cells(runs, links)))
+    how = "; ".join(f"{link.name}: {describe_link(link)}" for link in links.links)
+    unreached = [link.name for link in links.links if link.link is None]
     return Table(
-        f"{results.settings.large}³ under the same budget over two links",
+        f"{results.settings.large}³ under the same budget over several links",
         ("ratio of transfer to compute", "policy", "step (s)", "overhead", "utilization", "out (GiB)", "in (GiB)",
-         "stalled (s)", "exposed (s)", "hidden"),
+         "achieved out | in (GB/s)", "stalled (s)", "exposed (s)", "hidden"),
         tuple(rows),
-        f"{how}. The step saves {results.links.saved_bytes / 1e9:.2f} GB for its backward pass and computes "
-        f"{results.links.forward_seconds:.2f} s forward. Out to exposed: of one step. Exposed: copying while nothing "
-        "computes; hidden: the share of copying under compute."
-        + "".join(
-            f" {system.name}'s ratio of {system.ratio} needs a faster link than this device has: it is used as it is."
-            for system in unreached
-        ),
+        f"{how}. The step saves {links.saved_bytes / 1e9:.2f} GB for its backward pass and computes "
+        f"{links.forward_seconds:.2f} s forward. Out, in, stalled, exposed: of one step. Achieved: over the seconds of "
+        "copies. Exposed: copying while nothing computes; hidden: the share of copying under compute."
+        + "".join(f" The ratio wanted for {name} needs a faster link than this device has." for name in unreached),
     )  # fmt: skip
+
+
+def _link_cells(runs: Sequence[Run], links: Links) -> tuple[str, ...]:
+    figures = [run.figures for run in runs if run.figures is not None]
+    rates = (
+        _median(figures, lambda f: f.copies_out.busy_bytes_per_second, lambda rate: f"{rate / 1e9:.2f}"),
+        _median(figures, lambda f: f.copies_in.busy_bytes_per_second, lambda rate: f"{rate / 1e9:.2f}"),
+    )
+    return (
+        _step(runs),
+        _times(overhead(runs, links.unswapped)),
+        _percent(_utilization(runs)),
+        _median(figures, lambda f: f.copies_out.bytes_per_step / 2**30, "{:.2f}".format),
+        _median(figures, lambda f: f.copies_in.bytes_per_step / 2**30, "{:.2f}".format),
+        " | ".join(rates),
+        _median(figures, lambda f: (f.stall_seconds or 0.0) / f.num_steps, "{:.2f}".format),
+        _median(figures, lambda f: f.exposed_seconds / f.num_steps, "{:.2f}".format),
+        _median(figures, lambda f: f.overlap, _percent),
+    )
 
 
 def stall_table(results: Results) -> Table | None:
@@ -169,7 +171,7 @@ def stall_table(results: Results) -> Table | None:
         for stall in run.stalls[:_MOST_STALLS]:
             why = "its bytes had not come back" if stall.lane == "in" else "its memory was not free yet"
             rows.append(
-                (_at_ratio(link, _system(link)), stall.op, stall.source or _NOTHING, stall.buffer, why,
+                (_ratio_name(link), stall.op, stall.source or _NOTHING, stall.buffer, why,
                  f"{1000 * stall.seconds / run.figures.num_steps:.1f}")
             )  # fmt: skip
     if not rows:
@@ -230,8 +232,8 @@ def profile_table(results: Results) -> Table | None:
             (system.contended_how, system.contended, beside.runs if beside else ()),
         ):
             figures = [run.figures for run in runs if run.figures is not None]
-            in_rate = _median_of(figures, lambda f: f.copies_in.bytes_per_second)
-            out_rate = _median_of(figures, lambda f: f.copies_out.bytes_per_second)
+            in_rate = _median_of(figures, lambda f: f.copies_in.busy_bytes_per_second)
+            out_rate = _median_of(figures, lambda f: f.copies_out.busy_bytes_per_second)
             rows.append(
                 (f"{system.name}, {how}",
                  _beside(theirs.utilization, _utilization(runs), _percent),
@@ -261,7 +263,7 @@ def prediction_table(results: Results) -> Table | None:
         theirs = found.find(AS_IN_KERAS, machine, FIRST_TFLMS)
         ours = found.find(FUSED, machine, OURS)
         link = results.links.of(system.key) if results.links and system else None
-        cost = overhead(link.of("auto"), link.of("none")) if link else None
+        cost = link_overhead(results, system.key) if system else None
         busy = _utilization(link.of("auto")) if link else None
         measured = f"{system.overhead:.2f} ×, {_percent(system.alone.utilization)}" if system else _NOTHING
         rows.append(
@@ -310,18 +312,17 @@ def ladder_overhead(ladder: Ladder, size: int) -> Spread | None:
     return overhead(ladder.of(size, "swapped"), ladder.of(size, "unswapped"))
 
 
-def _system(link: LinkRuns) -> System:
-    return next(system for system in SYSTEMS if system.key == link.system)
+def link_overhead(results: Results, name: str, policy: str = "auto") -> Spread | None:
+    """Overhead of the large size over a link."""
+    link = results.links.of(name) if results.links else None
+    return overhead(link.of(policy), results.links.unswapped) if link and results.links else None
 
 
-def _at_ratio(link: LinkRuns | None, system: System) -> str:
-    if link is None:
-        return f"{system.ratio} ({system.name})"
-    return (
-        f"{link.ratio:.2g} (for {system.ratio}, {system.name})"
-        if link.link is None
-        else f"{system.ratio} ({system.name})"
-    )
+def _ratio_name(link: LinkRuns) -> str:
+    system = next((system for system in SYSTEMS if system.key == link.name), None)
+    if system is None:
+        return f"{link.ratio:.2g} ({link.name})"
+    return f"{system.ratio} ({system.name})" if link.link else f"{link.ratio:.2g} (for {system.ratio}, {system.name})"
 
 
 def _utilization(runs: Sequence[Run]) -> float | None:
@@ -333,9 +334,9 @@ def _median_of(figures: Sequence[Figures], value: Callable[[Figures], float | No
     return statistics.median(values) if values else None
 
 
-def _median(figures: Sequence[Figures], value: Callable[[Figures], float | None], form: str) -> str:
+def _median(figures: Sequence[Figures], value: Callable[[Figures], float | None], form: Callable[[float], str]) -> str:
     found = _median_of(figures, value)
-    return _NOTHING if found is None else form.format(found)
+    return _NOTHING if found is None else form(found)
 
 
 def _epoch(together: Together | None) -> float | None:

@@ -23,7 +23,8 @@ from tests.benchmarks.runs import MACHINE, MIB, make_configuration, make_run
 
 BUDGET_BYTES = 1000 * MIB
 SETTINGS = Settings(
-    sizes=(96, 128), device="cpu", replicas=2, repeats=2, timed_steps=2, budget_bytes=None, head="conv", dtype="fp32",
+    small=96, large=128, ladder=(), device="cpu",
+    replicas=2, repeats=2, timed_steps=2, budget_bytes=None, head="conv", dtype="fp32",
     seed=0, data=None, evaluation=None,
 )  # fmt: skip
 ORIGIN = Origin(
@@ -53,20 +54,14 @@ def make_ladder():
     return Ladder(BUDGET_BYTES, None, (plain, *runs, *again), ())
 
 
-def make_link(system, seconds, link, ratio):
-    runs = []
-    for repeat in range(2):
-        runs += [
-            unswapped(5.0),
-            swapped(seconds, link=link, keep_spans=repeat == 1),
-            swapped(3 * seconds, 128, "tflms", link),
-        ]
-    return LinkRuns(system, 0.8e9, 0.8e9, link, "auto", ratio, tuple(runs), ())
+def make_link(name, seconds, link, ratio):
+    runs = [swapped(seconds, link=link), swapped(3 * seconds, policy="tflms", link=link)]
+    return LinkRuns(name, 0.8e9, link, "auto", ratio, (*runs, swapped(seconds, link=link, keep_spans=True)))
 
 
 def make_links():
     slow, fast = make_link("x86", 5.2, "0.8GB/s", 3.3), make_link("ac922", 5.0, None, 0.9)
-    return Links(4_000_000_000, 1.5, (slow, fast))
+    return Links(4_000_000_000, 1.5, (unswapped(5.0), unswapped(5.0)), (slow, fast), ())
 
 
 def make_replicas():
@@ -77,7 +72,7 @@ def make_replicas():
     rows = [together("small", None, 1, 4.0), together("small_each", None, 2, 4.4)]
     rows += [together("large", "x86", 1, 10.0), together("large_each", "x86", 2, 11.0)]
     rows += [together("large_contended", "x86", 2, 15.0), together("large", "ac922", 1, 10.0)]
-    return Replicas(1, 0, (*rows, together("large_contended", "ac922", 2, 12.0)), ())
+    return Replicas(1, 0, (), (*rows, together("large_contended", "ac922", 2, 12.0)), ())
 
 
 @cache
