@@ -14,7 +14,6 @@ from benchmarks.unet3d.brats import DataError
 from benchmarks.unet3d.dataset import prepare_data
 from benchmarks.unet3d.split import draw_split
 from benchmarks.unet3d.train import BEST, CHECKPOINT, LOG, Settings
-from lmswap.errors import PlanInfeasible
 from tests.benchmarks.killed import SMALL, run, start, told
 from tests.benchmarks.scans import make_subject
 
@@ -222,7 +221,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(settings, data, monkeypatch):
 
 
 def test_a_swapped_training_stopped_within_an_epoch_resumes_with_the_same_bits(settings, data, tmp_path):
-    swapped = replace(settings, swapping={"budget": "1GiB", "policy": "swap_all"}, epochs=2)
+    swapped = replace(settings, swapping={"budget": "1GiB", "policy": "swap_all"}, epochs=1)
 
     def stop(event):
         if event["event"] == "step" and event["done"] == 2:
@@ -236,8 +235,3 @@ def test_a_swapped_training_stopped_within_an_epoch_resumes_with_the_same_bits(s
     run(replace(swapped, output=tmp_path / "whole"), data)
     for name in (CHECKPOINT, BEST):
         assert same(*(checkpoint.load_state(folder / name) for folder in (settings.output, tmp_path / "whole")))
-
-
-def test_a_budget_that_cannot_be_kept_ends_the_training_with_lmswaps_words(settings, data):
-    with pytest.raises(PlanInfeasible, match="Give a budget of at least"):
-        run(replace(settings, swapping={"budget": "1MiB"}), data)
