@@ -15,6 +15,7 @@ from lmswap import api
 from lmswap.errors import OptionError
 from lmswap.execute.record import StepRecord
 from lmswap.ir.plan import Plan
+from lmswap.ir.program import Program
 from lmswap.ir.schedule import schedule
 from lmswap.ir.timeline import Lane, Span, Step
 from lmswap.profiling.trace import Stall, Trace, make_timeline
@@ -131,13 +132,20 @@ def _waits(record: StepRecord, step: PlannedStep) -> Iterator[tuple[str, str, st
     due = _positions(step.plan, runs.buffers)
     for transfer in sorted(record.transfers, key=lambda transfer: transfer.queued_seconds):
         lane = Lane.IN if transfer.is_in else Lane.OUT
-        position = next(due[transfer.swap, lane], len(runs.program.ops))
-        if transfer.wait_end_seconds <= transfer.wait_start_seconds:
-            continue
-        op = runs.program.ops[position] if position < len(runs.program.ops) else None
+        position = next(due[transfer.swap, lane], None)
         seconds = transfer.wait_end_seconds - transfer.wait_start_seconds
-        name, source = (op.name, op.source) if op else ("end of the step", "")
-        yield name, source, program.buffer_names[transfer.swap], lane, seconds
+        if seconds > 0:
+            yield *_place(runs.program, position, lane), program.buffer_names[transfer.swap], lane, seconds
+
+
+def _place(program: Program, position: int | None, lane: Lane) -> tuple[str, str]:
+    """The op before which compute waits, and its source line. A segment waits for what leaves it before it ends."""
+    if position is None:
+        return "unknown: planned anew", ""
+    before = program.segment_of(position - 1)
+    if lane is Lane.OUT and position == before.stop:
+        return f"end of {before.phase}", ""
+    return program.ops[position].name, program.ops[position].source
 
 
 def _positions(plan: Plan, buffers: Sequence[int]) -> defaultdict[tuple[int, Lane], Iterator[int]]:

@@ -56,6 +56,8 @@ def profile_command(command: Sequence[str], window: Window, *, tool: str, folder
     """
     used, note = choose(tool, look())
     watched = _watched(command, folder)
+    for name in (OUTCOME, OWN, *TOOL_FILES.values()):
+        (folder / name).unlink(missing_ok=True)  # an earlier run's, in a folder that is kept
     request = {"tool": used, "window": asdict(window), "folder": str(folder), "stop": stop}
     (folder / REQUEST).write_text(json.dumps(request), encoding="utf-8")
     returncode = subprocess.run(under(used, watched, folder), check=False).returncode

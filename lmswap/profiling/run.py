@@ -43,6 +43,9 @@ class Watch:
         self._counter.close()
         if self._recording is not None:
             self._recording.stop()
+        self._tell()
+
+    def _tell(self) -> None:
         outcome = {"first": self.first, "epochs": self._counter.epochs, "error": self.error}
         (self._folder / OUTCOME).write_text(json.dumps(outcome), encoding="utf-8")
 
@@ -91,6 +94,7 @@ class Watch:
             write_traces(self._folder / OWN, self._own.traces(self._recording.steps))
         self.first = number + 1 - len(self._recording.steps)
         self._recording = None
+        self._tell()  # now, for a script may end without saying so
         if self._stop:
             raise SystemExit(0)
 

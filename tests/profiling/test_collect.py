@@ -30,10 +30,10 @@ def back(buffer, queued, waited):
     return (buffer, True, 8, queued, queued, queued + 1, 7.0, 7.0 + waited)
 
 
-def test_a_wait_belongs_to_the_op_at_the_release_or_the_first_use():
+def test_a_wait_belongs_to_the_op_at_the_first_use_and_to_what_comes_at_the_release():
     found = waits(PROGRAM, PLAN, back(1, 4.0, 0.5), out(1, 2.0, 0.25))
     assert found == [
-        ("grad_relu", "", "conv", Lane.OUT, 0.25),
+        ("end of forward", "", "conv", Lane.OUT, 0.25),
         ("grad_x", "small.py:8 x = self.conv(x)", "conv", Lane.IN, 0.5),
     ]
 
@@ -69,25 +69,31 @@ def test_a_buffer_that_leaves_twice_is_told_apart_by_the_order_of_its_copies():
     assert [(op, lane, seconds) for op, _, _, lane, seconds in found] == [
         ("f3", Lane.OUT, 1.0),
         ("f4", Lane.IN, 2.0),
-        ("g1", Lane.OUT, 3.0),
+        ("end of forward", Lane.OUT, 3.0),
         ("g1", Lane.IN, 4.0),
     ]
 
 
 def test_a_copy_that_is_still_good_does_not_leave_again():
     a = SEVERAL.id("a")
-    again = plan(Swap(a, "disk", 0, 2, 2, 2, 3), Swap(a, "disk", 0, None, 4, 4, 4))
-    found = waits(SEVERAL.program, again, out(a, 1, 1.0), back(a, 2, 2.0), back(a, 4, 4.0))
-    assert [(op, lane) for op, _, _, lane, _ in found] == [("f3", Lane.OUT), ("f4", Lane.IN), ("g1", Lane.IN)]
+    again = plan(Swap(a, "disk", 0, 2, 2, 2, 3), Swap(a, "disk", 0, None, 3, 3, 3), Swap(a, "disk", 0, 4, 4, 4, 4))
+    copies = (out(a, 1, 1.0), back(a, 2, 2.0), back(a, 3, 2.0), out(a, 4, 1.0), back(a, 5, 2.0))
+    found = waits(SEVERAL.program, again, *copies)
+    assert [op for op, *_ in found] == ["f3", "f4", "f4", "end of forward", "g1"]
 
 
-def test_ops_are_those_of_the_schedule_with_its_second_runs():
-    a, b = SEVERAL.id("a"), SEVERAL.id("b")
-    # f2 runs again before g1: positions from there on are one later.
-    again = plan(Swap(a, "disk", 0, 4, 4, 4, 5), reruns=(Rerun(SEVERAL.op("f2"), 4),))
-    (found,) = waits(SEVERAL.program, again, back(a, 4, 1.0))
-    assert found[0] == "g1"
-    assert b != a
+def test_a_copy_that_the_plan_does_not_have_waits_at_no_known_op():
+    a = SEVERAL.id("a")
+    found = waits(SEVERAL.program, plan(Swap(a, "disk", 0, 2, 2, 2, 3)), back(a, 1, 1.0), back(a, 2, 2.0))
+    assert [op for op, *_ in found] == ["f4", "unknown: planned anew"]
+
+
+def test_ops_are_those_of_the_schedule_and_remade_buffers_go_by_the_name_of_what_they_replace():
+    # f2 runs again before g1: positions from there on are one later, and what it makes is a buffer of its own.
+    b, remade = SEVERAL.id("b"), len(SEVERAL.program.buffers)
+    again = plan(Swap(remade, "disk", 0, 5, 5, 5, 5), reruns=(Rerun(SEVERAL.op("f2"), 4),))
+    (found,) = waits(SEVERAL.program, again, back(b, 4, 1.0))
+    assert found == ("g1", "", "b", Lane.IN, 1.0)
 
 
 def test_waits_are_summed_over_steps_longest_first():

@@ -176,14 +176,25 @@ def test_with_stop_the_script_ends_with_the_window(run_inside, capsys):
     assert "came to its end" not in capsys.readouterr().out
 
 
+def test_what_the_window_showed_is_told_before_the_script_ends(run_inside, tmp_path):
+    looks = "import pathlib; assert pathlib.Path('outcome.json').exists()"
+    assert run_inside(f"{PLAIN}{looks}", Window(2, 4))[1]["first"] == 2
+    (tmp_path / "outcome.json").unlink()
+    with pytest.raises(AssertionError):
+        run_inside(f"{PLAIN}{looks}", Window(5, 10))
+
+
 def test_an_error_of_the_script_is_its_own(run_inside):
     with pytest.raises(ZeroDivisionError):
         run_inside(PLAIN + "1 / 0", Window(2, 4))
     assert run_inside("import sys; sys.exit(3)", Window()) == (3, {"first": None, "epochs": [], "error": ""})
 
 
-def test_a_script_that_fails_gives_its_exit_code(script, capfd):
-    assert cli.main(["profile", *script("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")]) == 137
+def test_a_script_that_fails_gives_its_exit_code(script, tmp_path, capfd):
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "outcome.json").write_text('{"first": 5, "epochs": [10], "error": "of an earlier run"}')
+    command = script("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    assert cli.main(["profile", "--keep", "kept", *command]) == 137
     assert "the profiled script ended by signal 9: nothing is reported" in capfd.readouterr().err
 
 
