@@ -93,7 +93,7 @@ def test_ops_are_those_of_the_schedule_and_remade_buffers_go_by_the_name_of_what
     b, remade = SEVERAL.id("b"), len(SEVERAL.program.buffers)
     again = plan(Swap(remade, "disk", 0, 5, 5, 5, 5), reruns=(Rerun(SEVERAL.op("f2"), 4),))
     (found,) = waits(SEVERAL.program, again, back(b, 4, 1.0))
-    assert found == ("g1", "", "b", Lane.IN, 1.0)
+    assert found == ("g1", "test.py:5 g1", "b", Lane.IN, 1.0)
 
 
 def test_waits_are_summed_over_steps_longest_first():
