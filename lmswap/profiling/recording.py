@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
+from lmswap.errors import OptionError
 from lmswap.ir.timeline import Step
 
 
@@ -60,9 +61,15 @@ class Recording:
 
 
 class KinetoRecorder:
-    """torch.profiler over the window, written to ``path`` in Kineto's trace format; each step is a range."""
+    """torch.profiler over the window, written to ``path`` in Kineto's trace format; each step is a range.
+
+    Raises:
+        OptionError: a torch.profiler is running already; a second one would end it.
+    """
 
     def __init__(self, path: Path) -> None:
+        if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+            raise OptionError("the script runs torch.profiler itself, and there can be only one: use another tool")
         self._path = path
         activities = [torch.profiler.ProfilerActivity.CPU]
         if torch.cuda.is_available():

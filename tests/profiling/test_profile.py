@@ -264,6 +264,33 @@ def test_a_block_without_steps_models_or_a_usable_tool_is_refused():
         pass
 
 
+def test_beside_a_profiler_of_the_scripts_own_kineto_is_refused():
+    with (
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as own,
+        pytest.raises(OptionError, match="there can be only one: use another tool"),
+        lmswap.profile(tool="kineto"),
+    ):
+        pass
+    assert own.events() is not None
+
+
+def test_waits_after_the_last_step_are_not_counted():
+    model = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512), nn.Tanh(), nn.Linear(512, 4))
+    lmswap.enable(model, budget="1GiB", policy="swap_all")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.ones(1024, 512)
+    model(x).sum().backward()
+    with lmswap.profile() as profile:
+        model(x).sum().backward()
+        optimizer.step()
+        model(x).sum().backward()
+    (trace,), (figures,) = profile.traces, profile.figures
+    assert {stall.num for stall in trace.stalls} == {1}
+    assert sum(stall.seconds for stall in trace.stalls) == pytest.approx(figures.stall_seconds)
+    assert figures.copies_in.num_copies == figures.copies_out.num_copies == 2
+    lmswap.disable(model)
+
+
 def test_an_error_in_the_block_comes_out_and_the_watching_ends():
     model = lmswap.enable(nn.Sequential(nn.Linear(16, 16)), budget="1GiB")
     with pytest.raises(ZeroDivisionError), lmswap.profile():
