@@ -107,5 +107,5 @@ def _over_device(device: str, name: str, link: str, wanted: float, at_once: floa
 
 def _with_picture(runs: Sequence[Run]) -> tuple[Run, ...]:
     """The runs with the spans of the one that is drawn: the last of policy auto."""
-    drawn = [run for run in runs if run.configuration.policy == "auto"][-1:]
-    return tuple(without_curves(run, keep_spans=run in drawn) for run in runs)
+    drawn = max((n for n, run in enumerate(runs) if run.configuration.policy == "auto"), default=None)
+    return tuple(without_curves(run, keep_spans=n == drawn) for n, run in enumerate(runs))

@@ -9,7 +9,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 from benchmarks.case_study import pictures, tables
-from benchmarks.case_study.predict import FUSED, MACHINE_OF_SYSTEM, OURS
+from benchmarks.case_study.predict import MACHINE_OF_SYSTEM, OURS
 from benchmarks.case_study.published import SYSTEMS
 from benchmarks.case_study.ratios import Spread
 from benchmarks.case_study.results import Results
@@ -165,7 +165,7 @@ def _predicted_steps(results: Results) -> list[tuple[str, Timeline]]:
         return []
     found = []
     for system in SYSTEMS:
-        prediction = results.predictions.find(FUSED, MACHINE_OF_SYSTEM[system.key], OURS)
+        prediction = results.predictions.find(MACHINE_OF_SYSTEM[system.key], OURS)
         found.append((prediction.machine_name, Timeline("predicted", prediction.spans, ())))
     return found
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from benchmarks.case_study.published import LARGE, SMALL, SYSTEMS
 from benchmarks.case_study.ratios import Spread
 from benchmarks.case_study.results import Evaluation
 from benchmarks.unet3d import evaluate
-from benchmarks.unet3d.plot_scores import plot_scores
+from benchmarks.unet3d.plot_scores import draw_scores
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.timeline import Lane, Span, Timeline
 from lmswap.reporting.picture import merge_spans
@@ -159,12 +158,11 @@ def _middle(span: Span) -> float:
 
 def draw_dice(evaluation: Evaluation) -> str:
     """Box plots of Dice, as `lmswap bench unet3d evaluate` draws them."""
-    scores, folder = evaluation.scores, Path(evaluation.folder)
-    sizes = tuple(sorted({score.size for score in scores}))
-    with tempfile.TemporaryDirectory() as temporary, matplotlib.rc_context({"svg.hashsalt": "lmswap"}):
-        path = Path(temporary, "dice.svg")
-        plot_scores(evaluate.Evaluation(evaluation.data, sizes, scores, {}, folder), path)
-        return path.read_text(encoding="utf-8")
+    sizes = tuple(sorted({score.size for score in evaluation.scores}))
+    with matplotlib.rc_context(_STYLE):
+        return _svg(
+            draw_scores(evaluate.Evaluation(evaluation.data, sizes, evaluation.scores, {}, Path(evaluation.folder)))
+        )
 
 
 def _clear_frame(axes: Axes) -> None:
@@ -176,5 +174,5 @@ def _clear_frame(axes: Axes) -> None:
 
 def _svg(figure: Figure) -> str:
     with io.StringIO() as file:
-        figure.savefig(file, format="svg", metadata={"Date": None})
+        figure.savefig(file, format="svg", metadata={"Date": None}, bbox_inches="tight", pad_inches=0.1)
         return file.getvalue()

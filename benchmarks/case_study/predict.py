@@ -25,7 +25,6 @@ OURS, FIRST_TFLMS = "lmswap", "TFLMS of 2018"
 # TFLMS as it was in 2018: whatever has a consumer more than one level below leaves and comes back for each of them, the
 # copy in starts a level before it is needed, and compute waits for every copy.
 _FIRST_TFLMS = {"swapout_threshold": 1, "swapin_ahead": 1, "swapin_groupby": 1, "sync_mode": 3}
-_DRAWN = [(FUSED, machine, OURS) for machine in MACHINE_OF_SYSTEM.values()]
 
 
 def predict() -> Predictions:
@@ -33,14 +32,13 @@ def predict() -> Predictions:
 
     IBM's network wrote its norms out as many ops, as Keras does; ours has them fused.
     """
-    small, programs = load_program(SMALL), {name: load_program(name) for name in (FUSED, AS_IN_KERAS)}
+    small, fused, as_in_keras = (load_program(name) for name in (SMALL, FUSED, AS_IN_KERAS))
     found = []
     for name in MACHINES:
         machine = load_machine(name)
         budget_bytes = StepMemory(small, roofline(small, machine)).peak.nbytes
-        for program in programs.values():
-            found.append(_predict(program, name, machine, OURS, budget_bytes))
-            found.append(_predict(program, name, machine, FIRST_TFLMS, None, **_FIRST_TFLMS))
+        found.append(_predict(fused, name, machine, OURS, budget_bytes))
+        found.append(_predict(as_in_keras, name, machine, FIRST_TFLMS, None, **_FIRST_TFLMS))
     return Predictions(tuple(found))
 
 
@@ -70,5 +68,5 @@ def _predict(
         in_bytes=figures.copies_in.nbytes,
         out_bytes_per_second=figures.copies_out.bytes_per_second,
         in_bytes_per_second=figures.copies_in.bytes_per_second,
-        spans=timeline.spans if (program.name, name, method) in _DRAWN else (),
+        spans=timeline.spans if method == OURS and name in MACHINE_OF_SYSTEM.values() else (),
     )

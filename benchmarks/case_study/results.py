@@ -181,9 +181,9 @@ class Predictions:
 
     predictions: tuple[Prediction, ...]
 
-    def find(self, program: str, machine: str, method: str) -> Prediction:
-        """The one prediction of that name."""
-        (found,) = (p for p in self.predictions if (p.program, p.machine, p.method) == (program, machine, method))
+    def find(self, machine: str, method: str) -> Prediction:
+        """The prediction for a machine by a method."""
+        (found,) = (p for p in self.predictions if (p.machine, p.method) == (machine, method))
         return found
 
 

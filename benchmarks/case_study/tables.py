@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from benchmarks.case_study import published
 from benchmarks.case_study.links import describe_link
-from benchmarks.case_study.predict import AS_IN_KERAS, FIRST_TFLMS, FUSED, MACHINE_OF_SYSTEM, MACHINES, OURS
+from benchmarks.case_study.predict import FIRST_TFLMS, MACHINE_OF_SYSTEM, MACHINES, OURS
 from benchmarks.case_study.published import EPOCH_ROWS, STEPS_PER_EPOCH, SYSTEMS
 from benchmarks.case_study.ratios import Spread, overhead
 from benchmarks.case_study.results import Ladder, LinkRuns, Links, Results, Together
@@ -260,8 +260,8 @@ def prediction_table(results: Results) -> Table | None:
     rows: list[tuple[str, ...]] = []
     for machine in MACHINES:
         system = next((s for s in SYSTEMS if MACHINE_OF_SYSTEM[s.key] == machine), None)
-        theirs = found.find(AS_IN_KERAS, machine, FIRST_TFLMS)
-        ours = found.find(FUSED, machine, OURS)
+        theirs = found.find(machine, FIRST_TFLMS)
+        ours = found.find(machine, OURS)
         link = results.links.of(system.key) if results.links and system else None
         cost = link_overhead(results, system.key) if system else None
         busy = _utilization(link.of("auto")) if link else None

@@ -12,6 +12,7 @@ from benchmarks.unet3d.scores import REGIONS, subject_means
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Okabe and Ito's palette, as in the other pictures.
 _COLOURS = ("#56b4e9", "#0072b2", "#009e73", "#e69f00", "#cc79a7")
@@ -20,7 +21,12 @@ _GROUP_WIDTH = 0.8
 
 
 def plot_scores(evaluation: Evaluation, path: Path) -> None:
-    """Draws a box for each region and size: a value is a subject, averaged over the models of that size."""
+    """Writes what `draw_scores` draws."""
+    draw_scores(evaluation).savefig(path, dpi=160, bbox_inches="tight", pad_inches=0.15)
+
+
+def draw_scores(evaluation: Evaluation) -> Figure:
+    """A box for each region and size: a value is a subject, averaged over the models of that size."""
     import matplotlib  # noqa: PLC0415 - slow to import, and only needed at the end
     from matplotlib.figure import Figure  # noqa: PLC0415
 
@@ -40,7 +46,7 @@ def plot_scores(evaluation: Evaluation, path: Path) -> None:
             axes.spines[side].set_visible(False)
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
         figure.text(0.01, -0.02, _footnote(evaluation), fontsize=8, color=_NOTE, va="top")
-        figure.savefig(path, dpi=160, bbox_inches="tight", pad_inches=0.15)
+        return figure
 
 
 def _draw_size(axes: Axes, evaluation: Evaluation, index: int) -> None:
