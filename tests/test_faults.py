@@ -9,12 +9,14 @@ import torch
 import lmswap
 from lmswap.errors import TierError, TransferError
 from lmswap.execute import _C
+from lmswap.hardware.measure import describe_machine
 from tests.models import CASES
 
 CASE = CASES["resnet"]
 
 
 def enable_on_a_disk_that(monkeypatch, faults: str):
+    describe_machine(torch.device("cpu"), "disk")  # measured, if no test has yet, while the disk is sound
     monkeypatch.setattr("lmswap.session._C.Engine", functools.partial(_C.Engine, faults=faults))
     torch.manual_seed(0)
     torch.compiler.reset()

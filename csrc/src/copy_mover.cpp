@@ -28,7 +28,7 @@ void CopyMover::move(const TransferPointer& transfer) {
   for (uint64_t begin = 0; begin < transfer->block.nbytes; begin += chunk_bytes) {
     const uint64_t nbytes = std::min(chunk_bytes, transfer->block.nbytes - begin);
     copy(*transfer, begin, nbytes);
-    pacer_.pace(nbytes, ready_seconds);
+    if (pacer_.is_limiting()) transfer->begin_on_link(pacer_.pace(nbytes, ready_seconds));
   }
   transfer->done.record(stream_.handle());
 }

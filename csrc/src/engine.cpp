@@ -205,7 +205,7 @@ std::vector<TransferRecord> Engine::take_records() {
     const bool was_waited_for = flight.wait_end && flight.wait_end->is_finished();
     if (!was_waited_for && (flight.wait_end || handles_.contains(flight.handle))) return false;
     records.push_back({transfer.swap, transfer.direction == Direction::kIn, transfer.block.nbytes,
-                       transfer.queued_seconds, transfer.start.seconds(), transfer.end_seconds(),
+                       transfer.queued_seconds, transfer.start_seconds(), transfer.end_seconds(),
                        was_waited_for ? flight.wait_start->seconds() : 0.0,
                        was_waited_for ? flight.wait_end->seconds() : 0.0});
     return true;

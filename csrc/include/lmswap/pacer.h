@@ -36,12 +36,13 @@ class Pacer {
     return std::max(kLeastBytes, static_cast<uint64_t>(bytes_per_second_ * kSeconds) / kLeastBytes * kLeastBytes);
   }
 
-  // Sleeps until the link has moved nbytes more, which were there to be moved at `ready_seconds`.
-  void pace(uint64_t nbytes, double ready_seconds) {
-    if (!is_limiting()) return;
+  // Sleeps until the link has moved nbytes more, which were there to be moved at `ready_seconds`. Says since when it
+  // has.
+  double pace(uint64_t nbytes, double ready_seconds) {
     const int64_t now = nanoseconds(monotonic_seconds());
     const int64_t end = take(nbytes, nanoseconds(ready_seconds), now);
     if (end > now) std::this_thread::sleep_for(std::chrono::nanoseconds(end - now));
+    return static_cast<double>(end - duration_of(nbytes)) * 1e-9;
   }
 
   // Takes the link at the time `now`; returns when the bytes will have arrived.

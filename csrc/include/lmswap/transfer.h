@@ -53,6 +53,9 @@ class Transfer {
   void begin_part();
   bool finish_part();
 
+  // On a paced lane: that the emulated link has been busy with this transfer from then on.
+  void begin_on_link(double seconds) { link_seconds_ = link_seconds_ > 0 ? link_seconds_ : seconds; }
+
   void fail(const std::string& text);  // what settle will say; the first text is kept
   bool is_failing() const;
   void set_issued();
@@ -71,7 +74,9 @@ class Transfer {
   bool is_finished() const;     // nor is the block
   bool has_failed() const;
   std::string error_text() const;
-  double end_seconds() const;  // of a finished transfer that did not fail
+  // Of a finished transfer that did not fail.
+  double start_seconds() const { return link_seconds_ > 0 ? link_seconds_ : start.seconds(); }
+  double end_seconds() const;
 
  private:
   enum class State { kQueued, kIssued, kLanded, kFailed };
@@ -84,6 +89,7 @@ class Transfer {
   int num_parts_ = 1;
   std::string error_;
   double landed_seconds_ = 0;
+  double link_seconds_ = 0;  // of the lane until it is finished
 };
 
 using TransferPointer = std::shared_ptr<Transfer>;
