@@ -42,7 +42,7 @@ class Trace:
     def only(self, first: int, stop: int) -> Trace:
         """The steps numbered [first, stop), counted from the start of the first one.
 
-        Stalls stay those of all steps: only the recorder could tell which were whose.
+        Stalls stay those of all steps, and a note says so: only the recorder could tell which were whose.
 
         Raises:
             TraceError: the trace does not have all of these steps.
@@ -54,7 +54,10 @@ class Trace:
                 f"steps {steps[0].number} to {steps[-1].number}" if steps else "no steps: it has no ranges that say so"
             )
             raise TraceError(f"{self.tool} has {have}, so steps {first} to {stop - 1} cannot be picked from it")
-        return replace(self, timeline=_cut(self.timeline, chosen))
+        notes = self.notes
+        if self.stalls and len(chosen) < len(steps):
+            notes += (f"the waits are those of all its {len(steps)} steps",)
+        return replace(self, timeline=_cut(self.timeline, chosen), notes=notes)
 
 
 def side_by_side(seen: Sequence[Trace], own: Sequence[Trace]) -> tuple[Trace, ...]:

@@ -14,6 +14,7 @@ import lmswap
 from lmswap import api, cli
 from lmswap.errors import OptionError, WindowError
 from lmswap.profiling import run
+from lmswap.profiling.profile import Profile
 from lmswap.profiling.readers import read_traces
 from lmswap.profiling.window import Window
 from tests.profiling import files
@@ -79,7 +80,20 @@ def script(tmp_path, monkeypatch):
 
 def test_the_chosen_steps_of_a_script_give_the_figures_that_its_reports_give(script, tmp_path, capfd):
     command = [*script(SCRIPT), "out.json", "--flag"]
-    options = ["--steps", "2:5", "--epoch", "2", "--json", "profile.json", "--trace", "trace.json", "--keep", "kept"]
+    options = [
+        "--tool",
+        "lmswap",
+        "--steps",
+        "2:5",
+        "--epoch",
+        "2",
+        "--json",
+        "profile.json",
+        "--trace",
+        "trace.json",
+        "--keep",
+        "kept",
+    ]
     assert cli.main(["profile", *options, *command]) == 0
     printed = capfd.readouterr().out
     assert "steps 2 to 4 of epoch 2 of python train.py out.json --flag" in printed
@@ -113,7 +127,7 @@ def test_the_chosen_steps_of_a_script_give_the_figures_that_its_reports_give(scr
     assert sum(event["args"]["bytes"] for event in copies) == moved_bytes
 
     assert cli.main(["profile", "--read", "kept/lmswap.json", "--steps", "9:11"]) == 0
-    assert "steps" in capfd.readouterr().out
+    assert "the waits are those of all its 3 steps" in capfd.readouterr().out
 
 
 def test_kineto_sees_torchs_operators_where_there_is_no_gpu(script, capfd):
@@ -215,6 +229,22 @@ def test_bad_arguments_are_refused_before_anything_runs(arguments, message, capf
     assert message in capfd.readouterr().err
 
 
+def test_the_table_tells_the_figures_of_a_step(tmp_path):
+    traces = read_traces(files.kineto(tmp_path / "trace.json"))
+    note = "nsys cannot work here: no program 'nsys' is installed; kineto was used instead"
+    lines = str(Profile("two steps", traces, [note])).splitlines()
+    rows = {line[:29].strip(): line[29:].split("  ") for line in lines if line[:29].strip()}
+    cells = {name: [cell.strip() for cell in row if cell.strip()] for name, row in rows.items()}
+    assert cells["utilization"] == ["60.0 %", "5.0 %"]
+    assert cells["step, median"] == ["10.0 ms", "10.0 ms"]
+    assert cells["copied in, a step"] == ["4.00 MiB", "0 B"]
+    assert cells["copying exposed, a step"] == ["2.00 ms", "0 s"]
+    assert cells["copying hidden by compute"] == ["33.3 %", "–"]
+    assert cells["idle, a step"] == ["1.50 ms", "9.50 ms"]
+    assert cells["gap between steps, mean"] == ["1.00 ms", "0 s"]
+    assert f"Note: {note}." in lines
+
+
 def test_pageable_copies_are_no_valid_measurement(tmp_path, capfd):
     path = files.kineto(tmp_path / "trace.json", host="Pageable")
     assert cli.main(["profile", "--read", str(path), "--json", str(tmp_path / "p.json")]) == 2
@@ -232,7 +262,7 @@ def _train(model, steps):
 def test_a_block_is_a_window_and_its_figures_come_with_its_end():
     model = lmswap.enable(nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)), budget="1GiB")
     _train(model, 4)
-    with lmswap.profile() as profile:
+    with lmswap.profile("lmswap") as profile:
         with pytest.raises(WindowError, match="not over"):
             str(profile)
         _train(model, 3)
@@ -280,7 +310,7 @@ def test_waits_after_the_last_step_are_not_counted():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x = torch.ones(1024, 512)
     model(x).sum().backward()
-    with lmswap.profile() as profile:
+    with lmswap.profile("lmswap") as profile:
         model(x).sum().backward()
         optimizer.step()
         model(x).sum().backward()
@@ -293,7 +323,7 @@ def test_waits_after_the_last_step_are_not_counted():
 
 def test_an_error_in_the_block_comes_out_and_the_watching_ends():
     model = lmswap.enable(nn.Sequential(nn.Linear(16, 16)), budget="1GiB")
-    with pytest.raises(ZeroDivisionError), lmswap.profile():
+    with pytest.raises(ZeroDivisionError), lmswap.profile("lmswap"):
         _train(model, 1)
         raise ZeroDivisionError
     assert [session.recorder.observers for session in api.sessions()] == [[]] * len(api.sessions())
