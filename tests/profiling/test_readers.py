@@ -43,6 +43,7 @@ def path(tmp_path):
 @pytest.mark.parametrize("write", WITH_STEPS.values(), ids=WITH_STEPS)
 def test_every_format_gives_the_figures_of_the_run(write, path):
     first, second = read_traces(write(path))
+    assert first.notes == second.notes == ()
     assert [step.number for step in first.timeline.steps] == [248, 249]
     figures = figures_of(first.timeline)
     close = partial(pytest.approx, abs=2e-6)  # Kineto 1 writes microseconds since 1970: floats keep a quarter of one
@@ -102,6 +103,7 @@ def test_ranges_of_other_scripts_are_steps_too(name, path):
     ranges = [(name.format(number), start, end) for number, start, end in files.STEPS]
     trace = read_traces(files.nsys(path, ranges=[*ranges, *files.OTHER_RANGES]))[0]
     assert [step.number for step in trace.timeline.steps] == [248, 249]
+    assert "the steps are the host's" in trace.notes[0]
 
 
 def test_a_step_that_several_processes_make_lasts_from_the_first_to_the_last(path):
@@ -149,7 +151,7 @@ def test_kineto_without_a_gpu_gives_torchs_operators(path):
     }
     path.write_text(json.dumps(data))
     (trace,) = read_traces(path)
-    assert (trace.device, trace.notes) == ("cpu", ("compute is torch's operators; swaps are not seen",))
+    assert (trace.device, trace.notes[0]) == ("cpu", "compute is torch's operators; swaps are not seen")
     assert figures_of(trace.timeline).utilization == pytest.approx(0.5)
 
 

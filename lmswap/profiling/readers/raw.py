@@ -8,19 +8,35 @@ copies and fills are neither (see `lmswap.profiling.figures`). Ranges named "lms
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from lmswap.errors import TraceError
 from lmswap.ir.timeline import Lane, Span, Step
 from lmswap.profiling.trace import Trace, make_timeline
 
-_OURS = re.compile(r"(?:lmswap step |ProfilerStep#)(\d+)")
-_OTHERS = re.compile(r"(?:training[ _])?(?:step|iteration|iter|batch)\b\D{0,3}(\d+)?", re.IGNORECASE)
+# The first kind of which a file has any counts.
+_STEPS = (
+    re.compile(r"lmswap step (\d+)"),
+    re.compile(r"ProfilerStep#(\d+)"),
+    re.compile(r"(?:training[ _])?(?:step|iteration|iter|batch)\b\D{0,3}(\d+)?", re.IGNORECASE),
+)
+_NO_STEPS = "no ranges mark the steps: all of it counts as one"
+_FOREIGN_STEPS = "the steps are the host's: where it did not wait for the device, work counts to the step after"
+_NO_KERNELS = "no kernel was recorded, so nothing is said of compute"
 
 # CUpti_ActivityMemcpyKind, in nsys too. Arrays on the device count as device.
 IN_KINDS = frozenset({1, 3})
 OUT_KINDS = frozenset({2, 4})
+
+
+class _Row(NamedTuple):
+    lane: Lane
+    name: str
+    start: int
+    end: int
+    nbytes: int = 0
+    is_pageable: bool = False
 
 
 @dataclass
@@ -30,18 +46,16 @@ class RawTrace:
     tool: str
     notes: list[str] = field(default_factory=list)
     device_names: dict[int, str] = field(default_factory=dict)
-    _spans: defaultdict[int, list[tuple[Lane, str, int, int, int, bool]]] = field(
-        default_factory=lambda: defaultdict(list)
-    )
+    _rows: dict[int, list[_Row]] = field(default_factory=dict)  # by device
     _ranges: list[tuple[str, int, int]] = field(default_factory=list)
 
     def kernel(self, device: int, name: str, start: int, end: int) -> None:
         """Adds a kernel."""
-        self._add(device, (Lane.COMPUTE, name, start, end, 0, False))
+        self._add(device, _Row(Lane.COMPUTE, name, start, end))
 
     def copy(self, device: int, lane: Lane, start: int, end: int, nbytes: int, *, is_pageable: bool) -> None:
         """Adds a copy between host and device."""
-        self._add(device, (lane, f"copy {lane}", start, end, nbytes, is_pageable))
+        self._add(device, _Row(lane, f"copy {lane}", start, end, nbytes, is_pageable))
 
     def range(self, name: str, start: int, end: int) -> None:
         """Adds a named range of the host, which may be a step."""
@@ -49,37 +63,33 @@ class RawTrace:
 
     def traces(self) -> tuple[Trace, ...]:
         """One trace for each device that something ran on."""
-        if not self._spans:
+        if not self._rows:
             return ()
-        origin = min(row[2] for rows in self._spans.values() for row in rows)  # of floats, too large ones lose digits
-        steps = [Step(number, (start - origin) * 1e-9, (end - origin) * 1e-9) for number, start, end in self._steps()]
-        notes = self.notes + ["no ranges mark the steps: all of it counts as one"] * (not steps)
+        origin = min(row.start for rows in self._rows.values() for row in rows)  # floats of large times lose digits
+        kind, found = self._steps()
+        steps = [Step(number, (start - origin) * 1e-9, (end - origin) * 1e-9) for number, start, end in found]
+        about_steps = {None: [_NO_STEPS], _STEPS[0]: []}.get(kind, [_FOREIGN_STEPS])
         return tuple(
             Trace(
                 tool=self.tool,
                 device=self.device_names.get(device, f"GPU {device}"),
-                timeline=make_timeline(
-                    self.tool,
-                    [
-                        Span(lane, name, (start - origin) * 1e-9, (end - origin) * 1e-9, nbytes, is_pageable=pageable)
-                        for lane, name, start, end, nbytes, pageable in rows
-                    ],
-                    steps,
-                    (),
-                ),
-                notes=(*notes, *_missing(rows)),
+                timeline=make_timeline(self.tool, _spans(rows, origin), steps, ()),
+                notes=(*self.notes, *about_steps, *_missing(rows)),
             )
-            for device, rows in sorted(self._spans.items())
+            for device, rows in sorted(self._rows.items())
         )
 
-    def _add(self, device: int, row: tuple[Lane, str, int, int, int, bool]) -> None:
-        if row[3] < row[2] or row[4] < 0:
-            raise TraceError(f"'{row[1]}' on device {device} runs from {row[2]} to {row[3]} ns with {row[4]} bytes")
-        self._spans[device].append(row)
+    def _add(self, device: int, row: _Row) -> None:
+        if row.end < row.start or row.nbytes < 0:
+            raise TraceError(
+                f"'{row.name}' on device {device} runs from {row.start} to {row.end} ns with {row.nbytes} bytes"
+            )
+        self._rows.setdefault(device, []).append(row)
 
-    def _steps(self) -> list[tuple[int, int, int]]:
-        for pattern in (_OURS, _OTHERS):
-            found = [(pattern.fullmatch(name), start, end) for name, start, end in self._ranges]
+    def _steps(self) -> tuple[re.Pattern[str] | None, list[tuple[int, int, int]]]:
+        """The kind of name that marks the steps, and number, start and end of each."""
+        for kind in _STEPS:
+            found = [(kind.fullmatch(name), start, end) for name, start, end in self._ranges]
             rows = sorted((start, end, match[1]) for match, start, end in found if match)
             steps: dict[int, tuple[int, int]] = {}
             for order, (start, end, text) in enumerate(rows):
@@ -87,10 +97,23 @@ class RawTrace:
                 known_start, known_end = steps.get(number, (start, end))  # several processes may make a step together
                 steps[number] = (min(start, known_start), max(end, known_end))
             if steps:
-                return [(number, start, end) for number, (start, end) in steps.items()]
-        return []
+                return kind, [(number, start, end) for number, (start, end) in steps.items()]
+        return None, []
 
 
-def _missing(rows: list[tuple[Lane, str, int, int, int, bool]]) -> list[str]:
-    has_kernels = any(lane is Lane.COMPUTE for lane, *_ in rows)
-    return [] if has_kernels else ["no kernel was recorded, so nothing is said of compute"]
+def _spans(rows: list[_Row], origin: int) -> list[Span]:
+    return [
+        Span(
+            row.lane,
+            row.name,
+            (row.start - origin) * 1e-9,
+            (row.end - origin) * 1e-9,
+            row.nbytes,
+            is_pageable=row.is_pageable,
+        )
+        for row in rows
+    ]
+
+
+def _missing(rows: list[_Row]) -> list[str]:
+    return [] if any(row.lane is Lane.COMPUTE for row in rows) else [_NO_KERNELS]
