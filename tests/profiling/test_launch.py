@@ -5,9 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from lmswap.errors import OptionError
-from lmswap.profiling.launch import _watched, under
+from lmswap.errors import OptionError, TraceError
+from lmswap.ir.timeline import Lane, Span, Timeline
+from lmswap.profiling.launch import OWN, TOOL_FILES, _traces, _watched, under
+from lmswap.profiling.readers.own import write_traces
 from lmswap.profiling.tools import Host, choose
+from lmswap.profiling.trace import Trace
+from tests.profiling import files
 
 V100, T4, H200 = ("Tesla V100", (7, 0)), ("Tesla T4", (7, 5)), ("NVIDIA H200", (9, 0))
 BOTH = frozenset({"nsys", "nvprof"})
@@ -73,6 +77,22 @@ def test_pythons_own_options_stay_before_the_script(command, watched):
 def test_commands_that_cannot_be_watched_are_refused(command):
     with pytest.raises(OptionError, match="what is profiled must"):
         _watched(command, Path("/tmp"))
+
+
+@pytest.mark.parametrize(
+    ("tool", "write"), [("nsys", files.nsys), ("nvprof", files.nvprof_sqlite), ("kineto", files.kineto)]
+)
+def test_a_tools_steps_stand_beside_lmswaps_own_record(tool, write, tmp_path):
+    write(tmp_path / TOOL_FILES[tool])
+    assert [len(trace.timeline.steps) for trace in _traces(tool, tmp_path, 249, 1)] == [1, 1]
+    own = Trace("own", "cpu", Timeline("own", (Span(Lane.COMPUTE, "forward 0", 0.0, 1.0),), ()))
+    write_traces(tmp_path / OWN, [own])
+    assert [trace.tool for trace in _traces(tool, tmp_path, 248, 2)][2:] == ["own"]
+    with pytest.raises(TraceError, match="so steps 248 to 250 cannot be picked"):
+        _traces(tool, tmp_path, 248, 3)
+    (tmp_path / TOOL_FILES[tool]).unlink()
+    with pytest.raises(TraceError, match="No such file"):
+        _traces(tool, tmp_path, 248, 2)
 
 
 def test_nsys_and_nvprof_record_between_profiler_start_and_stop_only():

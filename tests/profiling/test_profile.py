@@ -190,6 +190,25 @@ def test_with_stop_the_script_ends_with_the_window(run_inside, capsys):
     assert "came to its end" not in capsys.readouterr().out
 
 
+def test_for_nsys_and_nvprof_capture_starts_and_stops_around_ranges_of_the_steps(run_inside, monkeypatch):
+    calls = []
+    for module, name in (
+        *((torch.cuda.profiler, name) for name in ("start", "stop")),
+        *((torch.cuda.nvtx, name) for name in ("range_start", "range_end")),
+    ):
+        monkeypatch.setattr(module, name, lambda *given, name=name: calls.append((name, *given)) or len(calls))
+    code, outcome = run_inside(PLAIN, Window(2, 4), tool="nsys")
+    assert (code, outcome["first"]) == (None, 2)
+    assert calls == [
+        ("start",),
+        ("range_start", "lmswap step 2"),
+        ("range_end", 2),
+        ("range_start", "lmswap step 3"),
+        ("range_end", 4),
+        ("stop",),
+    ]
+
+
 def test_what_the_window_showed_is_told_before_the_script_ends(run_inside, tmp_path):
     looks = "import pathlib; assert pathlib.Path('outcome.json').exists()"
     assert run_inside(f"{PLAIN}{looks}", Window(2, 4))[1]["first"] == 2
