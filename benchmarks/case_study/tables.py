@@ -180,7 +180,29 @@ def stall_table(results: Results) -> Table | None:
         "Which ops stall, and why",
         ("ratio", "op", "source", "waits for", "why", "ms a step"),
         tuple(rows),
-        f"The {_MOST_STALLS} longest over each link, of the last repeat of policy auto.",
+        f"The {_MOST_STALLS} longest over each link, of the last repeat of policy auto."
+        + "".join(_where_time_goes(results.links, link) for link in results.links.links),
+    )
+
+
+def _where_time_goes(links: Links, link: LinkRuns) -> str:
+    """What a step over ``link`` takes longer than one with unlimited memory, and for what."""
+    runs, free = link.of("auto"), links.unswapped
+    stalled, computing, before = (
+        _median_of([run.figures for run in some if run.figures is not None], value)
+        for some, value in (
+            (runs, lambda f: (f.stall_seconds or 0.0) / f.num_steps),
+            (runs, lambda f: f.compute_seconds / f.num_steps),
+            (free, lambda f: f.compute_seconds / f.num_steps),
+        )
+    )
+    if stalled is None or computing is None or before is None:
+        return ""
+    longer = statistics.median(_seconds(runs)) - statistics.median(_seconds(free))
+    again = max((run.swapping.recomputed_bytes or 0 for run in runs if run.swapping), default=0)
+    return (
+        f" At {_ratio_name(link)} the step takes {longer:+.2f} s against unlimited memory: {stalled:.2f} s stalled, "
+        f"{computing - before:+.2f} s of computing, with {again / 2**30:.2f} GiB computed again and copies beside it."
     )
 
 

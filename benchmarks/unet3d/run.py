@@ -111,6 +111,7 @@ class Swapping:
     predicted_seconds: float | None
     out_bytes: int | None
     in_bytes: int | None
+    recomputed_bytes: int | None
     stall_seconds: float | None
     saved_bytes: int
     forward_seconds: float
@@ -310,6 +311,7 @@ def _swapping(model: nn.Module) -> Swapping:
         predicted_seconds=report.predicted_seconds,
         out_bytes=report.swapped_out_bytes,
         in_bytes=report.swapped_in_bytes,
+        recomputed_bytes=report.recomputed_bytes,
         stall_seconds=report.stall_seconds,
         saved_bytes=_saved_bytes(program),
         forward_seconds=sum(s.seconds for s in spans if s.lane is Lane.COMPUTE and s.name.startswith("forward")),
