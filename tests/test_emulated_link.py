@@ -7,8 +7,9 @@ import torch
 
 import lmswap
 from lmswap.errors import OptionError
-from lmswap.ir.machine import Link, Rate
+from lmswap.ir.machine import Link, Machine, Rate, Tier
 from lmswap.options import Options
+from lmswap.session import _as_asked
 
 MIB = 2**20
 SLOW = "40MB/s out, 50MB/s in"
@@ -41,15 +42,8 @@ def train(**options):
     return report, losses + grads
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _machine_measured_once(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LMSWAP_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture(scope="module")
-def both(_machine_measured_once):
+def both():
     return train(), train(link=SLOW)
 
 
@@ -79,8 +73,7 @@ def test_the_plan_is_made_for_the_emulated_link(both):
         assert span.seconds >= span.nbytes / (40e6 if span.lane == "out" else 50e6) * 0.999
 
 
-def test_a_remembered_plan_of_another_link_is_not_used(monkeypatch, tmp_path):
-    monkeypatch.setenv("LMSWAP_CACHE_DIR", str(tmp_path))
+def test_a_remembered_plan_of_another_link_is_not_used():
     origins = [train(link=link)[0].plan_origin for link in ("200MB/s", "200MB/s", "300MB/s")]
     assert ["cache" in origin for origin in origins] == [False, True, False]
 
@@ -102,6 +95,20 @@ def test_the_device_tier_is_for_emulation_on_a_gpu_only():
         lmswap.enable(Wide(), budget="1GiB", tier="device", link="nvlink2")
 
 
+def test_the_device_tier_has_what_the_budget_leaves_free():
+    fast = Link(Rate.constant(1e12), Rate.constant(1e12))
+    machine = Machine("gpu", 2**34, 1.0, 1.0, 0.0, (Tier("device", 10 * 2**30, fast),))
+
+    def capacity_bytes(budget, **limits):
+        options = Options.parse(budget, tier="device", link="nvlink2", **limits)
+        return _as_asked(machine, "device", options).tier("device").capacity_bytes
+
+    assert capacity_bytes("4GiB") == 6 * 2**30
+    assert capacity_bytes("4GiB", host_budget="1GiB") == 2**30
+    with pytest.raises(OptionError, match=r"nothing to spare: 10.00 GiB of the device are free"):
+        capacity_bytes("10GiB")
+
+
 def test_what_is_no_link_is_refused():
     for link in (11.7, True, ("1GB/s", "1GB/s")):
         with pytest.raises(OptionError, match="link must be a string"):
@@ -121,3 +128,5 @@ def test_pacing_leaves_room_for_both_ways_at_once():
     measured = Link(Rate.constant(1e9), Rate.constant(2e9), both_factor=0.5)
     assert lmswap.EmulatedLink(5e8, 5e8).over(measured).both_factor == pytest.approx(1.0)
     assert lmswap.EmulatedLink(8e8, 5e8).over(measured).both_factor == pytest.approx(0.625)
+    beside = Link(Rate.constant(1e9), Rate.constant(2e9), busy_factor=0.5)
+    assert lmswap.EmulatedLink(8e8, 5e8).over(beside).busy_factor == pytest.approx(0.625)

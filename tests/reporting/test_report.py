@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from lmswap.ir.emulation import EmulatedLink
 from lmswap.ir.plan import Decision, Rerun
 from lmswap.ir.timeline import Timeline
 from tests.reporting.small_step import MIB, PLAN, PROGRAM, planned_report, report, timeline
@@ -60,6 +61,17 @@ def test_what_second_runs_write_is_reported_as_recomputed():
     assert made.recomputed_bytes == 2 * MIB
     assert "Swapping is off (policy 'swap_all'): of 6 buffers it computes 1, 2.00 MiB, again." in str(made)
     assert "to the disk tier and computes 1, 2.00 MiB, again" in str(report(plan=replace(PLAN, reruns=reruns)))
+
+
+def test_an_emulated_link_is_named_beside_what_was_achieved():
+    link = EmulatedLink(5e6, 2e6)
+    # 3 MiB in 0.75 s out, and in 2 s in.
+    assert "Link EMULATED: 0.005 GB/s out, 0.002 GB/s in; achieved: 0.00419 GB/s out, 0.00157 GB/s in." in str(
+        report(emulated_link=link)
+    )
+    assert "in; achieved: nothing copied yet." in str(planned_report(emulated_link=link))
+    assert "EMULATED" not in str(report())
+    assert json.loads(report().to_json())["in_bytes_per_second"] == 1.5 * MIB  # told in any case
 
 
 def test_before_the_first_step_nothing_is_measured_and_the_text_says_so():
