@@ -15,7 +15,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
 from benchmarks.case_study.boxes import measure_boxes
@@ -117,7 +116,7 @@ def _begun(path: Path, settings: Settings) -> Results:
 
 
 def _origin(runner: Runner, command: str) -> Origin:
-    device = describe_device(torch.device(runner.settings.device))
+    device = describe_device(default_device())
     return Origin(
         command=command,
         created=datetime.now(UTC).isoformat(timespec="seconds"),

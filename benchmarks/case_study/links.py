@@ -12,13 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-
 from benchmarks.case_study.published import SYSTEMS
 from benchmarks.case_study.results import Ladder, LinkRuns, Links, without_curves
 from benchmarks.case_study.runner import Runner
 from benchmarks.unet3d.run import Run, Swapping
 from benchmarks.unet3d.study import Failure
+from lmswap.hardware.device import default_device
 from lmswap.hardware.measure import describe_machine
 from lmswap.ir.emulation import PRESETS
 
@@ -96,7 +95,7 @@ def describe_link(link: LinkRuns) -> str:
 def _over_device(device: str, name: str, link: str, wanted: float, at_once: float) -> LinkRuns:
     """Paced where the device's own link is faster; else over spare memory of a GPU, and on a CPU the link as it is."""
     tier = "disk" if device == "cpu" else "host"
-    own = describe_machine(torch.device(device), tier).tier(tier).link
+    own = describe_machine(default_device(), tier).tier(tier).link
     own_bytes_per_second = min(own.out_rate.bytes_per_second, own.in_rate.bytes_per_second)
     if wanted <= _TRUSTED_SHARE * own_bytes_per_second:
         return LinkRuns(name, wanted, link, "auto", at_once / wanted)

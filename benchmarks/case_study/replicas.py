@@ -6,6 +6,7 @@ that what changes with their number is the link alone.
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,6 +31,7 @@ def run_replicas(runner: Runner, ladder: Ladder, folder: Path) -> Replicas | Non
     if ladder.budget_bytes is None:
         return None
     settings, num_devices = runner.settings, torch.cuda.device_count()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(num_devices)))).split(",")
     threads = None if num_devices else max(1, torch.get_num_threads() // settings.replicas)
     small = runner.configuration(settings.small, "none", threads=threads)
     found: list[Together] = []
@@ -38,7 +40,7 @@ def run_replicas(runner: Runner, ladder: Ladder, folder: Path) -> Replicas | Non
     def attempt(row: EpochRow, system: str | None, configuration: Configuration, count: int) -> None:
         # Independent trainings: each has weights and dropout of its own.
         configurations = [replace(configuration, seed=seed) for seed in range(count)]
-        devices = [{"CUDA_VISIBLE_DEVICES": str(n % num_devices)} if num_devices else {} for n in range(count)]
+        devices = [{"CUDA_VISIBLE_DEVICES": visible[n % num_devices]} if num_devices else {} for n in range(count)]
         title = EPOCH_ROWS[row].format(many=count, small=settings.small, large=settings.large)
         runner.console.print(title + (f": {system}" if system else ""), highlight=False)
         try:

@@ -342,3 +342,18 @@ def test_a_run_warms_up_until_the_last_planning():
     from lmswap.session import _STEADY_STEP
 
     assert WARM_UP_STEPS == _STEADY_STEP + 1
+
+
+def test_each_training_has_a_gpu_of_those_that_are_visible(monkeypatch, disk, tmp_path):
+    monkeypatch.setattr(replicas_stage.torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    seen = []
+
+    class Remembering(FakeRunner):
+        def run_together(self, configurations, environments):
+            seen.append([environment["CUDA_VISIBLE_DEVICES"] for environment in environments])
+            return super().run_together(configurations, environments)
+
+    found = replicas_stage.run_replicas(Remembering(replace(SETTINGS, replicas=3)), make_ladder(), tmp_path)
+    assert found.devices == 2 and found.threads is None
+    assert seen[:2] == [["3"], ["3", "5", "3"]]
