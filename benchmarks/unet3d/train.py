@@ -7,6 +7,7 @@ killed and goes on from its checkpoint has the same bits as one that was not, wh
 from __future__ import annotations
 
 import csv
+import importlib
 import io
 import math
 import time
@@ -171,6 +172,8 @@ class _Run:
     def run(self) -> list[Epoch]:
         training, settings = self._training, self._settings
         self._write_log()  # a kill may have come between the checkpoint and the log
+        if settings.swapping is not None:
+            importlib.import_module("lmswap.api")  # modules are not what the budget is about
         meter: Meter = CudaMeter() if self._device.type == "cuda" else ResidentMeter()
         self._on_event({"event": "start", "history": list(training.history), "done": len(training.losses)})
         if settings.swapping is not None:
