@@ -18,6 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.case_study.boxes import measure_boxes
+from benchmarks.case_study.findings import headline
 from benchmarks.case_study.ladder import climb
 from benchmarks.case_study.links import compare_links
 from benchmarks.case_study.page import write_pages
@@ -25,7 +26,6 @@ from benchmarks.case_study.predict import predict
 from benchmarks.case_study.replicas import run_replicas
 from benchmarks.case_study.results import Evaluation, Origin, Results, Settings
 from benchmarks.case_study.runner import Runner
-from benchmarks.case_study.tables import headline
 from benchmarks.unet3d import synthetic
 from benchmarks.unet3d.brats import DataError
 from benchmarks.unet3d.commands.arguments import add_network, positive, size

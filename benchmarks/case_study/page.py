@@ -8,12 +8,12 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
-from benchmarks.case_study import pictures, tables
+from benchmarks.case_study import findings, pictures, tables
+from benchmarks.case_study.cells import NOT_YET, Table, link_overhead
 from benchmarks.case_study.predict import MACHINE_OF_SYSTEM, OURS
 from benchmarks.case_study.published import SYSTEMS
 from benchmarks.case_study.ratios import Spread
 from benchmarks.case_study.results import Results
-from benchmarks.case_study.tables import Table
 from lmswap.ir.emulation import PRESETS
 from lmswap.ir.timeline import Timeline
 from lmswap.reporting.chrome import write_chrome_trace
@@ -61,7 +61,7 @@ def write_pages(results: Results, results_file: str, folder: Path) -> list[Path]
         written.append(folder / picture.name)
         written[-1].write_text(picture.svg, encoding="utf-8")
     content = {
-        "headline": tables.headline(results),
+        "headline": findings.headline(results),
         "results": results,
         "results_file": results_file,
         "sections": sections,
@@ -75,12 +75,17 @@ def write_pages(results: Results, results_file: str, folder: Path) -> list[Path]
 def _sections(results: Results) -> tuple[Section, ...]:
     return (
         _section("What was to be reached", (), tables.goals(results)),
-        _section("A larger image in the same memory", _curve(results), tables.ladder_table(results)),
+        _section(
+            "A larger image in the same memory",
+            _curve(results),
+            findings.ladder_table(results),
+            findings.promise_table(results),
+        ),
         _section(
             "A fast link and a slow one",
             (*_links(results), *_two_steps(results)),
-            tables.link_table(results),
-            tables.stall_table(results),
+            findings.link_table(results),
+            findings.stall_table(results),
         ),
         _section(
             "The case study's tables",
@@ -90,20 +95,20 @@ def _sections(results: Results) -> tuple[Section, ...]:
             tables.profile_table(results),
         ),
         _section("The answer without the machine", _two_predicted_steps(results), tables.prediction_table(results)),
-        _section("What the larger image is good for", _dice(results), tables.dice_table(results)),
-        *([] if (failures := tables.failure_table(results)) is None else [Section("Failures", (), (failures,))]),
+        _section("What the larger image is good for", _dice(results), findings.dice_table(results)),
+        *([] if (failures := findings.failure_table(results)) is None else [Section("Failures", (), (failures,))]),
     )
 
 
 def _section(title: str, drawn: tuple[Picture, ...], *found: Table | None) -> Section:
     present = tuple(table for table in found if table is not None)
-    return Section(title, drawn, present, "" if drawn or present else tables.NOT_YET)
+    return Section(title, drawn, present, "" if drawn or present else NOT_YET)
 
 
 def _curve(results: Results) -> tuple[Picture, ...]:
     if results.ladder is None:
         return ()
-    costs = [(size, tables.ladder_overhead(results.ladder, size)) for size in results.settings.sizes]
+    costs = [(size, findings.ladder_overhead(results.ladder, size)) for size in results.settings.sizes]
     points = [(size, cost) for size, cost in costs if cost is not None]
     if not points:
         return ()
@@ -122,10 +127,8 @@ def _links(results: Results) -> tuple[Picture, ...]:
     for system in SYSTEMS:
         rows.append((system.name, "IBM, 2018", Spread.of([system.overhead])))
         for policy, whose in (("tflms", "TFLMS policy, our runtime"), ("auto", "lmswap")):
-            rows.append((system.name, whose, tables.link_overhead(results, system.key, policy)))
-    rows += [
-        (name, "lmswap", tables.link_overhead(results, name)) for name in PRESETS if results.links.of(name) is not None
-    ]
+            rows.append((system.name, whose, link_overhead(results, system.key, policy)))
+    rows += [(name, "lmswap", link_overhead(results, name)) for name in PRESETS if results.links.of(name) is not None]
     title = "The same size and budget over each link"
     note = "Dashed: unlimited memory. Thin lines: lowest and highest of the repeats. Links are set by ratio, as below."
     return (Picture("links.svg", title, note, pictures.draw_links(rows)),)

@@ -1,37 +1,25 @@
-"""Which figures stand beside which? The case study's tables, each cell with IBM's figure, ours and their ratio."""
+"""Where do we stand beside IBM? The case study's tables, each cell with IBM's figure, ours and their ratio."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from benchmarks.case_study import published
-from benchmarks.case_study.links import describe_link
+from benchmarks.case_study.cells import (
+    NOT_YET,
+    NOTHING,
+    Table,
+    link_overhead,
+    median_of,
+    percent,
+    ratio_name,
+    times,
+    utilization,
+)
 from benchmarks.case_study.predict import FIRST_TFLMS, MACHINE_OF_SYSTEM, MACHINES, OURS
 from benchmarks.case_study.published import EPOCH_ROWS, STEPS_PER_EPOCH, SYSTEMS
-from benchmarks.case_study.ratios import Spread, overhead
-from benchmarks.case_study.results import Ladder, LinkRuns, Links, Results, Together
-from benchmarks.unet3d.run import Run
-from benchmarks.unet3d.scores import REGIONS, subject_means
-from lmswap.profiling.figures import Figures
-
-NOT_YET = "not yet measured"
-_NOTHING = "–"
-_MOST_STALLS = 8
-
-
-@dataclass(frozen=True)
-class Table:
-    """``rows`` have a cell for each of ``headings``, or two: then the second stands for all of them.
-
-    ``note`` says what the figures are and what they are not.
-    """
-
-    title: str
-    headings: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    note: str = ""
+from benchmarks.case_study.results import Results, Together
 
 
 def goals(results: Results) -> Table:
@@ -39,17 +27,17 @@ def goals(results: Results) -> Table:
     rows: list[tuple[str, ...]] = []
     for system in SYSTEMS:
         link = results.links.of(system.key) if results.links else None
-        cost, busy = link_overhead(results, system.key), _utilization(link.of("auto")) if link else None
-        at = _ratio_name(link) if link else f"{system.ratio} ({system.name})"
+        cost, busy = link_overhead(results, system.key), utilization(link.of("auto")) if link else None
+        at = ratio_name(link) if link else f"{system.ratio} ({system.name})"
         goal = published.OVERHEAD_GOALS[system.key]
         rows.append(
-            (f"overhead at {at}", f"{system.overhead:.2f} ×", f"≤ {goal:.2f} ×", _times(cost),
+            (f"overhead at {at}", f"{system.overhead:.2f} ×", f"≤ {goal:.2f} ×", times(cost),
              _ratio(cost.median if cost else None, system.overhead),
              _reached(cost.median <= goal if cost else None))
         )  # fmt: skip
         goal = published.UTILIZATION_GOAL
         rows.append(
-            (f"utilization at {at}", _percent(system.alone.utilization), f"≥ {_percent(goal)}", _percent(busy),
+            (f"utilization at {at}", percent(system.alone.utilization), f"≥ {percent(goal)}", percent(busy),
              _ratio(busy, system.alone.utilization), _reached(busy >= goal if busy is not None else None))
         )  # fmt: skip
     if results.settings.device == "cpu":
@@ -84,125 +72,6 @@ def box_table(results: Results) -> Table | None:
         tuple(rows),
         f"In each cell IBM's figure | ours | ratio. Ours: {len(results.boxes.sides)} subjects, {results.origin.data}."
         + (made if "synthetic" in results.origin.data else ""),
-    )
-
-
-def ladder_table(results: Results) -> Table | None:
-    """Every size with unlimited memory and under the budget."""
-    ladder, settings = results.ladder, results.settings
-    if ladder is None or ladder.budget_bytes is None:
-        return None
-    rows: list[tuple[str, ...]] = []
-    for size in settings.sizes:
-        unswapped, swapped = ladder.of(size, "unswapped"), ladder.of(size, "swapped")
-        rows.append(
-            (f"{size}³", f"{(size / settings.small) ** 3:.2f} ×", _peak(unswapped), _peak(swapped),
-             _step(unswapped), _step(swapped), _rate(unswapped, size), _rate(swapped, size), _moved(swapped),
-             _predicted(swapped), _times(overhead(swapped, unswapped)))
-        )  # fmt: skip
-    if settings.device == "cpu":
-        rows.append(("on a GPU", NOT_YET))
-    return Table(
-        f"Every size under the budget of {ladder.budget_bytes / 2**30:.2f} GiB, which {settings.small}³ just fits",
-        ("size", "voxels", "peak, free (GiB)", "peak, budget (GiB)", "step, free (s)", "step, budget (s)",
-         "voxels/s, free", "voxels/s, budget", "out + in (GiB)", "predicted (s)", "overhead"),
-        tuple(rows),
-        "free: lmswap's graphs with unlimited memory. Peaks: "
-        + ("growth of the process's resident memory" if settings.device == "cpu" else "of torch's allocator")
-        + f". Steps: median of {settings.timed_steps} in each of {settings.repeats} processes. Predicted: forward and "
-        "backward only, by the plan in force, without loss and optimizer.",
-    )  # fmt: skip
-
-
-def link_table(results: Results) -> Table | None:
-    """The links beside each other, and policies over each."""
-    links = results.links
-    if links is None:
-        return None
-    rows = [("–", "unlimited memory", *_link_cells(links.unswapped, links))]
-    for link in links.links:
-        for policy, name in (("auto", "lmswap"), ("tflms", "TFLMS policy, byte budget")):
-            if runs := link.of(policy):
-                rows.append((_ratio_name(link), name, *_link_cells(runs, links)))
-    how = "; ".join(f"{link.name}: {describe_link(link)}" for link in links.links)
-    unreached = [link.name for link in links.links if link.link is None]
-    return Table(
-        f"{results.settings.large}³ under the same budget over several links",
-        ("ratio of transfer to compute", "policy", "step (s)", "overhead", "utilization", "out (GiB)", "in (GiB)",
-         "achieved out | in (GB/s)", "stalled (s)", "exposed (s)", "hidden"),
-        tuple(rows),
-        f"{how}. The step saves {links.saved_bytes / 1e9:.2f} GB for its backward pass and computes "
-        f"{links.forward_seconds:.2f} s forward. Out, in, stalled, exposed: of one step. Achieved: over the seconds of "
-        "copies. Exposed: copying while nothing computes; hidden: the share of copying under compute."
-        + "".join(f" The ratio wanted for {name} needs a faster link than this device has." for name in unreached),
-    )  # fmt: skip
-
-
-def _link_cells(runs: Sequence[Run], links: Links) -> tuple[str, ...]:
-    figures = [run.figures for run in runs if run.figures is not None]
-    rates = (
-        _median(figures, lambda f: f.copies_out.busy_bytes_per_second, lambda rate: f"{rate / 1e9:.2f}"),
-        _median(figures, lambda f: f.copies_in.busy_bytes_per_second, lambda rate: f"{rate / 1e9:.2f}"),
-    )
-    return (
-        _step(runs),
-        _times(overhead(runs, links.unswapped)),
-        _percent(_utilization(runs)),
-        _median(figures, lambda f: f.copies_out.bytes_per_step / 2**30, "{:.2f}".format),
-        _median(figures, lambda f: f.copies_in.bytes_per_step / 2**30, "{:.2f}".format),
-        " | ".join(rates),
-        _median(figures, lambda f: (f.stall_seconds or 0.0) / f.num_steps, "{:.2f}".format),
-        _median(figures, lambda f: f.exposed_seconds / f.num_steps, "{:.2f}".format),
-        _median(figures, lambda f: f.overlap, _percent),
-    )
-
-
-def stall_table(results: Results) -> Table | None:
-    """Which ops waited for which copies, over each link, where a goal was missed or anything stalled."""
-    if results.links is None:
-        return None
-    rows: list[tuple[str, ...]] = []
-    for link in results.links.links:
-        runs = [run for run in link.of("auto") if run.figures is not None]
-        if not runs:
-            continue
-        run = runs[-1]
-        assert run.figures is not None
-        for stall in run.stalls[:_MOST_STALLS]:
-            why = "its bytes had not come back" if stall.lane == "in" else "its memory was not free yet"
-            rows.append(
-                (_ratio_name(link), stall.op, stall.source or _NOTHING, stall.buffer, why,
-                 f"{1000 * stall.seconds / run.figures.num_steps:.1f}")
-            )  # fmt: skip
-    if not rows:
-        rows = [(_NOTHING, "no op waited for a copy")]
-    return Table(
-        "Which ops stall, and why",
-        ("ratio", "op", "source", "waits for", "why", "ms a step"),
-        tuple(rows),
-        f"The {_MOST_STALLS} longest over each link, of the last repeat of policy auto."
-        + "".join(_where_time_goes(results.links, link) for link in results.links.links),
-    )
-
-
-def _where_time_goes(links: Links, link: LinkRuns) -> str:
-    """What a step over ``link`` takes longer than one with unlimited memory, and for what."""
-    runs, free = link.of("auto"), links.unswapped
-    stalled, computing, before = (
-        _median_of([run.figures for run in some if run.figures is not None], value)
-        for some, value in (
-            (runs, lambda f: (f.stall_seconds or 0.0) / f.num_steps),
-            (runs, lambda f: f.compute_seconds / f.num_steps),
-            (free, lambda f: f.compute_seconds / f.num_steps),
-        )
-    )
-    if stalled is None or computing is None or before is None:
-        return ""
-    longer = statistics.median(_seconds(runs)) - statistics.median(_seconds(free))
-    again = max((run.swapping.recomputed_bytes or 0 for run in runs if run.swapping), default=0)
-    return (
-        f" At {_ratio_name(link)} the step takes {longer:+.2f} s against unlimited memory: {stalled:.2f} s stalled, "
-        f"{computing - before:+.2f} s of computing, with {again / 2**30:.2f} GiB computed again and copies beside it."
     )
 
 
@@ -254,11 +123,11 @@ def profile_table(results: Results) -> Table | None:
             (system.contended_how, system.contended, beside.runs if beside else ()),
         ):
             figures = [run.figures for run in runs if run.figures is not None]
-            in_rate = _median_of(figures, lambda f: f.copies_in.busy_bytes_per_second)
-            out_rate = _median_of(figures, lambda f: f.copies_out.busy_bytes_per_second)
+            in_rate = median_of(figures, lambda f: f.copies_in.busy_bytes_per_second)
+            out_rate = median_of(figures, lambda f: f.copies_out.busy_bytes_per_second)
             rows.append(
                 (f"{system.name}, {how}",
-                 _beside(theirs.utilization, _utilization(runs), _percent),
+                 _beside(theirs.utilization, utilization(runs), percent),
                  _beside(theirs.in_bytes_per_second / 1e9, in_rate and in_rate / 1e9, "{:.3g}".format),
                  _beside(theirs.out_bytes_per_second / 1e9, out_rate and out_rate / 1e9, "{:.3g}".format))
             )  # fmt: skip
@@ -286,14 +155,14 @@ def prediction_table(results: Results) -> Table | None:
         ours = found.find(machine, OURS)
         link = results.links.of(system.key) if results.links and system else None
         cost = link_overhead(results, system.key) if system else None
-        busy = _utilization(link.of("auto")) if link else None
-        measured = f"{system.overhead:.2f} ×, {_percent(system.alone.utilization)}" if system else _NOTHING
+        busy = utilization(link.of("auto")) if link else None
+        measured = f"{system.overhead:.2f} ×, {percent(system.alone.utilization)}" if system else NOTHING
         rows.append(
             (theirs.machine_name, measured,
-             f"{theirs.step_seconds / theirs.free_seconds:.2f} ×, {_percent(theirs.utilization)}",
-             f"{ours.step_seconds / ours.free_seconds:.3f} ×, {_percent(ours.utilization)}",
+             f"{theirs.step_seconds / theirs.free_seconds:.2f} ×, {percent(theirs.utilization)}",
+             f"{ours.step_seconds / ours.free_seconds:.3f} ×, {percent(ours.utilization)}",
              f"{ours.bound_seconds / ours.free_seconds:.3f} ×",
-             f"{_times(cost)}, {_percent(busy)}" if cost else NOT_YET)
+             f"{times(cost)}, {percent(busy)}" if cost else NOT_YET)
         )  # fmt: skip
     return Table(
         "The answer without the machine: 192³ in the memory of 144³, overhead and utilization",
@@ -307,60 +176,6 @@ def prediction_table(results: Results) -> Table | None:
     )  # fmt: skip
 
 
-def failure_table(results: Results) -> Table | None:
-    """What did not finish, and why."""
-    if not results.failures:
-        return None
-    rows = tuple((f.configuration.name, f.configuration.policy or "", f.message) for f in results.failures)
-    return Table("What did not finish", ("run", "policy", "why"), rows)
-
-
-def headline(results: Results) -> str:
-    """The first sentence of the page."""
-    settings = results.settings
-    what = f"{settings.large}³ under the {settings.small}³ budget"
-    cost = ladder_overhead(results.ladder, settings.large) if results.ladder else None
-    if cost is None:
-        return f"{what}: {NOT_YET}."
-    percent = 100 * (cost.median - 1)
-    change = f"costs {percent:.1f} % over" if percent >= 0 else f"takes {-percent:.1f} % less than"
-    spread = f"{100 * (cost.low - 1):+.1f} to {100 * (cost.high - 1):+.1f} %"
-    repeats = f" (median of {cost.num} repeats, {spread})" if cost.num > 1 else " (one run)"
-    return f"{what} {change} unlimited memory{repeats}."
-
-
-def ladder_overhead(ladder: Ladder, size: int) -> Spread | None:
-    """Overhead of a size under the budget."""
-    return overhead(ladder.of(size, "swapped"), ladder.of(size, "unswapped"))
-
-
-def link_overhead(results: Results, name: str, policy: str = "auto") -> Spread | None:
-    """Overhead of the large size over a link."""
-    link = results.links.of(name) if results.links else None
-    return overhead(link.of(policy), results.links.unswapped) if link and results.links else None
-
-
-def _ratio_name(link: LinkRuns) -> str:
-    system = next((system for system in SYSTEMS if system.key == link.name), None)
-    if system is None:
-        return f"{link.ratio:.2g} ({link.name})"
-    return f"{system.ratio} ({system.name})" if link.link else f"{link.ratio:.2g} (for {system.ratio}, {system.name})"
-
-
-def _utilization(runs: Sequence[Run]) -> float | None:
-    return _median_of([run.figures for run in runs if run.figures is not None], lambda figures: figures.utilization)
-
-
-def _median_of(figures: Sequence[Figures], value: Callable[[Figures], float | None]) -> float | None:
-    values = [found for found in map(value, figures) if found is not None]
-    return statistics.median(values) if values else None
-
-
-def _median(figures: Sequence[Figures], value: Callable[[Figures], float | None], form: Callable[[float], str]) -> str:
-    found = _median_of(figures, value)
-    return _NOTHING if found is None else form(found)
-
-
 def _epoch(together: Together | None) -> float | None:
     return None if together is None else statistics.fmean(together.seconds) * STEPS_PER_EPOCH
 
@@ -368,73 +183,15 @@ def _epoch(together: Together | None) -> float | None:
 def _beside(theirs: float, ours: float | None, form: Callable[[float], str]) -> str:
     """IBM's figure, ours, and ours over IBM's."""
     return (
-        f"{form(theirs)} | {_NOTHING} | {_NOTHING}"
+        f"{form(theirs)} | {NOTHING} | {NOTHING}"
         if ours is None
         else f"{form(theirs)} | {form(ours)} | {ours / theirs:.2f}"
     )
 
 
-def _times(spread: Spread | None) -> str:
-    if spread is None:
-        return _NOTHING
-    brackets = f" [{spread.low:.3f}, {spread.high:.3f}]" if spread.num > 1 else ""
-    return f"{spread.median:.3f} ×{brackets}"
-
-
-def _percent(share: float | None) -> str:
-    return _NOTHING if share is None else f"{share:.1%}".replace("%", " %")
-
-
 def _ratio(ours: float | None, theirs: float) -> str:
-    return _NOTHING if ours is None else f"{ours / theirs:.2f}"
+    return NOTHING if ours is None else f"{ours / theirs:.2f}"
 
 
 def _reached(is_reached: bool | None) -> str:
-    return _NOTHING if is_reached is None else "yes" if is_reached else "no"
-
-
-def _seconds(runs: Sequence[Run]) -> Iterator[float]:
-    return (run.seconds_per_step for run in runs)
-
-
-def _step(runs: Sequence[Run]) -> str:
-    return f"{statistics.median(_seconds(runs)):.2f}" if runs else _NOTHING
-
-
-def _rate(runs: Sequence[Run], size: int) -> str:
-    return f"{size**3 / statistics.median(_seconds(runs)):,.0f}".replace(",", " ") if runs else _NOTHING
-
-
-def _peak(runs: Sequence[Run]) -> str:
-    return f"{max(run.peak_bytes for run in runs) / 2**30:.2f}" if runs else _NOTHING
-
-
-def _moved(runs: Sequence[Run]) -> str:
-    swapping = runs[-1].swapping if runs else None
-    if swapping is None or swapping.out_bytes is None or swapping.in_bytes is None:
-        return _NOTHING
-    return f"{swapping.out_bytes / 2**30:.2f} + {swapping.in_bytes / 2**30:.2f}"
-
-
-def _predicted(runs: Sequence[Run]) -> str:
-    swapping = runs[-1].swapping if runs else None
-    return _NOTHING if swapping is None or swapping.predicted_seconds is None else f"{swapping.predicted_seconds:.2f}"
-
-
-def dice_table(results: Results) -> Table | None:
-    """Means of what the box plots show."""
-    if results.evaluation is None:
-        return None
-    scores = results.evaluation.scores
-    rows: list[tuple[str, ...]] = []
-    for size in sorted({score.size for score in scores}):
-        means = [list(subject_means(scores, size, region).values()) for region in REGIONS]
-        cells = (f"{statistics.fmean(values):.3f}" if values else _NOTHING for values in means)
-        subjects = {score.subject for score in scores if score.size == size}
-        rows.append((f"{size}³", str(len(subjects)), *cells))
-    return Table(
-        f"Mean Dice, scored at {max(score.scored_size for score in scores)}³",
-        ("size", "subjects", *(region.replace("_", " ") for region in REGIONS)),
-        tuple(rows),
-        f"{results.evaluation.data}.",
-    )
+    return NOTHING if is_reached is None else "yes" if is_reached else "no"

@@ -99,7 +99,7 @@ class Configuration:
 
 @dataclass(frozen=True)
 class Swapping:
-    """What lmswap says of the last step.
+    """What lmswap says of the last step; ``graph_seconds`` is what ``predicted_seconds`` predicts.
 
     ``saved_bytes`` is what the forward pass makes and the backward pass reads, whatever is done with it;
     ``forward_seconds`` what the forward pass computed for. ``spans`` are of the last step, ``tensor_memory`` the
@@ -109,6 +109,7 @@ class Swapping:
     policy: str
     predicted_peak_bytes: int | None
     predicted_seconds: float | None
+    graph_seconds: float | None
     out_bytes: int | None
     in_bytes: int | None
     recomputed_bytes: int | None
@@ -309,6 +310,7 @@ def _swapping(model: nn.Module) -> Swapping:
         policy=report.policy,
         predicted_peak_bytes=report.predicted_peak_bytes,
         predicted_seconds=report.predicted_seconds,
+        graph_seconds=report.measured_seconds,
         out_bytes=report.swapped_out_bytes,
         in_bytes=report.swapped_in_bytes,
         recomputed_bytes=report.recomputed_bytes,

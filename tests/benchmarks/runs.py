@@ -49,6 +49,7 @@ def make_run(configuration, *, peak_bytes=2000 * MIB, bits=("bf000000",) * 3, we
             policy="tflms",
             predicted_peak_bytes=peak_bytes,
             predicted_seconds=3.0,
+            graph_seconds=2.9,
             out_bytes=300 * MIB,
             in_bytes=300 * MIB,
             recomputed_bytes=100 * MIB,

@@ -12,7 +12,7 @@ from html import escape, unescape
 import pytest
 
 from benchmarks.case_study import __main__ as command
-from benchmarks.case_study import tables
+from benchmarks.case_study import findings, tables
 from benchmarks.case_study.page import HTML, MARKDOWN, write_pages
 from benchmarks.case_study.results import Evaluation
 from benchmarks.unet3d.scores import Score
@@ -43,14 +43,14 @@ def cells(table):
 
 
 def test_the_first_sentence_is_what_the_larger_image_costs():
-    assert tables.headline(make_results()) == (
+    assert findings.headline(make_results()) == (
         "128³ under the 96³ budget costs 12.5 % over unlimited memory (median of 2 repeats, +10.0 to +15.0 %)."
     )
     quicker = replace(make_ladder(), runs=(unswapped(5.0), swapped(4.9)))
-    assert tables.headline(make_results(ladder=quicker)) == (
+    assert findings.headline(make_results(ladder=quicker)) == (
         "128³ under the 96³ budget takes 2.0 % less than unlimited memory (one run)."
     )
-    assert tables.headline(make_results(ladder=None)) == "128³ under the 96³ budget: not yet measured."
+    assert findings.headline(make_results(ladder=None)) == "128³ under the 96³ budget: not yet measured."
 
 
 def test_goals_are_judged_from_the_runs(results):
@@ -67,7 +67,7 @@ def test_goals_are_judged_from_the_runs(results):
 
 def test_a_gpus_results_have_no_row_that_says_unmeasured():
     found = make_results(settings=replace(SETTINGS, device="cuda"))
-    for table in (tables.goals, tables.ladder_table, tables.epoch_table, tables.profile_table):
+    for table in (tables.goals, findings.ladder_table, tables.epoch_table, tables.profile_table):
         assert not any("GPU" in row[0] and "not yet measured" in row for row in table(found).rows)
 
 
@@ -91,19 +91,19 @@ def test_every_cell_of_the_case_studys_tables_has_ibms_figure_ours_and_their_rat
 
 
 def test_ops_that_stall_are_named_with_their_source_and_reason(results):
-    first, *_ = tables.stall_table(results).rows
+    first, *_ = findings.stall_table(results).rows
     assert first[1:] == (
         "convolution_backward_3", "network.py:31 y = conv(x)", "conv", "its bytes had not come back", "200.0",
     )  # fmt: skip
     assert "At 3.3 (x86, PCIe gen3) the step takes +0.20 s against unlimited memory: 0.10 s stalled, +0.00 s of " in (
-        tables.stall_table(results).note
+        findings.stall_table(results).note
     )
     links = make_links()
     calm = replace(
         links,
         links=tuple(replace(link, runs=tuple(replace(r, stalls=()) for r in link.runs)) for link in links.links),
     )
-    assert tables.stall_table(make_results(links=calm)).rows == (("–", "no op waited for a copy"),)
+    assert findings.stall_table(make_results(links=calm)).rows == (("–", "no op waited for a copy"),)
 
 
 def test_what_did_not_finish_is_on_the_page(tmp_path):
@@ -221,11 +221,13 @@ def test_a_browser_shows_every_picture_and_every_cell(shown, results):
     found, _, _ = shown
     assert len(found["images"]) == 5
     assert all(min(sides) > 100 for sides in found["images"])
-    assert found["headline"] == tables.headline(results)
+    assert found["headline"] == findings.headline(results)
     expected = [
         table(results)
-        for table in (tables.goals, tables.ladder_table, tables.link_table, tables.stall_table, tables.box_table,
-                      tables.epoch_table, tables.profile_table, tables.prediction_table, tables.dice_table)
+        for table in (
+            tables.goals, findings.ladder_table, findings.promise_table, findings.link_table, findings.stall_table,
+            tables.box_table, tables.epoch_table, tables.profile_table, tables.prediction_table, findings.dice_table,
+        )
     ]  # fmt: skip
     assert found["tables"] == [[list(table.headings), *map(list, table.rows)] for table in expected]
 
