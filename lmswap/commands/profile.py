@@ -74,10 +74,16 @@ def _read(options: argparse.Namespace) -> Profile:
 
 def _profile(options: argparse.Namespace, command: list[str]) -> Profile:
     from lmswap.profiling.launch import profile_command
+    from lmswap.profiling.tools import choose, look
     from lmswap.profiling.window import Window
 
     window = Window.parse(options.steps, 1 if options.epoch is None else options.epoch, options.steps_per_epoch)
+    tool, note = choose(options.tool, look())
+    if note:
+        print_result(f"lmswap: {note}", sys.stderr)  # now: the script may run for hours
     with tempfile.TemporaryDirectory(prefix="lmswap-profile-") as temporary:
         folder = Path(options.keep or temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        return profile_command(command, window, tool=options.tool, folder=folder.resolve(), stop=options.stop)
+        profile = profile_command(command, window, tool=tool, folder=folder.resolve(), stop=options.stop)
+    profile.notes += [note] if note else []
+    return profile

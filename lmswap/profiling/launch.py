@@ -18,7 +18,6 @@ from typing import Any
 from lmswap.errors import OptionError, WindowError
 from lmswap.profiling.profile import Profile
 from lmswap.profiling.readers import read_traces
-from lmswap.profiling.tools import choose, look
 from lmswap.profiling.trace import Trace, side_by_side
 from lmswap.profiling.window import Window
 
@@ -44,23 +43,22 @@ def profile_command(command: Sequence[str], window: Window, *, tool: str, folder
     Args:
         command: ``python train.py …`` or ``python -m package …``.
         window: which steps.
-        tool: "auto", "kineto", "nsys", "nvprof" or "lmswap".
+        tool: "kineto", "nsys", "nvprof" or "lmswap", and one that works here: see `lmswap.profiling.tools`.
         folder: where the tools' files go.
         stop: ends the script when the window is over.
 
     Raises:
-        OptionError: the command is none that can be watched, or there is no such tool.
+        OptionError: the command is none that can be watched.
         ScriptFailed: the script ended with an error of its own.
         WindowError: the script ended before the window did.
         TraceError: what the tool wrote cannot be used.
     """
-    used, note = choose(tool, look())
     watched = _watched(command, folder)
     for name in (OUTCOME, OWN, *TOOL_FILES.values()):
         (folder / name).unlink(missing_ok=True)  # an earlier run's, in a folder that is kept
-    request = {"tool": used, "window": asdict(window), "folder": str(folder), "stop": stop}
+    request = {"tool": tool, "window": asdict(window), "folder": str(folder), "stop": stop}
     (folder / REQUEST).write_text(json.dumps(request), encoding="utf-8")
-    returncode = subprocess.run(under(used, watched, folder), check=False).returncode
+    returncode = subprocess.run(under(tool, watched, folder), check=False).returncode
     outcome = _outcome(folder)
     if outcome.get("error"):
         raise WindowError(str(outcome["error"]))
@@ -68,8 +66,8 @@ def profile_command(command: Sequence[str], window: Window, *, tool: str, folder
         raise ScriptFailed(returncode)
     if outcome.get("first") is None:
         raise window.refuse(outcome.get("epochs", []))
-    traces = _traces(used, folder, int(outcome["first"]), window.stop - window.first)
-    return Profile(f"{window} of {' '.join(command)}", traces, [note] if note else [])
+    traces = _traces(tool, folder, int(outcome["first"]), window.stop - window.first)
+    return Profile(f"{window} of {' '.join(command)}", traces)
 
 
 def under(tool: str, command: Sequence[str], folder: Path) -> list[str]:

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 import lmswap
 from lmswap import api, cli
 from lmswap.errors import OptionError, WindowError
-from lmswap.profiling import run
+from lmswap.profiling import run, tools
 from lmswap.profiling.profile import Profile
 from lmswap.profiling.readers import read_traces
 from lmswap.profiling.window import Window
@@ -78,24 +78,16 @@ def script(tmp_path, monkeypatch):
     return write
 
 
-def test_the_chosen_steps_of_a_script_give_the_figures_that_its_reports_give(script, tmp_path, capfd):
+def test_the_chosen_steps_of_a_script_give_the_figures_that_its_reports_give(script, tmp_path, monkeypatch, capfd):
     command = [*script(SCRIPT), "out.json", "--flag"]
-    options = [
-        "--tool",
-        "lmswap",
-        "--steps",
-        "2:5",
-        "--epoch",
-        "2",
-        "--json",
-        "profile.json",
-        "--trace",
-        "trace.json",
-        "--keep",
-        "kept",
-    ]
+    monkeypatch.setattr(tools, "look", lambda: tools.Host((), None, frozenset({"nsys"})))
+    options = ["--tool", "nsys", "--steps", "2:5", "--epoch", "2", "--json", "profile.json", "--trace", "trace.json"]
+    options += ["--keep", "kept"]
     assert cli.main(["profile", *options, *command]) == 0
-    printed = capfd.readouterr().out
+    printed, errors = capfd.readouterr()
+    note = "nsys cannot work here: torch finds no GPU, and it sees nothing else; lmswap was used instead"
+    assert f"lmswap: {note}" in errors
+    assert f"Note: {note}." in printed
     assert "steps 2 to 4 of epoch 2 of python train.py out.json --flag" in printed
 
     reports = json.loads((tmp_path / "out.json").read_text())[6 + 2 : 6 + 5]
@@ -148,12 +140,12 @@ def run_inside(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", [])
     monkeypatch.setattr(sys, "path", ["", *sys.path])
 
-    def run_script(text, window, tool="kineto", **more):
+    def run_script(text, window, tool="kineto", command=("train.py",), **more):
         (tmp_path / "train.py").write_text(text)
         request = {"tool": tool, "window": asdict(window), "folder": str(tmp_path), "stop": False} | more
         (tmp_path / "request.json").write_text(json.dumps(request))
         try:
-            code = run.main([str(tmp_path / "request.json"), "train.py"])
+            code = run.main([str(tmp_path / "request.json"), *command])
         except SystemExit as ended:
             code = ended.code
         assert not optimizer_module._global_optimizer_post_hooks
@@ -175,6 +167,19 @@ def test_a_window_that_its_epoch_cannot_fill_is_given_up_at_once(run_inside, cap
     assert code == 2
     assert "did not have all steps 2 to 3 of epoch 1: epoch 1 had 3 steps, epoch 2 had 1 steps" in outcome["error"]
     assert "came to its end" not in capsys.readouterr().out
+    code, outcome = run_inside(loops, Window(5, 7, epoch=1))
+    assert (code, outcome["epochs"]) == (2, [3, 1])
+
+
+@pytest.mark.parametrize("command", [["package/script.py"], ["-m", "package.module"]])
+def test_scripts_and_modules_find_their_neighbours_and_their_arguments(command, run_inside, tmp_path):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "neighbour.py").write_text("answer = 42")
+    checks = "import sys; assert (answer, sys.argv[1:], __name__) == (42, ['-m', 'x'], '__main__')"
+    (tmp_path / "package" / "script.py").write_text(f"from neighbour import answer; {checks}")
+    (tmp_path / "package" / "module.py").write_text(f"from .neighbour import answer; {checks}")
+    code, outcome = run_inside("", Window(), command=[*command, "-m", "x"])
+    assert (code, outcome["epochs"]) == (None, [])
 
 
 def test_without_an_enabled_model_lmswaps_record_is_refused(run_inside):
