@@ -13,6 +13,7 @@ from lmswap.profiling.tools import Host, choose
 from lmswap.profiling.trace import Trace
 from tests.profiling import files
 
+A100 = ("NVIDIA A100", (8, 0))
 V100, T4, H200 = ("Tesla V100", (7, 0)), ("Tesla T4", (7, 5)), ("NVIDIA H200", (9, 0))
 BOTH = frozenset({"nsys", "nvprof"})
 RUN = ["-m", "lmswap.profiling.run", "/tmp/folder/request.json"]
