@@ -116,11 +116,9 @@ class _Editor:
         state = state_of(node)
         if state is None:
             return self._fx.node_copy(node, inputs.__getitem__)
-        args: Any
         args, kwargs = fx.map_arg((node.args, node.kwargs), inputs.__getitem__)
-        copy: fx.Node = self._fx.call_function(
-            draw_again, (self.find(state), state.args[0], node.target, *args), kwargs
-        )
+        drawn: Any = (self.find(state), state.args[0], node.target, *cast(Any, args))
+        copy: fx.Node = self._fx.call_function(draw_again, drawn, kwargs)
         copy.meta.update(node.meta)
         return copy
 
