@@ -164,7 +164,8 @@ def stall_table(results: Results) -> Table | None:
         "Which ops stall, and why",
         ("ratio", "op", "source", "waits for", "why", "ms a step"),
         tuple(rows),
-        f"The {_MOST_STALLS} longest over each link, of {_SHARE_OF_STEP:.1%} of the step and more, in the last repeat." + "".join(_where_time_goes(results.links, link) for link in results.links.links),
+        f"The {_MOST_STALLS} longest over each link, of {_SHARE_OF_STEP:.1%} of the step and more, in the last repeat."
+        + "".join(_where_time_goes(results.links, link) for link in results.links.links),
     )
 
 
