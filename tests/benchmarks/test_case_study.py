@@ -3,6 +3,7 @@
 import json
 import math
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -175,6 +176,7 @@ def test_trainings_warm_up_one_after_another_and_start_together(monkeypatch):
                 happened.append((what, configuration.seed))
 
         note("warm-up")
+        time.sleep(0.05)  # long enough for another one to come in between, if it were let
         note("ready")
         when_ready()
         note("start")
