@@ -5,10 +5,9 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
 import lmswap
 
@@ -25,18 +24,28 @@ def commands() -> list[str]:
     return [line.partition("#")[0].strip() for block in blocks("sh") for line in block.splitlines() if line.strip()]
 
 
-def test_the_training_loop_runs_as_printed():
+# What the README leaves out of its training loop.
+PREAMBLE = """
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(256, 1024), nn.Tanh(), nn.Linear(1024, 4))
+loader = [(torch.randn(512, 256), torch.randn(512, 4)) for _ in range(10)]
+criterion = nn.MSELoss()
+optimizer = torch.optim.Adam(model.parameters())
+"""
+
+
+def training_script() -> str:
     (loop,) = blocks("python")
-    model = nn.Sequential(nn.Linear(256, 1024), nn.Tanh(), nn.Linear(1024, 4))
-    names = {
-        "model": model,
-        "loader": [(torch.randn(512, 256), torch.randn(512, 4)) for _ in range(3)],
-        "criterion": nn.MSELoss(),
-        "optimizer": torch.optim.Adam(model.parameters()),
-    }
-    exec(loop, names)
+    return PREAMBLE + loop
+
+
+def test_the_training_loop_runs_as_printed():
+    names: dict[str, Any] = {}
+    exec(training_script(), names)
     with pytest.raises(lmswap.errors.OptionError, match="not enabled"):
-        lmswap.report(model)
+        lmswap.report(names["model"])
 
 
 def test_ci_runs_the_make_targets():
@@ -48,6 +57,7 @@ def test_ci_runs_the_make_targets():
 @pytest.mark.parametrize("command", [c for c in commands() if c.startswith("lmswap") and "bench" not in c])
 def test_each_command_runs(command, tmp_path):
     (tmp_path / "program.json").write_text((ROOT / "tests" / "data" / "program.json").read_text())
+    (tmp_path / "train.py").write_text(training_script())
     words = [str(Path(sys.executable).with_name("lmswap")), *shlex.split(command)[1:]]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
