@@ -25,11 +25,16 @@ def headline(results: Results) -> str:
     cost = ladder_overhead(results.ladder, settings.large) if results.ladder else None
     if cost is None:
         return f"{what}: {NOT_YET}."
-    percent = 100 * (cost.median - 1)
-    change = f"costs {percent:.1f} % over" if percent >= 0 else f"takes {-percent:.1f} % less than"
+    more = cost.median - 1
+    change = f"costs {percent(more)} over" if more >= 0 else f"takes {percent(-more)} less than"
     spread = f"{100 * (cost.low - 1):+.1f} to {100 * (cost.high - 1):+.1f} %"
     repeats = f" (median of {cost.num} repeats, {spread})" if cost.num > 1 else " (one run)"
-    return f"{what} {change} unlimited memory{repeats}."
+    is_idle = not any(
+        run.swapping and (run.swapping.out_bytes or run.swapping.recomputed_bytes)
+        for run in (results.ladder.of(settings.large, "swapped") if results.ladder else ())
+    )
+    nothing = " Nothing had to leave: the budget holds that size as it is, so this is noise." if is_idle else ""
+    return f"{what} {change} unlimited memory{repeats}.{nothing}"
 
 
 def ladder_overhead(ladder: Ladder, size: int) -> Spread | None:
@@ -164,8 +169,8 @@ def stall_table(results: Results) -> Table | None:
         "Which ops stall, and why",
         ("ratio", "op", "source", "waits for", "why", "ms a step"),
         tuple(rows),
-        f"The {_MOST_STALLS} longest over each link, of {_SHARE_OF_STEP:.1%} of the step and more, in the last repeat."
-        + "".join(_where_time_goes(results.links, link) for link in results.links.links),
+        f"The {_MOST_STALLS} longest over each link in the last repeat, of {percent(_SHARE_OF_STEP)} of the step and "
+        "more." + "".join(_where_time_goes(results.links, link) for link in results.links.links),
     )
 
 

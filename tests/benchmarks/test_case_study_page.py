@@ -50,6 +50,12 @@ def test_the_first_sentence_is_what_the_larger_image_costs():
     assert findings.headline(make_results(ladder=quicker)) == (
         "128³ under the 96³ budget takes 2.0 % less than unlimited memory (one run)."
     )
+    still = swapped(5.1)
+    still = replace(still, swapping=replace(still.swapping, out_bytes=0, recomputed_bytes=0))
+    idle = replace(make_ladder(), runs=(unswapped(5.0), still))
+    assert findings.headline(make_results(ladder=idle)).endswith(
+        "(one run). Nothing had to leave: the budget holds that size as it is, so this is noise."
+    )
     assert findings.headline(make_results(ladder=None)) == "128³ under the 96³ budget: not yet measured."
 
 
