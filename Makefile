@@ -42,7 +42,7 @@ test-cpp: $(VENV)/ready
 	done
 
 test-python: $(VENV)/ready
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 clean:
 	rm -rf $(VENV) build demo-output

@@ -21,7 +21,7 @@ def train(case: Case = CASE, *, num_steps: int = 1, **options):
     """Losses and gradients of a few steps, and the model's report."""
     torch.manual_seed(0)
     torch.compiler.reset()
-    model = lmswap.enable(case.make(), **{"policy": "swap_all", "min_swap_bytes": SMALL, **options})
+    model = lmswap.enable(case.make(), **{"budget": "4GiB", "policy": "swap_all", "min_swap_bytes": SMALL, **options})
     results = []
     for _ in range(num_steps):
         model.zero_grad()
