@@ -176,6 +176,6 @@ def test_the_host_budget_limits_what_plans_send_to_the_tier_and_is_reported_befo
 
 
 def test_a_budget_of_auto_says_what_it_is():
-    (note,) = train()[1].notes
+    (note,) = train(budget="auto")[1].notes
     assert note.startswith("budget 'auto' is ")
     assert note.endswith("less 10% for others")
