@@ -298,8 +298,15 @@ class Session:
             return
         took = f"measured {format_seconds(found.measured_seconds)}"
         took += f" against {format_seconds(found.predicted_seconds)} predicted"
-        if self._plan_again(step, found.costs, found.machine, step.allowance, took):
+        if self._plan_again(step, found.costs, found.machine, self._with_growth(step.allowance), took):
             self._plans.write(program, Planned(self.steps[step.graphs].plan, found.costs, found.machine))
+
+    def _with_growth(self, planned: Allowance) -> Allowance:
+        """``planned`` and what the process has grown by since beside tensors: the margin is there for what comes."""
+        self.memory.trim()
+        beside_bytes = self.memory.used_bytes() - self.memory.used_tensor_bytes()
+        grown_bytes = max(0, beside_bytes - (planned.base_bytes - planned.tensor_bytes))
+        return replace(planned, base_bytes=planned.base_bytes + grown_bytes)
 
     def _plan_again(
         self, step: PlannedStep, costs: OpCosts, machine: Machine, allowance: Allowance, reason: str

@@ -1,5 +1,6 @@
 """What an enabled model remembers, learns and promises: plans on disk, feedback, host budget, room for others."""
 
+import gc
 import json
 from pathlib import Path
 
@@ -173,6 +174,22 @@ def test_the_host_budget_limits_what_plans_send_to_the_tier_and_is_reported_befo
     _, limited = train(host_budget=2 * unlimited.tier_planned_bytes)
     assert limited.tier_peak_bytes <= limited.tier_planned_bytes <= limited.host_budget_bytes
     assert "Host budget" in str(limited)
+
+
+def test_planning_again_counts_what_the_process_has_grown_by_beside_tensors(monkeypatch):
+    monkeypatch.setattr(feedback, "TOLERANCE", -1.0)
+    torch.compiler.reset()
+    gc.collect()
+    model = lmswap.enable(CASE.make(), "4GiB", min_swap_bytes=SMALL)
+    CASE.loss(model(CASE.batch())).backward()
+    planned = lmswap.report(model)
+    held = bytearray(b"x" * 128 * 2**20)
+    for _ in range(4):
+        CASE.loss(model(CASE.batch())).backward()
+    again = lmswap.report(model)
+    assert again.plan_origin.startswith("made again")
+    assert again.base_bytes >= planned.base_bytes + len(held) / 2  # what earlier tests left may go meanwhile
+    lmswap.disable(model)
 
 
 def test_a_budget_of_auto_says_what_it_is():
