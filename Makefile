@@ -45,4 +45,4 @@ test-python: $(VENV)/ready
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 clean:
-	rm -rf $(VENV) build demo-output
+	rm -rf $(VENV) build demo-output case-study-output
