@@ -30,6 +30,7 @@ from lmswap.errors import OptionError, PlanInfeasible, TierError
 from lmswap.execute import _C
 from lmswap.execute.engine import SwapEngine
 from lmswap.execute.graph import BoxedFunction, compile_boxed
+from lmswap.execute.tiers import open_tier
 from lmswap.hardware.disk import swap_directory
 from lmswap.hardware.measure import describe_machine
 from lmswap.hardware.memory import DeviceMemory, device_memory
@@ -479,11 +480,6 @@ def _open_engine(device: torch.device, tier: str, machine: Machine, options: Opt
         in_bytes_per_second=link.in_bytes_per_second if link else 0.0,
         shared_link=(link.shared_file if link else None) or "",
     )
-    limit_bytes = machine.tier(tier).capacity_bytes
-    if tier == "host":
-        native.open_host_tier(limit_bytes)
-    elif tier == "device":
-        native.open_device_tier(limit_bytes)
-    else:
-        native.open_disk_tier(swap_directory(options.disk_directory), limit_bytes)
+    directory = swap_directory(options.disk_directory) if tier == "disk" else ""
+    open_tier(native, tier, machine.tier(tier).capacity_bytes, directory)
     return native

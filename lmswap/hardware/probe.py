@@ -53,16 +53,12 @@ def measure_link(device: torch.device, tier: str, directory: str) -> MeasuredLin
         TransferError: copies failed, or did not end.
     """
     from lmswap.execute import _C
+    from lmswap.execute.tiers import open_tier
 
     engine = _C.Engine(driver="cuda" if device.type == "cuda" else "host", device=device.index or 0)
     try:
         capacity_bytes = max(_SIZES[-1], _BURST_COPIES * _BURST_BYTES)
-        if tier == "host":
-            engine.open_host_tier(capacity_bytes)
-        elif tier == "device":
-            engine.open_device_tier(capacity_bytes)
-        else:
-            engine.open_disk_tier(directory, capacity_bytes)
+        open_tier(engine, tier, capacity_bytes, directory)
         engine.reserve(tier, capacity_bytes)
         probe = LinkProbe(device, tier, engine)
         out_points, in_points = probe.alone()
