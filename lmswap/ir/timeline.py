@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
@@ -31,6 +31,10 @@ class Span:
     def seconds(self) -> float:
         """How long it took."""
         return self.end_seconds - self.start_seconds
+
+    def later(self, seconds: float) -> Span:
+        """The same, so much later."""
+        return replace(self, start_seconds=self.start_seconds + seconds, end_seconds=self.end_seconds + seconds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 
 from lmswap import api
@@ -88,7 +87,7 @@ class EngineRecorder:
         memory: list[tuple[float, int]] = []
         for _, record, step in own:
             found = record.timeline(_names(record, step), other_bytes=_other_bytes(step))
-            spans += [_later(span, record.begun_seconds) for span in found.spans]
+            spans += [span.later(record.begun_seconds) for span in found.spans]
             memory += [(seconds + record.begun_seconds, nbytes) for seconds, nbytes in found.memory]
         num_models = len({id(session) for session, _, _ in own})
         start, end = steps[0].start_seconds, steps[-1].end_seconds
@@ -116,10 +115,6 @@ def _names(record: StepRecord, step: PlannedStep | None) -> Sequence[str]:
 
 def _other_bytes(step: PlannedStep | None) -> int:
     return step.allowance.base_bytes - step.allowance.tensor_bytes if step is not None else 0
-
-
-def _later(span: Span, seconds: float) -> Span:
-    return replace(span, start_seconds=span.start_seconds + seconds, end_seconds=span.end_seconds + seconds)
 
 
 def _waits(record: StepRecord, step: PlannedStep) -> Iterator[tuple[str, str, str, Lane, float]]:

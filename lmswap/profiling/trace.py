@@ -99,7 +99,7 @@ def make_timeline(source: str, spans: list[Span], steps: list[Step], memory: tup
     if ordered:
         return _cut(Timeline(source, tuple(spans), memory), ordered)
     origin = min((span.start_seconds for span in spans), default=0.0)
-    return Timeline(source, tuple(_moved(span, origin) for span in sorted(spans, key=_start)), memory)
+    return Timeline(source, tuple(span.later(-origin) for span in sorted(spans, key=_start)), memory)
 
 
 def _cut(timeline: Timeline, steps: tuple[Step, ...]) -> Timeline:
@@ -107,7 +107,7 @@ def _cut(timeline: Timeline, steps: tuple[Step, ...]) -> Timeline:
     inside = [span for span in timeline.spans if span.start_seconds < end and span.end_seconds > start]
     return Timeline(
         timeline.source,
-        tuple(_moved(span, start) for span in sorted(inside, key=_start)),
+        tuple(span.later(-start) for span in sorted(inside, key=_start)),
         tuple((seconds - start, nbytes) for seconds, nbytes in timeline.memory if start <= seconds < end),
         tuple(Step(step.number, step.start_seconds - start, step.end_seconds - start) for step in steps),
     )
@@ -115,7 +115,3 @@ def _cut(timeline: Timeline, steps: tuple[Step, ...]) -> Timeline:
 
 def _start(span: Span) -> float:
     return span.start_seconds
-
-
-def _moved(span: Span, origin: float) -> Span:
-    return replace(span, start_seconds=span.start_seconds - origin, end_seconds=span.end_seconds - origin)
