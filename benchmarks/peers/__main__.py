@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
 from rich.console import Console
 
 from benchmarks.peers.cell import REFERENCE, Outcome
@@ -18,6 +17,7 @@ from benchmarks.peers.results import Results, describe_origin
 from benchmarks.peers.run import Choice, run_all
 from benchmarks.peers.tasks import MODELS, SIZES
 from benchmarks.peers.ways import PEERS
+from lmswap.hardware.device import default_device
 from lmswap.ir.bytesize import format_bytes
 from lmswap.plan import POLICIES
 from lmswap.reporting.text import format_seconds
@@ -28,7 +28,7 @@ PERCENTS = (90, 80, 70, 60, 50, 40, 30, 20)
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs what the arguments choose; leaves peers_cpu.json and .png, or peers_cuda, in the output folder."""
     options, console = _parser().parse_args(argv), Console()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = default_device().type
     peers = [name for name in options.peers if PEERS[name].runs_on(device)]
     choice = Choice(options.models, options.budgets, options.policies, peers, options.size, device)
     command = shlex.join(["python", "-m", "benchmarks.peers", *(sys.argv[1:] if argv is None else argv)])

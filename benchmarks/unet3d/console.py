@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from benchmarks.unet3d.bars import Bars
 from benchmarks.unet3d.run import Configuration, Event, Run
 from benchmarks.unet3d.study import Study
 from benchmarks.unet3d.verdict import Verdict
@@ -17,30 +16,19 @@ from lmswap.ir.bytesize import format_bytes
 _MARKS = {True: "[green]✓[/]", False: "[bold red]✗[/]", None: "[dim]·[/]"}
 
 
-class ProgressView:
+class ProgressView(Bars):
     """One bar per run with its loss and memory; hand ``on_event`` to `benchmarks.unet3d.study.compare`."""
 
     def __init__(self, console: Console) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description:<14}"),
-            BarColumn(bar_width=8),
-            MofNCompleteColumn(),
+        super().__init__(
+            console,
+            14,
             TextColumn("loss {task.fields[loss]:>7}"),
             TextColumn("memory {task.fields[memory]:>10}"),
             TextColumn("[dim]{task.fields[phase]}"),
             TimeElapsedColumn(),
-            console=console,
         )
         self._tasks: dict[Configuration, TaskID] = {}
-
-    def __enter__(self) -> ProgressView:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._progress.stop()
 
     def on_event(self, configuration: Configuration, event: Event) -> None:
         """Shows what a run's process tells."""

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from rich.console import Console
 
 from benchmarks.unet3d.brats import DataError
@@ -14,6 +13,7 @@ from benchmarks.unet3d.console import ProgressView, print_study
 from benchmarks.unet3d.plot import plot_step
 from benchmarks.unet3d.study import Settings, compare
 from benchmarks.unet3d.verdict import judge
+from lmswap.hardware.device import default_device
 
 FOLDER = Path("demo-output")
 SIZES = {"cpu": (96, 128), "cuda": (144, 192)}  # both 2.37 times the voxels, as the case study
@@ -23,7 +23,7 @@ STEPS = 4  # the first warms up; the seconds shown are the median of the other t
 def main(sizes: Sequence[str]) -> int:
     """Runs the demo, on two other ``sizes`` if they are given; 0 if everything that it claims was measured to be so."""
     console = Console()
-    small, large = map(int, sizes) if sizes else SIZES["cuda" if torch.cuda.is_available() else "cpu"]
+    small, large = map(int, sizes) if sizes else SIZES[default_device().type]
     console.print(
         f"[bold]lmswap demo[/]: {small}³ trains plainly and sets the budget; {large}³, {(large / small) ** 3:.2f} × "
         "the voxels, then trains plainly, swapped within that budget, and in the same graphs unswapped.",

@@ -21,6 +21,7 @@ from benchmarks.unet3d import brats, synthetic
 from benchmarks.unet3d.network import Head
 from benchmarks.unet3d.preprocess import prepare_cube
 from benchmarks.unet3d.run import Configuration, Event, Kind, Run
+from lmswap.hardware.device import default_device
 
 SCHEMA = "lmswap.unet3d/1"
 MAX_SUBJECTS = 3  # a comparison of a few steps takes the first ones only, and normalises over these
@@ -128,7 +129,7 @@ def compare(settings: Settings, on_event: OnEvent, *, command: str) -> Study:
             return None
         return runs[-1]
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = default_device().type
     # The cap stands for a smaller card. One that just holds the first size has room for all that torch's allocator
     # took there, which is more than the tensors; the budget given to lmswap is the tensors alone.
     budget_bytes = cap_bytes = settings.budget_bytes

@@ -2,41 +2,30 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import TextColumn, TimeRemainingColumn
 
+from benchmarks.unet3d.bars import Bars
 from benchmarks.unet3d.train import Epoch
 from lmswap.ir.bytesize import format_bytes
 
 
-class TrainingView:
+class TrainingView(Bars):
     """One bar for all epochs and one for the epoch under way; hand ``on_event`` to `benchmarks.unet3d.train.train`."""
 
     def __init__(self, console: Console, *, epochs: int, steps: int, validation_steps: int) -> None:
         self._steps, self._validation_steps = steps, validation_steps
-        self._progress = Progress(
-            TextColumn("{task.description:<10}"),
-            BarColumn(bar_width=8),
-            MofNCompleteColumn(),
+        super().__init__(
+            console,
+            10,
             TextColumn("loss {task.fields[loss]}"),
             TextColumn("{task.fields[more]}"),
             TimeRemainingColumn(compact=True),
-            console=console,
         )
         self._epochs = self._progress.add_task("epochs", total=epochs, loss="–", more="")
         self._epoch = self._progress.add_task("training", total=steps, loss="–", more="")
-
-    def __enter__(self) -> TrainingView:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._progress.stop()
 
     def on_event(self, event: dict[str, Any]) -> None:
         """Shows what the training tells."""

@@ -6,7 +6,6 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -18,6 +17,7 @@ from benchmarks.unet3d.evaluate import SCORES, Evaluation, evaluate, load_all
 from benchmarks.unet3d.plot_scores import plot_scores
 from benchmarks.unet3d.plot_slices import plot_slices
 from benchmarks.unet3d.scores import REGIONS, subject_means
+from lmswap.hardware.device import default_device
 
 if TYPE_CHECKING:
     from lmswap.commands import Commands
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Evaluates; 0 when all is written."""
     swapping = enable_arguments(arguments)
     console = Console()
-    models = load_all(arguments.models, "cuda" if torch.cuda.is_available() else "cpu")
+    models = load_all(arguments.models, default_device().type)
     root = arguments.data or made_folder(arguments.folder)
     with console.status("reading scans") as status:
         data = {

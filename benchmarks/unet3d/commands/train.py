@@ -7,7 +7,6 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 from rich.console import Console
 from rich.markup import escape
 
@@ -17,6 +16,7 @@ from benchmarks.unet3d.recipe import MAX_EPOCHS
 from benchmarks.unet3d.split import keep_split
 from benchmarks.unet3d.train import BEST, LOG, Epoch, Settings, train
 from benchmarks.unet3d.training_view import TrainingView
+from lmswap.hardware.device import default_device
 
 if TYPE_CHECKING:
     from lmswap.commands import Commands
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
         head=arguments.head,
         dtype=arguments.dtype,
-        device="cuda" if torch.cuda.is_available() else "cpu",
+        device=default_device().type,
         swapping=swapping,
         output=arguments.output,
     )
