@@ -130,3 +130,5 @@ def test_pacing_leaves_room_for_both_ways_at_once():
     assert lmswap.EmulatedLink(8e8, 5e8).over(measured).both_factor == pytest.approx(0.625)
     beside = Link(Rate.constant(1e9), Rate.constant(2e9), busy_factor=0.5)
     assert lmswap.EmulatedLink(8e8, 5e8).over(beside).busy_factor == pytest.approx(0.625)
+    beside = Link(Rate.constant(1e9), Rate.constant(2e9), compute_factor=0.5)
+    assert lmswap.EmulatedLink(8e8, 5e8).over(beside).compute_factor == pytest.approx(0.6)

@@ -6,12 +6,11 @@ from lmswap import cli
 from lmswap.commands.links import emulating_tier, links_text
 from lmswap.hardware.link import HostLink
 from lmswap.hardware.peak import PeakRate
-from lmswap.hardware.probe import MeasuredLink
 from lmswap.ir.emulation import EmulatedLink
 from lmswap.ir.machine import Link, Rate
 
-PCIE5 = MeasuredLink(Link(Rate(((2**20, 1e-4), (2**26, 2**26 / 50e9))), Rate.constant(52e9), 0.9, 0.8), 0.95)
-SPARE = MeasuredLink(Link(Rate.constant(1.5e12), Rate.constant(1.4e12), 0.5), 0.7)
+PCIE5 = Link(Rate(((2**20, 1e-4), (2**26, 2**26 / 50e9))), Rate.constant(52e9), 0.9, 0.8, 0.95)
+SPARE = Link(Rate.constant(1.5e12), Rate.constant(1.4e12), 0.5, compute_factor=0.7)
 
 
 def rows(text):
@@ -39,7 +38,7 @@ def test_what_cannot_be_measured_is_said():
 
 
 def test_a_link_is_emulated_over_the_first_tier_that_is_fast_enough_both_ways():
-    found = {"host": PCIE5.link, "device": SPARE.link}
+    found = {"host": PCIE5, "device": SPARE}
     assert emulating_tier(EmulatedLink(49e9, 51e9), found) == "host"
     assert emulating_tier(EmulatedLink(49e9, 53e9), found) == "device"
     assert emulating_tier(EmulatedLink(51e9, 1e9), found) == "device"
@@ -50,12 +49,12 @@ def test_this_machines_disk_is_measured(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert cli.main(["links", "--json", "--disk-directory", str(tmp_path)]) == 0
     data = json.loads(capsys.readouterr().out)
-    assert (data["schema"], data["host_link"]["kind"], data["peak"]) == ("lmswap.links/1", "none", None)
+    assert (data["schema"], data["host_link"]["kind"], data["peak"]) == ("lmswap.links/2", "none", None)
     (tier,) = data["tiers"]
     measured = data["tiers"][tier]
     assert tier == "disk"
-    assert measured["link"]["out_rate"]["points"][-1][1] > 0
-    assert 0 < measured["link"]["busy_factor"] <= 1
+    assert measured["out_rate"]["points"][-1][1] > 0
+    assert 0 < measured["busy_factor"] <= 1
     assert 0 < measured["compute_factor"] <= 1
     assert data["presets"]["c2c"] == {
         "out_bytes_per_second": 450e9, "in_bytes_per_second": 450e9, "shared_file": None, "tier": None

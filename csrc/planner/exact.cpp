@@ -45,6 +45,7 @@ class Exact {
   [[nodiscard]] std::string key(const State& state) const;
   [[nodiscard]] Bytes bytes(Set set) const;
   [[nodiscard]] double copy(State& state, bool is_in, Bytes nbytes) const;
+  void compute(State& state, int op) const;
   [[nodiscard]] double least_seconds(const State& state) const { return state.clock + seconds_left_[state.next]; }
   [[nodiscard]] bool has_number(int buffer) const { return number_of_[buffer] >= 0; }
   [[nodiscard]] Set bit(int buffer) const { return Set{1} << number_of_[buffer]; }
@@ -200,7 +201,7 @@ void Exact::run_next(int number) {
     after.used_in[number_of_[buffer]] = static_cast<std::int8_t>(segment);
   }
   if (bytes(after.here) + base_during_[op] + step_.scratch_bytes[op] > limits_.budget_bytes) return;
-  after.clock += step_.seconds[op];
+  compute(after, op);
   ++after.next;
   after.is_at_border = after.next < step_.num_ops() && step_.segment_of[after.next] != segment;
   after.rank = 0;
@@ -221,7 +222,7 @@ void Exact::run_again(int number, int op) {
     if (has_number(buffer)) after.used_in[number_of_[buffer]] = static_cast<std::int8_t>(segment);
   }
   if (bytes(after.here) + base_before_[after.next] + step_.scratch_bytes[op] > limits_.budget_bytes) return;
-  after.clock += step_.seconds[op];
+  compute(after, op);
   after.is_at_border = false;
   after.rank = 0;
   after.last = -1;
@@ -287,6 +288,10 @@ Bytes Exact::bytes(Set set) const {
 
 double Exact::copy(State& state, bool is_in, Bytes nbytes) const {
   return queue_copy(link_, is_in, nbytes, state.clock, state.out_end, state.in_end);
+}
+
+void Exact::compute(State& state, int op) const {
+  state.clock = compute_end(link_, step_.seconds[op], state.clock, state.out_end, state.in_end);
 }
 
 // Follows the parents back, and writes the actions as a plan does.

@@ -99,7 +99,7 @@ bool Placer::step(int at) {
     if (trip.is_last && trip.out_start != -2) tier_used_bytes_ -= pages(trip.nbytes);
   }
   now_bytes_ += schedule_->born[at];
-  clock_ += step_.seconds[schedule_->runs[at].op];
+  clock_ = run_end(at);
   return true;
 }
 
@@ -234,7 +234,7 @@ void Placer::queue_ins(int at) {
     const int number = away_.front();
     auto& trip = trips_[number];
     if (trip.before != at) {
-      if (at < trip.return_earliest || in_end_ > clock_ + step_.seconds[schedule_->runs[at].op]) return;
+      if (at < trip.return_earliest || in_end_ > run_end(at)) return;
       if (number == blocked_trip_ && at <= blocked_until_) return;
       blocked_trip_ = number;
       blocked_until_ = promised_.last_over(at, trip.before, budget_bytes_ - trip.nbytes);
@@ -255,6 +255,10 @@ void Placer::queue_in(Trip& trip, int at) {
   }
   now_bytes_ += trip.nbytes;
   promised_.add(at, trip.before, trip.nbytes);
+}
+
+double Placer::run_end(int at) const {
+  return compute_end(link_, step_.seconds[schedule_->runs[at].op], clock_, out_end_, in_end_);
 }
 
 double Placer::copy(bool is_in, Bytes nbytes) { return queue_copy(link_, is_in, nbytes, clock_, out_end_, in_end_); }

@@ -61,6 +61,7 @@ class Placer {
   void release(std::size_t outgoing, int at);
   void stay(std::size_t outgoing, int at);
   [[nodiscard]] Bytes run_bytes(int at) const;
+  [[nodiscard]] double run_end(int at) const;
   double copy(bool is_in, Bytes nbytes);
   void wait(double until) { clock_ = std::max(clock_, until); }
   [[nodiscard]] bool has_good_copy(const Trip& trip) const;

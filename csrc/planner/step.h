@@ -37,12 +37,16 @@ struct Rate {
 
 struct Link {
   Rate out, in;
-  double both_factor;  // the share of its rate that each direction keeps while both run
+  double both_factor;     // the share of its rate that each direction keeps while both run
+  double compute_factor;  // the share of its speed that compute keeps while copies run
 };
 
 // Queues a copy behind the last of its lane and returns when it ends. Where `both_factor` f is below 1, the copy that
 // was queued first keeps its rate and one in the other direction runs at 2f - 1 of its own beside it.
 double queue_copy(const Link& link, bool is_in, Bytes nbytes, double now, double& out_end, double& in_end);
+
+// When compute ends what it begins now and what takes it `seconds` alone. Lanes work without a pause up to their ends.
+double compute_end(const Link& link, double seconds, double now, double out_end, double in_end);
 
 enum class Life : std::uint8_t {
   kActivation,  // from the op that makes it to its last use; may leave, may be made again

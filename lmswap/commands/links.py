@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from lmswap.commands import Commands
     from lmswap.hardware.link import HostLink
     from lmswap.hardware.peak import PeakRate
-    from lmswap.hardware.probe import MeasuredLink
 
-_SCHEMA = "lmswap.links/1"
+_SCHEMA = "lmswap.links/2"
 
 
 def add_to(commands: Commands) -> None:
@@ -50,7 +49,6 @@ def run(options: argparse.Namespace) -> int:
         peaks = peak_rates(device) if device.type == "cuda" else None
     except LmswapError as error:
         failures["host link"] = str(error)
-    found = {name: measured.link for name, measured in tiers.items()}
     if options.json:
         data = {
             "schema": _SCHEMA,
@@ -60,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
             "tiers": {tier: asdict(measured) for tier, measured in tiers.items()},
             "failures": failures,
             "presets": {
-                preset: {**asdict(emulated), "tier": emulating_tier(emulated, found)}
+                preset: {**asdict(emulated), "tier": emulating_tier(emulated, tiers)}
                 for preset, emulated in PRESETS.items()
             },
         }
@@ -85,7 +83,7 @@ def links_text(
     device: str,
     host_link: HostLink,
     peaks: tuple[PeakRate, PeakRate] | None,
-    tiers: dict[str, MeasuredLink],
+    tiers: dict[str, Link],
     failures: dict[str, str],
 ) -> str:
     """What `lmswap links` prints: the host link at its best, the engine's copies, and what can be emulated."""
@@ -100,19 +98,18 @@ def links_text(
         parts += [Text(), _tiers_table(tiers)]
     parts += [Text(f"{what}: NOT AVAILABLE: {why}") for what, why in failures.items()]
     if tiers:
-        found = {tier: measured.link for tier, measured in tiers.items()}
-        parts += [Text(), _presets_table(found), Text(), Text("What lmswap.enable(model, link=...) can emulate here:")]
-        parts += [Text(_slower(tier, link)) for tier, link in found.items()]
+        parts += [Text(), _presets_table(tiers), Text(), Text("What lmswap.enable(model, link=...) can emulate here:")]
+        parts += [Text(_slower(tier, link)) for tier, link in tiers.items()]
         parts += [Text("- Only the ratio of copying to computing changes: latencies and compute stay this machine's.")]
     return render_text(*parts)
 
 
-def _measure(device: torch.device, disk_directory: str | None) -> tuple[dict[str, MeasuredLink], dict[str, str]]:
+def _measure(device: torch.device, disk_directory: str | None) -> tuple[dict[str, Link], dict[str, str]]:
     """By tier: what was measured, or why it could not be."""
     from lmswap.hardware.disk import swap_directory
     from lmswap.hardware.probe import measure_link
 
-    tiers: dict[str, MeasuredLink] = {}
+    tiers: dict[str, Link] = {}
     failures: dict[str, str] = {}
     for tier in ("disk",) if device.type == "cpu" else ("host", "disk", "device"):
         try:
@@ -137,14 +134,13 @@ def _peaks_table(peaks: tuple[PeakRate, PeakRate], paper_bytes_per_second: float
     return table
 
 
-def _tiers_table(tiers: dict[str, MeasuredLink]) -> Table:
+def _tiers_table(tiers: dict[str, Link]) -> Table:
     """The engine's own copies, at all sizes that any tier was measured with."""
-    sizes = sorted({nbytes for measured in tiers.values() for nbytes, _ in measured.link.out_rate.points})
+    sizes = sorted({nbytes for link in tiers.values() for nbytes, _ in link.out_rate.points})
     names = [format_bytes(nbytes).replace(".00", "") for nbytes in sizes]
     table = _table("the engine's copies, GB/s", *names, "both keep", "beside compute keep", "compute keeps")
-    for tier, measured in tiers.items():
-        link = measured.link
-        kept = [_percent(factor) for factor in (link.both_factor, link.busy_factor, measured.compute_factor)]
+    for tier, link in tiers.items():
+        kept = [_percent(factor) for factor in (link.both_factor, link.busy_factor, link.compute_factor)]
         for label, rate in (("out to", link.out_rate), ("in from", link.in_rate)):
             speeds = [_gigabytes(nbytes / rate.seconds(nbytes)) for nbytes in sizes]
             table.add_row(f"{label} the {tier} tier", *speeds, *kept)

@@ -104,7 +104,7 @@ def _measure_machine(device: torch.device, tier: str, directory: str) -> Machine
         flops_per_second=_flops_per_second(device),
         bytes_per_second=_copied_bytes_per_second(device),
         op_seconds=_op_seconds(device),
-        tiers=(Tier(tier, _capacity_bytes(device, tier, directory), measure_link(device, tier, directory).link),),
+        tiers=(Tier(tier, _capacity_bytes(device, tier, directory), measure_link(device, tier, directory)),),
     )
 
 

@@ -9,7 +9,6 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from lmswap.errors import TransferError
@@ -36,15 +35,7 @@ _MAX_WAIT_SECONDS = 60.0  # for copies that take 1 s on a disk of 100 MB/s; long
 _LEAST_FACTOR = 0.05
 
 
-@dataclass(frozen=True)
-class MeasuredLink:
-    """``link``, and the share of its speed that a convolution keeps while copies run beside it."""
-
-    link: Link
-    compute_factor: float
-
-
-def measure_link(device: torch.device, tier: str, directory: str) -> MeasuredLink:
+def measure_link(device: torch.device, tier: str, directory: str) -> Link:
     """Measures the way from ``device`` to ``tier``, which lies in ``directory`` if it is the disk; one to four seconds.
 
     Raises:
@@ -66,7 +57,7 @@ def measure_link(device: torch.device, tier: str, directory: str) -> MeasuredLin
         seconds = out_rate.seconds(_BURST_BYTES), in_rate.seconds(_BURST_BYTES)
         both_factor = probe.both_factor(*seconds)
         busy_factor, compute_factor = probe.busy_factors(convolution(device), *seconds)
-        return MeasuredLink(Link(out_rate, in_rate, both_factor, busy_factor), compute_factor)
+        return Link(out_rate, in_rate, both_factor, busy_factor, compute_factor)
     finally:
         engine.close()
 

@@ -74,6 +74,7 @@ class EmulatedLink:
             in_rate=_paced(link.in_rate, self.in_bytes_per_second),
             both_factor=min(1.0, link.both_factor * room),
             busy_factor=min(1.0, link.busy_factor * room),
+            compute_factor=1.0 - (1.0 - link.compute_factor) / room,
         )
 
     def __str__(self) -> str:

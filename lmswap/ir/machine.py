@@ -12,7 +12,7 @@ from typing import Any
 
 from lmswap.errors import OptionError
 
-SCHEMA = "lmswap.machine/2"
+SCHEMA = "lmswap.machine/3"
 
 
 @dataclass(frozen=True)
@@ -69,23 +69,27 @@ class Link:
 
     ``both_factor`` is the share of its own rate that each direction keeps while both run: 1.0 is full duplex,
     0.5 means that the two directions share one rate. ``busy_factor`` is the share that a copy keeps while the device
-    computes, which takes bandwidth of the same memories.
+    computes, which takes bandwidth of the same memories; ``compute_factor`` is the share of its speed that compute
+    keeps while copies run.
     """
 
     out_rate: Rate
     in_rate: Rate
     both_factor: float = 1.0
     busy_factor: float = 1.0
+    compute_factor: float = 1.0
 
     def __post_init__(self) -> None:
-        for name, factor in (("both_factor", self.both_factor), ("busy_factor", self.busy_factor)):
+        for name in ("both_factor", "busy_factor", "compute_factor"):
+            factor = getattr(self, name)
             if not 0 < factor <= 1:
                 raise OptionError(f"{name} must be more than 0 and at most 1, got {factor}")
 
     @cached_property
     def while_busy(self) -> Link:
         """This link as copies find it while the device computes: what plans are made and simulated for."""
-        return Link(self.out_rate.times(self.busy_factor), self.in_rate.times(self.busy_factor), self.both_factor)
+        out_rate, in_rate = self.out_rate.times(self.busy_factor), self.in_rate.times(self.busy_factor)
+        return Link(out_rate, in_rate, self.both_factor, compute_factor=self.compute_factor)
 
 
 @dataclass(frozen=True)
@@ -179,6 +183,7 @@ def _tier(record: Mapping[str, Any]) -> Tier:
             in_rate=_rate(link["in_rate"]),
             both_factor=float(link["both_factor"]),
             busy_factor=float(link["busy_factor"]),
+            compute_factor=float(link["compute_factor"]),
         ),
     )
 

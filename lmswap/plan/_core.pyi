@@ -25,7 +25,12 @@ class Link:
     """Two rates as (nbytes, seconds)."""
 
     def __init__(
-        self, *, out: Sequence[tuple[int, float]], into: Sequence[tuple[int, float]], both_factor: float
+        self,
+        *,
+        out: Sequence[tuple[int, float]],
+        into: Sequence[tuple[int, float]],
+        both_factor: float,
+        compute_factor: float,
     ) -> None: ...
 
 class Swap:

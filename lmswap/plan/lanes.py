@@ -13,12 +13,14 @@ class Lanes:
 
     Where a link's ``both_factor`` f is below 1, the copy that was queued first keeps its rate and one in the other
     direction runs at 2f - 1 of its own beside it: together they move what the link moves, and at f = 0.5 (half duplex)
-    or less one waits for the other.
+    or less one waits for the other. While either lane copies, compute runs at the link's ``compute_factor`` of its
+    speed.
     """
 
     def __init__(self) -> None:
         self.clock = 0.0
         self._ends = {Lane.OUT: 0.0, Lane.IN: 0.0}  # of the last copy queued
+        self._compute_factor = 1.0  # beside that copy
 
     def copy(self, lane: Lane, link: Link, nbytes: int) -> tuple[float, float]:
         """Queues a copy on a lane of ``link``; returns when it starts and ends."""
@@ -29,11 +31,14 @@ class Lanes:
         beside = max(0.0, self._ends[_OTHER[lane]] - start)
         end = start + seconds / share if seconds < beside * share else start + seconds + beside * (1 - share)
         self._ends[lane] = end
+        self._compute_factor = link.compute_factor
         return start, end
 
     def run(self, seconds: float) -> None:
-        """Compute is busy for ``seconds``."""
-        self.clock += seconds
+        """Compute does what takes it ``seconds`` when nothing is copied."""
+        share = self._compute_factor
+        beside = max(0.0, *(end - self.clock for end in self._ends.values()))  # lanes work without a pause
+        self.clock += seconds / share if seconds < beside * share else seconds + beside * (1 - share)
 
     def wait(self, until: float) -> None:
         """Compute stalls until a copy's end, if that is still to come."""

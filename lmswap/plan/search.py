@@ -130,7 +130,12 @@ def _make_link(problem: Problem, share: float) -> _core.Link:
         return [(nbytes, seconds / share) for nbytes, seconds in rate.points]
 
     link = problem.link
-    return _core.Link(out=points(link.out_rate), into=points(link.in_rate), both_factor=link.both_factor)
+    return _core.Link(
+        out=points(link.out_rate),
+        into=points(link.in_rate),
+        both_factor=link.both_factor,
+        compute_factor=link.compute_factor,
+    )
 
 
 def _own(program: Program, buffers: tuple[int, ...]) -> list[int]:

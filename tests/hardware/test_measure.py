@@ -36,7 +36,7 @@ def counted(monkeypatch):
 
 MACHINE = json.dumps(
     {
-        "schema": "lmswap.machine/2",
+        "schema": "lmswap.machine/3",
         "name": "unit",
         "device_bytes": 1,
         "flops_per_second": 1,
@@ -51,6 +51,7 @@ MACHINE = json.dumps(
                     "in_rate": {"points": [[1, 2]]},
                     "both_factor": 0.5,
                     "busy_factor": 0.8,
+                    "compute_factor": 0.9,
                 },
             }
         ],
@@ -63,6 +64,7 @@ def test_a_real_disk_is_measured_through_the_engine(cache, tmp_path):
     link = machine.tier("disk").link
     assert 0 < link.both_factor <= 1
     assert 0 < link.busy_factor <= 1
+    assert 0 < link.compute_factor <= 1
     assert link.in_rate.seconds(64 * MIB) > 0
     assert min(machine.flops_per_second, machine.bytes_per_second, machine.op_seconds) > 0
     assert machine.tier("disk").capacity_bytes > 0

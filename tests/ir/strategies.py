@@ -103,5 +103,6 @@ def rates(draw: st.DrawFn) -> Rate:
 @st.composite
 def machines(draw: st.DrawFn) -> Machine:
     """A machine with one tier, "host", that is large enough for any random step."""
-    link = Link(draw(rates()), draw(rates()), draw(st.sampled_from([1.0, 0.8, 0.5])), draw(st.sampled_from([1.0, 0.7])))
+    factors = (draw(st.sampled_from(some)) for some in ([1.0, 0.8, 0.5], [1.0, 0.7], [1.0, 0.6]))
+    link = Link(draw(rates()), draw(rates()), *factors)
     return Machine("random", 2**40, 1.0, 1.0, 0.0, (Tier("host", 2**40, link),))

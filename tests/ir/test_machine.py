@@ -70,7 +70,7 @@ def test_an_impossible_machine_is_refused():
     machine = unit_machine()
     link = machine.tiers[0].link
     for factor in (0.0, -1.0, 1.1, float("nan")):
-        for name in ("both_factor", "busy_factor"):
+        for name in ("both_factor", "busy_factor", "compute_factor"):
             with pytest.raises(OptionError, match=name):
                 Link(link.out_rate, link.in_rate, **{name: factor})
     with pytest.raises(OptionError, match="'host'"):

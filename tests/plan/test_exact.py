@@ -10,7 +10,8 @@ from hypothesis import given, settings
 
 from lmswap.analyze.memory import StepMemory
 from lmswap.errors import PlanInfeasible
-from lmswap.plan import make_plan, search
+from lmswap.ir.machine import Link, Rate
+from lmswap.plan import _core, make_plan, search
 from lmswap.plan.problem import Problem
 from lmswap.plan.search import plan_exactly, plan_search
 from tests.ir.build import Step, build, unit_machine
@@ -81,6 +82,27 @@ def test_the_search_alone_is_never_faster_than_the_optimum():
         except PlanInfeasible:
             continue
         assert best is None or found.predicted_seconds >= best.predicted_seconds * (1 - 1e-12)
+
+
+def test_the_search_expects_the_seconds_that_the_simulator_finds():
+    link = Link(Rate.constant(1.0), Rate.constant(2.0), both_factor=0.75, compute_factor=0.5)
+    machine, num_swaps = unit_machine().with_link("host", link), 0
+    for seed in range(60):
+        step, budget_bytes = random_step(seed)
+        problem = problem_of(step, machine, budget_bytes)
+        found = _core.search(
+            search._make_step(problem),
+            search._make_link(problem, 1.0),
+            search._limits(problem, may_swap=True, may_redo=False),
+            most_evaluations=500,
+            target_seconds=0.0,
+            seed=seed,
+        )
+        if found.fits:
+            plan = search._finish(problem, "search", found)
+            assert plan.predicted_seconds == pytest.approx(found.seconds)
+            num_swaps += len(plan.swaps)
+    assert num_swaps > 30
 
 
 def test_a_step_that_is_too_large_is_left_to_the_search():

@@ -146,6 +146,16 @@ def test_copies_are_as_slow_as_they_are_beside_compute():
     assert simulate(STEP.program, STEP.costs, busy, plan(swap)) == simulate(STEP.program, STEP.costs, same, plan(swap))
 
 
+def test_compute_is_slower_while_copies_run():
+    # a leaves in [3, 7), while f3 does 2 of its 3 seconds' work; the third follows alone, to 8. a returns in [8, 12),
+    # g3's 2 seconds of work take just as long. Then g2 runs alone.
+    link = Link(Rate.constant(1.0), Rate.constant(1.0), compute_factor=0.5)
+    swap = Swap(STEP.id("a"), "host", 0, 2, 3, 3, 4)
+    timeline = simulate(STEP.program, STEP.costs, unit_machine().with_link("host", link), plan(swap))
+    assert spans(timeline, Lane.COMPUTE) == [("f1", 0, 1), ("f2", 1, 3), ("f3", 3, 8), ("g3", 8, 12), ("g2", 12, 16)]
+    assert spans(timeline, Lane.STALL) == []
+
+
 def test_an_unknown_tier_is_refused():
     swap = Swap(STEP.id("a"), "tape", 0, 2, 3, 3, 4)
     with pytest.raises(OptionError, match="tape"):
