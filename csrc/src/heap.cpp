@@ -16,10 +16,25 @@ namespace {
 
 constexpr size_t kGrowBytes = size_t{64} << 20;  // addresses made accessible at a time: one mprotect per 64 MiB
 constexpr size_t kStatsPageBytes = 4096;         // the unit of num_fresh_pages, whatever the kernel's page is
+constexpr size_t kHugePageBytes = size_t{2} << 20;
 
 size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 void* pointer_to(uintptr_t address) { return reinterpret_cast<void*>(address); }
+
+void advise(uintptr_t start, uintptr_t end, int advice) {
+  if (start < end) madvise(pointer_to(start), end - start, advice);
+}
+
+/// Lets the kernel use huge pages that lie wholly inside `fresh`, and no others that it touches: a huge page becomes
+/// resident as a whole, also where nobody has asked for it. A kernel without huge pages refuses, which does no harm.
+void advise_huge_pages(Range fresh) {
+  const uintptr_t first = std::min(round_up(fresh.start, kHugePageBytes), fresh.end());
+  const uintptr_t last = std::max(fresh.end() / kHugePageBytes * kHugePageBytes, first);
+  advise(fresh.start, first, MADV_NOHUGEPAGE);
+  advise(first, last, MADV_HUGEPAGE);
+  advise(last, fresh.end(), MADV_NOHUGEPAGE);
+}
 
 }  // namespace
 
@@ -144,8 +159,10 @@ uintptr_t PageHeap::take(size_t nbytes) {
   const uintptr_t start = base.nbytes > 0 ? base.start : find_vacant(nbytes);
   if (start == 0) return 0;
   if (base.nbytes > 0) retained_.remove(base);
-  vacant_.remove({start + base.nbytes, nbytes - base.nbytes});
-  stats_.num_fresh_pages += (nbytes - base.nbytes) / kStatsPageBytes;
+  const Range fresh{start + base.nbytes, nbytes - base.nbytes};
+  vacant_.remove(fresh);
+  advise_huge_pages(fresh);
+  stats_.num_fresh_pages += fresh.nbytes / kStatsPageBytes;
   return start;
 }
 
@@ -185,7 +202,8 @@ void PageHeap::drop_retained(size_t nbytes) {
     const size_t dropped = std::min(range.nbytes, nbytes);
     const Range tail{range.end() - dropped, dropped};
     retained_.remove(tail);
-    madvise(pointer_to(tail.start), tail.nbytes, MADV_DONTNEED);
+    advise(tail.start, tail.end(), MADV_DONTNEED);
+    advise(tail.start, tail.end(), MADV_NOHUGEPAGE);  // else the kernel may fill what is missing of a huge page again
     vacant_.insert(tail);
     nbytes -= dropped;
   }

@@ -9,7 +9,9 @@
 #include <cstring>
 #include <fstream>
 #include <random>
+#include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "lmswap/error.h"
@@ -143,6 +145,39 @@ TEST(PageHeap, ALimitDropsRetainedPagesAndNeverLiveOnes) {
   heap.set_limit(1);
   EXPECT_EQ(resident_bytes(start, start + 8 * kMiB), 2 * kMiB);
   EXPECT_TRUE(keep.is_intact());
+}
+
+/// Bytes of [start, end) that the kernel may fill with huge pages.
+size_t may_be_huge_bytes(uintptr_t start, uintptr_t end) {
+  std::ifstream smaps("/proc/self/smaps");
+  size_t nbytes = 0;
+  uintptr_t first = 0, last = 0;
+  for (std::string line; std::getline(smaps, line);) {
+    uintptr_t from = 0, to = 0;
+    if (std::sscanf(line.c_str(), "%lx-%lx ", &from, &to) == 2) std::tie(first, last) = std::tie(from, to);
+    if (line.rfind("VmFlags:", 0) != 0 || line.find(" hg") == std::string::npos) continue;
+    if (first < end && start < last) nbytes += std::min(last, end) - std::max(first, start);
+  }
+  return nbytes;
+}
+
+TEST(PageHeap, PagesMayBeHugeWhereTheyLieWhollyInsideABlock) {
+  PageHeap heap(64 * kMiB);
+  const auto first = reinterpret_cast<uintptr_t>(heap.allocate(5 * kMiB + kPage));
+  const auto second = reinterpret_cast<uintptr_t>(heap.allocate(kMiB));
+  const auto third = reinterpret_cast<uintptr_t>(heap.allocate(8 * kMiB));
+  const auto whole = [](uintptr_t start, size_t nbytes) {
+    const uintptr_t huge = 2 * kMiB;
+    return (start + nbytes) / huge * huge - (start + huge - 1) / huge * huge;
+  };
+  const size_t asked = may_be_huge_bytes(first, first + 5 * kMiB + kPage);
+  if (asked == 0) GTEST_SKIP() << "this kernel has no huge pages";
+  EXPECT_EQ(asked, whole(first, 5 * kMiB + kPage));
+  EXPECT_EQ(may_be_huge_bytes(second, second + kMiB), 0u);
+  EXPECT_EQ(may_be_huge_bytes(third, third + 8 * kMiB), whole(third, 8 * kMiB));
+  heap.free(reinterpret_cast<void*>(third));
+  heap.trim();
+  EXPECT_EQ(may_be_huge_bytes(third, third + 8 * kMiB), 0u) << "nothing of it is in a block";
 }
 
 TEST(PageHeap, TrimGivesBackAndForgetsTheHighestLive) {

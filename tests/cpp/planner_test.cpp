@@ -41,7 +41,8 @@ Case random_case(unsigned seed, int depth) {
   step.writes = Rows(writes);
   step.segments = {{0, depth, -1}, {depth, 2 * depth, 0}};
   step.derive();
-  made.link = {{{{1, 1.0 / draw(1, 4)}, {1000, 1000.0 / draw(1, 4)}}}, {{{1, 1.0}, {1000, 1000.0}}}, 1.0};
+  made.link = {
+      {{{1, 1.0 / draw(1, 4)}, {1000, 1000.0 / draw(1, 4)}}}, {{{1, 1.0}, {1000, 1000.0}}}, 1.0, draw(1, 2) / 2.0};
   return made;
 }
 
