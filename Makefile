@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= $(shell nproc)
 
-.PHONY: demo case-study test lint test-cpp test-python clean
+.PHONY: demo case-study conformance test lint test-cpp test-python clean
 .DELETE_ON_ERROR:
 
 # SIZES="64 80" compares other image sides.
@@ -15,6 +15,10 @@ demo: $(VENV)/ready
 case-study: $(VENV)/ready
 	$(BIN)/python -m benchmarks.case_study $(if $(SIZES),--sizes $(SIZES)) $(ARGUMENTS)
 
+# Models of other packages, which only this installs. ARGUMENTS="--packages timm" and the like choose some.
+conformance: $(VENV)/conformance-ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.conformance $(ARGUMENTS)
+
 test: lint test-cpp test-python
 
 # The editable install builds the C++ extension; C++ sources are listed so that a change builds it again.
@@ -23,6 +27,10 @@ $(VENV)/ready: pyproject.toml constraints.txt $(shell find csrc -type f -not -na
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+$(VENV)/conformance-ready: $(VENV)/ready
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,conformance]'
 	touch $@
 
 lint: $(VENV)/ready

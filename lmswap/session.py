@@ -253,7 +253,7 @@ class Session:
                 needed_bytes=error.needed_bytes + allowance.fixed_bytes,
                 where=error.where,
                 live=(*error.live[:4], ("in use before the step and reserved", allowance.fixed_bytes)),
-                policy=error.policy,
+                policy=policy,
             ) from None
         finally:
             self.memory.trim()

@@ -305,6 +305,7 @@ def test_an_infeasible_budget_is_refused_before_any_op_runs():
         with pytest.raises(PlanInfeasible) as caught:
             model(LARGE.batch())
         assert caught.value.needed_bytes > caught.value.budget_bytes
+        assert caught.value.policy == "auto"
         lmswap.disable(model)
         model(LARGE.batch()).sum().backward()  # the process goes on
 

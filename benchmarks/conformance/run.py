@@ -1,0 +1,115 @@
+"""Cases, each in a process of its own with limits of time and memory → an `Outcome` each."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import resource
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+from benchmarks.conformance.check import Finding
+
+PACKAGES = {
+    "torch": "benchmarks.conformance.zoo.torch_modules",
+    "timm": "benchmarks.conformance.zoo.timm_models",
+    "transformers": "benchmarks.conformance.zoo.transformers_models",
+    "monai": "benchmarks.conformance.zoo.monai_networks",
+    "torchvision": "benchmarks.conformance.zoo.torchvision_models",
+    "smp": "benchmarks.conformance.zoo.smp_models",
+}
+LIMIT_SECONDS = 400
+LIMIT_BYTES = 6 * 2**30  # of private memory, the libraries' included
+_PRELOADED = ("benchmarks.conformance.check", "lmswap.api", "torch._dynamo", "scipy.optimize")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model by the name that its file in ``zoo`` has for it."""
+
+    package: str
+    model: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came out of a case: of its trials the one that did not pass, else the one with the largest step."""
+
+    case: Case
+    trials: int
+    passed: int
+    seconds: float
+    finding: Finding
+
+
+def cases(packages: Sequence[str], models: Sequence[str] = ()) -> list[Case]:
+    """All cases of the packages; with ``models``, only these."""
+    return [
+        Case(package, model)
+        for package in packages
+        for model in importlib.import_module(PACKAGES[package]).NAMES
+        if not models or model in models
+    ]
+
+
+def run_all(chosen: Sequence[Case], *, at_once: int) -> Iterator[Outcome]:
+    """Runs the cases and gives their outcomes in order."""
+    context = multiprocessing.get_context("forkserver")
+    of_packages = dict.fromkeys(PACKAGES[case.package] for case in chosen)
+    context.set_forkserver_preload([*_PRELOADED, *of_packages])
+    with ThreadPoolExecutor(at_once) as threads:
+        yield from threads.map(run_fresh, chosen)
+
+
+def run_fresh(case: Case) -> Outcome:
+    """Runs a case in a fresh process, and ends that when it takes too long."""
+    context, started = multiprocessing.get_context("forkserver"), time.perf_counter()
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_run, args=(case, sender), daemon=True)
+    process.start()
+    sender.close()
+    findings: list[Finding] = []
+    while receiver.poll(max(0.0, LIMIT_SECONDS - (time.perf_counter() - started))):
+        try:
+            findings.append(receiver.recv())
+        except EOFError:
+            process.join()
+            if process.exitcode:
+                findings.append(Finding("failed", f"its process ended with {process.exitcode}"))
+            break
+    else:
+        process.kill()
+        process.join()
+        findings.append(Finding("failed", f"took more than {LIMIT_SECONDS} seconds"))
+    return _outcome(case, findings, time.perf_counter() - started)
+
+
+def _run(case: Case, sender: Connection) -> None:
+    """Sends what is found in each trial of the case."""
+    import torch  # noqa: PLC0415 - the process that starts these needs none of it
+
+    from benchmarks.conformance.check import check  # noqa: PLC0415
+    from benchmarks.conformance.memory import counting_tensors  # noqa: PLC0415
+
+    warnings.simplefilter("ignore")  # those of the models' authors
+    resource.setrlimit(resource.RLIMIT_DATA, (LIMIT_BYTES, LIMIT_BYTES))
+    torch.set_num_threads(1)
+    with counting_tensors() as memory:
+        for trial in importlib.import_module(PACKAGES[case.package]).trials(case.model):
+            sender.send(check(trial, memory))
+
+
+def _outcome(case: Case, findings: Sequence[Finding], seconds: float) -> Outcome:
+    passed = [finding for finding in findings if finding.verdict == "passed"]
+    rest = [finding for finding in findings if finding.verdict != "passed"]
+    if rest:
+        shown = rest[0]
+    elif passed:
+        shown = max(passed, key=lambda finding: finding.before.predicted_bytes if finding.before else 0)
+    else:
+        shown = Finding("torch", "torch has no sample of it for this device")
+    return Outcome(case, len(findings), len(passed), seconds, shown)

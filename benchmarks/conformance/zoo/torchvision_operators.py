@@ -1,0 +1,40 @@
+"""What does torchvision need where its C++ operators cannot be loaded? Its wheel's are built for CUDA's libraries.
+
+With a CPU build of torch it could not even be imported without this.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+from torch import Tensor
+
+_library = torch.library.Library("torchvision", "FRAGMENT")
+
+
+def _non_maximum_suppression(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
+    """The boxes that overlap with none of higher score by more than the threshold, best first."""
+    order = scores.argsort(descending=True, stable=True)
+    left, top, right, bottom = boxes[order].unbind(1)
+    areas = (right - left) * (bottom - top)
+    width = torch.minimum(right[:, None], right) - torch.maximum(left[:, None], left)
+    height = torch.minimum(bottom[:, None], bottom) - torch.maximum(top[:, None], top)
+    shared = width.clamp(min=0) * height.clamp(min=0)
+    overlaps = shared > iou_threshold * (areas[:, None] + areas - shared)
+    dropped = torch.zeros(len(order), dtype=torch.bool)
+    kept = []
+    for number in range(len(order)):
+        if not dropped[number]:
+            kept.append(number)
+            dropped |= overlaps[number]
+    return order[kept]
+
+
+if torch.version.cuda is None and importlib.util.find_spec("torchvision") is not None:
+    _library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _library.impl("nms", _non_maximum_suppression, "CPU")
+    import torchvision.ops.boxes
+
+    torchvision.ops.boxes._assert_has_ops = lambda: None  # that which is asked for is here
