@@ -141,6 +141,7 @@ class Session:
             min_swap_bytes=options.min_swap_bytes,
         )
         self._num_runs: Counter[tuple[int, ...]] = Counter()  # by step, before the one under way
+        self._forwards: tuple[int, ...] = ()  # of the step before the last
         self._outgrown: set[tuple[int, ...]] = set()  # steps that were planned again for what others hold
         self._has_trained = False
         self._meter = OpMeter(device, self.memory, lambda program: roofline(program, self.machine))
@@ -153,7 +154,7 @@ class Session:
 
         def run(*arguments: Any) -> Any:
             self.prepare(graph)
-            return graph.function(*arguments)
+            return graph.due().function(*arguments)
 
         return run
 
@@ -186,12 +187,18 @@ class Session:
         forwards = tuple(index for index, phase in ran if phase == "forward")
         backwards = tuple(index for index, phase in ran if phase == "backward")
         self._has_trained |= bool(backwards)
-        is_chain = len(set(forwards)) == len(forwards) > 1 and backwards == forwards[::-1]
-        if is_chain and forwards not in self.steps and graph.index == forwards[0]:
-            self._plan(forwards, self._plans.read(join([self.graphs[index].program for index in forwards]).program))
-            self._compile(forwards)
+        is_chain = len(forwards) > 1 and backwards == forwards[::-1]
+        repeated = [index for index, count in Counter(forwards).items() if count > 1 and index in backwards]
+        # A step that runs a graph several times may run it another number of times next: it is planned when it recurs.
+        has_settled, self._forwards = not repeated or forwards == self._forwards, forwards
+        if is_chain and has_settled and graph.index == forwards[0] and forwards not in self.steps:
+            chain = self._runs(forwards)
+            self._plan(chain, self._plans.read(join([self.graphs[index].program for index in chain]).program))
+            self._compile(chain)
             return
-        step = self.steps.get(tuple(dict.fromkeys(index for index, _ in ran)))
+        if repeated and not is_chain:
+            self._note_repeated(repeated[0], forwards.count(repeated[0]))
+        step = self.steps.get(self._last_graphs())
         if step is not None and step.graphs[0] == graph.index:
             self._num_runs[step.graphs] += 1
             self._make_room(step)
@@ -200,13 +207,36 @@ class Session:
 
     def current_step(self) -> PlannedStep | None:
         """The plan of the last step that ran, or of the first that will."""
-        ran = tuple(dict.fromkeys(graph for graph, _ in self.recorder.last_sequence))
-        return self.steps.get(ran) or next(reversed(self.steps.values()), None)
+        return self.steps.get(self._last_graphs()) or next(reversed(self.steps.values()), None)
 
     def close(self) -> None:
         """Gives host memory, files and threads back. Idempotent."""
         self.engine.close()
         self.memory.close()
+
+    def _last_graphs(self) -> tuple[int, ...]:
+        """The graphs that the last step trained; where it trained none, those that it ran."""
+        ran = self.recorder.last_sequence
+        trained = [index for index, phase in ran if phase == "forward"]
+        return tuple(dict.fromkeys(trained or [index for index, _ in ran]))
+
+    def _runs(self, forwards: Sequence[int]) -> tuple[int, ...]:
+        """``forwards`` with a graph for each run: one that runs again is planned and compiled for each run apart."""
+        runs: list[int] = []
+        for index in forwards:
+            graph = self.graphs[index]
+            number = sum(run in runs for run in (index, *(other.index for other in graph.again)))
+            if number > len(graph.again):
+                graph.again.append(graph.twin(len(self.graphs)))
+                self.graphs.append(graph.again[-1])
+            runs.append(index if number == 0 else graph.again[number - 1].index)
+        return tuple(runs)
+
+    def _note_repeated(self, index: int, count: int) -> None:
+        note = f"graph {index} ran {count} times in a step, and each run is planned as if it were the only one: the "
+        note += "step may exceed the budget"
+        if note not in self.notes:
+            self.notes.append(note)
 
     def _plan(
         self, indices: tuple[int, ...], known: Planned | None, *, policy: str = "", budget_bytes: int | None = None
@@ -360,7 +390,20 @@ class CapturedGraph:
         self.program: Program
         self.costs: OpCosts
         self.function: Callable[..., Any]
+        self.again: list[CapturedGraph] = []  # for its second and later runs in a step, where those are planned apart
         self._follows: tuple[int, ...] = ()
+
+    def twin(self, index: int) -> CapturedGraph:
+        """The same region under another number, to be planned apart."""
+        twin = CapturedGraph(self._session, index, self._module)
+        twin.program, twin.costs, twin.function = self.program, self.costs, self.function
+        return twin
+
+    def due(self) -> CapturedGraph:
+        """Whose turn it is when this region runs now: its own, or that of the twin for the next run in the step."""
+        ran = {index for index, phase in self._session.recorder.current_sequence if phase == "forward"}
+        runs = [self, *self.again]
+        return next((run for run in runs if run.index not in ran), self)
 
     def compile(self, inputs: Sequence[Any], *, follows: tuple[int, ...] = ()) -> None:
         """Compiles the region; with ``follows``, as its part of the plan for that chain of graphs."""

@@ -91,6 +91,34 @@ class Broken(nn.Module):
         return torch.tanh(self.c(x)).exp()
 
 
+class BrokenBlock(nn.Module):
+    """Breaks in the middle: where a model has several, torch makes two graphs of them that run for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(128, 128), nn.Linear(128, 128)
+
+    def forward(self, x):
+        x = torch.tanh(self.a(x)).exp()
+        torch._dynamo.graph_break()
+        return torch.tanh(self.b(x)).exp()
+
+
+class UntrainedMiddle(nn.Module):
+    """Between two graphs that train runs one that has nothing to train."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(128, 128), nn.Linear(128, 128)
+
+    def forward(self, x):
+        x = torch.tanh(self.a(x)).exp()
+        torch._dynamo.graph_break()
+        weights = torch.arange(128.0).cos()
+        torch._dynamo.graph_break()
+        return torch.tanh(self.b(x * weights)).exp()
+
+
 @dataclass(frozen=True)
 class Case:
     make: Callable[[], nn.Module]

@@ -11,7 +11,7 @@ from torch import nn
 
 import lmswap
 from lmswap.errors import OptionError, PlanInfeasible, TierError, TransferError
-from tests.models import CASES, Broken, Case
+from tests.models import CASES, Broken, BrokenBlock, Case, UntrainedMiddle
 
 POLICIES = ("none", "swap_all", "tflms", "auto")
 SMALL = 4096  # swap nearly everything: the test models are small
@@ -141,6 +141,33 @@ def test_several_graphs_make_one_step_with_one_plan():
         case.loss(model(case.batch())).backward()
     phases = [segment.phase for segment in lmswap.program(model).segments]
     assert phases == ["forward"] * 3 + ["backward"] * 3
+    lmswap.disable(model)
+
+
+def test_a_graph_that_runs_several_times_in_a_step_is_planned_for_each_run():
+    case = Case(lambda: nn.Sequential(BrokenBlock(), BrokenBlock(), BrokenBlock()), lambda: torch.randn(512, 128))
+    expected, _ = train(case, "none", num_steps=4)
+    actual, report = train(case, "swap_all", num_steps=4)
+    assert_equal_bits(actual, expected)
+    assert report.steps == 4
+    assert report.notes[1:] == ()
+    one_run_bytes = 512 * 128 * 4  # of each half of each block, at least what exp gave
+    assert report.swapped_out_bytes >= 6 * one_run_bytes
+    assert sum(row.decision == "swap" for row in report.decisions) >= 6
+
+
+def test_a_graph_without_a_backward_inside_a_step_is_part_of_it():
+    case = Case(UntrainedMiddle, lambda: torch.randn(512, 128))
+    expected, _ = train(case, "none", num_steps=3)
+    actual, report = train(case, "swap_all", num_steps=3)
+    assert_equal_bits(actual, expected)
+    assert report.steps == 3
+    torch.manual_seed(0)
+    model = lmswap.enable(UntrainedMiddle(), policy="swap_all", min_swap_bytes=SMALL)
+    for _ in range(2):
+        case.loss(model(case.batch())).backward()
+    phases = [segment.phase for segment in lmswap.program(model).segments]
+    assert phases == ["forward"] * 2 + ["backward"] * 2
     lmswap.disable(model)
 
 

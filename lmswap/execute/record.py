@@ -13,6 +13,9 @@ from lmswap.ir.timeline import Lane, Span, Timeline
 
 SegmentKey = tuple[int, str]  # graph, phase
 
+# Forwards whose backward never comes, as in evaluation with gradients on, are without end; no step has so many runs.
+_MOST_WAITING = 256
+
 
 class Clock(Protocol):
     """Where marks come from: the engine, whose marks pass when the device passes them."""
@@ -38,6 +41,10 @@ class _MarkedStep:
     @property
     def sequence(self) -> tuple[SegmentKey, ...]:
         return tuple(key for key, _, _ in self.segments)
+
+    def count(self, graph: int, phase: str) -> int:
+        """How often that segment has run."""
+        return self.sequence.count((graph, phase))
 
     @property
     def is_complete(self) -> bool:
@@ -92,6 +99,7 @@ class Recorder:
     def __init__(self, clock: Clock, tensor_bytes: Callable[[], int]) -> None:
         self._clock, self._tensor_bytes = clock, tensor_bytes
         self._current = _MarkedStep(time.perf_counter())
+        self._waiting: list[_MarkedStep] = []  # forwards before it that no backward has claimed
         self._ended: _MarkedStep | None = None
         self._last: StepRecord | None = None
         self._transfers: list[TransferRecord] = []
@@ -108,7 +116,8 @@ class Recorder:
         """The last step that ended; waits for the device."""
         self.end_if_complete()
         if self._ended is not None:
-            self._last, self._ended = self._read(self._ended), None
+            stop = [*self._waiting, self._current][0].begun_seconds
+            self._last, self._ended = self._read(self._ended, stop), None
         return self._last
 
     def memory_changed(self) -> None:
@@ -120,6 +129,10 @@ class Recorder:
         """Records one run of a segment; a forward that follows a backward begins a new step."""
         if self._begins_step(key):
             self._end_step()
+        elif key[1] == "backward":
+            self._claim(key[0])
+        elif key in self._current.sequence:
+            self._wait()
         self.memory_changed()
         start = self._clock.mark()
         try:
@@ -134,26 +147,43 @@ class Recorder:
             self._end_step()
 
     def _begins_step(self, key: SegmentKey) -> bool:
-        ran = self._current.sequence
-        if key[1] == "backward" or not ran:
-            return False
-        return key[1] == "inference" or key in ran or any(phase != "forward" for _, phase in ran)
+        phases = {phase for _, phase in self._current.sequence}
+        return key[1] != "backward" and ("backward" in phases or phases == {"inference"})
+
+    def _wait(self) -> None:
+        """Sets aside what ran so far: a graph runs again, either in the same step or since no backward will come."""
+        self._waiting.append(self._current)
+        self._current = _MarkedStep(time.perf_counter())
+        if len(self._waiting) > _MOST_WAITING:
+            self._end(self._waiting.pop(0))
+
+    def _claim(self, graph: int) -> None:
+        """Takes what was set aside back into the step if a backward of ``graph`` shows that it belongs there."""
+        while self._waiting and self._current.count(graph, "forward") <= self._current.count(graph, "backward"):
+            earlier, current = self._waiting.pop(), self._current
+            self._current = _MarkedStep(
+                earlier.begun_seconds, earlier.segments + current.segments, earlier.memory + current.memory
+            )
 
     def _end_step(self) -> None:
-        if self._ended is not None:
-            self._last = self._read(self._ended)
-        self._ended = self._current
-        self.last_sequence = self._current.sequence
-        self.num_steps += 1
+        for step in (*self._waiting, self._current):
+            self._end(step)
+        self._waiting.clear()
         self._current = _MarkedStep(time.perf_counter())
 
-    def _read(self, step: _MarkedStep) -> StepRecord:
+    def _end(self, step: _MarkedStep) -> None:
+        if self._ended is not None:
+            self._last = self._read(self._ended, step.begun_seconds)
+        self._ended = step
+        self.last_sequence = step.sequence
+        self.num_steps += 1
+
+    def _read(self, step: _MarkedStep, stop: float) -> StepRecord:
         segments = tuple(
             (key, self._clock.take_mark(start), self._clock.take_mark(end)) for key, start, end in step.segments
         )
         memory = tuple((self._clock.take_mark(mark), nbytes) for mark, nbytes in step.memory)
         self._transfers += self._clock.take_records()
-        stop = self._current.begun_seconds
         own = [record for record in self._transfers if step.begun_seconds <= record.queued_seconds < stop]
         self._transfers = [record for record in self._transfers if record.queued_seconds >= stop]
         record = StepRecord(segments, memory, tuple(own))

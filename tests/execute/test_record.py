@@ -1,0 +1,70 @@
+"""Which segments make a step? Sequences of segments and the steps that the recorder sees in them."""
+
+from __future__ import annotations
+
+import pytest
+
+from lmswap.execute.record import _MOST_WAITING, Recorder
+
+
+class Ticks:
+    """A clock that counts its marks."""
+
+    def __init__(self) -> None:
+        self.marks = 0
+
+    def mark(self) -> int:
+        self.marks += 1
+        return self.marks
+
+    def take_mark(self, mark: int) -> float:
+        return float(mark)
+
+    def take_records(self):
+        return []
+
+
+def recorded(text):
+    """The steps of segments such as "f0 f1 b1 b0 | f0 b0": graph 0 forward, and so on; "|" asks for a report."""
+    recorder, steps = Recorder(Ticks(), lambda: 0), []
+    recorder.observers.append(
+        lambda record: steps.append(" ".join(f"{phase[0]}{graph}" for (graph, phase), *_ in record.segments))
+    )
+    for word in text.split():
+        if word == "|":
+            recorder.last()
+            continue
+        if word[0] != "b":
+            recorder.end_if_complete()  # as the session does before a graph runs forward
+        with recorder.segment((int(word[1:]), {"f": "forward", "b": "backward", "i": "inference"}[word[0]])):
+            pass
+    recorder.last()
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("segments", "steps"),
+    [
+        ("f0 b0 f0 b0", ["f0 b0", "f0 b0"]),
+        ("f0 f1 b1 b0 f0 f1 b1 b0", ["f0 f1 b1 b0"] * 2),
+        ("f0 f1 f0 f1 b1 b0 b1 b0", ["f0 f1 f0 f1 b1 b0 b1 b0"]),  # the same graphs for two layers
+        ("f0 f1 f1 f1 b1 b1 b1 b0 f0 f1 f1 b1 b1 b0", ["f0 f1 f1 f1 b1 b1 b1 b0", "f0 f1 f1 b1 b1 b0"]),
+        ("f0 i1 f2 b2 b0 f0 i1 f2 b2 b0", ["f0 i1 f2 b2 b0"] * 2),  # a graph in the middle that trains nothing
+        ("i0 i0 f1 b1", ["i0", "i0", "f1 b1"]),
+        ("f0 b0 i1 f0 b0", ["f0 b0", "i1", "f0 b0"]),
+        ("f0 f0 f0 b0 f0 b0", ["f0", "f0", "f0 b0", "f0 b0"]),  # forwards whose backward never comes
+        ("f0 f0 b0 | b0 f0 b0", ["f0", "f0 b0", "b0", "f0 b0"]),  # who asks in mid-step cuts it
+        ("f0 b0 b0 f0 b0", ["f0 b0 b0", "f0 b0"]),  # retain_graph
+    ],
+)
+def test_a_step_is_from_the_first_forward_to_the_last_backward(segments, steps):
+    assert recorded(segments) == steps
+
+
+def test_forwards_without_a_backward_do_not_pile_up():
+    clock = Ticks()
+    recorder = Recorder(clock, lambda: 0)
+    for _ in range(3 * _MOST_WAITING):
+        with recorder.segment((0, "forward")):
+            pass
+    assert recorder.num_steps >= 2 * _MOST_WAITING - 1
