@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.conformance.check import Figures, Finding
-from benchmarks.conformance.run import Case, Outcome
+from benchmarks.conformance.run import PACKAGES, Case, Outcome
 
 SCHEMA = "lmswap.conformance/1"
 
@@ -22,14 +21,11 @@ class Results:
     outcomes: tuple[Outcome, ...]
 
     def with_newer(self, outcome: Outcome) -> Results:
-        """These results with ``outcome`` in the place of an older one of the same case."""
-        others = [known for known in self.outcomes if known.case != outcome.case]
-        return replace(self, outcomes=(*others, outcome))
-
-    def in_order(self, cases: Sequence[Case]) -> Results:
-        """These results as ``cases`` have them; what is no case any more is left out."""
-        known = {outcome.case: outcome for outcome in self.outcomes}
-        return replace(self, outcomes=tuple(known[case] for case in cases if case in known))
+        """These results with ``outcome`` in the place of an older one of the same case, by package and name."""
+        packages = list(PACKAGES)
+        outcomes = [*(known for known in self.outcomes if known.case != outcome.case), outcome]
+        outcomes.sort(key=lambda each: (packages.index(each.case.package), each.case.model.lower()))
+        return replace(self, outcomes=tuple(outcomes))
 
     def write(self, path: Path) -> None:
         """Writes one outcome a line."""

@@ -24,7 +24,13 @@ PACKAGES = {
 }
 LIMIT_SECONDS = 400
 LIMIT_BYTES = 6 * 2**30  # of private memory, the libraries' included
-_PRELOADED = ("benchmarks.conformance.check", "lmswap.api", "torch._dynamo", "scipy.optimize")
+_PRELOADED = (
+    "benchmarks.conformance.run",
+    "benchmarks.conformance.check",
+    "lmswap.api",
+    "torch._dynamo",
+    "scipy.optimize",
+)
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,7 @@ class Outcome:
     passed: int
     seconds: float
     finding: Finding
+    commit: str = ""  # of the code that ran
 
 
 def cases(packages: Sequence[str], models: Sequence[str] = ()) -> list[Case]:
