@@ -7,6 +7,7 @@ the names of the kinds, compression, nesting (HGG/LGG), and the number of the en
 from __future__ import annotations
 
 import importlib
+import math
 import re
 import zlib
 from collections.abc import Iterator, Sequence
@@ -32,6 +33,9 @@ _FILE_NAME = re.compile(
     rf"(?P<case>[^.].*?)[_-](?P<suffix>{'|'.join(sorted(_KIND_OF_SUFFIX, key=len, reverse=True))})\.nii(?:\.gz)?",
     re.IGNORECASE,
 )
+
+
+_MOST_PACKED = 1032  # times that deflate can make a file smaller
 
 
 class DataError(Exception):
@@ -177,12 +181,23 @@ def _label_faults(path: Path, volume: npt.NDArray[Any]) -> Iterator[str]:
 
 def _read_volume(path: Path) -> npt.NDArray[Any]:
     nibabel = require("nibabel", "reading NIfTI volumes")
+    errors = nibabel.spatialimages.HeaderDataError, nibabel.filebasedimages.ImageFileError
     try:
-        return np.asanyarray(nibabel.load(path).dataobj)
+        image = nibabel.load(path)
+        _check_size(path, image)
+        return np.asanyarray(image.dataobj)
     except EOFError as error:
         raise DataError(f"{path} ends in the middle of its data; copy or download it again") from error
-    except (OSError, ValueError, zlib.error, nibabel.filebasedimages.ImageFileError) as error:
+    except (OSError, ValueError, LookupError, TypeError, ArithmeticError, zlib.error, *errors) as error:
         raise DataError(f"{path} cannot be read as NIfTI ({error}); copy or download it again") from error
+
+
+def _check_size(path: Path, image: Any) -> None:
+    """Refuses a header that promises more than the file can hold, before memory is taken for it."""
+    nbytes = math.prod(map(int, image.shape)) * image.get_data_dtype().itemsize
+    most_bytes = path.stat().st_size * (_MOST_PACKED if path.name.lower().endswith(".gz") else 1)
+    if nbytes < 0 or nbytes > most_bytes:
+        raise ValueError(f"its header promises {_by(image.shape)} values, more than the file can hold")
 
 
 def require(package: str, purpose: str) -> Any:

@@ -14,6 +14,7 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import default_partition
 from torch._guards import TracingContext
+from torch.utils import _pytree as pytree
 
 from lmswap.capture.draws import keep_states
 from lmswap.errors import CaptureError
@@ -95,6 +96,7 @@ def _copy_mutated_inputs(joint: fx.Graph) -> None:
     mutated = [getattr(description, "mutated_input", None) for description in output.meta.get("desc") or ()]
     inputs = joint.find_nodes(op="placeholder")
     first = next(node for node in joint.nodes if node.op != "placeholder")
+    copies = set()
     for node in inputs:
         if node.meta.get("desc") is None or node.meta["desc"] not in mutated:
             continue
@@ -102,6 +104,32 @@ def _copy_mutated_inputs(joint: fx.Graph) -> None:
             copy = joint.call_function(torch.ops.aten.clone.default, (node,))
         copy.meta.update(val=node.meta["val"].clone(), is_repeatable=False)
         node.replace_all_uses_with(copy, delete_user_cb=lambda user, copy=copy: user not in (copy, output))
+        copies.add(copy)
+    _follow(joint, copies)
+
+
+def _follow(joint: fx.Graph, copies: set[fx.Node]) -> None:
+    """Traces again what is read from ``copies``: views lie in their memory now, and may have other strides."""
+    changed = set(copies)
+    for node in joint.nodes:
+        if node.op != "call_function" or node in copies or changed.isdisjoint(node.all_input_nodes):
+            continue
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda given: given.meta["val"])
+        with next(iter(copies)).meta["val"].fake_mode:
+            value = node.target(*args, **kwargs)
+        given = {tensor.untyped_storage()._cdata for tensor in _tensors((args, kwargs))}
+        is_view = any(tensor.untyped_storage()._cdata in given for tensor in _tensors(value))
+        if is_view or any(map(_looks_otherwise, _tensors(value), _tensors(node.meta["val"]))):
+            node.meta["val"] = value
+            changed.add(node)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _looks_otherwise(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return (one.shape, one.stride(), one.storage_offset()) != (other.shape, other.stride(), other.storage_offset())
 
 
 def boxed(function: BoxedFunction) -> BoxedFunction:

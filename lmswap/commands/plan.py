@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import math
 import time
@@ -17,6 +16,7 @@ from rich.text import Text
 from lmswap.errors import OptionError
 from lmswap.ir.bytesize import format_bytes, parse_bytes
 from lmswap.ir.machine import Machine
+from lmswap.ir.packed import unpack
 from lmswap.ir.plan import Decision, Plan
 from lmswap.ir.program import Program
 from lmswap.reporting import make_explanation
@@ -125,6 +125,6 @@ def _this_machine(tier: str | None) -> Machine:
 def _read(path: str) -> str:
     try:
         data = Path(path).read_bytes()
-        return (gzip.decompress(data) if path.endswith(".gz") else data).decode()
-    except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:
+        return (unpack(data) if path.endswith(".gz") else data).decode()
+    except (OSError, ValueError, EOFError, zlib.error) as error:
         raise OptionError(f"cannot read '{path}': {error}") from error

@@ -25,7 +25,7 @@ def rng_state(device: torch.device) -> torch.Tensor:
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
-def draw_again(state: torch.Tensor, device: torch.device, op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def draw_again(state: torch.Tensor, device: torch.device, op: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """What ``op(*args, **kwargs)`` gave when the generator was in ``state``; the generator is left as it was found."""
     found = rng_state(device)
     _set_rng_state(state, device)

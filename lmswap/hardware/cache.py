@@ -39,6 +39,8 @@ class CacheFile:
             data = json.loads(self.path.read_text(encoding="utf-8")) if self.path else None
         except FileNotFoundError:
             return None
+        except RecursionError as error:
+            raise ValueError("it is nested too deep") from error
         if data is None:
             return None
         if not isinstance(data, dict) or data.pop("key", None) != self.key:

@@ -21,6 +21,8 @@ _log = logging.getLogger(__name__)
 
 # A plan for a budget this much smaller or larger is as good as a new one.
 _BUDGET_TOLERANCE = 0.01
+# What comes of files whose fields are of another kind, or whose numbers are beyond what can be.
+_DAMAGE = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class PlanCache:
             planned = Planned(_plan(data), _costs(data["costs"], len(program.ops)), self._present(data["machine"]))
             limits: dict[str, Any] = {"tier": self._tier, "min_swap_bytes": self._min_swap_bytes}
             check(planned.plan, program, planned.costs, planned.machine, **limits)
-        except (OSError, ValueError, KeyError, TypeError, LmswapError) as error:
+        except (OSError, LmswapError, *_DAMAGE) as error:
             _log.warning("the remembered plan %s cannot be used, planning again: %s", file.path, error)
             return None
         return planned

@@ -46,5 +46,10 @@ def format_excess(excess: float | None) -> str:
 
 
 def print_result(text: str, file: TextIO | None = None) -> None:
-    """Prints what a command found, on standard output unless ``file`` is given, and at once."""
-    print(text, file=file or sys.stdout, flush=True)
+    """Prints what a command found, on standard output unless ``file`` is given, and at once.
+
+    Characters that the output cannot have are escaped: names in files may be anything.
+    """
+    file = file or sys.stdout
+    encoding = file.encoding or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding), file=file, flush=True)

@@ -1,35 +1,67 @@
-"""JSON files that something went wrong with: cut off, a byte changed, a field of another type or missing."""
+"""JSON files that something went wrong with: cut off, bytes changed, fields of another kind, missing, twice, deep."""
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any
 
 from hypothesis import strategies as st
 
-_WRONG = st.sampled_from([None, True, -1, 0, 3, 2**80, 1.5, float("inf"), float("nan"), "", "x", [], [[]], {}, [-5]])
+_DEEP = "deep"  # stands for lists within lists, more than any parser follows
+_LONG = "long"  # stands for a number of more digits than Python reads
+_WRONG = st.sampled_from(
+    [
+        *(None, True, -1, 0, 3, 2**31, 2**63, 2**80, 1.5, 1e308, 5e-324, float("inf"), float("nan"), float("-inf")),
+        *("", "x", "1", "\ud800", "\0", [], [[]], {}, [-5], {"": {}}, [[1, 2], [3]], _DEEP, _LONG),
+    ]
+)
 
 
 @st.composite
 def damaged(draw: st.DrawFn, text: str) -> str:
-    way = draw(st.sampled_from(["cut", "byte", "leaf", "missing"]))
-    if way == "cut":
-        return text[: draw(st.integers(0, len(text) - 1))]
-    if way == "byte":
-        place = draw(st.integers(0, len(text) - 1))
-        return text[:place] + draw(st.characters()) + text[place + 1 :]
-    data = json.loads(text)
+    """``text`` with one to three faults."""
+    for _ in range(draw(st.integers(1, 3))):
+        text = _damage(draw, text)
+    return text
+
+
+def _damage(draw: st.DrawFn, text: str) -> str:
+    way = draw(st.sampled_from(["cut", "byte", "leaf", "leaf", "leaf", "missing", "twice", "swapped", "more"]))
+    data = _parsed(text)
     places = list(_places(data))
+    if not places or way in ("cut", "byte"):
+        place = draw(st.integers(0, max(0, len(text) - 1)))
+        return text[:place] if way == "cut" else text[:place] + draw(st.characters()) + text[place + 1 :]
     container, key = draw(st.sampled_from(places))
     if way == "leaf":
         container[key] = draw(_WRONG)
-    else:
+    elif way == "missing":
         del container[key]
-    return json.dumps(data)
+    elif way == "swapped":
+        other, other_key = draw(st.sampled_from(places))
+        one, two = copy.deepcopy(container[key]), copy.deepcopy(other[other_key])
+        container[key], other[other_key] = two, one
+    elif isinstance(container, list):
+        container.extend([container[key]] * draw(st.sampled_from([1, 50])))
+    elif way == "twice":  # of two fields of one name the last one counts
+        return json.dumps(data).replace("{", "{" + json.dumps(key) + ":" + json.dumps(draw(_WRONG)) + ",", 1)
+    else:
+        container[str(draw(_WRONG))] = container[key]
+    return json.dumps(data).replace(f'"{_DEEP}"', "[" * 5000 + "]" * 5000).replace(f'"{_LONG}"', "9" * 5000)
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _places(node: Any):
-    keys = node.keys() if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ()
-    for key in keys:
-        yield node, key
-        yield from _places(node[key])
+    pending = [node]
+    while pending:
+        node = pending.pop()
+        for key in list(node) if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ():
+            yield node, key
+            pending.append(node[key])

@@ -9,7 +9,7 @@ from lmswap.ir.plan import Plan, Swap
 from lmswap.ir.program import Program
 
 
-def random_plan(program: Program, rng: random.Random, *, share: float = 0.7) -> Plan:
+def random_plan(program: Program, rng: random.Random, *, share: float = 0.7, tier: str = "disk") -> Plan:
     """A plan that swaps about ``share`` of all gaps, each in its own place of the tier."""
     swaps: list[Swap] = []
     offset = stop = 0
@@ -29,8 +29,8 @@ def random_plan(program: Program, rng: random.Random, *, share: float = 0.7) -> 
             release = rng.randint(out_start, min(here.stop, after))
             in_start = rng.randint(max(release, there.start), after)
             keep_copy = has_copy and rng.random() < 0.7
-            swaps.append(Swap(buffer.id, "disk", offset, None if keep_copy else out_start, release, in_start, after))
+            swaps.append(Swap(buffer.id, tier, offset, None if keep_copy else out_start, release, in_start, after))
             has_copy = True
     rng.shuffle(swaps)
     swaps.sort(key=lambda swap: swap.release if swap.out_start is None else swap.out_start)
-    return Plan("random", 2**62, tuple(swaps), 0.0, 0, {"disk": stop})
+    return Plan("random", 2**62, tuple(swaps), 0.0, 0, {tier: stop})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import json
 import sqlite3
 import zlib
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lmswap.errors import TraceError
+from lmswap.ir.packed import unpack
 from lmswap.profiling.readers import kineto, nsys, nvprof_csv, nvprof_sqlite, own
 from lmswap.profiling.readers.tables import Tables
 from lmswap.profiling.trace import Trace
@@ -53,7 +53,8 @@ def _read(path: Path) -> tuple[Trace, ...]:
         return _read_tables(path)
     if path.suffix in (".nsys-rep", ".qdrep"):
         raise TraceError(f"it is a report of nsys; 'nsys export --type sqlite {path}' makes the file that is read")
-    text = (gzip.decompress(path.read_bytes()) if head.startswith(b"\x1f\x8b") else path.read_bytes()).decode()
+    content = path.read_bytes()
+    text = (unpack(content) if head.startswith(b"\x1f\x8b") else content).decode()
     if text.lstrip().startswith("{"):
         return _read_json(text)
     if nvprof_csv.is_mine(text):

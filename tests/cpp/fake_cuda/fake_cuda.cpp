@@ -145,6 +145,7 @@ struct World {
   std::vector<std::unique_ptr<std::string>> violations;
   std::vector<Failure> failures;
   double most_delay_seconds = 0;
+  bool ignores_waits = false;
   std::mt19937 random{7};
 };
 
@@ -335,6 +336,7 @@ void fake_cuda_reset() {
   world().violations.clear();
   world().failures.clear();
   world().most_delay_seconds = 0;
+  world().ignores_waits = false;
   world().version = 13000;
 }
 
@@ -392,6 +394,11 @@ void fake_cuda_set_delay(double most_seconds) {
 void fake_cuda_fail(const char* symbol, uint64_t nth, int code) {
   const std::lock_guard lock(world().mutex);
   world().failures.push_back({symbol, nth, code});
+}
+
+void fake_cuda_ignore_waits(int is_on) {
+  const std::lock_guard lock(world().mutex);
+  world().ignores_waits = is_on != 0;
 }
 
 void fake_cuda_set_version(int version) {
@@ -561,6 +568,7 @@ Result cuStreamWaitEvent(Stream handle, Event event, unsigned) {
   FAKE_EVENT(cuStreamWaitEvent, event);
   const uint64_t recording = event_state->num_recorded;
   if (recording == 0) return violate(kInvalidHandle, "cuStreamWaitEvent: the event was never recorded");
+  if (world().ignores_waits) return kSuccess;
   join(stream_state->clock, event_state->clock);
   submit(*stream_state, [event_state, recording] {
     std::unique_lock lock(event_state->mutex);

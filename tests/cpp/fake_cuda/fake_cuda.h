@@ -39,5 +39,8 @@ void fake_cuda_set_delay(double most_seconds);
 // The n-th call from now of a function, by its symbol, fails with a CUDA error code.
 void fake_cuda_fail(const char* symbol, uint64_t nth, int code);
 
+// From now on streams wait for no event: what an engine would do that forgot to ask for it.
+void fake_cuda_ignore_waits(int is_on);
+
 void fake_cuda_set_version(int version);
 }

@@ -1,0 +1,532 @@
+"""Failures that other offloaders shipped, each as a property of lmswap, and each seen to fail on a broken lmswap.
+
+`fails_when` runs a test as it is, where it must pass, and once under each breakage, where its assertion must fail: a
+test that passes on the broken engine would prove nothing. Where a failure belongs to a part that lmswap does not have
+on this machine (pinned memory, CUDA streams and its caching allocator), the test says what stands for it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import lmswap
+import lmswap.session
+from lmswap.analyze.memory import StepMemory
+from lmswap.errors import LmswapError
+from lmswap.execute import _C
+from lmswap.execute.engine import SwapEngine
+from lmswap.hardware.memory import CpuMemory
+from lmswap.plan import make_plan
+from lmswap.plan.search import plan_swap
+from lmswap.session import Session
+from tests.execute.test_native_engine import fake_cuda  # noqa: F401 - a fixture
+from tests.ir.build import build, unit_machine
+from tests.models import CASES, Case
+from tests.test_recompute import plan_at_random
+
+ENGINE = _C.Engine
+SMALL = 4096
+Breakage = Callable[[pytest.MonkeyPatch], None]
+
+
+def fails_when(*breakages: Breakage):
+    """Also runs the test with lmswap broken in each of these ways, and expects its assertion to fail then."""
+
+    def decorate(test: Callable[[], None]):
+        @pytest.mark.parametrize("breakage", [None, *breakages], ids=lambda b: b.__name__ if b else "whole")
+        def run(breakage: Breakage | None) -> None:
+            if breakage is None:
+                test()
+                return
+            with pytest.MonkeyPatch.context() as patch:
+                breakage(patch)
+                with pytest.raises((AssertionError, pytest.fail.Exception)):
+                    test()
+
+        run.__doc__, run.__name__ = test.__doc__, test.__name__
+        return run
+
+    return decorate
+
+
+def session_of(model: nn.Module) -> Session:
+    return lmswap.api._sessions[model]
+
+
+def enabled(case: Case, policy: str = "swap_all", **options) -> nn.Module:
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    return lmswap.enable(case.make(), policy=policy, min_swap_bytes=SMALL, **options)
+
+
+def step(model: nn.Module, case: Case) -> list[torch.Tensor]:
+    """Loss and gradients of one step."""
+    torch.manual_seed(1)
+    model.zero_grad()
+    loss = case.loss(model(case.batch()))
+    loss.backward()
+    return [loss.detach(), *(parameter.grad.clone() for parameter in model.parameters())]
+
+
+def same(actual: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+
+
+def assert_swapping_changes_no_bit(case: Case) -> None:
+    """Two steps under "swap_all" give what two without swapping give."""
+    results = []
+    for policy in ("none", "swap_all"):
+        model = enabled(case, policy)
+        results.append(step(model, case) + step(model, case))
+        assert (lmswap.report(model).swapped_out_bytes > 0) == (policy == "swap_all")
+        lmswap.disable(model)
+    assert same(*results)
+
+
+class Chain(nn.Module):
+    """A chain of tensors of 1 MiB, of which each is saved: the heap that counts bytes serves from 1 MiB on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(512))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(8):
+            x = torch.sin(x * self.scale)
+        return x
+
+
+CHAIN = Case(Chain, lambda: torch.randn(512, 512))
+MIB = 2**20
+
+
+class Transposed(nn.Module):
+    """Saves a square matrix and its transpose, and two halves of one storage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(self.linear(x))
+        left, right = h[:, :32], h[:, 32:]
+        return (h * h.t()).exp() * torch.cat([left.sin() * right, right.cos() * left], 1)
+
+
+TRANSPOSED = Case(Transposed, lambda: torch.randn(64, 64))
+
+
+# --- in the order of the list -----------------------------------------------------------------------------------------
+
+
+def waits_are_forgotten(fake) -> None:
+    fake.fake_cuda_ignore_waits(1)
+
+
+@pytest.mark.parametrize("is_broken", [False, True], ids=["whole", "waits_are_forgotten"])
+def test_a_copy_in_comes_after_its_own_late_copy_out(is_broken, fake_cuda):  # noqa: F811
+    """Megatron: a reload that was started before its offload had finished read what was there before.
+
+    On the stand-in for libcuda, where copies are late by random times; broken, streams do not wait for events.
+    """
+    fake_cuda.fake_cuda_reset()
+    fake_cuda.fake_cuda_set_delay(ctypes.c_double(0.005))
+    engine = _C.Engine(driver="cuda", library=fake_cuda.path)
+    engine.open_host_tier(64 * MIB)
+    engine.reserve("host", 8 * MIB)
+    values = [torch.randn(MIB // 4) for _ in range(6)]
+    back = [torch.zeros_like(tensor) for tensor in values]
+    for tensor in values + back:
+        fake_cuda.fake_cuda_register(tensor.data_ptr(), tensor.nbytes)
+    if is_broken:
+        waits_are_forgotten(fake_cuda)
+    transfers = []
+    for number, (tensor, target) in enumerate(zip(values, back, strict=True)):
+        capsule = engine.out_start(number, "host", number * MIB, tensor.data_ptr(), tensor.nbytes, 0)
+        token = torch.from_dlpack(capsule)
+        transfers.append((token, engine.in_start(number, int(token), target.data_ptr(), target.nbytes, 0)))
+    for _, transfer in transfers:
+        while not engine.is_finished(transfer):
+            pass
+    assert same(back, values) != is_broken
+    assert (fake_cuda.fake_cuda_num_violations() > 0) == is_broken
+    transfers.clear()
+    engine.close()
+    for tensor in values + back:
+        fake_cuda.fake_cuda_unregister(tensor.data_ptr())
+
+
+def views_are_told_apart_by_shape_only(patch: pytest.MonkeyPatch) -> None:
+    def broken(value):
+        tensor = value.meta["val"]
+        return tensor.dtype, list(tensor.shape), list(torch.empty(tensor.shape).stride()), tensor.storage_offset()
+
+    patch.setattr("lmswap.rewrite.views.geometry", broken)
+
+
+@fails_when(views_are_told_apart_by_shape_only)
+def test_a_transposed_view_is_not_taken_for_the_tensor_itself():
+    """ms-swift: saved tensors were deduplicated by a key that a transposed view shares with its base."""
+    assert_swapping_changes_no_bit(TRANSPOSED)
+
+
+def tokens_are_found_by_address(patch: pytest.MonkeyPatch) -> None:
+    out_start, known = SwapEngine.out_start, {}
+
+    def broken(self, x, *rest):
+        first = known.setdefault((self.number, x.data_ptr(), x.shape), x.clone())
+        return out_start(self, first, *rest)
+
+    patch.setattr(SwapEngine, "out_start", broken)
+
+
+@fails_when(tokens_are_found_by_address)
+def test_memory_that_is_used_again_at_the_same_address_is_another_tensor():
+    """TRL: tensors were known by their address, which the allocator gave to the next one."""
+    assert_swapping_changes_no_bit(CHAIN)
+
+
+def offsets_are_in_the_wrong_unit(patch: pytest.MonkeyPatch) -> None:
+    def broken(value):
+        tensor = value.meta["val"]
+        offset = tensor.storage_offset() // tensor.element_size()
+        return tensor.dtype, list(tensor.shape), list(tensor.stride()), offset
+
+    patch.setattr("lmswap.rewrite.views.geometry", broken)
+
+
+@fails_when(offsets_are_in_the_wrong_unit)
+def test_two_halves_of_one_storage_are_two_tensors():
+    """TRL: an offset in elements was added to an address in bytes, so views of one storage collided."""
+    assert_swapping_changes_no_bit(TRANSPOSED)
+
+
+def tokens_are_kept(patch: pytest.MonkeyPatch) -> None:
+    out_start, kept = SwapEngine.out_start, []
+    patch.setattr(SwapEngine, "out_start", lambda *given: kept.append(out_start(*given)) or kept[-1])
+
+
+def tensors_are_kept(patch: pytest.MonkeyPatch) -> None:
+    in_start, kept = SwapEngine.in_start, []
+    patch.setattr(SwapEngine, "in_start", lambda *given: kept.append(in_start(*given)) or kept[-1])
+
+
+@fails_when(tokens_are_kept, tensors_are_kept)
+def test_fifty_steps_leave_tier_and_device_as_they_were():
+    """TRL, FSDP, TransformerEngine: each step left some memory behind."""
+    model = enabled(CHAIN)
+    memory, engine = session_of(model).memory, session_of(model).engine.native
+    held = set()
+    for number in range(50):
+        step(model, CHAIN)
+        if number % 15 == 4:  # after it has been planned for the last time
+            gc.collect()
+            held.add((memory.used_tensor_bytes(), engine.live_handles(), lmswap.report(model).tier_used_bytes))
+            assert held == {(min(held)[0], 0, 0)}
+    lmswap.disable(model)
+
+
+def nothing_waits_for_a_copy_in(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SwapEngine, "in_done", lambda self, token: self._arriving.pop(int(token)))
+
+
+def reads_are_late(patch: pytest.MonkeyPatch) -> None:
+    def late(**given) -> _C.Engine:
+        return ENGINE(**given, faults="read@*=late:0.005,write@*=jitter:0.005")
+
+    patch.setattr("lmswap.session._C.Engine", late)
+
+
+@fails_when(nothing_waits_for_a_copy_in)
+def test_wherever_a_plan_puts_its_copies_gradients_stay_the_same():
+    """A branch of PyTorch: where a reload was not placed as the planner had thought, gradients were wrong."""
+    case = CASES["shared_views"]
+    with pytest.MonkeyPatch.context() as patch:
+        reads_are_late(patch)
+        plain = enabled(case, "none")
+        expected = step(plain, case)
+        lmswap.disable(plain)
+        for seed in range(2):
+            patch.setattr("lmswap.session.make_plan", plan_at_random(seed))
+            patch.setattr("lmswap.session.PlanCache.read", lambda cache, program: None)
+            model = enabled(case)
+            actual = step(model, case)
+            lmswap.disable(model)
+            assert same(actual, expected)
+
+
+def saved_tensors_are_not_checked(patch: pytest.MonkeyPatch) -> None:
+    rewrite = lmswap.session.insert_swaps
+
+    def broken(runs, graphs, plan, **given):
+        rewrite(runs, graphs, plan, **given)
+        (output,) = graphs[0].module.graph.find_nodes(op="output")
+        for node in output.args[0][graphs[0].num_user_outputs :]:
+            node.meta["saved_tensor_with_no_vc_check"] = True
+
+    patch.setattr("lmswap.session.insert_swaps", broken)
+
+
+@fails_when(saved_tensors_are_not_checked)
+def test_a_tensor_that_is_changed_after_it_was_saved_is_an_error():
+    """Saved-tensor hooks switch autograd's version check off: a change in place then gives wrong gradients silently."""
+    model = enabled(Case(lambda: nn.Sequential(nn.Linear(64, 64), nn.Tanh()), lambda: torch.randn(64, 64)))
+    output = model(torch.randn(64, 64))
+    output.relu_()
+    try:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            output.sum().backward()
+    finally:
+        lmswap.disable(model)
+
+
+def places_are_rounded_to_powers_of_two(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("lmswap.plan.offsets._pages", lambda block: 1 << (max(block.nbytes, 4096) - 1).bit_length())
+
+
+@fails_when(places_are_rounded_to_powers_of_two)
+def test_a_tier_takes_what_its_blocks_take():
+    """torch's pinned allocator rounds to powers of two. The disk tier stands for that: its arena is the same."""
+    case = Case(CHAIN.make, lambda: torch.randn(640, 512))  # 1.25 MiB each
+    model = enabled(case)
+    step(model, case)
+    tier = session_of(model).engine.native.tier_stats("disk")
+    plan = session_of(model).current_step().plan
+    buffers = lmswap.program(model).buffers
+    away = [buffers[swap.buffer].nbytes for swap in plan.swaps]
+    lmswap.disable(model)
+    assert len(away) > 5
+    assert tier.peak_used_bytes <= tier.capacity_bytes <= 1.02 * max(tier.peak_used_bytes, sum(set(away)))
+    assert tier.capacity_bytes <= 1.02 * sum(away)
+
+
+def memory_is_released_when_somebody_looks(patch: pytest.MonkeyPatch) -> None:
+    def broken(self, token, x):
+        self.native.out_done(int(token), 0)  # the tensor is held until the next sweep
+
+    patch.setattr(SwapEngine, "out_done", broken)
+
+
+@fails_when(memory_is_released_when_somebody_looks)
+def test_two_hundred_steps_reach_the_same_peak_which_is_the_planned_one():
+    """Memory behind `record_stream` is reused when the allocator finds its event done, at random times, and grows.
+
+    The heap's count of tensor bytes stands for the caching allocator: what is released is free at that op.
+    """
+    model = enabled(CHAIN)
+    memory = session_of(model).memory
+    before, peaks, planned = memory.used_tensor_bytes(), set(), 0
+    for number in range(200):
+        memory.reset_tensor_peak()
+        step(model, CHAIN)
+        if number == 4:  # it has been planned for the last time
+            planned = session_of(model).current_step().plan.predicted_peak_bytes
+        if number >= 4:
+            peaks.add(memory.peak_tensor_bytes() - before)
+            assert len(peaks) == 1
+            assert max(peaks) <= planned
+    lmswap.disable(model)
+
+
+def reloads_are_held_to_the_end(patch: pytest.MonkeyPatch) -> None:
+    in_start, sweep, held = SwapEngine.in_start, SwapEngine.sweep, []
+    patch.setattr(SwapEngine, "in_start", lambda *given: held.append(in_start(*given)) or held[-1])
+    patch.setattr(SwapEngine, "sweep", lambda self: (held.clear(), sweep(self)))
+
+
+@fails_when(reloads_are_held_to_the_end)
+def test_the_backward_holds_less_than_what_was_swapped():
+    """DeepSpeed: buffers that had been reloaded were held to the end of the backward."""
+    model = enabled(CHAIN)
+    memory = session_of(model).memory
+    for _ in range(5):
+        loss = CHAIN.loss(model(CHAIN.batch()))
+        memory.reset_tensor_peak()
+        before = memory.used_tensor_bytes()
+        loss.backward()
+    grown = memory.peak_tensor_bytes() - before
+    swapped = lmswap.report(model).swapped_out_bytes
+    lmswap.disable(model)
+    assert swapped >= 8 * MIB
+    assert grown < swapped
+
+
+def freed_memory_is_kept_without_limit(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(CpuMemory, "trim", lambda self: _C.heap_set_limit(2**40))
+
+
+@fails_when(freed_memory_is_kept_without_limit)
+def test_fragments_cost_no_memory():
+    """DeepSpeed: out of memory below the budget, as free memory lay in pieces that were too small.
+
+    The CPU's heap stands for the caching allocator with expandable segments.
+    """
+    model = lmswap.enable(nn.Linear(2, 2))
+    numbers = random.Random(0)
+    blocks: list[torch.Tensor] = []
+    try:
+        for _ in range(400):
+            if len(blocks) == 12:
+                blocks.pop(numbers.randrange(12))
+            blocks.append(torch.empty(numbers.randint(MIB, 6 * MIB), dtype=torch.uint8))
+        stats = _C.heap_stats()
+        assert stats.peak_resident_bytes <= stats.peak_live_bytes
+    finally:
+        _C.heap_set_limit(0)
+        lmswap.disable(model)
+
+
+def nothing_is_swept(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SwapEngine, "sweep", lambda self: None)
+
+
+@fails_when(nothing_is_swept)
+def test_after_an_exception_in_mid_step_the_next_step_is_right_and_nothing_is_held():
+    """torchtune: what an exception left behind made the next step fail."""
+    plain = enabled(CHAIN, "none")
+    expected = step(plain, CHAIN)
+    lmswap.disable(plain)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lmswap.session._C.Engine", lambda **given: ENGINE(**given, faults="read@2=fail"))
+        model = enabled(CHAIN)
+        with pytest.raises(LmswapError, match="Input/output error"):
+            step(model, CHAIN)
+        actual = step(model, CHAIN)
+        step(model, CHAIN)
+    engine = session_of(model).engine
+    left = len(engine._held), len(engine._arriving), engine.native.live_handles()
+    lmswap.disable(model)
+    assert same(actual, expected)
+    assert left == (0, 0, 0)
+
+
+def bytes_come_back_once(patch: pytest.MonkeyPatch) -> None:
+    in_start, seen = SwapEngine.in_start, set()
+
+    def broken(self, token, buffer, device):
+        flat = in_start(self, token, buffer, device)
+        key = self.number, int(token)
+        if key not in seen:
+            seen.add(key)
+            return flat
+        return torch.zeros_like(flat)
+
+    patch.setattr(SwapEngine, "in_start", broken)
+
+
+@fails_when(bytes_come_back_once)
+def test_what_was_saved_can_be_unpacked_twice():
+    """torchtune: the second unpack of a tensor found it untracked. Double backward is refused by torch, clearly."""
+    results = []
+    for policy in ("none", "swap_all"):
+        model = enabled(CASES["shared_views"], policy)
+        loss = CASES["shared_views"].loss(model(torch.ones(256, 64)))
+        loss.backward(retain_graph=True)
+        loss.backward()
+        results.append([parameter.grad.clone() for parameter in model.parameters()])
+        lmswap.disable(model)
+    assert same(*results)
+
+
+@fails_when(tokens_are_kept)
+def test_forwards_without_backward_leave_nothing():
+    """Megatron: a forward in evaluation, or whose output nobody used, left its tensors on the host."""
+    model = enabled(CHAIN)
+    for _ in range(3):
+        model(CHAIN.batch())  # its graph dies at once
+    model.eval()
+    with torch.no_grad():
+        for _ in range(3):
+            model(CHAIN.batch())
+    gc.collect()
+    native = session_of(model).engine.native
+    left = native.live_handles(), native.tier_stats("disk").used_bytes
+    lmswap.disable(model)
+    assert left == (0, 0)
+
+
+def it_swaps_though_all_fits(patch: pytest.MonkeyPatch) -> None:
+    def broken(problem):
+        return plan_swap(replace(problem, budget_bytes=problem.memory.peak.nbytes - 1))
+
+    patch.setitem(lmswap.plan._POLICIES, "auto", broken)
+
+
+@fails_when(it_swaps_though_all_fits)
+def test_nothing_is_moved_where_that_gains_nothing():
+    """ms-swift: at small sizes offloading raised the peak."""
+    step = build(
+        """
+        forward
+        f1 9: x -> a
+        f2 9: a -> b
+        f3 9: b -> y
+        backward
+        g1 9: t a -> gx
+        """,
+        sizes={"a": 4, "b": 4},
+        outputs="y",
+        tangents="t",
+        gradients="gx",
+    )
+    peak = StepMemory(step.program, step.costs).peak.nbytes
+    limits = {"tier": "host", "min_swap_bytes": 1}
+    machine = unit_machine(out=10.0, into=10.0)
+    for budget_bytes in (peak, 10 * peak):
+        plan = make_plan("auto", step.program, step.costs, machine, budget_bytes=budget_bytes, **limits)
+        assert plan.swaps == plan.reruns == ()
+        assert plan.predicted_peak_bytes <= peak
+
+
+def the_model_runs_uncaptured(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("lmswap.api._compile_call", lambda model, session: model._call_impl)
+    patch.setattr("lmswap.api._clear_errors", lambda call, session: call)
+
+
+@fails_when(the_model_runs_uncaptured)
+def test_the_report_shows_that_bytes_move_or_says_why_none_do():
+    """TFLMS: users could not see whether it was on."""
+    model = enabled(CHAIN)
+    step(model, CHAIN)
+    report = lmswap.report(model)
+    lmswap.disable(model)
+    assert (report.swapped_out_bytes or 0) >= 8 * MIB
+    assert (report.swapped_in_bytes or 0) >= 8 * MIB
+    model = enabled(CHAIN, "auto", budget="4GiB")
+    step(model, CHAIN)
+    report, explanation = lmswap.report(model), lmswap.explain(model)
+    lmswap.disable(model)
+    assert report.swapped_out_bytes == 0
+    assert all(row.reason for row in explanation.decisions)
+
+
+def the_host_budget_is_ignored(patch: pytest.MonkeyPatch) -> None:
+    as_asked = lmswap.session._as_asked
+    patch.setattr(
+        "lmswap.session._as_asked",
+        lambda machine, tier, options: as_asked(machine, tier, replace(options, host_budget_bytes=None)),
+    )
+
+
+@fails_when(the_host_budget_is_ignored)
+def test_a_tier_that_is_too_small_is_an_error_before_the_first_op():
+    """TFLMS: too little host memory killed the process in mid-training."""
+    model = enabled(CHAIN, host_budget=2 * MIB)
+    ran: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        compiled = lmswap.session.compile_boxed
+        patch.setattr("lmswap.session.compile_boxed", lambda module: ran.append(1) or compiled(module))
+        try:
+            with pytest.raises(LmswapError, match=r"tier|MiB"):
+                step(model, CHAIN)
+        finally:
+            lmswap.disable(model)
+    assert ran == []
