@@ -33,7 +33,6 @@ void Search::find_gaps() {
   buffer_of_.assign(num_gaps, 0);
   plain_.assign(num_gaps, Fate::kKeep);
   const auto bit = [](Fate fate) { return static_cast<Mask>(1 << static_cast<int>(fate)); };
-  std::map<std::tuple<Bytes, double, int, std::size_t>, std::vector<int>> classes;
   for (int buffer = 0; buffer < step_.num_buffers(); ++buffer) {
     const auto uses = step_.uses[buffer];
     for (std::size_t k = 0; k < uses.size(); ++k) {
@@ -55,17 +54,35 @@ void Search::find_gaps() {
       }
       if (allowed_[gap] == 1) continue;
       movable_.push_back(gap);
-      const double made_in = producer >= 0 ? step_.seconds[producer] : -1;
-      classes[{step_.nbytes[buffer], made_in, static_cast<int>(k), uses.size()}].push_back(gap);
     }
   }
   std::stable_sort(movable_.begin(), movable_.end(),
                    [&](int a, int b) { return step_.nbytes[buffer_of_[a]] > step_.nbytes[buffer_of_[b]]; });
+  leave_out_small();
+  find_classes();
+}
+
+void Search::find_classes() {
+  std::map<std::tuple<Bytes, double, int, std::size_t>, std::vector<int>> classes;
+  for (const int gap : movable_) {
+    const int buffer = buffer_of_[gap], producer = step_.producer[buffer];
+    const double made_in = producer >= 0 ? step_.seconds[producer] : -1;
+    classes[{step_.nbytes[buffer], made_in, gap - step_.first_gap[buffer], step_.uses[buffer].size()}].push_back(gap);
+  }
   for (auto& [key, gaps] : classes) {
     std::sort(gaps.begin(), gaps.end(),
               [&](int a, int b) { return step_.producer[buffer_of_[a]] < step_.producer[buffer_of_[b]]; });
     classes_.push_back(std::move(gaps));
   }
+}
+
+// The smallest gaps, which hold 0.1 % of the bytes together, are only chosen where a repair needs them.
+void Search::leave_out_small() {
+  const auto bytes_of = [&](int gap) { return step_.nbytes[buffer_of_[gap]]; };
+  Bytes total = 0;
+  for (const int gap : movable_) total += bytes_of(gap);
+  Bytes small = 0;
+  while (!movable_.empty() && (small += bytes_of(movable_.back())) <= total / 1000) movable_.pop_back();
 }
 
 bool Search::is_done() const {

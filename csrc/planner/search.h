@@ -55,6 +55,8 @@ class Search {
   using Mask = std::uint8_t;  // of fates
 
   void find_gaps();
+  void leave_out_small();
+  void find_classes();
   [[nodiscard]] bool allows(int gap, Fate fate) const { return (allowed_[gap] >> static_cast<int>(fate) & 1) != 0; }
   [[nodiscard]] bool is_done() const;
   Score evaluate(const std::vector<Fate>& fates);
