@@ -328,7 +328,11 @@ class Session:
         if found is None or not found.is_off:
             return
         took = f"measured {format_seconds(found.measured_seconds)}"
-        took += f" against {format_seconds(found.predicted_seconds)} predicted"
+        took += f" against {format_seconds(found.predicted_seconds)} predicted; most off are ops "
+        took += f"'{program.ops[found.first_op].name}' to '{program.ops[found.last_op].name}': "
+        took += (
+            f"{format_seconds(found.worst.measured_seconds)} against {format_seconds(found.worst.predicted_seconds)}"
+        )
         if self._plan_again(step, found.costs, found.machine, self._with_growth(step.allowance), took):
             self._plans.write(program, Planned(self.steps[step.graphs].plan, found.costs, found.machine))
 

@@ -75,14 +75,15 @@ class StepRecord:
             other_bytes: what counts against the budget beside tensors; added to the memory curve.
         """
         origin = self.begun_seconds
-        waits = sorted((r.wait_start_seconds, r.wait_end_seconds) for r in self.transfers)
+        waits = sorted((r.wait_start_seconds, r.wait_end_seconds, r.swap) for r in self.transfers)
         spans = []
         for (graph, phase), start, end in self.segments:
             clock = start
-            for wait_start, wait_end in waits:
-                if start <= wait_start < wait_end <= end:
+            for wait_start, wait_end, buffer in waits:
+                if start <= wait_start <= wait_end <= end:  # both 0 where nothing waited
                     spans.append(Span(Lane.COMPUTE, f"{phase} {graph}", clock - origin, wait_start - origin))
-                    spans.append(Span(Lane.STALL, "wait", wait_start - origin, wait_end - origin))
+                    stall = Span(Lane.STALL, "wait", wait_start - origin, wait_end - origin, buffer=buffer)
+                    spans.append(stall)
                     clock = wait_end
             spans.append(Span(Lane.COMPUTE, f"{phase} {graph}", clock - origin, end - origin))
         for record in self.transfers:

@@ -3,27 +3,47 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Machine, Rate
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
-from lmswap.ir.schedule import schedule
-from lmswap.ir.timeline import Lane, Timeline
+from lmswap.ir.schedule import Schedule, schedule
+from lmswap.ir.timeline import Lane, Span, Timeline
 
 # A prediction that is off by more is made again from what was measured.
 TOLERANCE = 0.1
 
+# A stretch of less of the step is measured together with the next: a launch or a page fault would be much of it.
+_SHORTEST = 0.01
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """What compute did between two waits for copies, or the ends of a segment: runs [start, stop) of the schedule."""
+
+    start: int
+    stop: int
+    predicted_seconds: float
+    measured_seconds: float
+
 
 @dataclass(frozen=True)
 class Feedback:
-    """One step: seconds inside its graphs as predicted and as measured, and what would have predicted the latter."""
+    """One step: seconds inside its graphs as predicted and as measured, and what would have predicted the latter.
+
+    ``first_op`` and ``last_op`` bound the stretch of the program in which compute was off most.
+    """
 
     predicted_seconds: float
     measured_seconds: float
     costs: OpCosts
     machine: Machine
+    worst: Stretch
+    first_op: int
+    last_op: int
 
     @property
     def is_off(self) -> bool:
@@ -41,23 +61,26 @@ def compare(
     predicted: Timeline,
     measured: Timeline,
 ) -> Feedback | None:
-    """Scales the seconds of ops by segment, and the rates of copies by direction, to what was measured.
+    """Scales the seconds of ops by stretch, and the rates of copies by direction, to what was measured.
 
-    Compute spans of ``measured`` are called by their segment. None if it ran other segments than the program has.
+    A stretch ends where compute waits for a copy, whether it had to or not: its ops were measured together. Compute
+    spans of ``measured`` are called by their segment, stalls by their buffer; see `lmswap.execute.record`. None if it
+    ran other segments than the program has.
     """
-    compute: dict[str, float] = defaultdict(float)
-    for span in measured.spans:
-        if span.lane is Lane.COMPUTE:
-            compute[span.name] += span.seconds
-    if len(compute) != len(program.segments):
-        return None
     runs = schedule(program, plan.reruns)
-    run_seconds, seconds = runs.costs(costs).seconds, list(costs.seconds)
-    for segment, run, measured_seconds in zip(program.segments, runs.program.segments, compute.values(), strict=True):
-        expected_seconds = sum(run_seconds[run.start : run.stop])
-        if expected_seconds > 0:
-            for op in range(segment.start, segment.stop):
-                seconds[op] *= measured_seconds / expected_seconds
+    segments = dict.fromkeys(span.name for span in measured.spans if span.lane is Lane.COMPUTE)
+    if len(segments) != len(program.segments):
+        return None
+    stretches = list(_stretches(runs, plan, predicted, measured))
+    first_run = {op: run for run, op in reversed(list(enumerate(runs.ops)))}
+    factor = {
+        run: stretch.measured_seconds / stretch.predicted_seconds
+        for stretch in stretches
+        for run in range(stretch.start, stretch.stop)
+        if stretch.predicted_seconds > 0
+    }
+    seconds = [each * factor.get(first_run[op], 1.0) for op, each in enumerate(costs.seconds)]
+    worst = max(stretches, key=lambda stretch: abs(stretch.measured_seconds - stretch.predicted_seconds))
     link = machine.tier(tier).link
     out_rate, in_rate = (
         _scaled(rate, measured.busy_seconds(lane), predicted.busy_seconds(lane))
@@ -65,10 +88,56 @@ def compare(
     )
     return Feedback(
         predicted_seconds=predicted.seconds,
-        measured_seconds=sum(compute.values()) + measured.lane_seconds(Lane.STALL),
+        measured_seconds=measured.lane_seconds(Lane.COMPUTE) + measured.lane_seconds(Lane.STALL),
         costs=OpCosts(tuple(seconds), costs.scratch_bytes, costs.source),
         machine=machine.with_link(tier, replace(link, out_rate=out_rate, in_rate=in_rate)),
+        worst=worst,
+        first_op=runs.ops[worst.start],
+        last_op=runs.ops[worst.stop - 1],
     )
+
+
+def _stretches(runs: Schedule, plan: Plan, predicted: Timeline, measured: Timeline) -> Iterator[Stretch]:
+    """The stretches of each segment, in order; short ones are joined."""
+    expected = [span.seconds for span in predicted.spans if span.lane is Lane.COMPUTE]  # by run
+    shortest_seconds = _SHORTEST * sum(expected)
+    positions = _positions(runs, plan, measured)
+    segments = iter(runs.program.segments)
+    names: set[str] = set()
+    found: list[Stretch] = []  # of the segment under way
+    for span in measured.spans:
+        if span.lane is Lane.COMPUTE and span.name not in names:
+            yield from found
+            names.add(span.name)
+            segment = next(segments)
+            found = [Stretch(segment.start, segment.stop, sum(expected[segment.start : segment.stop]), 0.0)]
+        if span.lane is Lane.COMPUTE:
+            found[-1] = replace(found[-1], measured_seconds=found[-1].measured_seconds + span.seconds)
+        elif span in positions:
+            last, position = found[-1], positions[span]
+            before, after = sum(expected[last.start : position]), sum(expected[position : last.stop])
+            if last.start < position < last.stop and min(before, after) >= shortest_seconds:
+                done = replace(last, stop=position, predicted_seconds=before)
+                found[-1:] = [done, Stretch(position, last.stop, after, 0.0)]
+    yield from found
+
+
+def _positions(runs: Schedule, plan: Plan, measured: Timeline) -> dict[Span, int]:
+    """By stall of ``measured``: the run before which it was, where each wait for the buffer was recorded."""
+    planned: dict[int, list[int]] = defaultdict(list)
+    for swap in plan.swaps:
+        waits = [swap.first_use] if swap.out_start is None else [swap.release, swap.first_use]
+        planned[runs.buffers[swap.buffer]] += waits
+    recorded: dict[int, list[Span]] = defaultdict(list)
+    for span in measured.spans:
+        if span.lane is Lane.STALL and span.buffer is not None:
+            recorded[span.buffer].append(span)
+    return {
+        span: position
+        for buffer, spans in recorded.items()
+        if len(spans) == len(planned[buffer])
+        for span, position in zip(spans, sorted(planned[buffer]), strict=True)
+    }
 
 
 def _scaled(rate: Rate, measured_seconds: float, predicted_seconds: float) -> Rate:

@@ -88,3 +88,47 @@ def test_a_tenth_of_the_prediction_is_tolerated(stall, is_off):
 def test_another_sequence_of_segments_teaches_nothing():
     forward_only = measured(12.0, 5.0).spans[:3]
     assert found(Timeline("measured", forward_only, ())) is None
+
+
+# --- what the waits for copies tell -----------------------------------------------------------------------------------
+
+# Runs f1 f2 f3 | f2 again, g1: `a` leaves by the end of the forward, and arrives between the two of the backward.
+
+
+def waits(*backward: float, leave: float = 0.0) -> Timeline:
+    """A step whose backward computes for the given seconds before, between and after waits for `a`."""
+    spans, clock = [Span(Lane.COMPUTE, "forward 7", 0, 12.0)], 12.0 + leave
+    spans += [Span(Lane.STALL, "wait", 12.0, clock, buffer=STEP.id("a")), Span(Lane.COMPUTE, "forward 7", clock, clock)]
+    for number, seconds in enumerate(backward):
+        if number:
+            spans.append(Span(Lane.STALL, "wait", clock, clock, buffer=STEP.id("a")))
+        spans.append(Span(Lane.COMPUTE, "backward 7", clock, clock + seconds))
+        clock += seconds
+    return Timeline("measured", tuple(spans), ())
+
+
+def test_ops_are_scaled_by_what_ran_between_two_waits():
+    # f2 again took the 2 s that it was said to take; g1 took 6 s instead of 3.
+    made = found(waits(2.0, 6.0))
+    assert made.costs.seconds == pytest.approx((1.0, 2.0, 9.0, 6.0))
+    worst = made.worst
+    assert (worst.start, worst.stop, worst.predicted_seconds, worst.measured_seconds) == (4, 5, 3.0, 6.0)
+    assert (made.first_op, made.last_op) == (STEP.op("g1"), STEP.op("g1"))
+
+
+def test_the_second_run_of_an_op_does_not_change_what_its_first_was_measured_to_take():
+    assert found(waits(8.0, 3.0)).costs.seconds == STEP.costs.seconds
+    assert found(waits(8.0, 3.0)).first_op == STEP.op("f2")
+
+
+def test_waits_of_another_number_than_planned_are_not_looked_at():
+    # 8 s in all for the 5 s of the backward.
+    assert found(waits(2.0, 1.0, 5.0)).costs.seconds == pytest.approx((1.0, 2.0, 9.0, 4.8))
+
+
+def test_a_stretch_too_short_to_be_timed_is_joined_with_what_follows():
+    quick = replace(STEP, costs=replace(STEP.costs, seconds=(1.0, 0.05, 9.0, 3.0)))
+    predicted = simulate(quick.program, quick.costs, MACHINE, PLAN)
+    arguments = {"tier": "host", "predicted": predicted, "measured": waits(1.0, 5.1)}
+    made = compare(quick.program, quick.costs, MACHINE, PLAN, **arguments)
+    assert made.costs.seconds[STEP.op("g1")] == pytest.approx(6.0)
