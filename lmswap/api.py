@@ -57,7 +57,7 @@ def enable(
         budget: bytes, a string with a unit ("6GiB", "800 MB"), or "auto": 90 % of what is free now.
         host_budget: what swapped tensors may occupy in their tier, in bytes or as a string; None: what the tier has.
         policy: "auto" (keep, swap or compute again, whatever is fastest); "swap" or "recompute" (only that); to compare
-            with: "none", "swap_all", "tflms", "checkpoint".
+            with: "none", "swap_all", "tflms", "checkpoint", "memory_budget".
         tier: where swapped tensors go: "host" (pinned memory), "disk", or "auto": host for CUDA, disk for the CPU.
             "device", only with ``link``: the GPU's own spare memory, beside what torch counts, to emulate a link that
             is faster than the real one; copies then also take bandwidth of the GPU's memory.

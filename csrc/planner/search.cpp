@@ -373,7 +373,7 @@ void Search::prune() {
   if (best_.score.excess_bytes > 0) return;
   auto fates = best_.fates;
   int left = most_evaluations_ / 10;
-  for (const int gap : movable_) {
+  for (int gap = 0; gap < step_.num_gaps(); ++gap) {
     if (fates[gap] == plain_[gap] || --left < 0) continue;
     const Fate now = fates[gap];
     fates[gap] = plain_[gap];

@@ -19,6 +19,7 @@ from lmswap.plan.auto import plan_auto
 from lmswap.plan.baselines import plan_none, plan_swap_all
 from lmswap.plan.certify import certify
 from lmswap.plan.checkpoint import plan_checkpoint
+from lmswap.plan.memory_budget import plan_memory_budget
 from lmswap.plan.problem import PLANNED_LINK_SHARE, Problem
 from lmswap.plan.search import plan_recompute, plan_swap
 from lmswap.plan.simulate import simulate
@@ -34,6 +35,7 @@ _POLICIES: dict[str, Callable[..., Plan]] = {
     "swap_all": plan_swap_all,
     "tflms": plan_tflms,
     "checkpoint": plan_checkpoint,
+    "memory_budget": plan_memory_budget,
 }
 POLICIES: tuple[str, ...] = tuple(_POLICIES)
 

@@ -11,6 +11,7 @@ from lmswap.errors import PlanInfeasible, TierError
 from lmswap.ir.plan import Plan
 from lmswap.plan.baselines import plan_none, plan_swap_all
 from lmswap.plan.checkpoint import plan_checkpoint
+from lmswap.plan.memory_budget import plan_memory_budget
 from lmswap.plan.problem import Problem
 from lmswap.plan.search import plan_exactly, plan_recompute, plan_search, plan_swap
 from lmswap.plan.tflms import plan_tflms
@@ -58,5 +59,5 @@ def _policies(problem: Problem) -> list[Callable[[Problem], Plan]]:
         plan_recompute,
     ]
     if len(problem.memory.program.ops) <= _MOST_OPS_FOR_BASELINES:
-        policies += [plan_swap_all, plan_tflms, plan_checkpoint]
+        policies += [plan_swap_all, plan_tflms, plan_checkpoint, plan_memory_budget]
     return policies

@@ -17,10 +17,8 @@ from numpy.typing import NDArray
 
 from lmswap.analyze.memory import Bytes, StepMemory
 from lmswap.analyze.repeatable import repeatable_ops
-from lmswap.errors import PlanInfeasible
 from lmswap.ir.plan import Plan, Rerun
 from lmswap.ir.program import BufferKind, Op, Program, Segment
-from lmswap.ir.schedule import schedule
 from lmswap.plan.finish import finish
 from lmswap.plan.problem import Problem
 
@@ -40,16 +38,7 @@ def plan_checkpoint(problem: Problem) -> Plan:
     if fitting:
         best = min(fitting.values(), key=lambda choice: choice.seconds)
         return finish(problem, "checkpoint", (), _reruns(best.blocks))
-    runs = schedule(memory.program, _reruns(min(choices, key=lambda choice: choice.peak_bytes).blocks))
-    peak = StepMemory(runs.program, runs.costs(memory.costs)).peak
-    op = runs.program.ops[peak.op]
-    raise PlanInfeasible(
-        budget_bytes=problem.budget_bytes,
-        needed_bytes=peak.nbytes,
-        where=f"op {runs.ops[peak.op]} '{op.name}'" + (f" ({op.source})" if op.source else ""),
-        live=peak.live,
-        policy="checkpoint",
-    )
+    raise problem.infeasible_with("checkpoint", _reruns(min(choices, key=lambda choice: choice.peak_bytes).blocks))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,9 @@ from lmswap.analyze.liveness import Gap, segment_by_op, swappable_gaps
 from lmswap.analyze.memory import Bytes, StepMemory
 from lmswap.errors import PlanInfeasible
 from lmswap.ir.machine import Link, Machine, Tier
+from lmswap.ir.plan import Rerun
 from lmswap.ir.program import Segment
+from lmswap.ir.schedule import schedule
 
 # Positions are chosen for a link of this share of its rate. A plan without slack, made for V100 to H200, paid 1.4 to
 # 4 points of step time when the link turned out 10 % slower; one with slack costs only memory that is free anyway.
@@ -71,6 +73,19 @@ class Problem:
     def fits(self, gaps: Sequence[Gap]) -> bool:
         """Whether swapping in ``gaps`` can keep the step within the budget."""
         return not len(self.memory.curve) or int(self.curve_without(gaps).max()) <= self.budget_bytes
+
+    def infeasible_with(self, policy: str, reruns: Sequence[Rerun]) -> PlanInfeasible:
+        """The error that says what ``policy`` needs when it swaps nothing and runs ``reruns``: where, who is live."""
+        runs = schedule(self.memory.program, reruns)
+        peak = StepMemory(runs.program, runs.costs(self.memory.costs)).peak
+        op = runs.program.ops[peak.op]
+        return PlanInfeasible(
+            budget_bytes=self.budget_bytes,
+            needed_bytes=peak.nbytes,
+            where=f"op {runs.ops[peak.op]} '{op.name}'" + (f" ({op.source})" if op.source else ""),
+            live=peak.live,
+            policy=policy,
+        )
 
     def infeasible(self, policy: str, gaps: Sequence[Gap]) -> PlanInfeasible:
         """The error that says what ``policy`` needs when it swaps in all of ``gaps``, where, and who is live there."""

@@ -183,7 +183,8 @@ def train(model, budget, policy):
     return report, program, results
 
 
-def test_a_model_trains_within_the_budget_with_the_same_bits():
+@pytest.mark.parametrize("policy", ["checkpoint", "memory_budget"])
+def test_a_model_trains_within_the_budget_with_the_same_bits(policy):
     torch.manual_seed(0)
     model = Layers()
     _, _, expected = train(model, "4GiB", "none")
@@ -191,10 +192,10 @@ def test_a_model_trains_within_the_budget_with_the_same_bits():
     budget_bytes = 2**20
     for _ in range(2):  # the first refusal names what is there before the step, the second what the step needs as well
         with pytest.raises(PlanInfeasible) as refused:
-            train(model, budget_bytes, "checkpoint")
+            train(model, budget_bytes, policy)
         budget_bytes = refused.value.needed_bytes + 2**24  # what the process holds differs from start to start
     model.zero_grad(set_to_none=True)
-    report, program, actual = train(model, budget_bytes, "checkpoint")
+    report, program, actual = train(model, budget_bytes, policy)
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
     assert report.recomputed_bytes > 0
     assert report.swapped_out_bytes == 0

@@ -1,0 +1,122 @@
+"""What PyTorch's activation_memory_budget keeps: a 0-1 knapsack over what the backward pass reads of the forward's.
+
+As in `choose_saved_values_set` of torch._functorch.partitioners (torch 2.13): of the values that could be made again
+those are kept whose ops take longest together, within a share of their bytes; the solver is dynamic programming over
+10,000ths of the bytes. The rest is made again, once, when the backward first reads it, with what is gone of its inputs.
+Torch leaves out of the knapsack what Inductor would fuse, as if that cost nothing; here each op has its own seconds.
+
+The share is of bytes kept, not of a peak, and knows nothing of time: the largest twentieth with which the step fits the
+budget is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmswap.analyze.memory import StepMemory
+from lmswap.analyze.repeatable import repeatable_ops
+from lmswap.ir.plan import Plan, Rerun
+from lmswap.ir.program import BufferKind, Program
+from lmswap.ir.schedule import schedule
+from lmswap.plan.finish import finish
+from lmswap.plan.problem import Problem
+
+_PARTS = 10_000  # of all bytes: what a value's size is rounded to
+_SHARES = 20  # that are tried, from all of the bytes down to none
+
+
+def plan_memory_budget(problem: Problem) -> Plan:
+    """Keeps the largest share of the bytes, and of them what takes longest to make again.
+
+    Raises:
+        PlanInfeasible: the step does not fit at any share.
+    """
+    memory, handed = problem.memory, _Handed(problem.memory.program)
+    tried: list[tuple[int, Sequence[Rerun]]] = []
+    knapsack = handed.knapsack(memory)
+    for share in range(_SHARES, -1, -1):
+        kept = handed.values if share == _SHARES else knapsack.best(_PARTS * share // _SHARES)
+        reruns = handed.reruns(kept)
+        runs = schedule(memory.program, reruns)
+        peak_bytes = StepMemory(runs.program, runs.costs(memory.costs)).peak.nbytes
+        if peak_bytes <= problem.budget_bytes:
+            return finish(problem, "memory_budget", (), reruns)
+        tried.append((peak_bytes, reruns))
+    raise problem.infeasible_with("memory_budget", min(tried, key=lambda one: one[0])[1])
+
+
+class _Handed:
+    """What the backward reads of the forward's activations and could make again, in order, and how it makes it."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._producer = {buffer: op.index for op in reversed(program.ops) for buffer in op.writes}
+        self._last_use = {buffer: op.index for op in program.ops for buffer in (*op.reads, *op.writes)}
+        repeatable = repeatable_ops(program)
+        self._remakable = {
+            buffer
+            for buffer, op in self._producer.items()
+            if repeatable[op] and program.buffers[buffer].kind is BufferKind.ACTIVATION
+        }
+        self._needs = [(b, op.index) for op in program.ops for b in op.reads if self._is_handed(b, op.index)]
+        self.values = list(dict.fromkeys(buffer for buffer, _ in self._needs))
+
+    def _is_handed(self, buffer: int, reader: int) -> bool:
+        if buffer not in self._remakable:
+            return False
+        origin, here = self._program.segment_of(self._producer[buffer]), self._program.segment_of(reader)
+        return origin != here and origin.hands_on_to(here)
+
+    def knapsack(self, memory: StepMemory) -> _Knapsack:
+        """Of the values, each with its bytes and the seconds of the op that makes it."""
+        nbytes = np.array([self._program.buffers[value].nbytes for value in self.values], np.float64)
+        parts = np.rint(nbytes / max(nbytes.sum(), 1.0) * _PARTS).astype(np.int64)
+        return _Knapsack(self.values, parts, [memory.costs.seconds[self._producer[value]] for value in self.values])
+
+    def reruns(self, kept: Collection[int]) -> list[Rerun]:
+        """What is not ``kept`` is made again before the first op that reads it, after what is gone of its inputs."""
+        found: list[Rerun] = []
+        present, gone = set(kept), set(self.values) - set(kept)
+
+        def is_missing(buffer: int, position: int) -> bool:
+            is_gone = buffer in gone or self._last_use[buffer] < position
+            return buffer in self._remakable and buffer not in present and is_gone
+
+        for buffer, position in self._needs:
+            wanted = [buffer]
+            while wanted:
+                op = self._program.ops[self._producer[wanted[-1]]]
+                missing = [each for each in op.reads if is_missing(each, position)]
+                if wanted[-1] in present:
+                    wanted.pop()
+                elif missing:
+                    wanted += missing
+                else:
+                    found.append(Rerun(op.index, position))
+                    present.update(op.writes)
+        return found
+
+
+class _Knapsack:
+    """For every capacity up to `_PARTS` the values that are worth most."""
+
+    def __init__(self, values: Sequence[int], parts: NDArray[np.int64], worths: Sequence[float]) -> None:
+        self._values, self._parts = values, parts
+        self._takes = np.zeros((len(values), _PARTS + 1), bool)  # [number, capacity], of the values up to that number
+        most = np.zeros(_PARTS + 1)
+        for number, (size, worth) in enumerate(zip(parts, worths, strict=True)):
+            taken = most[: _PARTS + 1 - size] + worth
+            self._takes[number, size:] = taken > most[size:]
+            most[size:] = np.maximum(most[size:], taken)
+
+    def best(self, capacity: int) -> list[int]:
+        """The values, last first."""
+        found = []
+        for number in reversed(range(len(self._values))):
+            if self._takes[number, capacity]:
+                found.append(self._values[number])
+                capacity -= int(self._parts[number])
+        return found

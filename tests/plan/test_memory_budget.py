@@ -1,0 +1,96 @@
+"""PyTorch's memory budget over a program: what is kept and what is made again, by hand and by torch's own solver."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch._functorch._activation_checkpointing.knapsack import dp_knapsack
+
+from lmswap.errors import PlanInfeasible
+from lmswap.plan import make_plan
+from lmswap.plan.memory_budget import _Knapsack
+from tests.ir.build import build, unit_machine
+
+CHAIN = build(
+    """
+    forward
+    f1 1: x -> a
+    f2 3: a -> b
+    f3 1: b -> c
+    f4 1: c -> y
+    backward
+    g4 1: t c -> gc
+    g3 1: b gc -> gb
+    g2 1: a gb -> ga
+    g1 1: ga -> gx
+    """,
+    sizes={"a": 4, "b": 4, "c": 4},
+    outputs="y",
+    tangents="t",
+    gradients="gx",
+)
+
+
+def plan_of(step, budget_bytes):
+    limits = {"budget_bytes": budget_bytes, "tier": "host", "min_swap_bytes": 1}
+    return make_plan("memory_budget", step.program, step.costs, unit_machine(), **limits)
+
+
+def reruns_of(step, budget_bytes):
+    ops = step.program.ops
+    return [(ops[rerun.op].name, ops[rerun.position].name) for rerun in plan_of(step, budget_bytes).reruns]
+
+
+def test_what_is_dearest_to_make_again_is_kept():
+    # g4: a b c y t gc 15. For two of three values there is room at 14/20; b takes 3 s, of a and c, 1 s, one goes.
+    assert reruns_of(CHAIN, 15) == []
+    assert reruns_of(CHAIN, 14) == reruns_of(CHAIN, 11) == [("f1", "g2")]
+    plan = plan_of(CHAIN, 14)
+    assert (plan.swaps, plan.predicted_peak_bytes, plan.predicted_seconds) == ((), 11, 11.0)
+
+
+def test_infeasible_says_what_would_fit():
+    # b alone does not help: g4 has c again, and then b c y t gc. With none kept a b c all come back before g4.
+    with pytest.raises(PlanInfeasible) as found:
+        plan_of(CHAIN, 10)
+    assert (found.value.needed_bytes, found.value.where) == (11, "op 4 'g4' (test.py:5 g4)")
+    assert ("c", 4) in found.value.live
+
+
+@pytest.mark.parametrize(("middle", "again"), [("1", ["f1", "f2", "f3"]), ("1!random", ["f3"])])
+def test_what_is_gone_of_the_inputs_is_made_again_first(middle, again):
+    step = build(
+        f"""
+        forward
+        f1 1: x -> a
+        f2 {middle}: a -> m
+        f3 1: m -> c
+        f4 1: c -> d
+        f5 1: d -> y
+        backward
+        g5 1: t -> gd
+        g4 1: c gd -> gx
+        """,
+        sizes={"a": 8, "m": 8, "c": 9},
+        scratch={"f5": 20},
+        outputs="y",
+        tangents="t",
+        gradients="gx",
+    )
+    # f5: c d y 11 and 20 of scratch; without c 22, or 30 where m, which cannot be made again, waits for f3.
+    assert reruns_of(step, 30) == [(name, "g4") for name in again]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 9)), min_size=1, max_size=8),
+    st.integers(0, 20),
+)
+def test_what_is_kept_is_worth_as_much_as_what_torch_keeps(values, twentieths):
+    parts, worths = (np.array(each) for each in zip(*values, strict=True))
+    capacity = 10_000 * twentieths // 20
+    kept = _Knapsack(range(len(values)), parts, [float(worth) for worth in worths]).best(capacity)
+    most, _, _ = dp_knapsack(list(parts / 10_000), [float(worth) for worth in worths], capacity / 10_000)
+    assert parts[kept].sum() <= capacity
+    assert worths[kept].sum() == most
