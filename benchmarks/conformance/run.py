@@ -22,7 +22,7 @@ PACKAGES = {
     "torchvision": "benchmarks.conformance.zoo.torchvision_models",
     "smp": "benchmarks.conformance.zoo.smp_models",
 }
-LIMIT_SECONDS = 400
+LIMIT_SECONDS = 900
 LIMIT_BYTES = 6 * 2**30  # of private memory, the libraries' included
 _PRELOADED = (
     "benchmarks.conformance.run",

@@ -57,12 +57,12 @@ def memory():
 
 
 def sampled(case):
-    return hashlib.sha256(case.model.encode()).digest()[0] < 18  # of 256: some ten modules
+    return hashlib.sha256(case.model.encode()).digest()[0] < 6  # of 256: a few modules
 
 
 def test_modules_of_torch_pass():
     chosen = [case for case in cases(["torch"]) if sampled(case)]
-    assert len(chosen) > 6
+    assert len(chosen) > 2
     for outcome in run_all(chosen, at_once=2):
         assert outcome.finding.verdict == "passed", outcome
         assert outcome.passed == outcome.trials > 0
@@ -149,10 +149,12 @@ def hang(case, sender):
         pass
 
 
-@pytest.mark.parametrize(("way", "reason"), [(die, "its process ended with 3"), (hang, "took more than 8 seconds")])
-def test_a_process_that_dies_or_hangs_is_an_outcome(monkeypatch, way, reason):
+@pytest.mark.parametrize(
+    ("way", "limit", "reason"), [(die, 500, "its process ended with 3"), (hang, 1, "took more than 1 seconds")]
+)
+def test_a_process_that_dies_or_hangs_is_an_outcome(monkeypatch, way, limit, reason):
     monkeypatch.setattr(run, "_run", way)
-    monkeypatch.setattr(run, "LIMIT_SECONDS", 8)
+    monkeypatch.setattr(run, "LIMIT_SECONDS", limit)
     found = run_fresh(REFUSED.case)
     assert (found.finding, found.passed) == (Finding("failed", reason), 0)
 

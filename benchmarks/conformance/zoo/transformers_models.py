@@ -158,7 +158,8 @@ _MODELS: dict[str, tuple[str, dict[str, Any], str, Callable[[], Call]]] = {
     ),
     "t5": (
         "T5Config",
-        {"vocab_size": _VOCABULARY, "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4},
+        {"vocab_size": _VOCABULARY, "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4,
+         "decoder_start_token_id": 0},
         "T5ForConditionalGeneration", _pairs(8, 64),
     ),
     "videomae": (
