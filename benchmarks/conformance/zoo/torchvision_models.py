@@ -33,15 +33,16 @@ def _annotated(images: int, side: int) -> Callable[[], Call]:
 
 
 _SMALL = {"min_size": 128, "max_size": 192}
+_FEW_BOXES = {**_SMALL, "rpn_pre_nms_top_n_train": 100, "rpn_post_nms_top_n_train": 50, "box_batch_size_per_image": 32}
 # By name: what it is made with beside random weights, and its call.
 _MODELS: dict[str, tuple[dict[str, object], Callable[[], Call]]] = {
     "alexnet": ({}, _images(8, 128)),
     "deeplabv3_mobilenet_v3_large": ({}, _images(2, 128)),
-    "fasterrcnn_mobilenet_v3_large_320_fpn": (_SMALL, _annotated(2, 128)),
+    "fasterrcnn_mobilenet_v3_large_320_fpn": (_FEW_BOXES, _annotated(2, 128)),
     "fcn_resnet50": ({}, _images(2, 96)),
     "fcos_resnet50_fpn": (_SMALL, _annotated(2, 128)),
     "lraspp_mobilenet_v3_large": ({}, _images(4, 128)),
-    "maskrcnn_resnet50_fpn": (_SMALL, _annotated(1, 128)),
+    "maskrcnn_resnet50_fpn": (_FEW_BOXES, _annotated(1, 128)),
     "mnasnet0_5": ({}, _images(8, 128)),
     "r2plus1d_18": ({}, _clip(4, 56)),
     "raft_small": ({}, lambda: ((torch.randn(1, 3, 128, 128), torch.randn(1, 3, 128, 128)), {"num_flow_updates": 3})),
