@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= $(shell nproc)
 
-.PHONY: demo case-study conformance test lint test-cpp test-python clean
+.PHONY: demo case-study conformance test lint test-cpp test-python soak fuzz clean
 .DELETE_ON_ERROR:
 
 # SIZES="64 80" compares other image sides.
@@ -51,6 +51,15 @@ test-cpp: $(VENV)/ready
 
 test-python: $(VENV)/ready
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
+# STEPS=10000 training steps with random faults; the figures go to benchmarks/results/soak_cpu.json.
+soak: $(VENV)/ready
+	$(BIN)/python -m benchmarks.soak $(if $(STEPS),--steps $(STEPS))
+
+# TIMES as many random models, plans and files as CI tries; the counts are printed.
+TIMES ?= 50
+fuzz: $(VENV)/ready
+	LMSWAP_FUZZ=$(TIMES) $(BIN)/python -m pytest tests/fuzz --timeout 0 --show-capture no --hypothesis-show-statistics
 
 clean:
 	rm -rf $(VENV) build demo-output case-study-output

@@ -1,29 +1,43 @@
-"""A disk that fails: before training it is an error at once, in mid-step an error after which the process trains on."""
+"""What can fail fails, on purpose: an error with its numbers, nothing left behind, and the process trains on."""
 
+import contextlib
 import functools
 import gc
+import itertools
+import re
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import lmswap
-from lmswap.errors import TierError, TransferError
+from lmswap.errors import DriverError, LmswapError, TierError, TransferError
 from lmswap.execute import _C
 from lmswap.hardware.measure import describe_machine
+from tests.execute.test_native_engine import fake_cuda  # noqa: F401 - a fixture
 from tests.models import CASES
 
 CASE = CASES["resnet"]
+ENGINE = _C.Engine
+MIB = 2**20
 
 
-def enable_on_a_disk_that(monkeypatch, faults: str):
+def enable_on_a_disk_that(monkeypatch, faults: str, **options) -> nn.Module:
     describe_machine(torch.device("cpu"), "disk")  # measured, if no test has yet, while the disk is sound
-    monkeypatch.setattr("lmswap.session._C.Engine", functools.partial(_C.Engine, faults=faults))
+    monkeypatch.setattr("lmswap.session._C.Engine", functools.partial(ENGINE, faults=faults))
     torch.manual_seed(0)
     torch.compiler.reset()
-    return lmswap.enable(CASE.make(), policy="swap_all", min_swap_bytes=4096)
+    return lmswap.enable(CASE.make(), policy="swap_all", min_swap_bytes=4096, **options)
 
 
-def step(model) -> list[torch.Tensor]:
+def step(model: nn.Module) -> list[torch.Tensor]:
     torch.manual_seed(1)
     model.zero_grad()
     loss = CASE.loss(model(CASE.batch()))
@@ -31,35 +45,208 @@ def step(model) -> list[torch.Tensor]:
     return [loss.detach().clone(), *(p.grad.clone() for p in model.parameters())]
 
 
-def test_a_full_disk_is_an_error_before_any_op_runs(monkeypatch):
-    model = enable_on_a_disk_that(monkeypatch, "reserve@*=fail")
-    with pytest.raises(TierError, match="No space left"):
-        step(model)
+@functools.cache
+def expected() -> list[torch.Tensor]:
+    """What a step of the model gives where nothing fails."""
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    model = lmswap.enable(CASE.make(), policy="none")
+    result = step(model)
     lmswap.disable(model)
-    step(model)
+    return result
 
 
-@pytest.mark.parametrize("faults", ["write@2=fail", "read@2=fail"])
-def test_a_failing_copy_loses_the_step_and_nothing_else(monkeypatch, faults):
-    model = enable_on_a_disk_that(monkeypatch, faults)
+def same(actual: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(actual, expected(), strict=True))
+
+
+def held() -> tuple[int, int]:
+    """Open files and threads of the process."""
+    gc.collect()
+    return len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/proc/self/task").iterdir()))
+
+
+def engine_of(model: nn.Module):
+    return lmswap.api._sessions[model].engine
+
+
+@contextlib.contextmanager
+def limited(which: int, amount: int) -> Iterator[None]:
+    """The process may take no more than ``amount`` of a resource."""
+    soft, hard = resource.getrlimit(which)
+    resource.setrlimit(which, (amount, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(which, (soft, hard))
+
+
+@contextlib.contextmanager
+def a_hook_that_raises(model: nn.Module, error: type[BaseException]) -> Iterator[None]:
+    def fail(_: torch.Tensor) -> None:
+        raise error
+
+    handle = model.head.weight.register_hook(fail)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextlib.contextmanager
+def calls_of(name: str, nth: int, model: nn.Module) -> Iterator[None]:
+    """There is no memory for the n-th call of a method of the engine."""
+    engine, count = engine_of(model), itertools.count(1)
+    method = getattr(engine, name)
+
+    def fail(*given):
+        if next(count) == nth:
+            raise MemoryError
+        return method(*given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, name, fail)
+        yield
+
+
+@contextlib.contextmanager
+def no_more_memory(model: nn.Module) -> Iterator[None]:
+    """The heap and the C library get no new page from the second copy in of the step on."""
+    engine, count = engine_of(model), itertools.count(1)
+    in_start = engine.in_start
+    with contextlib.ExitStack() as stack:
+
+        def starve(*given):
+            if next(count) == 2:
+                _C.heap_trim()
+                data = re.search(r"VmData:\s+(\d+)", Path("/proc/self/status").read_text())
+                stack.enter_context(limited(resource.RLIMIT_DATA, int(data[1]) * 1024))
+                torch.empty(2**30, dtype=torch.uint8)
+            return in_start(*given)
+
+        stack.callback(setattr, engine, "in_start", in_start)
+        engine.in_start = starve
+        yield
+
+
+@dataclass(frozen=True)
+class Fault:
+    """``inject`` wraps the step that fails, if it is not the disk's doing; ``numbers`` is what the error must say."""
+
+    error: type[BaseException]
+    numbers: str
+    disk: str = ""
+    inject: Callable[[nn.Module], contextlib.AbstractContextManager[None]] = lambda model: contextlib.nullcontext()
+
+
+COPY = r"disk tier: {} of [\d.]+ .iB \(\d+ bytes\) at offset \d+ failed: Input/output error \(errno 5\)"
+FAULTS = {
+    "disk is full": Fault(
+        TierError, r"cannot reserve .*\d+ bytes.*No space left.*free there: .*bytes", "reserve@1=fail"
+    ),
+    "file size is limited": Fault(
+        TierError,
+        r"cannot reserve .*\d+ bytes.*File too large",
+        inject=lambda model: limited(resource.RLIMIT_FSIZE, 65536),
+    ),
+    **{
+        f"{call} {nth} fails": Fault(TransferError, COPY.format(call), f"{call}@{nth}=fail")
+        for call in ("write", "read")
+        for nth in (1, 2, 9)
+    },
+    "Ctrl-C in the backward": Fault(
+        KeyboardInterrupt, "$", inject=lambda model: a_hook_that_raises(model, KeyboardInterrupt)
+    ),
+    "hook raises": Fault(ZeroDivisionError, "$", inject=lambda model: a_hook_that_raises(model, ZeroDivisionError)),
+    **{
+        f"no memory in {name} {nth}": Fault(MemoryError, "$", inject=functools.partial(calls_of, name, nth))
+        for name in ("out_start", "out_done", "in_start", "in_done")
+        for nth in (1, 5)
+    },
+    "out of memory in mid-step": Fault(
+        RuntimeError, r"can't allocate memory: you tried to allocate \d+ bytes", inject=no_more_memory
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_a_fault_loses_the_step_and_nothing_else(monkeypatch, fault):
+    assert same(expected())
+    before = held()
+    model = enable_on_a_disk_that(monkeypatch, fault.disk)
     state = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(TransferError, match="Input/output error"):
+    with pytest.raises(fault.error, match=fault.numbers), fault.inject(model):
         step(model)
     model.load_state_dict(state)  # batch statistics had moved already
-    survived = step(model)
+    assert same(step(model))
+    model.load_state_dict(state)
+    assert same(step(model))
     gc.collect()
-    assert lmswap.report(model).tier_used_bytes == 0
+    engine = engine_of(model)
+    engine.sweep()
+    assert (len(engine._held), engine.native.live_handles(), lmswap.report(model).tier_used_bytes) == (0, 0, 0)
     lmswap.disable(model)
-    sound = enable_on_a_disk_that(monkeypatch, "")
-    assert all(torch.equal(a, b) for a, b in zip(survived, step(sound), strict=True))
-    lmswap.disable(sound)
+    assert held() == before
 
 
 @pytest.mark.parametrize("faults", ["write@*=short", "read@*=short", "write@*=jitter:0.02,read@*=jitter:0.02"])
 def test_a_disk_that_is_slow_or_does_half_is_only_slow(monkeypatch, faults):
-    results = []
-    for given in ("", faults):
-        model = enable_on_a_disk_that(monkeypatch, given)
-        results.append(step(model) + step(model))
-        lmswap.disable(model)
-    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    model = enable_on_a_disk_that(monkeypatch, faults)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    for _ in range(2):
+        model.load_state_dict(state)
+        assert same(step(model))
+    lmswap.disable(model)
+
+
+def test_a_byte_that_changed_on_the_disk_is_caught(monkeypatch, tmp_path):
+    model = enable_on_a_disk_that(monkeypatch, "", verify=True)
+    loss = CASE.loss(model(CASE.batch()))
+    engine = engine_of(model)
+    nbytes = engine.native.tier_stats("disk").capacity_bytes
+    unnamed = [link for link in Path("/proc/self/fd").iterdir() if link.is_file() and link.stat().st_nlink == 0]
+    (file,) = [link for link in unnamed if link.stat().st_size == nbytes]
+    offsets = [swap.offset for swap in lmswap.api._sessions[model].current_step().plan.swaps]
+    while not all(engine.native.is_finished(transfer) for transfer in engine._held):
+        pass
+    with file.open("r+b", buffering=0) as changed:
+        for offset in offsets:
+            changed.seek(offset)
+            (byte,) = changed.read(1)
+            changed.seek(offset)
+            changed.write(bytes([byte ^ 1]))
+    with pytest.raises(TransferError):
+        loss.backward()
+    step(model)
+    lmswap.disable(model)
+
+
+KILLED = """
+import os, signal, sys, torch, lmswap
+from tests.models import CASES
+model = lmswap.enable(CASES["resnet"].make(), policy="swap_all", min_swap_bytes=4096, disk_directory=sys.argv[1])
+loss = CASES["resnet"].loss(model(CASES["resnet"].batch()))
+assert lmswap.api._sessions[model].engine.native.live_handles() > 0
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_process_leaves_no_file(tmp_path):
+    ended = subprocess.run([sys.executable, "-c", KILLED, tmp_path], cwd=Path(__file__).parents[1])
+    assert ended.returncode == -signal.SIGKILL
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("library", "message"),
+    [("libmissing.so.1", "libmissing.so.1"), ("libm.so.6", "cuInit|cuGetErrorName"), ("", r"CUDA 10\.2; lmswap needs")],
+    ids=["missing", "another library", "too old"],
+)
+def test_a_driver_that_cannot_serve_is_told_with_its_name(library, message, fake_cuda):  # noqa: F811
+    fake_cuda.fake_cuda_set_version(10020)
+    try:
+        with pytest.raises(DriverError, match=message):
+            _C.Engine(driver="cuda", library=library or fake_cuda.path)
+    finally:
+        fake_cuda.fake_cuda_reset()
+    assert issubclass(DriverError, LmswapError)

@@ -24,18 +24,21 @@ Faults::Rule Faults::parse_rule(const std::string& text) {
   };
   const size_t at = text.find('@'), equals = text.find('=');
   if (at == std::string::npos || equals == std::string::npos || equals < at) throw bad("'@' or '=' is missing");
-  Rule rule{text.substr(0, at), 0, {}, false};
+  Rule rule{text.substr(0, at), 0, 1.0, {}, false};
   const std::string nth = text.substr(at + 1, equals - at - 1), effect = text.substr(equals + 1);
   if (std::find(kCalls.begin(), kCalls.end(), rule.call) == kCalls.end()) throw bad("no such call");
   const size_t colon = effect.find(':');
   const std::string verb = effect.substr(0, colon);
+  const bool is_share = nth.find('.') != std::string::npos, is_numbered = !is_share && nth != "*";
   try {
-    if (nth != "*") rule.nth = std::stoull(nth);
+    if (is_share) rule.share = std::stod(nth);
+    if (is_numbered) rule.nth = std::stoull(nth);
     if (colon != std::string::npos) rule.fault.late_seconds = std::stod(effect.substr(colon + 1));
   } catch (const std::exception&) {
     throw bad("a number cannot be read");
   }
-  if (nth != "*" && rule.nth == 0) throw bad("calls are counted from 1");
+  if (is_numbered && rule.nth == 0) throw bad("calls are counted from 1");
+  if (!(rule.share > 0 && rule.share <= 1)) throw bad("a share is more than 0 and at most 1");
   const bool has_seconds = colon != std::string::npos;
   rule.fault.fail = verb == "fail";
   rule.fault.is_short = verb == "short";
@@ -58,6 +61,7 @@ Fault Faults::next(const std::string& call) {
   const uint64_t nth = ++num_calls_[call];
   for (const Rule& rule : rules_) {
     if (rule.call != call || (rule.nth != 0 && rule.nth != nth)) continue;
+    if (rule.share < 1 && std::uniform_real_distribution<double>(0, 1)(random_) >= rule.share) continue;
     result.fail |= rule.fault.fail;
     result.is_short |= rule.fault.is_short;
     const double share = rule.is_random ? std::uniform_real_distribution<double>(0, 1)(random_) : 1.0;

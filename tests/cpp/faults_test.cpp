@@ -15,6 +15,14 @@ TEST(Faults, hit_the_nth_call_and_no_other) {
   for (int i = 0; i < 3; ++i) EXPECT_TRUE(faults.next("read").is_short);
 }
 
+TEST(Faults, hit_a_share_of_the_calls) {
+  Faults faults("read@0.25=fail");
+  int num_failed = 0;
+  for (int i = 0; i < 4000; ++i) num_failed += faults.next("read").fail;
+  EXPECT_GT(num_failed, 800);
+  EXPECT_LT(num_failed, 1200);
+}
+
 TEST(Faults, add_up_and_stay_below_their_bound) {
   Faults faults("copy_in@*=late:1.5,copy_in@*=jitter:0.5");
   for (int i = 0; i < 20; ++i) {
@@ -25,8 +33,9 @@ TEST(Faults, add_up_and_stay_below_their_bound) {
 }
 
 TEST(Faults, refuse_what_cannot_be_read) {
-  for (const char* text : {"write", "write@1", "write=fail", "copy@1=fail", "write@0=fail", "write@x=fail",
-                           "write@1=explode", "write@1=late", "write@1=fail:3", "write@1=late:x"}) {
+  for (const char* text :
+       {"write", "write@1", "write=fail", "copy@1=fail", "write@0=fail", "write@0.0=fail", "write@1.5=fail",
+        "write@x=fail", "write@1=explode", "write@1=late", "write@1=fail:3", "write@1=late:x"}) {
     EXPECT_ERROR(Faults{text}, ErrorKind::kOption, text);
   }
 }

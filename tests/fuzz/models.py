@@ -59,7 +59,8 @@ _KINDS = {
 }  # fmt: skip
 _PAIRS = [
     "{a}.max(-1)", "{a}.sort(0)", "{a}.topk(1, -1)", "torch.var_mean({a}, -1)", "{a}.chunk(2, -1)",
-    "torch.aminmax({a})",    "{a}.tensor_split(2)", "torch.frexp({a})", "{a}.median(0)", "F.max_pool2d({a}, 2, return_indices=True)",
+    "torch.aminmax({a})", "{a}.tensor_split(2)", "torch.frexp({a})", "{a}.median(0)",
+    "F.max_pool2d({a}, 2, return_indices=True)",
 ]  # fmt: skip
 _IN_PLACE = [
     "{a}.mul_(0.5)", "{a}.add_({b})", "{a}[0] = 1.0", "{a}[..., 0] = {b}[..., -1]", "{a}.relu_()", "{a}.copy_({b})",

@@ -2,12 +2,12 @@
 //
 // A specification is a comma-separated list of  call@n=effect :
 //   call    allocate_host, allocate_device, copy_out, copy_in, copy_within (host driver); reserve, write, read (disk)
-//   n       1 for the first such call, 2 for the second ...; * for every one
+//   n       1 for the first such call, 2 for the second ...; * for every one; 0.01 for one in a hundred, at random
 //   effect  fail          the call fails (disk: EIO, reserve: ENOSPC)
 //           short         half of the bytes are moved, as the kernel may do (disk reads and writes)
 //           late:S        the call is S seconds late
 //           jitter:S      the call is late by a random time of at most S seconds
-// Example: "write@3=fail,read@*=jitter:0.002".
+// Example: "write@3=fail,read@0.01=short,read@*=jitter:0.002".
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,8 @@ class Faults {
  private:
   struct Rule {
     std::string call;
-    uint64_t nth;  // 0: every one
+    uint64_t nth;  // 0: every one, or a share of them
+    double share;  // of the calls that it hits
     Fault fault;
     bool is_random;  // late_seconds is an upper bound
   };

@@ -165,9 +165,16 @@ Result violate(Result code, const std::string& text) {
   return code;
 }
 
+// Also what the calls that give back begin with: making the context current.
+bool gives_back(const std::string& symbol) {
+  return symbol.find("Destroy") != std::string::npos || symbol.find("Free") != std::string::npos ||
+         symbol == "cuCtxPushCurrent_v2";
+}
+
 Result planned_failure(const char* symbol) {
   for (auto failure = world().failures.begin(); failure != world().failures.end(); ++failure) {
-    if (failure->symbol != symbol || --failure->calls_left > 0) continue;
+    const bool is_meant = failure->symbol == symbol || (failure->symbol == "*" && !gives_back(symbol));
+    if (!is_meant || --failure->calls_left > 0) continue;
     const int code = failure->code;
     world().failures.erase(failure);
     return code;
@@ -355,6 +362,7 @@ uint64_t fake_cuda_count(const char* what) {
   const std::string name = what;
   if (name == "streams") return world().streams.size();
   if (name == "events") return world().events.size();
+  if (name == "failures") return world().failures.size();
   if (name == "host_bytes") return count_bytes(Kind::kHost);
   if (name == "device_bytes") return count_bytes(Kind::kDevice);
   if (name != "contexts") std::abort();
@@ -394,6 +402,11 @@ void fake_cuda_set_delay(double most_seconds) {
 void fake_cuda_fail(const char* symbol, uint64_t nth, int code) {
   const std::lock_guard lock(world().mutex);
   world().failures.push_back({symbol, nth, code});
+}
+
+void fake_cuda_forget_failures() {
+  const std::lock_guard lock(world().mutex);
+  world().failures.clear();
 }
 
 void fake_cuda_ignore_waits(int is_on) {

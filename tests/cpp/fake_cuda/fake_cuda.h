@@ -23,7 +23,7 @@ size_t fake_cuda_num_violations();
 const char* fake_cuda_violation(size_t index);  // valid until the next reset
 
 // Live "streams" (default ones do not count), "events", "contexts" (retained and not released), "host_bytes",
-// "device_bytes".
+// "device_bytes"; "failures" that are still to come.
 uint64_t fake_cuda_count(const char* what);
 
 // Makes existing memory device memory, or ordinary memory again.
@@ -36,8 +36,12 @@ void fake_cuda_use(void* stream, uint64_t pointer, size_t nbytes, int is_write);
 // Everything queued from now on runs late by a random time of at most so many seconds.
 void fake_cuda_set_delay(double most_seconds);
 
-// The n-th call from now of a function, by its symbol, fails with a CUDA error code.
+// The n-th call from now of a function, by its symbol, fails with a CUDA error code; "*" stands for all of those that
+// may fail, which are not the ones that give back.
 void fake_cuda_fail(const char* symbol, uint64_t nth, int code);
+
+// Forgets failures that are still to come.
+void fake_cuda_forget_failures();
 
 // From now on streams wait for no event: what an engine would do that forgot to ask for it.
 void fake_cuda_ignore_waits(int is_on);

@@ -1,0 +1,250 @@
+"""Does training under swapping survive a month of bad luck? Many steps with random faults, beside a plain model.
+
+    python -m benchmarks.soak --steps 10000
+
+Copies fail, are cut short and come late at random, bytes change on the disk, memory runs out, hooks raise, Ctrl-C is
+pressed, outputs are dropped. A step that one of them cuts short is lost and nothing else is: after every step that
+survives, loss, gradients and parameters are compared to the bit with those of the plain model, and resident memory,
+open files, threads and what the engine holds must stay flat.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import functools
+import gc
+import json
+import os
+import random
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from unittest import mock
+
+import torch
+from torch import nn
+
+import lmswap
+from benchmarks.unet3d import study
+from lmswap.errors import LmswapError
+from lmswap.execute import _C
+from lmswap.execute.engine import SwapEngine
+from lmswap.hardware.measure import describe_machine
+from lmswap.reporting.text import print_result
+
+RESULTS = Path(__file__).parent / "results" / "soak_cpu.json"
+
+# Shares of all calls. A step makes some 20 copies in each direction, so the disk alone ends one step in eight.
+DISK_FAULTS = (
+    "write@0.003=fail,read@0.003=fail,write@0.02=short,read@0.02=short,write@0.002=late:0.02,read@0.002=late:0.02,"
+    "write@*=jitter:0.0005,read@*=jitter:0.0005"
+)
+# What else goes wrong, each in one step of fifty.
+_ACCIDENTS = ("output dropped", "loss raises", "gradient hook raises", "Ctrl-C", "out of memory", "byte changed")
+_ACCIDENT_SHARE = 0.02
+_SAMPLE_STEPS = 100
+_MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What the process and the engine hold between two steps; RSS as the kernel counts it."""
+
+    step: int
+    resident_bytes: int
+    open_files: int
+    threads: int
+    live_handles: int
+    tier_used_bytes: int
+    held_tensors: int
+
+
+@dataclass(frozen=True)
+class Soak:
+    """``survived`` counts the steps that were compared to the bit; ``lost_to`` says what ended the others."""
+
+    steps: int
+    survived: int
+    lost_to: dict[str, int]
+    disk_faults: str  # see csrc/include/lmswap/faults.h
+    samples: tuple[Sample, ...]
+
+    def grown_bytes(self, first_step: int) -> int:
+        """How much more memory was resident at the end than at the first sample from ``first_step`` on."""
+        since = [sample for sample in self.samples if sample.step >= first_step]
+        return since[-1].resident_bytes - since[0].resident_bytes
+
+
+class UserError(Exception):
+    """What a user's own code raises in mid-step."""
+
+
+class Network(nn.Module):
+    """Norms, attention, views of one tensor, writes in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm, self.outer = nn.Linear(32, 96), nn.LayerNorm(32), nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Two rounds of attention."""
+        for _ in range(2):
+            query, key, value = self.inner(self.norm(x)).chunk(3, -1)
+            weights = torch.softmax(query @ key.transpose(-1, -2) / 6, -1)
+            x = x + torch.tanh(self.outer(weights @ value))
+            x[:, 0] = 0.5
+        return x
+
+
+def soak(num_steps: int, *, seed: int = 0, show: Callable[[str], None] = print_result) -> Soak:
+    """Trains a swapped and a plain model side by side.
+
+    Raises:
+        AssertionError: a step that survived has other bits than the plain model's, or something is left behind.
+    """
+    numbers = random.Random(seed)
+    torch.manual_seed(seed)
+    plain = Network()
+    with tempfile.TemporaryDirectory() as directory:
+        swapped = _enabled(copy.deepcopy(plain), directory)
+        try:
+            return _train(plain, swapped, num_steps, numbers, show)
+        finally:
+            lmswap.disable(swapped)
+
+
+def _enabled(model: nn.Module, directory: str) -> nn.Module:
+    describe_machine(torch.device("cpu"), "disk", directory)  # measured while the disk is sound
+    with mock.patch("lmswap.session._C.Engine", functools.partial(_C.Engine, faults=DISK_FAULTS)):
+        return lmswap.enable(model, policy="swap_all", min_swap_bytes=4096, verify=True, disk_directory=directory)
+
+
+def _train(
+    plain: nn.Module, swapped: nn.Module, num_steps: int, numbers: random.Random, show: Callable[[str], None]
+) -> Soak:
+    optimizers = [torch.optim.SGD(model.parameters(), lr=1e-3) for model in (plain, swapped)]
+    lost_to: Counter[str] = Counter()
+    samples: list[Sample] = []
+    for step in range(1, num_steps + 1):
+        batch = torch.randn(16, 16, 32, generator=torch.Generator().manual_seed(step))
+        is_safe = numbers.random() > _ACCIDENT_SHARE * len(_ACCIDENTS)
+        if why := _lost_to(swapped, batch, "" if is_safe else numbers.choice(_ACCIDENTS), numbers):
+            lost_to[why] += 1
+        else:
+            plain(batch).square().mean().backward()
+            _check_same(plain, swapped, step)
+            for optimizer in optimizers:
+                optimizer.step()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        if step % _SAMPLE_STEPS == 0:
+            samples.append(_sample(swapped, step))
+            show(f"{samples[-1]}, lost: {dict(lost_to)}")
+    return Soak(num_steps, num_steps - lost_to.total(), dict(sorted(lost_to.items())), DISK_FAULTS, tuple(samples))
+
+
+def _lost_to(model: nn.Module, batch: torch.Tensor, accident: str, numbers: random.Random) -> str:
+    """Makes one step with ``accident`` in it; what ended it, "" if it came to its end."""
+    engine = lmswap.api._sessions[model].engine
+    try:
+        with _no_memory(engine, numbers.randrange(8) if accident == "out of memory" else -1):
+            output = model(batch)
+            if accident == "output dropped":
+                return accident
+            if accident == "loss raises":
+                raise UserError
+            if accident in ("gradient hook raises", "Ctrl-C"):
+                output.register_hook(
+                    functools.partial(_raise, KeyboardInterrupt if accident == "Ctrl-C" else UserError)
+                )
+            if accident == "byte changed":
+                _change_byte(engine, numbers)
+            output.square().mean().backward()
+    except (UserError, KeyboardInterrupt, MemoryError):
+        return accident
+    except LmswapError as error:
+        found = re.search(r"came back|read|write", str(error))
+        return {"came back": "byte changed"}.get(found[0], f"{found[0]} failed") if found else str(error)
+    return ""
+
+
+def _raise(error: type[BaseException], _: torch.Tensor) -> None:
+    raise error
+
+
+def _no_memory(engine: SwapEngine, calls_left: int) -> mock._patch[object]:
+    """Lets the call that takes memory for a copy in fail, after so many that do not; none if ``calls_left`` is -1."""
+    in_start, left = engine.in_start, iter(range(calls_left, -2, -1))
+
+    def take(token: torch.Tensor, buffer: int, device: torch.device) -> torch.Tensor:
+        if calls_left >= 0 and next(left, None) == 0:
+            raise MemoryError
+        return in_start(token, buffer, device)
+
+    return mock.patch.object(engine, "in_start", take)
+
+
+def _change_byte(engine: SwapEngine, numbers: random.Random) -> None:
+    """Changes one byte of the swap file, which only /proc leads to; whether anybody reads it again is chance."""
+    nbytes = engine.native.tier_stats("disk").capacity_bytes
+    for link in Path("/proc/self/fd").iterdir():
+        if link.exists() and link.is_file() and link.stat().st_size == nbytes > 0 == link.stat().st_nlink:
+            with link.open("r+b", buffering=0) as file:
+                place = file.seek(numbers.randrange(nbytes))
+                (byte,) = file.read(1)
+                file.seek(place)
+                file.write(bytes([byte ^ 1]))
+
+
+def _check_same(plain: nn.Module, swapped: nn.Module, step: int) -> None:
+    for name, expected in plain.named_parameters():
+        actual = swapped.get_parameter(name)
+        if not torch.equal(actual, expected) or not torch.equal(actual.grad, expected.grad):  # type: ignore[arg-type]
+            raise AssertionError(f"step {step}: '{name}' has other bits than the plain model's")
+
+
+def _sample(model: nn.Module, step: int) -> Sample:
+    gc.collect()
+    engine = lmswap.api._sessions[model].engine
+    engine.sweep()
+    engine.recorder.last()
+    tier = engine.native.tier_stats("disk")
+    sample = Sample(
+        step=step,
+        resident_bytes=int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"),
+        open_files=len(list(Path("/proc/self/fd").iterdir())),
+        threads=len(list(Path("/proc/self/task").iterdir())),
+        live_handles=engine.native.live_handles(),
+        tier_used_bytes=tier.used_bytes,
+        held_tensors=len(engine._held),
+    )
+    if (sample.live_handles, sample.tier_used_bytes, sample.held_tensors) != (0, 0, 0):
+        raise AssertionError(f"something is left behind: {sample}")
+    return sample
+
+
+def main() -> None:
+    """Soaks, and writes what came of it."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
+    parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    result = soak(options.steps, seed=options.seed)
+    record = {"machine": asdict(study.describe_machine()), "seed": options.seed, **asdict(result)}
+    options.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    first, last = result.samples[0], result.samples[-1]
+    print_result(
+        f"{result.survived} of {result.steps} steps survived, equal to the bit; lost: {result.lost_to}\n"
+        f"resident {first.resident_bytes / _MIB:.1f} -> {last.resident_bytes / _MIB:.1f} MiB, "
+        f"files {first.open_files} -> {last.open_files}, threads {first.threads} -> {last.threads}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+// Each call that a step makes of the driver or the disk fails once, one after the other: the error is told, nothing is
+// left behind, and the same engine swaps on.
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "lmswap/engine.h"
+#include "test_device.h"
+
+namespace lmswap {
+namespace {
+
+using test::make_bytes;
+using test::make_test_device;
+using test::TestDevice;
+using test::TestDirectory;
+
+constexpr uint64_t kBytes = 20 << 10;
+constexpr int kCode = 999, kMostCalls = 400;
+
+template <typename Function>
+Function fake(const char* symbol) {
+  static void* const kLibrary = dlopen(LMSWAP_FAKE_CUDA, RTLD_NOW | RTLD_LOCAL);
+  return reinterpret_cast<Function>(dlsym(kLibrary, symbol));
+}
+
+uint64_t fake_count(const char* what) { return fake<uint64_t (*)(const char*)>("fake_cuda_count")(what); }
+
+struct Deleter {
+  void operator()(DLManagedTensor* tensor) const { tensor->deleter(tensor); }
+};
+using Token = std::unique_ptr<DLManagedTensor, Deleter>;
+
+// One training step as lmswap.execute makes it: two buffers leave, compute goes on, both come back.
+class Step {
+ public:
+  Step(TestDevice& device, std::string tier) : device_(device), tier_(std::move(tier)) {
+    for (uint64_t& pointer : pointers_) pointer = device_.allocate(kBytes);
+  }
+  ~Step() {
+    for (const uint64_t pointer : pointers_) device_.free(pointer);
+  }
+
+  void prepare() {
+    device_.driver->synchronize_stream(device_.stream);
+    for (uint64_t i = 0; i < 2; ++i) device_.upload(pointers_[i], make_bytes(kBytes, i));
+  }
+
+  std::shared_ptr<Engine> open(const std::string& directory) const {
+    auto engine = Engine::open(device_.driver, device_.faults, Pacers{});
+    if (tier_ == "host") engine->open_host_tier(64 << 20);
+    if (tier_ == "device") engine->open_device_tier(64 << 20);
+    if (tier_ == "disk") engine->open_disk_tier(directory, 64 << 20, 2);
+    engine->reserve(tier_, 4 * kBytes);
+    return engine;
+  }
+
+  void run(Engine& engine) const {
+    std::vector<Token> tokens;
+    for (uint64_t i = 0; i < 2; ++i) {
+      tokens.emplace_back(engine.out_start(1, tier_, i * kBytes, pointers_[i], kBytes, device_.stream));
+    }
+    for (const Token& token : tokens) engine.out_done(handle(token), device_.stream);
+    std::vector<int64_t> transfers;
+    for (uint64_t i = 0; i < 2; ++i) {
+      transfers.push_back(engine.in_start(1, handle(tokens[i]), pointers_[2 + i], kBytes, device_.stream));
+    }
+    for (const int64_t transfer : transfers) engine.in_done(transfer, device_.stream);
+    engine.take_mark(engine.mark(device_.stream));
+    engine.take_records();
+  }
+
+  bool has_right_bytes() const {
+    return device_.download(pointers_[2], kBytes) == make_bytes(kBytes, 0) &&
+           device_.download(pointers_[3], kBytes) == make_bytes(kBytes, 1);
+  }
+
+ private:
+  static int64_t handle(const Token& token) { return *static_cast<const int64_t*>(token->dl_tensor.data); }
+
+  TestDevice& device_;
+  const std::string tier_;
+  uint64_t pointers_[4];
+};
+
+// What `run` throws, as text; empty where nothing failed.
+std::string error_of(const std::function<void()>& run) {
+  try {
+    run();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return {};
+}
+
+class FailingCalls : public testing::TestWithParam<std::string> {};
+
+TEST_P(FailingCalls, any_call_of_the_driver_may_fail_and_the_engine_goes_on) {
+  const TestDirectory directory;
+  const auto device = make_test_device("fake");
+  Step step(*device, GetParam());
+  const auto engine = step.open(directory.path());
+  step.prepare();
+  step.run(*engine);
+  engine->take_records();
+  device->driver->synchronize_stream(device->stream);
+  const uint64_t num_events = fake_count("events");
+  int num_told = 0, nth = 1;
+  for (; nth < kMostCalls; ++nth) {
+    step.prepare();
+    fake<void (*)(const char*, uint64_t, int)>("fake_cuda_fail")("*", static_cast<uint64_t>(nth), kCode);
+    const std::string error = error_of([&] { step.run(*engine); });
+    const bool has_failed = fake_count("failures") == 0;
+    fake<void (*)()>("fake_cuda_forget_failures")();
+    if (!has_failed) break;
+    if (!error.empty()) {
+      ++num_told;
+      EXPECT_NE(error.find("999"), std::string::npos) << error;
+    }
+    step.prepare();
+    EXPECT_EQ(error_of([&] { step.run(*engine); }), "") << "after the failure of call " << nth << ", " << error;
+    EXPECT_TRUE(step.has_right_bytes()) << nth << ": " << error;
+    EXPECT_EQ(engine->live_handles(), 0u);
+    EXPECT_EQ(engine->tier_stats(GetParam()).used_bytes, 0u);
+  }
+  RecordProperty("calls", nth - 1);
+  RecordProperty("told", num_told);
+  EXPECT_GT(num_told, 20);
+  EXPECT_LT(nth, kMostCalls);
+  device->driver->synchronize_stream(device->stream);
+  engine->take_records();
+  EXPECT_LE(fake_count("events"), num_events);  // then, a copy may have been on its way to the disk still
+  engine->close();
+  EXPECT_EQ(device->violations(), std::vector<std::string>{});
+}
+
+TEST_P(FailingCalls, any_call_may_fail_while_the_engine_opens) {
+  const TestDirectory directory;
+  const auto device = make_test_device("fake");
+  Step step(*device, GetParam());
+  const auto before = [&] {
+    return std::vector{fake_count("events"), fake_count("streams"), fake_count("host_bytes")};
+  };
+  device->driver->synchronize_stream(device->stream);
+  const auto found = before();
+  int num_told = 0, nth = 1;
+  for (; nth < kMostCalls; ++nth) {
+    fake<void (*)(const char*, uint64_t, int)>("fake_cuda_fail")("*", static_cast<uint64_t>(nth), kCode);
+    const std::string error = error_of([&] { step.open(directory.path()); });
+    const bool has_failed = fake_count("failures") == 0;
+    fake<void (*)()>("fake_cuda_forget_failures")();
+    EXPECT_EQ(before(), found) << nth << ": " << error;
+    if (!has_failed) break;
+    if (error.empty()) continue;  // it failed while the engine closed again, where nothing depends on it
+    ++num_told;
+    EXPECT_NE(error.find("999"), std::string::npos) << nth << ": " << error;
+  }
+  EXPECT_GT(num_told, 1);
+  EXPECT_LT(nth, kMostCalls);
+  EXPECT_EQ(device->violations(), std::vector<std::string>{});
+}
+
+INSTANTIATE_TEST_SUITE_P(Tiers, FailingCalls, testing::Values("host", "device", "disk"),
+                         [](const auto& info) { return info.param; });
+
+// On ordinary memory: calls of the host driver and of the disk, by number.
+struct Call {
+  const char* tier;
+  const char* name;
+  int num;  // in a step
+};
+
+class FailingHostCalls : public testing::TestWithParam<Call> {};
+
+TEST_P(FailingHostCalls, each_of_them_may_fail_and_the_engine_goes_on) {
+  const TestDirectory directory;
+  for (int nth = 1; nth <= GetParam().num; ++nth) {
+    const auto device = make_test_device("host", std::string(GetParam().name) + "@" + std::to_string(nth) + "=fail");
+    Step step(*device, GetParam().tier);
+    const auto engine = step.open(directory.path());
+    step.prepare();
+    EXPECT_NE(error_of([&] { step.run(*engine); }), "") << nth;
+    step.prepare();
+    EXPECT_EQ(error_of([&] { step.run(*engine); }), "") << nth;
+    EXPECT_TRUE(step.has_right_bytes()) << nth;
+    EXPECT_EQ(engine->live_handles(), 0u);
+    EXPECT_EQ(engine->tier_stats(GetParam().tier).used_bytes, 0u);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Calls, FailingHostCalls,
+                         testing::Values(Call{"host", "copy_out", 2}, Call{"host", "copy_in", 2},
+                                         Call{"device", "copy_within", 4}, Call{"disk", "write", 2},
+                                         Call{"disk", "read", 2}),
+                         [](const auto& info) { return std::string(info.param.tier) + "_" + info.param.name; });
+
+}  // namespace
+}  // namespace lmswap

@@ -1,0 +1,13 @@
+"""The bounded form of `make soak`: 200 steps with faults of every kind."""
+
+from benchmarks.soak import soak
+
+
+def test_two_hundred_steps_with_random_faults_keep_every_bit_and_leave_nothing():
+    result = soak(200, seed=1, show=lambda line: None)
+    assert result.survived + sum(result.lost_to.values()) == 200
+    assert result.survived > 100
+    assert len(result.lost_to) >= 6
+    first, last = result.samples
+    assert (first.open_files, first.threads) == (last.open_files, last.threads)
+    assert result.grown_bytes(0) < 8 * 2**20
