@@ -93,7 +93,7 @@ def broken(draw: st.DrawFn, data: bytes) -> bytes:
     return data
 
 
-@cases(100)
+@cases(50)
 @given(st.data())
 def test_a_program_file(data):
     text = data.draw(damaged(STEP.program.to_json()))
@@ -107,7 +107,7 @@ def test_a_program_file(data):
     assert str(program)
 
 
-@cases(150)
+@cases(75)
 @given(st.data(), st.sampled_from(["swap_all", "auto", "tflms"]))
 def test_a_machine_description(data, policy):
     text = data.draw(damaged(MACHINE.to_json()))
@@ -119,7 +119,7 @@ def test_a_machine_description(data, policy):
     assert math.isfinite(plan.predicted_seconds)
 
 
-@cases(100)
+@cases(50)
 @given(st.data())
 def test_a_plan_file(data):
     text = data.draw(damaged(PLAN.to_json()))
@@ -130,7 +130,7 @@ def test_a_plan_file(data):
     assert Plan.from_json(plan.to_json()).policy == plan.policy
 
 
-@cases(200)
+@cases(100)
 @given(data=st.data())
 def test_a_remembered_plan(data, folder, monkeypatch):
     monkeypatch.setenv("LMSWAP_CACHE_DIR", str(folder))
@@ -143,7 +143,7 @@ def test_a_remembered_plan(data, folder, monkeypatch):
     assert found is None or simulate(STEP.program, found.costs, found.machine, found.plan).seconds >= 0
 
 
-@cases(50)
+@cases(25)
 @given(data=st.data())
 def test_a_remembered_measurement(data, folder, monkeypatch):
     monkeypatch.setenv("LMSWAP_CACHE_DIR", str(folder))
@@ -156,7 +156,7 @@ def test_a_remembered_measurement(data, folder, monkeypatch):
     assert found is None or isinstance(found, Machine)
 
 
-@cases(40)
+@cases(20)
 @given(data=st.data(), which=st.sampled_from(["program", "machine"]), is_zipped=st.booleans())
 def test_the_files_of_the_plan_command(data, which, is_zipped, folder, capsys):
     texts = {"program": STEP.program.to_json(), "machine": MACHINE.to_json()}
@@ -170,7 +170,7 @@ def test_the_files_of_the_plan_command(data, which, is_zipped, folder, capsys):
     assert "Traceback" not in capsys.readouterr().err
 
 
-@cases(200)
+@cases(100)
 @given(st.text() | st.from_regex(r"[0-9]{1,400}(\.[0-9]{1,400})? ?[a-zA-Z]{0,4}(/s)?( out| in)?,?", fullmatch=True))
 def test_the_text_of_a_link_or_of_a_byte_count(text):
     for read in (EmulatedLink.parse, parse_bytes):
@@ -181,7 +181,7 @@ def test_the_text_of_a_link_or_of_a_byte_count(text):
     assert EmulatedLink.parse("pcie3") is PRESETS["pcie3"]
 
 
-@cases(40)
+@cases(20)
 @given(data=st.data())
 def test_the_file_of_a_shared_link(data, folder):
     path = folder / "link"
@@ -234,7 +234,7 @@ def read_or_refused(path) -> None:
         return
 
 
-@cases(300)
+@cases(150)
 @given(data=st.data(), name=st.sampled_from(list(PROFILES)))
 def test_a_profilers_file_with_wrong_bytes(data, name, profiles, folder):
     path = folder / "profile"
@@ -242,7 +242,7 @@ def test_a_profilers_file_with_wrong_bytes(data, name, profiles, folder):
     read_or_refused(path)
 
 
-@cases(200)
+@cases(100)
 @given(data=st.data(), name=st.sampled_from(["kineto", "own"]))
 def test_a_profilers_json_with_wrong_fields(data, name, profiles, folder):
     path = folder / "profile.json"
@@ -253,7 +253,7 @@ def test_a_profilers_json_with_wrong_fields(data, name, profiles, folder):
 VALUES = st.sampled_from([None, -1, 0, 2**62, -(2**63), 1e300, float("inf"), "soon", "", b"\xff", "9" * 50])
 
 
-@cases(100)
+@cases(50)
 @given(data=st.data(), make=st.sampled_from([files.nsys_tables, files.nvprof_tables]))
 def test_a_profilers_tables_with_wrong_values(data, make, folder):
     tables = make()
@@ -292,7 +292,7 @@ def volumes(folder):
     return found
 
 
-@cases(150)
+@cases(75)
 @given(data=st.data(), ending=st.sampled_from([".nii", ".nii.gz"]), is_inside=st.booleans())
 def test_a_scan(data, ending, is_inside, volumes):
     paths = [path for path in volumes if path.name.endswith(ending)]
