@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <thread>
 
 #include "lmswap/engine.h"
 #include "test_device.h"
@@ -42,7 +43,12 @@ class Step {
     for (const uint64_t pointer : pointers_) device_.free(pointer);
   }
 
-  void prepare() {
+  // Only when no copy of a step that failed touches its memory any more, which is what lmswap.execute waits for too.
+  void prepare(Engine& engine) {
+    for (const int64_t transfer : under_way_) {
+      while (!engine.is_finished(transfer)) std::this_thread::yield();
+    }
+    under_way_.clear();
     device_.driver->synchronize_stream(device_.stream);
     for (uint64_t i = 0; i < 2; ++i) device_.upload(pointers_[i], make_bytes(kBytes, i));
   }
@@ -56,15 +62,17 @@ class Step {
     return engine;
   }
 
-  void run(Engine& engine) const {
+  void run(Engine& engine) {
     std::vector<Token> tokens;
     for (uint64_t i = 0; i < 2; ++i) {
       tokens.emplace_back(engine.out_start(1, tier_, i * kBytes, pointers_[i], kBytes, device_.stream));
+      under_way_.push_back(engine.out_transfer(handle(tokens.back())));
     }
     for (const Token& token : tokens) engine.out_done(handle(token), device_.stream);
     std::vector<int64_t> transfers;
     for (uint64_t i = 0; i < 2; ++i) {
       transfers.push_back(engine.in_start(1, handle(tokens[i]), pointers_[2 + i], kBytes, device_.stream));
+      under_way_.push_back(transfers.back());
     }
     for (const int64_t transfer : transfers) engine.in_done(transfer, device_.stream);
     engine.take_mark(engine.mark(device_.stream));
@@ -82,6 +90,7 @@ class Step {
   TestDevice& device_;
   const std::string tier_;
   uint64_t pointers_[4];
+  std::vector<int64_t> under_way_;
 };
 
 // What `run` throws, as text; empty where nothing failed.
@@ -101,14 +110,14 @@ TEST_P(FailingCalls, any_call_of_the_driver_may_fail_and_the_engine_goes_on) {
   const auto device = make_test_device("fake");
   Step step(*device, GetParam());
   const auto engine = step.open(directory.path());
-  step.prepare();
+  step.prepare(*engine);
   step.run(*engine);
   engine->take_records();
   device->driver->synchronize_stream(device->stream);
   const uint64_t num_events = fake_count("events");
   int num_told = 0, nth = 1;
   for (; nth < kMostCalls; ++nth) {
-    step.prepare();
+    step.prepare(*engine);
     fake<void (*)(const char*, uint64_t, int)>("fake_cuda_fail")("*", static_cast<uint64_t>(nth), kCode);
     const std::string error = error_of([&] { step.run(*engine); });
     const bool has_failed = fake_count("failures") == 0;
@@ -118,7 +127,7 @@ TEST_P(FailingCalls, any_call_of_the_driver_may_fail_and_the_engine_goes_on) {
       ++num_told;
       EXPECT_NE(error.find("999"), std::string::npos) << error;
     }
-    step.prepare();
+    step.prepare(*engine);
     EXPECT_EQ(error_of([&] { step.run(*engine); }), "") << "after the failure of call " << nth << ", " << error;
     EXPECT_TRUE(step.has_right_bytes()) << nth << ": " << error;
     EXPECT_EQ(engine->live_handles(), 0u);
@@ -179,9 +188,9 @@ TEST_P(FailingHostCalls, each_of_them_may_fail_and_the_engine_goes_on) {
     const auto device = make_test_device("host", std::string(GetParam().name) + "@" + std::to_string(nth) + "=fail");
     Step step(*device, GetParam().tier);
     const auto engine = step.open(directory.path());
-    step.prepare();
+    step.prepare(*engine);
     EXPECT_NE(error_of([&] { step.run(*engine); }), "") << nth;
-    step.prepare();
+    step.prepare(*engine);
     EXPECT_EQ(error_of([&] { step.run(*engine); }), "") << nth;
     EXPECT_TRUE(step.has_right_bytes()) << nth;
     EXPECT_EQ(engine->live_handles(), 0u);
