@@ -156,8 +156,9 @@ def test_a_copy_in_comes_after_its_own_late_copy_out(is_broken, fake_cuda):  # n
     for _, transfer in transfers:
         while not engine.is_finished(transfer):
             pass
-    assert same(back, values) != is_broken
+    # Found from the calls alone; whether the bytes are wrong too is a matter of who was late.
     assert (fake_cuda.fake_cuda_num_violations() > 0) == is_broken
+    assert same(back, values) or is_broken
     transfers.clear()
     engine.close()
     for tensor in values + back:
