@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import inspect
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import fx, nn
-from torch._dynamo import trace_rules
-from torch._dynamo.exc import BackendCompilerFailed
-from torch._dynamo.external_utils import wrap_inline
 
-from lmswap.errors import CaptureError, LmswapError, OptionError
+from lmswap.errors import OptionError
 from lmswap.execute.record import StepRecord
 from lmswap.ir.emulation import EmulatedLink
 from lmswap.ir.program import Program
 from lmswap.ir.timeline import Timeline
+from lmswap.modelcall import ModelCall
 from lmswap.options import Options
 from lmswap.reporting import Explanation, Report, make_explanation, make_report
 from lmswap.session import PlannedStep, Session
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
-
-# Graphs per model (shapes × train/eval × graph breaks) before torch would stop compiling and fall back to eager.
-_MAX_GRAPHS = 64
 
 _sessions: weakref.WeakKeyDictionary[nn.Module, Session] = weakref.WeakKeyDictionary()
 _compiled: list[tuple[Mapping[str, Any] | None, Session]] = []  # sessions of torch.compile(backend="lmswap") calls
@@ -63,7 +57,11 @@ def enable(
             is faster than the real one; copies then also take bandwidth of the GPU's memory.
         compiler: what runs the graphs; "fx" is generated Python code that calls torch's own operators, "inductor" is
             torch.compile's own compiler with the layouts as traced (it fuses operators: a copy that splits a fused
-            reduction can change the last bits of it, and predicted memory is that of the unfused operators).
+            reduction can change the last bits of it, and predicted memory is that of the unfused operators). "eager"
+            has no graphs: the model runs as it is, and saved-tensor hooks swap by a plan made from a recording of the
+            first step, in which everything is swapped; nothing can be computed again. The other two go over to it when
+            torch.compile captures nothing of the model, or when ops outside of its graphs save tensors of at least
+            ``min_swap_bytes``; the report's notes say so and why.
         min_swap_bytes: smaller buffers stay where they are.
         verify: checks every buffer that comes back against the checksum it left with; slower, for doubts.
         disk_directory: where the disk tier puts its (unlinked) file; default: a directory on a real disk.
@@ -74,7 +72,8 @@ def enable(
     Raises:
         OptionError: an argument cannot be read or cannot be had on this device.
         TierError: the tier's memory or directory cannot be used.
-        PlanInfeasible: raised by the first call of the model, before any op has run: no plan fits the budget.
+        PlanInfeasible: raised by the first call of the model, before any op has run: no plan fits the budget; with
+            saved-tensor hooks by the second call, since they know the step when it is over.
     """
     options = Options.parse(
         budget,
@@ -91,7 +90,7 @@ def enable(
         raise OptionError(f"enable takes a torch.nn.Module, not {type(model).__name__}")
     disable(model)
     session = _open_session(model, type(model).__name__, options)
-    model._compiled_call_impl = _clear_errors(_compile_call(model, session), session)
+    model._compiled_call_impl = ModelCall(model, session)
     _sessions[model] = session
     weakref.finalize(model, session.close)
     return model
@@ -139,7 +138,7 @@ def report(model: nn.Module) -> Report:
         plan=step.plan if step else None,
         predicted=step.predicted if step else None,
         steps=session.recorder.num_steps,
-        measured=_measured(last, step) if last and step else None,
+        measured=_measured(last, step) if last else None,
         measured_peak_bytes=session.memory.peak_bytes() if last else None,
         measured_tensor_peak_bytes=session.memory.peak_tensor_bytes() if last else None,
         tier_used_bytes=tier.used_bytes,
@@ -213,7 +212,10 @@ def _find_session(model: nn.Module) -> Session | None:
     return next((session for known, session in _compiled if known is given), None)
 
 
-def _measured(record: StepRecord, step: PlannedStep) -> Timeline:
+def _measured(record: StepRecord, step: PlannedStep | None) -> Timeline:
+    if step is None:  # nobody has named what it saved
+        names = [f"saved:{number}" for number in range(1 + max((r.swap for r in record.transfers), default=0))]
+        return record.timeline(names, other_bytes=0)
     names = step.joined.program.buffer_names
     return record.timeline(names, other_bytes=step.allowance.base_bytes - step.allowance.tensor_bytes)
 
@@ -237,42 +239,3 @@ def _one_device(tensors: Sequence[torch.Tensor]) -> torch.device:
 
 def _trainable_bytes(tensors: Sequence[torch.Tensor]) -> int:
     return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, nn.Parameter) and t.requires_grad)
-
-
-def _compile_call(model: nn.Module, session: Session) -> Callable[..., Any]:
-    """What `nn.Module.compile` makes, but also for modules of torch itself (nn.Sequential), which Dynamo passes by."""
-    call: Callable[..., Any] = model._call_impl
-    if trace_rules.check(model.forward):
-        call = wrap_inline(call)
-    compiled: Callable[..., Any] = torch.compile(call, backend=session, dynamic=False, **_recompile_arguments())
-    return compiled
-
-
-def _recompile_arguments() -> dict[str, Any]:
-    """Asks torch to keep this model's graphs apart from those of other models of its class, where it can (2.13)."""
-    known = inspect.signature(torch.compile).parameters
-    wanted = {"isolate_recompiles": True, "recompile_limit": _MAX_GRAPHS}
-    return {name: value for name, value in wanted.items() if name in known}
-
-
-def _clear_errors(compiled: Callable[..., Any], session: Session) -> Callable[..., Any]:
-    """Wraps a model's compiled call: lmswap's errors come out as they are, and running uncaptured is an error."""
-    limits = {"recompile_limit": _MAX_GRAPHS, "fail_on_recompile_limit_hit": True}
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            with torch._dynamo.config.patch(limits):
-                result = compiled(*args, **kwargs)
-        except BackendCompilerFailed as error:
-            inner = getattr(error, "inner_exception", None)
-            if isinstance(inner, LmswapError):
-                raise inner from None
-            raise
-        if not session.graphs:
-            raise CaptureError(
-                f"torch.compile could not capture any part of {session.name}.forward, so nothing was planned or "
-                "swapped; TORCH_LOGS=graph_breaks shows why"
-            )
-        return result
-
-    return call

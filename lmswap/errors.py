@@ -59,6 +59,10 @@ class TransferError(LmswapError):
     """Moving bytes failed in the middle of a step; the step is lost, the process can go on."""
 
 
+class SavedTensorChanged(LmswapError, RuntimeError):
+    """A tensor that the backward pass needs was changed in place after it was saved: a bug in the model."""
+
+
 class TraceError(LmswapError):
     """A profiler's file cannot be read, or does not hold what figures need; the message names the file."""
 

@@ -13,7 +13,8 @@ from lmswap.ir.emulation import EmulatedLink
 from lmswap.plan import POLICIES
 
 TIERS = ("auto", "host", "disk", "device")
-COMPILERS = ("fx", "inductor")
+COMPILERS = ("fx", "inductor", "eager")
+NEEDS_GRAPHS = ("recompute", "checkpoint")  # policies
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,10 @@ class Options:
         _one_of("policy", policy, POLICIES)
         _one_of("tier", tier, TIERS)
         _one_of("compiler", compiler, COMPILERS)
+        if compiler == "eager" and policy in NEEDS_GRAPHS:
+            raise OptionError(
+                f"policy '{policy}' computes tensors again, which needs graphs; compiler='eager' has none"
+            )
         if not isinstance(verify, bool):
             raise OptionError(f"verify must be True or False, not {verify!r}")
         if disk_directory is not None and not isinstance(disk_directory, str):

@@ -23,10 +23,13 @@ from torch._guards import TracingContext, tracing
 import lmswap
 from lmswap.analyze.cost import roofline
 from lmswap.capture import aot
+from lmswap.capture.aot import without_hooks
 from lmswap.capture.join import Joined, graph_plan, join
 from lmswap.capture.lower import Lowered, lower_inference, lower_training
 from lmswap.capture.measure import OpMeter
-from lmswap.errors import OptionError, PlanInfeasible, TierError
+from lmswap.eager.actions import PlannedEvents
+from lmswap.eager.recording import Recorded, lower_recorded
+from lmswap.errors import CaptureError, LmswapError, OptionError, PlanInfeasible, TierError
 from lmswap.execute import _C
 from lmswap.execute.engine import SwapEngine
 from lmswap.execute.graph import BoxedFunction, compile_boxed
@@ -55,6 +58,8 @@ _log = logging.getLogger(__name__)
 _MARGIN_BYTES = {"cpu": 64 * 2**20, "cuda": 32 * 2**20}
 # What is in use before the step may exceed what was planned for before it is planned again: a part of the margin.
 _GROWTH_BYTES = 8 * 2**20
+# In records, the place of a graph's number for a step that no plan was made for.
+UNPLANNED = -1
 # Earlier steps touch their memory for the first time, and choose algorithms.
 _STEADY_STEP = 3
 # Of what is free, "auto" leaves a part to whatever else uses the device.
@@ -120,7 +125,7 @@ class Session:
         except OptionError:
             self.close()
             raise
-        self.graphs: list[CapturedGraph] = []
+        self.graphs: list[CapturedGraph | SavedSequence] = []
         self.steps: dict[tuple[int, ...], PlannedStep] = {}  # by the graphs that run in it, in forward order
         self.notes: list[str] = []
         if options.budget_bytes is None:
@@ -140,6 +145,7 @@ class Session:
             tier=self.tier,
             min_swap_bytes=options.min_swap_bytes,
         )
+        self.runs_uncaptured = False  # a graph that cannot be planned for runs as it is; somebody serves what it saves
         self._num_runs: Counter[tuple[int, ...]] = Counter()  # by step, before the one under way
         self._forwards: tuple[int, ...] = ()  # of the step before the last
         self._outgrown: set[tuple[int, ...]] = set()  # steps that were planned again for what others hold
@@ -150,13 +156,40 @@ class Session:
         """The Dynamo backend: takes one graph, gives what runs instead of it."""
         graph = CapturedGraph(self, len(self.graphs), module)
         self.graphs.append(graph)
-        graph.compile(inputs)
+        try:
+            with without_hooks():
+                graph.compile(inputs)
+        except Exception as error:
+            if not self.runs_uncaptured or (isinstance(error, LmswapError) and not isinstance(error, CaptureError)):
+                raise
+            self.graphs.remove(graph)
+            self.notes.append(f"a graph could not be planned for, and ran as it is: {type(error).__name__}: {error}")
+            _log.warning("%s: %s", self.name, self.notes[-1], exc_info=True)
+            return module
 
         def run(*arguments: Any) -> Any:
-            self.prepare(graph)
-            return graph.due().function(*arguments)
+            with without_hooks():
+                self.prepare(graph)
+                return graph.due().function(*arguments)
 
         return run
+
+    def plan_recorded(self, recorded: Recorded) -> SavedSequence:
+        """Plans a step that was recorded by saved-tensor hooks.
+
+        Raises:
+            PlanInfeasible: no plan fits the budget.
+        """
+        sequence = SavedSequence(self, len(self.graphs), recorded)
+        self.graphs.append(sequence)
+        self._has_trained = True
+        try:
+            self._plan((sequence.index,), self._plans.read(sequence.program))
+        except (PlanInfeasible, TierError):
+            self.graphs.remove(sequence)
+            raise
+        self._compile((sequence.index,))
+        return sequence
 
     def plan_alone(self, graph: CapturedGraph, lowered: Lowered) -> Plan:
         """Plans a graph that was just captured, with what the device has left at this moment."""
@@ -177,17 +210,20 @@ class Session:
             )
         return graph_plan(step.joined, step.plan, 0, lowered.program)
 
-    def prepare(self, graph: CapturedGraph) -> None:
-        """Called before a graph runs forward: plans anew what the last step showed to be otherwise than planned."""
+    def prepare(self, graph: CapturedGraph | SavedSequence | None) -> None:
+        """Called before a graph runs forward: plans anew what the last step showed to be otherwise than planned.
+
+        None stands for a step that has no plan.
+        """
         self.engine.sweep()
         self.recorder.end_if_complete()
-        if self.recorder.current_sequence:
+        if self.recorder.current_sequence or graph is None:
             return
         ran = self.recorder.last_sequence
         forwards = tuple(index for index, phase in ran if phase == "forward")
         backwards = tuple(index for index, phase in ran if phase == "backward")
         self._has_trained |= bool(backwards)
-        is_chain = len(forwards) > 1 and backwards == forwards[::-1]
+        is_chain = len(forwards) > 1 and backwards == forwards[::-1] and isinstance(graph, CapturedGraph)
         repeated = [index for index, count in Counter(forwards).items() if count > 1 and index in backwards]
         # A step that runs a graph several times may run it another number of times next: it is planned when it recurs.
         has_settled, self._forwards = not repeated or forwards == self._forwards, forwards
@@ -202,12 +238,15 @@ class Session:
         if step is not None and step.graphs[0] == graph.index:
             self._num_runs[step.graphs] += 1
             self._make_room(step)
-            if self._num_runs[step.graphs] == _STEADY_STEP:
+            if self._num_runs[step.graphs] == _STEADY_STEP and not repeated:
                 self._learn(self.steps[step.graphs])
 
     def current_step(self) -> PlannedStep | None:
-        """The plan of the last step that ran, or of the first that will."""
-        return self.steps.get(self._last_graphs()) or next(reversed(self.steps.values()), None)
+        """The plan of the last step that ran, or of the first that will; None if the last one ran without."""
+        ran = self._last_graphs()
+        if UNPLANNED in ran:
+            return None
+        return self.steps.get(ran) or next(reversed(self.steps.values()), None)
 
     def close(self) -> None:
         """Gives host memory, files and threads back. Idempotent."""
@@ -225,6 +264,7 @@ class Session:
         runs: list[int] = []
         for index in forwards:
             graph = self.graphs[index]
+            assert isinstance(graph, CapturedGraph)
             number = sum(run in runs for run in (index, *(other.index for other in graph.again)))
             if number > len(graph.again):
                 graph.again.append(graph.twin(len(self.graphs)))
@@ -459,6 +499,20 @@ class CapturedGraph:
             plan = session.plan_alone(self, lowered)
         runs, graphs = run_again(lowered.program, lowered.graphs, plan.reruns)
         insert_swaps(runs, graphs, plan, engine=session.engine.number, first_buffer=first_buffer)
+
+
+class SavedSequence:
+    """A step that was recorded by saved-tensor hooks, in the place of a captured graph."""
+
+    def __init__(self, session: Session, index: int, recorded: Recorded) -> None:
+        self._session, self.index, self._recorded = session, index, recorded
+        self.program, self.costs = lower_recorded(recorded, session.name)
+        self.fakes: list[Any] = []
+        self.events: PlannedEvents
+
+    def compile(self, _: Sequence[Any], *, follows: tuple[int, ...]) -> None:
+        """Takes up the plan of step ``follows``, for steps that begin from now on."""
+        self.events = PlannedEvents(self.index, self._recorded, self._session.steps[follows].plan)
 
 
 def _join_costs(joined: Joined, costs: Sequence[OpCosts]) -> OpCosts:

@@ -225,14 +225,14 @@ def test_verify_passes_sound_copies_and_catches_a_single_changed_bit(monkeypatch
     engine = lmswap.api._sessions[model].engine
     checked = engine.in_done
 
-    def damaged(token):
-        engine._held[engine._arriving[int(token)]][-1] ^= 1  # the copy in has not been waited for, so wait first
-        return checked(token)
+    def damaged(token, flat):
+        flat[-1] ^= 1  # the copy in has not been waited for, so wait first
+        return checked(token, flat)
 
-    def arrive(token):
+    def arrive(token, flat):
         while not engine.native.is_finished(engine._arriving[int(token)]):
             pass
-        return damaged(token)
+        return damaged(token, flat)
 
     monkeypatch.setattr(engine, "in_done", arrive)
     with pytest.raises(TransferError, match="came back from their tier changed"):

@@ -6,7 +6,8 @@ each by its behaviour.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -166,3 +167,17 @@ def refuse_rewriters() -> None:
             "saved-tensor hooks surround the model's call (torch.autograd.graph.saved_tensors_hooks or save_on_cpu): "
             "they would move the same tensors again; leave that context, lmswap takes its place"
         )
+
+
+@contextmanager
+def without_hooks() -> Iterator[None]:
+    """Takes the innermost saved-tensor hooks away meanwhile: what a compiled graph saves is planned in the graph."""
+    hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    if hooks is None:
+        yield
+        return
+    torch._C._autograd._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        torch._C._autograd._push_saved_tensors_default_hooks(*hooks)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from lmswap.errors import TransferError
+from lmswap.errors import OptionError, TransferError
 from lmswap.execute import _C, ops
 from lmswap.execute.record import Recorder
 from lmswap.ir.bytesize import format_bytes
@@ -71,15 +71,15 @@ class SwapEngine:
         self.recorder.memory_changed()
         return flat
 
-    def in_done(self, token: torch.Tensor) -> None:
-        """Makes compute wait until the bytes of ``token`` have arrived."""
+    def in_done(self, token: torch.Tensor, flat: torch.Tensor) -> None:
+        """Makes compute wait until the bytes of ``token`` have arrived in ``flat``, which `in_start` returned."""
         handle = int(token)
         transfer = self._arriving.pop(handle)
         self.native.in_done(transfer, self._stream())
-        arrived = self._held.pop(transfer)
+        self._held.pop(transfer, None)
         if self._checksums is not None:
             nbytes, expected = self._checksums[handle]
-            if not torch.equal(_checksum(arrived.untyped_storage(), 0, nbytes), expected):
+            if not torch.equal(_checksum(flat.untyped_storage(), 0, nbytes), expected):
                 raise TransferError(
                     f"{format_bytes(nbytes)} came back from their tier changed: memory, disk or lmswap is at fault; "
                     "the step is lost, do not use its gradients"
@@ -101,7 +101,14 @@ class SwapEngine:
             del self._held[transfer]
         if self._checksums and self.native.live_handles() == 0:
             self._checksums.clear()
-        self._arriving = {handle: transfer for handle, transfer in self._arriving.items() if transfer in self._held}
+        # Saved-tensor hooks may wait, after a sweep, for a copy that ended before it.
+        self._arriving = {handle: transfer for handle, transfer in self._arriving.items() if self._is_live(handle)}
+
+    def _is_live(self, handle: int) -> bool:
+        try:
+            return self.native.nbytes(handle) >= 0
+        except OptionError:  # its token is gone
+            return False
 
     def close(self) -> None:
         """Waits for copies under way and gives all memory and files back. Idempotent."""

@@ -75,7 +75,7 @@ def _in_start(token: torch.Tensor, engine: int, buffer: int, nbytes: int, device
 
 
 def _in_done(flat: torch.Tensor, token: torch.Tensor, engine: int) -> torch.Tensor:
-    find_engine(engine).in_done(token)
+    find_engine(engine).in_done(token, flat)
     return flat
 
 

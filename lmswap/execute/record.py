@@ -128,6 +128,14 @@ class Recorder:
     @contextmanager
     def segment(self, key: SegmentKey) -> Iterator[None]:
         """Records one run of a segment; a forward that follows a backward begins a new step."""
+        start = self.begin_segment(key)
+        try:
+            yield
+        finally:
+            self.end_segment(key, start)
+
+    def begin_segment(self, key: SegmentKey) -> int:
+        """For those who cannot wrap the run in `segment`; what it returns is for `end_segment`."""
         if self._begins_step(key):
             self._end_step()
         elif key[1] == "backward":
@@ -135,12 +143,12 @@ class Recorder:
         elif key in self._current.sequence:
             self._wait()
         self.memory_changed()
-        start = self._clock.mark()
-        try:
-            yield
-        finally:
-            self._current.segments.append((key, start, self._clock.mark()))
-            self.memory_changed()
+        return self._clock.mark()
+
+    def end_segment(self, key: SegmentKey, start: int) -> None:
+        """The run that `begin_segment` began is over."""
+        self._current.segments.append((key, start, self._clock.mark()))
+        self.memory_changed()
 
     def end_if_complete(self) -> None:
         """Ends the step under way if all that ran forward has run backward."""

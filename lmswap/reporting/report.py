@@ -125,7 +125,7 @@ class Report:
 
     def _state(self) -> str:
         if self.predicted is None:
-            return "Swapping: not decided yet; the first step is captured and planned when it runs."
+            return self._unplanned_state()
         swapped = [row for row in self.decisions if row.decision is Decision.SWAP]
         remade = [row for row in self.decisions if row.decision is Decision.RECOMPUTE]
         again = f"computes {len(remade)}, {format_bytes(sum(row.nbytes for row in remade))}, again"
@@ -148,6 +148,11 @@ class Report:
         if self.swapped_out_bytes == 0:
             return f"Swapping did NOT happen in the last step, although {planned}."
         return f"Swapping is on: {planned}."
+
+    def _unplanned_state(self) -> str:
+        if self.swapped_out_bytes:
+            return "Swapping is on, without a plan: the last step was like none before it; the next like it has one."
+        return "Swapping: not decided yet; the first step is captured and planned when it runs."
 
     def _quality(self) -> str:
         assert self.predicted_seconds is not None

@@ -31,7 +31,7 @@ class MemoryEngine:
         self.arriving[int(token)] = flat
         return flat
 
-    def in_done(self, token: torch.Tensor) -> None:
+    def in_done(self, token: torch.Tensor, flat: torch.Tensor) -> None:
         self.arriving.pop(int(token)).copy_(self.stored[int(token)])
 
 

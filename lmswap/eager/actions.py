@@ -1,0 +1,64 @@
+"""What does a plan ask for at each event of a step? Plan → copies out, releases and copies in by position."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lmswap.eager.recording import Recorded
+from lmswap.ir.plan import Plan, Swap
+
+
+@dataclass(frozen=True)
+class Actions:
+    """At one position, in this order; storages by number."""
+
+    outs: tuple[Swap, ...]
+    releases: tuple[int, ...]
+    ins: tuple[int, ...]
+
+
+class PlannedEvents:
+    """A recorded step's events, and what is to be done at each."""
+
+    def __init__(self, graph: int, step: Recorded, plan: Plan) -> None:
+        """``graph`` is the number under which the session knows the step."""
+        self.graph, self.step = graph, step
+        self.saves, self.needs = step.saves, step.needs
+        self._actions = _by_position(plan.swaps)
+        # The group after which a storage is not needed any more.
+        self.last_need = {number: at for at, group in enumerate(step.groups) for number in group.numbers}
+
+    def is_of(self, step: Recorded) -> bool:
+        """Whether ``step`` had the same events."""
+        return (self.saves, self.needs) == (step.saves, step.needs)
+
+    def goes_on_from(self, saves: Sequence[tuple[int, int]], needs: Sequence[int] | None) -> bool:
+        """Whether a step can still become this one; ``needs`` is None while it runs forward."""
+        if needs is None:
+            return self.saves[: len(saves)] == tuple(saves)
+        return self.saves == tuple(saves) and self.needs[: len(needs)] == tuple(needs)
+
+    def after_pack(self, pack: int) -> Actions | None:
+        """What is to be done when that pack has happened."""
+        return self._actions.get(pack + 1)
+
+    def after_forward(self) -> Actions | None:
+        """What is to be done at the end of the forward."""
+        return self._actions.get(len(self.saves) + 1)
+
+    def before_group(self, group: int) -> Actions | None:
+        """What is to be done when the group's node begins."""
+        return self._actions.get(len(self.saves) + 2 + group)
+
+
+def _by_position(swaps: Sequence[Swap]) -> dict[int, Actions]:
+    positions = {at for swap in swaps for at in (swap.out_start, swap.release, swap.in_start) if at is not None}
+    return {
+        at: Actions(
+            tuple(swap for swap in swaps if swap.out_start == at),
+            tuple(swap.buffer for swap in swaps if swap.release == at),
+            tuple(swap.buffer for swap in swaps if swap.in_start == at),
+        )
+        for at in positions
+    }

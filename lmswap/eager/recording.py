@@ -1,0 +1,237 @@
+"""What did a step save, when was it needed again, and what did the device do in between? Events → Program and costs.
+
+::
+
+    forward                      end  loss      backward
+    |op 0 |op 1 |op 2 |op 3 .... |op P |op P+1  |op P+2    |op P+3   ...
+          ^pack 0     ^pack 2                   ^group 0   ^group 1
+                ^pack 1
+
+An op is what runs from one event to the next. A pack is autograd saving a tensor, a group what one backward node takes
+back at its start. Only there can anything be done, so only there do ops begin.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from types import FrameType
+
+import torch
+from torch import nn
+
+from lmswap.hardware.memory import DeviceMemory
+from lmswap.ir.costs import OpCosts
+from lmswap.ir.program import Buffer, BufferKind, Op, Program, Segment, Value
+
+
+@dataclass(frozen=True)
+class Pack:
+    """A storage that was saved: its number, its size, the view of it, and the line and module that saved it."""
+
+    number: int
+    nbytes: int
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    source: str
+    module: str
+
+
+@dataclass(frozen=True)
+class Group:
+    """What one backward node took back: storages in order, the first when the node began."""
+
+    node: str
+    numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """What ran between two events: seconds, highest tensor bytes since the step began, storages there at its start."""
+
+    seconds: float
+    peak_bytes: int
+    present: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A step's events and intervals; ``held`` are storages that others kept on the device into the backward."""
+
+    packs: tuple[Pack, ...] = ()
+    groups: tuple[Group, ...] = ()
+    forward: tuple[Interval, ...] = ()  # one before each pack, one to the end of the forward
+    loss: Interval | None = None
+    backward: tuple[Interval, ...] = ()  # one behind the start of each group
+    held: frozenset[int] = frozenset()
+
+    @property
+    def saves(self) -> tuple[tuple[int, int], ...]:
+        """By pack: number and size of the storage. What a plan can rely on, together with ``needs``."""
+        return tuple((pack.number, pack.nbytes) for pack in self.packs)
+
+    @property
+    def needs(self) -> tuple[int, ...]:
+        """By group: the storage that it begins with."""
+        return tuple(group.numbers[0] for group in self.groups)
+
+    def until_pack(self, pack: int) -> Recorded:
+        """What a step shares with this one that goes another way at that pack, the interval before it included."""
+        return Recorded(self.packs[:pack], forward=self.forward[: pack + 1])
+
+    def until_group(self, group: int) -> Recorded:
+        """What a step shares with this one that goes another way when that node of the backward begins."""
+        return replace(self, groups=self.groups[:group], backward=self.backward[:group])
+
+
+class Recording:
+    """Writes down a step that follows no plan, from its beginning or from where it left its plan."""
+
+    def __init__(self, memory: DeviceMemory, base_bytes: int, so_far: Recorded) -> None:
+        self._memory, self._base_bytes = memory, base_bytes
+        self._packs, self._groups = list(so_far.packs), list(so_far.groups)
+        self._forward, self._backward = list(so_far.forward), list(so_far.backward)
+        self._loss, self._held = so_far.loss, so_far.held
+        self._into: list[Interval] | None = None  # where the interval under way goes; None: nowhere
+        self._present: frozenset[int] = frozenset()
+        self._started = 0.0
+
+    def begin(self, phase: str, present: Collection[int]) -> None:
+        """Something begins to run: ``phase`` is "forward", "loss" or "backward"."""
+        self._into = {"forward": self._forward, "backward": self._backward}.get(phase, [])
+        self._present = frozenset(present)
+        self._memory.synchronize()
+        self._memory.reset_tensor_peak()
+        self._started = time.perf_counter()
+
+    def end(self) -> None:
+        """It has run."""
+        if self._into is None:
+            return
+        self._memory.synchronize()
+        seconds = time.perf_counter() - self._started
+        interval = Interval(seconds, self._memory.peak_tensor_bytes() - self._base_bytes, self._present)
+        self._into.append(interval)
+        if self._into is not self._forward and self._into is not self._backward:
+            self._loss = interval
+        self._into = None
+
+    def pack(self, number: int, nbytes: int, tensor: torch.Tensor, names: Mapping[int, str]) -> None:
+        """A storage was saved; ``names`` are those of the model's modules by identity."""
+        source, module = _where(names)
+        dtype, view = str(tensor.dtype).removeprefix("torch."), (tuple(tensor.shape), tuple(tensor.stride()))
+        self._packs.append(Pack(number, nbytes, dtype, *view, int(tensor.storage_offset()), source, module))
+
+    def begin_group(self, node: str, number: int, held: Collection[int]) -> None:
+        """A backward node takes back its first storage; ``held`` are those that others have on the device."""
+        if not self._groups:
+            self._held |= frozenset(held)
+        self._groups.append(Group(node, (number,)))
+
+    def take_more(self, number: int) -> None:
+        """The same node takes back another one."""
+        group = self._groups[-1]
+        if number not in group.numbers:
+            self._groups[-1] = replace(group, numbers=(*group.numbers, number))
+
+    def recorded(self) -> Recorded:
+        """The step so far."""
+        intervals = tuple(self._forward), self._loss, tuple(self._backward)
+        return Recorded(tuple(self._packs), tuple(self._groups), *intervals, self._held)
+
+
+def lower_recorded(step: Recorded, name: str) -> tuple[Program, OpCosts]:
+    """The step as a program that plans can be made for, and what its ops cost."""
+    return _Lowering(step).lower(name)
+
+
+@dataclass
+class _Lowering:
+    step: Recorded
+    ops: list[Op] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    scratch_bytes: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.first: dict[int, Pack] = {}
+        for pack in self.step.packs:
+            self.first.setdefault(pack.number, pack)
+        needed = {number for group in self.step.groups for number in group.numbers}
+        # What the backward never asked for occupies memory until the graph is dropped.
+        self.kept = self.step.held | (self.first.keys() - needed)
+
+    def lower(self, name: str) -> tuple[Program, OpCosts]:
+        step = self.step
+        for pack, interval in zip(step.packs, step.forward[:-1], strict=True):
+            self._add("save", pack, interval, (pack.number,))
+        self._add("to the end of the forward", None, step.forward[-1], ())
+        boundary = len(self.ops)
+        assert step.loss is not None
+        # Recorded steps count seconds inside of the model only.
+        self._add("loss", None, replace(step.loss, seconds=0.0), ())
+        for group, interval in zip(step.groups, step.backward, strict=True):
+            self._add(group.node, self.first[group.numbers[0]], interval, group.numbers)
+        segments = (Segment(0, "forward", 0, boundary), Segment(0, "backward", boundary, len(self.ops)))
+        program = Program(name, tuple(self.ops), self._buffers(), self._values(), segments)
+        return program, OpCosts(tuple(self.seconds), tuple(self.scratch_bytes), "measured")
+
+    def _add(self, what: str, pack: Pack | None, interval: Interval, numbers: tuple[int, ...]) -> None:
+        """One op: it uses what an event names, and what others held while it ran, which cannot be away then."""
+        written = {number for op in self.ops for number in op.writes}
+        there = (interval.present | set(numbers)) & self.first.keys()
+        tracked_bytes = sum(self.first[number].nbytes for number in there)
+        used = sorted(there - self.kept | set(numbers))
+        self.ops.append(
+            Op(
+                index=len(self.ops),
+                name=f"{what} {len(self.ops)}",
+                target=what,
+                source=pack.source if pack else "",
+                reads=tuple(number for number in used if number in written),
+                writes=tuple(number for number in used if number not in written),
+                is_repeatable=False,
+                module=pack.module if pack else "",
+            )
+        )
+        self.seconds.append(interval.seconds)
+        self.scratch_bytes.append(max(0, interval.peak_bytes - tracked_bytes))
+
+    def _buffers(self) -> tuple[Buffer, ...]:
+        kinds = dict.fromkeys(self.kept, BufferKind.OUTPUT)
+        return tuple(
+            Buffer(number, pack.nbytes, kinds.get(number, BufferKind.ACTIVATION))
+            for number, pack in sorted(self.first.items())
+        )
+
+    def _values(self) -> tuple[Value, ...]:
+        return tuple(
+            Value(
+                id=number,
+                name=f"{pack.module or 'saved'}:{number}",
+                buffer=number,
+                dtype=pack.dtype,
+                shape=pack.shape,
+                stride=pack.stride,
+                offset=pack.offset,
+            )
+            for number, pack in sorted(self.first.items())
+        )
+
+
+def _where(names: Mapping[int, str]) -> tuple[str, str]:
+    """The innermost line of the user's own code that runs now, "unet.py:88", and the innermost module's name."""
+    source, module = "", ""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not (source and module):
+        path = frame.f_code.co_filename
+        if not source and "/torch/" not in path and "/lmswap/" not in path:
+            source = f"{path.rsplit('/', 1)[-1]}:{frame.f_lineno}"
+        owner = frame.f_locals.get("self")
+        if not module and isinstance(owner, nn.Module):
+            module = names.get(id(owner), "")
+        frame = frame.f_back
+    return source, module

@@ -1,0 +1,239 @@
+"""Which way does an enabled model's call take: captured graphs, or saved-tensor hooks?
+
+A call goes through torch.compile first. If it captured nothing, or ops outside of its graphs saved tensors that are
+large enough to swap, then from the next call on the whole model is served by the hooks of `lmswap.eager`, and the
+report says so and why. Graph breaks with nothing large between them stay graphs.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo import trace_rules
+from torch._dynamo.exc import BackendCompilerFailed
+from torch._dynamo.external_utils import wrap_inline
+from torch._dynamo.utils import graph_break_reasons
+from torch.utils import _pytree as pytree
+
+from lmswap.capture.aot import refuse_rewriters
+from lmswap.eager.actions import PlannedEvents
+from lmswap.eager.step import EagerStep, storages_of
+from lmswap.errors import LmswapError, OptionError, PlanInfeasible
+from lmswap.execute.record import SegmentKey
+from lmswap.options import NEEDS_GRAPHS
+from lmswap.session import UNPLANNED, SavedSequence, Session
+
+# Graphs per model (shapes × train/eval × graph breaks) before torch would stop compiling and fall back to eager; as
+# many steps that save different tensors get a plan each.
+_MAX_GRAPHS = 64
+_LIMITS = {"recompile_limit": _MAX_GRAPHS, "fail_on_recompile_limit_hit": True}
+# The settings above and torch's tracing flags are the process's: another thread's model must not be compiled anew
+# while this one is called.
+_calling = threading.RLock()
+
+
+class ModelCall:
+    """What runs when an enabled model is called."""
+
+    def __init__(self, model: nn.Module, session: Session) -> None:
+        self._model, self._session = model, session
+        self._plain: Callable[..., Any] = model._call_impl
+        self.engine_number, self.memory = session.engine.number, session.memory
+        self.device, self.tier = session.device, session.tier
+        self.min_swap_bytes = session.options.min_swap_bytes
+        self.module_names: Mapping[int, str] = {id(module): name for name, module in model.named_modules()}
+        self._inside = threading.local()
+        self._sequences: list[SavedSequence] = []
+        self._last_of_kind: dict[Hashable, SavedSequence] = {}
+        self._infeasible: dict[Hashable, PlanInfeasible] = {}
+        self._finished: list[EagerStep] = []  # recorded, not yet planned for
+        self._backward: tuple[SegmentKey, int] | None = None  # the recorder's segment under way
+        self._compiled: Callable[..., Any] | None = None
+        if session.options.compiler == "eager":
+            session.notes.append('path: saved-tensor hooks for the whole model, as asked for by compiler="eager"')
+        else:
+            self._compiled = _compile_call(model, session)
+            session.runs_uncaptured = session.options.compiler == "fx"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's outputs; see `nn.Module.__call__`."""
+        if getattr(self._inside, "is_running", False):  # the model calls itself
+            return self._plain(*args, **kwargs)
+        refuse_rewriters()
+        with self._running():
+            if self._compiled is None:
+                return self._call_hooked(args, kwargs)
+            return self._call_captured(self._compiled, args, kwargs)
+
+    def known_steps(self) -> Sequence[PlannedEvents]:
+        """See `lmswap.eager.step.Host`; so are the next two."""
+        return [sequence.events for sequence in reversed(self._sequences)]
+
+    def backward_begins(self, step: EagerStep) -> None:  # noqa: D102
+        self._end_segment()
+        key = (_graph(step), "backward")
+        self._backward = (key, self._session.recorder.begin_segment(key))
+
+    def backward_ends(self, step: EagerStep) -> None:  # noqa: D102
+        self._end_segment()
+        if step.recording is not None and step not in self._finished:
+            self._finished.append(step)
+        elif step.planned is not None:
+            self._last_of_kind[step.kind] = self._sequence(step.planned)
+
+    def _end_segment(self) -> None:
+        if self._backward is not None:
+            self._session.recorder.end_segment(*self._backward)
+            self._backward = None
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        self._inside.is_running = True
+        try:
+            yield
+        finally:
+            self._inside.is_running = False
+
+    def _call_captured(self, compiled: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs the graphs; what is saved outside of them is served by hooks, and decides about the next calls."""
+        session, num_breaks = self._session, len(graph_break_reasons)
+        is_first = not session.graphs
+        step = self._step(None, self._kind(args, kwargs) if is_first else None, args, kwargs, records=is_first)
+        try:
+            with _calling, torch._dynamo.config.patch(_LIMITS), step.hooks():
+                result = compiled(*args, **kwargs)
+        except BackendCompilerFailed as error:
+            inner = getattr(error, "inner_exception", None)
+            if isinstance(inner, LmswapError):
+                raise inner from None
+            raise
+        if session.graphs:
+            step.recording = None  # it knows nothing of what the graphs did
+        if torch.is_grad_enabled() and (step.num_storages or not session.graphs):
+            self._leave_graphs(step, [_sentence(reason) for reason in graph_break_reasons[num_breaks:]])
+        step.end_forward()
+        return result
+
+    def _leave_graphs(self, step: EagerStep, reasons: list[str]) -> None:
+        self._compiled = None
+        what = "it captured no part of the model"
+        if self._session.graphs:
+            what = f"{step.num_storages} large tensors were saved outside of its graphs"
+        why = "; ".join(dict.fromkeys(reasons)) or "TORCH_LOGS=graph_breaks shows why"
+        path = "path: saved-tensor hooks for the whole model instead of torch.compile"
+        self._session.notes.append(f"{path}: {what}: {why}")
+
+    def _call_hooked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs the model as it is under saved-tensor hooks, by the plan of the last step of this kind."""
+        if not torch.is_grad_enabled():
+            return self._plain(*args, **kwargs)
+        self._end_segment()  # of a backward that raised
+        self._plan_finished()
+        kind = self._kind(args, kwargs)
+        self._refuse(kind)
+        sequence = self._last_of_kind.get(kind)
+        self._session.prepare(sequence)
+        step = self._step(sequence.events if sequence else None, kind, args, kwargs)
+        with self._session.recorder.segment((_graph(step), "forward")):
+            with step.hooks():
+                result = self._plain(*args, **kwargs)
+            step.end_forward()
+        if step.planned is None and step.recording is None:
+            self._say_once("steps that run a backward inside of the forward have no plan: everything is swapped")
+        return result
+
+    def _plan_finished(self) -> None:
+        """Makes plans for the steps that have none."""
+        while self._finished:
+            step = self._finished.pop(0)
+            if step.recording is None:
+                continue
+            recorded = step.recording.recorded()
+            same = (other for other in self._sequences if other.events.is_of(recorded))
+            sequence = next(same, None)
+            if sequence is None and len(self._sequences) < _MAX_GRAPHS:
+                try:
+                    sequence = self._session.plan_recorded(recorded)
+                except PlanInfeasible as error:
+                    self._infeasible[step.kind] = error
+                    continue
+                self._sequences.append(sequence)
+                self._say_planned(sequence)
+            if sequence is not None:
+                self._last_of_kind[step.kind] = sequence
+
+    def _refuse(self, kind: Hashable) -> None:
+        policy = self._session.options.policy
+        if policy in NEEDS_GRAPHS:
+            raise OptionError(
+                f"policy '{policy}' computes tensors again, which needs graphs, and {self._session.name} is served by "
+                "saved-tensor hooks; use policy='auto' or 'swap'"
+            )
+        if kind in self._infeasible:
+            raise self._infeasible[kind].with_traceback(None)
+
+    def _say_planned(self, sequence: SavedSequence) -> None:
+        if len(self._sequences) > 1:
+            events = sequence.events
+            self._session.notes.append(
+                f"after step {self._session.recorder.num_steps}: it saved {len(events.saves)} and needed "
+                f"{len(events.needs)} tensors in an order not seen before, so it ran unplanned; now it has plan "
+                f"{len(self._sequences)}"
+            )
+        if len(self._sequences) == _MAX_GRAPHS:
+            self._say_once(f"no more than {_MAX_GRAPHS} different steps are planned for; others swap everything")
+
+    def _say_once(self, note: str) -> None:
+        if note not in self._session.notes:
+            self._session.notes.append(note)
+
+    def _step(
+        self, planned: PlannedEvents | None, kind: Hashable, args: Any, kwargs: Any, *, records: bool = True
+    ) -> EagerStep:
+        def resident() -> frozenset[int]:
+            own = (*self._model.parameters(), *self._model.buffers())
+            return storages_of([*own, *pytree.tree_leaves((args, kwargs))])
+
+        return EagerStep(self, planned, resident, kind=kind, records=records)
+
+    def _kind(self, args: Any, kwargs: Any) -> Hashable:
+        """What tells steps apart before they have saved anything."""
+        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        shapes = tuple((tensor.shape, tensor.dtype, tensor.requires_grad) for tensor in tensors)
+        return shapes, self._model.training, torch.is_autocast_enabled(self.device.type)
+
+    def _sequence(self, events: PlannedEvents) -> SavedSequence:
+        return next(sequence for sequence in self._sequences if sequence.index == events.graph)
+
+
+def _graph(step: EagerStep) -> int:
+    return step.planned.graph if step.planned is not None else UNPLANNED
+
+
+def _sentence(reason: Any) -> str:
+    """A graph break's reason as "unet.py:88: …"."""
+    frames = [frame for frame in reason.user_stack if frame.filename]
+    where = f"{frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno}: " if frames else ""
+    return where + str(reason.reason).strip().split("\n")[0]
+
+
+def _compile_call(model: nn.Module, session: Session) -> Callable[..., Any]:
+    """What `nn.Module.compile` makes, but also for modules of torch itself (nn.Sequential), which Dynamo passes by."""
+    call: Callable[..., Any] = model._call_impl
+    if trace_rules.check(model.forward):
+        call = wrap_inline(call)
+    compiled: Callable[..., Any] = torch.compile(call, backend=session, dynamic=False, **_recompile_arguments())
+    return compiled
+
+
+def _recompile_arguments() -> dict[str, Any]:
+    """Asks torch to keep this model's graphs apart from those of other models of its class, where it can (2.13)."""
+    known = inspect.signature(torch.compile).parameters
+    wanted = {"isolate_recompiles": True, "recompile_limit": _MAX_GRAPHS}
+    return {name: value for name, value in wanted.items() if name in known}
