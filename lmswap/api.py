@@ -214,7 +214,8 @@ def _find_session(model: nn.Module) -> Session | None:
 
 def _measured(record: StepRecord, step: PlannedStep | None) -> Timeline:
     if step is None:  # nobody has named what it saved
-        names = [f"saved:{number}" for number in range(1 + max((r.swap for r in record.transfers), default=0))]
+        swapped = [transfer.swap for transfer in record.transfers]
+        names = tuple(f"saved:{number}" for number in range(1 + max(swapped, default=0)))
         return record.timeline(names, other_bytes=0)
     names = step.joined.program.buffer_names
     return record.timeline(names, other_bytes=step.allowance.base_bytes - step.allowance.tensor_bytes)

@@ -19,6 +19,7 @@ from torch._dynamo import trace_rules
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.external_utils import wrap_inline
 from torch._dynamo.utils import graph_break_reasons
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree as pytree
 
 from lmswap.capture.aot import refuse_rewriters
@@ -105,8 +106,10 @@ class ModelCall:
         session, num_breaks = self._session, len(graph_break_reasons)
         is_first = not session.graphs
         step = self._step(None, self._kind(args, kwargs) if is_first else None, args, kwargs, records=is_first)
+        disable: Callable[..., Any] = torch.compiler.disable  # or the hooks would be traced too
+        hooks = disable(step.pack), disable(step.unpack)
         try:
-            with _calling, torch._dynamo.config.patch(_LIMITS), step.hooks():
+            with _calling, torch._dynamo.config.patch(_LIMITS), saved_tensors_hooks(*hooks):
                 result = compiled(*args, **kwargs)
         except BackendCompilerFailed as error:
             inner = getattr(error, "inner_exception", None)
@@ -141,7 +144,7 @@ class ModelCall:
         self._session.prepare(sequence)
         step = self._step(sequence.events if sequence else None, kind, args, kwargs)
         with self._session.recorder.segment((_graph(step), "forward")):
-            with step.hooks():
+            with saved_tensors_hooks(step.pack, step.unpack):
                 result = self._plain(*args, **kwargs)
             step.end_forward()
         if step.planned is None and step.recording is None:

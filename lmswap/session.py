@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo.exc import SkipFrame
 from torch._guards import TracingContext, tracing
 
 import lmswap
@@ -145,7 +146,7 @@ class Session:
             tier=self.tier,
             min_swap_bytes=options.min_swap_bytes,
         )
-        self.runs_uncaptured = False  # a graph that cannot be planned for runs as it is; somebody serves what it saves
+        self.runs_uncaptured = False  # code whose graph cannot be planned for; somebody serves what it saves
         self._num_runs: Counter[tuple[int, ...]] = Counter()  # by step, before the one under way
         self._forwards: tuple[int, ...] = ()  # of the step before the last
         self._outgrown: set[tuple[int, ...]] = set()  # steps that were planned again for what others hold
@@ -163,9 +164,11 @@ class Session:
             if not self.runs_uncaptured or (isinstance(error, LmswapError) and not isinstance(error, CaptureError)):
                 raise
             self.graphs.remove(graph)
-            self.notes.append(f"a graph could not be planned for, and ran as it is: {type(error).__name__}: {error}")
+            self.notes.append(f"a graph could not be planned for: {type(error).__name__}: {error}")
             _log.warning("%s: %s", self.name, self.notes[-1], exc_info=True)
-            return module
+            raise SkipFrame(
+                self.notes[-1]
+            ) from error  # Dynamo runs the user's own code: its graph may be no substitute
 
         def run(*arguments: Any) -> Any:
             with without_hooks():

@@ -57,17 +57,23 @@ def steps(model, num=4, *, run=None, make=batch):
             loss.backward()
             found.append(loss.detach().clone())
             del loss
-        found += [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        # Graphs give zeros where torch itself gives no gradient.
+        found += [torch.zeros(()) if p.grad is None or not p.grad.any() else p.grad.clone() for p in model.parameters()]
         optimizer.step()
         optimizer.zero_grad()
     return found + [value.clone() for value in model.state_dict().values()]
 
 
-def check(make_model, path, drive=steps, *, swaps=True):
-    """Runs ``drive`` with and without lmswap; the bits are equal, bytes were moved, and none stay behind."""
+def check(make_model, path, drive=steps, *, is_compiled_otherwise=False):
+    """Runs ``drive`` with and without lmswap; the bits are equal, bytes were moved, and none stay behind.
+
+    Graphs of some ops give other bits than torch itself: then the same graphs without swapping are the measure.
+    """
     torch.compiler.reset()
     torch.manual_seed(0)
-    expected = drive(make_model())
+    model = make_model()
+    expected = drive(lmswap.enable(model, compiler=path, policy="none") if is_compiled_otherwise else model)
+    lmswap.disable(model)
     torch.manual_seed(0)
     model = swapping(make_model(), path)
     try:
@@ -78,8 +84,7 @@ def check(make_model, path, drive=steps, *, swaps=True):
         for a, b in zip(actual, expected, strict=True):
             assert torch.equal(a, b)
         assert report.tier_used_bytes == 0
-        if swaps:
-            assert report.tier_peak_bytes > 0
+        assert report.tier_peak_bytes > 0
         return report
     finally:
         lmswap.disable(model)
@@ -121,6 +126,7 @@ class Custom(nn.Module):
         return Scale.apply(x)
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # what torch's tracer does to it
 def test_a_custom_autograd_function(path):
     assert check(lambda: Net(Custom()), path).swapped_out_bytes > 0
 
@@ -221,7 +227,16 @@ def test_a_model_that_differentiates_in_its_own_forward(path):
             (forces,) = torch.autograd.grad(energy, x, create_graph=True)
             return forces
 
-    check(Forces, path, lambda model: steps(model, make=lambda: torch.randn(64, 16)), swaps=path == "eager")
+    def drive(model):
+        return steps(model, make=lambda: torch.randn(64, 16))
+
+    if path == "fx":
+        model = swapping(Forces(), path)
+        with pytest.raises(RuntimeError, match="does not currently support double backward"):
+            drive(model)
+        lmswap.disable(model)
+    else:
+        assert any("inside of the forward" in note for note in check(Forces, path, drive).notes)
 
 
 class TwoHeads(Net):
@@ -421,17 +436,6 @@ def test_models_in_several_threads(path):
 def test_copies_and_saved_states(path):
     def run(model, data):
         loss = model(data).square().mean()
-        for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-            assert other._compiled_call_impl is None
-            other(data)
-        file = io.BytesIO()
-        torch.save(model, file)
-        file.seek(0)
-        model.load_state_dict(torch.load(file, weights_only=False).state_dict())
-        return None if loss.backward() is not None else model(data).square().mean()
-
-    def safe(model, data):  # loading overwrites what the backward needs, so it comes after it
-        loss = model(data).square().mean()
         loss.backward()
         copies = (copy.deepcopy(model), pickle.loads(pickle.dumps(model)))
         file = io.BytesIO()
@@ -444,8 +448,7 @@ def test_copies_and_saved_states(path):
         model.load_state_dict(copies[-1].state_dict())
         return model(data).square().mean()
 
-    del run
-    check(Net, path, lambda model: steps(model, run=safe))
+    check(Net, path, lambda model: steps(model, run=run))
 
 
 def test_sizes_that_change(path):
@@ -491,7 +494,7 @@ def test_complex_tensors(path):
             spectrum = torch.fft.rfft(torch.tanh(x)) * self.weight
             return torch.fft.irfft((spectrum * spectrum.conj()).sqrt() + spectrum.conj().sin() * 1e-3).tanh()
 
-    check(Spectral, path, lambda model: steps(model, make=lambda: torch.randn(32, 64)))
+    check(Spectral, path, lambda model: steps(model, make=lambda: torch.randn(32, 64)), is_compiled_otherwise=True)
 
 
 class Views(nn.Module):
@@ -544,7 +547,7 @@ def test_policies_that_compute_again_need_graphs(path):
             with pytest.raises(OptionError, match="needs graphs"):
                 lmswap.enable(Net(), compiler="eager", policy=policy)
     else:
-        model = lmswap.enable(Net(Branches()), policy="recompute", min_swap_bytes=2048)
+        model = lmswap.enable(Net(EagerInside()), policy="recompute", min_swap_bytes=2048)
         model(batch()).square().mean().backward()
         assert lmswap.report(model).notes[-1].startswith("path: saved-tensor hooks")
         with pytest.raises(OptionError, match="needs graphs"):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -69,10 +68,6 @@ class EagerStep:
         if planned is None and records:
             self.recording = Recording(host.memory, self._base_bytes, Recorded())
             self.recording.begin("forward", ())
-
-    def hooks(self) -> AbstractContextManager[None]:
-        """The context for the model's forward."""
-        return torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack)
 
     def pack(self, tensor: torch.Tensor) -> SavedTensor:
         """Autograd saves ``tensor``."""

@@ -26,7 +26,8 @@ _SCHEMAS = (
     "in_start(Tensor token, int engine, int buffer, int nbytes, Device device) -> Tensor",
     # The alias annotations say that no copy is made: whoever holds the result holds the swapped-in memory.
     "in_done(Tensor(a) flat, Tensor token, int engine) -> Tensor(a)",
-    "view_bytes(Tensor(a) flat, ScalarType dtype, int[] size, int[] stride, int offset) -> Tensor(a)",
+    "view_bytes(Tensor(a) flat, ScalarType dtype, int[] size, int[] stride, int offset, bool is_conj, bool is_neg)"
+    " -> Tensor(a)",
     "rng_state(Device device) -> Tensor",
 )
 for _schema in _SCHEMAS:
@@ -79,11 +80,21 @@ def _in_done(flat: torch.Tensor, token: torch.Tensor, engine: int) -> torch.Tens
     return flat
 
 
-def _view_bytes(
-    flat: torch.Tensor, dtype: torch.dtype, size: list[int], stride: list[int], offset: int
+def _view_bytes(  # noqa: PLR0917 - the operator's own signature
+    flat: torch.Tensor,
+    dtype: torch.dtype,
+    size: list[int],
+    stride: list[int],
+    offset: int,
+    is_conj: bool,
+    is_neg: bool,
 ) -> torch.Tensor:
     begin = flat.storage_offset() * flat.element_size() // dtype.itemsize  # offset counts from the tensor's own bytes
-    return torch.empty(0, dtype=dtype, device=flat.device).set_(flat.untyped_storage(), begin + offset, size, stride)
+    view = torch.empty(0, dtype=dtype, device=flat.device)
+    view.set_(flat.untyped_storage(), begin + offset, size, stride)
+    # Complex views carry what is still to be done to their elements beside the memory, not in it.
+    view = torch._conj(view) if is_conj else view
+    return torch._neg_view(view) if is_neg else view
 
 
 for _name, _kernel in (

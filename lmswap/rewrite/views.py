@@ -10,9 +10,10 @@ from lmswap.execute import ops
 
 
 def geometry(value: fx.Node) -> tuple[Any, ...]:
-    """How ``value`` looks at its memory: dtype, sizes, strides and offset, as traced."""
+    """How ``value`` looks at its memory: dtype, sizes, strides, offset, conjugated, negated; as traced."""
     tensor = value.meta["val"]
-    return tensor.dtype, list(tensor.shape), list(tensor.stride()), tensor.storage_offset()
+    place = tensor.dtype, list(tensor.shape), list(tensor.stride()), tensor.storage_offset()
+    return *place, tensor.is_conj(), tensor.is_neg()
 
 
 def view_of(storage: fx.Node, value: fx.Node) -> fx.Node:
