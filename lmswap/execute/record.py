@@ -156,8 +156,7 @@ class Recorder:
             self._end_step()
 
     def _begins_step(self, key: SegmentKey) -> bool:
-        phases = {phase for _, phase in self._current.sequence}
-        return key[1] != "backward" and ("backward" in phases or phases == {"inference"})
+        return key[1] != "backward" and any(phase == "backward" for _, phase in self._current.sequence)
 
     def _wait(self) -> None:
         """Sets aside what ran so far: a graph runs again, either in the same step or since no backward will come."""
