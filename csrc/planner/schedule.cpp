@@ -1,8 +1,25 @@
 #include "schedule.h"
 
+#include <algorithm>
+
 namespace lmswap::planner {
 
-Scheduler::Scheduler(const Step& step) : step_(step) {}
+Scheduler::Scheduler(const Step& step) : step_(step) {
+  std::vector<std::vector<int>> used(step.seconds.size()), gap_after(step.seconds.size());
+  std::vector<int> next(step.first_gap.begin(), step.first_gap.end() - 1);
+  for (int op = 0; op < step.num_ops(); ++op) {
+    for (const auto& row : {step.reads[op], step.writes[op]}) {
+      for (const int buffer : row) {
+        // An op that reads what it writes uses it once.
+        if (std::find(used[op].begin(), used[op].end(), buffer) != used[op].end()) continue;
+        used[op].push_back(buffer);
+        gap_after[op].push_back(next[buffer]++);
+      }
+    }
+  }
+  used_ = Rows(used);
+  gap_after_ = Rows(gap_after);
+}
 
 bool Scheduler::build(const std::vector<Fate>& fates, Schedule& schedule) {
   fates_ = &fates;
@@ -33,16 +50,18 @@ bool Scheduler::build(const std::vector<Fate>& fates, Schedule& schedule) {
 bool Scheduler::run(int op, int position, int gap) {
   const bool is_rerun = op != position;
   if (out_->runs.size() >= most_runs_ || ++depth_ > kDeepest) return false;
-  for (const int buffer : step_.reads[op]) ++pins_[buffer];
-  for (const int buffer : step_.reads[op]) {
-    if (!ensure(buffer, position)) return false;
+  bool is_ready = true;
+  for (const int buffer : step_.reads[op]) is_ready = is_ready && is_there(buffer);
+  if (!is_ready) {
+    for (const int buffer : step_.reads[op]) ++pins_[buffer];
+    for (const int buffer : step_.reads[op]) {
+      if (!ensure(buffer, position)) return false;
+    }
+    for (const int buffer : step_.reads[op]) --pins_[buffer];
   }
   const int at = static_cast<int>(out_->runs.size());
   out_->runs.push_back({op, position, gap});
-  for (const int buffer : step_.reads[op]) {
-    --pins_[buffer];
-    use(buffer, at, false);
-  }
+  for (const int buffer : step_.reads[op]) use(buffer, at, false);
   for (const int buffer : step_.writes[op]) {
     if (is_rerun || step_.producer[buffer] == op) {
       make(buffer, at);
@@ -54,20 +73,14 @@ bool Scheduler::run(int op, int position, int gap) {
     for (const int buffer : step_.reads[op]) after_use_by_rerun(buffer);
     for (const int buffer : step_.writes[op]) after_use_by_rerun(buffer);
   } else {
-    for (const int buffer : step_.reads[op]) after_own_use(buffer);
-    for (const int buffer : step_.writes[op]) {
-      // An op that reads what it writes uses it once.
-      bool is_read = false;
-      for (const int read : step_.reads[op]) is_read = is_read || read == buffer;
-      if (!is_read) after_own_use(buffer);
-    }
+    after_own_uses(op);
   }
   --depth_;
   return true;
 }
 
 bool Scheduler::ensure(int buffer, int position) {
-  if (is_there_[buffer] || step_.life[buffer] == Life::kTangent) return true;
+  if (is_there(buffer)) return true;
   return run(step_.producer[buffer], position, gap_[buffer]);
 }
 
@@ -97,15 +110,15 @@ void Scheduler::make(int buffer, int at) {
   is_there_[buffer] = 1;
 }
 
-void Scheduler::after_own_use(int buffer) {
-  // The gap that follows is the next one, except after the use that makes the buffer: that is gap 0 already.
-  auto& gap = gap_[buffer];
-  const auto uses = step_.uses[buffer];
-  const int position = out_->runs.back().op;
-  while (uses[static_cast<std::size_t>(gap - step_.first_gap[buffer])] < position) ++gap;
-  const Fate fate = (*fates_)[gap];
-  copies_[newest_[buffer]].leaves = swaps(fate);
-  if (redoes(fate)) is_there_[buffer] = 0;
+void Scheduler::after_own_uses(int op) {
+  const auto used = used_[op], gaps = gap_after_[op];
+  for (std::size_t number = 0; number < used.size(); ++number) {
+    const int buffer = used[number], gap = gaps[number];
+    gap_[buffer] = gap;
+    const Fate fate = (*fates_)[gap];
+    copies_[newest_[buffer]].leaves = swaps(fate);
+    if (redoes(fate)) is_there_[buffer] = 0;
+  }
 }
 
 void Scheduler::after_use_by_rerun(int buffer) {

@@ -57,14 +57,18 @@ class Scheduler {
     bool leaves;  // after its last use so far
   };
   bool run(int op, int position, int gap);
+  [[nodiscard]] bool is_there(int buffer) const {
+    return is_there_[buffer] != 0 || step_.life[buffer] == Life::kTangent;
+  }
   bool ensure(int buffer, int position);
   void use(int buffer, int at, bool is_write);
   void make(int buffer, int at);
-  void after_own_use(int buffer);
+  void after_own_uses(int op);
   void after_use_by_rerun(int buffer);
   void finish();
 
   const Step& step_;
+  Rows used_, gap_after_;  // by op: the buffers that it uses, and their gaps from there on
   const std::vector<Fate>* fates_ = nullptr;
   Schedule* out_ = nullptr;
   std::vector<Copy> copies_;
