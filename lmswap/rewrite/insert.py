@@ -92,9 +92,6 @@ class _Editor:
         self._values: dict[int, list[fx.Node]] = {}
         for node, buffer in graph.buffer_of.items():
             self._values.setdefault(buffer, []).append(node)
-        self._fake_mode = next(
-            node.meta["val"].fake_mode for node in graph.buffer_of if hasattr(node.meta.get("val"), "fake_mode")
-        )
 
     def carry_out(self, action: _Action, *, offset: int) -> None:
         """Inserts one action before the op at ``offset`` of the segment, or before the output."""
@@ -216,5 +213,6 @@ class _Editor:
         return node
 
     def _fake(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        with self._fake_mode:
+        values = (node.meta.get("val") for node in self.graph.buffer_of)
+        with next(value.fake_mode for value in values if hasattr(value, "fake_mode")):
             return torch.empty(shape, dtype=dtype, device=device)

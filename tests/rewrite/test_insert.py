@@ -7,6 +7,7 @@ import torch
 from lmswap.capture.aot import compile_region
 from lmswap.capture.lower import lower_inference, lower_training
 from lmswap.execute.graph import compile_boxed
+from lmswap.ir.plan import Plan
 from lmswap.ir.schedule import schedule
 from lmswap.rewrite.insert import insert_swaps
 from tests.models import CASES, Case
@@ -70,3 +71,12 @@ def test_any_valid_plan_gives_the_same_bits_as_no_plan(name, seed):
     actual, engine = train(CASES[name], 0.8, seed)
     assert engine.num_out > 10 and engine.num_in > 10
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+
+
+def test_a_graph_without_tensors_stays_as_it_is():
+    graph = torch.fx.Graph()
+    graph.output((3,))  # seen between two graph breaks of a detection model
+    lowered = lower_inference(torch.fx.GraphModule({}, graph), parameters=(), name="t")
+    plan = Plan("none", 1, (), 0.0, 0)
+    insert_swaps(schedule(lowered.program, ()), lowered.graphs, plan, engine=0)
+    assert compile_boxed(lowered.graphs[0].module)([]) == (3,)
