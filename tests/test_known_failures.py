@@ -24,7 +24,7 @@ from lmswap.errors import LmswapError
 from lmswap.execute import _C
 from lmswap.execute.engine import SwapEngine
 from lmswap.hardware.memory import CpuMemory
-from lmswap.plan import make_plan
+from lmswap.plan import make_plan, simulate
 from lmswap.plan.search import plan_swap
 from lmswap.session import Session
 from tests.execute.test_native_engine import fake_cuda  # noqa: F401 - a fixture
@@ -345,7 +345,23 @@ def reloads_are_held_to_the_end(patch: pytest.MonkeyPatch) -> None:
 
 @fails_when(reloads_are_held_to_the_end)
 def test_the_backward_holds_less_than_what_was_swapped():
-    """DeepSpeed: buffers that had been reloaded were held to the end of the backward."""
+    """DeepSpeed: buffers that had been reloaded were held to the end of the backward.
+
+    The plan brings each of them back where it is used, so that those held are few.
+    """
+
+    def late(policy, program, costs, machine, **limits):
+        plan = make_plan(policy, program, costs, machine, **limits)
+        swaps = tuple(replace(swap, in_start=swap.first_use) for swap in plan.swaps)
+        plan = replace(plan, swaps=swaps, certificate=None)
+        return replace(plan, predicted_peak_bytes=simulate(program, costs, machine, plan).peak_bytes)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lmswap.session.make_plan", late)
+        _assert_backward_holds_less_than_was_swapped()
+
+
+def _assert_backward_holds_less_than_was_swapped() -> None:
     model = enabled(CHAIN)
     memory = session_of(model).memory
     for _ in range(5):
@@ -357,7 +373,7 @@ def test_the_backward_holds_less_than_what_was_swapped():
     swapped = lmswap.report(model).swapped_out_bytes
     lmswap.disable(model)
     assert swapped >= 8 * MIB
-    assert grown < swapped
+    assert grown < 0.75 * swapped
 
 
 def freed_memory_is_kept_without_limit(patch: pytest.MonkeyPatch) -> None:
