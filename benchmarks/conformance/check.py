@@ -82,7 +82,9 @@ def check(trial: Trial, memory: TensorMemory) -> Finding:
 
 def _train_in_half(trial: Trial, reference: Training, memory: TensorMemory) -> Training:
     beside_bytes = _beside_step(reference.report)
-    budget_bytes = beside_bytes + _predicted_bytes(reference.report) // 2
+    # Without a plan for the whole step there is no prediction either.
+    needed_bytes = _predicted_bytes(reference.report) or reference.activation_bytes
+    budget_bytes = max(1, beside_bytes + needed_bytes // 2)
     for _ in range(_MOST_BUDGETS):
         try:
             return train(trial, Way("auto", budget_bytes), memory)
@@ -130,7 +132,9 @@ def _beside_step(report: Report) -> int:
 
 
 def _predicted_bytes(report: Report) -> int:
-    return (report.predicted_peak_bytes or 0) - report.base_bytes - report.reserve_bytes
+    if report.predicted_peak_bytes is None:
+        return 0
+    return report.predicted_peak_bytes - report.base_bytes - report.reserve_bytes
 
 
 def _sentence(error: Exception) -> str:

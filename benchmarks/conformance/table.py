@@ -62,7 +62,7 @@ def _counts(results: Results) -> Iterator[tuple[str, ...]]:
 def _count(label: str, outcomes: Sequence[Outcome]) -> tuple[str, ...]:
     verdicts = [outcome.finding.verdict for outcome in outcomes]
     after = [outcome.finding.after for outcome in outcomes if outcome.finding.after]
-    errors = [abs(figures.error) for figures in after if figures.measured_bytes >= _LEAST_MEASURED_BYTES]
+    errors = [abs(figures.error) for figures in after if _has_error(figures)]
     shares = [share for share in map(_share, outcomes) if share is not None]
     return (
         label,
@@ -97,11 +97,15 @@ def _row(outcome: Outcome) -> tuple[str, ...]:
         _bytes(before),
         _bytes(after),
         f"{share:.0%}" if share is not None else "",
-        f"{after.error:+.1%}" if after.measured_bytes >= _LEAST_MEASURED_BYTES else "",
+        f"{after.error:+.1%}" if _has_error(after) else "",
         format_bytes(after.swapped_bytes) if after.swapped_bytes else "",
         format_bytes(after.recomputed_bytes) if after.recomputed_bytes else "",
         f"{format_seconds(before.seconds)} → {format_seconds(after.seconds)}",
     )
+
+
+def _has_error(figures: Figures) -> bool:
+    return figures.measured_bytes >= _LEAST_MEASURED_BYTES and figures.predicted_bytes > 0
 
 
 def _share(outcome: Outcome) -> float | None:

@@ -124,7 +124,7 @@ def _digest(result: Tensor) -> str:
 
 
 def _path(model: nn.Module) -> str:
-    """Which way the step goes: "graph", "3 graphs joined", or how many of them run apart."""
+    """Which way the step goes: "graph", "3 graphs joined", how many of them run apart, or "eager"."""
     session = lmswap.api._sessions.get(model)
     if session is None:
         return "torch"
@@ -132,7 +132,7 @@ def _path(model: nn.Module) -> str:
     step = session.current_step()
     if step is not None and set(step.graphs) == ran:
         return "graph" if len(ran) == 1 else f"{len(ran)} graphs joined"
-    return f"{len(ran)} graphs apart"
+    return f"{len(ran)} graphs apart" if ran else "eager"
 
 
 def _tensors(values: Any) -> list[Tensor]:
