@@ -53,14 +53,15 @@ uint64_t checked(const char* name, int64_t amount) {
 class PyEngine {
  public:
   PyEngine(const std::string& driver, int device, const std::string& library, double out_bytes_per_second,
-           double in_bytes_per_second, const std::string& shared_link, const std::string& faults_text) {
+           double in_bytes_per_second, const std::string& shared_link, const std::string& faults_text, bool audits,
+           bool wipes) {
     if (!(out_bytes_per_second >= 0 && in_bytes_per_second >= 0)) {
       throw Error(ErrorKind::kOption, "bytes per second must not be negative");
     }
     auto faults = std::make_shared<Faults>(faults_text);
     Pacers pacers = shared_link.empty() ? Pacers{Pacer(out_bytes_per_second), Pacer(in_bytes_per_second)}
                                         : open_shared_link(shared_link, out_bytes_per_second, in_bytes_per_second);
-    engine_ = Engine::open(open_driver(driver, device, library, faults), faults, std::move(pacers));
+    engine_ = Engine::open(open_driver(driver, device, library, faults), faults, std::move(pacers), {audits, wipes});
   }
   ~PyEngine() {
     const nb::gil_scoped_release unlocked;
@@ -117,10 +118,10 @@ void bind_engine(nb::module_& module) {
   const nb::object stats_type = named_tuple(module, "TierStats", {"capacity_bytes", "used_bytes", "peak_used_bytes"});
 
   nb::class_<PyEngine>(module, "Engine", nb::is_weak_referenceable())
-      .def(nb::init<const std::string&, int, const std::string&, double, double, const std::string&,
-                    const std::string&>(),
+      .def(nb::init<const std::string&, int, const std::string&, double, double, const std::string&, const std::string&,
+                    bool, bool>(),
            nb::kw_only(), "driver"_a, "device"_a = 0, "library"_a = "libcuda.so.1", "out_bytes_per_second"_a = 0.0,
-           "in_bytes_per_second"_a = 0.0, "shared_link"_a = "", "faults"_a = "")
+           "in_bytes_per_second"_a = 0.0, "shared_link"_a = "", "faults"_a = "", "audits"_a = false, "wipes"_a = false)
       .def(
           "open_host_tier",
           [](PyEngine& self, int64_t limit) { self.get().open_host_tier(checked("limit_bytes", limit)); },
@@ -161,6 +162,13 @@ void bind_engine(nb::module_& module) {
           "nbytes", [](PyEngine& self, int64_t handle) { return self.get().nbytes(handle); }, "handle"_a, WithoutLock())
       .def(
           "is_finished", [](PyEngine& self, int64_t transfer) { return self.get().is_finished(transfer); },
+          "transfer"_a, WithoutLock())
+      .def(
+          "take_checksums",
+          [](PyEngine& self, int64_t transfer) {
+            const std::vector<uint64_t> sums = self.get().take_checksums(transfer);
+            return std::vector<int64_t>(sums.begin(), sums.end());
+          },
           "transfer"_a, WithoutLock())
       .def("take_records",
            [record_type](PyEngine& self) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from lmswap.execute.record import StepRecord
 from lmswap.ir.emulation import EmulatedLink
 from lmswap.ir.program import Program
 from lmswap.ir.timeline import Timeline
+from lmswap.ir.verified import Verified
 from lmswap.modelcall import ModelCall
 from lmswap.options import Options
 from lmswap.reporting import Explanation, Report, make_explanation, make_report
@@ -23,6 +25,7 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 _sessions: weakref.WeakKeyDictionary[nn.Module, Session] = weakref.WeakKeyDictionary()
 _compiled: list[tuple[Mapping[str, Any] | None, Session]] = []  # sessions of torch.compile(backend="lmswap") calls
+_verified: list[Verified] = []  # of all sessions that there ever were
 
 
 def enable(
@@ -35,6 +38,7 @@ def enable(
     compiler: str = "fx",
     min_swap_bytes: int | str = 2**20,
     verify: bool = False,
+    wipe: bool = False,
     disk_directory: str | None = None,
     link: str | EmulatedLink | None = None,
 ) -> ModuleT:
@@ -63,7 +67,12 @@ def enable(
             torch.compile captures nothing of the model, or when ops outside of its graphs save tensors of at least
             ``min_swap_bytes``; the report's notes say so and why.
         min_swap_bytes: smaller buffers stay where they are.
-        verify: checks every buffer that comes back against the checksum it left with; slower, for doubts.
+        verify: for doubts, slower and beyond the budget: runs every graph also without swaps and compares outputs and
+            gradients to the bit, checksums every copy at both ends, and fills memory that was given up with NaN.
+        wipe: swap files and host memory are overwritten with zeros when their bytes are no longer needed, at the latest
+            when the model is disabled or the interpreter exits. Not promised: a process that is killed leaves the
+            blocks of its (unlinked) file as they are, and a disk may keep old copies of overwritten blocks by itself
+            (remapping of SSDs, snapshots, file systems that copy on write). Tensors of torch are not wiped.
         disk_directory: where the disk tier puts its (unlinked) file; default: a directory on a real disk.
         link: the copies are paced to this link instead of running at full speed: "11.7GB/s" each way, "11.7GB/s out,
             10.9GB/s in", "pcie3", "pcie4", "pcie5", "nvlink2", "c2c", or an `EmulatedLink`. Plans are made for it, and
@@ -83,6 +92,7 @@ def enable(
         compiler=compiler,
         min_swap_bytes=min_swap_bytes,
         verify=verify,
+        wipe=wipe,
         disk_directory=disk_directory,
         link=link,
     )
@@ -144,6 +154,7 @@ def report(model: nn.Module) -> Report:
         tier_used_bytes=tier.used_bytes,
         tier_peak_bytes=tier.peak_used_bytes,
         notes=session.notes,
+        verified=session.verified,
     )
 
 
@@ -171,6 +182,11 @@ def sessions() -> tuple[Session, ...]:
     return (*_sessions.values(), *(session for _, session in _compiled))
 
 
+def verified() -> tuple[Verified, ...]:
+    """What was checked of every model that was ever enabled with ``verify=True`` in this process, in order."""
+    return tuple(_verified)
+
+
 def compile_backend(
     module: fx.GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
@@ -183,7 +199,7 @@ def compile_backend(
             return session(module, inputs)
     tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
     parsed = Options.from_mapping(options or {})
-    session = Session("compiled model", parsed, _one_device(tensors), _trainable_bytes(tensors))
+    session = _make_session("compiled model", parsed, _one_device(tensors), _trainable_bytes(tensors))
     _compiled.append((options, session))
     return session(module, inputs)
 
@@ -192,7 +208,21 @@ def _open_session(model: nn.Module, name: str, options: Options) -> Session:
     parameters = list(model.parameters())
     if not parameters:
         raise OptionError(f"{name} has no parameters, so there is no device to plan for")
-    return Session(name, options, _one_device([*parameters, *model.buffers()]), _trainable_bytes(parameters))
+    return _make_session(name, options, _one_device([*parameters, *model.buffers()]), _trainable_bytes(parameters))
+
+
+def _make_session(name: str, options: Options, device: torch.device, trainable_bytes: int) -> Session:
+    session = Session(name, options, device, trainable_bytes)
+    if session.verified is not None:
+        _verified.append(session.verified)
+    return session
+
+
+@atexit.register
+def _close_all() -> None:
+    """At the interpreter's exit, also after an exception: files and host memory may have to be wiped."""
+    for session in sessions():
+        session.close()
 
 
 def _session(model: nn.Module) -> Session:

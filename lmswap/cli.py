@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 import lmswap
-from lmswap.commands import bench, doctor, links, plan, profile
+from lmswap.commands import bench, doctor, links, plan, profile, verify
 from lmswap.errors import LmswapError
 from lmswap.reporting.text import print_result
 
@@ -44,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"lmswap {lmswap.__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in (doctor, links, plan, profile, bench):
+    for command in (doctor, links, plan, profile, verify, bench):
         command.add_to(commands)
     return parser
 

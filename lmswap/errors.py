@@ -63,6 +63,45 @@ class SavedTensorChanged(LmswapError, RuntimeError):
     """A tensor that the backward pass needs was changed in place after it was saved: a bug in the model."""
 
 
+class VerificationError(LmswapError):
+    """Verification found a step that swapping has changed: do not use its gradients."""
+
+
+class BytesChanged(VerificationError):
+    """What came back from a tier is not what left; says on which part of the way it was changed."""
+
+    def __init__(self, buffer: str, nbytes: int, where: str, offset_bytes: int) -> None:
+        self.buffer, self.nbytes, self.where, self.offset_bytes = buffer, nbytes, where, offset_bytes
+        super().__init__(
+            f"the {nbytes / 2**20:.1f} MiB of buffer '{buffer}' were changed {where}, first within the MiB at byte "
+            f"{offset_bytes}: memory, disk or lmswap is at fault; the step is lost, do not use its gradients"
+        )
+
+
+class ResultDiffers(VerificationError):
+    """A step with swaps gave another result than the same step without them."""
+
+    def __init__(
+        self,
+        *,
+        step: int,
+        result: str,
+        made_by: str,
+        num_differing: int,
+        num_elements: int,
+        first: str,
+        moved: tuple[str, ...] = (),
+    ) -> None:
+        self.step, self.result, self.made_by, self.moved = step, result, made_by, moved
+        self.num_differing, self.num_elements, self.first = num_differing, num_elements, first
+        super().__init__(
+            f"step {step}: {result}, made by {made_by}, is another one with swaps than without: {num_differing} of "
+            f"{num_elements} elements differ, {first}"
+            + (f"; swapped or computed again on the way to it: {', '.join(moved)}" if moved else "")
+            + ". The step is lost, do not use its gradients"
+        )
+
+
 class TraceError(LmswapError):
     """A profiler's file cannot be read, or does not hold what figures need; the message names the file."""
 

@@ -16,6 +16,8 @@ TIERS = ("auto", "host", "disk", "device")
 COMPILERS = ("fx", "inductor", "eager")
 NEEDS_GRAPHS = ("recompute", "checkpoint")  # policies
 
+always_verify = False  # `lmswap verify` sets it, whatever the script says
+
 
 @dataclass(frozen=True)
 class Options:
@@ -28,6 +30,7 @@ class Options:
     compiler: str
     min_swap_bytes: int
     verify: bool
+    wipe: bool
     disk_directory: str | None
     link: EmulatedLink | None
 
@@ -41,6 +44,7 @@ class Options:
         compiler: str = "fx",
         min_swap_bytes: int | str = 2**20,
         verify: bool = False,
+        wipe: bool = False,
         disk_directory: str | None = None,
         link: str | EmulatedLink | None = None,
     ) -> Options:
@@ -56,8 +60,9 @@ class Options:
             raise OptionError(
                 f"policy '{policy}' computes tensors again, which needs graphs; compiler='eager' has none"
             )
-        if not isinstance(verify, bool):
-            raise OptionError(f"verify must be True or False, not {verify!r}")
+        for name, given in (("verify", verify), ("wipe", wipe)):
+            if not isinstance(given, bool):
+                raise OptionError(f"{name} must be True or False, not {given!r}")
         if disk_directory is not None and not isinstance(disk_directory, str):
             raise OptionError(f"disk_directory must be a path as a string, not {disk_directory!r}")
         if link is not None and not isinstance(link, (str, EmulatedLink)):
@@ -74,7 +79,8 @@ class Options:
             tier=tier,
             compiler=compiler,
             min_swap_bytes=parse_bytes(min_swap_bytes, what="min_swap_bytes"),
-            verify=verify,
+            verify=verify or always_verify,
+            wipe=wipe,
             disk_directory=disk_directory,
             link=EmulatedLink.parse(link) if isinstance(link, str) else link,
         )

@@ -28,12 +28,15 @@ from lmswap.capture.aot import without_hooks
 from lmswap.capture.join import Joined, graph_plan, join
 from lmswap.capture.lower import Lowered, lower_inference, lower_training
 from lmswap.capture.measure import OpMeter
+from lmswap.capture.results import input_names, results
 from lmswap.eager.actions import PlannedEvents
 from lmswap.eager.recording import Recorded, lower_recorded
 from lmswap.errors import CaptureError, LmswapError, OptionError, PlanInfeasible, TierError
 from lmswap.execute import _C
+from lmswap.execute.audit import Audit
 from lmswap.execute.engine import SwapEngine
-from lmswap.execute.graph import BoxedFunction, compile_boxed
+from lmswap.execute.graph import BoxedFunction, compile_boxed, copy_graph
+from lmswap.execute.reference import REFERENCE, Reference
 from lmswap.execute.tiers import open_tier
 from lmswap.hardware.disk import swap_directory
 from lmswap.hardware.measure import describe_machine
@@ -41,9 +44,11 @@ from lmswap.hardware.memory import DeviceMemory, device_memory
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Machine
-from lmswap.ir.plan import Plan
+from lmswap.ir.plan import Decision, Plan
 from lmswap.ir.program import Program
+from lmswap.ir.schedule import schedule
 from lmswap.ir.timeline import Timeline
+from lmswap.ir.verified import Verified
 from lmswap.options import Options
 from lmswap.plan import make_plan, simulate
 from lmswap.plan.cache import PlanCache, Planned
@@ -65,6 +70,16 @@ UNPLANNED = -1
 _STEADY_STEP = 3
 # Of what is free, "auto" leaves a part to whatever else uses the device.
 _AUTO_SHARE = 0.9
+
+
+_WHY_OVER = (
+    "verify=True: each graph also runs without swaps, beside the budget, which is not kept; its copies and checks are "
+    "part of the measured times"
+)
+_WHY_ONLY_TRANSFERS = (
+    "verify=True checks the transfers only: a step that Inductor compiles without copies in it may fuse otherwise, and "
+    "differ in the last bits; compiler='fx' compares results too"
+)
 
 
 @dataclass(frozen=True)
@@ -119,7 +134,9 @@ class Session:
         self.machine: Machine = _as_asked(machine, self.tier, options)
         native = _open_engine(device, self.tier, self.machine, options)
         self.memory: DeviceMemory = device_memory(device)
-        self.engine = SwapEngine(device, native, self.memory.used_tensor_bytes, verify=options.verify)
+        self.verified = Verified(name) if options.verify else None
+        audit = Audit(native, self.verified, self._buffer_name) if self.verified else None
+        self.engine = SwapEngine(device, native, self.memory.used_tensor_bytes, audit=audit)
         self.recorder = self.engine.recorder
         try:
             self.budget_bytes = _resolve_budget(options, self.memory)
@@ -132,6 +149,8 @@ class Session:
         if options.budget_bytes is None:
             left = f"what was free when the model was enabled, less {1 - _AUTO_SHARE:.0%} for others"
             self.notes.append(f"budget 'auto' is {format_bytes(self.budget_bytes)}: {left}")
+        if options.verify:
+            self.notes.append(_WHY_OVER if options.compiler == "fx" else _WHY_ONLY_TRANSFERS)
         self._plans = PlanCache(
             self.machine,
             {
@@ -241,7 +260,8 @@ class Session:
         if step is not None and step.graphs[0] == graph.index:
             self._num_runs[step.graphs] += 1
             self._make_room(step)
-            if self._num_runs[step.graphs] == _STEADY_STEP and not repeated:
+            # Checks take time of their own.
+            if self._num_runs[step.graphs] == _STEADY_STEP and not repeated and not self.options.verify:
                 self._learn(self.steps[step.graphs])
 
     def current_step(self) -> PlannedStep | None:
@@ -250,6 +270,12 @@ class Session:
         if UNPLANNED in ran:
             return None
         return self.steps.get(ran) or next(reversed(self.steps.values()), None)
+
+    def _buffer_name(self, number: int) -> str:
+        """What people call the buffer that is moved under ``number``."""
+        ran = {graph for graph, _ in self.recorder.current_sequence}
+        step = next((step for step in reversed(self.steps.values()) if ran <= {*step.graphs}), None)
+        return step.joined.program.buffer_names[number] if step else str(number)
 
     def close(self) -> None:
         """Gives host memory, files and threads back. Idempotent."""
@@ -478,7 +504,9 @@ class CapturedGraph:
 
     def compiled(self, module: fx.GraphModule, phase: str) -> BoxedFunction:
         """See `lmswap.capture.aot.GraphHandler`."""
-        return self.recorded(compile_boxed(module), phase)
+        run = self.recorded(compile_boxed(module), phase)
+        reference: Reference | None = module.meta.get(REFERENCE)
+        return reference.beside(run, phase) if reference else run
 
     def recorded(self, function: BoxedFunction, phase: str) -> BoxedFunction:
         """See `lmswap.capture.inductor.CompiledGraphHandler`."""
@@ -500,8 +528,23 @@ class CapturedGraph:
             first_buffer = step.joined.buffer_offsets[which]
         else:
             plan = session.plan_alone(self, lowered)
+        reference = self._reference(lowered, plan)
         runs, graphs = run_again(lowered.program, lowered.graphs, plan.reruns)
         insert_swaps(runs, graphs, plan, engine=session.engine.number, first_buffer=first_buffer)
+        if reference:
+            reference.join(graphs)
+
+    def _reference(self, lowered: Lowered, plan: Plan) -> Reference | None:
+        """What runs beside the graphs to verify them; None if that was not asked for or ``plan`` changes nothing."""
+        session, program = self._session, lowered.program
+        if session.verified is None or session.options.compiler != "fx" or not (plan.swaps or plan.reruns):
+            return None
+        decisions = schedule(program, plan.reruns).decisions(plan)
+        moved = {buffer for buffer, decision in enumerate(decisions) if decision is not Decision.KEEP}
+        graphs, inputs = [copy_graph(graph) for graph in lowered.graphs], input_names(self._module.graph)
+        described = [results(graph, inputs, moved, program.buffer_names) for graph in graphs]
+        device, verified, recorder = session.device, session.verified, session.recorder
+        return Reference(program, graphs, described, device=device, verified=verified, recorder=recorder)
 
 
 class SavedSequence:
@@ -583,6 +626,8 @@ def _open_engine(device: torch.device, tier: str, machine: Machine, options: Opt
         out_bytes_per_second=link.out_bytes_per_second if link else 0.0,
         in_bytes_per_second=link.in_bytes_per_second if link else 0.0,
         shared_link=(link.shared_file if link else None) or "",
+        audits=options.verify,
+        wipes=options.wipe,
     )
     directory = swap_directory(options.disk_directory) if tier == "disk" else ""
     open_tier(native, tier, machine.tier(tier).capacity_bytes, directory)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import lmswap
-from lmswap.errors import OptionError, PlanInfeasible, TierError, TransferError
+from lmswap.errors import BytesChanged, OptionError, PlanInfeasible, TierError, TransferError
 from tests.models import CASES, Broken, BrokenBlock, Case, UntrainedMiddle
 
 POLICIES = ("none", "swap_all", "tflms", "auto")
@@ -226,7 +226,7 @@ def test_verify_passes_sound_copies_and_catches_a_single_changed_bit(monkeypatch
     checked = engine.in_done
 
     def damaged(token, flat):
-        flat[-1] ^= 1  # the copy in has not been waited for, so wait first
+        engine._held[engine._arriving[int(token)]][-1] ^= 1  # the copy in has not been waited for, so wait first
         return checked(token, flat)
 
     def arrive(token, flat):
@@ -235,7 +235,7 @@ def test_verify_passes_sound_copies_and_catches_a_single_changed_bit(monkeypatch
         return damaged(token, flat)
 
     monkeypatch.setattr(engine, "in_done", arrive)
-    with pytest.raises(TransferError, match="came back from their tier changed"):
+    with pytest.raises(BytesChanged, match="on the way in"):
         case.loss(model(case.batch())).backward()
     lmswap.disable(model)
 

@@ -73,6 +73,7 @@ class CudaDriver final : public Driver {
   void copy_out(void* host, uint64_t device, uint64_t nbytes, StreamHandle stream) override;
   void copy_in(uint64_t device, const void* host, uint64_t nbytes, StreamHandle stream) override;
   void copy_within(uint64_t to, uint64_t from, uint64_t nbytes, StreamHandle stream) override;
+  void fill(uint64_t device, std::byte value, uint64_t nbytes, StreamHandle stream) override;
 
  private:
   // An event of which it is known when it happened; the device tells times of others as distances from it.
@@ -285,6 +286,12 @@ void CudaDriver::copy_in(uint64_t device, const void* host, uint64_t nbytes, Str
 void CudaDriver::copy_within(uint64_t to, uint64_t from, uint64_t nbytes, StreamHandle stream) {
   const Current current(*this);
   check(call_.memcpy_device_to_device(to, from, nbytes, stream_of(stream)), "cuMemcpyDtoDAsync_v2", nbytes);
+}
+
+void CudaDriver::fill(uint64_t device, std::byte value, uint64_t nbytes, StreamHandle stream) {
+  const Current current(*this);
+  check(call_.memset_device(device, std::to_integer<unsigned char>(value), nbytes, stream_of(stream)),
+        "cuMemsetD8Async", nbytes);
 }
 
 }  // namespace

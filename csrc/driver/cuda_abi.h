@@ -20,33 +20,34 @@ inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr unsigned kEventBlockingSync = 1;
 
 // X(member, symbol, parameters): symbols by their full name, since the bare ones of some are an older ABI.
-#define LMSWAP_CUDA_FUNCTIONS(X)                                                               \
-  X(get_error_name, cuGetErrorName, (Result, const char**))                                    \
-  X(get_error_string, cuGetErrorString, (Result, const char**))                                \
-  X(init, cuInit, (unsigned))                                                                  \
-  X(driver_get_version, cuDriverGetVersion, (int*))                                            \
-  X(device_get, cuDeviceGet, (Device*, int))                                                   \
-  X(primary_context_retain, cuDevicePrimaryCtxRetain, (Context*, Device))                      \
-  X(primary_context_release, cuDevicePrimaryCtxRelease_v2, (Device))                           \
-  X(context_push, cuCtxPushCurrent_v2, (Context))                                              \
-  X(context_pop, cuCtxPopCurrent_v2, (Context*))                                               \
-  X(mem_host_alloc, cuMemHostAlloc, (void**, size_t, unsigned))                                \
-  X(mem_free_host, cuMemFreeHost, (void*))                                                     \
-  X(mem_alloc, cuMemAlloc_v2, (DevicePointer*, size_t))                                        \
-  X(mem_free, cuMemFree_v2, (DevicePointer))                                                   \
-  X(stream_create, cuStreamCreate, (Stream*, unsigned))                                        \
-  X(stream_destroy, cuStreamDestroy_v2, (Stream))                                              \
-  X(stream_synchronize, cuStreamSynchronize, (Stream))                                         \
-  X(stream_wait_event, cuStreamWaitEvent, (Stream, Event, unsigned))                           \
-  X(event_create, cuEventCreate, (Event*, unsigned))                                           \
-  X(event_destroy, cuEventDestroy_v2, (Event))                                                 \
-  X(event_record, cuEventRecord, (Event, Stream))                                              \
-  X(event_query, cuEventQuery, (Event))                                                        \
-  X(event_synchronize, cuEventSynchronize, (Event))                                            \
-  X(event_elapsed_time, cuEventElapsedTime, (float*, Event, Event))                            \
-  X(memcpy_device_to_host, cuMemcpyDtoHAsync_v2, (void*, DevicePointer, size_t, Stream))       \
-  X(memcpy_host_to_device, cuMemcpyHtoDAsync_v2, (DevicePointer, const void*, size_t, Stream)) \
-  X(memcpy_device_to_device, cuMemcpyDtoDAsync_v2, (DevicePointer, DevicePointer, size_t, Stream))
+#define LMSWAP_CUDA_FUNCTIONS(X)                                                                   \
+  X(get_error_name, cuGetErrorName, (Result, const char**))                                        \
+  X(get_error_string, cuGetErrorString, (Result, const char**))                                    \
+  X(init, cuInit, (unsigned))                                                                      \
+  X(driver_get_version, cuDriverGetVersion, (int*))                                                \
+  X(device_get, cuDeviceGet, (Device*, int))                                                       \
+  X(primary_context_retain, cuDevicePrimaryCtxRetain, (Context*, Device))                          \
+  X(primary_context_release, cuDevicePrimaryCtxRelease_v2, (Device))                               \
+  X(context_push, cuCtxPushCurrent_v2, (Context))                                                  \
+  X(context_pop, cuCtxPopCurrent_v2, (Context*))                                                   \
+  X(mem_host_alloc, cuMemHostAlloc, (void**, size_t, unsigned))                                    \
+  X(mem_free_host, cuMemFreeHost, (void*))                                                         \
+  X(mem_alloc, cuMemAlloc_v2, (DevicePointer*, size_t))                                            \
+  X(mem_free, cuMemFree_v2, (DevicePointer))                                                       \
+  X(stream_create, cuStreamCreate, (Stream*, unsigned))                                            \
+  X(stream_destroy, cuStreamDestroy_v2, (Stream))                                                  \
+  X(stream_synchronize, cuStreamSynchronize, (Stream))                                             \
+  X(stream_wait_event, cuStreamWaitEvent, (Stream, Event, unsigned))                               \
+  X(event_create, cuEventCreate, (Event*, unsigned))                                               \
+  X(event_destroy, cuEventDestroy_v2, (Event))                                                     \
+  X(event_record, cuEventRecord, (Event, Stream))                                                  \
+  X(event_query, cuEventQuery, (Event))                                                            \
+  X(event_synchronize, cuEventSynchronize, (Event))                                                \
+  X(event_elapsed_time, cuEventElapsedTime, (float*, Event, Event))                                \
+  X(memcpy_device_to_host, cuMemcpyDtoHAsync_v2, (void*, DevicePointer, size_t, Stream))           \
+  X(memcpy_host_to_device, cuMemcpyHtoDAsync_v2, (DevicePointer, const void*, size_t, Stream))     \
+  X(memcpy_device_to_device, cuMemcpyDtoDAsync_v2, (DevicePointer, DevicePointer, size_t, Stream)) \
+  X(memset_device, cuMemsetD8Async, (DevicePointer, unsigned char, size_t, Stream))
 
 struct Functions {
 #define LMSWAP_DECLARE(member, symbol, parameters) Result(*member) parameters = nullptr;

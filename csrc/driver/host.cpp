@@ -171,6 +171,10 @@ class HostDriver final : public Driver {
     copy("copy_within", reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), nbytes, stream);
   }
 
+  void fill(uint64_t device, std::byte value, uint64_t nbytes, StreamHandle stream) override {
+    submit(stream, [=] { std::memset(reinterpret_cast<void*>(device), std::to_integer<int>(value), nbytes); });
+  }
+
  private:
   static HostStream& stream_of(StreamHandle stream) { return *reinterpret_cast<HostStream*>(stream); }
 

@@ -1,16 +1,14 @@
 #include "lmswap/direct_file.h"
 
 #include <fcntl.h>
-#include <linux/magic.h>
-#include <sys/stat.h>
 #include <sys/statvfs.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
-#include <random>
+#include <new>
 
 #include "lmswap/error.h"
 
@@ -19,18 +17,6 @@ namespace {
 
 Error tier_error(const std::string& directory, const std::string& text) {
   return Error(ErrorKind::kTier, "disk tier in '" + directory + "': " + text);
-}
-
-// A file that has no name from the start, or, where the filesystem has no such thing, loses it at once.
-int open_unnamed(const std::string& directory) {
-  constexpr int kFlags = O_RDWR | O_DIRECT | O_CLOEXEC;
-  const int descriptor = open(directory.c_str(), O_TMPFILE | kFlags, 0600);
-  if (descriptor >= 0 || (errno != EOPNOTSUPP && errno != EISDIR)) return descriptor;
-  std::random_device random;
-  const std::string path = directory + "/.lmswap-" + std::to_string(random()) + std::to_string(random());
-  const int named = open(path.c_str(), O_CREAT | O_EXCL | O_NOFOLLOW | kFlags, 0600);
-  if (named >= 0) unlink(path.c_str());
-  return named;
 }
 
 std::string room_text(int descriptor) {
@@ -43,31 +29,9 @@ bool is_page_aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(p
 
 }  // namespace
 
-void DirectFile::check_directory(const std::string& directory) {
-  struct stat status;
-  if (stat(directory.c_str(), &status) != 0) throw tier_error(directory, "cannot be used: " + errno_text(errno));
-  if (!S_ISDIR(status.st_mode)) throw tier_error(directory, "is not a directory");
-  struct statfs filesystem;
-  if (statfs(directory.c_str(), &filesystem) != 0) {
-    throw tier_error(directory, "its filesystem cannot be asked for its kind: " + errno_text(errno));
-  }
-  if (filesystem.f_type == TMPFS_MAGIC || filesystem.f_type == RAMFS_MAGIC) {
-    throw tier_error(directory,
-                     "the directory is memory (tmpfs or ramfs), so swapping to it would free nothing; "
-                     "name a directory on a real disk");
-  }
-  const int descriptor = open_unnamed(directory);
-  if (descriptor < 0) {
-    const int code = errno;
-    if (code == EINVAL) throw tier_error(directory, "its filesystem has no direct I/O (O_DIRECT); name another disk");
-    throw tier_error(directory, "no file can be made there: " + errno_text(code));
-  }
-  close(descriptor);
-}
-
-DirectFile::DirectFile(const std::string& directory, uint64_t nbytes, std::shared_ptr<Faults> faults)
-    : Storage(nbytes), faults_(std::move(faults)), descriptor_(open_unnamed(directory)) {
-  if (descriptor_ < 0) throw tier_error(directory, "no file can be made there: " + errno_text(errno));
+DirectFile::DirectFile(const SwapDirectory& directory, uint64_t nbytes, std::shared_ptr<Faults> faults)
+    : Storage(nbytes), faults_(std::move(faults)), descriptor_(directory.open_unnamed()) {
+  if (descriptor_ < 0) throw tier_error(directory.path(), "no file can be made there: " + errno_text(errno));
   int code = 0;
   if (faults_->next_after_delay("reserve").fail) {
     code = ENOSPC;
@@ -77,8 +41,8 @@ DirectFile::DirectFile(const std::string& directory, uint64_t nbytes, std::share
   if (code == 0) return;
   const std::string room = room_text(descriptor_);
   close(descriptor_);
-  throw tier_error(directory, "cannot reserve " + format_bytes(nbytes) + ": " + errno_text(code) +
-                                  "; free there: " + room + ". Make room or name another directory");
+  throw tier_error(directory.path(), "cannot reserve " + format_bytes(nbytes) + ": " + errno_text(code) +
+                                         "; free there: " + room + ". Make room or name another directory");
 }
 
 DirectFile::~DirectFile() { close(descriptor_); }
@@ -109,6 +73,22 @@ void DirectFile::read(uint64_t offset, std::byte* target, uint64_t nbytes, Bounc
     read_pages(offset, bounce.data(), round_to_pages(part));
     std::memcpy(target, bounce.data(), part);
     offset += part, target += part, nbytes -= part;
+  }
+}
+
+void DirectFile::read_back(uint64_t offset, std::byte* target, uint64_t nbytes, StreamHandle) {
+  read_pages(offset, target, round_to_pages(nbytes));
+}
+
+void DirectFile::fill(uint64_t offset, uint64_t nbytes, std::byte value, StreamHandle) {
+  constexpr uint64_t kMostBytes = 4 << 20;  // at once, as the I/O pool's requests
+  nbytes = round_to_pages(nbytes);
+  const uint64_t part_bytes = std::min(nbytes, kMostBytes);
+  const std::unique_ptr<void, void (*)(void*)> pages(std::aligned_alloc(kPageBytes, part_bytes), std::free);
+  if (!pages) throw std::bad_alloc();
+  std::memset(pages.get(), std::to_integer<int>(value), part_bytes);
+  for (uint64_t begin = 0; begin < nbytes; begin += part_bytes) {
+    write_pages(offset + begin, static_cast<const std::byte*>(pages.get()), std::min(part_bytes, nbytes - begin));
   }
 }
 

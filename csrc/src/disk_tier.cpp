@@ -17,11 +17,11 @@ std::unique_ptr<Mover> make_disk_mover(const std::shared_ptr<Driver>& driver, Io
 }  // namespace
 
 // Twice as many requests as threads: the next one is there when a thread ends its own.
-DiskTier::DiskTier(const std::shared_ptr<Driver>& driver, std::shared_ptr<Faults> faults, std::string directory,
+DiskTier::DiskTier(const std::shared_ptr<Driver>& driver, std::shared_ptr<Faults> faults, const std::string& directory,
                    uint64_t limit_bytes, int io_threads, const Pacers& pacers)
     : Tier("disk", limit_bytes),
       faults_(std::move(faults)),
-      directory_(std::move(directory)),
+      directory_(directory),
       pool_(io_threads),
       out_(make_disk_mover(driver, pool_, 2 * io_threads, pacers.out), true),
       in_(make_disk_mover(driver, pool_, 2 * io_threads, pacers.in), true) {}

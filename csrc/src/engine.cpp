@@ -8,6 +8,7 @@
 #include "lmswap/disk_tier.h"
 #include "lmswap/error.h"
 #include "lmswap/memory_tier.h"
+#include "lmswap/upkeep_mover.h"
 
 namespace lmswap {
 namespace {
@@ -16,17 +17,26 @@ Error option_error(const std::string& text) { return Error(ErrorKind::kOption, t
 
 }  // namespace
 
-std::shared_ptr<Engine> Engine::open(std::shared_ptr<Driver> driver, std::shared_ptr<Faults> faults, Pacers pacers) {
-  return std::shared_ptr<Engine>(new Engine(std::move(driver), std::move(faults), std::move(pacers)));
+std::shared_ptr<Engine> Engine::open(std::shared_ptr<Driver> driver, std::shared_ptr<Faults> faults, Pacers pacers,
+                                     Upkeep upkeep) {
+  return std::shared_ptr<Engine>(new Engine(std::move(driver), std::move(faults), std::move(pacers), upkeep));
 }
 
-Engine::Engine(std::shared_ptr<Driver> driver, std::shared_ptr<Faults> faults, Pacers pacers)
-    : faults_(std::move(faults)), pacers_(std::move(pacers)), process_(getpid()), driver_(std::move(driver)) {}
+Engine::Engine(std::shared_ptr<Driver> driver, std::shared_ptr<Faults> faults, Pacers pacers, Upkeep upkeep)
+    : faults_(std::move(faults)),
+      pacers_(std::move(pacers)),
+      upkeep_(upkeep),
+      process_(getpid()),
+      driver_(std::move(driver)) {
+  if (upkeep_.audits || upkeep_.wipes)
+    upkeep_lane_ = std::make_unique<Lane>(std::make_unique<UpkeepMover>(driver_), true);
+}
 
 Engine::~Engine() {
   close();
   // Only in a forked child is anything left, and there the lanes' threads do not exist: joining them would hang.
   for (auto& [name, tier] : tiers_) static_cast<void>(tier.release());
+  static_cast<void>(upkeep_lane_.release());
 }
 
 void Engine::check_open() const {
@@ -52,6 +62,7 @@ void Engine::add_tier(const std::string& name, const std::function<std::unique_p
   check_open();
   if (tiers_.contains(name)) throw option_error("tier '" + name + "' is open already");
   tiers_[name] = make();
+  if (upkeep_.wipes) tiers_[name]->wipe_slabs(driver_);
 }
 
 void Engine::open_host_tier(uint64_t limit_bytes) {
@@ -68,7 +79,6 @@ void Engine::open_disk_tier(const std::string& directory, uint64_t limit_bytes, 
     throw option_error("io_threads is " + std::to_string(io_threads) + ", must be from 1 to " +
                        std::to_string(kMostThreads));
   }
-  DirectFile::check_directory(directory);
   add_tier("disk",
            [&] { return std::make_unique<DiskTier>(driver_, faults_, directory, limit_bytes, io_threads, pacers_); });
 }
@@ -131,10 +141,35 @@ TransferPointer Engine::launch(Direction direction, int64_t swap, int64_t number
   } else {
     transfer->source = handle.transfers.front();
   }
+  // Made before anything is queued: of what may fail, nothing comes after that.
+  TransferPointer audit;
+  if (upkeep_.audits) {
+    audit = std::make_shared<Transfer>(driver_, Direction::kAudit, ++last_number_, swap, 0, handle.block);
+    audit->source = transfer;
+  }
   handle.transfers.push_back(transfer);
   flights_.emplace(transfer->number, Flight{transfer, number, nullptr, nullptr});
   handle.tier->lane(direction).submit(transfer);
+  if (audit) {
+    handle.transfers.push_back(audit);
+    audits_.emplace(transfer->number, audit);
+    upkeep_lane_->submit(audit);
+  }
   return transfer;
+}
+
+// Overwrites a block that is being given back, behind its users, and is one of them from then on.
+void Engine::fill(const Handle& handle, std::vector<TransferPointer>& users) noexcept {
+  constexpr std::byte kPoison{0xff};  // NaN in every floating-point type
+  try {
+    auto fill = std::make_shared<Transfer>(driver_, Direction::kFill, ++last_number_, 0, 0, handle.block);
+    fill->filler = upkeep_.audits ? kPoison : std::byte{0};
+    fill->fences = users;
+    users.push_back(fill);
+    upkeep_lane_->submit(fill);
+  } catch (const std::exception& error) {
+    complain("swapped bytes could not be overwritten: " + std::string(error.what()));
+  }
 }
 
 void Engine::out_done(int64_t handle, StreamHandle stream) { wait_for(out_transfer(handle), stream); }
@@ -193,6 +228,21 @@ bool Engine::is_finished(int64_t number) {
   throw option_error("transfer " + std::to_string(number) + " is unknown");
 }
 
+std::vector<uint64_t> Engine::take_checksums(int64_t number) {
+  TransferPointer audit;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = audits_.find(number);
+    if (found == audits_.end()) {
+      throw option_error("transfer " + std::to_string(number) + " was not audited, or its sums were taken before");
+    }
+    audit = std::move(found->second);
+    audits_.erase(found);
+  }
+  if (!audit->wait_landed()) throw Error(ErrorKind::kTransfer, audit->error_text());
+  return audit->sums;
+}
+
 std::vector<TransferRecord> Engine::take_records() {
   const std::lock_guard lock(mutex_);
   std::vector<TransferRecord> records;
@@ -243,7 +293,9 @@ void Engine::release(int64_t number) noexcept {
   const std::lock_guard lock(mutex_);
   const auto handle = handles_.find(number);
   if (handle == handles_.end()) return;  // the engine was closed
-  storage = handle->second.tier->release(handle->second.block, handle->second.transfers);
+  std::vector<TransferPointer> users = handle->second.transfers;
+  if (upkeep_lane_) fill(handle->second, users);
+  storage = handle->second.tier->release(handle->second.block, users);
   handles_.erase(handle);
 }
 
@@ -259,20 +311,24 @@ uint64_t Engine::live_handles() {
 
 void Engine::close() {
   if (getpid() != process_) return;
-  // Destroyed after the lock is given back, in this order from below: records and handles, then the tiers, whose lanes
-  // end what was queued first, then the driver.
+  // Destroyed after the lock is given back, in this order from below: records and handles, then the lanes, which end
+  // what was queued first, then the driver.
   std::shared_ptr<Driver> driver;
   std::map<std::string, std::unique_ptr<Tier>> tiers;
+  std::unique_ptr<Lane> upkeep;
   std::map<int64_t, Handle> handles;
   std::map<int64_t, Flight> flights;
   std::map<int64_t, std::unique_ptr<Event>> marks;
+  std::map<int64_t, TransferPointer> audits;
   const std::lock_guard lock(mutex_);
   is_open_ = false;
   driver.swap(driver_);
   tiers.swap(tiers_);
+  upkeep.swap(upkeep_lane_);
   handles.swap(handles_);
   flights.swap(flights_);
   marks.swap(marks_);
+  audits.swap(audits_);
 }
 
 }  // namespace lmswap

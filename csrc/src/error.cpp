@@ -5,6 +5,8 @@
 
 namespace lmswap {
 
+void complain(const std::string& text) noexcept { std::fprintf(stderr, "lmswap: %s\n", text.c_str()); }
+
 std::string format_bytes(uint64_t nbytes) {
   char text[64];
   std::snprintf(text, sizeof text, "%.1f MiB (%llu bytes)", static_cast<double>(nbytes) / (1 << 20),

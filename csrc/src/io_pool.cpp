@@ -1,6 +1,7 @@
 #include "lmswap/io_pool.h"
 
 #include <cstdlib>
+#include <cstring>
 #include <new>
 
 namespace lmswap {
@@ -26,6 +27,7 @@ IoPool::~IoPool() {
   }
   changed_.notify_all();
   for (std::thread& thread : threads_) thread.join();
+  explicit_bzero(bounces_.get(), kBounceBytes * threads_.size());  // as in StagedMover; memset could be left out
 }
 
 void IoPool::submit(Job job) {

@@ -1,10 +1,12 @@
 #include "lmswap/tier.h"
 
 #include <algorithm>
+#include <exception>
 #include <iterator>
 #include <utility>
 
 #include "lmswap/error.h"
+#include "lmswap/stream.h"
 
 namespace lmswap {
 
@@ -15,9 +17,24 @@ void Tier::reserve(uint64_t nbytes) {
   const bool is_replaced = has_planned && slabs_.front().arena.used_bytes() == 0;
   check_limit(nbytes, stats().capacity_bytes - (is_replaced ? slabs_.front().storage->nbytes() : 0));
   if (has_planned) slabs_.front().is_planned = false;
+  forget_finished_users();  // they hold on to their slabs
   // Given back first, not after: the old and the new slab may not fit beside each other.
   drop_empty_slabs();
-  slabs_.push_front({allocate(nbytes), Arena(nbytes), true});
+  slabs_.push_front({make_storage(nbytes), Arena(nbytes), true});
+}
+
+// Whoever holds a slab last wipes it, on whatever thread: there is nobody who could be told that it failed.
+std::shared_ptr<Storage> Tier::make_storage(uint64_t nbytes) {
+  std::shared_ptr<Storage> storage = allocate(nbytes);
+  if (!wiper_) return storage;
+  Storage* const held = storage.get();
+  return {held, [storage = std::move(storage), stream = std::make_shared<Stream>(wiper_)](Storage*) {
+            try {
+              storage->fill(0, storage->nbytes(), std::byte{0}, stream->handle());
+            } catch (const std::exception& error) {
+              complain("swapped bytes could not be wiped: " + std::string(error.what()));
+            }
+          }};
 }
 
 void Tier::drop_empty_slabs() {
@@ -39,7 +56,7 @@ Block Tier::take(uint64_t offset, uint64_t nbytes) {
   }
   const uint64_t slab_bytes = round_to_pages(nbytes);
   check_limit(slab_bytes, stats().capacity_bytes);
-  slabs_.push_back({allocate(slab_bytes), Arena(slab_bytes), false});
+  slabs_.push_back({make_storage(slab_bytes), Arena(slab_bytes), false});
   return hold(slabs_.back(), *slabs_.back().arena.take_any(nbytes), nbytes);
 }
 
@@ -66,8 +83,12 @@ std::shared_ptr<Storage> Tier::release(const Block& block, const std::vector<Tra
   return storage;
 }
 
-std::vector<TransferPointer> Tier::fences(const Block& block) {
+void Tier::forget_finished_users() {
   std::erase_if(users_, [](const TransferPointer& user) { return user->is_finished(); });
+}
+
+std::vector<TransferPointer> Tier::fences(const Block& block) {
+  forget_finished_users();
   std::vector<TransferPointer> fences;
   std::copy_if(users_.begin(), users_.end(), std::back_inserter(fences), [&](const TransferPointer& user) {
     const Block& other = user->block;

@@ -54,7 +54,7 @@ class SavedStorage:
     def release(self) -> None:
         """Lets go of the device memory if a copy is, or is about to be, away; compute waits for that copy."""
         if self._token is not None and self._tensor is not None:
-            ops.find_engine(self._engine).out_done(self._token, self._tensor)
+            ops.find_engine(self._engine).wait_out(self._token)
             self._tensor = None
 
     def come_back(self) -> None:

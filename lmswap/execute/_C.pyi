@@ -36,6 +36,8 @@ class Engine:
         in_bytes_per_second: float = 0.0,
         shared_link: str = "",  # a file by which engines of several processes share one paced link
         faults: str = "",  # host driver and disk only, for tests: see csrc/include/lmswap/faults.h
+        audits: bool = False,  # bytes are read back from their tier and summed, blocks given back are filled with 0xff
+        wipes: bool = False,  # what tiers give back, at the latest when they are closed, is overwritten with zeros
     ) -> None: ...
     def open_host_tier(self, limit_bytes: int) -> None: ...
     def open_device_tier(self, limit_bytes: int) -> None:
@@ -77,6 +79,12 @@ class Engine:
 
     def is_finished(self, transfer: int) -> bool:
         """Whether the device memory of the transfer is no longer touched (also true after it failed)."""
+
+    def take_checksums(self, transfer: int) -> list[int]:
+        """Sums of the tier's bytes after a transfer; waits for them. Of an engine that audits, once for each transfer.
+
+        One for each begun MiB, of its 8-byte words times 1, 3, 5 ..., modulo 2^64; what is missing counts as zeros.
+        """
 
     def take_records(self) -> list[TransferRecord]:
         """The records of transfers that finished since the last call, in order of their end.

@@ -28,14 +28,15 @@ def rng_state(device: torch.device) -> torch.Tensor:
 def draw_again(state: torch.Tensor, device: torch.device, op: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """What ``op(*args, **kwargs)`` gave when the generator was in ``state``; the generator is left as it was found."""
     found = rng_state(device)
-    _set_rng_state(state, device)
+    set_rng_state(state, device)
     try:
         return op(*args, **kwargs)
     finally:
-        _set_rng_state(found, device)
+        set_rng_state(found, device)
 
 
-def _set_rng_state(state: torch.Tensor, device: torch.device) -> None:
+def set_rng_state(state: torch.Tensor, device: torch.device) -> None:
+    """Puts ``device``'s default generator into ``state``."""
     if device.type == "cuda":
         torch.cuda.set_rng_state(state, device)
     else:

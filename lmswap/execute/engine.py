@@ -7,13 +7,12 @@ from collections.abc import Callable
 
 import torch
 
-from lmswap.errors import OptionError, TransferError
+from lmswap.errors import OptionError
 from lmswap.execute import _C, ops
+from lmswap.execute.audit import Audit
 from lmswap.execute.record import Recorder
-from lmswap.ir.bytesize import format_bytes
 
 _numbers = itertools.count(1)
-_CHUNK_WORDS = 2**17  # of 8 bytes: sums over 1 MiB also see blocks that changed places
 
 
 class SwapEngine:
@@ -24,10 +23,10 @@ class SwapEngine:
     """
 
     def __init__(
-        self, device: torch.device, native: _C.Engine, tensor_bytes: Callable[[], int], *, verify: bool = False
+        self, device: torch.device, native: _C.Engine, tensor_bytes: Callable[[], int], *, audit: Audit | None = None
     ) -> None:
         self.device, self.native = device, native
-        self._checksums: dict[int, tuple[int, torch.Tensor]] | None = {} if verify else None  # by handle: bytes, sums
+        self._audit = audit
         self.number = next(_numbers)
         self.recorder = Recorder(self, tensor_bytes)
         self._held: dict[int, torch.Tensor] = {}  # transfer -> the tensor that it reads or writes
@@ -47,13 +46,19 @@ class SwapEngine:
         capsule = self.native.out_start(buffer, tier, offset, storage.data_ptr() + first, nbytes, self._stream())
         token: torch.Tensor = torch.utils.dlpack.from_dlpack(capsule)
         self._held[self.native.out_transfer(int(token))] = x
-        if self._checksums is not None:
-            self._checksums[int(token)] = (nbytes, _checksum(storage, first, nbytes))
+        if self._audit is not None:
+            self._audit.leaves(int(token), buffer, storage, first, nbytes)
         self.recorder.memory_changed()
         return token
 
     def out_done(self, token: torch.Tensor, x: torch.Tensor) -> None:
-        """Makes compute wait for the copy; ``x`` may be freed afterwards."""
+        """Makes compute wait for the copy; ``x`` has no later use, so its memory is free from here on."""
+        self.wait_out(token)
+        if self._audit is not None:
+            self._audit.has_left(int(token), x.untyped_storage())
+
+    def wait_out(self, token: torch.Tensor) -> None:
+        """The same for a tensor that others may still use."""
         handle = int(token)
         self.native.out_done(handle, self._stream())
         self._held.pop(self.native.out_transfer(handle), None)
@@ -65,25 +70,27 @@ class SwapEngine:
         # What left, not what was traced: an operator may make a storage of another length than its fake kernel says.
         nbytes = self.native.nbytes(handle)
         flat = torch.empty(nbytes, dtype=torch.uint8, device=device)
-        transfer = self.native.in_start(buffer, handle, flat.data_ptr(), nbytes, self._stream())
-        self._held[transfer] = flat
+        landing = flat if self._audit is None else self._audit.landing(flat)
+        transfer = self.native.in_start(buffer, handle, landing.data_ptr(), nbytes, self._stream())
+        self._held[transfer] = landing
         self._arriving[handle] = transfer
+        if self._audit is not None:
+            self._audit.arrives(transfer, landing)
         self.recorder.memory_changed()
         return flat
 
     def in_done(self, token: torch.Tensor, flat: torch.Tensor) -> None:
-        """Makes compute wait until the bytes of ``token`` have arrived in ``flat``, which `in_start` returned."""
+        """Makes compute wait until the bytes of ``token`` have arrived in ``flat``, which `in_start` returned.
+
+        Raises:
+            BytesChanged: transfers are audited, and these are not the bytes that left.
+        """
         handle = int(token)
         transfer = self._arriving.pop(handle)
         self.native.in_done(transfer, self._stream())
         self._held.pop(transfer, None)
-        if self._checksums is not None:
-            nbytes, expected = self._checksums[handle]
-            if not torch.equal(_checksum(flat.untyped_storage(), 0, nbytes), expected):
-                raise TransferError(
-                    f"{format_bytes(nbytes)} came back from their tier changed: memory, disk or lmswap is at fault; "
-                    "the step is lost, do not use its gradients"
-                )
+        if self._audit is not None:
+            self._audit.has_arrived(handle, transfer, flat)
 
     def mark(self) -> int:
         """See `lmswap.execute.record.Clock`; so are the next two."""
@@ -99,10 +106,10 @@ class SwapEngine:
         """Lets go of tensors whose copies ended although nobody waited for them: an exception cut the step short."""
         for transfer in [transfer for transfer in self._held if self.native.is_finished(transfer)]:
             del self._held[transfer]
-        if self._checksums and self.native.live_handles() == 0:
-            self._checksums.clear()
         # Saved-tensor hooks may wait, after a sweep, for a copy that ended before it.
         self._arriving = {handle: transfer for handle, transfer in self._arriving.items() if self._is_live(handle)}
+        if self._audit is not None and self.native.live_handles() == 0:
+            self._audit.forget()
 
     def _is_live(self, handle: int) -> bool:
         try:
@@ -121,14 +128,3 @@ class SwapEngine:
         if self.device.type == "cuda":
             return int(torch.cuda.current_stream(self.device).cuda_stream)
         return 0
-
-
-def _checksum(storage: torch.UntypedStorage, first: int, nbytes: int) -> torch.Tensor:
-    """Sums of 8-byte words over ``nbytes`` from ``first`` on: one for each whole MiB, then the rest."""
-    flat = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, first, (nbytes,), (1,))
-    if first % 8:
-        flat = flat.clone()
-    words = flat[: nbytes // 8 * 8].view(torch.int64)
-    whole = words.numel() // _CHUNK_WORDS * _CHUNK_WORDS
-    rest = torch.stack([words[whole:].sum(), flat[words.numel() * 8 :].sum()])
-    return torch.cat([words[:whole].view(-1, _CHUNK_WORDS).sum(1), rest])

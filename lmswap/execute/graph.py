@@ -24,6 +24,16 @@ class SegmentGraph:
     buffer_of: dict[fx.Node, int] = field(default_factory=dict)  # tensor-valued nodes only
 
 
+def copy_graph(graph: SegmentGraph) -> SegmentGraph:
+    """A copy that can be run and edited apart from ``graph``; it has no ``ops``."""
+    (output,) = graph.module.graph.find_nodes(op="output")
+    made, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    made.output(made.graph_copy(graph.module.graph, copies)).meta.update(output.meta)
+    buffer_of = {copies[node]: buffer for node, buffer in graph.buffer_of.items()}
+    module = fx.GraphModule(graph.module, made)
+    return SegmentGraph(module, graph.phase, graph.num_user_outputs, buffer_of=buffer_of)
+
+
 def is_projection(node: fx.Node) -> bool:
     """Whether ``node`` only picks one tensor out of an op's tuple; it is part of that op."""
     return node.op == "call_function" and node.target is operator.getitem

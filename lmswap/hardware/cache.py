@@ -1,4 +1,8 @@
-"""What did an earlier process find out? JSON files, each named by a hash of what it depends on."""
+"""What did an earlier process find out? JSON files, each named by a hash of what it depends on.
+
+Only this user's own files in a directory of this user's are read, and never through a symbolic link: a plan that others
+could write would decide what is kept and what is swapped.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,8 @@ import hashlib
 import json
 import logging
 import os
+import stat
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,11 +38,11 @@ class CacheFile:
         """What was written; None if there is nothing.
 
         Raises:
-            ValueError: the file is damaged, or its key is another one.
-            OSError: it cannot be read.
+            ValueError: the file is damaged, its key is another one, or others may have written it.
+            OSError: it cannot be read, or is a symbolic link.
         """
         try:
-            data = json.loads(self.path.read_text(encoding="utf-8")) if self.path else None
+            data = json.loads(_read_own(self.path)) if self.path else None
         except FileNotFoundError:
             return None
         except RecursionError as error:
@@ -51,14 +57,42 @@ class CacheFile:
         """Puts ``data`` in the place of what was there, in one move; a failure is logged and that is all."""
         if self.path is None:
             return
-        draft = self.path.with_suffix(f".{os.getpid()}.tmp")
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            draft.touch(mode=0o600)
-            draft.write_text(json.dumps({**data, "key": self.key}, indent=1), encoding="utf-8")
-            draft.replace(self.path)
-        except OSError as error:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _check_own(self.path.parent)
+            _replace(self.path, json.dumps({**data, "key": self.key}, indent=1))
+        except (OSError, ValueError) as error:
             _log.warning("%s cannot be written, the next process will start anew: %s", self.path, error)
+
+
+def _read_own(path: Path) -> str:
+    _check_own(path.parent)
+    # O_NONBLOCK: opening a pipe that somebody has put there would wait for its other end.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, encoding="utf-8") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            raise ValueError("it is not a file that only this user may write")
+        return file.read()
+
+
+def _check_own(directory: Path) -> None:
+    """Raises ValueError if the directory, or the link that stands for it, is another user's."""
+    for status in (directory.lstat(), directory.stat()):
+        if status.st_uid != os.geteuid():
+            raise ValueError(f"'{directory}' belongs to another user ({status.st_uid})")
+
+
+def _replace(path: Path, text: str) -> None:
+    """Puts a new file of this user's alone in the place of what was there, be it a link."""
+    descriptor, draft = tempfile.mkstemp(prefix=f"{path.stem}.", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(draft).replace(path)
+    except BaseException:
+        Path(draft).unlink(missing_ok=True)
+        raise
 
 
 def cache_directory() -> Path | None:

@@ -104,12 +104,13 @@ def main(arguments: Sequence[str]) -> None:
     request: dict[str, Any] = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
     watch = Watch(request["tool"], Window(**request["window"]), Path(request["folder"]), stop=bool(request["stop"]))
     try:
-        _run_script(arguments[1:])
+        run_script(arguments[1:])
     finally:
         watch.close()
 
 
-def _run_script(command: Sequence[str]) -> None:
+def run_script(command: Sequence[str]) -> None:
+    """Runs ``train.py …`` or ``-m package …`` in this process as Python would."""
     if command[0] == "-m":
         sys.argv = list(command[1:])
         runpy.run_module(command[1], run_name="__main__", alter_sys=True)

@@ -17,6 +17,7 @@ from lmswap.ir.plan import Decision, Plan
 from lmswap.ir.program import Program
 from lmswap.ir.schedule import schedule
 from lmswap.ir.timeline import Lane, Timeline
+from lmswap.ir.verified import Verified
 from lmswap.reporting.chrome import write_chrome_trace
 from lmswap.reporting.decisions import BufferDecision, buffer_decisions
 from lmswap.reporting.picture import write_picture
@@ -38,7 +39,7 @@ class Report:
     what it may hold. ``emulated_link`` is what copies were paced to, None where they ran at the machine's own speed;
     ``out_bytes_per_second`` and ``in_bytes_per_second`` are what they reached while at least one was under way. No plan
     is faster than ``bound_seconds`` while ops keep their order; ``plan_origin`` says where the plan comes from: "made
-    in 1.2 s", "from cache".
+    in 1.2 s", "from cache". ``verified`` is what verification has checked, None where it was not asked for.
     """
 
     model: str
@@ -69,6 +70,7 @@ class Report:
     tier_used_bytes: int
     tier_peak_bytes: int
     decisions: tuple[BufferDecision, ...]
+    verified: Verified | None
     notes: tuple[str, ...]
     predicted: Timeline | None
     measured: Timeline | None
@@ -90,6 +92,8 @@ class Report:
             parts.append(
                 Text("Measured figures are of the last step. Error: of the prediction, against the measurement.")
             )
+        if self.verified is not None:
+            parts.append(Text(f"Verified: {self.verified}."))
         parts.extend(Text(f"Note: {note}") for note in self.notes)
         return Group(*parts)
 
@@ -238,6 +242,7 @@ def make_report(
     tier_used_bytes: int = 0,
     tier_peak_bytes: int = 0,
     notes: Sequence[str] = (),
+    verified: Verified | None = None,
 ) -> Report:
     """Builds the report of one model from what the stages left; arguments are its fields of that name.
 
@@ -280,6 +285,7 @@ def make_report(
         tier_used_bytes=tier_used_bytes,
         tier_peak_bytes=tier_peak_bytes,
         decisions=buffer_decisions(program, plan) if program is not None and plan is not None else (),
+        verified=verified,
         notes=tuple(notes),
         predicted=predicted,
         measured=measured,

@@ -88,17 +88,17 @@ TEST_F(DirectFileTest, says_when_the_disk_is_full) {
 }
 
 TEST_F(DirectFileTest, refuses_directories_that_cannot_serve) {
-  EXPECT_NO_THROW(DirectFile::check_directory(directory_.path()));
+  EXPECT_NO_THROW(SwapDirectory{directory_.path()});
   EXPECT_TRUE(std::filesystem::is_empty(directory_.path()));
-  EXPECT_ERROR(DirectFile::check_directory(directory_.path() + "/missing"), ErrorKind::kTier, "No such file");
+  EXPECT_ERROR(SwapDirectory(directory_.path() + "/missing"), ErrorKind::kTier, "No such file");
   const std::string file = directory_.path() + "/file";
   close(open(file.c_str(), O_CREAT | O_WRONLY, 0600));
-  EXPECT_ERROR(DirectFile::check_directory(file), ErrorKind::kTier, "not a directory");
+  EXPECT_ERROR(SwapDirectory{file}, ErrorKind::kTier, "not a directory");
 }
 
 TEST_F(DirectFileTest, refuses_a_directory_that_is_memory) {
   if (!std::filesystem::is_directory("/dev/shm")) GTEST_SKIP() << "no /dev/shm here";
-  EXPECT_ERROR(DirectFile::check_directory("/dev/shm"), ErrorKind::kTier, "tmpfs");
+  EXPECT_ERROR(SwapDirectory{"/dev/shm"}, ErrorKind::kTier, "tmpfs");
 }
 
 TEST_F(DirectFileTest, refuses_a_directory_that_cannot_be_written) {
@@ -106,7 +106,7 @@ TEST_F(DirectFileTest, refuses_a_directory_that_cannot_be_written) {
   std::filesystem::permissions(directory_.path(), kReadable | std::filesystem::perms::others_exec);
   const uid_t user = geteuid();
   if (user == 0) setfsuid(65534);  // root may write everywhere: for this thread's files, be nobody
-  EXPECT_ERROR(DirectFile::check_directory(directory_.path()), ErrorKind::kTier, "Permission denied");
+  EXPECT_ERROR(SwapDirectory{directory_.path()}, ErrorKind::kTier, "Permission denied");
   if (user == 0) setfsuid(user);
   std::filesystem::permissions(directory_.path(), std::filesystem::perms::owner_all);
 }

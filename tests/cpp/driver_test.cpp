@@ -65,6 +65,22 @@ TEST_P(DriverConformance, copies_within_the_device_exactly) {
   EXPECT_EQ(device_->download(pointer_, kBytes), bytes);
 }
 
+TEST_P(DriverConformance, fills_device_memory_in_the_order_of_its_stream) {
+  const auto bytes = make_bytes(kBytes, 1);
+  const Stream stream(driver_);
+  Event uploaded(driver_);
+  device_->upload(pointer_, bytes);
+  device_->fill(pointer_, kBytes, std::byte{1});  // takes its time
+  uploaded.record(device_->stream);
+  uploaded.make_wait(stream.handle());
+  driver_->fill(pointer_ + 5, std::byte{0xff}, kBytes - 7, stream.handle());
+  stream.synchronize();
+  const auto filled = device_->download(pointer_, kBytes);
+  for (uint64_t i = 0; i < kBytes; ++i) {
+    ASSERT_EQ(filled[i], i >= 5 && i < kBytes - 2 ? std::byte{0xff} : std::byte{1}) << i;
+  }
+}
+
 TEST_P(DriverConformance, host_memory_begins_at_a_page) {
   for (const uint64_t nbytes : {uint64_t{1}, kPageBytes, kBytes}) {
     const PinnedMemory memory(driver_, nbytes);

@@ -23,11 +23,11 @@ def deterministic(monkeypatch):
     torch.use_deterministic_algorithms(False)
 
 
-def train(case: Case, policy: str, *, tier: str = "host", budget: int | str = "auto", num_steps: int = 3):
+def train(case: Case, policy: str, *, tier: str = "host", budget: int | str = "auto", num_steps: int = 3, **options):
     torch.manual_seed(0)
     torch.compiler.reset()
     model = case.make().cuda()
-    lmswap.enable(model, budget=budget, policy=policy, tier=tier, min_swap_bytes=SMALL)
+    lmswap.enable(model, budget=budget, policy=policy, tier=tier, min_swap_bytes=SMALL, **options)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     results = []
     for _ in range(num_steps):
@@ -71,3 +71,15 @@ def test_what_torch_allocates_stays_within_the_budget():
     assert report.swapped_out_bytes > 0
     assert report.measured_peak_bytes <= budget
     assert torch.cuda.max_memory_allocated() <= budget
+
+
+@pytest.mark.parametrize("tier", ["host", "disk"])
+@pytest.mark.filterwarnings("default")
+def test_verified_and_wiped_steps_are_the_same_steps(tier):
+    expected, _ = train(CASES["encoder"], "none")
+    actual, report = train(CASES["encoder"], "swap_all", tier=tier, verify=True, wipe=True)
+    if not report.verified.unrepeatable:
+        assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+    assert report.verified.num_transfers > 0
+    assert report.verified.num_gradients > 0
+    assert report.verified.num_differences == 0

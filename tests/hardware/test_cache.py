@@ -1,3 +1,5 @@
+import os
+
 import pytest
 
 from lmswap.hardware.cache import CacheFile, cache_directory
@@ -50,3 +52,78 @@ def test_the_directory_is_lmswaps_own_then_the_desktops_then_the_users(monkeypat
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_directory() == tmp_path / ".cache" / "lmswap"
+
+
+def test_a_symbolic_link_in_a_files_place_is_neither_read_nor_written_through(directory, tmp_path):
+    file, target = CacheFile.locate("plan", {}), tmp_path / "precious"
+    file.write({"n": 1})
+    file.path.rename(target)
+    file.path.symlink_to(target)
+    before = target.read_text()
+    with pytest.raises(OSError, match="symbolic links"):
+        file.read()
+    file.write({"n": 2})
+    assert target.read_text() == before
+    assert not file.path.is_symlink()
+    assert file.read() == {"n": 2}
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602])
+def test_a_file_that_others_may_write_is_not_trusted(directory, mode):
+    file = CacheFile.locate("plan", {})
+    file.write({})
+    file.path.chmod(mode)
+    with pytest.raises(ValueError, match="only this user may write"):
+        file.read()
+
+
+def test_a_pipe_is_refused_and_does_not_block(directory):
+    file = CacheFile.locate("plan", {})
+    directory.mkdir()
+    os.mkfifo(file.path, 0o600)
+    with pytest.raises(ValueError, match="not a file"):
+        file.read()
+
+
+def test_a_directory_is_made_for_this_user_alone(directory):
+    mask = os.umask(0)
+    try:
+        CacheFile.locate("plan", {}).write({})
+    finally:
+        os.umask(mask)
+    assert directory.stat().st_mode & 0o777 == 0o700
+
+
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make what belongs to others")
+
+
+@root_only
+@pytest.mark.parametrize("what", ["file", "directory", "link to the directory"])
+def test_what_belongs_to_another_user_is_not_trusted(directory, what, tmp_path, monkeypatch, caplog):
+    file = CacheFile.locate("plan", {})
+    file.write({"n": 1})
+    if what == "file":
+        os.chown(file.path, 12345, 12345)
+    elif what == "directory":
+        os.chown(directory, 12345, 12345)
+    else:
+        link = tmp_path / "link"
+        link.symlink_to(directory)
+        os.lchown(link, 12345, 12345)
+        monkeypatch.setenv("LMSWAP_CACHE_DIR", str(link))
+        file = CacheFile.locate("plan", {})
+    with pytest.raises(ValueError, match="user"):
+        file.read()
+    file.write({"n": 2})
+    assert ("belongs to another user" in caplog.text) == (what != "file")
+    if what != "file":
+        assert '"n": 1' in file.path.read_text()
+
+
+def test_a_draft_that_could_not_be_finished_is_not_left_behind(directory, monkeypatch):
+    file = CacheFile.locate("plan", {})
+    file.write({"n": 1})
+    monkeypatch.setattr("pathlib.Path.replace", lambda *_: (_ for _ in ()).throw(OSError("no")))
+    file.write({"n": 2})
+    assert file.read() == {"n": 1}
+    assert [path.name for path in directory.iterdir()] == [file.path.name]

@@ -8,6 +8,7 @@
 #include "lmswap/arena.h"
 #include "lmswap/faults.h"
 #include "lmswap/storage.h"
+#include "lmswap/swap_directory.h"
 
 namespace lmswap {
 
@@ -18,16 +19,16 @@ class DirectFile final : public Storage {
  public:
   // Makes a file of `nbytes` without a name in `directory`; its room is reserved, so that a full disk shows here.
   // Throws Error(kTier).
-  DirectFile(const std::string& directory, uint64_t nbytes, std::shared_ptr<Faults> faults);
+  DirectFile(const SwapDirectory& directory, uint64_t nbytes, std::shared_ptr<Faults> faults);
   ~DirectFile() override;
-
-  // Throws Error(kTier) when `directory` cannot serve: missing, unwritable, in memory, without direct I/O.
-  static void check_directory(const std::string& directory);
 
   // Move nbytes at `offset`, a multiple of the page; any number may run at once. Throw Error(kTransfer). A page-aligned
   // pointer is handed to the kernel as it is, but for a last partial page.
   void write(uint64_t offset, const std::byte* source, uint64_t nbytes, Bounce bounce);
   void read(uint64_t offset, std::byte* target, uint64_t nbytes, Bounce bounce);
+
+  void read_back(uint64_t offset, std::byte* target, uint64_t nbytes, StreamHandle stream) override;
+  void fill(uint64_t offset, uint64_t nbytes, std::byte value, StreamHandle stream) override;
 
  private:
   void write_pages(uint64_t offset, const std::byte* source, uint64_t nbytes);

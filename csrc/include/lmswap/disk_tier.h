@@ -12,7 +12,7 @@ namespace lmswap {
 
 class DiskTier final : public Tier {
  public:
-  DiskTier(const std::shared_ptr<Driver>& driver, std::shared_ptr<Faults> faults, std::string directory,
+  DiskTier(const std::shared_ptr<Driver>& driver, std::shared_ptr<Faults> faults, const std::string& directory,
            uint64_t limit_bytes, int io_threads, const Pacers& pacers);
   Lane& lane(Direction direction) override;
 
@@ -21,7 +21,7 @@ class DiskTier final : public Tier {
 
  private:
   std::shared_ptr<Faults> faults_;
-  std::string directory_;
+  SwapDirectory directory_;
   IoPool pool_;  // before the lanes, which use it to their end
   Lane out_, in_;
 };

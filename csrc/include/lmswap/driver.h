@@ -7,6 +7,7 @@
 // - Failing calls throw Error(kDriver) with the call's name, the driver's own words and the bytes concerned.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -48,6 +49,7 @@ class Driver {
   virtual void copy_out(void* host, uint64_t device, uint64_t nbytes, StreamHandle stream) = 0;
   virtual void copy_in(uint64_t device, const void* host, uint64_t nbytes, StreamHandle stream) = 0;
   virtual void copy_within(uint64_t to, uint64_t from, uint64_t nbytes, StreamHandle stream) = 0;  // the device
+  virtual void fill(uint64_t device, std::byte value, uint64_t nbytes, StreamHandle stream) = 0;
 };
 
 // libcuda, opened by dlopen under the name `library`; uses the primary context of `device`, which torch uses too.

@@ -30,9 +30,16 @@ struct TransferRecord {
   double wait_start_seconds, wait_end_seconds;
 };
 
+// What is done to the tiers' bytes beside moving them.
+struct Upkeep {
+  bool audits = false;  // after each copy the tier's bytes are summed; blocks given back are filled with NaN
+  bool wipes = false;   // what is given back, blocks and whole slabs, is overwritten with zeros
+};
+
 class Engine : public std::enable_shared_from_this<Engine> {
  public:
-  static std::shared_ptr<Engine> open(std::shared_ptr<Driver> driver, std::shared_ptr<Faults> faults, Pacers pacers);
+  static std::shared_ptr<Engine> open(std::shared_ptr<Driver> driver, std::shared_ptr<Faults> faults, Pacers pacers,
+                                      Upkeep upkeep = {});
   ~Engine();
 
   void open_host_tier(uint64_t limit_bytes);
@@ -49,6 +56,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   int64_t out_transfer(int64_t handle);
   uint64_t nbytes(int64_t handle);
   bool is_finished(int64_t transfer);
+  std::vector<uint64_t> take_checksums(int64_t transfer);
   std::vector<TransferRecord> take_records();
   int64_t mark(StreamHandle stream);
   double take_mark(int64_t mark);
@@ -62,7 +70,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   struct Handle {
     Tier* tier;
     Block block;
-    std::vector<TransferPointer> transfers;  // the copy out first
+    std::vector<TransferPointer> transfers;  // the copy out first; audits too
   };
   // A transfer and the events around the wait for it on the caller's stream.
   struct Flight {
@@ -78,17 +86,19 @@ class Engine : public std::enable_shared_from_this<Engine> {
     DLManagedTensor tensor;
   };
 
-  Engine(std::shared_ptr<Driver> driver, std::shared_ptr<Faults> faults, Pacers pacers);
+  Engine(std::shared_ptr<Driver> driver, std::shared_ptr<Faults> faults, Pacers pacers, Upkeep upkeep);
   void check_open() const;
   Tier& find_tier(const std::string& name);
   Handle& find_handle(int64_t handle);
   void add_tier(const std::string& name, const std::function<std::unique_ptr<Tier>()>& make);
   TransferPointer launch(Direction direction, int64_t swap, int64_t handle, uint64_t pointer, StreamHandle stream);
+  void fill(const Handle& handle, std::vector<TransferPointer>& users) noexcept;
   void wait_for(int64_t number, StreamHandle stream);
   void release(int64_t handle) noexcept;
 
   const std::shared_ptr<Faults> faults_;
   const Pacers pacers_;
+  const Upkeep upkeep_;
   const pid_t process_;  // a forked child has neither the threads nor the device: it leaves everything alone
 
   std::mutex mutex_;
@@ -96,9 +106,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::shared_ptr<Driver> driver_;
   int64_t last_number_ = 0;  // of handles and transfers
   std::map<std::string, std::unique_ptr<Tier>> tiers_;
+  std::unique_ptr<Lane> upkeep_lane_;  // none where nothing is to be done
   std::map<int64_t, Handle> handles_;
   std::map<int64_t, std::unique_ptr<Event>> marks_;
-  std::map<int64_t, Flight> flights_;  // until they are over, were waited for and taken as records
+  std::map<int64_t, TransferPointer> audits_;  // by the copy that they are of, until their sums are taken
+  std::map<int64_t, Flight> flights_;          // until they are over, were waited for and taken as records
 };
 
 }  // namespace lmswap

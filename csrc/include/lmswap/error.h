@@ -23,6 +23,9 @@ class Error : public std::runtime_error {
   ErrorKind kind_;
 };
 
+// Says on standard error what went wrong where nothing can be thrown.
+void complain(const std::string& text) noexcept;
+
 // "12.3 MiB (12900000 bytes)": for messages.
 std::string format_bytes(uint64_t nbytes);
 

@@ -15,6 +15,7 @@ namespace lmswap {
 class StagedMover final : public Mover {
  public:
   StagedMover(std::shared_ptr<Driver> driver, IoPool& pool, int num_pieces, Pacer pacer);
+  ~StagedMover() override;
   void move(const TransferPointer& transfer) override;
   void complete(const TransferPointer& transfer) noexcept override;
   void drain() noexcept override;

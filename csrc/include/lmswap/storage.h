@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <utility>
 
@@ -18,6 +19,11 @@ class Storage {
   Storage& operator=(const Storage&) = delete;
   uint64_t nbytes() const { return nbytes_; }
 
+  // Both block, and nothing else may write the bytes meanwhile; `stream` is for what the device has to do. `target` is
+  // page-aligned memory that the driver made, with room for whole pages.
+  virtual void read_back(uint64_t offset, std::byte* target, uint64_t nbytes, StreamHandle stream) = 0;
+  virtual void fill(uint64_t offset, uint64_t nbytes, std::byte value, StreamHandle stream) = 0;
+
  private:
   uint64_t nbytes_;
 };
@@ -29,6 +35,13 @@ class PinnedMemory final : public Storage {
       : Storage(nbytes), driver_(std::move(driver)), data_(static_cast<std::byte*>(driver_->allocate_host(nbytes))) {}
   ~PinnedMemory() override { driver_->free_host(data_); }
   std::byte* data() const { return data_; }
+
+  void read_back(uint64_t offset, std::byte* target, uint64_t nbytes, StreamHandle) override {
+    std::memcpy(target, data_ + offset, nbytes);
+  }
+  void fill(uint64_t offset, uint64_t nbytes, std::byte value, StreamHandle) override {
+    std::memset(data_ + offset, std::to_integer<int>(value), nbytes);
+  }
 
  private:
   std::shared_ptr<Driver> driver_;
@@ -42,6 +55,15 @@ class DeviceMemory final : public Storage {
       : Storage(nbytes), driver_(std::move(driver)), address_(driver_->allocate_device(nbytes)) {}
   ~DeviceMemory() override { driver_->free_device(address_); }
   uint64_t address() const { return address_; }
+
+  void read_back(uint64_t offset, std::byte* target, uint64_t nbytes, StreamHandle stream) override {
+    driver_->copy_out(target, address_ + offset, nbytes, stream);
+    driver_->synchronize_stream(stream);
+  }
+  void fill(uint64_t offset, uint64_t nbytes, std::byte value, StreamHandle stream) override {
+    driver_->fill(address_ + offset, value, nbytes, stream);
+    driver_->synchronize_stream(stream);
+  }
 
  private:
   std::shared_ptr<Driver> driver_;

@@ -36,6 +36,9 @@ class Tier {
   // Copies that may still read or write bytes of the block on behalf of its previous holders.
   std::vector<TransferPointer> fences(const Block& block);
 
+  // From now on, slabs that are given back are overwritten with zeros.
+  void wipe_slabs(std::shared_ptr<Driver> driver) { wiper_ = std::move(driver); }
+
   TierStats stats() const;
   virtual Lane& lane(Direction direction) = 0;
 
@@ -51,12 +54,15 @@ class Tier {
   };
   void check_limit(uint64_t more_bytes, uint64_t kept_bytes) const;
   void drop_empty_slabs();
+  void forget_finished_users();
+  std::shared_ptr<Storage> make_storage(uint64_t nbytes);
   Block hold(Slab& slab, uint64_t offset, uint64_t nbytes);
 
   const std::string name_;
   const uint64_t limit_bytes_;
   std::list<Slab> slabs_;               // the planned one first
   std::vector<TransferPointer> users_;  // of released blocks
+  std::shared_ptr<Driver> wiper_;       // none: slabs are left as they are
   uint64_t used_bytes_ = 0, peak_used_bytes_ = 0;
 };
 

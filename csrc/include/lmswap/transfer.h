@@ -8,6 +8,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -19,7 +20,7 @@
 
 namespace lmswap {
 
-enum class Direction { kOut, kIn };
+enum class Direction { kOut, kIn, kAudit, kFill };  // the last two leave the bytes where they are: upkeep_mover.h
 
 // Bytes of a tier, held by a handle: [offset, offset + nbytes) of a storage.
 struct Block {
@@ -44,10 +45,13 @@ class Transfer {
   Event start;  // on the lane
   Event done;
 
-  // What the lane waits for before it begins: the copy out that this one reads back, and copies of the block's previous
-  // holders that still read or write its bytes.
+  // What the lane waits for before it begins: the copy out that this one reads back, or the copy that it audits, and
+  // copies of the block's previous holders that still read or write its bytes.
   std::shared_ptr<Transfer> source;
   std::vector<std::shared_ptr<Transfer>> fences;
+
+  std::vector<uint64_t> sums;  // of an audit that has landed
+  std::byte filler{0};         // of a fill
 
   // The lane is one part; requests that run on other threads are more. True: this was the last.
   void begin_part();

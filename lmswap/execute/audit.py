@@ -1,0 +1,138 @@
+"""Do bytes come back from their tier as they left it, and does anybody use memory that was given up?
+
+The bytes of every copy are summed at both of its ends::
+
+    device ── copy out ──► tier ···· away ···· tier ── copy in ──► device
+    left                   written             read                arrived
+
+so that the first two sums that differ say where the bytes were changed. Memory that was given up is filled with 0xff,
+which is NaN in every floating-point type: what was copied out as soon as compute has waited for the copy, and what is
+copied in until compute has waited for it. Nothing waits for a copy here before compute has: that would hide who does
+not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from lmswap.errors import BytesChanged, TransferError
+from lmswap.execute import _C
+from lmswap.ir.verified import Verified
+
+POISON = 0xFF
+_CHUNK_BYTES = 2**20  # of one sum, as in the engine
+_CHUNKS_AT_ONCE = 64
+
+
+@dataclass
+class _Away:
+    """A buffer that was copied out."""
+
+    buffer: int
+    out: int  # the transfer
+    first: int  # of its bytes in their storage
+    nbytes: int
+    left: torch.Tensor
+    written: list[int] | None = None
+
+
+class Audit:
+    """The checks of one engine's transfers; they are counted in ``verified``."""
+
+    def __init__(self, native: _C.Engine, verified: Verified, name_of: Callable[[int], str]) -> None:
+        """``name_of`` gives a buffer's name for people by the number under which it is moved."""
+        self._native, self._verified, self._name_of = native, verified, name_of
+        self._away: dict[int, _Away] = {}  # by handle
+        self._landing: dict[int, torch.Tensor] = {}  # by transfer: where its bytes go until it is waited for
+
+    def leaves(self, handle: int, buffer: int, storage: torch.UntypedStorage, first: int, nbytes: int) -> None:
+        """The copy out of ``nbytes`` from ``first`` on has been queued."""
+        left = checksums(_bytes(storage, first, nbytes))
+        self._away[handle] = _Away(buffer, self._native.out_transfer(handle), first, nbytes, left)
+
+    def has_left(self, handle: int, storage: torch.UntypedStorage) -> None:
+        """Compute waits for the copy out from here on, and the memory is nobody's."""
+        away = self._away[handle]
+        self._poison(_bytes(storage, away.first, away.nbytes))
+
+    def landing(self, flat: torch.Tensor) -> torch.Tensor:
+        """Memory for the copy in to go to, so that ``flat`` holds nothing until compute has waited for it."""
+        self._poison(flat)
+        return torch.full_like(flat, POISON)
+
+    def arrives(self, transfer: int, landing: torch.Tensor) -> None:
+        """The copy in to ``landing`` has been queued."""
+        self._landing[transfer] = landing
+
+    def has_arrived(self, handle: int, transfer: int, flat: torch.Tensor) -> None:
+        """Compute waits for the copy in from here on; compares all sums, before anybody uses an index that is wrong.
+
+        Raises:
+            BytesChanged: they differ.
+        """
+        away, landed = self._away[handle], self._landing.pop(transfer)
+        arrived = checksums(landed[: away.nbytes])
+        flat.copy_(landed)
+        self._compare_out(away)
+        read = self._native.take_checksums(transfer)
+        self._compare(away, "while they were away", away.written, read)
+        self._compare(away, "on the way in", read, arrived.tolist())
+        self._count(away)
+
+    def forget(self) -> None:
+        """Nothing is away any more: compares what left and never came back, and lets go of it."""
+        self._landing.clear()
+        away, self._away = self._away, {}
+        for left in away.values():
+            try:
+                self._compare_out(left)
+            except TransferError:
+                continue
+
+    def _compare_out(self, away: _Away) -> None:
+        if away.written is None:
+            away.written = self._native.take_checksums(away.out)
+            self._compare(away, "on the way out", away.left.tolist(), away.written)
+            self._count(away)
+
+    def _compare(self, away: _Away, where: str, before: list[int] | None, after: list[int]) -> None:
+        if before == after:
+            return
+        assert before is not None
+        self._verified.num_differences += 1
+        chunk = next(i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b)
+        raise BytesChanged(self._name_of(away.buffer), away.nbytes, where, chunk * _CHUNK_BYTES)
+
+    def _count(self, away: _Away) -> None:
+        self._verified.num_transfers += 1
+        self._verified.transferred_bytes += away.nbytes
+
+    def _poison(self, flat: torch.Tensor) -> None:
+        flat.fill_(POISON)
+        self._verified.num_poisoned += 1
+        self._verified.poisoned_bytes += flat.numel()
+
+
+def checksums(flat: torch.Tensor) -> torch.Tensor:
+    """Sums of bytes, one for each begun MiB: of its 8-byte words times 1, 3, 5 ..., modulo 2^64, padded with zeros.
+
+    The engine makes the same ones of a tier's bytes.
+    """
+    if flat.storage_offset() % 8 or flat.data_ptr() % 8:
+        flat = flat.clone()
+    whole = flat.numel() // _CHUNK_BYTES * _CHUNK_BYTES
+    weights = 2 * torch.arange(_CHUNK_BYTES // 8, device=flat.device) + 1
+    words = flat[:whole].view(torch.int64).view(-1, _CHUNK_BYTES // 8)
+    parts = [(words[i : i + _CHUNKS_AT_ONCE] * weights).sum(1) for i in range(0, len(words), _CHUNKS_AT_ONCE)]
+    if whole < flat.numel():
+        rest = flat.new_zeros(_CHUNK_BYTES)
+        rest[: flat.numel() - whole] = flat[whole:]
+        parts.append((rest.view(torch.int64) * weights).sum().view(1))
+    return torch.cat(parts)
+
+
+def _bytes(storage: torch.UntypedStorage, first: int, nbytes: int) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, first, (nbytes,), (1,))

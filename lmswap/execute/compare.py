@@ -1,0 +1,46 @@
+"""Where do two results differ? Bit for bit, so that NaN equals NaN of the same payload and 0.0 is not -0.0."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Difference:
+    """``first`` says at which element the first one lies, and both values there."""
+
+    num_differing: int
+    num_elements: int
+    first: str
+
+
+def difference(expected: Any, actual: Any) -> Difference | None:
+    """How ``actual`` differs from ``expected``; None if it does not."""
+    if not (isinstance(expected, torch.Tensor) and isinstance(actual, torch.Tensor)):
+        return None if type(expected) is type(actual) and expected == actual else _of_kind(expected, actual)
+    if (expected.dtype, expected.shape, expected.device) != (actual.dtype, actual.shape, actual.device):
+        return _of_kind(_kind(expected), _kind(actual))
+    before, after = _bytes(expected), _bytes(actual)
+    if torch.equal(before, after):
+        return None
+    differs = (before != after).view(-1, expected.element_size()).any(1)
+    place = int(differs.nonzero()[0])
+    values = [tensor.detach().reshape(-1)[place].item() for tensor in (expected, actual)]
+    index = [int(i) for i in torch.unravel_index(torch.tensor(place), expected.shape)]
+    first = f"first at {index}: {values[0]!r} without, {values[1]!r} with"
+    return Difference(int(differs.sum()), expected.numel(), first)
+
+
+def _of_kind(expected: Any, actual: Any) -> Difference:
+    return Difference(1, 1, f"{expected} without, {actual} with")
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return f"{tensor.dtype} of shape {list(tensor.shape)} on {tensor.device}"
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)

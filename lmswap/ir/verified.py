@@ -1,0 +1,53 @@
+"""What has verification checked? The counts of one model, and the names of what it compares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from lmswap.ir.bytesize import format_bytes
+
+
+@dataclass
+class Verified:
+    """What was checked of one model so far; transfers are copies, each way one, blocks memory that was given up.
+
+    ``unrepeatable`` names results that were not compared, since the step without swaps does not repeat them either;
+    ``num_differences`` counts results and transfers that were not what they should have been.
+    """
+
+    model: str
+    num_runs: int = 0  # of a graph, forward or backward, with and without swaps
+    num_outputs: int = 0
+    num_gradients: int = 0
+    num_transfers: int = 0
+    transferred_bytes: int = 0
+    num_poisoned: int = 0
+    poisoned_bytes: int = 0
+    num_differences: int = 0
+    unrepeatable: list[str] = field(default_factory=list)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether anything was compared and any bytes were moved: else nothing is known of swapping."""
+        return bool(self.num_outputs + self.num_gradients) and bool(self.num_transfers)
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.num_runs} graph runs with and without swaps: {self.num_outputs} outputs and "
+            f"{self.num_gradients} gradients compared to the bit; {self.num_transfers} transfers checksummed at both "
+            f"ends, {format_bytes(self.transferred_bytes)}; {self.num_poisoned} blocks poisoned; "
+            f"{self.num_differences} differences"
+        )
+        if self.unrepeatable:
+            text += f"; not compared, since it differs without swaps too: {'; '.join(self.unrepeatable)}"
+        return text
+
+
+@dataclass(frozen=True)
+class Result:
+    """One value that a graph hands to its caller: what people call it, the op that makes it, and what feeds that op."""
+
+    name: str  # "output 0", "gradient of encoder.0.weight"
+    op: str
+    source: str  # the user's own line
+    moved: tuple[str, ...]  # buffers that were swapped or made again, the nearest first

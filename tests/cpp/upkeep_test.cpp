@@ -1,0 +1,320 @@
+// What an engine does to tiers' bytes beside moving them: audits, poison, wiping; on each driver and tier.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <thread>
+
+#include "lmswap/engine.h"
+#include "lmswap/upkeep_mover.h"
+#include "test_device.h"
+
+namespace lmswap {
+namespace {
+
+using test::make_bytes;
+using test::make_test_device;
+using test::TestDevice;
+using test::TestDirectory;
+
+constexpr uint64_t kMiB = 1 << 20, kBytes = 3 * kMiB + 777, kLimit = 64 * kMiB;
+
+// Hands everything on, and notes what is in memory when it is given back.
+class NotingDriver final : public Driver {
+ public:
+  explicit NotingDriver(std::shared_ptr<Driver> driver) : driver_(std::move(driver)) {}
+
+  bool device_is_host() const override { return driver_->device_is_host(); }
+  void* allocate_host(uint64_t nbytes) override {
+    void* pointer = driver_->allocate_host(nbytes);
+    std::memset(pointer, 0x11, nbytes);
+    sizes_[pointer] = nbytes;
+    return pointer;
+  }
+  void free_host(void* pointer) noexcept override {
+    const auto* bytes = static_cast<const std::byte*>(pointer);
+    for (uint64_t i = 0; i < sizes_[pointer]; ++i) num_left += bytes[i] != std::byte{0};
+    ++num_freed;
+    driver_->free_host(pointer);
+  }
+  uint64_t allocate_device(uint64_t nbytes) override { return driver_->allocate_device(nbytes); }
+  void free_device(uint64_t device) noexcept override { driver_->free_device(device); }
+  StreamHandle create_stream() override { return driver_->create_stream(); }
+  void destroy_stream(StreamHandle stream) noexcept override { driver_->destroy_stream(stream); }
+  void synchronize_stream(StreamHandle stream) override { driver_->synchronize_stream(stream); }
+  EventHandle create_event() override { return driver_->create_event(); }
+  void destroy_event(EventHandle event) noexcept override { driver_->destroy_event(event); }
+  void record_event(EventHandle event, StreamHandle stream) override { driver_->record_event(event, stream); }
+  void wait_event(StreamHandle stream, EventHandle event) override { driver_->wait_event(stream, event); }
+  bool query_event(EventHandle event) override { return driver_->query_event(event); }
+  void synchronize_event(EventHandle event) override { driver_->synchronize_event(event); }
+  double event_seconds(EventHandle event) override { return driver_->event_seconds(event); }
+  void copy_out(void* host, uint64_t device, uint64_t nbytes, StreamHandle stream) override {
+    driver_->copy_out(host, device, nbytes, stream);
+  }
+  void copy_in(uint64_t device, const void* host, uint64_t nbytes, StreamHandle stream) override {
+    driver_->copy_in(device, host, nbytes, stream);
+  }
+  void copy_within(uint64_t to, uint64_t from, uint64_t nbytes, StreamHandle stream) override {
+    driver_->copy_within(to, from, nbytes, stream);
+  }
+  void fill(uint64_t device, std::byte value, uint64_t nbytes, StreamHandle stream) override {
+    driver_->fill(device, value, nbytes, stream);
+    if (value == std::byte{0}) zeroed_device_bytes += nbytes;
+  }
+
+  const std::byte* memory_of(uint64_t nbytes) const {
+    const auto found =
+        std::find_if(sizes_.begin(), sizes_.end(), [&](const auto& kept) { return kept.second == nbytes; });
+    return static_cast<const std::byte*>(found->first);
+  }
+
+  uint64_t num_left = 0, num_freed = 0, zeroed_device_bytes = 0;
+
+ private:
+  std::shared_ptr<Driver> driver_;
+  std::map<void*, uint64_t> sizes_;
+};
+
+struct Setup {
+  std::string device, tier;
+};
+
+std::vector<Setup> all_setups() {
+  std::vector<Setup> setups;
+  for (const std::string& device : test::test_device_kinds()) {
+    for (const char* tier : {"host", "device", "disk"}) setups.push_back({device, tier});
+  }
+  return setups;
+}
+
+class Token {
+ public:
+  explicit Token(DLManagedTensor* tensor) : tensor_(tensor, [](DLManagedTensor* self) { self->deleter(self); }) {}
+  int64_t handle() const { return *static_cast<const int64_t*>(tensor_->dl_tensor.data); }
+  void reset() { tensor_.reset(); }
+
+ private:
+  std::unique_ptr<DLManagedTensor, void (*)(DLManagedTensor*)> tensor_;
+};
+
+class UpkeepConformance : public testing::TestWithParam<Setup> {
+ protected:
+  void open(Upkeep upkeep, const std::string& faults = "") {
+    device_ = make_test_device(GetParam().device, faults);
+    driver_ = std::make_shared<NotingDriver>(device_->driver);
+    engine_ = Engine::open(driver_, device_->faults, Pacers{}, upkeep);
+    if (tier() == "host") {
+      engine_->open_host_tier(kLimit);
+    } else if (tier() == "device") {
+      engine_->open_device_tier(kLimit);
+    } else {
+      engine_->open_disk_tier(directory_.path(), kLimit, 2);
+    }
+    engine_->reserve(tier(), 4 * kMiB);
+    a_ = device_->allocate(kBytes);
+    b_ = device_->allocate(kBytes);
+  }
+  void TearDown() override {
+    if (!engine_) return;  // skipped
+    engine_->close();
+    engine_.reset();
+    driver_.reset();
+    device_->free(a_);
+    device_->free(b_);
+    EXPECT_EQ(device_->violations(), std::vector<std::string>{});
+  }
+
+  std::string tier() const { return GetParam().tier; }
+  Token out(uint64_t pointer) { return Token(engine_->out_start(1, tier(), 0, pointer, kBytes, device_->stream)); }
+  int64_t in(const Token& token, uint64_t pointer) {
+    return engine_->in_start(1, token.handle(), pointer, kBytes, device_->stream);
+  }
+  void out_done(const Token& token) { engine_->out_done(token.handle(), device_->stream); }
+  void in_done(int64_t transfer) { engine_->in_done(transfer, device_->stream); }
+
+  // A descriptor of our own of the tier's unnamed file, found by its size.
+  static int find_file() {
+    for (int i = 3; i < 256; ++i) {
+      if (lseek(i, 0, SEEK_END) == 4 * kMiB && (fcntl(i, F_GETFL) & O_DIRECT)) return dup(i);
+    }
+    return -1;
+  }
+  static std::vector<std::byte> read_file(int file, uint64_t offset, uint64_t nbytes) {
+    std::vector<std::byte> bytes(nbytes);
+    const int buffered = ::open(("/proc/self/fd/" + std::to_string(file)).c_str(), O_RDONLY | O_CLOEXEC);
+    EXPECT_EQ(pread(buffered, bytes.data(), nbytes, static_cast<off_t>(offset)), static_cast<ssize_t>(nbytes));
+    close(buffered);
+    close(file);
+    return bytes;
+  }
+
+  // The bytes of the tier's slab, from behind the engine's back.
+  std::vector<std::byte> look(uint64_t offset, uint64_t nbytes) const {
+    if (tier() == "disk") return read_file(find_file(), offset, nbytes);
+    const std::byte* slab = driver_->memory_of(4 * kMiB) + offset;
+    return {slab, slab + nbytes};
+  }
+
+  TestDirectory directory_;
+  std::unique_ptr<TestDevice> device_;
+  std::shared_ptr<NotingDriver> driver_;
+  std::shared_ptr<Engine> engine_;
+  uint64_t a_ = 0, b_ = 0;
+};
+
+TEST_P(UpkeepConformance, audits_sum_the_tiers_bytes_after_each_copy) {
+  open({.audits = true});
+  const auto bytes = make_bytes(kBytes, 1);
+  device_->upload(a_, bytes);
+  const Token token = out(a_);
+  out_done(token);
+  const int64_t transfer = in(token, b_);
+  in_done(transfer);
+  const auto expected = checksums(bytes.data(), bytes.size());
+  EXPECT_EQ(expected.size(), 4u);
+  EXPECT_EQ(engine_->take_checksums(engine_->out_transfer(token.handle())), expected);
+  EXPECT_EQ(engine_->take_checksums(transfer), expected);
+  EXPECT_ERROR(engine_->take_checksums(transfer), ErrorKind::kOption, "taken before");
+  EXPECT_EQ(device_->download(b_, kBytes), bytes);
+}
+
+TEST_P(UpkeepConformance, without_audits_there_are_no_sums) {
+  open({});
+  const Token token = out(a_);
+  out_done(token);
+  EXPECT_ERROR(engine_->take_checksums(engine_->out_transfer(token.handle())), ErrorKind::kOption, "not audited");
+}
+
+TEST_P(UpkeepConformance, a_block_given_back_is_overwritten) {
+  if (tier() == "device") GTEST_SKIP() << "its bytes cannot be looked at beside the engine";
+  for (const bool audits : {true, false}) {
+    SCOPED_TRACE(audits);
+    open({.audits = audits, .wipes = !audits});
+    device_->fill(a_, kBytes, std::byte{0x77});
+    Token token = out(a_);
+    out_done(token);
+    device_->download(a_, 1);
+    const std::vector<std::byte> swapped(kBytes - kPageBytes, std::byte{0x77});
+    for (int i = 0; i < 1000 && look(kPageBytes, swapped.size()) != swapped; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));  // staged bytes land later than out_done
+    }
+    EXPECT_EQ(look(kPageBytes, swapped.size()), swapped);
+    token.reset();
+    // The next holder of its first page waits for the whole of it to be overwritten.
+    const Token next(engine_->out_start(1, tier(), 0, b_, 1, device_->stream));
+    out_done(next);
+    device_->download(b_, 1);
+    const std::byte filler = audits ? std::byte{0xff} : std::byte{0};
+    EXPECT_EQ(look(kPageBytes, kBytes - kPageBytes), std::vector<std::byte>(kBytes - kPageBytes, filler));
+    if (audits) TearDown();
+  }
+}
+
+TEST_P(UpkeepConformance, a_block_is_not_overwritten_while_a_copy_still_reads_it) {
+  open({.audits = true});
+  const auto bytes = make_bytes(kBytes, 2);
+  device_->upload(a_, bytes);
+  Token token = out(a_);
+  out_done(token);
+  device_->fill(b_, kBytes, std::byte{0});  // slow: the copy in begins late
+  const int64_t transfer = in(token, b_);
+  token.reset();
+  in_done(transfer);
+  EXPECT_EQ(device_->download(b_, kBytes), bytes);
+}
+
+TEST_P(UpkeepConformance, the_next_holder_waits_until_its_block_has_been_overwritten) {
+  open({.wipes = true});
+  const auto bytes = make_bytes(kBytes, 3);
+  for (int i = 0; i < 5; ++i) {
+    device_->fill(a_, kBytes, std::byte{1});
+    out(a_);  // given back at once
+    device_->driver->synchronize_stream(device_->stream);
+    device_->upload(b_, bytes);
+    const Token token = out(b_);
+    out_done(token);
+    device_->fill(b_, kBytes, std::byte{0});
+    in_done(in(token, b_));
+    EXPECT_EQ(device_->download(b_, kBytes), bytes);
+    EXPECT_EQ(engine_->tier_stats(tier()).capacity_bytes, 4 * kMiB) << "the place was not taken over";
+  }
+}
+
+TEST_P(UpkeepConformance, nothing_is_left_in_host_memory_after_close) {
+  open({.wipes = true});
+  device_->fill(a_, kBytes, std::byte{0x77});
+  const Token held = out(a_);
+  out_done(held);
+  in_done(in(held, b_));
+  device_->download(b_, 1);
+  engine_->close();
+  if (tier() == "device") {
+    EXPECT_GE(driver_->zeroed_device_bytes, 4 * kMiB);
+  } else {
+    const uint64_t num_least = tier() == "host" ? 2 : GetParam().device == "host" ? 1 : 3;
+    EXPECT_GE(driver_->num_freed, num_least);
+  }
+  EXPECT_EQ(driver_->num_left, 0u);
+}
+
+TEST_P(UpkeepConformance, nothing_is_left_in_the_file_after_close) {
+  if (tier() != "disk") GTEST_SKIP();
+  for (const bool wipes : {true, false}) {
+    open({.wipes = wipes});
+    device_->fill(a_, kBytes, std::byte{0x77});
+    const Token held = out(a_);
+    out_done(held);
+    in_done(in(held, b_));
+    device_->download(b_, 1);
+    const int file = find_file();
+    ASSERT_GE(file, 0);
+    engine_->close();
+    const auto bytes = read_file(file, 0, 4 * kMiB);
+    EXPECT_EQ(std::count(bytes.begin(), bytes.end(), std::byte{0}) == 4 * kMiB, wipes);
+    if (wipes) TearDown();
+  }
+}
+
+TEST_P(UpkeepConformance, failing_copies_leave_nothing_behind_either) {
+  if (GetParam().device == "cuda" && tier() != "disk") GTEST_SKIP() << "a real device does not fail on demand";
+  const std::string call = tier() == "disk" ? "write" : tier() == "host" ? "copy_out" : "copy_within";
+  open({.audits = true, .wipes = true}, call + "@1=fail");
+  {
+    const Token token = out(a_);
+    try {
+      out_done(token);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kTransfer);
+    }
+    EXPECT_ERROR(engine_->take_checksums(engine_->out_transfer(token.handle())), ErrorKind::kTransfer, "");
+  }
+  const auto bytes = make_bytes(kBytes, 4);
+  device_->upload(a_, bytes);
+  const Token token = out(a_);
+  out_done(token);
+  in_done(in(token, b_));
+  EXPECT_EQ(device_->download(b_, kBytes), bytes);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, UpkeepConformance, testing::ValuesIn(all_setups()),
+                         [](const auto& info) { return info.param.tier + "_on_" + info.param.device; });
+
+TEST(Checksums, see_every_bit_and_words_that_change_places) {
+  auto bytes = make_bytes(kMiB + 13, 1);
+  const auto sums = checksums(bytes.data(), bytes.size());
+  EXPECT_EQ(sums.size(), 2u);
+  for (const size_t place : {size_t{0}, size_t{kMiB - 1}, size_t{kMiB}, bytes.size() - 1}) {
+    bytes[place] ^= std::byte{0x80};
+    EXPECT_NE(checksums(bytes.data(), bytes.size()), sums) << place;
+    bytes[place] ^= std::byte{0x80};
+  }
+  std::swap_ranges(bytes.begin(), bytes.begin() + 8, bytes.begin() + 8);
+  EXPECT_NE(checksums(bytes.data(), bytes.size()), sums);
+}
+
+}  // namespace
+}  // namespace lmswap

@@ -1,0 +1,292 @@
+"""Verification mode: sound steps pass and stay as they are; whoever waits too little, or damages a byte, is caught."""
+
+import gc
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+import lmswap
+from lmswap.errors import BytesChanged, ResultDiffers, VerificationError
+from lmswap.execute import _C, draws
+from lmswap.execute.audit import checksums
+from lmswap.execute.compare import difference
+from lmswap.execute.engine import SwapEngine
+from lmswap.execute.reference import Reference
+from lmswap.rewrite import insert
+from tests.late_engine import Breakage, LateEngine
+from tests.models import CASES, Broken, Case
+from tests.test_recompute import plan_at_random
+
+SMALL = 4096
+MODELS = {name: CASES[name] for name in ("resnet", "encoder", "shared_views")}
+MODELS["broken"] = Case(Broken, lambda: torch.randn(64, 128))
+
+
+@pytest.fixture(autouse=True)
+def no_plans_from_the_cache(monkeypatch):
+    monkeypatch.setattr("lmswap.session.PlanCache.read", lambda cache, program: None)
+
+
+def enable(case: Case, *, verify: bool = True, policy: str = "swap_all") -> nn.Module:
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    return lmswap.enable(case.make(), policy=policy, min_swap_bytes=SMALL, verify=verify)
+
+
+def step(case: Case, model: nn.Module) -> list[torch.Tensor]:
+    loss = case.loss(model(case.batch()))
+    loss.backward()
+    return [loss.detach().clone(), *(p.grad.clone() for p in model.parameters()), torch.rand(3)]
+
+
+def equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_verified_steps_are_the_same_steps_and_all_of_them_is_counted(name):
+    case, runs = MODELS[name], []
+    for verify in (False, True):
+        model = enable(case, verify=verify)
+        runs.append([value for _ in range(3) for value in step(case, model)] + [*model.state_dict().values()])
+        report = lmswap.report(model)
+        lmswap.disable(model)
+    assert equal(*runs)
+    verified = report.verified
+    num_parameters = len({id(p) for p in model.parameters()})
+    assert verified.num_gradients >= 3 * num_parameters
+    assert verified.num_outputs >= 3
+    assert verified.num_transfers == verified.num_poisoned > 0
+    assert verified.transferred_bytes == verified.poisoned_bytes > 0
+    assert verified.num_differences == 0
+    assert verified.unrepeatable == []
+    assert f"{verified.num_gradients} gradients compared to the bit" in " ".join(str(report).split())
+    assert "the budget, which is not kept" in " ".join(str(report).split())
+
+
+@pytest.mark.parametrize("name", ["encoder", "shared_views", "broken"])
+def test_plans_that_swap_and_compute_again_pass(name, monkeypatch):
+    monkeypatch.setattr("lmswap.session.make_plan", plan_at_random(0))
+    model = enable(MODELS[name])
+    for _ in range(2):
+        step(MODELS[name], model)
+    assert lmswap.report(model).verified.num_gradients > 0
+    lmswap.disable(model)
+
+
+def test_other_ways_to_use_a_model_are_verified_too():
+    case = MODELS["encoder"]
+    model = enable(case)
+    losses = [case.loss(model(case.batch())) for _ in range(2)]
+    losses[0].backward(retain_graph=True)
+    losses[0].backward()
+    del losses  # the second one never runs backward
+    with torch.no_grad():
+        model.eval()(case.batch())
+    case.loss(model(case.batch())).backward()
+    assert lmswap.report(model).verified.num_differences == 0
+    gc.collect()
+    assert lmswap.report(model).tier_used_bytes == 0
+    lmswap.disable(model)
+
+
+def test_nothing_of_a_verified_call_is_kept_when_its_graph_is_gone(monkeypatch):
+    made = []
+    monkeypatch.setattr("lmswap.session.Reference", lambda *a, **k: made.append(Reference(*a, **k)) or made[-1])
+    case = MODELS["shared_views"]
+    model = enable(case)
+    loss = case.loss(model(case.batch()))
+    assert [len(reference._calls) for reference in made] == [1]
+    del loss
+    gc.collect()
+    assert [len(reference._calls) for reference in made] == [0]
+    step(case, model)
+    assert [len(reference._calls) for reference in made] == [0]
+    lmswap.disable(model)
+
+
+BREAKAGES = {
+    "a release that does not wait": Breakage(release_waits=False),
+    "a copy in that does not wait for the copy out": Breakage(in_start_waits_for_out=False),
+    "a first use that does not wait for the copy in": Breakage(in_done_waits=False),
+    "blocks that overlap": Breakage(has_own_places=False),
+}
+
+
+def with_engine(monkeypatch, breakage: Breakage) -> list[torch.Tensor]:
+    """Lets models run on a late engine; what leaves is kept alive, as by an allocator that hands it to nobody else."""
+    kept: list[torch.Tensor] = []
+    out_start = SwapEngine.out_start
+    monkeypatch.setattr(SwapEngine, "out_start", lambda self, x, *rest: kept.append(x) or out_start(self, x, *rest))
+    monkeypatch.setattr("lmswap.session._open_engine", lambda *_: LateEngine(breakage))
+    return kept
+
+
+def test_a_sound_engine_that_is_always_late_passes(monkeypatch):
+    case = MODELS["shared_views"]
+    kept = with_engine(monkeypatch, Breakage())
+    model = enable(case)
+    for _ in range(2):
+        step(case, model)
+    assert kept
+    assert lmswap.api._sessions[model].verified.num_transfers > 0
+    lmswap.disable(model)
+
+
+@pytest.mark.parametrize("name", BREAKAGES)
+def test_an_engine_that_is_broken_so_is_caught_and_is_not_without_verification(name, monkeypatch):
+    case = MODELS["shared_views"]
+    with_engine(monkeypatch, BREAKAGES[name])
+    model = enable(case, verify=False)
+    step(case, model)  # nobody says anything
+    lmswap.disable(model)
+    model = enable(case)
+    with pytest.raises(VerificationError):
+        step(case, model)
+    assert lmswap.api._sessions[model].verified.num_differences == 1
+    lmswap.disable(model)
+
+
+@pytest.mark.parametrize(
+    ("damage", "where"), [("out", "on the way out"), ("away", "while they were away"), ("in", "on the way in")]
+)
+def test_a_flipped_bit_is_found_where_it_was_flipped(damage, where, monkeypatch):
+    case = MODELS["shared_views"]
+    with_engine(monkeypatch, Breakage(damage=damage))
+    model = enable(case)
+    with pytest.raises(BytesChanged, match=rf"buffer '\w+' were changed {where}.*at byte 0") as caught:
+        step(case, model)
+    assert caught.value.buffer in lmswap.program(model).buffer_names
+    lmswap.disable(model)
+
+
+def test_a_plan_that_uses_a_buffer_before_its_copy_in_is_waited_for_is_caught(monkeypatch):
+    case = MODELS["shared_views"]
+
+    def wait_at_the_end(editor, swap, anchor):
+        flat = editor._incoming[swap.buffer]
+        first_use(editor, swap, anchor)
+        (done,) = [user for user in flat.users if user.target is insert.ops.in_done]
+        done.replace_all_uses_with(flat, delete_user_cb=lambda user: user is not done)
+        editor._output().prepend(done)
+
+    def start_and_wait(engine, *arguments):
+        flat = in_start(engine, *arguments)
+        while not all(map(engine.native.is_finished, engine._arriving.values())):
+            pass
+        return flat
+
+    first_use, in_start = insert._Editor._first_use, SwapEngine.in_start
+    sound = enable(case, verify=False)
+    expected = step(case, sound)
+    lmswap.disable(sound)
+    monkeypatch.setattr(insert._Editor, "_first_use", wait_at_the_end)
+    monkeypatch.setattr(SwapEngine, "in_start", start_and_wait)  # a link so fast that nobody ever has to wait
+    model = enable(case, verify=False)
+    assert equal(step(case, model), expected)
+    lmswap.disable(model)
+    model = enable(case)
+    with pytest.raises(ResultDiffers, match="gradient of"):
+        step(case, model)
+    lmswap.disable(model)
+
+
+class Dropped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x):
+        return self.second(torch.dropout(torch.tanh(self.first(x)), 0.5, True).exp())
+
+
+def test_a_wrong_gradient_is_named_with_its_op_line_and_what_was_computed_again(monkeypatch):
+    case = Case(Dropped, lambda: torch.randn(64, 64))
+    planner = plan_at_random(0, share=1.0)
+    monkeypatch.setattr("lmswap.session.make_plan", planner)
+    monkeypatch.setattr(draws.draw_again, "__code__", (lambda state, device, op, *a, **k: op(*a, **k)).__code__)
+    model = enable(case)
+    with pytest.raises(ResultDiffers) as caught:
+        for _ in range(3):
+            step(case, model)
+    error = caught.value
+    assert error.result in ("the gradient of first.weight", "the gradient of second.weight")
+    assert "aten.mm" in error.made_by
+    assert "test_verification.py:" in error.made_by
+    assert "self.second(torch.dropout(" in error.made_by
+    assert 0 < error.num_differing <= error.num_elements == 64 * 64
+    assert error.step == 1
+    assert error.moved
+    assert "without" in str(error)
+    lmswap.disable(model)
+
+
+@torch.library.custom_op("lmswap_test::shaky", mutates_args=())
+def shaky(x: torch.Tensor) -> torch.Tensor:
+    return x + next(NOISE)
+
+
+shaky.register_fake(torch.empty_like)
+shaky.register_autograd(lambda context, gradient: gradient)
+NOISE = itertools.count()
+
+
+class Shaky(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, x):
+        h = torch.tanh(self.linear(x))
+        return shaky(h.exp()), h.sin().cos()
+
+
+@pytest.mark.parametrize("steady", [0, 15])
+def test_what_torch_does_not_repeat_itself_is_left_out_and_listed(monkeypatch, steady):
+    monkeypatch.setattr(f"{__name__}.NOISE", itertools.chain([0] * steady, itertools.count()))
+    case = Case(Shaky, lambda: torch.randn(64, 64))
+    model = enable(case)
+    for _ in range(12):
+        step(case, model)
+    verified = lmswap.report(model).verified
+    assert verified.num_differences == 0
+    assert verified.unrepeatable == ["output 0, made by op 'shaky' (lmswap_test.shaky.default)"]
+    assert "not compared" in " ".join(str(lmswap.report(model)).split())
+    assert verified.num_outputs in range(12, 24)
+    lmswap.disable(model)
+
+
+@pytest.mark.parametrize("nbytes", [1, 7, 8, 2**20 - 1, 2**20, 2**20 + 9, 3 * 2**20])
+def test_both_ends_sum_alike_and_see_every_bit_and_every_exchange(nbytes, tmp_path):
+    engine = _C.Engine(driver="host", audits=True)
+    engine.open_disk_tier(str(tmp_path), 2**23)
+    flat = torch.randint(0, 256, (nbytes,), dtype=torch.uint8)
+    token = torch.from_dlpack(engine.out_start(1, "disk", 0, flat.data_ptr(), nbytes, 0))
+    engine.out_done(int(token), 0)
+    sums = checksums(flat)
+    assert engine.take_checksums(engine.out_transfer(int(token))) == sums.tolist()
+    for place in {0, nbytes // 2, nbytes - 1}:
+        changed = flat.clone()
+        changed[place] ^= 128
+        assert not torch.equal(checksums(changed), sums)
+    if nbytes >= 32:
+        exchanged = flat.clone()
+        exchanged[:8], exchanged[8:16] = flat[8:16], flat[:8]
+        assert not torch.equal(checksums(exchanged), sums)
+    del token
+    engine.close()
+
+
+def test_results_are_compared_by_their_bits():
+    nan = torch.tensor([float("nan"), 1.0])
+    assert difference(nan, nan.clone()) is None
+    assert difference(torch.tensor([0.0]), torch.tensor([-0.0])) is not None
+    assert difference(None, None) is None
+    assert difference(torch.zeros(2), None) is not None
+    assert difference(torch.zeros(2), torch.zeros(2, dtype=torch.float64)) is not None
+    assert difference(torch.zeros(0), torch.zeros(0)) is None
+    found = difference(torch.zeros(2, 3), torch.tensor([[0.0, 0.0, 0.0], [0.0, 5.0, 7.0]]))
+    assert (found.num_differing, found.num_elements) == (2, 6)
+    assert found.first == "first at [1, 1]: 0.0 without, 5.0 with"
