@@ -47,7 +47,7 @@ def swapping(model, path, **options):
     return lmswap.enable(model, compiler=path, policy="swap_all", min_swap_bytes=2048, **options)
 
 
-def steps(model, num=4, *, run=None, make=batch):
+def steps(model, num=3, *, run=None, make=batch):
     """Losses, gradients and buffers of a few steps with an optimizer."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     found = []
@@ -94,7 +94,7 @@ def test_plain_steps(path):
     report = check(Net, path)
     assert report.swapped_out_bytes > 0
     assert report.swapped_in_bytes == report.swapped_out_bytes
-    assert report.steps == 4
+    assert report.steps == 3
 
 
 class Break(nn.Module):
@@ -159,8 +159,8 @@ class Branches(nn.Module):
 
 
 def test_control_flow_that_depends_on_data(path):
-    report = check(lambda: Net(Branches()), path, lambda model: steps(model, 8))
-    assert report.steps >= 7
+    report = check(lambda: Net(Branches()), path, lambda model: steps(model, 6))
+    assert report.steps >= 5
 
 
 def test_one_step_over_and_over_takes_each_branch_with_a_plan(path):
@@ -457,7 +457,7 @@ def test_sizes_that_change(path):
     assert report.swapped_out_bytes > 0
 
 
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 def test_recurrent_networks(path, kind):
     def make():
         return nn.Sequential(nn.Linear(16, 32), nn.Tanh(), kind(32, 32, 2, batch_first=True))
@@ -516,6 +516,31 @@ class Views(nn.Module):
 def test_views_of_one_storage(path):
     report = check(Views, path, lambda model: steps(model, make=lambda: torch.randn(32, 32)))
     assert report.swapped_out_bytes > 0
+
+
+class Rewritten(nn.Module):
+    """Saves a storage, writes it, and saves it again; nobody asks for the gradient that needs the first bytes."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(32, 32)
+
+    def forward(self, x):
+        h = self.linear(x)
+        unused = h.sin()
+        h.mul_(2.0)
+        return (h.tanh() * h).sigmoid(), unused
+
+
+def test_a_storage_that_is_written_between_two_saves_comes_back_as_it_was_at_each(path):
+    if path == "fx":
+        pytest.skip("graphs are functional: nothing is written between two saves")
+
+    def run(model, data):
+        output, _unused = model(data)
+        return output.square().mean()
+
+    check(Rewritten, path, lambda model: steps(model, run=run, make=lambda: torch.randn(32, 32)))
 
 
 def test_what_is_changed_in_place_after_it_was_saved_is_refused(path):
