@@ -213,6 +213,6 @@ class _Editor:
         return node
 
     def _fake(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        values = (node.meta.get("val") for node in self.graph.buffer_of)
-        with next(value.fake_mode for value in values if hasattr(value, "fake_mode")):
+        modes = (getattr(node.meta.get("val"), "fake_mode", None) for node in self.graph.buffer_of)
+        with next(mode for mode in modes if mode is not None):
             return torch.empty(shape, dtype=dtype, device=device)
