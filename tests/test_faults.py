@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import lmswap
-from lmswap.errors import DriverError, LmswapError, TierError, TransferError
+from lmswap.errors import BytesChanged, DriverError, LmswapError, TierError, TransferError
 from lmswap.execute import _C
 from lmswap.hardware.measure import describe_machine
 from tests.execute.test_native_engine import fake_cuda  # noqa: F401 - a fixture
@@ -215,7 +215,7 @@ def test_a_byte_that_changed_on_the_disk_is_caught(monkeypatch, tmp_path):
             (byte,) = changed.read(1)
             changed.seek(offset)
             changed.write(bytes([byte ^ 1]))
-    with pytest.raises(TransferError):
+    with pytest.raises(BytesChanged, match="while they were away"):
         loss.backward()
     step(model)
     lmswap.disable(model)

@@ -168,7 +168,8 @@ def test_a_copy_in_comes_after_its_own_late_copy_out(is_broken, fake_cuda):  # n
 def views_are_told_apart_by_shape_only(patch: pytest.MonkeyPatch) -> None:
     def broken(value):
         tensor = value.meta["val"]
-        return tensor.dtype, list(tensor.shape), list(torch.empty(tensor.shape).stride()), tensor.storage_offset()
+        strides = list(torch.empty(tensor.shape).stride())
+        return tensor.dtype, list(tensor.shape), strides, tensor.storage_offset(), tensor.is_conj(), tensor.is_neg()
 
     patch.setattr("lmswap.rewrite.views.geometry", broken)
 
@@ -199,7 +200,7 @@ def offsets_are_in_the_wrong_unit(patch: pytest.MonkeyPatch) -> None:
     def broken(value):
         tensor = value.meta["val"]
         offset = tensor.storage_offset() // tensor.element_size()
-        return tensor.dtype, list(tensor.shape), list(tensor.stride()), offset
+        return tensor.dtype, list(tensor.shape), list(tensor.stride()), offset, tensor.is_conj(), tensor.is_neg()
 
     patch.setattr("lmswap.rewrite.views.geometry", broken)
 
@@ -236,7 +237,7 @@ def test_fifty_steps_leave_tier_and_device_as_they_were():
 
 
 def nothing_waits_for_a_copy_in(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SwapEngine, "in_done", lambda self, token: self._arriving.pop(int(token)))
+    patch.setattr(SwapEngine, "in_done", lambda self, token, flat: self._arriving.pop(int(token)))
 
 
 def reads_are_late(patch: pytest.MonkeyPatch) -> None:
@@ -504,8 +505,7 @@ def test_nothing_is_moved_where_that_gains_nothing():
 
 
 def the_model_runs_uncaptured(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("lmswap.api._compile_call", lambda model, session: model._call_impl)
-    patch.setattr("lmswap.api._clear_errors", lambda call, session: call)
+    patch.setattr("lmswap.modelcall.ModelCall.__call__", lambda call, *given: call._plain(*given))
 
 
 @fails_when(the_model_runs_uncaptured)

@@ -113,7 +113,7 @@ def test_the_order_of_events_is_that_of_the_recipe(settings, data):
     assert [event["done"] for event in events[1:5]] == [1, 2, 3, 4]
     assert history[0].loss == pytest.approx(sum(event["loss"] for event in events[1:5]) / 4)
     assert history[0].val_loss == events[5]["loss"]
-    assert history[0].peak_bytes > 0
+    assert history[0] == events[6]["row"]
 
 
 def test_training_and_validation_see_only_their_own_subjects(settings, data, monkeypatch):
