@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import logging
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -184,10 +185,11 @@ class Session:
                 raise
             self.graphs.remove(graph)
             self.notes.append(f"a graph could not be planned for: {type(error).__name__}: {error}")
-            _log.warning("%s: %s", self.name, self.notes[-1], exc_info=True)
-            raise SkipFrame(
-                self.notes[-1]
-            ) from error  # Dynamo runs the user's own code: its graph may be no substitute
+            _log.warning("%s: %s", self.name, self.notes[-1])
+            # As text: a handler that keeps records would keep the frames, and so the tensors, of the first step.
+            _log.debug("%s", "".join(traceback.format_exception(error)))
+            # Dynamo then runs the user's own code; its graph may be no substitute for that.
+            raise SkipFrame(self.notes[-1]) from error
 
         def run(*arguments: Any) -> Any:
             with without_hooks():

@@ -533,9 +533,6 @@ class Rewritten(nn.Module):
 
 
 def test_a_storage_that_is_written_between_two_saves_comes_back_as_it_was_at_each(path):
-    if path == "fx":
-        pytest.skip("graphs are functional: nothing is written between two saves")
-
     def run(model, data):
         output, _unused = model(data)
         return output.square().mean()
