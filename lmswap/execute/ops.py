@@ -21,7 +21,8 @@ ENGINES: weakref.WeakValueDictionary[int, SwapEngine] = weakref.WeakValueDiction
 
 _library = torch.library.Library("lmswap", "DEF")  # type: ignore[no-untyped-call]
 _SCHEMAS = (
-    "out_start(Tensor x, int engine, int buffer, str tier, int offset, bool is_whole, ScalarType dtype) -> Tensor",
+    "out_start(Tensor x, int engine, int buffer, str tier, int offset, bool is_whole, ScalarType dtype, "
+    "int[] stride) -> Tensor",
     "out_done(Tensor token, Tensor x, int engine) -> ()",
     "in_start(Tensor token, int engine, int buffer, int nbytes, Device device) -> Tensor",
     # The alias annotations say that no copy is made: whoever holds the result holds the swapped-in memory.
@@ -57,8 +58,23 @@ def find_engine(number: int) -> SwapEngine:
 
 
 def _out_start(  # noqa: PLR0917 - the operator's own signature
-    x: torch.Tensor, engine: int, buffer: int, tier: str, offset: int, is_whole: bool, dtype: torch.dtype
+    x: torch.Tensor,
+    engine: int,
+    buffer: int,
+    tier: str,
+    offset: int,
+    is_whole: bool,
+    dtype: torch.dtype,
+    stride: list[int],
 ) -> torch.Tensor:
+    strides = zip(x.shape, x.stride(), stride, strict=True)
+    if x.numel() and any(size > 1 and real != traced for size, real, traced in strides):
+        # Seen: sums with what depthwise convolutions of channels_last images give on the CPU.
+        raise TransferError(
+            f"an operator made strides {list(x.stride())} of shape {list(x.shape)} where torch traced {list(stride)}: "
+            'its bytes would be read back in another order; use compiler="eager", or keep it in place with '
+            f"min_swap_bytes of more than {x.nbytes}"
+        )
     if x.dtype != dtype:  # seen: statistics of norms of bfloat16 by float32 weights on the CPU
         raise TransferError(
             f"an operator made {x.dtype} of shape {list(x.shape)} where torch traced {dtype}: its bytes could not be "
@@ -110,7 +126,14 @@ for _name, _kernel in (
 
 @torch.library.register_fake("lmswap::out_start", lib=_library)  # type: ignore[untyped-decorator]
 def _fake_out_start(  # noqa: PLR0917 - the operator's own signature
-    x: torch.Tensor, engine: int, buffer: int, tier: str, offset: int, is_whole: bool, dtype: torch.dtype
+    x: torch.Tensor,
+    engine: int,
+    buffer: int,
+    tier: str,
+    offset: int,
+    is_whole: bool,
+    dtype: torch.dtype,
+    stride: list[int],
 ) -> torch.Tensor:
     return torch.empty(1, dtype=torch.int64, device="cpu")
 

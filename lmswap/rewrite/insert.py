@@ -140,8 +140,9 @@ class _Editor:
         if source is None:
             raise PlanInvalid("residency", "nothing holds its bytes when the copy out starts", buffer=swap.buffer)
         name = self._names[swap.buffer]
-        dtype = source.meta["val"].dtype
-        arguments = (source, self.engine, name, swap.tier, swap.offset, is_whole(source), dtype)
+        traced = source.meta["val"]
+        geometry = traced.dtype, list(traced.stride())
+        arguments = (source, self.engine, name, swap.tier, swap.offset, is_whole(source), *geometry)
         token = self._call(ops.out_start, arguments, self._fake((1,), torch.int64, torch.device("cpu")))
         self._tokens[swap.buffer], self._sources[swap.buffer] = token, source
 
