@@ -28,7 +28,7 @@ from lmswap.eager.step import EagerStep, storages_of
 from lmswap.errors import LmswapError, OptionError, PlanInfeasible
 from lmswap.execute.record import SegmentKey
 from lmswap.options import NEEDS_GRAPHS
-from lmswap.session import UNPLANNED, SavedSequence, Session
+from lmswap.session import UNPLANNED, WHAT_VERIFY_DOES, SavedSequence, Session
 
 # Graphs per model (shapes × train/eval × graph breaks) before torch would stop compiling and fall back to eager; as
 # many steps that save different tensors get a plan each.
@@ -131,6 +131,8 @@ class ModelCall:
         why = "; ".join(dict.fromkeys(reasons)) or "TORCH_LOGS=graph_breaks shows why"
         path = "path: saved-tensor hooks for the whole model instead of torch.compile"
         self._session.notes.append(f"{path}: {what}: {why}")
+        if self._session.options.verify:
+            self._session.notes.append(WHAT_VERIFY_DOES["eager"])
 
     def _call_hooked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the model as it is under saved-tensor hooks, by the plan of the last step of this kind."""

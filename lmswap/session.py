@@ -73,14 +73,15 @@ _STEADY_STEP = 3
 _AUTO_SHARE = 0.9
 
 
-_WHY_OVER = (
-    "verify=True: each graph also runs without swaps, beside the budget, which is not kept; its copies and checks are "
-    "part of the measured times"
-)
-_WHY_ONLY_TRANSFERS = (
-    "verify=True checks the transfers only: a step that Inductor compiles without copies in it may fuse otherwise, and "
-    "differ in the last bits; compiler='fx' compares results too"
-)
+# What verify=True does and leaves, by what runs the model.
+WHAT_VERIFY_DOES = {
+    "fx": "verify=True: each graph also runs without swaps, beside the budget, which is not kept; its copies and "
+    "checks are part of the measured times",
+    "inductor": "verify=True checks the transfers only: a step that Inductor compiles without copies in it may fuse "
+    "otherwise, and differ in the last bits; compiler='fx' compares results too",
+    "eager": "verify=True checks the transfers only: under saved-tensor hooks the model's own code runs, once, and "
+    "there is no second result to compare with",
+}
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ class Session:
             left = f"what was free when the model was enabled, less {1 - _AUTO_SHARE:.0%} for others"
             self.notes.append(f"budget 'auto' is {format_bytes(self.budget_bytes)}: {left}")
         if options.verify:
-            self.notes.append(_WHY_OVER if options.compiler == "fx" else _WHY_ONLY_TRANSFERS)
+            self.notes.append(WHAT_VERIFY_DOES[options.compiler])
         self._plans = PlanCache(
             self.machine,
             {

@@ -125,7 +125,11 @@ def test_a_compressed_program_is_planned_alike(files, capsys):
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("content", [b"no gzip", gzip.compress(b"{}" * 99)[:-9], gzip.compress(b"\xff")])
+@pytest.mark.parametrize(
+    "content",
+    [b"no gzip", gzip.compress(b"{}" * 99)[:-9], gzip.compress(b"\xff")],
+    ids=["no gzip", "cut short", "no text"],  # named here: what gzip writes holds the time, and names must not
+)
 def test_a_damaged_compressed_file_is_one_line(tmp_path, capsys, content):
     (tmp_path / "x.json.gz").write_bytes(content)
     assert cli.main(["plan", str(tmp_path / "x.json.gz"), "--budget", "1GiB"]) == 2

@@ -19,6 +19,7 @@ using test::make_bytes;
 using test::make_test_device;
 using test::TestDevice;
 using test::TestDirectory;
+using test::Token;
 
 constexpr uint64_t kPage = kPageBytes, kMiB = 1 << 20;
 constexpr double kSlowBytesPerSecond = 100e6;  // 4 MiB take 40 ms
@@ -37,18 +38,6 @@ std::vector<Setup> setups(const std::vector<bool>& pacings) {
   }
   return setups;
 }
-
-// Owner of a token, as a tensor of torch is.
-class Token {
- public:
-  explicit Token(DLManagedTensor* tensor) : tensor_(tensor, [](DLManagedTensor* self) { self->deleter(self); }) {}
-  int64_t handle() const { return *static_cast<const int64_t*>(tensor_->dl_tensor.data); }
-  void reset() { tensor_.reset(); }
-  const DLManagedTensor& tensor() const { return *tensor_; }
-
- private:
-  std::unique_ptr<DLManagedTensor, void (*)(DLManagedTensor*)> tensor_;
-};
 
 class EngineConformance : public testing::TestWithParam<Setup> {
  protected:

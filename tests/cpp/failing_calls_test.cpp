@@ -16,6 +16,7 @@ using test::make_bytes;
 using test::make_test_device;
 using test::TestDevice;
 using test::TestDirectory;
+using test::Token;
 
 constexpr uint64_t kBytes = 20 << 10;
 constexpr int kCode = 999, kMostCalls = 400;
@@ -27,11 +28,6 @@ Function fake(const char* symbol) {
 }
 
 uint64_t fake_count(const char* what) { return fake<uint64_t (*)(const char*)>("fake_cuda_count")(what); }
-
-struct Deleter {
-  void operator()(DLManagedTensor* tensor) const { tensor->deleter(tensor); }
-};
-using Token = std::unique_ptr<DLManagedTensor, Deleter>;
 
 // One training step as lmswap.execute makes it: two buffers leave, compute goes on, both come back.
 class Step {
@@ -66,12 +62,12 @@ class Step {
     std::vector<Token> tokens;
     for (uint64_t i = 0; i < 2; ++i) {
       tokens.emplace_back(engine.out_start(1, tier_, i * kBytes, pointers_[i], kBytes, device_.stream));
-      under_way_.push_back(engine.out_transfer(handle(tokens.back())));
+      under_way_.push_back(engine.out_transfer(tokens.back().handle()));
     }
-    for (const Token& token : tokens) engine.out_done(handle(token), device_.stream);
+    for (const Token& token : tokens) engine.out_done(token.handle(), device_.stream);
     std::vector<int64_t> transfers;
     for (uint64_t i = 0; i < 2; ++i) {
-      transfers.push_back(engine.in_start(1, handle(tokens[i]), pointers_[2 + i], kBytes, device_.stream));
+      transfers.push_back(engine.in_start(1, tokens[i].handle(), pointers_[2 + i], kBytes, device_.stream));
       under_way_.push_back(transfers.back());
     }
     for (const int64_t transfer : transfers) engine.in_done(transfer, device_.stream);
@@ -85,8 +81,6 @@ class Step {
   }
 
  private:
-  static int64_t handle(const Token& token) { return *static_cast<const int64_t*>(token->dl_tensor.data); }
-
   TestDevice& device_;
   const std::string tier_;
   uint64_t pointers_[4];

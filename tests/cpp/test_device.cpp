@@ -177,6 +177,14 @@ std::vector<std::string> test_device_kinds() {
   return kinds;
 }
 
+std::vector<TierSetup> tier_setups() {
+  std::vector<TierSetup> setups;
+  for (const std::string& device : test_device_kinds()) {
+    for (const char* tier : {"host", "device", "disk"}) setups.push_back({device, tier});
+  }
+  return setups;
+}
+
 std::vector<std::byte> make_bytes(uint64_t nbytes, uint64_t seed) {
   std::vector<std::byte> bytes(nbytes);
   std::mt19937_64 random(seed);

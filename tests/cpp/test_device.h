@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "lmswap/dlpack.h"
 #include "lmswap/driver.h"
 #include "lmswap/error.h"
 #include "lmswap/faults.h"
@@ -46,6 +47,24 @@ std::unique_ptr<TestDevice> make_test_device(const std::string& kind, const std:
 
 // The kinds that this machine has.
 std::vector<std::string> test_device_kinds();
+
+// A tier of a device, and all that this machine has.
+struct TierSetup {
+  std::string device, tier;
+};
+std::vector<TierSetup> tier_setups();
+
+// Owner of a token, as a tensor of torch is.
+class Token {
+ public:
+  explicit Token(DLManagedTensor* tensor) : tensor_(tensor, [](DLManagedTensor* self) { self->deleter(self); }) {}
+  int64_t handle() const { return *static_cast<const int64_t*>(tensor_->dl_tensor.data); }
+  void reset() { tensor_.reset(); }
+  const DLManagedTensor& tensor() const { return *tensor_; }
+
+ private:
+  std::unique_ptr<DLManagedTensor, void (*)(DLManagedTensor*)> tensor_;
+};
 
 // Bytes that depend on the seed, and differ from page to page.
 std::vector<std::byte> make_bytes(uint64_t nbytes, uint64_t seed);

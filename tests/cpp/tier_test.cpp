@@ -15,22 +15,11 @@ namespace {
 using test::make_test_device;
 using test::TestDevice;
 using test::TestDirectory;
-
-struct Setup {
-  std::string device, tier;
-};
-
-std::vector<Setup> all_setups() {
-  std::vector<Setup> setups;
-  for (const std::string& device : test::test_device_kinds()) {
-    for (const char* tier : {"host", "device", "disk"}) setups.push_back({device, tier});
-  }
-  return setups;
-}
+using test::TierSetup;
 
 constexpr uint64_t kPage = kPageBytes, kLimit = 64 * kPage;
 
-class TierConformance : public testing::TestWithParam<Setup> {
+class TierConformance : public testing::TestWithParam<TierSetup> {
  protected:
   std::unique_ptr<Tier> make_tier(const std::string& faults = "") {
     device_ = make_test_device(GetParam().device, faults);
@@ -176,7 +165,7 @@ TEST_P(TierConformance, storage_outlives_its_tier_for_as_long_as_a_block_is_used
   EXPECT_EQ(device_->violations(), std::vector<std::string>{});
 }
 
-INSTANTIATE_TEST_SUITE_P(Tiers, TierConformance, testing::ValuesIn(all_setups()),
+INSTANTIATE_TEST_SUITE_P(Tiers, TierConformance, testing::ValuesIn(test::tier_setups()),
                          [](const auto& info) { return info.param.tier + "_on_" + info.param.device; });
 
 }  // namespace

@@ -19,6 +19,8 @@ using test::make_bytes;
 using test::make_test_device;
 using test::TestDevice;
 using test::TestDirectory;
+using test::TierSetup;
+using test::Token;
 
 constexpr uint64_t kMiB = 1 << 20, kBytes = 3 * kMiB + 777, kLimit = 64 * kMiB;
 
@@ -79,29 +81,7 @@ class NotingDriver final : public Driver {
   std::map<void*, uint64_t> sizes_;
 };
 
-struct Setup {
-  std::string device, tier;
-};
-
-std::vector<Setup> all_setups() {
-  std::vector<Setup> setups;
-  for (const std::string& device : test::test_device_kinds()) {
-    for (const char* tier : {"host", "device", "disk"}) setups.push_back({device, tier});
-  }
-  return setups;
-}
-
-class Token {
- public:
-  explicit Token(DLManagedTensor* tensor) : tensor_(tensor, [](DLManagedTensor* self) { self->deleter(self); }) {}
-  int64_t handle() const { return *static_cast<const int64_t*>(tensor_->dl_tensor.data); }
-  void reset() { tensor_.reset(); }
-
- private:
-  std::unique_ptr<DLManagedTensor, void (*)(DLManagedTensor*)> tensor_;
-};
-
-class UpkeepConformance : public testing::TestWithParam<Setup> {
+class UpkeepConformance : public testing::TestWithParam<TierSetup> {
  protected:
   void open(Upkeep upkeep, const std::string& faults = "") {
     device_ = make_test_device(GetParam().device, faults);
@@ -300,7 +280,7 @@ TEST_P(UpkeepConformance, failing_copies_leave_nothing_behind_either) {
   EXPECT_EQ(device_->download(b_, kBytes), bytes);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, UpkeepConformance, testing::ValuesIn(all_setups()),
+INSTANTIATE_TEST_SUITE_P(All, UpkeepConformance, testing::ValuesIn(test::tier_setups()),
                          [](const auto& info) { return info.param.tier + "_on_" + info.param.device; });
 
 TEST(Checksums, see_every_bit_and_words_that_change_places) {
