@@ -1,5 +1,6 @@
 """`lmswap verify`: runs a script unchanged with every check on, and its exit code says what is known afterwards."""
 
+import gc
 import json
 import textwrap
 
@@ -8,7 +9,9 @@ import torch
 
 import lmswap
 from lmswap import cli, options
+from lmswap.api import sessions
 from lmswap.commands.verify import DIFFERS, NOTHING_VERIFIED
+from lmswap.execute import _C
 from lmswap.execute.compare import Difference
 
 TRAIN = """
@@ -23,6 +26,16 @@ TRAIN = """
     {end}
 """
 ENABLE = "model = lmswap.enable(model, policy='swap_all', min_swap_bytes=4096)"
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    """Ends what a script's process would have ended."""
+    yield
+    gc.collect()  # models that were enabled
+    for session in sessions():  # torch.compile(backend="lmswap") makes some that last as long as the process
+        session.close()
+    assert not _C.heap_is_installed()
 
 
 @pytest.fixture
