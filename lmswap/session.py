@@ -172,7 +172,7 @@ class Session:
         self._forwards: tuple[int, ...] = ()  # of the step before the last
         self._outgrown: set[tuple[int, ...]] = set()  # steps that were planned again for what others hold
         self._has_trained = False
-        self._meter = OpMeter(device, self.memory, lambda program: roofline(program, self.machine))
+        self.meter = OpMeter(device, self.memory, lambda program: roofline(program, self.machine))
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """The Dynamo backend: takes one graph, gives what runs instead of it."""
@@ -219,7 +219,7 @@ class Session:
     def plan_alone(self, graph: CapturedGraph, lowered: Lowered) -> Plan:
         """Plans a graph that was just captured, with what the device has left at this moment."""
         known = self._plans.read(lowered.program)
-        graph.costs = known.costs if known else self._meter.costs(lowered.program, lowered.graphs)
+        graph.costs = known.costs if known else self.meter.costs(lowered.program, lowered.graphs)
         follows_others = any(key[1] == "forward" for key in self.recorder.current_sequence)
         try:
             step = self._plan((graph.index,), known)
@@ -491,6 +491,10 @@ class CapturedGraph:
                 self.function = compile_region(copy.deepcopy(self._module), inputs, self)
         else:
             self.function = compile_region(copy.deepcopy(self._module), inputs, self)
+
+    def made(self, node: fx.Node) -> Sequence[torch.Tensor] | None:
+        """See `lmswap.capture.aot.GraphHandler`."""
+        return self._session.meter.made(node)
 
     def training(
         self, forward: fx.GraphModule, backward: fx.GraphModule, num_user_outputs: int, parameters: Collection[int]

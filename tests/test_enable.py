@@ -393,39 +393,3 @@ def test_a_graph_that_outlives_its_engine_says_so():
     lmswap.disable(model)
     with pytest.raises(TransferError, match="closed"):
         loss.backward()
-
-
-def test_an_operator_that_makes_another_dtype_than_was_traced_is_not_swapped_but_named():
-    # torch traces the statistics of a bfloat16 norm with float32 weights as bfloat16; its CPU kernel makes float32.
-    model = nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.Linear(16, 16))
-    lmswap.enable(model, "4GiB", policy="swap_all", min_swap_bytes=1)
-    with torch.autocast("cpu", torch.bfloat16), pytest.raises(TransferError, match=r"float32.*\[8, 1\].*bfloat16"):
-        model(torch.randn(8, 16))
-    lmswap.disable(model)
-
-
-class Depthwise(nn.Module):
-    """torch traces the convolution's result as channels_last, as its input is; its CPU kernel makes it contiguous."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.convolution = nn.Conv2d(64, 64, 3, padding=1, groups=64)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        image = tokens.transpose(1, 2).view(1, 64, 14, 14)
-        return torch.tanh(torch.tanh(self.convolution(image) + image) * 2.0)
-
-
-def test_an_operator_that_makes_other_strides_than_were_traced_is_not_swapped_but_named():
-    model, tokens = Depthwise(), torch.randn(1, 196, 64)
-    model(tokens).sum().backward()
-    expected = model.convolution.weight.grad
-    lmswap.enable(model, "4GiB", policy="swap_all", min_swap_bytes=1)
-    with pytest.raises(TransferError, match=r'strides .* where torch traced .*compiler="eager"'):
-        model(tokens)
-    lmswap.enable(model, "4GiB", policy="swap_all", min_swap_bytes=1, compiler="eager")
-    for _ in range(2):
-        model.zero_grad()
-        model(tokens).sum().backward()
-        assert torch.equal(model.convolution.weight.grad, expected)
-    lmswap.disable(model)

@@ -15,15 +15,18 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import default_partition
 from torch._guards import TracingContext
-from torch.utils import _pytree as pytree
 
 from lmswap.capture.draws import keep_states
+from lmswap.capture.retrace import retrace
 from lmswap.errors import CaptureError
 from lmswap.execute.graph import BoxedFunction
 
 
 class GraphHandler(Protocol):
     """What is done with the graphs of one compiled region, in this order."""
+
+    def made(self, node: fx.Node) -> Sequence[torch.Tensor] | None:
+        """What an op of them really makes; see `lmswap.capture.retrace`."""
 
     def training(
         self, forward: fx.GraphModule, backward: fx.GraphModule, num_user_outputs: int, parameters: Collection[int]
@@ -61,7 +64,7 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Graph
         num_fwd_outputs: int,
         **rest: Any,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        _copy_mutated_inputs(joint.graph)
+        retrace(joint.graph, _copy_mutated_inputs(joint.graph), handler.made)
         forward, backward = default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **rest)
         keep_states(forward.graph)
         handler.training(forward, backward, num_fwd_outputs, rest.get("static_lifetime_input_indices") or ())
@@ -75,6 +78,7 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Graph
         return boxed(handler.compiled(graph, "backward"))
 
     def compile_inference(graph: fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
+        retrace(graph.graph, (), handler.made)
         handler.inference(graph, getattr(forward_metadata(), "static_input_indices", None) or ())
         return boxed(handler.compiled(graph, "inference"))
 
@@ -88,8 +92,8 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Graph
     return compiled
 
 
-def _copy_mutated_inputs(joint: fx.Graph) -> None:
-    """Lets the graphs read copies of the inputs that torch overwrites between forward and backward.
+def _copy_mutated_inputs(joint: fx.Graph) -> set[fx.Node]:
+    """Lets the graphs read copies, which it gives, of the inputs that torch overwrites between forward and backward.
 
     So ops that read running statistics can run again in the backward; only the copies themselves cannot.
     """
@@ -106,31 +110,7 @@ def _copy_mutated_inputs(joint: fx.Graph) -> None:
         copy.meta.update(val=node.meta["val"].clone(), is_repeatable=False)
         node.replace_all_uses_with(copy, delete_user_cb=lambda user, copy=copy: user not in (copy, output))
         copies.add(copy)
-    _follow(joint, copies)
-
-
-def _follow(joint: fx.Graph, copies: set[fx.Node]) -> None:
-    """Traces again what is read from ``copies``: views lie in their memory now, and may have other strides."""
-    changed = set(copies)
-    for node in joint.nodes:
-        if node.op != "call_function" or node in copies or changed.isdisjoint(node.all_input_nodes):
-            continue
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda given: given.meta["val"])
-        with next(iter(copies)).meta["val"].fake_mode:
-            value = node.target(*args, **kwargs)
-        given = {tensor.untyped_storage()._cdata for tensor in _tensors((args, kwargs))}
-        is_view = any(tensor.untyped_storage()._cdata in given for tensor in _tensors(value))
-        if is_view or any(map(_looks_otherwise, _tensors(value), _tensors(node.meta["val"]))):
-            node.meta["val"] = value
-            changed.add(node)
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-
-
-def _looks_otherwise(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return (one.shape, one.stride(), one.storage_offset()) != (other.shape, other.stride(), other.storage_offset())
+    return copies
 
 
 def boxed(function: BoxedFunction) -> BoxedFunction:

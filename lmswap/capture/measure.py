@@ -1,4 +1,4 @@
-"""What does each op cost on this device? Every distinct op of a program is run once or twice on tensors of its shapes.
+"""What does each op cost and make on this device? Each distinct one is run once or twice on tensors of its shapes.
 
 The inputs are made up: normal numbers for floats (clear of denormals and NaN), zeros for integers (valid as indices),
 coin flips for booleans. Random state is left as it was found.
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -45,31 +47,46 @@ class ScratchMeter(Protocol):
         """Waits until the device has run all that was asked of it."""
 
 
+@dataclass(frozen=True)
+class _Measured:
+    seconds: float
+    scratch_bytes: int
+    made: tuple[torch.Tensor, ...]  # on the meta device
+
+
 class OpMeter:
     """Times ops of any number of programs on one device; each distinct op only once."""
 
     def __init__(self, device: torch.device, meter: ScratchMeter, estimate: Callable[[Program], OpCosts]) -> None:
         self._device, self._meter, self._estimate = device, meter, estimate
-        self._known: dict[Any, tuple[float, int]] = {}
+        self._known: dict[Any, _Measured] = {}
 
     def costs(self, program: Program, graphs: Sequence[SegmentGraph]) -> OpCosts:
         """Seconds and scratch bytes of each op; where an op refuses made-up inputs its roofline estimate stands in."""
         nodes = [node for graph in graphs for node in graph.ops]
         estimated = self._estimate(program)
         seconds, scratch = [], []
-        with _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(self._rng_devices()):
+        with self._alone():
             for op, node in zip(program.ops, nodes, strict=True):
-                measured = (0.0, 0) if op.is_view else self._measure(node)
-                if measured is None:
-                    measured = (estimated.seconds[op.index], 0)
-                seconds.append(measured[0])
-                scratch.append(measured[1])
+                measured = None if op.is_view else self._measure(node)
+                seconds.append(measured.seconds if measured else 0.0 if op.is_view else estimated.seconds[op.index])
+                scratch.append(measured.scratch_bytes if measured else 0)
         return OpCosts(tuple(seconds), tuple(scratch), "measured")
 
-    def _rng_devices(self) -> list[torch.device]:
-        return [self._device] if self._device.type == "cuda" else []
+    def made(self, node: fx.Node) -> tuple[torch.Tensor, ...] | None:
+        """The tensors that an op makes, without their memory; None where it refuses made-up inputs."""
+        with self._alone():
+            measured = self._measure(node)
+        return measured.made if measured else None
 
-    def _measure(self, node: fx.Node) -> tuple[float, int] | None:
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Runs ops for real, in the middle of a trace, and leaves nothing of it behind."""
+        devices = [self._device] if self._device.type == "cuda" else []
+        with _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(devices):
+            yield
+
+    def _measure(self, node: fx.Node) -> _Measured | None:
         key = _signature(node)
         if key not in self._known:
             try:
@@ -79,10 +96,11 @@ class OpMeter:
                 return None
         return self._known[key]
 
-    def _run(self, node: fx.Node) -> tuple[float, int]:
+    def _run(self, node: fx.Node) -> _Measured:
         storages: dict[int, torch.Tensor] = {}
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda argument: self._example(argument, storages))
         best, scratch = float("inf"), 0
+        made: tuple[torch.Tensor, ...] = ()
         target: Callable[..., Any] = node.target  # type: ignore[assignment]
         for _ in range(_REPEATS):
             self._meter.synchronize()
@@ -92,17 +110,24 @@ class OpMeter:
             self._meter.synchronize()
             seconds = time.perf_counter() - start
             scratch = max(scratch, self._meter.peak_tensor_bytes() - self._meter.used_tensor_bytes())
+            made = tuple(_outline(leaf) for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor))
             del result
             best = min(best, seconds)
             if seconds > _REPEAT_BELOW_SECONDS:
                 break
-        return best, max(scratch, 0)
+        return _Measured(best, max(scratch, 0), made)
 
     def _example(self, argument: fx.Node, storages: dict[int, torch.Tensor]) -> Any:
         return pytree.tree_map(
             lambda leaf: _example_tensor(leaf, storages) if isinstance(leaf, torch.Tensor) else leaf,
             argument.meta.get("val"),
         )
+
+
+def _outline(tensor: torch.Tensor) -> torch.Tensor:
+    count = tensor.untyped_storage().nbytes() // tensor.element_size()
+    whole = torch.empty(count, dtype=tensor.dtype, device="meta")
+    return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def _signature(node: fx.Node) -> Any:

@@ -6,13 +6,34 @@ from typing import Any
 
 import torch
 
+from lmswap.analyze.cost import unit
 from lmswap.capture.aot import compile_region
 from lmswap.capture.lower import Lowered, lower_inference, lower_training
+from lmswap.capture.measure import OpMeter
 from lmswap.execute.graph import compile_boxed
+
+
+class NoMemory:
+    """Stands for a device's memory where none is counted."""
+
+    def used_tensor_bytes(self):
+        return 0
+
+    peak_tensor_bytes = used_tensor_bytes
+
+    def reset_tensor_peak(self):
+        pass
+
+    synchronize = reset_tensor_peak
+
+
+METER = OpMeter(torch.device("cpu"), NoMemory(), unit)
 
 
 class Recording:
     """A graph handler that keeps what was lowered and leaves the graphs as they are."""
+
+    made = METER.made
 
     def __init__(self) -> None:
         self.lowered: list[Lowered] = []

@@ -29,6 +29,7 @@ from lmswap.ir.schedule import schedule
 from lmswap.plan import simulate, verify
 from lmswap.rewrite.insert import insert_swaps
 from lmswap.rewrite.rerun import run_again
+from tests.capture.captured import METER
 from tests.fuzz.cases import cases
 from tests.fuzz.models import RandomModel, models
 from tests.ir.build import unit_machine
@@ -51,6 +52,8 @@ class PoisoningEngine(SwapEngine):
 
 class Planned:
     """A graph handler that rewrites each graph by a random plan that the verifier accepts; share 0 leaves it alone."""
+
+    made = METER.made
 
     def __init__(self, engine: SwapEngine, seed: int, share: float) -> None:
         self.rng, self.engine, self.share = random.Random(seed), engine, share

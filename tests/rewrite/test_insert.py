@@ -10,6 +10,7 @@ from lmswap.execute.graph import compile_boxed
 from lmswap.ir.plan import Plan
 from lmswap.ir.schedule import schedule
 from lmswap.rewrite.insert import insert_swaps
+from tests.capture.captured import METER
 from tests.models import CASES, Case
 from tests.rewrite.memory_engine import MemoryEngine
 from tests.rewrite.random_plans import random_plan
@@ -17,6 +18,8 @@ from tests.rewrite.random_plans import random_plan
 
 class RandomlySwapped:
     """A graph handler that rewrites every graph by a random plan; share 0 leaves them as they are."""
+
+    made = METER.made
 
     def __init__(self, seed: int, share: float) -> None:
         self.rng, self.share, self.engine = random.Random(seed), share, MemoryEngine()

@@ -21,6 +21,7 @@ from lmswap.ir.program import Program
 from lmswap.ir.schedule import schedule
 from lmswap.rewrite.insert import insert_swaps
 from lmswap.rewrite.rerun import run_again
+from tests.capture.captured import METER
 from tests.models import CASES, Case
 from tests.rewrite.memory_engine import MemoryEngine
 from tests.rewrite.random_plans import random_plan
@@ -64,6 +65,8 @@ HALF = {"half_block": Case(HalfBlock, BLOCK.batch)}  # what comes back from a ti
 
 class Rewritten:
     """A graph handler that runs again what ``choose`` says, and swaps a share of all gaps of what then runs."""
+
+    made = METER.made
 
     def __init__(self, choose: Chooser, swap_share: float = 0.0, seed: int = 0) -> None:
         self.choose, self.swap_share = choose, swap_share

@@ -1,0 +1,100 @@
+"""What do a graph's tensors look like where torch traced something else?
+
+Swapped bytes come back as a tensor of the strides and dtype that the graph knows, so these have to be the real ones.
+Torch's trace guesses them for some operators; where it can be wrong they are looked up (`Made`), and all that is read
+from there is traced again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._prims_common import make_contiguous_strides_for
+from torch.utils import _pytree as pytree
+
+# What the tensors that an operator makes on the device really are, or None where it could not be found out.
+Made = Callable[[fx.Node], Sequence[torch.Tensor] | None]
+_PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.bmm.default, torch.ops.aten.addmm.default)
+
+
+def retrace(graph: fx.Graph, changed: Collection[fx.Node], made: Made) -> None:
+    """Corrects the fake tensors in ``meta["val"]`` from the ``changed`` nodes on, and where operators may differ.
+
+    Raises whatever an operator raises that cannot read the corrected tensors, as it would when the graph runs.
+    """
+    seen = set(changed)
+    for node in graph.nodes:
+        if node.op != "call_function" or node in changed:
+            continue
+        if not seen.isdisjoint(node.all_input_nodes) and _trace(node):
+            seen.add(node)
+        if may_differ(node) and _correct(node, made(node)):
+            seen.add(node)
+
+
+def may_differ(node: fx.Node) -> bool:
+    """Whether torch's trace of ``node`` may be otherwise than what its operator makes.
+
+    Seen on CPUs: where an input is not contiguous, other strides (max_unpool2d; gradients of batch norm, log_softmax
+    and padding), also of sides of length 1 (views), by which a convolution chooses its layout; where norms of bfloat16
+    have weights of float32, results of float32.
+    """
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target in _PRODUCTS:
+        return False
+    inputs = [value for given in node.all_input_nodes for value in _tensors(given.meta["val"])]
+    if len({value.dtype for value in inputs if value.is_floating_point()}) > 1:
+        return True
+    if all(value.stride() == make_contiguous_strides_for(value.shape) for value in inputs):
+        return False
+    # Views and pointwise operators derive their strides by the same rules in a trace, but for sides of length 1.
+    is_ruled = node.target.is_view or torch.Tag.pointwise in node.target.tags
+    return not is_ruled or any(1 in value.shape for value in _tensors(node.meta["val"]))
+
+
+def _trace(node: fx.Node) -> bool:
+    """Runs ``node`` on its inputs' fakes; whether its own are others now, or views of others."""
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda given: given.meta["val"])
+    target: Callable[..., Any] = node.target  # type: ignore[assignment]
+    with _tensors((args, kwargs))[0].fake_mode:  # type: ignore[attr-defined]
+        value = target(*args, **kwargs)
+    if not _is_view(node, value) and not any(map(_looks_otherwise, _tensors(value), _tensors(node.meta["val"]))):
+        return False
+    node.meta["val"] = value
+    return True
+
+
+def _correct(node: fx.Node, made: Sequence[torch.Tensor] | None) -> bool:
+    """Gives ``node`` fakes that look as what was ``made``; whether they differ from those that it had."""
+    if made is None or not any(map(_looks_otherwise, made, _tensors(node.meta["val"]))):
+        return False
+    real, is_view = iter(made), _is_view(node, node.meta["val"])
+
+    def corrected(traced: torch.Tensor) -> torch.Tensor:
+        found = next(real)
+        with traced.fake_mode:  # type: ignore[attr-defined]
+            if is_view:
+                return traced.as_strided(found.shape, found.stride(), traced.storage_offset())
+            count = found.untyped_storage().nbytes() // found.element_size()
+            whole = torch.empty(count, dtype=found.dtype, device=traced.device)
+            return whole.as_strided(found.shape, found.stride(), found.storage_offset())
+
+    node.meta["val"] = pytree.tree_map_only(torch.Tensor, corrected, node.meta["val"])
+    return True
+
+
+def _is_view(node: fx.Node, value: Any) -> bool:
+    """Whether ``value`` lies in the memory of what ``node`` is given."""
+    given = [tensor for other in node.all_input_nodes for tensor in _tensors(other.meta["val"])]
+    storages = {tensor.untyped_storage()._cdata for tensor in given}
+    return any(tensor.untyped_storage()._cdata in storages for tensor in _tensors(value))
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _looks_otherwise(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return (one.dtype, one.shape, one.stride()) != (other.dtype, other.shape, other.stride())

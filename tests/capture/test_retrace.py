@@ -1,0 +1,166 @@
+"""Tensors of captured graphs have the strides and dtypes that operators really make, also where torch traces others."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import fx, nn
+from torch.nn import functional as F  # noqa: N812
+from torch.utils import _pytree as pytree
+
+import lmswap
+from lmswap.capture.aot import boxed, compile_region
+from lmswap.capture.measure import OpMeter
+from lmswap.errors import TransferError
+from tests.capture.captured import Recording
+
+
+class Comparing(Recording):
+    """Runs the graphs node by node, and notes the tensors that are otherwise than their fakes."""
+
+    def __init__(self, *, corrects: bool = True) -> None:
+        super().__init__()
+        self.corrects, self.wrong, self.num_tensors = corrects, [], 0
+
+    def made(self, node):
+        return super().made(node) if self.corrects else None
+
+    def compiled(self, module, phase):
+        def run(arguments):
+            return tuple(_Nodes(module, self).run(*arguments))
+
+        return boxed(run)
+
+
+class _Nodes(fx.Interpreter):
+    def __init__(self, module: fx.GraphModule, found: Comparing) -> None:
+        super().__init__(module)
+        self._found = found
+
+    def run_node(self, n):
+        value = super().run_node(n)
+        if n.op == "call_function":
+            for real, fake in zip(pytree.tree_leaves(value), pytree.tree_leaves(n.meta.get("val")), strict=True):
+                if isinstance(real, torch.Tensor):
+                    self._found.num_tensors += 1
+                    if _geometry(real) != _geometry(fake):
+                        self._found.wrong.append((n.format_node(), _geometry(real), _geometry(fake)))
+        return value
+
+
+def _geometry(tensor: torch.Tensor) -> object:
+    return tensor.dtype, tensor.shape, tensor.stride() if tensor.numel() else ()
+
+
+def train(model, example: torch.Tensor, **how) -> Comparing:
+    torch.compiler.reset()
+    found = Comparing(**how)
+    compiled = torch.compile(model, backend=lambda m, i: compile_region(m, i, found), dynamic=False)
+    compiled(example.requires_grad_()).float().square().sum().backward()
+    return found
+
+
+class Depthwise(nn.Module):
+    """torch traces the convolution's result as channels_last, as its input is; its CPU kernel makes it contiguous."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(64, 64, 3, padding=1, groups=64)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        image = tokens.transpose(1, 2).view(1, 64, 14, 14)
+        return torch.tanh(torch.tanh(self.convolution(image) + image) * 2.0)
+
+
+class MixedNorm(nn.Module):
+    """torch traces the statistics of a bfloat16 norm with float32 weights as bfloat16; its CPU kernel makes float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.Linear(16, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.layers(x)
+
+
+CASES = {Depthwise: (1, 196, 64), MixedNorm: (8, 16)}
+
+
+@pytest.mark.parametrize("model", CASES)
+def test_what_torch_traces_otherwise_is_corrected(model):
+    example = torch.randn(CASES[model])
+    assert train(model(), example, corrects=False).wrong
+    found = train(model(), example)
+    assert found.num_tensors > 0
+    assert not found.wrong
+
+
+@pytest.mark.parametrize("model", CASES)
+def test_it_is_swapped_with_the_same_bits(model):
+    torch.manual_seed(0)
+    example, gradients = torch.randn(CASES[model]), []
+    for policy in ("none", "swap_all"):
+        torch.manual_seed(0)
+        torch.compiler.reset()
+        enabled = lmswap.enable(model(), "4GiB", policy=policy, min_swap_bytes=1)
+        enabled(example).square().sum().backward()
+        gradients.append([parameter.grad for parameter in enabled.parameters()])
+        assert policy == "none" or lmswap.report(enabled).swapped_out_bytes > 0
+        lmswap.disable(enabled)
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        (Depthwise, r'made strides .* where torch traced .*compiler="eager"'),
+        (MixedNorm, r"made torch.float32 of shape \[8, 1\] where torch traced torch.bfloat16"),
+    ],
+)
+def test_what_is_still_other_than_traced_is_not_swapped_but_named(model, sentence, monkeypatch):
+    monkeypatch.setattr(OpMeter, "made", lambda *_: None)
+    enabled = lmswap.enable(model(), "4GiB", policy="swap_all", min_swap_bytes=1)
+    with pytest.raises(TransferError, match=sentence):
+        enabled(torch.randn(CASES[model]))
+    lmswap.disable(enabled)
+
+
+LAYERS = {
+    "convolution": lambda: nn.Conv2d(8, 8, 3, padding=1),
+    "depthwise": lambda: nn.Conv2d(8, 8, 3, padding=1, groups=8),
+    "batch norm": lambda: nn.BatchNorm2d(8),
+    "group norm": lambda: nn.GroupNorm(2, 8),
+    "replication": lambda: nn.ReplicationPad2d(1),
+    "reflection": lambda: nn.ReflectionPad2d(1),
+    "max pool": lambda: nn.MaxPool2d(3, 1, 1),
+    "average pool": lambda: nn.AvgPool2d(3, 1, 1),
+    "shuffle": lambda: nn.ChannelShuffle(2),
+    "softmax": lambda: nn.LogSoftmax(1),
+    "upsample": lambda: nn.Upsample(scale_factor=2),
+    "bilinear": lambda: nn.Upsample(scale_factor=2, mode="bilinear"),
+    "unpool": lambda: Function(lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2)),
+    "transpose": lambda: Function(lambda x: x.transpose(2, 3)),
+    "last": lambda: Function(lambda x: x.contiguous(memory_format=torch.channels_last)),
+    "mean": lambda: Function(lambda x: x - x.mean((2, 3), keepdim=True)),
+}
+
+
+class Function(nn.Module):
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x)
+
+
+@settings(max_examples=25)
+@given(
+    names=st.lists(st.sampled_from(sorted(LAYERS)), min_size=1, max_size=4),
+    shape=st.sampled_from([(2, 8, 4, 4), (1, 8, 4, 4)]),
+    order=st.permutations(range(4)),
+)
+def test_every_tensor_of_random_networks_is_as_its_graph_says(names, shape, order):
+    example = torch.randn([shape[i] for i in order]).permute([order.index(i) for i in range(4)])
+    assert not train(nn.Sequential(*(LAYERS[name]() for name in names)), example).wrong
