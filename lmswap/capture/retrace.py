@@ -15,6 +15,9 @@ from torch import fx
 from torch._prims_common import make_contiguous_strides_for
 from torch.utils import _pytree as pytree
 
+from lmswap.capture.lower import source_line
+from lmswap.errors import CaptureError
+
 # What the tensors that an operator makes on the device really are, or None where it could not be found out.
 Made = Callable[[fx.Node], Sequence[torch.Tensor] | None]
 _PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.bmm.default, torch.ops.aten.addmm.default)
@@ -23,15 +26,23 @@ _PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.bmm.default, torch.ops.at
 def retrace(graph: fx.Graph, changed: Collection[fx.Node], made: Made) -> None:
     """Corrects the fake tensors in ``meta["val"]`` from the ``changed`` nodes on, and where operators may differ.
 
-    Raises whatever an operator raises that cannot read the corrected tensors, as it would when the graph runs.
+    Raises:
+        CaptureError: an operator cannot read the tensors that it will really be given, so the graph would not run.
     """
     seen = set(changed)
     for node in graph.nodes:
         if node.op != "call_function" or node in changed:
             continue
-        if not seen.isdisjoint(node.all_input_nodes) and _trace(node):
+        reads_others = not seen.isdisjoint(node.all_input_nodes)
+        if reads_others and _trace(node):
             seen.add(node)
-        if may_differ(node) and _correct(node, made(node)):
+        if not may_differ(node):
+            continue
+        found = made(node)
+        if found is None and reads_others:
+            where = f"op '{node.name}' ({source_line(node)})"
+            raise CaptureError(f"{where} refuses the strides that its inputs really have: torch traced others")
+        if found is not None and _correct(node, found):
             seen.add(node)
 
 
@@ -66,9 +77,9 @@ def _trace(node: fx.Node) -> bool:
     return True
 
 
-def _correct(node: fx.Node, made: Sequence[torch.Tensor] | None) -> bool:
+def _correct(node: fx.Node, made: Sequence[torch.Tensor]) -> bool:
     """Gives ``node`` fakes that look as what was ``made``; whether they differ from those that it had."""
-    if made is None or not any(map(_looks_otherwise, made, _tensors(node.meta["val"]))):
+    if not any(map(_looks_otherwise, made, _tensors(node.meta["val"]))):
         return False
     real, is_view = iter(made), _is_view(node, node.meta["val"])
 

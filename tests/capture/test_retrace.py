@@ -126,6 +126,32 @@ def test_what_is_still_other_than_traced_is_not_swapped_but_named(model, sentenc
     lmswap.disable(enabled)
 
 
+class Normalized(nn.Module):
+    """torch traces a channels_last image, which group norm takes; it is given strides of which it takes none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.last = nn.GroupNorm(4, 16), nn.Linear(3, 3)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.last(self.norm(tokens.transpose(1, 2).view(1, 16, 3, 3, 3)))
+
+
+def test_a_graph_that_could_not_run_is_left_to_the_hooks_and_said_so():
+    model, tokens = Normalized(), torch.randn(1, 27, 16)
+    with pytest.raises(RuntimeError, match="is_contiguous"):  # torch's own graphs of this model do not run
+        torch.compile(model, backend="aot_eager")(tokens)
+    model(tokens).square().sum().backward()
+    expected = [parameter.grad for parameter in model.parameters()]
+    lmswap.enable(model, "4GiB", policy="swap", min_swap_bytes=1)
+    for _ in range(2):
+        model.zero_grad()
+        model(tokens).square().sum().backward()
+        assert all(torch.equal(a, b.grad) for a, b in zip(expected, model.parameters(), strict=True))
+    assert "op 'native_group_norm' (" in " ".join(lmswap.report(model).notes)
+    lmswap.disable(model)
+
+
 LAYERS = {
     "convolution": lambda: nn.Conv2d(8, 8, 3, padding=1),
     "depthwise": lambda: nn.Conv2d(8, 8, 3, padding=1, groups=8),
