@@ -18,6 +18,7 @@ from torch._guards import TracingContext
 
 from lmswap.capture.draws import keep_states
 from lmswap.capture.retrace import retrace
+from lmswap.capture.whole import whole_operators
 from lmswap.errors import CaptureError
 from lmswap.execute.graph import BoxedFunction
 
@@ -88,7 +89,8 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Graph
         inference_compiler=compile_inference,
         partition_fn=partition,
     )
-    compiled: Callable[..., Any] = compiler(module, inputs)
+    with whole_operators():
+        compiled: Callable[..., Any] = compiler(module, inputs)
     return compiled
 
 
