@@ -69,6 +69,9 @@ class _Recorder:
         self.programs: list[Program] = []
         self.num_graphs = 0
 
+    def made(self, node: fx.Node) -> None:
+        """Nothing runs here: tensors are as torch traces them."""
+
     def training(
         self, forward: fx.GraphModule, backward: fx.GraphModule, num_user_outputs: int, parameters: Collection[int]
     ) -> None:

@@ -29,21 +29,23 @@ def retrace(graph: fx.Graph, changed: Collection[fx.Node], made: Made) -> None:
     Raises:
         CaptureError: an operator cannot read the tensors that it will really be given, so the graph would not run.
     """
-    seen = set(changed)
+    seen, corrected = set(changed), set[fx.Node]()
     for node in graph.nodes:
         if node.op != "call_function" or node in changed:
             continue
-        reads_others = not seen.isdisjoint(node.all_input_nodes)
-        if reads_others and _trace(node):
+        reads_corrected = not corrected.isdisjoint(node.all_input_nodes)
+        if not seen.isdisjoint(node.all_input_nodes) and _trace(node):
             seen.add(node)
+            corrected.update({node} if reads_corrected else ())
         if not may_differ(node):
             continue
         found = made(node)
-        if found is None and reads_others:
+        if found is None and reads_corrected:
             where = f"op '{node.name}' ({source_line(node)})"
             raise CaptureError(f"{where} refuses the strides that its inputs really have: torch traced others")
         if found is not None and _correct(node, found):
             seen.add(node)
+            corrected.add(node)
 
 
 def may_differ(node: fx.Node) -> bool:
