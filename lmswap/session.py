@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import time
 import traceback
 from collections import Counter
@@ -69,6 +70,11 @@ _GROWTH_BYTES = 8 * 2**20
 UNPLANNED = -1
 # Earlier steps touch their memory for the first time, and choose algorithms.
 _STEADY_STEP = 3
+# After the first steps "auto" searches for as many times as long as before them, once: for a plan that is made again,
+# and for one that may be more than this share slower than the best; it must gain half of that to be worth compiling.
+_SECOND_EFFORT = 4
+_WORTH_SEARCHING = 0.01
+_FROM_CACHE = "from cache"  # the origin of a plan
 # Of what is free, "auto" leaves a part to whatever else uses the device.
 _AUTO_SHARE = 0.9
 
@@ -316,7 +322,7 @@ class Session:
         joined = join([self.graphs[index].program for index in indices])
         allowance = self._allowance(joined.program)
         if known is not None and known.serves(allowance.step_bytes, _GROWTH_BYTES):
-            return self._adopt(indices, joined, known, allowance, "from cache")
+            return self._adopt(indices, joined, known, allowance, _FROM_CACHE)
         costs = known.costs if known else _join_costs(joined, [self.graphs[index].costs for index in indices])
         machine = known.machine if known else self.machine
         started = time.perf_counter()
@@ -338,7 +344,9 @@ class Session:
         policy: str,
         *,
         budget_bytes: int | None = None,
+        effort: int = 1,
     ) -> Plan:
+        parameters = {"effort": effort} if policy == "auto" else {}
         try:
             return make_plan(
                 policy,
@@ -348,6 +356,7 @@ class Session:
                 budget_bytes=budget_bytes or allowance.step_bytes,
                 tier=self.tier,
                 min_swap_bytes=self.options.min_swap_bytes,
+                **parameters,
             )
         except PlanInfeasible as error:  # in the planner's words the budget is the step's share: say it in the user's
             raise PlanInfeasible(
@@ -388,7 +397,7 @@ class Session:
         self._plan_again(step, step.costs, step.machine, allowance, held)
 
     def _learn(self, step: PlannedStep) -> None:
-        """Plans again from what the last step took, if the prediction was off."""
+        """Plans again from what the last step took, if the prediction was off, or if the plan may not be the best."""
         record = self.recorder.last()
         if record is None:
             return
@@ -397,7 +406,10 @@ class Session:
         found = compare(
             program, step.costs, step.machine, step.plan, tier=self.tier, predicted=step.predicted, measured=measured
         )
-        if found is None or not found.is_off:
+        if found is None:
+            return
+        if not found.is_off:
+            self._search_on(step)
             return
         took = f"measured {format_seconds(found.measured_seconds)}"
         took += f" against {format_seconds(found.predicted_seconds)} predicted; most off are ops "
@@ -406,7 +418,22 @@ class Session:
             f"{format_seconds(found.worst.measured_seconds)} against {format_seconds(found.worst.predicted_seconds)}"
         )
         if self._plan_again(step, found.costs, found.machine, self._with_growth(step.allowance), took):
-            self._plans.write(program, Planned(self.steps[step.graphs].plan, found.costs, found.machine))
+            self._remember(step.graphs)
+
+    def _remember(self, graphs: tuple[int, ...]) -> None:
+        step = self.steps[graphs]
+        self._plans.write(step.joined.program, Planned(step.plan, step.costs, step.machine))
+
+    def _search_on(self, step: PlannedStep) -> None:
+        """Searches for longer where the plan may not be the best, now that the step is known to run as planned."""
+        excess = step.plan.excess
+        if self.options.policy != "auto" or step.origin == _FROM_CACHE:
+            return
+        if excess is not None and excess > _WORTH_SEARCHING:
+            reason = f"the plan was {excess:.1%} above the best possible, and a longer search found a faster one"
+            most_seconds = (1 - _WORTH_SEARCHING / 2) * step.plan.predicted_seconds
+            if self._plan_again(step, step.costs, step.machine, step.allowance, reason, most_seconds=most_seconds):
+                self._remember(step.graphs)
 
     def _with_growth(self, planned: Allowance) -> Allowance:
         """``planned`` and what the process has grown by since beside tensors: the margin is there for what comes."""
@@ -416,14 +443,24 @@ class Session:
         return replace(planned, base_bytes=planned.base_bytes + grown_bytes)
 
     def _plan_again(
-        self, step: PlannedStep, costs: OpCosts, machine: Machine, allowance: Allowance, reason: str
+        self,
+        step: PlannedStep,
+        costs: OpCosts,
+        machine: Machine,
+        allowance: Allowance,
+        reason: str,
+        *,
+        most_seconds: float = math.inf,
     ) -> bool:
-        """Puts a new plan in the place of ``step``'s, if there is one, and says so."""
+        """Puts a new plan in the place of ``step``'s, if there is one that takes ``most_seconds``, and says so."""
         reason = f"after step {self.recorder.num_steps}: {reason}"
         try:
-            plan = self._make_plan(step.joined.program, costs, machine, allowance, self.options.policy)
+            policy, effort = self.options.policy, _SECOND_EFFORT
+            plan = self._make_plan(step.joined.program, costs, machine, allowance, policy, effort=effort)
         except (PlanInfeasible, TierError) as error:
             self.notes.append(f"the plan stays as it was {reason}; {error}")
+            return False
+        if plan.predicted_seconds > most_seconds:
             return False
         is_same = (plan.swaps, plan.reruns) == (step.plan.swaps, step.plan.reruns)
         self._adopt(step.graphs, step.joined, Planned(plan, costs, machine), allowance, f"made again {reason}")

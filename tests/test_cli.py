@@ -140,6 +140,8 @@ def test_a_damaged_compressed_file_is_one_line(tmp_path, capsys, content):
     ("change", "sentence"),
     [
         (["--budget", "much"], "budget 'much' is not a byte count"),
+        (["--budget", "8MiB", "--effort", "0"], "effort must be at least 1, the usual search, not 0"),
+        (["--budget", "8MiB", "--effort", "2", "--policy", "swap"], "policy 'swap' has no parameter 'effort'"),
         (["--budget", "-1GiB"], "budget must be more than 0 bytes, got '-1GiB'"),
         (["--budget", "0%"], "budget '0%' is not a share of the unplanned peak"),
         (["--budget", "most%"], "budget 'most%' is not a share of the unplanned peak"),

@@ -3,6 +3,7 @@
 import gc
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from torch import nn
 import lmswap
 from lmswap.errors import LmswapError
 from lmswap.hardware.cache import cache_directory
-from lmswap.plan import feedback
+from lmswap.plan import _POLICIES, feedback
+from lmswap.plan.auto import plan_auto
+from lmswap.plan.baselines import plan_swap_all
 from tests.models import CASES, Case
 
 SMALL = 4096
@@ -197,3 +200,26 @@ def test_a_budget_of_auto_says_what_it_is():
     (note,) = train(budget="auto")[1].notes
     assert note.startswith("budget 'auto' is ")
     assert note.endswith("less 10% for others")
+
+
+def hasty_auto(problem, *, effort=1):
+    return replace(plan_swap_all(problem), policy="auto") if effort == 1 else plan_auto(problem, effort=effort)
+
+
+def test_a_plan_that_may_not_be_the_best_is_searched_for_again_after_the_first_steps(monkeypatch):
+    monkeypatch.setattr(feedback, "TOLERANCE", 1e6)
+    expected, unplanned = train(policy="none", num_steps=6)
+    fixed_bytes = unplanned.base_bytes + unplanned.reserve_bytes
+    step_bytes = unplanned.predicted_peak_bytes - fixed_bytes
+    tight = {"policy": "auto", "budget": fixed_bytes + unplanned.margin_bytes + int(0.85 * step_bytes)}
+    monkeypatch.setitem(_POLICIES, "auto", hasty_auto)
+    actual, report = train(num_steps=6, **tight)
+    assert equal_bits(actual, expected)
+    (note,) = [note for note in report.notes if "replanned" in note]
+    assert re.fullmatch(
+        r"replanned after step 3: the plan was [\d.]+% above .* a longer search found a faster one", note
+    )
+    assert report.plan_origin == f"made again {note.removeprefix('replanned ')}"
+    _, second = train(num_steps=4, **tight)
+    assert second.plan_origin == "from cache"  # and not searched for once more
+    assert second.predicted_seconds == pytest.approx(report.predicted_seconds)

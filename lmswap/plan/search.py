@@ -52,14 +52,22 @@ def plan_exactly(problem: Problem, *, policy: str, may_swap: bool = True, may_re
     return _finish(problem, policy, found) if found and found.fits else None
 
 
-def plan_search(problem: Problem, *, policy: str, may_swap: bool = True, may_redo: bool = True, seed: int = 1) -> Plan:
-    """The best plan that the search with ``seed`` finds.
+def plan_search(
+    problem: Problem,
+    *,
+    policy: str,
+    may_swap: bool = True,
+    may_redo: bool = True,
+    seed: int = 1,
+    effort: int = 1,
+) -> Plan:
+    """The best plan that the search with ``seed`` finds, in ``effort`` times its usual number of tries.
 
     Raises:
         PlanInfeasible: none was found that fits the budget; carries the smallest one that fits.
     """
     step, link = _make_step(problem), _make_link(problem, problem.link_share)
-    evaluations = _most_evaluations(len(problem.memory.program.ops)) // (1 if may_swap and may_redo else 3)
+    evaluations = effort * _most_evaluations(len(problem.memory.program.ops)) // (1 if may_swap and may_redo else 3)
 
     def search(budget_bytes: int) -> _core.Found:
         limits = _limits(problem, may_swap=may_swap, may_redo=may_redo, budget_bytes=budget_bytes)
