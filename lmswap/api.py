@@ -208,6 +208,9 @@ def _open_session(model: nn.Module, name: str, options: Options) -> Session:
     parameters = list(model.parameters())
     if not parameters:
         raise OptionError(f"{name} has no parameters, so there is no device to plan for")
+    lazy = [path for path, parameter in model.named_parameters() if is_lazy(parameter)]
+    if lazy:
+        raise OptionError(f"parameter '{lazy[0]}' of {name} has no shape yet: call the model once, then enable it")
     return _make_session(name, options, _one_device([*parameters, *model.buffers()]), _trainable_bytes(parameters))
 
 

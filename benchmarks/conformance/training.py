@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 import lmswap
@@ -57,6 +58,8 @@ def train(trial: Trial, way: Way, memory: TensorMemory) -> Training:
     """
     torch.manual_seed(0)
     model, call = trial.make_model(), trial.make_call()
+    if any(is_lazy(parameter) for parameter in model.parameters()):
+        model(*call[0], **call[1])  # gives them their shapes
     model.train(trial.is_training)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=_LEARNING_RATE)
     bits, activation_bytes, seconds = [], 0, []
