@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import fx, nn
+from torch.nn.parameter import is_lazy
 
 from lmswap.errors import OptionError
 from lmswap.execute.record import StepRecord

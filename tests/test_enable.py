@@ -370,7 +370,7 @@ def test_unknown_options_are_refused():
 def test_models_that_have_no_single_device_or_no_shapes_are_refused():
     with pytest.raises(OptionError, match="no parameters"):
         lmswap.enable(nn.ReLU())
-    with pytest.raises(OptionError, match="'1.weight' of Sequential has no shape yet: call the model once"):
+    with pytest.raises(OptionError, match=r"'1\.weight' of Sequential has no shape yet: call the model once"):
         lmswap.enable(nn.Sequential(nn.Linear(2, 2), nn.LazyLinear(2)))
     mixed = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
     with pytest.raises(OptionError, match="one device"):
