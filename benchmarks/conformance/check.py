@@ -19,8 +19,9 @@ from lmswap.reporting import Report
 # "torch": it does not train in torch itself, or not twice to the same bits.
 VERDICTS = ("passed", "torch", "refused", "failed")
 _REFERENCE = Way("none")
-# A step of several graphs says what it needs as a whole once its graphs are joined.
-_MOST_BUDGETS = 4
+# A step of several graphs says what it needs graph by graph, and as a whole once they are joined.
+_MOST_BUDGETS = 8
+_LEAST_GROWTH = 1.02
 _REASON_CHARACTERS = 400
 
 
@@ -89,7 +90,7 @@ def _train_in_half(trial: Trial, reference: Training, memory: TensorMemory) -> T
         try:
             return train(trial, Way("auto", budget_bytes), memory)
         except PlanInfeasible as error:
-            budget_bytes = max(error.needed_bytes, budget_bytes + 1)
+            budget_bytes = max(error.needed_bytes, int(_LEAST_GROWTH * budget_bytes))
     return train(trial, Way("auto", budget_bytes), memory)
 
 
