@@ -81,17 +81,18 @@ def _trace(node: fx.Node) -> bool:
 
 def _correct(node: fx.Node, made: Sequence[torch.Tensor]) -> bool:
     """Gives ``node`` fakes that look as what was ``made``; whether they differ from those that it had."""
-    if not any(map(_looks_otherwise, made, _tensors(node.meta["val"]))):
+    traced = _tensors(node.meta["val"])
+    if len(made) != len(traced) or not any(map(_looks_otherwise, made, traced)):
         return False
     real, is_view = iter(made), _is_view(node, node.meta["val"])
 
-    def corrected(traced: torch.Tensor) -> torch.Tensor:
+    def corrected(fake: torch.Tensor) -> torch.Tensor:
         found = next(real)
-        with traced.fake_mode:  # type: ignore[attr-defined]
+        with fake.fake_mode:  # type: ignore[attr-defined]
             if is_view:
-                return traced.as_strided(found.shape, found.stride(), traced.storage_offset())
+                return fake.as_strided(found.shape, found.stride(), fake.storage_offset())
             count = found.untyped_storage().nbytes() // found.element_size()
-            whole = torch.empty(count, dtype=found.dtype, device=traced.device)
+            whole = torch.empty(count, dtype=found.dtype, device=fake.device)
             return whole.as_strided(found.shape, found.stride(), found.storage_offset())
 
     node.meta["val"] = pytree.tree_map_only(torch.Tensor, corrected, node.meta["val"])

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.testing._internal.common_modules import ModuleInfo, module_db
 from torch.utils import _pytree as pytree
 
-from benchmarks.conformance.trial import Trial
+from benchmarks.conformance.trial import Call, Trial
 
 _MODULES = {info.name: info for info in module_db}
 NAMES = tuple(_MODULES)
@@ -49,11 +49,17 @@ def _trial(info: ModuleInfo, number: int, is_training: bool) -> Trial:
         given = _samples(info, is_training)[number].constructor_input
         return Scaled(info.module_cls(*given.args, **given.kwargs))
 
-    def make_call() -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def make_call() -> Call:
         given = _samples(info, is_training)[number].forward_input
-        return tuple(given.args), dict(given.kwargs)
+        call: Call = pytree.tree_map_only(Tensor, _as_leaf, (tuple(given.args), dict(given.kwargs)))
+        return call
 
     return Trial(make_model, make_call, is_training)
+
+
+def _as_leaf(tensor: Tensor) -> Tensor:
+    """Samples for losses come out of log_softmax, through which a second step could not go back again."""
+    return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
 def _samples(info: ModuleInfo, is_training: bool) -> list[Any]:

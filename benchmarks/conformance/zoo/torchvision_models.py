@@ -49,7 +49,7 @@ _MODELS: dict[str, tuple[dict[str, object], Callable[[], Call]]] = {
     "retinanet_resnet50_fpn": (_SMALL, _annotated(2, 128)),
     "shufflenet_v2_x0_5": ({}, _images(8, 128)),
     "squeezenet1_1": ({}, _images(8, 128)),
-    "ssdlite320_mobilenet_v3_large": ({}, _annotated(1, 128)),
+    "ssdlite320_mobilenet_v3_large": ({}, _annotated(2, 128)),
     "swin3d_t": ({}, _clip(4, 64)),
 }
 NAMES = tuple(_MODELS)
