@@ -71,7 +71,7 @@ UNPLANNED = -1
 # Earlier steps touch their memory for the first time, and choose algorithms.
 _STEADY_STEP = 3
 # After the first steps "auto" searches for as many times as long as before them, once: for a plan that is made again,
-# and for one that may be more than this share slower than the best; it must gain half of that to be worth compiling.
+# and for one that may be slower than the best by more than this share, and by more than the prediction was off.
 _SECOND_EFFORT = 4
 _WORTH_SEARCHING = 0.01
 _FROM_CACHE = "from cache"  # the origin of a plan
@@ -409,7 +409,7 @@ class Session:
         if found is None:
             return
         if not found.is_off:
-            self._search_on(step)
+            self._search_on(step, found.error)
             return
         took = f"measured {format_seconds(found.measured_seconds)}"
         took += f" against {format_seconds(found.predicted_seconds)} predicted; most off are ops "
@@ -424,14 +424,15 @@ class Session:
         step = self.steps[graphs]
         self._plans.write(step.joined.program, Planned(step.plan, step.costs, step.machine))
 
-    def _search_on(self, step: PlannedStep) -> None:
-        """Searches for longer where the plan may not be the best, now that the step is known to run as planned."""
+    def _search_on(self, step: PlannedStep, error: float) -> None:
+        """Searches for longer where the plan may not be the best; a gain below the prediction's error would be none."""
         excess = step.plan.excess
         if self.options.policy != "auto" or step.origin == _FROM_CACHE:
             return
-        if excess is not None and excess > _WORTH_SEARCHING:
+        least_gain = max(_WORTH_SEARCHING, error)
+        if excess is not None and excess > least_gain:
             reason = f"the plan was {excess:.1%} above the best possible, and a longer search found a faster one"
-            most_seconds = (1 - _WORTH_SEARCHING / 2) * step.plan.predicted_seconds
+            most_seconds = (1 - least_gain) * step.plan.predicted_seconds
             if self._plan_again(step, step.costs, step.machine, step.allowance, reason, most_seconds=most_seconds):
                 self._remember(step.graphs)
 

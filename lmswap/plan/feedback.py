@@ -46,9 +46,14 @@ class Feedback:
     last_op: int
 
     @property
+    def error(self) -> float:
+        """By how much the prediction was off, as a share of it."""
+        return abs(self.measured_seconds - self.predicted_seconds) / self.predicted_seconds
+
+    @property
     def is_off(self) -> bool:
         """Whether the prediction was off by more than `TOLERANCE`."""
-        return abs(self.measured_seconds - self.predicted_seconds) > TOLERANCE * self.predicted_seconds
+        return self.error > TOLERANCE
 
 
 def compare(
