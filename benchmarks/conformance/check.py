@@ -19,9 +19,10 @@ from lmswap.reporting import Report
 # "torch": it does not train in torch itself, or not twice to the same bits.
 VERDICTS = ("passed", "torch", "refused", "failed")
 _REFERENCE = Way("none")
-# A step of several graphs says what it needs graph by graph, and as a whole once they are joined.
+# A step of several graphs says what it needs graph by graph, and as a whole once they are joined: after the first time
+# the step gets more than it asks for.
 _MOST_BUDGETS = 8
-_LEAST_GROWTH = 1.02
+_GROWTH = 1.5
 _REASON_CHARACTERS = 400
 
 
@@ -86,11 +87,12 @@ def _train_in_half(trial: Trial, reference: Training, memory: TensorMemory) -> T
     # Without a plan for the whole step there is no prediction either.
     needed_bytes = _predicted_bytes(reference.report) or reference.activation_bytes
     budget_bytes = max(1, beside_bytes + needed_bytes // 2)
-    for _ in range(_MOST_BUDGETS):
+    for number in range(_MOST_BUDGETS):
         try:
             return train(trial, Way("auto", budget_bytes), memory)
         except PlanInfeasible as error:
-            budget_bytes = max(error.needed_bytes, int(_LEAST_GROWTH * budget_bytes))
+            step_bytes = int(_GROWTH * (budget_bytes - beside_bytes)) if number else 1
+            budget_bytes = max(error.needed_bytes, beside_bytes + step_bytes)
     return train(trial, Way("auto", budget_bytes), memory)
 
 
