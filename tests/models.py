@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from benchmarks.unet3d.network import UNet3d
+from lmswap.reporting import Report
 
 
 class ResidualBlock(nn.Module):
@@ -139,3 +140,11 @@ CASES = {
     "encoder": Case(Encoder, lambda: torch.randint(0, 50, (4, 96))),
     "shared_views": Case(SharedViews, lambda: torch.randn(256, 64)),
 }
+# Its step holds some 100 MiB, so that a budget can be told from what a process grows by anyway.
+LARGE = Case(CASES["resnet"].make, lambda: torch.randn(16, 3, 192, 192))
+
+
+def tight_budget(unplanned: Report, share: float = 0.85) -> int:
+    """A budget that lets a step hold ``share`` of what it holds ``unplanned``."""
+    fixed_bytes = unplanned.base_bytes + unplanned.reserve_bytes
+    return fixed_bytes + unplanned.margin_bytes + int(share * (unplanned.predicted_peak_bytes - fixed_bytes))

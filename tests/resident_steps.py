@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import lmswap
-from tests.models import CASES, Case, Encoder
+from tests.models import CASES, Case, Encoder, tight_budget
 
 MODELS = {
     "unet3d": Case(CASES["unet3d"].make, lambda: torch.randn(1, 4, 48, 48, 48)),
@@ -26,9 +26,7 @@ def main(name: str, policy: str, num_steps: str, share: str) -> None:
     case = MODELS[name]
     probe = lmswap.enable(case.make(), policy="none")
     step(case, probe)  # libraries start up outside of the budget
-    report = lmswap.report(probe)
-    fixed_bytes = report.base_bytes + report.reserve_bytes
-    budget_bytes = fixed_bytes + report.margin_bytes + int(float(share) * (report.predicted_peak_bytes - fixed_bytes))
+    budget_bytes = tight_budget(lmswap.report(probe), float(share))
     lmswap.disable(probe)
     del probe
 

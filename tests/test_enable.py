@@ -11,7 +11,7 @@ from torch import nn
 
 import lmswap
 from lmswap.errors import BytesChanged, OptionError, PlanInfeasible, TierError, TransferError
-from tests.models import CASES, Broken, BrokenBlock, Case, UntrainedMiddle
+from tests.models import CASES, LARGE, Broken, BrokenBlock, Case, UntrainedMiddle, tight_budget
 
 POLICIES = ("none", "swap_all", "tflms", "auto")
 SMALL = 4096  # swap nearly everything: the test models are small
@@ -60,21 +60,14 @@ def test_every_policy_gives_the_same_bits(name, autocast):
             assert report.swapped_in_bytes >= report.swapped_out_bytes
 
 
-# Its step holds some 100 MiB, so that a budget can be told from what a process grows by anyway.
-LARGE = Case(CASES["resnet"].make, lambda: torch.randn(16, 3, 192, 192))
-
-
-def tight_budget(case: Case) -> int:
-    """A budget that lets the step hold 0.85 of what it holds without swapping."""
-    train(case, "none", num_steps=1)  # what the process grows by only once
-    _, report = train(case, "none", num_steps=1)
-    fixed = report.base_bytes + report.reserve_bytes
-    return fixed + report.margin_bytes + int(0.85 * (report.predicted_peak_bytes - fixed))
+def budget_of_large() -> int:
+    train(LARGE, "none", num_steps=1)  # what the process grows by only once
+    return tight_budget(train(LARGE, "none", num_steps=1)[1])
 
 
 def test_a_budget_that_needs_swapping_gives_the_same_bits_and_is_kept_by_the_tensors():
     expected, unlimited = train(LARGE, "none")
-    actual, report = train(LARGE, "auto", budget=tight_budget(LARGE))
+    actual, report = train(LARGE, "auto", budget=budget_of_large())
     assert_equal_bits(actual, expected)
     assert report.swapped_out_bytes + report.recomputed_bytes > 0
     assert report.predicted_peak_bytes < unlimited.predicted_peak_bytes
@@ -327,7 +320,7 @@ def test_torch_compile_takes_lmswap_as_a_backend():
 
 
 def test_an_infeasible_budget_is_refused_before_any_op_runs():
-    for budget in (1, tight_budget(LARGE) - 60 * 2**20):
+    for budget in (1, budget_of_large() - 60 * 2**20):
         model = lmswap.enable(LARGE.make(), budget=budget)
         with pytest.raises(PlanInfeasible) as caught:
             model(LARGE.batch())

@@ -16,7 +16,7 @@ from lmswap.hardware.cache import cache_directory
 from lmswap.plan import _POLICIES, feedback
 from lmswap.plan.auto import plan_auto
 from lmswap.plan.baselines import plan_swap_all
-from tests.models import CASES, Case
+from tests.models import CASES, LARGE, Case, tight_budget
 
 SMALL = 4096
 CASE = CASES["resnet"]
@@ -207,26 +207,22 @@ def hasty_auto(problem, *, effort=1):
 
 
 def test_a_plan_that_may_not_be_the_best_is_searched_for_again_after_the_first_steps(monkeypatch):
-    # Its tensors outweigh what the process grows by.
-    large = Case(CASES["resnet"].make, lambda: torch.randn(16, 3, 192, 192))
     monkeypatch.setattr(feedback, "TOLERANCE", 1e6)
-    expected, unplanned = train(large, policy="none", num_steps=6)
-    fixed_bytes = unplanned.base_bytes + unplanned.reserve_bytes
-    step_bytes = unplanned.predicted_peak_bytes - fixed_bytes
-    tight = {"policy": "auto", "budget": fixed_bytes + unplanned.margin_bytes + int(0.85 * step_bytes)}
+    expected, unplanned = train(LARGE, policy="none", num_steps=6)
+    tight = {"policy": "auto", "budget": tight_budget(unplanned)}
     monkeypatch.setitem(_POLICIES, "auto", hasty_auto)
     monkeypatch.setattr(feedback.Feedback, "error", 10.0)  # no gain is as large
-    assert not any("replanned" in note for note in train(large, num_steps=6, **tight)[1].notes)
+    assert not any("replanned" in note for note in train(LARGE, num_steps=6, **tight)[1].notes)
     monkeypatch.setattr(feedback.Feedback, "error", 0.0)
     for path in plan_files():
         path.unlink()
-    actual, report = train(large, num_steps=6, **tight)
+    actual, report = train(LARGE, num_steps=6, **tight)
     assert equal_bits(actual, expected)
     (note,) = [note for note in report.notes if "replanned" in note]
     assert re.fullmatch(
         r"replanned after step 3: the plan was [\d.]+% above .* a longer search found a faster one", note
     )
     assert report.plan_origin == f"made again {note.removeprefix('replanned ')}"
-    _, second = train(large, num_steps=4, **tight)
+    _, second = train(LARGE, num_steps=4, **tight)
     assert second.plan_origin == "from cache"  # and not searched for once more
     assert second.predicted_seconds == pytest.approx(report.predicted_seconds)

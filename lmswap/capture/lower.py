@@ -8,7 +8,7 @@ that is saved for backward is the same buffer on both sides.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,11 @@ def lower_training(
 def lower_inference(graph: fx.GraphModule, *, parameters: Collection[int], name: str) -> Lowered:
     """Lowers a graph that has no backward."""
     return _lower((SegmentGraph(graph, "inference", len(_outputs(graph))),), parameters, name)
+
+
+def tensors(values: Any) -> list[torch.Tensor]:
+    """The tensors in nested lists, tuples and dicts."""
+    return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
 
 
 def source_line(node: fx.Node) -> str:
@@ -115,11 +120,11 @@ class _Lowering:
         return len(self.nbytes) - 1, True
 
     def _add_op(self, graph: SegmentGraph, node: fx.Node) -> None:
-        reads = list(dict.fromkeys(self.buffer(t)[0] for t in _tensors(_argument_values(node))))
-        mutated = list(dict.fromkeys(self.buffer(t)[0] for t in _tensors(_mutated_values(node))))
-        given = {tensor.untyped_storage()._cdata for tensor in _tensors(_argument_values(node))}
+        reads = list(dict.fromkeys(self.buffer(t)[0] for t in tensors(_argument_values(node))))
+        mutated = list(dict.fromkeys(self.buffer(t)[0] for t in tensors(_mutated_values(node))))
+        given = {tensor.untyped_storage()._cdata for tensor in tensors(_argument_values(node))}
         made = []
-        for tensor in _tensors(node.meta.get("val")):
+        for tensor in tensors(node.meta.get("val")):
             storage = tensor.untyped_storage()._cdata
             if storage not in given:
                 given.add(storage)
@@ -202,12 +207,6 @@ def _outputs(module: fx.GraphModule) -> list[Any]:
     return list(returned) if isinstance(returned, (tuple, list)) else [returned]
 
 
-def _tensors(values: Any) -> Iterator[torch.Tensor]:
-    for leaf in pytree.tree_leaves(values):
-        if isinstance(leaf, torch.Tensor):
-            yield leaf
-
-
 def _argument_values(node: fx.Node) -> Iterable[Any]:
     state = state_of(node)  # of the generator: what the op gives depends on it
     inputs = node.all_input_nodes if state is None else [*node.all_input_nodes, state]
@@ -232,7 +231,7 @@ def _mutated_values(node: fx.Node) -> list[Any]:
 
 
 def _returns_alias(node: fx.Node) -> bool:
-    return any(True for _ in _tensors(node.meta.get("val")))
+    return bool(tensors(node.meta.get("val")))
 
 
 def _is_repeatable(node: fx.Node) -> bool:

@@ -18,6 +18,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from lmswap.capture.lower import tensors
 from lmswap.execute.graph import SegmentGraph
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.program import Program
@@ -55,6 +56,9 @@ class _Measured:
     made: tuple[torch.Tensor, ...]  # on the meta device
 
 
+_NOTHING = _Measured(0.0, 0, ())
+
+
 class OpMeter:
     """Times ops of any number of programs on one device; each distinct op only once."""
 
@@ -69,8 +73,8 @@ class OpMeter:
         seconds, scratch = [], []
         with self._alone():
             for op, node in zip(program.ops, nodes, strict=True):
-                measured = None if op.is_view else self._measure(node)
-                seconds.append(measured.seconds if measured else 0.0 if op.is_view else estimated.seconds[op.index])
+                measured = _NOTHING if op.is_view else self._measure(node)
+                seconds.append(measured.seconds if measured else estimated.seconds[op.index])
                 scratch.append(measured.scratch_bytes if measured else 0)
         return OpCosts(tuple(seconds), tuple(scratch), "measured")
 
@@ -111,7 +115,7 @@ class OpMeter:
             self._meter.synchronize()
             seconds = time.perf_counter() - start
             scratch = max(scratch, self._meter.peak_tensor_bytes() - self._meter.used_tensor_bytes())
-            made = tuple(_outline(leaf) for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor))
+            made = tuple(map(_outline, tensors(result)))
             del result
             best = min(best, seconds)
             if repeat and seconds > _TWICE_FROM_SECONDS:

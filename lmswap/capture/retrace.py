@@ -15,7 +15,7 @@ from torch import fx
 from torch._prims_common import make_contiguous_strides_for
 from torch.utils import _pytree as pytree
 
-from lmswap.capture.lower import source_line
+from lmswap.capture.lower import source_line, tensors
 from lmswap.errors import CaptureError
 
 # What the tensors that an operator makes on the device really are, or None where it could not be found out.
@@ -57,23 +57,23 @@ def may_differ(node: fx.Node) -> bool:
     """
     if not isinstance(node.target, torch._ops.OpOverload) or node.target in _PRODUCTS:
         return False
-    inputs = [value for given in node.all_input_nodes for value in _tensors(given.meta["val"])]
+    inputs = [value for given in node.all_input_nodes for value in tensors(given.meta["val"])]
     if len({value.dtype for value in inputs if value.is_floating_point()}) > 1:
         return True
     if all(value.stride() == make_contiguous_strides_for(value.shape) for value in inputs):
         return False
     # Views and pointwise operators derive their strides by the same rules in a trace, but for sides of length 1.
     is_ruled = node.target.is_view or torch.Tag.pointwise in node.target.tags
-    return not is_ruled or any(1 in value.shape for value in _tensors(node.meta["val"]))
+    return not is_ruled or any(1 in value.shape for value in tensors(node.meta["val"]))
 
 
 def _trace(node: fx.Node) -> bool:
     """Runs ``node`` on its inputs' fakes; whether its own are others now, or views of others."""
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda given: given.meta["val"])
     target: Callable[..., Any] = node.target  # type: ignore[assignment]
-    with _tensors((args, kwargs))[0].fake_mode:  # type: ignore[attr-defined]
+    with tensors((args, kwargs))[0].fake_mode:  # type: ignore[attr-defined]
         value = target(*args, **kwargs)
-    if not _is_view(node, value) and not any(map(_looks_otherwise, _tensors(value), _tensors(node.meta["val"]))):
+    if not _is_view(node, value) and not any(map(_looks_otherwise, tensors(value), tensors(node.meta["val"]))):
         return False
     node.meta["val"] = value
     return True
@@ -81,7 +81,7 @@ def _trace(node: fx.Node) -> bool:
 
 def _correct(node: fx.Node, made: Sequence[torch.Tensor]) -> bool:
     """Gives ``node`` fakes that look as what was ``made``; whether they differ from those that it had."""
-    traced = _tensors(node.meta["val"])
+    traced = tensors(node.meta["val"])
     if len(made) != len(traced) or not any(map(_looks_otherwise, made, traced)):
         return False
     real, is_view = iter(made), _is_view(node, node.meta["val"])
@@ -101,13 +101,9 @@ def _correct(node: fx.Node, made: Sequence[torch.Tensor]) -> bool:
 
 def _is_view(node: fx.Node, value: Any) -> bool:
     """Whether ``value`` lies in the memory of what ``node`` is given."""
-    given = [tensor for other in node.all_input_nodes for tensor in _tensors(other.meta["val"])]
+    given = [tensor for other in node.all_input_nodes for tensor in tensors(other.meta["val"])]
     storages = {tensor.untyped_storage()._cdata for tensor in given}
-    return any(tensor.untyped_storage()._cdata in storages for tensor in _tensors(value))
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    return any(tensor.untyped_storage()._cdata in storages for tensor in tensors(value))
 
 
 def _looks_otherwise(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -20,9 +20,8 @@ _KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
 @contextmanager
 def whole_operators() -> Iterator[None]:
     """Traces meanwhile what eager torch runs, for operators that resample."""
-    found = [(op, key) for op in _resampling() for key in _KEYS if key in op.py_kernels]
-    taken = [(op, key, op.py_kernels.pop(key)) for op, key in found]
-    for op, _ in found:
+    taken = [(op, key, op.py_kernels.pop(key)) for op in _resampling() for key in _KEYS if key in op.py_kernels]
+    for op, *_ in taken:
         op._dispatch_cache.clear()
     try:
         yield

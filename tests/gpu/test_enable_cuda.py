@@ -4,15 +4,13 @@ import pytest
 import torch
 
 import lmswap
-from tests.models import CASES, Case
+from tests.models import CASES, LARGE, Case, tight_budget
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 SMALL = 4096
-# Its step holds some hundred MiB.
-LARGE = Case(CASES["resnet"].make, lambda: torch.randn(16, 3, 192, 192))
 
 
 @pytest.fixture(autouse=True)
@@ -63,8 +61,7 @@ def test_every_policy_gives_the_same_bits(name, tier):
 @pytest.mark.filterwarnings("default")
 def test_what_torch_allocates_stays_within_the_budget():
     _, unlimited = train(LARGE, "none")
-    fixed = unlimited.base_bytes + unlimited.reserve_bytes
-    budget = fixed + unlimited.margin_bytes + int(0.85 * (unlimited.predicted_peak_bytes - fixed))
+    budget = tight_budget(unlimited)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     _, report = train(LARGE, "auto", budget=budget)
