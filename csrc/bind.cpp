@@ -153,8 +153,11 @@ void bind_engine(nb::module_& module) {
           },
           "swap"_a, "handle"_a, "pointer"_a, "nbytes"_a, "stream"_a, WithoutLock())
       .def(
-          "in_done", [](PyEngine& self, int64_t transfer, uint64_t stream) { self.get().in_done(transfer, stream); },
-          "transfer"_a, "stream"_a, WithoutLock())
+          "in_done",
+          [](PyEngine& self, int64_t handle, int64_t transfer, uint64_t stream) {
+            self.get().in_done(handle, transfer, stream);
+          },
+          "handle"_a, "transfer"_a, "stream"_a, WithoutLock())
       .def(
           "out_transfer", [](PyEngine& self, int64_t handle) { return self.get().out_transfer(handle); }, "handle"_a,
           WithoutLock())

@@ -83,7 +83,7 @@ class LateEngine:
             self._pending[transfer].append(lambda: _flip(pointer))
         return transfer
 
-    def in_done(self, transfer: int, stream: int) -> None:
+    def in_done(self, handle: int, transfer: int, stream: int) -> None:
         if self._broken.in_done_waits:
             self._run(transfer)
 

@@ -54,12 +54,6 @@ void CopyMover::complete(const TransferPointer& transfer) noexcept {
   transfer->settle();
 }
 
-void CopyMover::drain() noexcept {
-  try {
-    stream_.synchronize();
-  } catch (const Error&) {
-    // A driver that cannot even wait has stopped copying; whoever waits for the transfer is told of the first error.
-  }
-}
+void CopyMover::drain() noexcept { stream_.drain(); }
 
 }  // namespace lmswap

@@ -57,6 +57,14 @@ Engine::Handle& Engine::find_handle(int64_t handle) {
   return found->second;
 }
 
+TransferPointer Engine::find_transfer(int64_t handle, int64_t number) {
+  const std::vector<TransferPointer>& transfers = find_handle(handle).transfers;
+  const auto found = std::find_if(transfers.begin(), transfers.end(),
+                                  [&](const auto& transfer) { return transfer->number == number; });
+  if (found != transfers.end()) return *found;
+  throw option_error("transfer " + std::to_string(number) + " is none of handle " + std::to_string(handle));
+}
+
 void Engine::add_tier(const std::string& name, const std::function<std::unique_ptr<Tier>()>& make) {
   const std::lock_guard lock(mutex_);
   check_open();
@@ -172,9 +180,7 @@ void Engine::fill(const Handle& handle, std::vector<TransferPointer>& users) noe
   }
 }
 
-void Engine::out_done(int64_t handle, StreamHandle stream) { wait_for(out_transfer(handle), stream); }
-
-void Engine::in_done(int64_t transfer, StreamHandle stream) { wait_for(transfer, stream); }
+void Engine::out_done(int64_t handle, StreamHandle stream) { in_done(handle, out_transfer(handle), stream); }
 
 int64_t Engine::out_transfer(int64_t handle) {
   const std::lock_guard lock(mutex_);
@@ -186,32 +192,18 @@ uint64_t Engine::nbytes(int64_t handle) {
   return find_handle(handle).block.nbytes;
 }
 
-void Engine::wait_for(int64_t number, StreamHandle stream) {
+void Engine::in_done(int64_t handle, int64_t number, StreamHandle stream) {
   TransferPointer transfer;
   std::shared_ptr<Driver> driver;  // a concurrent close takes the engine's own
   {
     const std::lock_guard lock(mutex_);
-    check_open();
+    transfer = find_transfer(handle, number);
     driver = driver_;
-    const auto flight = flights_.find(number);
-    if (flight == flights_.end()) {
-      if (number > 0 && number <= last_number_) return;  // over, and its record taken
-      throw option_error("transfer " + std::to_string(number) + " is unknown");
-    }
-    transfer = flight->second.transfer;
   }
   auto wait_start = std::make_shared<Event>(driver), wait_end = std::make_shared<Event>(driver);
   wait_start->record(stream);
-  try {
-    // `done` protects the device memory: after a copy out it may be reused, after a copy in it holds the bytes.
-    transfer->make_wait(stream);
-  } catch (const Error&) {
-    if (transfer->has_failed()) {
-      const std::lock_guard lock(mutex_);
-      flights_.erase(number);
-    }
-    throw;
-  }
+  // `done` protects the device memory: after a copy out it may be reused, after a copy in it holds the bytes.
+  transfer->make_wait(stream);
   wait_end->record(stream);
   const std::lock_guard lock(mutex_);
   const auto flight = flights_.find(number);
@@ -250,8 +242,7 @@ std::vector<TransferRecord> Engine::take_records() {
     const auto& [number, flight] = entry;
     const Transfer& transfer = *flight.transfer;
     if (!transfer.is_finished()) return false;
-    // One that failed stays for as long as someone may wait for it: the error must never be lost.
-    if (transfer.has_failed()) return transfer.direction == Direction::kOut && !handles_.contains(flight.handle);
+    if (transfer.has_failed()) return true;  // its handle tells of the error for as long as anyone may wait for it
     const bool was_waited_for = flight.wait_end && flight.wait_end->is_finished();
     if (!was_waited_for && (flight.wait_end || handles_.contains(flight.handle))) return false;
     records.push_back({transfer.swap, transfer.direction == Direction::kIn, transfer.block.nbytes,
@@ -294,6 +285,9 @@ void Engine::release(int64_t number) noexcept {
   const auto handle = handles_.find(number);
   if (handle == handles_.end()) return;  // the engine was closed
   std::vector<TransferPointer> users = handle->second.transfers;
+  for (const TransferPointer& user : users) {
+    if (user->direction == Direction::kIn) audits_.erase(user->number);  // nobody can wait for it any more
+  }
   if (upkeep_lane_) fill(handle->second, users);
   storage = handle->second.tier->release(handle->second.block, users);
   handles_.erase(handle);

@@ -91,20 +91,16 @@ void StagedMover::complete(const TransferPointer& transfer) noexcept {
   try {
     // Behind the copies of all pieces: they are queued before their parts end.
     if (transfer->direction == Direction::kIn && !transfer->is_failing()) transfer->done.record(stream_.handle());
-    if (transfer->is_failing()) stream_.synchronize();
   } catch (const Error& error) {
     transfer->fail(error.what());
   }
+  if (transfer->is_failing()) stream_.drain();
   transfer->settle();
 }
 
 void StagedMover::drain() noexcept {
   for (const auto& piece : pieces_) piece->window.wait_until_empty();
-  try {
-    stream_.synchronize();
-  } catch (const Error&) {
-    // A driver that cannot even wait has stopped copying.
-  }
+  stream_.drain();
 }
 
 }  // namespace lmswap

@@ -57,6 +57,7 @@ void UpkeepMover::complete(const TransferPointer& transfer) noexcept {
   } catch (const Error& error) {
     transfer->fail(error.what());
   }
+  if (transfer->is_failing()) stream_.drain();  // a fill of device memory may be under way
   transfer->settle();
 }
 

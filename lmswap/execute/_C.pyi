@@ -68,8 +68,12 @@ class Engine:
         ``nbytes`` is the room at ``pointer``, at least what was swapped out.
         """
 
-    def in_done(self, transfer: int, stream: int) -> None:
-        """Makes ``stream`` (the caller, on the host driver) wait until the bytes have arrived."""
+    def in_done(self, handle: int, transfer: int, stream: int) -> None:
+        """Makes ``stream`` (the caller, on the host driver) wait until the bytes have arrived.
+
+        ``transfer`` is one that in_start queued for ``handle``. If it failed, every wait for it raises TransferError,
+        until the token is gone; from then on a wait raises OptionError, and nothing is kept of the transfer.
+        """
 
     def out_transfer(self, handle: int) -> int:
         """The number of the transfer that out_start queued for ``handle``."""

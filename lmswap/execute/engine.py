@@ -87,7 +87,7 @@ class SwapEngine:
         """
         handle = int(token)
         transfer = self._arriving.pop(handle)
-        self.native.in_done(transfer, self._stream())
+        self.native.in_done(handle, transfer, self._stream())
         self._held.pop(transfer, None)
         if self._audit is not None:
             self._audit.has_arrived(handle, transfer, flat)

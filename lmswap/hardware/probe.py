@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
     from lmswap.execute._C import Engine, TransferRecord
 
-# Tokens of copies out, or of what is copied in, and transfers of copies in.
-_Burst: TypeAlias = "tuple[list[torch.Tensor], list[int]]"
+# Tokens of copies out, or of what is copied in; and copies in.
+_Arrival: TypeAlias = "tuple[torch.Tensor, int]"  # token, transfer
+_Burst: TypeAlias = "tuple[list[torch.Tensor], list[_Arrival]]"
 
 _SIZES = (2**18, 2**20, 2**22, 2**24, 2**26)
 _REPEATS = 3
@@ -98,7 +99,7 @@ class LinkProbe:
         num_out, num_in = (max(1, round(_BOTH_COPIES * fastest / seconds)) for seconds in (out_seconds, in_seconds))
         stored = self._store(num_in)
         leaving: list[torch.Tensor] = []
-        arriving: list[int] = []
+        arriving: list[_Arrival] = []
         for number in range(max(num_out, num_in)):
             if number < num_in:
                 arriving.append(self._copy_in(stored[number], _BURST_BYTES))
@@ -164,9 +165,9 @@ class LinkProbe:
         self._end(burst)
         return burst[0]
 
-    def _wait(self, leaving: Sequence[torch.Tensor], arriving: Sequence[int]) -> None:
-        for transfer in arriving:
-            self._engine.in_done(transfer, self._stream)
+    def _wait(self, leaving: Sequence[torch.Tensor], arriving: Sequence[_Arrival]) -> None:
+        for token, transfer in arriving:
+            self._engine.in_done(int(token), transfer, self._stream)
         for token in leaving:
             self._engine.out_done(int(token), self._stream)
 
@@ -184,8 +185,8 @@ class LinkProbe:
         token: torch.Tensor = from_dlpack(capsule)
         return token
 
-    def _copy_in(self, token: torch.Tensor, nbytes: int) -> int:
-        return self._engine.in_start(0, int(token), self._in_buffer.data_ptr(), nbytes, self._stream)
+    def _copy_in(self, token: torch.Tensor, nbytes: int) -> _Arrival:
+        return token, self._engine.in_start(0, int(token), self._in_buffer.data_ptr(), nbytes, self._stream)
 
     def _finished(self, count: int) -> list[TransferRecord]:
         """The next ``count`` records; a wait on a CUDA stream returns before the copy has ended."""

@@ -15,6 +15,7 @@
 namespace lmswap {
 namespace {
 
+using test::Arrival;
 using test::make_bytes;
 using test::make_test_device;
 using test::TestDevice;
@@ -93,11 +94,11 @@ class EngineConformance : public testing::TestWithParam<Setup> {
   Token out(uint64_t pointer, uint64_t nbytes, uint64_t offset = 0, int64_t swap = 1) {
     return Token(engine_->out_start(swap, tier(), offset, pointer, nbytes, device_->stream));
   }
-  int64_t in(const Token& token, uint64_t pointer, uint64_t nbytes, int64_t swap = 1) {
-    return engine_->in_start(swap, token.handle(), pointer, nbytes, device_->stream);
+  Arrival in(const Token& token, uint64_t pointer, uint64_t nbytes, int64_t swap = 1) {
+    return {token.handle(), engine_->in_start(swap, token.handle(), pointer, nbytes, device_->stream)};
   }
   void out_done(const Token& token) { engine_->out_done(token.handle(), device_->stream); }
-  void in_done(int64_t transfer) { engine_->in_done(transfer, device_->stream); }
+  void in_done(const Arrival& arrival) { engine_->in_done(arrival.handle, arrival.transfer, device_->stream); }
 
   TestDirectory directory_;
   std::unique_ptr<TestDevice> device_;
@@ -141,8 +142,7 @@ TEST_P(EngineConformance, a_copy_in_waits_for_its_own_copy_out) {
   device_->upload(pointer, make_bytes(kBytes, 1));
   device_->fill(pointer, kBytes, std::byte{0x77});  // slow: the copy out begins late
   const Token token = out(pointer, kBytes);
-  const int64_t transfer = in(token, target, kBytes);
-  in_done(transfer);
+  in_done(in(token, target, kBytes));
   EXPECT_EQ(device_->download(target, kBytes), std::vector<std::byte>(kBytes, std::byte{0x77}));
   out_done(token);
 }
@@ -183,12 +183,12 @@ TEST_P(EngineConformance, a_block_is_not_overwritten_while_a_copy_still_reads_it
   Token token = out(a, kBytes);
   out_done(token);
   device_->fill(target, kBytes, std::byte{0});  // slow: the copy in begins late
-  const int64_t transfer = in(token, target, kBytes);
+  const Arrival arrival = in(token, target, kBytes);
   token.reset();
   const Token next = out(b, kBytes);
   EXPECT_EQ(engine_->tier_stats(tier()).capacity_bytes, kBytes) << "the place was not taken over";
   out_done(next);
-  in_done(transfer);
+  while (!engine_->is_finished(arrival.transfer)) std::this_thread::yield();
   EXPECT_EQ(device_->download(target, kBytes), first);
   in_done(in(next, a, kBytes));
   EXPECT_EQ(device_->download(a, kBytes), second);
@@ -213,9 +213,9 @@ TEST_P(EngineConformance, a_handle_can_be_read_back_more_than_once) {
   const uint64_t pointer = allocate(kBytes), first = allocate(kBytes), second = allocate(kBytes);
   device_->upload(pointer, bytes);
   const Token token = out(pointer, kBytes);
-  const int64_t transfer = in(token, first, kBytes), again = in(token, second, kBytes);
+  const Arrival arrival = in(token, first, kBytes), again = in(token, second, kBytes);
   in_done(again);
-  in_done(transfer);
+  in_done(arrival);
   out_done(token);
   EXPECT_EQ(device_->download(first, kBytes), bytes);
   EXPECT_EQ(device_->download(second, kBytes), bytes);
@@ -252,13 +252,12 @@ TEST_P(EngineConformance, many_swaps_run_beside_each_other) {
     tokens.push_back(out(pointers.back(), kBytes, static_cast<uint64_t>(i) * kBytes, i));
   }
   for (const Token& token : tokens) out_done(token);
-  std::vector<int64_t> transfers;
+  std::vector<Arrival> arrivals;
   for (int i = 0; i < kNum; ++i) {
-    transfers.push_back(in(tokens[static_cast<size_t>(kNum - 1 - i)], pointers[static_cast<size_t>(i)], kBytes));
+    arrivals.push_back(in(tokens[static_cast<size_t>(kNum - 1 - i)], pointers[static_cast<size_t>(i)], kBytes));
   }
-  tokens.clear();
   for (int i = 0; i < kNum; ++i) {
-    in_done(transfers[static_cast<size_t>(i)]);
+    in_done(arrivals[static_cast<size_t>(i)]);
     EXPECT_EQ(device_->download(pointers[static_cast<size_t>(i)], kBytes),
               make_bytes(kBytes, static_cast<uint64_t>(kNum - 1 - i)));
   }
@@ -378,12 +377,12 @@ TEST_P(EngineConformance, a_failed_copy_out_is_told_and_harms_nothing_else) {
   device_->upload(pointer, make_bytes(kBytes, 1));
   {
     const Token broken = out(pointer, kBytes), whole = out(pointer, kBytes);
-    const int64_t early = in(broken, target, kBytes);
+    const Arrival early = in(broken, target, kBytes);
     EXPECT_ERROR(in_done(early), ErrorKind::kTransfer, "fail");
     if (!is_staged()) {  // there the bytes have left the device, and only the file is missing them
       EXPECT_ERROR(out_done(broken), ErrorKind::kTransfer, "fail");
     }
-    EXPECT_TRUE(engine_->is_finished(early));
+    EXPECT_TRUE(engine_->is_finished(early.transfer));
     EXPECT_ERROR(in_done(in(broken, target, kBytes)), ErrorKind::kTransfer, "never reached the tier");
     out_done(whole);
     in_done(in(whole, target, kBytes));
@@ -406,19 +405,20 @@ TEST_P(EngineConformance, a_failed_copy_in_is_told_and_can_be_tried_again) {
   EXPECT_EQ(device_->download(target, kBytes), make_bytes(kBytes, 1));
 }
 
-TEST_P(EngineConformance, the_error_of_a_transfer_outlives_its_token) {
+TEST_P(EngineConformance, the_error_of_a_transfer_lives_for_as_long_as_its_token) {
   if (!can_fail()) GTEST_SKIP() << "this device does not fail on demand";
   open(failing(Direction::kIn, kPage));
   const uint64_t pointer = allocate(kPage);
   device_->upload(pointer, make_bytes(kPage, 1));
-  int64_t transfer = 0;
-  {
-    const Token token = out(pointer, kPage);
-    transfer = in(token, pointer, kPage);
+  Token token = out(pointer, kPage);
+  const Arrival arrival = in(token, pointer, kPage);
+  while (!engine_->is_finished(arrival.transfer)) std::this_thread::yield();
+  for (int i = 0; i < 2; ++i) {
+    engine_->take_records();
+    EXPECT_ERROR(in_done(arrival), ErrorKind::kTransfer, "fail");
   }
-  while (!engine_->is_finished(transfer)) std::this_thread::yield();
-  engine_->take_records();
-  EXPECT_ERROR(in_done(transfer), ErrorKind::kTransfer, "fail");
+  token.reset();
+  EXPECT_ERROR(in_done(arrival), ErrorKind::kOption, "given back");
 }
 
 TEST_P(EngineConformance, a_full_tier_is_told_before_anything_starts) {
@@ -459,8 +459,8 @@ TEST_P(EngineConformance, a_closed_engine_refuses_work) {
   EXPECT_TRUE(engine_->is_finished(transfer));
   for (const auto& call : std::vector<std::function<void()>>{
            [&] { out(pointer, kPage); }, [&] { in(token, pointer, kPage); }, [&] { out_done(token); },
-           [&] { in_done(transfer); }, [&] { engine_->reserve(tier(), kPage); }, [&] { engine_->tier_stats(tier()); },
-           [&] { engine_->open_host_tier(kPage); }}) {
+           [&] { in_done({token.handle(), transfer}); }, [&] { engine_->reserve(tier(), kPage); },
+           [&] { engine_->tier_stats(tier()); }, [&] { engine_->open_host_tier(kPage); }}) {
     EXPECT_ERROR(call(), ErrorKind::kOption, "closed");
   }
 }
@@ -475,7 +475,8 @@ TEST_P(EngineConformance, refuses_arguments_that_cannot_be_used) {
   EXPECT_ERROR(in(token, pointer, kPage - 1), ErrorKind::kOption, std::to_string(kPage));
   EXPECT_ERROR(engine_->in_start(1, 999, pointer, kPage, 0), ErrorKind::kOption, "999");
   EXPECT_ERROR(engine_->out_transfer(999), ErrorKind::kOption, "999");
-  EXPECT_ERROR(in_done(999), ErrorKind::kOption, "999");
+  EXPECT_ERROR(in_done({999, 1}), ErrorKind::kOption, "999");
+  EXPECT_ERROR(in_done({token.handle(), 999}), ErrorKind::kOption, "transfer 999");
   EXPECT_ERROR(engine_->is_finished(999), ErrorKind::kOption, "999");
   EXPECT_ERROR(open_tier(), ErrorKind::kOption, "open already");
   EXPECT_ERROR(engine_->open_disk_tier(directory_.path(), 1, 0), ErrorKind::kOption, "io_threads");
@@ -487,7 +488,7 @@ TEST_P(EngineConformance, works_on_the_default_stream) {
   device_->upload(pointer, make_bytes(kBytes, 1));
   const Token token(engine_->out_start(1, tier(), 0, pointer, kBytes, 0));
   engine_->out_done(token.handle(), 0);
-  engine_->in_done(engine_->in_start(1, token.handle(), pointer, kBytes, 0), 0);
+  engine_->in_done(token.handle(), engine_->in_start(1, token.handle(), pointer, kBytes, 0), 0);
   device_->driver->synchronize_stream(0);
   EXPECT_EQ(device_->download(pointer, kBytes), make_bytes(kBytes, 1));
 }

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <functional>
 #include <thread>
@@ -13,6 +14,7 @@
 namespace lmswap {
 namespace {
 
+using test::Arrival;
 using test::make_bytes;
 using test::make_test_device;
 using test::TestDevice;
@@ -30,6 +32,16 @@ Function fake(const char* symbol) {
 
 uint64_t fake_count(const char* what) { return fake<uint64_t (*)(const char*)>("fake_cuda_count")(what); }
 
+// What `run` throws, as text; empty where nothing failed.
+std::string error_of(const std::function<void()>& run) {
+  try {
+    run();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return {};
+}
+
 // One training step as lmswap.execute makes it: two buffers leave, compute goes on, both come back.
 class Step {
  public:
@@ -42,21 +54,25 @@ class Step {
 
   // Only when no copy of a step that failed touches its memory any more, which is what lmswap.execute waits for too.
   void prepare(Engine& engine) {
-    for (const int64_t transfer : under_way_) {
-      while (!engine.is_finished(transfer)) std::this_thread::yield();
-    }
-    under_way_.clear();
+    wait_under_way(engine);
     device_.driver->synchronize_stream(device_.stream);
     for (uint64_t i = 0; i < 2; ++i) device_.upload(pointers_[i], make_bytes(kBytes, i));
   }
 
-  std::shared_ptr<Engine> open(const std::string& directory) const {
-    auto engine = Engine::open(device_.driver, device_.faults, Pacers{});
+  std::shared_ptr<Engine> open(const std::string& directory, Upkeep upkeep = {}) const {
+    auto engine = Engine::open(device_.driver, device_.faults, Pacers{}, upkeep);
     if (tier_ == "host") engine->open_host_tier(64 << 20);
     if (tier_ == "device") engine->open_device_tier(64 << 20);
     if (tier_ == "disk") engine->open_disk_tier(directory, 64 << 20, 2);
     engine->reserve(tier_, 4 * kBytes);
     return engine;
+  }
+
+  void wait_under_way(Engine& engine) {
+    for (const int64_t transfer : under_way_) {
+      while (!engine.is_finished(transfer)) std::this_thread::yield();
+    }
+    under_way_.clear();
   }
 
   void run(Engine& engine) {
@@ -66,14 +82,26 @@ class Step {
       under_way_.push_back(engine.out_transfer(tokens.back().handle()));
     }
     for (const Token& token : tokens) engine.out_done(token.handle(), device_.stream);
-    std::vector<int64_t> transfers;
+    std::vector<Arrival> arrivals;
     for (uint64_t i = 0; i < 2; ++i) {
-      transfers.push_back(engine.in_start(1, tokens[i].handle(), pointers_[2 + i], kBytes, device_.stream));
-      under_way_.push_back(transfers.back());
+      const int64_t handle = tokens[i].handle();
+      arrivals.push_back({handle, engine.in_start(1, handle, pointers_[2 + i], kBytes, device_.stream)});
+      under_way_.push_back(arrivals.back().transfer);
     }
-    for (const int64_t transfer : transfers) engine.in_done(transfer, device_.stream);
+    for (const auto& [handle, transfer] : arrivals) engine.in_done(handle, transfer, device_.stream);
     engine.take_mark(engine.mark(device_.stream));
     engine.take_records();
+  }
+
+  // The same for one buffer, cut short: nobody waits for a copy, and only what left is compared with its sums.
+  void abandon(Engine& engine) {
+    error_of([&] {
+      const Token token(engine.out_start(1, tier_, 0, pointers_[0], kBytes, device_.stream));
+      under_way_.push_back(engine.out_transfer(token.handle()));
+      under_way_.push_back(engine.in_start(1, token.handle(), pointers_[2], kBytes, device_.stream));
+    });
+    if (!under_way_.empty()) error_of([&] { engine.take_checksums(under_way_.front()); });
+    wait_under_way(engine);
   }
 
   // The events that are held when nothing is under way. A thread that has told that its transfer ended may hold it a
@@ -97,16 +125,6 @@ class Step {
   uint64_t pointers_[4];
   std::vector<int64_t> under_way_;
 };
-
-// What `run` throws, as text; empty where nothing failed.
-std::string error_of(const std::function<void()>& run) {
-  try {
-    run();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return {};
-}
 
 class FailingCalls : public testing::TestWithParam<std::string> {};
 
@@ -141,6 +159,32 @@ TEST_P(FailingCalls, any_call_of_the_driver_may_fail_and_the_engine_goes_on) {
   EXPECT_LT(nth, kMostCalls);
   EXPECT_EQ(step.settled_events(*engine, num_events), num_events);
   engine->close();
+  EXPECT_EQ(device->violations(), std::vector<std::string>{});
+}
+
+TEST_P(FailingCalls, of_a_copy_that_failed_nothing_is_kept_when_nobody_can_wait_for_it_any_more) {
+  const TestDirectory directory;
+  const auto device = make_test_device("fake");
+  Step step(*device, GetParam());
+  // Of the last two blocks given back: copies both ways, their audits and the fill have three events each until the
+  // next holder comes. One more is the driver's clock.
+  constexpr uint64_t kMostEvents = 2 * 5 * 3 + 1;
+  for (const bool audits : {false, true}) {
+    const auto engine = step.open(directory.path(), {.audits = audits});
+    const uint64_t num_events = fake_count("events");
+    int num_failed = 0;
+    for (int i = 0; i < 200; ++i) {
+      const int nth = 1 + i % 50;  // no step makes as many calls
+      step.prepare(*engine);
+      fake<void (*)(const char*, uint64_t, int)>("fake_cuda_fail")("*", static_cast<uint64_t>(nth), kCode);
+      step.abandon(*engine);
+      num_failed += fake_count("failures") == 0;
+      fake<void (*)()>("fake_cuda_forget_failures")();
+    }
+    EXPECT_GT(num_failed, 80);
+    EXPECT_LE(step.settled_events(*engine, num_events + kMostEvents), num_events + kMostEvents);
+    engine->close();
+  }
   EXPECT_EQ(device->violations(), std::vector<std::string>{});
 }
 

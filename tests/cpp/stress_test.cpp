@@ -71,7 +71,8 @@ class Worker {
 
   void swap_in(const Swapped& swapped) {
     const uint64_t target = device_.allocate(kMostBytes);
-    engine_.in_done(engine_.in_start(2, swapped.handle(), target, swapped.nbytes, stream_), stream_);
+    const int64_t handle = swapped.handle();
+    engine_.in_done(handle, engine_.in_start(2, handle, target, swapped.nbytes, stream_), stream_);
     device_.driver->synchronize_stream(stream_);
     EXPECT_EQ(device_.download(target, swapped.nbytes), make_bytes(swapped.nbytes, swapped.seed));
     device_.free(target);

@@ -66,6 +66,11 @@ class Token {
   std::unique_ptr<DLManagedTensor, void (*)(DLManagedTensor*)> tensor_;
 };
 
+// What in_start has begun and in_done waits for.
+struct Arrival {
+  int64_t handle, transfer;
+};
+
 // Bytes that depend on the seed, and differ from page to page.
 std::vector<std::byte> make_bytes(uint64_t nbytes, uint64_t seed);
 

@@ -15,6 +15,7 @@
 namespace lmswap {
 namespace {
 
+using test::Arrival;
 using test::make_bytes;
 using test::make_test_device;
 using test::TestDevice;
@@ -110,11 +111,11 @@ class UpkeepConformance : public testing::TestWithParam<TierSetup> {
 
   std::string tier() const { return GetParam().tier; }
   Token out(uint64_t pointer) { return Token(engine_->out_start(1, tier(), 0, pointer, kBytes, device_->stream)); }
-  int64_t in(const Token& token, uint64_t pointer) {
-    return engine_->in_start(1, token.handle(), pointer, kBytes, device_->stream);
+  Arrival in(const Token& token, uint64_t pointer) {
+    return {token.handle(), engine_->in_start(1, token.handle(), pointer, kBytes, device_->stream)};
   }
   void out_done(const Token& token) { engine_->out_done(token.handle(), device_->stream); }
-  void in_done(int64_t transfer) { engine_->in_done(transfer, device_->stream); }
+  void in_done(const Arrival& arrival) { engine_->in_done(arrival.handle, arrival.transfer, device_->stream); }
 
   // A descriptor of our own of the tier's unnamed file, found by its size.
   static int find_file() {
@@ -152,13 +153,13 @@ TEST_P(UpkeepConformance, audits_sum_the_tiers_bytes_after_each_copy) {
   device_->upload(a_, bytes);
   const Token token = out(a_);
   out_done(token);
-  const int64_t transfer = in(token, b_);
-  in_done(transfer);
+  const Arrival arrival = in(token, b_);
+  in_done(arrival);
   const auto expected = checksums(bytes.data(), bytes.size());
   EXPECT_EQ(expected.size(), 4u);
   EXPECT_EQ(engine_->take_checksums(engine_->out_transfer(token.handle())), expected);
-  EXPECT_EQ(engine_->take_checksums(transfer), expected);
-  EXPECT_ERROR(engine_->take_checksums(transfer), ErrorKind::kOption, "taken before");
+  EXPECT_EQ(engine_->take_checksums(arrival.transfer), expected);
+  EXPECT_ERROR(engine_->take_checksums(arrival.transfer), ErrorKind::kOption, "taken before");
   EXPECT_EQ(device_->download(b_, kBytes), bytes);
 }
 
@@ -201,9 +202,9 @@ TEST_P(UpkeepConformance, a_block_is_not_overwritten_while_a_copy_still_reads_it
   Token token = out(a_);
   out_done(token);
   device_->fill(b_, kBytes, std::byte{0});  // slow: the copy in begins late
-  const int64_t transfer = in(token, b_);
+  const Arrival arrival = in(token, b_);
   token.reset();
-  in_done(transfer);
+  while (!engine_->is_finished(arrival.transfer)) std::this_thread::yield();
   EXPECT_EQ(device_->download(b_, kBytes), bytes);
 }
 

@@ -51,7 +51,7 @@ def swap_out(engine, tier, tensor, swap=1):
 
 def swap_in(engine, token, tensor, swap=1):
     transfer = engine.in_start(swap, int(token), tensor.data_ptr(), tensor.nbytes, 0)
-    engine.in_done(transfer, 0)
+    engine.in_done(int(token), transfer, 0)
     return transfer
 
 
@@ -131,7 +131,7 @@ def test_a_blocking_call_lets_other_threads_run():
     ran_before_the_end = []
     thread = threading.Thread(target=lambda: ran_before_the_end.append(not engine.is_finished(transfer)))
     thread.start()
-    engine.in_done(transfer, 0)
+    engine.in_done(int(token), transfer, 0)
     thread.join()
     assert ran_before_the_end == [True]
 

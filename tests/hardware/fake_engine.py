@@ -26,7 +26,7 @@ class FakeEngine:
     def out_done(self, handle, stream):
         self._run()
 
-    def in_done(self, transfer, stream):
+    def in_done(self, handle, transfer, stream):
         self._run()
 
     def take_records(self):

@@ -52,7 +52,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
                              StreamHandle stream);
   void out_done(int64_t handle, StreamHandle stream);
   int64_t in_start(int64_t swap, int64_t handle, uint64_t pointer, uint64_t nbytes, StreamHandle stream);
-  void in_done(int64_t transfer, StreamHandle stream);
+  void in_done(int64_t handle, int64_t transfer, StreamHandle stream);
   int64_t out_transfer(int64_t handle);
   uint64_t nbytes(int64_t handle);
   bool is_finished(int64_t transfer);
@@ -90,10 +90,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void check_open() const;
   Tier& find_tier(const std::string& name);
   Handle& find_handle(int64_t handle);
+  TransferPointer find_transfer(int64_t handle, int64_t number);
   void add_tier(const std::string& name, const std::function<std::unique_ptr<Tier>()>& make);
   TransferPointer launch(Direction direction, int64_t swap, int64_t handle, uint64_t pointer, StreamHandle stream);
   void fill(const Handle& handle, std::vector<TransferPointer>& users) noexcept;
-  void wait_for(int64_t number, StreamHandle stream);
   void release(int64_t handle) noexcept;
 
   const std::shared_ptr<Faults> faults_;
@@ -110,7 +110,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::map<int64_t, Handle> handles_;
   std::map<int64_t, std::unique_ptr<Event>> marks_;
   std::map<int64_t, TransferPointer> audits_;  // by the copy that they are of, until their sums are taken
-  std::map<int64_t, Flight> flights_;          // until they are over, were waited for and taken as records
+  std::map<int64_t, Flight> flights_;          // until they failed, or were waited for and taken as records
 };
 
 }  // namespace lmswap

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "lmswap/driver.h"
+#include "lmswap/error.h"
 
 namespace lmswap {
 
@@ -16,6 +17,15 @@ class Stream {
   Stream& operator=(const Stream&) = delete;
   StreamHandle handle() const { return handle_; }
   void synchronize() const { driver_->synchronize_stream(handle_); }
+
+  // The same for what has failed already: a driver that cannot even wait has stopped copying, and whoever waits for the
+  // transfer is told of the first error.
+  void drain() const noexcept {
+    try {
+      synchronize();
+    } catch (const Error&) {
+    }
+  }
 
  private:
   std::shared_ptr<Driver> driver_;
