@@ -70,11 +70,13 @@ class VerificationError(LmswapError):
 class BytesChanged(VerificationError):
     """What came back from a tier is not what left; says on which part of the way it was changed."""
 
-    def __init__(self, buffer: str, nbytes: int, where: str, offset_bytes: int) -> None:
-        self.buffer, self.nbytes, self.where, self.offset_bytes = buffer, nbytes, where, offset_bytes
+    def __init__(self, buffer: str, made_by: str, nbytes: int, where: str, offset_bytes: int) -> None:
+        self.buffer, self.made_by, self.nbytes = buffer, made_by, nbytes
+        self.where, self.offset_bytes = where, offset_bytes
         super().__init__(
-            f"the {nbytes / 2**20:.1f} MiB of buffer '{buffer}' were changed {where}, first within the MiB at byte "
-            f"{offset_bytes}: memory, disk or lmswap is at fault; the step is lost, do not use its gradients"
+            f"the {nbytes / 2**20:.1f} MiB of buffer '{buffer}', made by {made_by}, were changed {where}, first within "
+            f"the MiB at byte {offset_bytes}: memory, disk or lmswap is at fault; the step is lost, do not use its "
+            "gradients"
         )
 
 

@@ -143,7 +143,7 @@ class Session:
         native = _open_engine(device, self.tier, self.machine, options)
         self.memory: DeviceMemory = device_memory(device)
         self.verified = Verified(name) if options.verify else None
-        audit = Audit(native, self.verified, self._buffer_name) if self.verified else None
+        audit = Audit(native, self.verified, self._describe) if self.verified else None
         self.engine = SwapEngine(device, native, self.memory.used_tensor_bytes, audit=audit)
         self.recorder = self.engine.recorder
         try:
@@ -280,11 +280,16 @@ class Session:
             return None
         return self.steps.get(ran) or next(reversed(self.steps.values()), None)
 
-    def _buffer_name(self, number: int) -> str:
-        """What people call the buffer that is moved under ``number``."""
+    def _describe(self, number: int) -> tuple[str, str]:
+        """What people call the buffer that is moved under ``number``, and the op that makes it."""
         ran = {graph for graph, _ in self.recorder.current_sequence}
         step = next((step for step in reversed(self.steps.values()) if ran <= {*step.graphs}), None)
-        return step.joined.program.buffer_names[number] if step else str(number)
+        if step is None:
+            return str(number), "a step without a plan"
+        program = step.joined.program
+        op = next((op for op in program.ops if number in op.writes), None)
+        made_by = f"op '{op.name}' ({', '.join(filter(None, (op.target, op.source)))})" if op else "the model's caller"
+        return program.buffer_names[number], made_by
 
     def close(self) -> None:
         """Gives host memory, files and threads back. Idempotent."""

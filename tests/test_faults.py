@@ -221,6 +221,23 @@ def test_a_byte_that_changed_on_the_disk_is_caught(monkeypatch, tmp_path):
     lmswap.disable(model)
 
 
+def test_a_bit_that_changed_in_host_memory_is_caught_and_training_does_not_go_on_with_it(monkeypatch):
+    monkeypatch.setattr("lmswap.session._resolve_tier", lambda *_: "host")  # memory beside the CPU's, as beside a GPU's
+    unseen = enable_on_a_disk_that(monkeypatch, "copy_in@*=flip")
+    assert not same(step(unseen))
+    lmswap.disable(unseen)
+    model = enable_on_a_disk_that(monkeypatch, "copy_in@1=flip", verify=True)
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(BytesChanged, match=r"buffer '\w+', made by op .*models\.py:\d+.* while they were away"):
+        step(model)
+        optimizer.step()
+    assert all(map(torch.equal, before, model.parameters()))
+    assert lmswap.report(model).verified.num_differences == 1
+    assert same(step(model))
+    lmswap.disable(model)
+
+
 KILLED = """
 import os, signal, sys, torch, lmswap
 from tests.models import CASES

@@ -156,9 +156,12 @@ def test_a_flipped_bit_is_found_where_it_was_flipped(damage, where, monkeypatch)
     case = MODELS["shared_views"]
     with_engine(monkeypatch, Breakage(damage=damage))
     model = enable(case)
-    with pytest.raises(BytesChanged, match=rf"buffer '\w+' were changed {where}.*at byte 0") as caught:
+    with pytest.raises(BytesChanged, match=rf"buffer '\w+', made by op .*, were changed {where}.*at byte 0") as caught:
         step(case, model)
-    assert caught.value.buffer in lmswap.program(model).buffer_names
+    program = lmswap.program(model)
+    maker = next(op for op in program.ops if program.buffer_names.index(caught.value.buffer) in op.writes)
+    assert caught.value.made_by == f"op '{maker.name}' ({maker.target}, {maker.source})"
+    assert "models.py:" in maker.source
     lmswap.disable(model)
 
 

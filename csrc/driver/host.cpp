@@ -160,15 +160,15 @@ class HostDriver final : public Driver {
   double event_seconds(EventHandle event) override { return event_of(event)->seconds(); }
 
   void copy_out(void* host, uint64_t device, uint64_t nbytes, StreamHandle stream) override {
-    copy("copy_out", host, reinterpret_cast<const void*>(device), nbytes, stream);
+    copy("copy_out", host, reinterpret_cast<void*>(device), nbytes, stream);
   }
 
   void copy_in(uint64_t device, const void* host, uint64_t nbytes, StreamHandle stream) override {
-    copy("copy_in", reinterpret_cast<void*>(device), host, nbytes, stream);
+    copy("copy_in", reinterpret_cast<void*>(device), const_cast<void*>(host), nbytes, stream);  // see Fault::flips
   }
 
   void copy_within(uint64_t to, uint64_t from, uint64_t nbytes, StreamHandle stream) override {
-    copy("copy_within", reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), nbytes, stream);
+    copy("copy_within", reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), nbytes, stream);
   }
 
   void fill(uint64_t device, std::byte value, uint64_t nbytes, StreamHandle stream) override {
@@ -197,13 +197,14 @@ class HostDriver final : public Driver {
     return pointer;
   }
 
-  void copy(const char* call, void* to, const void* from, uint64_t nbytes, StreamHandle stream) {
+  void copy(const char* call, void* to, void* from, uint64_t nbytes, StreamHandle stream) {
     const Fault fault = faults_->next(call);
     if (fault.fail) {
       throw Error(ErrorKind::kDriver, std::string(call) + " of " + format_bytes(nbytes) + " failed: a fault on demand");
     }
     submit(stream, [=] {
       if (fault.late_seconds > 0) std::this_thread::sleep_for(std::chrono::duration<double>(fault.late_seconds));
+      if (fault.flips) static_cast<unsigned char*>(from)[nbytes - 1] ^= 0x80;  // the sign of a number
       std::memcpy(to, from, nbytes);
     });
   }

@@ -42,9 +42,13 @@ Faults::Rule Faults::parse_rule(const std::string& text) {
   const bool has_seconds = colon != std::string::npos;
   rule.fault.fail = verb == "fail";
   rule.fault.is_short = verb == "short";
+  rule.fault.flips = verb == "flip";
   rule.is_random = verb == "jitter";
   const bool is_timed = rule.is_random || verb == "late";
-  if (!is_timed && !rule.fault.fail && !rule.fault.is_short) throw bad("effects are fail, short, late:S and jitter:S");
+  if (!is_timed && !rule.fault.fail && !rule.fault.is_short && !rule.fault.flips) {
+    throw bad("effects are fail, short, flip, late:S and jitter:S");
+  }
+  if (rule.fault.flips && !rule.call.starts_with("copy_")) throw bad("only what is copied can flip");
   if (is_timed != has_seconds) throw bad("late and jitter take seconds, the others do not");
   return rule;
 }
@@ -64,6 +68,7 @@ Fault Faults::next(const std::string& call) {
     if (rule.share < 1 && std::uniform_real_distribution<double>(0, 1)(random_) >= rule.share) continue;
     result.fail |= rule.fault.fail;
     result.is_short |= rule.fault.is_short;
+    result.flips |= rule.fault.flips;
     const double share = rule.is_random ? std::uniform_real_distribution<double>(0, 1)(random_) : 1.0;
     result.late_seconds += rule.fault.late_seconds * share;
   }

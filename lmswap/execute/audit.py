@@ -42,9 +42,9 @@ class _Away:
 class Audit:
     """The checks of one engine's transfers; they are counted in ``verified``."""
 
-    def __init__(self, native: _C.Engine, verified: Verified, name_of: Callable[[int], str]) -> None:
-        """``name_of`` gives a buffer's name for people by the number under which it is moved."""
-        self._native, self._verified, self._name_of = native, verified, name_of
+    def __init__(self, native: _C.Engine, verified: Verified, describe: Callable[[int], tuple[str, str]]) -> None:
+        """``describe`` tells people of a buffer, by the number under which it is moved: its name, and what makes it."""
+        self._native, self._verified, self._describe = native, verified, describe
         self._away: dict[int, _Away] = {}  # by handle
         self._landing: dict[int, torch.Tensor] = {}  # by transfer: where its bytes go until it is waited for
 
@@ -104,7 +104,7 @@ class Audit:
         assert before is not None
         self._verified.num_differences += 1
         chunk = next(i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b)
-        raise BytesChanged(self._name_of(away.buffer), away.nbytes, where, chunk * _CHUNK_BYTES)
+        raise BytesChanged(*self._describe(away.buffer), away.nbytes, where, chunk * _CHUNK_BYTES)
 
     def _count(self, away: _Away) -> None:
         self._verified.num_transfers += 1
