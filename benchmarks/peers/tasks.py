@@ -53,13 +53,13 @@ def _gpt(*, layers: int, width: int, heads: int, tokens: int, words: int, batch:
 
 TASKS = {
     "small": {
-        "unet3d": _unet3d(96, 4, torch.float32),
-        "unet3d_bf16": _unet3d(96, 4, torch.bfloat16),
-        "resnet50": Task(resnet50, _images(16, 96), (Bottleneck,)),
-        "gpt": _gpt(layers=8, width=128, heads=4, tokens=256, words=1024, batch=16),
+        "unet3d": _unet3d(96, 8, torch.float32),
+        "unet3d_bf16": _unet3d(96, 8, torch.bfloat16),
+        "resnet50": Task(resnet50, _images(32, 112), (Bottleneck,)),
+        "gpt": _gpt(layers=8, width=192, heads=4, tokens=256, words=1024, batch=24),
         "vit": Task(
-            lambda: VisionTransformer(layers=8, width=128, heads=4, size=128, patch=8),
-            _images(16, 128),
+            lambda: VisionTransformer(layers=8, width=192, heads=4, size=128, patch=8),
+            _images(32, 128),
             (TransformerBlock,),
         ),
     },
