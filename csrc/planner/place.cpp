@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 
 namespace lmswap::planner {
 namespace {
 
 constexpr Bytes kPageBytes = 4096;
+constexpr Outcome kTooSlow{0, -1, std::numeric_limits<double>::infinity()};
 
 Bytes pages(Bytes nbytes) { return (nbytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
 
@@ -15,17 +17,22 @@ Bytes pages(Bytes nbytes) { return (nbytes + kPageBytes - 1) / kPageBytes * kPag
 Placer::Placer(const Step& step, const Link& link, Bytes budget_bytes, Bytes tier_bytes)
     : step_(step), link_(link), budget_bytes_(budget_bytes), tier_bytes_(tier_bytes) {}
 
-Outcome Placer::place(const Schedule& schedule, std::vector<Swap>* swaps) {
+Outcome Placer::place(const Schedule& schedule, double most_seconds, std::vector<Swap>* swaps) {
   collect(schedule);
   Outcome outcome;
   const auto worst = std::max_element(resident_.begin(), resident_.end());
   if (worst != resident_.end() && *worst > budget_bytes_) {
     return {*worst - budget_bytes_, static_cast<int>(worst - resident_.begin()), 0};
   }
+  double to_come = 0;
+  for (const auto& run : schedule.runs) to_come += step_.seconds[run.op];
+  if (to_come > most_seconds) return kTooSlow;
   promised_.assign(resident_);
   const int num_runs = static_cast<int>(schedule.runs.size());
   for (int at = 0; at < num_runs; ++at) {
     if (!step(at)) return {short_bytes_, at, 0};
+    to_come -= step_.seconds[schedule.runs[at].op];
+    if (clock_ + to_come > most_seconds) return kTooSlow;
   }
   outcome.seconds = clock_;
   if (swaps != nullptr) {

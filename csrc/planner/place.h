@@ -31,8 +31,9 @@ class Placer {
  public:
   Placer(const Step& step, const Link& link, Bytes budget_bytes, Bytes tier_bytes);
 
-  // `swaps`, if given, gets what the outcome's seconds need, in order of first_use.
-  Outcome place(const Schedule& schedule, std::vector<Swap>* swaps = nullptr);
+  // Gives up, with infinitely many seconds, where the step is sure to take more than `most_seconds`. `swaps`, if given,
+  // gets what the outcome's seconds need, in order of first_use.
+  Outcome place(const Schedule& schedule, double most_seconds, std::vector<Swap>* swaps = nullptr);
 
  private:
   struct Trip {

@@ -45,8 +45,9 @@ class Scheduler {
  public:
   explicit Scheduler(const Step& step);
 
-  // False if the fates need more reruns than `kMostRuns` times the step's ops: no such plan is any good.
-  bool build(const std::vector<Fate>& fates, Schedule& schedule);
+  // False if the reruns alone take more than `most_rerun_seconds`, or are more than `kMostRuns` times the step's ops:
+  // no such plan is any good.
+  bool build(const std::vector<Fate>& fates, double most_rerun_seconds, Schedule& schedule);
 
   static constexpr int kMostRuns = 4;
   static constexpr int kDeepest = 4000;  // chain of reruns; each costs a stack frame
@@ -56,19 +57,25 @@ class Scheduler {
     int buffer, birth, last_use, last_write;
     bool leaves;  // after its last use so far
   };
-  bool run(int op, int position, int gap);
+  struct OwnUse {
+    int buffer, gap;  // the gap that follows
+    bool is_write, is_first;
+  };
+  bool run(int op);
+  bool run_again(int op, int position, int gap);
+  bool make_ready(int op, int position);
   [[nodiscard]] bool is_there(int buffer) const {
     return is_there_[buffer] != 0 || step_.life[buffer] == Life::kTangent;
   }
   bool ensure(int buffer, int position);
   void use(int buffer, int at, bool is_write);
   void make(int buffer, int at);
-  void after_own_uses(int op);
   void after_use_by_rerun(int buffer);
   void finish();
 
   const Step& step_;
-  Rows used_, gap_after_;  // by op: the buffers that it uses, and their gaps from there on
+  std::vector<OwnUse> own_uses_;            // by op, in one array
+  std::vector<std::size_t> first_own_use_;  // by op
   const std::vector<Fate>* fates_ = nullptr;
   Schedule* out_ = nullptr;
   std::vector<Copy> copies_;
@@ -76,6 +83,7 @@ class Scheduler {
   std::vector<char> is_there_;  // by buffer: made and not dropped
   std::vector<int> gap_;        // by buffer: the gap under way
   std::vector<int> pins_;       // by buffer: ops that wait for all of their inputs to be there
+  double rerun_seconds_left_ = 0;
   std::size_t most_runs_ = 0;
   int depth_ = 0;
 };

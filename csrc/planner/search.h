@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <random>
 #include <vector>
 
@@ -59,13 +60,13 @@ class Search {
   void find_classes();
   [[nodiscard]] bool allows(int gap, Fate fate) const { return (allowed_[gap] >> static_cast<int>(fate) & 1) != 0; }
   [[nodiscard]] bool is_done() const;
-  Score evaluate(const std::vector<Fate>& fates);
+  static constexpr double kAnySeconds = std::numeric_limits<double>::infinity();
+  Score evaluate(const std::vector<Fate>& fates, double most_seconds = kAnySeconds);
   Found answer();
   void start();
   void improve();
-  Score repair(std::vector<Fate>& fates, double swap_price, bool again, int most);
+  Score repair(std::vector<Fate>& fates, double swap_price, bool again, int most, double most_seconds = kAnySeconds);
   [[nodiscard]] double redo_seconds(const std::vector<Fate>& fates, int buffer, int depth) const;
-  void sweep();
   void anneal(Candidate current, int evaluations);
   bool forget(std::vector<Fate>& fates);
   int pick(const Candidate& current);

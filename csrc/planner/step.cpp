@@ -36,12 +36,6 @@ double queue_copy(const Link& link, bool is_in, Bytes nbytes, double now, double
   return own;
 }
 
-double compute_end(const Link& link, double seconds, double now, double out_end, double in_end) {
-  const double share = link.compute_factor;
-  const double beside = std::max({0.0, out_end - now, in_end - now});
-  return now + (seconds < beside * share ? seconds / share : seconds + beside * (1 - share));
-}
-
 void Step::derive() {
   std::vector<std::vector<int>> found(nbytes.size());
   producer.assign(nbytes.size(), -1);

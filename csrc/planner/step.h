@@ -1,6 +1,7 @@
 // What is planned: the ops of one step, the buffers that they use, the link that can carry buffers away.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -46,7 +47,11 @@ struct Link {
 double queue_copy(const Link& link, bool is_in, Bytes nbytes, double now, double& out_end, double& in_end);
 
 // When compute ends what it begins now and what takes it `seconds` alone. Lanes work without a pause up to their ends.
-double compute_end(const Link& link, double seconds, double now, double out_end, double in_end);
+inline double compute_end(const Link& link, double seconds, double now, double out_end, double in_end) {
+  const double share = link.compute_factor;
+  const double beside = std::max({0.0, out_end - now, in_end - now});
+  return now + (seconds < beside * share ? seconds / share : seconds + beside * (1 - share));
+}
 
 enum class Life : std::uint8_t {
   kActivation,  // from the op that makes it to its last use; may leave, may be made again

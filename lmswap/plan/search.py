@@ -1,7 +1,7 @@
 """Which buffers to keep, to swap and to compute again? Problem → the best plan that a bounded search finds.
 
 The search itself is csrc/planner. It gives every gap of every buffer a fate, schedules and places the whole step, and
-improves by flips of one gap, of classes of equal layers, and by annealing; steps of a few ops it solves exactly.
+improves by flips of classes of equal layers and by annealing; steps of a few ops it solves exactly.
 """
 
 from __future__ import annotations

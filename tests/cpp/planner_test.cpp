@@ -49,7 +49,7 @@ Case random_case(unsigned seed, int depth) {
 Bytes peak_of(const Step& step) {
   Scheduler scheduler(step);
   Schedule schedule;
-  EXPECT_TRUE(scheduler.build(std::vector<Fate>(step.num_gaps(), Fate::kKeep), schedule));
+  EXPECT_TRUE(scheduler.build(std::vector<Fate>(step.num_gaps(), Fate::kKeep), 0, schedule));
   Bytes held = 0, peak = 0;
   for (std::size_t at = 0; at < schedule.runs.size(); ++at) {
     held += schedule.born[at] - schedule.dead[at];
