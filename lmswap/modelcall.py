@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 
 from lmswap.capture.aot import refuse_rewriters
 from lmswap.eager.actions import PlannedEvents
+from lmswap.eager.check import SavedCheck
 from lmswap.eager.step import EagerStep, storages_of
 from lmswap.errors import LmswapError, OptionError, PlanInfeasible
 from lmswap.execute.record import SegmentKey
@@ -48,6 +49,7 @@ class ModelCall:
         self.engine_number, self.memory = session.engine.number, session.memory
         self.device, self.tier = session.device, session.tier
         self.min_swap_bytes = session.options.min_swap_bytes
+        self.check = SavedCheck(session.verified, session.recorder) if session.verified else None
         self.module_names: Mapping[int, str] = {id(module): name for name, module in model.named_modules()}
         self._inside = threading.local()
         self._sequences: list[SavedSequence] = []

@@ -85,8 +85,8 @@ WHAT_VERIFY_DOES = {
     "checks are part of the measured times",
     "inductor": "verify=True checks the transfers only: a step that Inductor compiles without copies in it may fuse "
     "otherwise, and differ in the last bits; compiler='fx' compares results too",
-    "eager": "verify=True checks the transfers only: under saved-tensor hooks the model's own code runs, once, and "
-    "there is no second result to compare with",
+    "eager": "verify=True: under saved-tensor hooks the model's own code runs, once; what it saves is kept in "
+    "main memory too, beside the budget, and compared to the bit with what the backward takes back: no more can differ",
 }
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import lmswap
+from lmswap.eager.saved import SavedStorage
 from lmswap.errors import BytesChanged, ResultDiffers, VerificationError
 from lmswap.execute import _C, draws
 from lmswap.execute.audit import checksums
@@ -223,6 +224,52 @@ def test_a_wrong_gradient_is_named_with_its_op_line_and_what_was_computed_again(
     assert error.step == 1
     assert error.moved
     assert "without" in str(error)
+    lmswap.disable(model)
+
+
+@pytest.mark.parametrize("name", ["resnet", "encoder", "broken"])
+def test_under_saved_tensor_hooks_all_that_comes_back_is_compared(name):
+    case, runs = MODELS[name], []
+    for verify in (False, True):
+        torch.manual_seed(0)
+        model = lmswap.enable(case.make(), policy="swap_all", min_swap_bytes=SMALL, verify=verify, compiler="eager")
+        runs.append([value for _ in range(3) for value in step(case, model)])
+        report, program = lmswap.report(model), lmswap.program(model)
+        lmswap.disable(model)
+    assert equal(*runs)
+    assert report.verified.num_saved >= 3 * len([op for op in program.ops if op.target == "save"])
+    assert report.verified.num_differences == 0
+
+
+def test_what_is_kept_of_saved_tensors_is_no_part_of_the_step_that_is_planned():
+    forward = []
+    for verify in (False, True):
+        model = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(4)])
+        lmswap.enable(model, policy="swap_all", verify=verify, compiler="eager")
+        model(torch.randn(2**14, 64)).sum().backward()  # 4 MiB each
+        model(torch.randn(2**14, 64)).sum().backward()
+        (planned,) = lmswap.api._sessions[model].steps.values()
+        forward.append(planned.costs.scratch_bytes[: planned.joined.program.segments[0].stop])
+        lmswap.disable(model)
+    assert forward[0] == forward[1]
+
+
+@pytest.mark.parametrize("moment", ["the recorded step", "a planned step"])
+def test_under_saved_tensor_hooks_a_wrong_view_of_right_bytes_is_caught(moment, monkeypatch):
+    case = MODELS["encoder"]
+    torch.manual_seed(0)
+    model = lmswap.enable(case.make(), policy="swap_all", min_swap_bytes=SMALL, verify=True, compiler="eager")
+    if moment == "a planned step":
+        step(case, model)
+    fetch = SavedStorage.fetch
+    # Every byte arrives, but of the place where it belongs nothing is known.
+    monkeypatch.setattr(SavedStorage, "fetch", lambda self: fetch(self).view(torch.uint8).flatten().roll(4))
+    with pytest.raises(ResultDiffers, match=r"what \w+Backward0 takes back.*made by module .*models\.py:\d+") as caught:
+        step(case, model)
+    assert caught.value.step == (1 if moment == "the recorded step" else 2)
+    assert lmswap.api._sessions[model].verified.num_differences == 1
+    monkeypatch.undo()
+    step(case, model)
     lmswap.disable(model)
 
 

@@ -99,4 +99,4 @@ def _verdict(code: int, models: Sequence[Verified]) -> str:
         return "nothing was verified: the script enabled no model"
     if not any(model.num_transfers for model in models):
         return "nothing was verified: no byte was swapped; a smaller budget would make lmswap swap"
-    return "only copies were verified: results are compared with compiler='fx'"
+    return "only copies were verified: results are compared with compiler='fx', saved tensors with compiler='eager'"

@@ -122,7 +122,7 @@ class Recording:
 
     def pack(self, number: int, nbytes: int, tensor: torch.Tensor, names: Mapping[int, str]) -> None:
         """A storage was saved; ``names`` are those of the model's modules by identity."""
-        source, module = _where(names)
+        source, module = where(names)
         dtype, view = str(tensor.dtype).removeprefix("torch."), (tuple(tensor.shape), tuple(tensor.stride()))
         self._packs.append(Pack(number, nbytes, dtype, *view, int(tensor.storage_offset()), source, module))
 
@@ -222,7 +222,7 @@ class _Lowering:
         )
 
 
-def _where(names: Mapping[int, str]) -> tuple[str, str]:
+def where(names: Mapping[int, str]) -> tuple[str, str]:
     """The innermost line of the user's own code that runs now, "unet.py:88", and the innermost module's name."""
     source, module = "", ""
     frame: FrameType | None = sys._getframe(1)

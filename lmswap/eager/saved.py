@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from lmswap.eager.check import Kept
 from lmswap.errors import SavedTensorChanged
 from lmswap.execute import ops
 
@@ -95,11 +96,12 @@ class SavedTensor:
     With no storage it holds the tensor itself.
     """
 
-    __slots__ = ("_dtype", "_offset", "_shape", "_stride", "_version", "_watched", "storage")
+    __slots__ = ("_dtype", "_offset", "_shape", "_stride", "_version", "_watched", "kept", "storage")
 
     def __init__(self, tensor: torch.Tensor, storage: SavedStorage | None) -> None:
         """``tensor`` has no grad_fn."""
         self.storage, self._version = storage, tensor._version
+        self.kept: Kept | None = None  # in verification
         self._watched = tensor
         if storage is None:
             return

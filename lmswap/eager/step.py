@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from lmswap.eager.actions import Actions, PlannedEvents
+from lmswap.eager.check import SavedCheck
 from lmswap.eager.recording import Recorded, Recording
 from lmswap.eager.saved import SavedStorage, SavedTensor
 from lmswap.hardware.memory import DeviceMemory
@@ -28,6 +29,7 @@ class Host(Protocol):
     min_swap_bytes: int
     memory: DeviceMemory
     module_names: Mapping[int, str]  # by identity
+    check: SavedCheck | None  # what verifies saved tensors
 
     def known_steps(self) -> Sequence[PlannedEvents]:
         """Steps that there are plans for, the best guess first."""
@@ -82,6 +84,8 @@ class EagerStep:
             self.recording.end()
         elif self.planned is not None and self.planned.saves[at : at + 1] != (self._saves[at],):
             self._leave_plan()
+        if self._host.check is not None:
+            saved.kept = self._host.check.keep(tensor, self._host.module_names)
         if self.planned is not None:
             self._act(self.planned.after_pack(at))
             return saved
@@ -111,7 +115,7 @@ class EagerStep:
         if storage is None:
             return saved.restore()
         if node is None:  # somebody looks at what a grad_fn has saved
-            tensor = saved.restore()
+            tensor = self._restored(saved, "a look at grad_fn")
             storage.release()
             return tensor
         running = (torch._C._current_graph_task_id(), node._sequence_nr())
@@ -121,7 +125,13 @@ class EagerStep:
             self.recording.take_more(storage.number)
         if self.planned is None or self._is_last_need(storage):
             self._in_use.append(weakref.ref(storage))
-        return saved.restore()
+        return self._restored(saved, node.name())
+
+    def _restored(self, saved: SavedTensor, node: str) -> torch.Tensor:
+        tensor = saved.restore()
+        if saved.kept is not None and self._host.check is not None:
+            self._host.check.compare(saved.kept, tensor, node)
+        return tensor
 
     def _can_leave(self, tensor: torch.Tensor) -> bool:
         """Whether its bytes are a large storage's, on the device, and free to go once autograd alone holds them."""

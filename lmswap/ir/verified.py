@@ -19,6 +19,7 @@ class Verified:
     num_runs: int = 0  # of a graph, forward or backward, with and without swaps
     num_outputs: int = 0
     num_gradients: int = 0
+    num_saved: int = 0  # tensors as the backward took them back, under saved-tensor hooks
     num_transfers: int = 0
     transferred_bytes: int = 0
     num_poisoned: int = 0
@@ -29,13 +30,14 @@ class Verified:
     @property
     def is_complete(self) -> bool:
         """Whether anything was compared and any bytes were moved: else nothing is known of swapping."""
-        return bool(self.num_outputs + self.num_gradients) and bool(self.num_transfers)
+        return bool(self.num_outputs + self.num_gradients + self.num_saved) and bool(self.num_transfers)
 
     def __str__(self) -> str:
         text = (
             f"{self.num_runs} graph runs with and without swaps: {self.num_outputs} outputs and "
-            f"{self.num_gradients} gradients compared to the bit; {self.num_transfers} transfers checksummed at both "
-            f"ends, {format_bytes(self.transferred_bytes)}; {self.num_poisoned} blocks poisoned; "
+            f"{self.num_gradients} gradients compared to the bit; {self.num_saved} saved tensors compared to the bit "
+            f"as they came back; {self.num_transfers} transfers checksummed at both ends, "
+            f"{format_bytes(self.transferred_bytes)}; {self.num_poisoned} blocks poisoned; "
             f"{self.num_differences} differences"
         )
         if self.unrepeatable:
