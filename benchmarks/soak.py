@@ -119,7 +119,7 @@ def soak(num_steps: int, *, seed: int = 0, show: Callable[[str], None] = print_r
 
 def _enabled(model: nn.Module, directory: str) -> nn.Module:
     describe_machine(torch.device("cpu"), "disk", directory)  # measured while the disk is sound
-    with mock.patch("lmswap.session._C.Engine", functools.partial(_C.Engine, faults=DISK_FAULTS)):
+    with mock.patch("lmswap.session.opening._C.Engine", functools.partial(_C.Engine, faults=DISK_FAULTS)):
         return lmswap.enable(model, policy="swap_all", min_swap_bytes=4096, verify=True, disk_directory=directory)
 
 

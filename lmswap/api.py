@@ -141,7 +141,7 @@ def report(model: nn.Module) -> Report:
         tier=session.tier,
         emulated_link=session.options.link,
         host_budget_bytes=session.options.host_budget_bytes,
-        budget_bytes=session.budget_bytes,
+        budget_bytes=session.budget.nbytes,
         base_bytes=allowance.base_bytes if allowance else 0,
         reserve_bytes=allowance.reserve_bytes if allowance else 0,
         margin_bytes=allowance.margin_bytes if allowance else 0,

@@ -244,7 +244,7 @@ def reads_are_late(patch: pytest.MonkeyPatch) -> None:
     def late(**given) -> _C.Engine:
         return ENGINE(**given, faults="read@*=late:0.005,write@*=jitter:0.005")
 
-    patch.setattr("lmswap.session._C.Engine", late)
+    patch.setattr("lmswap.session.opening._C.Engine", late)
 
 
 @fails_when(nothing_waits_for_a_copy_in)
@@ -257,8 +257,8 @@ def test_wherever_a_plan_puts_its_copies_gradients_stay_the_same():
         expected = step(plain, case)
         lmswap.disable(plain)
         for seed in range(2):
-            patch.setattr("lmswap.session.make_plan", plan_at_random(seed))
-            patch.setattr("lmswap.session.PlanCache.read", lambda cache, program: None)
+            patch.setattr("lmswap.session.steps.make_plan", plan_at_random(seed))
+            patch.setattr("lmswap.session.steps.PlanCache.read", lambda cache, program: None)
             model = enabled(case)
             actual = step(model, case)
             lmswap.disable(model)
@@ -266,7 +266,7 @@ def test_wherever_a_plan_puts_its_copies_gradients_stay_the_same():
 
 
 def saved_tensors_are_not_checked(patch: pytest.MonkeyPatch) -> None:
-    rewrite = lmswap.session.insert_swaps
+    rewrite = lmswap.session.graphs.insert_swaps
 
     def broken(runs, graphs, plan, **given):
         rewrite(runs, graphs, plan, **given)
@@ -274,7 +274,7 @@ def saved_tensors_are_not_checked(patch: pytest.MonkeyPatch) -> None:
         for node in output.args[0][graphs[0].num_user_outputs :]:
             node.meta["saved_tensor_with_no_vc_check"] = True
 
-    patch.setattr("lmswap.session.insert_swaps", broken)
+    patch.setattr("lmswap.session.graphs.insert_swaps", broken)
 
 
 @fails_when(saved_tensors_are_not_checked)
@@ -358,7 +358,7 @@ def test_the_backward_holds_less_than_what_was_swapped():
         return replace(plan, predicted_peak_bytes=simulate(program, costs, machine, plan).peak_bytes)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lmswap.session.make_plan", late)
+        patch.setattr("lmswap.session.steps.make_plan", late)
         _assert_backward_holds_less_than_was_swapped()
 
 
@@ -413,7 +413,7 @@ def test_after_an_exception_in_mid_step_the_next_step_is_right_and_nothing_is_he
     expected = step(plain, CHAIN)
     lmswap.disable(plain)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lmswap.session._C.Engine", lambda **given: ENGINE(**given, faults="read@2=fail"))
+        patch.setattr("lmswap.session.opening._C.Engine", lambda **given: ENGINE(**given, faults="read@2=fail"))
         model = enabled(CHAIN)
         with pytest.raises(LmswapError, match="Input/output error"):
             step(model, CHAIN)
@@ -526,9 +526,9 @@ def test_the_report_shows_that_bytes_move_or_says_why_none_do():
 
 
 def the_host_budget_is_ignored(patch: pytest.MonkeyPatch) -> None:
-    as_asked = lmswap.session._as_asked
+    as_asked = lmswap.session.session.as_asked
     patch.setattr(
-        "lmswap.session._as_asked",
+        "lmswap.session.session.as_asked",
         lambda machine, tier, options: as_asked(machine, tier, replace(options, host_budget_bytes=None)),
     )
 
@@ -539,8 +539,8 @@ def test_a_tier_that_is_too_small_is_an_error_before_the_first_op():
     model = enabled(CHAIN, host_budget=2 * MIB)
     ran: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
-        compiled = lmswap.session.compile_boxed
-        patch.setattr("lmswap.session.compile_boxed", lambda module: ran.append(1) or compiled(module))
+        compiled = lmswap.session.graphs.compile_boxed
+        patch.setattr("lmswap.session.graphs.compile_boxed", lambda module: ran.append(1) or compiled(module))
         try:
             with pytest.raises(LmswapError, match=r"tier|MiB"):
                 step(model, CHAIN)

@@ -53,7 +53,7 @@ def refuse(*_, **__):
 def test_the_second_start_neither_times_ops_nor_plans_and_gives_the_same_bits(monkeypatch):
     expected, first = train()
     assert first.plan_origin.startswith("made in")
-    monkeypatch.setattr("lmswap.session.make_plan", refuse)
+    monkeypatch.setattr("lmswap.session.steps.make_plan", refuse)
     monkeypatch.setattr("lmswap.capture.measure.OpMeter.costs", refuse)
     actual, second = train()
     assert equal_bits(actual, expected)

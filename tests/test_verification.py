@@ -27,7 +27,7 @@ MODELS["broken"] = Case(Broken, lambda: torch.randn(64, 128))
 
 @pytest.fixture(autouse=True)
 def no_plans_from_the_cache(monkeypatch):
-    monkeypatch.setattr("lmswap.session.PlanCache.read", lambda cache, program: None)
+    monkeypatch.setattr("lmswap.session.steps.PlanCache.read", lambda cache, program: None)
 
 
 def enable(case: Case, *, verify: bool = True, policy: str = "swap_all") -> nn.Module:
@@ -69,7 +69,7 @@ def test_verified_steps_are_the_same_steps_and_all_of_them_is_counted(name):
 
 @pytest.mark.parametrize("name", ["encoder", "shared_views", "broken"])
 def test_plans_that_swap_and_compute_again_pass(name, monkeypatch):
-    monkeypatch.setattr("lmswap.session.make_plan", plan_at_random(0))
+    monkeypatch.setattr("lmswap.session.steps.make_plan", plan_at_random(0))
     model = enable(MODELS[name])
     for _ in range(2):
         step(MODELS[name], model)
@@ -95,7 +95,7 @@ def test_other_ways_to_use_a_model_are_verified_too():
 
 def test_nothing_of_a_verified_call_is_kept_when_its_graph_is_gone(monkeypatch):
     made = []
-    monkeypatch.setattr("lmswap.session.Reference", lambda *a, **k: made.append(Reference(*a, **k)) or made[-1])
+    monkeypatch.setattr("lmswap.session.graphs.Reference", lambda *a, **k: made.append(Reference(*a, **k)) or made[-1])
     case = MODELS["shared_views"]
     model = enable(case)
     loss = case.loss(model(case.batch()))
@@ -121,7 +121,7 @@ def with_engine(monkeypatch, breakage: Breakage) -> list[torch.Tensor]:
     kept: list[torch.Tensor] = []
     out_start = SwapEngine.out_start
     monkeypatch.setattr(SwapEngine, "out_start", lambda self, x, *rest: kept.append(x) or out_start(self, x, *rest))
-    monkeypatch.setattr("lmswap.session._open_engine", lambda *_: LateEngine(breakage))
+    monkeypatch.setattr("lmswap.session.session.open_engine", lambda *_: LateEngine(breakage))
     return kept
 
 
@@ -209,7 +209,7 @@ class Dropped(nn.Module):
 def test_a_wrong_gradient_is_named_with_its_op_line_and_what_was_computed_again(monkeypatch):
     case = Case(Dropped, lambda: torch.randn(64, 64))
     planner = plan_at_random(0, share=1.0)
-    monkeypatch.setattr("lmswap.session.make_plan", planner)
+    monkeypatch.setattr("lmswap.session.steps.make_plan", planner)
     monkeypatch.setattr(draws.draw_again, "__code__", (lambda state, device, op, *a, **k: op(*a, **k)).__code__)
     model = enable(case)
     with pytest.raises(ResultDiffers) as caught:
@@ -248,7 +248,7 @@ def test_what_is_kept_of_saved_tensors_is_no_part_of_the_step_that_is_planned():
         lmswap.enable(model, policy="swap_all", verify=verify, compiler="eager")
         model(torch.randn(2**14, 64)).sum().backward()  # 4 MiB each
         model(torch.randn(2**14, 64)).sum().backward()
-        (planned,) = lmswap.api._sessions[model].steps.values()
+        planned = lmswap.api._sessions[model].current_step()
         forward.append(planned.costs.scratch_bytes[: planned.joined.program.segments[0].stop])
         lmswap.disable(model)
     assert forward[0] == forward[1]

@@ -13,7 +13,7 @@ from unittest import mock
 import torch
 
 import lmswap.hardware.memory
-import lmswap.session
+import lmswap.session.session
 from lmswap.hardware.memory import CpuMemory
 
 # The heap counts whole pages: smaller tensors would count for more than they are, and those not counted are few bytes.
@@ -44,7 +44,7 @@ def counting_tensors() -> Iterator[TensorMemory]:
     """Budgets in this process count what tensors hold; gives what measures the same."""
     with (
         mock.patch.object(lmswap.hardware.memory, "_HEAP_THRESHOLD_BYTES", _SMALLEST_COUNTED_BYTES),
-        mock.patch.object(lmswap.session, "device_memory", TensorMemory),
+        mock.patch.object(lmswap.session.session, "device_memory", TensorMemory),
     ):
         memory = TensorMemory(torch.device("cpu"))
         try:

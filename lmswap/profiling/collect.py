@@ -76,7 +76,7 @@ class EngineRecorder:
 
     def _take(self, session: Session, record: StepRecord) -> None:
         graphs = tuple(dict.fromkeys(graph for (graph, _), _, _ in record.segments))
-        self._records.append((session, record, session.steps.get(graphs)))
+        self._records.append((session, record, session.plans.get(graphs)))
 
     def _trace(self, device: str, steps: list[Step]) -> Trace:
         own = [taken for taken in self._records if _device(taken[0]) == device]

@@ -1,0 +1,109 @@
+"""How is a budget spent? What is there before a step, what will come outside of it, and what the step may occupy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from lmswap.errors import OptionError, PlanInfeasible
+from lmswap.hardware.memory import DeviceMemory
+from lmswap.ir.bytesize import format_bytes
+from lmswap.ir.program import Program
+from lmswap.options import Options
+
+# Kept free beside the plan: what the process grows by between planning and the end of the first steps (generated code,
+# kernels' own caches) and what allocators round up.
+_MARGIN_BYTES = {"cpu": 64 * 2**20, "cuda": 32 * 2**20}
+# What is in use before the step may exceed what was planned for before it is planned again: a part of the margin.
+GROWTH_BYTES = 8 * 2**20
+# Of what is free, "auto" leaves a part to whatever else uses the device.
+_AUTO_SHARE = 0.9
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """How a budget is spent: what is there before the step, what will come outside of it, and what the step may use."""
+
+    budget_bytes: int
+    base_bytes: int
+    tensor_bytes: int  # the part of base_bytes that tensors hold
+    reserve_bytes: int
+    margin_bytes: int
+
+    @property
+    def fixed_bytes(self) -> int:
+        """What the step's own tensors may not occupy."""
+        return self.base_bytes + self.reserve_bytes + self.margin_bytes
+
+    @property
+    def step_bytes(self) -> int:
+        """What the step's own tensors may occupy."""
+        return self.budget_bytes - self.fixed_bytes
+
+    def with_held(self, nbytes: int) -> Allowance:
+        """For when tensors outside of the step hold so much more."""
+        return replace(self, base_bytes=self.base_bytes + nbytes, tensor_bytes=self.tensor_bytes + nbytes)
+
+
+class Budget:
+    """What a model's steps have to keep to on its device."""
+
+    def __init__(self, options: Options, device_type: str, memory: DeviceMemory, trainable_bytes: int) -> None:
+        """Reads "auto" as a share of what is free now.
+
+        Raises:
+            OptionError: the budget is more than the device has.
+        """
+        self.has_trained = False  # the optimizer's state is there
+        self._memory, self._trainable_bytes, self._policy = memory, trainable_bytes, options.policy
+        self._margin_bytes = _MARGIN_BYTES[device_type]
+        total_bytes, free_bytes = memory.total_bytes(), memory.free_bytes()
+        if options.budget_bytes is None:
+            self.nbytes = int(_AUTO_SHARE * (free_bytes + memory.used_bytes()))
+            return
+        self.nbytes = options.budget_bytes
+        if self.nbytes > total_bytes:
+            raise OptionError(
+                f"budget {format_bytes(self.nbytes)} is more than the device has ({format_bytes(total_bytes)})"
+            )
+
+    def describe_auto(self) -> str:
+        """What "auto" was read as."""
+        left = f"what was free when the model was enabled, less {1 - _AUTO_SHARE:.0%} for others"
+        return f"budget 'auto' is {format_bytes(self.nbytes)}: {left}"
+
+    def allowance(self, program: Program) -> Allowance:
+        """What a step of ``program`` may occupy now.
+
+        Raises:
+            PlanInfeasible: nothing is left for it.
+        """
+        self._memory.trim()  # timing the ops leaves pages for reuse, which are not part of what is there for good
+        base_bytes, tensor_bytes = self._memory.used_bytes(), self._memory.used_tensor_bytes()
+        trains = any(segment.phase == "backward" for segment in program.segments)
+        # Optimizer state appears after the first backward; two values per parameter is what Adam keeps.
+        reserve_bytes = 2 * self._trainable_bytes if trains and not self.has_trained else 0
+        allowance = Allowance(self.nbytes, base_bytes, tensor_bytes, reserve_bytes, self._margin_bytes)
+        if allowance.step_bytes <= 0:
+            raise PlanInfeasible(
+                budget_bytes=self.nbytes,
+                needed_bytes=allowance.fixed_bytes,
+                where="the start of the step, before any activation",
+                policy=self._policy,
+                live=(
+                    ("already in use", base_bytes),
+                    ("optimizer state to come", reserve_bytes),
+                    ("margin", self._margin_bytes),
+                ),
+            )
+        return allowance
+
+    def outgrown_bytes(self, planned: Allowance) -> int:
+        """By how much tensors outside of the step hold more than was ``planned`` for: gradients kept, averages."""
+        return self._memory.used_tensor_bytes() - planned.tensor_bytes - planned.reserve_bytes
+
+    def with_growth(self, planned: Allowance) -> Allowance:
+        """``planned`` and what the process has grown by since beside tensors: the margin is there for what comes."""
+        self._memory.trim()
+        beside_bytes = self._memory.used_bytes() - self._memory.used_tensor_bytes()
+        grown_bytes = max(0, beside_bytes - (planned.base_bytes - planned.tensor_bytes))
+        return replace(planned, base_bytes=planned.base_bytes + grown_bytes)

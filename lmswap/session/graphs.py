@@ -1,0 +1,150 @@
+"""How does what torch captured, or hooks recorded, come to follow a plan? One graph of a step, compiled and again."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+from torch._guards import TracingContext, tracing
+
+from lmswap.capture import aot
+from lmswap.capture.join import graph_plan
+from lmswap.capture.lower import Lowered, lower_inference, lower_training
+from lmswap.capture.results import input_names, results
+from lmswap.eager.actions import PlannedEvents
+from lmswap.eager.recording import Recorded, lower_recorded
+from lmswap.execute.graph import BoxedFunction, compile_boxed, copy_graph
+from lmswap.execute.reference import REFERENCE, Reference
+from lmswap.ir.costs import OpCosts
+from lmswap.ir.plan import Decision, Plan
+from lmswap.ir.program import Program
+from lmswap.ir.schedule import schedule
+from lmswap.rewrite.insert import insert_swaps
+from lmswap.rewrite.rerun import run_again
+
+if TYPE_CHECKING:
+    from lmswap.session.session import Session
+
+
+class CapturedGraph:
+    """One region that Dynamo captured: its compiled function, and what is needed to plan it again."""
+
+    def __init__(self, session: Session, index: int, module: fx.GraphModule) -> None:
+        self._session, self.index = session, index
+        self._module = copy.deepcopy(module)
+        # Real inputs are not kept: they would pin the first batch.
+        self.fakes = [node.meta.get("example_value") for node in module.graph.find_nodes(op="placeholder")]
+        self.program: Program
+        self.costs: OpCosts
+        self.function: Callable[..., Any]
+        self.again: list[CapturedGraph] = []  # for its second and later runs in a step, where those are planned apart
+        self._follows: tuple[int, ...] = ()
+
+    def twin(self, index: int) -> CapturedGraph:
+        """The same region under another number, to be planned apart."""
+        twin = CapturedGraph(self._session, index, self._module)
+        twin.program, twin.costs, twin.function = self.program, self.costs, self.function
+        return twin
+
+    def due(self) -> CapturedGraph:
+        """Whose turn it is when this region runs now: its own, or that of the twin for the next run in the step."""
+        ran = {index for index, phase in self._session.recorder.current_sequence if phase == "forward"}
+        runs = [self, *self.again]
+        return next((run for run in runs if run.index not in ran), self)
+
+    def compile(self, inputs: Sequence[Any], *, follows: tuple[int, ...] = ()) -> None:
+        """Compiles the region; with ``follows``, as its part of the plan for that chain of graphs."""
+        self._follows = follows
+        compile_region = _region_compiler(self._session.options.compiler)
+        if follows:
+            fake_mode = next(fake.fake_mode for fake in self.fakes if hasattr(fake, "fake_mode"))
+            with tracing(TracingContext(fake_mode)):
+                self.function = compile_region(copy.deepcopy(self._module), inputs, self)
+        else:
+            self.function = compile_region(copy.deepcopy(self._module), inputs, self)
+
+    def made(self, node: fx.Node) -> Sequence[torch.Tensor] | None:
+        """See `lmswap.capture.aot.GraphHandler`."""
+        return self._session.meter.made(node)
+
+    def training(
+        self, forward: fx.GraphModule, backward: fx.GraphModule, num_user_outputs: int, parameters: Collection[int]
+    ) -> None:
+        """See `lmswap.capture.aot.GraphHandler`."""
+        name = self._session.name
+        self._rewrite(
+            lower_training(forward, backward, num_user_outputs=num_user_outputs, parameters=parameters, name=name)
+        )
+
+    def inference(self, graph: fx.GraphModule, parameters: Collection[int]) -> None:
+        """See `lmswap.capture.aot.GraphHandler`."""
+        self._rewrite(lower_inference(graph, parameters=parameters, name=self._session.name))
+
+    def compiled(self, module: fx.GraphModule, phase: str) -> BoxedFunction:
+        """See `lmswap.capture.aot.GraphHandler`."""
+        run = self.recorded(compile_boxed(module), phase)
+        reference: Reference | None = module.meta.get(REFERENCE)
+        return reference.beside(run, phase) if reference else run
+
+    def recorded(self, function: BoxedFunction, phase: str) -> BoxedFunction:
+        """See `lmswap.capture.inductor.CompiledGraphHandler`."""
+        session, index = self._session, self.index
+
+        def run(arguments: list[Any]) -> Any:
+            with session.recorder.segment((index, phase)):
+                return function(arguments)
+
+        return run
+
+    def _rewrite(self, lowered: Lowered) -> None:
+        session = self._session
+        self.program = lowered.program
+        first_buffer = 0
+        if self._follows:
+            step, which = session.plans[self._follows], self._follows.index(self.index)
+            plan = graph_plan(step.joined, step.plan, which, lowered.program)
+            first_buffer = step.joined.buffer_offsets[which]
+        else:
+            plan = session.plan_alone(self, lowered)
+        reference = self._reference(lowered, plan)
+        runs, graphs = run_again(lowered.program, lowered.graphs, plan.reruns)
+        insert_swaps(runs, graphs, plan, engine=session.engine.number, first_buffer=first_buffer)
+        if reference:
+            reference.join(graphs)
+
+    def _reference(self, lowered: Lowered, plan: Plan) -> Reference | None:
+        """What runs beside the graphs to verify them; None if that was not asked for or ``plan`` changes nothing."""
+        session, program = self._session, lowered.program
+        if session.verified is None or session.options.compiler != "fx" or not (plan.swaps or plan.reruns):
+            return None
+        decisions = schedule(program, plan.reruns).decisions(plan)
+        moved = {buffer for buffer, decision in enumerate(decisions) if decision is not Decision.KEEP}
+        graphs, inputs = [copy_graph(graph) for graph in lowered.graphs], input_names(self._module.graph)
+        described = [results(graph, inputs, moved, program.buffer_names) for graph in graphs]
+        device, verified, recorder = session.device, session.verified, session.recorder
+        return Reference(program, graphs, described, device=device, verified=verified, recorder=recorder)
+
+
+class SavedSequence:
+    """A step that was recorded by saved-tensor hooks, in the place of a captured graph."""
+
+    def __init__(self, session: Session, index: int, recorded: Recorded) -> None:
+        self._session, self.index, self._recorded = session, index, recorded
+        self.program, self.costs = lower_recorded(recorded, session.name)
+        self.fakes: list[Any] = []
+        self.events: PlannedEvents
+
+    def compile(self, _: Sequence[Any], *, follows: tuple[int, ...]) -> None:
+        """Takes up the plan of step ``follows``, for steps that begin from now on."""
+        self.events = PlannedEvents(self.index, self._recorded, self._session.plans[follows].plan)
+
+
+def _region_compiler(compiler: str) -> Callable[..., Callable[..., Any]]:
+    if compiler == "inductor":
+        from lmswap.capture import inductor  # here: it takes seconds to import
+
+        return inductor.compile_region
+    return aot.compile_region

@@ -1,0 +1,72 @@
+"""What does a session stand on? The tier that was asked for, its link and limits, and the engine that moves bytes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from lmswap.errors import OptionError
+from lmswap.execute import _C
+from lmswap.execute.tiers import open_tier
+from lmswap.hardware.disk import swap_directory
+from lmswap.ir.bytesize import format_bytes
+from lmswap.ir.machine import Machine
+from lmswap.options import Options
+
+
+def resolve_tier(tier: str, device: torch.device) -> str:
+    """Where swapped tensors of a model on ``device`` go.
+
+    Raises:
+        OptionError: the device has no such tier.
+    """
+    if tier == "auto":
+        return "disk" if device.type == "cpu" else "host"
+    if tier == "host" and device.type == "cpu":
+        raise OptionError("tier 'host' on a CPU model would move memory to memory; use tier='disk' or 'auto'")
+    if tier == "device" and device.type == "cpu":
+        raise OptionError("tier 'device' is spare memory of a GPU; the model lies on the CPU")
+    return tier
+
+
+def as_asked(machine: Machine, tier: str, options: Options) -> Machine:
+    """``machine`` with the link that is to be emulated, and no more of its tier than may be used.
+
+    Raises:
+        OptionError: nothing of the tier is left to use.
+    """
+    found = machine.tier(tier)
+    link = options.link.over(found.link) if options.link else found.link
+    limits = [found.capacity_bytes]
+    if options.host_budget_bytes is not None:
+        limits.append(options.host_budget_bytes)
+    if tier == "device" and options.budget_bytes is not None:
+        limits.append(found.capacity_bytes - options.budget_bytes)
+        if limits[-1] <= 0:
+            raise OptionError(
+                f"tier='device' has nothing to spare: {format_bytes(found.capacity_bytes)} of the device are free, and "
+                f"the budget is {format_bytes(options.budget_bytes)}"
+            )
+    return replace(machine, tiers=(replace(found, link=link, capacity_bytes=min(limits)),))
+
+
+def open_engine(device: torch.device, tier: str, machine: Machine, options: Options) -> _C.Engine:
+    """An engine with its one tier.
+
+    Raises:
+        TierError: the tier's memory or directory cannot be used.
+    """
+    link = options.link
+    native = _C.Engine(
+        driver="cuda" if device.type == "cuda" else "host",
+        device=device.index or 0,
+        out_bytes_per_second=link.out_bytes_per_second if link else 0.0,
+        in_bytes_per_second=link.in_bytes_per_second if link else 0.0,
+        shared_link=(link.shared_file if link else None) or "",
+        audits=options.verify,
+        wipes=options.wipe,
+    )
+    directory = swap_directory(options.disk_directory) if tier == "disk" else ""
+    open_tier(native, tier, machine.tier(tier).capacity_bytes, directory)
+    return native

@@ -1,0 +1,257 @@
+"""What is one enabled model? Its engine, graphs, plans and records: here the stages meet.
+
+torch hands over one graph after another (graph breaks, shapes, train and eval make several); each is lowered, timed,
+planned and rewritten before it runs. When a step turns out to run through several graphs they are planned anew, as one
+timeline, before the next step; when it takes another time than predicted, or finds more memory in use, it is planned
+once more.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.exc import SkipFrame
+
+from lmswap.analyze.cost import roofline
+from lmswap.capture.aot import without_hooks
+from lmswap.capture.join import graph_plan, join, join_costs
+from lmswap.capture.lower import Lowered
+from lmswap.capture.measure import OpMeter
+from lmswap.eager.recording import Recorded
+from lmswap.errors import CaptureError, LmswapError, OptionError, PlanInfeasible, TierError
+from lmswap.execute.audit import Audit
+from lmswap.execute.engine import SwapEngine
+from lmswap.hardware.measure import describe_machine
+from lmswap.hardware.memory import DeviceMemory, device_memory
+from lmswap.ir.machine import Machine
+from lmswap.ir.plan import Plan
+from lmswap.ir.verified import Verified
+from lmswap.options import Options
+from lmswap.session.allowance import Budget
+from lmswap.session.graphs import CapturedGraph, SavedSequence
+from lmswap.session.opening import as_asked, open_engine, resolve_tier
+from lmswap.session.steps import PlannedStep, StepPlans
+
+_log = logging.getLogger(__name__)
+
+# In records, the place of a graph's number for a step that no plan was made for.
+UNPLANNED = -1
+# Earlier steps touch their memory for the first time, and choose algorithms.
+_STEADY_STEP = 3
+
+# What verify=True does and leaves, by what runs the model.
+WHAT_VERIFY_DOES = {
+    "fx": "verify=True: each graph also runs without swaps, beside the budget, which is not kept; its copies and "
+    "checks are part of the measured times",
+    "inductor": "verify=True checks the transfers only: a step that Inductor compiles without copies in it may fuse "
+    "otherwise, and differ in the last bits; compiler='fx' compares results too",
+    "eager": "verify=True: under saved-tensor hooks the model's own code runs, once; what it saves is kept in "
+    "main memory too, beside the budget, and compared to the bit with what the backward takes back: no more can differ",
+}
+
+
+class Session:
+    """An enabled model's engine, graphs, plans and records. Dynamo calls it with each graph that it captures."""
+
+    def __init__(self, name: str, options: Options, device: torch.device, trainable_bytes: int) -> None:
+        """Opens the engine and its tier.
+
+        Raises:
+            OptionError: the budget or the tier cannot be had on ``device``.
+            TierError: the tier's memory or directory cannot be used.
+        """
+        self.name, self.options, self.device = name, options, device
+        self.tier = resolve_tier(options.tier, device)
+        machine = describe_machine(device, self.tier, options.disk_directory)
+        self.machine: Machine = as_asked(machine, self.tier, options)
+        native = open_engine(device, self.tier, self.machine, options)
+        self.memory: DeviceMemory = device_memory(device)
+        self.verified = Verified(name) if options.verify else None
+        audit = Audit(native, self.verified, self._describe) if self.verified else None
+        self.engine = SwapEngine(device, native, self.memory.used_tensor_bytes, audit=audit)
+        self.recorder = self.engine.recorder
+        try:
+            self.budget = Budget(options, device.type, self.memory, trainable_bytes)
+        except OptionError:
+            self.close()
+            raise
+        self.notes: list[str] = []
+        if options.budget_bytes is None:
+            self.notes.append(self.budget.describe_auto())
+        if options.verify:
+            self.notes.append(WHAT_VERIFY_DOES[options.compiler])
+        self.graphs: list[CapturedGraph | SavedSequence] = []
+        self.plans = StepPlans(
+            options,
+            self.machine,
+            self.tier,
+            engine=self.engine,
+            memory=self.memory,
+            budget=self.budget,
+            notes=self.notes,
+        )
+        self.meter = OpMeter(device, self.memory, lambda program: roofline(program, self.machine))
+        self.runs_uncaptured = False  # code whose graph cannot be planned for; somebody serves what it saves
+        self._num_runs: Counter[tuple[int, ...]] = Counter()  # by step, before the one under way
+        self._forwards: tuple[int, ...] = ()  # of the step before the last
+
+    def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """The Dynamo backend: takes one graph, gives what runs instead of it."""
+        graph = CapturedGraph(self, len(self.graphs), module)
+        self.graphs.append(graph)
+        try:
+            with without_hooks():
+                graph.compile(inputs)
+        except Exception as error:
+            if not self.runs_uncaptured or (isinstance(error, LmswapError) and not isinstance(error, CaptureError)):
+                raise
+            self.graphs.remove(graph)
+            self.notes.append(f"a graph could not be planned for: {type(error).__name__}: {error}")
+            _log.warning("%s: %s", self.name, self.notes[-1])
+            # As text: a handler that keeps records would keep the frames, and so the tensors, of the first step.
+            _log.debug("%s", "".join(traceback.format_exception(error)))
+            # Dynamo then runs the user's own code; its graph may be no substitute for that.
+            raise SkipFrame(self.notes[-1]) from error
+
+        def run(*arguments: Any) -> Any:
+            with without_hooks():
+                self.prepare(graph)
+                return graph.due().function(*arguments)
+
+        return run
+
+    def plan_recorded(self, recorded: Recorded) -> SavedSequence:
+        """Plans a step that was recorded by saved-tensor hooks.
+
+        Raises:
+            PlanInfeasible: no plan fits the budget.
+        """
+        sequence = SavedSequence(self, len(self.graphs), recorded)
+        self.graphs.append(sequence)
+        self.budget.has_trained = True
+        try:
+            self._plan((sequence.index,))
+        except (PlanInfeasible, TierError):
+            self.graphs.remove(sequence)
+            raise
+        self._compile((sequence.index,))
+        return sequence
+
+    def plan_alone(self, graph: CapturedGraph, lowered: Lowered) -> Plan:
+        """Plans a graph that was just captured, with what the device has left at this moment."""
+        joined = join([lowered.program])
+        known = self.plans.remembered(joined.program)
+        graph.costs = known.costs if known else self.meter.costs(lowered.program, lowered.graphs)
+        follows_others = any(key[1] == "forward" for key in self.recorder.current_sequence)
+        try:
+            step = self.plans.make((graph.index,), joined, graph.costs, known)
+        except PlanInfeasible:
+            if not follows_others:
+                raise
+            # What earlier graphs of this step hold was planned before this one was known; from the next step on all
+            # of them share one plan, which fits or says why not.
+            step = self.plans.swap_all((graph.index,), joined, graph.costs)
+            self.notes.append(
+                f"graph {graph.index} was found after graph {graph.index - 1} had been planned: the first step "
+                "could not keep to the budget"
+            )
+        return graph_plan(step.joined, step.plan, 0, lowered.program)
+
+    def prepare(self, graph: CapturedGraph | SavedSequence | None) -> None:
+        """Called before a graph runs forward: plans anew what the last step showed to be otherwise than planned.
+
+        None stands for a step that has no plan.
+        """
+        self.engine.sweep()
+        self.recorder.end_if_complete()
+        if self.recorder.current_sequence or graph is None:
+            return
+        ran = self.recorder.last_sequence
+        forwards = tuple(index for index, phase in ran if phase == "forward")
+        backwards = tuple(index for index, phase in ran if phase == "backward")
+        self.budget.has_trained |= bool(backwards)
+        is_chain = len(forwards) > 1 and backwards == forwards[::-1] and isinstance(graph, CapturedGraph)
+        repeated = [index for index, count in Counter(forwards).items() if count > 1 and index in backwards]
+        # A step that runs a graph several times may run it another number of times next: it is planned when it recurs.
+        has_settled, self._forwards = not repeated or forwards == self._forwards, forwards
+        if is_chain and has_settled and graph.index == forwards[0] and self.plans.get(forwards) is None:
+            chain = self._runs(forwards)
+            self._plan(chain)
+            self._compile(chain)
+            return
+        if repeated and not is_chain:
+            self._note_repeated(repeated[0], forwards.count(repeated[0]))
+        step = self.plans.get(self._last_graphs())
+        if step is not None and step.graphs[0] == graph.index:
+            self._num_runs[step.graphs] += 1
+            # Checks take time of their own.
+            is_steady = self._num_runs[step.graphs] == _STEADY_STEP and not repeated and not self.options.verify
+            is_other = self.plans.make_room(step)
+            if is_steady:
+                is_other |= self.plans.learn(self.plans[step.graphs])
+            if is_other:
+                self._compile(step.graphs)
+
+    def current_step(self) -> PlannedStep | None:
+        """The plan of the last step that ran, or of the first that will; None if the last one ran without."""
+        ran = self._last_graphs()
+        if UNPLANNED in ran:
+            return None
+        return self.plans.get(ran) or self.plans.newest()
+
+    def _describe(self, number: int) -> tuple[str, str]:
+        """What people call the buffer that is moved under ``number``, and the op that makes it."""
+        ran = {graph for graph, _ in self.recorder.current_sequence}
+        step = self.plans.newest(lambda step: ran <= {*step.graphs})
+        if step is None:
+            return str(number), "a step without a plan"
+        program = step.joined.program
+        op = next((op for op in program.ops if number in op.writes), None)
+        made_by = f"op '{op.name}' ({', '.join(filter(None, (op.target, op.source)))})" if op else "the model's caller"
+        return program.buffer_names[number], made_by
+
+    def close(self) -> None:
+        """Gives host memory, files and threads back. Idempotent."""
+        self.engine.close()
+        self.memory.close()
+
+    def _last_graphs(self) -> tuple[int, ...]:
+        """The graphs that the last step trained; where it trained none, those that it ran."""
+        ran = self.recorder.last_sequence
+        trained = [index for index, phase in ran if phase == "forward"]
+        return tuple(dict.fromkeys(trained or [index for index, _ in ran]))
+
+    def _runs(self, forwards: Sequence[int]) -> tuple[int, ...]:
+        """``forwards`` with a graph for each run: one that runs again is planned and compiled for each run apart."""
+        runs: list[int] = []
+        for index in forwards:
+            graph = self.graphs[index]
+            assert isinstance(graph, CapturedGraph)
+            number = sum(run in runs for run in (index, *(other.index for other in graph.again)))
+            if number > len(graph.again):
+                graph.again.append(graph.twin(len(self.graphs)))
+                self.graphs.append(graph.again[-1])
+            runs.append(index if number == 0 else graph.again[number - 1].index)
+        return tuple(runs)
+
+    def _note_repeated(self, index: int, count: int) -> None:
+        note = f"graph {index} ran {count} times in a step, and each run is planned as if it were the only one: the "
+        note += "step may exceed the budget"
+        if note not in self.notes:
+            self.notes.append(note)
+
+    def _plan(self, indices: tuple[int, ...]) -> None:
+        graphs = [self.graphs[index] for index in indices]
+        joined = join([graph.program for graph in graphs])
+        costs = join_costs(joined, [graph.costs for graph in graphs])
+        self.plans.make(indices, joined, costs, self.plans.remembered(joined.program))
+
+    def _compile(self, indices: tuple[int, ...]) -> None:
+        for index in indices:
+            self.graphs[index].compile(self.graphs[index].fakes, follows=indices)

@@ -1,0 +1,245 @@
+"""Which plan does a step follow? A remembered one, a new one, or one that its first steps showed to be better."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+
+import torch
+
+import lmswap
+from lmswap.capture.join import Joined
+from lmswap.errors import PlanInfeasible, TierError
+from lmswap.execute.engine import SwapEngine
+from lmswap.hardware.memory import DeviceMemory
+from lmswap.ir.bytesize import format_bytes
+from lmswap.ir.costs import OpCosts
+from lmswap.ir.machine import Machine
+from lmswap.ir.plan import Plan
+from lmswap.ir.program import Program
+from lmswap.ir.timeline import Timeline
+from lmswap.options import Options
+from lmswap.plan import make_plan, simulate
+from lmswap.plan.cache import PlanCache, Planned
+from lmswap.plan.feedback import Feedback, compare
+from lmswap.reporting.text import format_seconds
+from lmswap.session.allowance import GROWTH_BYTES, Allowance, Budget
+
+# After the first steps "auto" searches for as many times as long as before them, once: for a plan that is made again,
+# and for one that may be slower than the best by more than this share, and by more than the prediction was off.
+_SECOND_EFFORT = 4
+_WORTH_SEARCHING = 0.01
+_FROM_CACHE = "from cache"  # the origin of a plan
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """One or more graphs that run as one step, and the plan they follow."""
+
+    graphs: tuple[int, ...]
+    joined: Joined
+    costs: OpCosts
+    machine: Machine
+    plan: Plan
+    predicted: Timeline
+    allowance: Allowance
+    origin: str  # of the plan: "made in 1.2 s", "from cache"
+
+
+class StepPlans:
+    """The plans that a model's steps follow, by the graphs that run in a step, in forward order."""
+
+    def __init__(
+        self,
+        options: Options,
+        machine: Machine,
+        tier: str,
+        *,
+        engine: SwapEngine,
+        memory: DeviceMemory,
+        budget: Budget,
+        notes: list[str],
+    ) -> None:
+        """``notes`` is where sentences for people go."""
+        self._options, self._machine, self._tier = options, machine, tier
+        self._engine, self._memory, self._budget, self._notes = engine, memory, budget, notes
+        self._steps: dict[tuple[int, ...], PlannedStep] = {}
+        self._outgrown: set[tuple[int, ...]] = set()  # steps that were planned again for what others hold
+        self._cache = PlanCache(
+            machine,
+            {
+                "lmswap": lmswap.__version__,
+                "torch": torch.__version__,
+                "policy": options.policy,
+                "compiler": options.compiler,
+                "budget": options.budget_bytes,
+                "emulated": asdict(replace(options.link, shared_file=None)) if options.link else None,
+                "is_shared": options.link is not None and options.link.shared_file is not None,
+            },
+            tier=tier,
+            min_swap_bytes=options.min_swap_bytes,
+        )
+
+    def __getitem__(self, graphs: tuple[int, ...]) -> PlannedStep:
+        return self._steps[graphs]
+
+    def get(self, graphs: tuple[int, ...]) -> PlannedStep | None:
+        """The step of these graphs, if it is planned."""
+        return self._steps.get(graphs)
+
+    def newest(self, among: Callable[[PlannedStep], bool] = lambda _: True) -> PlannedStep | None:
+        """The step that was planned last, ``among`` some or all of them."""
+        return next(filter(among, reversed(self._steps.values())), None)
+
+    def remembered(self, program: Program) -> Planned | None:
+        """What an earlier process planned for ``program``."""
+        return self._cache.read(program)
+
+    def make(
+        self, graphs: tuple[int, ...], joined: Joined, costs: OpCosts, known: Planned | None = None
+    ) -> PlannedStep:
+        """Puts a plan in force: the ``known`` one if it still serves, else a new one from what is known, or ``costs``.
+
+        Raises:
+            PlanInfeasible: no plan fits the budget.
+        """
+        allowance = self._budget.allowance(joined.program)
+        if known is not None and known.serves(allowance.step_bytes, GROWTH_BYTES):
+            return self._adopt(graphs, joined, known, allowance, _FROM_CACHE)
+        costs, machine = (known.costs, known.machine) if known else (costs, self._machine)
+        started = time.perf_counter()
+        plan = self._search(joined.program, costs, machine, allowance, self._options.policy)
+        origin = f"made in {format_seconds(time.perf_counter() - started)}"
+        planned = Planned(plan, costs, machine)
+        self._cache.write(joined.program, planned)
+        return self._adopt(graphs, joined, planned, allowance, origin)
+
+    def swap_all(self, graphs: tuple[int, ...], joined: Joined, costs: OpCosts) -> PlannedStep:
+        """Puts a plan in force that swaps all it can, for a step that no plan fits."""
+        allowance = self._budget.allowance(joined.program)
+        plan = self._search(joined.program, costs, self._machine, allowance, "swap_all", budget_bytes=2**62)
+        return self._adopt(graphs, joined, Planned(plan, costs, self._machine), allowance, "swaps whatever it can")
+
+    def make_room(self, step: PlannedStep) -> bool:
+        """Plans again, once, when tensors outside of the step hold more than planned; whether its plan is another."""
+        more_bytes = self._budget.outgrown_bytes(step.allowance)
+        if more_bytes <= GROWTH_BYTES or step.graphs in self._outgrown:
+            return False
+        self._outgrown.add(step.graphs)
+        held = f"{format_bytes(more_bytes)} more are held between steps than was planned for"
+        allowance = step.allowance.with_held(more_bytes)
+        return self._make_again(step, step.costs, step.machine, allowance, held)
+
+    def learn(self, step: PlannedStep) -> bool:
+        """Plans again from what the last step took, if the prediction was off, or if the plan may not be the best.
+
+        Says whether the plan of ``step`` is another then.
+        """
+        record = self._engine.recorder.last()
+        if record is None:
+            return False
+        program = step.joined.program
+        measured = record.timeline(program.buffer_names, other_bytes=0)
+        found = compare(
+            program, step.costs, step.machine, step.plan, tier=self._tier, predicted=step.predicted, measured=measured
+        )
+        if found is None:
+            return False
+        if not found.is_off:
+            return self._search_on(step, found.error)
+        allowance = self._budget.with_growth(step.allowance)
+        return self._make_again(step, found.costs, found.machine, allowance, _describe(found, program), remembers=True)
+
+    def _search_on(self, step: PlannedStep, error: float) -> bool:
+        """Searches for longer where the plan may not be the best; a gain below the prediction's error would be none."""
+        excess, least_gain = step.plan.excess, max(_WORTH_SEARCHING, error)
+        if self._options.policy != "auto" or step.origin == _FROM_CACHE or excess is None or excess <= least_gain:
+            return False
+        reason = f"the plan was {excess:.1%} above the best possible, and a longer search found a faster one"
+        most_seconds = (1 - least_gain) * step.plan.predicted_seconds
+        return self._make_again(
+            step, step.costs, step.machine, step.allowance, reason, most_seconds=most_seconds, remembers=True
+        )
+
+    def _make_again(
+        self,
+        step: PlannedStep,
+        costs: OpCosts,
+        machine: Machine,
+        allowance: Allowance,
+        reason: str,
+        *,
+        most_seconds: float = math.inf,
+        remembers: bool = False,
+    ) -> bool:
+        """Puts a new plan in the place of ``step``'s, if there is one that takes ``most_seconds``, and says so."""
+        reason = f"after step {self._engine.recorder.num_steps}: {reason}"
+        program, policy = step.joined.program, self._options.policy
+        try:
+            plan = self._search(program, costs, machine, allowance, policy, effort=_SECOND_EFFORT)
+        except (PlanInfeasible, TierError) as error:
+            self._notes.append(f"the plan stays as it was {reason}; {error}")
+            return False
+        if plan.predicted_seconds > most_seconds:
+            return False
+        planned = Planned(plan, costs, machine)
+        self._adopt(step.graphs, step.joined, planned, allowance, f"made again {reason}")
+        if remembers:
+            self._cache.write(program, planned)
+        is_same = (plan.swaps, plan.reruns) == (step.plan.swaps, step.plan.reruns)
+        self._notes.append(f"replanned {reason}" + ("; the plan is the same" if is_same else ""))
+        return not is_same
+
+    def _search(
+        self,
+        program: Program,
+        costs: OpCosts,
+        machine: Machine,
+        allowance: Allowance,
+        policy: str,
+        *,
+        budget_bytes: int | None = None,
+        effort: int = 1,
+    ) -> Plan:
+        parameters = {"effort": effort} if policy == "auto" else {}
+        try:
+            return make_plan(
+                policy,
+                program,
+                costs,
+                machine,
+                budget_bytes=budget_bytes or allowance.step_bytes,
+                tier=self._tier,
+                min_swap_bytes=self._options.min_swap_bytes,
+                **parameters,
+            )
+        except PlanInfeasible as error:  # in the planner's words the budget is the step's share: say it in the user's
+            raise PlanInfeasible(
+                budget_bytes=allowance.budget_bytes,
+                needed_bytes=error.needed_bytes + allowance.fixed_bytes,
+                where=error.where,
+                live=(*error.live[:4], ("in use before the step and reserved", allowance.fixed_bytes)),
+                policy=policy,
+            ) from None
+        finally:
+            self._memory.trim()
+
+    def _adopt(
+        self, graphs: tuple[int, ...], joined: Joined, planned: Planned, allowance: Allowance, origin: str
+    ) -> PlannedStep:
+        plan, costs, machine = planned.plan, planned.costs, planned.machine
+        for tier, nbytes in plan.tier_bytes.items():
+            self._engine.native.reserve(tier, nbytes)
+        predicted = simulate(joined.program, costs, machine, plan)
+        self._steps[graphs] = PlannedStep(graphs, joined, costs, machine, plan, predicted, allowance, origin)
+        return self._steps[graphs]
+
+
+def _describe(found: Feedback, program: Program) -> str:
+    """By how much the prediction was off, and where most."""
+    measured, predicted = format_seconds(found.measured_seconds), format_seconds(found.predicted_seconds)
+    first, last = (program.ops[op].name for op in (found.first_op, found.last_op))
+    worst = f"{format_seconds(found.worst.measured_seconds)} against {format_seconds(found.worst.predicted_seconds)}"
+    return f"measured {measured} against {predicted} predicted; most off are ops '{first}' to '{last}': {worst}"
