@@ -25,7 +25,7 @@ from benchmarks.case_study.page import write_pages
 from benchmarks.case_study.predict import predict
 from benchmarks.case_study.replicas import run_replicas
 from benchmarks.case_study.results import Evaluation, Origin, Results, Settings
-from benchmarks.case_study.runner import Runner
+from benchmarks.case_study.runner import Runner, leaving_a_core
 from benchmarks.unet3d import synthetic
 from benchmarks.unet3d.brats import DataError
 from benchmarks.unet3d.commands.arguments import add_network, positive, size
@@ -54,7 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             folder = arguments.output or Path("case-study-output")
             source = folder / RESULTS
-            results = _measure(_settings(arguments), folder, _command(argv), console)
+            settings = _settings(arguments)
+            with leaving_a_core(settings.device):
+                results = _measure(settings, folder, _command(argv), console)
     except (DataError, LmswapError) as error:
         console.print(f"[red]error:[/] {error}", highlight=False)
         return 2

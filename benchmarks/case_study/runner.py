@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from benchmarks.case_study.results import Settings
@@ -21,6 +23,21 @@ from benchmarks.unet3d.study import MAX_SUBJECTS, Failure, RunFailed, run_fresh
 MADE_SUBJECTS = 12  # where no data is given: enough for a table of boxes
 # lmswap plans again before the fourth step if the third took another time than predicted.
 WARM_UP_STEPS = 4
+
+
+@contextmanager
+def leaving_a_core(device: str) -> Iterator[None]:
+    """On a CPU lets torch compute on all cores but one meanwhile.
+
+    The copies get that one: a GPU has engines for them, which take nothing from its cores.
+    """
+    before = torch.get_num_threads()
+    if device == "cpu":
+        torch.set_num_threads(max(1, before - 1))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class Runner:
@@ -56,6 +73,7 @@ class Runner:
             cubes=tuple(str(prepare_cube(subject, size, self._folder / "cubes")) for subject in subjects),
             warm_up_steps=WARM_UP_STEPS,
             counts_tensors=False,
+            threads=torch.get_num_threads() if settings.device == "cpu" else None,
         )
         return replace(plain, **changes)
 

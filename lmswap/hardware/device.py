@@ -44,7 +44,8 @@ def describe_device(device: torch.device) -> DeviceInfo:
         name = torch.cuda.get_device_name(device)
         return DeviceInfo(str(device), name, total_bytes, free_bytes, torch.__version__, _cuda_driver())
     ram = read_ram()
-    name = f"{_cpu_name()}, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    name = f"{_cpu_name()}, {threads} thread{'s' if threads > 1 else ''}"
     driver = f"{platform.system()} {platform.release()}"
     return DeviceInfo(str(device), name, ram.total_bytes, ram.available_bytes, torch.__version__, driver)
 

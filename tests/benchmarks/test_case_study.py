@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.case_study import __main__ as command
 from benchmarks.case_study import ladder as ladder_stage
@@ -17,7 +18,7 @@ from benchmarks.case_study import runner as runner_module
 from benchmarks.case_study.published import AC922, SYSTEMS, X86
 from benchmarks.case_study.ratios import Spread, overhead
 from benchmarks.case_study.results import Evaluation, Results
-from benchmarks.case_study.runner import WARM_UP_STEPS, Runner
+from benchmarks.case_study.runner import WARM_UP_STEPS, Runner, leaving_a_core
 from benchmarks.unet3d.brats import DataError
 from benchmarks.unet3d.scores import Score, read_scores, write_scores
 from benchmarks.unet3d.study import Failure, RunFailed
@@ -359,3 +360,16 @@ def test_each_training_has_a_gpu_of_those_that_are_visible(monkeypatch, disk, tm
     found = replicas_stage.run_replicas(Remembering(replace(SETTINGS, replicas=3)), make_ladder(), tmp_path)
     assert found.devices == 2 and found.threads is None
     assert seen[:2] == [["3"], ["3", "5", "3"]]
+
+
+def test_on_a_cpu_one_core_is_left_to_the_copies():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with leaving_a_core("cpu"):
+            assert torch.get_num_threads() == 2
+        assert torch.get_num_threads() == 3
+        with leaving_a_core("cuda"):
+            assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
