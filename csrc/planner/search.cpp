@@ -258,7 +258,7 @@ void Search::anneal(Candidate current, int evaluations) {
     const double heat = 1 - static_cast<double>(evaluations_ - begin) / static_cast<double>(stop - begin);
     auto tried = current;
     const double kind = uniform(random_);
-    const int changes = kind < 0.3 ? 1 : kind < 0.5 ? 2 : 0;
+    const int changes = kind < 0.35 ? 1 : kind < 0.6 ? 2 : 0;
     bool changed = changes == 0 && forget(tried.fates);
     for (int change = 0; change < changes; ++change) {
       const int gap = pick(current);
