@@ -92,6 +92,7 @@ class ResultDiffers(VerificationError):
         num_differing: int,
         num_elements: int,
         first: str,
+        is_nan: bool = False,
         moved: tuple[str, ...] = (),
     ) -> None:
         self.step, self.result, self.made_by, self.moved = step, result, made_by, moved
@@ -101,6 +102,14 @@ class ResultDiffers(VerificationError):
             f"{num_elements} elements differ, {first}"
             + (f"; swapped or computed again on the way to it: {', '.join(moved)}" if moved else "")
             + ". The step is lost, do not use its gradients"
+            # Seen: conv3d of bfloat16 [1, 1, 4, 8, 8] by [16, 1, 5, 5, 5], padding 2, gives NaN in plain torch 2.13.
+            + (
+                ". One of them is NaN: some operators give NaN when memory that they are given anew holds NaN, and "
+                "then these are not lmswap's bytes (seen: oneDNN's gradients of bfloat16 weights; "
+                "torch.backends.mkldnn.flags(enabled=False) goes without it)"
+                if is_nan
+                else ""
+            )
         )
 
 

@@ -329,6 +329,26 @@ def test_both_ends_sum_alike_and_see_every_bit_and_every_exchange(nbytes, tmp_pa
     engine.close()
 
 
+class Uninitialized(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, x):
+        return shaky(torch.tanh(self.linear(x)).exp())
+
+
+def test_a_difference_by_nan_says_that_an_operator_may_have_read_what_nobody_wrote(monkeypatch):
+    monkeypatch.setattr(f"{__name__}.NOISE", itertools.repeat(0.0))
+    model = enable(Case(Uninitialized, lambda: torch.randn(64, 64)))
+    model(torch.randn(64, 64))
+    found = itertools.chain([0.0, float("nan")], itertools.repeat(0.0))  # what memory holds without swaps, with, later
+    monkeypatch.setattr(f"{__name__}.NOISE", found)
+    with pytest.raises(ResultDiffers, match="holds NaN, and then these are not lmswap's bytes"):
+        model(torch.randn(64, 64))
+    lmswap.disable(model)
+
+
 def test_results_are_compared_by_their_bits():
     nan = torch.tensor([float("nan"), 1.0])
     assert difference(nan, nan.clone()) is None
@@ -340,3 +360,5 @@ def test_results_are_compared_by_their_bits():
     found = difference(torch.zeros(2, 3), torch.tensor([[0.0, 0.0, 0.0], [0.0, 5.0, 7.0]]))
     assert (found.num_differing, found.num_elements) == (2, 6)
     assert found.first == "first at [1, 1]: 0.0 without, 5.0 with"
+    assert not found.is_nan
+    assert difference(nan, torch.ones(2)).is_nan

@@ -59,4 +59,5 @@ class SavedCheck:
             num_differing=differs.num_differing,
             num_elements=differs.num_elements,
             first=differs.first,
+            is_nan=differs.is_nan,
         )

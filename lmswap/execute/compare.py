@@ -10,11 +10,12 @@ import torch
 
 @dataclass(frozen=True)
 class Difference:
-    """``first`` says at which element the first one lies, and both values there."""
+    """``first`` says at which element the first one lies, and both values there; ``is_nan``: one of them is NaN."""
 
     num_differing: int
     num_elements: int
     first: str
+    is_nan: bool = False
 
 
 def difference(expected: Any, actual: Any) -> Difference | None:
@@ -28,10 +29,11 @@ def difference(expected: Any, actual: Any) -> Difference | None:
         return None
     differs = (before != after).view(-1, expected.element_size()).any(1)
     place = int(differs.nonzero()[0])
-    values = [tensor.detach().reshape(-1)[place].item() for tensor in (expected, actual)]
+    values = [tensor.detach().reshape(-1)[place] for tensor in (expected, actual)]
     index = [int(i) for i in torch.unravel_index(torch.tensor(place), expected.shape)]
-    first = f"first at {index}: {values[0]!r} without, {values[1]!r} with"
-    return Difference(int(differs.sum()), expected.numel(), first)
+    first = f"first at {index}: {values[0].item()!r} without, {values[1].item()!r} with"
+    is_nan = any(bool(value.isnan()) for value in values)
+    return Difference(int(differs.sum()), expected.numel(), first, is_nan)
 
 
 def _of_kind(expected: Any, actual: Any) -> Difference:

@@ -176,6 +176,7 @@ class Reference:
                 num_differing=differs.num_differing,
                 num_elements=differs.num_elements,
                 first=differs.first,
+                is_nan=differs.is_nan,
                 moved=result.moved,
             )
         given = expected[: self._copies[which].num_results]
