@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -56,6 +57,7 @@ class ModelCall:
         self._last_of_kind: dict[Hashable, SavedSequence] = {}
         self._infeasible: dict[Hashable, PlanInfeasible] = {}
         self._finished: list[EagerStep] = []  # recorded, not yet planned for
+        self._saving: weakref.WeakSet[EagerStep] = weakref.WeakSet()  # whose backward has not let go of them
         self._backward: tuple[SegmentKey, int] | None = None  # the recorder's segment under way
         self._compiled: Callable[..., Any] | None = None
         if session.options.compiler == "eager":
@@ -145,13 +147,23 @@ class ModelCall:
         kind = self._kind(args, kwargs)
         self._refuse(kind)
         sequence = self._last_of_kind.get(kind)
+        others = [step for step in self._saving if step.holds_storages]
         self._session.prepare(sequence)
-        step = self._step(sequence.events if sequence else None, kind, args, kwargs)
+        for other in others:
+            other.make_way()
+        planned = sequence.events if sequence and not others else None
+        step = self._step(planned, kind, args, kwargs, records=sequence is None)
+        self._saving.add(step)
         with self._session.recorder.segment((_graph(step), "forward")):
             with saved_tensors_hooks(step.pack, step.unpack):
                 result = self._plain(*args, **kwargs)
             step.end_forward()
-        if step.planned is None and step.recording is None:
+        if others and sequence:
+            self._say_once(
+                "a forward began before the backward of an earlier one had ended: for the budget's sake both went on "
+                "without a plan, and swapped everything"
+            )
+        elif step.planned is None and step.recording is None:
             self._say_once("steps that run a backward inside of the forward have no plan: everything is swapped")
         return result
 

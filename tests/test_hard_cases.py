@@ -457,6 +457,38 @@ def test_sizes_that_change(path):
     assert report.swapped_out_bytes > 0
 
 
+class Wide(nn.Module):
+    """Needs much memory for a moment, when a step has saved nothing yet."""
+
+    def forward(self, x):
+        return x + (x.repeat(1, 6) + 1).sum(1, keepdim=True) / 1000
+
+
+def test_two_forwards_before_a_backward_stay_within_the_budget_or_the_report_says_so(path):
+    def drive(model, numbers):
+        for losses in numbers:
+            for loss in [model(data * number).square().mean() for number in losses]:
+                loss.backward()
+        return [p.grad.clone() for p in model.parameters()]
+
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    plain = nn.Sequential(Wide(), *[nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(8)])
+    model, data = copy.deepcopy(plain), torch.randn(2**16, 64)  # 16 MiB, as each activation
+    numbers = ((1,), (2, 3), (4, 5), (6,), (7, 8), (9,))
+    expected = drive(plain, numbers)
+    lmswap.enable(model, budget="320MiB" if path == "eager" else "448MiB", policy="swap", compiler=path)
+    assert all(map(torch.equal, drive(model, numbers), expected))
+    report = lmswap.report(model)
+    said = " ".join(report.notes)
+    if path == "eager":
+        assert report.measured_peak_bytes <= report.budget_bytes
+        assert "before the backward of an earlier one had ended" in said
+    else:
+        assert "in another order than planned for: the step may exceed the budget" in said
+    lmswap.disable(model)
+
+
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 def test_recurrent_networks(path, kind):
     def make():

@@ -107,6 +107,18 @@ class EagerStep:
             self.recording.end()
             self.recording.begin("loss", self._present())
 
+    @property
+    def holds_storages(self) -> bool:
+        """Whether anything that it saved and that can leave is needed still."""
+        return len(self._by_number) > 0
+
+    def make_way(self) -> None:
+        """Another forward begins before the backward of this one: no plan was made for what both hold together."""
+        if self.planned is not None:
+            self.planned = None
+            for storage in list(self._by_number.values()):
+                _send_away(storage, self._host.tier)
+
     def unpack(self, saved: SavedTensor) -> torch.Tensor:
         """Autograd needs what it saved."""
         saved.check()

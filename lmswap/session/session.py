@@ -185,8 +185,11 @@ class Session:
             self._plan(chain)
             self._compile(chain)
             return
-        if repeated and not is_chain:
+        if repeated and not is_chain and isinstance(graph, CapturedGraph):
             self._note_repeated(repeated[0], forwards.count(repeated[0]))
+        is_planned = self.plans.get(forwards) is not None
+        if is_planned and sorted(backwards) == sorted(forwards) and backwards != forwards[::-1]:
+            self._note("graphs ran backward in another order than planned for: the step may exceed the budget")
         step = self.plans.get(self._last_graphs())
         if step is not None and step.graphs[0] == graph.index:
             self._num_runs[step.graphs] += 1
@@ -243,6 +246,9 @@ class Session:
     def _note_repeated(self, index: int, count: int) -> None:
         note = f"graph {index} ran {count} times in a step, and each run is planned as if it were the only one: the "
         note += "step may exceed the budget"
+        self._note(note)
+
+    def _note(self, note: str) -> None:
         if note not in self.notes:
             self.notes.append(note)
 
