@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import assume, given
@@ -12,7 +13,8 @@ from lmswap.analyze.memory import StepMemory
 from lmswap.errors import OptionError, PlanInfeasible, TierError
 from lmswap.ir.plan import Decision
 from lmswap.ir.schedule import schedule
-from lmswap.plan import POLICIES, make_plan, simulate, verify
+from lmswap.plan import POLICIES, make_plan, search, simulate, verify
+from lmswap.plan.problem import Problem
 from tests.ir.build import build, unit_machine
 from tests.ir.strategies import machines, steps
 from tests.plan.instances import INSTANCES, Instance
@@ -268,6 +270,30 @@ def test_three_live_bytes_do_not_fit_into_two():
     with pytest.raises(PlanInfeasible) as found:
         plan_of("auto", INSTANCES[0].step, 2)
     assert found.value.needed_bytes == 3
+
+
+def test_a_copy_made_again_keeps_its_number_where_the_search_left_small_buffers_out(monkeypatch):
+    step = build(
+        """
+        forward
+        f1 1: x -> s a
+        f2 1: s a -> y
+        backward
+        g2 1: t -> gy
+        g1 1: a gy -> gx
+        """,
+        outputs="y",
+        tangents="t",
+        gradients="gx",
+    )
+    small, large = (step.program.buffer_names.index(name) for name in "sa")
+    first_copy = SimpleNamespace(copy=len(step.program.buffers), out_start=3, release=3, in_start=3, first_use=4)
+    found = SimpleNamespace(reruns=[(0, 2)], swaps=[first_copy])
+    problem = Problem(StepMemory(step.program, step.costs), unit_machine(), unit_machine().tier("host"), 9, 1)
+    monkeypatch.setattr(search, "finish", lambda problem, policy, swaps, reruns: (swaps, reruns))
+    for left_out, expected in ((frozenset(), small), (frozenset({small}), large)):
+        (swap,), reruns = search._finish(problem, "search", found, left_out)
+        assert schedule(step.program, reruns).buffers[swap.buffer] == expected
 
 
 # --- any step --------------------------------------------------------------------------------------------------------
