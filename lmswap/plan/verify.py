@@ -217,23 +217,24 @@ def _check_tiers(program: Program, machine: Machine, plan: Plan) -> None:
         if capacity_bytes > machine.tier(tier).capacity_bytes:
             has_bytes = machine.tier(tier).capacity_bytes
             raise PlanInvalid("tier", f"needs {capacity_bytes} bytes of tier '{tier}', it has {has_bytes}")
-    held: dict[tuple[str, int, int], list[int]] = {}  # (tier, offset, buffer): [from, to] in positions
+    copies: dict[tuple[str, int, int], list[list[int]]] = {}  # by tier, offset, buffer: [from, to] in positions, each
     for swap in plan.swaps:
         capacity_bytes = plan.tier_bytes.get(swap.tier, 0)
         stop = swap.offset + program.buffers[swap.buffer].nbytes
         if swap.offset % _PAGE_BYTES or not 0 <= swap.offset <= stop <= capacity_bytes:
             raise PlanInvalid("tier", f"place [{swap.offset}, {stop}) of {capacity_bytes} bytes", buffer=swap.buffer)
-        key = (swap.tier, swap.offset, swap.buffer)
-        if key not in held:
-            held[key] = [swap.release if swap.out_start is None else swap.out_start, swap.first_use]
-        held[key][1] = max(held[key][1], swap.first_use)
+        held = copies.setdefault((swap.tier, swap.offset, swap.buffer), [])
+        if swap.out_start is not None:
+            held.append([swap.out_start, swap.first_use])
+        held[-1][1] = swap.first_use  # without a copy out, what the last one left is read once more
     blocks = [
         (tier, offset, offset + program.buffers[buffer].nbytes, start, stop, buffer)
-        for (tier, offset, buffer), (start, stop) in held.items()
+        for (tier, offset, buffer), held in copies.items()
+        for start, stop in held
     ]
     for index, (tier, low, high, start, stop, buffer) in enumerate(blocks):
         for other_tier, other_low, other_high, other_start, other_stop, other in blocks[:index]:
-            shares_place = tier == other_tier and low < other_high and other_low < high
+            shares_place = buffer != other and tier == other_tier and low < other_high and other_low < high
             if shares_place and start <= other_stop and other_start <= stop:
                 raise PlanInvalid("tier", f"shares its place with buffer {other}", buffer=buffer)
 

@@ -41,7 +41,7 @@ STEP = build(
     tangents="ty tz",
     gradients="gx gy",
 )
-A, B, D = STEP.id("a"), STEP.id("b"), STEP.id("d")
+A, B, C, D = (STEP.id(name) for name in "abcd")
 #                 0   1   2   3   4 | 5   6 | 7 | 8   9   10  11  12
 #                 f1  f2  f3  f4  f5  h1  h2  i2  g5  g4  g3  g2  g1
 MACHINE = unit_machine(capacity=2**14)
@@ -76,6 +76,10 @@ def test_the_plans_that_are_broken_below_are_valid():
     check(*VALID)
     check(IN_FORWARD, CROSSING_B, CROSSING_A)
     check()
+
+
+def test_between_two_copies_of_a_buffer_its_place_is_free_for_another():
+    check(swap(C, 3, 3, 4, 4), swap(D, 5, 5, 8, 9), swap(C, 10, 10, 10, 11))
 
 
 @pytest.mark.parametrize(
