@@ -57,10 +57,10 @@ test-python: $(VENV)/ready
 soak: $(VENV)/ready
 	$(BIN)/python -m benchmarks.soak $(if $(STEPS),--steps $(STEPS))
 
-# TIMES as many random models, plans and files as CI tries; the counts are printed.
+# TIMES as many random models, plans and files as CI tries; the counts go to benchmarks/results/fuzz_cpu.json.
 TIMES ?= 50
 fuzz: $(VENV)/ready
-	LMSWAP_FUZZ=$(TIMES) $(BIN)/python -m pytest tests/fuzz --timeout 0 --show-capture no --hypothesis-show-statistics
+	$(BIN)/python -m benchmarks.fuzz --times $(TIMES)
 
 clean:
 	rm -rf $(VENV) build demo-output case-study-output

@@ -180,7 +180,9 @@ void Engine::fill(const Handle& handle, std::vector<TransferPointer>& users) noe
   }
 }
 
-void Engine::out_done(int64_t handle, StreamHandle stream) { in_done(handle, out_transfer(handle), stream); }
+void Engine::out_done(int64_t handle, StreamHandle stream) { wait_for(handle, out_transfer(handle), stream); }
+
+void Engine::in_done(int64_t handle, int64_t transfer, StreamHandle stream) { wait_for(handle, transfer, stream); }
 
 int64_t Engine::out_transfer(int64_t handle) {
   const std::lock_guard lock(mutex_);
@@ -192,7 +194,7 @@ uint64_t Engine::nbytes(int64_t handle) {
   return find_handle(handle).block.nbytes;
 }
 
-void Engine::in_done(int64_t handle, int64_t number, StreamHandle stream) {
+void Engine::wait_for(int64_t handle, int64_t number, StreamHandle stream) {
   TransferPointer transfer;
   std::shared_ptr<Driver> driver;  // a concurrent close takes the engine's own
   {

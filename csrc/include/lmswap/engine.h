@@ -94,6 +94,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void add_tier(const std::string& name, const std::function<std::unique_ptr<Tier>()>& make);
   TransferPointer launch(Direction direction, int64_t swap, int64_t handle, uint64_t pointer, StreamHandle stream);
   void fill(const Handle& handle, std::vector<TransferPointer>& users) noexcept;
+  void wait_for(int64_t handle, int64_t number, StreamHandle stream);
   void release(int64_t handle) noexcept;
 
   const std::shared_ptr<Faults> faults_;

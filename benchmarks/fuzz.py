@@ -1,0 +1,83 @@
+"""How much was fuzzed? Random models under random plans and delays, and damaged files: many times as many as in CI.
+
+    python -m benchmarks.fuzz --times 50
+
+The cases themselves are tests/fuzz; this runs them and keeps what they counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.unet3d.study import describe_machine
+from lmswap.reporting.text import print_result
+
+RESULTS = Path(__file__).parent / "results" / "fuzz_cpu.json"
+_FOLDER = "tests/fuzz"
+_MODELS = "test_models.py"  # all others read files
+
+
+def counts(output: str) -> dict[str, int]:
+    """Cases that passed by test, from what hypothesis prints of its statistics."""
+    parts = re.split(rf"^{_FOLDER}/(\S+):$", output, flags=re.MULTILINE)[1:]
+    return {
+        name: sum(int(number) for number in re.findall(r"(\d+) passing examples", text))
+        for name, text in zip(parts[::2], parts[1::2], strict=True)
+    }
+
+
+def fuzz(times: int) -> tuple[int, dict[str, int]]:
+    """Runs ``times`` as many cases as CI does, shown while they run; pytest's exit code, and cases by test."""
+    command = [sys.executable, "-m", "pytest", _FOLDER, "--timeout", "0", "--show-capture", "no"]
+    environment = {**os.environ, "LMSWAP_FUZZ": str(times)}
+    lines: list[str] = []
+    with subprocess.Popen(
+        [*command, "--hypothesis-show-statistics"],
+        cwd=Path(__file__).parents[1],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line)
+            sys.stdout.write(line)
+    return process.returncode, counts("".join(lines))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Fuzzes, and writes how much, if all passed; pytest's exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fuzz", description=__doc__)
+    parser.add_argument("--times", type=int, default=50, metavar="N", help="as many cases as CI tries (%(default)s)")
+    parser.add_argument("--output", type=Path, default=RESULTS, metavar="FILE", help="(%(default)s)")
+    options = parser.parse_args(argv)
+    started = time.monotonic()
+    code, cases = fuzz(options.times)
+    if code:
+        return code
+    models = sum(number for name, number in cases.items() if name.startswith(_MODELS))
+    files = sum(cases.values()) - models
+    record = {
+        "machine": asdict(describe_machine()),
+        "times": options.times,
+        "seconds": round(time.monotonic() - started),
+        "models": models,
+        "files": files,
+        "cases": cases,
+    }
+    options.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print_result(f"{models} random models under random plans and delays, {files} damaged files: all passed")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,39 @@
+"""What `make fuzz` counts: the cases that passed, by test, from what hypothesis prints."""
+
+from benchmarks import fuzz
+
+PRINTED = """
+tests/fuzz/test_models.py ..                                             [ 66%]
+tests/fuzz/test_readers.py .                                             [100%]
+============================ Hypothesis Statistics =============================
+
+tests/fuzz/test_models.py::test_a_model:
+
+  - during generate phase (20.51 seconds):
+    - Typical runtimes: ~ 500-900 ms, of which < 1ms in data generation
+    - 24 passing examples, 0 failing examples, 3 invalid examples
+    - Events:
+      * 40.00%, swaps: 2 or more
+
+  - Stopped because settings.max_examples=25
+
+tests/fuzz/test_readers.py::test_a_file:
+
+  - during generate phase (0.31 seconds):
+    - Typical runtimes: ~ 1-5 ms, of which < 1ms in data generation
+    - 50 passing examples, 0 failing examples, 0 invalid examples
+
+  - Stopped because settings.max_examples=50
+
+============================== 3 passed in 21.00s ==============================
+"""
+
+
+def test_the_cases_that_passed_are_counted_by_test():
+    assert fuzz.counts(PRINTED) == {"test_models.py::test_a_model": 24, "test_readers.py::test_a_file": 50}
+
+
+def test_nothing_is_written_when_a_case_failed(monkeypatch, tmp_path):
+    monkeypatch.setattr(fuzz, "fuzz", lambda times: (1, {"test_models.py::test_a_model": 24}))
+    assert fuzz.main(["--output", str(tmp_path / "fuzz.json")]) == 1
+    assert not (tmp_path / "fuzz.json").exists()
