@@ -30,6 +30,7 @@ _BURST_BYTES = 2**24  # per copy where several follow each other
 _BURST_COPIES = 12  # at most; fewer where they would take longer than this:
 _BURST_SECONDS = 0.2
 _BOTH_COPIES = 6  # of the faster direction
+_PAIRS = 5  # alone and beside compute; one pair alone moves by tens of percent on a virtual machine
 # A slow disk ends the series early: beyond its last point a rate is linear.
 _MAX_SECONDS_PER_SIZE = 0.5
 _MAX_WAIT_SECONDS = 60.0  # for copies that take 1 s on a disk of 100 MB/s; longer is a failure, not a measurement
@@ -37,7 +38,7 @@ _LEAST_FACTOR = 0.05
 
 
 def measure_link(device: torch.device, tier: str, directory: str) -> Link:
-    """Measures the way from ``device`` to ``tier``, which lies in ``directory`` if it is the disk; one to four seconds.
+    """Measures the way from ``device`` to ``tier``, which lies in ``directory`` if it is the disk; one to ten seconds.
 
     Raises:
         TierError: the tier cannot be had.
@@ -116,34 +117,39 @@ class LinkProbe:
     ) -> tuple[float, float]:
         """The share of its rate that a copy keeps beside ``compute``, and the share of its speed that compute keeps.
 
-        Of the two directions the one that loses more counts, each with its better of two tries: what else runs on the
-        machine can only take away. ``compute`` runs something so many times and says how many
-        seconds that took. The other arguments are as those of `both_factor`.
+        Of copies the direction that loses more counts, of compute what it keeps over a copy out and the same back in.
+        ``compute`` runs something so many times and says how many seconds that took. The other arguments are as those
+        of `both_factor`.
         """
         compute(1)  # warms up
+        run_seconds = compute(_REPEATS) / _REPEATS
         copy_factors, compute_factors = [], []
         for start, seconds in ((self._start_out, out_seconds), (self._start_in, in_seconds)):
             count = max(1, min(_BURST_COPIES, round(_BURST_SECONDS / seconds)))
-            tries = [self._beside(start, count, compute) for _ in range(2)]
-            copy_factors.append(max(copying for copying, _ in tries))
-            compute_factors.append(max(computing for _, computing in tries))
-        return min(copy_factors), min(compute_factors)
+            self._end(start(count))  # warms up
+            pairs = [self._beside(start, count, compute, run_seconds) for _ in range(_PAIRS)]
+            copying, computing = zip(*pairs, strict=True)
+            copy_factors.append(statistics.median(copying))
+            compute_factors.append(statistics.median(computing))
+        out_lost, in_lost = (1 - factor for factor in compute_factors)
+        lost_seconds = out_seconds * out_lost + in_seconds * in_lost
+        return min(copy_factors), 1 - lost_seconds / (out_seconds + in_seconds)
 
     def _beside(
-        self, start: Callable[[int], _Burst], count: int, compute: Callable[[int], float]
+        self, start: Callable[[int], _Burst], count: int, compute: Callable[[int], float], run_seconds: float
     ) -> tuple[float, float]:
-        """See `busy_factors`; of one direction, ``start``, by ``count`` copies."""
-        self._end(start(count))
+        """See `busy_factors`; of one direction, ``start``: ``count`` copies alone, then beside ``compute``."""
         alone_seconds = self._end(start(count))
-        before_seconds = compute(_REPEATS)
-        # Longer than the copies, if these lose up to half.
-        num_runs = math.ceil(2 * alone_seconds * _REPEATS / before_seconds) + 1
+        # What is timed lies within the copies, and all that runs lasts longer than they do, if either loses half.
+        num_timed = max(1, int(alone_seconds / 2 / run_seconds))
+        num_rest = math.ceil(2 * alone_seconds / run_seconds) + 1
+        before_seconds = compute(num_timed)
         burst = start(count)
-        compute_seconds = compute(num_runs)
-        beside_seconds = self._end(burst)
-        run_seconds = (before_seconds + compute(_REPEATS)) / (2 * _REPEATS)  # others' load may have changed meanwhile
-        lost_seconds = compute_seconds - num_runs * run_seconds
-        return _share(alone_seconds, beside_seconds), _share(beside_seconds - lost_seconds, beside_seconds)
+        beside_seconds = compute(num_timed)
+        compute(num_rest)
+        copy_seconds = self._end(burst)
+        compute_seconds = (before_seconds + compute(num_timed)) / 2  # others' load may have changed meanwhile
+        return _share(alone_seconds, copy_seconds), _share(compute_seconds, beside_seconds)
 
     def _start_out(self, count: int) -> _Burst:
         return [self._copy_out(number * _BURST_BYTES, _BURST_BYTES) for number in range(count)], []
