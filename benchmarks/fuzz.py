@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from benchmarks.unet3d.commands.arguments import positive
 from benchmarks.unet3d.study import describe_machine
 from lmswap.reporting.text import print_result
 
@@ -57,7 +58,9 @@ def fuzz(times: int) -> tuple[int, dict[str, int]]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Fuzzes, and writes how much, if all passed; pytest's exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fuzz", description=__doc__)
-    parser.add_argument("--times", type=int, default=50, metavar="N", help="as many cases as CI tries (%(default)s)")
+    parser.add_argument(
+        "--times", type=positive, default=50, metavar="N", help="as many cases as CI tries (%(default)s)"
+    )
     parser.add_argument("--output", type=Path, default=RESULTS, metavar="FILE", help="(%(default)s)")
     options = parser.parse_args(argv)
     started = time.monotonic()

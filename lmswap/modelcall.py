@@ -24,6 +24,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree as pytree
 
 from lmswap.capture.aot import refuse_rewriters
+from lmswap.capture.lower import tensors
 from lmswap.eager.actions import PlannedEvents
 from lmswap.eager.check import SavedCheck
 from lmswap.eager.step import EagerStep, storages_of
@@ -159,12 +160,14 @@ class ModelCall:
                 result = self._plain(*args, **kwargs)
             step.end_forward()
         if others and sequence:
-            self._say_once(
+            self._session.note_once(
                 "a forward began before the backward of an earlier one had ended: for the budget's sake both went on "
                 "without a plan, and swapped everything"
             )
         elif step.planned is None and step.recording is None:
-            self._say_once("steps that run a backward inside of the forward have no plan: everything is swapped")
+            self._session.note_once(
+                "steps that run a backward inside of the forward have no plan: everything is swapped"
+            )
         return result
 
     def _plan_finished(self) -> None:
@@ -206,11 +209,9 @@ class ModelCall:
                 f"{len(self._sequences)}"
             )
         if len(self._sequences) == _MAX_GRAPHS:
-            self._say_once(f"no more than {_MAX_GRAPHS} different steps are planned for; others swap everything")
-
-    def _say_once(self, note: str) -> None:
-        if note not in self._session.notes:
-            self._session.notes.append(note)
+            self._session.note_once(
+                f"no more than {_MAX_GRAPHS} different steps are planned for; others swap everything"
+            )
 
     def _step(
         self, planned: PlannedEvents | None, kind: Hashable, args: Any, kwargs: Any, *, records: bool = True
@@ -223,8 +224,8 @@ class ModelCall:
 
     def _kind(self, args: Any, kwargs: Any) -> Hashable:
         """What tells steps apart before they have saved anything."""
-        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        shapes = tuple((tensor.shape, tensor.dtype, tensor.requires_grad) for tensor in tensors)
+        inputs = tensors((args, kwargs))
+        shapes = tuple((tensor.shape, tensor.dtype, tensor.requires_grad) for tensor in inputs)
         return shapes, self._model.training, torch.is_autocast_enabled(self.device.type)
 
     def _sequence(self, events: PlannedEvents) -> SavedSequence:

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils import _pytree as pytree
 
 import lmswap
 from benchmarks.conformance.memory import TensorMemory
 from benchmarks.conformance.trial import Call, Trial
+from lmswap.capture.lower import tensors
 from lmswap.reporting import Report
 
 STEPS = 3  # the first captures
@@ -79,7 +79,7 @@ def train(trial: Trial, way: Way, memory: TensorMemory) -> Training:
             del output, loss
             optimizer.step()
             optimizer.zero_grad()
-            for leaf in _tensors(call):
+            for leaf in tensors(call):
                 leaf.grad = None
         path, report = _path(model), lmswap.report(model) if way.policy else None
     return Training(tuple(bits), activation_bytes, min(seconds[1:]), path, report)
@@ -99,7 +99,7 @@ def _applied(way: Way, model: nn.Module) -> Iterator[None]:
 
 def _loss(output: Any) -> Tensor:
     """A scalar that depends on every number that the model gives, and takes next to no memory of its own."""
-    given = [leaf for leaf in _tensors(output) if leaf.requires_grad]
+    given = [leaf for leaf in tensors(output) if leaf.requires_grad]
     if not given:
         raise NothingTrains
     return torch.stack([torch.dot(leaf.reshape(-1), _weights(leaf)) for leaf in given]).sum()
@@ -113,8 +113,8 @@ def _weights(result: Tensor) -> Tensor:
 
 def _bits(model: nn.Module, call: Call, output: Any, loss: Tensor) -> Bits:
     results = {"the loss": loss, "the generator's state": torch.get_rng_state()}
-    results |= {f"output {number}": leaf for number, leaf in enumerate(_tensors(output))}
-    results |= {f"the gradient of input {number}": leaf.grad for number, leaf in enumerate(_tensors(call))}
+    results |= {f"output {number}": leaf for number, leaf in enumerate(tensors(output))}
+    results |= {f"the gradient of input {number}": leaf.grad for number, leaf in enumerate(tensors(call))}
     results |= {f"the gradient of {name}": parameter.grad for name, parameter in model.named_parameters()}
     results |= {f"buffer {name}": buffer for name, buffer in model.named_buffers()}
     return {name: _digest(result) for name, result in results.items() if result is not None}
@@ -136,7 +136,3 @@ def _path(model: nn.Module) -> str:
     if step is not None and set(step.graphs) == ran:
         return "graph" if len(ran) == 1 else f"{len(ran)} graphs joined"
     return f"{len(ran)} graphs apart" if ran else "eager"
-
-
-def _tensors(values: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]

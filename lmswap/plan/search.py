@@ -73,18 +73,18 @@ def plan_search(
         PlanInfeasible: none was found that fits the budget; carries the smallest one that fits.
     """
     link, small = _make_link(problem, problem.link_share), _small_buffers(problem)
+    # What is the step's to its end may exist a second time when its op runs again.
+    step, small_bytes = _make_step(problem, small), 2 * sum(map(problem.nbytes, small))
     evaluations = effort * _most_evaluations(len(problem.memory.program.ops)) // (1 if may_swap and may_redo else 3)
 
     def search(budget_bytes: int) -> _core.Found:
-        # What is the step's to its end may exist a second time when its op runs again.
-        room_bytes = budget_bytes - 2 * sum(map(problem.nbytes, small))
-        limits = _limits(problem, may_swap=may_swap, may_redo=may_redo, budget_bytes=room_bytes)
-        target_seconds, step = problem.target_seconds, _make_step(problem, small)
+        limits = _limits(problem, may_swap=may_swap, may_redo=may_redo, budget_bytes=budget_bytes - small_bytes)
+        target_seconds = problem.target_seconds
         return _core.search(step, link, limits, most_evaluations=evaluations, target_seconds=target_seconds, seed=seed)
 
     found = search(problem.budget_bytes)
-    if not found.fits and found.excess_bytes <= 2 * sum(map(problem.nbytes, small)):
-        small = frozenset()
+    if not found.fits and found.excess_bytes <= small_bytes:
+        small, step, small_bytes = frozenset(), _make_step(problem), 0
         found = search(problem.budget_bytes)
     if found.fits:
         return _finish(problem, policy, found, small)

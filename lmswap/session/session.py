@@ -180,16 +180,16 @@ class Session:
         repeated = [index for index, count in Counter(forwards).items() if count > 1 and index in backwards]
         # A step that runs a graph several times may run it another number of times next: it is planned when it recurs.
         has_settled, self._forwards = not repeated or forwards == self._forwards, forwards
-        if is_chain and has_settled and graph.index == forwards[0] and self.plans.get(forwards) is None:
+        is_planned = self.plans.get(forwards) is not None
+        if is_chain and has_settled and graph.index == forwards[0] and not is_planned:
             chain = self._runs(forwards)
             self._plan(chain)
             self._compile(chain)
             return
         if repeated and not is_chain and isinstance(graph, CapturedGraph):
             self._note_repeated(repeated[0], forwards.count(repeated[0]))
-        is_planned = self.plans.get(forwards) is not None
         if is_planned and sorted(backwards) == sorted(forwards) and backwards != forwards[::-1]:
-            self._note("graphs ran backward in another order than planned for: the step may exceed the budget")
+            self.note_once("graphs ran backward in another order than planned for: the step may exceed the budget")
         step = self.plans.get(self._last_graphs())
         if step is not None and step.graphs[0] == graph.index:
             self._num_runs[step.graphs] += 1
@@ -246,9 +246,10 @@ class Session:
     def _note_repeated(self, index: int, count: int) -> None:
         note = f"graph {index} ran {count} times in a step, and each run is planned as if it were the only one: the "
         note += "step may exceed the budget"
-        self._note(note)
+        self.note_once(note)
 
-    def _note(self, note: str) -> None:
+    def note_once(self, note: str) -> None:
+        """Adds a sentence for people, unless it was said before."""
         if note not in self.notes:
             self.notes.append(note)
 
