@@ -149,6 +149,27 @@ def test_a_graph_that_runs_several_times_in_a_step_is_planned_for_each_run():
     assert sum(row.decision == "swap" for row in report.decisions) >= 6
 
 
+def test_backwards_in_another_order_are_planned_for_when_that_order_recurs():
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    plain = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(8)])
+    model, data = copy.deepcopy(plain), torch.randn(2**16, 64)  # 16 MiB, as each activation
+
+    def drive(model):
+        for step in range(5):  # in the third the runs are told apart, and their order is seen
+            for loss in [model(data * number).square().mean() for number in (step, step + 1)]:
+                loss.backward()
+            yield lmswap.report(model) if model is not plain else None
+        yield [p.grad.clone() for p in model.parameters()]
+
+    *_, expected = drive(plain)
+    lmswap.enable(model, budget="320MiB", policy="swap")
+    *_, report, actual = drive(model)
+    assert all(map(torch.equal, actual, expected))
+    assert report.measured.peak_bytes <= report.predicted_peak_bytes + 2**20 < report.budget_bytes
+    lmswap.disable(model)
+
+
 def test_a_graph_without_a_backward_inside_a_step_is_part_of_it():
     case = Case(UntrainedMiddle, lambda: torch.randn(512, 128))
     expected, _ = train(case, "none", num_steps=3)

@@ -13,9 +13,10 @@ from torch import nn
 import lmswap
 from lmswap.errors import LmswapError
 from lmswap.hardware.cache import cache_directory
-from lmswap.plan import _POLICIES, feedback
+from lmswap.plan import _POLICIES, feedback, make_plan
 from lmswap.plan.auto import plan_auto
 from lmswap.plan.baselines import plan_swap_all
+from lmswap.session import steps
 from tests.models import CASES, LARGE, Case, tight_budget
 
 SMALL = 4096
@@ -211,12 +212,18 @@ def test_a_plan_that_may_not_be_the_best_is_searched_for_again_after_the_first_s
     expected, unplanned = train(LARGE, policy="none", num_steps=6)
     tight = {"policy": "auto", "budget": tight_budget(unplanned)}
     monkeypatch.setitem(_POLICIES, "auto", hasty_auto)
-    monkeypatch.setattr(feedback.Feedback, "error", 10.0)  # no gain is as large
+    monkeypatch.setattr(steps, "_WORTH_SEARCHING", 10.0)  # no plan is as bad
     assert not any("replanned" in note for note in train(LARGE, num_steps=6, **tight)[1].notes)
-    monkeypatch.setattr(feedback.Feedback, "error", 0.0)
+    monkeypatch.undo()
+    monkeypatch.setattr(feedback, "TOLERANCE", 1e6)
+    monkeypatch.setitem(_POLICIES, "auto", hasty_auto)
     for path in plan_files():
         path.unlink()
+    learnt, asked = [], []
+    monkeypatch.setattr(steps, "compare", lambda *a, **k: learnt.append(feedback.compare(*a, **k)) or learnt[-1])
+    monkeypatch.setattr(steps, "make_plan", lambda *a, **k: asked.append(a) or make_plan(*a, **k))
     actual, report = train(LARGE, num_steps=6, **tight)
+    assert asked[-1][2:] == (learnt[-1].costs, learnt[-1].machine) != asked[0][2:]
     assert equal_bits(actual, expected)
     (note,) = [note for note in report.notes if "replanned" in note]
     assert re.fullmatch(

@@ -1,7 +1,7 @@
 """How do several captured graphs run in one step? Programs of graphs → the Program of the step.
 
 Graph breaks cut a model into graphs 0, 1, 2 …; a step runs their forwards in that order and their backwards in
-reverse. A joined program counts memory and link time across all of them.
+reverse, unless its losses ask for another order. A joined program counts memory and link time across all of them.
 """
 
 from __future__ import annotations
@@ -25,12 +25,16 @@ class Joined:
     buffer_offsets: tuple[int, ...]  # buffer b of graph g is buffer b + buffer_offsets[g] of the step
 
 
-def join(programs: Sequence[Program]) -> Joined:
-    """Joins the programs of graphs that run one after another; one program joins to itself."""
+def join(programs: Sequence[Program], backwards: Iterable[int] | None = None) -> Joined:
+    """Joins the programs of graphs that run one after another; one program joins to itself.
+
+    ``backwards`` are the graphs as their backwards run, by place in ``programs``; the last one's first if None.
+    """
     if not programs:
         raise CaptureError("a step needs at least one captured graph")
-    order = [(graph, 0) for graph in range(len(programs))]
-    order += [(graph, 1) for graph in reversed(range(len(programs))) if len(programs[graph].segments) > 1]
+    if backwards is None:
+        backwards = (graph for graph in reversed(range(len(programs))) if len(programs[graph].segments) > 1)
+    order = [(graph, 0) for graph in range(len(programs))] + [(graph, 1) for graph in backwards]
     buffer_offsets = _running_sums(len(program.buffers) for program in programs)
     value_offsets = _running_sums(len(program.values) for program in programs)
     ops: list[Op] = []

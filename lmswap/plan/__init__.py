@@ -21,6 +21,7 @@ from lmswap.plan.certify import certify
 from lmswap.plan.checkpoint import plan_checkpoint
 from lmswap.plan.memory_budget import plan_memory_budget
 from lmswap.plan.problem import PLANNED_LINK_SHARE, Problem
+from lmswap.plan.reasons import find_reasons
 from lmswap.plan.search import plan_recompute, plan_swap
 from lmswap.plan.simulate import simulate
 from lmswap.plan.tflms import plan_tflms
@@ -96,7 +97,7 @@ def make_plan(
     plan = _POLICIES[policy](problem, **parameters)
     # The same seconds, summed in another order, may differ in the last bits.
     certificate = replace(certificate, seconds=min(certificate.seconds, plan.predicted_seconds))
-    plan = replace(plan, certificate=certificate)
+    plan = replace(plan, certificate=certificate, reasons=find_reasons(problem, plan))
     check(plan, program, costs, machine, tier=tier, min_swap_bytes=min_swap_bytes)
     return plan
 

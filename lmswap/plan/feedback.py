@@ -12,6 +12,7 @@ from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
 from lmswap.ir.schedule import Schedule, schedule
 from lmswap.ir.timeline import Lane, Span, Timeline
+from lmswap.plan.simulate import simulate
 
 # A prediction that is off by more is made again from what was measured.
 TOLERANCE = 0.1
@@ -34,13 +35,15 @@ class Stretch:
 class Feedback:
     """One step: seconds inside its graphs as predicted and as measured, and what would have predicted the latter.
 
-    ``first_op`` and ``last_op`` bound the stretch of the program in which compute was off most.
+    ``costs`` and ``machine`` predict ``corrected_seconds`` for the same plan. ``first_op`` and ``last_op`` bound the
+    stretch of the program in which compute was off most.
     """
 
     predicted_seconds: float
     measured_seconds: float
     costs: OpCosts
     machine: Machine
+    corrected_seconds: float
     worst: Stretch
     first_op: int
     last_op: int
@@ -91,11 +94,14 @@ def compare(
         _scaled(rate, measured.busy_seconds(lane), predicted.busy_seconds(lane))
         for rate, lane in ((link.out_rate, Lane.OUT), (link.in_rate, Lane.IN))
     )
+    corrected_costs = OpCosts(tuple(seconds), costs.scratch_bytes, costs.source)
+    corrected_machine = machine.with_link(tier, replace(link, out_rate=out_rate, in_rate=in_rate))
     return Feedback(
         predicted_seconds=predicted.seconds,
         measured_seconds=measured.lane_seconds(Lane.COMPUTE) + measured.lane_seconds(Lane.STALL),
-        costs=OpCosts(tuple(seconds), costs.scratch_bytes, costs.source),
-        machine=machine.with_link(tier, replace(link, out_rate=out_rate, in_rate=in_rate)),
+        costs=corrected_costs,
+        machine=corrected_machine,
+        corrected_seconds=simulate(program, corrected_costs, corrected_machine, plan).seconds,
         worst=worst,
         first_op=runs.ops[worst.start],
         last_op=runs.ops[worst.stop - 1],

@@ -1,4 +1,4 @@
-"""How do swaps become a plan? Swaps with positions → offsets, prediction and reasons."""
+"""How do swaps become a plan? Swaps with positions → offsets and prediction."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from lmswap.ir.plan import Plan, Rerun, Swap
 from lmswap.ir.schedule import schedule
 from lmswap.plan.offsets import assign_offsets
 from lmswap.plan.problem import Problem
-from lmswap.plan.reasons import find_reasons
 from lmswap.plan.simulate import simulate_swaps
 
 
@@ -37,6 +36,5 @@ def finish(problem: Problem, policy: str, swaps: Sequence[Swap], reruns: Sequenc
         predicted_seconds=timeline.seconds,
         predicted_peak_bytes=timeline.peak_bytes,
         tier_bytes={problem.tier.name: capacity_bytes} if placed else {},
-        reasons=find_reasons(problem, runs, memory, placed, timeline),
         reruns=tuple(reruns),
     )

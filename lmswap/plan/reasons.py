@@ -1,18 +1,17 @@
-"""Why does each buffer stay, go or run again? A schedule and its timeline → a sentence in numbers per buffer."""
+"""Why does each buffer stay, go or run again? Problem and plan → a sentence in numbers per buffer."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from lmswap.analyze.liveness import gaps
 from lmswap.analyze.memory import StepMemory
 from lmswap.analyze.repeatable import repeatable_ops
 from lmswap.ir.bytesize import format_bytes
-from lmswap.ir.plan import Swap
+from lmswap.ir.plan import Plan, Swap
 from lmswap.ir.program import Buffer, BufferKind
-from lmswap.ir.schedule import Schedule
-from lmswap.ir.timeline import Lane, Timeline
+from lmswap.ir.schedule import schedule
+from lmswap.ir.timeline import Lane
 from lmswap.plan.problem import Problem
+from lmswap.plan.simulate import simulate_swaps
 
 _REASON_BY_KIND = {
     BufferKind.PARAMETER: "keep: a parameter, it lives outside the step",
@@ -23,21 +22,20 @@ _REASON_BY_KIND = {
 }
 
 
-def find_reasons(
-    problem: Problem, runs: Schedule, memory: StepMemory, swaps: Sequence[Swap], timeline: Timeline
-) -> dict[int, str]:
-    """For each buffer of the planned program, by id, what happens to it and what that costs."""
-    return _Reasons(problem, runs, memory, swaps, timeline).sentences()
+def find_reasons(problem: Problem, plan: Plan) -> dict[int, str]:
+    """For each buffer of the planned program, by id, what happens to it under ``plan`` and what that costs."""
+    return _Reasons(problem, plan).sentences()
 
 
 class _Reasons:
-    def __init__(
-        self, problem: Problem, runs: Schedule, memory: StepMemory, swaps: Sequence[Swap], timeline: Timeline
-    ) -> None:
+    def __init__(self, problem: Problem, plan: Plan) -> None:
+        runs = schedule(problem.memory.program, plan.reruns)
+        memory = StepMemory(runs.program, runs.costs(problem.memory.costs))
+        timeline = simulate_swaps(memory, problem.machine, plan.swaps)
         self._problem, self._memory = problem, memory
         self._compute = [span for span in timeline.spans if span.lane is Lane.COMPUTE]
         self._swaps: dict[int, list[Swap]] = {}
-        for swap in swaps:
+        for swap in plan.swaps:
             self._swaps.setdefault(runs.buffers[swap.buffer], []).append(swap)
         self._stall_seconds: dict[int, float] = {}
         for span in timeline.spans:

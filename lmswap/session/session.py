@@ -12,7 +12,7 @@ import logging
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
@@ -39,6 +39,9 @@ from lmswap.session.opening import as_asked, open_engine, resolve_tier
 from lmswap.session.steps import PlannedStep, StepPlans
 
 _log = logging.getLogger(__name__)
+
+# The graphs as their forwards run, and as their backwards do.
+_Order: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
 
 # In records, the place of a graph's number for a step that no plan was made for.
 UNPLANNED = -1
@@ -99,7 +102,7 @@ class Session:
         self.meter = OpMeter(device, self.memory, lambda program: roofline(program, self.machine))
         self.runs_uncaptured = False  # code whose graph cannot be planned for; somebody serves what it saves
         self._num_runs: Counter[tuple[int, ...]] = Counter()  # by step, before the one under way
-        self._forwards: tuple[int, ...] = ()  # of the step before the last
+        self._last_order: _Order = ((), ())  # of the step before the last
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """The Dynamo backend: takes one graph, gives what runs instead of it."""
@@ -176,27 +179,15 @@ class Session:
         forwards = tuple(index for index, phase in ran if phase == "forward")
         backwards = tuple(index for index, phase in ran if phase == "backward")
         self.budget.has_trained |= bool(backwards)
-        is_chain = len(forwards) > 1 and backwards == forwards[::-1] and isinstance(graph, CapturedGraph)
-        repeated = [index for index, count in Counter(forwards).items() if count > 1 and index in backwards]
-        # A step that runs a graph several times may run it another number of times next: it is planned when it recurs.
-        has_settled, self._forwards = not repeated or forwards == self._forwards, forwards
-        is_planned = self.plans.get(forwards) is not None
-        if is_chain and has_settled and graph.index == forwards[0] and not is_planned:
-            chain = self._runs(forwards)
-            self._plan(chain)
-            self._compile(chain)
+        if isinstance(graph, CapturedGraph) and self._plan_order(graph, forwards, backwards):
             return
-        if repeated and not is_chain and isinstance(graph, CapturedGraph):
-            self._note_repeated(repeated[0], forwards.count(repeated[0]))
-        if is_planned and sorted(backwards) == sorted(forwards) and backwards != forwards[::-1]:
-            self.note_once("graphs ran backward in another order than planned for: the step may exceed the budget")
         step = self.plans.get(self._last_graphs())
         if step is not None and step.graphs[0] == graph.index:
             self._num_runs[step.graphs] += 1
             # Checks take time of their own.
-            is_steady = self._num_runs[step.graphs] == _STEADY_STEP and not repeated and not self.options.verify
+            is_steady = self._num_runs[step.graphs] == _STEADY_STEP and not self.options.verify
             is_other = self.plans.make_room(step)
-            if is_steady:
+            if is_steady and step.backwards == backwards and len(set(forwards)) == len(forwards):
                 is_other |= self.plans.learn(self.plans[step.graphs])
             if is_other:
                 self._compile(step.graphs)
@@ -243,6 +234,36 @@ class Session:
             runs.append(index if number == 0 else graph.again[number - 1].index)
         return tuple(runs)
 
+    def _plan_order(self, graph: CapturedGraph, forwards: tuple[int, ...], backwards: tuple[int, ...]) -> bool:
+        """Plans graphs that ran together as one step, in the order in which they ran; whether they have a new plan.
+
+        A step that runs a graph several times may run it another number of times next, and one whose losses ask for
+        another order than before may ask for yet another: both are planned when they recur.
+        """
+        has_settled, self._last_order = (forwards, backwards) == self._last_order, (forwards, backwards)
+        repeated = [index for index, count in Counter(forwards).items() if count > 1 and index in backwards]
+        is_chain = len(forwards) > 1 and sorted(backwards) == sorted(forwards)
+        if repeated and not is_chain:
+            self._note_repeated(repeated[0], forwards.count(repeated[0]))
+        planned = self.plans.get(forwards)
+        if not is_chain or (planned and planned.backwards == backwards):
+            return False
+        if graph.index == forwards[0] and (has_settled or not (repeated or planned)):
+            chain = self._runs(forwards)
+            try:
+                # The runs of one graph are told apart from the next step on, and so is their order.
+                self._plan(chain, None if repeated else [chain.index(index) for index in backwards])
+            except (PlanInfeasible, TierError) as error:
+                if not planned:
+                    raise
+                self.note_once(f"the plan stays as it was though graphs ran backward in another order: {error}")
+                return False
+            self._compile(chain)
+            return True
+        if planned:
+            self.note_once("graphs ran backward in another order than planned for: the step may exceed the budget")
+        return False
+
     def _note_repeated(self, index: int, count: int) -> None:
         note = f"graph {index} ran {count} times in a step, and each run is planned as if it were the only one: the "
         note += "step may exceed the budget"
@@ -253,9 +274,9 @@ class Session:
         if note not in self.notes:
             self.notes.append(note)
 
-    def _plan(self, indices: tuple[int, ...]) -> None:
+    def _plan(self, indices: tuple[int, ...], backwards: Sequence[int] | None = None) -> None:
         graphs = [self.graphs[index] for index in indices]
-        joined = join([graph.program for graph in graphs])
+        joined = join([graph.program for graph in graphs], backwards)
         costs = join_costs(joined, [graph.costs for graph in graphs])
         self.plans.make(indices, joined, costs, self.plans.remembered(joined.program))
 

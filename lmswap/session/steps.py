@@ -23,12 +23,13 @@ from lmswap.ir.timeline import Timeline
 from lmswap.options import Options
 from lmswap.plan import make_plan, simulate
 from lmswap.plan.cache import PlanCache, Planned
+from lmswap.plan.certify import certify
 from lmswap.plan.feedback import Feedback, compare
 from lmswap.reporting.text import format_seconds
 from lmswap.session.allowance import GROWTH_BYTES, Allowance, Budget
 
 # After the first steps "auto" searches for as many times as long as before them, once: for a plan that is made again,
-# and for one that may be slower than the best by more than this share, and by more than the prediction was off.
+# and for one that by what was measured may be slower than the best by more than this share. A gain of less is none.
 _SECOND_EFFORT = 4
 _WORTH_SEARCHING = 0.01
 _FROM_CACHE = "from cache"  # the origin of a plan
@@ -46,6 +47,11 @@ class PlannedStep:
     predicted: Timeline
     allowance: Allowance
     origin: str  # of the plan: "made in 1.2 s", "from cache"
+
+    @property
+    def backwards(self) -> tuple[int, ...]:
+        """The graphs in the order in which their backwards are planned to run."""
+        return tuple(self.graphs[s.graph] for s in self.joined.program.segments if s.phase == "backward")
 
 
 class StepPlans:
@@ -148,19 +154,29 @@ class StepPlans:
         if found is None:
             return False
         if not found.is_off:
-            return self._search_on(step, found.error)
+            return self._search_on(step, found)
         allowance = self._budget.with_growth(step.allowance)
         return self._make_again(step, found.costs, found.machine, allowance, _describe(found, program), remembers=True)
 
-    def _search_on(self, step: PlannedStep, error: float) -> bool:
-        """Searches for longer where the plan may not be the best; a gain below the prediction's error would be none."""
-        excess, least_gain = step.plan.excess, max(_WORTH_SEARCHING, error)
-        if self._options.policy != "auto" or step.origin == _FROM_CACHE or excess is None or excess <= least_gain:
+    def _search_on(self, step: PlannedStep, found: Feedback) -> bool:
+        """Searches for longer where the plan may not be the best by what was measured."""
+        if self._options.policy != "auto" or step.origin == _FROM_CACHE:
+            return False
+        bound_seconds = certify(
+            step.joined.program,
+            found.costs,
+            found.machine,
+            budget_bytes=step.plan.budget_bytes,
+            tier=self._tier,
+            min_swap_bytes=self._options.min_swap_bytes,
+        ).seconds
+        excess = found.corrected_seconds / bound_seconds - 1
+        if excess <= _WORTH_SEARCHING:
             return False
         reason = f"the plan was {excess:.1%} above the best possible, and a longer search found a faster one"
-        most_seconds = (1 - least_gain) * step.plan.predicted_seconds
+        most_seconds = (1 - _WORTH_SEARCHING) * found.corrected_seconds
         return self._make_again(
-            step, step.costs, step.machine, step.allowance, reason, most_seconds=most_seconds, remembers=True
+            step, found.costs, found.machine, step.allowance, reason, most_seconds=most_seconds, remembers=True
         )
 
     def _make_again(

@@ -66,6 +66,14 @@ def test_copies_are_scaled_by_direction():
     assert link.in_rate.seconds(4) == pytest.approx(2.0)
 
 
+def test_what_was_corrected_predicts_what_was_measured():
+    # 12 s forward hide 6 s of the copy out; of 5 s of the copy in, the second run of f2 hides 2 s; 3 s follow.
+    made = found(measured(12.0, 5.0, stall=3.0, out=6.0, into=5.0))
+    assert made.corrected_seconds == pytest.approx(20.0)
+    assert made.measured_seconds == 20.0
+    assert made.predicted_seconds == 19.0
+
+
 def test_copies_side_by_side_count_once():
     twice = measured(12.0, 5.0)
     both = replace(twice, spans=(*twice.spans, Span(Lane.OUT, "a", 2, 5, 4, 0)))
