@@ -31,7 +31,7 @@ def counts(output: str) -> dict[str, int]:
     """Cases that passed by test, from what hypothesis prints of its statistics."""
     parts = re.split(rf"^{_FOLDER}/(\S+):$", output, flags=re.MULTILINE)[1:]
     return {
-        name: sum(int(number) for number in re.findall(r"(\d+) passing examples", text))
+        name: sum(int(number) for number in re.findall(r"(\d+) passing", text))
         for name, text in zip(parts[::2], parts[1::2], strict=True)
     }
 
@@ -67,6 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     code, cases = fuzz(options.times)
     if code:
         return code
+    if not cases or not all(cases.values()):
+        print_result(f"the tests passed, but what hypothesis prints of them cannot be counted: {cases}")
+        return 1
     models = sum(number for name, number in cases.items() if name.startswith(_MODELS))
     files = sum(cases.values()) - models
     record = {

@@ -221,6 +221,16 @@ void bind_heap(nb::module_& module) {
     return stats_type(stats.live_bytes, stats.peak_live_bytes, stats.retained_bytes, stats.peak_resident_bytes,
                       stats.num_fresh_pages);
   });
+  module.def(
+      "heap_changes",
+      [](double start, double stop) {
+        nb::list changes;
+        for (const auto& [seconds, live_bytes] : heap::changes(start, stop)) {
+          changes.append(nb::make_tuple(seconds, live_bytes));
+        }
+        return changes;
+      },
+      "start_seconds"_a, "stop_seconds"_a);
   module.def("heap_reset_peak", &heap::reset_peak);
   module.def(
       "heap_set_limit", [](int64_t resident) { heap::set_limit(checked("resident_bytes", resident)); },

@@ -163,10 +163,10 @@ def test_backwards_in_another_order_are_planned_for_when_that_order_recurs():
         yield [p.grad.clone() for p in model.parameters()]
 
     *_, expected = drive(plain)
-    lmswap.enable(model, budget="320MiB", policy="swap")
+    lmswap.enable(model, budget="300MiB", min_swap_bytes=4096)
     *_, report, actual = drive(model)
     assert all(map(torch.equal, actual, expected))
-    callers_bytes = data.nbytes  # the second loss's batch, made within the step
+    callers_bytes = 2 * data.nbytes  # the second loss's batch and what its mean reads
     assert report.measured.peak_bytes <= report.predicted_peak_bytes + callers_bytes + 2**20
     lmswap.disable(model)
 

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <iterator>
 
+#include "lmswap/clock.h"
 #include "lmswap/error.h"
 
 namespace lmswap::heap {
@@ -17,6 +18,7 @@ namespace {
 constexpr size_t kGrowBytes = size_t{64} << 20;  // addresses made accessible at a time: one mprotect per 64 MiB
 constexpr size_t kStatsPageBytes = 4096;         // the unit of num_fresh_pages, whatever the kernel's page is
 constexpr size_t kHugePageBytes = size_t{2} << 20;
+constexpr size_t kMostChanges = 65'536;  // 1 MiB; a step of the 3D U-Net makes 1,500
 
 size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
@@ -107,6 +109,7 @@ void* PageHeap::allocate(size_t nbytes) {
   stats_.live_bytes += nbytes;
   stats_.peak_live_bytes = std::max(stats_.peak_live_bytes, stats_.live_bytes);
   highest_live_bytes_ = std::max(highest_live_bytes_, stats_.live_bytes);
+  note_change();
   limit_retained();  // before the caller can touch fresh pages
   return pointer_to(start);
 }
@@ -121,6 +124,7 @@ void PageHeap::free(void* block) {
   stats_.live_bytes -= found->second;
   retained_.insert({found->first, found->second});
   live_.erase(found);
+  note_change();
   limit_retained();
 }
 
@@ -129,6 +133,14 @@ Stats PageHeap::stats() const {
   Stats stats = stats_;
   stats.retained_bytes = retained_.total_bytes();
   return stats;
+}
+
+std::vector<Change> PageHeap::changes(double start_seconds, double stop_seconds) const {
+  const std::lock_guard guard(mutex_);
+  const auto is_before = [](const Change& change, double seconds) { return change.seconds < seconds; };
+  const auto is_after = [](double seconds, const Change& change) { return seconds < change.seconds; };
+  const auto first = std::lower_bound(changes_.begin(), changes_.end(), start_seconds, is_before);
+  return {first, std::upper_bound(first, changes_.end(), stop_seconds, is_after)};
 }
 
 void PageHeap::reset_peak() {
@@ -147,6 +159,11 @@ void PageHeap::trim() {
   const std::lock_guard guard(mutex_);
   highest_live_bytes_ = stats_.live_bytes;
   drop_retained(retained_.total_bytes());
+}
+
+void PageHeap::note_change() {
+  if (changes_.size() == kMostChanges) changes_.pop_front();
+  changes_.push_back({monotonic_seconds(), stats_.live_bytes});
 }
 
 uintptr_t PageHeap::take(size_t nbytes) {

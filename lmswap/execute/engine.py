@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 
 import torch
 
 from lmswap.errors import OptionError
 from lmswap.execute import _C, ops
 from lmswap.execute.audit import Audit
-from lmswap.execute.record import Recorder
+from lmswap.execute.record import Recorder, TensorMemory
 
 _numbers = itertools.count(1)
 
@@ -23,12 +22,12 @@ class SwapEngine:
     """
 
     def __init__(
-        self, device: torch.device, native: _C.Engine, tensor_bytes: Callable[[], int], *, audit: Audit | None = None
+        self, device: torch.device, native: _C.Engine, memory: TensorMemory, *, audit: Audit | None = None
     ) -> None:
         self.device, self.native = device, native
         self._audit = audit
         self.number = next(_numbers)
-        self.recorder = Recorder(self, tensor_bytes)
+        self.recorder = Recorder(self, memory)
         self._held: dict[int, torch.Tensor] = {}  # transfer -> the tensor that it reads or writes
         self._arriving: dict[int, int] = {}  # handle -> transfer of its copy in
         ops.ENGINES[self.number] = self

@@ -30,6 +30,16 @@ class Clock(Protocol):
         """Copies that have ended since the last call."""
 
 
+class TensorMemory(Protocol):
+    """What tensors hold on the device; see `lmswap.hardware.memory.DeviceMemory`."""
+
+    def used_tensor_bytes(self) -> int:
+        """Now, as far as the host has come."""
+
+    def tensor_changes(self, start_seconds: float, stop_seconds: float) -> Sequence[tuple[float, int]]:
+        """Between two times of CLOCK_MONOTONIC, beside what was read now and then."""
+
+
 @dataclass
 class _MarkedStep:
     """A step whose times are marks still: reading them would make the host wait for the device."""
@@ -97,8 +107,8 @@ class StepRecord:
 class Recorder:
     """Collects marks of the step under way; they are read one step later, when the device has passed them."""
 
-    def __init__(self, clock: Clock, tensor_bytes: Callable[[], int]) -> None:
-        self._clock, self._tensor_bytes = clock, tensor_bytes
+    def __init__(self, clock: Clock, memory: TensorMemory) -> None:
+        self._clock, self._memory = clock, memory
         self._current = _MarkedStep(time.perf_counter())
         self._waiting: list[_MarkedStep] = []  # forwards before it that no backward has claimed
         self._ended: _MarkedStep | None = None
@@ -123,7 +133,7 @@ class Recorder:
 
     def memory_changed(self) -> None:
         """Adds a point to the memory curve."""
-        self._current.memory.append((self._clock.mark(), self._tensor_bytes()))
+        self._current.memory.append((self._clock.mark(), self._memory.used_tensor_bytes()))
 
     @contextmanager
     def segment(self, key: SegmentKey) -> Iterator[None]:
@@ -190,11 +200,12 @@ class Recorder:
         segments = tuple(
             (key, self._clock.take_mark(start), self._clock.take_mark(end)) for key, start, end in step.segments
         )
-        memory = tuple((self._clock.take_mark(mark), nbytes) for mark, nbytes in step.memory)
+        memory = [(self._clock.take_mark(mark), nbytes) for mark, nbytes in step.memory]
+        memory = sorted([*memory, *self._memory.tensor_changes(memory[0][0], memory[-1][0])]) if memory else memory
         self._transfers += self._clock.take_records()
         own = [record for record in self._transfers if step.begun_seconds <= record.queued_seconds < stop]
         self._transfers = [record for record in self._transfers if record.queued_seconds >= stop]
-        record = StepRecord(segments, memory, tuple(own))
+        record = StepRecord(segments, tuple(memory), tuple(own))
         for observer in self.observers:
             observer(record)
         return record

@@ -7,6 +7,7 @@ kernel counts it, and tensor bytes are those of the recycling heap that serves t
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from lmswap.hardware.device import describe_device
@@ -44,6 +45,12 @@ class DeviceMemory(Protocol):
 
     def peak_tensor_bytes(self) -> int:
         """The highest `used_tensor_bytes`."""
+
+    def tensor_changes(self, start_seconds: float, stop_seconds: float) -> Sequence[tuple[float, int]]:
+        """When `used_tensor_bytes` became how many, between two times of CLOCK_MONOTONIC.
+
+        Nothing where the host allocates before the device computes: when it did tells nothing of when they are used.
+        """
 
     def reset_peak(self) -> None:
         """Starts both peaks again from what is held now."""
@@ -97,6 +104,9 @@ class CudaMemory:
         return self._cuda.max_memory_allocated(self._device)
 
     used_tensor_bytes = used_bytes
+
+    def tensor_changes(self, start_seconds: float, stop_seconds: float) -> Sequence[tuple[float, int]]:  # noqa: D102
+        return ()
 
     def reset_peak(self) -> None:  # noqa: D102
         self.reset_tensor_peak()
@@ -152,6 +162,9 @@ class CpuMemory:
 
     def peak_tensor_bytes(self) -> int:  # noqa: D102
         return self._heap.heap_stats().peak_live_bytes
+
+    def tensor_changes(self, start_seconds: float, stop_seconds: float) -> Sequence[tuple[float, int]]:  # noqa: D102
+        return self._heap.heap_changes(start_seconds, stop_seconds)
 
     def reset_peak(self) -> None:  # noqa: D102
         reset_peak_resident()

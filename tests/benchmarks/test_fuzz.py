@@ -1,4 +1,6 @@
-"""What `make fuzz` counts: the cases that passed, by test, from what hypothesis prints."""
+"""What `make fuzz` counts: the cases that passed, by test, from what hypothesis 6.170 prints."""
+
+import pytest
 
 from benchmarks import fuzz
 
@@ -11,7 +13,7 @@ tests/fuzz/test_models.py::test_a_model:
 
   - during generate phase (20.51 seconds):
     - Typical runtimes: ~ 500-900 ms, of which < 1ms in data generation
-    - 24 passing examples, 0 failing examples, 3 invalid examples
+    - 24 passing, 0 failing, and 3 invalid test cases
     - Events:
       * 40.00%, swaps: 2 or more
 
@@ -21,7 +23,7 @@ tests/fuzz/test_readers.py::test_a_file:
 
   - during generate phase (0.31 seconds):
     - Typical runtimes: ~ 1-5 ms, of which < 1ms in data generation
-    - 50 passing examples, 0 failing examples, 0 invalid examples
+    - 50 passing, 0 failing, and 0 invalid test cases
 
   - Stopped because settings.max_examples=50
 
@@ -33,7 +35,8 @@ def test_the_cases_that_passed_are_counted_by_test():
     assert fuzz.counts(PRINTED) == {"test_models.py::test_a_model": 24, "test_readers.py::test_a_file": 50}
 
 
-def test_nothing_is_written_when_a_case_failed(monkeypatch, tmp_path):
-    monkeypatch.setattr(fuzz, "fuzz", lambda times: (1, {"test_models.py::test_a_model": 24}))
+@pytest.mark.parametrize("outcome", [(1, {"test_models.py::test_a_model": 24}), (0, {"a": 0, "b": 5}), (0, {})])
+def test_nothing_is_written_when_a_case_failed_or_was_not_counted(outcome, monkeypatch, tmp_path):
+    monkeypatch.setattr(fuzz, "fuzz", lambda times: outcome)
     assert fuzz.main(["--output", str(tmp_path / "fuzz.json")]) == 1
     assert not (tmp_path / "fuzz.json").exists()

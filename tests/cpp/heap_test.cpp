@@ -14,6 +14,7 @@
 #include <tuple>
 #include <vector>
 
+#include "lmswap/clock.h"
 #include "lmswap/error.h"
 
 namespace lmswap::heap {
@@ -207,6 +208,16 @@ TEST(PageHeap, PeaksCountFromTheirReset) {
   EXPECT_EQ(heap.stats().peak_resident_bytes, 4 * kMiB) << "still retained";
   heap.free(heap.allocate(kMiB));
   EXPECT_EQ(heap.stats().peak_live_bytes, kMiB);
+}
+
+TEST(PageHeap, KeepsTheLastChanges) {
+  PageHeap heap(64 * kMiB);
+  constexpr int kPairs = 40'000;
+  for (int pair = 0; pair < kPairs; ++pair) heap.free(heap.allocate(kPage));
+  const std::vector<Change> changes = heap.changes(0, monotonic_seconds());
+  EXPECT_EQ(changes.size(), 65'536u);
+  EXPECT_EQ(changes.back().live_bytes, 0u);
+  EXPECT_EQ(changes[changes.size() - 2].live_bytes, kPage);
 }
 
 TEST(PageHeap, RefusesWhatItsAddressesDoNotHoldAndGoesOn) {

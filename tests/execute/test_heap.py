@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -70,6 +71,19 @@ def test_live_and_peak_bytes_are_those_of_the_tensors():
     assert _C.heap_stats().peak_live_bytes - before == 6 * MIB
     del second
     assert _C.heap_stats().live_bytes == before
+
+
+def test_changes_are_told_in_order_between_two_times():
+    began, before = time.perf_counter(), _C.heap_stats().live_bytes
+    first = mebibytes(4)
+    middle = time.perf_counter()
+    second = mebibytes(2)
+    del first, second
+    changes = [(seconds, live - before) for seconds, live in _C.heap_changes(began, time.perf_counter())]
+    assert [live for _, live in changes] == [4 * MIB, 6 * MIB, 2 * MIB, 0]
+    assert sorted(changes) == changes
+    assert [live - before for _, live in _C.heap_changes(began, middle)] == [4 * MIB]
+    assert not _C.heap_changes(time.perf_counter(), time.perf_counter())
 
 
 def test_scratch_of_convolution_kernels_is_counted():

@@ -24,9 +24,24 @@ class Ticks:
         return []
 
 
+class Memory:
+    """Its bytes are counted up by each look; half a tick after the first it held 7."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def used_tensor_bytes(self) -> int:
+        self.looks += 1
+        return self.looks
+
+    def tensor_changes(self, start_seconds: float, stop_seconds: float) -> list[tuple[float, int]]:
+        assert stop_seconds > start_seconds
+        return [(start_seconds + 0.5, 7)]
+
+
 def recorded(text):
     """The steps of segments such as "f0 f1 b1 b0 | f0 b0": graph 0 forward, and so on; "|" asks for a report."""
-    recorder, steps = Recorder(Ticks(), lambda: 0), []
+    recorder, steps = Recorder(Ticks(), Memory()), []
     recorder.observers.append(
         lambda record: steps.append(" ".join(f"{phase[0]}{graph}" for (graph, phase), *_ in record.segments))
     )
@@ -61,9 +76,17 @@ def test_a_step_is_from_the_first_forward_to_the_last_backward(segments, steps):
     assert recorded(segments) == steps
 
 
+def test_memory_is_what_was_seen_at_marks_and_what_the_allocator_tells_of_between():
+    recorder = Recorder(Ticks(), Memory())
+    for phase in ("forward", "backward"):
+        with recorder.segment((0, phase)):  # marks for memory, start, end, memory
+            pass
+    assert recorder.last().memory == ((1.0, 1), (1.5, 7), (4.0, 2), (5.0, 3), (8.0, 4))
+
+
 def test_forwards_without_a_backward_do_not_pile_up():
     clock = Ticks()
-    recorder = Recorder(clock, lambda: 0)
+    recorder = Recorder(clock, Memory())
     for _ in range(3 * _MOST_WAITING):
         with recorder.segment((0, "forward")):
             pass

@@ -26,11 +26,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <mutex>
 #include <set>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 namespace lmswap::heap {
 
@@ -40,6 +42,12 @@ struct Stats {
   size_t retained_bytes = 0;       // free but kept resident for reuse
   size_t peak_resident_bytes = 0;  // live + retained, since reset_peak
   size_t num_fresh_pages = 0;      // 4 KiB pages handed out that the kernel has to fault in
+};
+
+/// From `seconds` of the monotonic clock on, so much was allocated.
+struct Change {
+  double seconds = 0;
+  size_t live_bytes = 0;
 };
 
 /// Half-open [start, start + nbytes).
@@ -90,6 +98,8 @@ class PageHeap {
   }
 
   [[nodiscard]] Stats stats() const;
+  /// What happened in [start_seconds, stop_seconds], in order; only the last 65,536 changes are known.
+  [[nodiscard]] std::vector<Change> changes(double start_seconds, double stop_seconds) const;
   void reset_peak();
   /// Retained pages are dropped whenever live + retained would pass this; 0 stands for the highest live since `trim`.
   void set_limit(size_t resident_bytes);
@@ -101,6 +111,7 @@ class PageHeap {
   void unlock() { mutex_.unlock(); }
 
  private:
+  void note_change();
   uintptr_t take(size_t nbytes);
   [[nodiscard]] Range find_extensible(size_t nbytes) const;
   uintptr_t find_vacant(size_t nbytes);
@@ -117,6 +128,7 @@ class PageHeap {
   size_t limit_bytes_ = 0;
   size_t highest_live_bytes_ = 0;
   Stats stats_;
+  std::deque<Change> changes_;
 };
 
 }  // namespace lmswap::heap
