@@ -8,6 +8,7 @@
 // - copies in are queued in order of need, as early as there is room until that need, but not before the lane is free.
 #pragma once
 
+#include <limits>
 #include <vector>
 
 #include "curve.h"
@@ -24,8 +25,14 @@ struct Swap {
 struct Outcome {
   Bytes excess_bytes = 0;  // over the budget, at the worst run, when all that leaves is away as long as it can be
   int worst_run = -1;
-  double seconds = 0;  // where it fits
+  double seconds = 0;        // where it fits
+  double least_seconds = 0;  // of the step, as known when placing ended
 };
+
+// Of a step that was given up because it takes more than it may.
+inline Outcome too_slow(double least_seconds) {
+  return {0, -1, std::numeric_limits<double>::infinity(), least_seconds};
+}
 
 class Placer {
  public:
@@ -44,6 +51,7 @@ class Placer {
     int return_earliest;  // run before which its copy in may be queued
     bool is_last;         // of this copy of the buffer
     int out_start = -2;   // -2: not queued; -1: needs no copy
+    int out_number = -1;  // in order of queueing
     double out_end = 0;
     int release = -1, in_start = -1;
     double in_end = 0;
@@ -54,13 +62,21 @@ class Placer {
   bool step(int at);
   void queue_outs(int at);
   void queue_out(int number, int at);
+  void add_outgoing(int number);
   void settle(int at);
+  void settle_segment(int at);
   bool make_room(int at);
   bool make_room_without_stall(int at, Bytes wanted, int before);
   void queue_ins(int at);
   void queue_in(Trip& trip, int at);
-  void release(std::size_t outgoing, int at);
-  void stay(std::size_t outgoing, int at);
+  int last_needed_of_left(int at);
+  [[nodiscard]] int first_to_leave(int at) const;
+  void release(int number, int at);
+  void stay(int number, int at);
+  [[nodiscard]] auto idle_later() const {
+    return [this](int a, int b) { return trips_[a].after > trips_[b].after; };
+  }
+  [[nodiscard]] static bool is_outgoing(const Trip& trip) { return !trip.stays && trip.release < 0; }
   [[nodiscard]] Bytes run_bytes(int at) const;
   [[nodiscard]] double run_end(int at) const;
   double copy(bool is_in, Bytes nbytes);
@@ -77,10 +93,14 @@ class Placer {
   std::vector<Bytes> resident_;   // by run, while all that leaves is away
   Curve promised_;                // the same, with what has come back early
   std::vector<int> eligible_;     // heap of trips that may leave: first idle on top
-  std::vector<int> outgoing_;     // trips queued out and not released
-  std::vector<int> away_;         // heap of trips released and not queued in: first needed on top
-  std::vector<int> last_trip_;    // by copy, or -1
-  std::size_t next_earliest_ = 0, next_need_ = 0, next_segment_ = 0;
+  // Trips queued out. Those that were released since, or stay, are still there: whoever looks for one passes over them.
+  std::vector<int> leaving_;    // in order of their copies; from next_leaving_ on they have not ended
+  std::vector<int> copied_;     // heap of what has left and may still be in use: first idle on top
+  std::vector<int> left_;       // heap of what has left and is idle: last needed on top
+  std::vector<int> away_;       // heap of trips released and not queued in: first needed on top
+  std::vector<int> last_trip_;  // by copy, or -1
+  std::size_t next_earliest_ = 0, next_leaving_ = 0, next_need_ = 0, next_segment_ = 0;
+  int num_outgoing_ = 0;
   int blocked_trip_ = -1, blocked_until_ = -1;
   Bytes now_bytes_ = 0, tier_used_bytes_ = 0, short_bytes_ = 0;
   double clock_ = 0, out_end_ = 0, in_end_ = 0;

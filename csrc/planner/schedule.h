@@ -18,7 +18,8 @@ inline bool redoes(Fate fate) { return fate == Fate::kRedo || fate == Fate::kRed
 
 // A time in which a buffer exists and is not used: after run `after`, before run `before`.
 struct Stretch {
-  int copy;  // which copy of the buffer
+  int buffer;
+  int copy;  // which one of the buffer
   int gap;   // of the buffer, as planned
   int after, before;
   int last_write;  // the run that wrote it last
@@ -35,10 +36,11 @@ struct Run {
 // Buffers of the step are copies 0 … n-1; those that reruns make follow in order of execution.
 struct Schedule {
   std::vector<Run> runs;
-  std::vector<int> copies;         // by copy: the buffer
   std::vector<Stretch> stretches;  // in order of `before`
   std::vector<Bytes> born, dead;   // by run: bytes that begin and cease to exist there; `dead` has one entry more
+  std::size_t num_copies = 0;
   std::vector<int> segment_start, segment_stop;  // by segment, in runs
+  std::uint64_t key = 0;                         // of the reruns and of what leaves: the rest follows from them
 };
 
 class Scheduler {
@@ -64,9 +66,6 @@ class Scheduler {
   bool run(int op);
   bool run_again(int op, int position, int gap);
   bool make_ready(int op, int position);
-  [[nodiscard]] bool is_there(int buffer) const {
-    return is_there_[buffer] != 0 || step_.life[buffer] == Life::kTangent;
-  }
   bool ensure(int buffer, int position);
   void use(int buffer, int at, bool is_write);
   void make(int buffer, int at);
@@ -80,7 +79,8 @@ class Scheduler {
   Schedule* out_ = nullptr;
   std::vector<Copy> copies_;
   std::vector<int> newest_;     // by buffer: its copy, or -1
-  std::vector<char> is_there_;  // by buffer: made and not dropped
+  std::vector<char> at_start_;  // by buffer: is there before any op
+  std::vector<char> is_there_;  // by buffer: the same, or made and not dropped
   std::vector<int> gap_;        // by buffer: the gap under way
   std::vector<int> pins_;       // by buffer: ops that wait for all of their inputs to be there
   double rerun_seconds_left_ = 0;

@@ -98,13 +98,23 @@ Search::Score Search::evaluate(const std::vector<Fate>& fates, double most_secon
   ++evaluations_;
   most_seconds *= 1 + 1e-9;  // sums in another order differ in their last bits
   if (!scheduler_.build(fates, most_seconds - free_seconds_, schedule_)) {
-    last_ = {kNever, -1, 0};
+    last_ = {kNever, -1, 0, 0};
   } else {
-    last_ = placer_.place(schedule_, most_seconds);
+    last_ = place(most_seconds);
   }
   const Score score{last_.excess_bytes, last_.seconds};
   if (best_.fates.empty() || score < best_.score) best_ = {fates, score};
   return score;
+}
+
+// A third to a half of all schedules were placed before: other fates often come to the same.
+Outcome Search::place(double most_seconds) {
+  const auto [known, is_new] = placed_.try_emplace(schedule_.key);
+  auto& outcome = known->second;
+  if (is_new || (std::isinf(outcome.seconds) && outcome.least_seconds <= most_seconds)) {
+    outcome = placer_.place(schedule_, most_seconds);
+  }
+  return outcome.least_seconds > most_seconds ? too_slow(outcome.least_seconds) : outcome;
 }
 
 Found Search::run(int most_evaluations, double target_seconds) {
@@ -203,7 +213,7 @@ Search::Score Search::repair(std::vector<Fate>& fates, double swap_price, bool a
     options.clear();
     for (const auto& stretch : schedule_.stretches) {
       if (stretch.leaves || stretch.after >= last_.worst_run || stretch.before <= last_.worst_run) continue;
-      const int buffer = buffer_of_[stretch.gap];
+      const int buffer = stretch.buffer;
       const Bytes nbytes = step_.nbytes[buffer];
       const Fate now = fates[stretch.gap];
       if (nbytes == 0) continue;

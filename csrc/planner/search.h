@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 #include <random>
+#include <unordered_map>
 #include <vector>
 
 #include "place.h"
@@ -62,6 +63,7 @@ class Search {
   [[nodiscard]] bool is_done() const;
   static constexpr double kAnySeconds = std::numeric_limits<double>::infinity();
   Score evaluate(const std::vector<Fate>& fates, double most_seconds = kAnySeconds);
+  Outcome place(double most_seconds);
   Found answer();
   void start();
   void improve();
@@ -87,6 +89,7 @@ class Search {
   std::vector<Candidate> starts_;
   Candidate best_;
   Outcome last_;
+  std::unordered_map<std::uint64_t, Outcome> placed_;  // by key of the schedule
   int evaluations_ = 0, most_evaluations_ = 0;
   double target_seconds_ = 0;
   double free_seconds_ = 0;  // of the step when nothing has to go

@@ -27,7 +27,7 @@ _NUM_THREADS = 2
 _MOST_OPS_FOR_MEMORY_BUDGET = 200
 
 # A search ends in one of several valleys: at 521 ops one seed of three is a point of step time better than the others.
-# Each takes 0.35 s; the third brought the U-Net (bf16, H200, 42 % of the peak) from 2.2 to 1.5 % over the bound.
+# Each takes 0.3 s; the third brought the U-Net (bf16, H200, 42 % of the peak) from 2.2 to 1.5 % over the bound.
 _MOST_OPS_FOR_THREE_SEEDS = 600
 
 

@@ -104,7 +104,7 @@ def _small_buffers(problem: Problem) -> frozenset[int]:
 
 
 def _most_evaluations(num_ops: int) -> int:
-    """How many schedules a search tries: one takes 35 to 50 ns an op, and 1,000 ops shall be planned in a second."""
+    """How many schedules a search tries: one takes 15 to 35 ns an op, and 1,000 ops shall be planned in a second."""
     return int(min(24_000, 4.8e5 / max(num_ops, 1) ** 0.5))
 
 

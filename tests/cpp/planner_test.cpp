@@ -2,6 +2,7 @@
 // are carried out by a naive account of memory.
 #include <gtest/gtest.h>
 
+#include <map>
 #include <random>
 
 #include "exact.h"
@@ -89,6 +90,32 @@ TEST_P(AnyStep, IsNeverPlannedFasterThanExactly) {
       EXPECT_GE(found.seconds, exact->seconds * (1 - 1e-12));
     }
   }
+}
+
+TEST_P(AnyStep, IsPlacedTheSameWhereverTheKeyIs) {
+  const auto random = random_case(static_cast<unsigned>(GetParam()), 20);
+  const auto limits = limits_of(random, 80);
+  Scheduler scheduler(random.step);
+  Placer placer(random.step, random.link, limits.budget_bytes, limits.tier_bytes);
+  std::mt19937 draw(1);
+  std::map<std::uint64_t, Outcome> placed;
+  int repeats = 0;
+  for (int tries = 0; tries < 300; ++tries) {
+    std::vector<Fate> fates(random.step.num_gaps(), Fate::kKeep);
+    for (int change = 0; change < 2; ++change) fates[draw() % fates.size()] = static_cast<Fate>(draw() % kNumFates);
+    Schedule schedule;
+    if (!scheduler.build(fates, 1e9, schedule)) continue;
+    const auto outcome = placer.place(schedule, 1e9);
+    const auto [known, is_new] = placed.try_emplace(schedule.key, outcome);
+    EXPECT_EQ(known->second.excess_bytes, outcome.excess_bytes);
+    EXPECT_EQ(known->second.seconds, outcome.seconds);
+    repeats += is_new ? 0 : 1;
+    if (outcome.excess_bytes > 0) continue;
+    // Given up below what it was known to take, and only there.
+    EXPECT_GT(placer.place(schedule, outcome.least_seconds * (1 - 1e-9) - 1e-9).seconds, outcome.seconds);
+    EXPECT_EQ(placer.place(schedule, outcome.least_seconds).seconds, outcome.seconds);
+  }
+  EXPECT_GT(repeats, 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Random, AnyStep, testing::Range(0, 40));
