@@ -12,7 +12,7 @@ import logging
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import fx
@@ -39,9 +39,6 @@ from lmswap.session.opening import as_asked, open_engine, resolve_tier
 from lmswap.session.steps import PlannedStep, StepPlans
 
 _log = logging.getLogger(__name__)
-
-# The graphs as their forwards run, and as their backwards do.
-_Order: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
 
 # In records, the place of a graph's number for a step that no plan was made for.
 UNPLANNED = -1
@@ -102,7 +99,7 @@ class Session:
         self.meter = OpMeter(device, self.memory, lambda program: roofline(program, self.machine))
         self.runs_uncaptured = False  # code whose graph cannot be planned for; somebody serves what it saves
         self._num_runs: Counter[tuple[int, ...]] = Counter()  # by step, before the one under way
-        self._last_order: _Order = ((), ())  # of the step before the last
+        self._last_order: tuple[tuple[int, ...], ...] = ()  # forwards and backwards of the step before the last
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """The Dynamo backend: takes one graph, gives what runs instead of it."""
