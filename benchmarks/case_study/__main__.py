@@ -169,7 +169,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--budget", help='bytes or "6GiB"; default: what the first size takes plainly')
     parser.add_argument("--replicas", type=positive, default=2, metavar="N", help="trainings at once (%(default)s)")
     parser.add_argument("--repeats", type=positive, default=2, metavar="N", help="of what is compared (%(default)s)")
-    parser.add_argument("--steps", type=positive, metavar="N", help="timed steps a run (2; on a GPU 10)")
+    parser.add_argument(
+        "--steps", type=positive, metavar="N", help=f"timed steps a run ({STEPS['cpu']}; on a GPU {STEPS['cuda']})"
+    )
     add_network(parser)
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of weights and dropout (%(default)s)")
     parser.add_argument("--data", metavar="DIR", help="a BraTS folder; default: made subjects")
