@@ -211,7 +211,7 @@ def test_a_plan_that_may_not_be_the_best_is_searched_for_again_after_the_first_s
     monkeypatch.setattr(feedback, "TOLERANCE", 1e6)
     expected, unplanned = train(LARGE, policy="none", num_steps=6)
     # Over so slow a link a plan that swaps all is far from the best.
-    tight = {"policy": "auto", "budget": tight_budget(unplanned), "link": "100MB/s"}
+    tight = {"policy": "auto", "budget": tight_budget(unplanned, 0.9), "link": "100MB/s"}
     monkeypatch.setitem(_POLICIES, "auto", hasty_auto)
     monkeypatch.setattr(steps, "_WORTH_SEARCHING", 10.0)  # no plan is as bad
     assert not any("replanned" in note for note in train(LARGE, num_steps=6, **tight)[1].notes)

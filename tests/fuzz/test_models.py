@@ -29,7 +29,7 @@ from lmswap.ir.schedule import schedule
 from lmswap.plan import simulate, verify
 from lmswap.rewrite.insert import insert_swaps
 from lmswap.rewrite.rerun import run_again
-from tests.capture.captured import METER
+from tests.capture.captured import METER, NoMemory
 from tests.fuzz.cases import cases
 from tests.fuzz.models import RandomModel, models
 from tests.ir.build import unit_machine
@@ -136,7 +136,7 @@ def engine(tmp_path_factory):
     native.open_disk_tier(str(tmp_path_factory.mktemp("swap")), 2**26)
     for tier in _TIERS:
         native.reserve(tier, 2**22)
-    engine = PoisoningEngine(torch.device("cpu"), native, lambda: 0)
+    engine = PoisoningEngine(torch.device("cpu"), native, NoMemory())
     yield engine
     engine.close()
 
