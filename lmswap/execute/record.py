@@ -201,11 +201,11 @@ class Recorder:
             (key, self._clock.take_mark(start), self._clock.take_mark(end)) for key, start, end in step.segments
         )
         memory = [(self._clock.take_mark(mark), nbytes) for mark, nbytes in step.memory]
-        memory = sorted([*memory, *self._memory.tensor_changes(memory[0][0], memory[-1][0])]) if memory else memory
+        memory += self._memory.tensor_changes(memory[0][0], memory[-1][0])  # a segment marks where it begins and ends
         self._transfers += self._clock.take_records()
         own = [record for record in self._transfers if step.begun_seconds <= record.queued_seconds < stop]
         self._transfers = [record for record in self._transfers if record.queued_seconds >= stop]
-        record = StepRecord(segments, tuple(memory), tuple(own))
+        record = StepRecord(segments, tuple(sorted(memory)), tuple(own))
         for observer in self.observers:
             observer(record)
         return record

@@ -135,6 +135,7 @@ def test_trains_under_bf16_autocast(head):
     assert loss.dtype is torch.float32
     assert loss.isfinite()
     gradients = [p.grad for p in model.parameters()]
-    # Whether they are finite is oneDNN's: its bf16 weight gradients can hold NaN; see README.
     assert all(gradient.dtype is torch.float32 for gradient in gradients)
+    # Those of convolution weights can hold NaN, by oneDNN's fault (see README); nothing is computed from them.
+    assert all(gradient.isfinite().all() for gradient in gradients if gradient.ndim != 5)
     assert any(gradient.count_nonzero() for gradient in gradients)
