@@ -55,7 +55,7 @@ TASKS = {
     "small": {
         "unet3d": _unet3d(96, 8, torch.float32),
         "unet3d_bf16": _unet3d(96, 8, torch.bfloat16),
-        "resnet50": Task(resnet50, _images(32, 112), (Bottleneck,)),
+        "resnet50": Task(resnet50, _images(64, 112), (Bottleneck,)),
         "gpt": _gpt(layers=8, width=192, heads=4, tokens=256, words=1024, batch=24),
         "vit": Task(
             lambda: VisionTransformer(layers=8, width=192, heads=4, size=128, patch=8),
