@@ -192,6 +192,18 @@ def _where_time_goes(links: Links, link: LinkRuns) -> str:
     return (
         f" At {ratio_name(link)} the step takes {longer:+.2f} s against unlimited memory: {stalled:.2f} s stalled, "
         f"{computing - before:+.2f} s of computing, with {again / 2**30:.2f} GiB computed again and copies beside it."
+        + _best_possible(runs[-1])
+    )
+
+
+def _best_possible(run: Run) -> str:
+    """What the plan of ``run`` would take by the costs of its ops, beside the certificate of that."""
+    swapping = run.swapping
+    if swapping is None or swapping.predicted_seconds is None or not swapping.bound_seconds:
+        return ""
+    return (
+        f" By the costs of its ops the plan takes {swapping.predicted_seconds:.2f} s, and none under this budget less "
+        f"than {swapping.bound_seconds:.2f} s."
     )
 
 

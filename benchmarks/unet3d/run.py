@@ -101,6 +101,7 @@ class Configuration:
 class Swapping:
     """What lmswap says of the last step; ``graph_seconds`` is what ``predicted_seconds`` predicts.
 
+    No plan for these ops can take less than ``bound_seconds``, by the costs that ``predicted_seconds`` goes by.
     ``saved_bytes`` is what the forward pass makes and the backward pass reads, whatever is done with it;
     ``forward_seconds`` what the forward pass computed for. ``spans`` are of the last step, ``tensor_memory`` the
     tensors that lmswap saw made and freed in it, as (seconds, bytes).
@@ -118,6 +119,7 @@ class Swapping:
     forward_seconds: float
     spans: tuple[Span, ...]
     tensor_memory: tuple[tuple[float, int], ...]
+    bound_seconds: float | None = None  # not in files of before it was kept
 
     @property
     def timeline(self) -> Timeline:
@@ -319,6 +321,7 @@ def _swapping(model: nn.Module) -> Swapping:
         forward_seconds=sum(s.seconds for s in spans if s.lane is Lane.COMPUTE and s.name.startswith("forward")),
         spans=spans,
         tensor_memory=thin(report.measured.memory if report.measured is not None else ()),
+        bound_seconds=report.bound_seconds,
     )
 
 

@@ -212,18 +212,29 @@ void PageHeap::limit_retained() {
   stats_.peak_resident_bytes = std::max(stats_.peak_resident_bytes, stats_.live_bytes + retained_.total_bytes());
 }
 
-/// Smallest ranges first: the largest have the best chance to serve.
+/// Whole huge pages, as long as there are some: what is left of one that loses a part is small pages from then on.
 void PageHeap::drop_retained(size_t nbytes) {
-  while (nbytes > 0) {
-    const Range range = retained_.best_fit(0);
-    const size_t dropped = std::min(range.nbytes, nbytes);
-    const Range tail{range.end() - dropped, dropped};
+  nbytes -= std::min(nbytes, drop_in_units(nbytes, kHugePageBytes));
+  drop_in_units(nbytes, page_bytes_);
+}
+
+/// Drops `nbytes`, rounded up to `unit`, of what retained ranges hold of whole units; returns how much. Smallest ranges
+/// first: the largest have the best chance to serve.
+size_t PageHeap::drop_in_units(size_t nbytes, size_t unit) {
+  size_t dropped = 0;
+  for (auto next = retained_.by_size().begin(); next != retained_.by_size().end() && dropped < nbytes;) {
+    const auto [size, start] = *next++;  // what stays of a range is smaller, and so comes before `next`
+    const uintptr_t end = (start + size) / unit * unit, first = round_up(start, unit);
+    if (end <= first) continue;
+    const size_t part = std::min(end - first, round_up(nbytes - dropped, unit));
+    const Range tail{end - part, part};
     retained_.remove(tail);
     advise(tail.start, tail.end(), MADV_DONTNEED);
     advise(tail.start, tail.end(), MADV_NOHUGEPAGE);  // else the kernel may fill what is missing of a huge page again
     vacant_.insert(tail);
-    nbytes -= dropped;
+    dropped += part;
   }
+  return dropped;
 }
 
 }  // namespace lmswap::heap

@@ -21,7 +21,8 @@
 // 0.5 %, but no step became measurably faster.
 //
 // Fresh pages are huge ones (2 MiB) where they lie wholly inside a block: a step of the 3D U-Net at 128^3 takes 4.5 s
-// instead of 5.8 s on two cores.
+// instead of 5.8 s on two cores. They are given back whole where that is enough: in parts, those that are left become
+// fewer with every step (at 96^3 in 900 MiB from 700 to 590 MiB in 40 steps), and twice as many pages are fresh.
 #pragma once
 
 #include <cstddef>
@@ -117,6 +118,7 @@ class PageHeap {
   uintptr_t find_vacant(size_t nbytes);
   void limit_retained();
   void drop_retained(size_t nbytes);
+  size_t drop_in_units(size_t nbytes, size_t unit);
 
   mutable std::mutex mutex_;
   const size_t page_bytes_;
