@@ -12,6 +12,7 @@ from torch import nn
 
 import lmswap
 from lmswap.errors import LmswapError
+from lmswap.execute import _C
 from lmswap.hardware.cache import cache_directory
 from lmswap.plan import _POLICIES, feedback, make_plan
 from lmswap.plan.auto import plan_auto
@@ -130,6 +131,19 @@ def test_a_prediction_that_is_off_is_made_again_once_from_what_was_measured(monk
     assert report.plan_origin.startswith("made again after step 3")
     monkeypatch.setattr(feedback, "TOLERANCE", 1e6)
     assert train()[1].predicted_seconds == pytest.approx(report.predicted_seconds)  # remembered
+
+
+def test_planning_again_to_the_same_plan_leaves_the_step_its_pages(monkeypatch):
+    monkeypatch.setattr(feedback, "TOLERANCE", -1.0)
+    model = lmswap.enable(LARGE.make(), "4GiB", policy="none")
+    fresh_bytes = []
+    for _ in range(6):
+        model.zero_grad()
+        LARGE.loss(model(LARGE.batch())).backward()
+        fresh_bytes.append(4096 * _C.heap_stats().num_fresh_pages)
+    assert any(note.endswith("the plan is the same") for note in lmswap.report(model).notes)
+    assert fresh_bytes[-1] - fresh_bytes[2] < fresh_bytes[2] / 10
+    lmswap.disable(model)
 
 
 class Wide(nn.Module):

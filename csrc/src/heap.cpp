@@ -212,21 +212,21 @@ void PageHeap::limit_retained() {
   stats_.peak_resident_bytes = std::max(stats_.peak_resident_bytes, stats_.live_bytes + retained_.total_bytes());
 }
 
-/// Whole huge pages, as long as there are some: what is left of one that loses a part is small pages from then on.
+/// Whole huge pages as far as possible: what is left of one that loses a part is small pages from then on.
 void PageHeap::drop_retained(size_t nbytes) {
-  nbytes -= std::min(nbytes, drop_in_units(nbytes, kHugePageBytes));
+  nbytes -= drop_in_units(nbytes / kHugePageBytes * kHugePageBytes, kHugePageBytes);
   drop_in_units(nbytes, page_bytes_);
 }
 
-/// Drops `nbytes`, rounded up to `unit`, of what retained ranges hold of whole units; returns how much. Smallest ranges
-/// first: the largest have the best chance to serve.
+/// Drops `nbytes`, a multiple of `unit`, of what retained ranges hold of whole units, or all of that; returns how much.
+/// Smallest ranges first: the largest have the best chance to serve.
 size_t PageHeap::drop_in_units(size_t nbytes, size_t unit) {
   size_t dropped = 0;
   for (auto next = retained_.by_size().begin(); next != retained_.by_size().end() && dropped < nbytes;) {
     const auto [size, start] = *next++;  // what stays of a range is smaller, and so comes before `next`
     const uintptr_t end = (start + size) / unit * unit, first = round_up(start, unit);
     if (end <= first) continue;
-    const size_t part = std::min(end - first, round_up(nbytes - dropped, unit));
+    const size_t part = std::min<size_t>(end - first, nbytes - dropped);
     const Range tail{end - part, part};
     retained_.remove(tail);
     advise(tail.start, tail.end(), MADV_DONTNEED);

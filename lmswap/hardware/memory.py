@@ -58,8 +58,14 @@ class DeviceMemory(Protocol):
     def reset_tensor_peak(self) -> None:
         """Starts the tensor peak again; `peak_bytes` goes on."""
 
+    def reusable_bytes(self) -> int:
+        """The part of `used_bytes` that no tensor holds, and that the next one will get."""
+
     def trim(self) -> None:
-        """Gives back what the allocator only keeps for reuse."""
+        """Gives back what is only kept for reuse: the next step has to fetch it anew, which takes about half of one."""
+
+    def tidy(self) -> None:
+        """Gives back what planning left behind; what tensors will get again stays."""
 
     def synchronize(self) -> None:
         """Waits until the device has run all that was asked of it."""
@@ -116,8 +122,14 @@ class CudaMemory:
         self._earlier_peak_bytes = self.peak_bytes()
         self._cuda.reset_peak_memory_stats(self._device)
 
+    def reusable_bytes(self) -> int:  # noqa: D102
+        return 0
+
     def trim(self) -> None:  # noqa: D102
         self._cuda.empty_cache()
+
+    def tidy(self) -> None:  # noqa: D102
+        return
 
     def synchronize(self) -> None:  # noqa: D102
         self._cuda.synchronize(self._device)
@@ -173,9 +185,18 @@ class CpuMemory:
     def reset_tensor_peak(self) -> None:  # noqa: D102
         self._heap.heap_reset_peak()
 
+    def reusable_bytes(self) -> int:  # noqa: D102
+        return self._heap.heap_stats().retained_bytes
+
     def trim(self) -> None:  # noqa: D102
         self._heap.heap_trim()
-        _trim_c_heap()
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Makes glibc give freed pages back, of which planning 500 ops leaves some 20 MiB; others keep none."""
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
 
     def synchronize(self) -> None:  # noqa: D102
         return
@@ -186,10 +207,3 @@ class CpuMemory:
             CpuMemory._num_open -= 1
             if CpuMemory._num_open == 0:
                 self._heap.heap_uninstall()
-
-
-def _trim_c_heap() -> None:
-    """Makes glibc give freed pages back, of which planning 500 ops leaves some 20 MiB; other C libraries keep none."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

@@ -103,7 +103,8 @@ class Budget:
 
     def with_growth(self, planned: Allowance) -> Allowance:
         """``planned`` and what the process has grown by since beside tensors: the margin is there for what comes."""
-        self._memory.trim()
-        beside_bytes = self._memory.used_bytes() - self._memory.used_tensor_bytes()
+        self._memory.tidy()
+        held_bytes = self._memory.used_tensor_bytes() + self._memory.reusable_bytes()
+        beside_bytes = self._memory.used_bytes() - held_bytes
         grown_bytes = max(0, beside_bytes - (planned.base_bytes - planned.tensor_bytes))
         return replace(planned, base_bytes=planned.base_bytes + grown_bytes)

@@ -205,6 +205,8 @@ class StepPlans:
         if remembers:
             self._cache.write(program, planned)
         is_same = (plan.swaps, plan.reruns) == (step.plan.swaps, step.plan.reruns)
+        if not is_same:
+            self._memory.trim()  # the pages that the plan before needed at once would stay beside this one's
         self._notes.append(f"replanned {reason}" + ("; the plan is the same" if is_same else ""))
         return not is_same
 
@@ -240,7 +242,7 @@ class StepPlans:
                 policy=policy,
             ) from None
         finally:
-            self._memory.trim()
+            self._memory.tidy()
 
     def _adopt(
         self, graphs: tuple[int, ...], joined: Joined, planned: Planned, allowance: Allowance, origin: str
