@@ -59,9 +59,9 @@ def compare_links(runner: Runner, ladder: Ladder) -> Links | None:
 
 
 def basis_of(unswapped: Sequence[Run]) -> Swapping | None:
-    """What ratios are set by: the fastest of some runs of the same graphs without a budget."""
-    fastest = min(unswapped, key=lambda run: run.seconds_per_step, default=None)
-    return fastest.swapping if fastest is not None else None
+    """What ratios are set by: the shortest forward pass of some runs of the same graphs without a budget."""
+    passes = [run.swapping for run in unswapped if run.swapping is not None]
+    return min(passes, key=lambda swapping: swapping.forward_seconds, default=None)
 
 
 def choose_links(device: str, basis: Swapping) -> list[LinkRuns]:

@@ -101,6 +101,13 @@ def test_a_link_is_paced_to_the_ratio_and_a_cpus_own_link_stays_where_it_is_too_
     assert fast.ratio == pytest.approx(800 * MIB / (1e9 * 1.4)) and fast.ratio > AC922.ratio
 
 
+def test_ratios_are_set_by_the_shortest_forward_pass():
+    first, second = unswapped(5.0), unswapped(6.0)  # the step that was looked at may be none of the fastest
+    second = replace(second, swapping=replace(second.swapping, forward_seconds=1.3))
+    assert links_stage.basis_of([first, second]) is second.swapping
+    assert links_stage.basis_of([]) is None
+
+
 def test_every_repeat_goes_through_all_links_beside_unlimited_memory(disk):
     runner = FakeRunner()
     links = links_stage.compare_links(runner, make_ladder())
