@@ -197,13 +197,14 @@ def _where_time_goes(links: Links, link: LinkRuns) -> str:
 
 
 def _best_possible(run: Run) -> str:
-    """What the plan of ``run`` would take by the costs of its ops, beside the certificate of that."""
+    """What the plan of ``run`` would take by the costs of its ops, beside what those allow."""
     swapping = run.swapping
-    if swapping is None or swapping.predicted_seconds is None or not swapping.bound_seconds:
+    if swapping is None or not swapping.predicted_seconds or not swapping.bound_seconds or not swapping.free_seconds:
         return ""
+    planned, bound = swapping.predicted_seconds / swapping.free_seconds, swapping.bound_seconds / swapping.free_seconds
     return (
-        f" By the costs of its ops the plan takes {swapping.predicted_seconds:.2f} s, and none under this budget less "
-        f"than {swapping.bound_seconds:.2f} s."
+        f" By the costs of its ops the plan takes {planned:.3f} × the step with unlimited memory, and none under this "
+        f"budget less than {bound:.3f} ×."
     )
 
 

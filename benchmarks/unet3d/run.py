@@ -101,7 +101,8 @@ class Configuration:
 class Swapping:
     """What lmswap says of the last step; ``graph_seconds`` is what ``predicted_seconds`` predicts.
 
-    No plan for these ops can take less than ``bound_seconds``, by the costs that ``predicted_seconds`` goes by.
+    By the costs of ops that ``predicted_seconds`` goes by, the step takes ``free_seconds`` with unlimited memory, and
+    no plan less than ``bound_seconds``.
     ``saved_bytes`` is what the forward pass makes and the backward pass reads, whatever is done with it;
     ``forward_seconds`` what the forward pass computed for. ``spans`` are of the last step, ``tensor_memory`` the
     tensors that lmswap saw made and freed in it, as (seconds, bytes).
@@ -119,7 +120,8 @@ class Swapping:
     forward_seconds: float
     spans: tuple[Span, ...]
     tensor_memory: tuple[tuple[float, int], ...]
-    bound_seconds: float | None = None  # not in files of before it was kept
+    free_seconds: float | None = None  # this and the next are not in files of before they were kept
+    bound_seconds: float | None = None
 
     @property
     def timeline(self) -> Timeline:
@@ -321,6 +323,7 @@ def _swapping(model: nn.Module) -> Swapping:
         forward_seconds=sum(s.seconds for s in spans if s.lane is Lane.COMPUTE and s.name.startswith("forward")),
         spans=spans,
         tensor_memory=thin(report.measured.memory if report.measured is not None else ()),
+        free_seconds=report.free_seconds,
         bound_seconds=report.bound_seconds,
     )
 

@@ -37,9 +37,10 @@ class Report:
     ones. ``measured_tensor_peak_bytes`` is the part of the measured peak that tensors held, None where it is not known.
     Tier bytes are what the plan needs there, what the tier holds now and has held at most; ``host_budget_bytes`` is
     what it may hold. ``emulated_link`` is what copies were paced to, None where they ran at the machine's own speed;
-    ``out_bytes_per_second`` and ``in_bytes_per_second`` are what they reached while at least one was under way. No plan
-    is faster than ``bound_seconds`` while ops keep their order; ``plan_origin`` says where the plan comes from: "made
-    in 1.2 s", "from cache". ``verified`` is what verification has checked, None where it was not asked for.
+    ``out_bytes_per_second`` and ``in_bytes_per_second`` are what they reached while at least one was under way. The
+    step would take ``free_seconds`` with unlimited memory, and no plan is faster than ``bound_seconds`` while ops keep
+    their order; ``plan_origin`` says where the plan comes from: "made in 1.2 s", "from cache". ``verified`` is what
+    verification has checked, None where it was not asked for.
     """
 
     model: str
@@ -59,6 +60,7 @@ class Report:
     measured_tensor_peak_bytes: int | None
     predicted_seconds: float | None
     measured_seconds: float | None
+    free_seconds: float | None
     bound_seconds: float | None
     swapped_out_bytes: int | None
     swapped_in_bytes: int | None
@@ -161,7 +163,11 @@ class Report:
     def _quality(self) -> str:
         assert self.predicted_seconds is not None
         excess = self.predicted_seconds / self.bound_seconds - 1 if self.bound_seconds else None
-        step = f"step {format_seconds(self.predicted_seconds)}, {format_excess(excess)}"
+        over = ""
+        if self.free_seconds:
+            share = max(0.0, self.predicted_seconds / self.free_seconds - 1)
+            over = f"{100 * share:.1f} % over unlimited memory, "
+        step = f"step {format_seconds(self.predicted_seconds)}, {over}{format_excess(excess)}"
         return f"Plan: {self.plan_origin}; {step}."
 
     def _emulation(self) -> str:
@@ -235,6 +241,7 @@ def make_report(
     program: Program | None = None,
     plan: Plan | None = None,
     predicted: Timeline | None = None,
+    free_seconds: float | None = None,
     steps: int = 0,
     measured: Timeline | None = None,
     measured_peak_bytes: int | None = None,
@@ -274,6 +281,7 @@ def make_report(
         measured_tensor_peak_bytes=measured_tensor_peak_bytes,
         predicted_seconds=plan.predicted_seconds if plan is not None else None,
         measured_seconds=_graph_seconds(measured) if measured is not None else None,
+        free_seconds=free_seconds,
         bound_seconds=plan.certificate.seconds if plan is not None and plan.certificate is not None else None,
         swapped_out_bytes=measured.lane_bytes(Lane.OUT) if measured is not None else None,
         swapped_in_bytes=measured.lane_bytes(Lane.IN) if measured is not None else None,

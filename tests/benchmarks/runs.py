@@ -58,6 +58,7 @@ def make_run(configuration, *, peak_bytes=2000 * MIB, bits=("bf000000",) * 3, we
             forward_seconds=1.4,
             spans=spans if swapped else (),
             tensor_memory=((0.0, 50 * MIB),),
+            free_seconds=2.8,
             bound_seconds=2.95,
         )
         if configuration.policy is not None

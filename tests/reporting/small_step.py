@@ -81,6 +81,7 @@ def report(**changes: object) -> Report:
         "program": PROGRAM,
         "plan": PLAN,
         "predicted": timeline("predicted"),
+        "free_seconds": 5.0,
         "steps": 3,
         "measured": timeline("measured", base_bytes=2 * MIB, stall_seconds=1),
         "measured_peak_bytes": 9 * MIB,

@@ -13,7 +13,8 @@ from tests.reporting.small_step import MIB, PLAN, PROGRAM, planned_report, repor
 GOLDEN = """\
 lmswap report: Small on cpu (unit machine), after 3 steps
 Swapping is on: policy 'swap_all' sends 1 of 6 buffers, 3.00 MiB, to the disk tier.
-Plan: made in 20 ms; step 5.50 s, at most 10.0 % above the best possible for this order of operations.
+Plan: made in 20 ms; step 5.50 s, 10.0 % over unlimited memory, at most 10.0 % above the best possible for this order of
+operations.
 
                   predicted   measured     error
 peak              10.00 MiB   9.00 MiB   +11.1 %
