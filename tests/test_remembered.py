@@ -133,7 +133,7 @@ def test_a_prediction_that_is_off_is_made_again_once_from_what_was_measured(monk
     assert train()[1].predicted_seconds == pytest.approx(report.predicted_seconds)  # remembered
 
 
-def test_planning_again_to_the_same_plan_leaves_the_step_its_pages(monkeypatch):
+def test_without_a_plan_a_corrected_prediction_costs_the_step_none_of_its_pages(monkeypatch):
     monkeypatch.setattr(feedback, "TOLERANCE", -1.0)
     model = lmswap.enable(LARGE.make(), "4GiB", policy="none")
     fresh_bytes = []
@@ -144,6 +144,19 @@ def test_planning_again_to_the_same_plan_leaves_the_step_its_pages(monkeypatch):
     assert any(note.endswith("the plan is the same") for note in lmswap.report(model).notes)
     assert fresh_bytes[-1] - fresh_bytes[2] < fresh_bytes[2] / 10
     lmswap.disable(model)
+
+
+def test_a_search_between_steps_comes_on_top_of_no_memory_that_is_kept_for_reuse(monkeypatch):
+    monkeypatch.setattr(feedback, "TOLERANCE", -1.0)
+    kept_bytes = []
+
+    def observed(*arguments, **parameters):
+        kept_bytes.append(_C.heap_stats().retained_bytes)
+        return make_plan(*arguments, **parameters)
+
+    monkeypatch.setattr(steps, "make_plan", observed)
+    train(LARGE, num_steps=5)
+    assert kept_bytes == [0, 0]
 
 
 class Wide(nn.Module):

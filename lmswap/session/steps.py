@@ -193,6 +193,8 @@ class StepPlans:
         """Puts a new plan in the place of ``step``'s, if there is one that takes ``most_seconds``, and says so."""
         reason = f"after step {self._engine.recorder.num_steps}: {reason}"
         program, policy = step.joined.program, self._options.policy
+        if policy != "none":  # which has nothing to search for
+            self._memory.trim()  # what a search takes would come on top of what is kept for reuse
         try:
             plan = self._search(program, costs, machine, allowance, policy, effort=_SECOND_EFFORT)
         except (PlanInfeasible, TierError) as error:
@@ -205,8 +207,6 @@ class StepPlans:
         if remembers:
             self._cache.write(program, planned)
         is_same = (plan.swaps, plan.reruns) == (step.plan.swaps, step.plan.reruns)
-        if not is_same:
-            self._memory.trim()  # the pages that the plan before needed at once would stay beside this one's
         self._notes.append(f"replanned {reason}" + ("; the plan is the same" if is_same else ""))
         return not is_same
 
