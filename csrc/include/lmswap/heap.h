@@ -21,8 +21,9 @@
 // 0.5 %, but no step became measurably faster.
 //
 // Fresh pages are huge ones (2 MiB) where they lie wholly inside a block: a step of the 3D U-Net at 128^3 takes 4.5 s
-// instead of 5.8 s on two cores. They are given back whole as far as possible: in parts, they become fewer from step to
-// step (of 830 MiB at 96^3 from 700 to 590 MiB in 40 steps, and now to 670), and 15 thousand pages are fresh, not 9.
+// instead of 5.8 s on two cores. They are given back whole as far as possible. Given back in parts, they became fewer
+// from step to step: of 830 MiB at 96^3 from 700 to 590 MiB in 40 steps, with 15 thousand fresh pages a step. Given
+// back whole, 670 MiB stay huge, and 9 thousand pages are fresh.
 #pragma once
 
 #include <cstddef>
