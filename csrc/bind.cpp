@@ -236,6 +236,7 @@ void bind_heap(nb::module_& module) {
       "heap_set_limit", [](int64_t resident) { heap::set_limit(checked("resident_bytes", resident)); },
       "resident_bytes"_a);
   module.def("heap_trim", &heap::trim);
+  module.def("heap_lend", [](int64_t nbytes) { heap::lend(checked("nbytes", nbytes)); }, "nbytes"_a);
 }
 
 }  // namespace

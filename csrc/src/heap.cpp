@@ -161,6 +161,20 @@ void PageHeap::trim() {
   drop_retained(retained_.total_bytes());
 }
 
+void PageHeap::lend(size_t nbytes) {
+  const std::lock_guard guard(mutex_);
+  for (auto range = retained_.by_size().rbegin(); range != retained_.by_size().rend() && nbytes > 0; ++range) {
+    const auto [size, start] = *range;
+    const bool has_huge = round_up(start, kHugePageBytes) + kHugePageBytes <= start + size;
+    const size_t unit = has_huge ? kHugePageBytes : page_bytes_;  // a huge page that loses a part is lost
+    const uintptr_t first = round_up(start, unit), end = (start + size) / unit * unit;
+    const size_t part = std::min<size_t>(end - first, round_up(nbytes, unit));
+    advise(end - part, end, MADV_DONTNEED);
+    stats_.num_fresh_pages += part / kStatsPageBytes;
+    nbytes -= std::min(part, nbytes);
+  }
+}
+
 void PageHeap::note_change() {
   if (changes_.size() == kMostChanges) changes_.pop_front();
   changes_.push_back({monotonic_seconds(), stats_.live_bytes});

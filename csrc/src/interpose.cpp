@@ -235,4 +235,8 @@ void trim() {
   if (PageHeap* const heap = g_heap.load()) heap->trim();
 }
 
+void lend(size_t nbytes) {
+  if (PageHeap* const heap = g_heap.load()) heap->lend(nbytes);
+}
+
 }  // namespace lmswap::heap

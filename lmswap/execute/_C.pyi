@@ -133,3 +133,6 @@ def heap_set_limit(resident_bytes: int) -> None:
 
 def heap_trim() -> None:
     """Gives all retained pages back to the kernel now."""
+
+def heap_lend(nbytes: int) -> None:
+    """Gives pages of so much to the kernel for a while; they stay retained, and come anew when they are used."""

@@ -64,6 +64,9 @@ class DeviceMemory(Protocol):
     def trim(self) -> None:
         """Gives back what is only kept for reuse: the next step has to fetch it anew, which takes about half of one."""
 
+    def lend(self, nbytes: int) -> None:
+        """Lends as much of what is kept for reuse to work of the host that takes it from the same memory now."""
+
     def tidy(self) -> None:
         """Gives back what planning left behind; what tensors will get again stays."""
 
@@ -128,6 +131,9 @@ class CudaMemory:
     def trim(self) -> None:  # noqa: D102
         self._cuda.empty_cache()
 
+    def lend(self, nbytes: int) -> None:  # noqa: D102
+        return
+
     def tidy(self) -> None:  # noqa: D102
         return
 
@@ -191,6 +197,9 @@ class CpuMemory:
     def trim(self) -> None:  # noqa: D102
         self._heap.heap_trim()
         self.tidy()
+
+    def lend(self, nbytes: int) -> None:  # noqa: D102
+        self._heap.heap_lend(nbytes)
 
     def tidy(self) -> None:
         """Makes glibc give freed pages back, of which planning 500 ops leaves some 20 MiB; others keep none."""

@@ -181,23 +181,47 @@ TEST(PageHeap, PagesMayBeHugeWhereTheyLieWhollyInsideABlock) {
   EXPECT_EQ(may_be_huge_bytes(third, third + 8 * kMiB), 0u) << "nothing of it is in a block";
 }
 
-TEST(PageHeap, DropsWholeHugePagesAndTheRestWhereNoneIsWhole) {
-  constexpr size_t kHuge = 2 * kMiB;
-  PageHeap heap(64 * kMiB);
-  const Block small = allocate_filled(heap, kMiB, 's');
-  const Block keep = allocate_filled(heap, kMiB, 'k');
-  const Block large = allocate_filled(heap, 9 * kMiB, 'l');
-  heap.free(small.data);
-  heap.free(large.data);
+/// A heap that retains 1 MiB and 9 MiB of neighbours, between which a block lives.
+struct RetainingHeap : testing::Test {
+  static constexpr size_t kHuge = 2 * kMiB;
+  PageHeap heap{64 * kMiB};
+  Block small = allocate_filled(heap, kMiB, 's');
+  Block keep = allocate_filled(heap, kMiB, 'k');
+  Block large = allocate_filled(heap, 9 * kMiB, 'l');
+  uintptr_t small_start = reinterpret_cast<uintptr_t>(small.data);
+  uintptr_t first = reinterpret_cast<uintptr_t>(large.data), end = first + 9 * kMiB;
+
+  RetainingHeap() {
+    heap.free(small.data);
+    heap.free(large.data);
+  }
+};
+
+TEST_F(RetainingHeap, DropsWholeHugePagesAndTheRestWhereNoneIsWhole) {
   heap.set_limit(11 * kMiB - kHuge - kPage);
-  const auto small_start = reinterpret_cast<uintptr_t>(small.data);
   EXPECT_EQ(resident_bytes(small_start, small_start + kMiB), kMiB - kPage);
-  const auto first = reinterpret_cast<uintptr_t>(large.data), end = first + 9 * kMiB;
   EXPECT_EQ(resident_bytes(first, end), 7 * kMiB);
   for (uintptr_t page = (first + kHuge - 1) / kHuge * kHuge; page + kHuge <= end; page += kHuge) {
     EXPECT_EQ(resident_bytes(page, page + kHuge) % kHuge, 0u) << "none has lost a part";
   }
   EXPECT_TRUE(keep.is_intact());
+}
+
+TEST_F(RetainingHeap, LendsPagesOfWhatItRetainsAndPlacesBlocksAsBefore) {
+  const size_t fresh = heap.stats().num_fresh_pages;
+  for (int again = 0; again < 2; ++again) {
+    heap.lend(3 * kMiB);
+    EXPECT_EQ(resident_bytes(first, end), 9 * kMiB - 2 * kHuge) << "whole huge pages, and lent twice is lent once";
+  }
+  EXPECT_EQ(heap.stats().retained_bytes, 10 * kMiB);
+  EXPECT_EQ(heap.stats().num_fresh_pages - fresh, 2 * 2 * kHuge / 4096);
+  const Block again = allocate_filled(heap, 9 * kMiB, 'a');
+  EXPECT_EQ(again.data, large.data);
+  EXPECT_TRUE(again.is_intact());
+  heap.lend(64 * kMiB);
+  EXPECT_EQ(resident_bytes(small_start, small_start + kMiB), 0u) << "all that is retained";
+  EXPECT_TRUE(keep.is_intact());
+  EXPECT_TRUE(again.is_intact());
 }
 
 TEST(PageHeap, TrimGivesBackAndForgetsTheHighestLive) {

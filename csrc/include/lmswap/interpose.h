@@ -40,5 +40,6 @@ void uninstall();
 void reset_peak();
 void set_limit(size_t resident_bytes);
 void trim();
+void lend(size_t nbytes);
 
 }  // namespace lmswap::heap
