@@ -16,9 +16,10 @@ class Certificate:
         zones    [  0   ) .  [ 1  ) .  [ 2 )
 
     Memory while the op of a cut runs costs its price for each byte, and each lane's time costs its price in each zone.
-    Compute's time costs what those two leave of 1. Every buffer is then kept, swapped and made again as cheaply as it
-    can be by itself, and what the budget and the lanes offer is taken off at the same prices: that is a lower bound,
-    whatever the prices. `lmswap.plan.verify_certificate` has the formula and says why.
+    Compute's time costs what those two leave of 1, and more where copies slow it down. Every buffer is then kept,
+    swapped and made again as cheaply as it can be by itself, and what the budget and the lanes offer is taken off at
+    the same prices: that is a lower bound, whatever the prices. `lmswap.plan.verify_certificate` has the formula and
+    says why.
 
     ``seconds`` is infinite if what must be there at the one cut exceeds the budget: then no plan exists.
     """

@@ -12,3 +12,8 @@ class OpCosts:
     seconds: tuple[float, ...]
     scratch_bytes: tuple[int, ...]  # allocated and freed inside the op: workspaces, layout copies
     source: str
+
+    @property
+    def free_seconds(self) -> float:
+        """What a step takes in unlimited memory: each op once, no waits."""
+        return sum(self.seconds)

@@ -37,7 +37,7 @@ def certify(
     if least.max() > budget_bytes:
         return Certificate(math.inf, (int(least.argmax()),), (0.0,), (0.0, 0.0), (0.0, 0.0))
     cuts = _cuts(memory, least, budget_bytes)
-    step = dual(memory, found, cuts, budget_bytes)
+    step = dual(memory, found, cuts, budget_bytes, link.compute_factor)
     prices = best_prices(step, budget_bytes)
     seconds = step.bound(prices)
     return _compact(seconds, cuts, prices) if seconds > trivial.seconds else trivial

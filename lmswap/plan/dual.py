@@ -126,20 +126,24 @@ class Dual:
     room_bytes: Floats  # by cut: for idle contents, beside what is there whatever the plan
     cut_seconds: Floats  # of compute, by cut
     zone_seconds: Floats  # of compute, by zone
+    compute_factor: float  # beside copies
 
     def bound(self, prices: Prices) -> float:
         """The seconds that ``prices`` prove."""
-        offered = float(self.room_bytes @ prices.memory)
-        for lane in (prices.out, prices.into):
-            offered += float(self.zone_seconds @ lane + self.cut_seconds @ np.minimum(lane[1:], lane[:-1]))
-        return float(self.zone_seconds.sum() + self.cut_seconds.sum()) + self._contents_seconds(prices) - offered
+        at_cut = (np.minimum(lane[1:], lane[:-1]) for lane in (prices.out, prices.into))
+        compute = self.zone_seconds @ self._run(prices.out, prices.into) + self.cut_seconds @ self._run(*at_cut)
+        return float(compute - self.room_bytes @ prices.memory) + self._contents_seconds(prices)
+
+    def _run(self, out: Floats, into: Floats) -> Floats:
+        """The price of compute's time."""
+        return np.minimum(1.0, (1 - out - into) / self.compute_factor)
 
     def _contents_seconds(self, prices: Prices) -> float:
         """The least that all contents cost, from the last zone backwards: what is to come by what is there and where.
 
         Each is present in a zone, without or with a copy outside, or absent at a cut, dropped or copied.
         """
-        of, run = self.contents, 1 - prices.out - prices.into
+        of, run = self.contents, self._run(prices.out, prices.into)
         present, with_copy, dropped, copied, seconds = np.zeros((5, len(of.nbytes)))
         for cut in reversed(range(len(prices.memory))):
             idle, goes_on = of.is_idle[:, cut], of.goes_on[:, cut]
@@ -161,7 +165,7 @@ def _priced(seconds: Floats, price: float) -> Floats:
     return seconds * price if price > 0 else np.where(np.isinf(seconds), np.inf, 0.0)
 
 
-def dual(memory: StepMemory, found: Absences, cuts: Ints, budget_bytes: int) -> Dual:
+def dual(memory: StepMemory, found: Absences, cuts: Ints, budget_bytes: int, compute_factor: float) -> Dual:
     """The step at ``cuts``."""
     starts = np.array(memory.op_starts)
     return Dual(
@@ -169,4 +173,5 @@ def dual(memory: StepMemory, found: Absences, cuts: Ints, budget_bytes: int) -> 
         (budget_bytes - least_bytes(memory, found)[cuts]).astype(np.float64),
         starts[cuts + 1] - starts[cuts],
         starts[np.append(cuts, len(starts) - 1)] - starts[np.append(0, cuts + 1)],
+        compute_factor,
     )

@@ -47,8 +47,8 @@ class _PriceProgram:
         self._entries: list[tuple[Ints, Ints, Floats]] = []
         self._limits: list[Floats] = []
         cuts, zones, kinds = len(dual.room_bytes), len(dual.zone_seconds), len(self._contents.nbytes)
-        self._memory, self._out, self._into = map(self._variables, (cuts, zones, zones))
-        self._out_at_cut, self._in_at_cut = self._variables(cuts), self._variables(cuts)
+        self._memory, self._out, self._into, self._run = map(self._variables, (cuts, zones, zones, zones))
+        self._out_at_cut, self._in_at_cut, self._run_at_cut = map(self._variables, (cuts, cuts, cuts))
         self._to_come = [self._variables(kinds, zones) for _ in range(4)]
 
     def _variables(self, *shape: int) -> Ints:
@@ -65,7 +65,9 @@ class _PriceProgram:
         self._num_rows += count
 
     def solve(self) -> Prices:
-        self._limit((self._out, 1.0), (self._into, 1.0), limit=1.0)
+        share = self._dual.compute_factor
+        self._limit((self._out, 1.0), (self._into, 1.0), (self._run, share), limit=1.0)
+        self._limit((self._out_at_cut, 1.0), (self._in_at_cut, 1.0), (self._run_at_cut, share), limit=1.0)
         self._limit_contents()
         row, column, value = (np.concatenate(part) for part in zip(*self._entries, strict=True))
         rows = csr_array((value, (row, column)), shape=(self._num_rows, self._num_variables))
@@ -74,19 +76,19 @@ class _PriceProgram:
         return self._prices(np.zeros(self._num_variables) if found.x is None else found.x)
 
     def _gain(self) -> Floats:
-        """The bound. What the op of a cut costs a lane is not concave: that of one zone beside it is no less."""
+        """The bound. What a lane costs beside the op of a cut is not concave: that of one zone beside it is no less."""
         dual, gain = self._dual, np.zeros(self._num_variables)
-        gain[self._out] -= dual.zone_seconds / self._second_unit
-        gain[self._into] -= dual.zone_seconds / self._second_unit
-        gain[self._out_at_cut] = gain[self._in_at_cut] = -dual.cut_seconds / self._second_unit
+        gain[self._run] = dual.zone_seconds / self._second_unit
+        gain[self._run_at_cut] = dual.cut_seconds / self._second_unit
         gain[self._memory] = -dual.room_bytes / self._byte_unit
         present = self._to_come[0]
         gain[present[np.arange(len(present)), self._contents.made_in]] = 1.0
         return gain
 
     def _most(self) -> Floats:
-        """Nothing is to come of a content after the last cut at which it is idle."""
+        """Compute's time costs no more than what passes; of a content nothing is to come after its last idle cut."""
         most, idle = np.full(self._num_variables, np.inf), self._contents.is_idle
+        most[self._run] = most[self._run_at_cut] = 1.0
         later = np.logical_or.accumulate(idle[:, ::-1], axis=1)[:, ::-1]
         is_over = np.column_stack([~later, np.ones(len(idle), bool)])
         for here in self._to_come[:2]:
@@ -123,13 +125,8 @@ class _PriceProgram:
         self._limit((with_copy[row, cut], 1.0), (copied[row, cut], -1.0))
         self._limit((copied[row, cut], 1.0), (with_copy[row, cut + 1], -1.0), (self._into[cut + 1], -in_seconds[row]))
         row, cut = np.nonzero(of.is_idle & repeatable)
-        again, lanes = rerun_seconds[row], (self._out[cut + 1], self._into[cut + 1])
-        self._limit(
-            (dropped[row, cut], 1.0),
-            (present[row, cut + 1], -1.0),
-            *((lane, again) for lane in lanes),
-            limit=again,
-        )
+        again = (self._run[cut + 1], -rerun_seconds[row])
+        self._limit((dropped[row, cut], 1.0), (present[row, cut + 1], -1.0), again)
         for absent, possible in ((dropped, repeatable), (copied, swappable)):
             row, cut = np.nonzero(of.goes_on & possible)
             self._limit((absent[row, cut], 1.0), (absent[row, cut + 1], -1.0))

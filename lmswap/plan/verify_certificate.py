@@ -10,15 +10,22 @@ time of the lanes out and in, it pays
     where it is present and idle       λ · bytes
     for the copy out                   α · the copy's seconds
     for each copy in                   β · the copy's seconds
-    for each second run                (1 - α - β) · its share, by bytes, of the seconds of the op
+    for each second run                γ · its share, by bytes, of the seconds of the op
 
 and at least the cheapest of all ways through the zones from where it is made. (A copy that takes several zones pays no
 less than all of it in the cheapest.) On the other hand the plan has at each cut no more than the budget, less what is
-there whatever the plan; and no lane, compute among them, has more time than passes. So
+there whatever the plan. Of the time that passes in a zone copies run in some, y, and in the rest, x, none does: no lane
+is busy for more than y, and what is computed takes x + f · y at most, f the link's compute_factor. So with
 
-    seconds ≥ Σ compute + Σ contents' cheapest ways - Σ_cuts λ · room - Σ_zones (α + β) · compute in the zone
+    γ = min(1, (1 - α - β) / f)
 
-where the op of a cut counts with the cheaper of the zones beside it: a copy that goes on while it runs is in both.
+α · out + β · in + γ · (compute + second runs) ≤ (α + β + γ f) · y + γ · x ≤ x + y: the time of the zone pays for all
+three, and
+
+    seconds ≥ Σ_zones γ · compute in the zone + Σ contents' cheapest ways - Σ_cuts λ · room
+
+where the op of a cut counts at the lower α and the lower β of the zones beside it: a copy that goes on while it runs is
+in both.
 """
 
 from __future__ import annotations
@@ -57,14 +64,13 @@ def verify_certificate(
     link = machine.tier(tier).link.while_busy
     contents = _contents(program, costs, min_swap_bytes)
     present = [_present_bytes(program, costs, contents, cut) for cut in certificate.cuts]
-    proven = compute = sum(costs.seconds)
     if any(nbytes > budget_bytes for nbytes in present):
         proven = math.inf
     else:
         rooms = [budget_bytes - nbytes for nbytes in present]
         least = math.fsum(_least_seconds(content, certificate, link) for content in contents)
         offered = math.fsum(price * room for price, room in zip(certificate.memory_prices, rooms, strict=True))
-        proven = max(compute, compute + least - offered - _lanes_seconds(costs, certificate))
+        proven = max(costs.free_seconds, _compute_seconds(costs, certificate, link) + least - offered)
     if not certificate.seconds <= proven * (1 + _TOLERANCE):
         raise PlanInvalid("certificate", f"states {certificate.seconds} seconds, its prices prove {proven}")
 
@@ -176,7 +182,7 @@ def _least_seconds(content: _Content, certificate: Certificate, link: Link) -> f
             dropped = dropped if gap == later else math.inf
             copied = copied if gap == later else math.inf
             if content.rerun_seconds < math.inf:
-                dropped = min(dropped, content.rerun_seconds * (1 - out[cut + 1] - into[cut + 1]) + present)
+                dropped = min(dropped, content.rerun_seconds * _run_price(out[cut + 1], into[cut + 1], link) + present)
             if copies:
                 copied = min(copied, copies[1] * into[cut + 1] + with_copy)
             held = content.nbytes * certificate.memory_prices[cut]
@@ -188,13 +194,17 @@ def _least_seconds(content: _Content, certificate: Certificate, link: Link) -> f
     return present
 
 
-def _lanes_seconds(costs: OpCosts, certificate: Certificate) -> float:
-    """What the time of both lanes costs while ops run."""
-    zones = [0, *(cut + 1 for cut in certificate.cuts)], [*certificate.cuts, len(costs.seconds)]
+def _compute_seconds(costs: OpCosts, certificate: Certificate, link: Link) -> float:
+    """What the time of all ops is worth, each run once."""
+    cuts, lanes = certificate.cuts, (certificate.out_prices, certificate.in_prices)
+    zones = pairwise((-1, *cuts, len(costs.seconds)))
     total = 0.0
-    for lane in (certificate.out_prices, certificate.in_prices):
-        for price, start, stop in zip(lane, *zones, strict=True):
-            total += price * sum(costs.seconds[start:stop])
-        for cut, prices in zip(certificate.cuts, pairwise(lane), strict=True):
-            total += min(prices) * costs.seconds[cut]
+    for out, into, (before, after) in zip(*lanes, zones, strict=True):
+        total += _run_price(out, into, link) * sum(costs.seconds[before + 1 : after])
+    for cut, out, into in zip(cuts, *map(pairwise, lanes), strict=True):
+        total += _run_price(min(out), min(into), link) * costs.seconds[cut]
     return total
+
+
+def _run_price(out: float, into: float, link: Link) -> float:
+    return min(1.0, (1 - out - into) / link.compute_factor)
