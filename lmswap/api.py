@@ -148,7 +148,7 @@ def report(model: nn.Module) -> Report:
         program=step.joined.program if step else None,
         plan=step.plan if step else None,
         predicted=step.predicted if step else None,
-        free_seconds=sum(step.costs.seconds) if step else None,
+        free_seconds=step.costs.free_seconds if step else None,
         steps=session.recorder.num_steps,
         measured=_measured(last, step) if last else None,
         measured_peak_bytes=session.memory.peak_bytes() if last else None,

@@ -78,13 +78,16 @@ class ModelCall:
             return self._call_captured(self._compiled, args, kwargs)
 
     def known_steps(self) -> Sequence[PlannedEvents]:
-        """See `lmswap.eager.step.Host`; so are the next two."""
+        """See `lmswap.eager.step.Host`; so are the next three."""
         return [sequence.events for sequence in reversed(self._sequences)]
 
     def backward_begins(self, step: EagerStep) -> None:  # noqa: D102
         self._end_segment()
         key = (_graph(step), "backward")
         self._backward = (key, self._session.recorder.begin_segment(key))
+
+    def begin_op(self) -> None:  # noqa: D102
+        self._session.recorder.begin_op()
 
     def backward_ends(self, step: EagerStep) -> None:  # noqa: D102
         self._end_segment()

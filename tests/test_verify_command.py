@@ -35,6 +35,7 @@ def nothing_is_left():
     gc.collect()  # models that were enabled
     for session in sessions():  # torch.compile(backend="lmswap") makes some that last as long as the process
         session.close()
+    lmswap.api._compiled.clear()
     assert not _C.heap_is_installed()
 
 

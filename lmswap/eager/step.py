@@ -37,6 +37,9 @@ class Host(Protocol):
     def backward_begins(self, step: EagerStep) -> None:
         """A backward pass has reached the model."""
 
+    def begin_op(self) -> None:
+        """The next op of a planned step begins, but for the first of each pass."""
+
     def backward_ends(self, step: EagerStep) -> None:
         """That pass is over; not called if it raised."""
 
@@ -88,6 +91,7 @@ class EagerStep:
             saved.kept = self._host.check.keep(tensor, self._host.module_names)
         if self.planned is not None:
             self._act(self.planned.after_pack(at))
+            self._host.begin_op()
             return saved
         _send_away(storage, self._host.tier)
         if self.recording is not None:
@@ -184,6 +188,7 @@ class EagerStep:
             self._leave_plan()
         if self.planned is not None:
             self._act(self.planned.before_group(at))
+            self._host.begin_op()
         elif self.recording is not None:
             held = [number for number, other in self._by_number.items() if other.is_held_elsewhere]
             self.recording.begin_group(name, storage.number, held)

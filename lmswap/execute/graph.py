@@ -26,12 +26,28 @@ class SegmentGraph:
 
 def copy_graph(graph: SegmentGraph) -> SegmentGraph:
     """A copy that can be run and edited apart from ``graph``; it has no ``ops``."""
-    (output,) = graph.module.graph.find_nodes(op="output")
-    made, copies = fx.Graph(), dict[fx.Node, fx.Node]()
-    made.output(made.graph_copy(graph.module.graph, copies)).meta.update(output.meta)
+    module, copies = _copy_module(graph.module)
     buffer_of = {copies[node]: buffer for node, buffer in graph.buffer_of.items()}
-    module = fx.GraphModule(graph.module, made)
     return SegmentGraph(module, graph.phase, graph.num_user_outputs, buffer_of=buffer_of)
+
+
+def with_begins(graph: SegmentGraph, begin_op: Callable[[], None]) -> fx.GraphModule:
+    """A copy of ``graph`` that calls ``begin_op`` before each op but the first."""
+    timed, copies = _copy_module(graph.module)
+    (following,) = timed.graph.find_nodes(op="output")
+    for op in reversed(graph.ops[1:]):
+        following = copies.get(op, following)  # the rewriter drops states of the generator that nobody draws from again
+        with timed.graph.inserting_before(following):
+            timed.graph.call_function(begin_op)
+    return timed
+
+
+def _copy_module(module: fx.GraphModule) -> tuple[fx.GraphModule, dict[fx.Node, fx.Node]]:
+    """A copy, and the node that it has for each node."""
+    (output,) = module.graph.find_nodes(op="output")
+    made, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    made.output(made.graph_copy(module.graph, copies)).meta.update(output.meta)
+    return fx.GraphModule(module, made), copies
 
 
 def is_projection(node: fx.Node) -> bool:

@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+import numpy as np
 
 from lmswap.execute._C import TransferRecord
 from lmswap.ir.timeline import Lane, Span, Timeline
@@ -40,17 +42,27 @@ class TensorMemory(Protocol):
         """Between two times of CLOCK_MONOTONIC, beside what was read now and then."""
 
 
+class _MarkedRun(NamedTuple):
+    """One run of a segment, in marks."""
+
+    key: SegmentKey
+    start: int
+    ops: tuple[int, ...]  # where its second op began, and so on, in a step whose ops are timed
+    end: int
+
+
 @dataclass
 class _MarkedStep:
     """A step whose times are marks still: reading them would make the host wait for the device."""
 
     begun_seconds: float  # host time
-    segments: list[tuple[SegmentKey, int, int]] = field(default_factory=list)
+    runs: list[_MarkedRun] = field(default_factory=list)
     memory: list[tuple[int, int]] = field(default_factory=list)  # mark, tensor bytes on the device
+    times_ops: bool = False
 
     @property
     def sequence(self) -> tuple[SegmentKey, ...]:
-        return tuple(key for key, _, _ in self.segments)
+        return tuple(run.key for run in self.runs)
 
     def count(self, graph: int, phase: str) -> int:
         """How often that segment has run."""
@@ -61,21 +73,44 @@ class _MarkedStep:
         """Whether every forward segment has seen its backward."""
         forwards = sorted(graph for graph, phase in self.sequence if phase == "forward")
         backwards = sorted(graph for graph, phase in self.sequence if phase == "backward")
-        return bool(self.segments) and forwards == backwards
+        return bool(self.runs) and forwards == backwards
+
+
+class SegmentRun(NamedTuple):
+    """One run of a segment, in seconds of CLOCK_MONOTONIC."""
+
+    key: SegmentKey
+    start: float
+    ops: tuple[float, ...]  # where its second op began, and so on; empty in a step whose ops were not timed
+    end: float
 
 
 @dataclass(frozen=True)
 class StepRecord:
     """One step as it ran, in seconds of CLOCK_MONOTONIC."""
 
-    segments: tuple[tuple[SegmentKey, float, float], ...]
+    segments: tuple[SegmentRun, ...]
     memory: tuple[tuple[float, int], ...]  # tensor bytes on the device
     transfers: tuple[TransferRecord, ...]
 
     @property
     def begun_seconds(self) -> float:
         """When its first mark was passed: second 0 of its timeline."""
-        return min([start for _, start, _ in self.segments] + [seconds for seconds, _ in self.memory])
+        return min([run.start for run in self.segments] + [seconds for seconds, _ in self.memory])
+
+    def compute_seconds(self) -> tuple[tuple[float, ...], ...]:
+        """By run of a segment: seconds from where each op began to where the next did, less waits for copies.
+
+        One number for all of its ops where they were not timed.
+        """
+        waits = sorted((r.wait_start_seconds, r.wait_end_seconds) for r in self.transfers)
+        clock = [0.0, *(seconds for wait in waits for seconds in wait)]  # compute waits for one copy after the other
+        waited = np.cumsum([0.0, *(seconds for start, end in waits for seconds in (0.0, end - start))])
+        found = []
+        for run in self.segments:
+            begins = np.array([run.start, *run.ops, run.end])
+            found.append(tuple(np.diff(begins - np.interp(begins, clock, waited)).tolist()))
+        return tuple(found)
 
     def timeline(self, names: Sequence[str], *, other_bytes: int) -> Timeline:
         """The step as spans from 0 on.
@@ -87,7 +122,7 @@ class StepRecord:
         origin = self.begun_seconds
         waits = sorted((r.wait_start_seconds, r.wait_end_seconds, r.swap) for r in self.transfers)
         spans = []
-        for (graph, phase), start, end in self.segments:
+        for (graph, phase), start, _, end in self.segments:
             clock = start
             for wait_start, wait_end, buffer in waits:
                 if start <= wait_start <= wait_end <= end:  # both 0 where nothing waited
@@ -110,6 +145,7 @@ class Recorder:
     def __init__(self, clock: Clock, memory: TensorMemory) -> None:
         self._clock, self._memory = clock, memory
         self._current = _MarkedStep(time.perf_counter())
+        self._ops: list[int] = []  # marks of the segment under way
         self._waiting: list[_MarkedStep] = []  # forwards before it that no backward has claimed
         self._ended: _MarkedStep | None = None
         self._last: StepRecord | None = None
@@ -122,6 +158,15 @@ class Recorder:
     def current_sequence(self) -> tuple[SegmentKey, ...]:
         """Segments that have run in the step under way."""
         return self._current.sequence
+
+    @property
+    def times_ops(self) -> bool:
+        """Whether the ops of the step under way are timed."""
+        return self._current.times_ops
+
+    def time_ops(self) -> None:
+        """Asks for the ops of the step that is about to begin to be timed."""
+        self._current.times_ops = True
 
     def last(self) -> StepRecord | None:
         """The last step that ended; waits for the device."""
@@ -153,11 +198,17 @@ class Recorder:
         elif key in self._current.sequence:
             self._wait()
         self.memory_changed()
+        self._ops.clear()
         return self._clock.mark()
+
+    def begin_op(self) -> None:
+        """The next op of the segment begins; the first one began with it."""
+        if self.times_ops:
+            self._ops.append(self._clock.mark())
 
     def end_segment(self, key: SegmentKey, start: int) -> None:
         """The run that `begin_segment` began is over."""
-        self._current.segments.append((key, start, self._clock.mark()))
+        self._current.runs.append(_MarkedRun(key, start, tuple(self._ops), self._clock.mark()))
         self.memory_changed()
 
     def end_if_complete(self) -> None:
@@ -180,7 +231,7 @@ class Recorder:
         while self._waiting and self._current.count(graph, "forward") <= self._current.count(graph, "backward"):
             earlier, current = self._waiting.pop(), self._current
             self._current = _MarkedStep(
-                earlier.begun_seconds, earlier.segments + current.segments, earlier.memory + current.memory
+                earlier.begun_seconds, earlier.runs + current.runs, earlier.memory + current.memory
             )
 
     def _end_step(self) -> None:
@@ -197,10 +248,11 @@ class Recorder:
         self.num_steps += 1
 
     def _read(self, step: _MarkedStep, stop: float) -> StepRecord:
+        take = self._clock.take_mark
         segments = tuple(
-            (key, self._clock.take_mark(start), self._clock.take_mark(end)) for key, start, end in step.segments
+            SegmentRun(run.key, take(run.start), tuple(map(take, run.ops)), take(run.end)) for run in step.runs
         )
-        memory = [(self._clock.take_mark(mark), nbytes) for mark, nbytes in step.memory]
+        memory = [(take(mark), nbytes) for mark, nbytes in step.memory]
         memory += self._memory.tensor_changes(memory[0][0], memory[-1][0])  # a segment marks where it begins and ends
         self._transfers += self._clock.take_records()
         own = [record for record in self._transfers if step.begun_seconds <= record.queued_seconds < stop]

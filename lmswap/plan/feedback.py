@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lmswap.ir.costs import OpCosts
@@ -11,32 +11,32 @@ from lmswap.ir.machine import Machine, Rate
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
 from lmswap.ir.schedule import Schedule, schedule
-from lmswap.ir.timeline import Lane, Span, Timeline
+from lmswap.ir.timeline import Lane, Timeline
 from lmswap.plan.simulate import simulate
 
 # A prediction that is off by more is made again from what was measured.
 TOLERANCE = 0.1
 
-# A stretch of less of the step is measured together with the next: a launch or a page fault would be much of it.
-_SHORTEST = 0.01
-
 
 @dataclass(frozen=True)
-class Stretch:
-    """What compute did between two waits for copies, or the ends of a segment: runs [start, stop) of the schedule."""
+class OpTime:
+    """One run of an op, its waits for copies left out."""
 
-    start: int
-    stop: int
+    op: int
     predicted_seconds: float
     measured_seconds: float
+
+    @property
+    def error_seconds(self) -> float:
+        """By how much the prediction was off."""
+        return abs(self.measured_seconds - self.predicted_seconds)
 
 
 @dataclass(frozen=True)
 class Feedback:
     """One step: seconds inside its graphs as predicted and as measured, and what would have predicted the latter.
 
-    ``costs`` and ``machine`` predict ``corrected_seconds`` for the same plan. ``first_op`` and ``last_op`` bound the
-    stretch of the program in which compute was off most.
+    ``costs`` and ``machine`` predict ``corrected_seconds`` for the same plan; ``worst`` is the run that was off most.
     """
 
     predicted_seconds: float
@@ -44,9 +44,7 @@ class Feedback:
     costs: OpCosts
     machine: Machine
     corrected_seconds: float
-    worst: Stretch
-    first_op: int
-    last_op: int
+    worst: OpTime
 
     @property
     def error(self) -> float:
@@ -68,87 +66,62 @@ def compare(
     tier: str,
     predicted: Timeline,
     measured: Timeline,
+    compute_seconds: Sequence[float],
+    op_seconds: Sequence[Sequence[float]],
 ) -> Feedback | None:
-    """Scales the seconds of ops by stretch, and the rates of copies by direction, to what was measured.
+    """Corrects the seconds of ops, and the rates of copies by direction, to what was measured.
 
-    A stretch ends where compute waits for a copy, whether it had to or not: its ops were measured together. Compute
-    spans of ``measured`` are called by their segment, stalls by their buffer; see `lmswap.execute.record`. None if it
-    ran other segments than the program has.
+    ``compute_seconds`` is what it takes to compute each segment, without waits for copies, and ``op_seconds`` how the
+    runs of its ops share that; those of a segment for which it has another number of runs share it as predicted. None
+    if other segments ran than the program has.
     """
     runs = schedule(program, plan.reruns)
-    segments = dict.fromkeys(span.name for span in measured.spans if span.lane is Lane.COMPUTE)
-    if len(segments) != len(program.segments):
+    if len(compute_seconds) != len(program.segments):
         return None
-    stretches = list(_stretches(runs, plan, predicted, measured))
-    first_run = {op: run for run, op in reversed(list(enumerate(runs.ops)))}
-    factor = {
-        run: stretch.measured_seconds / stretch.predicted_seconds
-        for stretch in stretches
-        for run in range(stretch.start, stretch.stop)
-        if stretch.predicted_seconds > 0
-    }
-    seconds = [each * factor.get(first_run[op], 1.0) for op, each in enumerate(costs.seconds)]
-    worst = max(stretches, key=lambda stretch: abs(stretch.measured_seconds - stretch.predicted_seconds))
+    times = _op_times(runs, predicted, compute_seconds, op_seconds)
     link = machine.tier(tier).link
     out_rate, in_rate = (
         _scaled(rate, measured.busy_seconds(lane), predicted.busy_seconds(lane))
         for rate, lane in ((link.out_rate, Lane.OUT), (link.in_rate, Lane.IN))
     )
-    corrected_costs = OpCosts(tuple(seconds), costs.scratch_bytes, costs.source)
+    corrected_costs = OpCosts(_corrected(program, costs, times), costs.scratch_bytes, costs.source)
     corrected_machine = machine.with_link(tier, replace(link, out_rate=out_rate, in_rate=in_rate))
     return Feedback(
         predicted_seconds=predicted.seconds,
-        measured_seconds=measured.lane_seconds(Lane.COMPUTE) + measured.lane_seconds(Lane.STALL),
+        measured_seconds=sum(compute_seconds) + measured.lane_seconds(Lane.STALL),
         costs=corrected_costs,
         machine=corrected_machine,
         corrected_seconds=simulate(program, corrected_costs, corrected_machine, plan).seconds,
-        worst=worst,
-        first_op=runs.ops[worst.start],
-        last_op=runs.ops[worst.stop - 1],
+        worst=max(times, key=lambda time: time.error_seconds),
     )
 
 
-def _stretches(runs: Schedule, plan: Plan, predicted: Timeline, measured: Timeline) -> Iterator[Stretch]:
-    """The stretches of each segment, in order; short ones are joined."""
-    expected = [span.seconds for span in predicted.spans if span.lane is Lane.COMPUTE]  # by run
-    shortest_seconds = _SHORTEST * sum(expected)
-    positions = _positions(runs, plan, measured)
-    segments = iter(runs.program.segments)
-    names: set[str] = set()
-    found: list[Stretch] = []  # of the segment under way
-    for span in measured.spans:
-        if span.lane is Lane.COMPUTE and span.name not in names:
-            yield from found
-            names.add(span.name)
-            segment = next(segments)
-            found = [Stretch(segment.start, segment.stop, sum(expected[segment.start : segment.stop]), 0.0)]
-        if span.lane is Lane.COMPUTE:
-            found[-1] = replace(found[-1], measured_seconds=found[-1].measured_seconds + span.seconds)
-        elif span in positions:
-            last, position = found[-1], positions[span]
-            before, after = sum(expected[last.start : position]), sum(expected[position : last.stop])
-            if last.start < position < last.stop and min(before, after) >= shortest_seconds:
-                done = replace(last, stop=position, predicted_seconds=before)
-                found[-1:] = [done, Stretch(position, last.stop, after, 0.0)]
-    yield from found
+def _op_times(
+    runs: Schedule, predicted: Timeline, compute_seconds: Sequence[float], op_seconds: Sequence[Sequence[float]]
+) -> list[OpTime]:
+    """Every run of the schedule."""
+    expected = [span.seconds for span in predicted.spans if span.lane is Lane.COMPUTE]
+    times: list[OpTime] = []
+    for segment, seconds, found in zip(runs.program.segments, compute_seconds, op_seconds, strict=True):
+        planned = expected[segment.start : segment.stop]
+        shares = found if len(found) == len(planned) else planned
+        scale = seconds / sum(shares) if any(shares) else 1.0
+        ops = runs.ops[segment.start : segment.stop]
+        times += [OpTime(op, was, scale * share) for op, was, share in zip(ops, planned, shares, strict=True)]
+    return times
 
 
-def _positions(runs: Schedule, plan: Plan, measured: Timeline) -> dict[Span, int]:
-    """By stall of ``measured``: the run before which it was, where each wait for the buffer was recorded."""
-    planned: dict[int, list[int]] = defaultdict(list)
-    for swap in plan.swaps:
-        waits = [swap.first_use] if swap.out_start is None else [swap.release, swap.first_use]
-        planned[runs.buffers[swap.buffer]] += waits
-    recorded: dict[int, list[Span]] = defaultdict(list)
-    for span in measured.spans:
-        if span.lane is Lane.STALL and span.buffer is not None:
-            recorded[span.buffer].append(span)
-    return {
-        span: position
-        for buffer, spans in recorded.items()
-        if len(spans) == len(planned[buffer])
-        for span, position in zip(spans, sorted(planned[buffer]), strict=True)
-    }
+def _corrected(program: Program, costs: OpCosts, times: Sequence[OpTime]) -> tuple[float, ...]:
+    """Seconds by op. Ops that were said to cost the same, as those of equal layers are, are corrected as one."""
+    kinds = [(op.target, seconds) for op, seconds in zip(program.ops, costs.seconds, strict=True)]
+    runs_of: dict[tuple[str, float], list[OpTime]] = defaultdict(list)
+    for time in times:
+        runs_of[kinds[time.op]].append(time)
+    corrected = {}
+    for kind, same in runs_of.items():
+        predicted, measured = sum(time.predicted_seconds for time in same), sum(time.measured_seconds for time in same)
+        corrected[kind] = kind[1] * measured / predicted if predicted > 0 else measured / len(same)
+    return tuple(corrected[kind] for kind in kinds)
 
 
 def _scaled(rate: Rate, measured_seconds: float, predicted_seconds: float) -> Rate:

@@ -75,7 +75,7 @@ class EngineRecorder:
         return tuple(self._trace(device, list(steps)) for device in dict.fromkeys(map(_device, self._sessions)))
 
     def _take(self, session: Session, record: StepRecord) -> None:
-        graphs = tuple(dict.fromkeys(graph for (graph, _), _, _ in record.segments))
+        graphs = tuple(dict.fromkeys(run.key[0] for run in record.segments))
         self._records.append((session, record, session.plans.get(graphs)))
 
     def _trace(self, device: str, steps: list[Step]) -> Trace:

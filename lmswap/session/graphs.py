@@ -16,7 +16,7 @@ from lmswap.capture.lower import Lowered, lower_inference, lower_training
 from lmswap.capture.results import input_names, results
 from lmswap.eager.actions import PlannedEvents
 from lmswap.eager.recording import Recorded, lower_recorded
-from lmswap.execute.graph import BoxedFunction, compile_boxed, copy_graph
+from lmswap.execute.graph import BoxedFunction, SegmentGraph, compile_boxed, copy_graph, with_begins
 from lmswap.execute.reference import REFERENCE, Reference
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.plan import Decision, Plan
@@ -42,6 +42,7 @@ class CapturedGraph:
         self.function: Callable[..., Any]
         self.again: list[CapturedGraph] = []  # for its second and later runs in a step, where those are planned apart
         self._follows: tuple[int, ...] = ()
+        self._segments: dict[str, SegmentGraph] = {}  # rewritten, by phase
 
     def twin(self, index: int) -> CapturedGraph:
         """The same region under another number, to be planned apart."""
@@ -85,7 +86,13 @@ class CapturedGraph:
 
     def compiled(self, module: fx.GraphModule, phase: str) -> BoxedFunction:
         """See `lmswap.capture.aot.GraphHandler`."""
-        run = self.recorded(compile_boxed(module), phase)
+        function, segment, recorder = compile_boxed(module), self._segments[phase], self._session.recorder
+
+        def run(arguments: list[Any]) -> Any:
+            # Marks are for one step, and between them a graph of many small ops would take longer.
+            timed = compile_boxed(with_begins(segment, recorder.begin_op)) if recorder.times_ops else None
+            return self.recorded(timed or function, phase)(arguments)
+
         reference: Reference | None = module.meta.get(REFERENCE)
         return reference.beside(run, phase) if reference else run
 
@@ -112,6 +119,7 @@ class CapturedGraph:
         reference = self._reference(lowered, plan)
         runs, graphs = run_again(lowered.program, lowered.graphs, plan.reruns)
         insert_swaps(runs, graphs, plan, engine=session.engine.number, first_buffer=first_buffer)
+        self._segments = {graph.phase: graph for graph in graphs}
         if reference:
             reference.join(graphs)
 

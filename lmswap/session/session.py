@@ -182,9 +182,13 @@ class Session:
         if step is not None and step.graphs[0] == graph.index:
             self._num_runs[step.graphs] += 1
             # Checks take time of their own.
-            is_steady = self._num_runs[step.graphs] == _STEADY_STEP and not self.options.verify
+            num_runs = 0 if self.options.verify else self._num_runs[step.graphs]
+            ran_as_planned = step.backwards == backwards and len(set(forwards)) == len(forwards)
+            if num_runs == _STEADY_STEP - 1 and ran_as_planned:
+                self.plans.keep_compute_seconds(step)
+                self.recorder.time_ops()
             is_other = self.plans.make_room(step)
-            if is_steady and step.backwards == backwards and len(set(forwards)) == len(forwards):
+            if num_runs == _STEADY_STEP and ran_as_planned:
                 is_other |= self.plans.learn(self.plans[step.graphs])
             if is_other:
                 self._compile(step.graphs)

@@ -32,6 +32,8 @@ from lmswap.session.allowance import GROWTH_BYTES, Allowance, Budget
 # and for one that by what was measured may be slower than the best by more than this share. A gain of less is none.
 _SECOND_EFFORT = 4
 _WORTH_SEARCHING = 0.01
+# What planning between steps takes from a CPU's budget: 30 MiB at 406 ops, 22 at 2,071, 74 at 50,351.
+_PLANNING_BYTES, _PLANNING_BYTES_PER_OP = 32 * 2**20, 1024
 _FROM_CACHE = "from cache"  # the origin of a plan
 
 
@@ -47,6 +49,7 @@ class PlannedStep:
     predicted: Timeline
     allowance: Allowance
     origin: str  # of the plan: "made in 1.2 s", "from cache"
+    compute_seconds: tuple[float, ...] = ()  # see `keep_compute_seconds`
 
     @property
     def backwards(self) -> tuple[int, ...]:
@@ -138,6 +141,12 @@ class StepPlans:
         allowance = step.allowance.with_held(more_bytes)
         return self._make_again(step, step.costs, step.machine, allowance, held)
 
+    def keep_compute_seconds(self, step: PlannedStep) -> None:
+        """Notes for `learn` what computing took in the last step, by segment: the next one's ops will be timed."""
+        record = self._engine.recorder.last()
+        if record is not None:
+            self._steps[step.graphs] = replace(step, compute_seconds=tuple(map(sum, record.compute_seconds())))
+
     def learn(self, step: PlannedStep) -> bool:
         """Plans again from what the last step took, if the prediction was off, or if the plan may not be the best.
 
@@ -148,8 +157,21 @@ class StepPlans:
             return False
         program = step.joined.program
         measured = record.timeline(program.buffer_names, other_bytes=0)
+        op_seconds = record.compute_seconds()
+        compute_seconds = tuple(map(sum, op_seconds))
+        if len(step.compute_seconds) == len(compute_seconds):
+            # Marks between ops take time in this step, as memory that is touched for the first time did in the last.
+            compute_seconds = tuple(map(min, compute_seconds, step.compute_seconds))
         found = compare(
-            program, step.costs, step.machine, step.plan, tier=self._tier, predicted=step.predicted, measured=measured
+            program,
+            step.costs,
+            step.machine,
+            step.plan,
+            tier=self._tier,
+            predicted=step.predicted,
+            measured=measured,
+            compute_seconds=compute_seconds,
+            op_seconds=op_seconds,
         )
         if found is None:
             return False
@@ -162,6 +184,7 @@ class StepPlans:
         """Searches for longer where the plan may not be the best by what was measured."""
         if self._options.policy != "auto" or step.origin == _FROM_CACHE:
             return False
+        self._lend_memory(step.joined.program)
         bound_seconds = certify(
             step.joined.program,
             found.costs,
@@ -193,8 +216,7 @@ class StepPlans:
         """Puts a new plan in the place of ``step``'s, if there is one that takes ``most_seconds``, and says so."""
         reason = f"after step {self._engine.recorder.num_steps}: {reason}"
         program, policy = step.joined.program, self._options.policy
-        if policy != "none":  # which has nothing to search for
-            self._memory.trim()  # what a search takes would come on top of what is kept for reuse
+        self._lend_memory(program)
         try:
             plan = self._search(program, costs, machine, allowance, policy, effort=_SECOND_EFFORT)
         except (PlanInfeasible, TierError) as error:
@@ -209,6 +231,10 @@ class StepPlans:
         is_same = (plan.swaps, plan.reruns) == (step.plan.swaps, step.plan.reruns)
         self._notes.append(f"replanned {reason}" + ("; the plan is the same" if is_same else ""))
         return not is_same
+
+    def _lend_memory(self, program: Program) -> None:
+        """Makes sure that planning does not come on top of what steps keep for reuse; lent twice is lent once."""
+        self._memory.lend(_PLANNING_BYTES + _PLANNING_BYTES_PER_OP * len(program.ops))
 
     def _search(
         self,
@@ -256,8 +282,9 @@ class StepPlans:
 
 
 def _describe(found: Feedback, program: Program) -> str:
-    """By how much the prediction was off, and where most."""
+    """By how much the prediction was off, and which op most."""
     measured, predicted = format_seconds(found.measured_seconds), format_seconds(found.predicted_seconds)
-    first, last = (program.ops[op].name for op in (found.first_op, found.last_op))
-    worst = f"{format_seconds(found.worst.measured_seconds)} against {format_seconds(found.worst.predicted_seconds)}"
-    return f"measured {measured} against {predicted} predicted; most off are ops '{first}' to '{last}': {worst}"
+    worst, op = found.worst, program.ops[found.worst.op]
+    where = f"'{op.name}'" + (f" ({op.source})" if op.source else "")
+    took = f"{format_seconds(worst.measured_seconds)} against {format_seconds(worst.predicted_seconds)}"
+    return f"measured {measured} against {predicted} predicted; most off is op {where}: {took}"

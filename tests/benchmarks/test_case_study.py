@@ -18,7 +18,7 @@ from benchmarks.case_study import runner as runner_module
 from benchmarks.case_study.published import AC922, SYSTEMS, X86
 from benchmarks.case_study.ratios import Spread, overhead
 from benchmarks.case_study.results import Evaluation, Results
-from benchmarks.case_study.runner import WARM_UP_STEPS, Runner, leaving_a_core
+from benchmarks.case_study.runner import WARM_UP_STEPS, Runner, Trial, leaving_a_core
 from benchmarks.unet3d.brats import DataError
 from benchmarks.unet3d.scores import Score, read_scores, write_scores
 from benchmarks.unet3d.study import Failure, RunFailed
@@ -50,6 +50,11 @@ class FakeRunner:
         runs.append(make_run(configuration, peak_bytes=1000 * MIB))
         return runs[-1]
 
+    def attempt_in_turns(self, trials, needed_bytes):
+        self.needed_bytes = needed_bytes
+        for trial in trials:
+            self.attempt(*trial)
+
     def run_together(self, configurations, environments):
         self.asked.append(configurations)
         if self.fails(configurations[0]):
@@ -72,7 +77,7 @@ def test_sizes_alternate_without_a_budget_and_under_the_small_ones_peak():
     plain, *rest = [(c.size, c.policy, c.budget_bytes) for c in runner.asked]
     assert plain == (96, None, None)
     once = [(size, *how) for size in (96, 112, 128) for how in (("none", None), ("auto", 1000 * MIB))]
-    assert rest == once * 2
+    assert rest == once + once[2:]  # the small size fits
     assert len(ladder.of(128, "swapped")) == len(ladder.of(128, "unswapped")) == 2
 
 
@@ -80,7 +85,13 @@ def test_a_size_that_does_not_fit_unswapped_is_still_swapped_and_not_tried_again
     runner = FakeRunner(fails=lambda c: (c.size, c.policy) == (128, "none"))
     ladder = ladder_stage.climb(runner)
     assert len(ladder.failures) == 1 and len(ladder.of(128, "swapped")) == 1
-    assert [c.size for c in runner.asked].count(96) == 5
+    assert [c.size for c in runner.asked].count(96) == 3
+
+
+def test_a_small_size_that_may_not_fit_a_given_budget_is_repeated_too():
+    runner = FakeRunner(replace(SETTINGS, budget_bytes=500 * MIB))
+    ladder = ladder_stage.climb(runner)
+    assert len(ladder.of(96, "swapped")) == len(ladder.of(128, "swapped")) == SETTINGS.repeats
 
 
 def test_without_a_budget_there_is_nothing_to_climb():
@@ -113,9 +124,10 @@ def test_every_repeat_goes_through_all_links_beside_unlimited_memory(disk):
     links = links_stage.compare_links(runner, make_ladder())
     slow = links.links[0].link
     assert [(c.policy, c.link) for c in runner.asked] == [
-        ("none", None), ("auto", slow), ("tflms", slow), ("auto", None), ("tflms", None),
-        ("none", None), ("auto", slow), ("auto", None),
+        *[("none", None), ("auto", slow), ("auto", None)] * 2, ("tflms", slow), ("tflms", None),
     ]  # fmt: skip
+    ladder = make_ladder()
+    assert runner.needed_bytes == ladder.of(128, "unswapped")[0].peak_bytes + 2 * ladder.budget_bytes
     assert {c.budget_bytes for c in runner.asked} == {None, make_ladder().budget_bytes}
     assert [len(links.of(system.key).of("auto")) for system in SYSTEMS] == [2, 2]
     drawn = [[bool(run.swapping.spans) for run in links.of(s.key).of("auto")] for s in SYSTEMS]
@@ -175,6 +187,60 @@ def make_runner(monkeypatch, run_fresh):
     return runner
 
 
+@pytest.mark.parametrize("dies", [None, "before", "between"])
+def test_what_is_compared_warms_up_one_after_another_and_takes_each_step_in_turn(monkeypatch, dies):
+    happened, lock = [], threading.Lock()
+
+    def run_fresh(configuration, logs, on_event, *, when_ready):
+        def note(what):
+            with lock:
+                happened.append((what, configuration.seed, logs.name))
+            time.sleep(0.01)  # long enough for another one to come in between, if it were let
+
+        assert configuration.takes_turns
+        is_unlucky = configuration.seed == 1
+        note("warm-up")
+        if is_unlucky and dies == "before":
+            raise RunFailed("no luck")
+        for step in range(3):
+            when_ready()
+            note(f"begin {step}")
+            if is_unlucky and dies == "between" and step == 1:
+                raise RunFailed("no luck")
+            note(f"end {step}")
+        return configuration.seed
+
+    runner, runs, failures = make_runner(monkeypatch, run_fresh), [], []
+    runner.settings = SETTINGS
+    configurations = [replace(make_configuration(), seed=seed) for seed in range(3)]
+    runner.attempt_in_turns([Trial(configuration, runs, failures) for configuration in configurations], 0)
+    assert runs == ([0, 1, 2] if dies is None else [0, 2])
+    assert [failure.message for failure in failures] == ([] if dies is None else ["no luck"])
+    expected = [("warm-up", n) for n in range(3)]
+    for step in range(3):
+        for n in range(3):
+            if n == 1 and (dies == "before" or (dies == "between" and step == 2)):
+                continue
+            expected += [(f"begin {step}", n)] + [(f"end {step}", n)] * ((n, step, dies) != (1, 1, "between"))
+    assert happened == [(what, n, f"turn-{n}") for what, n in expected]
+
+
+@pytest.mark.parametrize(("device", "needed_bytes"), [("cuda", 0), ("cpu", 2**60)])
+def test_what_cannot_be_in_memory_at_once_runs_one_after_another(monkeypatch, device, needed_bytes):
+    happened = []
+
+    def run_fresh(configuration, logs, on_event):
+        assert not configuration.takes_turns
+        happened.append(configuration.seed)
+        return configuration.seed
+
+    runner, runs = make_runner(monkeypatch, run_fresh), []
+    runner.settings = replace(SETTINGS, device=device)
+    configurations = [replace(make_configuration(), seed=seed) for seed in range(3)]
+    runner.attempt_in_turns([Trial(configuration, runs, []) for configuration in configurations], needed_bytes)
+    assert runs == happened == [0, 1, 2]
+
+
 def test_trainings_warm_up_one_after_another_and_start_together(monkeypatch):
     happened, lock = [], threading.Lock()
 
@@ -218,6 +284,13 @@ def test_an_overhead_is_the_median_of_pairs_that_ran_beside_each_other():
     spread = overhead([swapped(5.5), swapped(6.9), swapped(4.0)], [unswapped(5.0), unswapped(6.0), unswapped(4.0)])
     assert spread == Spread(pytest.approx(1.1), pytest.approx(1.0), pytest.approx(1.15), 3)
     assert overhead([], [unswapped(5.0)]) is None
+
+
+def test_of_steps_that_took_turns_the_overhead_is_that_of_neighbours():
+    configuration = replace(make_configuration(), warm_up_steps=1, takes_turns=True)
+    free = replace(make_run(configuration), step_seconds=(9.0, 4.0, 8.0, 5.0))
+    budgeted = replace(free, step_seconds=(9.0, 4.4, 8.0, 6.0))
+    assert overhead([budgeted], [free]).median == pytest.approx(1.1)  # of the medians: 1.2
 
 
 def test_results_survive_json_with_every_stage_and_a_dice_that_is_not_a_number(tmp_path):

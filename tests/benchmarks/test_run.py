@@ -62,6 +62,18 @@ def test_timed_steps_begin_when_the_start_is_given(plain):
     assert result.tensor_peak_bytes is None
 
 
+def test_steps_that_take_turns_wait_each(plain):
+    happened = []
+    configuration = replace(
+        plain, steps=4, warm_up_steps=2, counts_tensors=False, takes_turns=True, policy="none", budget_bytes=None
+    )
+    result = run(configuration, lambda event: happened.append(event["event"]), lambda: happened.append("start"))
+    assert [event for event in happened if event in ("step", "ready", "start")] == [
+        "step", "step", "ready", "start", "step", "ready", "start", "step",
+    ]  # fmt: skip
+    assert len(result.timed_seconds) == 2 and result.figures.num_steps == 1
+
+
 def test_bits_are_those_of_the_float32_loss(plain_run):
     for loss, bits in zip(plain_run.losses, plain_run.loss_bits, strict=True):
         assert torch.tensor(loss).view(torch.int32).item() & 0xFFFFFFFF == int(bits, 16)

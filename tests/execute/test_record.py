@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lmswap.execute.record import _MOST_WAITING, Recorder
+from lmswap.execute._C import TransferRecord
+from lmswap.execute.record import _MOST_WAITING, Recorder, SegmentRun, StepRecord
 
 
 class Ticks:
@@ -82,6 +83,30 @@ def test_memory_is_what_was_seen_at_marks_and_what_the_allocator_tells_of_betwee
         with recorder.segment((0, phase)):  # marks for memory, start, end, memory
             pass
     assert recorder.last().memory == ((1.0, 1), (1.5, 7), (4.0, 2), (5.0, 3), (8.0, 4))
+
+
+def test_ops_are_timed_in_the_one_step_that_it_was_asked_for():
+    recorder, records = Recorder(Ticks(), Memory()), []
+    recorder.observers.append(records.append)
+    recorder.time_ops()
+    for _ in range(2):
+        for phase in ("forward", "backward"):
+            with recorder.segment((0, phase)):
+                recorder.begin_op()
+                recorder.begin_op()
+    recorder.last()
+    assert [[len(run.ops) for run in record.segments] for record in records] == [[2, 2], [0, 0]]
+    assert [record.compute_seconds() for record in records] == [((1.0, 1.0, 1.0),) * 2, ((1.0,),) * 2]
+
+
+def test_what_compute_waits_for_is_no_ops_time():
+    def copied(wait_start: float, wait_end: float) -> TransferRecord:
+        return TransferRecord(0, True, 8, 0.0, 0.0, 1.0, wait_start, wait_end)
+
+    forward = SegmentRun((0, "forward"), 10.0, (12.0, 15.0), 20.0)
+    backward = SegmentRun((0, "backward"), 30.0, (), 36.0)
+    waits = copied(31.0, 33.0), copied(0.0, 0.0), copied(13.0, 13.5), copied(13.5, 14.0), copied(19.0, 20.0)
+    assert StepRecord((forward, backward), (), waits).compute_seconds() == ((2.0, 2.0, 4.0), (4.0,))
 
 
 def test_forwards_without_a_backward_do_not_pile_up():
