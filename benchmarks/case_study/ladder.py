@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.case_study.results import Ladder, without_curves
-from benchmarks.case_study.runner import Runner
+from benchmarks.case_study.runner import Runner, Trial
 from benchmarks.unet3d.run import Run
 from benchmarks.unet3d.study import Failure
 
@@ -13,6 +13,7 @@ def climb(runner: Runner) -> Ladder:
 
     Unlimited memory means lmswap's own graphs without a budget: on a CPU plain torch is slower than those, since the
     kernel has to make its pages anew. A size without a run that needs more memory than there is is kept as a failure.
+    The small size fits a budget of its own, where there is nothing to compare: it runs once.
     """
     settings = runner.settings
     runs: list[Run] = []
@@ -27,9 +28,11 @@ def climb(runner: Runner) -> Ladder:
         cap_bytes = None
     for repeat in range(settings.repeats):
         for size in settings.sizes:
-            if repeat and any(failure.configuration.size == size for failure in failures):
+            fits = size == settings.small and settings.budget_bytes is None
+            if repeat and (fits or any(failure.configuration.size == size for failure in failures)):
                 continue
-            runner.attempt(runner.configuration(size, "none"), runs, failures)
+            unswapped = runner.configuration(size, "none")
             swapped = runner.configuration(size, "auto", budget_bytes=budget_bytes, cap_bytes=cap_bytes)
-            runner.attempt(swapped, runs, failures)
+            needed_bytes = budget_bytes + budget_bytes * size**3 // settings.small**3
+            runner.attempt_in_turns([Trial(each, runs, failures) for each in (unswapped, swapped)], needed_bytes)
     return Ladder(budget_bytes, cap_bytes, tuple(map(without_curves, runs)), tuple(failures))

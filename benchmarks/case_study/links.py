@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from benchmarks.case_study.published import SYSTEMS
 from benchmarks.case_study.results import Ladder, LinkRuns, Links, without_curves
-from benchmarks.case_study.runner import Runner
+from benchmarks.case_study.runner import Runner, Trial
 from benchmarks.unet3d.run import Run, Swapping
 from benchmarks.unet3d.study import Failure
 from lmswap.hardware.device import default_device
@@ -28,10 +28,11 @@ _TRUSTED_SHARE = 0.95
 def compare_links(runner: Runner, ladder: Ladder) -> Links | None:
     """Trains the large size over every link; None where ``ladder`` has nothing to set the ratios by.
 
-    Each repeat goes through all links. TFLMS' policy runs in the first only: it is there for its order of magnitude.
+    Each repeat goes through all links. TFLMS' policy runs once: it is there for its order of magnitude.
     """
     settings = runner.settings
-    basis = basis_of(ladder.of(settings.large, "unswapped"))
+    free = ladder.of(settings.large, "unswapped")
+    basis = basis_of(free)
     if basis is None or ladder.budget_bytes is None:
         return None
     links = choose_links(settings.device, basis)
@@ -40,13 +41,20 @@ def compare_links(runner: Runner, ladder: Ladder) -> Links | None:
     runs: dict[str, list[Run]] = {link.name: [] for link in links}
     failures: dict[str, list[Failure]] = {link.name: [] for link in links}
     unswapped_failures: list[Failure] = []
-    for repeat in range(settings.repeats):
-        runner.attempt(runner.configuration(settings.large, "none"), unswapped, unswapped_failures)
-        for link in links:
-            runner.console.print(f"{link.name}: {describe_link(link)}", highlight=False)
-            for policy in ("auto",) if repeat or link.name in PRESETS else ("auto", "tflms"):
-                swapped = runner.configuration(settings.large, policy, link=link.link, tier=link.tier, **limits)
-                runner.attempt(swapped, runs[link.name], failures[link.name])
+
+    def trial(link: LinkRuns, policy: str) -> Trial:
+        swapped = runner.configuration(settings.large, policy, link=link.link, tier=link.tier, **limits)
+        return Trial(swapped, runs[link.name], failures[link.name])
+
+    for link in links:
+        runner.console.print(f"{link.name}: {describe_link(link)}", highlight=False)
+    needed_bytes = free[0].peak_bytes + len(links) * ladder.budget_bytes
+    for _ in range(settings.repeats):
+        beside = Trial(runner.configuration(settings.large, "none"), unswapped, unswapped_failures)
+        runner.attempt_in_turns([beside, *(trial(link, "auto") for link in links)], needed_bytes)
+    for link in links:
+        if link.name not in PRESETS:
+            runner.attempt(*trial(link, "tflms"))
     return Links(
         saved_bytes=basis.saved_bytes,
         forward_seconds=basis.forward_seconds,

@@ -61,7 +61,7 @@ def _predict(
         method=method,
         budget_bytes=budget_bytes,
         step_seconds=plan.predicted_seconds,
-        free_seconds=sum(costs.seconds),
+        free_seconds=costs.free_seconds,
         bound_seconds=plan.certificate.seconds if plan.certificate else 0.0,
         utilization=figures.utilization,
         out_bytes=figures.copies_out.nbytes,

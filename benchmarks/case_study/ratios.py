@@ -26,6 +26,12 @@ class Spread:
 
 def overhead(swapped: Sequence[Run], unswapped: Sequence[Run]) -> Spread | None:
     """Seconds a step over those of the run beside it with unlimited memory, by repeat; None without any such pair."""
-    pairs = zip(swapped, unswapped, strict=False)
-    values = [with_budget.seconds_per_step / without.seconds_per_step for with_budget, without in pairs]
+    values = [_ratio(with_budget, without) for with_budget, without in zip(swapped, unswapped, strict=False)]
     return Spread.of(values) if values else None
+
+
+def _ratio(run: Run, basis: Run) -> float:
+    """Of medians; where steps took turns, the median of the ratios of neighbours."""
+    if not (run.configuration.takes_turns and basis.configuration.takes_turns):
+        return run.seconds_per_step / basis.seconds_per_step
+    return statistics.median(ours / theirs for ours, theirs in zip(run.timed_seconds, basis.timed_seconds, strict=True))

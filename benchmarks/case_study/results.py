@@ -73,7 +73,7 @@ class Boxes:
 
 @dataclass(frozen=True)
 class Ladder:
-    """Each size without a budget and under the small size's; the runs of a size alternate, repeat by repeat."""
+    """Each size without a budget and under the small size's; the runs of a size alternate, step by step if they can."""
 
     budget_bytes: int | None
     cap_bytes: int | None  # on CUDA: what torch's allocator was held to, as a card of that size would
@@ -108,7 +108,7 @@ class LinkRuns:
 
 @dataclass(frozen=True)
 class Links:
-    """The comparison of links, beside the same graphs unswapped; runs alternate, repeat by repeat.
+    """The comparison of links, beside the same graphs unswapped; runs alternate, step by step if they can.
 
     A link's ratio is ``saved_bytes`` over its rate and ``forward_seconds``.
     """

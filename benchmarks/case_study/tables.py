@@ -47,7 +47,7 @@ def goals(results: Results) -> Table:
         ("", "IBM", "goal", "ours", "ours / IBM", "reached"),
         tuple(rows),
         "IBM's overhead is its epoch at 192³ over 2.37 times its epoch at 144³. Ours is the median over repeats of the "
-        "step over that of the same graphs with unlimited memory, run beside it; in brackets the lowest and the "
+        "step over that of the same graphs with unlimited memory, in turns with it; in brackets the lowest and the "
         "highest. Utilization: time in which the device computes, over the measured window.",
     )
 

@@ -112,4 +112,4 @@ def plan_case(case: Case, program: Program, machine: Machine, effort: int = 1) -
             swapped_bytes=nbytes[Decision.SWAP],
             recomputed_bytes=nbytes[Decision.RECOMPUTE],
         )
-    return Outcome(case, budget_bytes, sum(costs.seconds), planning_seconds, figures)
+    return Outcome(case, budget_bytes, costs.free_seconds, planning_seconds, figures)

@@ -71,7 +71,7 @@ def measure(program_name: str, machine_name: str) -> list[dict[str, object]]:
                 "program": program_name,
                 "machine": machine_name,
                 "link_share": link_share,
-                "free_seconds": sum(costs.seconds),
+                "free_seconds": costs.free_seconds,
                 "step_seconds": seconds,
             }
         )

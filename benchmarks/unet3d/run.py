@@ -2,8 +2,9 @@
 
 The configuration is a JSON file; what happens goes to the file descriptor ``--events``, one JSON object a line:
 "phase", "memory", "step", "ready" between the warm-up and the timed steps, and at last "result" or "failed". With
-``--start FD`` the timed steps begin when a line comes from there. A process runs one configuration only, so that a peak
-is that configuration's own.
+``--start FD`` the timed steps begin when a line comes from there; in a configuration that takes turns each of them is
+preceded by a "ready", and waits for a line. A process runs one configuration only, so that a peak is that
+configuration's own.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -61,7 +63,8 @@ class Configuration:
 
     The first ``warm_up_steps`` of ``steps`` are not among those whose seconds count. ``threads`` is torch's own choice
     if None. ``link``, with ``link_file`` for processes that share it, and ``tier`` are `lmswap.enable`'s; without
-    ``counts_tensors`` the further step that counts what tensors alone hold on a CPU is left out.
+    ``counts_tensors`` the further step that counts what tensors alone hold on a CPU is left out. With ``takes_turns``
+    each timed step waits until it is its turn.
     """
 
     size: int
@@ -80,6 +83,7 @@ class Configuration:
     link_file: str | None = None
     tier: str = "auto"
     counts_tensors: bool = True
+    takes_turns: bool = False
 
     @property
     def kind(self) -> Kind:
@@ -136,7 +140,8 @@ class Run:
     ``peak_bytes`` is as `memory` defines it; ``tensor_peak_bytes`` is the part that tensors held. ``memory`` is
     (seconds, bytes) over the last step. On CUDA, where the host runs ahead, it is that of a further plain step in which
     the host waits for each layer, and for lmswap its own record. ``step_ends`` are on `time.perf_counter`, which all
-    processes of a machine share. ``figures`` and ``stalls`` are of the timed steps, None where lmswap did not run.
+    processes of a machine share. ``figures`` and ``stalls`` are of the timed steps, where steps take turns of the last
+    of them; None where lmswap did not run.
     """
 
     configuration: Configuration
@@ -201,7 +206,7 @@ class Trainer:
 def run(
     configuration: Configuration, emit: Callable[[Event], None], wait_for_start: Callable[[], object] = lambda: None
 ) -> Run:
-    """Trains ``configuration.steps`` steps and measures them; ``wait_for_start`` is called after the warm-up.
+    """Trains ``configuration.steps`` steps and measures them; ``wait_for_start`` is called when timed ones may begin.
 
     Everything that training needs but a step does not make (cubes, weights) is in memory before the first reading.
     """
@@ -228,10 +233,13 @@ def run(
     profile: Profile | None = None
     with MemorySampler(meter, _throttled(emit)) as sampler:
         for step in range(configuration.steps):
-            if step == configuration.warm_up_steps:
+            first, last = configuration.warm_up_steps, configuration.steps - 1
+            if step == first or (configuration.takes_turns and step > first):
                 emit({"event": "ready"})
                 wait_for_start()
-                profile = Profile(step) if configuration.policy is not None else None
+            # Others' turns are no time of this training.
+            if configuration.policy is not None and step == (last if configuration.takes_turns else first):
+                profile = Profile(step)
             begun = time.perf_counter()
             losses.append(trainer.step())
             spans.append((begun, _finish(device)))
@@ -399,16 +407,18 @@ def main() -> int:
     arguments = parser.parse_args()
     configuration = Configuration.from_json(arguments.configuration.read_text())
     lock = threading.Lock()  # the sampler's thread writes too
-    with os.fdopen(arguments.events, "w", buffering=1) as events:
+    with (
+        os.fdopen(arguments.events, "w", buffering=1) as events,
+        nullcontext() if arguments.start is None else os.fdopen(arguments.start) as start,
+    ):
 
         def emit(event: Event) -> None:
             with lock:
                 events.write(json.dumps(event) + "\n")
 
         def wait_for_start() -> None:
-            if arguments.start is not None:
-                with os.fdopen(arguments.start) as start:
-                    start.readline()
+            if start is not None:
+                start.readline()
 
         try:
             emit({"event": "result", "run": asdict(run(configuration, emit, wait_for_start))})

@@ -164,7 +164,8 @@ def run_fresh(
 ) -> Run:
     """Runs one configuration in a process of its own, so that its peak and its crash are its own.
 
-    Its timed steps begin when ``when_ready``, called after its warm-up, has returned. ``environment`` is added to ours.
+    Its timed steps begin when ``when_ready``, called after its warm-up, has returned; each of them does, if it takes
+    turns. ``environment`` is added to ours.
 
     Raises:
         RunFailed: it did not finish.
