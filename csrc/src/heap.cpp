@@ -243,8 +243,8 @@ size_t PageHeap::drop_in_units(size_t nbytes, size_t unit) {
     const size_t part = std::min<size_t>(end - first, nbytes - dropped);
     const Range tail{end - part, part};
     retained_.remove(tail);
-    advise(tail.start, tail.end(), MADV_DONTNEED);
     advise(tail.start, tail.end(), MADV_NOHUGEPAGE);  // else the kernel may fill what is missing of a huge page again
+    advise(tail.start, tail.end(), MADV_DONTNEED);
     vacant_.insert(tail);
     dropped += part;
   }
