@@ -18,6 +18,8 @@ namespace {
 constexpr size_t kGrowBytes = size_t{64} << 20;  // addresses made accessible at a time: one mprotect per 64 MiB
 constexpr size_t kStatsPageBytes = 4096;         // the unit of num_fresh_pages, whatever the kernel's page is
 constexpr size_t kHugePageBytes = size_t{2} << 20;
+/// Each huge page that has moved may be a mapping of its own: 16,384 of the 65,530 that a process may have.
+constexpr size_t kMostMovableBytes = size_t{32} << 30;
 constexpr size_t kMostChanges = 65'536;  // 1 MiB; a step of the 3D U-Net makes 1,500
 
 size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
@@ -103,14 +105,14 @@ void* PageHeap::allocate(size_t nbytes) {
   if (nbytes == 0 || nbytes > reserved_.nbytes) return nullptr;
   nbytes = round_up(nbytes, page_bytes_);
   const std::lock_guard guard(mutex_);
-  const uintptr_t start = take(nbytes);
+  const auto [start, fresh] = take(nbytes);
   if (start == 0) return nullptr;
   live_.emplace(start, nbytes);
   stats_.live_bytes += nbytes;
   stats_.peak_live_bytes = std::max(stats_.peak_live_bytes, stats_.live_bytes);
   highest_live_bytes_ = std::max(highest_live_bytes_, stats_.live_bytes);
   note_change();
-  limit_retained();  // before the caller can touch fresh pages
+  limit_retained(fresh);  // before the caller can touch fresh pages
   return pointer_to(start);
 }
 
@@ -125,7 +127,7 @@ void PageHeap::free(void* block) {
   retained_.insert({found->first, found->second});
   live_.erase(found);
   note_change();
-  limit_retained();
+  limit_retained({});
 }
 
 Stats PageHeap::stats() const {
@@ -152,7 +154,7 @@ void PageHeap::reset_peak() {
 void PageHeap::set_limit(size_t resident_bytes) {
   const std::lock_guard guard(mutex_);
   limit_bytes_ = resident_bytes;
-  limit_retained();
+  limit_retained({});
 }
 
 void PageHeap::trim() {
@@ -180,21 +182,21 @@ void PageHeap::note_change() {
   changes_.push_back({monotonic_seconds(), stats_.live_bytes});
 }
 
-uintptr_t PageHeap::take(size_t nbytes) {
+PageHeap::Place PageHeap::take(size_t nbytes) {
   const Range fit{retained_.best_fit(nbytes).start, nbytes};
   if (fit.start != 0) {
     retained_.remove(fit);
-    return fit.start;
+    return {fit.start, {}};
   }
   const Range base = find_extensible(nbytes);
   const uintptr_t start = base.nbytes > 0 ? base.start : find_vacant(nbytes);
-  if (start == 0) return 0;
+  if (start == 0) return {};
   if (base.nbytes > 0) retained_.remove(base);
   const Range fresh{start + base.nbytes, nbytes - base.nbytes};
   vacant_.remove(fresh);
   advise_huge_pages(fresh);
   stats_.num_fresh_pages += fresh.nbytes / kStatsPageBytes;
-  return start;
+  return {start, fresh};
 }
 
 /// The largest retained range that goes on into enough vacant addresses to hold `nbytes`.
@@ -219,11 +221,54 @@ uintptr_t PageHeap::find_vacant(size_t nbytes) {
   return vacant_.best_fit(nbytes).start;
 }
 
-void PageHeap::limit_retained() {
+/// Finds another use for what is retained beyond the limit, under `fresh` addresses, or gives it back.
+void PageHeap::limit_retained(Range fresh) {
   const size_t allowed = limit_bytes_ > 0 ? limit_bytes_ : highest_live_bytes_;
   const size_t resident = stats_.live_bytes + retained_.total_bytes();
-  if (resident > allowed) drop_retained(std::min(round_up(resident - allowed, page_bytes_), retained_.total_bytes()));
+  if (resident > allowed) {
+    const size_t excess = std::min(round_up(resident - allowed, page_bytes_), retained_.total_bytes());
+    const size_t moved = move_retained(round_up(excess, kHugePageBytes), fresh);
+    stats_.num_fresh_pages -= moved / kStatsPageBytes;
+    if (moved < excess) drop_retained(excess - moved);
+  }
   stats_.peak_resident_bytes = std::max(stats_.peak_resident_bytes, stats_.live_bytes + retained_.total_bytes());
+}
+
+/// Moves whole huge pages, of the smallest ranges first, under `fresh` addresses; returns how much: at most `nbytes`.
+size_t PageHeap::move_retained(size_t nbytes, Range fresh) {
+  if (accessible_end_ - reserved_.start > kMostMovableBytes) return 0;
+  const uintptr_t first = round_up(fresh.start, kHugePageBytes);
+  const uintptr_t stop = std::min(fresh.end() / kHugePageBytes * kHugePageBytes, first + nbytes);
+  uintptr_t to = first;
+  for (auto next = retained_.by_size().begin(); next != retained_.by_size().end() && to < stop;) {
+    const auto [size, start] = *next++;  // what stays of a range is smaller, and so comes before `next`
+    for (uintptr_t end = (start + size) / kHugePageBytes * kHugePageBytes; to < stop; to += kHugePageBytes) {
+      if (end < start + kHugePageBytes) break;
+      end -= kHugePageBytes;
+      if (!move_huge_page(end, to)) return to - first;
+    }
+  }
+  return to > first ? to - first : 0;
+}
+
+/// Passes the page table of a retained huge page on, and leaves its old addresses vacant; whether the kernel does that.
+bool PageHeap::move_huge_page(uintptr_t from, uintptr_t to) {
+  constexpr int kKeepingTheSource = MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP;
+  if (!can_move_) return false;
+  if (mremap(pointer_to(from), kHugePageBytes, kHugePageBytes, kKeepingTheSource, pointer_to(to)) == MAP_FAILED) {
+    can_move_ = false;  // Linux before 5.7
+    // The kernel may have unmapped what was there.
+    constexpr int kAgain = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+    if (mmap(pointer_to(to), kHugePageBytes, PROT_READ | PROT_WRITE, kAgain, -1, 0) == MAP_FAILED) {
+      std::fprintf(stderr, "lmswap heap: addresses are lost (%s)\n", errno_text(errno).c_str());
+      std::abort();
+    }
+    advise(to, to + kHugePageBytes, MADV_HUGEPAGE);
+    return false;
+  }
+  retained_.remove({from, kHugePageBytes});
+  vacant_.insert({from, kHugePageBytes});
+  return true;
 }
 
 /// Whole huge pages as far as possible: what is left of one that loses a part is small pages from then on.

@@ -3,9 +3,13 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdarg>
 #include <cstring>
 #include <fstream>
 #include <random>
@@ -16,6 +20,26 @@
 
 #include "lmswap/clock.h"
 #include "lmswap/error.h"
+
+namespace {
+
+std::atomic<int> g_mremap_error{0};
+
+}  // namespace
+
+/// In the place of the C library's: the kernel's, or a failure that has unmapped the destination, as the kernel's may.
+extern "C" void* mremap(void* from, size_t old_bytes, size_t new_bytes, int flags, ...) noexcept {
+  va_list rest;
+  va_start(rest, flags);
+  void* const to = va_arg(rest, void*);
+  va_end(rest);
+  if (g_mremap_error == 0) {
+    return reinterpret_cast<void*>(syscall(SYS_mremap, from, old_bytes, new_bytes, flags, to));
+  }
+  munmap(to, new_bytes);
+  errno = g_mremap_error;
+  return MAP_FAILED;
+}
 
 namespace lmswap::heap {
 namespace {
@@ -222,6 +246,57 @@ TEST_F(RetainingHeap, LendsPagesOfWhatItRetainsAndPlacesBlocksAsBefore) {
   EXPECT_EQ(resident_bytes(small_start, small_start + kMiB), 0u) << "all that is retained";
   EXPECT_TRUE(keep.is_intact());
   EXPECT_TRUE(again.is_intact());
+}
+
+/// A heap whose 12 MiB of retained pages lie on both sides of a block, and a block of 12 MiB that is about to come.
+struct FragmentedHeap : testing::Test {
+  static constexpr size_t kHuge = 2 * kMiB;
+  PageHeap heap{64 * kMiB};
+  Block left = allocate_filled(heap, 6 * kMiB, 'l');
+  Block keep = allocate_filled(heap, kMiB, 'k');
+  Block right = allocate_filled(heap, 6 * kMiB, 'r');
+  Block last = allocate_filled(heap, kMiB, 'm');
+
+  FragmentedHeap() {
+    heap.free(left.data);
+    heap.free(right.data);
+  }
+
+  /// Allocates it: how much of it was resident at once.
+  size_t allocate_across() {
+    const size_t fresh = heap.stats().num_fresh_pages;
+    auto* const data = static_cast<char*>(heap.allocate(12 * kMiB));
+    const auto start = reinterpret_cast<uintptr_t>(data);
+    const size_t resident = resident_bytes(start, start + 12 * kMiB);
+    EXPECT_EQ(heap.stats().num_fresh_pages - fresh, (12 * kMiB - resident) / 4096);
+    EXPECT_EQ(heap.stats().peak_resident_bytes, 14 * kMiB);
+    std::memset(data, 'a', 12 * kMiB);
+    EXPECT_TRUE((Block{data, 12 * kMiB, 'a'}.is_intact()));
+    EXPECT_EQ(resident_bytes(start, start + 12 * kMiB), 12 * kMiB);
+    EXPECT_EQ(resident_bytes(reinterpret_cast<uintptr_t>(left.data), reinterpret_cast<uintptr_t>(keep.data)), 0u);
+    EXPECT_TRUE(keep.is_intact());
+    EXPECT_TRUE(last.is_intact());
+    heap.free(data);
+    return resident;
+  }
+};
+
+TEST_F(FragmentedHeap, RetainedHugePagesMoveToWhereTheyAreNeeded) {
+  const size_t moved = allocate_across();
+  EXPECT_EQ(moved % kHuge, 0u);
+  EXPECT_GE(moved, 4 * kHuge) << "two lie wholly in each of the retained ranges, wherever the heap begins";
+  for (char fill : {'x', 'y', 'z'}) {  // the addresses that were left serve again
+    const Block again = allocate_filled(heap, 6 * kMiB, fill);
+    EXPECT_TRUE(again.is_intact());
+    EXPECT_TRUE(keep.is_intact());
+  }
+}
+
+TEST_F(FragmentedHeap, WhereTheKernelMovesNothingPagesComeAnew) {
+  g_mremap_error = ENOMEM;
+  EXPECT_EQ(allocate_across(), 0u);
+  g_mremap_error = 0;
+  EXPECT_EQ(allocate_across(), 12 * kMiB) << "retained where it was";
 }
 
 TEST(PageHeap, TrimGivesBackAndForgetsTheHighestLive) {
