@@ -98,7 +98,7 @@ class StepRecord:
         """When its first mark was passed: second 0 of its timeline."""
         return min([run.start for run in self.segments] + [seconds for seconds, _ in self.memory])
 
-    def compute_seconds(self) -> tuple[tuple[float, ...], ...]:
+    def op_seconds(self) -> tuple[tuple[float, ...], ...]:
         """By run of a segment: seconds from where each op began to where the next did, less waits for copies.
 
         One number for all of its ops where they were not timed.

@@ -66,19 +66,18 @@ def compare(
     tier: str,
     predicted: Timeline,
     measured: Timeline,
-    compute_seconds: Sequence[float],
     op_seconds: Sequence[Sequence[float]],
 ) -> Feedback | None:
     """Corrects the seconds of ops, and the rates of copies by direction, to what was measured.
 
-    ``compute_seconds`` is what it takes to compute each segment, without waits for copies, and ``op_seconds`` how the
-    runs of its ops share that; those of a segment for which it has another number of runs share it as predicted. None
-    if other segments ran than the program has.
+    ``op_seconds`` is, by segment, what the runs of its ops took to compute, without waits for copies; where it has
+    another number of them, as one for all, they share the sum as predicted. None if other segments ran than the program
+    has.
     """
     runs = schedule(program, plan.reruns)
-    if len(compute_seconds) != len(program.segments):
+    if len(op_seconds) != len(program.segments):
         return None
-    times = _op_times(runs, predicted, compute_seconds, op_seconds)
+    times = _op_times(runs, predicted, op_seconds)
     link = machine.tier(tier).link
     out_rate, in_rate = (
         _scaled(rate, measured.busy_seconds(lane), predicted.busy_seconds(lane))
@@ -88,7 +87,7 @@ def compare(
     corrected_machine = machine.with_link(tier, replace(link, out_rate=out_rate, in_rate=in_rate))
     return Feedback(
         predicted_seconds=predicted.seconds,
-        measured_seconds=sum(compute_seconds) + measured.lane_seconds(Lane.STALL),
+        measured_seconds=sum(map(sum, op_seconds)) + measured.lane_seconds(Lane.STALL),
         costs=corrected_costs,
         machine=corrected_machine,
         corrected_seconds=simulate(program, corrected_costs, corrected_machine, plan).seconds,
@@ -96,16 +95,14 @@ def compare(
     )
 
 
-def _op_times(
-    runs: Schedule, predicted: Timeline, compute_seconds: Sequence[float], op_seconds: Sequence[Sequence[float]]
-) -> list[OpTime]:
+def _op_times(runs: Schedule, predicted: Timeline, op_seconds: Sequence[Sequence[float]]) -> list[OpTime]:
     """Every run of the schedule."""
     expected = [span.seconds for span in predicted.spans if span.lane is Lane.COMPUTE]
     times: list[OpTime] = []
-    for segment, seconds, found in zip(runs.program.segments, compute_seconds, op_seconds, strict=True):
+    for segment, found in zip(runs.program.segments, op_seconds, strict=True):
         planned = expected[segment.start : segment.stop]
         shares = found if len(found) == len(planned) else planned
-        scale = seconds / sum(shares) if any(shares) else 1.0
+        scale = sum(found) / sum(shares) if any(shares) else 1.0
         ops = runs.ops[segment.start : segment.stop]
         times += [OpTime(op, was, scale * share) for op, was, share in zip(ops, planned, shares, strict=True)]
     return times

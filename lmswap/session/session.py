@@ -185,7 +185,7 @@ class Session:
             num_runs = 0 if self.options.verify else self._num_runs[step.graphs]
             ran_as_planned = step.backwards == backwards and len(set(forwards)) == len(forwards)
             if num_runs == _STEADY_STEP - 1 and ran_as_planned:
-                self.plans.keep_compute_seconds(step)
+                self.plans.keep_segment_seconds(step)
                 self.recorder.time_ops()
             is_other = self.plans.make_room(step)
             if num_runs == _STEADY_STEP and ran_as_planned:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import torch
@@ -49,7 +49,7 @@ class PlannedStep:
     predicted: Timeline
     allowance: Allowance
     origin: str  # of the plan: "made in 1.2 s", "from cache"
-    compute_seconds: tuple[float, ...] = ()  # see `keep_compute_seconds`
+    segment_seconds: tuple[float, ...] = ()  # see `keep_segment_seconds`
 
     @property
     def backwards(self) -> tuple[int, ...]:
@@ -137,15 +137,16 @@ class StepPlans:
         if more_bytes <= GROWTH_BYTES or step.graphs in self._outgrown:
             return False
         self._outgrown.add(step.graphs)
+        self._lend_memory(step.joined.program)
         held = f"{format_bytes(more_bytes)} more are held between steps than was planned for"
         allowance = step.allowance.with_held(more_bytes)
         return self._make_again(step, step.costs, step.machine, allowance, held)
 
-    def keep_compute_seconds(self, step: PlannedStep) -> None:
-        """Notes for `learn` what computing took in the last step, by segment: the next one's ops will be timed."""
+    def keep_segment_seconds(self, step: PlannedStep) -> None:
+        """Notes for `learn` what computing took in the last step: the next one's ops will be timed."""
         record = self._engine.recorder.last()
         if record is not None:
-            self._steps[step.graphs] = replace(step, compute_seconds=tuple(map(sum, record.compute_seconds())))
+            self._steps[step.graphs] = replace(step, segment_seconds=tuple(map(sum, record.op_seconds())))
 
     def learn(self, step: PlannedStep) -> bool:
         """Plans again from what the last step took, if the prediction was off, or if the plan may not be the best.
@@ -156,12 +157,6 @@ class StepPlans:
         if record is None:
             return False
         program = step.joined.program
-        measured = record.timeline(program.buffer_names, other_bytes=0)
-        op_seconds = record.compute_seconds()
-        compute_seconds = tuple(map(sum, op_seconds))
-        if len(step.compute_seconds) == len(compute_seconds):
-            # Marks between ops take time in this step, as memory that is touched for the first time did in the last.
-            compute_seconds = tuple(map(min, compute_seconds, step.compute_seconds))
         found = compare(
             program,
             step.costs,
@@ -169,12 +164,12 @@ class StepPlans:
             step.plan,
             tier=self._tier,
             predicted=step.predicted,
-            measured=measured,
-            compute_seconds=compute_seconds,
-            op_seconds=op_seconds,
+            measured=record.timeline(program.buffer_names, other_bytes=0),
+            op_seconds=_without_marks(record.op_seconds(), step.segment_seconds),
         )
         if found is None:
             return False
+        self._lend_memory(program)
         if not found.is_off:
             return self._search_on(step, found)
         allowance = self._budget.with_growth(step.allowance)
@@ -184,7 +179,6 @@ class StepPlans:
         """Searches for longer where the plan may not be the best by what was measured."""
         if self._options.policy != "auto" or step.origin == _FROM_CACHE:
             return False
-        self._lend_memory(step.joined.program)
         bound_seconds = certify(
             step.joined.program,
             found.costs,
@@ -216,7 +210,6 @@ class StepPlans:
         """Puts a new plan in the place of ``step``'s, if there is one that takes ``most_seconds``, and says so."""
         reason = f"after step {self._engine.recorder.num_steps}: {reason}"
         program, policy = step.joined.program, self._options.policy
-        self._lend_memory(program)
         try:
             plan = self._search(program, costs, machine, allowance, policy, effort=_SECOND_EFFORT)
         except (PlanInfeasible, TierError) as error:
@@ -233,7 +226,7 @@ class StepPlans:
         return not is_same
 
     def _lend_memory(self, program: Program) -> None:
-        """Makes sure that planning does not come on top of what steps keep for reuse; lent twice is lent once."""
+        """Makes sure that planning does not come on top of what steps keep for reuse."""
         self._memory.lend(_PLANNING_BYTES + _PLANNING_BYTES_PER_OP * len(program.ops))
 
     def _search(
@@ -279,6 +272,22 @@ class StepPlans:
         predicted = simulate(joined.program, costs, machine, plan)
         self._steps[graphs] = PlannedStep(graphs, joined, costs, machine, plan, predicted, allowance, origin)
         return self._steps[graphs]
+
+
+def _without_marks(
+    op_seconds: Sequence[Sequence[float]], segment_seconds: Sequence[float]
+) -> Sequence[Sequence[float]]:
+    """``op_seconds``, scaled where their segment took less in the step before, whose ops were not timed.
+
+    Marks between ops take time; memory that was touched for the first time did in the step before.
+    """
+    if len(segment_seconds) != len(op_seconds):
+        return op_seconds
+    found = []
+    for ops, before in zip(op_seconds, segment_seconds, strict=True):
+        scale = min(1.0, before / sum(ops)) if any(ops) else 1.0
+        found.append([scale * seconds for seconds in ops])
+    return found
 
 
 def _describe(found: Feedback, program: Program) -> str:

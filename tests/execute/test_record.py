@@ -96,7 +96,7 @@ def test_ops_are_timed_in_the_one_step_that_it_was_asked_for():
                 recorder.begin_op()
     recorder.last()
     assert [[len(run.ops) for run in record.segments] for record in records] == [[2, 2], [0, 0]]
-    assert [record.compute_seconds() for record in records] == [((1.0, 1.0, 1.0),) * 2, ((1.0,),) * 2]
+    assert [record.op_seconds() for record in records] == [((1.0, 1.0, 1.0),) * 2, ((1.0,),) * 2]
 
 
 def test_what_compute_waits_for_is_no_ops_time():
@@ -106,7 +106,7 @@ def test_what_compute_waits_for_is_no_ops_time():
     forward = SegmentRun((0, "forward"), 10.0, (12.0, 15.0), 20.0)
     backward = SegmentRun((0, "backward"), 30.0, (), 36.0)
     waits = copied(31.0, 33.0), copied(0.0, 0.0), copied(13.0, 13.5), copied(13.5, 14.0), copied(19.0, 20.0)
-    assert StepRecord((forward, backward), (), waits).compute_seconds() == ((2.0, 2.0, 4.0), (4.0,))
+    assert StepRecord((forward, backward), (), waits).op_seconds() == ((2.0, 2.0, 4.0), (4.0,))
 
 
 def test_forwards_without_a_backward_do_not_pile_up():
