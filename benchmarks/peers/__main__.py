@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -59,9 +60,10 @@ def _line(outcome: Outcome) -> str:
     cell = outcome.cell
     at = "" if cell.percent is None else f"{cell.percent} %"
     head = f"{cell.model:<12} {cell.way:<20} {at:>5}  "
-    if outcome.peak_bytes is not None and outcome.step_seconds is not None:
+    if outcome.peak_bytes is not None and outcome.overhead is not None:
         bits = "" if outcome.is_exact else "  other bits"
-        return f"{head}{format_bytes(outcome.peak_bytes):>11}  {format_seconds(outcome.step_seconds):>9}{bits}"
+        seconds = format_seconds(statistics.median(outcome.step_seconds))
+        return f"{head}{format_bytes(outcome.peak_bytes):>11}  {seconds:>9}  {outcome.overhead:.2f} x{bits}"
     if outcome.needed_bytes is not None:
         return f"{head}needs {format_bytes(outcome.needed_bytes)}"
     return f"{head}failed: {outcome.detail}"

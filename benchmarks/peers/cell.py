@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -17,7 +17,8 @@ from benchmarks.peers.ways import PEERS, Call
 from lmswap.errors import PlanInfeasible
 from lmswap.hardware.memory import DeviceMemory, device_memory
 
-STEPS = 6  # the first captures, plans and compiles, the fourth may plan again; all but the first count
+WARM_UP_STEPS = 4  # the first captures, plans and compiles, the fourth may plan again
+TIMED_STEPS = 4
 REFERENCE = "none"  # lmswap's backend without a plan: what peaks, times and bits are compared with
 
 
@@ -45,9 +46,10 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came out, of all steps but the first: the highest peak and the time of the fastest step.
+    """What came out: the highest peak of all steps but the first, and the seconds of the timed ones.
 
-    Peaks are what the process grew by (CPU) or what torch allocated (CUDA).
+    Peaks are what the process grew by (CPU) or what torch allocated (CUDA). ``overhead`` is the median over the timed
+    steps of each over the reference's.
 
     ``status`` is "ran", "infeasible", with ``needed_bytes`` as the smallest budget that would do, or "failed".
     ``bits`` is a digest of the losses and gradients of all steps; ``is_exact`` whether it is the reference's.
@@ -56,7 +58,8 @@ class Outcome:
     cell: Cell
     status: str
     peak_bytes: int | None = None
-    step_seconds: float | None = None
+    step_seconds: tuple[float, ...] = ()
+    overhead: float | None = None
     bits: str | None = None
     is_exact: bool | None = None
     needed_bytes: int | None = None
@@ -64,8 +67,11 @@ class Outcome:
     detail: str = ""
 
 
-def run_cell(cell: Cell) -> Outcome:
-    """Trains in this process, which should be fresh: what ran before in it would count or hide memory."""
+def run_cell(cell: Cell, wait_for_turn: Callable[[], None] = lambda: None) -> Outcome:
+    """Trains in this process, which should be fresh: what ran before in it would count or hide memory.
+
+    ``wait_for_turn`` is called before each timed step.
+    """
     task, device = TASKS[cell.size][cell.model], torch.device(cell.device)
     torch.manual_seed(0)
     with device:
@@ -74,7 +80,7 @@ def run_cell(cell: Cell) -> Outcome:
     memory = device_memory(device)
     try:
         with _applied(cell, task, model) as call:
-            peak_bytes, seconds, bits = _train(call, model, task, batch, memory)
+            peak_bytes, seconds, bits = _train(lambda: task.loss(call(*batch)), model, memory, wait_for_turn)
             prediction = None if cell.way in PEERS else _prediction(model)
     except PlanInfeasible as refusal:
         return Outcome(cell, "infeasible", needed_bytes=refusal.needed_bytes)
@@ -106,16 +112,18 @@ def _applied(cell: Cell, task: Task, model: nn.Module) -> Iterator[Call]:
 
 
 def _train(
-    call: Call, model: nn.Module, task: Task, batch: tuple[Tensor, ...], memory: DeviceMemory
-) -> tuple[int, float, str]:
+    compute_loss: Callable[[], Tensor], model: nn.Module, memory: DeviceMemory, wait_for_turn: Callable[[], None]
+) -> tuple[int, tuple[float, ...], str]:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
     digest, seconds = hashlib.sha256(), []
     torch.manual_seed(1)
-    for step in range(STEPS):
+    for step in range(WARM_UP_STEPS + TIMED_STEPS):
         if step == 1:
             memory.reset_peak()
+        if step >= WARM_UP_STEPS:
+            wait_for_turn()
         started = time.perf_counter()
-        loss = task.loss(call(*batch))
+        loss = compute_loss()
         loss.backward()
         memory.synchronize()
         seconds.append(time.perf_counter() - started)
@@ -126,7 +134,7 @@ def _train(
         optimizer.step()
         optimizer.zero_grad()
         del loss
-    return peak_bytes, min(seconds[1:]), digest.hexdigest()[:16]
+    return peak_bytes, tuple(seconds[WARM_UP_STEPS:]), digest.hexdigest()[:16]
 
 
 def _prediction(model: nn.Module) -> Prediction | None:

@@ -49,13 +49,13 @@ def _draw_model(axes: Axes, outcomes: list[Outcome], ways: list[str]) -> None:
     for number, way in enumerate(ways):
         color, marker = _COLORS[number % len(_COLORS)], _MARKERS[number % len(_MARKERS)]
         points = sorted(
-            (100 * o.peak_bytes / reference.peak_bytes, o.step_seconds / reference.step_seconds)
+            (100 * o.peak_bytes / reference.peak_bytes, o.overhead)
             for o in outcomes
-            if o.cell.way == way and o.peak_bytes and o.step_seconds and reference.peak_bytes and reference.step_seconds
+            if o.cell.way == way and o.peak_bytes and o.overhead and reference.peak_bytes
         )
         axes.plot(
             [peak for peak, _ in points],
-            [seconds for _, seconds in points],
+            [overhead for _, overhead in points],
             marker=marker,
             color=color,
             markerfacecolor="none" if way in PEERS else color,

@@ -1,15 +1,19 @@
-"""Models × ways × budgets, one after another, each in a process of its own → an outcome each."""
+"""Models × ways × budgets, each in a process of its own, on a CPU in turns → an outcome each."""
 
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+import statistics
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
 
 from benchmarks.peers.cell import REFERENCE, Cell, Outcome, run_cell
 from benchmarks.peers.ways import PEERS
+from lmswap.hardware.ram import read_ram
+
+# The modules of a training, beside the largest peak of any way.
+_PROCESS_BYTES = 2**29
 
 
 @dataclass(frozen=True)
@@ -27,13 +31,17 @@ class Choice:
 def run_all(choice: Choice) -> Iterator[Outcome]:
     """Runs, for each model, the reference first; what does not fit or breaks is an outcome too."""
     for model in choice.models:
-        reference = run_fresh(Cell(model, choice.size, choice.device, REFERENCE, None, None))
-        yield replace(reference, is_exact=True if reference.bits else None)
+        (reference,) = run_in_turns([Cell(model, choice.size, choice.device, REFERENCE, None, None)])
+        yield _compared(reference, reference)
         if reference.peak_bytes is None:
             continue
-        for cell in _cells(choice, model, reference.peak_bytes):
-            outcome = run_fresh(cell)
-            yield replace(outcome, is_exact=outcome.bits == reference.bits if outcome.bits else None)
+        for cells in _groups(choice, list(_cells(choice, model, reference.peak_bytes)), reference.peak_bytes):
+            if choice.device == "cpu":
+                # Its speed changes with what its neighbours do: a reference of their own sees the same minutes.
+                beside, *outcomes = run_in_turns([reference.cell, *cells])
+            else:
+                beside, outcomes = reference, run_in_turns(cells)
+            yield from (_compared(outcome, beside) for outcome in outcomes)
 
 
 def _cells(choice: Choice, model: str, peak_bytes: int) -> Iterator[Cell]:
@@ -45,12 +53,68 @@ def _cells(choice: Choice, model: str, peak_bytes: int) -> Iterator[Cell]:
             yield Cell(model, choice.size, choice.device, policy, percent, peak_bytes * percent // 100)
 
 
-def run_fresh(cell: Cell) -> Outcome:
-    """Runs a cell in a fresh process, which has imported what it needs but has run nothing."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks.peers.cell", "lmswap.api", "torch._dynamo", "scipy.optimize"])
-    with ProcessPoolExecutor(1, mp_context=context) as process:
+def _groups(choice: Choice, cells: Sequence[Cell], peak_bytes: int) -> Iterator[Sequence[Cell]]:
+    """As many cells at a time as are in memory side by side; a GPU, which is nobody else's, has one at a time."""
+    room = read_ram().available_bytes // (peak_bytes + _PROCESS_BYTES) - 1 if choice.device == "cpu" else 1
+    count = max(1, room)
+    for start in range(0, len(cells), count):
+        yield cells[start : start + count]
+
+
+def _compared(outcome: Outcome, reference: Outcome) -> Outcome:
+    """``outcome`` with what it is over the reference: the median over their turns, so that both saw the same."""
+    if outcome.bits is None:
+        return outcome
+    ratios = [mine / its for mine, its in zip(outcome.step_seconds, reference.step_seconds, strict=False)]
+    overhead = statistics.median(ratios) if ratios else None
+    return replace(outcome, is_exact=outcome.bits == reference.bits, overhead=overhead)
+
+
+def run_in_turns(cells: Sequence[Cell]) -> list[Outcome]:
+    """Warms up one after another, then lets each take one step after the other; one computes at a time."""
+    trainings = [_Training(cell) for cell in cells]
+    while any(training.outcome is None for training in trainings):
+        for training in trainings:
+            training.take_turn()
+    return [training.outcome for training in trainings if training.outcome is not None]
+
+
+class _Training:
+    """A cell in a fresh process, which has imported what it needs but has run nothing, and waits for its turns."""
+
+    def __init__(self, cell: Cell) -> None:
+        """Warms it up."""
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["benchmarks.peers.cell", "lmswap.api", "torch._dynamo", "scipy.optimize"])
+        self._cell = cell
+        self.outcome: Outcome | None = None
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(run_cell, cell, theirs), daemon=True)
+        self._process.start()
+        theirs.close()  # so that its end is seen
+        self._wait()
+
+    def take_turn(self) -> None:
+        """Lets it take a step, if it has not ended."""
+        if self.outcome is None:
+            self._pipe.send(None)
+            self._wait()
+
+    def _wait(self) -> None:
         try:
-            return process.submit(run_cell, cell).result()
-        except BrokenProcessPool:
-            return Outcome(cell, "failed", detail="the process was killed, perhaps for want of memory")
+            self.outcome = self._pipe.recv()
+        except (EOFError, ConnectionError):
+            self.outcome = Outcome(self._cell, "failed", detail="the process was killed, perhaps for want of memory")
+        if self.outcome is not None:
+            self._process.join()
+            self._pipe.close()
+
+
+def _serve(train: Callable[[Cell, Callable[[], None]], Outcome], cell: Cell, pipe: Connection) -> None:
+    """Sends None for each turn that it waits for, and then the outcome."""
+
+    def wait_for_turn() -> None:
+        pipe.send(None)
+        pipe.recv()
+
+    pipe.send(train(cell, wait_for_turn))

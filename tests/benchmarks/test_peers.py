@@ -8,17 +8,18 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.peers import tasks
+from benchmarks.peers import run, tasks
 from benchmarks.peers.__main__ import main
 from benchmarks.peers.cell import REFERENCE, Cell, Outcome, Prediction, run_cell
 from benchmarks.peers.plot import plot
 from benchmarks.peers.results import Results, read_results
-from benchmarks.peers.run import Choice, run_all, run_fresh
+from benchmarks.peers.run import Choice
 from benchmarks.peers.ways import PEERS
+from lmswap.hardware.ram import Ram
 from lmswap.plan import POLICIES
 
 CELL = Cell("gpt", "small", "cpu", REFERENCE, None, None)
-RAN = Outcome(CELL, "ran", 100, 2.0, "abc", True, prediction=Prediction(110, 100, 1.0, 2.0))
+RAN = Outcome(CELL, "ran", 100, (2.0, 3.0), 1.0, "abc", True, prediction=Prediction(110, 100, 1.0, 2.0))
 
 
 def outcome(way, **changes):
@@ -29,7 +30,7 @@ def test_a_run_leaves_a_file_and_a_picture_of_every_cell(tmp_path):
     arguments = ["--models", "gpt", "--budgets", "70", "1", "--policies", "checkpoint", "--peers", "eager"]
     assert main([*arguments, "--output", str(tmp_path)]) == 0
     data = json.loads((tmp_path / "peers_cpu.json").read_text())
-    assert data["schema"] == "lmswap.peers/1"
+    assert data["schema"] == "lmswap.peers/2"
     origin = {"device", "driver", "torch", "commit", "threads", "load_average", "command", "note"}
     assert origin <= data["origin"].keys()
     results = read_results(tmp_path / "peers_cpu.json")
@@ -39,7 +40,7 @@ def test_a_run_leaves_a_file_and_a_picture_of_every_cell(tmp_path):
     assert fits.peak_bytes <= fits.cell.budget_bytes
     assert eager.is_exact and fits.is_exact and none.is_exact
     assert fits.prediction.measured_seconds > 0
-    assert (unfit.status, unfit.peak_bytes, unfit.step_seconds) == ("infeasible", None, None)
+    assert (unfit.status, unfit.peak_bytes, unfit.step_seconds, unfit.overhead) == ("infeasible", None, (), None)
     assert unfit.needed_bytes > unfit.cell.budget_bytes
     assert (tmp_path / "peers_cpu.png").read_bytes().startswith(b"\x89PNG")
 
@@ -68,29 +69,55 @@ def test_what_breaks_is_an_outcome(tiny, monkeypatch):
     assert (found.status, found.detail) == ("failed", "RuntimeError: no such device")
 
 
-def die(cell):
-    os._exit(1)
+def die(cell, wait_for_turn):
+    wait_for_turn()
+    if cell.way == "eager":
+        os._exit(1)
+    wait_for_turn()
+    return replace(RAN, cell=cell)
 
 
-def test_a_process_that_dies_is_an_outcome(monkeypatch):
-    monkeypatch.setattr("benchmarks.peers.run.run_cell", die)
-    found = run_fresh(CELL)
-    assert (found.status, found.peak_bytes) == ("failed", None)
+def test_a_process_that_dies_is_an_outcome_and_the_others_go_on(monkeypatch):
+    monkeypatch.setattr(run, "run_cell", die)
+    dead, alive = run.run_in_turns([replace(CELL, way="eager"), CELL])
+    assert (dead.status, dead.peak_bytes) == ("failed", None)
+    assert alive == RAN
+
+
+CHOICE = Choice(["gpt"], [50, 40], ["swap"], ["eager", "torch.checkpoint"], "small", "cpu")
 
 
 def test_without_a_reference_nothing_is_compared(monkeypatch):
-    monkeypatch.setattr("benchmarks.peers.run.run_fresh", lambda cell: Outcome(cell, "failed", detail="out of memory"))
-    (found,) = run_all(Choice(["gpt"], [50], ["swap"], ["eager"], "small", "cpu"))
-    assert (found.status, found.is_exact) == ("failed", None)
+    monkeypatch.setattr(run, "run_in_turns", lambda cells: [Outcome(cell, "failed") for cell in cells])
+    (found,) = run.run_all(CHOICE)
+    assert (found.status, found.is_exact, found.overhead) == ("failed", None, None)
 
 
-def test_other_bits_are_noted(monkeypatch):
-    monkeypatch.setattr("benchmarks.peers.run.run_fresh", lambda cell: replace(RAN, cell=cell, bits=cell.way))
-    found = list(run_all(Choice(["gpt"], [50, 40], ["swap"], ["eager", "torch.checkpoint"], "small", "cpu")))
+@pytest.mark.parametrize(
+    ("device", "available_bytes", "together"),
+    [("cpu", 2**40, [1, 6]), ("cpu", 3 * 2**29 + 300, [1, 3, 3, 2]), ("cpu", 0, [1] + 5 * [2]), ("cuda", 0, 6 * [1])],
+)
+def test_what_fits_into_memory_takes_turns_with_a_reference_of_its_own(device, available_bytes, together, monkeypatch):
+    asked = []
+
+    def run_in_turns(cells):
+        asked.append([cell.way for cell in cells])
+        # Each time the machine is slower; the median of 2, 2 and 8 counts.
+        reference = replace(RAN, step_seconds=tuple(len(asked) * seconds for seconds in (1.0, 1.0, 1.0)))
+        other = replace(RAN, step_seconds=tuple(len(asked) * seconds for seconds in (2.0, 8.0, 2.0)))
+        return [replace(reference if cell.way == REFERENCE else other, cell=cell, bits=cell.way) for cell in cells]
+
+    monkeypatch.setattr(run, "run_in_turns", run_in_turns)
+    monkeypatch.setattr(run, "read_ram", lambda: Ram(2**40, available_bytes))
+    found = list(run.run_all(replace(CHOICE, device=device)))
+    assert [len(ways) for ways in asked] == together
+    if device == "cpu":
+        assert all(ways[0] == REFERENCE for ways in asked)
+        assert [outcome.overhead for outcome in found] == [1.0] + 5 * [2.0]
     ways = [(o.cell.way, o.cell.percent, o.cell.budget_bytes, o.is_exact) for o in found]
     assert ways == [
         (REFERENCE, None, None, True),
-        ("eager", None, None, False),  # has no dial: it runs once
+        ("eager", None, None, False),  # has no dial: it runs once; its bits are others
         ("torch.checkpoint", 50, None, False),
         ("torch.checkpoint", 40, None, False),
         ("swap", 50, 50, False),
@@ -117,7 +144,7 @@ def test_results_are_read_as_they_were_written(tmp_path):
 
 def test_the_picture_needs_no_more_than_the_reference(tmp_path):
     origin = {"device": "cpu", "torch": "2", "threads": 1, "cores": 2, "load_average": 0.5, "note": ""}
-    plot(Results(origin, (RAN, outcome("swap", peak_bytes=None, step_seconds=None))), tmp_path / "peers.png")
+    plot(Results(origin, (RAN, outcome("swap", peak_bytes=None, overhead=None))), tmp_path / "peers.png")
     assert (tmp_path / "peers.png").stat().st_size > 10_000
 
 
