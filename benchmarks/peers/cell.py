@@ -88,7 +88,7 @@ def run_cell(cell: Cell, wait_for_turn: Callable[[], None] = lambda: None) -> Ou
         return Outcome(cell, "failed", detail=f"{type(error).__name__}: {error}"[:500])
     finally:
         memory.close()
-    return Outcome(cell, "ran", peak_bytes, seconds, bits, prediction=prediction)
+    return Outcome(cell, "ran", peak_bytes, seconds, bits=bits, prediction=prediction)
 
 
 def _warm_up(cell: Cell, device: torch.device) -> None:

@@ -13,14 +13,15 @@
 //
 // A block is cut from the best-fitting retained range; if none is large enough, it takes the largest retained range
 // that goes on into enough vacant addresses; else vacant addresses alone. What is then retained beyond the limit moves
-// under them, huge page by huge page, and what they do not take is given back to the kernel. So fragmentation costs page
-// faults, never memory, and few of those.
+// under them, huge page by huge page, and what they do not take is given back to the kernel. So fragmentation costs
+// page faults, never memory, and few of those.
 //
 // How many: replaying the allocations of training steps once they repeat, of the pages handed out 0.5 % are fresh for
 // the 3D U-Net at 96^3 (9 thousand of 2 million per step; plain torch faults 1.3 million), 4 % for a network of three
 // small convolutions (29 % without the second rule). Under a limit more would be, were they not moved: of a step at
-// 128^3 within 1.9 GiB 1.0 to 1.4 GiB, and 6 to 16 MiB where they are. The kernel takes 2 to 19 us to pass a huge page's
-// table on, 700 to 940 us to fetch and zero another one; the step took 1.037 times one without a limit instead of 1.046.
+// 128^3 within 1.9 GiB 1.0 to 1.4 GiB, and 6 to 16 MiB where they are. The kernel takes 2 to 19 us to pass a huge
+// page's table on, 700 to 940 us to fetch and zero another one; the step took 1.037 times one without a limit instead
+// of 1.046.
 //
 // Fresh pages are huge ones (2 MiB) where they lie wholly inside a block: a step of the 3D U-Net at 128^3 takes 4.5 s
 // instead of 5.8 s on two cores. They are given back whole as far as possible. Given back in parts, they became fewer
