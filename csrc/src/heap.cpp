@@ -112,7 +112,8 @@ void* PageHeap::allocate(size_t nbytes) {
   stats_.peak_live_bytes = std::max(stats_.peak_live_bytes, stats_.live_bytes);
   highest_live_bytes_ = std::max(highest_live_bytes_, stats_.live_bytes);
   note_change();
-  limit_retained(fresh);  // before the caller can touch fresh pages
+  stats_.num_fresh_pages += (fresh.nbytes - move_retained(fresh)) / kStatsPageBytes;
+  limit_retained();  // before the caller can touch fresh pages
   return pointer_to(start);
 }
 
@@ -127,7 +128,7 @@ void PageHeap::free(void* block) {
   retained_.insert({found->first, found->second});
   live_.erase(found);
   note_change();
-  limit_retained({});
+  limit_retained();
 }
 
 Stats PageHeap::stats() const {
@@ -154,7 +155,7 @@ void PageHeap::reset_peak() {
 void PageHeap::set_limit(size_t resident_bytes) {
   const std::lock_guard guard(mutex_);
   limit_bytes_ = resident_bytes;
-  limit_retained({});
+  limit_retained();
 }
 
 void PageHeap::trim() {
@@ -195,7 +196,6 @@ PageHeap::Place PageHeap::take(size_t nbytes) {
   const Range fresh{start + base.nbytes, nbytes - base.nbytes};
   vacant_.remove(fresh);
   advise_huge_pages(fresh);
-  stats_.num_fresh_pages += fresh.nbytes / kStatsPageBytes;
   return {start, fresh};
 }
 
@@ -221,24 +221,18 @@ uintptr_t PageHeap::find_vacant(size_t nbytes) {
   return vacant_.best_fit(nbytes).start;
 }
 
-/// Finds another use for what is retained beyond the limit, under `fresh` addresses, or gives it back.
-void PageHeap::limit_retained(Range fresh) {
+void PageHeap::limit_retained() {
   const size_t allowed = limit_bytes_ > 0 ? limit_bytes_ : highest_live_bytes_;
   const size_t resident = stats_.live_bytes + retained_.total_bytes();
-  if (resident > allowed) {
-    const size_t excess = std::min(round_up(resident - allowed, page_bytes_), retained_.total_bytes());
-    const size_t moved = move_retained(round_up(excess, kHugePageBytes), fresh);
-    stats_.num_fresh_pages -= moved / kStatsPageBytes;
-    if (moved < excess) drop_retained(excess - moved);
-  }
+  if (resident > allowed) drop_retained(std::min(round_up(resident - allowed, page_bytes_), retained_.total_bytes()));
   stats_.peak_resident_bytes = std::max(stats_.peak_resident_bytes, stats_.live_bytes + retained_.total_bytes());
 }
 
-/// Moves whole huge pages, of the smallest ranges first, under `fresh` addresses; returns how much: at most `nbytes`.
-size_t PageHeap::move_retained(size_t nbytes, Range fresh) {
+/// Moves retained huge pages, of the smallest ranges first, to where `fresh` holds whole ones; returns how many bytes.
+size_t PageHeap::move_retained(Range fresh) {
   if (accessible_end_ - reserved_.start > kMostMovableBytes) return 0;
   const uintptr_t first = round_up(fresh.start, kHugePageBytes);
-  const uintptr_t stop = std::min(fresh.end() / kHugePageBytes * kHugePageBytes, first + nbytes);
+  const uintptr_t stop = fresh.end() / kHugePageBytes * kHugePageBytes;
   uintptr_t to = first;
   for (auto next = retained_.by_size().begin(); next != retained_.by_size().end() && to < stop;) {
     const auto [size, start] = *next++;  // what stays of a range is smaller, and so comes before `next`
@@ -248,7 +242,7 @@ size_t PageHeap::move_retained(size_t nbytes, Range fresh) {
       if (!move_huge_page(end, to)) return to - first;
     }
   }
-  return to > first ? to - first : 0;
+  return to - first;
 }
 
 /// Passes the page table of a retained huge page on, and leaves its old addresses vacant; whether the kernel does that.

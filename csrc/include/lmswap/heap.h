@@ -12,9 +12,9 @@
 //   vacant    free, not resident; costs nothing but addresses, of which there are plenty
 //
 // A block is cut from the best-fitting retained range; if none is large enough, it takes the largest retained range
-// that goes on into enough vacant addresses; else vacant addresses alone. What is then retained beyond the limit moves
-// under them, huge page by huge page, and what they do not take is given back to the kernel. So fragmentation costs
-// page faults, never memory, and few of those.
+// that goes on into enough vacant addresses; else vacant addresses alone. Under those move retained huge pages, which
+// are then missing elsewhere. What is still retained beyond the limit is given back to the kernel. So fragmentation
+// costs page faults, never memory, and few of those.
 //
 // How many: replaying the allocations of training steps once they repeat, of the pages handed out 0.5 % are fresh for
 // the 3D U-Net at 96^3 (9 thousand of 2 million per step; plain torch faults 1.3 million), 4 % for a network of three
@@ -128,8 +128,8 @@ class PageHeap {
   Place take(size_t nbytes);
   [[nodiscard]] Range find_extensible(size_t nbytes) const;
   uintptr_t find_vacant(size_t nbytes);
-  void limit_retained(Range fresh);
-  size_t move_retained(size_t nbytes, Range fresh);
+  void limit_retained();
+  size_t move_retained(Range fresh);
   bool move_huge_page(uintptr_t from, uintptr_t to);
   void drop_retained(size_t nbytes);
   size_t drop_in_units(size_t nbytes, size_t unit);
