@@ -234,7 +234,8 @@ size_t PageHeap::move_retained(Range fresh) {
   const uintptr_t first = round_up(fresh.start, kHugePageBytes);
   const uintptr_t stop = fresh.end() / kHugePageBytes * kHugePageBytes;
   uintptr_t to = first;
-  for (auto next = retained_.by_size().begin(); next != retained_.by_size().end() && to < stop;) {
+  auto next = retained_.by_size().lower_bound({kHugePageBytes, 0});
+  while (next != retained_.by_size().end() && to < stop) {
     const auto [size, start] = *next++;  // what stays of a range is smaller, and so comes before `next`
     for (uintptr_t end = (start + size) / kHugePageBytes * kHugePageBytes; to < stop; to += kHugePageBytes) {
       if (end < start + kHugePageBytes) break;
