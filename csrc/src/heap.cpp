@@ -195,6 +195,8 @@ PageHeap::Place PageHeap::take(size_t nbytes) {
   if (base.nbytes > 0) retained_.remove(base);
   const Range fresh{start + base.nbytes, nbytes - base.nbytes};
   vacant_.remove(fresh);
+  broken_.erase(broken_.lower_bound(fresh.start), broken_.lower_bound(fresh.end()));
+  break_huge_pages_at_ends(fresh);
   advise_huge_pages(fresh);
   return {start, fresh};
 }
@@ -237,10 +239,16 @@ size_t PageHeap::move_retained(Range fresh) {
   auto next = retained_.by_size().lower_bound({kHugePageBytes, 0});
   while (next != retained_.by_size().end() && to < stop) {
     const auto [size, start] = *next++;  // what stays of a range is smaller, and so comes before `next`
-    for (uintptr_t end = (start + size) / kHugePageBytes * kHugePageBytes; to < stop; to += kHugePageBytes) {
-      if (end < start + kHugePageBytes) break;
-      end -= kHugePageBytes;
-      if (!move_huge_page(end, to)) return to - first;
+    uintptr_t from = (start + size) / kHugePageBytes * kHugePageBytes;
+    while (from >= start + kHugePageBytes && to < stop) {
+      from -= kHugePageBytes;
+      if (broken_.erase(from) > 0) {
+        drop({from, kHugePageBytes});  // where it is missing now it comes anew, and whole
+      } else if (move_huge_page(from, to)) {
+        to += kHugePageBytes;
+      } else {
+        return to - first;
+      }
     }
   }
   return to - first;
@@ -282,13 +290,26 @@ size_t PageHeap::drop_in_units(size_t nbytes, size_t unit) {
     if (end <= first) continue;
     const size_t part = std::min<size_t>(end - first, nbytes - dropped);
     const Range tail{end - part, part};
-    retained_.remove(tail);
-    advise(tail.start, tail.end(), MADV_NOHUGEPAGE);  // else the kernel may fill what is missing of a huge page again
-    advise(tail.start, tail.end(), MADV_DONTNEED);
-    vacant_.insert(tail);
+    drop(tail);
+    break_huge_pages_at_ends(tail);
     dropped += part;
   }
   return dropped;
+}
+
+/// Gives a part of what is retained back to the kernel.
+void PageHeap::drop(Range part) {
+  retained_.remove(part);
+  advise(part.start, part.end(), MADV_NOHUGEPAGE);  // else the kernel may fill what is missing of a huge page again
+  advise(part.start, part.end(), MADV_DONTNEED);
+  vacant_.insert(part);
+}
+
+/// Notes that where `range` begins and ends inside a huge page there are small ones from now on.
+void PageHeap::break_huge_pages_at_ends(Range range) {
+  for (const uintptr_t end : {range.start, range.end()}) {
+    if (end % kHugePageBytes != 0) broken_.insert(end / kHugePageBytes * kHugePageBytes);
+  }
 }
 
 }  // namespace lmswap::heap
