@@ -28,7 +28,7 @@ _TRUSTED_SHARE = 0.95
 def compare_links(runner: Runner, ladder: Ladder) -> Links | None:
     """Trains the large size over every link; None where ``ladder`` has nothing to set the ratios by.
 
-    Each repeat goes through all links. TFLMS' policy runs once: it is there for its order of magnitude.
+    Each repeat goes through all links; only the first also has TFLMS' policy, whose order of magnitude is enough.
     """
     settings = runner.settings
     free = ladder.of(settings.large, "unswapped")
@@ -48,13 +48,12 @@ def compare_links(runner: Runner, ladder: Ladder) -> Links | None:
 
     for link in links:
         runner.console.print(f"{link.name}: {describe_link(link)}", highlight=False)
-    needed_bytes = free[0].peak_bytes + len(links) * ladder.budget_bytes
-    for _ in range(settings.repeats):
+    for repeat in range(settings.repeats):
         beside = Trial(runner.configuration(settings.large, "none"), unswapped, unswapped_failures)
-        runner.attempt_in_turns([beside, *(trial(link, "auto") for link in links)], needed_bytes)
-    for link in links:
-        if link.name not in PRESETS:
-            runner.attempt(*trial(link, "tflms"))
+        swapped = [trial(link, "auto") for link in links]
+        if repeat == 0:
+            swapped += [trial(link, "tflms") for link in links if link.name not in PRESETS]
+        runner.attempt_in_turns([beside, *swapped], free[0].peak_bytes + len(swapped) * ladder.budget_bytes)
     return Links(
         saved_bytes=basis.saved_bytes,
         forward_seconds=basis.forward_seconds,
