@@ -32,7 +32,8 @@ def climb(runner: Runner) -> Ladder:
             if repeat and (fits or any(failure.configuration.size == size for failure in failures)):
                 continue
             unswapped = runner.configuration(size, "none")
-            swapped = runner.configuration(size, "auto", budget_bytes=budget_bytes, cap_bytes=cap_bytes)
+            limits = {"budget_bytes": budget_bytes, "cap_bytes": cap_bytes}
+            swapped = runner.configuration(size, "auto", is_planned=repeat > 0, **limits)
             needed_bytes = budget_bytes + budget_bytes * size**3 // settings.small**3
             runner.attempt_in_turns([Trial(each, runs, failures) for each in (unswapped, swapped)], needed_bytes)
     return Ladder(budget_bytes, cap_bytes, tuple(map(without_curves, runs)), tuple(failures))

@@ -42,17 +42,18 @@ def compare_links(runner: Runner, ladder: Ladder) -> Links | None:
     failures: dict[str, list[Failure]] = {link.name: [] for link in links}
     unswapped_failures: list[Failure] = []
 
-    def trial(link: LinkRuns, policy: str) -> Trial:
-        swapped = runner.configuration(settings.large, policy, link=link.link, tier=link.tier, **limits)
+    def trial(link: LinkRuns, policy: str, repeat: int) -> Trial:
+        over = {"link": link.link, "tier": link.tier}
+        swapped = runner.configuration(settings.large, policy, is_planned=repeat > 0, **over, **limits)
         return Trial(swapped, runs[link.name], failures[link.name])
 
     for link in links:
         runner.console.print(f"{link.name}: {describe_link(link)}", highlight=False)
     for repeat in range(settings.repeats):
         beside = Trial(runner.configuration(settings.large, "none"), unswapped, unswapped_failures)
-        swapped = [trial(link, "auto") for link in links]
+        swapped = [trial(link, "auto", repeat) for link in links]
         if repeat == 0:
-            swapped += [trial(link, "tflms") for link in links if link.name not in PRESETS]
+            swapped += [trial(link, "tflms", repeat) for link in links if link.name not in PRESETS]
         runner.attempt_in_turns([beside, *swapped], free[0].peak_bytes + len(swapped) * ladder.budget_bytes)
     return Links(
         saved_bytes=basis.saved_bytes,

@@ -56,11 +56,13 @@ def run_replicas(runner: Runner, ladder: Ladder, folder: Path) -> Replicas | Non
     links = [] if basis is None else choose_links(settings.device, basis)[: len(SYSTEMS)]
     for system, link in zip(SYSTEMS, links, strict=False):
         limits = {"budget_bytes": ladder.budget_bytes, "cap_bytes": ladder.cap_bytes}
-        large = runner.configuration(settings.large, "auto", threads=threads, link=link.link, tier=link.tier, **limits)
+        over = {"link": link.link, "tier": link.tier, "threads": threads}
+        large = runner.configuration(settings.large, "auto", **over, **limits)
         attempt("large", system.key, large, 1)
         # A device's own link is there once: several trainings can only share it.
         if link.link is not None:
-            attempt("large_each", system.key, large, settings.replicas)
+            again = runner.configuration(settings.large, "auto", is_planned=True, **over, **limits)
+            attempt("large_each", system.key, again, settings.replicas)
         (folder / f"{system.key}.link").unlink(missing_ok=True)  # an aborted run's may be of another rate
         attempt("large_contended", system.key, _contended(large, link, system, folder), settings.replicas)
     return Replicas(threads, num_devices, tuple(links), tuple(found), tuple(failures))

@@ -23,7 +23,7 @@ from benchmarks.unet3d.study import MAX_SUBJECTS, Failure, OnEvent, RunFailed, r
 from lmswap.hardware.ram import read_ram
 
 MADE_SUBJECTS = 12  # where no data is given: enough for a table of boxes
-# Policy auto plans again before the fourth step if the third showed that its plan may not be the best.
+# Policy auto plans again before the fourth step if the third showed that a new plan may not be the best.
 WARM_UP_STEPS = 4
 # With others the first step captures and compiles, and the second finds the memory of the first.
 OTHER_WARM_UP_STEPS = 2
@@ -103,11 +103,16 @@ class Runner:
         self.subjects = brats.find_subjects(root)
         self.data = synthetic.DATA_KIND if synthetic.is_made(root) else "BraTS layout, as given"
 
-    def configuration(self, size: int, policy: str | None, **changes: Any) -> Configuration:
-        """One training of ``size`` by ``policy``, without a budget unless ``changes`` give one."""
+    def configuration(
+        self, size: int, policy: str | None, *, is_planned: bool = False, **changes: Any
+    ) -> Configuration:
+        """One training of ``size`` by ``policy``, without a budget unless ``changes`` give one.
+
+        ``is_planned`` says that the same was trained before: its plan comes from the cache and is the last one.
+        """
         settings = self.settings
         subjects = self.subjects[:MAX_SUBJECTS]
-        warm_up_steps = WARM_UP_STEPS if policy == "auto" else OTHER_WARM_UP_STEPS
+        warm_up_steps = WARM_UP_STEPS if policy == "auto" and not is_planned else OTHER_WARM_UP_STEPS
         plain = Configuration(
             size=size,
             steps=warm_up_steps + settings.timed_steps,

@@ -40,8 +40,8 @@ class FakeRunner:
         self.settings, self.console, self.asked, self.fails = settings, Silent(), [], fails
         self.needed_bytes = []
 
-    def configuration(self, size, policy, **changes):
-        return replace(make_configuration(size=size, policy=policy), **changes)
+    def configuration(self, size, policy, *, is_planned=False, **changes):
+        return replace(make_configuration(size=size, policy=policy), warm_up_steps=1 if is_planned else 2, **changes)
 
     def attempt(self, configuration, runs, failures):
         self.asked.append(configuration)
@@ -129,6 +129,7 @@ def test_every_repeat_goes_through_all_links_beside_unlimited_memory(disk):
         ("none", None), ("auto", slow), ("auto", None),
     ]  # fmt: skip
     ladder = make_ladder()
+    assert [c.warm_up_steps for c in runner.asked] == 6 * [2] + 2 * [1]  # the second time plans are known
     free_bytes = ladder.of(128, "unswapped")[0].peak_bytes
     assert runner.needed_bytes == [free_bytes + count * ladder.budget_bytes for count in (4, 2)]
     assert {c.budget_bytes for c in runner.asked} == {None, make_ladder().budget_bytes}
