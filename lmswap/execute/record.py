@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from lmswap.execute._C import TransferRecord
 from lmswap.ir.timeline import Lane, Span, Timeline
 
 SegmentKey = tuple[int, str]  # graph, phase
+Time = TypeVar("Time", int, float)
 
 # Forwards whose backward never comes, as in evaluation with gradients on, are without end; no step has so many runs.
 _MOST_WAITING = 256
@@ -42,13 +43,13 @@ class TensorMemory(Protocol):
         """Between two times of CLOCK_MONOTONIC, beside what was read now and then."""
 
 
-class _MarkedRun(NamedTuple):
-    """One run of a segment, in marks."""
+class SegmentRun(NamedTuple, Generic[Time]):
+    """One run of a segment: in marks, until they are read, or in seconds of CLOCK_MONOTONIC."""
 
     key: SegmentKey
-    start: int
-    ops: tuple[int, ...]  # where its second op began, and so on, in a step whose ops are timed
-    end: int
+    start: Time
+    ops: tuple[Time, ...]  # where its second op began, and so on; empty in a step whose ops were not timed
+    end: Time
 
 
 @dataclass
@@ -56,7 +57,7 @@ class _MarkedStep:
     """A step whose times are marks still: reading them would make the host wait for the device."""
 
     begun_seconds: float  # host time
-    runs: list[_MarkedRun] = field(default_factory=list)
+    runs: list[SegmentRun[int]] = field(default_factory=list)
     memory: list[tuple[int, int]] = field(default_factory=list)  # mark, tensor bytes on the device
     times_ops: bool = False
 
@@ -76,20 +77,11 @@ class _MarkedStep:
         return bool(self.runs) and forwards == backwards
 
 
-class SegmentRun(NamedTuple):
-    """One run of a segment, in seconds of CLOCK_MONOTONIC."""
-
-    key: SegmentKey
-    start: float
-    ops: tuple[float, ...]  # where its second op began, and so on; empty in a step whose ops were not timed
-    end: float
-
-
 @dataclass(frozen=True)
 class StepRecord:
     """One step as it ran, in seconds of CLOCK_MONOTONIC."""
 
-    segments: tuple[SegmentRun, ...]
+    segments: tuple[SegmentRun[float], ...]
     memory: tuple[tuple[float, int], ...]  # tensor bytes on the device
     transfers: tuple[TransferRecord, ...]
 
@@ -208,7 +200,7 @@ class Recorder:
 
     def end_segment(self, key: SegmentKey, start: int) -> None:
         """The run that `begin_segment` began is over."""
-        self._current.runs.append(_MarkedRun(key, start, tuple(self._ops), self._clock.mark()))
+        self._current.runs.append(SegmentRun(key, start, tuple(self._ops), self._clock.mark()))
         self.memory_changed()
 
     def end_if_complete(self) -> None:

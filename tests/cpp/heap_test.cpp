@@ -45,6 +45,7 @@ namespace lmswap::heap {
 namespace {
 
 constexpr size_t kMiB = size_t{1} << 20;
+constexpr size_t kHuge = 2 * kMiB;
 const size_t kPage = static_cast<size_t>(sysconf(_SC_PAGESIZE));
 
 /// A block filled with its own byte from end to end, so an overlap or a lost page shows.
@@ -61,6 +62,13 @@ Block allocate_filled(PageHeap& heap, size_t nbytes, char fill) {
   if (data != nullptr) std::memset(data, fill, nbytes);
   return {data, nbytes, fill};
 }
+
+/// What of [start, start + nbytes) whole huge pages hold.
+size_t huge_bytes(uintptr_t start, size_t nbytes) {
+  return (start + nbytes) / kHuge * kHuge - (start + kHuge - 1) / kHuge * kHuge;
+}
+
+size_t huge_bytes(const Block& block) { return huge_bytes(reinterpret_cast<uintptr_t>(block.data), block.nbytes); }
 
 /// What the kernel holds in memory of [start, end).
 size_t resident_bytes(uintptr_t start, uintptr_t end) {
@@ -191,15 +199,11 @@ TEST(PageHeap, PagesMayBeHugeWhereTheyLieWhollyInsideABlock) {
   const auto first = reinterpret_cast<uintptr_t>(heap.allocate(5 * kMiB + kPage));
   const auto second = reinterpret_cast<uintptr_t>(heap.allocate(kMiB));
   const auto third = reinterpret_cast<uintptr_t>(heap.allocate(8 * kMiB));
-  const auto whole = [](uintptr_t start, size_t nbytes) {
-    const uintptr_t huge = 2 * kMiB;
-    return (start + nbytes) / huge * huge - (start + huge - 1) / huge * huge;
-  };
   const size_t asked = may_be_huge_bytes(first, first + 5 * kMiB + kPage);
   if (asked == 0) GTEST_SKIP() << "this kernel has no huge pages";
-  EXPECT_EQ(asked, whole(first, 5 * kMiB + kPage));
+  EXPECT_EQ(asked, huge_bytes(first, 5 * kMiB + kPage));
   EXPECT_EQ(may_be_huge_bytes(second, second + kMiB), 0u);
-  EXPECT_EQ(may_be_huge_bytes(third, third + 8 * kMiB), whole(third, 8 * kMiB));
+  EXPECT_EQ(may_be_huge_bytes(third, third + 8 * kMiB), huge_bytes(third, 8 * kMiB));
   heap.free(reinterpret_cast<void*>(third));
   heap.trim();
   EXPECT_EQ(may_be_huge_bytes(third, third + 8 * kMiB), 0u) << "nothing of it is in a block";
@@ -207,7 +211,6 @@ TEST(PageHeap, PagesMayBeHugeWhereTheyLieWhollyInsideABlock) {
 
 /// A heap that retains 1 MiB and 9 MiB of neighbours, between which a block lives.
 struct RetainingHeap : testing::Test {
-  static constexpr size_t kHuge = 2 * kMiB;
   PageHeap heap{64 * kMiB};
   Block small = allocate_filled(heap, kMiB, 's');
   Block keep = allocate_filled(heap, kMiB, 'k');
@@ -250,12 +253,6 @@ TEST_F(RetainingHeap, LendsPagesOfWhatItRetainsAndPlacesBlocksAsBefore) {
 
 /// A heap whose 12 MiB of retained pages lie on both sides of a block, and a block of 12 MiB that is about to come.
 struct FragmentedHeap : testing::Test {
-  static constexpr size_t kHuge = 2 * kMiB;
-  static size_t huge_bytes(const Block& block) {
-    const auto start = reinterpret_cast<uintptr_t>(block.data);
-    return (start + block.nbytes) / kHuge * kHuge - (start + kHuge - 1) / kHuge * kHuge;
-  }
-
   PageHeap heap{64 * kMiB};
   Block left = allocate_filled(heap, 6 * kMiB, 'l');
   Block keep = allocate_filled(heap, kMiB, 'k');
@@ -273,7 +270,7 @@ struct FragmentedHeap : testing::Test {
     auto* const data = static_cast<char*>(heap.allocate(12 * kMiB));
     const auto start = reinterpret_cast<uintptr_t>(data);
     const size_t resident = resident_bytes(start, start + 12 * kMiB);
-    EXPECT_EQ(resident, std::min(movable, huge_bytes({data, 12 * kMiB, 'a'})));
+    EXPECT_EQ(resident, std::min(movable, huge_bytes(start, 12 * kMiB)));
     EXPECT_EQ(heap.stats().num_fresh_pages - fresh, (12 * kMiB - resident) / 4096);
     EXPECT_EQ(heap.stats().peak_resident_bytes, 14 * kMiB);
     std::memset(data, 'a', 12 * kMiB);
