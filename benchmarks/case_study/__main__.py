@@ -25,7 +25,7 @@ from benchmarks.case_study.page import write_pages
 from benchmarks.case_study.predict import predict
 from benchmarks.case_study.replicas import run_replicas
 from benchmarks.case_study.results import Evaluation, Origin, Results, Settings
-from benchmarks.case_study.runner import Runner, leaving_a_core
+from benchmarks.case_study.runner import Runner, sharing_cores
 from benchmarks.unet3d import synthetic
 from benchmarks.unet3d.brats import DataError
 from benchmarks.unet3d.commands.arguments import add_network, positive, size
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             folder = arguments.output or Path("case-study-output")
             source = folder / RESULTS
             settings = _settings(arguments)
-            with leaving_a_core(settings.device):
+            with sharing_cores(settings.device, settings.replicas):
                 results = _measure(settings, folder, _command(argv), console)
     except (DataError, LmswapError) as error:
         console.print(f"[red]error:[/] {error}", highlight=False)
@@ -92,7 +92,8 @@ def _measure(settings: Settings, folder: Path, command: str, console: Console) -
     stage("ladder", "A larger image in the same memory", lambda: climb(runner))
     if (ladder := results.ladder) is not None:
         stage("links", "Links", lambda: compare_links(runner, ladder))
-        stage("replicas", "Trainings at once", lambda: run_replicas(runner, ladder, folder))
+        if (links := results.links) is not None:
+            stage("replicas", "Trainings at once", lambda: run_replicas(runner, ladder, links, folder))
     return results
 
 

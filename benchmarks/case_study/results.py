@@ -20,7 +20,7 @@ from benchmarks.unet3d.scores import REGIONS, Score
 from benchmarks.unet3d.study import Failure, Machine
 from lmswap.ir.timeline import Span
 
-SCHEMA = "lmswap.case_study/1"
+SCHEMA = "lmswap.case_study/2"
 
 
 @dataclass(frozen=True)
@@ -136,14 +136,9 @@ class Together:
 
 @dataclass(frozen=True)
 class Replicas:
-    """Trainings beside each other, over links as `links` chose them for these trainings.
+    """Trainings beside each other, and, as their first rows, those of the stages before that trained alone."""
 
-    On a CPU they have ``threads`` each, so that they compete for the link and not for cores.
-    """
-
-    threads: int | None
     devices: int
-    links: tuple[LinkRuns, ...]
     together: tuple[Together, ...]
     failures: tuple[Failure, ...]
 
@@ -216,7 +211,7 @@ class Results:
         return tuple(failure for stage in stages if stage is not None for failure in stage.failures)
 
     def write(self, path: Path) -> None:
-        """Writes schema "lmswap.case_study/1", in bytes and seconds; a reader sees the old file or the new one."""
+        """Writes schema "lmswap.case_study/2", in bytes and seconds; a reader sees the old file or the new one."""
         text = json.dumps({"schema": SCHEMA, **_CONVERTER.unstructure(self)}, indent=1)
         unfinished = path.with_suffix(".unfinished")
         unfinished.write_text(text + "\n", encoding="utf-8")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,11 +14,13 @@ import torch
 from rich.console import Console
 
 from benchmarks.case_study.results import Settings
+from benchmarks.turns import take_turns
 from benchmarks.unet3d import brats, synthetic
 from benchmarks.unet3d.console import ProgressView
+from benchmarks.unet3d.fresh import FreshRun, RunFailed, run_fresh, warmed_up
 from benchmarks.unet3d.preprocess import prepare_cube
 from benchmarks.unet3d.run import Configuration, Run
-from benchmarks.unet3d.study import MAX_SUBJECTS, Failure, OnEvent, RunFailed, run_fresh
+from benchmarks.unet3d.study import MAX_SUBJECTS, Failure
 from lmswap.hardware.ram import read_ram
 
 MADE_SUBJECTS = 12  # where no data is given: enough for a table of boxes
@@ -30,14 +31,15 @@ OTHER_WARM_UP_STEPS = 2
 
 
 @contextmanager
-def leaving_a_core(device: str) -> Iterator[None]:
-    """On a CPU lets torch compute on all cores but one meanwhile.
+def sharing_cores(device: str, num_trainings: int) -> Iterator[None]:
+    """On a CPU gives torch meanwhile what each of ``num_trainings`` has of the cores if all train at once.
 
-    The copies get that one: a GPU has engines for them, which take nothing from its cores.
+    So they compete for the link and not for cores. One core is left to the copies: a GPU has engines for them, which
+    take nothing from its cores.
     """
     before = torch.get_num_threads()
     if device == "cpu":
-        torch.set_num_threads(max(1, before - 1))
+        torch.set_num_threads(max(1, (before - 1) // num_trainings))
     try:
         yield
     finally:
@@ -50,41 +52,6 @@ class Trial(NamedTuple):
     configuration: Configuration
     runs: list[Run]
     failures: list[Failure]
-
-
-class Turns:
-    """Whose timed step is next? Those whose last one is longest ago, once all have warmed up."""
-
-    def __init__(self, count: int) -> None:
-        self._count, self._changed = count, threading.Condition()
-        self._warm: set[int] = set()
-        self._waiting: list[int] = []
-        self._running: int | None = None
-
-    def take(self, number: int) -> None:
-        """``number`` has warmed up, or taken its step, and waits for its turn."""
-        with self._changed:
-            self._warm.add(number)
-            self._waiting.append(number)
-            self._leave(number)
-            self._changed.wait_for(lambda: self._is_due(number))
-            self._waiting.pop(0)
-            self._running = number
-
-    def end(self, number: int) -> None:
-        """``number`` takes part no longer."""
-        with self._changed:
-            self._count -= 1
-            self._warm.discard(number)
-            self._leave(number)
-
-    def _leave(self, number: int) -> None:
-        if self._running == number:
-            self._running = None
-        self._changed.notify_all()
-
-    def _is_due(self, number: int) -> bool:
-        return self._running is None and self._waiting[0] == number and len(self._warm) == self._count
 
 
 class Runner:
@@ -146,26 +113,15 @@ class Runner:
             for trial in trials:
                 self.attempt(trial.configuration, trial.runs, trial.failures)
             return
-        turns = Turns(len(trials))
-
-        def run(number: int, on_event: OnEvent, is_ready: threading.Event) -> Run:
-            def take_turn() -> None:
-                is_ready.set()
-                turns.take(number)
-
-            configuration = replace(trials[number].configuration, takes_turns=True)
-            logs = self._folder / "logs" / f"turn-{number}"
-            try:
-                return run_fresh(configuration, logs, on_event, when_ready=take_turn)
-            finally:
-                turns.end(number)
-
-        with ProgressView(self.console) as view, ThreadPoolExecutor(len(trials)) as pool:
-            submit = partial(pool.submit, run)
-            futures = list(_one_by_one(len(trials), lambda number, ready: submit(number, view.on_event, ready)))
-            wait(futures)
-        for trial, future in zip(trials, futures, strict=True):
-            self._keep(trial, future.result)
+        with ProgressView(self.console) as view, ExitStack() as stack:
+            begun: list[FreshRun] = []
+            for number, trial in enumerate(trials):
+                configuration = replace(trial.configuration, takes_turns=True)
+                logs = self._folder / "logs" / f"turn-{number}"
+                begun.append(stack.enter_context(warmed_up(configuration, logs, view.on_event)))
+            take_turns(begun)
+        for trial, run in zip(trials, begun, strict=True):
+            self._keep(trial, run.finish)
 
     def run_together(
         self, configurations: Sequence[Configuration], environments: Sequence[Mapping[str, str]]
@@ -175,32 +131,15 @@ class Runner:
         Raises:
             RunFailed: one did not finish, so the others did not compete with it; they are ended.
         """
-        barrier = threading.Barrier(len(configurations))
-        futures: list[Future[Run]] = []
-        with ProgressView(self.console) as view, ThreadPoolExecutor(len(configurations)) as pool:
-
-            def begin(number: int, is_ready: threading.Event) -> Future[Run]:
-                def meet() -> None:
-                    is_ready.set()
-                    barrier.wait()
-
-                logs, environment = self._folder / "logs" / f"replica-{number}", environments[number]
-                future = pool.submit(
-                    run_fresh, configurations[number], logs, view.on_event, when_ready=meet, environment=environment
-                )
-                future.add_done_callback(lambda done: barrier.abort() if done.exception() else None)
-                return future
-
-            for future in _one_by_one(len(configurations), begin):
-                futures.append(future)
-                if future.done():
-                    break
-            wait(futures)
-        for future in futures:
-            error = future.exception()
-            if error is not None and not isinstance(error, threading.BrokenBarrierError):
-                raise error
-        return tuple(future.result() for future in futures)
+        with ProgressView(self.console) as view, ExitStack() as stack:
+            begun: list[FreshRun] = []
+            for number, (configuration, environment) in enumerate(zip(configurations, environments, strict=True)):
+                logs = self._folder / "logs" / f"replica-{number}"
+                begun.append(stack.enter_context(warmed_up(configuration, logs, view.on_event, environment)))
+                if begun[-1].has_ended:
+                    begun[-1].finish()  # raises: it ended before its timed steps
+            with ThreadPoolExecutor(len(begun)) as pool:
+                return tuple(pool.map(lambda run: run.finish(), begun))
 
     def _keep(self, trial: Trial, run: Callable[[], Run]) -> Run | None:
         try:
@@ -210,13 +149,3 @@ class Runner:
             self.console.print(f"[red]{trial.configuration.name} did not finish:[/] {failure}", highlight=False)
             return None
         return trial.runs[-1]
-
-
-def _one_by_one(count: int, begin: Callable[[int, threading.Event], Future[Run]]) -> Iterator[Future[Run]]:
-    """Begins trainings by number, each when the one before has set its event, as ready, or has ended."""
-    for number in range(count):
-        is_ready = threading.Event()
-        future = begin(number, is_ready)
-        while not (is_ready.wait(0.1) or future.done()):
-            pass
-        yield future

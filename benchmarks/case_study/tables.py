@@ -93,9 +93,10 @@ def epoch_table(results: Results) -> Table | None:
         rows.append(tuple(cells))
     if settings.device == "cpu":
         rows.append(("on GPUs", NOT_YET))
+    threads = replicas.together[0].runs[0].configuration.threads if replicas.together else None
     where = (
-        f"each training has {replicas.threads} thread(s) of its own on one CPU"
-        if replicas.threads
+        f"each training has {threads} thread(s) of its own on one CPU"
+        if threads
         else f"{replicas.devices} GPU(s); trainings beyond that share one, its compute included"
     )
     return Table(

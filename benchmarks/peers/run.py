@@ -10,6 +10,7 @@ from multiprocessing.connection import Connection
 
 from benchmarks.peers.cell import REFERENCE, Cell, Outcome, run_cell
 from benchmarks.peers.ways import PEERS
+from benchmarks.turns import take_turns
 from lmswap.hardware.ram import read_ram
 
 # The modules of a training, beside the largest peak of any way.
@@ -73,9 +74,7 @@ def _compared(outcome: Outcome, reference: Outcome) -> Outcome:
 def run_in_turns(cells: Sequence[Cell]) -> list[Outcome]:
     """Warms up one after another, then lets each take one step after the other; one computes at a time."""
     trainings = [_Training(cell) for cell in cells]
-    while any(training.outcome is None for training in trainings):
-        for training in trainings:
-            training.take_turn()
+    take_turns(trainings)
     return [training.outcome for training in trainings if training.outcome is not None]
 
 
@@ -93,6 +92,11 @@ class _Training:
         self._process.start()
         theirs.close()  # so that its end is seen
         self._wait()
+
+    @property
+    def has_ended(self) -> bool:
+        """There is an outcome."""
+        return self.outcome is not None
 
     def take_turn(self) -> None:
         """Lets it take a step, if it has not ended."""

@@ -5,11 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-import signal
 import subprocess
-import sys
-from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,20 +14,14 @@ from typing import Literal
 import torch
 
 from benchmarks.unet3d import brats, synthetic
+from benchmarks.unet3d.fresh import OnEvent, RunFailed, run_fresh
 from benchmarks.unet3d.network import Head
 from benchmarks.unet3d.preprocess import prepare_cube
-from benchmarks.unet3d.run import Configuration, Event, Kind, Run
+from benchmarks.unet3d.run import Configuration, Kind, Run
 from lmswap.hardware.device import default_device
 
 SCHEMA = "lmswap.unet3d/1"
 MAX_SUBJECTS = 3  # a comparison of a few steps takes the first ones only, and normalises over these
-_LOG_TAIL_LINES = 15
-
-OnEvent = Callable[[Configuration, Event], None]
-
-
-class RunFailed(Exception):
-    """A run's process did not finish; the message says why and where its output is."""
 
 
 @dataclass(frozen=True)
@@ -152,67 +142,6 @@ def compare(settings: Settings, on_event: OnEvent, *, command: str) -> Study:
         runs=tuple(runs),
         failures=tuple(failures),
     )
-
-
-def run_fresh(
-    configuration: Configuration,
-    logs: Path,
-    on_event: OnEvent,
-    *,
-    when_ready: Callable[[], object] = lambda: None,
-    environment: Mapping[str, str] | None = None,
-) -> Run:
-    """Runs one configuration in a process of its own, so that its peak and its crash are its own.
-
-    Its timed steps begin when ``when_ready``, called after its warm-up, has returned; each of them does, if it takes
-    turns. ``environment`` is added to ours.
-
-    Raises:
-        RunFailed: it did not finish.
-    """
-    logs.mkdir(parents=True, exist_ok=True)
-    stem = logs / f"{configuration.size}-{configuration.kind}"
-    settings, log = stem.with_suffix(".json"), stem.with_suffix(".log")
-    settings.write_text(json.dumps(asdict(configuration), indent=1))
-    (events_end, child_events), (child_start, start_end) = os.pipe(), os.pipe()
-    command = [sys.executable, "-m", "benchmarks.unet3d.run", str(settings)]
-    with os.fdopen(events_end) as events, os.fdopen(start_end, "w") as start, log.open("wb") as output:
-        try:
-            child = subprocess.Popen(
-                [*command, "--start", str(child_start), "--events", str(child_events)],
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                pass_fds=[child_events, child_start],
-                env={**os.environ, **(environment or {})},
-            )
-        finally:
-            os.close(child_events)
-            os.close(child_start)
-        with child:
-            try:
-                last: Event = {}
-                for line in events:
-                    last = json.loads(line)
-                    on_event(configuration, last)
-                    if last["event"] == "ready":
-                        when_ready()
-                        with suppress(BrokenPipeError):  # it has died since; how is told below
-                            start.write("start\n")
-                            start.flush()
-            except BaseException:
-                child.kill()
-                raise
-    if last.get("event") == "result":
-        return Run.from_fields(last["run"])
-    raise RunFailed(last["message"] if last.get("event") == "failed" else _explain_end(child.returncode, log))
-
-
-def _explain_end(returncode: int, log: Path) -> str:
-    tail = "\n".join(log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:])
-    if returncode == -signal.SIGKILL:
-        return f"was killed, most likely because the machine ran out of memory; its output is in {log}"
-    how = f"signal {signal.Signals(-returncode).name}" if returncode < 0 else f"exit status {returncode}"
-    return f"ended with {how}; its output is in {log}" + (f", the end of it:\n{tail}" if tail else "")
 
 
 def _subjects(settings: Settings) -> tuple[list[brats.Subject], str]:

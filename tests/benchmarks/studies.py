@@ -72,7 +72,7 @@ def make_replicas():
     rows = [together("small", None, 1, 4.0), together("small_each", None, 2, 4.4)]
     rows += [together("large", "x86", 1, 10.0), together("large_each", "x86", 2, 11.0)]
     rows += [together("large_contended", "x86", 2, 15.0), together("large", "ac922", 1, 10.0)]
-    return Replicas(1, 0, (), (*rows, together("large_contended", "ac922", 2, 12.0)), ())
+    return Replicas(0, (*rows, together("large_contended", "ac922", 2, 12.0)), ())
 
 
 @cache

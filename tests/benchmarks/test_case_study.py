@@ -2,8 +2,7 @@
 
 import json
 import math
-import threading
-import time
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,10 +17,11 @@ from benchmarks.case_study import runner as runner_module
 from benchmarks.case_study.published import AC922, SYSTEMS, X86
 from benchmarks.case_study.ratios import Spread, overhead
 from benchmarks.case_study.results import Evaluation, Results
-from benchmarks.case_study.runner import WARM_UP_STEPS, Runner, Trial, leaving_a_core
+from benchmarks.case_study.runner import WARM_UP_STEPS, Runner, Trial, sharing_cores
 from benchmarks.unet3d.brats import DataError
+from benchmarks.unet3d.fresh import RunFailed
 from benchmarks.unet3d.scores import Score, read_scores, write_scores
-from benchmarks.unet3d.study import Failure, RunFailed
+from benchmarks.unet3d.study import Failure
 from lmswap.errors import OptionError
 from lmswap.ir.machine import Link, Machine, Rate, Tier
 from tests.benchmarks.runs import MIB, make_configuration, make_run
@@ -100,7 +100,6 @@ def test_without_a_budget_there_is_nothing_to_climb():
     ladder = ladder_stage.climb(runner)
     assert len(runner.asked) == len(ladder.failures) == 1 and ladder.budget_bytes is None
     assert links_stage.compare_links(runner, ladder) is None
-    assert replicas_stage.run_replicas(runner, ladder, None) is None
 
 
 def test_a_link_is_paced_to_the_ratio_and_a_cpus_own_link_stays_where_it_is_too_slow(disk):
@@ -148,31 +147,55 @@ def test_on_a_gpu_a_link_faster_than_its_own_is_held_in_spare_device_memory(monk
     assert found["pcie3"] == ("pcie3", "auto") and found["c2c"] == ("c2c", "device")
 
 
-def test_trainings_at_once_have_links_of_their_own_ratio_and_contend_as_the_systems_do(monkeypatch, disk, tmp_path):
+def links_of(runner):
+    """Links as the stage before left them; what it asked for is forgotten."""
+    links = links_stage.compare_links(runner, make_ladder())
+    runner.asked.clear()
+    return links
+
+
+def test_trainings_at_once_are_set_beside_those_alone_and_contend_as_the_systems_do(monkeypatch, disk, tmp_path):
     monkeypatch.setattr(replicas_stage.torch.cuda, "device_count", lambda: 0)
-    monkeypatch.setattr(replicas_stage.torch, "get_num_threads", lambda: 4)
     stale = tmp_path / "x86.link"
     stale.write_bytes(b"of another rate")
     runner = FakeRunner()
-    found = replicas_stage.run_replicas(runner, make_ladder(), tmp_path)
-    assert found.threads == 2 and {c.threads for together in runner.asked for c in together} == {2}
+    links = links_of(runner)
+    found = replicas_stage.run_replicas(runner, make_ladder(), links, tmp_path)
     assert [(t.row, t.system, len(t.runs)) for t in found.together] == [
         ("small", None, 1), ("small_each", None, 2), ("large", "x86", 1), ("large_each", "x86", 2),
         ("large_contended", "x86", 2), ("large", "ac922", 1), ("large_contended", "ac922", 2),
     ]  # fmt: skip
-    assert [len({c.seed for c in together}) for together in runner.asked] == [len(t.runs) for t in found.together]
-    own, shared = runner.asked[3][0], runner.asked[4][0]
+    assert found.of("small", "x86").runs[0].step_ends == make_ladder().of(96, "unswapped")[-1].step_ends
+    alone = found.of("large", "x86")
+    assert alone.runs[0].configuration == links.of("x86").of("auto")[-1].configuration
+    assert alone.seconds == (alone.runs[0].seconds_per_step,) and not alone.runs[0].swapping.spans
+    assert [[c.seed for c in together] for together in runner.asked] == 4 * [[0, 1]]
+    own, shared = runner.asked[1][0], runner.asked[2][0]
     assert own.link == shared.link and own.link_file is None and shared.link_file == str(stale)
+    # Only what shares a paced link has a plan of its own.
+    assert [together[0].warm_up_steps for together in runner.asked[1:]] == [1, 2, 1]
     assert not stale.exists()
-    assert replicas_stage._contended(own, found.links[0], AC922, tmp_path).link == "0.121GB/s"  # two thirds
+    assert replicas_stage._contended(own, links.links[0], AC922, tmp_path).link == "0.121GB/s"  # two thirds
 
 
 def test_a_training_that_fails_beside_others_fails_its_row_only(disk, tmp_path):
     runner = FakeRunner(fails=lambda c: c.link_file is not None)
-    found = replicas_stage.run_replicas(runner, make_ladder(), tmp_path)
+    found = replicas_stage.run_replicas(runner, make_ladder(), links_of(runner), tmp_path)
     assert found.of("large_contended", "x86") is None and found.of("large_contended", "ac922") is not None
     (failure,) = found.failures
     assert failure.message == "2 at once: was killed"
+
+
+def test_what_failed_alone_is_not_tried_beside_others(disk, tmp_path):
+    runner = FakeRunner()
+    links = links_of(runner)
+    slow, fast = links.links
+    found = replicas_stage.run_replicas(
+        runner, make_ladder(), replace(links, links=(replace(slow, runs=()), fast)), tmp_path
+    )
+    assert {(t.row, t.system) for t in found.together if t.system} == {
+        ("large", "ac922"), ("large_contended", "ac922")
+    }  # fmt: skip
 
 
 def test_steps_count_while_all_trainings_run():
@@ -184,49 +207,81 @@ def test_steps_count_while_all_trainings_run():
     assert replicas_stage.seconds_while_all_train([late, quick])[0] == 5  # none ended in time: all of its own
 
 
-def make_runner(monkeypatch, run_fresh):
-    monkeypatch.setattr(runner_module, "run_fresh", run_fresh)
+def make_runner(monkeypatch, device="cpu", **fakes):
+    """A runner that begins no processes: ``fakes`` stand for the functions that do."""
+    for name, fake in fakes.items():
+        monkeypatch.setattr(runner_module, name, fake)
     runner = Runner.__new__(Runner)
+    runner.settings = replace(SETTINGS, device=device)
     runner.console, runner._folder = runner_module.Console(quiet=True), Path("logs")
     return runner
 
 
-@pytest.mark.parametrize("dies", [None, "before", "between"])
-def test_what_is_compared_warms_up_one_after_another_and_takes_each_step_in_turn(monkeypatch, dies):
-    happened, lock = [], threading.Lock()
+class FakeFreshRun:
+    """Stands for `FreshRun`: notes what it is told to do, and dies in the turn ``dies``, 0 being its warm-up."""
 
-    def run_fresh(configuration, logs, on_event, *, when_ready):
-        def note(what):
-            with lock:
-                happened.append((what, configuration.seed, logs.name))
-            time.sleep(0.01)  # long enough for another one to come in between, if it were let
+    STEPS = 3
 
-        assert configuration.takes_turns
-        is_unlucky = configuration.seed == 1
-        note("warm-up")
-        if is_unlucky and dies == "before":
+    def __init__(self, configuration, logs, note, dies):
+        self.seed, self.logs, self.note, self.dies, self.turn = configuration.seed, logs.name, note, dies, 0
+        self.takes_turns = configuration.takes_turns
+
+    @property
+    def has_died(self):
+        return self.dies is not None and self.turn > self.dies
+
+    @property
+    def has_ended(self):
+        return self.has_died or self.turn == 1 + (self.STEPS if self.takes_turns else 1)
+
+    def warm_up(self):
+        self.take_turn()
+
+    def take_turn(self):
+        if not self.has_ended:
+            self.note("warm-up" if self.turn == 0 else f"turn {self.turn}", self.seed, self.logs)
+            self.turn += 1
+
+    def finish(self):
+        while not self.has_ended:
+            self.take_turn()
+        if self.has_died:
             raise RunFailed("no luck")
-        for step in range(3):
-            when_ready()
-            note(f"begin {step}")
-            if is_unlucky and dies == "between" and step == 1:
-                raise RunFailed("no luck")
-            note(f"end {step}")
-        return configuration.seed
+        return self.seed
 
-    runner, runs, failures = make_runner(monkeypatch, run_fresh), [], []
-    runner.settings = SETTINGS
+
+def fake_warmed_up(happened, dies=None):
+    """Stands for `warmed_up`; the run of seed 1 dies in the turn ``dies``."""
+
+    @contextmanager
+    def warmed_up(configuration, logs, _on_event, environment=None):
+        def note(*what):
+            happened.append((*what, environment))
+
+        run = FakeFreshRun(configuration, logs, note, dies if configuration.seed == 1 else None)
+        run.warm_up()
+        yield run
+        happened.append(("closed", run.seed, run.logs, environment))
+
+    return warmed_up
+
+
+@pytest.mark.parametrize("dies", [None, 0, 2])
+def test_what_is_compared_warms_up_one_after_another_and_takes_each_step_in_turn(monkeypatch, dies):
+    happened, runs, failures = [], [], []
+    runner = make_runner(monkeypatch, warmed_up=fake_warmed_up(happened, dies))
     configurations = [replace(make_configuration(), seed=seed) for seed in range(3)]
     runner.attempt_in_turns([Trial(configuration, runs, failures) for configuration in configurations], 0)
     assert runs == ([0, 1, 2] if dies is None else [0, 2])
     assert [failure.message for failure in failures] == ([] if dies is None else ["no luck"])
-    expected = [("warm-up", n) for n in range(3)]
-    for step in range(3):
-        for n in range(3):
-            if n == 1 and (dies == "before" or (dies == "between" and step == 2)):
-                continue
-            expected += [(f"begin {step}", n)] + [(f"end {step}", n)] * ((n, step, dies) != (1, 1, "between"))
-    assert happened == [(what, n, f"turn-{n}") for what, n in expected]
+    turns = [
+        ("warm-up" if turn == 0 else f"turn {turn}", n)
+        for turn in range(4)
+        for n in range(3)
+        if n != 1 or dies is None or turn <= dies
+    ]
+    assert [(what, n) for what, n, *_ in happened] == [*turns, ("closed", 2), ("closed", 1), ("closed", 0)]
+    assert {(n, logs) for _, n, logs, _ in happened} == {(n, f"turn-{n}") for n in range(3)}
 
 
 @pytest.mark.parametrize(("device", "needed_bytes"), [("cuda", 0), ("cpu", 2**60)])
@@ -238,50 +293,28 @@ def test_what_cannot_be_in_memory_at_once_runs_one_after_another(monkeypatch, de
         happened.append(configuration.seed)
         return configuration.seed
 
-    runner, runs = make_runner(monkeypatch, run_fresh), []
-    runner.settings = replace(SETTINGS, device=device)
+    runner, runs = make_runner(monkeypatch, device, run_fresh=run_fresh), []
     configurations = [replace(make_configuration(), seed=seed) for seed in range(3)]
     runner.attempt_in_turns([Trial(configuration, runs, []) for configuration in configurations], needed_bytes)
     assert runs == happened == [0, 1, 2]
 
 
 def test_trainings_warm_up_one_after_another_and_start_together(monkeypatch):
-    happened, lock = [], threading.Lock()
-
-    def run_fresh(configuration, logs, on_event, *, when_ready, environment):
-        def note(what):
-            with lock:
-                happened.append((what, configuration.seed))
-
-        note("warm-up")
-        time.sleep(0.05)  # long enough for another one to come in between, if it were let
-        note("ready")
-        when_ready()
-        note("start")
-        return (configuration.seed, logs.name, environment)
-
-    runner = make_runner(monkeypatch, run_fresh)
+    happened = []
+    runner = make_runner(monkeypatch, warmed_up=fake_warmed_up(happened))
     configurations = [replace(make_configuration(), seed=seed) for seed in range(3)]
-    found = runner.run_together(configurations, [{"N": str(n)} for n in range(3)])
-    assert found == tuple((n, f"replica-{n}", {"N": str(n)}) for n in range(3))
-    warm, started = happened[:6], happened[6:]
-    assert warm == [(what, n) for n in range(3) for what in ("warm-up", "ready")]
-    assert sorted(started) == [("start", n) for n in range(3)]
+    assert runner.run_together(configurations, [{"N": str(n)} for n in range(3)]) == (0, 1, 2)
+    assert happened[:3] == [("warm-up", n, f"replica-{n}", {"N": str(n)}) for n in range(3)]
+    assert sorted(what[:2] for what in happened[3:6]) == [("turn 1", n) for n in range(3)]
 
 
-@pytest.mark.parametrize("dies", ["before", "after"])
-def test_when_one_training_fails_the_others_are_not_waited_for(monkeypatch, dies):
-    def run_fresh(configuration, logs, on_event, *, when_ready, environment):
-        if configuration.seed == 1 and dies == "before":
-            raise RunFailed("no luck")
-        when_ready()
-        if configuration.seed == 1:
-            raise RunFailed("no luck")
-        return "done"
-
-    runner = make_runner(monkeypatch, run_fresh)
+@pytest.mark.parametrize(("dies", "warmed"), [(0, 2), (1, 3)])
+def test_when_one_training_fails_the_others_do_not_stand_for_all(monkeypatch, dies, warmed):
+    happened = []
+    runner = make_runner(monkeypatch, warmed_up=fake_warmed_up(happened, dies))
     with pytest.raises(RunFailed, match="no luck"):
         runner.run_together([replace(make_configuration(), seed=seed) for seed in range(3)], [{}] * 3)
+    assert [what for what, *_ in happened].count("warm-up") == warmed
 
 
 def test_an_overhead_is_the_median_of_pairs_that_ran_beside_each_other():
@@ -302,7 +335,7 @@ def test_results_survive_json_with_every_stage_and_a_dice_that_is_not_a_number(t
     results = make_results(evaluation=Evaluation("there", "made", (score,)))
     path = tmp_path / "results.json"
     results.write(path)
-    assert json.loads(path.read_text(), parse_constant=pytest.fail)["schema"] == "lmswap.case_study/1"
+    assert json.loads(path.read_text(), parse_constant=pytest.fail)["schema"] == "lmswap.case_study/2"
     again = Results.read(path)
     assert replace(again, evaluation=None) == replace(results, evaluation=None)
     assert math.isnan(again.evaluation.scores[0].enhancing_tumour)
@@ -441,19 +474,21 @@ def test_each_training_has_a_gpu_of_those_that_are_visible(monkeypatch, disk, tm
             seen.append([environment["CUDA_VISIBLE_DEVICES"] for environment in environments])
             return super().run_together(configurations, environments)
 
-    found = replicas_stage.run_replicas(Remembering(replace(SETTINGS, replicas=3)), make_ladder(), tmp_path)
-    assert found.devices == 2 and found.threads is None
-    assert seen[:2] == [["3"], ["3", "5", "3"]]
+    runner = Remembering(replace(SETTINGS, replicas=3))
+    found = replicas_stage.run_replicas(runner, make_ladder(), links_of(runner), tmp_path)
+    assert found.devices == 2
+    assert seen == 4 * [["3", "5", "3"]]
 
 
-def test_on_a_cpu_one_core_is_left_to_the_copies():
+@pytest.mark.parametrize(("num_trainings", "threads"), [(1, 6), (2, 3), (9, 1)])
+def test_on_a_cpu_one_core_is_left_to_the_copies_and_each_training_has_its_share(num_trainings, threads):
     before = torch.get_num_threads()
-    torch.set_num_threads(3)
+    torch.set_num_threads(7)
     try:
-        with leaving_a_core("cpu"):
-            assert torch.get_num_threads() == 2
-        assert torch.get_num_threads() == 3
-        with leaving_a_core("cuda"):
-            assert torch.get_num_threads() == 3
+        with sharing_cores("cpu", num_trainings):
+            assert torch.get_num_threads() == threads
+        assert torch.get_num_threads() == 7
+        with sharing_cores("cuda", num_trainings):
+            assert torch.get_num_threads() == 7
     finally:
         torch.set_num_threads(before)

@@ -1,13 +1,12 @@
 import json
-import signal
-import sys
 
 import pytest
 
 from benchmarks.unet3d import study as study_module
+from benchmarks.unet3d.fresh import RunFailed
 from benchmarks.unet3d.run import Run
-from benchmarks.unet3d.study import RunFailed, Settings, compare, run_fresh
-from tests.benchmarks.runs import MIB, good_runs, make_configuration, make_run, make_study
+from benchmarks.unet3d.study import Settings, compare
+from tests.benchmarks.runs import MIB, good_runs, make_run, make_study
 from tests.benchmarks.scans import make_subject
 
 
@@ -18,77 +17,6 @@ def settings(tmp_path):
         sizes=(32, 48), steps=2, budget_bytes=None, policy="auto", head="conv", dtype="fp32", seed=0,
         data=tmp_path / "data", folder=tmp_path / "out",
     )  # fmt: skip
-
-
-@pytest.fixture
-def replaced_child(monkeypatch, tmp_path):
-    """Runs a few lines of Python instead of the training, in a real process."""
-
-    def replace(code):
-        script = tmp_path / "python"
-        script.write_text(f"#!{sys.executable}\nimport os, sys\nevents = int(sys.argv[-1])\n{code}\n")
-        script.chmod(0o755)
-        monkeypatch.setattr(study_module.sys, "executable", str(script))
-
-    return replace
-
-
-def fail_of(configuration, tmp_path):
-    with pytest.raises(RunFailed) as failure:
-        run_fresh(configuration, tmp_path / "logs", lambda *_: None)
-    return str(failure.value)
-
-
-def test_a_crash_is_reported_with_the_end_of_its_output(replaced_child, tmp_path):
-    replaced_child("print('x\\n' * 99); sys.exit('no luck')")
-    message = fail_of(make_configuration(), tmp_path)
-    assert message.startswith("ended with exit status 1; its output is in ")
-    assert message.endswith("no luck")
-    assert "128-plain.log" in message
-
-
-@pytest.mark.parametrize(("sent", "said"), [("SIGKILL", "ran out of memory"), ("SIGSEGV", "signal SIGSEGV")])
-def test_a_signal_is_reported(replaced_child, tmp_path, sent, said):
-    replaced_child(f"import signal; os.kill(os.getpid(), signal.{sent})")
-    assert said in fail_of(make_configuration(), tmp_path)
-
-
-def test_an_error_that_the_run_understood_is_reported_in_its_words(replaced_child, tmp_path):
-    replaced_child('os.write(events, b\'{"event": "failed", "message": "budget too small"}\\n\'); sys.exit(1)')
-    assert fail_of(make_configuration(), tmp_path) == "budget too small"
-
-
-def test_a_child_goes_on_when_its_parent_says_so(replaced_child, tmp_path):
-    replaced_child(
-        """start = int(sys.argv[-3])
-os.write(events, b'{"event": "ready"}\\n')
-with os.fdopen(start) as file: line = file.readline().strip()
-os.write(events, b'{"event": "failed", "message": "%s, %s"}\\n' % (line.encode(), os.environb[b"LMSWAP_TEST"]))"""
-    )
-    happened = []
-    with pytest.raises(RunFailed, match="start, seen"):
-        run_fresh(
-            make_configuration(),
-            tmp_path / "logs",
-            lambda _, event: happened.append(event["event"]),
-            when_ready=lambda: happened.append("released"),
-            environment={"LMSWAP_TEST": "seen"},
-        )
-    assert happened == ["ready", "released", "failed"]
-
-
-def test_an_interrupted_parent_leaves_no_child(replaced_child, tmp_path):
-    replaced_child('os.write(events, b\'{"event": "pid", "pid": %d}\\n\' % os.getpid()); import time; time.sleep(60)')
-    pids = []
-
-    def interrupt(_configuration, event):
-        pids.append(event["pid"])
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run_fresh(make_configuration(), tmp_path / "logs", interrupt)
-    with pytest.raises(ProcessLookupError):
-        study_module.os.kill(pids[0], signal.SIG_DFL)
 
 
 class Children:

@@ -1,0 +1,130 @@
+"""How does a configuration run in a process of its own? Warmed up, let go on step by step or at once, to its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from io import RawIOBase
+from pathlib import Path
+from typing import TextIO
+
+from benchmarks.unet3d.run import Configuration, Event, Run
+
+_LOG_TAIL_LINES = 15
+
+OnEvent = Callable[[Configuration, Event], None]
+
+
+class RunFailed(Exception):
+    """A run's process did not finish; the message says why and where its output is."""
+
+
+class FreshRun:
+    """A configuration in a process of its own, so that its peak and its crash are its own.
+
+    ``child`` tells what it does through ``events``, and waits for a line from ``start`` where it may go on.
+    """
+
+    def __init__(
+        self, configuration: Configuration, on_event: OnEvent, child: subprocess.Popen[bytes], *, log: Path,
+        events: TextIO, start: RawIOBase,
+    ) -> None:  # fmt: skip
+        self._configuration, self._on_event, self._child, self._log = configuration, on_event, child, log
+        self._events, self._start = events, start
+        self._last: Event = {}
+        self.has_ended = False
+
+    def warm_up(self) -> None:
+        """Waits until it has warmed up, or ended."""
+        self._read()
+
+    def take_turn(self) -> None:
+        """Lets it go on for a step, or to its end if it does not take turns; nothing if it has ended."""
+        if self.has_ended:
+            return
+        with suppress(BrokenPipeError):  # it has died since; how is told at its end
+            self._start.write(b"start\n")
+        self._read()
+
+    def finish(self) -> Run:
+        """Lets it train to its end.
+
+        Raises:
+            RunFailed: it did not finish.
+        """
+        while not self.has_ended:
+            self.take_turn()
+        match self._last:
+            case {"event": "result", "run": run}:
+                return Run.from_fields(run)
+            case {"event": "failed", "message": message}:
+                raise RunFailed(message)
+        raise RunFailed(_explain_end(self._child.wait(), self._log))
+
+    def _read(self) -> None:
+        for line in self._events:
+            self._last = json.loads(line)
+            self._on_event(self._configuration, self._last)
+            if self._last["event"] == "ready":
+                return
+        self.has_ended = True
+
+
+@contextmanager
+def warmed_up(
+    configuration: Configuration, logs: Path, on_event: OnEvent, environment: Mapping[str, str] | None = None
+) -> Iterator[FreshRun]:
+    """Begins a run and waits until it has warmed up; kills it if it has not ended in the end.
+
+    ``environment`` is added to ours.
+    """
+    logs.mkdir(parents=True, exist_ok=True)
+    stem = logs / f"{configuration.size}-{configuration.kind}"
+    settings, log = stem.with_suffix(".json"), stem.with_suffix(".log")
+    settings.write_text(json.dumps(asdict(configuration), indent=1))
+    (events_end, child_events), (child_start, start_end) = os.pipe(), os.pipe()
+    command = [sys.executable, "-m", "benchmarks.unet3d.run", str(settings)]
+    with os.fdopen(events_end) as events, os.fdopen(start_end, "wb", buffering=0) as start, log.open("wb") as output:
+        try:
+            child = subprocess.Popen(
+                [*command, "--start", str(child_start), "--events", str(child_events)],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=[child_events, child_start],
+                env={**os.environ, **(environment or {})},
+            )
+        finally:
+            os.close(child_events)
+            os.close(child_start)
+        run = FreshRun(configuration, on_event, child, log=log, events=events, start=start)
+        with child:
+            try:
+                run.warm_up()
+                yield run
+            finally:
+                if not run.has_ended:
+                    child.kill()
+
+
+def run_fresh(configuration: Configuration, logs: Path, on_event: OnEvent) -> Run:
+    """Runs a configuration in a process of its own.
+
+    Raises:
+        RunFailed: it did not finish.
+    """
+    with warmed_up(configuration, logs, on_event) as run:
+        return run.finish()
+
+
+def _explain_end(returncode: int, log: Path) -> str:
+    tail = "\n".join(log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:])
+    if returncode == -signal.SIGKILL:
+        return f"was killed, most likely because the machine ran out of memory; its output is in {log}"
+    how = f"signal {signal.Signals(-returncode).name}" if returncode < 0 else f"exit status {returncode}"
+    return f"ended with {how}; its output is in {log}" + (f", the end of it:\n{tail}" if tail else "")
