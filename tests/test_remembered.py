@@ -16,10 +16,12 @@ from lmswap.execute import _C
 from lmswap.hardware.cache import cache_directory
 from lmswap.hardware.memory import CpuMemory
 from lmswap.ir.schedule import schedule
+from lmswap.options import Options
 from lmswap.plan import _POLICIES, feedback, make_plan
 from lmswap.plan.auto import plan_auto
 from lmswap.plan.baselines import plan_swap_all
 from lmswap.session import steps
+from lmswap.session.allowance import Allowance, Budget
 from tests.models import CASES, LARGE, Case, tight_budget
 
 SMALL = 4096
@@ -223,6 +225,62 @@ def test_planning_again_counts_what_the_process_has_grown_by_beside_tensors(monk
     assert again.plan_origin.startswith("made again")
     assert again.base_bytes >= planned.base_bytes + len(held) / 2  # what earlier tests left may go meanwhile
     lmswap.disable(model)
+
+
+def test_a_growth_that_the_margin_is_there_for_is_part_of_the_prediction_from_then_on(monkeypatch):
+    monkeypatch.setattr(feedback, "TOLERANCE", 1e6)
+    torch.compiler.reset()
+    gc.collect()
+    model = lmswap.enable(CASE.make(), "4GiB", policy="none")
+    CASE.loss(model(CASE.batch())).backward()
+    planned = lmswap.report(model)
+    held = bytearray(b"x" * 32 * 2**20)
+    for _ in range(4):
+        CASE.loss(model(CASE.batch())).backward()
+    steady = lmswap.report(model)
+    assert steady.plan_origin == planned.plan_origin
+    assert steady.predicted_peak_bytes >= planned.predicted_peak_bytes + len(held) / 2  # what earlier tests left may go
+    lmswap.disable(model)
+
+
+class FakeMemory:
+    """16 MiB are in use, 4 of them for reuse only."""
+
+    total_bytes = free_bytes = staticmethod(lambda: 2**30)
+    used_bytes = staticmethod(lambda: 16 * 2**20)
+    reusable_bytes = staticmethod(lambda: 4 * 2**20)
+
+
+@pytest.mark.parametrize(
+    ("base", "reserve", "margin", "expected"),
+    [
+        (3, 2, 64, (10, 57)),  # 12 in use, of which 2 are what was reserved
+        (3, 2, 20, (10, 16)),  # no margin is used up
+        (3, 2, 10, (10, 10)),
+        (10, 5, 64, (10, 64)),  # the optimizer has not come yet
+    ],
+)
+def test_a_growth_comes_out_of_the_margin_as_far_as_that_goes(base, reserve, margin, expected):
+    budget = Budget(Options.parse("1GiB"), "cpu", FakeMemory(), 0)
+    planned = Allowance(2**30, base * 2**20, 0, reserve * 2**20, margin * 2**20)
+    grown = budget.with_growth(planned)
+    assert (grown.base_bytes, grown.margin_bytes) == tuple(2**20 * nbytes for nbytes in expected)
+    assert replace(grown, base_bytes=planned.base_bytes, margin_bytes=planned.margin_bytes) == planned
+
+
+def test_a_growth_beyond_the_margin_is_planned_for(monkeypatch):
+    monkeypatch.setattr(feedback, "TOLERANCE", 1e6)
+
+    def with_growth(_, planned):
+        return replace(planned, base_bytes=planned.base_bytes + planned.margin_bytes + 2**23, margin_bytes=0)
+
+    budget = tight_budget(train(LARGE, policy="none")[1], 0.9)
+    expected, _ = train(LARGE, num_steps=5, budget=budget, policy="auto")
+    monkeypatch.setattr(Budget, "with_growth", with_growth)
+    actual, report = train(LARGE, num_steps=5, budget=budget, policy="auto")
+    assert re.search(r"made again after step 3: .* MiB more are in use between steps", report.plan_origin)
+    assert report.predicted_peak_bytes <= budget
+    assert equal_bits(actual, expected)
 
 
 def test_a_budget_of_auto_says_what_it_is():

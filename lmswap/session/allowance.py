@@ -15,6 +15,8 @@ from lmswap.options import Options
 _MARGIN_BYTES = {"cpu": 64 * 2**20, "cuda": 32 * 2**20}
 # What is in use before the step may exceed what was planned for before it is planned again: a part of the margin.
 GROWTH_BYTES = 8 * 2**20
+# Of the margin, what stays free when the growth that it was there for is known: peaks of steps differ by up to 9 MiB.
+_STEADY_MARGIN_BYTES = 16 * 2**20
 # Of what is free, "auto" leaves a part to whatever else uses the device.
 _AUTO_SHARE = 0.9
 
@@ -102,9 +104,8 @@ class Budget:
         return self._memory.used_tensor_bytes() - planned.tensor_bytes - planned.reserve_bytes
 
     def with_growth(self, planned: Allowance) -> Allowance:
-        """``planned`` and what the process has grown by since beside tensors: the margin is there for what comes."""
-        self._memory.tidy()
-        held_bytes = self._memory.used_tensor_bytes() + self._memory.reusable_bytes()
-        beside_bytes = self._memory.used_bytes() - held_bytes
-        grown_bytes = max(0, beside_bytes - (planned.base_bytes - planned.tensor_bytes))
-        return replace(planned, base_bytes=planned.base_bytes + grown_bytes)
+        """``planned`` with what has come into use since, between steps, taken from its margin as far as that goes."""
+        in_use_bytes = self._memory.used_bytes() - self._memory.reusable_bytes()
+        grown_bytes = max(0, in_use_bytes - planned.base_bytes - planned.reserve_bytes)
+        margin_bytes = max(min(_STEADY_MARGIN_BYTES, planned.margin_bytes), planned.margin_bytes - grown_bytes)
+        return replace(planned, base_bytes=planned.base_bytes + grown_bytes, margin_bytes=margin_bytes)

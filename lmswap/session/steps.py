@@ -139,8 +139,8 @@ class StepPlans:
         self._outgrown.add(step.graphs)
         self._lend_memory(step.joined.program)
         held = f"{format_bytes(more_bytes)} more are held between steps than was planned for"
-        allowance = step.allowance.with_held(more_bytes)
-        return self._make_again(step, step.costs, step.machine, allowance, held)
+        step = replace(step, allowance=step.allowance.with_held(more_bytes))
+        return self._make_again(step, step.costs, step.machine, held)
 
     def keep_segment_seconds(self, step: PlannedStep) -> None:
         """Notes for `learn` what computing took in the last step: the next one's ops will be timed."""
@@ -151,8 +151,11 @@ class StepPlans:
     def learn(self, step: PlannedStep) -> bool:
         """Plans again from what the last step took, if the prediction was off, or if the plan may not be the best.
 
-        Says whether the plan of ``step`` is another then.
+        Says whether the plan of ``step`` is another then. What is in use between steps is known from now on.
         """
+        grown = self._budget.with_growth(step.allowance)
+        grown_bytes = grown.base_bytes - step.allowance.base_bytes
+        step = self._steps[step.graphs] = replace(step, allowance=grown)
         record = self._engine.recorder.last()
         if record is None:
             return False
@@ -170,10 +173,12 @@ class StepPlans:
         if found is None:
             return False
         self._lend_memory(program)
-        if not found.is_off:
-            return self._search_on(step, found)
-        allowance = self._budget.with_growth(step.allowance)
-        return self._make_again(step, found.costs, found.machine, allowance, _describe(found, program), remembers=True)
+        if found.is_off:
+            return self._make_again(step, found.costs, found.machine, _describe(found, program), remembers=True)
+        if step.plan.predicted_peak_bytes > grown.step_bytes:
+            reason = f"{format_bytes(grown_bytes)} more are in use between steps than was planned for"
+            return self._make_again(step, found.costs, found.machine, reason, remembers=True)
+        return self._search_on(step, found)
 
     def _search_on(self, step: PlannedStep, found: Feedback) -> bool:
         """Searches for longer where the plan may not be the best by what was measured."""
@@ -192,16 +197,13 @@ class StepPlans:
             return False
         reason = f"the plan was {excess:.1%} above the best possible, and a longer search found a faster one"
         most_seconds = (1 - _WORTH_SEARCHING) * found.corrected_seconds
-        return self._make_again(
-            step, found.costs, found.machine, step.allowance, reason, most_seconds=most_seconds, remembers=True
-        )
+        return self._make_again(step, found.costs, found.machine, reason, most_seconds=most_seconds, remembers=True)
 
     def _make_again(
         self,
         step: PlannedStep,
         costs: OpCosts,
         machine: Machine,
-        allowance: Allowance,
         reason: str,
         *,
         most_seconds: float = math.inf,
@@ -211,14 +213,14 @@ class StepPlans:
         reason = f"after step {self._engine.recorder.num_steps}: {reason}"
         program, policy = step.joined.program, self._options.policy
         try:
-            plan = self._search(program, costs, machine, allowance, policy, effort=_SECOND_EFFORT)
+            plan = self._search(program, costs, machine, step.allowance, policy, effort=_SECOND_EFFORT)
         except (PlanInfeasible, TierError) as error:
             self._notes.append(f"the plan stays as it was {reason}; {error}")
             return False
         if plan.predicted_seconds > most_seconds:
             return False
         planned = Planned(plan, costs, machine)
-        self._adopt(step.graphs, step.joined, planned, allowance, f"made again {reason}")
+        self._adopt(step.graphs, step.joined, planned, step.allowance, f"made again {reason}")
         if remembers:
             self._cache.write(program, planned)
         is_same = (plan.swaps, plan.reruns) == (step.plan.swaps, step.plan.reruns)
