@@ -139,8 +139,7 @@ class StepPlans:
         self._outgrown.add(step.graphs)
         self._lend_memory(step.joined.program)
         held = f"{format_bytes(more_bytes)} more are held between steps than was planned for"
-        step = replace(step, allowance=step.allowance.with_held(more_bytes))
-        return self._make_again(step, step.costs, step.machine, held)
+        return self._make_again(replace(step, allowance=step.allowance.with_held(more_bytes)), held)
 
     def keep_segment_seconds(self, step: PlannedStep) -> None:
         """Notes for `learn` what computing took in the last step: the next one's ops will be timed."""
@@ -173,53 +172,49 @@ class StepPlans:
         if found is None:
             return False
         self._lend_memory(program)
+        corrected = replace(step, costs=found.costs, machine=found.machine)
         if found.is_off:
-            return self._make_again(step, found.costs, found.machine, _describe(found, program), remembers=True)
-        if step.plan.predicted_peak_bytes > grown.step_bytes:
+            return self._make_again(corrected, _describe(found, program), remembers=True)
+        if step.plan.predicted_peak_bytes > grown.step_bytes + GROWTH_BYTES:
             reason = f"{format_bytes(grown_bytes)} more are in use between steps than was planned for"
-            return self._make_again(step, found.costs, found.machine, reason, remembers=True)
-        return self._search_on(step, found)
+            return self._make_again(corrected, reason, remembers=True)
+        return self._search_on(corrected, found.corrected_seconds)
 
-    def _search_on(self, step: PlannedStep, found: Feedback) -> bool:
-        """Searches for longer where the plan may not be the best by what was measured."""
+    def _search_on(self, step: PlannedStep, seconds: float) -> bool:
+        """Searches for longer where the plan, which takes ``seconds`` by what was measured, may not be the best."""
         if self._options.policy != "auto" or step.origin == _FROM_CACHE:
             return False
         bound_seconds = certify(
             step.joined.program,
-            found.costs,
-            found.machine,
+            step.costs,
+            step.machine,
             budget_bytes=step.plan.budget_bytes,
             tier=self._tier,
             min_swap_bytes=self._options.min_swap_bytes,
         ).seconds
-        excess = found.corrected_seconds / bound_seconds - 1
+        excess = seconds / bound_seconds - 1
         if excess <= _WORTH_SEARCHING:
             return False
         reason = f"the plan was {excess:.1%} above the best possible, and a longer search found a faster one"
-        most_seconds = (1 - _WORTH_SEARCHING) * found.corrected_seconds
-        return self._make_again(step, found.costs, found.machine, reason, most_seconds=most_seconds, remembers=True)
+        return self._make_again(step, reason, most_seconds=(1 - _WORTH_SEARCHING) * seconds, remembers=True)
 
     def _make_again(
-        self,
-        step: PlannedStep,
-        costs: OpCosts,
-        machine: Machine,
-        reason: str,
-        *,
-        most_seconds: float = math.inf,
-        remembers: bool = False,
+        self, step: PlannedStep, reason: str, *, most_seconds: float = math.inf, remembers: bool = False
     ) -> bool:
-        """Puts a new plan in the place of ``step``'s, if there is one that takes ``most_seconds``, and says so."""
+        """Puts a new plan in the place of ``step``'s, by its costs, machine and allowance, and says so.
+
+        Only if there is one that takes ``most_seconds``; whether it is another plan.
+        """
         reason = f"after step {self._engine.recorder.num_steps}: {reason}"
         program, policy = step.joined.program, self._options.policy
         try:
-            plan = self._search(program, costs, machine, step.allowance, policy, effort=_SECOND_EFFORT)
+            plan = self._search(program, step.costs, step.machine, step.allowance, policy, effort=_SECOND_EFFORT)
         except (PlanInfeasible, TierError) as error:
             self._notes.append(f"the plan stays as it was {reason}; {error}")
             return False
         if plan.predicted_seconds > most_seconds:
             return False
-        planned = Planned(plan, costs, machine)
+        planned = Planned(plan, step.costs, step.machine)
         self._adopt(step.graphs, step.joined, planned, step.allowance, f"made again {reason}")
         if remembers:
             self._cache.write(program, planned)
