@@ -12,6 +12,7 @@ from typing import Any
 import cattrs
 
 from benchmarks.case_study.published import EpochRow
+from benchmarks.compact import to_json
 from benchmarks.unet3d.brats import DataError
 from benchmarks.unet3d.network import Head
 from benchmarks.unet3d.recipe import Dtype
@@ -212,9 +213,9 @@ class Results:
 
     def write(self, path: Path) -> None:
         """Writes schema "lmswap.case_study/2", in bytes and seconds; a reader sees the old file or the new one."""
-        text = json.dumps({"schema": SCHEMA, **_CONVERTER.unstructure(self)}, indent=1)
+        text = to_json({"schema": SCHEMA, **_CONVERTER.unstructure(self)})
         unfinished = path.with_suffix(".unfinished")
-        unfinished.write_text(text + "\n", encoding="utf-8")
+        unfinished.write_text(text, encoding="utf-8")
         os.replace(unfinished, path)  # noqa: PTH105 - atomic
 
     @staticmethod

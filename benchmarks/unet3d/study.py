@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import subprocess
@@ -13,6 +12,7 @@ from typing import Literal
 
 import torch
 
+from benchmarks.compact import to_json
 from benchmarks.unet3d import brats, synthetic
 from benchmarks.unet3d.fresh import OnEvent, RunFailed, run_fresh
 from benchmarks.unet3d.network import Head
@@ -80,7 +80,7 @@ class Study:
     def write(self, path: Path) -> None:
         """Writes everything as JSON, schema "lmswap.unet3d/1", in bytes and seconds."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1) + "\n")
+        path.write_text(to_json({"schema": SCHEMA, **asdict(self)}))
 
 
 def compare(settings: Settings, on_event: OnEvent, *, command: str) -> Study:
