@@ -14,8 +14,8 @@ from rich.console import Console
 
 from benchmarks.peers.cell import REFERENCE, Outcome
 from benchmarks.peers.plot import plot
-from benchmarks.peers.results import Results, describe_origin
-from benchmarks.peers.run import Choice, run_all
+from benchmarks.peers.results import Results, describe_origin, read_results
+from benchmarks.peers.run import Choice, run_model
 from benchmarks.peers.tasks import MODELS, SIZES
 from benchmarks.peers.ways import PEERS
 from lmswap.hardware.device import default_device
@@ -23,24 +23,32 @@ from lmswap.ir.bytesize import format_bytes
 from lmswap.plan import POLICIES
 from lmswap.reporting.text import format_seconds
 
+RESULTS = Path(__file__).parents[1] / "results"
 PERCENTS = (90, 80, 70, 60, 50, 40, 30, 20)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs what the arguments choose; leaves peers_cpu.json and .png, or peers_cuda, in the output folder."""
+    """Runs what the arguments choose; leaves a file for each model, and a picture of all that the folder holds."""
     options, console = _parser().parse_args(argv), Console()
     device = default_device().type
     peers = [name for name in options.peers if PEERS[name].runs_on(device)]
-    choice = Choice(options.models, options.budgets, options.policies, peers, options.size, device)
+    choice = Choice(options.budgets, options.policies, peers, options.size, device)
     command = shlex.join(["python", "-m", "benchmarks.peers", *(sys.argv[1:] if argv is None else argv)])
-    results = Results({**describe_origin(device, command), "note": options.note}, ())
-    options.output.mkdir(parents=True, exist_ok=True)
-    for outcome in run_all(choice):
-        console.print(_line(outcome))
-        results = replace(results, outcomes=(*results.outcomes, outcome))
-        results.write(options.output / f"peers_{device}.json")  # each time: a long run that is ended leaves what it has
-    plot(results, options.output / f"peers_{device}.png")
+    folder = options.output or RESULTS / f"peers_{device}"
+    folder.mkdir(parents=True, exist_ok=True)
+    for model in options.models:
+        results = Results({**describe_origin(device, command), "note": options.note}, ())
+        for outcome in run_model(choice, model):
+            console.print(_line(outcome))
+            results = replace(results, outcomes=(*results.outcomes, outcome))
+            results.write(_file(folder, model))  # each time: a long run that is ended leaves what it has
+    files = [_file(folder, model) for model in MODELS]
+    plot([read_results(file) for file in files if file.exists()], folder / "peers.png")
     return 0
+
+
+def _file(folder: Path, model: str) -> Path:
+    return folder / f"{model}.json"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -51,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--policies", nargs="*", choices=policies, default=policies, metavar="POLICY")
     parser.add_argument("--peers", nargs="*", choices=list(PEERS), default=list(PEERS), metavar="PEER")
     parser.add_argument("--size", choices=SIZES, default="small")
-    parser.add_argument("--output", type=Path, default=Path(__file__).parents[1] / "results", metavar="DIR")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="benchmarks/results/peers_cpu, or peers_cuda")
     parser.add_argument("--note", default="", help="what readers of the figures must know, for file and picture")
     return parser
 

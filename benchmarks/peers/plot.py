@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.peers.cell import REFERENCE, Outcome
 from benchmarks.peers.results import Results
@@ -19,32 +20,35 @@ _MARKERS = "os^Dvphd"
 _COLUMNS = 3
 
 
-def plot(results: Results, path: Path) -> None:
-    """Draws what ran, relative to the reference; what did not fit or broke has no point."""
+def plot(results: Sequence[Results], path: Path) -> None:
+    """Draws what ran, by model and relative to its reference; what did not fit or broke has no point."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - slow to import, and only needed at the end
 
-    models = list(dict.fromkeys(outcome.cell.model for outcome in results.outcomes))
-    ways = [way for way in dict.fromkeys(outcome.cell.way for outcome in results.outcomes) if way != REFERENCE]
-    rows = -(-(len(models) + 1) // _COLUMNS)
+    outcomes = [outcome for of_model in results for outcome in of_model.outcomes]
+    ways = [way for way in dict.fromkeys(outcome.cell.way for outcome in outcomes) if way != REFERENCE]
+    rows = -(-(len(results) + 1) // _COLUMNS)
     figure = Figure(figsize=(4.2 * _COLUMNS, 3.6 * rows), layout="constrained")
     panels = figure.subplots(rows, _COLUMNS, squeeze=False).flatten()
-    for axes, model in zip(panels, models, strict=False):
-        _draw_model(axes, [outcome for outcome in results.outcomes if outcome.cell.model == model], ways)
-        axes.set_title(model, loc="left")
-    for axes in panels[len(models) :]:
+    for axes, of_model in zip(panels, results, strict=False):
+        _draw_model(axes, of_model.outcomes, ways)
+        axes.set_title(of_model.outcomes[0].cell.model, loc="left")
+    for axes in panels[len(results) :]:
         axes.axis("off")
     figure.supxlabel("peak memory, % of the unconstrained step")
     figure.supylabel("step time, × the unconstrained step")
     handles, labels = panels[0].get_legend_handles_labels()
-    panels[len(models)].legend(handles, labels, loc="center", frameon=False)
-    origin = results.origin
-    machine = f"{origin['device']}, torch {origin['torch']}, {origin['threads']} threads"
-    load = f"load of {origin['cores']} cores before the run: {origin['load_average']:.1f}"
-    figure.suptitle("\n".join(filter(None, [f"{machine}; {load}", *wrap(origin["note"], 160)])), fontsize=9)
+    panels[len(results)].legend(handles, labels, loc="center", frameon=False)
+    titles = dict.fromkeys(line for of_model in results for line in _describe(of_model.origin))
+    figure.suptitle("\n".join(titles), fontsize=9)
     figure.savefig(path, dpi=140)
 
 
-def _draw_model(axes: Axes, outcomes: list[Outcome], ways: list[str]) -> None:
+def _describe(origin: dict[str, Any]) -> list[str]:
+    machine = f"{origin['device']}, torch {origin['torch']}, {origin['threads']} threads"
+    return [machine, *wrap(origin["note"], 160)]
+
+
+def _draw_model(axes: Axes, outcomes: Sequence[Outcome], ways: list[str]) -> None:
     reference = next(outcome for outcome in outcomes if outcome.cell.way == REFERENCE)
     for number, way in enumerate(ways):
         color, marker = _COLORS[number % len(_COLORS)], _MARKERS[number % len(_MARKERS)]

@@ -1,4 +1,4 @@
-"""What was found, and where: outcomes with the machine and the errors of the predictions, as one JSON file."""
+"""What was found, and where: a model's outcomes with the machine and the errors of the predictions, as a JSON file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCHEMA = "lmswap.peers/2"
 
 @dataclass(frozen=True)
 class Results:
-    """All outcomes of one run; ``origin`` says on what machine and by which command."""
+    """All outcomes of one model; ``origin`` says on what machine and by which command."""
 
     origin: dict[str, Any]
     outcomes: tuple[Outcome, ...]

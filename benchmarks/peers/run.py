@@ -1,4 +1,4 @@
-"""Models × ways × budgets, each in a process of its own, on a CPU in turns → an outcome each."""
+"""A model, ways × budgets, each in a process of its own, on a CPU in turns → an outcome each."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from lmswap.hardware.ram import read_ram
 
 # The modules of a training, beside the largest peak of any way.
 _PROCESS_BYTES = 2**29
+# With 14 at a time, 20 s lay between a step and the reference's: long enough for a machine to change its speed.
+_MOST_TOGETHER = 6
 
 
 @dataclass(frozen=True)
 class Choice:
     """What to run; the budgets are in per cent of what the reference's peak is."""
 
-    models: Sequence[str]
     percents: Sequence[int]
     policies: Sequence[str]
     peers: Sequence[str]
@@ -29,20 +30,22 @@ class Choice:
     device: str
 
 
-def run_all(choice: Choice) -> Iterator[Outcome]:
-    """Runs, for each model, the reference first; what does not fit or breaks is an outcome too."""
-    for model in choice.models:
-        (reference,) = run_in_turns([Cell(model, choice.size, choice.device, REFERENCE, None, None)])
-        yield _compared(reference, reference)
-        if reference.peak_bytes is None:
-            continue
-        for cells in _groups(choice, list(_cells(choice, model, reference.peak_bytes)), reference.peak_bytes):
-            if choice.device == "cpu":
-                # Its speed changes with what its neighbours do: a reference of their own sees the same minutes.
-                beside, *outcomes = run_in_turns([reference.cell, *cells])
-            else:
-                beside, outcomes = reference, run_in_turns(cells)
-            yield from (_compared(outcome, beside) for outcome in outcomes)
+def run_model(choice: Choice, model: str) -> Iterator[Outcome]:
+    """Runs the reference first; what does not fit or breaks is an outcome too."""
+    (reference,) = run_in_turns([Cell(model, choice.size, choice.device, REFERENCE, None, None)])
+    yield _compared(reference, reference)
+    if reference.peak_bytes is None:
+        return
+    cells = list(_cells(choice, model, reference.peak_bytes))
+    if choice.device != "cpu":  # a GPU is nobody else's: one at a time
+        for cell in cells:
+            (outcome,) = run_in_turns([cell])
+            yield _compared(outcome, reference)
+        return
+    # A CPU's speed changes with what its neighbours do: a reference of their own sees the same minutes.
+    for group in _groups(cells, reference.peak_bytes):
+        beside, *outcomes = run_in_turns([reference.cell, *group])
+        yield from (_compared(outcome, beside) for outcome in outcomes)
 
 
 def _cells(choice: Choice, model: str, peak_bytes: int) -> Iterator[Cell]:
@@ -54,10 +57,10 @@ def _cells(choice: Choice, model: str, peak_bytes: int) -> Iterator[Cell]:
             yield Cell(model, choice.size, choice.device, policy, percent, peak_bytes * percent // 100)
 
 
-def _groups(choice: Choice, cells: Sequence[Cell], peak_bytes: int) -> Iterator[Sequence[Cell]]:
-    """As many cells at a time as are in memory side by side; a GPU, which is nobody else's, has one at a time."""
-    room = read_ram().available_bytes // (peak_bytes + _PROCESS_BYTES) - 1 if choice.device == "cpu" else 1
-    count = max(1, room)
+def _groups(cells: Sequence[Cell], peak_bytes: int) -> Iterator[Sequence[Cell]]:
+    """Some cells at a time, if they are in memory side by side."""
+    room = read_ram().available_bytes // (peak_bytes + _PROCESS_BYTES) - 1
+    count = max(1, min(_MOST_TOGETHER, room))
     for start in range(0, len(cells), count):
         yield cells[start : start + count]
 

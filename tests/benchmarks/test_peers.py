@@ -26,14 +26,14 @@ def outcome(way, **changes):
     return replace(RAN, cell=replace(CELL, way=way, percent=50), **changes)
 
 
-def test_a_run_leaves_a_file_and_a_picture_of_every_cell(tmp_path):
+def test_a_run_leaves_a_file_of_each_model_and_a_picture_of_every_cell(tmp_path):
     arguments = ["--models", "gpt", "--budgets", "70", "1", "--policies", "checkpoint", "--peers", "eager"]
     assert main([*arguments, "--output", str(tmp_path)]) == 0
-    data = json.loads((tmp_path / "peers_cpu.json").read_text())
+    data = json.loads((tmp_path / "gpt.json").read_text())
     assert data["schema"] == "lmswap.peers/2"
     origin = {"device", "driver", "torch", "commit", "threads", "load_average", "command", "note"}
     assert origin <= data["origin"].keys()
-    results = read_results(tmp_path / "peers_cpu.json")
+    results = read_results(tmp_path / "gpt.json")
     none, eager, fits, unfit = results.outcomes
     assert [o.cell.way for o in results.outcomes] == [REFERENCE, "eager", "checkpoint", "checkpoint"]
     assert fits.cell.budget_bytes == none.peak_bytes * 70 // 100
@@ -42,7 +42,7 @@ def test_a_run_leaves_a_file_and_a_picture_of_every_cell(tmp_path):
     assert fits.prediction.measured_seconds > 0
     assert (unfit.status, unfit.peak_bytes, unfit.step_seconds, unfit.overhead) == ("infeasible", None, (), None)
     assert unfit.needed_bytes > unfit.cell.budget_bytes
-    assert (tmp_path / "peers_cpu.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "peers.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.fixture
@@ -84,20 +84,29 @@ def test_a_process_that_dies_is_an_outcome_and_the_others_go_on(monkeypatch):
     assert alive == RAN
 
 
-CHOICE = Choice(["gpt"], [50, 40], ["swap"], ["eager", "torch.checkpoint"], "small", "cpu")
+CHOICE = Choice([50, 40], ["swap"], ["eager", "torch.checkpoint"], "small", "cpu")
 
 
 def test_without_a_reference_nothing_is_compared(monkeypatch):
     monkeypatch.setattr(run, "run_in_turns", lambda cells: [Outcome(cell, "failed") for cell in cells])
-    (found,) = run.run_all(CHOICE)
+    (found,) = run.run_model(CHOICE, "gpt")
     assert (found.status, found.is_exact, found.overhead) == ("failed", None, None)
 
 
 @pytest.mark.parametrize(
-    ("device", "available_bytes", "together"),
-    [("cpu", 2**40, [1, 6]), ("cpu", 3 * 2**29 + 300, [1, 3, 3, 2]), ("cpu", 0, [1] + 5 * [2]), ("cuda", 0, 6 * [1])],
+    ("device", "available_bytes", "most", "together"),
+    [
+        ("cpu", 2**40, 6, [1, 6]),
+        ("cpu", 2**40, 3, [1, 4, 3]),
+        ("cpu", 3 * 2**29 + 300, 6, [1, 3, 3, 2]),
+        ("cpu", 0, 6, [1] + 5 * [2]),
+        ("cuda", 0, 6, 6 * [1]),
+    ],
 )
-def test_what_fits_into_memory_takes_turns_with_a_reference_of_its_own(device, available_bytes, together, monkeypatch):
+def test_what_fits_into_memory_takes_turns_with_a_reference_of_its_own(
+    device, available_bytes, most, together, monkeypatch
+):
+    monkeypatch.setattr(run, "_MOST_TOGETHER", most)
     asked = []
 
     def run_in_turns(cells):
@@ -109,7 +118,7 @@ def test_what_fits_into_memory_takes_turns_with_a_reference_of_its_own(device, a
 
     monkeypatch.setattr(run, "run_in_turns", run_in_turns)
     monkeypatch.setattr(run, "read_ram", lambda: Ram(2**40, available_bytes))
-    found = list(run.run_all(replace(CHOICE, device=device)))
+    found = list(run.run_model(replace(CHOICE, device=device), "gpt"))
     assert [len(ways) for ways in asked] == together
     if device == "cpu":
         assert all(ways[0] == REFERENCE for ways in asked)
@@ -144,7 +153,7 @@ def test_results_are_read_as_they_were_written(tmp_path):
 
 def test_the_picture_needs_no_more_than_the_reference(tmp_path):
     origin = {"device": "cpu", "torch": "2", "threads": 1, "cores": 2, "load_average": 0.5, "note": ""}
-    plot(Results(origin, (RAN, outcome("swap", peak_bytes=None, overhead=None))), tmp_path / "peers.png")
+    plot([Results(origin, (RAN, outcome("swap", peak_bytes=None, overhead=None)))], tmp_path / "peers.png")
     assert (tmp_path / "peers.png").stat().st_size > 10_000
 
 
