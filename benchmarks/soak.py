@@ -1,11 +1,12 @@
 """Does training under swapping survive a month of bad luck? Many steps with random faults, beside a plain model.
 
     python -m benchmarks.soak --steps 10000
+    python -m benchmarks.soak --course large --steps 1000
 
 Copies fail, are cut short and come late at random, bytes change on the disk, memory runs out, hooks raise, Ctrl-C is
 pressed, outputs are dropped. A step that one of them cuts short is lost and nothing else is: after every step that
-survives, loss, gradients and parameters are compared to the bit with those of the plain model, and resident memory,
-open files, threads and what the engine holds must stay flat.
+survives, gradients and parameters are compared to the bit with those of the plain model, and resident memory, open
+files, threads and what the engine holds must stay flat. In the other course nothing goes wrong, and tensors are large.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch
@@ -36,18 +38,34 @@ from lmswap.execute.engine import SwapEngine
 from lmswap.hardware.measure import describe_machine
 from lmswap.reporting.text import print_result
 
-RESULTS = Path(__file__).parent / "results" / "soak_cpu.json"
+RESULTS = Path(__file__).parent / "results"
 
 # Shares of all calls. A step makes some 20 copies in each direction, so the disk alone ends one step in eight.
 DISK_FAULTS = (
     "write@0.003=fail,read@0.003=fail,write@0.02=short,read@0.02=short,write@0.002=late:0.02,read@0.002=late:0.02,"
     "write@*=jitter:0.0005,read@*=jitter:0.0005"
 )
-# What else goes wrong, each in one step of fifty.
+# What else goes wrong.
 _ACCIDENTS = ("output dropped", "loss raises", "gradient hook raises", "Ctrl-C", "out of memory", "byte changed")
-_ACCIDENT_SHARE = 0.02
 _SAMPLE_STEPS = 100
 _MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Course:
+    """What is trained through: batches of ``shape``, faults of the disk, and how often each accident happens."""
+
+    shape: tuple[int, int, int]  # batch, tokens, width
+    disk_faults: str
+    accident_share: float
+    options: dict[str, Any]  # of `lmswap.enable`
+
+
+COURSES = {
+    "faults": Course((16, 16, 32), DISK_FAULTS, 0.02, {"min_swap_bytes": 4096, "verify": True}),
+    # Of 4.5 to 13.5 MiB: the heap serves them in huge pages, which it moves, and copies go to and from them directly.
+    "large": Course((96, 192, 64), "", 0.0, {}),
+}
 
 
 @dataclass(frozen=True)
@@ -65,12 +83,16 @@ class Sample:
 
 @dataclass(frozen=True)
 class Soak:
-    """``survived`` counts the steps that were compared to the bit; ``lost_to`` says what ended the others."""
+    """``survived`` counts the steps that were compared to the bit; ``lost_to`` says what ended the others.
+
+    ``out_bytes`` went out in the last step.
+    """
 
     steps: int
     survived: int
     lost_to: dict[str, int]
     disk_faults: str  # see csrc/include/lmswap/faults.h
+    out_bytes: int
     samples: tuple[Sample, ...]
 
     def grown_bytes(self, first_step: int) -> int:
@@ -86,9 +108,9 @@ class UserError(Exception):
 class Network(nn.Module):
     """Norms, attention, views of one tensor, writes in place."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.inner, self.norm, self.outer = nn.Linear(32, 96), nn.LayerNorm(32), nn.Linear(32, 32)
+        self.inner, self.norm, self.outer = nn.Linear(width, 3 * width), nn.LayerNorm(width), nn.Linear(width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Two rounds of attention."""
@@ -100,38 +122,43 @@ class Network(nn.Module):
         return x
 
 
-def soak(num_steps: int, *, seed: int = 0, show: Callable[[str], None] = print_result) -> Soak:
+def soak(num_steps: int, *, seed: int = 0, course: str = "faults", show: Callable[[str], None] = print_result) -> Soak:
     """Trains a swapped and a plain model side by side.
 
     Raises:
         AssertionError: a step that survived has other bits than the plain model's, or something is left behind.
     """
-    numbers = random.Random(seed)
+    numbers, through = random.Random(seed), COURSES[course]
     torch.manual_seed(seed)
-    plain = Network()
+    plain = Network(through.shape[-1])
     with tempfile.TemporaryDirectory() as directory:
-        swapped = _enabled(copy.deepcopy(plain), directory)
+        swapped = _enabled(copy.deepcopy(plain), through, directory)
         try:
-            return _train(plain, swapped, num_steps, numbers, show)
+            return _train(plain, swapped, through, num_steps, numbers, show)
         finally:
             lmswap.disable(swapped)
 
 
-def _enabled(model: nn.Module, directory: str) -> nn.Module:
+def _enabled(model: nn.Module, course: Course, directory: str) -> nn.Module:
     describe_machine(torch.device("cpu"), "disk", directory)  # measured while the disk is sound
-    with mock.patch("lmswap.session.opening._C.Engine", functools.partial(_C.Engine, faults=DISK_FAULTS)):
-        return lmswap.enable(model, policy="swap_all", min_swap_bytes=4096, verify=True, disk_directory=directory)
+    with mock.patch("lmswap.session.opening._C.Engine", functools.partial(_C.Engine, faults=course.disk_faults)):
+        return lmswap.enable(model, policy="swap_all", disk_directory=directory, **course.options)
 
 
-def _train(
-    plain: nn.Module, swapped: nn.Module, num_steps: int, numbers: random.Random, show: Callable[[str], None]
+def _train(  # noqa: PLR0917 - all of them are what is trained, and how
+    plain: nn.Module,
+    swapped: nn.Module,
+    course: Course,
+    num_steps: int,
+    numbers: random.Random,
+    show: Callable[[str], None],
 ) -> Soak:
     optimizers = [torch.optim.SGD(model.parameters(), lr=1e-3) for model in (plain, swapped)]
     lost_to: Counter[str] = Counter()
     samples: list[Sample] = []
     for step in range(1, num_steps + 1):
-        batch = torch.randn(16, 16, 32, generator=torch.Generator().manual_seed(step))
-        is_safe = numbers.random() > _ACCIDENT_SHARE * len(_ACCIDENTS)
+        batch = torch.randn(course.shape, generator=torch.Generator().manual_seed(step))
+        is_safe = numbers.random() > course.accident_share * len(_ACCIDENTS)
         if why := _lost_to(swapped, batch, "" if is_safe else numbers.choice(_ACCIDENTS), numbers):
             lost_to[why] += 1
         else:
@@ -144,7 +171,9 @@ def _train(
         if step % _SAMPLE_STEPS == 0:
             samples.append(_sample(swapped, step))
             show(f"{samples[-1]}, lost: {dict(lost_to)}")
-    return Soak(num_steps, num_steps - lost_to.total(), dict(sorted(lost_to.items())), DISK_FAULTS, tuple(samples))
+    survived, lost = num_steps - lost_to.total(), dict(sorted(lost_to.items()))
+    out_bytes = lmswap.report(swapped).swapped_out_bytes or 0
+    return Soak(num_steps, survived, lost, course.disk_faults, out_bytes, tuple(samples))
 
 
 def _lost_to(model: nn.Module, batch: torch.Tensor, accident: str, numbers: random.Random) -> str:
@@ -230,14 +259,16 @@ def _sample(model: nn.Module, step: int) -> Sample:
 def main() -> None:
     """Soaks, and writes what came of it."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
+    parser.add_argument("--course", choices=list(COURSES), default="faults")
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--output", type=Path, help="default: benchmarks/results/soak_cpu.json, or soak_large_cpu.json")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    result = soak(options.steps, seed=options.seed)
+    result = soak(options.steps, seed=options.seed, course=options.course)
     record = {"machine": asdict(study.describe_machine()), "seed": options.seed, **asdict(result)}
-    options.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    file = options.output or RESULTS / ("soak_cpu.json" if options.course == "faults" else "soak_large_cpu.json")
+    file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     first, last = result.samples[0], result.samples[-1]
     print_result(
         f"{result.survived} of {result.steps} steps survived, equal to the bit; lost: {result.lost_to}\n"

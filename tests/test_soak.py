@@ -1,4 +1,4 @@
-"""The bounded form of `make soak`: 200 steps with faults of every kind."""
+"""The bounded form of `make soak`: 200 steps with faults of every kind, and some of large tensors."""
 
 from benchmarks.soak import soak
 
@@ -11,3 +11,9 @@ def test_two_hundred_steps_with_random_faults_keep_every_bit_and_leave_nothing()
     first, last = result.samples
     assert (first.open_files, first.threads) == (last.open_files, last.threads)
     assert result.grown_bytes(0) < 8 * 2**20
+
+
+def test_steps_of_large_tensors_keep_every_bit():
+    result = soak(10, course="large", show=lambda line: None)
+    assert result.survived == 10
+    assert result.out_bytes > 50 * 2**20
