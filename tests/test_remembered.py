@@ -211,36 +211,36 @@ def test_the_host_budget_limits_what_plans_send_to_the_tier_and_is_reported_befo
     assert "Host budget" in str(limited)
 
 
-def test_planning_again_counts_what_the_process_has_grown_by_beside_tensors(monkeypatch):
-    monkeypatch.setattr(feedback, "TOLERANCE", -1.0)
+def reports_of_growth(nbytes: int, **options):
+    """Of a model after its first step, after which the process holds ``nbytes`` more, and after its fifth."""
     torch.compiler.reset()
     gc.collect()
-    model = lmswap.enable(CASE.make(), "4GiB", min_swap_bytes=SMALL)
+    model = lmswap.enable(CASE.make(), "4GiB", **options)
     CASE.loss(model(CASE.batch())).backward()
     planned = lmswap.report(model)
-    held = bytearray(b"x" * 128 * 2**20)
+    held = bytearray(b"x" * nbytes)
     for _ in range(4):
         CASE.loss(model(CASE.batch())).backward()
-    again = lmswap.report(model)
-    assert again.plan_origin.startswith("made again")
-    assert again.base_bytes >= planned.base_bytes + len(held) / 2  # what earlier tests left may go meanwhile
+    steady = lmswap.report(model)
     lmswap.disable(model)
+    del held
+    return planned, steady
+
+
+def test_planning_again_counts_what_the_process_has_grown_by_beside_tensors(monkeypatch):
+    monkeypatch.setattr(feedback, "TOLERANCE", -1.0)
+    nbytes = 128 * 2**20
+    planned, again = reports_of_growth(nbytes, min_swap_bytes=SMALL)
+    assert again.plan_origin.startswith("made again")
+    assert again.base_bytes >= planned.base_bytes + nbytes / 2  # what earlier tests left may go meanwhile
 
 
 def test_a_growth_that_the_margin_is_there_for_is_part_of_the_prediction_from_then_on(monkeypatch):
     monkeypatch.setattr(feedback, "TOLERANCE", 1e6)
-    torch.compiler.reset()
-    gc.collect()
-    model = lmswap.enable(CASE.make(), "4GiB", policy="none")
-    CASE.loss(model(CASE.batch())).backward()
-    planned = lmswap.report(model)
-    held = bytearray(b"x" * 32 * 2**20)
-    for _ in range(4):
-        CASE.loss(model(CASE.batch())).backward()
-    steady = lmswap.report(model)
+    nbytes = 32 * 2**20
+    planned, steady = reports_of_growth(nbytes, policy="none")
     assert steady.plan_origin == planned.plan_origin
-    assert steady.predicted_peak_bytes >= planned.predicted_peak_bytes + len(held) / 2  # what earlier tests left may go
-    lmswap.disable(model)
+    assert steady.predicted_peak_bytes >= planned.predicted_peak_bytes + nbytes / 2  # what earlier tests left may go
 
 
 class FakeMemory:
