@@ -36,7 +36,6 @@ def compare_links(runner: Runner, ladder: Ladder) -> Links | None:
     if basis is None or ladder.budget_bytes is None:
         return None
     links = choose_links(settings.device, basis)
-    limits = {"budget_bytes": ladder.budget_bytes, "cap_bytes": ladder.cap_bytes}
     unswapped: list[Run] = []
     runs: dict[str, list[Run]] = {link.name: [] for link in links}
     failures: dict[str, list[Failure]] = {link.name: [] for link in links}
@@ -44,7 +43,7 @@ def compare_links(runner: Runner, ladder: Ladder) -> Links | None:
 
     def trial(link: LinkRuns, policy: str, repeat: int) -> Trial:
         over = {"link": link.link, "tier": link.tier}
-        swapped = runner.configuration(settings.large, policy, is_planned=repeat > 0, **over, **limits)
+        swapped = runner.configuration(settings.large, policy, is_planned=repeat > 0, **over, **ladder.limits)
         return Trial(swapped, runs[link.name], failures[link.name])
 
     for link in links:

@@ -55,8 +55,7 @@ def run_replicas(runner: Runner, ladder: Ladder, links: Links, folder: Path) -> 
         if link is None or not link.of("auto"):
             continue
         found += _alone("large", system.key, link.of("auto"))
-        limits = {"budget_bytes": ladder.budget_bytes, "cap_bytes": ladder.cap_bytes}
-        over = partial(runner.configuration, settings.large, "auto", link=link.link, tier=link.tier, **limits)
+        over = partial(runner.configuration, settings.large, "auto", link=link.link, tier=link.tier, **ladder.limits)
         if link.link is None:  # it is the device's own and there once: several trainings can only share it
             attempt("large_contended", system.key, over(is_planned=True))
         else:

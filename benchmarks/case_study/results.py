@@ -81,6 +81,11 @@ class Ladder:
     runs: tuple[Run, ...]
     failures: tuple[Failure, ...]
 
+    @property
+    def limits(self) -> dict[str, int | None]:
+        """What holds a training to the small size's memory, as fields of its configuration."""
+        return {"budget_bytes": self.budget_bytes, "cap_bytes": self.cap_bytes}
+
     def of(self, size: int, kind: str) -> tuple[Run, ...]:
         """The runs of a size and kind, in order of repeats."""
         return tuple(run for run in self.runs if (run.configuration.size, run.configuration.kind) == (size, kind))
