@@ -26,10 +26,22 @@ class Allowance:
     """How a budget is spent: what is there before the step, what will come outside of it, and what the step may use."""
 
     budget_bytes: int
-    base_bytes: int
-    tensor_bytes: int  # the part of base_bytes that tensors hold
+    found_bytes: int  # in use when the step was planned
+    tensor_bytes: int  # the part of it that tensors hold
     reserve_bytes: int
-    margin_bytes: int
+    planned_margin_bytes: int
+    grown_bytes: int = 0  # what has come into use since, between steps
+
+    @property
+    def base_bytes(self) -> int:
+        """What is in use before the step."""
+        return self.found_bytes + self.grown_bytes
+
+    @property
+    def margin_bytes(self) -> int:
+        """What stays free: growth is taken from what was planned as far as that goes."""
+        least_bytes = min(_STEADY_MARGIN_BYTES, self.planned_margin_bytes)
+        return max(least_bytes, self.planned_margin_bytes - self.grown_bytes)
 
     @property
     def fixed_bytes(self) -> int:
@@ -43,7 +55,7 @@ class Allowance:
 
     def with_held(self, nbytes: int) -> Allowance:
         """For when tensors outside of the step hold so much more."""
-        return replace(self, base_bytes=self.base_bytes + nbytes, tensor_bytes=self.tensor_bytes + nbytes)
+        return replace(self, found_bytes=self.found_bytes + nbytes, tensor_bytes=self.tensor_bytes + nbytes)
 
 
 class Budget:
@@ -104,8 +116,6 @@ class Budget:
         return self._memory.used_tensor_bytes() - planned.tensor_bytes - planned.reserve_bytes
 
     def with_growth(self, planned: Allowance) -> Allowance:
-        """``planned`` with what has come into use since, between steps, taken from its margin as far as that goes."""
+        """``planned`` with what has come into use since, between steps."""
         in_use_bytes = self._memory.used_bytes() - self._memory.reusable_bytes()
-        grown_bytes = max(0, in_use_bytes - planned.base_bytes - planned.reserve_bytes)
-        margin_bytes = max(min(_STEADY_MARGIN_BYTES, planned.margin_bytes), planned.margin_bytes - grown_bytes)
-        return replace(planned, base_bytes=planned.base_bytes + grown_bytes, margin_bytes=margin_bytes)
+        return replace(planned, grown_bytes=max(0, in_use_bytes - planned.found_bytes - planned.reserve_bytes))

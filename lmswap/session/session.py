@@ -190,6 +190,8 @@ class Session:
             is_other = self.plans.make_room(step)
             if num_runs == _STEADY_STEP and ran_as_planned:
                 is_other |= self.plans.learn(self.plans[step.graphs])
+            if num_runs == _STEADY_STEP + 1 and ran_as_planned:
+                is_other |= self.plans.settle(self.plans[step.graphs])
             if is_other:
                 self._compile(step.graphs)
 

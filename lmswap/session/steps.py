@@ -152,9 +152,7 @@ class StepPlans:
 
         Says whether the plan of ``step`` is another then. What is in use between steps is known from now on.
         """
-        grown = self._budget.with_growth(step.allowance)
-        grown_bytes = grown.base_bytes - step.allowance.base_bytes
-        step = self._steps[step.graphs] = replace(step, allowance=grown)
+        step = self._with_growth(step)
         record = self._engine.recorder.last()
         if record is None:
             return False
@@ -175,10 +173,28 @@ class StepPlans:
         corrected = replace(step, costs=found.costs, machine=found.machine)
         if found.is_off:
             return self._make_again(corrected, _describe(found, program), remembers=True)
-        if step.plan.predicted_peak_bytes > grown.step_bytes + GROWTH_BYTES:
-            reason = f"{format_bytes(grown_bytes)} more are in use between steps than was planned for"
-            return self._make_again(corrected, reason, remembers=True)
+        if self._is_outgrown(step):
+            return self._make_again(corrected, _describe_growth(step), remembers=True)
         return self._search_on(corrected, found.corrected_seconds)
+
+    def settle(self, step: PlannedStep) -> bool:
+        """Reads again what is in use between steps: a new plan's graphs are compiled, what searching left is used up.
+
+        Whether the plan had to be made again for that, and is another.
+        """
+        step = self._with_growth(step)
+        if not self._is_outgrown(step):
+            return False
+        self._lend_memory(step.joined.program)
+        return self._make_again(step, _describe_growth(step), remembers=True)
+
+    def _with_growth(self, step: PlannedStep) -> PlannedStep:
+        found = self._steps[step.graphs] = replace(step, allowance=self._budget.with_growth(step.allowance))
+        return found
+
+    @staticmethod
+    def _is_outgrown(step: PlannedStep) -> bool:
+        return step.plan.predicted_peak_bytes > step.allowance.step_bytes + GROWTH_BYTES
 
     def _search_on(self, step: PlannedStep, seconds: float) -> bool:
         """Searches for longer where the plan, which takes ``seconds`` by what was measured, may not be the best."""
@@ -285,6 +301,10 @@ def _without_marks(
         scale = min(1.0, before / sum(ops)) if any(ops) else 1.0
         found.append([scale * seconds for seconds in ops])
     return found
+
+
+def _describe_growth(step: PlannedStep) -> str:
+    return f"{format_bytes(step.allowance.grown_bytes)} more are in use between steps than was planned for"
 
 
 def _describe(found: Feedback, program: Program) -> str:
