@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -52,7 +52,8 @@ class Outcome:
     steps of each over the reference's.
 
     ``status`` is "ran", "infeasible", with ``needed_bytes`` as the smallest budget that would do, or "failed".
-    ``bits`` is a digest of the losses and gradients of all steps; ``is_exact`` whether it is the reference's.
+    ``bits`` are digests, for each step one of its loss and one of its gradients; ``other_from_step`` is the first step
+    whose bits are not the reference's, None if all are.
     """
 
     cell: Cell
@@ -60,8 +61,8 @@ class Outcome:
     peak_bytes: int | None = None
     step_seconds: tuple[float, ...] = ()
     overhead: float | None = None
-    bits: str | None = None
-    is_exact: bool | None = None
+    bits: tuple[str, ...] = ()
+    other_from_step: int | None = None
     needed_bytes: int | None = None
     prediction: Prediction | None = None
     detail: str = ""
@@ -113,9 +114,9 @@ def _applied(cell: Cell, task: Task, model: nn.Module) -> Iterator[Call]:
 
 def _train(
     compute_loss: Callable[[], Tensor], model: nn.Module, memory: DeviceMemory, wait_for_turn: Callable[[], None]
-) -> tuple[int, tuple[float, ...], str]:
+) -> tuple[int, tuple[float, ...], tuple[str, ...]]:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
-    digest, seconds = hashlib.sha256(), []
+    bits, seconds = [], []
     torch.manual_seed(1)
     for step in range(WARM_UP_STEPS + TIMED_STEPS):
         if step == 1:
@@ -128,13 +129,19 @@ def _train(
         memory.synchronize()
         seconds.append(time.perf_counter() - started)
         peak_bytes = memory.peak_bytes()
-        for result in (loss, *(parameter.grad for parameter in model.parameters())):
-            if result is not None:
-                digest.update(result.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        bits.append(f"{_digest([loss])} {_digest(gradients)}")
         optimizer.step()
         optimizer.zero_grad()
         del loss
-    return peak_bytes, tuple(seconds[WARM_UP_STEPS:]), digest.hexdigest()[:16]
+    return peak_bytes, tuple(seconds[WARM_UP_STEPS:]), tuple(bits)
+
+
+def _digest(tensors: Iterable[Tensor]) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:8]
 
 
 def _prediction(model: nn.Module) -> Prediction | None:

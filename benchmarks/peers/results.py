@@ -13,7 +13,7 @@ from benchmarks.peers.cell import Cell, Outcome, Prediction
 from benchmarks.unet3d.study import describe_machine
 from lmswap.hardware.device import describe_device
 
-SCHEMA = "lmswap.peers/2"
+SCHEMA = "lmswap.peers/3"
 
 
 @dataclass(frozen=True)
@@ -71,5 +71,5 @@ def describe_origin(device: str, command: str) -> dict[str, Any]:
 def _outcome(record: dict[str, Any]) -> Outcome:
     prediction = record["prediction"]
     cell, found = Cell(**record["cell"]), Prediction(**prediction) if prediction else None
-    seconds = tuple(record["step_seconds"])
-    return Outcome(**{**record, "cell": cell, "prediction": found, "step_seconds": seconds})
+    lists = {name: tuple(record[name]) for name in ("step_seconds", "bits")}
+    return Outcome(**{**record, **lists, "cell": cell, "prediction": found})

@@ -67,11 +67,13 @@ def _groups(cells: Sequence[Cell], peak_bytes: int) -> Iterator[Sequence[Cell]]:
 
 def _compared(outcome: Outcome, reference: Outcome) -> Outcome:
     """``outcome`` with what it is over the reference: the median over their turns, so that both saw the same."""
-    if outcome.bits is None:
+    if not outcome.bits:
         return outcome
     ratios = [mine / its for mine, its in zip(outcome.step_seconds, reference.step_seconds, strict=False)]
     overhead = statistics.median(ratios) if ratios else None
-    return replace(outcome, is_exact=outcome.bits == reference.bits, overhead=overhead)
+    steps = enumerate(zip(outcome.bits, reference.bits, strict=True), start=1)
+    other_from_step = next((step for step, (mine, its) in steps if mine != its), None)
+    return replace(outcome, other_from_step=other_from_step, overhead=overhead)
 
 
 def run_in_turns(cells: Sequence[Cell]) -> list[Outcome]:

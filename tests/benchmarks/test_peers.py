@@ -19,7 +19,7 @@ from lmswap.hardware.ram import Ram
 from lmswap.plan import POLICIES
 
 CELL = Cell("gpt", "small", "cpu", REFERENCE, None, None)
-RAN = Outcome(CELL, "ran", 100, (2.0, 3.0), 1.0, "abc", True, prediction=Prediction(110, 100, 1.0, 2.0))
+RAN = Outcome(CELL, "ran", 100, (2.0, 3.0), 1.0, ("a b", "c d"), prediction=Prediction(110, 100, 1.0, 2.0))
 
 
 def outcome(way, **changes):
@@ -30,15 +30,16 @@ def test_a_run_leaves_a_file_of_each_model_and_a_picture_of_every_cell(tmp_path)
     arguments = ["--models", "gpt", "--budgets", "70", "1", "--policies", "checkpoint", "--peers", "eager"]
     assert main([*arguments, "--output", str(tmp_path)]) == 0
     data = json.loads((tmp_path / "gpt.json").read_text())
-    assert data["schema"] == "lmswap.peers/2"
+    assert data["schema"] == "lmswap.peers/3"
     origin = {"device", "driver", "torch", "commit", "threads", "load_average", "command", "note"}
     assert origin <= data["origin"].keys()
     results = read_results(tmp_path / "gpt.json")
-    none, eager, fits, unfit = results.outcomes
+    none, _, fits, unfit = results.outcomes
     assert [o.cell.way for o in results.outcomes] == [REFERENCE, "eager", "checkpoint", "checkpoint"]
     assert fits.cell.budget_bytes == none.peak_bytes * 70 // 100
     assert fits.peak_bytes <= fits.cell.budget_bytes
-    assert eager.is_exact and fits.is_exact and none.is_exact
+    assert [o.other_from_step for o in results.outcomes] == [None] * 4
+    assert len({*none.bits}) == 8  # every step has its own
     assert fits.prediction.measured_seconds > 0
     assert (unfit.status, unfit.peak_bytes, unfit.step_seconds, unfit.overhead) == ("infeasible", None, (), None)
     assert unfit.needed_bytes > unfit.cell.budget_bytes
@@ -90,7 +91,7 @@ CHOICE = Choice([50, 40], ["swap"], ["eager", "torch.checkpoint"], "small", "cpu
 def test_without_a_reference_nothing_is_compared(monkeypatch):
     monkeypatch.setattr(run, "run_in_turns", lambda cells: [Outcome(cell, "failed") for cell in cells])
     (found,) = run.run_model(CHOICE, "gpt")
-    assert (found.status, found.is_exact, found.overhead) == ("failed", None, None)
+    assert (found.status, found.other_from_step, found.overhead) == ("failed", None, None)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +115,8 @@ def test_what_fits_into_memory_takes_turns_with_a_reference_of_its_own(
         # Each time the machine is slower; the median of 2, 2 and 8 counts.
         reference = replace(RAN, step_seconds=tuple(len(asked) * seconds for seconds in (1.0, 1.0, 1.0)))
         other = replace(RAN, step_seconds=tuple(len(asked) * seconds for seconds in (2.0, 8.0, 2.0)))
-        return [replace(reference if cell.way == REFERENCE else other, cell=cell, bits=cell.way) for cell in cells]
+        found = [replace(reference if cell.way == REFERENCE else other, cell=cell) for cell in cells]
+        return [replace(outcome, bits=("a b", outcome.cell.way)) for outcome in found]
 
     monkeypatch.setattr(run, "run_in_turns", run_in_turns)
     monkeypatch.setattr(run, "read_ram", lambda: Ram(2**40, available_bytes))
@@ -123,14 +125,14 @@ def test_what_fits_into_memory_takes_turns_with_a_reference_of_its_own(
     if device == "cpu":
         assert all(ways[0] == REFERENCE for ways in asked)
         assert [outcome.overhead for outcome in found] == [1.0] + 5 * [2.0]
-    ways = [(o.cell.way, o.cell.percent, o.cell.budget_bytes, o.is_exact) for o in found]
+    ways = [(o.cell.way, o.cell.percent, o.cell.budget_bytes, o.other_from_step) for o in found]
     assert ways == [
-        (REFERENCE, None, None, True),
-        ("eager", None, None, False),  # has no dial: it runs once; its bits are others
-        ("torch.checkpoint", 50, None, False),
-        ("torch.checkpoint", 40, None, False),
-        ("swap", 50, 50, False),
-        ("swap", 40, 40, False),
+        (REFERENCE, None, None, None),
+        ("eager", None, None, 2),  # has no dial: it runs once; its second step's bits are others
+        ("torch.checkpoint", 50, None, 2),
+        ("torch.checkpoint", 40, None, 2),
+        ("swap", 50, 50, 2),
+        ("swap", 40, 40, 2),
     ]
 
 
@@ -146,7 +148,7 @@ def test_errors_are_those_of_the_predictions():
 
 
 def test_results_are_read_as_they_were_written(tmp_path):
-    results = Results({"commit": "abc"}, (RAN, outcome("swap", prediction=None, bits=None)))
+    results = Results({"commit": "abc"}, (RAN, outcome("swap", prediction=None, bits=())))
     results.write(tmp_path / "peers.json")
     assert read_results(tmp_path / "peers.json") == results
 
