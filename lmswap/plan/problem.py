@@ -30,6 +30,7 @@ class Problem:
     min_swap_bytes: int
     link_share: float = PLANNED_LINK_SHARE  # of the link's rate that copies are planned for
     target_seconds: float = 0.0  # a plan that takes no more need not be improved
+    asks_need: bool = True  # a refusal must carry the smallest budget that fits, which takes several searches to find
 
     @property
     def link(self) -> Link:

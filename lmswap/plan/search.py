@@ -70,7 +70,8 @@ def plan_search(
     """The best plan that the search with ``seed`` finds, in ``effort`` times its usual number of tries.
 
     Raises:
-        PlanInfeasible: none was found that fits the budget; carries the smallest one that fits.
+        PlanInfeasible: none was found that fits the budget; carries the smallest one that fits, or, where the problem
+            does not ask for that, the next one to try.
     """
     link, small = _make_link(problem, problem.link_share), _small_buffers(problem)
     # What is the step's to its end may exist a second time when its op runs again.
@@ -88,10 +89,9 @@ def plan_search(
         found = search(problem.budget_bytes)
     if found.fits:
         return _finish(problem, policy, found, small)
-    needed_bytes = problem.budget_bytes
-    while not found.fits:
+    needed_bytes, worst_op = problem.budget_bytes + found.excess_bytes, found.worst_op
+    while problem.asks_need and not (found := search(needed_bytes)).fits:
         needed_bytes, worst_op = needed_bytes + found.excess_bytes, found.worst_op
-        found = search(needed_bytes)
     raise _infeasible(problem, policy, needed_bytes, worst_op)
 
 

@@ -13,7 +13,7 @@ from lmswap.analyze.memory import StepMemory
 from lmswap.errors import OptionError, PlanInfeasible, TierError
 from lmswap.ir.plan import Decision
 from lmswap.ir.schedule import schedule
-from lmswap.plan import POLICIES, make_plan, search, simulate, verify
+from lmswap.plan import POLICIES, auto, make_plan, search, simulate, verify
 from lmswap.plan.problem import Problem
 from tests.ir.build import build, unit_machine
 from tests.ir.strategies import machines, steps
@@ -294,6 +294,51 @@ def test_a_copy_made_again_keeps_its_number_where_the_search_left_small_buffers_
     for left_out, expected in ((frozenset(), small), (frozenset({small}), large)):
         (swap,), reruns = search._finish(problem, "search", found, left_out)
         assert schedule(step.program, reruns).buffers[swap.buffer] == expected
+
+
+def problem_of(step, budget_bytes, **changes):
+    return Problem(
+        StepMemory(step.program, step.costs), unit_machine(), unit_machine().tier("host"), budget_bytes, 1, **changes
+    )
+
+
+@pytest.mark.parametrize("asks_need", [False, True])
+def test_what_would_fit_is_searched_for_only_where_that_is_asked(asks_need, monkeypatch):
+    budgets = []
+
+    def find(step, link, limits, **_):
+        budgets.append(limits.budget_bytes)
+        return SimpleNamespace(fits=limits.budget_bytes >= 6, excess_bytes=1, worst_op=0)
+
+    core = SimpleNamespace(search=find, Step=SimpleNamespace, Link=SimpleNamespace, Limits=SimpleNamespace)
+    monkeypatch.setattr(search, "_core", core)
+    with pytest.raises(PlanInfeasible) as refusal:
+        search.plan_search(problem_of(CHAIN, 3, asks_need=asks_need), policy="search")
+    assert budgets == ([3, 4, 5, 6] if asks_need else [3])
+    assert refusal.value.needed_bytes == budgets[-1] + (not asks_need)
+
+
+@pytest.mark.parametrize(
+    ("bound_seconds", "expected"),
+    [(10.0, {1, 2}), (9.95, {1, 2, "other"}), (9.0, {1, 2, 3, "other"})],
+)
+def test_auto_tries_more_the_further_it_is_from_the_bound(bound_seconds, expected, monkeypatch):
+    found = replace(plan_of("swap", CHAIN, 9), policy="search", predicted_seconds=10.0)
+    tried = set()
+
+    def try_search(problem, *, seed, **_):
+        tried.add(seed)
+        return found
+
+    def try_other(problem):
+        tried.add("other")
+        raise TierError("full")
+
+    monkeypatch.setattr(auto, "plan_exactly", lambda *_, **__: None)
+    monkeypatch.setattr(auto, "plan_search", try_search)
+    monkeypatch.setattr(auto, "_others", lambda problem: [try_other])
+    assert auto.plan_auto(problem_of(CHAIN, 5, target_seconds=bound_seconds)).policy == "auto"
+    assert tried == expected
 
 
 # --- any step --------------------------------------------------------------------------------------------------------
