@@ -1,10 +1,17 @@
-"""A budget is kept from the first step on, with an optimizer, as the kernel counts resident memory."""
+"""A budget is kept from the first step on, as the kernel counts resident memory; a plan, as the heap counts tensors."""
 
 import json
 import subprocess
 import sys
 
 import pytest
+import torch
+
+import lmswap
+from lmswap.plan import feedback
+from tests.models import Case
+from tests.test_known_failures import CHAIN, SMALL, session_of
+from tests.test_recompute import plan_at_random
 
 
 def run(model: str, policy: str, num_steps: int, share: float) -> dict:
@@ -20,3 +27,25 @@ def test_resident_memory_grows_by_no_more_than_the_budget_in_five_steps(model, p
     figures = run(model, policy, num_steps=5, share=share)
     assert figures["recomputed_bytes"] + figures["swapped_out_bytes"] > 0
     assert max(figures["grown_bytes"]) <= figures["budget_bytes"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_tensors_hold_no_more_than_was_planned_whatever_the_plan(seed, monkeypatch):
+    monkeypatch.setattr("lmswap.session.steps.make_plan", plan_at_random(seed))
+    monkeypatch.setattr(feedback, "TOLERANCE", 1e6)
+    batch = CHAIN.batch()  # there before the step, as its plan has it
+    case = Case(CHAIN.make, lambda: batch)
+    torch.compiler.reset()
+    model = lmswap.enable(case.make(), policy="none", min_swap_bytes=SMALL)
+    memory = session_of(model).memory
+    before_bytes = memory.used_tensor_bytes()
+    for _ in range(3):
+        memory.reset_tensor_peak()
+        case.loss(model(batch)).backward()
+        model.zero_grad()
+        peak_bytes = memory.peak_tensor_bytes() - before_bytes
+        assert 0 < peak_bytes <= session_of(model).current_step().plan.predicted_peak_bytes
+    report = lmswap.report(model)
+    assert report.swapped_out_bytes > 0
+    assert report.recomputed_bytes > 0
+    lmswap.disable(model)
