@@ -129,7 +129,7 @@ def _train(
         memory.synchronize()
         seconds.append(time.perf_counter() - started)
         peak_bytes = memory.peak_bytes()
-        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        gradients = (parameter.grad for parameter in model.parameters() if parameter.grad is not None)
         bits.append(f"{_digest([loss])} {_digest(gradients)}")
         optimizer.step()
         optimizer.zero_grad()

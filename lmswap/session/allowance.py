@@ -15,8 +15,9 @@ from lmswap.options import Options
 _MARGIN_BYTES = {"cpu": 64 * 2**20, "cuda": 32 * 2**20}
 # What is in use before the step may exceed what was planned for before it is planned again: a part of the margin.
 GROWTH_BYTES = 8 * 2**20
-# Of the margin, what stays free when the growth that it was there for is known: peaks of steps differ by up to 9 MiB.
-_STEADY_MARGIN_BYTES = 16 * 2**20
+# Of the margin, what stays free when the growth that it was there for is known: peaks of steps differ by up to 9 MiB,
+# and compiling a plan that is made again leaves 10 to 14 MiB.
+_STEADY_MARGIN_BYTES = 24 * 2**20
 # Of what is free, "auto" leaves a part to whatever else uses the device.
 _AUTO_SHARE = 0.9
 

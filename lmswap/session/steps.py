@@ -235,6 +235,8 @@ class StepPlans:
         if remembers:
             self._cache.write(program, planned)
         is_same = (plan.swaps, plan.reruns) == (step.plan.swaps, step.plan.reruns)
+        if not is_same:
+            self._memory.trim()  # what the old plan's steps held at most may be more than the new one's will
         self._notes.append(f"replanned {reason}" + ("; the plan is the same" if is_same else ""))
         return not is_same
 
