@@ -272,6 +272,12 @@ def test_a_growth_comes_out_of_the_margin_as_far_as_that_goes(base, reserve, mar
     assert budget.with_growth(grown) == grown  # read again, it counts once
 
 
+def leaving(nbytes: int, planned: Allowance) -> Allowance:
+    """``planned`` after a growth that leaves so much for the step."""
+    fixed_bytes = planned.found_bytes + planned.reserve_bytes
+    return replace(planned, grown_bytes=planned.budget_bytes - fixed_bytes - nbytes, planned_margin_bytes=0)
+
+
 @pytest.mark.parametrize("step", [3, 4])
 def test_a_growth_beyond_the_margin_is_planned_for(step, monkeypatch):
     monkeypatch.setattr(feedback, "TOLERANCE", 1e6)
@@ -279,11 +285,8 @@ def test_a_growth_beyond_the_margin_is_planned_for(step, monkeypatch):
     readings = iter([3, 4])
 
     def with_growth(_, planned):
-        if next(readings) < step:
-            return planned
-        left_bytes = 30 * 2**20  # for the step, which has 36 MiB unplanned and needs 28
-        fixed_bytes = planned.found_bytes + planned.reserve_bytes
-        return replace(planned, grown_bytes=planned.budget_bytes - fixed_bytes - left_bytes, planned_margin_bytes=0)
+        # The step has 36 MiB unplanned and needs 28.
+        return planned if next(readings) < step else leaving(30 * 2**20, planned)
 
     budget = tight_budget(train(LARGE, policy="none")[1], 0.9)
     expected, _ = train(LARGE, num_steps=5, budget=budget, policy="auto")
@@ -296,14 +299,8 @@ def test_a_growth_beyond_the_margin_is_planned_for(step, monkeypatch):
 
 
 def test_a_plan_made_again_leaves_nothing_of_what_the_old_one_held(monkeypatch):
-    left_bytes = 30 * 2**20  # for the step, which has 36 MiB unplanned
-
-    def with_growth(_, planned):
-        fixed_bytes = planned.found_bytes + planned.reserve_bytes
-        return replace(planned, grown_bytes=planned.budget_bytes - fixed_bytes - left_bytes, planned_margin_bytes=0)
-
     monkeypatch.setattr(feedback, "TOLERANCE", 1e6)
-    monkeypatch.setattr(Budget, "with_growth", with_growth)
+    monkeypatch.setattr(Budget, "with_growth", lambda _, planned: leaving(30 * 2**20, planned))  # of 36
     monkeypatch.setattr(steps, "GROWTH_BYTES", 0)
     gc.collect()
     torch.compiler.reset()

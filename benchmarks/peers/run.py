@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -122,8 +121,6 @@ class _Training:
 
 def _serve(train: Callable[[Cell, Callable[[], None]], Outcome], cell: Cell, pipe: Connection) -> None:
     """Sends None for each turn that it waits for, and then the outcome."""
-    # A collection writes to every object that it looks at, and so would copy what was inherited: memory of no training.
-    gc.freeze()
 
     def wait_for_turn() -> None:
         pipe.send(None)

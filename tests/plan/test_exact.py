@@ -12,15 +12,11 @@ from lmswap.analyze.memory import StepMemory
 from lmswap.errors import PlanInfeasible
 from lmswap.ir.machine import Link, Rate
 from lmswap.plan import _core, make_plan, search
-from lmswap.plan.problem import Problem
 from lmswap.plan.search import plan_exactly, plan_search
 from tests.ir.build import Step, build, unit_machine
 from tests.ir.strategies import machines
 from tests.plan.brute_force import optimum, tight_steps
-
-
-def problem_of(step, machine, budget_bytes):
-    return Problem(StepMemory(step.program, step.costs), machine, machine.tier("host"), budget_bytes, 1, link_share=1.0)
+from tests.plan.problems import problem_of
 
 
 def random_step(seed: int) -> tuple[Step, int]:
@@ -42,7 +38,7 @@ def random_step(seed: int) -> tuple[Step, int]:
 @given(tight_steps(), machines())
 def test_no_plan_that_can_be_tried_is_faster(tight, machine):
     step, budget_bytes = tight
-    plan = plan_exactly(problem_of(step, machine, budget_bytes), policy="exact")
+    plan = plan_exactly(problem_of(step, budget_bytes, machine, link_share=1.0), policy="exact")
     least = optimum(step, machine, budget_bytes)
     if plan is None:
         assert least == float("inf")
@@ -63,7 +59,7 @@ def test_auto_is_near_the_optimum_of_random_steps(monkeypatch):
             auto = None
         with monkeypatch.context() as patch:
             patch.setattr(search, "_MOST_EXACT_STATES", 3_000_000)
-            best = plan_exactly(problem_of(step, machine, budget_bytes), policy="exact")
+            best = plan_exactly(problem_of(step, budget_bytes, machine, link_share=1.0), policy="exact")
         assert (auto is None) == (best is None)
         if auto is not None and best is not None:
             ratios.append(auto.predicted_seconds / best.predicted_seconds if best.predicted_seconds else 1.0)
@@ -75,7 +71,7 @@ def test_auto_is_near_the_optimum_of_random_steps(monkeypatch):
 def test_the_search_alone_is_never_faster_than_the_optimum():
     for seed in range(60):
         step, budget_bytes = random_step(seed)
-        problem = problem_of(step, unit_machine(), budget_bytes)
+        problem = problem_of(step, budget_bytes, unit_machine(), link_share=1.0)
         best = plan_exactly(problem, policy="exact")
         try:
             found = plan_search(problem, policy="search")
@@ -89,7 +85,7 @@ def test_the_search_expects_the_seconds_that_the_simulator_finds():
     machine, num_swaps = unit_machine().with_link("host", link), 0
     for seed in range(60):
         step, budget_bytes = random_step(seed)
-        problem = problem_of(step, machine, budget_bytes)
+        problem = problem_of(step, budget_bytes, machine, link_share=1.0)
         found = _core.search(
             search._make_step(problem),
             search._make_link(problem, 1.0),
@@ -108,6 +104,6 @@ def test_the_search_expects_the_seconds_that_the_simulator_finds():
 def test_a_step_that_is_too_large_is_left_to_the_search():
     lines = "\n".join(f"f{op} 1: {'x' if not op else f'b{op - 1}'} -> b{op}" for op in range(40))
     step = build("inference\n" + lines)
-    assert plan_exactly(problem_of(step, unit_machine(), 3), policy="exact") is None
+    assert plan_exactly(problem_of(step, 3, unit_machine(), link_share=1.0), policy="exact") is None
     with pytest.raises(PlanInfeasible):
-        plan_search(problem_of(step, unit_machine(), 1), policy="search")
+        plan_search(problem_of(step, 1, unit_machine(), link_share=1.0), policy="search")

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from lmswap.analyze.liveness import Gap
-from lmswap.analyze.memory import StepMemory
 from lmswap.ir.plan import Plan
 from lmswap.ir.timeline import Lane
 from lmswap.plan import simulate
 from lmswap.plan.place import place
-from lmswap.plan.problem import Problem
-from tests.ir.build import Step, build, unit_machine
-
-
-def problem_of(step: Step, budget_bytes: int, machine=None) -> Problem:
-    machine = machine or unit_machine()
-    return Problem(StepMemory(step.program, step.costs), machine, machine.tier("host"), budget_bytes, 1)
+from tests.ir.build import build, unit_machine
+from tests.plan.problems import problem_of
 
 
 def positions(swaps):

@@ -14,10 +14,10 @@ from lmswap.errors import OptionError, PlanInfeasible, TierError
 from lmswap.ir.plan import Decision
 from lmswap.ir.schedule import schedule
 from lmswap.plan import POLICIES, auto, make_plan, search, simulate, verify
-from lmswap.plan.problem import Problem
 from tests.ir.build import build, unit_machine
 from tests.ir.strategies import machines, steps
 from tests.plan.instances import INSTANCES, Instance
+from tests.plan.problems import problem_of
 
 SEARCHES = ("auto", "swap", "recompute")  # what they find need not be the best there is
 
@@ -289,17 +289,11 @@ def test_a_copy_made_again_keeps_its_number_where_the_search_left_small_buffers_
     small, large = (step.program.buffer_names.index(name) for name in "sa")
     first_copy = SimpleNamespace(copy=len(step.program.buffers), out_start=3, release=3, in_start=3, first_use=4)
     found = SimpleNamespace(reruns=[(0, 2)], swaps=[first_copy])
-    problem = Problem(StepMemory(step.program, step.costs), unit_machine(), unit_machine().tier("host"), 9, 1)
+    problem = problem_of(step, 9)
     monkeypatch.setattr(search, "finish", lambda problem, policy, swaps, reruns: (swaps, reruns))
     for left_out, expected in ((frozenset(), small), (frozenset({small}), large)):
         (swap,), reruns = search._finish(problem, "search", found, left_out)
         assert schedule(step.program, reruns).buffers[swap.buffer] == expected
-
-
-def problem_of(step, budget_bytes, **changes):
-    return Problem(
-        StepMemory(step.program, step.costs), unit_machine(), unit_machine().tier("host"), budget_bytes, 1, **changes
-    )
 
 
 @pytest.mark.parametrize("asks_need", [False, True])
