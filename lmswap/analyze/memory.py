@@ -35,6 +35,12 @@ class StepMemory:
 
     program: Program
     costs: OpCosts
+    counted_from_bytes: int = 0  # smaller buffers are none of the bytes born and dead, nor of the curve
+
+    def counted_bytes(self, buffer: int) -> int:
+        """What ``buffer`` adds to the curve."""
+        nbytes = self.program.buffers[buffer].nbytes
+        return nbytes if nbytes >= self.counted_from_bytes else 0
 
     @cached_property
     def ranges(self) -> dict[int, LiveRange]:
@@ -54,7 +60,7 @@ class StepMemory:
     def _changes(self, end: str) -> list[int]:
         changes = [0] * (len(self.program.ops) + 1)
         for live_range in self.ranges.values():
-            changes[getattr(live_range, end)] += self.program.buffers[live_range.buffer].nbytes
+            changes[getattr(live_range, end)] += self.counted_bytes(live_range.buffer)
         return changes
 
     @cached_property

@@ -34,14 +34,17 @@ class _Rank(IntEnum):
     FIRST_USE = 3
 
 
-def simulate(program: Program, costs: OpCosts, machine: Machine, plan: Plan) -> Timeline:
-    """Predicts the timeline of one step of ``program`` under ``plan``.
+def simulate(
+    program: Program, costs: OpCosts, machine: Machine, plan: Plan, *, counted_from_bytes: int = 0
+) -> Timeline:
+    """Predicts the timeline of one step of ``program`` under ``plan``; its memory leaves smaller buffers out.
 
     Raises:
         OptionError: the plan uses a tier that ``machine`` has not.
     """
     runs = schedule(program, plan.reruns)
-    return simulate_swaps(StepMemory(runs.program, runs.costs(costs)), machine, plan.swaps)
+    memory = StepMemory(runs.program, runs.costs(costs), counted_from_bytes)
+    return simulate_swaps(memory, machine, plan.swaps)
 
 
 def simulate_swaps(memory: StepMemory, machine: Machine, swaps: Sequence[Swap]) -> Timeline:
@@ -52,7 +55,7 @@ def simulate_swaps(memory: StepMemory, machine: Machine, swaps: Sequence[Swap]) 
 class _Run:
     def __init__(self, memory: StepMemory, machine: Machine, swaps: Sequence[Swap]) -> None:
         self._memory, self._swaps = memory, swaps
-        self._nbytes = [memory.program.buffers[swap.buffer].nbytes for swap in swaps]
+        self._counted_bytes = [memory.counted_bytes(swap.buffer) for swap in swaps]
         self._links = {tier: machine.tier(tier).link.while_busy for tier in {swap.tier for swap in swaps}}
         self._lanes = Lanes()
         self._resident_bytes = 0
@@ -92,7 +95,7 @@ class _Run:
         return actions
 
     def _act(self, rank: _Rank, number: int) -> None:
-        swap, nbytes = self._swaps[number], self._nbytes[number]
+        swap, nbytes = self._swaps[number], self._counted_bytes[number]
         match rank:
             case _Rank.OUT_START:
                 self._out_end[number] = self._copy(Lane.OUT, swap)

@@ -276,7 +276,7 @@ def make_report(
         reserve_bytes=reserve_bytes,
         margin_bytes=margin_bytes,
         steps=steps,
-        predicted_peak_bytes=fixed + plan.predicted_peak_bytes if plan is not None else None,
+        predicted_peak_bytes=predicted.peak_bytes if predicted is not None else None,
         measured_peak_bytes=measured_peak_bytes,
         measured_tensor_peak_bytes=measured_tensor_peak_bytes,
         predicted_seconds=plan.predicted_seconds if plan is not None else None,

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 import torch
 
 import lmswap
+from lmswap.analyze.memory import StepMemory
 from lmswap.capture.join import Joined
 from lmswap.errors import PlanInfeasible, TierError
 from lmswap.execute.engine import SwapEngine
@@ -189,7 +190,12 @@ class StepPlans:
         return self._make_again(step, _describe_growth(step), remembers=True)
 
     def _with_growth(self, step: PlannedStep) -> PlannedStep:
-        found = self._steps[step.graphs] = replace(step, allowance=self._budget.with_growth(step.allowance))
+        """``step`` with what is in use between steps now, the places of small tensors included."""
+        program, costs, from_bytes = step.joined.program, step.costs, self._memory.counted_from_bytes()
+        small_curve = StepMemory(program, costs).curve - StepMemory(program, costs, from_bytes).curve
+        allowance = self._budget.with_growth(step.allowance, int(small_curve.max(initial=0)))
+        predicted = simulate(program, costs, step.machine, step.plan, counted_from_bytes=from_bytes)
+        found = self._steps[step.graphs] = replace(step, allowance=allowance, predicted=predicted)
         return found
 
     @staticmethod

@@ -38,6 +38,11 @@ def test_inputs_outputs_and_scratch_are_there_while_an_op_runs():
     assert memory.peak == Peak(13, 2, (("scratch of f3", 5), ("a", 4), ("b", 3), ("y", 1)))
 
 
+def test_buffers_that_are_too_small_to_be_counted_are_left_out_of_the_curve():
+    # f1 a; f2 a b; f3 a b + 5; g3 a b; g2 a
+    assert StepMemory(STEP.program, STEP.costs, 3).curve.tolist() == [4, 7, 12, 7, 4]
+
+
 def test_the_floor_counts_what_an_op_touches_and_what_cannot_leave():
     memory = StepMemory(STEP.program, STEP.costs)
     # As above, without a in f3 and g3.

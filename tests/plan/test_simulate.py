@@ -85,6 +85,18 @@ def test_memory_is_held_from_in_start_to_release():
     assert timeline.peak_bytes == 9
 
 
+@pytest.mark.parametrize(
+    ("counted_from_bytes", "memory"),
+    # As above: a alone has 4 bytes, and f3 has 5 of scratch.
+    [(0, [4, 7, 3, 9, 6, 7, 8, 0]), (4, [4, 4, 0, 5, 0, 4, 4, 0]), (5, [0, 0, 0, 5, 0, 0, 0, 0])],
+)
+def test_buffers_that_are_too_small_to_be_counted_are_copied_and_hold_nothing(counted_from_bytes, memory):
+    swap = Swap(STEP.id("a"), "host", 0, 2, 2, 4, 4)
+    timeline = simulate(STEP.program, STEP.costs, unit_machine(), plan(swap), counted_from_bytes=counted_from_bytes)
+    assert [nbytes for _, nbytes in timeline.memory] == memory
+    assert spans(timeline, Lane.OUT) == [("a", 3, 7)]
+
+
 def test_copies_of_one_lane_run_one_after_the_other_in_plan_order():
     step = build(
         """
