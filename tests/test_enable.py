@@ -342,14 +342,17 @@ def test_torch_compile_takes_lmswap_as_a_backend():
 
 
 def test_an_infeasible_budget_is_refused_before_any_op_runs():
+    needed_bytes = []
     for budget in (1, budget_of_large() - 60 * 2**20):
         model = lmswap.enable(LARGE.make(), budget=budget)
         with pytest.raises(PlanInfeasible) as caught:
             model(LARGE.batch())
         assert caught.value.needed_bytes > caught.value.budget_bytes
+        needed_bytes.append(caught.value.needed_bytes)
         assert caught.value.policy == "auto"
         lmswap.disable(model)
         model(LARGE.batch()).sum().backward()  # the process goes on
+    assert abs(needed_bytes[1] - needed_bytes[0]) < 16 * 2**20  # which the process has grown by meanwhile
 
 
 @pytest.mark.parametrize(

@@ -247,17 +247,10 @@ def test_a_growth_that_the_margin_is_there_for_is_part_of_the_prediction_from_th
 
 
 class FakeMemory:
-    """16 MiB are in use, 4 of them for reuse only; 9 more were kept by the C library."""
-
-    is_tidy = False
-
-    def tidy(self):
-        self.is_tidy = True
-
-    def used_bytes(self):
-        return (16 if self.is_tidy else 25) * 2**20
+    """16 MiB are in use, 4 of them for reuse only."""
 
     total_bytes = free_bytes = staticmethod(lambda: 2**30)
+    used_bytes = staticmethod(lambda: 16 * 2**20)
     reusable_bytes = staticmethod(lambda: 4 * 2**20)
 
 
@@ -292,7 +285,7 @@ def test_a_growth_beyond_the_margin_is_planned_for(step, monkeypatch):
     monkeypatch.setattr(steps, "_WORTH_SEARCHING", 1e6)  # or step 3's search may find a plan that needs less
     readings = iter([3, 4])
 
-    def with_growth(_, planned, __):
+    def with_growth(_, planned, small_bytes):
         # The step has 36 MiB unplanned and needs 28.
         return planned if next(readings) < step else leaving(30 * 2**20, planned)
 
@@ -308,7 +301,7 @@ def test_a_growth_beyond_the_margin_is_planned_for(step, monkeypatch):
 
 def test_a_plan_made_again_leaves_nothing_of_what_the_old_one_held(monkeypatch):
     monkeypatch.setattr(feedback, "TOLERANCE", 1e6)
-    monkeypatch.setattr(Budget, "with_growth", lambda _, planned, __: leaving(30 * 2**20, planned))  # of 36
+    monkeypatch.setattr(Budget, "with_growth", lambda _, planned, small_bytes: leaving(30 * 2**20, planned))  # of 36
     monkeypatch.setattr(steps, "GROWTH_BYTES", 0)
     gc.collect()
     torch.compiler.reset()

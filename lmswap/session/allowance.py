@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from lmswap.errors import OptionError, PlanInfeasible
+from lmswap.errors import OptionError
 from lmswap.hardware.memory import DeviceMemory
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.program import Program
@@ -69,7 +69,7 @@ class Budget:
             OptionError: the budget is more than the device has.
         """
         self.has_trained = False  # the optimizer's state is there
-        self._memory, self._trainable_bytes, self._policy = memory, trainable_bytes, options.policy
+        self._memory, self._trainable_bytes = memory, trainable_bytes
         self._margin_bytes = _MARGIN_BYTES[device_type]
         total_bytes, free_bytes = memory.total_bytes(), memory.free_bytes()
         if options.budget_bytes is None:
@@ -87,30 +87,13 @@ class Budget:
         return f"budget 'auto' is {format_bytes(self.nbytes)}: {left}"
 
     def allowance(self, program: Program) -> Allowance:
-        """What a step of ``program`` may occupy now.
-
-        Raises:
-            PlanInfeasible: nothing is left for it.
-        """
+        """What a step of ``program`` may occupy now; less than nothing where the rest exceeds the budget."""
         self._memory.trim()  # timing the ops leaves pages for reuse, which are not part of what is there for good
         base_bytes, tensor_bytes = self._memory.used_bytes(), self._memory.used_tensor_bytes()
         trains = any(segment.phase == "backward" for segment in program.segments)
         # Optimizer state appears after the first backward; two values per parameter is what Adam keeps.
         reserve_bytes = 2 * self._trainable_bytes if trains and not self.has_trained else 0
-        allowance = Allowance(self.nbytes, base_bytes, tensor_bytes, reserve_bytes, self._margin_bytes)
-        if allowance.step_bytes <= 0:
-            raise PlanInfeasible(
-                budget_bytes=self.nbytes,
-                needed_bytes=allowance.fixed_bytes,
-                where="the start of the step, before any activation",
-                policy=self._policy,
-                live=(
-                    ("already in use", base_bytes),
-                    ("optimizer state to come", reserve_bytes),
-                    ("margin", self._margin_bytes),
-                ),
-            )
-        return allowance
+        return Allowance(self.nbytes, base_bytes, tensor_bytes, reserve_bytes, self._margin_bytes)
 
     def outgrown_bytes(self, planned: Allowance) -> int:
         """By how much tensors outside of the step hold more than was ``planned`` for: gradients kept, averages."""
@@ -119,10 +102,7 @@ class Budget:
     def with_growth(self, planned: Allowance, small_bytes: int) -> Allowance:
         """``planned`` with what has come into use since, between steps.
 
-        The places of small tensors, see `DeviceMemory.counted_from_bytes`, stay in use: ``small_bytes``, the most that
-        they hold in a step. What is found includes none of them, for all that the C library keeps is given back first;
-        tracing and planning left it up to 30 MiB more.
+        ``small_bytes`` of small tensors' places, see `DeviceMemory.counted_from_bytes`, will come again.
         """
-        self._memory.tidy()
         in_use_bytes = self._memory.used_bytes() - self._memory.reusable_bytes() + small_bytes
         return replace(planned, grown_bytes=max(0, in_use_bytes - planned.found_bytes - planned.reserve_bytes))

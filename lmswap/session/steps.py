@@ -153,7 +153,8 @@ class StepPlans:
 
         Says whether the plan of ``step`` is another then. What is in use between steps is known from now on.
         """
-        step = self._with_growth(step)
+        self._memory.tidy()  # tracing and timing leave up to 30 MiB, which steps would not use again
+        step = self._with_growth(step, _small_bytes(step, self._memory.counted_from_bytes()))
         record = self._engine.recorder.last()
         if record is None:
             return False
@@ -183,18 +184,17 @@ class StepPlans:
 
         Whether the plan had to be made again for that, and is another.
         """
-        step = self._with_growth(step)
+        step = self._with_growth(step, small_bytes=0)  # the last step has left them in use
         if not self._is_outgrown(step):
             return False
         self._lend_memory(step.joined.program)
         return self._make_again(step, _describe_growth(step), remembers=True)
 
-    def _with_growth(self, step: PlannedStep) -> PlannedStep:
+    def _with_growth(self, step: PlannedStep, small_bytes: int) -> PlannedStep:
         """``step`` with what is in use between steps now, the places of small tensors included."""
-        program, costs, from_bytes = step.joined.program, step.costs, self._memory.counted_from_bytes()
-        small_curve = StepMemory(program, costs).curve - StepMemory(program, costs, from_bytes).curve
-        allowance = self._budget.with_growth(step.allowance, int(small_curve.max(initial=0)))
-        predicted = simulate(program, costs, step.machine, step.plan, counted_from_bytes=from_bytes)
+        allowance = self._budget.with_growth(step.allowance, small_bytes)
+        from_bytes = self._memory.counted_from_bytes()
+        predicted = simulate(step.joined.program, step.costs, step.machine, step.plan, counted_from_bytes=from_bytes)
         found = self._steps[step.graphs] = replace(step, allowance=allowance, predicted=predicted)
         return found
 
@@ -293,6 +293,13 @@ class StepPlans:
         predicted = simulate(joined.program, costs, machine, plan)
         self._steps[graphs] = PlannedStep(graphs, joined, costs, machine, plan, predicted, allowance, origin)
         return self._steps[graphs]
+
+
+def _small_bytes(step: PlannedStep, from_bytes: int) -> int:
+    """The most that buffers of less than ``from_bytes`` hold together in a step."""
+    program, costs = step.joined.program, step.costs
+    small_curve = StepMemory(program, costs).curve - StepMemory(program, costs, from_bytes).curve
+    return int(small_curve.max(initial=0))
 
 
 def _without_marks(
