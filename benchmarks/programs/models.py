@@ -112,6 +112,8 @@ class Gpt(nn.Module):
     def __init__(self, *, layers: int, width: int, heads: int, tokens: int, words: int, dropout: float = 0.1) -> None:
         super().__init__()
         self.words = nn.Embedding(words, width)
+        # As in GPT-2: with torch's own, of variance 1, probabilities of words are subnormal numbers, slow on a CPU.
+        nn.init.normal_(self.words.weight, std=0.02)
         self.places = nn.Parameter(torch.zeros(tokens, width))
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.Sequential(
