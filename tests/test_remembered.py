@@ -17,7 +17,7 @@ from lmswap.hardware.cache import cache_directory
 from lmswap.hardware.memory import CpuMemory
 from lmswap.ir.schedule import schedule
 from lmswap.options import Options
-from lmswap.plan import _POLICIES, feedback, make_plan
+from lmswap.plan import _POLICIES, feedback, make_plan, simulate
 from lmswap.plan.auto import plan_auto
 from lmswap.plan.baselines import plan_swap_all
 from lmswap.session import steps
@@ -134,7 +134,31 @@ def test_a_prediction_that_is_off_is_made_again_once_from_what_was_measured(monk
     assert re.search(r"predicted; most off is op '\S+' \(models\.py:\d+ .*\): [^ ]+ \S+ against ", note)
     assert report.plan_origin.startswith("made again after step 3")
     monkeypatch.setattr(feedback, "TOLERANCE", 1e6)
-    assert train()[1].predicted_seconds == pytest.approx(report.predicted_seconds)  # remembered
+    assert train(num_steps=3)[1].predicted_seconds == pytest.approx(report.predicted_seconds)  # remembered
+
+
+def test_a_plan_that_stays_is_predicted_by_what_was_measured(monkeypatch):
+    monkeypatch.setattr(feedback, "TOLERANCE", 1e6)
+    monkeypatch.setattr(steps, "_WORTH_SEARCHING", 1e6)
+    learnt = []
+
+    def compare(program, costs, machine, plan, **measured):
+        found = feedback.compare(program, costs, machine, plan, **measured)
+        costs = replace(found.costs, seconds=tuple(7.0 + seconds for seconds in found.costs.seconds))
+        learnt.append((program, replace(found, costs=costs), plan))
+        return replace(found, costs=costs)
+
+    monkeypatch.setattr(steps, "compare", compare)
+    tight = {"policy": "swap_all", "budget": tight_budget(train(LARGE, policy="none")[1], 0.9)}
+    learnt.clear()
+    _, report = train(LARGE, num_steps=5, **tight)
+    ((program, found, plan),) = learnt
+    seconds = simulate(program, found.costs, found.machine, plan).seconds
+    assert report.predicted_seconds == pytest.approx(seconds) == pytest.approx(report.predicted.seconds)
+    assert sum(found.costs.seconds) <= report.bound_seconds <= seconds
+    assert report.plan_origin.startswith("made in")
+    assert not any("replanned" in note for note in report.notes)
+    assert train(LARGE, num_steps=3, **tight)[1].predicted_seconds == pytest.approx(seconds)  # remembered
 
 
 def test_planning_between_steps_costs_the_next_one_no_more_pages_than_it_takes(monkeypatch):
@@ -369,6 +393,6 @@ def test_a_plan_that_may_not_be_the_best_is_searched_for_again_after_the_first_s
         r"replanned after step 3: the plan was [\d.]+% above .* a longer search found a faster one", note
     )
     assert report.plan_origin == f"made again {note.removeprefix('replanned ')}"
-    _, second = train(LARGE, num_steps=4, **tight)
-    assert second.plan_origin == "from cache"  # and not searched for once more
+    _, second = train(LARGE, num_steps=3, **tight)
     assert second.predicted_seconds == pytest.approx(report.predicted_seconds)
+    assert train(LARGE, num_steps=5, **tight)[1].plan_origin == "from cache"  # and not searched for once more

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -18,7 +19,10 @@ from lmswap.errors import PlanInfeasible
 from lmswap.hardware.memory import DeviceMemory, device_memory
 
 WARM_UP_STEPS = 4  # the first captures, plans and compiles, the fourth may plan again
-TIMED_STEPS = 4
+# One right after the other, for what lmswap measures of a step beside what it predicts: between turns lie seconds in
+# which a shared machine changes its speed, and others take the caches.
+STEADY_STEPS = 3
+TIMED_STEPS = 4  # in turns
 REFERENCE = "none"  # lmswap's backend without a plan: what peaks, times and bits are compared with
 
 
@@ -36,7 +40,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What lmswap said of the step and what it measured itself; both count what its own report counts."""
+    """What lmswap said of the step and what it measured itself; both count what its own report counts.
+
+    ``measured_seconds`` is the median of the steady steps, the peak that of all steps.
+    """
 
     peak_bytes: int
     measured_peak_bytes: int
@@ -71,7 +78,7 @@ class Outcome:
 def run_cell(cell: Cell, wait_for_turn: Callable[[], None] = lambda: None) -> Outcome:
     """Trains in this process, which should be fresh: what ran before in it would count or hide memory.
 
-    ``wait_for_turn`` is called before each timed step.
+    ``wait_for_turn`` is called before each step that is timed beside others'.
     """
     task, device = TASKS[cell.size][cell.model], torch.device(cell.device)
     torch.manual_seed(0)
@@ -81,15 +88,25 @@ def run_cell(cell: Cell, wait_for_turn: Callable[[], None] = lambda: None) -> Ou
     memory = device_memory(device)
     try:
         with _applied(cell, task, model) as call:
-            peak_bytes, seconds, bits = _train(lambda: task.loss(call(*batch)), model, memory, wait_for_turn)
-            prediction = None if cell.way in PEERS else _prediction(model)
+            training = _Training(lambda: task.loss(call(*batch)), model, memory)
+            for _ in range(WARM_UP_STEPS):
+                training.step()
+            steady_seconds = []
+            for _ in range(STEADY_STEPS):
+                training.step()
+                steady_seconds.append(None if cell.way in PEERS else lmswap.report(model).measured_seconds)
+            for _ in range(TIMED_STEPS):
+                wait_for_turn()
+                training.step()
+            prediction = None if cell.way in PEERS else _prediction(model, steady_seconds)
     except PlanInfeasible as refusal:
         return Outcome(cell, "infeasible", needed_bytes=refusal.needed_bytes)
     except Exception as error:  # a peer may break in any way, and the others still have to run
         return Outcome(cell, "failed", detail=f"{type(error).__name__}: {error}"[:500])
     finally:
         memory.close()
-    return Outcome(cell, "ran", peak_bytes, seconds, bits=bits, prediction=prediction)
+    seconds = tuple(training.seconds[-TIMED_STEPS:])
+    return Outcome(cell, "ran", training.peak_bytes, seconds, bits=tuple(training.bits), prediction=prediction)
 
 
 def _warm_up(cell: Cell, device: torch.device) -> None:
@@ -112,29 +129,30 @@ def _applied(cell: Cell, task: Task, model: nn.Module) -> Iterator[Call]:
     lmswap.disable(model)
 
 
-def _train(
-    compute_loss: Callable[[], Tensor], model: nn.Module, memory: DeviceMemory, wait_for_turn: Callable[[], None]
-) -> tuple[int, tuple[float, ...], tuple[str, ...]]:
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
-    bits, seconds = [], []
-    torch.manual_seed(1)
-    for step in range(WARM_UP_STEPS + TIMED_STEPS):
-        if step == 1:
-            memory.reset_peak()
-        if step >= WARM_UP_STEPS:
-            wait_for_turn()
+class _Training:
+    """Takes steps: seconds and digests of each, and the highest peak of all but the first."""
+
+    def __init__(self, compute_loss: Callable[[], Tensor], model: nn.Module, memory: DeviceMemory) -> None:
+        self._compute_loss, self._model, self._memory = compute_loss, model, memory
+        self._optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+        self.seconds: list[float] = []
+        self.bits: list[str] = []
+        self.peak_bytes = 0
+        torch.manual_seed(1)
+
+    def step(self) -> None:
+        if len(self.seconds) == 1:
+            self._memory.reset_peak()
         started = time.perf_counter()
-        loss = compute_loss()
+        loss = self._compute_loss()
         loss.backward()
-        memory.synchronize()
-        seconds.append(time.perf_counter() - started)
-        peak_bytes = memory.peak_bytes()
-        gradients = (parameter.grad for parameter in model.parameters() if parameter.grad is not None)
-        bits.append(f"{_digest([loss])} {_digest(gradients)}")
-        optimizer.step()
-        optimizer.zero_grad()
-        del loss
-    return peak_bytes, tuple(seconds[WARM_UP_STEPS:]), tuple(bits)
+        self._memory.synchronize()
+        self.seconds.append(time.perf_counter() - started)
+        self.peak_bytes = self._memory.peak_bytes()
+        gradients = (parameter.grad for parameter in self._model.parameters() if parameter.grad is not None)
+        self.bits.append(f"{_digest([loss])} {_digest(gradients)}")
+        self._optimizer.step()
+        self._optimizer.zero_grad()
 
 
 def _digest(tensors: Iterable[Tensor]) -> str:
@@ -144,14 +162,9 @@ def _digest(tensors: Iterable[Tensor]) -> str:
     return digest.hexdigest()[:8]
 
 
-def _prediction(model: nn.Module) -> Prediction | None:
+def _prediction(model: nn.Module, steady_seconds: Sequence[float | None]) -> Prediction | None:
     report = lmswap.report(model)
-    figures = (
-        report.predicted_peak_bytes,
-        report.measured_peak_bytes,
-        report.predicted_seconds,
-        report.measured_seconds,
-    )
+    figures = (report.predicted_peak_bytes, report.measured_peak_bytes, report.predicted_seconds, *steady_seconds)
     if any(figure is None for figure in figures):
         return None
-    return Prediction(*figures)  # type: ignore[arg-type]
+    return Prediction(*figures[:3], statistics.median(figures[3:]))  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from benchmarks.peers.cell import Cell, Outcome, Prediction
 from benchmarks.unet3d.study import describe_machine
 from lmswap.hardware.device import describe_device
 
-SCHEMA = "lmswap.peers/3"
+SCHEMA = "lmswap.peers/4"
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Which buffers leave, and when? Program + costs + machine + budget → a verified `Plan`.
 
-`make_plan` is the way in; `simulate` predicts a plan's timeline, `verify` checks a plan with code of its own.
+`make_plan` is the way in, `price_again` says what the same plan costs when costs turn out to be others; `simulate`
+predicts a plan's timeline, `verify` checks a plan with code of its own.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 from lmswap.analyze.memory import StepMemory
 from lmswap.errors import OptionError
+from lmswap.ir.certificate import Certificate
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Plan
@@ -43,7 +45,7 @@ POLICIES: tuple[str, ...] = tuple(_POLICIES)
 # A search ends at a plan that is within this of the best possible: beyond it, time is lost in planning.
 _CLOSE_ENOUGH = 2e-4
 
-__all__ = ["POLICIES", "check", "make_plan", "simulate", "verify"]
+__all__ = ["POLICIES", "check", "make_plan", "price_again", "simulate", "verify"]
 
 
 def make_plan(
@@ -94,11 +96,33 @@ def make_plan(
     known = _POLICIES[policy].__kwdefaults__ or {}
     if unknown := sorted(set(parameters) - set(known)):
         raise OptionError(f"policy '{policy}' has no parameter {unknown[0]!r}; it has {', '.join(known) or 'none'}")
-    plan = _POLICIES[policy](problem, **parameters)
+    return _explained(problem, _POLICIES[policy](problem, **parameters), certificate)
+
+
+def price_again(
+    plan: Plan, program: Program, costs: OpCosts, machine: Machine, *, tier: str, min_swap_bytes: int
+) -> Plan:
+    """The swaps and second runs of ``plan``, predicted, certified and explained by other costs or rates than it was.
+
+    The arguments are those of `make_plan`, whose plan it is.
+
+    Raises:
+        PlanInvalid: ``plan`` is not one for ``program``.
+    """
+    limits: dict[str, Any] = {"budget_bytes": plan.budget_bytes, "min_swap_bytes": min_swap_bytes}
+    certificate = certify(program, costs, machine, tier=tier, **limits)
+    problem = Problem(StepMemory(program, costs), machine, machine.tier(tier), **limits)
+    seconds = simulate(program, costs, machine, plan).seconds
+    return _explained(problem, replace(plan, predicted_seconds=seconds), certificate)
+
+
+def _explained(problem: Problem, plan: Plan, certificate: Certificate) -> Plan:
+    """``plan`` with its certificate and its reasons, checked."""
     # The same seconds, summed in another order, may differ in the last bits.
     certificate = replace(certificate, seconds=min(certificate.seconds, plan.predicted_seconds))
     plan = replace(plan, certificate=certificate, reasons=find_reasons(problem, plan))
-    check(plan, program, costs, machine, tier=tier, min_swap_bytes=min_swap_bytes)
+    memory, tier = problem.memory, problem.tier.name
+    check(plan, memory.program, memory.costs, problem.machine, tier=tier, min_swap_bytes=problem.min_swap_bytes)
     return plan
 
 

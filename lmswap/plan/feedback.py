@@ -12,7 +12,6 @@ from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
 from lmswap.ir.schedule import Schedule, schedule
 from lmswap.ir.timeline import Lane, Timeline
-from lmswap.plan.simulate import simulate
 
 # A prediction that is off by more is made again from what was measured.
 TOLERANCE = 0.1
@@ -34,16 +33,15 @@ class OpTime:
 
 @dataclass(frozen=True)
 class Feedback:
-    """One step: seconds inside its graphs as predicted and as measured, and what would have predicted the latter.
+    """One step: seconds inside its graphs as predicted and as measured, and costs that would have predicted the latter.
 
-    ``costs`` and ``machine`` predict ``corrected_seconds`` for the same plan; ``worst`` is the run that was off most.
+    ``worst`` is the run that was off most.
     """
 
     predicted_seconds: float
     measured_seconds: float
     costs: OpCosts
     machine: Machine
-    corrected_seconds: float
     worst: OpTime
 
     @property
@@ -83,14 +81,11 @@ def compare(
         _scaled(rate, measured.busy_seconds(lane), predicted.busy_seconds(lane))
         for rate, lane in ((link.out_rate, Lane.OUT), (link.in_rate, Lane.IN))
     )
-    corrected_costs = OpCosts(_corrected(program, costs, times), costs.scratch_bytes, costs.source)
-    corrected_machine = machine.with_link(tier, replace(link, out_rate=out_rate, in_rate=in_rate))
     return Feedback(
         predicted_seconds=predicted.seconds,
         measured_seconds=sum(map(sum, op_seconds)) + measured.lane_seconds(Lane.STALL),
-        costs=corrected_costs,
-        machine=corrected_machine,
-        corrected_seconds=simulate(program, corrected_costs, corrected_machine, plan).seconds,
+        costs=OpCosts(_corrected(program, costs, times), costs.scratch_bytes, costs.source),
+        machine=machine.with_link(tier, replace(link, out_rate=out_rate, in_rate=in_rate)),
         worst=max(times, key=lambda time: time.error_seconds),
     )
 

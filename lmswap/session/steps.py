@@ -22,9 +22,8 @@ from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
 from lmswap.ir.timeline import Timeline
 from lmswap.options import Options
-from lmswap.plan import make_plan, simulate
+from lmswap.plan import make_plan, price_again, simulate
 from lmswap.plan.cache import PlanCache, Planned
-from lmswap.plan.certify import certify
 from lmswap.plan.feedback import Feedback, compare
 from lmswap.reporting.text import format_seconds
 from lmswap.session.allowance import GROWTH_BYTES, Allowance, Budget
@@ -149,7 +148,7 @@ class StepPlans:
             self._steps[step.graphs] = replace(step, segment_seconds=tuple(map(sum, record.op_seconds())))
 
     def learn(self, step: PlannedStep) -> bool:
-        """Plans again from what the last step took, if the prediction was off, or if the plan may not be the best.
+        """Predicts from what the last step took, and plans again if the prediction was off, or the plan may be slow.
 
         Says whether the plan of ``step`` is another then. What is in use between steps is known from now on.
         """
@@ -172,12 +171,12 @@ class StepPlans:
         if found is None:
             return False
         self._lend_memory(program)
-        corrected = replace(step, costs=found.costs, machine=found.machine)
+        step = self._price_again(replace(step, costs=found.costs, machine=found.machine))
         if found.is_off:
-            return self._make_again(corrected, _describe(found, program), remembers=True)
+            return self._make_again(step, _describe(found, program), remembers=True)
         if self._is_outgrown(step):
-            return self._make_again(corrected, _describe_growth(step), remembers=True)
-        return self._search_on(corrected, found.corrected_seconds)
+            return self._make_again(step, _describe_growth(step), remembers=True)
+        return self._search_on(step)
 
     def settle(self, step: PlannedStep) -> bool:
         """Reads again what is in use between steps: a new plan's graphs are compiled, what searching left is used up.
@@ -192,33 +191,37 @@ class StepPlans:
 
     def _with_growth(self, step: PlannedStep, small_bytes: int) -> PlannedStep:
         """``step`` with what is in use between steps now, the places of small tensors included."""
-        allowance = self._budget.with_growth(step.allowance, small_bytes)
+        return self._predict(replace(step, allowance=self._budget.with_growth(step.allowance, small_bytes)))
+
+    def _price_again(self, step: PlannedStep) -> PlannedStep:
+        """``step``, whose plan was made by other costs, with a prediction by its own."""
+        program, min_swap_bytes = step.joined.program, self._options.min_swap_bytes
+        plan = price_again(step.plan, program, step.costs, step.machine, tier=self._tier, min_swap_bytes=min_swap_bytes)
+        self._memory.tidy()
+        self._cache.write(program, Planned(plan, step.costs, step.machine))
+        return self._predict(replace(step, plan=plan))
+
+    def _predict(self, step: PlannedStep) -> PlannedStep:
+        """``step`` with its timeline, which leaves out what is read as in use between steps."""
         from_bytes = self._memory.counted_from_bytes()
         predicted = simulate(step.joined.program, step.costs, step.machine, step.plan, counted_from_bytes=from_bytes)
-        found = self._steps[step.graphs] = replace(step, allowance=allowance, predicted=predicted)
+        found = self._steps[step.graphs] = replace(step, predicted=predicted)
         return found
 
     @staticmethod
     def _is_outgrown(step: PlannedStep) -> bool:
         return step.plan.predicted_peak_bytes > step.allowance.step_bytes + GROWTH_BYTES
 
-    def _search_on(self, step: PlannedStep, seconds: float) -> bool:
-        """Searches for longer where the plan, which takes ``seconds`` by what was measured, may not be the best."""
-        if self._options.policy != "auto" or step.origin == _FROM_CACHE:
+    def _search_on(self, step: PlannedStep) -> bool:
+        """Searches for longer where the plan may not be the best by what was measured."""
+        if self._options.policy != "auto" or step.origin == _FROM_CACHE or step.plan.certificate is None:
             return False
-        bound_seconds = certify(
-            step.joined.program,
-            step.costs,
-            step.machine,
-            budget_bytes=step.plan.budget_bytes,
-            tier=self._tier,
-            min_swap_bytes=self._options.min_swap_bytes,
-        ).seconds
-        excess = seconds / bound_seconds - 1
+        excess = step.plan.predicted_seconds / step.plan.certificate.seconds - 1
         if excess <= _WORTH_SEARCHING:
             return False
         reason = f"the plan was {excess:.1%} above the best possible, and a longer search found a faster one"
-        return self._make_again(step, reason, most_seconds=(1 - _WORTH_SEARCHING) * seconds, remembers=True)
+        most_seconds = (1 - _WORTH_SEARCHING) * step.plan.predicted_seconds
+        return self._make_again(step, reason, most_seconds=most_seconds, remembers=True)
 
     def _make_again(
         self, step: PlannedStep, reason: str, *, most_seconds: float = math.inf, remembers: bool = False

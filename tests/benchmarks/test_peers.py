@@ -30,7 +30,7 @@ def test_a_run_leaves_a_file_of_each_model_and_a_picture_of_every_cell(tmp_path)
     arguments = ["--models", "gpt", "--budgets", "70", "1", "--policies", "checkpoint", "--peers", "eager"]
     assert main([*arguments, "--output", str(tmp_path)]) == 0
     data = json.loads((tmp_path / "gpt.json").read_text())
-    assert data["schema"] == "lmswap.peers/3"
+    assert data["schema"] == "lmswap.peers/4"
     origin = {"device", "driver", "torch", "commit", "threads", "load_average", "command", "note"}
     assert origin <= data["origin"].keys()
     results = read_results(tmp_path / "gpt.json")
@@ -39,7 +39,7 @@ def test_a_run_leaves_a_file_of_each_model_and_a_picture_of_every_cell(tmp_path)
     assert fits.cell.budget_bytes == none.peak_bytes * 70 // 100
     assert fits.peak_bytes <= fits.cell.budget_bytes
     assert [o.other_from_step for o in results.outcomes] == [None] * 4
-    assert len({*none.bits}) == 8  # every step has its own
+    assert len({*none.bits}) == 11  # every step has its own
     assert fits.prediction.measured_seconds > 0
     assert (unfit.status, unfit.peak_bytes, unfit.step_seconds, unfit.overhead) == ("infeasible", None, (), None)
     assert unfit.needed_bytes > unfit.cell.budget_bytes
