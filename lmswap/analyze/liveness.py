@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -38,10 +38,11 @@ class Gap:
     before: int
 
 
-def live_ranges(program: Program) -> dict[int, LiveRange]:
+def live_ranges(program: Program, released: Collection[int] = ()) -> dict[int, LiveRange]:
     """The live range of every buffer that the step itself allocates or is handed, by buffer id.
 
-    Parameters and inputs live outside the step and have none; nor has a buffer that no op names.
+    Parameters and inputs live outside the step and have none; nor has a buffer that no op names. Outputs and tangents
+    are there for as long as the caller may hold them; those ``released`` only while the step itself needs them.
 
     Raises:
         CaptureError: an op reads a buffer of the step before any op has written it.
@@ -54,25 +55,29 @@ def live_ranges(program: Program) -> dict[int, LiveRange]:
         for buffer in dict.fromkeys(op.writes):
             writes.setdefault(buffer, []).append(op.index)
     return {
-        buffer: _live_range(program, buffer, tuple(found), tuple(writes.get(buffer, ())))
+        buffer: _live_range(program, buffer, tuple(found), tuple(writes.get(buffer, ())), buffer in released)
         for buffer, found in sorted(uses.items())
         if not program.buffers[buffer].is_resident
     }
 
 
-def _live_range(program: Program, buffer: int, uses: tuple[int, ...], writes: tuple[int, ...]) -> LiveRange:
+def _live_range(
+    program: Program, buffer: int, uses: tuple[int, ...], writes: tuple[int, ...], is_released: bool
+) -> LiveRange:
     kind = program.buffers[buffer].kind
     if kind is BufferKind.TANGENT:
         # The caller holds a backward segment's arguments for as long as the segment runs.
         first, last = program.segment_of(uses[0]), program.segment_of(uses[-1])
-        return LiveRange(buffer, first.start, last.stop, uses, writes)
+        return LiveRange(buffer, first.start, uses[-1] + 1 if is_released else last.stop, uses, writes)
     if not writes or writes[0] > uses[0] or buffer in program.ops[uses[0]].reads:
         op = program.ops[uses[0]]
         raise CaptureError(
             f"op {op.index} '{op.name}' reads {kind} '{program.buffer_names[buffer]}' before any op has written it"
         )
-    lives_on = kind in (BufferKind.OUTPUT, BufferKind.GRADIENT)
-    return LiveRange(buffer, uses[0], len(program.ops) if lives_on else uses[-1] + 1, uses, writes)
+    stop = uses[-1] + 1
+    if kind in (BufferKind.OUTPUT, BufferKind.GRADIENT):
+        stop = max(stop, program.segment_of(writes[-1]).stop) if is_released else len(program.ops)
+    return LiveRange(buffer, uses[0], stop, uses, writes)
 
 
 def gaps(live_range: LiveRange) -> tuple[Gap, ...]:

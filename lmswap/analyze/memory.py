@@ -36,6 +36,7 @@ class StepMemory:
     program: Program
     costs: OpCosts
     counted_from_bytes: int = 0  # smaller buffers are none of the bytes born and dead, nor of the curve
+    released: frozenset[int] = frozenset()  # outputs and tangents that nobody outside of the step holds
 
     def counted_bytes(self, buffer: int) -> int:
         """What ``buffer`` adds to the curve."""
@@ -45,7 +46,7 @@ class StepMemory:
     @cached_property
     def ranges(self) -> dict[int, LiveRange]:
         """See `lmswap.analyze.liveness.live_ranges`."""
-        return live_ranges(self.program)
+        return live_ranges(self.program, self.released)
 
     @cached_property
     def born_bytes(self) -> list[int]:

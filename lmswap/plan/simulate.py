@@ -35,15 +35,24 @@ class _Rank(IntEnum):
 
 
 def simulate(
-    program: Program, costs: OpCosts, machine: Machine, plan: Plan, *, counted_from_bytes: int = 0
+    program: Program,
+    costs: OpCosts,
+    machine: Machine,
+    plan: Plan,
+    *,
+    counted_from_bytes: int = 0,
+    released: frozenset[int] = frozenset(),
 ) -> Timeline:
-    """Predicts the timeline of one step of ``program`` under ``plan``; its memory leaves smaller buffers out.
+    """Predicts the timeline of one step of ``program`` under ``plan``.
+
+    Its memory leaves out buffers of less than ``counted_from_bytes``, and the outputs and tangents that the caller has
+    ``released`` once the step itself does not need them. Plans count all of them.
 
     Raises:
         OptionError: the plan uses a tier that ``machine`` has not.
     """
     runs = schedule(program, plan.reruns)
-    memory = StepMemory(runs.program, runs.costs(costs), counted_from_bytes)
+    memory = StepMemory(runs.program, runs.costs(costs), counted_from_bytes, released)
     return simulate_swaps(memory, machine, plan.swaps)
 
 

@@ -17,6 +17,7 @@ from lmswap.capture.results import input_names, results
 from lmswap.eager.actions import PlannedEvents
 from lmswap.eager.recording import Recorded, lower_recorded
 from lmswap.execute.graph import BoxedFunction, SegmentGraph, compile_boxed, copy_graph, with_begins
+from lmswap.execute.handover import Handover, handed_over
 from lmswap.execute.reference import REFERENCE, Reference
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.plan import Decision, Plan
@@ -41,6 +42,7 @@ class CapturedGraph:
         self.costs: OpCosts
         self.function: Callable[..., Any]
         self.again: list[CapturedGraph] = []  # for its second and later runs in a step, where those are planned apart
+        self.handover = Handover()
         self._follows: tuple[int, ...] = ()
         self._segments: dict[str, SegmentGraph] = {}  # rewritten, by phase
 
@@ -87,11 +89,19 @@ class CapturedGraph:
     def compiled(self, module: fx.GraphModule, phase: str) -> BoxedFunction:
         """See `lmswap.capture.aot.GraphHandler`."""
         function, segment, recorder = compile_boxed(module), self._segments[phase], self._session.recorder
+        handover, positions = self.handover, handed_over(segment, self.program)
 
         def run(arguments: list[Any]) -> Any:
             # Marks are for one step, and between them a graph of many small ops would take longer.
             timed = compile_boxed(with_begins(segment, recorder.begin_op)) if recorder.times_ops else None
-            return self.recorded(timed or function, phase)(arguments)
+            if phase == "backward":
+                handover.begins_backward(arguments, positions)
+            values = self.recorded(timed or function, phase)(arguments)
+            if phase == "backward":
+                handover.ran_backward()
+            else:
+                handover.ran_forward(values, positions)
+            return values
 
         reference: Reference | None = module.meta.get(REFERENCE)
         return reference.beside(run, phase) if reference else run

@@ -185,9 +185,12 @@ class Session:
             num_runs = 0 if self.options.verify else self._num_runs[step.graphs]
             ran_as_planned = step.backwards == backwards and len(set(forwards)) == len(forwards)
             if num_runs == _STEADY_STEP - 1 and ran_as_planned:
-                self.plans.keep_segment_seconds(step)
+                released: frozenset[int] = frozenset()
+                if isinstance(graph, CapturedGraph) and len(step.graphs) == 1:  # else some are the step's own
+                    released = graph.handover.released
+                self.plans.keep(step, released)
                 self.recorder.time_ops()
-            is_other = self.plans.make_room(step)
+            is_other = self.plans.make_room(self.plans[step.graphs])
             if num_runs == _STEADY_STEP and ran_as_planned:
                 is_other |= self.plans.learn(self.plans[step.graphs])
             if num_runs == _STEADY_STEP + 1 and ran_as_planned:

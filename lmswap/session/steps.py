@@ -49,7 +49,8 @@ class PlannedStep:
     predicted: Timeline
     allowance: Allowance
     origin: str  # of the plan: "made in 1.2 s", "from cache"
-    segment_seconds: tuple[float, ...] = ()  # see `keep_segment_seconds`
+    segment_seconds: tuple[float, ...] = ()  # see `keep`
+    released: frozenset[int] = frozenset()
 
     @property
     def backwards(self) -> tuple[int, ...]:
@@ -141,11 +142,14 @@ class StepPlans:
         held = f"{format_bytes(more_bytes)} more are held between steps than was planned for"
         return self._make_again(replace(step, allowance=step.allowance.with_held(more_bytes)), held)
 
-    def keep_segment_seconds(self, step: PlannedStep) -> None:
-        """Notes for `learn` what computing took in the last step: the next one's ops will be timed."""
+    def keep(self, step: PlannedStep, released: frozenset[int]) -> None:
+        """Notes what computing took in the last step, as the next one's ops will be timed, and what was let go of.
+
+        ``released`` are the outputs and tangents that the caller did not hold; predictions count on that, plans do not.
+        """
         record = self._engine.recorder.last()
-        if record is not None:
-            self._steps[step.graphs] = replace(step, segment_seconds=tuple(map(sum, record.op_seconds())))
+        seconds = () if record is None else tuple(map(sum, record.op_seconds()))
+        self._steps[step.graphs] = replace(step, segment_seconds=seconds, released=released)
 
     def learn(self, step: PlannedStep) -> bool:
         """Predicts from what the last step took, and plans again if the prediction was off, or the plan may be slow.
@@ -203,8 +207,14 @@ class StepPlans:
 
     def _predict(self, step: PlannedStep) -> PlannedStep:
         """``step`` with its timeline, which leaves out what is read as in use between steps."""
-        from_bytes = self._memory.counted_from_bytes()
-        predicted = simulate(step.joined.program, step.costs, step.machine, step.plan, counted_from_bytes=from_bytes)
+        predicted = simulate(
+            step.joined.program,
+            step.costs,
+            step.machine,
+            step.plan,
+            counted_from_bytes=self._memory.counted_from_bytes(),
+            released=step.released,
+        )
         found = self._steps[step.graphs] = replace(step, predicted=predicted)
         return found
 
@@ -240,7 +250,8 @@ class StepPlans:
         if plan.predicted_seconds > most_seconds:
             return False
         planned = Planned(plan, step.costs, step.machine)
-        self._adopt(step.graphs, step.joined, planned, step.allowance, f"made again {reason}")
+        adopted = self._adopt(step.graphs, step.joined, planned, step.allowance, f"made again {reason}")
+        self._steps[step.graphs] = replace(adopted, released=step.released)
         if remembers:
             self._cache.write(program, planned)
         is_same = (plan.swaps, plan.reruns) == (step.plan.swaps, step.plan.reruns)

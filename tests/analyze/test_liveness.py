@@ -42,6 +42,30 @@ def test_kinds_decide_how_long_a_buffer_lives():
     }  # x and W live outside the step
 
 
+def test_what_the_caller_does_not_hold_lives_as_long_as_the_step_needs_it():
+    saved = build(
+        """
+        forward
+        f1 1: x -> a
+        f2 1: a -> y
+        f3 1: a -> z
+        f4 1: y -> k
+        backward
+        g3 1: t k -> c
+        g2 1: c y -> gx
+        g1 1: c -> gw
+        """,
+        outputs="y z",
+        tangents="t",
+        gradients="gw gx",
+    )
+    ranges = live_ranges(saved.program, {saved.id(name) for name in "yzt"})
+    spans = {saved.program.buffer_names[buffer]: (found.start, found.stop) for buffer, found in ranges.items()}
+    assert [spans[name] for name in "yzt"] == [(1, 6), (2, 4), (4, 5)]  # z is returned when its segment ends
+    others = {buffer: found for buffer, found in ranges.items() if saved.program.buffer_names[buffer] not in "yzt"}
+    assert others.items() <= live_ranges(saved.program).items()
+
+
 def test_uses_are_reads_and_writes_and_gaps_lie_between_them():
     found = live_ranges(STEP.program)[STEP.id("a")]
     assert found == LiveRange(STEP.id("a"), 0, 6, uses=(0, 1, 5), writes=(0,))
