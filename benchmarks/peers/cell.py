@@ -42,7 +42,7 @@ class Cell:
 class Prediction:
     """What lmswap said of the step and what it measured itself; both count what its own report counts.
 
-    ``measured_seconds`` is the median of the steady steps, the peak that of all steps.
+    ``measured_seconds`` is the median of the steady steps; the peak is of all that follow the warm-up.
     """
 
     peak_bytes: int
@@ -91,6 +91,7 @@ def run_cell(cell: Cell, wait_for_turn: Callable[[], None] = lambda: None) -> Ou
             training = _Training(lambda: task.loss(call(*batch)), model, memory)
             for _ in range(WARM_UP_STEPS):
                 training.step()
+            memory.reset_peak()  # the third step, whose ops are timed, takes up to 20 MiB more
             steady_seconds = []
             for _ in range(STEADY_STEPS):
                 training.step()
@@ -130,7 +131,7 @@ def _applied(cell: Cell, task: Task, model: nn.Module) -> Iterator[Call]:
 
 
 class _Training:
-    """Takes steps: seconds and digests of each, and the highest peak of all but the first."""
+    """Takes steps: seconds and digests of each, and the highest peak of all but the first; others may reset it."""
 
     def __init__(self, compute_loss: Callable[[], Tensor], model: nn.Module, memory: DeviceMemory) -> None:
         self._compute_loss, self._model, self._memory = compute_loss, model, memory
@@ -143,12 +144,13 @@ class _Training:
     def step(self) -> None:
         if len(self.seconds) == 1:
             self._memory.reset_peak()
+            self.peak_bytes = 0
         started = time.perf_counter()
         loss = self._compute_loss()
         loss.backward()
         self._memory.synchronize()
         self.seconds.append(time.perf_counter() - started)
-        self.peak_bytes = self._memory.peak_bytes()
+        self.peak_bytes = max(self.peak_bytes, self._memory.peak_bytes())
         gradients = (parameter.grad for parameter in self._model.parameters() if parameter.grad is not None)
         self.bits.append(f"{_digest([loss])} {_digest(gradients)}")
         self._optimizer.step()
