@@ -37,7 +37,7 @@ class _Away:
     nbytes: int
     left: torch.Tensor
     written: list[int] | None = None
-    failed: TransferError | None = None  # in the place of ``written``, which can be asked for once
+    failed: str = ""  # why there is no ``written``, which can be asked for once; an error would keep frames alive
 
 
 class Audit:
@@ -94,13 +94,13 @@ class Audit:
                 continue
 
     def _compare_out(self, away: _Away) -> None:
-        if away.failed is not None:
-            raise away.failed
+        if away.failed:
+            raise TransferError(away.failed)
         if away.written is None:
             try:
                 away.written = self._native.take_checksums(away.out)
             except TransferError as error:
-                away.failed = error
+                away.failed = str(error)
                 raise
             self._compare(away, "on the way out", away.left.tolist(), away.written)
             self._count(away)
