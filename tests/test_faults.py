@@ -200,12 +200,12 @@ def test_a_disk_that_is_slow_or_does_half_is_only_slow(monkeypatch, faults):
 
 
 def test_a_byte_that_changed_on_the_disk_is_caught(monkeypatch, tmp_path):
-    model = enable_on_a_disk_that(monkeypatch, "", verify=True)
+    model = enable_on_a_disk_that(monkeypatch, "", verify=True, disk_directory=str(tmp_path))
     loss = CASE.loss(model(CASE.batch()))
     engine = engine_of(model)
     nbytes = engine.native.tier_stats("disk").capacity_bytes
-    unnamed = [link for link in Path("/proc/self/fd").iterdir() if link.is_file() and link.stat().st_nlink == 0]
-    (file,) = [link for link in unnamed if link.stat().st_size == nbytes]
+    files = [link for link in Path("/proc/self/fd").iterdir() if link.is_file() and link.stat().st_size == nbytes]
+    (file,) = [link for link in files if link.readlink().is_relative_to(tmp_path)]
     offsets = [swap.offset for swap in lmswap.api._sessions[model].current_step().plan.swaps]
     while not all(engine.native.is_finished(transfer) for transfer in engine._held):
         pass

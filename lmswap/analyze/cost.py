@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Machine
-from lmswap.ir.program import Op, Program
+from lmswap.ir.program import LOSS, Op, Program
 
 
 def roofline(program: Program, machine: Machine) -> OpCosts:
@@ -14,7 +14,7 @@ def roofline(program: Program, machine: Machine) -> OpCosts:
     """
 
     def seconds(op: Op) -> float:
-        if op.is_view:
+        if op.is_view or op.target == LOSS:  # seconds are those inside of graphs
             return 0.0
         moved_bytes = sum(program.buffers[buffer].nbytes for buffer in (*op.reads, *op.writes))
         return max(op.flops / machine.flops_per_second, moved_bytes / machine.bytes_per_second, machine.op_seconds)

@@ -22,7 +22,7 @@ from lmswap.errors import CaptureError
 from lmswap.execute import ops
 from lmswap.execute.draws import state_of
 from lmswap.execute.graph import SegmentGraph, gather_projections, is_projection
-from lmswap.ir.program import Buffer, BufferKind, Op, Program, Segment, Value
+from lmswap.ir.program import LOSS, Buffer, BufferKind, Op, Program, Segment, Value
 
 
 @dataclass
@@ -106,7 +106,9 @@ class _Lowering:
                 self._add_value(graph, node)
             elif node.op == "call_function":
                 self._add_op(graph, node)
-            elif node.op != "output":
+            elif node.op == "output":
+                self._add_loss(graph, node)
+            else:
                 raise CaptureError(f"graph holds a node of kind '{node.op}' ({node.name}), which lmswap cannot place")
 
     def buffer(self, tensor: torch.Tensor) -> tuple[int, bool]:
@@ -149,6 +151,12 @@ class _Lowering:
                 module=module_path(node),
             )
         )
+
+    def _add_loss(self, graph: SegmentGraph, output: fx.Node) -> None:
+        """The graph returns: ``output`` stands for what its caller does then."""
+        if graph.phase == "forward":
+            graph.ops.append(output)
+            self.ops.append(Op(len(self.ops), "loss", LOSS, source="", reads=(), writes=(), is_repeatable=False))
 
     def _add_value(self, graph: SegmentGraph, node: fx.Node) -> None:
         tensor = node.meta.get("val")

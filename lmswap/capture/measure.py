@@ -18,10 +18,11 @@ from torch import fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from lmswap.capture.loss import assumed_bytes
 from lmswap.capture.lower import tensors
 from lmswap.execute.graph import SegmentGraph
 from lmswap.ir.costs import OpCosts
-from lmswap.ir.program import Program
+from lmswap.ir.program import LOSS, Program
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +74,10 @@ class OpMeter:
         seconds, scratch = [], []
         with self._alone():
             for op, node in zip(program.ops, nodes, strict=True):
-                measured = _NOTHING if op.is_view else self._measure(node)
+                if op.target == LOSS:
+                    measured: _Measured | None = _Measured(0.0, assumed_bytes(program), ())
+                else:
+                    measured = _NOTHING if op.is_view else self._measure(node)
                 seconds.append(measured.seconds if measured else estimated.seconds[op.index])
                 scratch.append(measured.scratch_bytes if measured else 0)
         return OpCosts(tuple(seconds), tuple(scratch), "measured")

@@ -20,5 +20,6 @@ lane       a queue that runs beside compute: out, in
 stall      compute waiting for a copy
 budget     the bytes that the device may hold at any time; peak is what it does hold at most
 scratch    bytes an op allocates and frees while it runs
+loss       the op that stands for the caller's code behind a forward segment; what that takes is its scratch
 timeline   what ran when, predicted by the simulator or measured in a run
 """

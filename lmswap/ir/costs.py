@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -17,3 +18,7 @@ class OpCosts:
     def free_seconds(self) -> float:
         """What a step takes in unlimited memory: each op once, no waits."""
         return sum(self.seconds)
+
+    def with_scratch(self, scratch_bytes: Mapping[int, int]) -> OpCosts:
+        """These costs with other scratch bytes for some ops."""
+        return replace(self, scratch_bytes=tuple(scratch_bytes.get(o, b) for o, b in enumerate(self.scratch_bytes)))

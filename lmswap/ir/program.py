@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     import networkx
 
 SCHEMA = "lmswap.program/3"
+# The target of the op that ends a forward segment: the caller's code, up to the segment that runs next. It names no
+# buffer; what it takes is its scratch.
+LOSS = "lmswap.loss"
 PHASES = ("forward", "backward", "inference")
 # More than any machine has or does in a step, and sums over any program stay exact in 64 bits.
 _MOST_BYTES, _MOST_FLOPS = 2**46, 2**62

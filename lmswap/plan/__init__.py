@@ -112,8 +112,9 @@ def price_again(
     limits: dict[str, Any] = {"budget_bytes": plan.budget_bytes, "min_swap_bytes": min_swap_bytes}
     certificate = certify(program, costs, machine, tier=tier, **limits)
     problem = Problem(StepMemory(program, costs), machine, machine.tier(tier), **limits)
-    seconds = simulate(program, costs, machine, plan).seconds
-    return _explained(problem, replace(plan, predicted_seconds=seconds), certificate)
+    predicted = simulate(program, costs, machine, plan)
+    priced = replace(plan, predicted_seconds=predicted.seconds, predicted_peak_bytes=predicted.peak_bytes)
+    return _explained(problem, priced, certificate)
 
 
 def _explained(problem: Problem, plan: Plan, certificate: Certificate) -> Plan:

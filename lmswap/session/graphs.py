@@ -111,8 +111,11 @@ class CapturedGraph:
         session, index = self._session, self.index
 
         def run(arguments: list[Any]) -> Any:
+            session.losses.begins(index, phase)
             with session.recorder.segment((index, phase)):
-                return function(arguments)
+                values = function(arguments)
+            session.losses.ran(index, phase)
+            return values
 
         return run
 

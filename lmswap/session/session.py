@@ -21,6 +21,7 @@ from torch._dynamo.exc import SkipFrame
 from lmswap.analyze.cost import roofline
 from lmswap.capture.aot import without_hooks
 from lmswap.capture.join import graph_plan, join, join_costs
+from lmswap.capture.loss import LossMeter
 from lmswap.capture.lower import Lowered
 from lmswap.capture.measure import OpMeter
 from lmswap.eager.recording import Recorded
@@ -81,6 +82,7 @@ class Session:
         except OptionError:
             self.close()
             raise
+        self.losses = LossMeter(self.memory)
         self.notes: list[str] = []
         if options.budget_bytes is None:
             self.notes.append(self.budget.describe_auto())
@@ -94,6 +96,7 @@ class Session:
             engine=self.engine,
             memory=self.memory,
             budget=self.budget,
+            losses=self.losses,
             notes=self.notes,
         )
         self.meter = OpMeter(device, self.memory, lambda program: roofline(program, self.machine))
@@ -191,6 +194,8 @@ class Session:
                 self.plans.keep(step, released)
                 self.recorder.time_ops()
             is_other = self.plans.make_room(self.plans[step.graphs])
+            if self._num_runs[step.graphs] == 1:
+                is_other |= self.plans.heed_losses(self.plans[step.graphs])
             if num_runs == _STEADY_STEP and ran_as_planned:
                 is_other |= self.plans.learn(self.plans[step.graphs])
             if num_runs == _STEADY_STEP + 1 and ran_as_planned:

@@ -12,6 +12,7 @@ import torch
 import lmswap
 from lmswap.analyze.memory import StepMemory
 from lmswap.capture.join import Joined
+from lmswap.capture.loss import LossMeter, loss_bytes
 from lmswap.errors import PlanInfeasible, TierError
 from lmswap.execute.engine import SwapEngine
 from lmswap.hardware.memory import DeviceMemory
@@ -70,11 +71,13 @@ class StepPlans:
         engine: SwapEngine,
         memory: DeviceMemory,
         budget: Budget,
+        losses: LossMeter,
         notes: list[str],
     ) -> None:
         """``notes`` is where sentences for people go."""
         self._options, self._machine, self._tier = options, machine, tier
         self._engine, self._memory, self._budget, self._notes = engine, memory, budget, notes
+        self._losses = losses
         self._steps: dict[tuple[int, ...], PlannedStep] = {}
         self._outgrown: set[tuple[int, ...]] = set()  # steps that were planned again for what others hold
         self._cache = PlanCache(
@@ -119,8 +122,9 @@ class StepPlans:
         if known is not None and known.serves(allowance.step_bytes, GROWTH_BYTES):
             return self._adopt(graphs, joined, known, allowance, _FROM_CACHE)
         costs, machine = (known.costs, known.machine) if known else (costs, self._machine)
+        costs = self._losses.as_seen(costs, joined.program, graphs)
         started = time.perf_counter()
-        plan = self._search(joined.program, costs, machine, allowance, self._options.policy)
+        plan, costs = self._plan_first(graphs, joined.program, costs, machine, allowance)
         origin = f"made in {format_seconds(time.perf_counter() - started)}"
         planned = Planned(plan, costs, machine)
         self._cache.write(joined.program, planned)
@@ -131,6 +135,24 @@ class StepPlans:
         allowance = self._budget.allowance(joined.program)
         plan = self._search(joined.program, costs, self._machine, allowance, "swap_all", budget_bytes=2**62)
         return self._adopt(graphs, joined, Planned(plan, costs, self._machine), allowance, "swaps whatever it can")
+
+    def heed_losses(self, step: PlannedStep) -> bool:
+        """Plans again if what the loss takes, which is known after one step, does not fit; whether it is another plan.
+
+        Until then it is what was assumed or remembered.
+        """
+        program = step.joined.program
+        costs = self._losses.as_seen(step.costs, program, step.graphs)
+        if costs == step.costs:
+            return False
+        heeding = replace(step, costs=costs)
+        peak_bytes = simulate(program, costs, step.machine, step.plan).peak_bytes
+        if peak_bytes <= step.plan.budget_bytes:
+            self._predict(replace(heeding, plan=replace(step.plan, predicted_peak_bytes=peak_bytes)))
+            return False
+        self._lend_memory(program)
+        taken = format_bytes(loss_bytes(costs, program))
+        return self._make_again(heeding, f"the loss takes {taken}, more than the plan leaves it", remembers=True)
 
     def make_room(self, step: PlannedStep) -> bool:
         """Plans again, once, when tensors outside of the step hold more than planned; whether its plan is another."""
@@ -259,6 +281,22 @@ class StepPlans:
             self._memory.trim()  # what the old plan's steps held at most may be more than the new one's will
         self._notes.append(f"replanned {reason}" + ("; the plan is the same" if is_same else ""))
         return not is_same
+
+    def _plan_first(
+        self, graphs: tuple[int, ...], program: Program, costs: OpCosts, machine: Machine, allowance: Allowance
+    ) -> tuple[Plan, OpCosts]:
+        """A plan, and the costs that it was made by: what a loss may take is no reason to refuse a budget."""
+        policy = self._options.policy
+        try:
+            return self._search(program, costs, machine, allowance, policy), costs
+        except PlanInfeasible:
+            lean = self._losses.unassumed(costs, program, graphs)
+            if lean == costs:
+                raise
+        plan = self._search(program, lean, machine, allowance, policy)
+        assumed = format_bytes(loss_bytes(costs, program))
+        self._notes.append(f"the budget leaves less than {assumed} to the loss: one that takes as much exceeds it")
+        return plan, lean
 
     def _lend_memory(self, program: Program) -> None:
         """Makes sure that planning does not come on top of what steps keep for reuse."""

@@ -26,7 +26,7 @@ def test_resampling_is_one_operator_each_way_and_the_bits_are_those_of_eager_tor
         (gradient,) = torch.autograd.grad(output.square().sum(), example)
         found.append((output, gradient))
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
-    forward, backward = ([op.name for op in graph.ops] for graph in recording.lowered[0].graphs)
+    forward, backward = ([op.name for op in graph.ops if op.op != "output"] for graph in recording.lowered[0].graphs)
     assert len(forward) == len(backward) == 1
     assert "upsample" in forward[0]
     assert "upsample" in backward[0]

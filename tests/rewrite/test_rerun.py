@@ -206,7 +206,8 @@ def test_the_graphs_hold_at_no_op_more_than_the_schedule_says(name, choose):
     output = model(batch)  # held to the end, as the schedule has it
     case.loss(output).backward()
     curve = StepMemory(handler.program, unit(handler.program)).curve.tolist()
-    # The watch does not see lmswap's own ops: the small states of generators, which go where nothing draws again.
+    # The watch does not see lmswap's own ops: losses, and the small states of generators, which go where nothing draws
+    # again.
     watched = [not op.target.startswith("lmswap") for op in handler.program.ops]
     planned = list(itertools.compress(curve, watched))
     excess = [max(0, held - bound) for held, bound in zip(handler.held.curve, planned, strict=True)]
