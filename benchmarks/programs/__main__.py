@@ -1,6 +1,6 @@
 """Plans stored steps for described machines, and says what got better or worse: `python -m benchmarks.programs`.
 
-Exit code 1 when a plan is worse than the stored one, or fits no more.
+Exit code 1 when a plan is worse than the stored one, or fits no more, or when another policy's beats that of `auto`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.programs.compare import Change, Verdict, change, read_outcomes, write_outcomes
+from benchmarks.programs.compare import Change, Verdict, change, faster_than_auto, read_outcomes, write_outcomes
 from benchmarks.programs.corpus import machine_names, program_names
 from benchmarks.programs.replay import Outcome, replay
 from lmswap.hardware.device import describe_device
@@ -53,11 +53,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             status.update(f"planned {outcome.case}")
             rows.append((outcome, change(stored.get(outcome.case), outcome)))
     console.print(make_table(rows))
+    outcomes = {**stored, **{outcome.case: outcome for outcome, _ in rows}}
     if options.store:
-        write_outcomes(options.results, {**stored, **{outcome.case: outcome for outcome, _ in rows}}, _origin())
+        write_outcomes(options.results, outcomes, _origin())
     counts = {verdict: sum(found.verdict is verdict for _, found in rows) for verdict in Verdict}
     console.print(", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count))
-    return 1 if counts[Verdict.WORSE] and not options.store else 0
+    beaten = faster_than_auto(outcomes)
+    for case in beaten:
+        console.print(f"[bold red]faster than policy auto:[/] {case}")
+    return 1 if beaten or (counts[Verdict.WORSE] and not options.store) else 0
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -25,7 +25,7 @@ def capture(
     """Captures one training step of a model that is made, and called once, with fake tensors on the CPU.
 
     The program is the one that lmswap plans when the model trains on a CPU: forward up to the model's outputs,
-    backward from their tangents; what comes after the model, such as a loss, is not part of it.
+    backward from their tangents; what comes after the model, such as a loss, is one op of unknown costs.
 
     Args:
         name: of the program.

@@ -1,4 +1,4 @@
-"""Did planning get better or worse? Stored outcomes + new ones → what changed."""
+"""Did planning get better or worse, and is `auto` the best policy? Stored outcomes + new ones → what changed."""
 
 from __future__ import annotations
 
@@ -59,6 +59,22 @@ def _planning_change(stored: Outcome, now: Outcome) -> Change:
     if after > _SLOWER_PLANNING * before and after - before > _PLANNING_NOISE_SECONDS:
         return Change(Verdict.SLOWER_PLANNING, f"planned in {after:.1f} s, was {before:.1f} s")
     return Change(Verdict.SAME)
+
+
+def faster_than_auto(outcomes: Mapping[Case, Outcome]) -> list[Case]:
+    """The cases in which another policy has a faster plan than `auto`, or one where `auto` has none.
+
+    Cases without an outcome of `auto` beside them are left out.
+    """
+    found = []
+    for case, outcome in outcomes.items():
+        auto = outcomes.get(replace(case, policy="auto"))
+        if outcome.plan is None or auto is None or auto is outcome:
+            continue
+        # The same plan's seconds, summed in another order, may differ in the last bits.
+        if auto.plan is None or outcome.plan.step_seconds < auto.plan.step_seconds * (1 - 1e-12):
+            found.append(case)
+    return found
 
 
 def read_outcomes(path: Path) -> dict[Case, Outcome]:

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 import lmswap
-from benchmarks.programs.__main__ import main
+from benchmarks.programs.__main__ import BUDGET_PERCENTS, STORED, main
 from benchmarks.programs.capture import capture
-from benchmarks.programs.compare import Change, Verdict, change, read_outcomes, write_outcomes
+from benchmarks.programs.compare import Change, Verdict, change, faster_than_auto, read_outcomes, write_outcomes
 from benchmarks.programs.corpus import DATA, MACHINES, load_machine, load_program, machine_names, program_names
 from benchmarks.programs.models import KerasInstanceNorm, write_norms_out
 from benchmarks.programs.recipes import RECIPES
@@ -19,6 +19,7 @@ from lmswap.analyze.cost import roofline
 from lmswap.analyze.memory import StepMemory
 from lmswap.errors import CaptureError
 from lmswap.ir.program import BufferKind
+from lmswap.plan import POLICIES
 from lmswap.plan.problem import PLANNED_LINK_SHARE
 
 GIB = 2**30
@@ -72,15 +73,15 @@ def test_a_norm_written_out_is_the_norm():
 # ops, GiB at the peak, TFLOP of forward and backward. The peak leaves out parameters and inputs, which
 # live outside the step: at 192³ another 0.136 GiB.
 FACTS = {
-    "unet3d_96": (406, 1.554, 0.444),
-    "unet3d_144": (406, 5.245, 1.497),
-    "unet3d_192": (406, 12.432, 3.549),
-    "unet3d_192_bf16": (406, 6.216, 3.549),
-    "unet3d_192_unfused": (1426, 19.289, 3.549),
-    "resnet50": (669, 5.141, 1.555),
-    "gpt": (2071, 17.061, 20.259),
-    "vit": (1023, 7.127, 6.775),
-    "gpt_deep": (50351, 38.612, 20.393),
+    "unet3d_96": (407, 1.554, 0.444),
+    "unet3d_144": (407, 5.245, 1.497),
+    "unet3d_192": (407, 12.432, 3.549),
+    "unet3d_192_bf16": (407, 6.216, 3.549),
+    "unet3d_192_unfused": (1427, 19.289, 3.549),
+    "resnet50": (670, 5.141, 1.555),
+    "gpt": (2121, 17.061, 20.259),
+    "vit": (1024, 7.127, 6.775),
+    "gpt_deep": (51537, 38.612, 20.393),
 }
 
 
@@ -153,6 +154,25 @@ def test_what_fits_no_more_is_worse(outcome):
     assert change(unfit, outcome) == Change(Verdict.BETTER, "fits now")
     assert change(unfit, unfit).verdict is Verdict.SAME
     assert change(None, unfit).verdict is Verdict.NEW
+
+
+def test_a_policy_that_is_faster_than_auto_or_fits_where_auto_does_not_is_named(outcome):
+    def found_beside(auto):
+        return faster_than_auto({o.case: o for o in (outcome, replace(auto, case=replace(auto.case, policy="auto")))})
+
+    seconds = outcome.plan.step_seconds
+    assert found_beside(outcome) == found_beside(changed(outcome, step_seconds=seconds * 0.9)) == []
+    assert found_beside(changed(outcome, step_seconds=seconds * 1.001)) == [outcome.case]
+    assert found_beside(replace(outcome, plan=None)) == [outcome.case]
+    assert faster_than_auto({outcome.case: outcome}) == []
+
+
+def test_no_policy_is_faster_than_auto_on_the_stored_programs():
+    outcomes = read_outcomes(STORED)
+    compared = [case for case in outcomes if case.policy != "auto"]
+    assert {case.policy for case in compared} == set(POLICIES) - {"auto", "none"}
+    assert {case.budget_percent for case in compared} == set(BUDGET_PERCENTS)
+    assert faster_than_auto(outcomes) == []
 
 
 def test_outcomes_are_read_as_they_were_written(outcome, tmp_path):
