@@ -221,6 +221,7 @@ void bind_heap(nb::module_& module) {
     return stats_type(stats.live_bytes, stats.peak_live_bytes, stats.retained_bytes, stats.peak_resident_bytes,
                       stats.num_fresh_pages);
   });
+  module.def("heap_reusable_bytes", &heap::reusable_bytes);
   module.def(
       "heap_changes",
       [](double start, double stop) {

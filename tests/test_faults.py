@@ -121,7 +121,9 @@ def no_more_memory(model: nn.Module) -> Iterator[None]:
                 _C.heap_trim()
                 data = re.search(r"VmData:\s+(\d+)", Path("/proc/self/status").read_text())
                 stack.enter_context(limited(resource.RLIMIT_DATA, int(data[1]) * 1024))
-                torch.empty(2**30, dtype=torch.uint8)
+                blocks = []
+                while True:  # addresses that the heap has used before are no new pages yet
+                    blocks.append(torch.empty(2**30, dtype=torch.uint8))
             return in_start(*given)
 
         stack.callback(setattr, engine, "in_start", in_start)

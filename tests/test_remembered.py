@@ -165,6 +165,7 @@ def test_planning_between_steps_costs_the_next_one_no_more_pages_than_it_takes(m
     monkeypatch.setattr(feedback, "TOLERANCE", -1.0)
     monkeypatch.setattr(steps, "_PLANNING_BYTES", 2**23)
     monkeypatch.setattr(steps, "_PLANNING_BYTES_PER_OP", 0)
+    monkeypatch.setattr("lmswap.hardware.memory._HEAP_THRESHOLD_BYTES", 2**20)  # large blocks lie where they did
     lent_bytes, resident = [], []
 
     def lend(memory, nbytes):
@@ -316,7 +317,7 @@ def test_a_growth_beyond_the_margin_is_planned_for(step, monkeypatch):
     budget = tight_budget(train(LARGE, policy="none")[1], 0.9)
     expected, _ = train(LARGE, num_steps=5, budget=budget, policy="auto")
     monkeypatch.setattr(Budget, "with_growth", with_growth)
-    monkeypatch.setattr(steps, "GROWTH_BYTES", 0)
+    monkeypatch.setattr(steps, "GROWTH_BYTES", 2**20)
     actual, report = train(LARGE, num_steps=5, budget=budget, policy="auto")
     assert re.search(rf"made again after step {step}: .* MiB more are in use between steps", report.plan_origin)
     assert report.predicted_peak_bytes <= budget
@@ -326,7 +327,7 @@ def test_a_growth_beyond_the_margin_is_planned_for(step, monkeypatch):
 def test_a_plan_made_again_leaves_nothing_of_what_the_old_one_held(monkeypatch):
     monkeypatch.setattr(feedback, "TOLERANCE", 1e6)
     monkeypatch.setattr(Budget, "with_growth", lambda _, planned, small_bytes: leaving(30 * 2**20, planned))  # of 36
-    monkeypatch.setattr(steps, "GROWTH_BYTES", 0)
+    monkeypatch.setattr(steps, "GROWTH_BYTES", 2**20)
     gc.collect()
     torch.compiler.reset()
     model = lmswap.enable(LARGE.make(), "4GiB", min_swap_bytes=SMALL)

@@ -138,6 +138,22 @@ Stats PageHeap::stats() const {
   return stats;
 }
 
+size_t PageHeap::reusable_bytes() const {
+  const std::lock_guard guard(mutex_);
+  std::vector<unsigned char> pages(kGrowBytes / page_bytes_);
+  const auto is_absent = [](unsigned char flags) { return (flags & 1) == 0; };
+  size_t num_absent = 0;
+  for (const auto& [size, start] : retained_.by_size()) {
+    for (uintptr_t part = start; part < start + size; part += kGrowBytes) {
+      const size_t nbytes = std::min<size_t>(kGrowBytes, start + size - part);
+      if (mincore(pointer_to(part), nbytes, pages.data()) != 0) continue;
+      const auto end = pages.begin() + static_cast<ptrdiff_t>(nbytes / page_bytes_);
+      num_absent += static_cast<size_t>(std::count_if(pages.begin(), end, is_absent));
+    }
+  }
+  return retained_.total_bytes() - num_absent * page_bytes_;
+}
+
 std::vector<Change> PageHeap::changes(double start_seconds, double stop_seconds) const {
   const std::lock_guard guard(mutex_);
   const auto is_before = [](const Change& change, double seconds) { return change.seconds < seconds; };

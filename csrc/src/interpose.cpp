@@ -218,6 +218,11 @@ Stats stats() {
   return heap == nullptr ? Stats{} : heap->stats();
 }
 
+size_t reusable_bytes() {
+  const PageHeap* const heap = g_heap.load();
+  return heap == nullptr ? 0 : heap->reusable_bytes();
+}
+
 std::vector<Change> changes(double start_seconds, double stop_seconds) {
   const PageHeap* const heap = g_heap.load();
   return heap == nullptr ? std::vector<Change>{} : heap->changes(start_seconds, stop_seconds);

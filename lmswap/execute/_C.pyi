@@ -111,7 +111,7 @@ class Engine:
 class HeapStats(NamedTuple):
     live_bytes: int  # allocated now, rounded to pages
     peak_live_bytes: int  # since reset_peak
-    retained_bytes: int  # free but kept resident for reuse
+    retained_bytes: int  # free but kept for reuse
     peak_resident_bytes: int  # live + retained, since reset_peak
     num_fresh_pages: int  # 4 KiB pages handed out that the kernel had to fault in, since install
 
@@ -124,6 +124,9 @@ def heap_uninstall() -> None:
 def heap_is_installed() -> bool: ...
 def heap_owns(pointer: int) -> bool: ...
 def heap_stats() -> HeapStats: ...
+def heap_reusable_bytes() -> int:
+    """What of the retained bytes is resident: lent pages are not until they are used, nor what no block wrote to."""
+
 def heap_changes(start_seconds: float, stop_seconds: float) -> list[tuple[float, int]]:
     """When the live bytes became how many, between two times of CLOCK_MONOTONIC; the last 65,536 changes are known."""
 

@@ -241,6 +241,7 @@ TEST_F(RetainingHeap, LendsPagesOfWhatItRetainsAndPlacesBlocksAsBefore) {
     EXPECT_EQ(resident_bytes(first, end), 9 * kMiB - 2 * kHuge) << "whole huge pages, and lent twice is lent once";
   }
   EXPECT_EQ(heap.stats().retained_bytes, 10 * kMiB);
+  EXPECT_EQ(heap.reusable_bytes(), 10 * kMiB - 2 * kHuge) << "what is lent is not there";
   EXPECT_EQ(heap.stats().num_fresh_pages - fresh, 2 * 2 * kHuge / 4096);
   const Block again = allocate_filled(heap, 9 * kMiB, 'a');
   EXPECT_EQ(again.data, large.data);
@@ -315,6 +316,16 @@ TEST_F(FragmentedHeap, WhereTheKernelMovesNothingPagesComeAnew) {
   const Block again = allocate_filled(heap, 12 * kMiB, 'b');
   EXPECT_TRUE(again.is_intact());
   EXPECT_TRUE(keep.is_intact());
+}
+
+TEST(PageHeap, OnlyWhatWasWrittenToIsThereForReuse) {
+  PageHeap heap(64 * kMiB);
+  const Block written = allocate_filled(heap, kMiB, 'w');
+  void* const unwritten = heap.allocate(kMiB);
+  heap.free(written.data);
+  heap.free(unwritten);
+  EXPECT_EQ(heap.stats().retained_bytes, 2 * kMiB);
+  EXPECT_EQ(heap.reusable_bytes(), kMiB);
 }
 
 TEST(PageHeap, TrimGivesBackAndForgetsTheHighestLive) {
@@ -449,6 +460,7 @@ TEST_P(RandomWalk, KeepsContentsAndStaysWithinTheLimit) {
     const Stats stats = heap.stats();
     ASSERT_EQ(stats.live_bytes, live);
     ASSERT_EQ(resident_bytes(lowest, highest), live + stats.retained_bytes);
+    ASSERT_EQ(heap.reusable_bytes(), stats.retained_bytes) << "every block was written to";
     ASSERT_LE(live + stats.retained_bytes, limit > 0 ? std::max(limit, live) : highest_live);
   }
   for (const Block& block : blocks) ASSERT_TRUE(block.is_intact());

@@ -46,7 +46,7 @@ namespace lmswap::heap {
 struct Stats {
   size_t live_bytes = 0;           // allocated now, rounded to pages
   size_t peak_live_bytes = 0;      // since reset_peak
-  size_t retained_bytes = 0;       // free but kept resident for reuse
+  size_t retained_bytes = 0;       // free but kept for reuse
   size_t peak_resident_bytes = 0;  // live + retained, since reset_peak
   size_t num_fresh_pages = 0;      // 4 KiB pages handed out that the kernel has to fault in
 };
@@ -105,6 +105,9 @@ class PageHeap {
   }
 
   [[nodiscard]] Stats stats() const;
+  /// What of the retained bytes is resident: lent pages are not until they are used, nor is what no block wrote to.
+  /// Asks the kernel; where that has no memory to answer, all counts.
+  [[nodiscard]] size_t reusable_bytes() const;
   /// What happened in [start_seconds, stop_seconds], in order; only the last 65,536 changes are known.
   [[nodiscard]] std::vector<Change> changes(double start_seconds, double stop_seconds) const;
   void reset_peak();

@@ -36,6 +36,7 @@ void uninstall();
 [[nodiscard]] bool is_installed();
 [[nodiscard]] bool owns(uintptr_t pointer);
 [[nodiscard]] Stats stats();
+[[nodiscard]] size_t reusable_bytes();
 [[nodiscard]] std::vector<Change> changes(double start_seconds, double stop_seconds);
 void reset_peak();
 void set_limit(size_t resident_bytes);
