@@ -75,9 +75,10 @@ class KinetoRecorder:
         if torch.cuda.is_available():
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         # The first profile of a process sets CUPTI up, which takes long: not in the one that is kept.
-        with torch.profiler.profile(activities=activities):
+        # Without `acc_events` torch 2.11 warns that it drops the events of earlier cycles; here there is one.
+        with torch.profiler.profile(activities=activities, acc_events=True):
             pass
-        self._profile = torch.profiler.profile(activities=activities)
+        self._profile = torch.profiler.profile(activities=activities, acc_events=True)
         self._range: Any = None
 
     def start(self, number: int) -> None:  # noqa: D102

@@ -320,7 +320,7 @@ def test_a_block_without_steps_models_or_a_usable_tool_is_refused():
 
 def test_beside_a_profiler_of_the_scripts_own_kineto_is_refused():
     with (
-        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as own,
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as own,
         pytest.raises(OptionError, match="there can be only one: use another tool"),
         lmswap.profile(tool="kineto"),
     ):
