@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -74,11 +75,12 @@ class KinetoRecorder:
         activities = [torch.profiler.ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(torch.profiler.ProfilerActivity.CUDA)
-        # The first profile of a process sets CUPTI up, which takes long: not in the one that is kept.
         # Without `acc_events` torch 2.11 warns that it drops the events of earlier cycles; here there is one.
-        with torch.profiler.profile(activities=activities, acc_events=True):
+        new_profile = partial(torch.profiler.profile, activities=activities, acc_events=True)
+        # The first profile of a process sets CUPTI up, which takes long: not in the one that is kept.
+        with new_profile():
             pass
-        self._profile = torch.profiler.profile(activities=activities, acc_events=True)
+        self._profile = new_profile()
         self._range: Any = None
 
     def start(self, number: int) -> None:  # noqa: D102
