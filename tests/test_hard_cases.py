@@ -564,7 +564,7 @@ class Rewritten(nn.Module):
         return (h.tanh() * h).sigmoid(), unused
 
 
-def test_a_storage_that_is_written_between_two_saves_comes_back_as_it_was_at_each(path):
+def test_a_storage_that_is_written_between_two_saves_comes_back_as_it_was_at_the_last(path):
     def run(model, data):
         # No backward asks for what the sine saved: the 4 KiB stay in the tier for as long as `_unused` lives.
         output, _unused = model(data)

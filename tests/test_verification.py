@@ -234,10 +234,10 @@ def test_under_saved_tensor_hooks_all_that_comes_back_is_compared(name):
         torch.manual_seed(0)
         model = lmswap.enable(case.make(), policy="swap_all", min_swap_bytes=SMALL, verify=verify, compiler="eager")
         runs.append([value for _ in range(3) for value in step(case, model)])
-        report, program = lmswap.report(model), lmswap.program(model)
+        report = lmswap.report(model)
         lmswap.disable(model)
     assert equal(*runs)
-    assert report.verified.num_saved >= 3 * len([op for op in program.ops if op.target == "save"])
+    assert 2 * report.verified.num_saved >= report.verified.num_transfers > 0  # out and in
     assert report.verified.num_differences == 0
 
 

@@ -39,17 +39,9 @@ class PlannedEvents:
             return self.saves[: len(saves)] == tuple(saves)
         return self.saves == tuple(saves) and self.needs[: len(needs)] == tuple(needs)
 
-    def after_pack(self, pack: int) -> Actions | None:
-        """What is to be done when that pack has happened."""
-        return self._actions.get(pack + 1)
-
-    def after_forward(self) -> Actions | None:
-        """What is to be done at the end of the forward."""
-        return self._actions.get(len(self.saves) + 1)
-
-    def before_group(self, group: int) -> Actions | None:
-        """What is to be done when the group's node begins."""
-        return self._actions.get(len(self.saves) + 2 + group)
+    def at(self, position: int) -> Actions | None:
+        """What is to be done at a position of the plan: see `lmswap.eager.recording` for which event that is."""
+        return self._actions.get(position)
 
 
 def _by_position(swaps: Sequence[Swap]) -> dict[int, Actions]:

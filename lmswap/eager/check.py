@@ -1,13 +1,15 @@
-"""Does the backward take back what the forward saved? Each saved tensor is kept for comparison beside its swapped copy.
+"""Does the backward take back what torch itself would give it? Each saved storage stays, beside its swapped copy.
 
 Under saved-tensor hooks the model's own code runs, and what comes back from a tier is all that swapping can change in a
-step: where it is what was saved, to the bit, so are all outputs and gradients.
+step: where it is what the storage holds by then, to the bit, so are all outputs and gradients.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -18,11 +20,16 @@ from lmswap.execute.record import Recorder
 from lmswap.ir.verified import Verified
 
 
-@dataclass(frozen=True)
-class Kept:
-    """A copy of a saved tensor, and the module and the user's line that saved it."""
+class Kept(Protocol):
+    """A storage that was saved; see `lmswap.eager.saved.SavedStorage`."""
 
-    tensor: torch.Tensor
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class SavedBy:
+    """The module and the user's line that saved a tensor."""
+
     module: str
     source: str
 
@@ -33,29 +40,36 @@ class SavedCheck:
     def __init__(self, verified: Verified, recorder: Recorder) -> None:
         """``recorder`` knows the number of the step."""
         self._verified, self._recorder = verified, recorder
+        self._away: weakref.WeakSet[Kept] = weakref.WeakSet()
 
-    def keep(self, tensor: torch.Tensor, names: Mapping[int, str]) -> Kept:
-        """A copy of ``tensor``, which is being saved; ``names`` are those of the model's modules by identity."""
-        # In memory of numpy's, which the budget does not count: plans are made from what is recorded meanwhile.
-        flat = torch.from_numpy(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().copy())
+    def kept_bytes(self) -> int:
+        """What is on the device for the checks only; plans are made from what is recorded meanwhile."""
+        return sum(storage.nbytes for storage in self._away)
+
+    def saved_by(self, names: Mapping[int, str]) -> SavedBy:
+        """Who saves a tensor now; ``names`` are those of the model's modules by identity."""
         source, module = where(names)
-        return Kept(flat.view(tensor.dtype).view(tensor.shape), module, source)
+        return SavedBy(module, source)
 
-    def compare(self, kept: Kept, restored: torch.Tensor, node: str) -> None:
-        """``node`` of the backward takes ``restored`` back.
+    def has_left(self, storage: Kept) -> None:
+        """The device memory of ``storage`` would be free if it were not kept to be compared."""
+        self._away.add(storage)
+
+    def compare(self, by: SavedBy, expected: torch.Tensor, restored: torch.Tensor, node: str) -> None:
+        """``node`` of the backward takes ``restored`` back, where torch itself would give it ``expected``.
 
         Raises:
-            ResultDiffers: it is not what was saved.
+            ResultDiffers: they are not the same.
         """
         self._verified.num_saved += 1
-        differs = difference(kept.tensor, restored.cpu())
+        differs = difference(expected, restored)
         if differs is None:
             return
         self._verified.num_differences += 1
         raise ResultDiffers(
             step=self._recorder.num_steps + 1,
             result=f"what {node} takes back, {list(restored.shape)} of {restored.dtype}",
-            made_by=f"module '{kept.module}'" + (f" ({kept.source})" if kept.source else ""),
+            made_by=f"module '{by.module}'" + (f" ({by.source})" if by.source else ""),
             num_differing=differs.num_differing,
             num_elements=differs.num_elements,
             first=differs.first,

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from types import FrameType
 
@@ -91,8 +91,10 @@ class Recorded:
 class Recording:
     """Writes down a step that follows no plan, from its beginning or from where it left its plan."""
 
-    def __init__(self, memory: DeviceMemory, base_bytes: int, so_far: Recorded) -> None:
-        self._memory, self._base_bytes = memory, base_bytes
+    def __init__(self, memory: DeviceMemory, base_bytes: int, so_far: Recorded, kept_bytes: Callable[[], int]) -> None:
+        """``kept_bytes`` is what only checks keep on the device, beyond the step's own."""
+        self._memory, self._base_bytes, self._find_kept_bytes = memory, base_bytes, kept_bytes
+        self._kept_bytes = 0  # when the interval under way began
         self._packs, self._groups = list(so_far.packs), list(so_far.groups)
         self._forward, self._backward = list(so_far.forward), list(so_far.backward)
         self._loss, self._held = so_far.loss, so_far.held
@@ -103,7 +105,7 @@ class Recording:
     def begin(self, phase: str, present: Collection[int]) -> None:
         """Something begins to run: ``phase`` is "forward", "loss" or "backward"."""
         self._into = {"forward": self._forward, "backward": self._backward}.get(phase, [])
-        self._present = frozenset(present)
+        self._present, self._kept_bytes = frozenset(present), self._find_kept_bytes()
         self._memory.synchronize()
         self._memory.reset_tensor_peak()
         self._started = time.perf_counter()
@@ -114,7 +116,8 @@ class Recording:
             return
         self._memory.synchronize()
         seconds = time.perf_counter() - self._started
-        interval = Interval(seconds, self._memory.peak_tensor_bytes() - self._base_bytes, self._present)
+        peak_bytes = self._memory.peak_tensor_bytes() - self._base_bytes - self._kept_bytes
+        interval = Interval(seconds, peak_bytes, self._present)
         self._into.append(interval)
         if self._into is not self._forward and self._into is not self._backward:
             self._loss = interval

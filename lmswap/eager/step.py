@@ -1,22 +1,22 @@
 """What happens when autograd saves a tensor, and when it needs it again? One forward, and the backwards through it.
 
 A step follows a plan for as long as its events are those that were planned for. From the first other event on it is
-served without one, correct and slowly: whatever is saved leaves at once, what is needed is fetched when it is needed;
-and it is recorded, so that the next step like it can be planned.
+served without one, correct and slowly: whatever is saved leaves as soon as it may (`lmswap.eager.saved` has the
+rule), what is needed is fetched when it is needed; and it is recorded, so that the next step like it can be planned.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from lmswap.eager.actions import Actions, PlannedEvents
 from lmswap.eager.check import SavedCheck
 from lmswap.eager.recording import Recorded, Recording
-from lmswap.eager.saved import SavedStorage, SavedTensor
+from lmswap.eager.saved import SavedStorage, SavedTensor, is_torchs_own
 from lmswap.hardware.memory import DeviceMemory
 
 
@@ -44,6 +44,14 @@ class Host(Protocol):
         """That pass is over; not called if it raised."""
 
 
+class _Departure(NamedTuple):
+    """Where a storage is to go as soon as it may, and from which position of the plan on its memory is to be free."""
+
+    tier: str
+    offset: int
+    release: int
+
+
 class EagerStep:
     """Serves saved-tensor hooks. Saved tensors own the step, and it owns none of them."""
 
@@ -65,14 +73,15 @@ class EagerStep:
         self._by_storage: weakref.WeakValueDictionary[int, SavedStorage] = weakref.WeakValueDictionary()
         self._by_number: weakref.WeakValueDictionary[int, SavedStorage] = weakref.WeakValueDictionary()
         self.num_storages = 0  # that were saved and can leave
+        self._leaving: dict[int, _Departure] = {}  # by number: what others still hold
         self._saves: list[tuple[int, int]] = []
         self._needs: list[int] | None = None  # None while the forward runs
         self._task = -1  # autograd's number of the backward pass
         self._node: tuple[int, int] | None = None  # that pass, and the number of its node that runs
         self._in_use: list[weakref.ref[SavedStorage]] = []  # what that node took back, and no other will need
         if planned is None and records:
-            self.recording = Recording(host.memory, self._base_bytes, Recorded())
-            self.recording.begin("forward", ())
+            self._record(Recorded())
+            self._begin_interval("forward")
 
     def pack(self, tensor: torch.Tensor) -> SavedTensor:
         """Autograd saves ``tensor``."""
@@ -82,34 +91,35 @@ class EagerStep:
         storage = self._storage_of(tensor)
         saved = SavedTensor(tensor, storage)
         self._saves.append((storage.number, storage.nbytes))
-        at = len(self._saves) - 1
+        position = len(self._saves)
         if self.recording is not None:
             self.recording.end()
-        elif self.planned is not None and self.planned.saves[at : at + 1] != (self._saves[at],):
-            self._leave_plan()
+        elif self.planned is not None and self.planned.saves[position - 1 : position] != (self._saves[-1],):
+            self._leave_plan(position)
         if self._host.check is not None:
-            saved.kept = self._host.check.keep(tensor, self._host.module_names)
+            saved.by = self._host.check.saved_by(self._host.module_names)
+        if self.planned is None:
+            self._leaving[storage.number] = _Departure(self._host.tier, offset=0, release=0)
+        self._reach(position)
         if self.planned is not None:
-            self._act(self.planned.after_pack(at))
             self._host.begin_op()
-            return saved
-        _send_away(storage, self._host.tier)
-        if self.recording is not None:
+        elif self.recording is not None:
             self.recording.pack(storage.number, storage.nbytes, tensor, self._host.module_names)
-            self.recording.begin("forward", self._present())
+            self._begin_interval("forward")
         return saved
 
     def end_forward(self) -> None:
         """The model returns."""
         if self._needs is None:
             self._needs = []
-        if self.planned is not None and len(self._saves) != len(self.planned.saves):
-            self._leave_plan()
-        if self.planned is not None:
-            self._act(self.planned.after_forward())
-        elif self.recording is not None:
+        position = len(self._saves) + 1
+        if self.recording is not None:
             self.recording.end()
-            self.recording.begin("loss", self._present())
+        elif self.planned is not None and len(self._saves) != len(self.planned.saves):
+            self._leave_plan(position)
+        self._reach(position)
+        if self.recording is not None:
+            self._begin_interval("loss")
 
     @property
     def holds_storages(self) -> bool:
@@ -120,8 +130,7 @@ class EagerStep:
         """Another forward begins before the backward of this one: no plan was made for what both hold together."""
         if self.planned is not None:
             self.planned = None
-            for storage in list(self._by_number.values()):
-                _send_away(storage, self._host.tier)
+            self._send_all_away()
 
     def unpack(self, saved: SavedTensor) -> torch.Tensor:
         """Autograd needs what it saved."""
@@ -132,7 +141,8 @@ class EagerStep:
             return saved.restore()
         if node is None:  # somebody looks at what a grad_fn has saved
             tensor = self._restored(saved, "a look at grad_fn")
-            storage.release()
+            storage.is_given_to_others()
+            self._let_go(storage)
             return tensor
         running = (torch._C._current_graph_task_id(), node._sequence_nr())
         if running != self._node:
@@ -141,12 +151,17 @@ class EagerStep:
             self.recording.take_more(storage.number)
         if self.planned is None or self._is_last_need(storage):
             self._in_use.append(weakref.ref(storage))
-        return self._restored(saved, node.name())
+        tensor = self._restored(saved, node.name())
+        if _runs_foreign_code(node):
+            storage.is_given_to_others()
+        return tensor
 
     def _restored(self, saved: SavedTensor, node: str) -> torch.Tensor:
-        tensor = saved.restore()
-        if saved.kept is not None and self._host.check is not None:
-            self._host.check.compare(saved.kept, tensor, node)
+        tensor, storage = saved.restore(), saved.storage
+        if self._host.check is None or saved.by is None or storage is None or storage.original is None:
+            return tensor
+        if not storage.lies_in(storage.original.untyped_storage()):
+            self._host.check.compare(saved.by, saved.view_of(storage.original), tensor, node)
         return tensor
 
     def _can_leave(self, tensor: torch.Tensor) -> bool:
@@ -158,17 +173,17 @@ class EagerStep:
             return False
         if self._resident is None:
             self._resident = self._find_resident()
-        return storage._cdata not in self._resident
+        return storage._cdata not in self._resident and is_torchs_own(storage)
 
     def _storage_of(self, tensor: torch.Tensor) -> SavedStorage:
-        """The storage as it was saved before, unless it was written since: then its bytes are others."""
-        identity = tensor.untyped_storage()._cdata
-        known = self._by_storage.get(identity)
-        if known is not None and known.version == tensor._version:
+        """The storage as it was saved before, if it was; an address may have come to another one since."""
+        lies_in = tensor.untyped_storage()
+        known = self._by_storage.get(lies_in._cdata)
+        if known is not None and known.lies_in(lies_in):
             return known
-        storage = SavedStorage(self._host.engine_number, self.num_storages, tensor)
+        storage = SavedStorage(self._host.engine_number, self.num_storages, tensor, self._host.check)
         self.num_storages += 1
-        self._by_storage[identity] = self._by_number[storage.number] = storage
+        self._by_storage[lies_in._cdata] = self._by_number[storage.number] = storage
         return storage
 
     def _begin_node(self, running: tuple[int, int], name: str, storage: SavedStorage) -> None:
@@ -182,24 +197,28 @@ class EagerStep:
             self._host.backward_begins(self)
         self._needs.append(storage.number)
         at = len(self._needs) - 1
+        position = len(self._saves) + 2 + at
         if self.recording is not None:
             self.recording.end()
         elif self.planned is not None and self.planned.needs[at : at + 1] != (storage.number,):
-            self._leave_plan()
+            self._leave_plan(position)
+        self._reach(position)
         if self.planned is not None:
-            self._act(self.planned.before_group(at))
             self._host.begin_op()
         elif self.recording is not None:
-            held = [number for number, other in self._by_number.items() if other.is_held_elsewhere]
-            self.recording.begin_group(name, storage.number, held)
-            self.recording.begin("backward", self._present())
+            self.recording.begin_group(name, storage.number, self._leaving)
+            self._begin_interval("backward")
 
     def _end_node(self) -> None:
         """What the last node took back stays only if somebody will need it again before it is fetched again."""
         for reference in self._in_use:
             if (storage := reference()) is not None:
-                storage.release()
+                self._let_go(storage)
         self._in_use.clear()
+
+    def _let_go(self, storage: SavedStorage) -> None:
+        if not storage.release() and self.planned is None:
+            self._leaving[storage.number] = _Departure(self._host.tier, offset=0, release=0)
 
     def _end_backward(self) -> None:
         self._end_node()
@@ -208,52 +227,66 @@ class EagerStep:
             self.recording.end()
         self._host.backward_ends(self)
 
-    def _leave_plan(self) -> None:
-        """Goes over to another plan that fits what has happened, or to none."""
+    def _leave_plan(self, position: int) -> None:
+        """At that position, goes over to another plan that fits what has happened, or to none."""
         left = self.planned
         assert left is not None
         for other in self._host.known_steps():
             if other is not left and other.goes_on_from(self._saves, self._needs):
                 self.planned = other
-                self._catch_up(other)
+                self._leaving.clear()
+                for passed in range(1, position):
+                    self._act(other.at(passed))
                 return
         self.planned = None
         if self._needs:
             so_far = left.step.until_group(len(self._needs) - 1)
         else:
             so_far = left.step.until_pack(len(self._saves) - (self._needs is None))
-            for storage in list(self._by_number.values()):
-                _send_away(storage, self._host.tier)
-        self.recording = Recording(self._host.memory, self._base_bytes, so_far)
+            self._send_all_away()
+        self._record(so_far)
 
-    def _catch_up(self, planned: PlannedEvents) -> None:
-        """Does what ``planned`` asked for at the events that have passed; the caller does it for the last one."""
-        for pack in range(len(self._saves)):
-            self._act(planned.after_pack(pack))
-        if self._needs:
-            self._act(planned.after_forward())
-            for group in range(len(self._needs) - 1):
-                self._act(planned.before_group(group))
+    def _reach(self, position: int) -> None:
+        """The step is at that position of its plan, if it has one: does what is due, and what could not be done yet."""
+        for number, (tier, offset, release) in list(self._leaving.items()):
+            storage = self._by_number.get(number)
+            if storage is None or storage.leave(tier, offset):
+                del self._leaving[number]
+            if storage is not None and release <= position:
+                storage.release()
+        if self.planned is not None:
+            self._act(self.planned.at(position))
 
     def _act(self, actions: Actions | None) -> None:
         if actions is None:
             return
         for swap in actions.outs:
-            if (storage := self._by_number.get(swap.buffer)) is not None:
-                storage.leave(swap.tier, swap.offset)
+            if (storage := self._by_number.get(swap.buffer)) is not None and not storage.leave(swap.tier, swap.offset):
+                self._leaving[swap.buffer] = _Departure(swap.tier, swap.offset, swap.release)
         for number in actions.releases:
-            if (storage := self._by_number.get(number)) is not None:
+            if (storage := self._by_number.get(number)) is not None and number not in self._leaving:
                 storage.release()
         for number in actions.ins:
+            self._leaving.pop(number, None)
             if (storage := self._by_number.get(number)) is not None:
                 storage.come_back()
+
+    def _send_all_away(self) -> None:
+        self._leaving = dict.fromkeys(self._by_number, _Departure(self._host.tier, offset=0, release=0))
+        self._reach(0)
 
     def _is_last_need(self, storage: SavedStorage) -> bool:
         assert self.planned is not None and self._needs is not None
         return len(self._needs) > self.planned.last_need.get(storage.number, -1)
 
-    def _present(self) -> list[int]:
-        return [number for number, storage in self._by_number.items() if storage.is_on_device]
+    def _record(self, so_far: Recorded) -> None:
+        check = self._host.check
+        kept_bytes = check.kept_bytes if check is not None else lambda: 0
+        self.recording = Recording(self._host.memory, self._base_bytes, so_far, kept_bytes)
+
+    def _begin_interval(self, phase: str) -> None:
+        assert self.recording is not None
+        self.recording.begin(phase, [n for n, storage in self._by_number.items() if storage.is_on_device])
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -268,6 +301,6 @@ def storages_of(tensors: Sequence[object]) -> frozenset[int]:
     )
 
 
-def _send_away(storage: SavedStorage, tier: str) -> None:
-    storage.leave(tier, 0)
-    storage.release()
+def _runs_foreign_code(node: Any) -> bool:
+    """Whether a node of the backward is an extension's, which may write what it has saved; torch's own do not."""
+    return isinstance(node, torch.autograd.function.BackwardCFunction) or node.name().startswith("torch::autograd::Cpp")
