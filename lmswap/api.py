@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from lmswap.errors import OptionError
 from lmswap.execute.record import StepRecord
+from lmswap.hardware.first_calls import make_first_calls
 from lmswap.ir.emulation import EmulatedLink
 from lmswap.ir.program import Program
 from lmswap.ir.timeline import Timeline
@@ -23,6 +24,8 @@ from lmswap.reporting import Explanation, Report, make_explanation, make_report
 from lmswap.session import PlannedStep, Session
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+make_first_calls()  # before the first step's threads race in MKL and take other bits: pytorch #188792
 
 _sessions: weakref.WeakKeyDictionary[nn.Module, Session] = weakref.WeakKeyDictionary()
 _compiled: list[tuple[Mapping[str, Any] | None, Session]] = []  # sessions of torch.compile(backend="lmswap") calls

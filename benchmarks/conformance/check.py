@@ -14,6 +14,7 @@ from benchmarks.conformance.memory import TensorMemory
 from benchmarks.conformance.training import NothingTrains, Training, Way, train
 from benchmarks.conformance.trial import Trial
 from lmswap.errors import LmswapError, PlanInfeasible
+from lmswap.hardware.first_calls import make_first_calls
 from lmswap.reporting import Report
 
 # "torch": it does not train in torch itself, or not twice to the same bits.
@@ -57,6 +58,7 @@ class Finding:
 
 def check(trial: Trial, memory: TensorMemory) -> Finding:
     """Trains the trial in all ways and compares."""
+    make_first_calls()
     try:
         trial.make_model(), trial.make_call()
     except Exception as error:

@@ -69,7 +69,10 @@ def _line(outcome: Outcome) -> str:
     at = "" if cell.percent is None else f"{cell.percent} %"
     head = f"{cell.model:<12} {cell.way:<20} {at:>5}  "
     if outcome.peak_bytes is not None and outcome.overhead is not None:
-        bits = f"  other bits from step {outcome.other_from_step} on" if outcome.other_from_step else ""
+        bits = ""
+        if outcome.other_from_step:
+            more = f" and {len(outcome.others) - 1} more" if len(outcome.others) > 1 else ""
+            bits = f"  other bits from step {outcome.other_from_step} on, in {outcome.others[0]}{more}"
         seconds = format_seconds(statistics.median(outcome.step_seconds))
         return f"{head}{format_bytes(outcome.peak_bytes):>11}  {seconds:>9}  {outcome.overhead:.2f} x{bits}"
     if outcome.needed_bytes is not None:

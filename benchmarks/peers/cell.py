@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -16,6 +16,7 @@ import lmswap
 from benchmarks.peers.tasks import TASKS, Task
 from benchmarks.peers.ways import PEERS, Call
 from lmswap.errors import PlanInfeasible
+from lmswap.hardware.first_calls import make_first_calls
 from lmswap.hardware.memory import DeviceMemory, device_memory
 
 WARM_UP_STEPS = 4  # the first captures, plans and compiles, the fourth may plan again
@@ -51,6 +52,10 @@ class Prediction:
     measured_seconds: float
 
 
+# Of a step, by name of a result: a digest of its bytes.
+Bits = Mapping[str, str]
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What came out: the highest peak of all steps but the first, and the seconds of the timed ones.
@@ -59,8 +64,8 @@ class Outcome:
     steps of each over the reference's.
 
     ``status`` is "ran", "infeasible", with ``needed_bytes`` as the smallest budget that would do, or "failed".
-    ``bits`` are digests, for each step one of its loss and one of its gradients; ``other_from_step`` is the first step
-    whose bits are not the reference's, None if all are.
+    ``bits`` are of each step's loss, each gradient, and each parameter after it; ``other_from_step`` is the first step
+    whose bits are not the reference's, None if all are, and ``others`` names the results that are others then.
     """
 
     cell: Cell
@@ -68,8 +73,9 @@ class Outcome:
     peak_bytes: int | None = None
     step_seconds: tuple[float, ...] = ()
     overhead: float | None = None
-    bits: tuple[str, ...] = ()
+    bits: tuple[Bits, ...] = ()
     other_from_step: int | None = None
+    others: tuple[str, ...] = ()
     needed_bytes: int | None = None
     prediction: Prediction | None = None
     detail: str = ""
@@ -80,6 +86,7 @@ def run_cell(cell: Cell, wait_for_turn: Callable[[], None] = lambda: None) -> Ou
 
     ``wait_for_turn`` is called before each step that is timed beside others'.
     """
+    make_first_calls()
     task, device = TASKS[cell.size][cell.model], torch.device(cell.device)
     torch.manual_seed(0)
     with device:
@@ -137,7 +144,7 @@ class _Training:
         self._compute_loss, self._model, self._memory = compute_loss, model, memory
         self._optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
         self.seconds: list[float] = []
-        self.bits: list[str] = []
+        self.bits: list[Bits] = []
         self.peak_bytes = 0
         torch.manual_seed(1)
 
@@ -151,17 +158,16 @@ class _Training:
         self._memory.synchronize()
         self.seconds.append(time.perf_counter() - started)
         self.peak_bytes = max(self.peak_bytes, self._memory.peak_bytes())
-        gradients = (parameter.grad for parameter in self._model.parameters() if parameter.grad is not None)
-        self.bits.append(f"{_digest([loss])} {_digest(gradients)}")
+        results = {"loss": _digest(loss)}
+        trained = {name: parameter for name, parameter in self._model.named_parameters() if parameter.grad is not None}
+        results |= {f"gradient of {name}": _digest(parameter.grad) for name, parameter in trained.items()}
         self._optimizer.step()
         self._optimizer.zero_grad()
+        self.bits.append(results | {name: _digest(parameter) for name, parameter in trained.items()})
 
 
-def _digest(tensors: Iterable[Tensor]) -> str:
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()[:8]
+def _digest(tensor: Tensor) -> str:
+    return hashlib.sha256(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data).hexdigest()[:8]
 
 
 def _prediction(model: nn.Module, steady_seconds: Sequence[float | None]) -> Prediction | None:

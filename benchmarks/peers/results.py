@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import os
 import statistics
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.cell import Cell, Outcome, Prediction
+from benchmarks.peers.cell import Bits, Cell, Outcome, Prediction
 from benchmarks.unet3d.study import describe_machine
 from lmswap.hardware.device import describe_device
 
-SCHEMA = "lmswap.peers/4"
+SCHEMA = "lmswap.peers/5"
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,10 @@ class Results:
         }
 
     def write(self, path: Path) -> None:
-        """Writes one outcome a line."""
-        lines = ",\n".join(json.dumps(asdict(outcome)) for outcome in self.outcomes)
+        """Writes one outcome a line, with the bits that are not those of the first, which has all."""
+        first, *others = self.outcomes
+        records = [asdict(first), *({**asdict(other), "bits": _other_bits(other, first)} for other in others)]
+        lines = ",\n".join(map(json.dumps, records))
         head = json.dumps({"schema": SCHEMA, "origin": self.origin, "errors": self.errors()})[1:-1]
         path.write_text(f'{{{head}, "outcomes": [\n{lines}\n]}}\n', encoding="utf-8")
 
@@ -45,7 +48,8 @@ class Results:
 def read_results(path: Path) -> Results:
     """Reads what `Results.write` wrote."""
     data = json.loads(path.read_text(encoding="utf-8"))
-    return Results(data["origin"], tuple(_outcome(record) for record in data["outcomes"]))
+    first = data["outcomes"][0]["bits"]
+    return Results(data["origin"], tuple(_outcome(record, first) for record in data["outcomes"]))
 
 
 def describe_origin(device: str, command: str) -> dict[str, Any]:
@@ -68,8 +72,19 @@ def describe_origin(device: str, command: str) -> dict[str, Any]:
     }
 
 
-def _outcome(record: dict[str, Any]) -> Outcome:
+def _other_bits(outcome: Outcome, first: Outcome) -> list[Bits]:
+    return [dict(mine.items() - its.items()) for mine, its in zip(outcome.bits, first.bits, strict=False)]
+
+
+def _outcome(record: dict[str, Any], first: Sequence[Any]) -> Outcome:
     prediction = record["prediction"]
     cell, found = Cell(**record["cell"]), Prediction(**prediction) if prediction else None
-    lists = {name: tuple(record[name]) for name in ("step_seconds", "bits")}
-    return Outcome(**{**record, **lists, "cell": cell, "prediction": found})
+    lists = {"step_seconds": tuple(record["step_seconds"]), "others": tuple(record.get("others", ()))}
+    bits = tuple(_bits(its) | _bits(mine) for mine, its in zip(record["bits"], first, strict=False))
+    return Outcome(**{**record, **lists, "bits": bits, "cell": cell, "prediction": found})
+
+
+def _bits(digests: dict[str, str] | str) -> dict[str, str]:
+    if isinstance(digests, dict):
+        return digests
+    return dict(zip(("loss", "gradients"), digests.split(), strict=True))  # up to lmswap.peers/4: one of all gradients

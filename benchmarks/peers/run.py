@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
-from benchmarks.peers.cell import REFERENCE, Cell, Outcome, run_cell
+from benchmarks.peers.cell import REFERENCE, Bits, Cell, Outcome, run_cell
 from benchmarks.peers.ways import PEERS
 from benchmarks.turns import take_turns
 from lmswap.hardware.ram import read_ram
@@ -72,8 +72,12 @@ def _compared(outcome: Outcome, reference: Outcome) -> Outcome:
     ratios = [mine / its for mine, its in zip(outcome.step_seconds, reference.step_seconds, strict=False)]
     overhead = statistics.median(ratios) if ratios else None
     steps = enumerate(zip(outcome.bits, reference.bits, strict=True), start=1)
-    other_from_step = next((step for step, (mine, its) in steps if mine != its), None)
-    return replace(outcome, other_from_step=other_from_step, overhead=overhead)
+    other_from_step, others = next(((step, _others(*bits)) for step, bits in steps if _others(*bits)), (None, ()))
+    return replace(outcome, other_from_step=other_from_step, others=others, overhead=overhead)
+
+
+def _others(mine: Bits, its: Bits) -> tuple[str, ...]:
+    return tuple(name for name in {**its, **mine} if mine.get(name) != its.get(name))
 
 
 def run_in_turns(cells: Sequence[Cell]) -> list[Outcome]:

@@ -44,6 +44,7 @@ from benchmarks.unet3d.network import Head, UNet3d
 from benchmarks.unet3d.preprocess import Cubes, load_cubes
 from benchmarks.unet3d.recipe import Dtype, make_optimizer, make_schedule, take_step
 from lmswap.errors import LmswapError
+from lmswap.hardware.first_calls import make_first_calls
 from lmswap.ir.emulation import EmulatedLink
 from lmswap.ir.program import Program
 from lmswap.ir.timeline import Lane, Span, Timeline
@@ -400,6 +401,7 @@ def _throttled(emit: Callable[[Event], None]) -> Callable[[int], None]:
 
 def main() -> int:
     """Runs the configuration of the command line and tells the parent; 0 if it finished."""
+    make_first_calls()
     parser = argparse.ArgumentParser()
     parser.add_argument("configuration", type=Path)
     parser.add_argument("--events", type=int, default=1, metavar="FD")

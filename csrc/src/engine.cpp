@@ -146,8 +146,11 @@ TransferPointer Engine::launch(Direction direction, int64_t swap, int64_t number
   transfer->ready.record(stream);
   if (direction == Direction::kOut) {
     transfer->fences = handle.tier->fences(handle.block);
+    // An audit compares more, and says on which part of the way bytes were changed.
+    if (!upkeep_.audits) transfer->checksums = std::make_shared<Checksums>(handle.block.nbytes);
   } else {
     transfer->source = handle.transfers.front();
+    transfer->checksums = transfer->source->checksums;
   }
   // Made before anything is queued: of what may fail, nothing comes after that.
   TransferPointer audit;
@@ -234,7 +237,7 @@ std::vector<uint64_t> Engine::take_checksums(int64_t number) {
     audits_.erase(found);
   }
   if (!audit->wait_landed()) throw Error(ErrorKind::kTransfer, audit->error_text());
-  return audit->sums;
+  return audit->checksums->sums();
 }
 
 std::vector<TransferRecord> Engine::take_records() {

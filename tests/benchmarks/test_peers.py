@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.peers import run, tasks
-from benchmarks.peers.__main__ import main
+from benchmarks.peers.__main__ import RESULTS, main
 from benchmarks.peers.cell import REFERENCE, Cell, Outcome, Prediction, run_cell
 from benchmarks.peers.plot import plot
 from benchmarks.peers.results import Results, read_results
@@ -19,7 +19,8 @@ from lmswap.hardware.ram import Ram
 from lmswap.plan import POLICIES
 
 CELL = Cell("gpt", "small", "cpu", REFERENCE, None, None)
-RAN = Outcome(CELL, "ran", 100, (2.0, 3.0), 1.0, ("a b", "c d"), prediction=Prediction(110, 100, 1.0, 2.0))
+BITS = ({"loss": "a", "x": "b"}, {"loss": "c", "x": "d"})
+RAN = Outcome(CELL, "ran", 100, (2.0, 3.0), 1.0, BITS, prediction=Prediction(110, 100, 1.0, 2.0))
 
 
 def outcome(way, **changes):
@@ -30,7 +31,7 @@ def test_a_run_leaves_a_file_of_each_model_and_a_picture_of_every_cell(tmp_path)
     arguments = ["--models", "gpt", "--budgets", "70", "1", "--policies", "checkpoint", "--peers", "eager"]
     assert main([*arguments, "--output", str(tmp_path)]) == 0
     data = json.loads((tmp_path / "gpt.json").read_text())
-    assert data["schema"] == "lmswap.peers/4"
+    assert data["schema"] == "lmswap.peers/5"
     origin = {"device", "driver", "torch", "commit", "threads", "load_average", "command", "note"}
     assert origin <= data["origin"].keys()
     results = read_results(tmp_path / "gpt.json")
@@ -39,7 +40,9 @@ def test_a_run_leaves_a_file_of_each_model_and_a_picture_of_every_cell(tmp_path)
     assert fits.cell.budget_bytes == none.peak_bytes * 70 // 100
     assert fits.peak_bytes <= fits.cell.budget_bytes
     assert [o.other_from_step for o in results.outcomes] == [None] * 4
-    assert len({*none.bits}) == 11  # every step has its own
+    assert len({tuple(bits.values()) for bits in none.bits}) == 11  # every step has its own
+    assert {"loss", "words.weight", "gradient of words.weight"} <= none.bits[0].keys()
+    assert all(record["bits"] == 11 * [{}] for record in data["outcomes"][1:3])  # those of the first
     assert fits.prediction.measured_seconds > 0
     assert (unfit.status, unfit.peak_bytes, unfit.step_seconds, unfit.overhead) == ("infeasible", None, (), None)
     assert unfit.needed_bytes > unfit.cell.budget_bytes
@@ -116,7 +119,7 @@ def test_what_fits_into_memory_takes_turns_with_a_reference_of_its_own(
         reference = replace(RAN, step_seconds=tuple(len(asked) * seconds for seconds in (1.0, 1.0, 1.0)))
         other = replace(RAN, step_seconds=tuple(len(asked) * seconds for seconds in (2.0, 8.0, 2.0)))
         found = [replace(reference if cell.way == REFERENCE else other, cell=cell) for cell in cells]
-        return [replace(outcome, bits=("a b", outcome.cell.way)) for outcome in found]
+        return [replace(outcome, bits=(RAN.bits[0], {"loss": "c", "x": outcome.cell.way})) for outcome in found]
 
     monkeypatch.setattr(run, "run_in_turns", run_in_turns)
     monkeypatch.setattr(run, "read_ram", lambda: Ram(2**40, available_bytes))
@@ -125,6 +128,7 @@ def test_what_fits_into_memory_takes_turns_with_a_reference_of_its_own(
     if device == "cpu":
         assert all(ways[0] == REFERENCE for ways in asked)
         assert [outcome.overhead for outcome in found] == [1.0] + 5 * [2.0]
+    assert {o.others for o in found[1:]} == {("x",)}
     ways = [(o.cell.way, o.cell.percent, o.cell.budget_bytes, o.other_from_step) for o in found]
     assert ways == [
         (REFERENCE, None, None, None),
@@ -148,9 +152,17 @@ def test_errors_are_those_of_the_predictions():
 
 
 def test_results_are_read_as_they_were_written(tmp_path):
-    results = Results({"commit": "abc"}, (RAN, outcome("swap", prediction=None, bits=())))
+    other = outcome("swap", bits=(RAN.bits[0], {"loss": "c", "x": "e"}), other_from_step=2, others=("x",))
+    results = Results({"commit": "abc"}, (RAN, other, outcome("swap", prediction=None, bits=())))
     results.write(tmp_path / "peers.json")
     assert read_results(tmp_path / "peers.json") == results
+
+
+def test_results_of_before_there_were_digests_by_parameter_are_read():
+    for file in sorted((RESULTS / "peers_cpu").glob("*.json")):
+        for found in read_results(file).outcomes:
+            assert all(bits.keys() >= {"loss"} for bits in found.bits), file
+            assert bool(found.bits) == (found.status == "ran")
 
 
 def test_the_picture_needs_no_more_than_the_reference(tmp_path):
