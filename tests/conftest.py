@@ -1,20 +1,33 @@
 """Settings for all tests."""
 
+import json
 import os
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+import torch
+from hypothesis import HealthCheck, settings
 
-settings.register_profile("lmswap", deadline=None)  # a busy machine is not a wrong result
+from lmswap.hardware import measure
+from lmswap.hardware.disk import swap_directory
+from lmswap.ir.machine import Link, Machine, Rate, Tier
+
+# A busy machine is not a wrong result.
+settings.register_profile("lmswap", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("lmswap")
 
 
 @pytest.fixture(autouse=True, scope="session")
-def cache_of_its_own(tmp_path_factory):
-    """The machine is measured once for all tests; nothing is read from the user's cache or written to it."""
+def machine_of_all_tests(tmp_path_factory):
+    """Tests, and what they start, find this one measured: how fast the real one is depends on what else it does.
+
+    Nothing is read from the user's cache or written to it.
+    """
+    device, directory, link = torch.device("cpu"), swap_directory(), Link(Rate.constant(1e9), Rate.constant(1e9))
+    machine = Machine("cpu of the tests", 2**34, 50e9, 10e9, 1e-6, (Tier("disk", 2**34, link),))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LMSWAP_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        measure._cache_file(device, "disk", directory).write(json.loads(machine.to_json()))
         yield
 
 

@@ -13,8 +13,8 @@ from torch import nn
 import lmswap
 from lmswap.errors import LmswapError
 from lmswap.execute import _C
+from lmswap.hardware import measure, memory
 from lmswap.hardware.cache import cache_directory
-from lmswap.hardware.memory import CpuMemory
 from lmswap.ir.schedule import schedule
 from lmswap.options import Options
 from lmswap.plan import _POLICIES, feedback, make_plan, simulate
@@ -116,6 +116,8 @@ def test_a_damaged_plan_is_made_again_and_mended(damage, caplog):
 
 
 def test_without_a_cache_directory_nothing_is_remembered(monkeypatch):
+    machine = measure.describe_machine(torch.device("cpu"), "disk")
+    monkeypatch.setattr(measure, "_measure_machine", lambda *_: machine)
     monkeypatch.setenv("LMSWAP_CACHE_DIR", "")
     train()
     assert train()[1].plan_origin.startswith("made in")
@@ -161,30 +163,31 @@ def test_a_plan_that_stays_is_predicted_by_what_was_measured(monkeypatch):
     assert train(LARGE, num_steps=3, **tight)[1].predicted_seconds == pytest.approx(seconds)  # remembered
 
 
-def test_planning_between_steps_costs_the_next_one_no_more_pages_than_it_takes(monkeypatch):
+def test_planning_between_steps_takes_what_the_heap_lends_it_and_the_rest_stays_for_the_next_step(monkeypatch):
     monkeypatch.setattr(feedback, "TOLERANCE", -1.0)
     monkeypatch.setattr(steps, "_PLANNING_BYTES", 2**23)
     monkeypatch.setattr(steps, "_PLANNING_BYTES_PER_OP", 0)
-    monkeypatch.setattr("lmswap.hardware.memory._HEAP_THRESHOLD_BYTES", 2**20)  # large blocks lie where they did
-    lent_bytes, resident = [], []
+    counted, learn = [], steps.StepPlans.learn
 
-    def lend(memory, nbytes):
-        lent_bytes.append(nbytes)
-        resident.append(memory.used_bytes())
-        _C.heap_lend(nbytes)
-        resident.append(memory.used_bytes())
+    def count(plans, step):
+        before, before_bytes = _C.heap_stats(), _C.heap_reusable_bytes()
+        is_another = learn(plans, step)
+        after = _C.heap_stats()
+        counted.append(
+            (
+                4096 * (after.num_fresh_pages - before.num_fresh_pages),
+                before_bytes - _C.heap_reusable_bytes(),
+                before.retained_bytes - after.retained_bytes,
+            )
+        )
+        return is_another
 
-    monkeypatch.setattr(CpuMemory, "lend", lend)
-    model = lmswap.enable(LARGE.make(), "4GiB", policy="none")
-    fresh_bytes = []
-    for _ in range(6):
-        model.zero_grad()
-        LARGE.loss(model(LARGE.batch())).backward()
-        fresh_bytes.append(4096 * _C.heap_stats().num_fresh_pages)
-    assert any(note.endswith("the plan is the same") for note in lmswap.report(model).notes)
-    assert lent_bytes == [2**23] and resident[0] - resident[1] == pytest.approx(2**23, rel=0.1)
-    assert fresh_bytes[-1] - fresh_bytes[2] == 2**23
-    lmswap.disable(model)
+    monkeypatch.setattr(steps.StepPlans, "learn", count)
+    train(LARGE, num_steps=4, policy="none")
+    ((fresh_bytes, lent_bytes, dropped_bytes),) = counted
+    assert 2**23 <= fresh_bytes < 2**23 + 2**21  # in whole huge pages
+    assert 0 < lent_bytes <= fresh_bytes
+    assert dropped_bytes == 0
 
 
 class Wide(nn.Module):
@@ -236,39 +239,45 @@ def test_the_host_budget_limits_what_plans_send_to_the_tier_and_is_reported_befo
     assert "Host budget" in str(limited)
 
 
-def reports_of_growth(nbytes: int, *, after_step: int = 1, **options):
-    """Of a model after its first step and after its fifth; from ``after_step`` on the process holds ``nbytes`` more."""
+def reports_of_growth(nbytes: int, monkeypatch, *, after_step: int = 1, **options):
+    """Of a model after its first step and after its fifth; from ``after_step`` on the process holds ``nbytes`` more.
+
+    Beside that it holds a gibibyte, and what the heap does: what else real ones give back meanwhile would hide growth.
+    """
     torch.compiler.reset()
-    gc.collect()
+    held_bytes = 2**30
+
+    def resident_bytes() -> int:
+        return held_bytes + _C.heap_stats().live_bytes + _C.heap_reusable_bytes()
+
+    monkeypatch.setattr(memory, "resident_bytes", resident_bytes)
     model = lmswap.enable(CASE.make(), "4GiB", **options)
     CASE.loss(model(CASE.batch())).backward()
     planned = lmswap.report(model)
-    held = None
     for step in range(1, 5):
         if step == after_step:
-            held = bytearray(b"x" * nbytes)
+            held_bytes += nbytes
         CASE.loss(model(CASE.batch())).backward()
     steady = lmswap.report(model)
     lmswap.disable(model)
-    del held
     return planned, steady
 
 
 def test_planning_again_counts_what_the_process_has_grown_by_beside_tensors(monkeypatch):
     monkeypatch.setattr(feedback, "TOLERANCE", -1.0)
     nbytes = 128 * 2**20
-    planned, again = reports_of_growth(nbytes, min_swap_bytes=SMALL)
+    planned, again = reports_of_growth(nbytes, monkeypatch, min_swap_bytes=SMALL)
     assert again.plan_origin.startswith("made again")
-    assert again.base_bytes >= planned.base_bytes + nbytes / 2  # what earlier tests left may go meanwhile
+    assert again.base_bytes >= planned.base_bytes + 0.9 * nbytes  # what was in reserve comes first
 
 
 @pytest.mark.parametrize("after_step", [1, 4])  # 4: the first by a plan that was made again
 def test_a_growth_that_the_margin_is_there_for_is_part_of_the_prediction_from_then_on(after_step, monkeypatch):
     monkeypatch.setattr(feedback, "TOLERANCE", 1e6)
     nbytes = 32 * 2**20
-    planned, steady = reports_of_growth(nbytes, after_step=after_step, policy="none")
+    planned, steady = reports_of_growth(nbytes, monkeypatch, after_step=after_step, policy="none")
     assert steady.plan_origin == planned.plan_origin
-    assert steady.predicted_peak_bytes >= planned.predicted_peak_bytes + nbytes / 2  # what earlier tests left may go
+    assert steady.predicted_peak_bytes >= planned.predicted_peak_bytes + 0.9 * nbytes  # what was in reserve comes first
 
 
 class FakeMemory:
@@ -331,13 +340,13 @@ def test_a_plan_made_again_leaves_nothing_of_what_the_old_one_held(monkeypatch):
     gc.collect()
     torch.compiler.reset()
     model = lmswap.enable(LARGE.make(), "4GiB", min_swap_bytes=SMALL)
-    memory, held = lmswap.api._sessions[model].memory, []
-    memory.trim()
-    before_bytes = memory.used_tensor_bytes()
+    used, held = lmswap.api._sessions[model].memory, []
+    used.trim()
+    before_bytes = used.used_tensor_bytes()
     for _ in range(5):
         LARGE.loss(model(LARGE.batch())).backward()
         model.zero_grad()
-        held.append(memory.used_tensor_bytes() + memory.reusable_bytes() - before_bytes)
+        held.append(used.used_tensor_bytes() + used.reusable_bytes() - before_bytes)
     lmswap.disable(model)
     assert held[-1] < held[0] - 4 * 2**20  # 36 and 43 MiB, with the batch and what the loss makes
 

@@ -212,7 +212,7 @@ def shown(request, page, tmp_path_factory):
         [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr",
          f"--user-data-dir={folder / 'profile'}", "--window-size=1400,1000", f"--log-net-log={log}",
          "--dump-dom", f"file://{probed}"],
-        capture_output=True, text=True, timeout=120, check=True,
+        capture_output=True, text=True, check=True,
     )  # fmt: skip
     (found,) = re.findall(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
     found = json.loads(unescape(found))

@@ -123,17 +123,20 @@ def test_tokens_outlive_the_engine():
 
 
 def test_a_blocking_call_lets_other_threads_run():
-    engine = _C.Engine(driver="host", faults="copy_in@1=late:0.5")
+    engine = _C.Engine(driver="host", faults="copy_in@*=late:0.2")
     open_tier(engine, "host", None)
     values = torch.zeros(1000)
-    token = swap_out(engine, "host", values)
-    transfer = engine.in_start(1, int(token), values.data_ptr(), values.nbytes, 0)
     ran_before_the_end = []
-    thread = threading.Thread(target=lambda: ran_before_the_end.append(not engine.is_finished(transfer)))
-    thread.start()
-    engine.in_done(int(token), transfer, 0)
-    thread.join()
-    assert ran_before_the_end == [True]
+    while True not in ran_before_the_end:  # a busy machine may start the thread too late, but not each time
+        token = swap_out(engine, "host", values)
+        transfer = engine.in_start(1, int(token), values.data_ptr(), values.nbytes, 0)
+        thread = threading.Thread(
+            target=lambda transfer=transfer: ran_before_the_end.append(not engine.is_finished(transfer))
+        )
+        thread.start()
+        engine.in_done(int(token), transfer, 0)
+        thread.join()
+        assert len(ran_before_the_end) < 50
 
 
 @pytest.mark.parametrize(

@@ -73,11 +73,12 @@ def test_resident_memory_rises_by_what_is_touched_and_its_peak_stays_until_reset
         block[offset] = 1
     risen = ram.resident_bytes() - before
     block.close()
-    assert risen > 0.9 * size  # the kernel counts in batches per thread
-    assert ram.resident_bytes() < before + 0.1 * size
-    assert ram.peak_resident_bytes() > before + 0.9 * size
+    slack = size // 4  # the kernel counts in batches, on each core
+    assert risen > size - slack
+    assert ram.resident_bytes() < before + slack
+    assert ram.peak_resident_bytes() > before + size - slack
     ram.reset_peak_resident()
-    assert ram.peak_resident_bytes() < before + 0.1 * size
+    assert ram.peak_resident_bytes() < before + slack
 
 
 def test_a_kernel_that_cannot_reset_the_peak_is_an_error_that_says_so(monkeypatch):
