@@ -59,7 +59,8 @@ class ModelCall:
         self._infeasible: dict[Hashable, PlanInfeasible] = {}
         self._finished: list[EagerStep] = []  # recorded, not yet planned for
         self._saving: weakref.WeakSet[EagerStep] = weakref.WeakSet()  # whose backward has not let go of them
-        self._backward: tuple[SegmentKey, int] | None = None  # the recorder's segment under way
+        self._graphs: weakref.WeakKeyDictionary[EagerStep, int] = weakref.WeakKeyDictionary()  # as records know them
+        self._backward: tuple[SegmentKey, int, EagerStep] | None = None  # the recorder's segment under way
         self._compiled: Callable[..., Any] | None = None
         if session.options.compiler == "eager":
             session.notes.append('path: saved-tensor hooks for the whole model, as asked for by compiler="eager"')
@@ -83,8 +84,8 @@ class ModelCall:
 
     def backward_begins(self, step: EagerStep) -> None:  # noqa: D102
         self._end_segment()
-        key = (_graph(step), "backward")
-        self._backward = (key, self._session.recorder.begin_segment(key))
+        key = (self._graphs.get(step, UNPLANNED), "backward")
+        self._backward = (key, self._session.recorder.begin_segment(key), step)
 
     def begin_op(self) -> None:  # noqa: D102
         self._session.recorder.begin_op()
@@ -95,11 +96,13 @@ class ModelCall:
             self._finished.append(step)
         elif step.planned is not None:
             self._last_of_kind[step.kind] = self._sequence(step.planned)
+        self._session.tell_overruns()
 
     def _end_segment(self) -> None:
         if self._backward is not None:
-            self._session.recorder.end_segment(*self._backward)
+            key, start, step = self._backward
             self._backward = None
+            self._session.recorder.end_segment(key, start, _follows(step))
 
     @contextmanager
     def _running(self) -> Iterator[None]:
@@ -158,7 +161,8 @@ class ModelCall:
         planned = sequence.events if sequence and not others else None
         step = self._step(planned, kind, args, kwargs, records=sequence is None)
         self._saving.add(step)
-        with self._session.recorder.segment((_graph(step), "forward")):
+        self._graphs[step] = step.planned.graph if step.planned is not None else UNPLANNED
+        with self._session.recorder.segment((self._graphs[step], "forward"), lambda: _follows(step)):
             with saved_tensors_hooks(step.pack, step.unpack):
                 result = self._plain(*args, **kwargs)
             step.end_forward()
@@ -235,8 +239,9 @@ class ModelCall:
         return next(sequence for sequence in self._sequences if sequence.index == events.graph)
 
 
-def _graph(step: EagerStep) -> int:
-    return step.planned.graph if step.planned is not None else UNPLANNED
+def _follows(step: EagerStep) -> tuple[int, ...]:
+    """The plan that ``step`` follows now, as records know it."""
+    return (step.planned.graph,) if step.planned is not None else ()
 
 
 def _sentence(reason: Any) -> str:
