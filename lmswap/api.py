@@ -21,6 +21,7 @@ from lmswap.modelcall import ModelCall
 from lmswap.options import Options
 from lmswap.reporting import Explanation, Report, make_explanation, make_report
 from lmswap.session import PlannedStep, Session
+from lmswap.uncalled import UNCALLED
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -97,12 +98,12 @@ def enable(
         disk_directory=disk_directory,
         link=link,
     )
-    if not isinstance(model, nn.Module):
-        raise OptionError(f"enable takes a torch.nn.Module, not {type(model).__name__}")
+    _check_model(model)
     disable(model)
     session = _open_session(model, type(model).__name__, options)
     model._compiled_call_impl = ModelCall(model, session)
     _sessions[model] = session
+    UNCALLED.add(model, session.name)
     weakref.finalize(model, session.close)
     return model
 
@@ -118,6 +119,7 @@ def disable(model: nn.Module) -> None:
     if model in _sessions:
         del _sessions[model]
         model._compiled_call_impl = None
+    UNCALLED.discard(model)
     _compiled[:] = [known for known in _compiled if known[1] is not session]
     session.close()
 
@@ -129,6 +131,7 @@ def report(model: nn.Module) -> Report:
 
     Raises:
         OptionError: the model is not enabled.
+        ForkedProcess: it was enabled in the process that this one was forked from.
     """
     session = _session(model)
     session.memory.synchronize()
@@ -219,6 +222,21 @@ def compile_backend(
     return session(module, inputs)
 
 
+def _check_model(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise OptionError(f"enable takes a torch.nn.Module, not {type(model).__name__}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise OptionError(
+            f"{type(model).__name__} is TorchScript, whose code can neither be traced nor be seen: enable the module "
+            "that was scripted or traced"
+        )
+    if isinstance(model, nn.DataParallel) and len(model.device_ids) > 1:
+        raise OptionError(
+            f"nn.DataParallel copies the model to {len(model.device_ids)} devices in each call, lmswap manages one; "
+            "use torch.nn.parallel.DistributedDataParallel, with a process for each device, or device_ids of one"
+        )
+
+
 def _open_session(model: nn.Module, name: str, options: Options) -> Session:
     parameters = list(model.parameters())
     if not parameters:
@@ -247,6 +265,7 @@ def _session(model: nn.Module) -> Session:
     session = _find_session(model)
     if session is None:
         raise OptionError(f"{type(model).__name__} is not enabled: call lmswap.enable(model, budget=...) first")
+    session.check_process()
     return session
 
 

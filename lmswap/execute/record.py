@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -97,10 +97,10 @@ class _MarkedStep:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every forward segment has seen its backward."""
-        forwards = sorted(graph for graph, phase in self.sequence if phase == "forward")
-        backwards = sorted(graph for graph, phase in self.sequence if phase == "backward")
-        return bool(self.runs) and forwards == backwards
+        """Whether every forward segment has seen its backward; some see several, with retain_graph=True."""
+        forwards = Counter(graph for graph, phase in self.sequence if phase == "forward")
+        backwards = Counter(graph for graph, phase in self.sequence if phase == "backward")
+        return bool(self.runs) and forwards <= backwards
 
     @property
     def ended(self) -> EndedStep:

@@ -1,8 +1,9 @@
-"""What is said of a model for people? Sentences for its reports, which the log gets when they are added."""
+"""What is said of a model for people? Sentences for its reports, and warnings; the log gets both."""
 
 from __future__ import annotations
 
 import logging
+import warnings
 
 _log = logging.getLogger(__name__)
 
@@ -23,3 +24,10 @@ class Notes(list[str]):
         """Adds a sentence, unless it was said before."""
         if note not in self:
             self.append(note)
+
+
+def warn(sentence: str, category: type[Warning], *, stacklevel: int) -> None:
+    """Warns people, and the log; ``stacklevel`` is counted from the caller, who is 1."""
+    if _log.hasHandlers():  # without any, logging would print it a second time
+        _log.warning("%s", sentence)
+    warnings.warn(sentence, category, stacklevel=stacklevel + 1)

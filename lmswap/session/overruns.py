@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
 from collections import Counter
 
 from lmswap.errors import BudgetExceeded
 from lmswap.execute.record import EndedStep
 from lmswap.ir.bytesize import format_bytes
-
-_log = logging.getLogger(__name__)
+from lmswap.session.notes import warn
 
 # An excess is told of again when it is by more than this share of itself larger than what was told.
 _GROWTH_TOLD = 0.25
@@ -53,8 +50,7 @@ class Overruns:
             f"{reason}. Where the limit is hard, give a budget that is lower by that much, or a smaller batch; "
             "lmswap.report(model) shows what was planned"
         )
-        _log.warning("%s", sentence)
-        warnings.warn(sentence, BudgetExceeded, stacklevel=3)
+        warn(sentence, BudgetExceeded, stacklevel=3)
 
     def _reason(self, step: EndedStep, *, num_models: int, is_hooked: bool) -> str:
         forwards = Counter(graph for graph, phase in step.sequence if phase == "forward")

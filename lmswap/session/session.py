@@ -9,6 +9,7 @@ once more.
 from __future__ import annotations
 
 import logging
+import os
 import traceback
 import weakref
 from collections import Counter
@@ -25,8 +26,9 @@ from lmswap.capture.join import graph_plan, join, join_costs
 from lmswap.capture.loss import LossMeter
 from lmswap.capture.lower import Lowered
 from lmswap.capture.measure import OpMeter
+from lmswap.capture.twice import watch_gradients
 from lmswap.eager.recording import Recorded
-from lmswap.errors import CaptureError, LmswapError, OptionError, PlanInfeasible, TierError
+from lmswap.errors import CaptureError, ForkedProcess, LmswapError, OptionError, PlanInfeasible, TierError
 from lmswap.execute.audit import Audit
 from lmswap.execute.engine import SwapEngine
 from lmswap.execute.record import EndedStep
@@ -35,7 +37,7 @@ from lmswap.hardware.memory import DeviceMemory, device_memory
 from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Plan
 from lmswap.ir.verified import Verified
-from lmswap.options import Options
+from lmswap.options import NEEDS_GRAPHS, Options
 from lmswap.session.allowance import Budget
 from lmswap.session.graphs import CapturedGraph, SavedSequence
 from lmswap.session.notes import Notes
@@ -107,6 +109,9 @@ class Session:
             notes=self.notes,
         )
         self.meter = OpMeter(device, self.memory, lambda program: roofline(program, self.machine))
+        self.has_hooks = False  # somebody can serve the model without graphs
+        self.leaves_graphs = False  # and has to from its next call on
+        self._process = os.getpid()
         self.runs_uncaptured = False  # code whose graph cannot be planned for; somebody serves what it saves
         self._num_runs: Counter[tuple[int, ...]] = Counter()  # by step, before the one under way
         self._last_order: tuple[tuple[int, ...], ...] = ()  # forwards and backwards of the step before the last
@@ -133,9 +138,13 @@ class Session:
         _log.info("%s: captured graph %d, of %d ops", self.name, graph.index, len(graph.program.ops))
 
         def run(*arguments: Any) -> Any:
+            self.check_process()
             with without_hooks():
                 self.prepare(graph)
-                return graph.due().function(*arguments)
+                outputs = graph.due().function(*arguments)
+            if torch.is_grad_enabled():
+                watch_gradients(outputs, self._differentiates_twice)
+            return outputs
 
         return run
 
@@ -175,6 +184,26 @@ class Session:
                 "could not keep to the budget"
             )
         return graph_plan(step.joined, step.plan, 0, lowered.program)
+
+    def check_process(self) -> None:
+        """Raises ForkedProcess in a child that was forked since the model was enabled."""
+        if os.getpid() != self._process:
+            raise ForkedProcess(self.name)
+
+    def _differentiates_twice(self) -> str:
+        """Gradients were made to be differentiated once more; what is said to whoever does."""
+        what = f"{self.name}'s gradients are differentiated once more (create_graph=True), as for a gradient penalty"
+        why = "graphs of torch.compile cannot be"
+        if not self.has_hooks or self.options.policy in NEEDS_GRAPHS:
+            return f'{what}; {why}: use lmswap.enable(model, compiler="eager", policy="auto"), which has no graphs'
+        self.leaves_graphs = True
+        path = "saved-tensor hooks for the whole model instead of torch.compile"
+        self.note_once(f"path: {path}: {what}; {why}")
+        return (
+            f"{what}; {why}. Nothing is lost and no parameter has changed: zero the gradients and take the step again, "
+            'from the next call on the model is served by saved-tensor hooks, which can. With compiler="eager" it is '
+            "from the first call on"
+        )
 
     def prepare(self, graph: CapturedGraph | SavedSequence | None) -> None:
         """Called before a graph runs forward: plans anew what the last step showed to be otherwise than planned.
