@@ -9,6 +9,7 @@ from torch import nn
 
 import lmswap
 from lmswap.errors import OptionError
+from lmswap.hardware.memory import device_memory
 from lmswap.ir.timeline import Lane
 from tests.test_hard_cases import PATHS, Break, EagerInside, Net, batch, swapping
 from tests.test_known_failures import session_of
@@ -150,4 +151,84 @@ def test_a_step_of_another_size_is_told_of_by_its_own_plan(path):
             assert report.predicted.lane_bytes(Lane.OUT) == report.swapped_out_bytes
         # Each is moved once out and once in.
         assert {span.nbytes for span in report.measured.spans if span.nbytes} == {rows * 64 * 4}
+    lmswap.disable(model)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_validation_leaves_the_report_of_the_training_step(path):
+    torch.compiler.reset()
+    model = swapping(Net(), path)
+    for _ in range(3):
+        model(batch()).square().mean().backward()
+    trained, plan = lmswap.report(model), session_of(model).current_step()
+    model.eval()
+    with torch.no_grad():
+        for _ in range(2):
+            model(batch(4))
+    model.train()
+    report = lmswap.report(model)
+    assert (report.step, report.trains, report.measured) == (3, True, trained.measured)
+    assert (report.swapped_out_bytes, report.measured_peak_bytes) == (
+        trained.swapped_out_bytes,
+        trained.measured_peak_bytes,
+    )
+    assert session_of(model).current_step() is plan
+    if path == "fx":  # hooks do not see a call without gradients
+        assert report.steps == 5
+        assert "the model ran 2 times without one, as in validation" in " ".join(str(report).split())
+    lmswap.disable(model)
+
+
+def test_before_any_training_the_report_is_of_the_last_call_and_says_so():
+    torch.compiler.reset()
+    model = swapping(Net(), "fx")
+    with torch.no_grad():
+        model(batch())
+        model(batch())
+    report = lmswap.report(model)
+    assert (report.step, report.trains) == (2, False)
+    assert "step 2, which had no backward, as none so far" in " ".join(str(report).split())
+    lmswap.disable(model)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_measured_peak_is_the_last_steps_and_the_highest_is_named(path):
+    torch.compiler.reset()
+    model = swapping(Net(), path)
+    peaks = []
+    for step in range(1, 6):
+        beside = torch.ones(128 * MIB, dtype=torch.uint8) if step == 3 else None
+        model(batch()).square().mean().backward()
+        report = lmswap.report(model)
+        peaks.append(report.measured_peak_bytes)
+        del beside
+        session_of(model).memory.trim()
+    assert peaks[2] > 120 * MIB > 2 * peaks[4]  # the fourth begins where the third ended
+    assert (report.highest_peak_step, report.highest_peak_bytes) == (3, peaks[2])
+    assert "in step 3" in str(report)
+    lmswap.disable(model)
+
+
+def test_others_who_watch_the_peak_are_not_disturbed():
+    torch.compiler.reset()
+    model = swapping(Net(), "fx")
+    memory = device_memory(torch.device("cpu"))
+    beside = torch.ones(128 * MIB, dtype=torch.uint8)
+    del beside
+    memory.trim()
+    for _ in range(3):
+        model(batch()).square().mean().backward()
+        lmswap.report(model)
+    assert min(memory.peak_bytes(), memory.peak_tensor_bytes()) > 120 * MIB
+    memory.close()
+    lmswap.disable(model)
+
+
+def test_the_tier_peak_is_the_last_steps():
+    torch.compiler.reset()
+    model = swapping(Net(), "fx")
+    for size in (16, 16, 4, 4):
+        model(batch(size)).square().mean().backward()
+    report = lmswap.report(model)
+    assert 0 < 4 * report.tier_peak_bytes == report.tier_highest_bytes
     lmswap.disable(model)

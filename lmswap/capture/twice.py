@@ -31,7 +31,8 @@ def watch_gradients(outputs: Iterable[Any], notice: Callable[[], str]) -> None:
     def begins(_: Gradients) -> None:
         if torch.is_grad_enabled():
             # Only now: for a hook that runs after it, autograd would keep what the node was given until then.
-            handles.append(node.register_hook(ran))
+            running: Any = torch._C._current_autograd_node()  # `node` would own itself
+            handles.append(running.register_hook(ran))
 
     def ran(gradients: Gradients, _: Gradients) -> Gradients:
         handles.pop().remove()

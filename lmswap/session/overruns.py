@@ -41,7 +41,10 @@ class Overruns:
         if excess_bytes <= 0:
             return
         reason = self._reason(step, num_models=num_models, is_hooked=is_hooked)
-        if excess_bytes <= (1 + _GROWTH_TOLD) * self._told_bytes.get(reason, 0):
+        told = self._told_bytes
+        # Capturing comes on top of what else exceeds the budget: that is told of by itself, not again.
+        told_bytes = max(told.values(), default=0) if reason == _CAPTURED else told.get(reason, 0)
+        if excess_bytes <= (1 + _GROWTH_TOLD) * told_bytes:
             return
         self._told_bytes[reason] = excess_bytes
         sentence = (
