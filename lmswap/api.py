@@ -22,6 +22,7 @@ from lmswap.modelcall import ModelCall
 from lmswap.options import Options
 from lmswap.reporting import Explanation, Report, make_explanation, make_report
 from lmswap.session import PlannedStep, Session
+from lmswap.uncalled import UNCALLED
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -100,12 +101,12 @@ def enable(
         disk_directory=disk_directory,
         link=link,
     )
-    if not isinstance(model, nn.Module):
-        raise OptionError(f"enable takes a torch.nn.Module, not {type(model).__name__}")
+    _check_model(model)
     disable(model)
     session = _open_session(model, type(model).__name__, options)
     model._compiled_call_impl = ModelCall(model, session)
     _sessions[model] = session
+    UNCALLED.add(model, session.name)
     weakref.finalize(model, session.close)
     return model
 
@@ -121,6 +122,7 @@ def disable(model: nn.Module) -> None:
     if model in _sessions:
         del _sessions[model]
         model._compiled_call_impl = None
+    UNCALLED.discard(model)
     _compiled[:] = [known for known in _compiled if known[1] is not session]
     session.close()
 
@@ -128,12 +130,17 @@ def disable(model: nn.Module) -> None:
 def report(model: nn.Module) -> Report:
     """What the last step of ``model`` moved, held and waited for, beside what was predicted; prints as a table.
 
+    The last step is the last that had a backward; where none had one, the last call.
+
     Raises:
         OptionError: the model is not enabled.
+        ForkedProcess: it was enabled in the process that this one was forked from.
     """
     session = _session(model)
     session.memory.synchronize()
-    last, step = session.recorder.last(), session.current_step()
+    recorder = session.recorder
+    last, step = recorder.last_training(), session.current_step()
+    session.tell_overruns()
     allowance = step.allowance if step else None
     tier = session.engine.native.tier_stats(session.tier)
     return make_report(
@@ -152,12 +159,17 @@ def report(model: nn.Module) -> Report:
         plan=step.plan if step else None,
         predicted=step.predicted if step else None,
         free_seconds=step.costs.free_seconds if step else None,
-        steps=session.recorder.num_steps,
+        steps=recorder.num_steps,
+        step=last.step.number if last else None,
+        trains=last.step.trains if last else False,
         measured=_measured(last, step) if last else None,
-        measured_peak_bytes=session.memory.peak_bytes() if last else None,
-        measured_tensor_peak_bytes=session.memory.peak_tensor_bytes() if last else None,
+        measured_peak_bytes=last.step.peaks.used_bytes if last else None,
+        measured_tensor_peak_bytes=last.step.peaks.tensor_bytes if last else None,
+        highest_peak_bytes=recorder.highest.peaks.used_bytes if recorder.highest else None,
+        highest_peak_step=recorder.highest.number if recorder.highest else None,
         tier_used_bytes=tier.used_bytes,
-        tier_peak_bytes=tier.peak_used_bytes,
+        tier_peak_bytes=last.step.peaks.tier_bytes if last else 0,
+        tier_highest_bytes=tier.peak_used_bytes,
         notes=session.notes,
         verified=session.verified,
     )
@@ -166,18 +178,22 @@ def report(model: nn.Module) -> Report:
 def explain(model: nn.Module) -> Explanation:
     """For each buffer of ``model``'s step: its size, who makes and last uses it, the decision and the reason.
 
+    The step is the last one that `report` tells of; where that followed no plan, the one that was planned last.
+
     Raises:
-        OptionError: the model is not enabled, or has not run yet.
+        OptionError: the model is not enabled, or nothing is planned yet.
     """
     step = _planned(model)
-    return make_explanation(step.joined.program, step.plan)
+    return make_explanation(step.joined.program, step.plan, policy=_session(model).options.policy)
 
 
 def program(model: nn.Module) -> Program:
     """The captured step of ``model``: ops, buffers, JSON (`Program.to_json`) and graph (`Program.to_networkx`).
 
+    It is the step that `explain` explains.
+
     Raises:
-        OptionError: the model is not enabled, or has not run yet.
+        OptionError: the model is not enabled, or nothing is planned yet.
     """
     return _planned(model).joined.program
 
@@ -209,6 +225,21 @@ def compile_backend(
     return session(module, inputs)
 
 
+def _check_model(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise OptionError(f"enable takes a torch.nn.Module, not {type(model).__name__}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise OptionError(
+            f"{type(model).__name__} is TorchScript, whose code can neither be traced nor be seen: enable the module "
+            "that was scripted or traced"
+        )
+    if isinstance(model, nn.DataParallel) and len(model.device_ids) > 1:
+        raise OptionError(
+            f"nn.DataParallel copies the model to {len(model.device_ids)} devices in each call, lmswap manages one; "
+            "use torch.nn.parallel.DistributedDataParallel, with a process for each device, or device_ids of one"
+        )
+
+
 def _open_session(model: nn.Module, name: str, options: Options) -> Session:
     parameters = list(model.parameters())
     if not parameters:
@@ -237,6 +268,7 @@ def _session(model: nn.Module) -> Session:
     session = _find_session(model)
     if session is None:
         raise OptionError(f"{type(model).__name__} is not enabled: call lmswap.enable(model, budget=...) first")
+    session.check_process()
     return session
 
 
@@ -251,18 +283,20 @@ def _find_session(model: nn.Module) -> Session | None:
 
 
 def _measured(record: StepRecord, step: PlannedStep | None) -> Timeline:
-    if step is None:  # nobody has named what it saved
-        swapped = [transfer.swap for transfer in record.transfers]
-        names = tuple(f"saved:{number}" for number in range(1 + max(swapped, default=0)))
-        return record.timeline(names, other_bytes=0)
+    if step is None:  # nobody has named what it moved
+        return record.timeline((), other_bytes=0)
     names = step.joined.program.buffer_names
     return record.timeline(names, other_bytes=step.allowance.base_bytes - step.allowance.tensor_bytes)
 
 
 def _planned(model: nn.Module) -> PlannedStep:
-    step = _session(model).current_step()
+    session = _session(model)
+    step = session.current_step() or session.plans.newest()
     if step is None:
-        raise OptionError("nothing is planned yet: the first call of the model captures and plans its step")
+        raise OptionError(
+            "nothing is planned yet: the first call of the model captures and plans its step; one that is served by "
+            "saved-tensor hooks is planned by the second call"
+        )
     return step
 
 

@@ -1,10 +1,18 @@
-"""Every exception of lmswap. Each keeps its numbers as fields and builds its sentence from them. Imports nothing."""
+"""Every exception and warning of lmswap. Each keeps its numbers as fields and builds its sentence. Imports nothing."""
 
 from __future__ import annotations
 
 
 class LmswapError(Exception):
     """Base of all errors that lmswap raises on purpose."""
+
+
+class BudgetExceeded(UserWarning):
+    """A step held more than the budget; training goes on."""
+
+
+class NotManaged(UserWarning):
+    """An enabled model ran, or was trained, in a way that lmswap cannot manage: it took the memory of plain torch."""
 
 
 class OptionError(LmswapError, ValueError):
@@ -65,6 +73,21 @@ class BytesDiffer(TransferError):
     def __init__(self, text: str, offset_bytes: int) -> None:
         self.offset_bytes = offset_bytes
         super().__init__(text)
+
+
+class ForkedProcess(LmswapError):
+    """A model was used in a child that was forked after it was enabled: its engine stayed with the parent."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        super().__init__(
+            f"this process was forked from one in which {model} was enabled, and what moves its tensors stayed there: "
+            "call lmswap.enable(model, budget=...) in the child, or lmswap.disable(model) to run it plainly"
+        )
+
+
+class DoubleBackward(LmswapError, RuntimeError):
+    """A gradient of captured graphs was to be differentiated once more, which torch.compile's graphs cannot be."""
 
 
 class SavedTensorChanged(LmswapError, RuntimeError):

@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._C._functorch import peek_interpreter_stack
 from torch._dynamo import trace_rules
-from torch._dynamo.exc import BackendCompilerFailed
+from torch._dynamo.exc import BackendCompilerFailed, TorchRuntimeError
 from torch._dynamo.external_utils import wrap_inline
 from torch._dynamo.utils import graph_break_reasons
 from torch.autograd.graph import saved_tensors_hooks
@@ -28,10 +29,12 @@ from lmswap.capture.lower import tensors
 from lmswap.eager.actions import PlannedEvents
 from lmswap.eager.check import SavedCheck
 from lmswap.eager.step import EagerStep, storages_of
-from lmswap.errors import LmswapError, OptionError, PlanInfeasible
+from lmswap.errors import LmswapError, NotManaged, OptionError, PlanInfeasible
 from lmswap.execute.record import SegmentKey
 from lmswap.options import NEEDS_GRAPHS
 from lmswap.session import UNPLANNED, WHAT_VERIFY_DOES, SavedSequence, Session
+from lmswap.session.notes import warn
+from lmswap.uncalled import UNCALLED
 
 # Graphs per model (shapes × train/eval × graph breaks) before torch would stop compiling and fall back to eager; as
 # many steps that save different tensors get a plan each.
@@ -59,11 +62,13 @@ class ModelCall:
         self._infeasible: dict[Hashable, PlanInfeasible] = {}
         self._finished: list[EagerStep] = []  # recorded, not yet planned for
         self._saving: weakref.WeakSet[EagerStep] = weakref.WeakSet()  # whose backward has not let go of them
-        self._backward: tuple[SegmentKey, int] | None = None  # the recorder's segment under way
+        self._graphs: weakref.WeakKeyDictionary[EagerStep, int] = weakref.WeakKeyDictionary()  # as records know them
+        self._backward: tuple[SegmentKey, int, EagerStep] | None = None  # the recorder's segment under way
         self._compiled: Callable[..., Any] | None = None
         if session.options.compiler == "eager":
             session.notes.append('path: saved-tensor hooks for the whole model, as asked for by compiler="eager"')
         else:
+            session.has_hooks = True
             self._compiled = _compile_call(model, session)
             session.runs_uncaptured = session.options.compiler == "fx"
 
@@ -71,7 +76,14 @@ class ModelCall:
         """The model's outputs; see `nn.Module.__call__`."""
         if getattr(self._inside, "is_running", False):  # the model calls itself
             return self._plain(*args, **kwargs)
+        self._session.check_process()
+        if torch.is_grad_enabled():
+            UNCALLED.discard(self._model)
+        if peek_interpreter_stack() is not None:
+            return self._call_transformed(args, kwargs)
         refuse_rewriters()
+        if self._session.leaves_graphs:
+            self._compiled = None
         with self._running():
             if self._compiled is None:
                 return self._call_hooked(args, kwargs)
@@ -83,8 +95,8 @@ class ModelCall:
 
     def backward_begins(self, step: EagerStep) -> None:  # noqa: D102
         self._end_segment()
-        key = (_graph(step), "backward")
-        self._backward = (key, self._session.recorder.begin_segment(key))
+        key = (self._graphs.get(step, UNPLANNED), "backward")
+        self._backward = (key, self._session.recorder.begin_segment(key), step)
 
     def begin_op(self) -> None:  # noqa: D102
         self._session.recorder.begin_op()
@@ -95,11 +107,13 @@ class ModelCall:
             self._finished.append(step)
         elif step.planned is not None:
             self._last_of_kind[step.kind] = self._sequence(step.planned)
+        self._session.tell_overruns()
 
     def _end_segment(self) -> None:
         if self._backward is not None:
-            self._session.recorder.end_segment(*self._backward)
+            key, start, step = self._backward
             self._backward = None
+            self._session.recorder.end_segment(key, start, _follows(step))
 
     @contextmanager
     def _running(self) -> Iterator[None]:
@@ -116,6 +130,8 @@ class ModelCall:
         step = self._step(None, self._kind(args, kwargs) if is_first else None, args, kwargs, records=is_first)
         disable: Callable[..., Any] = torch.compiler.disable  # or the hooks would be traced too
         hooks = disable(step.pack), disable(step.unpack)
+        had_run = session.recorder.num_steps, session.recorder.current_sequence
+        failure: TorchRuntimeError | None = None
         try:
             with _calling, torch._dynamo.config.patch(_LIMITS), saved_tensors_hooks(*hooks):
                 result = compiled(*args, **kwargs)
@@ -124,12 +140,34 @@ class ModelCall:
             if isinstance(inner, LmswapError):
                 raise inner from None
             raise
+        except TorchRuntimeError as error:  # the model's own code raised while it was traced
+            if had_run != (session.recorder.num_steps, session.recorder.current_sequence):
+                raise  # what has run already must not run again
+            failure = error.with_traceback(None)
+        if failure is not None:
+            with saved_tensors_hooks(*hooks):
+                result = self._plain(*args, **kwargs)  # raises the error as torch gives it without tracing
         if session.graphs:
             step.recording = None  # it knows nothing of what the graphs did
         if torch.is_grad_enabled() and (step.num_storages or not session.graphs):
-            self._leave_graphs(step, [_sentence(reason) for reason in graph_break_reasons[num_breaks:]])
+            reasons = [_sentence(reason) for reason in graph_break_reasons[num_breaks:]]
+            if failure is not None:
+                reasons.append(str(failure).strip().split("\n")[0])
+            self._leave_graphs(step, reasons)
         step.end_forward()
         return result
+
+    def _call_transformed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs the model plainly under a transform of torch.func, which takes neither graphs nor hooks."""
+        note = (
+            f"{self._session.name} was called under a transform of torch.func (grad, vmap, jvp ...): such calls are "
+            "not managed, and take as much memory as without lmswap"
+        )
+        if note not in self._session.notes:
+            self._session.notes.append(note)
+            warn(note, NotManaged, stacklevel=4)
+        with self._running():
+            return self._plain(*args, **kwargs)
 
     def _leave_graphs(self, step: EagerStep, reasons: list[str]) -> None:
         self._compiled = None
@@ -158,7 +196,8 @@ class ModelCall:
         planned = sequence.events if sequence and not others else None
         step = self._step(planned, kind, args, kwargs, records=sequence is None)
         self._saving.add(step)
-        with self._session.recorder.segment((_graph(step), "forward")):
+        self._graphs[step] = step.planned.graph if step.planned is not None else UNPLANNED
+        with self._session.recorder.segment((self._graphs[step], "forward"), lambda: _follows(step)):
             with saved_tensors_hooks(step.pack, step.unpack):
                 result = self._plain(*args, **kwargs)
             step.end_forward()
@@ -235,8 +274,9 @@ class ModelCall:
         return next(sequence for sequence in self._sequences if sequence.index == events.graph)
 
 
-def _graph(step: EagerStep) -> int:
-    return step.planned.graph if step.planned is not None else UNPLANNED
+def _follows(step: EagerStep) -> tuple[int, ...]:
+    """The plan that ``step`` follows now, as records know it."""
+    return (step.planned.graph,) if step.planned is not None else ()
 
 
 def _sentence(reason: Any) -> str:

@@ -20,6 +20,7 @@ from lmswap.ir.packed import unpack
 from lmswap.ir.plan import Decision, Plan
 from lmswap.ir.program import Program
 from lmswap.reporting import make_explanation
+from lmswap.reporting.decisions import buffer_decisions
 from lmswap.reporting.text import format_excess, format_seconds, print_result, render_text
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def _budget_bytes(text: str, memory: StepMemory) -> int:
 
 def plan_figures(program: Program, plan: Plan, planning_seconds: float) -> dict[str, Any]:
     """What `--json` prints, schema "lmswap.plan/2", in bytes and seconds."""
-    decisions = make_explanation(program, plan).decisions
+    decisions = buffer_decisions(program, plan)
     nbytes = {kind: sum(row.nbytes for row in decisions if row.decision is kind) for kind in Decision}
     return {
         "schema": "lmswap.plan/2",
@@ -116,7 +117,7 @@ def plan_text(program: Program, plan: Plan, machine: Machine, figures: dict[str,
     table.add_row("bound", f"{format_seconds(figures['lower_bound_seconds'])}: {format_excess(plan.excess)}")
     for decision in ("kept", "swapped", "recomputed"):
         table.add_row(decision, format_bytes(figures[f"{decision}_bytes"]))
-    return render_text(table, Text(), make_explanation(program, plan))
+    return render_text(table, Text(), make_explanation(program, plan, policy=plan.policy))
 
 
 def _this_machine(tier: str | None) -> Machine:

@@ -52,6 +52,7 @@ class SwapEngine:
         capsule = self.native.out_start(buffer, tier, offset, storage.data_ptr() + first, nbytes, self._stream())
         token: torch.Tensor = torch.utils.dlpack.from_dlpack(capsule)
         self._held[self.native.out_transfer(int(token))] = x
+        self.recorder.tier_holds(self.native.tier_stats(tier).used_bytes)
         if self._audit is not None:
             self._audit.leaves(int(token), buffer, storage, first, nbytes)
         self.recorder.memory_changed()

@@ -6,6 +6,7 @@ table, and a graph that still runs gets a clear error.
 
 from __future__ import annotations
 
+import os
 import weakref
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from lmswap.execute.engine import SwapEngine
 
 ENGINES: weakref.WeakValueDictionary[int, SwapEngine] = weakref.WeakValueDictionary()
+_of_parent: set[int] = set()  # numbers of engines that a fork left to the parent process
 
 _library = torch.library.Library("lmswap", "DEF")  # type: ignore[no-untyped-call]
 _SCHEMAS = (
@@ -49,12 +51,26 @@ def find_engine(number: int) -> SwapEngine:
     """The engine of that number.
 
     Raises:
-        TransferError: it was closed.
+        TransferError: it was closed, or belongs to the process that this one was forked from.
     """
     engine = ENGINES.get(number)
+    if engine is None and number in _of_parent:
+        raise TransferError(
+            "this graph's tensors stayed with the process that this one was forked from: run the model's forward in "
+            "the child too, after lmswap.enable there"
+        )
     if engine is None:
         raise TransferError("this graph's engine is closed: the model was disabled while the graph was still in use")
     return engine
+
+
+def _leave_to_parent() -> None:
+    """In a forked child the threads of its engines do not exist: waiting for them would be for ever."""
+    _of_parent.update(ENGINES)
+    ENGINES.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _out_start(  # noqa: PLR0917 - the operator's own signature

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -14,6 +15,7 @@ from lmswap.execute._C import TransferRecord
 from lmswap.ir.timeline import Lane, Span, Timeline
 
 SegmentKey = tuple[int, str]  # graph, phase
+Graphs = tuple[int, ...]  # by which a plan is known: those of the step that it was made for
 Time = TypeVar("Time", int, float)
 
 # Forwards whose backward never comes, as in evaluation with gradients on, are without end; no step has so many runs.
@@ -42,6 +44,27 @@ class TensorMemory(Protocol):
     def tensor_changes(self, start_seconds: float, stop_seconds: float) -> Sequence[tuple[float, int]]:
         """Between two times of CLOCK_MONOTONIC, beside what was read now and then."""
 
+    def start_lap(self) -> None:
+        """Starts the peaks of a lap."""
+
+    def lap_peaks(self) -> tuple[int, int]:
+        """The most since then that counts against the budget, and of tensors."""
+
+
+class Peaks(NamedTuple):
+    """The most that a step held, of all it took: from where the one before it ended."""
+
+    used_bytes: int = 0  # what counts against the budget
+    tensor_bytes: int = 0
+    tier_bytes: int = 0
+
+    def with_others(self, others: Peaks) -> Peaks:
+        """The peaks of both together."""
+        return Peaks(*map(max, self, others))
+
+
+NO_PEAKS = Peaks()
+
 
 class SegmentRun(NamedTuple, Generic[Time]):
     """One run of a segment: in marks, until they are read, or in seconds of CLOCK_MONOTONIC."""
@@ -50,6 +73,7 @@ class SegmentRun(NamedTuple, Generic[Time]):
     start: Time
     ops: tuple[Time, ...]  # where its second op began, and so on; empty in a step whose ops were not timed
     end: Time
+    follows: Graphs = ()  # the plan that it followed to its end; empty: none
 
 
 @dataclass
@@ -59,6 +83,8 @@ class _MarkedStep:
     begun_seconds: float  # host time
     runs: list[SegmentRun[int]] = field(default_factory=list)
     memory: list[tuple[int, int]] = field(default_factory=list)  # mark, tensor bytes on the device
+    peaks: Peaks = NO_PEAKS
+    number: int = 0  # from 1 on, when it has ended
     times_ops: bool = False
 
     @property
@@ -71,16 +97,43 @@ class _MarkedStep:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every forward segment has seen its backward."""
-        forwards = sorted(graph for graph, phase in self.sequence if phase == "forward")
-        backwards = sorted(graph for graph, phase in self.sequence if phase == "backward")
-        return bool(self.runs) and forwards == backwards
+        """Whether every forward segment has seen its backward; some see several, with retain_graph=True."""
+        forwards = Counter(graph for graph, phase in self.sequence if phase == "forward")
+        backwards = Counter(graph for graph, phase in self.sequence if phase == "backward")
+        return bool(self.runs) and forwards <= backwards
+
+    @property
+    def ended(self) -> EndedStep:
+        """What is known of it without waiting for the device."""
+        # A graph that trains nothing has a plan of its own, also in the middle of a step.
+        plans = {run.follows for run in self.runs if run.key[1] != "inference"} or {run.follows for run in self.runs}
+        follows = plans.pop() if len(plans) == 1 else ()
+        return EndedStep(self.number, self.sequence, follows, self.peaks)
+
+
+@dataclass(frozen=True)
+class EndedStep:
+    """A step that is over for the host: its number from 1 on, segments in order, and peaks.
+
+    ``follows`` is the plan that it followed as a whole, and that gives its buffers their names; empty if there is none.
+    """
+
+    number: int
+    sequence: tuple[SegmentKey, ...]
+    follows: Graphs
+    peaks: Peaks
+
+    @property
+    def trains(self) -> bool:
+        """Whether a backward ran in it."""
+        return any(phase == "backward" for _, phase in self.sequence)
 
 
 @dataclass(frozen=True)
 class StepRecord:
     """One step as it ran, in seconds of CLOCK_MONOTONIC."""
 
+    step: EndedStep
     segments: tuple[SegmentRun[float], ...]
     memory: tuple[tuple[float, int], ...]  # tensor bytes on the device
     transfers: tuple[TransferRecord, ...]
@@ -108,13 +161,14 @@ class StepRecord:
         """The step as spans from 0 on.
 
         Args:
-            names: of the buffers, by the number under which they were moved.
+            names: of the buffers, by the number under which they were moved, in the plan that the step followed; one
+                that the plan does not know, moved for another step that is not over yet, is called by its number.
             other_bytes: what counts against the budget beside tensors; added to the memory curve.
         """
         origin = self.begun_seconds
         waits = sorted((r.wait_start_seconds, r.wait_end_seconds, r.swap) for r in self.transfers)
         spans = []
-        for (graph, phase), start, _, end in self.segments:
+        for (graph, phase), start, _, end, _ in self.segments:
             clock = start
             for wait_start, wait_end, buffer in waits:
                 if start <= wait_start <= wait_end <= end:  # both 0 where nothing waited
@@ -126,7 +180,8 @@ class StepRecord:
         for record in self.transfers:
             lane = Lane.IN if record.is_in else Lane.OUT
             start, end = record.start_seconds - origin, record.end_seconds - origin
-            spans.append(Span(lane, names[record.swap], start, end, record.nbytes, record.swap))
+            name = names[record.swap] if record.swap < len(names) else f"buffer {record.swap}"
+            spans.append(Span(lane, name, start, end, record.nbytes, record.swap))
         memory = tuple((seconds - origin, nbytes + other_bytes) for seconds, nbytes in self.memory)
         return Timeline("measured", tuple(spans), memory)
 
@@ -139,17 +194,26 @@ class Recorder:
         self._current = _MarkedStep(time.perf_counter())
         self._ops: list[int] = []  # marks of the segment under way
         self._waiting: list[_MarkedStep] = []  # forwards before it that no backward has claimed
-        self._ended: _MarkedStep | None = None
+        self._unread: _MarkedStep | None = None
         self._last: StepRecord | None = None
+        self._last_training: StepRecord | None = None
         self._transfers: list[TransferRecord] = []
+        self._untold: deque[EndedStep] = deque(maxlen=_MOST_WAITING)
         self.observers: list[Callable[[StepRecord], None]] = []  # called with each step's record when it is read
         self.num_steps = 0
-        self.last_sequence: tuple[SegmentKey, ...] = ()  # segments of the last step that ended, in order
+        self.ended: EndedStep | None = None  # the last step that ended
+        self.trained: EndedStep | None = None  # the last of them with a backward
+        self.highest: EndedStep | None = None  # the first of them that held the most
 
     @property
     def current_sequence(self) -> tuple[SegmentKey, ...]:
         """Segments that have run in the step under way."""
         return self._current.sequence
+
+    @property
+    def last_sequence(self) -> tuple[SegmentKey, ...]:
+        """Segments of the last step that ended."""
+        return self.ended.sequence if self.ended is not None else ()
 
     @property
     def times_ops(self) -> bool:
@@ -163,23 +227,49 @@ class Recorder:
     def last(self) -> StepRecord | None:
         """The last step that ended; waits for the device."""
         self.end_if_complete()
-        if self._ended is not None:
+        if self._unread is not None:
             stop = [*self._waiting, self._current][0].begun_seconds
-            self._last, self._ended = self._read(self._ended, stop), None
+            unread, self._unread = self._unread, None
+            self._read(unread, stop)
         return self._last
+
+    def last_training(self) -> StepRecord | None:
+        """The last step that had a backward, or that ended if none had; waits for the device."""
+        last = self.last()
+        return self._last_training or last
+
+    def take_ended(self) -> list[EndedStep]:
+        """The steps that have ended since the last call."""
+        ended = list(self._untold)
+        self._untold.clear()
+        return ended
+
+    def complete(self) -> EndedStep | None:
+        """The step under way with its peaks so far, if all that ran forward has run backward."""
+        if not self._current.is_complete:
+            return None
+        peaks = self._current.peaks.with_others(self._lap_peaks())
+        return replace(self._current.ended, number=self.num_steps + len(self._waiting) + 1, peaks=peaks)
 
     def memory_changed(self) -> None:
         """Adds a point to the memory curve."""
         self._current.memory.append((self._clock.mark(), self._memory.used_tensor_bytes()))
 
+    def tier_holds(self, nbytes: int) -> None:
+        """So many bytes are in the tier now; to be told when they have become more."""
+        self._current.peaks = self._current.peaks.with_others(Peaks(tier_bytes=nbytes))
+
     @contextmanager
-    def segment(self, key: SegmentKey) -> Iterator[None]:
-        """Records one run of a segment; a forward that follows a backward begins a new step."""
+    def segment(self, key: SegmentKey, follows: Callable[[], Graphs] = tuple) -> Iterator[None]:
+        """Records one run of a segment; a forward that follows a backward begins a new step.
+
+        ``follows`` is asked at the end which plan it followed: it may have left that of its beginning.
+        """
         start = self.begin_segment(key)
         try:
             yield
         finally:
-            self.end_segment(key, start)
+            self.end_segment(key, start, follows())
 
     def begin_segment(self, key: SegmentKey) -> int:
         """For those who cannot wrap the run in `segment`; what it returns is for `end_segment`."""
@@ -198,9 +288,9 @@ class Recorder:
         if self.times_ops:
             self._ops.append(self._clock.mark())
 
-    def end_segment(self, key: SegmentKey, start: int) -> None:
-        """The run that `begin_segment` began is over."""
-        self._current.runs.append(SegmentRun(key, start, tuple(self._ops), self._clock.mark()))
+    def end_segment(self, key: SegmentKey, start: int, follows: Graphs = ()) -> None:
+        """The run that `begin_segment` began is over; it followed the plan of ``follows`` to its end."""
+        self._current.runs.append(SegmentRun(key, start, tuple(self._ops), self._clock.mark(), follows))
         self.memory_changed()
 
     def end_if_complete(self) -> None:
@@ -213,6 +303,7 @@ class Recorder:
 
     def _wait(self) -> None:
         """Sets aside what ran so far: a graph runs again, either in the same step or since no backward will come."""
+        self._end_lap()
         self._waiting.append(self._current)
         self._current = _MarkedStep(time.perf_counter())
         if len(self._waiting) > _MOST_WAITING:
@@ -223,33 +314,52 @@ class Recorder:
         while self._waiting and self._current.count(graph, "forward") <= self._current.count(graph, "backward"):
             earlier, current = self._waiting.pop(), self._current
             self._current = _MarkedStep(
-                earlier.begun_seconds, earlier.runs + current.runs, earlier.memory + current.memory
+                earlier.begun_seconds,
+                earlier.runs + current.runs,
+                earlier.memory + current.memory,
+                earlier.peaks.with_others(current.peaks),
             )
 
     def _end_step(self) -> None:
+        self._end_lap()
         for step in (*self._waiting, self._current):
             self._end(step)
         self._waiting.clear()
         self._current = _MarkedStep(time.perf_counter())
 
-    def _end(self, step: _MarkedStep) -> None:
-        if self._ended is not None:
-            self._last = self._read(self._ended, step.begun_seconds)
-        self._ended = step
-        self.last_sequence = step.sequence
-        self.num_steps += 1
+    def _end_lap(self) -> None:
+        self._current.peaks = self._current.peaks.with_others(self._lap_peaks())
+        self._memory.start_lap()
 
-    def _read(self, step: _MarkedStep, stop: float) -> StepRecord:
+    def _lap_peaks(self) -> Peaks:
+        return Peaks(*self._memory.lap_peaks())
+
+    def _end(self, step: _MarkedStep) -> None:
+        if self._unread is not None:
+            self._read(self._unread, step.begun_seconds)
+        self._unread = step
+        self.num_steps += 1
+        step.number = self.num_steps
+        self.ended = step.ended
+        self._untold.append(self.ended)
+        if self.ended.trains:
+            self.trained = self.ended
+        if self.highest is None or self.ended.peaks.used_bytes > self.highest.peaks.used_bytes:
+            self.highest = self.ended
+
+    def _read(self, step: _MarkedStep, stop: float) -> None:
         take = self._clock.take_mark
         segments = tuple(
-            SegmentRun(run.key, take(run.start), tuple(map(take, run.ops)), take(run.end)) for run in step.runs
+            SegmentRun(run.key, take(run.start), tuple(map(take, run.ops)), take(run.end), run.follows)
+            for run in step.runs
         )
         memory = [(take(mark), nbytes) for mark, nbytes in step.memory]
         memory += self._memory.tensor_changes(memory[0][0], memory[-1][0])  # a segment marks where it begins and ends
         self._transfers += self._clock.take_records()
         own = [record for record in self._transfers if step.begun_seconds <= record.queued_seconds < stop]
         self._transfers = [record for record in self._transfers if record.queued_seconds >= stop]
-        record = StepRecord(segments, tuple(sorted(memory)), tuple(own))
+        record = self._last = StepRecord(step.ended, segments, tuple(sorted(memory)), tuple(own))
+        if record.step.trains:
+            self._last_training = record
         for observer in self.observers:
             observer(record)
-        return record

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
 from lmswap.hardware.device import describe_device
+from lmswap.hardware.high_water import HighWater
 from lmswap.hardware.ram import peak_resident_bytes, read_ram, reset_peak_resident, resident_bytes
 
 if TYPE_CHECKING:
@@ -63,6 +65,12 @@ class DeviceMemory(Protocol):
     def reset_tensor_peak(self) -> None:
         """Starts the tensor peak again; `peak_bytes` goes on."""
 
+    def start_lap(self) -> None:
+        """Starts the peaks of a lap; the others go on."""
+
+    def lap_peaks(self) -> tuple[int, int]:
+        """The highest `used_bytes` and `used_tensor_bytes` since `start_lap` or the object's making."""
+
     def reusable_bytes(self) -> int:
         """The part of `used_bytes` that no tensor holds, and that the next one will get."""
 
@@ -87,6 +95,27 @@ def device_memory(device: torch.device) -> DeviceMemory:
     return CudaMemory(device) if device.type == "cuda" else CpuMemory(device)
 
 
+_RESIDENT = HighWater(peak_resident_bytes, reset_peak_resident)
+
+
+@cache
+def _live() -> HighWater:
+    """What is allocated on the heap."""
+    from lmswap.execute import _C
+
+    return HighWater(lambda: _C.heap_stats().peak_live_bytes, _C.heap_reset_peak)
+
+
+@cache
+def _allocated(device: torch.device) -> HighWater:
+    """What torch has handed out on a GPU."""
+    import torch
+
+    return HighWater(
+        lambda: torch.cuda.max_memory_allocated(device), lambda: torch.cuda.reset_peak_memory_stats(device)
+    )
+
+
 class CudaMemory:
     """What torch's caching allocator has handed out on one GPU."""
 
@@ -94,8 +123,7 @@ class CudaMemory:
         import torch
 
         self._cuda, self._device = torch.cuda, device
-        self._earlier_peak_bytes = 0
-        self.reset_peak()
+        self._peak, self._tensor_peak, self._lap_peak = (_allocated(device).watch() for _ in range(3))
 
     def description(self) -> str:
         """See `DeviceMemory`; so are the others."""
@@ -112,10 +140,10 @@ class CudaMemory:
         return self._cuda.memory_allocated(self._device)
 
     def peak_bytes(self) -> int:  # noqa: D102
-        return max(self._earlier_peak_bytes, self.peak_tensor_bytes())
+        return self._peak.value()
 
     def peak_tensor_bytes(self) -> int:  # noqa: D102
-        return self._cuda.max_memory_allocated(self._device)
+        return self._tensor_peak.value()
 
     used_tensor_bytes = used_bytes
 
@@ -126,12 +154,17 @@ class CudaMemory:
         return ()
 
     def reset_peak(self) -> None:  # noqa: D102
-        self.reset_tensor_peak()
-        self._earlier_peak_bytes = 0
+        self._peak.restart()
+        self._tensor_peak.restart()
 
     def reset_tensor_peak(self) -> None:  # noqa: D102
-        self._earlier_peak_bytes = self.peak_bytes()
-        self._cuda.reset_peak_memory_stats(self._device)
+        self._tensor_peak.restart()
+
+    def start_lap(self) -> None:  # noqa: D102
+        self._lap_peak.restart()
+
+    def lap_peaks(self) -> tuple[int, int]:  # noqa: D102
+        return self._lap_peak.value(), self._lap_peak.value()
 
     def reusable_bytes(self) -> int:  # noqa: D102
         return 0
@@ -165,7 +198,8 @@ class CpuMemory:
         CpuMemory._num_open += 1
         self.trim()  # what is free already would hide as much growth when it is given back later
         self._base_bytes = resident_bytes()
-        self.reset_peak()
+        self._peak, self._lap_peak = _RESIDENT.watch(), _RESIDENT.watch()
+        self._tensor_peak, self._lap_tensor_peak = _live().watch(), _live().watch()
 
     def description(self) -> str:
         """See `DeviceMemory`; so are the others."""
@@ -181,7 +215,7 @@ class CpuMemory:
         return max(0, resident_bytes() - self._base_bytes)
 
     def peak_bytes(self) -> int:  # noqa: D102
-        return max(0, peak_resident_bytes() - self._base_bytes)
+        return max(0, self._peak.value() - self._base_bytes)
 
     def used_tensor_bytes(self) -> int:  # noqa: D102
         return self._heap.heap_stats().live_bytes
@@ -190,17 +224,24 @@ class CpuMemory:
         return _HEAP_THRESHOLD_BYTES
 
     def peak_tensor_bytes(self) -> int:  # noqa: D102
-        return self._heap.heap_stats().peak_live_bytes
+        return self._tensor_peak.value()
 
     def tensor_changes(self, start_seconds: float, stop_seconds: float) -> Sequence[tuple[float, int]]:  # noqa: D102
         return self._heap.heap_changes(start_seconds, stop_seconds)
 
     def reset_peak(self) -> None:  # noqa: D102
-        reset_peak_resident()
+        self._peak.restart()
         self.reset_tensor_peak()
 
     def reset_tensor_peak(self) -> None:  # noqa: D102
-        self._heap.heap_reset_peak()
+        self._tensor_peak.restart()
+
+    def start_lap(self) -> None:  # noqa: D102
+        self._lap_peak.restart()
+        self._lap_tensor_peak.restart()
+
+    def lap_peaks(self) -> tuple[int, int]:  # noqa: D102
+        return max(0, self._lap_peak.value() - self._base_bytes), self._lap_tensor_peak.value()
 
     def reusable_bytes(self) -> int:  # noqa: D102
         return self._heap.heap_reusable_bytes()

@@ -80,10 +80,10 @@ class Explanation:
         return table
 
 
-def make_explanation(program: Program, plan: Plan) -> Explanation:
-    """Explains ``plan`` in the terms of ``program``, the step that it was made for."""
+def make_explanation(program: Program, plan: Plan, *, policy: str) -> Explanation:
+    """Explains ``plan`` in the terms of ``program``, the step that it was made for; ``policy`` is the one asked for."""
     decisions = buffer_decisions(program, plan)
-    return Explanation(program.name, plan.policy, decisions, plan.predicted_seconds, plan.excess)
+    return Explanation(program.name, policy, decisions, plan.predicted_seconds, plan.excess)
 
 
 def _place(target: str, source: str) -> str:

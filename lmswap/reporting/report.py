@@ -23,20 +23,26 @@ from lmswap.reporting.decisions import BufferDecision, buffer_decisions
 from lmswap.reporting.picture import write_picture
 from lmswap.reporting.text import format_error, format_excess, format_seconds, render_text
 
-SCHEMA = "lmswap.report/2"
+SCHEMA = "lmswap.report/3"
 
 
 @dataclass(frozen=True)
 class Report:
     """One model's step as planned and as it ran.
 
-    Predicted fields are None until the step is captured and planned, measured ones until a step has finished; they are
-    of the last step. The budget is made of what was there before the step (``base_bytes``), an allowance for the
-    allocator and for scratch of kernels (``reserve_bytes``), a margin that stays free (``margin_bytes``), and the rest,
-    which the plan fills. Peaks and memory curves count like the budget: base and reserve are part of the predicted
-    ones. ``measured_tensor_peak_bytes`` is the part of the measured peak that tensors held, None where it is not known.
-    Tier bytes are what the plan needs there, what the tier holds now and has held at most; ``host_budget_bytes`` is
-    what it may hold. ``emulated_link`` is what copies were paced to, None where they ran at the machine's own speed;
+    Predicted fields are None until the step is captured and planned, and where it followed no plan, measured ones until
+    a step has finished. They are of step number ``step``: the last that had a backward, or, if none of the ``steps`` so
+    far had one, the last; ``trains`` says which. Measured peaks are of all that happened from the end of the step
+    before it to its own end; the highest so far was ``highest_peak_bytes``, in step ``highest_peak_step``.
+
+    The budget is made of what was there before the step (``base_bytes``), an allowance for the allocator and for
+    scratch of kernels (``reserve_bytes``), a margin that stays free (``margin_bytes``), and the rest, which the plan
+    fills. Peaks and memory curves count like the budget: base and reserve are part of the predicted ones.
+    ``measured_tensor_peak_bytes`` is the part of the measured peak that tensors held, None where it is not known. Tier
+    bytes are what the plan needs there, what the tier holds now, held at most in that step and has ever held;
+    ``host_budget_bytes`` is what it may hold.
+
+    ``emulated_link`` is what copies were paced to, None where they ran at the machine's own speed;
     ``out_bytes_per_second`` and ``in_bytes_per_second`` are what they reached while at least one was under way. The
     step would take ``free_seconds`` with unlimited memory, and no plan is faster than ``bound_seconds`` while ops keep
     their order; ``plan_origin`` says where the plan comes from: "made in 1.2 s", "from cache". ``verified`` is what
@@ -55,9 +61,13 @@ class Report:
     reserve_bytes: int
     margin_bytes: int
     steps: int
+    step: int | None
+    trains: bool
     predicted_peak_bytes: int | None
     measured_peak_bytes: int | None
     measured_tensor_peak_bytes: int | None
+    highest_peak_bytes: int | None
+    highest_peak_step: int | None
     predicted_seconds: float | None
     measured_seconds: float | None
     free_seconds: float | None
@@ -71,6 +81,7 @@ class Report:
     tier_planned_bytes: int | None
     tier_used_bytes: int
     tier_peak_bytes: int
+    tier_highest_bytes: int
     decisions: tuple[BufferDecision, ...]
     verified: Verified | None
     notes: tuple[str, ...]
@@ -90,10 +101,8 @@ class Report:
             Text(),
             Text(self._budget()),
         ]
-        if self.predicted is not None and self.measured is not None:
-            parts.append(
-                Text("Measured figures are of the last step. Error: of the prediction, against the measurement.")
-            )
+        if self.measured is not None:
+            parts.append(Text(self._whose()))
         if self.verified is not None:
             parts.append(Text(f"Verified: {self.verified}."))
         parts.extend(Text(f"Note: {note}") for note in self.notes)
@@ -103,7 +112,7 @@ class Report:
         return render_text(self)
 
     def to_json(self) -> str:
-        """Every field as JSON text, schema "lmswap.report/2"; sizes in bytes, times in seconds."""
+        """Every field as JSON text, schema "lmswap.report/3"; sizes in bytes, times in seconds."""
         return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1)
 
     def plot(self, path: str | Path) -> None:
@@ -152,13 +161,28 @@ class Report:
         if self.swapped_out_bytes is None:
             return f"Swapping is planned, not yet run: {planned}."
         if self.swapped_out_bytes == 0:
-            return f"Swapping did NOT happen in the last step, although {planned}."
+            return f"Swapping did NOT happen in step {self.step}, although {planned}."
         return f"Swapping is on: {planned}."
 
     def _unplanned_state(self) -> str:
         if self.swapped_out_bytes:
-            return "Swapping is on, without a plan: the last step was like none before it; the next like it has one."
+            return (
+                f"Swapping is on, without a plan: step {self.step} was like none before it; the next like it has one."
+            )
+        if self.step is not None:
+            return f"Swapping: step {self.step} followed no plan of its own, and swapped nothing."
         return "Swapping: not decided yet; the first step is captured and planned when it runs."
+
+    def _whose(self) -> str:
+        """Which step the measured figures are of, and what ran since."""
+        kind = "the last with a backward" if self.trains else "which had no backward, as none so far"
+        text = f"Measured figures are of step {self.step}, {kind}."
+        later = self.steps - (self.step or 0)
+        if later:
+            text += f" Since then the model ran {later} time{'' if later == 1 else 's'} without one, as in validation."
+        if self.predicted is not None:
+            text += " Error: of the prediction, against the measurement."
+        return text
 
     def _quality(self) -> str:
         assert self.predicted_seconds is not None
@@ -195,8 +219,10 @@ class Report:
         table.add_row("swapped in", *_bytes(in_, self.swapped_in_bytes))
         if self.recomputed_bytes:
             table.add_row("recomputed", "", format_bytes(self.recomputed_bytes), "")
-        held_bytes = self.tier_peak_bytes if self.steps else None
+        held_bytes = self.tier_peak_bytes if self.measured is not None else None
         table.add_row(f"{self.tier} tier, peak", *_bytes(self.tier_planned_bytes, held_bytes))
+        if self.tier_highest_bytes > self.tier_peak_bytes:
+            table.add_row("  highest so far", "", format_bytes(self.tier_highest_bytes), "")
         return table
 
     def _budget(self) -> str:
@@ -211,18 +237,26 @@ class Report:
                 (self.margin_bytes, "margin"),
                 (for_step, "for the step's tensors"),
             )
-            if nbytes
+            if nbytes > 0
         ]
         text = f"Budget {format_bytes(self.budget_bytes)} = {' + '.join(parts)}."
+        if for_step < 0:
+            taken = f"{' + '.join(parts)} are {format_bytes(-for_step)} more"
+            text = f"Budget {format_bytes(self.budget_bytes)} leaves nothing for the step's tensors: {taken}."
         if self.host_budget_bytes is not None:
             planned = f"the plan uses {format_bytes(self.tier_planned_bytes or 0)} of the {self.tier} tier"
             text += f"\nHost budget {format_bytes(self.host_budget_bytes)}: {planned}."
-        if self.measured_peak_bytes is None:
-            return text
-        if self.measured_peak_bytes > self.budget_bytes:
-            excess = format_bytes(self.measured_peak_bytes - self.budget_bytes)
-            return f"{text}\nThe measured peak is OVER the budget by {excess}."
-        return f"{text}\nThe measured peak is {100 * self.measured_peak_bytes / self.budget_bytes:.0f} % of the budget."
+        if self.measured_peak_bytes is not None:
+            text += f"\nThe measured peak is {self._against_budget(self.measured_peak_bytes)}."
+        if self.highest_peak_bytes is not None and self.highest_peak_bytes > (self.measured_peak_bytes or 0):
+            highest = f"{format_bytes(self.highest_peak_bytes)}, in step {self.highest_peak_step}"
+            text += f"\nThe highest peak so far was {highest}: {self._against_budget(self.highest_peak_bytes)}."
+        return text
+
+    def _against_budget(self, peak_bytes: int) -> str:
+        if peak_bytes > self.budget_bytes:
+            return f"OVER the budget by {format_bytes(peak_bytes - self.budget_bytes)}"
+        return f"{100 * peak_bytes / self.budget_bytes:.0f} % of the budget"
 
 
 def make_report(
@@ -243,20 +277,25 @@ def make_report(
     predicted: Timeline | None = None,
     free_seconds: float | None = None,
     steps: int = 0,
+    step: int | None = None,
+    trains: bool = False,
     measured: Timeline | None = None,
     measured_peak_bytes: int | None = None,
     measured_tensor_peak_bytes: int | None = None,
+    highest_peak_bytes: int | None = None,
+    highest_peak_step: int | None = None,
     tier_used_bytes: int = 0,
     tier_peak_bytes: int = 0,
+    tier_highest_bytes: int = 0,
     notes: Sequence[str] = (),
     verified: Verified | None = None,
 ) -> Report:
     """Builds the report of one model from what the stages left; arguments are its fields of that name.
 
     ``model`` and ``device`` are names for people, "UNet3d" and "cuda:0 (NVIDIA H200)"; ``policy`` is the one asked for,
-    the report names the plan's where there is one. ``program``, ``plan`` and ``predicted`` (the simulator's timeline,
+    whatever way the plan was found in. ``program``, ``plan`` and ``predicted`` (the simulator's timeline,
     whose memory counts what the step itself allocates) come together or not at all, before the first step.
-    ``measured`` is the last finished step, its memory counted like the budget, empty where it was not recorded.
+    ``measured`` is step number ``step``, its memory counted like the budget, empty where it was not recorded.
     ``notes`` are sentences for people, such as a module that runs uncaptured and why.
     """
     fixed = base_bytes + reserve_bytes
@@ -266,7 +305,7 @@ def make_report(
     return Report(
         model=model,
         device=device,
-        policy=plan.policy if plan is not None else policy,
+        policy=policy,
         plan_origin=plan_origin,
         tier=tier,
         emulated_link=emulated_link,
@@ -276,9 +315,13 @@ def make_report(
         reserve_bytes=reserve_bytes,
         margin_bytes=margin_bytes,
         steps=steps,
+        step=step,
+        trains=trains,
         predicted_peak_bytes=predicted.peak_bytes if predicted is not None else None,
         measured_peak_bytes=measured_peak_bytes,
         measured_tensor_peak_bytes=measured_tensor_peak_bytes,
+        highest_peak_bytes=highest_peak_bytes,
+        highest_peak_step=highest_peak_step,
         predicted_seconds=plan.predicted_seconds if plan is not None else None,
         measured_seconds=_graph_seconds(measured) if measured is not None else None,
         free_seconds=free_seconds,
@@ -292,6 +335,7 @@ def make_report(
         tier_planned_bytes=plan.tier_bytes.get(tier, 0) if plan is not None else None,
         tier_used_bytes=tier_used_bytes,
         tier_peak_bytes=tier_peak_bytes,
+        tier_highest_bytes=tier_highest_bytes,
         decisions=buffer_decisions(program, plan) if program is not None and plan is not None else (),
         verified=verified,
         notes=tuple(notes),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -89,6 +90,7 @@ class CapturedGraph:
     def compiled(self, module: fx.GraphModule, phase: str) -> BoxedFunction:
         """See `lmswap.capture.aot.GraphHandler`."""
         function, segment, recorder = compile_boxed(module), self._segments[phase], self._session.recorder
+        record = partial(self._recorded, phase=phase, follows=self._plan_followed)
         handover, positions = self.handover, handed_over(segment, self.program)
 
         def run(arguments: list[Any]) -> Any:
@@ -96,7 +98,7 @@ class CapturedGraph:
             timed = compile_boxed(with_begins(segment, recorder.begin_op)) if recorder.times_ops else None
             if phase == "backward":
                 handover.begins_backward(arguments, positions)
-            values = self.recorded(timed or function, phase)(arguments)
+            values = record(timed or function)(arguments)
             if phase == "backward":
                 handover.ran_backward()
             else:
@@ -108,13 +110,23 @@ class CapturedGraph:
 
     def recorded(self, function: BoxedFunction, phase: str) -> BoxedFunction:
         """See `lmswap.capture.inductor.CompiledGraphHandler`."""
+        return self._recorded(function, phase=phase, follows=self._plan_followed)
+
+    @property
+    def _plan_followed(self) -> tuple[int, ...]:
+        """The plan that what is compiled now follows, also when the next one is in force."""
+        return self._follows or (self.index,)
+
+    def _recorded(self, function: BoxedFunction, *, phase: str, follows: tuple[int, ...]) -> BoxedFunction:
         session, index = self._session, self.index
 
         def run(arguments: list[Any]) -> Any:
             session.losses.begins(index, phase)
-            with session.recorder.segment((index, phase)):
+            with session.recorder.segment((index, phase), lambda: follows):
                 values = function(arguments)
             session.losses.ran(index, phase)
+            if phase == "backward":
+                session.tell_overruns()
             return values
 
         return run

@@ -9,10 +9,12 @@ once more.
 from __future__ import annotations
 
 import logging
+import os
 import traceback
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
@@ -24,19 +26,23 @@ from lmswap.capture.join import graph_plan, join, join_costs
 from lmswap.capture.loss import LossMeter
 from lmswap.capture.lower import Lowered
 from lmswap.capture.measure import OpMeter
+from lmswap.capture.twice import watch_gradients
 from lmswap.eager.recording import Recorded
-from lmswap.errors import CaptureError, LmswapError, OptionError, PlanInfeasible, TierError
+from lmswap.errors import CaptureError, ForkedProcess, LmswapError, OptionError, PlanInfeasible, TierError
 from lmswap.execute.audit import Audit
 from lmswap.execute.engine import SwapEngine
+from lmswap.execute.record import EndedStep
 from lmswap.hardware.measure import describe_machine
 from lmswap.hardware.memory import DeviceMemory, device_memory
 from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Plan
 from lmswap.ir.verified import Verified
-from lmswap.options import Options
+from lmswap.options import NEEDS_GRAPHS, Options
 from lmswap.session.allowance import Budget
 from lmswap.session.graphs import CapturedGraph, SavedSequence
+from lmswap.session.notes import Notes
 from lmswap.session.opening import as_asked, open_engine, resolve_tier
+from lmswap.session.overruns import Overruns
 from lmswap.session.steps import PlannedStep, StepPlans
 
 _log = logging.getLogger(__name__)
@@ -59,6 +65,8 @@ WHAT_VERIFY_DOES = {
 
 class Session:
     """An enabled model's engine, graphs, plans and records. Dynamo calls it with each graph that it captures."""
+
+    _open: ClassVar[weakref.WeakSet[Session]] = weakref.WeakSet()
 
     def __init__(self, name: str, options: Options, device: torch.device, trainable_bytes: int) -> None:
         """Opens the engine and its tier.
@@ -83,7 +91,8 @@ class Session:
             self.close()
             raise
         self.losses = LossMeter(self.memory)
-        self.notes: list[str] = []
+        self.notes = Notes(name)
+        self._overruns = Overruns(name, self.budget.nbytes)
         if options.budget_bytes is None:
             self.notes.append(self.budget.describe_auto())
         if options.verify:
@@ -100,14 +109,19 @@ class Session:
             notes=self.notes,
         )
         self.meter = OpMeter(device, self.memory, lambda program: roofline(program, self.machine))
+        self.has_hooks = False  # somebody can serve the model without graphs
+        self.leaves_graphs = False  # and has to from its next call on
+        self._process = os.getpid()
         self.runs_uncaptured = False  # code whose graph cannot be planned for; somebody serves what it saves
         self._num_runs: Counter[tuple[int, ...]] = Counter()  # by step, before the one under way
         self._last_order: tuple[tuple[int, ...], ...] = ()  # forwards and backwards of the step before the last
+        Session._open.add(self)
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """The Dynamo backend: takes one graph, gives what runs instead of it."""
         graph = CapturedGraph(self, len(self.graphs), module)
         self.graphs.append(graph)
+        self._overruns.captured_in(self.recorder.num_steps + 1)
         try:
             with without_hooks():
                 graph.compile(inputs)
@@ -121,11 +135,16 @@ class Session:
             _log.debug("%s", "".join(traceback.format_exception(error)))
             # Dynamo then runs the user's own code; its graph may be no substitute for that.
             raise SkipFrame(self.notes[-1]) from error
+        _log.info("%s: captured graph %d, of %d ops", self.name, graph.index, len(graph.program.ops))
 
         def run(*arguments: Any) -> Any:
+            self.check_process()
             with without_hooks():
                 self.prepare(graph)
-                return graph.due().function(*arguments)
+                outputs = graph.due().function(*arguments)
+            if torch.is_grad_enabled():
+                watch_gradients(outputs, self._differentiates_twice)
+            return outputs
 
         return run
 
@@ -166,6 +185,26 @@ class Session:
             )
         return graph_plan(step.joined, step.plan, 0, lowered.program)
 
+    def check_process(self) -> None:
+        """Raises ForkedProcess in a child that was forked since the model was enabled."""
+        if os.getpid() != self._process:
+            raise ForkedProcess(self.name)
+
+    def _differentiates_twice(self) -> str:
+        """Gradients were made to be differentiated once more; what is said to whoever does."""
+        what = f"{self.name}'s gradients are differentiated once more (create_graph=True), as for a gradient penalty"
+        why = "graphs of torch.compile cannot be"
+        if not self.has_hooks or self.options.policy in NEEDS_GRAPHS:
+            return f'{what}; {why}: use lmswap.enable(model, compiler="eager", policy="auto"), which has no graphs'
+        self.leaves_graphs = True
+        path = "saved-tensor hooks for the whole model instead of torch.compile"
+        self.note_once(f"path: {path}: {what}; {why}")
+        return (
+            f"{what}; {why}. Nothing is lost and no parameter has changed: zero the gradients and take the step again, "
+            'from the next call on the model is served by saved-tensor hooks, which can. With compiler="eager" it is '
+            "from the first call on"
+        )
+
     def prepare(self, graph: CapturedGraph | SavedSequence | None) -> None:
         """Called before a graph runs forward: plans anew what the last step showed to be otherwise than planned.
 
@@ -173,6 +212,7 @@ class Session:
         """
         self.engine.sweep()
         self.recorder.end_if_complete()
+        self.tell_overruns()
         if self.recorder.current_sequence or graph is None:
             return
         ran = self.recorder.last_sequence
@@ -181,7 +221,7 @@ class Session:
         self.budget.has_trained |= bool(backwards)
         if isinstance(graph, CapturedGraph) and self._plan_order(graph, forwards, backwards):
             return
-        step = self.plans.get(self._last_graphs())
+        step = self._step_that_ran()
         if step is not None and step.graphs[0] == graph.index:
             self._num_runs[step.graphs] += 1
             # Checks take time of their own.
@@ -204,11 +244,19 @@ class Session:
                 self._compile(step.graphs)
 
     def current_step(self) -> PlannedStep | None:
-        """The plan of the last step that ran, or of the first that will; None if the last one ran without."""
-        ran = self._last_graphs()
-        if UNPLANNED in ran:
-            return None
-        return self.plans.get(ran) or self.plans.newest()
+        """The plan that the last step that trained followed, or of the first that will run; None if it followed none.
+
+        Where no step has trained, the last one that ran is asked for; so is it in `Recorder.last_training`.
+        """
+        ran = self.recorder.trained or self.recorder.ended
+        return self.plans.get(ran.follows) if ran is not None else self.plans.newest()
+
+    def tell_overruns(self) -> None:
+        """Warns of steps that held more than the budget: those that have ended, and one whose backward has."""
+        under_way = self.recorder.complete()
+        for step in (*self.recorder.take_ended(), *([under_way] if under_way is not None else [])):
+            num_models = sum(session.device == self.device for session in Session._open)
+            self._overruns.tell(step, num_models=num_models, is_hooked=self._is_hooked(step))
 
     def _describe(self, number: int) -> tuple[str, str]:
         """What people call the buffer that is moved under ``number``, and the op that makes it."""
@@ -222,15 +270,25 @@ class Session:
         return program.buffer_names[number], made_by
 
     def close(self) -> None:
-        """Gives host memory, files and threads back. Idempotent."""
+        """Gives host memory, files and threads back; a forked child leaves them to its parent. Idempotent."""
+        Session._open.discard(self)
         self.engine.close()
         self.memory.close()
 
-    def _last_graphs(self) -> tuple[int, ...]:
-        """The graphs that the last step trained; where it trained none, those that it ran."""
-        ran = self.recorder.last_sequence
-        trained = [index for index, phase in ran if phase == "forward"]
-        return tuple(dict.fromkeys(trained or [index for index, _ in ran]))
+    def _is_hooked(self, step: EndedStep) -> bool:
+        ran = {graph for graph, _ in step.sequence}
+        return UNPLANNED in ran or any(isinstance(self.graphs[graph], SavedSequence) for graph in ran)
+
+    def _step_that_ran(self) -> PlannedStep | None:
+        """The plan of the last step, if it followed it with the graphs that it was made for."""
+        ended = self.recorder.ended
+        step = self.plans.get(ended.follows) if ended is not None else None
+        if ended is None or step is None:
+            return None
+        # The graphs that it trained; where it trained none, those that it ran.
+        trained = [index for index, phase in ended.sequence if phase == "forward"]
+        ran = tuple(dict.fromkeys(trained or [index for index, _ in ended.sequence]))
+        return step if step.graphs == ran else None
 
     def _runs(self, forwards: Sequence[int]) -> tuple[int, ...]:
         """``forwards`` with a graph for each run: one that runs again is planned and compiled for each run apart."""
@@ -282,8 +340,7 @@ class Session:
 
     def note_once(self, note: str) -> None:
         """Adds a sentence for people, unless it was said before."""
-        if note not in self.notes:
-            self.notes.append(note)
+        self.notes.append_once(note)
 
     def _plan(self, indices: tuple[int, ...], backwards: Sequence[int] | None = None) -> None:
         graphs = [self.graphs[index] for index in indices]
@@ -292,5 +349,6 @@ class Session:
         self.plans.make(indices, joined, costs, self.plans.remembered(joined.program))
 
     def _compile(self, indices: tuple[int, ...]) -> None:
+        self._overruns.captured_in(self.recorder.num_steps + 1)
         for index in indices:
             self.graphs[index].compile(self.graphs[index].fakes, follows=indices)

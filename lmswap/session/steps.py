@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +29,9 @@ from lmswap.plan.cache import PlanCache, Planned
 from lmswap.plan.feedback import Feedback, compare
 from lmswap.reporting.text import format_seconds
 from lmswap.session.allowance import GROWTH_BYTES, Allowance, Budget
+from lmswap.session.notes import Notes
+
+_log = logging.getLogger(__name__)
 
 # After the first steps "auto" searches for as many times as long as before them, once: for a plan that is made again,
 # and for one that by what was measured may be slower than the best by more than this share. A gain of less is none.
@@ -72,7 +76,7 @@ class StepPlans:
         memory: DeviceMemory,
         budget: Budget,
         losses: LossMeter,
-        notes: list[str],
+        notes: Notes,
     ) -> None:
         """``notes`` is where sentences for people go."""
         self._options, self._machine, self._tier = options, machine, tier
@@ -343,8 +347,18 @@ class StepPlans:
         for tier, nbytes in plan.tier_bytes.items():
             self._engine.native.reserve(tier, nbytes)
         predicted = simulate(joined.program, costs, machine, plan)
-        self._steps[graphs] = PlannedStep(graphs, joined, costs, machine, plan, predicted, allowance, origin)
-        return self._steps[graphs]
+        step = self._steps[graphs] = PlannedStep(graphs, joined, costs, machine, plan, predicted, allowance, origin)
+        _log.info(
+            "planned the step of graphs %s, %s: %d of %d buffers swapped, %d ops run again, peak %s of a budget of %s",
+            ", ".join(map(str, graphs)),
+            origin,
+            len({swap.buffer for swap in plan.swaps}),
+            len(joined.program.buffers),
+            len(plan.reruns),
+            format_bytes(plan.predicted_peak_bytes + allowance.base_bytes + allowance.reserve_bytes),
+            format_bytes(allowance.budget_bytes),
+        )
+        return step
 
 
 def _small_bytes(step: PlannedStep, from_bytes: int) -> int:

@@ -4,7 +4,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 from lmswap.execute._C import TransferRecord
-from lmswap.execute.record import StepRecord
+from lmswap.execute.record import NO_PEAKS, EndedStep, StepRecord
 from lmswap.ir.plan import Plan, Rerun, Swap
 from lmswap.ir.timeline import Lane, Span, Step, Timeline
 from lmswap.profiling.collect import _sum_up, _waits
@@ -14,7 +14,9 @@ from tests.reporting.small_step import PLAN, PROGRAM
 
 
 def record(*transfers):
-    return StepRecord((), (), tuple(TransferRecord(*transfer) for transfer in transfers))
+    return StepRecord(
+        EndedStep(1, (), (), NO_PEAKS), (), (), tuple(TransferRecord(*transfer) for transfer in transfers)
+    )
 
 
 def waits(program, plan, *transfers):

@@ -71,7 +71,7 @@ def report(**changes: object) -> Report:
     arguments: dict[str, object] = {
         "model": "Small",
         "device": "cpu (unit machine)",
-        "policy": "auto",
+        "policy": "swap_all",
         "plan_origin": "made in 20 ms",
         "tier": "disk",
         "budget_bytes": BUDGET_BYTES,
@@ -83,16 +83,22 @@ def report(**changes: object) -> Report:
         "predicted": timeline("predicted"),
         "free_seconds": 5.0,
         "steps": 3,
+        "step": 3,
+        "trains": True,
         "measured": timeline("measured", base_bytes=2 * MIB, stall_seconds=1),
         "measured_peak_bytes": 9 * MIB,
         "measured_tensor_peak_bytes": 7 * MIB,
+        "highest_peak_bytes": 9 * MIB,
+        "highest_peak_step": 3,
         "tier_used_bytes": 0,
         "tier_peak_bytes": 3 * MIB,
+        "tier_highest_bytes": 3 * MIB,
     }
     return make_report(**{**arguments, **changes})
 
 
 def planned_report(**changes: object) -> Report:
     """As `report`, before the first step has finished."""
-    nothing = {"steps": 0, "measured": None, "measured_peak_bytes": None, "measured_tensor_peak_bytes": None}
-    return report(**{**nothing, "tier_peak_bytes": 0, **changes})
+    fields = ("step", "measured", "measured_peak_bytes", "measured_tensor_peak_bytes", "highest_peak_bytes")
+    nothing = {**dict.fromkeys(fields), "steps": 0, "trains": False, "tier_peak_bytes": 0, "tier_highest_bytes": 0}
+    return report(**{**nothing, **changes})

@@ -27,7 +27,7 @@ disk tier, peak    3.00 MiB   3.00 MiB     0.0 %
 
 Budget 12.00 MiB = 2.00 MiB before the step + 1.00 MiB reserve + 1.00 MiB margin + 8.00 MiB for the step's tensors.
 The measured peak is 75 % of the budget.
-Measured figures are of the last step. Error: of the prediction, against the measurement.
+Measured figures are of step 3, the last with a backward. Error: of the prediction, against the measurement.
 Note: module 'Head' runs uncaptured, because it calls numpy."""
 
 
@@ -88,24 +88,31 @@ def test_before_the_capture_nothing_is_predicted_either():
     made = planned_report(program=None, plan=None, predicted=None)
     assert (made.predicted_peak_bytes, made.predicted_seconds, made.decisions) == (None, None, ())
     assert "Swapping: not decided yet" in str(made)
-    assert made.policy == "auto"
+    assert made.policy == "swap_all"
 
 
 def test_a_step_that_fits_says_that_swapping_is_off_and_why():
-    made = report(plan=replace(PLAN, policy="tflms", swaps=()), measured=Timeline("measured", (), ()))
+    made = report(policy="tflms", plan=replace(PLAN, swaps=()), measured=Timeline("measured", (), ()))
     assert "Swapping is off (policy 'tflms'): the whole step fits the budget of 12.00 MiB as it is." in str(made)
 
 
 def test_policy_none_says_that_it_never_swaps():
     assert "Swapping is off (policy 'none'): this policy never swaps." in str(
-        report(plan=replace(PLAN, policy="none", swaps=()))
+        report(policy="none", plan=replace(PLAN, policy="none", swaps=()))
     )
+
+
+def test_the_policy_is_the_one_that_was_asked_for():
+    for inner in ("search", "auto (tflms)", "swap_all"):
+        text = str(report(policy="auto", plan=replace(PLAN, policy=inner)))
+        assert "policy 'auto' sends 1 of 6 buffers" in text
+        assert inner not in text
 
 
 def test_planned_swaps_that_did_not_run_are_not_called_on():
     unmoved = replace(timeline("measured"), spans=timeline("measured").spans[:4])
     text = str(report(measured=unmoved))
-    assert "Swapping did NOT happen in the last step" in text
+    assert "Swapping did NOT happen in step 3" in text
     assert "Swapping is on" not in text
 
 
@@ -117,6 +124,29 @@ def test_the_host_budget_stands_beside_what_the_plan_uses_before_the_first_step(
 
 def test_a_plan_without_a_certificate_claims_nothing():
     assert "how fast it could be is not known" in str(report(plan=replace(PLAN, certificate=None)))
+
+
+def test_a_budget_that_leaves_nothing_to_the_step_is_said_without_negative_bytes():
+    text = " ".join(str(report(base_bytes=11 * MIB)).split())
+    assert (
+        "Budget 12.00 MiB leaves nothing for the step's tensors: 11.00 MiB before the step + 1.00 MiB reserve + 1.00 "
+        "MiB margin are 1.00 MiB more."
+    ) in text
+
+
+def test_a_step_that_held_more_before_is_named():
+    text = str(report(highest_peak_bytes=15 * MIB, highest_peak_step=1))
+    assert "The measured peak is 75 % of the budget." in text
+    assert "The highest peak so far was 15.00 MiB, in step 1: OVER the budget by 3.00 MiB." in text
+    assert "highest" not in str(report())
+    assert "  highest so far               5.00 MiB" in str(report(tier_highest_bytes=5 * MIB))
+
+
+def test_what_ran_since_the_last_training_step_is_said():
+    text = " ".join(str(report(steps=7, step=3)).split())
+    assert "after 7 steps" in text
+    assert "step 3, the last with a backward. Since then the model ran 4 times without one, as in validation." in text
+    assert "step 1, which had no backward, as none so far." in str(report(steps=1, step=1, trains=False))
 
 
 def test_a_peak_over_the_budget_is_said():
@@ -150,7 +180,8 @@ def test_a_buffer_is_made_where_it_is_first_written():
 
 def test_json_holds_every_field():
     data = json.loads(report().to_json())
-    assert data["schema"] == "lmswap.report/2"
+    assert data["schema"] == "lmswap.report/3"
+    assert (data["step"], data["trains"], data["highest_peak_step"]) == (3, True, 3)
     assert data["measured_peak_bytes"] == 9 * MIB
     assert data["decisions"][0]["decision"] == "swap"
     assert data["predicted"]["spans"][0]["lane"] == "compute"

@@ -1,0 +1,70 @@
+"""Are gradients of captured graphs differentiated once more? Noticed when they are made so, refused when they are.
+
+The backward graphs of torch.compile have no backward of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmswap.errors import DoubleBackward
+
+Gradients = tuple[Tensor | None, ...]
+
+_CAPTURED = "CompiledFunctionBackward"  # the node that AOTAutograd makes of a graph
+_MOST_VIEWS = 8  # between an output and that node
+
+
+def watch_gradients(outputs: Iterable[Any], notice: Callable[[], str]) -> None:
+    """Calls ``notice`` when a backward with create_graph=True has gone through the graph that gave ``outputs``.
+
+    What it returns is the DoubleBackward that whoever differentiates those gradients gets.
+    """
+    node = next(filter(None, map(_captured_node, outputs)), None)
+    if node is None:
+        return
+
+    def begins(_: Gradients) -> None:
+        if torch.is_grad_enabled():
+            # Only now: for a hook that runs after it, autograd would keep what the node was given until then.
+            running: Any = torch._C._current_autograd_node()  # `node` would own itself
+            handles.append(running.register_hook(ran))
+
+    def ran(gradients: Gradients, _: Gradients) -> Gradients:
+        handles.pop().remove()
+        sentence = notice()
+        apply: Callable[[Tensor, str], Tensor] = _Once.apply
+        return tuple(
+            apply(gradient, sentence) if gradient is not None and gradient.requires_grad else gradient
+            for gradient in gradients
+        )
+
+    handles: list[Any] = []
+    node.register_prehook(begins)
+
+
+class _Once(torch.autograd.Function):
+    """Gives a gradient as it is, and refuses to be differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, sentence: str) -> Tensor:
+        ctx.sentence = sentence
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise DoubleBackward(ctx.sentence)
+
+
+def _captured_node(output: Any) -> Any:
+    """The node of the graph that ``output`` comes from, through views that were taken of it; None if there is none."""
+    node = output.grad_fn if isinstance(output, Tensor) else None
+    for _ in range(_MOST_VIEWS):
+        if node is None or node.name().endswith(_CAPTURED):
+            return node
+        node = node.next_functions[0][0] if node.next_functions else None
+    return None

@@ -1,0 +1,33 @@
+"""What is said of a model for people? Sentences for its reports, and warnings; the log gets both."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+_log = logging.getLogger(__name__)
+
+
+class Notes(list[str]):
+    """The notes of one model, in the order in which they were added."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__()
+        self._model = model
+
+    def append(self, note: str) -> None:
+        """Adds a sentence."""
+        super().append(note)
+        _log.info("%s: %s", self._model, note)
+
+    def append_once(self, note: str) -> None:
+        """Adds a sentence, unless it was said before."""
+        if note not in self:
+            self.append(note)
+
+
+def warn(sentence: str, category: type[Warning], *, stacklevel: int) -> None:
+    """Warns people, and the log; ``stacklevel`` is counted from the caller, who is 1."""
+    if _log.hasHandlers():  # without any, logging would print it a second time
+        _log.warning("%s", sentence)
+    warnings.warn(sentence, category, stacklevel=stacklevel + 1)

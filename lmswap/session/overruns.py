@@ -1,0 +1,69 @@
+"""Which steps held more than the budget, why, and was it said? A warning for each reason, and again when it grows."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from lmswap.errors import BudgetExceeded
+from lmswap.execute.record import EndedStep
+from lmswap.ir.bytesize import format_bytes
+from lmswap.session.notes import warn
+
+# An excess is told of again when it is by more than this share of itself larger than what was told.
+_GROWTH_TOLD = 0.25
+
+_CAPTURED = "graphs were captured or plans made in it, which takes memory that later steps do not need"
+_UNPLANNED = "it was like no step before it and followed no plan; the next like it has one"
+_APART = "its graphs were planned apart, or ran in another order than they were planned for"
+_INFERENCE = "it had no backward, and nothing of a forward alone is swapped"
+_OUTSIDE = "tensors outside of the model, such as the loss's, the optimizer's or the data, took more than was expected"
+_OTHERS = "several models are enabled, and each one's budget counts what all of them hold"
+
+
+class Overruns:
+    """Tells of one model's steps that exceeded its budget."""
+
+    def __init__(self, model: str, budget_bytes: int) -> None:
+        self._model, self._budget_bytes = model, budget_bytes
+        self._told_bytes: dict[str, int] = {}  # excess by reason
+        self._captured_in: set[int] = set()  # numbers of steps
+
+    def captured_in(self, step: int) -> None:
+        """In that step graphs are captured, or plans made."""
+        self._captured_in.add(step)
+
+    def tell(self, step: EndedStep, *, num_models: int, is_hooked: bool) -> None:
+        """Warns of ``step`` if it exceeded the budget and that was not said yet.
+
+        ``num_models`` are enabled on the device; ``is_hooked`` says whether hooks, not graphs, served the step.
+        """
+        excess_bytes = step.peaks.used_bytes - self._budget_bytes
+        if excess_bytes <= 0:
+            return
+        reason = self._reason(step, num_models=num_models, is_hooked=is_hooked)
+        told = self._told_bytes
+        # Capturing comes on top of what else exceeds the budget: that is told of by itself, not again.
+        told_bytes = max(told.values(), default=0) if reason == _CAPTURED else told.get(reason, 0)
+        if excess_bytes <= (1 + _GROWTH_TOLD) * told_bytes:
+            return
+        self._told_bytes[reason] = excess_bytes
+        sentence = (
+            f"step {step.number} of {self._model} held {format_bytes(step.peaks.used_bytes)}, "
+            f"{format_bytes(excess_bytes)} more than its budget of {format_bytes(self._budget_bytes)}. Likely reason: "
+            f"{reason}. Where the limit is hard, give a budget that is lower by that much, or a smaller batch; "
+            "lmswap.report(model) shows what was planned"
+        )
+        warn(sentence, BudgetExceeded, stacklevel=3)
+
+    def _reason(self, step: EndedStep, *, num_models: int, is_hooked: bool) -> str:
+        forwards = Counter(graph for graph, phase in step.sequence if phase == "forward")
+        most = max(forwards.values(), default=0)
+        if step.number in self._captured_in:
+            return _CAPTURED
+        if not step.trains:
+            return _INFERENCE
+        if most > 1:
+            return f"{most} forwards ran before their backward, and all they save is held at once"
+        if not step.follows:
+            return _UNPLANNED if is_hooked else _APART
+        return _OTHERS if num_models > 1 else _OUTSIDE

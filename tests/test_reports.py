@@ -1,0 +1,234 @@
+"""A report can be asked for at any time, and what it says is of the step that it names."""
+
+import json
+import random
+
+import pytest
+import torch
+from torch import nn
+
+import lmswap
+from lmswap.errors import OptionError
+from lmswap.hardware.memory import device_memory
+from lmswap.ir.timeline import Lane
+from tests.test_hard_cases import PATHS, Break, EagerInside, Net, batch, swapping
+from tests.test_known_failures import session_of
+
+MIB = 2**20
+
+
+class Alternating(nn.Module):
+    sign = 1
+
+    def forward(self, x):
+        return x.sigmoid().exp() * x if self.sign > 0 else torch.tanh(x)
+
+
+class Packed(nn.Module):
+    """Sequences of varying lengths: every batch saves other tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.lstm, self.head = nn.Embedding(50, 32), nn.LSTM(32, 64, batch_first=True), nn.Linear(64, 50)
+
+    def forward(self, tokens, lengths):
+        packed = nn.utils.rnn.pack_padded_sequence(self.embed(tokens), lengths, batch_first=True, enforce_sorted=False)
+        output, _ = nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0], batch_first=True)
+        return self.head(output)
+
+
+def look(model, tmp_path, *, draws=False):
+    """Asks for all that can be told of ``model``; the report."""
+    report = lmswap.report(model)
+
+    assert json.loads(report.to_json())["steps"] == report.steps
+    if report.measured is not None:
+        report.to_chrome_trace(tmp_path / "trace.json")
+        if draws:
+            report.plot(tmp_path / "picture.png")
+    if session_of(model).plans.newest() is None:
+        with pytest.raises(OptionError, match="nothing is planned yet"):
+            lmswap.explain(model)
+    else:
+        assert str(lmswap.explain(model))
+        assert lmswap.program(model).ops
+    return report
+
+
+def middles():
+    return {"plain": None, "break": Break(), "branch": Alternating(), "outside": EagerInside()}
+
+
+class Loop:
+    """What people do to a model, in any order."""
+
+    def __init__(self, model, middle, draw):
+        self.model, self.middle, self.draw = model, middle, draw
+
+    def train(self):
+        self.model(batch(self.draw.choice((2, 4, 8)), self.draw.choice((8, 16)))).square().mean().backward()
+
+    def train_other_branch(self):
+        if isinstance(self.middle, Alternating):
+            self.middle.sign *= -1
+        self.train()
+
+    def validate(self):
+        self.model.eval()
+        with torch.no_grad():
+            for _ in range(2):
+                self.model(batch())
+        self.model.train()
+
+    def forward_only(self):
+        self.model(batch(self.draw.choice((4, 8))))
+
+    def two_forwards(self):
+        losses = [self.model(batch(size)).square().mean() for size in (8, self.draw.choice((4, 8)))]
+        self.draw.shuffle(losses)
+        for loss in losses:
+            loss.backward()
+
+    def backward_twice(self):
+        loss = self.model(batch()).square().mean()
+        loss.backward(retain_graph=True)
+        loss.backward()
+
+    def keep_and_train(self):
+        early = self.model(batch(4)).square().mean()
+        self.train()
+        early.backward()
+
+    def fail(self):
+        with pytest.raises(RuntimeError):
+            self.model(torch.randn(4, 5, 16, 16))
+
+    def look_in_mid_step(self):
+        loss = self.model(batch()).square().mean()
+        lmswap.report(self.model)
+        loss.backward()
+
+
+ACTIONS = [name for name in vars(Loop) if not name.startswith("_")]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("kind", ["plain", "break", "branch", "outside"])
+def test_all_is_told_after_whatever_has_run(path, kind, tmp_path):
+    torch.compiler.reset()
+    draw, middle = random.Random(kind), middles()[kind]
+    model = swapping(Net(middle), path)
+    loop = Loop(model, middle, draw)
+    look(model, tmp_path)
+    actions = [*draw.sample(ACTIONS, len(ACTIONS)), *draw.choices(ACTIONS, k=6)]
+    for action in actions:
+        getattr(loop, action)()
+        look(model, tmp_path, draws=action == "keep_and_train")
+    lmswap.disable(model)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_all_is_told_of_steps_that_each_save_other_tensors(path, tmp_path):
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    model = swapping(Packed(), path)
+    for _ in range(8):
+        lengths = torch.randint(5, 12, (16,))
+        lengths[0] = 12
+        model(torch.randint(0, 50, (16, 12)), lengths).square().mean().backward()
+        look(model, tmp_path)
+    lmswap.disable(model)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_step_of_another_size_is_told_of_by_its_own_plan(path):
+    torch.compiler.reset()
+    model = swapping(nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(4)]), path)
+    for rows in (64, 64, 64, 32, 64, 64, 64, 32):
+        model(torch.randn(rows, 64)).square().mean().backward()
+        report = lmswap.report(model)
+        if report.predicted is not None:
+            assert report.predicted.lane_bytes(Lane.OUT) == report.swapped_out_bytes
+        # Each is moved once out and once in.
+        assert {span.nbytes for span in report.measured.spans if span.nbytes} == {rows * 64 * 4}
+    lmswap.disable(model)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_validation_leaves_the_report_of_the_training_step(path):
+    torch.compiler.reset()
+    model = swapping(Net(), path)
+    for _ in range(3):
+        model(batch()).square().mean().backward()
+    trained, plan = lmswap.report(model), session_of(model).current_step()
+    model.eval()
+    with torch.no_grad():
+        for _ in range(2):
+            model(batch(4))
+    model.train()
+    report = lmswap.report(model)
+    assert (report.step, report.trains, report.measured) == (3, True, trained.measured)
+    assert (report.swapped_out_bytes, report.measured_peak_bytes) == (
+        trained.swapped_out_bytes,
+        trained.measured_peak_bytes,
+    )
+    assert session_of(model).current_step() is plan
+    if path == "fx":  # hooks do not see a call without gradients
+        assert report.steps == 5
+        assert "the model ran 2 times without one, as in validation" in " ".join(str(report).split())
+    lmswap.disable(model)
+
+
+def test_before_any_training_the_report_is_of_the_last_call_and_says_so():
+    torch.compiler.reset()
+    model = swapping(Net(), "fx")
+    with torch.no_grad():
+        model(batch())
+        model(batch())
+    report = lmswap.report(model)
+    assert (report.step, report.trains) == (2, False)
+    assert "step 2, which had no backward, as none so far" in " ".join(str(report).split())
+    lmswap.disable(model)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_measured_peak_is_the_last_steps_and_the_highest_is_named(path):
+    torch.compiler.reset()
+    model = swapping(Net(), path)
+    peaks = []
+    for step in range(1, 6):
+        beside = torch.ones(128 * MIB, dtype=torch.uint8) if step == 3 else None
+        model(batch()).square().mean().backward()
+        report = lmswap.report(model)
+        peaks.append(report.measured_peak_bytes)
+        del beside
+        session_of(model).memory.trim()
+    assert peaks[2] > 120 * MIB > 2 * peaks[4]  # the fourth begins where the third ended
+    assert (report.highest_peak_step, report.highest_peak_bytes) == (3, peaks[2])
+    assert "in step 3" in str(report)
+    lmswap.disable(model)
+
+
+def test_others_who_watch_the_peak_are_not_disturbed():
+    torch.compiler.reset()
+    model = swapping(Net(), "fx")
+    memory = device_memory(torch.device("cpu"))
+    beside = torch.ones(128 * MIB, dtype=torch.uint8)
+    del beside
+    memory.trim()
+    for _ in range(3):
+        model(batch()).square().mean().backward()
+        lmswap.report(model)
+    assert min(memory.peak_bytes(), memory.peak_tensor_bytes()) > 120 * MIB
+    memory.close()
+    lmswap.disable(model)
+
+
+def test_the_tier_peak_is_the_last_steps():
+    torch.compiler.reset()
+    model = swapping(Net(), "fx")
+    for size in (16, 16, 4, 4):
+        model(batch(size)).square().mean().backward()
+    report = lmswap.report(model)
+    assert 0 < 4 * report.tier_peak_bytes == report.tier_highest_bytes
+    lmswap.disable(model)

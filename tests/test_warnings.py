@@ -1,0 +1,187 @@
+"""What a user is warned of while training goes on: steps over the budget, and models that are not managed."""
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+import lmswap
+from lmswap.errors import BudgetExceeded, NotManaged
+from lmswap.execute.record import EndedStep, Peaks
+from lmswap.session.overruns import Overruns
+from lmswap.uncalled import UNCALLED
+from tests.test_hard_cases import PATHS, Net, batch, swapping
+from tests.test_known_failures import session_of
+
+MIB = 2**20
+FORWARD, BACKWARD = (0, "forward"), (0, "backward")
+
+
+def step(number, mib, sequence=(FORWARD, BACKWARD), follows=(0,)):
+    return EndedStep(number, sequence, follows, Peaks(used_bytes=int(mib * MIB)))
+
+
+def tell(overruns, ended, *, num_models=1, is_hooked=False):
+    overruns.tell(ended, num_models=num_models, is_hooked=is_hooked)
+
+
+def test_a_step_within_the_budget_is_not_told_of():
+    tell(Overruns("Net", 100 * MIB), step(1, 100))
+
+
+def test_a_step_over_the_budget_is_told_of_with_its_number_peak_and_excess():
+    with pytest.warns(BudgetExceeded) as caught:
+        tell(Overruns("Net", 100 * MIB), step(3, 133))
+    (warning,) = caught
+    assert str(warning.message).startswith(
+        "step 3 of Net held 133.00 MiB, 33.00 MiB more than its budget of 100.00 MiB. Likely reason: "
+    )
+    assert "give a budget that is lower by that much" in str(warning.message)
+
+
+def test_it_is_told_once_until_the_excess_grows_by_more_than_a_quarter():
+    overruns = Overruns("Net", 100 * MIB)
+    with pytest.warns(BudgetExceeded, match="step 1"):
+        tell(overruns, step(1, 120))
+    tell(overruns, step(2, 120))
+    tell(overruns, step(3, 125))
+    with pytest.warns(BudgetExceeded, match="step 4"):
+        tell(overruns, step(4, 126))
+    tell(overruns, step(5, 126))
+
+
+def test_planning_again_is_no_news_in_a_step_like_one_that_was_told_of():
+    overruns = Overruns("Net", 100 * MIB)
+    overruns.captured_in(5)
+    with pytest.warns(BudgetExceeded, match="step 4"):
+        tell(overruns, step(4, 120))
+    tell(overruns, step(5, 121))
+
+
+@pytest.mark.parametrize(
+    ("ended", "circumstances", "reason"),
+    [
+        (step(2, 120), {}, "graphs were captured"),
+        (step(3, 120, [(1, "inference")], (1,)), {}, "no backward"),
+        (step(3, 120, [FORWARD] * 4 + [BACKWARD] * 4), {}, "4 forwards ran before their backward"),
+        (step(3, 120, follows=()), {}, "planned apart"),
+        (step(3, 120, follows=()), {"is_hooked": True}, "no step before it"),
+        (step(3, 120), {"num_models": 2}, "several models are enabled"),
+        (step(3, 120), {}, "tensors outside of the model"),
+    ],
+)
+def test_the_likely_reason_is_said_and_each_reason_by_itself(ended, circumstances, reason):
+    overruns = Overruns("Net", 100 * MIB)
+    overruns.captured_in(2)
+    with pytest.warns(BudgetExceeded, match="captured"):
+        tell(overruns, step(2, 119))
+    if ended.number > 2:
+        with pytest.warns(BudgetExceeded, match=reason):
+            tell(overruns, ended, **circumstances)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_step_over_its_budget_warns_when_its_backward_has_ended(path, monkeypatch, caplog):
+    torch.compiler.reset()
+    model = swapping(Net(), path)
+    memory, budget_bytes = session_of(model).memory, lmswap.report(model).budget_bytes
+    for _ in range(3):
+        model(batch()).square().mean().backward()
+    loss = model(batch()).square().mean()
+    monkeypatch.setattr(memory, "lap_peaks", lambda: (budget_bytes + 3 * MIB, MIB))
+    with caplog.at_level(logging.WARNING), pytest.warns(BudgetExceeded, match=r"step 4 of Net held .* 3\.00 MiB more"):
+        loss.backward()
+    assert "step 4 of Net held" in caplog.text
+    assert "OVER the budget by 3.00 MiB" in str(lmswap.report(model))
+    monkeypatch.undo()
+    lmswap.disable(model)
+
+
+def test_what_exceeds_the_budget_after_the_backward_is_told_of_at_the_next_call(monkeypatch):
+    torch.compiler.reset()
+    model = swapping(Net(), "fx")
+    budget_bytes = lmswap.report(model).budget_bytes
+    for _ in range(3):
+        model(batch()).square().mean().backward()
+    monkeypatch.setattr(session_of(model).memory, "lap_peaks", lambda: (budget_bytes + MIB, MIB))
+    with pytest.warns(BudgetExceeded, match="step 3 of Net"):
+        model(batch())
+    monkeypatch.undo()
+    lmswap.disable(model)
+
+
+def test_capturing_planning_and_notes_are_logged(caplog):
+    torch.compiler.reset()
+    with caplog.at_level(logging.INFO, logger="lmswap"):
+        model = swapping(Net(), "fx")
+        model(batch()).square().mean().backward()
+    assert "Net: captured graph 0, of " in caplog.text
+    assert "planned the step of graphs 0, made in " in caplog.text
+    assert "Net: budget 'auto' is " in caplog.text
+    lmswap.disable(model)
+
+
+class Inside(Net):
+    def training_loss(self, x):
+        return self.forward(x).square().mean()
+
+
+def test_a_model_that_is_trained_but_never_called_is_told_of_once():
+    model = lmswap.enable(Inside())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with torch.no_grad():
+        model(batch())  # validation is no training
+    model.training_loss(batch()).backward()
+    with pytest.warns(NotManaged, match=r"Inside itself was never called: .*Call model\(\.\.\.\) instead of"):
+        optimizer.step()
+    optimizer.step()
+    lmswap.disable(model)
+
+
+def test_a_model_that_is_called_and_optimizers_of_others_are_not_told_of():
+    torch.compiler.reset()
+    model, other = lmswap.enable(Net()), nn.Linear(4, 4)
+    assert UNCALLED._handle is not None
+    other(torch.randn(2, 4)).sum().backward()
+    torch.optim.SGD(other.parameters(), lr=0.1).step()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()  # nothing to take a step by
+    model(batch()).square().mean().backward()
+    assert UNCALLED._handle is None
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    lmswap.disable(model)
+
+
+def test_a_disabled_model_is_not_looked_at_any_more():
+    model = lmswap.enable(Net())
+    lmswap.disable(model)
+    assert UNCALLED._handle is None
+    model(batch()).square().mean().backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_transforms_of_torch_func_run_the_model_plainly_and_say_so_once(path):
+    torch.compiler.reset()
+    model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
+    parameters = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    data = torch.randn(64, 16)
+
+    def loss(given):
+        return torch.func.functional_call(model, given, (data,)).square().mean()
+
+    def transformed():
+        gradients = torch.func.grad(loss)(parameters)
+        pushed = torch.func.jvp(model, (data,), (torch.ones_like(data),))
+        jacobian = torch.func.jacrev(lambda x: torch.func.functional_call(model, parameters, (x,)))(data[0])
+        return [*gradients.values(), torch.func.vmap(model)(data), *pushed, jacobian]
+
+    expected = transformed()
+    swapping(model, path)
+    with pytest.warns(NotManaged, match=r"transform of torch\.func") as caught:
+        actual = transformed()
+    assert len(caught) == 1
+    assert all(map(torch.equal, actual, expected))
+    model(data).square().mean().backward()  # and a step is managed as ever
+    assert lmswap.report(model).trains
+    lmswap.disable(model)
