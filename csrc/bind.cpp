@@ -38,6 +38,9 @@ const char* class_name(ErrorKind kind) {
 void translate_error(const std::exception_ptr& thrown, void*) {
   try {
     std::rethrow_exception(thrown);
+  } catch (const BytesChanged& error) {
+    PyErr_SetObject(nb::module_::import_("lmswap.errors").attr("BytesDiffer").ptr(),
+                    nb::make_tuple(error.what(), error.offset_bytes()).ptr());
   } catch (const Error& error) {
     PyErr_SetString(nb::module_::import_("lmswap.errors").attr(class_name(error.kind())).ptr(), error.what());
   }

@@ -59,6 +59,14 @@ class TransferError(LmswapError):
     """Moving bytes failed in the middle of a step; the step is lost, the process can go on."""
 
 
+class BytesDiffer(TransferError):
+    """What the engine, which knows no names, says of a copy in that brought other bytes; see `BytesChanged`."""
+
+    def __init__(self, text: str, offset_bytes: int) -> None:
+        self.offset_bytes = offset_bytes
+        super().__init__(text)
+
+
 class SavedTensorChanged(LmswapError, RuntimeError):
     """A tensor that the backward pass needs was changed in place after it was saved: a bug in the model."""
 

@@ -201,8 +201,11 @@ def test_a_disk_that_is_slow_or_does_half_is_only_slow(monkeypatch, faults):
     lmswap.disable(model)
 
 
-def test_a_byte_that_changed_on_the_disk_is_caught(monkeypatch, tmp_path):
-    model = enable_on_a_disk_that(monkeypatch, "", verify=True, disk_directory=str(tmp_path))
+@pytest.mark.parametrize(
+    ("verify", "where"), [(True, "while they were away"), (False, "on the way out, while they were away or on")]
+)
+def test_a_byte_that_changed_on_the_disk_is_caught(monkeypatch, tmp_path, verify, where):
+    model = enable_on_a_disk_that(monkeypatch, "", verify=verify, disk_directory=str(tmp_path))
     loss = CASE.loss(model(CASE.batch()))
     engine = engine_of(model)
     nbytes = engine.native.tier_stats("disk").capacity_bytes
@@ -217,9 +220,23 @@ def test_a_byte_that_changed_on_the_disk_is_caught(monkeypatch, tmp_path):
             (byte,) = changed.read(1)
             changed.seek(offset)
             changed.write(bytes([byte ^ 1]))
-    with pytest.raises(BytesChanged, match="while they were away"):
+    with pytest.raises(BytesChanged, match=rf"buffer '\w+', made by op .*models\.py:\d+.* were changed {where}"):
         loss.backward()
     step(model)
+    lmswap.disable(model)
+
+
+@pytest.mark.parametrize("compiler", ["fx", "eager", "inductor"])
+def test_a_bit_that_flips_on_its_way_from_the_disk_is_an_error_and_no_gradient(monkeypatch, compiler):
+    model = enable_on_a_disk_that(monkeypatch, "read@2=flip", compiler=compiler)
+    with pytest.raises(BytesChanged, match=r"buffer '.+', made by .* were changed on the way out"):
+        step(model)
+    assert all(parameter.grad is None for parameter in model.parameters()) or compiler == "eager"
+    step(model)
+    engine = engine_of(model)
+    gc.collect()
+    engine.sweep()
+    assert (len(engine._held), len(engine._arriving), engine.native.live_handles()) == (0, 0, 0)
     lmswap.disable(model)
 
 

@@ -94,14 +94,14 @@ void DirectFile::fill(uint64_t offset, uint64_t nbytes, std::byte value, StreamH
 
 namespace {
 
-// Calls `move(done, left)` until all is moved: the kernel may move less than asked for, or be interrupted.
+// Calls `move(done, left, fault)` until all is moved: the kernel may move less than asked for, or be interrupted.
 template <typename Move>
 void move_all(const char* call, uint64_t offset, uint64_t nbytes, Faults& faults, Move move) {
   for (uint64_t done = 0; done < nbytes;) {
     const Fault fault = faults.next_after_delay(call);
     const uint64_t left = nbytes - done;
     const uint64_t asked = fault.is_short && left > kPageBytes ? left / 2 / kPageBytes * kPageBytes : left;
-    const ssize_t moved = fault.fail ? (errno = EIO, -1) : move(done, asked);
+    const ssize_t moved = fault.fail ? (errno = EIO, -1) : move(done, asked, fault);
     if (moved < 0 && errno == EINTR) continue;
     if (moved > 0) {
       done += static_cast<uint64_t>(moved);
@@ -116,14 +116,16 @@ void move_all(const char* call, uint64_t offset, uint64_t nbytes, Faults& faults
 }  // namespace
 
 void DirectFile::write_pages(uint64_t offset, const std::byte* source, uint64_t nbytes) {
-  move_all("write", offset, nbytes, *faults_, [&](uint64_t done, uint64_t asked) {
+  move_all("write", offset, nbytes, *faults_, [&](uint64_t done, uint64_t asked, const Fault&) {
     return pwrite(descriptor_, source + done, asked, static_cast<off_t>(offset + done));
   });
 }
 
 void DirectFile::read_pages(uint64_t offset, std::byte* target, uint64_t nbytes) {
-  move_all("read", offset, nbytes, *faults_, [&](uint64_t done, uint64_t asked) {
-    return pread(descriptor_, target + done, asked, static_cast<off_t>(offset + done));
+  move_all("read", offset, nbytes, *faults_, [&](uint64_t done, uint64_t asked, const Fault& fault) {
+    const ssize_t moved = pread(descriptor_, target + done, asked, static_cast<off_t>(offset + done));
+    if (moved > 0 && fault.flips) target[done] ^= std::byte{0x80};
+    return moved;
   });
 }
 

@@ -30,9 +30,11 @@ void DirectMover::request(const TransferPointer& transfer, uint64_t begin, uint6
     const uint64_t offset = transfer->block.offset + begin;
     try {
       if (transfer->direction == Direction::kOut) {
+        transfer->note(begin, memory, nbytes);
         file.write(offset, memory, nbytes, bounce);
       } else {
         file.read(offset, memory, nbytes, bounce);
+        transfer->compare(begin, memory, nbytes);
       }
     } catch (const Error& error) {
       transfer->fail(error.what());

@@ -5,6 +5,11 @@
 
 namespace lmswap {
 
+BytesChanged::BytesChanged(uint64_t offset_bytes)
+    : Error(ErrorKind::kTransfer,
+            "what came back is not what left, first within the MiB at byte " + std::to_string(offset_bytes)),
+      offset_bytes_(offset_bytes) {}
+
 void complain(const std::string& text) noexcept { std::fprintf(stderr, "lmswap: %s\n", text.c_str()); }
 
 std::string format_bytes(uint64_t nbytes) {

@@ -48,7 +48,9 @@ Faults::Rule Faults::parse_rule(const std::string& text) {
   if (!is_timed && !rule.fault.fail && !rule.fault.is_short && !rule.fault.flips) {
     throw bad("effects are fail, short, flip, late:S and jitter:S");
   }
-  if (rule.fault.flips && !rule.call.starts_with("copy_")) throw bad("only what is copied can flip");
+  if (rule.fault.flips && !rule.call.starts_with("copy_") && rule.call != "read") {
+    throw bad("only what is copied or read can flip");
+  }
   if (is_timed != has_seconds) throw bad("late and jitter take seconds, the others do not");
   return rule;
 }

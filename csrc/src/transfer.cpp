@@ -47,6 +47,18 @@ void Transfer::fail(const std::string& text) {
   if (error_.empty()) error_ = text;
 }
 
+void Transfer::note(uint64_t begin, const std::byte* bytes, uint64_t nbytes) {
+  if (checksums) checksums->note(begin, bytes, nbytes);
+}
+
+void Transfer::compare(uint64_t begin, const std::byte* bytes, uint64_t nbytes) {
+  const auto change = checksums ? checksums->first_change(begin, bytes, nbytes) : std::nullopt;
+  if (!change) return;
+  const std::lock_guard lock(mutex_);
+  changed_at_ = std::min(*change, changed_at_.value_or(*change));
+  error_ = BytesChanged(*changed_at_).what();
+}
+
 bool Transfer::is_failing() const {
   const std::lock_guard lock(mutex_);
   return !error_.empty();
@@ -87,6 +99,7 @@ void Transfer::make_wait(StreamHandle stream) const {
     std::unique_lock lock(mutex_);
     // `done` protects the bytes only once it is recorded: waiting for an event that is not is a no-op.
     changed_.wait(lock, [&] { return state_ != State::kQueued; });
+    if (state_ == State::kFailed && changed_at_) throw BytesChanged(*changed_at_);
     if (state_ == State::kFailed) throw Error(ErrorKind::kTransfer, error_);
   }
   done.make_wait(stream);

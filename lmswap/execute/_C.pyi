@@ -72,7 +72,8 @@ class Engine:
         """Makes ``stream`` (the caller, on the host driver) wait until the bytes have arrived.
 
         ``transfer`` is one that in_start queued for ``handle``. If it failed, every wait for it raises TransferError,
-        until the token is gone; from then on a wait raises OptionError, and nothing is kept of the transfer.
+        until the token is gone; from then on a wait raises OptionError, and nothing is kept of the transfer. Of a copy
+        from disk that brought other bytes than left it is BytesDiffer, unless the engine audits.
         """
 
     def out_transfer(self, handle: int) -> int:
@@ -87,7 +88,7 @@ class Engine:
     def take_checksums(self, transfer: int) -> list[int]:
         """Sums of the tier's bytes after a transfer; waits for them. Of an engine that audits, once for each transfer.
 
-        One for each begun MiB, of its 8-byte words times 1, 3, 5 ..., modulo 2^64; what is missing counts as zeros.
+        One for each begun MiB: see csrc/include/lmswap/checksum.h.
         """
 
     def take_records(self) -> list[TransferRecord]:

@@ -24,7 +24,11 @@ from lmswap.ir.verified import Verified
 
 POISON = 0xFF
 _CHUNK_BYTES = 2**20  # of one sum, as in the engine
-_CHUNKS_AT_ONCE = 64
+_CHUNKS_AT_ONCE = 32
+_ODD = 0x9E3779B1
+
+# Tells people of a buffer, by the number under which it is moved: its name, and what makes it.
+Describe = Callable[[int], tuple[str, str]]
 
 
 @dataclass
@@ -43,8 +47,7 @@ class _Away:
 class Audit:
     """The checks of one engine's transfers; they are counted in ``verified``."""
 
-    def __init__(self, native: _C.Engine, verified: Verified, describe: Callable[[int], tuple[str, str]]) -> None:
-        """``describe`` tells people of a buffer, by the number under which it is moved: its name, and what makes it."""
+    def __init__(self, native: _C.Engine, verified: Verified, describe: Describe) -> None:
         self._native, self._verified, self._describe = native, verified, describe
         self._away: dict[int, _Away] = {}  # by handle
         self._landing: dict[int, torch.Tensor] = {}  # by transfer: where its bytes go until it is waited for
@@ -124,21 +127,26 @@ class Audit:
 
 
 def checksums(flat: torch.Tensor) -> torch.Tensor:
-    """Sums of bytes, one for each begun MiB: of its 8-byte words times 1, 3, 5 ..., modulo 2^64, padded with zeros.
+    """Sums of bytes, one for each begun MiB, on the device where they lie.
 
-    The engine makes the same ones of a tier's bytes.
+    The engine makes the same ones of a tier's bytes: csrc/include/lmswap/checksum.h.
     """
-    if flat.storage_offset() % 8 or flat.data_ptr() % 8:
+    if flat.storage_offset() % 4 or flat.data_ptr() % 4:
         flat = flat.clone()
     whole = flat.numel() // _CHUNK_BYTES * _CHUNK_BYTES
-    weights = 2 * torch.arange(_CHUNK_BYTES // 8, device=flat.device) + 1
-    words = flat[:whole].view(torch.int64).view(-1, _CHUNK_BYTES // 8)
-    parts = [(words[i : i + _CHUNKS_AT_ONCE] * weights).sum(1) for i in range(0, len(words), _CHUNKS_AT_ONCE)]
+    factors = (2 * torch.arange(_CHUNK_BYTES // 4, device=flat.device) + 1) * _ODD & 0xFFFFFFFF
+    chunks = flat[:whole].view(-1, _CHUNK_BYTES)
+    parts = [_sums(chunks[i : i + _CHUNKS_AT_ONCE], factors) for i in range(0, len(chunks), _CHUNKS_AT_ONCE)]
     if whole < flat.numel():
-        rest = flat.new_zeros(_CHUNK_BYTES)
-        rest[: flat.numel() - whole] = flat[whole:]
-        parts.append((rest.view(torch.int64) * weights).sum().view(1))
+        rest = flat.new_zeros(1, _CHUNK_BYTES)
+        rest[0, : flat.numel() - whole] = flat[whole:]
+        parts.append(_sums(rest, factors))
     return torch.cat(parts)
+
+
+def _sums(chunks: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    words = chunks.view(torch.int32).to(torch.int64).bitwise_and_(0xFFFFFFFF)  # unsigned
+    return words.mul_(factors).sum(1)
 
 
 def _bytes(storage: torch.UntypedStorage, first: int, nbytes: int) -> torch.Tensor:

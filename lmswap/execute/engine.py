@@ -6,9 +6,9 @@ import itertools
 
 import torch
 
-from lmswap.errors import OptionError
+from lmswap.errors import BytesChanged, BytesDiffer, OptionError
 from lmswap.execute import _C, ops
-from lmswap.execute.audit import Audit
+from lmswap.execute.audit import Audit, Describe
 from lmswap.execute.record import Recorder, TensorMemory
 
 _numbers = itertools.count(1)
@@ -22,14 +22,22 @@ class SwapEngine:
     """
 
     def __init__(
-        self, device: torch.device, native: _C.Engine, memory: TensorMemory, *, audit: Audit | None = None
+        self,
+        device: torch.device,
+        native: _C.Engine,
+        memory: TensorMemory,
+        *,
+        describe: Describe,
+        audit: Audit | None = None,
     ) -> None:
         self.device, self.native = device, native
+        self._describe = describe
         self._audit = audit
         self.number = next(_numbers)
         self.recorder = Recorder(self, memory)
         self._held: dict[int, torch.Tensor] = {}  # transfer -> the tensor that it reads or writes
         self._arriving: dict[int, int] = {}  # handle -> transfer of its copy in
+        self._bringing: dict[int, int] = {}  # transfer -> the buffer
         ops.ENGINES[self.number] = self
 
     def out_start(self, x: torch.Tensor, buffer: int, tier: str, offset: int, is_whole: bool) -> torch.Tensor:
@@ -72,7 +80,7 @@ class SwapEngine:
         landing = flat if self._audit is None else self._audit.landing(flat)
         transfer = self.native.in_start(buffer, handle, landing.data_ptr(), nbytes, self._stream())
         self._held[transfer] = landing
-        self._arriving[handle] = transfer
+        self._arriving[handle], self._bringing[transfer] = transfer, buffer
         if self._audit is not None:
             self._audit.arrives(transfer, landing)
         self.recorder.memory_changed()
@@ -82,11 +90,16 @@ class SwapEngine:
         """Makes compute wait until the bytes of ``token`` have arrived in ``flat``, which `in_start` returned.
 
         Raises:
-            BytesChanged: transfers are audited, and these are not the bytes that left.
+            BytesChanged: these are not the bytes that left; known of copies from disk, and of all that are audited.
         """
         handle = int(token)
         transfer = self._arriving.pop(handle)
-        self.native.in_done(handle, transfer, self._stream())
+        buffer = self._bringing.pop(transfer)
+        try:
+            self.native.in_done(handle, transfer, self._stream())
+        except BytesDiffer as found:
+            where = "on the way out, while they were away or on the way in"
+            raise BytesChanged(*self._describe(buffer), flat.nbytes, where, found.offset_bytes) from None
         self._held.pop(transfer, None)
         if self._audit is not None:
             self._audit.has_arrived(handle, transfer, flat)
@@ -107,6 +120,7 @@ class SwapEngine:
             del self._held[transfer]
         # Saved-tensor hooks may wait, after a sweep, for a copy that ended before it.
         self._arriving = {handle: transfer for handle, transfer in self._arriving.items() if self._is_live(handle)}
+        self._bringing = {transfer: self._bringing[transfer] for transfer in self._arriving.values()}
         if self._audit is not None and self.native.live_handles() == 0:
             self._audit.forget()
 
@@ -122,6 +136,7 @@ class SwapEngine:
         self.native.close()
         self._held.clear()
         self._arriving.clear()
+        self._bringing.clear()
 
     def _stream(self) -> int:
         if self.device.type == "cuda":

@@ -75,7 +75,7 @@ class Session:
         self.memory: DeviceMemory = device_memory(device)
         self.verified = Verified(name) if options.verify else None
         audit = Audit(native, self.verified, self._describe) if self.verified else None
-        self.engine = SwapEngine(device, native, self.memory, audit=audit)
+        self.engine = SwapEngine(device, native, self.memory, describe=self._describe, audit=audit)
         self.recorder = self.engine.recorder
         try:
             self.budget = Budget(options, device.type, self.memory, trainable_bytes)

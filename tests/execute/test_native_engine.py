@@ -162,3 +162,18 @@ def test_a_failed_copy_is_a_transfer_error_and_the_engine_goes_on():
         swap_in(engine, token, back)
     swap_in(engine, token, back)
     assert torch.equal(back, values)
+
+
+def test_each_copy_in_of_a_token_is_compared_with_what_left(tmp_path):
+    engine = _C.Engine(driver="host", faults="read@2=flip")
+    open_tier(engine, "disk", tmp_path)
+    values, back = torch.randn(1000), torch.zeros(1000)
+    token = swap_out(engine, "disk", values)
+    swap_in(engine, token, back)
+    with pytest.raises(errors.BytesDiffer, match="what came back is not what left") as raised:
+        swap_in(engine, token, back)
+    assert raised.value.offset_bytes == 0
+    assert not torch.equal(back, values)
+    swap_in(engine, token, back)
+    assert torch.equal(back, values)
+    engine.close()

@@ -23,6 +23,16 @@ class Error : public std::runtime_error {
   ErrorKind kind_;
 };
 
+// What a copy in has brought is not what was copied out: a transfer error that says within which MiB.
+class BytesChanged : public Error {
+ public:
+  explicit BytesChanged(uint64_t offset_bytes);
+  uint64_t offset_bytes() const { return offset_bytes_; }
+
+ private:
+  uint64_t offset_bytes_;
+};
+
 // Says on standard error what went wrong where nothing can be thrown.
 void complain(const std::string& text) noexcept;
 

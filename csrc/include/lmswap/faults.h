@@ -5,7 +5,7 @@
 //   n       1 for the first such call, 2 for the second ...; * for every one; 0.01 for one in a hundred, at random
 //   effect  fail          the call fails (disk: EIO, reserve: ENOSPC)
 //           short         half of the bytes are moved, as the kernel may do (disk reads and writes)
-//           flip          a bit of what is to be copied is another one by then (host driver's copies)
+//           flip          a bit is another one: of what is to be copied (host driver's copies), of what was read
 //           late:S        the call is S seconds late
 //           jitter:S      the call is late by a random time of at most S seconds
 // Example: "write@3=fail,read@0.01=short,read@*=jitter:0.002".

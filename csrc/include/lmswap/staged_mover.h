@@ -32,8 +32,8 @@ class StagedMover final : public Mover {
 
   Piece& next_piece();
   void request(const TransferPointer& transfer, Piece& piece, uint64_t begin, uint64_t nbytes);
-  void write(const Transfer& transfer, Piece& piece, uint64_t begin, uint64_t nbytes, Bounce bounce);
-  void read(const Transfer& transfer, Piece& piece, uint64_t begin, uint64_t nbytes, Bounce bounce);
+  void write(Transfer& transfer, Piece& piece, uint64_t begin, uint64_t nbytes, Bounce bounce);
+  void read(Transfer& transfer, Piece& piece, uint64_t begin, uint64_t nbytes, Bounce bounce);
 
   std::shared_ptr<Driver> driver_;
   IoPool& pool_;

@@ -12,9 +12,11 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "lmswap/checksum.h"
 #include "lmswap/event.h"
 #include "lmswap/storage.h"
 
@@ -50,8 +52,10 @@ class Transfer {
   std::shared_ptr<Transfer> source;
   std::vector<std::shared_ptr<Transfer>> fences;
 
-  std::vector<uint64_t> sums;  // of an audit that has landed
-  std::byte filler{0};         // of a fill
+  // Of a copy out, what it has taken, and of its copies in, what must arrive; none: that is not compared. Of an audit
+  // that has landed, what is in the tier.
+  std::shared_ptr<Checksums> checksums;
+  std::byte filler{0};  // of a fill
 
   // The lane is one part; requests that run on other threads are more. True: this was the last.
   void begin_part();
@@ -62,6 +66,12 @@ class Transfer {
 
   void fail(const std::string& text);  // what settle will say; the first text is kept
   bool is_failing() const;
+
+  // Of a part that is about to leave, and of one that has come back, which fails if it is another. Any thread may do it
+  // through whose hands the bytes go: those of the disk's lanes. What a device copies by itself passes none.
+  void note(uint64_t begin, const std::byte* bytes, uint64_t nbytes);
+  void compare(uint64_t begin, const std::byte* bytes, uint64_t nbytes);
+
   void set_issued();
   void settle();  // landed, or failed if any part failed; the device no longer touches what failed
 
@@ -92,6 +102,7 @@ class Transfer {
   State state_ = State::kQueued;
   int num_parts_ = 1;
   std::string error_;
+  std::optional<uint64_t> changed_at_;  // the first MiB of those found
   double landed_seconds_ = 0;
   double link_seconds_ = 0;  // of the lane until it is finished
 };

@@ -4,21 +4,13 @@
 // Both are transfers like the others: a block's next holder waits for them as it waits for copies.
 #pragma once
 
-#include <cstdint>
 #include <memory>
-#include <vector>
 
 #include "lmswap/mover.h"
 #include "lmswap/storage.h"
 #include "lmswap/stream.h"
 
 namespace lmswap {
-
-// Sums over `nbytes`, one for each begun MiB: of its 8-byte words, each times 1, 3, 5 ... so that words which changed
-// places are seen too, modulo 2^64. What is missing at the end counts as zeros.
-std::vector<uint64_t> checksums(const std::byte* bytes, uint64_t nbytes);
-
-inline constexpr uint64_t kChecksumBytes = 1 << 20;  // of one sum
 
 class UpkeepMover final : public Mover {
  public:
@@ -29,7 +21,7 @@ class UpkeepMover final : public Mover {
   void drain() noexcept override {}
 
  private:
-  std::vector<uint64_t> sum(const Block& block);
+  std::shared_ptr<Checksums> sum(const Block& block);
 
   Stream stream_;
   PinnedMemory memory_;

@@ -1,0 +1,284 @@
+// No byte changes unseen between a tensor and its way back from a file, whichever mover carries it.
+#include "lmswap/checksum.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+
+#include "lmswap/engine.h"
+#include "test_device.h"
+
+namespace lmswap {
+namespace {
+
+using test::Arrival;
+using test::make_bytes;
+using test::make_test_device;
+using test::TestDevice;
+using test::TestDirectory;
+using test::Token;
+
+constexpr uint64_t kMiB = 1 << 20, kSlabBytes = 16 * kMiB, kStretchBytes = 64 << 10;
+
+uint64_t sum_of(const std::vector<std::byte>& bytes) {
+  Checksums sums(bytes.size());
+  sums.note(0, bytes.data(), bytes.size());
+  return sums.sums().front();
+}
+
+TEST(Checksums, are_of_words_times_odd_numbers) {
+  auto bytes = make_bytes(1003, 1);
+  bytes.resize(1004);
+  uint64_t expected = 0;
+  for (uint32_t i = 0; i < 251; ++i) {
+    uint32_t word = 0;
+    std::memcpy(&word, &bytes[4 * i], sizeof word);
+    expected += uint64_t{word} * ((2 * i + 1) * 0x9e3779b1u);
+  }
+  bytes.resize(1003);
+  EXPECT_EQ(sum_of(bytes), expected);
+}
+
+TEST(Checksums, see_every_bit_and_pairs_of_signs_and_words_that_change_places) {
+  auto bytes = make_bytes(2 * kPageBytes + 13, 2);
+  const uint64_t sum = sum_of(bytes);
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    for (int bit = 0; bit < 8; ++bit) {
+      bytes[i] ^= std::byte(1 << bit);
+      ASSERT_NE(sum_of(bytes), sum) << "byte " << i << ", bit " << bit;
+      bytes[i] ^= std::byte(1 << bit);
+    }
+  }
+  const auto exchange = [&](size_t word) { std::swap_ranges(&bytes[0], &bytes[4], &bytes[word]); };
+  for (size_t word = 4; word + 4 <= bytes.size(); word += 4) {
+    for (const size_t sign : {size_t{3}, word + 3}) bytes[sign] ^= std::byte{0x80};
+    ASSERT_NE(sum_of(bytes), sum) << "the signs of the first number and of that at byte " << word;
+    for (const size_t sign : {size_t{3}, word + 3}) bytes[sign] ^= std::byte{0x80};
+    exchange(word);
+    ASSERT_NE(sum_of(bytes), sum) << "the first number and that at byte " << word;
+    exchange(word);
+  }
+}
+
+TEST(Checksums, say_in_which_mib_the_bytes_first_differ) {
+  auto bytes = make_bytes(3 * kMiB + 5, 3);
+  Checksums sums(bytes.size());
+  sums.note(0, bytes.data(), 2 * kMiB);
+  sums.note(2 * kMiB, &bytes[2 * kMiB], kMiB + 5);
+  EXPECT_EQ(sums.first_change(0, bytes.data(), bytes.size()), std::nullopt);
+  bytes.back() ^= std::byte{1};
+  EXPECT_EQ(sums.first_change(0, bytes.data(), bytes.size()), 3 * kMiB);
+  bytes[2 * kMiB - 1] ^= std::byte{1};
+  EXPECT_EQ(sums.first_change(kMiB, &bytes[kMiB], kMiB), kMiB);
+  EXPECT_EQ(sums.first_change(0, bytes.data(), kMiB), std::nullopt);
+}
+
+// From and to a page's first byte, straight between tensor and file; from elsewhere, through a bounce; on a device that
+// is not the host, through pieces of pinned memory.
+struct Way {
+  std::string device;
+  uint64_t shift;
+};
+
+class ChecksummedCopies : public testing::TestWithParam<Way> {
+ protected:
+  void open(uint64_t nbytes, const std::string& faults = "", Upkeep upkeep = {}, Pacers pacers = {}) {
+    nbytes_ = nbytes;
+    device_ = make_test_device(GetParam().device, faults);
+    engine_ = Engine::open(device_->driver, device_->faults, std::move(pacers), upkeep);
+    engine_->open_disk_tier(directory_.path(), 64 * kMiB, 3);
+    engine_->reserve("disk", kSlabBytes);
+    a_ = device_->allocate(nbytes + kPageBytes);
+    b_ = device_->allocate(nbytes + kPageBytes);
+    bytes_ = make_bytes(nbytes, nbytes);
+    upload(a_, bytes_);
+  }
+  void TearDown() override {
+    engine_->close();
+    engine_.reset();
+    for (const uint64_t pointer : {a_, b_}) device_->free(pointer);
+    EXPECT_EQ(device_->violations(), std::vector<std::string>{});
+  }
+
+  void upload(uint64_t pointer, const std::vector<std::byte>& bytes) {
+    device_->upload(pointer + GetParam().shift, bytes);
+  }
+  Token out(uint64_t offset = 0) {
+    Token token(engine_->out_start(1, "disk", offset, a_ + GetParam().shift, nbytes_, device_->stream));
+    engine_->out_done(token.handle(), device_->stream);
+    return token;
+  }
+  Arrival in(const Token& token) {
+    const uint64_t pointer = b_ + GetParam().shift;
+    return {token.handle(), engine_->in_start(1, token.handle(), pointer, nbytes_, device_->stream)};
+  }
+  void in_done(const Arrival& arrival) { engine_->in_done(arrival.handle, arrival.transfer, device_->stream); }
+  std::vector<std::byte> arrived() { return device_->download(b_ + GetParam().shift, nbytes_); }
+
+  // Where the bytes of one more copy in are found to differ.
+  std::optional<uint64_t> first_change(const Token& token) {
+    try {
+      in_done(in(token));
+    } catch (const BytesChanged& error) {
+      return error.offset_bytes();
+    }
+    EXPECT_EQ(arrived(), bytes_);
+    return std::nullopt;
+  }
+
+  // The tier's unnamed file, from behind the engine's back.
+  static int open_file() {
+    for (int i = 3; i < 256; ++i) {
+      if (lseek(i, 0, SEEK_END) != kSlabBytes || !(fcntl(i, F_GETFL) & O_DIRECT)) continue;
+      return ::open(("/proc/self/fd/" + std::to_string(i)).c_str(), O_RDWR | O_CLOEXEC);
+    }
+    return -1;
+  }
+  static std::vector<std::byte> read_file(uint64_t offset, uint64_t nbytes) {
+    std::vector<std::byte> bytes(nbytes);
+    const int file = open_file();
+    EXPECT_EQ(pread(file, bytes.data(), nbytes, static_cast<off_t>(offset)), static_cast<ssize_t>(nbytes));
+    close(file);
+    return bytes;
+  }
+  static void write_file(uint64_t offset, const std::vector<std::byte>& bytes) {
+    const int file = open_file();
+    EXPECT_EQ(pwrite(file, bytes.data(), bytes.size(), static_cast<off_t>(offset)), static_cast<ssize_t>(bytes.size()));
+    close(file);
+  }
+  static void flip(uint64_t offset, std::byte bits) {
+    auto byte = read_file(offset, 1);
+    byte.front() ^= bits;
+    write_file(offset, byte);
+  }
+
+  // A byte in each of four stretches that follow each other.
+  static void flip_stretches(uint64_t offset) {
+    for (uint64_t i = 0; i < 4; ++i) flip(offset + i * kStretchBytes + 9, std::byte{1});
+  }
+
+  // Once the bytes of the copy out are in the file, which for staged ones is later than out_done.
+  void wait_until_written(const Token& token) { EXPECT_EQ(first_change(token), std::nullopt); }
+
+  TestDirectory directory_;
+  std::unique_ptr<TestDevice> device_;
+  std::shared_ptr<Engine> engine_;
+  uint64_t nbytes_ = 0, a_ = 0, b_ = 0;
+  std::vector<std::byte> bytes_;
+};
+
+TEST_P(ChecksummedCopies, no_byte_changes_in_the_file_unseen) {
+  open(kPageBytes + 77);
+  const Token token = out(kPageBytes);
+  wait_until_written(token);
+  for (uint64_t i = 0; i < nbytes_; i += i % 97 == 0 || i > kPageBytes - 8 ? 1 : 5) {
+    flip(kPageBytes + i, std::byte{0x10});
+    ASSERT_EQ(first_change(token), 0u) << i;
+    flip(kPageBytes + i, std::byte{0x10});
+  }
+  EXPECT_EQ(first_change(token), std::nullopt) << "the same token after copies that failed";
+  flip(kPageBytes + nbytes_, std::byte{0x10});
+  EXPECT_EQ(first_change(token), std::nullopt) << "what fills the last page is nobody's";
+}
+
+TEST_P(ChecksummedCopies, say_within_which_mib_of_many_requests_a_quarter_of_one_changed) {
+  open(9 * kMiB);
+  const Token token = out();
+  wait_until_written(token);
+  const uint64_t last = nbytes_ - 4 * kStretchBytes;
+  for (const uint64_t place : {uint64_t{0}, kMiB - 4 * kStretchBytes, kMiB, 4 * kMiB, 5 * kMiB + kStretchBytes, last}) {
+    for (const uint64_t changed : std::set{place, last}) flip_stretches(changed);
+    EXPECT_EQ(first_change(token), place / kMiB * kMiB);
+    for (const uint64_t changed : std::set{place, last}) flip_stretches(changed);
+  }
+  EXPECT_EQ(first_change(token), std::nullopt);
+}
+
+TEST_P(ChecksummedCopies, see_a_byte_of_a_large_copy_in_some_of_its_copies) {
+  open(kMiB + 1);
+  int num_seen = 0;
+  for (int i = 0; i < 16; ++i) {
+    const Token token = out();
+    wait_until_written(token);
+    flip(5 * kPageBytes + 3, std::byte{1});
+    try {
+      in_done(in(token));
+    } catch (const BytesChanged&) {
+      ++num_seen;
+    }
+  }
+  EXPECT_GE(num_seen, 2);
+  EXPECT_LE(num_seen, 6);
+}
+
+TEST_P(ChecksummedCopies, see_another_blocks_bytes_stale_pages_and_lost_writes) {
+  open(3 * kMiB);
+  const Token stale = out();
+  wait_until_written(stale);
+  const auto before = read_file(0, 3 * kMiB);
+  bytes_ = make_bytes(nbytes_, 7);
+  upload(a_, bytes_);
+  const Token token = out(4 * kMiB);
+  wait_until_written(token);
+  const auto right = read_file(4 * kMiB, 3 * kMiB);
+  write_file(4 * kMiB, before);
+  EXPECT_EQ(first_change(token), 0u);
+  write_file(4 * kMiB, right);
+  write_file(5 * kMiB, {&before[kMiB], &before[kMiB + 4 * kStretchBytes]});
+  EXPECT_EQ(first_change(token), kMiB);
+  write_file(5 * kMiB, std::vector<std::byte>(4 * kStretchBytes));
+  EXPECT_EQ(first_change(token), kMiB);
+  write_file(4 * kMiB, right);
+  EXPECT_EQ(first_change(token), std::nullopt);
+}
+
+TEST_P(ChecksummedCopies, see_a_bit_that_changes_in_memory_after_the_read_and_every_wait_says_so) {
+  open(kMiB, "read@2=flip");
+  const Token token = out();
+  EXPECT_EQ(first_change(token), std::nullopt);
+  const Arrival arrival = in(token);
+  EXPECT_ERROR(in_done(arrival), ErrorKind::kTransfer, "what came back is not what left");
+  EXPECT_ERROR(in_done(arrival), ErrorKind::kTransfer, "within the MiB at byte 0");
+  EXPECT_TRUE(engine_->is_finished(arrival.transfer));
+  EXPECT_EQ(first_change(token), std::nullopt);
+}
+
+TEST_P(ChecksummedCopies, pass_where_nothing_changed_whatever_the_size_and_however_the_disk_does_it) {
+  for (const uint64_t nbytes : {uint64_t{1}, uint64_t{3}, kPageBytes, kMiB - 1, kMiB, kMiB + 1, 4 * kMiB + 5}) {
+    for (const bool is_paced : {false, true}) {
+      SCOPED_TRACE(nbytes);
+      const double rate = is_paced ? 1e9 : 0;
+      open(nbytes, "write@*=short,read@*=short", {.wipes = is_paced}, {Pacer(rate), Pacer(rate)});
+      {
+        const Token token = out();
+        for (int i = 0; i < 3; ++i) EXPECT_EQ(first_change(token), std::nullopt);
+      }
+      TearDown();
+    }
+  }
+  open(1);
+}
+
+TEST_P(ChecksummedCopies, are_left_to_audits_where_there_are_any) {
+  open(kMiB + 1, "read@1=flip", {.audits = true});
+  const Token token = out();
+  engine_->take_checksums(engine_->out_transfer(token.handle()));  // that was the first read
+  flip(0, std::byte{1});
+  const Arrival arrival = in(token);
+  in_done(arrival);
+  EXPECT_EQ(arrived()[0], bytes_[0] ^ std::byte{1});
+  flip(0, std::byte{1});
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, ChecksummedCopies,
+                         testing::Values(Way{"host", 0}, Way{"host", 64}, Way{"fake", 0}, Way{"fake", 64}),
+                         [](const auto& info) {
+                           return info.param.device + (info.param.shift == 0 ? "_aligned" : "_shifted");
+                         });
+
+}  // namespace
+}  // namespace lmswap
