@@ -15,6 +15,19 @@ namespace {
 
 Error option_error(const std::string& text) { return Error(ErrorKind::kOption, text); }
 
+// Of copies of more than a MiB a quarter is compared, others of their bytes in each copy: a request that went
+// elsewhere, was lost or came too early is seen at once, a byte that is wrong each time within some steps. Measured as
+// the share of a step's CPU time, within half of the peak and by 21.6 GB/s on a busy machine (AMD EPYC): all bytes of a
+// 3D U-Net at 64^3 (0.69 GB in 1.93 s) cost 1.7 %, of a GPT of 8 layers (0.86 GB in 2.8 s) 1.5 %, so that a quarter,
+// which takes 2.7 times less, costs 0.6 %. The I/O threads do it, but where all cores compute, compute waits for them.
+constexpr uint64_t kStride = 4;
+
+std::shared_ptr<Checksums> make_checksums(uint64_t nbytes, int64_t number) {
+  if (nbytes <= kChecksumBytes) return std::make_shared<Checksums>(nbytes);
+  const auto mixed = static_cast<uint32_t>(number) * 0x9e3779b1;  // numbers may recur modulo 4 from step to step
+  return std::make_shared<Checksums>(nbytes, kStride, (mixed >> 16) % kStride);
+}
+
 }  // namespace
 
 std::shared_ptr<Engine> Engine::open(std::shared_ptr<Driver> driver, std::shared_ptr<Faults> faults, Pacers pacers,
@@ -147,7 +160,7 @@ TransferPointer Engine::launch(Direction direction, int64_t swap, int64_t number
   if (direction == Direction::kOut) {
     transfer->fences = handle.tier->fences(handle.block);
     // An audit compares more, and says on which part of the way bytes were changed.
-    if (!upkeep_.audits) transfer->checksums = std::make_shared<Checksums>(handle.block.nbytes);
+    if (!upkeep_.audits) transfer->checksums = make_checksums(handle.block.nbytes, transfer->number);
   } else {
     transfer->source = handle.transfers.front();
     transfer->checksums = transfer->source->checksums;

@@ -36,7 +36,8 @@ class SwapEngine:
         self.number = next(_numbers)
         self.recorder = Recorder(self, memory)
         self._held: dict[int, torch.Tensor] = {}  # transfer -> the tensor that it reads or writes
-        self._arriving: dict[int, tuple[int, int]] = {}  # handle -> buffer, transfer of its copy in
+        self._arriving: dict[int, int] = {}  # handle -> transfer of its copy in
+        self._bringing: dict[int, int] = {}  # transfer -> the buffer
         ops.ENGINES[self.number] = self
 
     def out_start(self, x: torch.Tensor, buffer: int, tier: str, offset: int, is_whole: bool) -> torch.Tensor:
@@ -80,7 +81,7 @@ class SwapEngine:
         landing = flat if self._audit is None else self._audit.landing(flat)
         transfer = self.native.in_start(buffer, handle, landing.data_ptr(), nbytes, self._stream())
         self._held[transfer] = landing
-        self._arriving[handle] = buffer, transfer
+        self._arriving[handle], self._bringing[transfer] = transfer, buffer
         if self._audit is not None:
             self._audit.arrives(transfer, landing)
         self.recorder.memory_changed()
@@ -93,7 +94,8 @@ class SwapEngine:
             BytesChanged: these are not the bytes that left; known of copies from disk, and of all that are audited.
         """
         handle = int(token)
-        buffer, transfer = self._arriving.pop(handle)
+        transfer = self._arriving.pop(handle)
+        buffer = self._bringing.pop(transfer)
         try:
             self.native.in_done(handle, transfer, self._stream())
         except BytesDiffer as found:
@@ -118,7 +120,8 @@ class SwapEngine:
         for transfer in [transfer for transfer in self._held if self.native.is_finished(transfer)]:
             del self._held[transfer]
         # Saved-tensor hooks may wait, after a sweep, for a copy that ended before it.
-        self._arriving = {handle: copy for handle, copy in self._arriving.items() if self._is_live(handle)}
+        self._arriving = {handle: transfer for handle, transfer in self._arriving.items() if self._is_live(handle)}
+        self._bringing = {transfer: self._bringing[transfer] for transfer in self._arriving.values()}
         if self._audit is not None and self.native.live_handles() == 0:
             self._audit.forget()
 
@@ -134,6 +137,7 @@ class SwapEngine:
         self.native.close()
         self._held.clear()
         self._arriving.clear()
+        self._bringing.clear()
 
     def _stream(self) -> int:
         if self.device.type == "cuda":

@@ -16,7 +16,9 @@ inline constexpr uint64_t kChecksumBytes = 1 << 20;  // of one sum
 
 class Checksums {
  public:
-  explicit Checksums(uint64_t nbytes) : sums_((nbytes + kChecksumBytes - 1) / kChecksumBytes) {}
+  // Of all of `nbytes`; or, of each MiB, of every stride-th stretch of 64 KiB, from that numbered `first` on.
+  explicit Checksums(uint64_t nbytes, uint64_t stride = 1, uint64_t first = 0)
+      : stride_(stride), first_(first), sums_((nbytes + kChecksumBytes - 1) / kChecksumBytes) {}
 
   // Of the bytes from `begin` on, which begin a MiB and end one, or the whole. Threads may note different parts at
   // once.
@@ -28,6 +30,9 @@ class Checksums {
   const std::vector<uint64_t>& sums() const { return sums_; }
 
  private:
+  uint64_t sum(const std::byte* bytes, uint64_t nbytes) const;
+
+  uint64_t stride_, first_;
   std::vector<uint64_t> sums_;
 };
 
