@@ -1,0 +1,62 @@
+"""How does a sample of torch's own tests train? Behind a parameter, so that what it saves is free to leave."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from benchmarks.conformance.trial import Call
+
+
+class Scaled(nn.Module):
+    """A module behind a parameter, so that those train which have none, and those that write in place may do so."""
+
+    def __init__(self, inner: nn.Module, scale: float) -> None:
+        super().__init__()
+        self.inner = inner
+        self.scale = nn.Parameter(torch.tensor(scale))
+
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        """Copies of what the module makes of its differentiable inputs, scaled: its own results are free to leave."""
+        inputs, keywords = pytree.tree_map(self._scale, (inputs, keywords))
+        return pytree.tree_map(_copied, self.inner(*inputs, **keywords))
+
+    def _scale(self, leaf: Any) -> Any:
+        # A parameter of no dimensions leaves the tensor its type.
+        return leaf * self.scale if isinstance(leaf, Tensor) and leaf.requires_grad else leaf
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, Tensor) and leaf.requires_grad else leaf
+
+
+def fresh_call(args: Iterable[Any], kwargs: dict[str, Any]) -> Call:
+    """A call with copies of the sample's tensors, which it may write to, and which nothing was computed from.
+
+    Samples for losses come out of log_softmax, through which a second step could not go back again.
+    """
+    call: Call = pytree.tree_map_only(Tensor, _leaf, (tuple(args), dict(kwargs)))
+    return call
+
+
+def seeded(make: Callable[[], Iterable[Any]]) -> list[Any]:
+    """The same samples each time, whatever they draw their numbers from."""
+    torch.manual_seed(0)
+    random.seed(0)
+    return list(make())
+
+
+def spread(samples: list[Any], most: int) -> list[tuple[int, Any]]:
+    """At most so many of the samples, from the first to the last, with their numbers."""
+    count = len(samples)
+    numbers = sorted({position * count // most for position in range(most)}) if count else []
+    return [(number, samples[number]) for number in numbers]
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
