@@ -1,4 +1,4 @@
-"""Trains foreign models while their tensors leave, and compares with plain torch: `python -m benchmarks.conformance`."""
+"""Trains what others wrote while tensors leave, beside plain torch: `python -m benchmarks.conformance`."""
 
 from __future__ import annotations
 

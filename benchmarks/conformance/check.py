@@ -56,7 +56,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One policy's training beside plain torch's and beside lmswap's own without swapping: what differs first, or ""."""
+    """One policy's training beside plain torch's and beside lmswap's without swapping: what differs first, or ""."""
 
     policy: str
     figures: Figures
@@ -103,22 +103,21 @@ def check_all(trials: Iterator[Trial], path: str, policies: Sequence[str], memor
 
 
 def _check_group(trials: list[Trial], path: str, policies: Sequence[str], memory: TensorMemory) -> Iterator[Finding]:
-    """One finding for all if they pass on the path asked for, else one for each part of them that does or cannot."""
+    """One finding for all if they pass on the path asked for, else for halves of them, down to each alone."""
     if len(trials) == 1:
         yield check(trials[0], path, policies, memory)
         return
-    trial = together(trials)
-    plain = _plain(trial, memory)
-    if isinstance(plain, Finding):  # each alone trains
-        found = plain
-    else:
-        found = _check_beside(trial, plain, path, policies, memory, is_group=True)
-    if found.verdict in ("passed", "unmoved"):
+    whole = together(trials)
+    plain = _plain(whole, memory)
+    found = _check_beside(whole, plain, path, policies, memory) if isinstance(plain, Training) else None
+    if found is not None and found.verdict in ("passed", "unmoved"):
         yield replace(found, trials=len(trials))
         return
     middle = len(trials) // 2
-    yield from _check_group(trials[:middle], path, policies, memory)
-    yield from _check_group(trials[middle:], path, policies, memory)
+    parts = [each for half in (trials[:middle], trials[middle:]) for each in _check_group(half, path, policies, memory)]
+    yield from parts
+    if found is not None and all(part.verdict in ("passed", "unmoved") for part in parts):
+        yield found  # it takes all of them to go wrong
 
 
 def check(trial: Trial, path: str, policies: Sequence[str], memory: TensorMemory) -> Finding:
@@ -126,25 +125,39 @@ def check(trial: Trial, path: str, policies: Sequence[str], memory: TensorMemory
     plain = _plain(trial, memory)
     if isinstance(plain, Finding):
         return plain
-    return _check_beside(trial, plain, path, policies, memory)
+    unswapped = _train_unswapped(trial, path, memory)
+    return _compare(trial, plain, unswapped, policies, memory) if isinstance(unswapped, Training) else unswapped
 
 
 def _check_beside(
-    trial: Trial, plain: Training, path: str, policies: Sequence[str], memory: TensorMemory, *, is_group: bool = False
-) -> Finding:
+    trial: Trial, plain: Training, path: str, policies: Sequence[str], memory: TensorMemory
+) -> Finding | None:
+    """None if trials of the group must be looked at alone: not all are captured, or without swaps plain torch's."""
+    unswapped = _train_unswapped(trial, path, memory)
+    if isinstance(unswapped, Finding) or unswapped.bits != plain.bits:
+        return None
+    if path == "graphs" and unswapped.path != "graph":
+        return None
+    return _compare(trial, plain, unswapped, policies, memory)
+
+
+def _train_unswapped(trial: Trial, path: str, memory: TensorMemory) -> Training | Finding:
     try:
-        unswapped = train(trial, Way("none", compiler=PATHS[path]), memory)
+        return train(trial, Way("none", compiler=PATHS[path]), memory)
     except Exception as error:  # any model may break in any way, and the others still have to run
         return _broken("without swapping", trial, error)
-    if is_group and ((path, unswapped.path) == ("graphs", "hooks") or unswapped.bits != plain.bits):
-        return Finding("failed", "some of the group's trials must be looked at alone")
+
+
+def _compare(
+    trial: Trial, plain: Training, unswapped: Training, policies: Sequence[str], memory: TensorMemory
+) -> Finding:
     done: dict[str, Training] = {}
     for policy in (*policies, "swap_all"):
         is_needless = policy in done or (policy not in policies and any(each.has_moved for each in done.values()))
         if is_needless or (policy in NEEDS_GRAPHS and unswapped.path == "hooks"):
             continue
         try:
-            done[policy] = _train_by(policy, trial, PATHS[path], unswapped, memory)
+            done[policy] = _train_by(policy, trial, unswapped, memory)
         except Exception as error:
             return _broken(policy, trial, error)
     return _judge(trial, plain, unswapped, done, memory)
@@ -167,7 +180,8 @@ def _plain(trial: Trial, memory: TensorMemory) -> Training | Finding:
     return first
 
 
-def _train_by(policy: str, trial: Trial, compiler: str, unswapped: Training, memory: TensorMemory) -> Training:
+def _train_by(policy: str, trial: Trial, unswapped: Training, memory: TensorMemory) -> Training:
+    compiler = unswapped.way.compiler
     if policy == "swap_all":
         return train(trial, Way(policy, compiler=compiler), memory)
     beside_bytes = _beside_step(unswapped.report)

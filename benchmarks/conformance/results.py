@@ -42,8 +42,8 @@ def read_results(path: Path) -> Results:
     data = json.loads(path.read_text(encoding="utf-8"))
     if data["schema"] != SCHEMA:
         raise ValueError(
-            f"{path} is of schema '{data['schema']}', and outcomes of '{SCHEMA}' cannot be added to it: run all packages "
-            "without --models, or give another --output"
+            f"{path} is of schema '{data['schema']}', and outcomes of '{SCHEMA}' cannot be added to it: run all "
+            "packages without --models, or give another --output"
         )
     return Results(data["origin"], tuple(_outcome(record) for record in data["outcomes"]))
 

@@ -32,7 +32,7 @@ _EVERY = {"graphs": (*_SWAPPING, "recompute", "checkpoint"), "hooks": _SWAPPING}
 _OF_MODELS = {"graphs": ("auto",), "hooks": ("swap_all",)}
 _OF_OPERATORS = {"graphs": ("swap_all",), "hooks": ("swap_all",)}
 # By package and path: the policies that are tried.
-POLICIES = {name: _OF_MODELS for name in PACKAGES} | {
+POLICIES = dict.fromkeys(PACKAGES, _OF_MODELS) | {
     "torch": _EVERY,
     "operators": _OF_OPERATORS,
     "recurrent": _EVERY,

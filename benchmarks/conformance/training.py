@@ -49,6 +49,7 @@ TRACED = Way(backend="aot_eager")  # what torch's own tracing makes of the step,
 class Training:
     """The bits of all steps; of all steps but the first, the most that tensors took on top, and the fastest's time."""
 
+    way: Way
     bits: tuple[Bits, ...]
     layouts: tuple[Bits, ...]
     activation_bytes: int
@@ -99,7 +100,7 @@ def train(trial: Trial, way: Way, memory: TensorMemory) -> Training:
                 leaf.grad = None
         path, report = _path(model), lmswap.report(model) if way.policy else None
     bits, layouts = zip(*found, strict=True)
-    return Training(bits, layouts, activation_bytes, min(seconds[1:]), path, report)
+    return Training(way, bits, layouts, activation_bytes, min(seconds[1:]), path, report)
 
 
 @contextmanager
@@ -154,7 +155,7 @@ def _results(model: nn.Module, call: Call, output: Any, loss: Tensor) -> dict[st
 
 
 def _digest(result: Tensor) -> str:
-    flat = _real(result.resolve_neg()).contiguous().reshape(-1).view(torch.uint8)
+    flat = _real(result.resolve_neg()).reshape(-1).clone(memory_format=torch.contiguous_format).view(torch.uint8)
     return f"{tuple(result.shape)} {result.dtype} {hashlib.sha256(flat.numpy().data).hexdigest()[:16]}"
 
 

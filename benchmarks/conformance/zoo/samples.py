@@ -27,8 +27,7 @@ class Scaled(nn.Module):
         return pytree.tree_map(_copied, self.inner(*inputs, **keywords))
 
     def _scale(self, leaf: Any) -> Any:
-        # A parameter of no dimensions leaves the tensor its type.
-        return leaf * self.scale if isinstance(leaf, Tensor) and leaf.requires_grad else leaf
+        return leaf * self.scale.to(leaf.dtype) if isinstance(leaf, Tensor) and leaf.requires_grad else leaf
 
 
 def _copied(leaf: Any) -> Any:
