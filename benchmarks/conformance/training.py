@@ -136,6 +136,8 @@ def _loss(output: Any, *, weighted: bool) -> Tensor:
 
 def _real(result: Tensor) -> Tensor:
     dense = result if result.layout is torch.strided else result.to_dense()
+    if dense._is_zerotensor():
+        return torch.zeros_like(dense)
     return torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense
 
 
