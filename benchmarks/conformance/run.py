@@ -35,7 +35,7 @@ _OF_OPERATORS = {"graphs": ("swap_all",), "hooks": ("swap_all",)}
 POLICIES = dict.fromkeys(PACKAGES, _OF_MODELS) | {
     "torch": _EVERY,
     "operators": _OF_OPERATORS,
-    "recurrent": _EVERY,
+    "recurrent": {"graphs": ("swap_all", "recompute"), "hooks": _SWAPPING},
 }
 LIMIT_SECONDS = 900
 LIMIT_BYTES = 6 * 2**30  # of private memory, the libraries' included
