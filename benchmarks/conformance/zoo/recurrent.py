@@ -79,7 +79,7 @@ class Unrolled(nn.Module):
 
     def __init__(self, cell: nn.RNNCellBase) -> None:
         super().__init__()
-        self.first, self.cell, self.dropout = nn.Linear(_INPUTS, _INPUTS), cell, nn.Dropout(0.5)
+        self.first, self.cell, self.dropout = nn.Linear(_INPUTS, _INPUTS), cell, nn.Dropout(0.45)
 
     def forward(self, batch: Tensor) -> list[Tensor]:
         """The hidden state after each time."""
