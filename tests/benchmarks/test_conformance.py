@@ -74,7 +74,7 @@ def sampled(case):
 
 
 DRAWN = [case.model for case in cases(["operators"], paths=["hooks"]) if sampled(case)]
-CASES = [(package, model) for package, models in {**HARD, "drawn": DRAWN}.items() for model in models]
+CASES = [(package, model) for package, models in {**HARD, "drawn": [*DRAWN, "transpose"]}.items() for model in models]
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -16,15 +16,17 @@ from benchmarks.conformance.trial import Call
 class Scaled(nn.Module):
     """A module behind a parameter, so that those train which have none, and those that write in place may do so."""
 
-    def __init__(self, inner: nn.Module, scale: float) -> None:
+    def __init__(self, inner: nn.Module, scale: float, *, copies: bool) -> None:
+        """With ``copies``, what it gives are copies: the inner module's own results are free to leave."""
         super().__init__()
-        self.inner = inner
+        self.inner, self.copies = inner, copies
         self.scale = nn.Parameter(torch.tensor(scale))
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
-        """Copies of what the module makes of its differentiable inputs, scaled: its own results are free to leave."""
+        """What the module makes of its differentiable inputs, scaled."""
         inputs, keywords = pytree.tree_map(self._scale, (inputs, keywords))
-        return pytree.tree_map(_copied, self.inner(*inputs, **keywords))
+        results = self.inner(*inputs, **keywords)
+        return pytree.tree_map(_copied, results) if self.copies else results
 
     def _scale(self, leaf: Any) -> Any:
         return leaf * self.scale.to(leaf.dtype) if isinstance(leaf, Tensor) and leaf.requires_grad else leaf
@@ -50,11 +52,12 @@ def seeded(make: Callable[[], Iterable[Any]]) -> list[Any]:
     return list(make())
 
 
-def spread(samples: list[Any], most: int) -> list[tuple[int, Any]]:
-    """At most so many of the samples, from the first to the last, with their numbers."""
+def spread(samples: list[Any], most: int) -> Iterator[tuple[int, bool, Any]]:
+    """At most so many of the samples, from the first to the last, with their numbers; every other is to give copies."""
     count = len(samples)
     numbers = sorted({position * count // most for position in range(most)}) if count else []
-    return [(number, samples[number]) for number in numbers]
+    for position, number in enumerate(numbers):
+        yield number, position % 2 == 0, samples[number]
 
 
 def _leaf(tensor: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,19 +27,17 @@ def trials(name: str) -> Iterator[Trial]:
     """Samples of the module from first to last, in training mode and not, in both types that it has."""
     info = _MODULES[name]
     for (dtype, is_training), most in _MOST_SAMPLES.items():
-        mode = "training" if is_training else "evaluation"
-        for number, sample in spread(_samples(info, dtype, is_training), most):
-            yield _trial(info, dtype, sample, is_training, f"{dtype}, {mode}, sample {number}")
+        for number, copies, sample in spread(_samples(info, dtype, is_training), most):
+            mode = "training" if is_training else "evaluation"
+            made = _trial(info, dtype, sample, copies=copies)
+            yield replace(made, is_training=is_training, name=f"{dtype}, {mode}, sample {number}", group=mode)
 
 
-def _trial(info: ModuleInfo, dtype: torch.dtype, sample: Any, is_training: bool, name: str) -> Trial:
+def _trial(info: ModuleInfo, dtype: torch.dtype, sample: Any, *, copies: bool) -> Trial:
     made_with, called_with = sample.constructor_input, sample.forward_input
     return Trial(
-        lambda: Scaled(info.module_cls(*made_with.args, **made_with.kwargs).to(dtype), _SCALE),
+        lambda: Scaled(info.module_cls(*made_with.args, **made_with.kwargs).to(dtype), _SCALE, copies=copies),
         lambda: fresh_call(called_with.args, called_with.kwargs),
-        is_training,
-        name,
-        group=f"training: {is_training}",
     )
 
 

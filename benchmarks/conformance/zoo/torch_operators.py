@@ -53,17 +53,19 @@ def trials(name: str) -> Iterator[Trial]:
         if dtype not in info.supported_backward_dtypes("cpu"):
             continue
         samples = seeded(lambda dtype=dtype: info.sample_inputs("cpu", dtype, requires_grad=True))
-        for number, sample in spread(samples, _MOST_SAMPLES[dtype]):
-            yield _trial(info.get_op(), sample, f"{dtype}, sample {number}")
+        for number, copies, sample in spread(samples, _MOST_SAMPLES[dtype]):
+            yield _trial(info.get_op(), sample, f"{dtype}, sample {number}", copies=copies)
         in_place = info.get_inplace()
         if dtype is torch.float32 and in_place is not None and info.supports_inplace_autograd:
-            for number, sample in spread([each for each in samples if not each.broadcasts_input], _MOST_IN_PLACE):
-                yield _trial(in_place, sample, f"in place, sample {number}")
+            for number, copies, sample in spread(
+                [each for each in samples if not each.broadcasts_input], _MOST_IN_PLACE
+            ):
+                yield _trial(in_place, sample, f"in place, sample {number}", copies=copies)
 
 
-def _trial(operator: Callable[..., Any], sample: Any, name: str) -> Trial:
+def _trial(operator: Callable[..., Any], sample: Any, name: str, *, copies: bool) -> Trial:
     return Trial(
-        lambda: Scaled(Operator(operator, sample.output_process_fn_grad), _SCALE),
+        lambda: Scaled(Operator(operator, sample.output_process_fn_grad), _SCALE, copies=copies),
         lambda: fresh_call((sample.input, *sample.args), sample.kwargs),
         name=name,
         group="all",
