@@ -1,25 +1,37 @@
-"""Does a trial train under half of its memory to the same bits? Two or three trainings in this process → a `Finding`.
+"""Does a trial train to plain torch's bits while its tensors leave? Some trainings in this process → a `Finding`.
 
-The first is the reference: lmswap's graphs with nothing swapped. The second gets half of what the first takes; where no
-plan can do with that, since single operators need more, the least that one can. If that moves nothing, a third swaps
-all that waits for the backward.
+The reference is torch without lmswap. lmswap then trains the trial with nothing swapped, and by each policy asked for:
+"swap_all" with all that waits for the backward, the others under half of what the step without swapping takes; where no
+plan can do with that, since single operators need more, under the least that one can. If nothing moved by then,
+"swap_all" is tried as well.
 """
 
 from __future__ import annotations
 
 import traceback
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from benchmarks.conformance.memory import TensorMemory
-from benchmarks.conformance.training import NothingTrains, Training, Way, train
-from benchmarks.conformance.trial import Trial
+from benchmarks.conformance.training import PLAIN, TRACED, Bits, NothingTrains, Training, Way, train
+from benchmarks.conformance.trial import Trial, groups, together
 from lmswap.errors import LmswapError, PlanInfeasible
 from lmswap.hardware.first_calls import make_first_calls
+from lmswap.options import NEEDS_GRAPHS
 from lmswap.reporting import Report
 
-# "torch": it does not train in torch itself, or not twice to the same bits.
-VERDICTS = ("passed", "torch", "refused", "failed")
-_REFERENCE = Way("none")
+# By the name of a path: the compiler that is asked for.
+PATHS = {"graphs": "fx", "hooks": "eager"}
+# The first holds for a trial if no other does, the last before all others.
+VERDICTS = {
+    "passed": "plain torch's bits, by every policy",
+    "unmoved": "nothing moved, nor was anything computed again: no evidence",
+    "layout": "plain torch's bits, but some result lies otherwise in memory",
+    "tracing": "other bits than plain torch, but those of torch.compile(backend='aot_eager'): torch's tracing",
+    "torch": "it does not train in plain torch, or not twice to the same bits",
+    "refused": "lmswap says that it cannot",
+    "failed": "other bits, or an error",
+}
 # A step of several graphs says what it needs graph by graph, and as a whole once they are joined: after the first time
 # the step gets more than it asks for.
 _MOST_BUDGETS = 8
@@ -44,8 +56,22 @@ class Figures:
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """One policy's training beside plain torch's and beside lmswap's without swapping: what differs first, or ""."""
+
+    policy: str
+    figures: Figures
+    from_torch: str
+    from_unswapped: str
+
+
+@dataclass(frozen=True)
 class Finding:
-    """What came out of a trial; ``step_bytes`` is what its plan was given for the step."""
+    """What came out of so many trials, trained together.
+
+    ``unswapped_from_torch`` is what differs first when nothing is swapped, ``step_bytes`` what the plan under a budget
+    was given for the step.
+    """
 
     verdict: str  # of VERDICTS
     reason: str = ""
@@ -54,71 +80,196 @@ class Finding:
     before: Figures | None = None
     after: Figures | None = None
     notes: tuple[str, ...] = ()
+    comparisons: tuple[Comparison, ...] = ()
+    unswapped_from_torch: str = ""
+    trials: int = 1
 
 
-def check(trial: Trial, memory: TensorMemory) -> Finding:
-    """Trains the trial in all ways and compares."""
+def check_all(trials: Iterator[Trial], path: str, policies: Sequence[str], memory: TensorMemory) -> Iterator[Finding]:
+    """Checks trials group by group, the first by all policies, the others by the first of these."""
     make_first_calls()
+    for number, group in enumerate(groups(trials)):
+        tried = policies if number == 0 else policies[:1]
+        if len(group) == 1:
+            yield check(group[0], path, tried, memory)
+            continue
+        trained = []
+        for trial in group:
+            found = _plain(trial, memory)
+            if isinstance(found, Finding):
+                yield found
+            else:
+                trained.append(trial)
+        if trained:
+            yield from _check_group(trained, path, tried, memory)
+
+
+def _check_group(trials: list[Trial], path: str, policies: Sequence[str], memory: TensorMemory) -> Iterator[Finding]:
+    """One finding for all if they pass on the path asked for, else for halves of them, down to each alone."""
+    if len(trials) == 1:
+        yield check(trials[0], path, policies, memory)
+        return
+    whole = together(trials)
+    plain = _plain(whole, memory)
+    found = _check_beside(whole, plain, path, policies, memory) if isinstance(plain, Training) else None
+    if found is not None and found.verdict in ("passed", "unmoved"):
+        yield replace(found, trials=len(trials))
+        return
+    middle = len(trials) // 2
+    parts = [each for half in (trials[:middle], trials[middle:]) for each in _check_group(half, path, policies, memory)]
+    yield from parts
+    if found is not None and all(part.verdict in ("passed", "unmoved") for part in parts):
+        yield found  # it takes all of them to go wrong
+
+
+def check(trial: Trial, path: str, policies: Sequence[str], memory: TensorMemory) -> Finding:
+    """Trains the trial in all ways and compares."""
+    plain = _plain(trial, memory)
+    if isinstance(plain, Finding):
+        return plain
+    unswapped = _train_unswapped(trial, path, memory)
+    return _compare(trial, plain, unswapped, policies, memory) if isinstance(unswapped, Training) else unswapped
+
+
+def _check_beside(
+    trial: Trial, plain: Training, path: str, policies: Sequence[str], memory: TensorMemory
+) -> Finding | None:
+    """None if trials of the group must be looked at alone: not all are captured, or without swaps plain torch's."""
+    unswapped = _train_unswapped(trial, path, memory)
+    if isinstance(unswapped, Finding) or unswapped.bits != plain.bits:
+        return None
+    if path == "graphs" and unswapped.path != "graph":
+        return None
+    return _compare(trial, plain, unswapped, policies, memory)
+
+
+def _train_unswapped(trial: Trial, path: str, memory: TensorMemory) -> Training | Finding:
+    try:
+        return train(trial, Way("none", compiler=PATHS[path]), memory)
+    except Exception as error:  # any model may break in any way, and the others still have to run
+        return _broken("without swapping", trial, error)
+
+
+def _compare(
+    trial: Trial, plain: Training, unswapped: Training, policies: Sequence[str], memory: TensorMemory
+) -> Finding:
+    done: dict[str, Training] = {}
+    for policy in (*policies, "swap_all"):
+        is_needless = policy in done or (policy not in policies and any(each.has_moved for each in done.values()))
+        if is_needless or (policy in NEEDS_GRAPHS and unswapped.path == "hooks"):
+            continue
+        try:
+            done[policy] = _train_by(policy, trial, unswapped, memory)
+        except Exception as error:
+            return _broken(policy, trial, error)
+    return _judge(trial, plain, unswapped, done, memory)
+
+
+def _plain(trial: Trial, memory: TensorMemory) -> Training | Finding:
+    """The training in torch alone; a finding if there is none to compare with."""
     try:
         trial.make_model(), trial.make_call()
     except Exception as error:
-        return Finding("failed", f"cannot be made: {_sentence(error)}")
+        return Finding("failed", f"{_named(trial)}cannot be made: {_sentence(error)}")
     try:
-        reference = train(trial, _REFERENCE, memory)
-        planned = _train_in_half(trial, reference, memory)
-        others = {"under its budget": planned}
-        if not planned.report.swapped_out_bytes and not planned.report.recomputed_bytes:
-            others["with all swapped"] = train(trial, Way("swap_all"), memory)
+        return train(trial, PLAIN, memory)
     except NothingTrains:
-        return Finding("torch", "nothing that it gives has a gradient")
-    except LmswapError as error:
-        return _without_lmswap(trial, memory) or Finding("refused", _sentence(error))
-    except Exception as error:  # any model may break in any way, and the others still have to run
-        return _without_lmswap(trial, memory) or Finding("failed", f"{_sentence(error)} at {_origin(error)}")
-    verdict, reason = _compare(reference, others)
-    if reason and train(trial, _REFERENCE, memory).bits != reference.bits:
-        verdict, reason = "torch", f"two runs without swapping differ too: {reason}"
-    step_bytes = planned.report.budget_bytes - _beside_step(planned.report)
-    return Finding(
-        verdict, reason, planned.path, step_bytes, _figures(reference), _figures(planned), planned.report.notes
-    )
+        return Finding("torch", f"{_named(trial)}nothing that it gives has a gradient")
+    except Exception as error:
+        return Finding("torch", f"{_named(trial)}does not train in torch alone: {_sentence(error)}")
 
 
-def _train_in_half(trial: Trial, reference: Training, memory: TensorMemory) -> Training:
-    beside_bytes = _beside_step(reference.report)
+def _train_by(policy: str, trial: Trial, unswapped: Training, memory: TensorMemory) -> Training:
+    compiler = unswapped.way.compiler
+    if policy == "swap_all":
+        return train(trial, Way(policy, compiler=compiler), memory)
+    beside_bytes = _beside_step(unswapped.report)
     # Without a plan for the whole step there is no prediction either.
-    needed_bytes = _predicted_bytes(reference.report) or reference.activation_bytes
+    needed_bytes = _predicted_bytes(unswapped.report) or unswapped.activation_bytes
     budget_bytes = max(1, beside_bytes + needed_bytes // 2)
     for number in range(_MOST_BUDGETS):
         try:
-            return train(trial, Way("auto", budget_bytes), memory)
+            return train(trial, Way(policy, budget_bytes, compiler), memory)
         except PlanInfeasible as error:
             step_bytes = int(_GROWTH * (budget_bytes - beside_bytes)) if number else 1
             budget_bytes = max(error.needed_bytes, beside_bytes + step_bytes)
-    return train(trial, Way("auto", budget_bytes), memory)
+    return train(trial, Way(policy, budget_bytes, compiler), memory)
 
 
-def _compare(reference: Training, others: dict[str, Training]) -> tuple[str, str]:
-    for way, other in others.items():
-        for step, (expected, found) in enumerate(zip(reference.bits, other.bits, strict=True), start=1):
-            different = [name for name in expected | found if expected.get(name) != found.get(name)]
-            if different:
-                rest = f" and {len(different) - 1} more" if len(different) > 1 else ""
-                return "failed", f"{way}, step {step}: other bits in {different[0]}{rest}"
+def _judge(
+    trial: Trial, plain: Training, unswapped: Training, done: dict[str, Training], memory: TensorMemory
+) -> Finding:
+    comparisons = tuple(
+        Comparison(
+            policy,
+            _figures(training),
+            _difference(plain.bits, training.bits),
+            _difference(unswapped.bits, training.bits),
+        )
+        for policy, training in done.items()
+    )
+    verdict, reason = _verdict(trial, plain, unswapped, done, memory)
+    shown = done.get("auto") or next(iter(done.values()), unswapped)
+    return Finding(
+        verdict,
+        reason and f"{_named(trial)}{reason}",
+        unswapped.path,
+        shown.report.budget_bytes - _beside_step(shown.report),
+        _figures(unswapped),
+        _figures(shown),
+        shown.report.notes,
+        comparisons,
+        _difference(plain.bits, unswapped.bits),
+    )
+
+
+def _verdict(
+    trial: Trial, plain: Training, unswapped: Training, done: dict[str, Training], memory: TensorMemory
+) -> tuple[str, str]:
+    ways = {"without swapping": unswapped, **done}
+    apart = [way for way, training in ways.items() if training.bits != unswapped.bits]
+    also = f", and by {', '.join(apart)} than without swapping" if apart else ""
+    for way, training in ways.items():
+        if different := _difference(plain.bits, training.bits):
+            if torchs_own := _difference(plain.bits, train(trial, PLAIN, memory).bits):
+                return "torch", f"two runs in torch alone differ: {torchs_own}"
+            is_tracing = not apart and training.path != "hooks" and _is_tracing(trial, plain, training, memory)
+            return "tracing" if is_tracing else "failed", f"{way}, {different} than in plain torch{also}"
+    for way, training in ways.items():
+        if different := _difference(plain.layouts, training.layouts):
+            return "layout", f"{way}, {different.replace('bits', 'strides')} than in plain torch"
+    if not any(training.has_moved for training in done.values()):
+        return "unmoved", ""
     return "passed", ""
 
 
-def _without_lmswap(trial: Trial, memory: TensorMemory) -> Finding | None:
-    """What goes wrong without lmswap too, in torch alone."""
+def _is_tracing(trial: Trial, plain: Training, found: Training, memory: TensorMemory) -> bool:
+    """Whether torch's own tracing, without lmswap, gives just those bits that are other than plain torch's."""
     try:
-        first, second = (train(trial, Way(None), memory).bits for _ in range(2))
-    except NothingTrains:
-        return Finding("torch", "nothing that it gives has a gradient")
-    except Exception as error:
-        return Finding("torch", f"does not train in torch alone: {_sentence(error)}")
-    if first != second:
-        return Finding("torch", "two runs in torch alone differ")
-    return None
+        traced = train(trial, TRACED, memory)
+    except Exception:
+        return False
+    return all(
+        found_step.get(name) == traced_step.get(name)
+        for plain_step, found_step, traced_step in zip(plain.bits, found.bits, traced.bits, strict=True)
+        for name in plain_step | found_step
+        if found_step.get(name) != plain_step.get(name)
+    )
+
+
+def _difference(expected: Sequence[Bits], found: Sequence[Bits]) -> str:
+    for step, (those, these) in enumerate(zip(expected, found, strict=True), start=1):
+        different = [name for name in those | these if those.get(name) != these.get(name)]
+        if different:
+            rest = f" and {len(different) - 1} more" if len(different) > 1 else ""
+            return f"step {step}: other bits in {different[0]}{rest}"
+    return ""
+
+
+def _broken(way: str, trial: Trial, error: Exception) -> Finding:
+    if isinstance(error, LmswapError):
+        return Finding("refused", f"{_named(trial)}{way}: {_sentence(error)}")
+    return Finding("failed", f"{_named(trial)}{way}: {_sentence(error)} at {_origin(error)}")
 
 
 def _figures(training: Training) -> Figures:
@@ -140,6 +291,10 @@ def _predicted_bytes(report: Report) -> int:
     if report.predicted_peak_bytes is None:
         return 0
     return report.predicted_peak_bytes - report.base_bytes - report.reserve_bytes
+
+
+def _named(trial: Trial) -> str:
+    return f"{trial.name}: " if trial.name else ""
 
 
 def _sentence(error: Exception) -> str:

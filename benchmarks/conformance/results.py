@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.conformance.check import Figures, Finding
+from benchmarks.conformance.check import PATHS, Comparison, Figures, Finding
 from benchmarks.conformance.run import PACKAGES, Case, Outcome
 
-SCHEMA = "lmswap.conformance/1"
+SCHEMA = "lmswap.conformance/2"
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,9 @@ class Results:
     outcomes: tuple[Outcome, ...]
 
     def with_newer(self, outcome: Outcome) -> Results:
-        """These results with ``outcome`` in the place of an older one of the same case, by package and name."""
-        packages = list(PACKAGES)
+        """These results with ``outcome`` in the place of an older one of the same case, by package, name and path."""
         outcomes = [*(known for known in self.outcomes if known.case != outcome.case), outcome]
-        outcomes.sort(key=lambda each: (packages.index(each.case.package), each.case.model.lower()))
+        outcomes.sort(key=lambda each: _place(each.case))
         return replace(self, outcomes=tuple(outcomes))
 
     def write(self, path: Path) -> None:
@@ -35,13 +34,29 @@ class Results:
 
 
 def read_results(path: Path) -> Results:
-    """Reads what `Results.write` wrote."""
+    """Reads what `Results.write` wrote.
+
+    Raises:
+        ValueError: it was written in another form.
+    """
     data = json.loads(path.read_text(encoding="utf-8"))
+    if data["schema"] != SCHEMA:
+        raise ValueError(
+            f"{path} is of schema '{data['schema']}', and outcomes of '{SCHEMA}' cannot be added to it: run all "
+            "packages without --models, or give another --output"
+        )
     return Results(data["origin"], tuple(_outcome(record) for record in data["outcomes"]))
+
+
+def _place(case: Case) -> tuple[int, str, int]:
+    return [*PACKAGES].index(case.package), case.model.lower(), [*PATHS].index(case.path)
 
 
 def _outcome(record: dict[str, Any]) -> Outcome:
     found = record["finding"]
     before, after = (Figures(**found[when]) if found[when] else None for when in ("before", "after"))
-    finding = Finding(**{**found, "before": before, "after": after, "notes": tuple(found["notes"])})
-    return Outcome(**{**record, "case": Case(**record["case"]), "finding": finding})
+    comparisons = tuple(
+        Comparison(**{**comparison, "figures": Figures(**comparison["figures"])}) for comparison in found["comparisons"]
+    )
+    compared = {"before": before, "after": after, "comparisons": comparisons, "notes": tuple(found["notes"])}
+    return Outcome(**{**record, "case": Case(**record["case"]), "finding": Finding(**{**found, **compared})})

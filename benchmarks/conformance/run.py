@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import multiprocessing
 import resource
@@ -12,15 +13,29 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
-from benchmarks.conformance.check import Finding
+from benchmarks.conformance.check import PATHS, VERDICTS, Finding
 
 PACKAGES = {
     "torch": "benchmarks.conformance.zoo.torch_modules",
+    "operators": "benchmarks.conformance.zoo.torch_operators",
+    "recurrent": "benchmarks.conformance.zoo.recurrent",
     "timm": "benchmarks.conformance.zoo.timm_models",
     "transformers": "benchmarks.conformance.zoo.transformers_models",
     "monai": "benchmarks.conformance.zoo.monai_networks",
     "torchvision": "benchmarks.conformance.zoo.torchvision_models",
     "smp": "benchmarks.conformance.zoo.smp_models",
+}
+# What torch tests itself with, and its recurrent networks: many cases, each of few bytes.
+BREADTH = ("torch", "operators", "recurrent")
+_SWAPPING = ("swap_all", "auto", "swap", "tflms")
+_EVERY = {"graphs": (*_SWAPPING, "recompute", "checkpoint"), "hooks": _SWAPPING}
+_OF_MODELS = {"graphs": ("auto",), "hooks": ("swap_all",)}
+_OF_OPERATORS = {"graphs": ("swap_all",), "hooks": ("swap_all",)}
+# By package and path: the policies that are tried.
+POLICIES = dict.fromkeys(PACKAGES, _OF_MODELS) | {
+    "torch": _EVERY,
+    "operators": _OF_OPERATORS,
+    "recurrent": {"graphs": ("swap_all", "recompute"), "hooks": _SWAPPING},
 }
 LIMIT_SECONDS = 900
 LIMIT_BYTES = 6 * 2**30  # of private memory, the libraries' included
@@ -35,15 +50,16 @@ _PRELOADED = (
 
 @dataclass(frozen=True)
 class Case:
-    """A model by the name that its file in ``zoo`` has for it."""
+    """A model by the name that its file in ``zoo`` has for it, and the path that it is to take."""
 
     package: str
     model: str
+    path: str
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came out of a case: of its trials the one that did not pass, else the one with the largest step."""
+    """What came out of a case: of its trials the worst, among those that passed the one with the largest step."""
 
     case: Case
     trials: int
@@ -53,13 +69,14 @@ class Outcome:
     commit: str = ""  # of the code that ran
 
 
-def cases(packages: Sequence[str], models: Sequence[str] = ()) -> list[Case]:
+def cases(packages: Sequence[str], models: Sequence[str] = (), paths: Sequence[str] = tuple(PATHS)) -> list[Case]:
     """All cases of the packages; with ``models``, only these."""
     return [
-        Case(package, model)
+        Case(package, model, path)
         for package in packages
         for model in importlib.import_module(PACKAGES[package]).NAMES
         if not models or model in models
+        for path in paths
     ]
 
 
@@ -99,24 +116,30 @@ def _run(case: Case, sender: Connection) -> None:
     """Sends what is found in each trial of the case."""
     import torch  # noqa: PLC0415 - the process that starts these needs none of it
 
-    from benchmarks.conformance.check import check  # noqa: PLC0415
+    from benchmarks.conformance.check import check_all  # noqa: PLC0415
     from benchmarks.conformance.memory import counting_tensors  # noqa: PLC0415
 
     warnings.simplefilter("ignore")  # those of the models' authors
     resource.setrlimit(resource.RLIMIT_DATA, (LIMIT_BYTES, LIMIT_BYTES))
     torch.set_num_threads(1)
     with counting_tensors() as memory:
-        for trial in importlib.import_module(PACKAGES[case.package]).trials(case.model):
-            sender.send(check(trial, memory))
+        trials = importlib.import_module(PACKAGES[case.package]).trials(case.model)
+        gc.freeze()  # what is there already: each training ends with a collection
+        for finding in check_all(trials, case.path, POLICIES[case.package][case.path], memory):
+            sender.send(finding)
 
 
 def _outcome(case: Case, findings: Sequence[Finding], seconds: float) -> Outcome:
-    passed = [finding for finding in findings if finding.verdict == "passed"]
-    rest = [finding for finding in findings if finding.verdict != "passed"]
-    if rest:
-        shown = rest[0]
-    elif passed:
-        shown = max(passed, key=lambda finding: finding.before.predicted_bytes if finding.before else 0)
-    else:
-        shown = Finding("torch", "torch has no sample of it for this device")
-    return Outcome(case, len(findings), len(passed), seconds, shown)
+    passed = sum(finding.trials for finding in findings if finding.verdict == "passed")
+    worst_first = sorted(findings, key=_badness, reverse=True)
+    shown = worst_first[0] if worst_first else Finding("torch", "torch has no sample of it for this device")
+    return Outcome(case, sum(finding.trials for finding in findings), passed, seconds, shown)
+
+
+def _badness(finding: Finding) -> tuple[int, int]:
+    """Samples that torch does not train, or in which nothing moves, say little of a case with others."""
+    verdicts = list(VERDICTS)
+    rank = verdicts.index(finding.verdict)
+    if finding.verdict in ("unmoved", "torch"):
+        rank = -len(verdicts) + rank
+    return rank, finding.before.predicted_bytes if finding.before else 0

@@ -1,10 +1,13 @@
-"""Foreign models: some of torch's own modules for real, what each verdict means, and the file and page of results."""
+"""Foreign models, modules and operators: some of torch's own for real, what each verdict means, the file and page."""
 
 from __future__ import annotations
 
+import gc
 import hashlib
+import importlib
 import os
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 import torch
@@ -13,26 +16,36 @@ from torch import nn
 from benchmarks.conformance import check as checking
 from benchmarks.conformance import run
 from benchmarks.conformance.__main__ import main
-from benchmarks.conformance.check import Figures, Finding, check
+from benchmarks.conformance.check import PATHS, Comparison, Figures, Finding, check, check_all
 from benchmarks.conformance.memory import counting_tensors
 from benchmarks.conformance.results import Results, read_results
 from benchmarks.conformance.run import Case, Outcome, cases, run_all, run_fresh
 from benchmarks.conformance.table import render
-from benchmarks.conformance.trial import Trial
+from benchmarks.conformance.training import PLAIN, TRACED, train
+from benchmarks.conformance.trial import Trial, groups, together
 from lmswap.errors import CaptureError
 
 MIB = 2**20
-FOUND = Finding(
-    "passed",
-    "",
-    "graph",
-    30 * MIB,
-    Figures(60 * MIB, 60 * MIB, 1.0, 0, 0),
-    Figures(30 * MIB, 33 * MIB, 1.5, 20 * MIB, 0),
-)
-PASSED = Outcome(Case("timm", "levit"), 1, 1, 9.0, FOUND)
-REFUSED = Outcome(Case("torch", "nn.Fold"), 4, 3, 2.0, Finding("refused", "CaptureError: no graph"))
+BEFORE, AFTER = Figures(60 * MIB, 60 * MIB, 1.0, 0, 0), Figures(30 * MIB, 33 * MIB, 1.5, 20 * MIB, 0)
+FOUND = Finding("passed", "", "graph", 30 * MIB, BEFORE, AFTER, (), (Comparison("auto", AFTER, "", ""),))
+PASSED = Outcome(Case("timm", "levit", "graphs"), 1, 1, 9.0, FOUND)
+REFUSED = Outcome(Case("torch", "nn.Fold", "graphs"), 4, 3, 2.0, Finding("refused", "CaptureError: no graph"))
 ORIGIN = {"device": "cpu", "cores": 2, "packages": {"torch": "2.13.0"}}
+# Where plain torch is hard to follow: pieces of a storage that are written after others of it were saved, what an op
+# writes once it is saved, random numbers, kernels that gradients of other strides lead to.
+HARD = {
+    "torch": ["nn.GRU", "nn.BatchNorm1d", "nn.InstanceNorm2d", "nn.MultiMarginLoss"],
+    "operators": ["nn.functional.rrelu", "addr", "logsumexp"],
+    "recurrent": [
+        "LSTM, 1 layer, packed",
+        "LSTM, 2 layers, both directions, projected, packed",
+        "GRU, 1 layer, state carried on",
+        "GRUCell",
+        "LSTMCell",
+        "RNN, 2 layers, dropout",
+    ],
+}
+FEW = 2  # trials of a case, in the order of its file
 
 
 class Deep(nn.Module):
@@ -46,8 +59,8 @@ class Deep(nn.Module):
         return x
 
 
-def trial(make_model, batch=512):
-    return Trial(make_model, lambda: ((torch.randn(batch, 64),), {}))
+def trial(make_model, batch=512, **options):
+    return Trial(make_model, lambda: ((torch.randn(batch, 64),), {}), **options)
 
 
 @pytest.fixture
@@ -57,19 +70,48 @@ def memory():
 
 
 def sampled(case):
-    return hashlib.sha256(case.model.encode()).digest()[0] < 6  # of 256: a few modules
+    return hashlib.sha256(case.model.encode()).digest()[0] < 3  # of 256: a few modules and operators
 
 
-def test_modules_of_torch_pass():
-    chosen = [case for case in cases(["torch"]) if sampled(case)]
-    assert len(chosen) > 2
-    for outcome in run_all(chosen, at_once=2):
-        assert outcome.finding.verdict == "passed", outcome
-        assert outcome.passed == outcome.trials > 0
+DRAWN = [case.model for case in cases(["operators"], paths=["hooks"]) if sampled(case)]
+CASES = [
+    (package, model)
+    for package, models in {**HARD, "drawn": [*DRAWN, "nn.functional.dropout", "transpose"]}.items()
+    for model in models
+]
+
+
+@pytest.fixture(scope="module")
+def collected_once():
+    gc.freeze()  # torch's samples of all operators: each training ends with a collection
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("collected_once")
+@pytest.mark.filterwarnings("ignore")  # Dynamo's, of what it cannot trace
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("package", "model"), CASES)
+def test_some_of_what_torch_tests_itself_with_has_its_bits(memory, package, model, path):
+    zoo = importlib.import_module(run.PACKAGES["operators" if package == "drawn" else package])
+    found = list(check_all(islice(zoo.trials(model), FEW), path, ["swap_all"], memory))
+    assert [each.reason for each in found if each.verdict not in ("passed", "unmoved")] == []
+    assert any(each.verdict == "passed" for each in found) or package == "drawn"
+
+
+def test_a_case_runs_in_a_process_of_its_own():
+    (outcome,) = run_all(cases(["torch"], ["nn.Sigmoid"], ["hooks"]), at_once=1)
+    assert (outcome.finding.verdict, outcome.passed) == ("passed", outcome.trials), outcome
+    assert [comparison.policy for comparison in outcome.finding.comparisons] == [*run.POLICIES["torch"]["hooks"]]
+
+
+def test_every_package_has_its_paths_and_policies():
+    assert {*run.POLICIES} == {*run.PACKAGES} > {*run.BREADTH}
+    assert all({*policies} == {*PATHS} and all(policies.values()) for policies in run.POLICIES.values())
 
 
 def test_a_model_passes_in_half_of_its_memory(memory):
-    found = check(trial(Deep), memory)
+    found = check(trial(Deep), "graphs", ["auto"], memory)
     assert (found.verdict, found.path) == ("passed", "graph"), found
     assert found.step_bytes == found.before.predicted_bytes // 2
     assert found.after.predicted_bytes <= found.step_bytes
@@ -77,26 +119,131 @@ def test_a_model_passes_in_half_of_its_memory(memory):
     assert found.after.swapped_bytes + found.after.recomputed_bytes > 0
 
 
+def test_every_policy_is_compared_with_plain_torch_and_without_swapping(memory):
+    found = check(trial(Deep, batch=16), "hooks", ["swap_all", "auto"], memory)
+    assert (found.verdict, found.path) == ("passed", "hooks"), found
+    assert [comparison.policy for comparison in found.comparisons] == ["swap_all", "auto"]
+    assert not any(comparison.from_torch or comparison.from_unswapped for comparison in found.comparisons)
+    assert found.comparisons[0].figures.swapped_bytes > 0
+
+
 def test_where_half_is_too_little_the_least_is_given(memory):
-    found = check(trial(lambda: nn.Linear(64, 64)), memory)
-    assert found.verdict == "passed"
+    found = check(trial(lambda: nn.Linear(64, 64)), "graphs", ["auto"], memory)
+    assert found.verdict in ("passed", "unmoved")
     assert found.before.predicted_bytes // 2 < found.step_bytes <= found.before.predicted_bytes
 
 
-def test_other_bits_fail(memory, monkeypatch):
+@pytest.mark.parametrize("path", PATHS)
+def test_a_case_in_which_nothing_moves_is_none(memory, path):
+    class Sum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(64))
+
+        def forward(self, x):
+            return x + self.weight
+
+    assert check(trial(Sum), path, ["swap_all"], memory).verdict == "unmoved"
+
+
+def changed(training, name="the loss"):
+    return replace(training, bits=({**training.bits[0], name: "?"}, *training.bits[1:]))
+
+
+def tampered(monkeypatch, is_wrong):
     real = checking.train
 
     def wrong(trial, way, memory):
         training = real(trial, way, memory)
-        return (
-            training
-            if way.policy == "none"
-            else replace(training, bits=({**training.bits[0], "the loss": "?"}, *training.bits[1:]))
-        )
+        return changed(training) if is_wrong(way) else training
 
     monkeypatch.setattr(checking, "train", wrong)
-    found = check(trial(Deep), memory)
-    assert (found.verdict, found.reason) == ("failed", "under its budget, step 1: other bits in the loss")
+
+
+def test_other_bits_fail(memory, monkeypatch):
+    tampered(monkeypatch, lambda way: way.policy not in (None, "none"))
+    found = check(trial(Deep), "graphs", ["auto"], memory)
+    reason = "auto, step 1: other bits in the loss than in plain torch, and by auto than without swapping"
+    assert (found.verdict, found.reason) == ("failed", reason)
+    (comparison,) = found.comparisons
+    assert comparison.from_torch == comparison.from_unswapped == "step 1: other bits in the loss"
+    assert found.unswapped_from_torch == ""
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_what_is_wrong_with_and_without_swapping_fails(memory, monkeypatch, path):
+    tampered(monkeypatch, lambda way: way.policy is not None)
+    found = check(trial(Deep), path, ["swap_all"], memory)
+    reason = "without swapping, step 1: other bits in the loss than in plain torch"
+    assert (found.verdict, found.reason) == ("failed", reason)
+    assert (found.comparisons[0].from_torch, found.comparisons[0].from_unswapped) == (found.unswapped_from_torch, "")
+
+
+def test_the_bits_of_torchs_own_tracing_are_told_from_ours(memory, monkeypatch):
+    tampered(monkeypatch, lambda way: way != PLAIN)
+    assert check(trial(Deep), "graphs", ["swap_all"], memory).verdict == "tracing"
+    assert check(trial(Deep), "hooks", ["swap_all"], memory).verdict == "failed"
+
+
+def test_another_layout_is_told_from_other_bits(memory, monkeypatch):
+    real = checking.train
+
+    def transposed(trial, way, memory):
+        training = real(trial, way, memory)
+        if way.policy is None:
+            return training
+        return replace(training, layouts=({**training.layouts[0], "output 0": "[1, 64]"}, *training.layouts[1:]))
+
+    monkeypatch.setattr(checking, "train", transposed)
+    found = check(trial(Deep), "graphs", ["swap_all"], memory)
+    assert (found.verdict, found.reason) == (
+        "layout",
+        "without swapping, step 1: other strides in output 0 than in plain torch",
+    )
+
+
+def test_torchs_own_tracing_trains_to_plain_bits_where_it_changes_nothing(memory):
+    assert train(trial(Deep), TRACED, memory).bits == train(trial(Deep), PLAIN, memory).bits
+
+
+def test_trials_of_a_group_train_together_and_apart_where_they_do_not_pass(memory, monkeypatch):
+    trials = [trial(Deep, batch, name=str(batch), group="all") for batch in (8, 16, 24)]
+    (found,) = check_all(iter(trials), "hooks", ["swap_all"], memory)
+    assert (found.verdict, found.trials) == ("passed", 3)
+
+    real = checking.train
+
+    def wrong(trial, way, memory):
+        training = real(trial, way, memory)
+        return changed(training) if way.policy == "swap_all" and "16" in trial.name else training
+
+    monkeypatch.setattr(checking, "train", wrong)
+    found = list(check_all(iter(trials), "hooks", ["swap_all"], memory))
+    assert [(each.verdict, each.reason[:3]) for each in found] == [("passed", ""), ("failed", "16:"), ("passed", "")]
+
+
+def test_what_goes_wrong_only_together_is_not_lost(memory, monkeypatch):
+    tampered(monkeypatch, lambda way: way.policy == "swap_all")
+    monkeypatch.setattr(checking, "check", lambda trial, path, policies, memory: FOUND)
+    trials = [trial(Deep, batch, name=str(batch), group="all") for batch in (8, 16)]
+    found = list(check_all(iter(trials), "hooks", ["swap_all"], memory))
+    assert [each.verdict for each in found] == ["passed", "passed", "failed"]
+    assert found[-1].reason.startswith("8, 16: swap_all, step 1: ")
+
+
+def test_only_neighbours_of_one_group_train_together():
+    trials = [trial(Deep, name=name, group=group) for name, group in (("a", "x"), ("b", "x"), ("c", ""), ("d", ""))]
+    assert [[each.name for each in group] for group in groups(iter(trials))] == [["a", "b"], ["c"], ["d"]]
+    model, (calls, _) = (part() for part in (together(trials[:2]).make_model, together(trials[:2]).make_call))
+    assert len(model(*calls)) == 2
+
+
+def test_the_worst_sample_stands_for_its_case_but_those_that_say_nothing():
+    found = [FOUND, Finding("torch", "no gradient"), Finding("unmoved"), replace(FOUND, trials=3)]
+    outcome = run._outcome(PASSED.case, found, 1.0)
+    assert (outcome.finding.verdict, outcome.trials, outcome.passed) == ("passed", 6, 4)
+    assert run._outcome(PASSED.case, [*found, Finding("tracing"), Finding("failed")], 1.0).finding.verdict == "failed"
+    assert run._outcome(PASSED.case, [Finding("unmoved"), Finding("torch")], 1.0).passed == 0
 
 
 def test_a_model_that_torch_does_not_repeat_is_not_ours(memory):
@@ -111,9 +258,9 @@ def test_a_model_that_torch_does_not_repeat_is_not_ours(memory):
         model.register_buffer("count", torch.tensor(float(next(calls))))
         return model
 
-    found = check(trial(make_model), memory)
+    found = check(trial(make_model), "graphs", ["auto"], memory)
     assert found.verdict == "torch"
-    assert found.reason.startswith("two runs without swapping differ too: under its budget, step 1: other bits in ")
+    assert found.reason.startswith("two runs in torch alone differ: step 1: other bits in ")
 
 
 def test_what_lmswap_refuses_is_told_from_what_torch_cannot(memory, monkeypatch):
@@ -121,23 +268,34 @@ def test_what_lmswap_refuses_is_told_from_what_torch_cannot(memory, monkeypatch)
         def forward(self, x):
             raise ValueError("no such layer")
 
-    assert check(trial(Broken), memory).reason == "does not train in torch alone: ValueError: no such layer"
-    assert check(trial(lambda: Deep().requires_grad_(False)), memory).verdict == "torch"
+    def checked(make_model):
+        return check(trial(make_model), "graphs", ["auto"], memory)
+
+    assert checked(Broken).reason == "does not train in torch alone: ValueError: no such layer"
+    assert checked(lambda: Deep().requires_grad_(False)).verdict == "torch"
 
     real = checking.train
 
     def refuse(trial, way, memory):
-        if way.policy is not None:
+        if way.policy == "auto":
             raise CaptureError("no graph")
         return real(trial, way, memory)
 
     monkeypatch.setattr(checking, "train", refuse)
-    assert check(trial(Deep), memory) == Finding("refused", "CaptureError: no graph")
+    assert checked(Deep) == Finding("refused", "auto: CaptureError: no graph")
 
 
 def test_a_model_that_cannot_be_made_fails(memory):
-    found = check(trial(lambda: nn.Linear(-1, 2)), memory)
+    found = check(trial(lambda: nn.Linear(-1, 2)), "graphs", ["auto"], memory)
     assert found.verdict == "failed" and found.reason.startswith("cannot be made: RuntimeError: ")
+
+
+def test_weights_stay_finite_whatever_a_gradient_is(memory):
+    class Root(Deep):
+        def forward(self, x):
+            return super().forward(x).sub(1e9).sqrt()
+
+    assert check(trial(Root, batch=8), "hooks", ["swap_all"], memory).verdict == "passed"
 
 
 def die(case, sender):
@@ -166,13 +324,13 @@ def test_stored_outcomes_stay_where_others_are_made_again(tmp_path, monkeypatch)
         lambda chosen, at_once: [replace(PASSED, case=case) for case in chosen],
     )
     path = tmp_path / "conformance_cpu.json"
-    Results(
-        ORIGIN, (replace(REFUSED, case=Case("torch", "nn.Linear")), replace(REFUSED, case=Case("torch", "nn.GLU")))
-    ).write(path)
-    assert main(["--models", "nn.GLU", "--output", str(tmp_path)]) == 0
-    verdicts = {o.case.model: o.finding.verdict for o in read_results(path).outcomes}
-    assert verdicts == {"nn.Linear": "refused", "nn.GLU": "passed"}
-    assert "torch nn.GLU" in (tmp_path / "conformance_cpu.md").read_text()
+    known = [Case("torch", name, way) for name in ("nn.Linear", "nn.GLU") for way in PATHS]
+    Results(ORIGIN, tuple(replace(REFUSED, case=case) for case in known)).write(path)
+    assert main(["--models", "nn.GLU", "--paths", "hooks", "--output", str(tmp_path)]) == 0
+    verdicts = {(o.case.model, o.case.path): o.finding.verdict for o in read_results(path).outcomes}
+    assert verdicts.pop(("nn.GLU", "hooks")) == "passed"
+    assert len(verdicts) == 3 and {*verdicts.values()} == {"refused"}
+    assert "torch **nn.GLU**, graphs" in (tmp_path / "conformance_cpu.md").read_text()
 
 
 def test_failures_are_the_exit_status(tmp_path, monkeypatch):
@@ -183,16 +341,21 @@ def test_failures_are_the_exit_status(tmp_path, monkeypatch):
 
 
 def test_results_are_read_as_they_were_written(tmp_path):
+    path = tmp_path / "results.json"
     results = Results(ORIGIN, (PASSED, REFUSED))
-    results.write(tmp_path / "results.json")
-    assert read_results(tmp_path / "results.json") == results
+    results.write(path)
+    assert read_results(path) == results
+    path.write_text(path.read_text().replace("conformance/2", "conformance/1"))
+    with pytest.raises(ValueError, match=r"is of schema 'lmswap.conformance/1'.*run all packages"):
+        read_results(path)
 
 
 def test_the_page_counts_and_says_what_did_not_pass():
     page = render(Results(ORIGIN, (PASSED, REFUSED)))
     rows = [line for line in page.splitlines() if line.startswith("|")]
-    assert "| timm | 1 | 1 | 0 | 0 | 0 | 50% | 10.0% | 10.0% |" in rows
-    assert "| **all** | 2 | 1 | 0 | 1 | 0 | 50% | 10.0% | 10.0% |" in rows
-    assert "- torch **nn.Fold**, refused (3 of 4 samples passed): CaptureError: no graph" in page
-    levit = "| timm levit | passed | graph | 60.00 MiB | 30.00 MiB | 50% | +10.0% | 20.00 MiB |  | 1.00 s → 1.50 s |"
-    assert levit in rows
+    assert "| timm | graphs | 1 | 1 | 1 | 0 | 0 | 0 | 0 | 0 | 0 | 1 of 1 | 1 of 1 |" in rows
+    assert "| **all** | graphs | 2 | 5 | 1 | 0 | 0 | 0 | 0 | 1 | 0 | 1 of 1 | 1 of 1 |" in rows
+    assert "| timm | 50% | 10.0% | 10.0% |" in rows
+    assert "- torch **nn.Fold**, graphs (3 of 4 samples passed): CaptureError: no graph" in page
+    figures = "60.00 MiB | 30.00 MiB | 50% | +10.0% | 20.00 MiB |  | 1.00 s → 1.50 s |"
+    assert f"| timm levit, graphs | passed | graph | {figures}" in rows

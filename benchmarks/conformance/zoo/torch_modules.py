@@ -3,66 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 from torch.testing._internal.common_modules import ModuleInfo, module_db
-from torch.utils import _pytree as pytree
 
-from benchmarks.conformance.trial import Call, Trial
+from benchmarks.conformance.trial import Trial
+from benchmarks.conformance.zoo.samples import Scaled, fresh_call, seeded, spread
 
 _MODULES = {info.name: info for info in module_db}
 NAMES = tuple(_MODULES)
 # Of the samples of one module, in training mode and in evaluation mode; they have up to 857, some of the same shapes.
-_MOST_SAMPLES = {True: 3, False: 1}
-
-
-class Scaled(nn.Module):
-    """A module behind a parameter, so that those train which have none, and those that write in place may do so."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-        self.scale = nn.Parameter(torch.tensor(0.9))  # what was a probability stays one
-
-    def forward(self, *inputs: Any, **keywords: Any) -> Any:
-        """What the module makes of its differentiable inputs, scaled."""
-        inputs, keywords = pytree.tree_map(self._scale, (inputs, keywords))
-        return self.inner(*inputs, **keywords)
-
-    def _scale(self, leaf: Any) -> Any:
-        return leaf * self.scale if isinstance(leaf, Tensor) and leaf.requires_grad else leaf
+_MOST_SAMPLES = {
+    (torch.float32, True): 8,
+    (torch.bfloat16, True): 3,
+    (torch.float32, False): 3,
+}
+_SCALE = 0.9  # what was a probability stays one
 
 
 def trials(name: str) -> Iterator[Trial]:
-    """Samples of the module from first to last, in training mode and not."""
+    """Samples of the module from first to last, in training mode and not, in both types that it has."""
     info = _MODULES[name]
-    for is_training, most in _MOST_SAMPLES.items():
-        count = len(_samples(info, is_training))
-        for number in sorted({position * count // most for position in range(most)} if count else ()):
-            yield _trial(info, number, is_training)
+    for (dtype, is_training), most in _MOST_SAMPLES.items():
+        for number, copies, sample in spread(_samples(info, dtype, is_training), most):
+            mode = "training" if is_training else "evaluation"
+            made = _trial(info, dtype, sample, copies=copies)
+            yield replace(made, is_training=is_training, name=f"{dtype}, {mode}, sample {number}", group=mode)
 
 
-def _trial(info: ModuleInfo, number: int, is_training: bool) -> Trial:
-    def make_model() -> nn.Module:
-        given = _samples(info, is_training)[number].constructor_input
-        return Scaled(info.module_cls(*given.args, **given.kwargs))
-
-    def make_call() -> Call:
-        given = _samples(info, is_training)[number].forward_input
-        call: Call = pytree.tree_map_only(Tensor, _as_leaf, (tuple(given.args), dict(given.kwargs)))
-        return call
-
-    return Trial(make_model, make_call, is_training)
+def _trial(info: ModuleInfo, dtype: torch.dtype, sample: Any, *, copies: bool) -> Trial:
+    made_with, called_with = sample.constructor_input, sample.forward_input
+    return Trial(
+        lambda: Scaled(info.module_cls(*made_with.args, **made_with.kwargs).to(dtype), _SCALE, copies=copies),
+        lambda: fresh_call(called_with.args, called_with.kwargs),
+    )
 
 
-def _as_leaf(tensor: Tensor) -> Tensor:
-    """Samples for losses come out of log_softmax, through which a second step could not go back again."""
-    return tensor.detach().requires_grad_(tensor.requires_grad)
+def _samples(info: ModuleInfo, dtype: torch.dtype, is_training: bool) -> list[Any]:
+    def make() -> list[Any]:
+        return info.module_inputs_func(info, device="cpu", dtype=dtype, requires_grad=True, training=is_training)
 
-
-def _samples(info: ModuleInfo, is_training: bool) -> list[Any]:
-    torch.manual_seed(0)
-    made = info.module_inputs_func(info, device="cpu", dtype=torch.float32, requires_grad=True, training=is_training)
-    return [sample for sample in made if sample.forward_input is not None]
+    try:
+        return [sample for sample in seeded(make) if sample.forward_input is not None]
+    except RuntimeError:
+        if dtype is torch.float32:
+            raise
+        return []  # torch's own sample cannot be made in it
