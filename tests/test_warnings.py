@@ -22,8 +22,8 @@ def step(number, mib, sequence=(FORWARD, BACKWARD), follows=(0,)):
     return EndedStep(number, sequence, follows, Peaks(used_bytes=int(mib * MIB)))
 
 
-def tell(overruns, ended, *, num_models=1, is_hooked=False):
-    overruns.tell(ended, num_models=num_models, is_hooked=is_hooked)
+def tell(overruns, ended, *, num_models=1, is_hooked=False, is_as_planned=True):
+    overruns.tell(ended, num_models=num_models, is_hooked=is_hooked, is_as_planned=is_as_planned)
 
 
 def test_a_step_within_the_budget_is_not_told_of():
@@ -65,8 +65,8 @@ def test_planning_again_is_no_news_in_a_step_like_one_that_was_told_of():
         (step(2, 120), {}, "graphs were captured"),
         (step(3, 120, [(1, "inference")], (1,)), {}, "no backward"),
         (step(3, 120, [FORWARD] * 4 + [BACKWARD] * 4), {}, "4 forwards ran before their backward"),
-        (step(3, 120, follows=()), {}, "planned apart"),
-        (step(3, 120, follows=()), {"is_hooked": True}, "no step before it"),
+        (step(3, 120, follows=()), {"is_as_planned": False}, "planned apart"),
+        (step(3, 120, follows=()), {"is_as_planned": False, "is_hooked": True}, "no step before it"),
         (step(3, 120), {"num_models": 2}, "several models are enabled"),
         (step(3, 120), {}, "tensors outside of the model"),
     ],

@@ -245,11 +245,11 @@ class Recorder:
         return ended
 
     def complete(self) -> EndedStep | None:
-        """The step under way with its peaks so far, if all that ran forward has run backward."""
-        if not self._current.is_complete:
+        """The step under way with its peaks so far, if all has run backward and no earlier forward may belong to it."""
+        if self._waiting or not self._current.is_complete:
             return None
         peaks = self._current.peaks.with_others(self._lap_peaks())
-        return replace(self._current.ended, number=self.num_steps + len(self._waiting) + 1, peaks=peaks)
+        return replace(self._current.ended, number=self.num_steps + 1, peaks=peaks)
 
     def memory_changed(self) -> None:
         """Adds a point to the memory curve."""

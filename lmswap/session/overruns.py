@@ -32,15 +32,16 @@ class Overruns:
         """In that step graphs are captured, or plans made."""
         self._captured_in.add(step)
 
-    def tell(self, step: EndedStep, *, num_models: int, is_hooked: bool) -> None:
+    def tell(self, step: EndedStep, *, num_models: int, is_hooked: bool, is_as_planned: bool) -> None:
         """Warns of ``step`` if it exceeded the budget and that was not said yet.
 
-        ``num_models`` are enabled on the device; ``is_hooked`` says whether hooks, not graphs, served the step.
+        ``num_models`` are enabled on the device; ``is_hooked`` says whether hooks, not graphs, served the step,
+        ``is_as_planned`` whether it followed one plan, in its order.
         """
         excess_bytes = step.peaks.used_bytes - self._budget_bytes
         if excess_bytes <= 0:
             return
-        reason = self._reason(step, num_models=num_models, is_hooked=is_hooked)
+        reason = self._reason(step, num_models=num_models, is_hooked=is_hooked, is_as_planned=is_as_planned)
         told = self._told_bytes
         # Capturing comes on top of what else exceeds the budget: that is told of by itself, not again.
         told_bytes = max(told.values(), default=0) if reason == _CAPTURED else told.get(reason, 0)
@@ -55,7 +56,7 @@ class Overruns:
         )
         warn(sentence, BudgetExceeded, stacklevel=3)
 
-    def _reason(self, step: EndedStep, *, num_models: int, is_hooked: bool) -> str:
+    def _reason(self, step: EndedStep, *, num_models: int, is_hooked: bool, is_as_planned: bool) -> str:
         forwards = Counter(graph for graph, phase in step.sequence if phase == "forward")
         most = max(forwards.values(), default=0)
         if step.number in self._captured_in:
@@ -64,6 +65,6 @@ class Overruns:
             return _INFERENCE
         if most > 1:
             return f"{most} forwards ran before their backward, and all they save is held at once"
-        if not step.follows:
+        if not is_as_planned:
             return _UNPLANNED if is_hooked else _APART
         return _OTHERS if num_models > 1 else _OUTSIDE

@@ -256,7 +256,14 @@ class Session:
         under_way = self.recorder.complete()
         for step in (*self.recorder.take_ended(), *([under_way] if under_way is not None else [])):
             num_models = sum(session.device == self.device for session in Session._open)
-            self._overruns.tell(step, num_models=num_models, is_hooked=self._is_hooked(step))
+            plan = self.plans.get(step.follows)
+            backwards = tuple(graph for graph, phase in step.sequence if phase == "backward")
+            self._overruns.tell(
+                step,
+                num_models=num_models,
+                is_hooked=self._is_hooked(step),
+                is_as_planned=plan is not None and plan.backwards == backwards,
+            )
 
     def _describe(self, number: int) -> tuple[str, str]:
         """What people call the buffer that is moved under ``number``, and the op that makes it."""

@@ -129,6 +129,7 @@ def test_forwards_without_a_backward_do_not_pile_up():
 def test_a_step_has_the_peaks_of_all_that_ran_since_the_one_before_it():
     recorder = Recorder(Ticks(), Memory())
     for key in [(0, "forward"), (0, "backward"), (0, "forward"), (0, "forward"), (0, "backward"), (0, "backward")]:
+        assert recorder.complete() is None or key[1] == "forward"
         with recorder.segment(key):
             recorder.tier_holds(10 * (recorder.num_steps + 1))
     assert recorder.complete().peaks == (300, 2, 20)  # the second forward began a lap of its own

@@ -1,0 +1,96 @@
+"""What cannot be managed, or is the user's own mistake, ends in one sentence that names it."""
+
+import traceback
+
+import pytest
+import torch
+from torch import nn
+
+import lmswap
+from lmswap.errors import OptionError
+from tests.test_hard_cases import PATHS, Net, batch, swapping
+
+
+def test_torchscript_is_refused():
+    scripted = torch.jit.script(nn.Linear(4, 4))
+    traced = torch.jit.trace(nn.Linear(4, 4), torch.randn(2, 4))
+    for module in (scripted, traced):
+        with pytest.raises(OptionError, match=r"is TorchScript, .*enable the module that was scripted or traced"):
+            lmswap.enable(module)
+        module(torch.randn(2, 4))  # and stays as it was
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_data_parallel_of_one_device_is_served_and_of_several_refused(path, monkeypatch):
+    torch.compiler.reset()
+    model = swapping(nn.DataParallel(Net()), path)
+    for _ in range(2):
+        model(batch()).square().mean().backward()
+    assert lmswap.report(model).swapped_out_bytes > 0
+    lmswap.disable(model)
+    monkeypatch.setattr(model, "device_ids", [0, 1])
+    with pytest.raises(OptionError, match="to 2 devices in each call, lmswap manages one"):
+        lmswap.enable(model)
+
+
+@pytest.mark.parametrize("policy", ["swap_all", "recompute"])
+@pytest.mark.parametrize(
+    "wrong", [torch.randn(4, 5, 16, 16), torch.randn(4, 3, 16, 16, dtype=torch.float64)], ids=["shape", "dtype"]
+)
+def test_an_error_of_the_model_under_tracing_is_the_one_that_torch_gives(wrong, policy):
+    torch.compiler.reset()
+    plain = Net()
+    with pytest.raises(RuntimeError) as expected:
+        plain(wrong)
+    model = lmswap.enable(plain, policy=policy, min_swap_bytes=2048)
+    for _ in range(2):
+        with pytest.raises(RuntimeError) as caught:
+            model(wrong)
+        assert (type(caught.value), str(caught.value)) == (type(expected.value), str(expected.value))
+        assert caught.value.__context__ is None
+        assert len(traceback.extract_tb(caught.value.__traceback__)) <= 3 + len(
+            traceback.extract_tb(expected.value.__traceback__)
+        )
+        model(batch()).square().mean().backward()
+    assert not any("path:" in note for note in lmswap.report(model).notes)
+    lmswap.disable(model)
+
+
+@torch.library.custom_op("lmswap_tests::cube", mutates_args=())
+def cube(x: torch.Tensor) -> torch.Tensor:
+    return x**3
+
+
+@cube.register_fake
+def _(x):
+    raise RuntimeError("its shape is told by running only")
+
+
+cube.register_autograd(
+    lambda ctx, grad: grad * 3 * ctx.saved_tensors[0] ** 2,
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0]),
+)
+
+
+class Cubed(nn.Module):
+    def forward(self, x):
+        return cube(torch.tanh(x))
+
+
+def test_a_model_that_fails_only_under_tracing_is_served_by_hooks():
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    plain, data = Net(Cubed()), batch()
+    model = Net(Cubed())
+    model.load_state_dict(plain.state_dict())
+    swapping(model, "fx")
+    for _ in range(3):
+        for each in (plain, model):
+            each(data).square().mean().backward()
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(ours.grad, theirs.grad)
+    report = lmswap.report(model)
+    assert report.swapped_out_bytes > 0
+    (note,) = [note for note in report.notes if note.startswith("path:")]
+    assert "RuntimeError when making fake tensor call" in note
+    lmswap.disable(model)
