@@ -1,8 +1,9 @@
-"""Which operators does a trace leave whole that torch would write out in Python?
+"""How does a trace see the operators that eager torch runs, where torch would write others out in Python?
 
-Torch traces `interpolate` as arithmetic on indices, `_unsafe_index`, and its gradient as `_unsafe_index_put`. Eager
-torch has a kernel for each way: from 64³ to 128³ in the 3D U-Net the gradient of nearest takes 0.06 s instead of 0.28 s
-on two cores, and trilinear saves none of the eight corners that it reads.
+Torch traces `dropout` as `native_dropout`, `matmul` as a choice of its own between products, `interpolate` as arithmetic
+on indices: other rounding, or other kernels (from 64³ to 128³ in the 3D U-Net the gradient of nearest takes 0.06 s
+instead of 0.28 s on two cores, and trilinear saves none of the eight corners that it reads). Meanwhile these are taken
+away, and torch's own code decides, by device, dtype and strides, as it does in eager mode.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ from contextlib import contextmanager
 
 import torch
 from torch._C import DispatchKey
-from torch._ops import OpOverload
+from torch._ops import OpOverload, OpOverloadPacket
 
 _KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
+# These overwrite running statistics that their schemas call read-only; torch traces in their place what says so.
+_SECRET_WRITERS = (torch.ops.aten.native_batch_norm, torch.ops.aten.cudnn_batch_norm)
 
 
 @contextmanager
 def whole_operators() -> Iterator[None]:
-    """Traces meanwhile what eager torch runs, for operators that resample."""
-    taken = [(op, key, op.py_kernels.pop(key)) for op in _resampling() for key in _KEYS if key in op.py_kernels]
+    """Traces meanwhile what eager torch runs."""
+    taken = [(op, key, op.py_kernels.pop(key)) for op in _rewritten() for key in _KEYS if key in op.py_kernels]
     for op, *_ in taken:
         op._dispatch_cache.clear()
     try:
@@ -31,8 +34,8 @@ def whole_operators() -> Iterator[None]:
             op._dispatch_cache.clear()
 
 
-def _resampling() -> list[OpOverload]:
-    kinds = ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "trilinear3d", "bicubic2d")
-    exact = tuple(f"_upsample_nearest_exact{sides}d" for sides in (1, 2, 3))
-    packets = [getattr(torch.ops.aten, name) for name in (*(f"upsample_{kind}" for kind in kinds), *exact)]
-    return [getattr(packet, overload) for packet in packets for overload in ("default", "vec")]
+def _rewritten() -> list[OpOverload]:
+    """The operators for which torch has Python code above autograd."""
+    packets = [value for value in vars(torch.ops.aten).values() if isinstance(value, OpOverloadPacket)]
+    known = [value for packet in packets for value in vars(packet).values() if isinstance(value, OpOverload)]
+    return [op for op in known if op.overloadpacket not in _SECRET_WRITERS]

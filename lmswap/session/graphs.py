@@ -73,6 +73,10 @@ class CapturedGraph:
         """See `lmswap.capture.aot.GraphHandler`."""
         return self._session.meter.made(node)
 
+    def note(self, text: str) -> None:
+        """See `lmswap.capture.aot.GraphHandler`."""
+        self._session.note_once(text)
+
     def training(
         self, forward: fx.GraphModule, backward: fx.GraphModule, num_user_outputs: int, parameters: Collection[int]
     ) -> None:

@@ -1,0 +1,138 @@
+"""What if the gradients that come into a backward are other tensors than torch guessed when it traced?
+
+Torch guesses that the gradient of each output exists and lies in memory as the output does, makes zeros and copies where
+that is wrong, and other kernels then run than in eager mode, or round in another order. Here they are taken as they
+come: a sum's gradient is one number with strides of 0, and that of an output that no loss reads does not exist.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from lmswap.capture.lower import tensors
+from lmswap.capture.retrace import Made, retrace
+from lmswap.execute import ops
+from lmswap.execute.graph import BoxedFunction
+
+_log = logging.getLogger(__name__)
+_MOVERS = (ops.out_start, ops.view_bytes)
+
+COPIED = (
+    "gradients came into a backward in a layout that its plan does not allow: they were copied into that of the model's "
+    "outputs, which plain torch does not do, and gradients may differ from its by rounding"
+)
+
+
+def allow_other_layouts(joint: fx.Graph) -> None:
+    """Puts `reshape`, which eager's backward calls, where a trace found that a tangent's layout lets it be a view."""
+    reached = set(tangents(joint))
+    for node in joint.nodes:
+        if reached.isdisjoint(node.all_input_nodes):
+            continue
+        reached.add(node)
+        if node.target is torch.ops.aten.view.default:
+            node.target = torch.ops.aten.reshape.default
+
+
+def tangents(graph: fx.Graph) -> list[fx.Node]:
+    """The inputs of a joint or backward graph that are gradients of the forward's outputs."""
+    return [node for node in graph.find_nodes(op="placeholder") if "tangents" in str(node.target)]
+
+
+class Tangents:
+    """The gradients that come into one backward graph, as it was rewritten for its plan."""
+
+    def __init__(self, backward: fx.GraphModule, made: Made, note: Callable[[str], None]) -> None:
+        """``made`` is as in `lmswap.capture.retrace`; ``note`` takes a sentence for people."""
+        self._graph, self._made, self._note = backward.graph, made, note
+        inputs = backward.graph.find_nodes(op="placeholder")
+        self._nodes = tangents(backward.graph)
+        self._positions = [inputs.index(node) for node in self._nodes]
+        self._traced = tuple(node.meta["val"].stride() for node in self._nodes)
+        self._is_planned = {self._traced: True}  # by strides
+        self._needed = _needed(backward.graph, self._nodes)
+        self._coming = threading.local()  # .present: those that exist, if one does not, until the backward takes them
+
+    def watch(self, outputs: Any) -> None:
+        """Lets the backward of this call, which gave ``outputs``, look which gradients it is given."""
+        functions = {output.grad_fn for output in outputs if isinstance(output, torch.Tensor)}
+        for function in functions:
+            if type(function).__name__ == "CompiledFunctionBackward":
+                function.register_prehook(self._begins)
+
+    def run(self, backward: BoxedFunction, arguments: list[Any]) -> list[Any]:
+        """What ``backward`` gives for ``arguments``; None for what no existing gradient goes into."""
+        given = [arguments[position] for position in self._positions]
+        absent = self._absent(given)
+        strides = tuple(tangent.stride() for tangent in given)
+        if strides not in self._is_planned:
+            self._is_planned[strides] = self._runs_as_planned(given)
+        if not self._is_planned[strides]:
+            self._note(COPIED)
+            for position, tangent, traced in zip(self._positions, given, self._traced, strict=True):
+                arguments[position] = _laid(tangent, traced)
+        given.clear()  # each is freed at its last use
+        results = backward(arguments)
+        if not absent:
+            return list(results)
+        return [
+            None if needed and needed <= absent else result
+            for result, needed in zip(results, self._needed, strict=True)
+        ]
+
+    def _begins(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        if any(gradient is None for gradient in gradients):
+            self._coming.present = gradients
+
+    def _absent(self, given: Sequence[torch.Tensor]) -> set[fx.Node]:
+        """The tangents that do not exist; torch puts zeros in their place."""
+        present = self._coming.__dict__.pop("present", None)
+        if present is None:
+            return set()
+        pairs = zip(self._nodes, given, strict=True)
+        # A hook of the user's may have put another tensor there.
+        return {node for node, tangent in pairs if not any(tangent is other for other in present) and not tangent.any()}
+
+    def _runs_as_planned(self, given: Sequence[torch.Tensor]) -> bool:
+        """Whether the graph can read tangents that lie as those ``given``, and what the plan moves lies as traced."""
+        copies: dict[fx.Node, fx.Node] = {}
+        graph = fx.Graph()
+        graph.graph_copy(self._graph, copies)
+        for node, tangent in zip(self._nodes, given, strict=True):
+            fake = node.meta["val"]
+            with fake.fake_mode:
+                laid = torch.empty_strided(fake.shape, tangent.stride(), dtype=fake.dtype, device=fake.device)
+            copies[node].meta["val"] = laid
+        try:
+            retrace(graph, [copies[node] for node in self._nodes], self._made)
+        except Exception as error:  # an operator may refuse a layout with any error
+            _log.info("a backward cannot read tangents with strides of %s: %s", [t.stride() for t in given], error)
+            return False
+        moved = [source for node in copies if node.target in _MOVERS for source in node.all_input_nodes]
+        return all(_layout(node) == _layout(copies[node]) for node in moved)
+
+
+def _needed(backward: fx.Graph, nodes: Collection[fx.Node]) -> list[set[fx.Node]]:
+    """The tangents, of ``nodes``, that go into each output."""
+    needed: dict[fx.Node, set[fx.Node]] = {}
+    for node in backward.nodes:
+        needed[node] = {node} if node in nodes else set().union(*(needed[given] for given in node.all_input_nodes))
+    (output,) = backward.find_nodes(op="output")
+    return [needed[result] if isinstance(result, fx.Node) else set() for result in output.args[0]]
+
+
+def _laid(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+def _layout(node: fx.Node) -> list[tuple[Any, ...]]:
+    return [
+        (t.dtype, t.shape, t.stride(), t.storage_offset(), t.untyped_storage().nbytes())
+        for t in tensors(node.meta.get("val"))
+    ]
