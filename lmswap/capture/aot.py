@@ -19,7 +19,7 @@ from torch._functorch._aot_autograd.schemas import MemoryFormatMeta, PlainTensor
 from torch._functorch.partitioners import default_partition
 from torch._guards import TracingContext
 
-from lmswap.capture.draws import keep_states
+from lmswap.capture.draws import keep_states, settle_draws
 from lmswap.capture.retrace import retrace
 from lmswap.capture.tangents import Tangents, allow_other_layouts
 from lmswap.capture.whole import whole_operators
@@ -75,6 +75,7 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Graph
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         allow_other_layouts(joint.graph)
         retrace(joint.graph, _copy_mutated_inputs(joint.graph), handler.made)
+        settle_draws(joint.graph)
         forward, backward = default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **rest)
         keep_states(forward.graph)
         handler.training(forward, backward, num_fwd_outputs, rest.get("static_lifetime_input_indices") or ())
@@ -92,6 +93,7 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Graph
 
     def compile_inference(graph: fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
         retrace(graph.graph, (), handler.made)
+        settle_draws(graph.graph)
         handler.inference(graph, getattr(forward_metadata(), "static_input_indices", None) or ())
         return boxed(handler.compiled(graph, "inference"))
 

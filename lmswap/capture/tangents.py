@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._prims_common import suggest_memory_format
 
 from lmswap.capture.lower import tensors
 from lmswap.capture.retrace import Made, retrace
@@ -21,6 +22,12 @@ from lmswap.execute import ops
 from lmswap.execute.graph import BoxedFunction
 
 _log = logging.getLogger(__name__)
+# Where the backward of an operator has its gradient made contiguous, as a formula of autograd's.
+_LAID_OUT = {
+    torch.ops.aten.native_group_norm_backward.default: 0,
+    torch.ops.aten._cdist_backward.default: 0,
+    torch.ops.aten._weight_norm_interface_backward.default: 0,
+}
 _MOVERS = (ops.out_start, ops.view_bytes)
 
 COPIED = (
@@ -30,14 +37,32 @@ COPIED = (
 
 
 def allow_other_layouts(joint: fx.Graph) -> None:
-    """Puts `reshape`, which eager's backward calls, where a trace found that a tangent's layout lets it be a view."""
+    """Puts back what eager's backward calls and a trace leaves out where a tangent's layout lets it do nothing."""
     reached = set(tangents(joint))
-    for node in joint.nodes:
+    as_they_come = set(reached)  # these, and views of them
+    for node in list(joint.nodes):
         if reached.isdisjoint(node.all_input_nodes):
             continue
         reached.add(node)
         if node.target is torch.ops.aten.view.default:
             node.target = torch.ops.aten.reshape.default
+        if getattr(node.target, "is_view", False) and not as_they_come.isdisjoint(node.all_input_nodes):
+            as_they_come.add(node)
+        position = _LAID_OUT.get(node.target)
+        if position is not None and node.args[position] in as_they_come:
+            _lay_out(joint, node, position)
+
+
+def _lay_out(joint: fx.Graph, node: fx.Node, position: int) -> None:
+    """Gives ``node`` that argument in its memory format: no copy where it has it."""
+    gradient: Any = node.args[position]
+    fake = gradient.meta["val"]
+    with joint.inserting_before(node):
+        laid = joint.call_function(
+            torch.ops.aten.contiguous.default, (gradient,), {"memory_format": suggest_memory_format(fake)}
+        )
+    laid.meta.update(gradient.meta)
+    node.replace_input_with(gradient, laid)
 
 
 def tangents(graph: fx.Graph) -> list[fx.Node]:

@@ -15,8 +15,12 @@ import torch
 from torch._C import DispatchKey
 from torch._ops import OpOverload, OpOverloadPacket
 
+from lmswap.capture.draws import draw_in_place
+
 _KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
 # These overwrite running statistics that their schemas call read-only; torch traces in their place what says so.
+# Traces know no ops in place, and what torch puts in place of this one draws in another order where strides are unusual.
+_BERNOULLI = torch.ops.aten.bernoulli_.float
 _SECRET_WRITERS = (torch.ops.aten.native_batch_norm, torch.ops.aten.cudnn_batch_norm)
 
 
@@ -24,13 +28,17 @@ _SECRET_WRITERS = (torch.ops.aten.native_batch_norm, torch.ops.aten.cudnn_batch_
 def whole_operators() -> Iterator[None]:
     """Traces meanwhile what eager torch runs."""
     taken = [(op, key, op.py_kernels.pop(key)) for op in _rewritten() for key in _KEYS if key in op.py_kernels]
-    for op, *_ in taken:
+    _BERNOULLI.py_kernels[DispatchKey.Autograd] = draw_in_place
+    changed = {_BERNOULLI, *(op for op, *_ in taken)}
+    for op in changed:
         op._dispatch_cache.clear()
     try:
         yield
     finally:
+        del _BERNOULLI.py_kernels[DispatchKey.Autograd]
         for op, key, kernel in taken:
             op.py_kernels[key] = kernel
+        for op in changed:
             op._dispatch_cache.clear()
 
 
