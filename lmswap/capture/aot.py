@@ -21,7 +21,7 @@ from torch._guards import TracingContext
 
 from lmswap.capture.draws import keep_states, settle_draws
 from lmswap.capture.retrace import retrace
-from lmswap.capture.tangents import Tangents, allow_other_layouts
+from lmswap.capture.tangents import Tangents, allow_other_layouts, guess_again
 from lmswap.capture.whole import whole_operators
 from lmswap.errors import CaptureError
 from lmswap.execute.graph import BoxedFunction
@@ -75,6 +75,7 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Graph
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         allow_other_layouts(joint.graph)
         retrace(joint.graph, _copy_mutated_inputs(joint.graph), handler.made)
+        retrace(joint.graph, guess_again(joint.graph), handler.made)
         settle_draws(joint.graph)
         forward, backward = default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **rest)
         keep_states(forward.graph)

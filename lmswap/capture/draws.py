@@ -14,9 +14,7 @@ from lmswap.execute import ops
 from lmswap.execute.draws import STATE
 
 
-def draw_in_place(
-    memory: torch.Tensor, p: float = 0.5, *, generator: torch.Generator | None = None
-) -> torch.Tensor:
+def draw_in_place(memory: torch.Tensor, p: float = 0.5, *, generator: torch.Generator | None = None) -> torch.Tensor:
     """Stands for ``memory.bernoulli_(p)``, by which eager torch drops out, in a trace."""
     if generator is not None:
         raise CaptureError("bernoulli_() draws from a generator of its own, whose state no graph can keep")
@@ -31,7 +29,11 @@ def settle_draws(joint: fx.Graph) -> None:
             continue
         drawn = node.meta["val"]
         for user in list(node.users):
-            if user.target is torch.ops.aten.copy.default and user.args[1] is node and user.meta["val"].stride() == drawn.stride():
+            if (
+                user.target is torch.ops.aten.copy.default
+                and user.args[1] is node
+                and user.meta["val"].stride() == drawn.stride()
+            ):
                 user.replace_all_uses_with(node)
                 joint.erase_node(user)
         node.args = (list(drawn.shape), list(drawn.stride()), node.args[2])

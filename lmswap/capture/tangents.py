@@ -19,7 +19,7 @@ from torch._prims_common import suggest_memory_format
 from lmswap.capture.lower import tensors
 from lmswap.capture.retrace import Made, retrace
 from lmswap.execute import ops
-from lmswap.execute.graph import BoxedFunction
+from lmswap.execute.graph import BoxedFunction, is_whole
 
 _log = logging.getLogger(__name__)
 # Where the backward of an operator has its gradient made contiguous, as a formula of autograd's.
@@ -51,6 +51,24 @@ def allow_other_layouts(joint: fx.Graph) -> None:
         position = _LAID_OUT.get(node.target)
         if position is not None and node.args[position] in as_they_come:
             _lay_out(joint, node, position)
+
+
+def guess_again(joint: fx.Graph) -> set[fx.Node]:
+    """Lays the tangents as the outputs lie that `retrace` has corrected; the tangents that were guessed otherwise."""
+    (output,) = joint.find_nodes(op="output")
+    made = list(zip(output.meta.get("desc") or (), output.args[0], strict=False))
+    changed = set()
+    for node in tangents(joint):
+        told = getattr(node.meta.get("desc"), "output", None)
+        result = next((result for description, result in made if told is not None and description == told), None)
+        if not isinstance(result, fx.Node) or not is_whole(result):
+            continue
+        fake, stride = node.meta["val"], result.meta["val"].stride()
+        if fake.stride() != stride:
+            with fake.fake_mode:
+                node.meta["val"] = torch.empty_strided(fake.shape, stride, dtype=fake.dtype, device=fake.device)
+            changed.add(node)
+    return changed
 
 
 def _lay_out(joint: fx.Graph, node: fx.Node, position: int) -> None:
@@ -88,7 +106,7 @@ class Tangents:
         """Lets the backward of this call, which gave ``outputs``, look which gradients it is given."""
         functions = {output.grad_fn for output in outputs if isinstance(output, torch.Tensor)}
         for function in functions:
-            if type(function).__name__ == "CompiledFunctionBackward":
+            if function is not None and type(function).__name__ == "CompiledFunctionBackward":
                 function.register_prehook(self._begins)
 
     def run(self, backward: BoxedFunction, arguments: list[Any]) -> list[Any]:
@@ -132,7 +150,7 @@ class Tangents:
         for node, tangent in zip(self._nodes, given, strict=True):
             fake = node.meta["val"]
             with fake.fake_mode:
-                laid = torch.empty_strided(fake.shape, tangent.stride(), dtype=fake.dtype, device=fake.device)
+                laid = torch.empty_strided(tangent.shape, tangent.stride(), dtype=fake.dtype, device=fake.device)
             copies[node].meta["val"] = laid
         try:
             retrace(graph, [copies[node] for node in self._nodes], self._made)

@@ -8,12 +8,15 @@ away, and torch's own code decides, by device, dtype and strides, as it does in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+from torch import fx
 from torch._C import DispatchKey
 from torch._ops import OpOverload, OpOverloadPacket
+from torch.utils import _pytree as pytree
 
 from lmswap.capture.draws import draw_in_place
 
@@ -22,6 +25,41 @@ _KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
 # Traces know no ops in place, and what torch puts in place of this one draws in another order where strides are unusual.
 _BERNOULLI = torch.ops.aten.bernoulli_.float
 _SECRET_WRITERS = (torch.ops.aten.native_batch_norm, torch.ops.aten.cudnn_batch_norm)
+
+
+# Operators that no trace shows as eager torch runs them, on these devices.
+_DIFFERING = {
+    **dict.fromkeys(
+        (torch.ops.aten.prod, torch.ops.aten.cumprod, torch.ops.aten.ormqr),
+        (
+            ("cpu", "cuda"),
+            "the formula of its gradient looks at values, which no trace has, and takes another way there",
+        ),
+    ),
+    **dict.fromkeys(
+        (torch.ops.aten._native_batch_norm_legit_functional, torch.ops.aten._native_batch_norm_legit),
+        (("cuda",), "eager torch may run cuDNN's batch norm, which overwrites statistics that it calls read-only"),
+    ),
+}
+
+
+def differing(nodes: Iterable[fx.Node]) -> str | None:
+    """A sentence on operators among ``nodes`` whose results may differ from those of plain torch by rounding."""
+    found: dict[str, str] = {}
+    for node in nodes:
+        packet: Any = getattr(node.target, "overloadpacket", None)
+        devices, reason = _DIFFERING.get(packet, ((), ""))
+        if any(
+            value.device.type in devices
+            for value in pytree.tree_leaves(node.meta.get("val"))
+            if isinstance(value, torch.Tensor)
+        ):
+            found[str(packet)] = reason
+    if not found:
+        return None
+    return "results may differ from those of plain torch by rounding: " + "; ".join(
+        f"{packet}: {reason}" for packet, reason in found.items()
+    )
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from lmswap.capture import aot
 from lmswap.capture.join import graph_plan
 from lmswap.capture.lower import Lowered, lower_inference, lower_training
 from lmswap.capture.results import input_names, results
+from lmswap.capture.whole import differing
 from lmswap.eager.actions import PlannedEvents
 from lmswap.eager.recording import Recorded, lower_recorded
 from lmswap.execute.graph import BoxedFunction, SegmentGraph, compile_boxed, copy_graph, with_begins
@@ -126,6 +127,9 @@ class CapturedGraph:
     def _rewrite(self, lowered: Lowered) -> None:
         session = self._session
         self.program = lowered.program
+        note = differing(op for graph in lowered.graphs for op in graph.ops)
+        if note and session.options.compiler == "fx":
+            session.note_once(note)
         first_buffer = 0
         if self._follows:
             step, which = session.plans[self._follows], self._follows.index(self.index)
