@@ -1,8 +1,8 @@
 """What if the gradients that come into a backward are other tensors than torch guessed when it traced?
 
-Torch guesses that the gradient of each output exists and lies in memory as the output does, makes zeros and copies where
-that is wrong, and other kernels then run than in eager mode, or round in another order. Here they are taken as they
-come: a sum's gradient is one number with strides of 0, and that of an output that no loss reads does not exist.
+Torch guesses that the gradient of each output exists and lies in memory as the output does, makes zeros and copies
+where that is wrong, and other kernels then run than in eager mode, or round in another order. Here they are taken as
+they come: a sum's gradient is one number with strides of 0, and that of an output that no loss reads does not exist.
 """
 
 from __future__ import annotations
@@ -31,8 +31,12 @@ _LAID_OUT = {
 _MOVERS = (ops.out_start, ops.view_bytes)
 
 COPIED = (
-    "gradients came into a backward in a layout that its plan does not allow: they were copied into that of the model's "
-    "outputs, which plain torch does not do, and gradients may differ from its by rounding"
+    "gradients came into a backward in a layout that its plan does not allow: they were copied into that of the "
+    "model's outputs, which plain torch does not do, and results may differ from its by rounding"
+)
+CAST = (
+    "a backward began under autocast, where plain torch casts its products and graphs do not: results may differ from "
+    "plain torch's by rounding; leave autocast before backward(), as torch advises"
 )
 
 
@@ -130,6 +134,8 @@ class Tangents:
         ]
 
     def _begins(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        if torch._C._is_any_autocast_enabled():
+            self._note(CAST)
         if any(gradient is None for gradient in gradients):
             self._coming.present = gradients
 

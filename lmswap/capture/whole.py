@@ -1,9 +1,9 @@
 """How does a trace see the operators that eager torch runs, where torch would write others out in Python?
 
-Torch traces `dropout` as `native_dropout`, `matmul` as a choice of its own between products, `interpolate` as arithmetic
-on indices: other rounding, or other kernels (from 64³ to 128³ in the 3D U-Net the gradient of nearest takes 0.06 s
-instead of 0.28 s on two cores, and trilinear saves none of the eight corners that it reads). Meanwhile these are taken
-away, and torch's own code decides, by device, dtype and strides, as it does in eager mode.
+Torch traces `dropout` as `native_dropout`, `matmul` as a choice of its own between products, `interpolate` as
+arithmetic on indices: other rounding, or other kernels (from 64³ to 128³ in the 3D U-Net the gradient of nearest takes
+0.06 s instead of 0.28 s on two cores, and trilinear saves none of the eight corners that it reads). Meanwhile these are
+taken away, and torch's own code decides, by device, dtype and strides, as it does in eager mode.
 """
 
 from __future__ import annotations
@@ -16,30 +16,24 @@ import torch
 from torch import fx
 from torch._C import DispatchKey
 from torch._ops import OpOverload, OpOverloadPacket
-from torch.utils import _pytree as pytree
 
 from lmswap.capture.draws import draw_in_place
+from lmswap.capture.lower import tensors
 
 _KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
-# These overwrite running statistics that their schemas call read-only; torch traces in their place what says so.
-# Traces know no ops in place, and what torch puts in place of this one draws in another order where strides are unusual.
-_BERNOULLI = torch.ops.aten.bernoulli_.float
+# These overwrite running statistics that their schemas call read-only; torch traces others in their place.
 _SECRET_WRITERS = (torch.ops.aten.native_batch_norm, torch.ops.aten.cudnn_batch_norm)
-
-
-# Operators that no trace shows as eager torch runs them, on these devices.
-_DIFFERING = {
-    **dict.fromkeys(
-        (torch.ops.aten.prod, torch.ops.aten.cumprod, torch.ops.aten.ormqr),
-        (
-            ("cpu", "cuda"),
-            "the formula of its gradient looks at values, which no trace has, and takes another way there",
-        ),
-    ),
-    **dict.fromkeys(
-        (torch.ops.aten._native_batch_norm_legit_functional, torch.ops.aten._native_batch_norm_legit),
-        (("cuda",), "eager torch may run cuDNN's batch norm, which overwrites statistics that it calls read-only"),
-    ),
+# What torch traces for this one draws in another order where strides are unusual.
+_BERNOULLI = torch.ops.aten.bernoulli_.float
+_FORMULA = "the formula of its gradient looks at values, which no trace has, and takes another way there"
+_CUDNN = "eager torch may run cuDNN's batch norm, which overwrites statistics that it calls read-only"
+# Operators that no trace shows as eager torch runs them: on which devices, and why.
+_DIFFERING: dict[OpOverloadPacket[..., Any], tuple[tuple[str, ...], str]] = {
+    torch.ops.aten.prod: (("cpu", "cuda"), _FORMULA),
+    torch.ops.aten.cumprod: (("cpu", "cuda"), _FORMULA),
+    torch.ops.aten.ormqr: (("cpu", "cuda"), _FORMULA),
+    torch.ops.aten._native_batch_norm_legit: (("cuda",), _CUDNN),
+    torch.ops.aten._native_batch_norm_legit_functional: (("cuda",), _CUDNN),
 }
 
 
@@ -49,17 +43,12 @@ def differing(nodes: Iterable[fx.Node]) -> str | None:
     for node in nodes:
         packet: Any = getattr(node.target, "overloadpacket", None)
         devices, reason = _DIFFERING.get(packet, ((), ""))
-        if any(
-            value.device.type in devices
-            for value in pytree.tree_leaves(node.meta.get("val"))
-            if isinstance(value, torch.Tensor)
-        ):
+        if any(made.device.type in devices for made in tensors(node.meta.get("val"))):
             found[str(packet)] = reason
     if not found:
         return None
-    return "results may differ from those of plain torch by rounding: " + "; ".join(
-        f"{packet}: {reason}" for packet, reason in found.items()
-    )
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in found.items())
+    return f"results may differ from those of plain torch by rounding: {reasons}"
 
 
 @contextmanager
