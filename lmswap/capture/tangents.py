@@ -8,6 +8,7 @@ they come: a sum's gradient is one number with strides of 0, and that of an outp
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -89,7 +90,7 @@ def _lay_out(joint: fx.Graph, node: fx.Node, position: int) -> None:
 
 def tangents(graph: fx.Graph) -> list[fx.Node]:
     """The inputs of a joint or backward graph that are gradients of the forward's outputs."""
-    return [node for node in graph.find_nodes(op="placeholder") if "tangents" in str(node.target)]
+    return [node for node in graph.find_nodes(op="placeholder") if re.fullmatch(r"tangents_\d+", str(node.target))]
 
 
 class Tangents:
