@@ -34,6 +34,7 @@ def settle_draws(joint: fx.Graph) -> None:
                 and user.args[1] is node
                 and user.meta["val"].stride() == drawn.stride()
             ):
+                node.meta["val"] = user.meta["val"]  # whose memory views of it show
                 user.replace_all_uses_with(node)
                 joint.erase_node(user)
         node.args = (list(drawn.shape), list(drawn.stride()), node.args[2])

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from lmswap.capture.loss import assumed_bytes
 from lmswap.capture.lower import is_foreign, tensors
-from lmswap.capture.schemas import checked
+from lmswap.capture.schemas import check_schema
 from lmswap.errors import CaptureError
 from lmswap.execute.graph import SegmentGraph
 from lmswap.ir.costs import OpCosts
@@ -118,7 +118,9 @@ class OpMeter:
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda argument: self._example(argument, storages))
         best, scratch = float("inf"), 0
         made: tuple[torch.Tensor, ...] = ()
-        target: Callable[..., Any] = checked(node) if is_foreign(node) else node.target  # type: ignore[assignment]
+        target: Callable[..., Any] = node.target  # type: ignore[assignment]
+        if is_foreign(node):
+            check_schema(node, args, kwargs)
         for repeat in range(_REPEATS):
             self._meter.synchronize()
             self._meter.reset_tensor_peak()

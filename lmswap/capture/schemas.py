@@ -6,8 +6,8 @@ torch's backward would read, or be taken for two buffers' that are one's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
 
 import torch
 from torch import fx
@@ -16,44 +16,35 @@ from lmswap.capture.lower import source_line, tensors
 from lmswap.errors import CaptureError
 
 
-def checked(node: fx.Node) -> Callable[..., Any]:
-    """Runs the operator of ``node``.
+def check_schema(node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Runs the operator of ``node`` once on ``args`` and ``kwargs``.
 
     Raises:
-        CaptureError: by what is returned, if the operator writes what its schema calls read-only, or returns memory of
-            its arguments that its schema calls fresh.
+        CaptureError: it writes what its schema calls read-only, or returns memory of its arguments that its schema
+            calls fresh.
     """
-    target: torch._ops.OpOverload = node.target  # type: ignore[assignment]
+    target: torch._ops.OpOverload[..., Any] = node.target  # type: ignore[assignment]
     arguments, returns = target._schema.arguments, target._schema.returns
+    by_name = {**dict(zip((argument.name for argument in arguments), args, strict=False)), **kwargs}
+    read_only = [
+        (argument.name, tensors(by_name.get(argument.name))) for argument in arguments if not _writes(argument)
+    ]
+    before = [(name, given, given.clone()) for name, values in read_only for given in values]
+    made = tensors(target(*args, **kwargs))
+    for name, given, kept in before:
+        if not torch.equal(_bytes(given), _bytes(kept)):
+            _refuse(node, f"writes its argument '{name}', which its schema calls read-only")
+    storages = {given.untyped_storage()._cdata for given in tensors(by_name)}
     is_fresh = all(value.alias_info is None for value in returns)
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        by_name = {**dict(zip((argument.name for argument in arguments), args, strict=False)), **kwargs}
-        read_only = {
-            argument.name: tensors(by_name.get(argument.name)) for argument in arguments if not _writes(argument)
-        }
-        before = [(name, given, given.clone()) for name, values in read_only.items() for given in values]
-        result = target(*args, **kwargs)
-        for name, given, kept in before:
-            if not torch.equal(_bytes(given), _bytes(kept)):
-                raise CaptureError(
-                    f"{_where(node)} writes its argument '{name}', which its schema calls read-only: {_REMEDY}"
-                )
-        given_storages = {given.untyped_storage()._cdata for given in tensors(by_name)}
-        if is_fresh and any(made.untyped_storage()._cdata in given_storages for made in tensors(result)):
-            raise CaptureError(
-                f"{_where(node)} returns memory of its arguments, which its schema calls fresh: {_REMEDY}"
-            )
-        return result
-
-    return run
+    if is_fresh and any(tensor.untyped_storage()._cdata in storages for tensor in made):
+        _refuse(node, "returns memory of its arguments, which its schema calls fresh")
 
 
-_REMEDY = "what it does cannot be planned for; annotate its schema, as in Tensor(a!) for what is written"
-
-
-def _where(node: fx.Node) -> str:
-    return f"op '{node.name}' ({', '.join(filter(None, (str(node.target), source_line(node))))})"
+def _refuse(node: fx.Node, does: str) -> NoReturn:
+    where = f"op '{node.name}' ({', '.join(filter(None, (str(node.target), source_line(node))))})"
+    raise CaptureError(
+        f"{where} {does}: nothing can be planned for it; annotate its schema, as in Tensor(a!) for what is written"
+    )
 
 
 def _writes(argument: Any) -> bool:

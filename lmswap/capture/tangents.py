@@ -84,7 +84,7 @@ def _lay_out(joint: fx.Graph, node: fx.Node, position: int) -> None:
         laid = joint.call_function(
             torch.ops.aten.contiguous.default, (gradient,), {"memory_format": suggest_memory_format(fake)}
         )
-    laid.meta.update(gradient.meta)
+    laid.meta.update({**node.meta, "val": fake})
     node.replace_input_with(gradient, laid)
 
 
@@ -121,11 +121,11 @@ class Tangents:
         strides = tuple(tangent.stride() for tangent in given)
         if strides not in self._is_planned:
             self._is_planned[strides] = self._runs_as_planned(given)
+        given.clear()  # each is freed at its last use
         if not self._is_planned[strides]:
             self._note(COPIED)
-            for position, tangent, traced in zip(self._positions, given, self._traced, strict=True):
-                arguments[position] = _laid(tangent, traced)
-        given.clear()  # each is freed at its last use
+            for position, traced in zip(self._positions, self._traced, strict=True):
+                arguments[position] = _laid(arguments[position], traced)
         results = backward(arguments)
         if not absent:
             return list(results)
