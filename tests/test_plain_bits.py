@@ -32,6 +32,11 @@ class Attention(nn.Module):
         return attended.transpose(1, 2).flatten(2)
 
 
+def mask_of_its_own(x):
+    mask = torch.empty_like(x).bernoulli_(0.4)
+    return x.view(-1) * mask.view(-1) + mask.sum()
+
+
 class Heads(nn.Module):
     """Two heads, of which the losses here read only the first."""
 
@@ -83,6 +88,7 @@ def dropout_cases():
     yield "dropout in place", lambda: Called(lambda x: F.dropout(x * 2, 0.15, inplace=True), 8), (16, 8)
     yield "dropout, transposed", lambda: Called(lambda x: F.dropout(x.transpose(0, 1) * 2, 0.15), 8), (5, 7, 8)
     yield "bernoulli", lambda: Called(lambda x: x * torch.bernoulli(x.detach().mT, 0.3).mT, 8), (5, 7, 8)
+    yield "bernoulli in place, viewed", lambda: Called(mask_of_its_own, 8), (16, 8)
     yield "attention", Attention, (2, 16, 32)
     for is_batch_first in (False, True):
         make = lambda first=is_batch_first: nn.TransformerEncoderLayer(32, 4, 64, dropout=0.15, batch_first=first)  # noqa: E731
