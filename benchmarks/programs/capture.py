@@ -72,6 +72,9 @@ class _Recorder:
     def made(self, node: fx.Node) -> None:
         """Nothing runs here: tensors are as torch traces them."""
 
+    def note(self, text: str) -> None:
+        """Programs are recorded, not run."""
+
     def training(
         self, forward: fx.GraphModule, backward: fx.GraphModule, num_user_outputs: int, parameters: Collection[int]
     ) -> None:

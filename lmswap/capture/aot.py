@@ -9,15 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
+from unittest.mock import ANY
 
 import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch import config as functorch_config
+from torch._functorch._aot_autograd.schemas import MemoryFormatMeta, PlainTensorMeta
 from torch._functorch.partitioners import default_partition
 from torch._guards import TracingContext
 
-from lmswap.capture.draws import keep_states
+from lmswap.capture.draws import keep_states, settle_draws
 from lmswap.capture.retrace import retrace
+from lmswap.capture.tangents import Tangents, allow_other_layouts, guess_again
 from lmswap.capture.whole import whole_operators
 from lmswap.errors import CaptureError
 from lmswap.execute.graph import BoxedFunction
@@ -28,6 +32,9 @@ class GraphHandler(Protocol):
 
     def made(self, node: fx.Node) -> Sequence[torch.Tensor] | None:
         """What an op of them really makes; see `lmswap.capture.retrace`."""
+
+    def note(self, text: str) -> None:
+        """Takes a sentence for people on how they run."""
 
     def training(
         self, forward: fx.GraphModule, backward: fx.GraphModule, num_user_outputs: int, parameters: Collection[int]
@@ -57,6 +64,7 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Graph
         CaptureError: something is switched on that would change the graphs after they were planned.
     """
     refuse_rewriters()
+    coming: list[Tangents] = []  # of the region's backward, if it has one
 
     def partition(
         joint: fx.GraphModule,
@@ -65,21 +73,28 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Graph
         num_fwd_outputs: int,
         **rest: Any,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        allow_other_layouts(joint.graph)
         retrace(joint.graph, _copy_mutated_inputs(joint.graph), handler.made)
+        retrace(joint.graph, guess_again(joint.graph), handler.made)
+        settle_draws(joint.graph)
         forward, backward = default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **rest)
         keep_states(forward.graph)
         handler.training(forward, backward, num_fwd_outputs, rest.get("static_lifetime_input_indices") or ())
+        coming.append(Tangents(backward, handler.made, handler.note))
         return forward, backward
 
     def compile_forward(graph: fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
         allow_retain_graph()
+        _take_tangents_as_they_come()
         return boxed(handler.compiled(graph, "forward"))
 
     def compile_backward(graph: fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
-        return boxed(handler.compiled(graph, "backward"))
+        backward, (tangents,) = handler.compiled(graph, "backward"), coming
+        return boxed(lambda arguments: tangents.run(backward, arguments))
 
     def compile_inference(graph: fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
         retrace(graph.graph, (), handler.made)
+        settle_draws(graph.graph)
         handler.inference(graph, getattr(forward_metadata(), "static_input_indices", None) or ())
         return boxed(handler.compiled(graph, "inference"))
 
@@ -89,9 +104,16 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Graph
         inference_compiler=compile_inference,
         partition_fn=partition,
     )
-    with whole_operators():
+    with whole_operators(), functorch_config.patch(backward_pass_autocast="off"):
         compiled: Callable[..., Any] = compiler(module, inputs)
-    return compiled
+
+    def run(*arguments: Any) -> Any:
+        outputs = compiled(*arguments)
+        for tangents in coming:
+            tangents.watch(outputs)
+        return outputs
+
+    return run
 
 
 def _copy_mutated_inputs(joint: fx.Graph) -> set[fx.Node]:
@@ -130,6 +152,13 @@ def allow_retain_graph() -> None:
     metadata = forward_metadata()
     if getattr(metadata, "bw_donated_idxs", None):
         metadata.bw_donated_idxs = []
+
+
+def _take_tangents_as_they_come() -> None:
+    """Forbids AOTAutograd to copy gradients into the layouts of outputs; see `lmswap.capture.tangents`."""
+    for tangent in getattr(forward_metadata(), "subclass_tangent_meta", None) or ():
+        if isinstance(tangent, PlainTensorMeta):
+            tangent.memory_format = MemoryFormatMeta(size=ANY, stride=ANY)
 
 
 def forward_metadata() -> Any:

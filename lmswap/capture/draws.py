@@ -9,8 +9,38 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from lmswap.errors import CaptureError
 from lmswap.execute import ops
 from lmswap.execute.draws import STATE
+
+
+def draw_in_place(memory: torch.Tensor, p: float = 0.5, *, generator: torch.Generator | None = None) -> torch.Tensor:
+    """Stands for ``memory.bernoulli_(p)``, by which eager torch drops out, in a trace."""
+    if generator is not None:
+        raise CaptureError("bernoulli_() draws from a generator of its own, whose state no graph can keep")
+    layout = {"dtype": memory.dtype, "device": memory.device, "like": memory}
+    return memory.copy_(ops.bernoulli(memory.shape, memory.stride(), p, **layout))
+
+
+def settle_draws(joint: fx.Graph) -> None:
+    """Lets what `draw_in_place` drew be used as it is, and be drawn without the memory that it stands for."""
+    for node in list(joint.nodes):
+        if node.target is not ops.bernoulli:
+            continue
+        drawn = node.meta["val"]
+        for user in list(node.users):
+            if (
+                user.target is torch.ops.aten.copy.default
+                and user.args[1] is node
+                and user.meta["val"].stride() == drawn.stride()
+            ):
+                node.meta["val"] = user.meta["val"]  # whose memory views of it show
+                user.replace_all_uses_with(node)
+                joint.erase_node(user)
+        node.args = (list(drawn.shape), list(drawn.stride()), node.args[2])
+        memory, node.kwargs = node.kwargs["like"], {"dtype": drawn.dtype, "device": drawn.device}
+        if memory.op == "call_function" and not memory.users and not is_random(memory):
+            joint.erase_node(memory)
 
 
 def keep_states(forward: fx.Graph) -> None:

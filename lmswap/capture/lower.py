@@ -24,6 +24,8 @@ from lmswap.execute.draws import state_of
 from lmswap.execute.graph import SegmentGraph, gather_projections, is_projection
 from lmswap.ir.program import LOSS, Buffer, BufferKind, Op, Program, Segment, Value
 
+_TRUSTED = {"aten", "prims", "torchvision", "lmswap"}  # namespaces of operators whose schemas are tested
+
 
 @dataclass
 class Lowered:
@@ -59,6 +61,11 @@ def source_line(node: fx.Node) -> str:
         return ""
     path, line, text = frames[-1]
     return f"{path.rsplit('/', 1)[-1]}:{line} {text.strip()}"
+
+
+def is_foreign(node: fx.Node) -> bool:
+    """Whether ``node`` calls an operator that somebody registered with torch: what its schema says may be wrong."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace not in _TRUSTED
 
 
 def module_path(node: fx.Node) -> str:
@@ -226,7 +233,9 @@ def _is_tuple_node(node: fx.Node) -> bool:
 
 
 def _mutated_values(node: fx.Node) -> list[Any]:
-    """Values of the arguments that the operator's schema declares as written in place."""
+    """Values of the arguments that the operator's schema declares as written in place, or that it may write."""
+    if is_foreign(node):  # nobody checks their schemas
+        return [leaf.meta.get("val") for leaf in node.all_input_nodes]
     schema = getattr(node.target, "_schema", None)
     if schema is None or not schema.is_mutable:
         return []

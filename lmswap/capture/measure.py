@@ -19,7 +19,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lmswap.capture.loss import assumed_bytes
-from lmswap.capture.lower import tensors
+from lmswap.capture.lower import is_foreign, tensors
+from lmswap.capture.schemas import check_schema
+from lmswap.errors import CaptureError
 from lmswap.execute.graph import SegmentGraph
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.program import LOSS, Program
@@ -68,7 +70,11 @@ class OpMeter:
         self._known: dict[Any, _Measured] = {}
 
     def costs(self, program: Program, graphs: Sequence[SegmentGraph]) -> OpCosts:
-        """Seconds and scratch bytes of each op; where an op refuses made-up inputs its roofline estimate stands in."""
+        """Seconds and scratch bytes of each op; where an op refuses made-up inputs its roofline estimate stands in.
+
+        Raises:
+            CaptureError: an operator does what its schema does not say.
+        """
         nodes = [node for graph in graphs for node in graph.ops]
         estimated = self._estimate(program)
         seconds, scratch = [], []
@@ -100,6 +106,8 @@ class OpMeter:
         if key not in self._known:
             try:
                 self._known[key] = self._run(node)
+            except CaptureError:
+                raise
             except Exception as error:  # an operator may refuse made-up inputs with any error
                 _log.info("op %s takes no made-up inputs, its cost is estimated: %s", node.target, error)
                 return None
@@ -111,6 +119,8 @@ class OpMeter:
         best, scratch = float("inf"), 0
         made: tuple[torch.Tensor, ...] = ()
         target: Callable[..., Any] = node.target  # type: ignore[assignment]
+        if is_foreign(node):
+            check_schema(node, args, kwargs)
         for repeat in range(_REPEATS):
             self._meter.synchronize()
             self._meter.reset_tensor_peak()

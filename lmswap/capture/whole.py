@@ -1,38 +1,76 @@
-"""Which operators does a trace leave whole that torch would write out in Python?
+"""How does a trace see the operators that eager torch runs, where torch would write others out in Python?
 
-Torch traces `interpolate` as arithmetic on indices, `_unsafe_index`, and its gradient as `_unsafe_index_put`. Eager
-torch has a kernel for each way: from 64³ to 128³ in the 3D U-Net the gradient of nearest takes 0.06 s instead of 0.28 s
-on two cores, and trilinear saves none of the eight corners that it reads.
+Torch traces `dropout` as `native_dropout`, `matmul` as a choice of its own between products, `interpolate` as
+arithmetic on indices: other rounding, or other kernels (from 64³ to 128³ in the 3D U-Net the gradient of nearest takes
+0.06 s instead of 0.28 s on two cores, and trilinear saves none of the eight corners that it reads). Meanwhile these are
+taken away, and torch's own code decides, by device, dtype and strides, as it does in eager mode.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+from torch import fx
 from torch._C import DispatchKey
-from torch._ops import OpOverload
+from torch._ops import OpOverload, OpOverloadPacket
+
+from lmswap.capture.draws import draw_in_place
+from lmswap.capture.lower import tensors
 
 _KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
+# These overwrite running statistics that their schemas call read-only; torch traces others in their place.
+_SECRET_WRITERS = (torch.ops.aten.native_batch_norm, torch.ops.aten.cudnn_batch_norm)
+# What torch traces for this one draws in another order where strides are unusual.
+_BERNOULLI = torch.ops.aten.bernoulli_.float
+_FORMULA = "the formula of its gradient looks at values, which no trace has, and takes another way there"
+_CUDNN = "eager torch may run cuDNN's batch norm, which overwrites statistics that it calls read-only"
+# Operators that no trace shows as eager torch runs them: on which devices, and why.
+_DIFFERING: dict[OpOverloadPacket[..., Any], tuple[tuple[str, ...], str]] = {
+    torch.ops.aten.prod: (("cpu", "cuda"), _FORMULA),
+    torch.ops.aten.cumprod: (("cpu", "cuda"), _FORMULA),
+    torch.ops.aten.ormqr: (("cpu", "cuda"), _FORMULA),
+    torch.ops.aten._native_batch_norm_legit: (("cuda",), _CUDNN),
+    torch.ops.aten._native_batch_norm_legit_functional: (("cuda",), _CUDNN),
+}
+
+
+def differing(nodes: Iterable[fx.Node]) -> str | None:
+    """A sentence on operators among ``nodes`` whose results may differ from those of plain torch by rounding."""
+    found: dict[str, str] = {}
+    for node in nodes:
+        packet: Any = getattr(node.target, "overloadpacket", None)
+        devices, reason = _DIFFERING.get(packet, ((), ""))
+        if any(made.device.type in devices for made in tensors(node.meta.get("val"))):
+            found[str(packet)] = reason
+    if not found:
+        return None
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in found.items())
+    return f"results may differ from those of plain torch by rounding: {reasons}"
 
 
 @contextmanager
 def whole_operators() -> Iterator[None]:
-    """Traces meanwhile what eager torch runs, for operators that resample."""
-    taken = [(op, key, op.py_kernels.pop(key)) for op in _resampling() for key in _KEYS if key in op.py_kernels]
-    for op, *_ in taken:
+    """Traces meanwhile what eager torch runs."""
+    taken = [(op, key, op.py_kernels.pop(key)) for op in _rewritten() for key in _KEYS if key in op.py_kernels]
+    _BERNOULLI.py_kernels[DispatchKey.Autograd] = draw_in_place
+    changed = {_BERNOULLI, *(op for op, *_ in taken)}
+    for op in changed:
         op._dispatch_cache.clear()
     try:
         yield
     finally:
+        del _BERNOULLI.py_kernels[DispatchKey.Autograd]
         for op, key, kernel in taken:
             op.py_kernels[key] = kernel
+        for op in changed:
             op._dispatch_cache.clear()
 
 
-def _resampling() -> list[OpOverload]:
-    kinds = ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "trilinear3d", "bicubic2d")
-    exact = tuple(f"_upsample_nearest_exact{sides}d" for sides in (1, 2, 3))
-    packets = [getattr(torch.ops.aten, name) for name in (*(f"upsample_{kind}" for kind in kinds), *exact)]
-    return [getattr(packet, overload) for packet in packets for overload in ("default", "vec")]
+def _rewritten() -> list[OpOverload]:
+    """The operators for which torch has Python code above autograd."""
+    packets = [value for value in vars(torch.ops.aten).values() if isinstance(value, OpOverloadPacket)]
+    known = [value for packet in packets for value in vars(packet).values() if isinstance(value, OpOverload)]
+    return [op for op in known if op.overloadpacket not in _SECRET_WRITERS]

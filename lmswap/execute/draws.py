@@ -5,7 +5,7 @@ The state is an ordinary small tensor on the CPU: some 5 kB of a CPU generator, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -41,3 +41,28 @@ def set_rng_state(state: torch.Tensor, device: torch.device) -> None:
         torch.cuda.set_rng_state(state, device)
     else:
         torch.set_rng_state(state)
+
+
+def bernoulli(
+    size: Sequence[int],
+    stride: Sequence[int],
+    p: float,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    like: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """What ``bernoulli_(p)`` leaves in memory of that layout; `torch.bernoulli` draws for contiguous memory instead.
+
+    Where a tensor ``like`` it is given, its layout counts.
+    """
+    return memory_for(size, stride, dtype, device, like).bernoulli_(p)
+
+
+def memory_for(
+    size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device, like: torch.Tensor | None
+) -> torch.Tensor:
+    """Memory that was not written yet; see `bernoulli`."""
+    if like is not None:
+        return torch.empty_like(like)
+    return torch.empty_strided(size, stride, dtype=dtype, device=device)

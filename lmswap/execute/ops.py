@@ -1,4 +1,4 @@
-"""The swap operators that the rewriter puts into graphs, and the engines that they reach.
+"""The operators that lmswap puts into graphs: copies, draws, and the engines that the copies reach.
 
 A graph names its engine by number, so that it holds no reference to it; an engine that was closed is gone from the
 table, and a graph that still runs gets a clear error.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -35,6 +36,10 @@ _SCHEMAS = (
 )
 for _schema in _SCHEMAS:
     _library.define(_schema)  # type: ignore[no-untyped-call]
+_library.define(  # type: ignore[no-untyped-call]
+    "bernoulli(int[] size, int[] stride, float p, *, ScalarType dtype, Device device, Tensor? like=None) -> Tensor",
+    tags=(torch.Tag.nondeterministic_seeded,),
+)
 
 out_start = torch.ops.lmswap.out_start.default
 out_done = torch.ops.lmswap.out_done.default
@@ -42,6 +47,7 @@ in_start = torch.ops.lmswap.in_start.default
 in_done = torch.ops.lmswap.in_done.default
 view_bytes = torch.ops.lmswap.view_bytes.default
 rng_state = torch.ops.lmswap.rng_state.default
+bernoulli = torch.ops.lmswap.bernoulli.default
 
 for _op in (out_start, out_done, in_start, in_done):
     torch.fx.node.has_side_effect(_op)  # dead-code elimination must leave them alone
@@ -136,6 +142,7 @@ for _name, _kernel in (
     ("in_done", _in_done),
     ("view_bytes", _view_bytes),
     ("rng_state", draws.rng_state),
+    ("bernoulli", draws.bernoulli),
 ):
     _library.impl(_name, _kernel, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 
@@ -163,3 +170,16 @@ def _fake_in_done(flat: torch.Tensor, token: torch.Tensor, engine: int) -> torch
 @torch.library.register_fake("lmswap::rng_state", lib=_library)  # type: ignore[untyped-decorator]
 def _fake_rng_state(device: torch.device) -> torch.Tensor:
     return torch.empty(draws.rng_state(device).shape, dtype=torch.uint8, device="cpu")
+
+
+@torch.library.register_fake("lmswap::bernoulli", lib=_library)  # type: ignore[untyped-decorator]
+def _fake_bernoulli(
+    size: Sequence[int],
+    stride: Sequence[int],
+    p: float,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    like: torch.Tensor | None = None,
+) -> torch.Tensor:
+    return draws.memory_for(size, stride, dtype, device, like)

@@ -15,6 +15,7 @@ from lmswap.capture import aot
 from lmswap.capture.join import graph_plan
 from lmswap.capture.lower import Lowered, lower_inference, lower_training
 from lmswap.capture.results import input_names, results
+from lmswap.capture.whole import differing
 from lmswap.eager.actions import PlannedEvents
 from lmswap.eager.recording import Recorded, lower_recorded
 from lmswap.execute.graph import BoxedFunction, SegmentGraph, compile_boxed, copy_graph, with_begins
@@ -73,6 +74,10 @@ class CapturedGraph:
     def made(self, node: fx.Node) -> Sequence[torch.Tensor] | None:
         """See `lmswap.capture.aot.GraphHandler`."""
         return self._session.meter.made(node)
+
+    def note(self, text: str) -> None:
+        """See `lmswap.capture.aot.GraphHandler`."""
+        self._session.note_once(text)
 
     def training(
         self, forward: fx.GraphModule, backward: fx.GraphModule, num_user_outputs: int, parameters: Collection[int]
@@ -134,6 +139,9 @@ class CapturedGraph:
     def _rewrite(self, lowered: Lowered) -> None:
         session = self._session
         self.program = lowered.program
+        note = differing(op for graph in lowered.graphs for op in graph.ops)
+        if note and session.options.compiler == "fx":
+            session.note_once(note)
         first_buffer = 0
         if self._follows:
             step, which = session.plans[self._follows], self._follows.index(self.index)

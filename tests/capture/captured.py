@@ -40,6 +40,10 @@ class Recording:
 
     def __init__(self) -> None:
         self.lowered: list[Lowered] = []
+        self.notes: list[str] = []
+
+    def note(self, text):
+        self.notes.append(text)
 
     def training(self, forward, backward, num_user_outputs, parameters):
         self.lowered.append(

@@ -9,6 +9,7 @@ from torch import fx, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lmswap.capture.aot import compile_region
+from lmswap.capture.tangents import CAST, COPIED
 from lmswap.execute.graph import compile_boxed
 from tests.capture.captured import Recording, capture
 
@@ -131,3 +132,50 @@ def test_compile_in_place_leaves_a_switch_to_turn_it_off():
     model.compile(backend=lambda m, i: (_ for _ in ()).throw(AssertionError("compiled")))
     model._compiled_call_impl = None
     assert model(torch.ones(1, 2)).shape == (1, 2)
+
+
+class Incoming(Recording):
+    """Also notes how the gradients lie that come into a backward."""
+
+    def compiled(self, module, phase):
+        function = compile_boxed(module)
+
+        def run(arguments):
+            if phase == "backward":
+                self.strides = arguments[-1].stride()
+            return function(arguments)
+
+        return run
+
+
+def gradient(model, example):
+    """Of a sum of what ``model`` makes, whose own gradient has strides of 0."""
+    torch.compiler.reset()
+    incoming = Incoming()
+    compiled = torch.compile(model, backend=lambda m, i: compile_region(m, i, incoming), dynamic=False)
+    compiled(example).sum().backward()
+    return incoming, example.grad
+
+
+def test_gradients_come_into_a_backward_as_they_are():
+    incoming, _ = gradient(lambda x: x.tanh(), torch.randn(4, 6, requires_grad=True))
+    assert incoming.strides == (0, 0)
+    assert not incoming.notes
+
+
+def test_gradients_that_a_backward_cannot_read_as_they_are_are_copied_and_a_note_says_so():
+    example = torch.randn(4, 6, requires_grad=True)
+    incoming, found = gradient(lambda x: torch.view_as_real(torch.complex(x, x.tanh())), example)
+    assert incoming.strides == (12, 2, 1)
+    assert incoming.notes == [COPIED]
+    (expected,) = torch.autograd.grad(torch.view_as_real(torch.complex(example, example.tanh())).sum(), example)
+    assert torch.equal(found, expected)
+
+
+def test_a_backward_that_begins_under_autocast_is_noted():
+    torch.compiler.reset()
+    incoming = Incoming()
+    compiled = torch.compile(lambda x: x.tanh(), backend=lambda m, i: compile_region(m, i, incoming), dynamic=False)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        compiled(torch.randn(4, requires_grad=True)).sum().backward()
+    assert incoming.notes == [CAST]

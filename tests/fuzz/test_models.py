@@ -59,6 +59,9 @@ class Planned:
         self.rng, self.engine, self.share = random.Random(seed), engine, share
         self.num_swaps = self.num_reruns = 0
 
+    def note(self, text):
+        pass
+
     def training(self, forward, backward, num_user_outputs, parameters):
         self._rewrite(
             lower_training(forward, backward, num_user_outputs=num_user_outputs, parameters=parameters, name="fuzz")

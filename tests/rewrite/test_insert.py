@@ -24,6 +24,9 @@ class RandomlySwapped:
     def __init__(self, seed: int, share: float) -> None:
         self.rng, self.share, self.engine = random.Random(seed), share, MemoryEngine()
 
+    def note(self, text):
+        pass
+
     def training(self, forward, backward, num_user_outputs, parameters):
         self._rewrite(
             lower_training(forward, backward, num_user_outputs=num_user_outputs, parameters=parameters, name="t")

@@ -74,6 +74,9 @@ class Rewritten:
         self.num_reruns = 0
         self.saved_bytes: list[int] = []
 
+    def note(self, text):
+        pass
+
     def training(self, forward, backward, num_user_outputs, parameters):
         self._rewrite(
             lower_training(forward, backward, num_user_outputs=num_user_outputs, parameters=parameters, name="t")

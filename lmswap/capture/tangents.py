@@ -1,0 +1,188 @@
+"""What if the gradients that come into a backward are other tensors than torch guessed when it traced?
+
+Torch guesses that the gradient of each output exists and lies in memory as the output does, makes zeros and copies
+where that is wrong, and other kernels then run than in eager mode, or round in another order. Here they are taken as
+they come: a sum's gradient is one number with strides of 0, and that of an output that no loss reads does not exist.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._prims_common import suggest_memory_format
+
+from lmswap.capture.lower import tensors
+from lmswap.capture.retrace import Made, retrace
+from lmswap.execute import ops
+from lmswap.execute.graph import BoxedFunction, is_whole
+
+_log = logging.getLogger(__name__)
+# Where the backward of an operator has its gradient made contiguous, as a formula of autograd's.
+_LAID_OUT = {
+    torch.ops.aten.native_group_norm_backward.default: 0,
+    torch.ops.aten._cdist_backward.default: 0,
+    torch.ops.aten._weight_norm_interface_backward.default: 0,
+}
+_MOVERS = (ops.out_start, ops.view_bytes)
+
+COPIED = (
+    "gradients came into a backward in a layout that its plan does not allow: they were copied into that of the "
+    "model's outputs, which plain torch does not do, and results may differ from its by rounding"
+)
+CAST = (
+    "a backward began under autocast, where plain torch casts its products and graphs do not: results may differ from "
+    "plain torch's by rounding; leave autocast before backward(), as torch advises"
+)
+
+
+def allow_other_layouts(joint: fx.Graph) -> None:
+    """Puts back what eager's backward calls and a trace leaves out where a tangent's layout lets it do nothing."""
+    reached = set(tangents(joint))
+    as_they_come = set(reached)  # these, and views of them
+    for node in list(joint.nodes):
+        if reached.isdisjoint(node.all_input_nodes):
+            continue
+        reached.add(node)
+        if node.target is torch.ops.aten.view.default:
+            node.target = torch.ops.aten.reshape.default
+        if getattr(node.target, "is_view", False) and not as_they_come.isdisjoint(node.all_input_nodes):
+            as_they_come.add(node)
+        position = _LAID_OUT.get(node.target)
+        if position is not None and node.args[position] in as_they_come:
+            _lay_out(joint, node, position)
+
+
+def guess_again(joint: fx.Graph) -> set[fx.Node]:
+    """Lays the tangents as the outputs lie that `retrace` has corrected; the tangents that were guessed otherwise."""
+    (output,) = joint.find_nodes(op="output")
+    made = list(zip(output.meta.get("desc") or (), output.args[0], strict=False))
+    changed = set()
+    for node in tangents(joint):
+        told = getattr(node.meta.get("desc"), "output", None)
+        result = next((result for description, result in made if told is not None and description == told), None)
+        if not isinstance(result, fx.Node) or not is_whole(result):
+            continue
+        fake, stride = node.meta["val"], result.meta["val"].stride()
+        if fake.stride() != stride:
+            with fake.fake_mode:
+                node.meta["val"] = torch.empty_strided(fake.shape, stride, dtype=fake.dtype, device=fake.device)
+            changed.add(node)
+    return changed
+
+
+def _lay_out(joint: fx.Graph, node: fx.Node, position: int) -> None:
+    """Gives ``node`` that argument in its memory format: no copy where it has it."""
+    gradient: Any = node.args[position]
+    fake = gradient.meta["val"]
+    with joint.inserting_before(node):
+        laid = joint.call_function(
+            torch.ops.aten.contiguous.default, (gradient,), {"memory_format": suggest_memory_format(fake)}
+        )
+    laid.meta.update({**node.meta, "val": fake})
+    node.replace_input_with(gradient, laid)
+
+
+def tangents(graph: fx.Graph) -> list[fx.Node]:
+    """The inputs of a joint or backward graph that are gradients of the forward's outputs."""
+    return [node for node in graph.find_nodes(op="placeholder") if re.fullmatch(r"tangents_\d+", str(node.target))]
+
+
+class Tangents:
+    """The gradients that come into one backward graph, as it was rewritten for its plan."""
+
+    def __init__(self, backward: fx.GraphModule, made: Made, note: Callable[[str], None]) -> None:
+        """``made`` is as in `lmswap.capture.retrace`; ``note`` takes a sentence for people."""
+        self._graph, self._made, self._note = backward.graph, made, note
+        inputs = backward.graph.find_nodes(op="placeholder")
+        self._nodes = tangents(backward.graph)
+        self._positions = [inputs.index(node) for node in self._nodes]
+        self._traced = tuple(node.meta["val"].stride() for node in self._nodes)
+        self._is_planned = {self._traced: True}  # by strides
+        self._needed = _needed(backward.graph, self._nodes)
+        self._coming = threading.local()  # .present: those that exist, if one does not, until the backward takes them
+
+    def watch(self, outputs: Any) -> None:
+        """Lets the backward of this call, which gave ``outputs``, look which gradients it is given."""
+        functions = {output.grad_fn for output in outputs if isinstance(output, torch.Tensor)}
+        for function in functions:
+            if function is not None and type(function).__name__ == "CompiledFunctionBackward":
+                function.register_prehook(self._begins)
+
+    def run(self, backward: BoxedFunction, arguments: list[Any]) -> list[Any]:
+        """What ``backward`` gives for ``arguments``; None for what no existing gradient goes into."""
+        given = [arguments[position] for position in self._positions]
+        absent = self._absent(given)
+        strides = tuple(tangent.stride() for tangent in given)
+        if strides not in self._is_planned:
+            self._is_planned[strides] = self._runs_as_planned(given)
+        given.clear()  # each is freed at its last use
+        if not self._is_planned[strides]:
+            self._note(COPIED)
+            for position, traced in zip(self._positions, self._traced, strict=True):
+                arguments[position] = _laid(arguments[position], traced)
+        results = backward(arguments)
+        if not absent:
+            return list(results)
+        return [
+            None if needed and needed <= absent else result
+            for result, needed in zip(results, self._needed, strict=True)
+        ]
+
+    def _begins(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        if torch._C._is_any_autocast_enabled():
+            self._note(CAST)
+        if any(gradient is None for gradient in gradients):
+            self._coming.present = gradients
+
+    def _absent(self, given: Sequence[torch.Tensor]) -> set[fx.Node]:
+        """The tangents that do not exist; torch puts zeros in their place."""
+        present = self._coming.__dict__.pop("present", None)
+        if present is None:
+            return set()
+        pairs = zip(self._nodes, given, strict=True)
+        # A hook of the user's may have put another tensor there.
+        return {node for node, tangent in pairs if not any(tangent is other for other in present) and not tangent.any()}
+
+    def _runs_as_planned(self, given: Sequence[torch.Tensor]) -> bool:
+        """Whether the graph can read tangents that lie as those ``given``, and what the plan moves lies as traced."""
+        copies: dict[fx.Node, fx.Node] = {}
+        graph = fx.Graph()
+        graph.graph_copy(self._graph, copies)
+        for node, tangent in zip(self._nodes, given, strict=True):
+            fake = node.meta["val"]
+            with fake.fake_mode:
+                laid = torch.empty_strided(tangent.shape, tangent.stride(), dtype=fake.dtype, device=fake.device)
+            copies[node].meta["val"] = laid
+        try:
+            retrace(graph, [copies[node] for node in self._nodes], self._made)
+        except Exception as error:  # an operator may refuse a layout with any error
+            _log.info("a backward cannot read tangents with strides of %s: %s", [t.stride() for t in given], error)
+            return False
+        moved = [source for node in copies if node.target in _MOVERS for source in node.all_input_nodes]
+        return all(_layout(node) == _layout(copies[node]) for node in moved)
+
+
+def _needed(backward: fx.Graph, nodes: Collection[fx.Node]) -> list[set[fx.Node]]:
+    """The tangents, of ``nodes``, that go into each output."""
+    needed: dict[fx.Node, set[fx.Node]] = {}
+    for node in backward.nodes:
+        needed[node] = {node} if node in nodes else set().union(*(needed[given] for given in node.all_input_nodes))
+    (output,) = backward.find_nodes(op="output")
+    return [needed[result] if isinstance(result, fx.Node) else set() for result in output.args[0]]
+
+
+def _laid(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+def _layout(node: fx.Node) -> list[tuple[Any, ...]]:
+    return [
+        (t.dtype, t.shape, t.stride(), t.storage_offset(), t.untyped_storage().nbytes())
+        for t in tensors(node.meta.get("val"))
+    ]
