@@ -57,7 +57,7 @@ test-cpp: $(VENV)/ready
 
 # One thread each: two processes of two threads on two cores take twice the time for waiting in loops.
 test-python: $(VENV)/ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 # STEPS=10000 training steps with random faults; the figures go to benchmarks/results/soak_cpu.json.
 soak: $(VENV)/ready
