@@ -42,7 +42,7 @@ lint: $(VENV)/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/clang-format --dry-run --Werror $(shell git ls-files '*.h' '*.cpp' '*.cu')
+	git ls-files -z '*.h' '*.cpp' '*.cu' | xargs -0 $(BIN)/clang-format --dry-run --Werror
 
 # The C++ tests run plain, under ThreadSanitizer, and under AddressSanitizer with UBSan.
 test-cpp: $(VENV)/ready
