@@ -42,7 +42,7 @@ lint: $(VENV)/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/clang-format --dry-run --Werror $(shell git ls-files '*.h' '*.cpp' '*.cu')
+	git ls-files -z '*.h' '*.cpp' '*.cu' | xargs -0 $(BIN)/clang-format --dry-run --Werror
 
 # The C++ tests run plain, under ThreadSanitizer, and under AddressSanitizer with UBSan.
 test-cpp: $(VENV)/ready
@@ -57,7 +57,7 @@ test-cpp: $(VENV)/ready
 
 # One thread each: two processes of two threads on two cores take twice the time for waiting in loops.
 test-python: $(VENV)/ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 # STEPS=10000 training steps with random faults; the figures go to benchmarks/results/soak_cpu.json.
 soak: $(VENV)/ready

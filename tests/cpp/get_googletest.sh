@@ -17,7 +17,7 @@ apt() {  # with lists and a cache of its own: those of the system are root's, an
   apt-get -qq -o Dir::State::Lists="$PWD/lists" -o Dir::Cache="$PWD/cache" -o APT::Sandbox::User=root "$@"
 }
 if ! (apt update && apt download libgtest-dev && dpkg-deb -x libgtest-dev_*.deb . && rm -r lists cache) >log 2>&1; then
-  echo "SKIPPED, the C++ tests: there is no GoogleTest, and Debian's could not be fetched ($(tail -n 1 log));" \
+  echo "SKIPPED, the C++ tests: there is no GoogleTest, and Debian's could not be fetched ($(head -n 1 log));" \
     "install it, as libgtest-dev (Debian, Ubuntu), gtest-devel (Fedora) or gtest (Arch)"
   exit 1
 fi
