@@ -58,8 +58,8 @@ WHAT_VERIFY_DOES = {
     "checks are part of the measured times",
     "inductor": "verify=True checks the transfers only: a step that Inductor compiles without copies in it may fuse "
     "otherwise, and differ in the last bits; compiler='fx' compares results too",
-    "eager": "verify=True: under saved-tensor hooks the model's own code runs, once; what it saves is kept in "
-    "main memory too, beside the budget, and compared to the bit with what the backward takes back: no more can differ",
+    "eager": "verify=True: under saved-tensor hooks the model's own code runs, once; what it saves stays on the device "
+    "too, beside the budget, and is compared to the bit with what the backward takes back: no more can differ",
 }
 
 
