@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 
@@ -44,6 +45,10 @@ class LateEngine:
 
     def reserve(self, tier: str, nbytes: int) -> None:
         pass
+
+    def tier_stats(self, tier: str) -> SimpleNamespace:
+        nbytes = sum(map(len, self._tier.values()))
+        return SimpleNamespace(used_bytes=nbytes, peak_used_bytes=nbytes)
 
     def out_start(  # noqa: PLR0917 - as the real one
         self, swap: int, tier: str, offset: int, pointer: int, nbytes: int, stream: int

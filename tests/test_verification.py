@@ -210,7 +210,7 @@ def test_a_wrong_gradient_is_named_with_its_op_line_and_what_was_computed_again(
     case = Case(Dropped, lambda: torch.randn(64, 64))
     planner = plan_at_random(0, share=1.0)
     monkeypatch.setattr("lmswap.session.steps.make_plan", planner)
-    monkeypatch.setattr(draws.draw_again, "__code__", (lambda state, device, op, *a, **k: op(*a, **k)).__code__)
+    monkeypatch.setattr(draws.draw_again, "__code__", (lambda state, device, op, /, *a, **k: op(*a, **k)).__code__)
     model = enable(case)
     with pytest.raises(ResultDiffers) as caught:
         for _ in range(3):
