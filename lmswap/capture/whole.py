@@ -26,12 +26,14 @@ _SECRET_WRITERS = (torch.ops.aten.native_batch_norm, torch.ops.aten.cudnn_batch_
 # What torch traces for this one draws in another order where strides are unusual.
 _BERNOULLI = torch.ops.aten.bernoulli_.float
 _FORMULA = "the formula of its gradient looks at values, which no trace has, and takes another way there"
+_PIECES = "eager torch writes its pieces in place, where kernels that take several numbers at once round otherwise"
 _CUDNN = "eager torch may run cuDNN's batch norm, which overwrites statistics that it calls read-only"
 # Operators that no trace shows as eager torch runs them: on which devices, and why.
 _DIFFERING: dict[OpOverloadPacket[..., Any], tuple[tuple[str, ...], str]] = {
     torch.ops.aten.prod: (("cpu", "cuda"), _FORMULA),
     torch.ops.aten.cumprod: (("cpu", "cuda"), _FORMULA),
     torch.ops.aten.ormqr: (("cpu", "cuda"), _FORMULA),
+    torch.ops.aten.unsafe_split: (("cpu",), _PIECES),  # seen: GRUCell of 16 numbers
     torch.ops.aten._native_batch_norm_legit: (("cuda",), _CUDNN),
     torch.ops.aten._native_batch_norm_legit_functional: (("cuda",), _CUDNN),
 }

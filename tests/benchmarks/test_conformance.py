@@ -41,10 +41,12 @@ HARD = {
         "LSTM, 2 layers, both directions, projected, packed",
         "GRU, 1 layer, state carried on",
         "GRUCell",
-        "LSTMCell",
+        "LSTMCell, dropout",
         "RNN, 2 layers, dropout",
     ],
 }
+# Its cell writes pieces of a tensor in place, a trace of torch's makes tensors of them: sigmoid then rounds otherwise.
+TRACED_OTHERWISE = {("GRUCell", "graphs")}
 FEW = 2  # trials of a case, in the order of its file
 
 
@@ -95,8 +97,9 @@ def collected_once():
 def test_some_of_what_torch_tests_itself_with_has_its_bits(memory, package, model, path):
     zoo = importlib.import_module(run.PACKAGES["operators" if package == "drawn" else package])
     found = list(check_all(islice(zoo.trials(model), FEW), path, ["swap_all"], memory))
-    assert [each.reason for each in found if each.verdict not in ("passed", "unmoved")] == []
-    assert any(each.verdict == "passed" for each in found) or package == "drawn"
+    right = {"passed", "unmoved", *({"tracing"} if (model, path) in TRACED_OTHERWISE else ())}
+    assert [each.reason for each in found if each.verdict not in right] == []
+    assert any(each.verdict != "unmoved" for each in found) or package == "drawn"
 
 
 def test_a_case_runs_in_a_process_of_its_own():

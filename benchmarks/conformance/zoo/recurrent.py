@@ -75,11 +75,11 @@ class Layers(nn.Module):
 
 
 class Unrolled(nn.Module):
-    """A cell that walks over the batch's times, with dropout between them."""
+    """A cell that walks over the batch's times; its results may be dropped out."""
 
-    def __init__(self, cell: nn.RNNCellBase) -> None:
+    def __init__(self, cell: nn.RNNCellBase, dropout: float) -> None:
         super().__init__()
-        self.first, self.cell, self.dropout = nn.Linear(_INPUTS, _INPUTS), cell, nn.Dropout(0.45)
+        self.first, self.cell, self.dropout = nn.Linear(_INPUTS, _INPUTS), cell, nn.Dropout(dropout)
 
     def forward(self, batch: Tensor) -> list[Tensor]:
         """The hidden state after each time."""
@@ -112,7 +112,8 @@ def _models() -> Iterator[tuple[str, Callable[[], nn.Module], Callable[[], Any]]
         yield f"{kind} itself, packed", partial(make, _INPUTS, _HIDDEN), _packed
     for kind, make_cell in _CELLS.items():
         make_batch = partial(torch.randn, _STEPS, _BATCH, _INPUTS)
-        yield kind, lambda m=make_cell: Unrolled(m(_INPUTS, _HIDDEN)), make_batch
+        for form, dropout in (("", 0.0), (", dropout", 0.45)):
+            yield f"{kind}{form}", lambda m=make_cell, p=dropout: Unrolled(m(_INPUTS, _HIDDEN), p), make_batch
 
 
 _MODELS = {name: (make_model, make_input) for name, make_model, make_input in _models()}
