@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from benchmarks.conformance.memory import TensorMemory
 from benchmarks.conformance.training import PLAIN, TRACED, Bits, NothingTrains, Training, Way, train
 from benchmarks.conformance.trial import Trial, groups, together
+from lmswap.capture.whole import ROUNDED_OTHERWISE
 from lmswap.errors import LmswapError, PlanInfeasible
 from lmswap.hardware.first_calls import make_first_calls
 from lmswap.options import NEEDS_GRAPHS
@@ -27,7 +28,7 @@ VERDICTS = {
     "passed": "plain torch's bits, by every policy",
     "unmoved": "nothing moved, nor was anything computed again: no evidence",
     "layout": "plain torch's bits, but some result lies otherwise in memory",
-    "tracing": "other bits than plain torch, but those of torch.compile(backend='aot_eager'): torch's tracing",
+    "tracing": "other bits than plain torch: those of torch.compile(backend='aot_eager'), or the report says so",
     "torch": "it does not train in plain torch, or not twice to the same bits",
     "refused": "lmswap says that it cannot",
     "failed": "other bits, or an error",
@@ -233,14 +234,19 @@ def _verdict(
         if different := _difference(plain.bits, training.bits):
             if torchs_own := _difference(plain.bits, train(trial, PLAIN, memory).bits):
                 return "torch", f"two runs in torch alone differ: {torchs_own}"
-            is_tracing = not apart and training.path != "hooks" and _is_tracing(trial, plain, training, memory)
-            return "tracing" if is_tracing else "failed", f"{way}, {different} than in plain torch{also}"
+            is_traced = not apart and training.path != "hooks"
+            is_torchs = is_traced and (_is_said(training) or _is_tracing(trial, plain, training, memory))
+            return "tracing" if is_torchs else "failed", f"{way}, {different} than in plain torch{also}"
     for way, training in ways.items():
         if different := _difference(plain.layouts, training.layouts):
             return "layout", f"{way}, {different.replace('bits', 'strides')} than in plain torch"
     if not any(training.has_moved for training in done.values()):
         return "unmoved", ""
     return "passed", ""
+
+
+def _is_said(training: Training) -> bool:
+    return any(note.startswith(ROUNDED_OTHERWISE) for note in training.report.notes)
 
 
 def _is_tracing(trial: Trial, plain: Training, found: Training, memory: TensorMemory) -> bool:

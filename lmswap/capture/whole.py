@@ -20,6 +20,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from lmswap.capture.draws import draw_in_place
 from lmswap.capture.lower import tensors
 
+ROUNDED_OTHERWISE = "results may differ from those of plain torch by rounding"  # a note on a model begins so
 _KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
 # These overwrite running statistics that their schemas call read-only; torch traces others in their place.
 _SECRET_WRITERS = (torch.ops.aten.native_batch_norm, torch.ops.aten.cudnn_batch_norm)
@@ -50,7 +51,7 @@ def differing(nodes: Iterable[fx.Node]) -> str | None:
     if not found:
         return None
     reasons = "; ".join(f"{name}: {reason}" for name, reason in found.items())
-    return f"results may differ from those of plain torch by rounding: {reasons}"
+    return f"{ROUNDED_OTHERWISE}: {reasons}"
 
 
 @contextmanager
