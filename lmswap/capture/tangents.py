@@ -112,7 +112,7 @@ class Tangents:
         functions = {output.grad_fn for output in outputs if isinstance(output, torch.Tensor)}
         for function in functions:
             if function is not None and type(function).__name__ == "CompiledFunctionBackward":
-                function.register_prehook(self._begins)
+                function.register_prehook(torch.compiler.disable(self._begins))  # as in `lmswap.capture.twice`
 
     def run(self, backward: BoxedFunction, arguments: list[Any]) -> list[Any]:
         """What ``backward`` gives for ``arguments``; None for what no existing gradient goes into."""

@@ -44,7 +44,7 @@ def watch_gradients(outputs: Iterable[Any], notice: Callable[[], str]) -> None:
         )
 
     handles: list[Any] = []
-    node.register_prehook(begins)
+    node.register_prehook(torch.compiler.disable(begins))  # a model may run a backward where Dynamo traces it
 
 
 class _Once(torch.autograd.Function):
