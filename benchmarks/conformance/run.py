@@ -6,6 +6,7 @@ import gc
 import importlib
 import multiprocessing
 import resource
+import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -46,6 +47,8 @@ _PRELOADED = (
     "torch._dynamo",
     "scipy.optimize",
 )
+# Whoever starts a process also asks all others for how they ended, and an answer can be read once.
+_ending = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -94,20 +97,23 @@ def run_fresh(case: Case) -> Outcome:
     context, started = multiprocessing.get_context("forkserver"), time.perf_counter()
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_run, args=(case, sender), daemon=True)
-    process.start()
+    with _ending:
+        process.start()
     sender.close()
     findings: list[Finding] = []
     while receiver.poll(max(0.0, LIMIT_SECONDS - (time.perf_counter() - started))):
         try:
             findings.append(receiver.recv())
         except EOFError:
-            process.join()
+            with _ending:
+                process.join()
             if process.exitcode:
                 findings.append(Finding("failed", f"its process ended with {process.exitcode}"))
             break
     else:
         process.kill()
-        process.join()
+        with _ending:
+            process.join()
         findings.append(Finding("failed", f"took more than {LIMIT_SECONDS} seconds"))
     return _outcome(case, findings, time.perf_counter() - started)
 

@@ -109,10 +109,11 @@ class Tangents:
 
     def watch(self, outputs: Any) -> None:
         """Lets the backward of this call, which gave ``outputs``, look which gradients it is given."""
+        disable: Callable[..., Any] = torch.compiler.disable  # as in `lmswap.capture.twice`
         functions = {output.grad_fn for output in outputs if isinstance(output, torch.Tensor)}
         for function in functions:
             if function is not None and type(function).__name__ == "CompiledFunctionBackward":
-                function.register_prehook(torch.compiler.disable(self._begins))  # as in `lmswap.capture.twice`
+                function.register_prehook(disable(self._begins))
 
     def run(self, backward: BoxedFunction, arguments: list[Any]) -> list[Any]:
         """What ``backward`` gives for ``arguments``; None for what no existing gradient goes into."""

@@ -44,7 +44,8 @@ def watch_gradients(outputs: Iterable[Any], notice: Callable[[], str]) -> None:
         )
 
     handles: list[Any] = []
-    node.register_prehook(torch.compiler.disable(begins))  # a model may run a backward where Dynamo traces it
+    disable: Callable[..., Any] = torch.compiler.disable  # a model may run a backward where Dynamo traces it
+    node.register_prehook(disable(begins))
 
 
 class _Once(torch.autograd.Function):
