@@ -106,6 +106,7 @@ def function_cases():
         "movedim": lambda x: (x.unsqueeze(0) * 0.9).movedim(0, 2),
         "transpose_copy": lambda x: torch.transpose_copy(x, 0, 1),
         "unfold": lambda x: (x * 0.9).unfold(1, 3, 1),
+        "as_strided_scatter": lambda x: torch.as_strided_scatter(x * 0.9, x[:2, :2] * 2, (2, 2), (1, 2)),
         "softshrink": lambda x: F.softshrink(x, 0.1),
         "hardshrink": lambda x: F.hardshrink(x, 0.1),
         "matmul": lambda x: x.expand(3, 5, 8) @ x.t(),

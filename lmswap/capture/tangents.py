@@ -104,6 +104,7 @@ class Tangents:
         self._positions = [inputs.index(node) for node in self._nodes]
         self._traced = tuple(node.meta["val"].stride() for node in self._nodes)
         self._is_planned = {self._traced: True}  # by strides
+        self._shows_memory = _shows_memory(backward.graph, self._nodes)
         self._needed = _needed(backward.graph, self._nodes)
         self._coming = threading.local()  # .present: those that exist, if one does not, until the backward takes them
 
@@ -121,7 +122,7 @@ class Tangents:
         absent = self._absent(given)
         strides = tuple(tangent.stride() for tangent in given)
         if strides not in self._is_planned:
-            self._is_planned[strides] = self._runs_as_planned(given)
+            self._is_planned[strides] = not self._shows_memory and self._runs_as_planned(given)
         given.clear()  # each is freed at its last use
         if not self._is_planned[strides]:
             self._note(COPIED)
@@ -167,6 +168,17 @@ class Tangents:
             return False
         moved = [source for node in copies if node.target in _MOVERS for source in node.all_input_nodes]
         return all(_layout(node) == _layout(copies[node]) for node in moved)
+
+
+def _shows_memory(backward: fx.Graph, nodes: Collection[fx.Node]) -> bool:
+    """Whether the graph looks at the memory behind one of ``nodes``, whatever their strides are."""
+    views = set(nodes)
+    for node in backward.nodes:
+        if getattr(node.target, "is_view", False) and not views.isdisjoint(node.all_input_nodes):
+            if node.target is torch.ops.aten.as_strided.default:
+                return True
+            views.add(node)
+    return False
 
 
 def _needed(backward: fx.Graph, nodes: Collection[fx.Node]) -> list[set[fx.Node]]:
