@@ -128,8 +128,10 @@ class Session:
         except Exception as error:
             if not self.runs_uncaptured or (isinstance(error, LmswapError) and not isinstance(error, CaptureError)):
                 raise
+            # Below it torch adds a page of traceback, which is for the log.
+            reason = next(iter(str(error).strip().splitlines()), "no message")
             self.graphs.remove(graph)
-            self.notes.append(f"a graph could not be planned for: {type(error).__name__}: {error}")
+            self.notes.append(f"a graph could not be planned for: {type(error).__name__}: {reason}")
             _log.warning("%s: %s", self.name, self.notes[-1])
             # As text: a handler that keeps records would keep the frames, and so the tensors, of the first step.
             _log.debug("%s", "".join(traceback.format_exception(error)))
