@@ -1,5 +1,6 @@
 """Settings for all tests."""
 
+import gc
 import json
 import os
 from pathlib import Path
@@ -36,3 +37,9 @@ def no_plans_of_other_tests():
     """Each test plans for itself."""
     for plan in Path(os.environ["LMSWAP_CACHE_DIR"]).glob("plan-*.json"):
         plan.unlink()
+
+
+@pytest.fixture
+def no_garbage():
+    """What tests before this one left in cycles is collected now, not while this one counts memory."""
+    gc.collect()

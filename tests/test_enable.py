@@ -212,6 +212,7 @@ def allocated_bytes() -> int:
     return found.used + found.mapped + _C.heap_stats().live_bytes
 
 
+@pytest.mark.usefixtures("no_garbage")
 def test_two_hundred_steps_leave_tier_files_and_memory_flat():
     case = CASES["shared_views"]
     model = lmswap.enable(case.make(), policy="swap_all", min_swap_bytes=SMALL)

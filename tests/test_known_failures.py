@@ -41,6 +41,7 @@ def fails_when(*breakages: Breakage):
     """Also runs the test with lmswap broken in each of these ways, and expects its assertion to fail then."""
 
     def decorate(test: Callable[[], None]):
+        @pytest.mark.usefixtures("no_garbage")
         @pytest.mark.parametrize("breakage", [None, *breakages], ids=lambda b: b.__name__ if b else "whole")
         def run(breakage: Breakage | None) -> None:
             if breakage is None:

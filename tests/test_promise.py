@@ -29,6 +29,7 @@ def test_resident_memory_grows_by_no_more_than_the_budget_in_five_steps(model, p
     assert max(figures["grown_bytes"]) <= figures["budget_bytes"]
 
 
+@pytest.mark.usefixtures("no_garbage")
 @pytest.mark.parametrize("seed", range(6))
 def test_tensors_hold_no_more_than_was_planned_whatever_the_plan(seed, monkeypatch):
     monkeypatch.setattr("lmswap.session.steps.make_plan", plan_at_random(seed))

@@ -1,6 +1,5 @@
 """What an enabled model remembers, learns and promises: plans on disk, feedback, host budget, room for others."""
 
-import gc
 import json
 import re
 from dataclasses import replace
@@ -163,6 +162,7 @@ def test_a_plan_that_stays_is_predicted_by_what_was_measured(monkeypatch):
     assert train(LARGE, num_steps=3, **tight)[1].predicted_seconds == pytest.approx(seconds)  # remembered
 
 
+@pytest.mark.usefixtures("no_garbage")
 def test_planning_between_steps_takes_what_the_heap_lends_it_and_the_rest_stays_for_the_next_step(monkeypatch):
     monkeypatch.setattr(feedback, "TOLERANCE", -1.0)
     monkeypatch.setattr(steps, "_PLANNING_BYTES", 2**23)
@@ -333,11 +333,11 @@ def test_a_growth_beyond_the_margin_is_planned_for(step, monkeypatch):
     assert equal_bits(actual, expected)
 
 
+@pytest.mark.usefixtures("no_garbage")
 def test_a_plan_made_again_leaves_nothing_of_what_the_old_one_held(monkeypatch):
     monkeypatch.setattr(feedback, "TOLERANCE", 1e6)
     monkeypatch.setattr(Budget, "with_growth", lambda _, planned, small_bytes: leaving(30 * 2**20, planned))  # of 36
     monkeypatch.setattr(steps, "GROWTH_BYTES", 2**20)
-    gc.collect()
     torch.compiler.reset()
     model = lmswap.enable(LARGE.make(), "4GiB", min_swap_bytes=SMALL)
     used, held = lmswap.api._sessions[model].memory, []

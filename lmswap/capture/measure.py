@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import fx
+from torch._dispatch.python import no_python_dispatcher
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -67,7 +68,7 @@ class OpMeter:
 
     def __init__(self, device: torch.device, meter: ScratchMeter, estimate: Callable[[Program], OpCosts]) -> None:
         self._device, self._meter, self._estimate = device, meter, estimate
-        self._known: dict[Any, _Measured] = {}
+        self._known: dict[Any, _Measured | None] = {}  # None: it refused made-up inputs
 
     def costs(self, program: Program, graphs: Sequence[SegmentGraph]) -> OpCosts:
         """Seconds and scratch bytes of each op; where an op refuses made-up inputs its roofline estimate stands in.
@@ -98,7 +99,7 @@ class OpMeter:
     def _alone(self) -> Iterator[None]:
         """Runs ops for real, in the middle of a trace, and leaves nothing of it behind."""
         devices = [self._device] if self._device.type == "cuda" else []
-        with _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(devices):
+        with _disable_current_modes(), no_python_dispatcher(), torch.no_grad(), torch.random.fork_rng(devices):
             yield
 
     def _measure(self, node: fx.Node) -> _Measured | None:
@@ -110,7 +111,7 @@ class OpMeter:
                 raise
             except Exception as error:  # an operator may refuse made-up inputs with any error
                 _log.info("op %s takes no made-up inputs, its cost is estimated: %s", node.target, error)
-                return None
+                self._known[key] = None
         return self._known[key]
 
     def _run(self, node: fx.Node) -> _Measured:

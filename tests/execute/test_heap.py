@@ -19,7 +19,7 @@ LIBRARIES = ["libc10.so", "libtorch_cpu.so"]
 
 
 @pytest.fixture(autouse=True)
-def heap():
+def heap(no_garbage):
     _C.heap_install(THRESHOLD, LIBRARIES)
     yield
     _C.heap_uninstall()

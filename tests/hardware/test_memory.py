@@ -10,7 +10,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def memory():
+def memory(no_garbage):
     opened = device_memory(CPU)
     yield opened
     opened.close()

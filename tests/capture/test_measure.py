@@ -1,0 +1,62 @@
+"""Ops are timed as eager torch runs them, also in the middle of a trace; what refuses made-up inputs is asked once."""
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from lmswap.analyze.cost import unit
+from lmswap.capture.measure import OpMeter
+from tests.capture.captured import NoMemory, Recording, capture
+from tests.models import CASES, Case
+
+
+def metered(monkeypatch, case: Case, *, times: int = 1) -> list[Recording]:
+    """Captures a model so many times with a meter that knows no op yet."""
+    meter = OpMeter(torch.device("cpu"), NoMemory(), unit)
+    monkeypatch.setattr(Recording, "made", meter.made)
+    recordings = [capture(case.make(), case.batch())[0] for _ in range(times)]
+    for recording in recordings:
+        for lowered in recording.lowered:
+            meter.costs(lowered.program, lowered.graphs)
+    return recordings
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_op_of_a_model_is_timed_and_none_is_only_estimated(name, monkeypatch, caplog):
+    caplog.set_level(logging.INFO, "lmswap.capture.measure")
+    (recording,) = metered(monkeypatch, CASES[name])
+    assert recording.lowered
+    assert not caplog.messages
+
+
+@pytest.fixture
+def refusals():
+    """How often an operator was run on inputs that it refuses."""
+    refused: list[torch.Tensor] = []
+
+    def kernel(x):
+        if (x < 0).any():
+            refused.append(x.sum())
+            raise ValueError("only probabilities")
+        return x.sqrt()
+
+    library = torch.library.Library("lmswap_choosy", "DEF")
+    library.define("root(Tensor x) -> Tensor")
+    library.impl("root", kernel, "CPU")
+    torch.library.register_fake("lmswap_choosy::root", torch.empty_like, lib=library)
+    yield refused
+    library._destroy()
+
+
+class Choosy(nn.Module):
+    def forward(self, x):
+        return torch.ops.lmswap_choosy.root(x.abs())
+
+
+def test_an_op_that_refuses_made_up_inputs_is_run_on_them_once(refusals, monkeypatch, caplog):
+    caplog.set_level(logging.INFO, "lmswap.capture.measure")
+    metered(monkeypatch, Case(Choosy, lambda: torch.rand(4, 5)), times=2)
+    assert len(refusals) == 1
+    assert "only probabilities" in caplog.text
