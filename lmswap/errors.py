@@ -144,6 +144,19 @@ class ResultDiffers(VerificationError):
         )
 
 
+class PlainTorchDiffers(VerificationError):
+    """A step through captured graphs gave another result than the model's own code gives."""
+
+    def __init__(self, *, step: int, result: str, num_differing: int, num_elements: int, first: str) -> None:
+        self.step, self.result = step, result
+        self.num_differing, self.num_elements = num_differing, num_elements
+        super().__init__(
+            f"step {step}: {result} is another one than plain torch gives: {num_differing} of {num_elements} elements "
+            f"differ, {first} lmswap. Swapping is not the cause: the graphs that torch captured compute otherwise than "
+            'the model\'s own code; compiler="eager" goes without them. Please report it'
+        )
+
+
 class TraceError(LmswapError):
     """A profiler's file cannot be read, or does not hold what figures need; the message names the file."""
 

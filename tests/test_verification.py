@@ -2,15 +2,19 @@
 
 import gc
 import itertools
+import weakref
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import nn
 
 import lmswap
+from lmswap.capture.tangents import Tangents
+from lmswap.capture.whole import ROUNDED_OTHERWISE
 from lmswap.eager.saved import SavedStorage
-from lmswap.errors import BytesChanged, ResultDiffers, VerificationError
-from lmswap.execute import _C, draws
+from lmswap.errors import BytesChanged, PlainTorchDiffers, ResultDiffers, VerificationError
+from lmswap.execute import _C, draws, plain
 from lmswap.execute.audit import checksums
 from lmswap.execute.compare import difference
 from lmswap.execute.engine import SwapEngine
@@ -59,6 +63,9 @@ def test_verified_steps_are_the_same_steps_and_all_of_them_is_counted(name):
     num_parameters = len({id(p) for p in model.parameters()})
     assert verified.num_gradients >= 3 * num_parameters
     assert verified.num_outputs >= 3
+    assert verified.num_plain_outputs >= 3
+    if name != "shared_views":  # its outputs are views of what the graph gives, whose gradients plain torch never has
+        assert verified.num_plain_gradients >= 3 * num_parameters
     assert verified.num_transfers == verified.num_poisoned > 0
     assert verified.transferred_bytes == verified.poisoned_bytes > 0
     assert verified.num_differences == 0
@@ -96,6 +103,14 @@ def test_other_ways_to_use_a_model_are_verified_too():
 def test_nothing_of_a_verified_call_is_kept_when_its_graph_is_gone(monkeypatch):
     made = []
     monkeypatch.setattr("lmswap.session.graphs.Reference", lambda *a, **k: made.append(Reference(*a, **k)) or made[-1])
+    runs = []
+
+    class Run(plain._Run):
+        def __init__(self, *given):
+            super().__init__(*given)
+            runs.append(weakref.ref(self))
+
+    monkeypatch.setattr(plain, "_Run", Run)
     case = MODELS["shared_views"]
     model = enable(case)
     loss = case.loss(model(case.batch()))
@@ -105,6 +120,99 @@ def test_nothing_of_a_verified_call_is_kept_when_its_graph_is_gone(monkeypatch):
     assert [len(reference._calls) for reference in made] == [0]
     step(case, model)
     assert [len(reference._calls) for reference in made] == [0]
+    gc.collect()
+    assert [run() for run in runs] == [None, None]
+    lmswap.disable(model)
+
+
+class Drops(nn.Module):
+    def __init__(self, p: float = 0.15):
+        super().__init__()
+        self.first, self.second, self.p = nn.Linear(128, 128), nn.Linear(128, 128), p
+
+    def forward(self, x):
+        return self.second(nn.functional.dropout(self.first(x).tanh(), self.p))
+
+
+DROPS = Case(Drops, lambda: torch.randn(64, 128))
+
+
+def test_a_trace_that_computes_otherwise_than_plain_torch_is_caught(monkeypatch):
+    monkeypatch.setattr("lmswap.capture.aot.whole_operators", nullcontext)  # torch then traces another dropout
+    model = enable(DROPS, verify=False)
+    step(DROPS, model)  # nobody says anything
+    lmswap.disable(model)
+    model = enable(DROPS)
+    with pytest.raises(
+        PlainTorchDiffers, match=r"output 0 is another one than plain torch gives: .* without, .* with lmswap"
+    ):
+        step(DROPS, model)
+    lmswap.disable(model)
+
+
+def test_gradients_that_are_made_otherwise_than_by_plain_torch_are_caught(monkeypatch):
+    run = Tangents.run
+    monkeypatch.setattr(Tangents, "run", lambda *given: [made if made is None else made * 2 for made in run(*given)])
+    model = enable(DROPS)
+    with pytest.raises(PlainTorchDiffers, match=r"the gradient of (first|second)\.(weight|bias) is another one"):
+        step(DROPS, model)
+    lmswap.disable(model)
+
+
+class Scans(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(128, 128)
+
+    def forward(self, x):
+        return self.layer(x).sigmoid().cumprod(1)
+
+
+def test_what_the_notes_say_is_rounded_otherwise_is_named_and_no_error(monkeypatch):
+    run = Tangents.run
+    monkeypatch.setattr(Tangents, "run", lambda *given: [made if made is None else made * 2 for made in run(*given)])
+    case = Case(Scans, lambda: torch.rand(64, 128))
+    model = enable(case)
+    step(case, model)
+    report = lmswap.report(model)
+    assert any(note.startswith(ROUNDED_OTHERWISE) for note in report.notes)
+    assert {"the gradient of layer.weight", "the gradient of layer.bias"} <= {*report.verified.rounded_otherwise}
+    assert "rounded otherwise than by plain torch, see the notes: the gradient of" in str(report.verified)
+    lmswap.disable(model)
+
+
+class Writes(nn.Module):
+    """Writes its argument, a buffer and what was computed before it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(128, 128)
+        self.register_buffer("total", torch.zeros(128))
+
+    def forward(self, x, seen):
+        seen.add_(1)
+        self.total += x.detach().sum(0)
+        x.mul_(2)
+        return self.layer(x.tanh())
+
+
+def test_what_a_region_writes_is_compared_with_plain_torch_too(monkeypatch):
+    compared, compare = set(), plain.PlainTorch._compare
+    monkeypatch.setattr(
+        plain.PlainTorch, "_compare", lambda self, names, *rest: compared.update(names) or compare(self, names, *rest)
+    )
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    model = lmswap.enable(Writes(), policy="swap_all", min_swap_bytes=SMALL, verify=True)
+    before = nn.Linear(128, 128)
+    for _ in range(2):
+        x, seen = before(torch.randn(64, 128)), torch.zeros(3)
+        model(x, seen).square().sum().backward()
+        assert torch.equal(seen, torch.ones(3))
+    verified = lmswap.report(model).verified
+    assert (verified.num_differences, verified.unrepeatable) == (0, [])
+    written = {f"input {name}, written in place," for name in ("x", "seen", "total")}
+    assert {*written, "output 0", "the gradient of x", "the gradient of layer.weight"} <= compared
     lmswap.disable(model)
 
 
@@ -302,7 +410,10 @@ def test_what_torch_does_not_repeat_itself_is_left_out_and_listed(monkeypatch, s
         step(case, model)
     verified = lmswap.report(model).verified
     assert verified.num_differences == 0
-    assert verified.unrepeatable == ["output 0, made by op 'shaky' (lmswap_test.shaky.default)"]
+    assert verified.unrepeatable == [
+        "output 0, made by op 'shaky' (lmswap_test.shaky.default)",
+        "output 0 of plain torch",
+    ]
     assert "not compared" in " ".join(str(lmswap.report(model)).split())
     assert verified.num_outputs in range(12, 24)
     lmswap.disable(model)

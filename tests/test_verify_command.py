@@ -72,7 +72,7 @@ def test_a_script_that_swaps_is_verified_whatever_it_says_itself(verify, enable)
     assert model["num_transfers"] > 0
     assert model["num_gradients"] == 2 * 6
     assert f"{model['num_transfers']} transfers checksummed" in " ".join(printed.split())
-    assert "the same with and without swaps" in " ".join(printed.split())
+    assert "the same with and without swaps, and results are those of plain torch" in " ".join(printed.split())
     assert not options.always_verify
 
 

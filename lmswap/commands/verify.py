@@ -1,4 +1,4 @@
-"""`lmswap verify`: does a training script compute with swaps what it computes without, and do all bytes come back?"""
+"""`lmswap verify`: does a training script compute what it computes without lmswap, and do all bytes come back?"""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _run_verified(command: list[str]) -> tuple[int, Sequence[Verified]]:
 
 def _verdict(code: int, models: Sequence[Verified]) -> str:
     if code == 0:
-        return "verified: all results and all copies are the same with and without swaps"
+        return "verified: all results and all copies are the same with and without swaps" + _beside_plain_torch(models)
     if code == DIFFERS:
         return "NOT the same with swaps as without: do not train so"
     if code != NOTHING_VERIFIED:
@@ -100,3 +100,10 @@ def _verdict(code: int, models: Sequence[Verified]) -> str:
     if not any(model.num_transfers for model in models):
         return "nothing was verified: no byte was swapped; a smaller budget would make lmswap swap"
     return "only copies were verified: results are compared with compiler='fx', saved tensors with compiler='eager'"
+
+
+def _beside_plain_torch(models: Sequence[Verified]) -> str:
+    if not all(model.num_plain_outputs or model.num_saved for model in models):
+        return ""
+    but = ", but for those named above" if any(model.rounded_otherwise for model in models) else ""
+    return f", and results are those of plain torch{but}"

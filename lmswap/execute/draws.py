@@ -43,6 +43,21 @@ def set_rng_state(state: torch.Tensor, device: torch.device) -> None:
         torch.set_rng_state(state)
 
 
+def generator_states(device: torch.device) -> list[torch.Tensor]:
+    """States of the default generators that graphs on ``device`` may draw from."""
+    return [rng_state(known) for known in _drawn_from(device)]
+
+
+def set_generator_states(states: Sequence[torch.Tensor], device: torch.device) -> None:
+    """Puts generators back into what `generator_states` gave."""
+    for known, state in zip(_drawn_from(device), states, strict=True):
+        set_rng_state(state, known)
+
+
+def _drawn_from(device: torch.device) -> list[torch.device]:
+    return [*{torch.device("cpu"): None, device: None}]
+
+
 def bernoulli(
     size: Sequence[int],
     stride: Sequence[int],

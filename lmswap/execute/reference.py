@@ -26,7 +26,7 @@ from torch import fx
 
 from lmswap.errors import ResultDiffers
 from lmswap.execute.compare import difference
-from lmswap.execute.draws import rng_state, set_rng_state
+from lmswap.execute.draws import generator_states, set_generator_states
 from lmswap.execute.graph import BoxedFunction, SegmentGraph, compile_boxed
 from lmswap.execute.record import Recorder
 from lmswap.ir.program import Op, Program
@@ -199,18 +199,6 @@ class Reference:
         set_generator_states(call.generators, self._device)
         seen, saved = self._copies[0].run(call.inputs)
         return seen if which == 0 else self._copies[1].run([*saved, *tangents])[0]
-
-
-def generator_states(device: torch.device) -> list[torch.Tensor]:
-    """States of the default generators that graphs on ``device`` may draw from."""
-    devices = {torch.device("cpu"): None, device: None}
-    return [rng_state(known) for known in devices]
-
-
-def set_generator_states(states: Sequence[torch.Tensor], device: torch.device) -> None:
-    """Puts generators back into what `generator_states` gave."""
-    for known, state in zip({torch.device("cpu"): None, device: None}, states, strict=True):
-        set_rng_state(state, known)
 
 
 def call_token(number: int) -> torch.Tensor:

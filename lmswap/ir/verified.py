@@ -11,14 +11,18 @@ from lmswap.ir.bytesize import format_bytes
 class Verified:
     """What was checked of one model so far; transfers are copies, each way one, blocks memory that was given up.
 
-    ``unrepeatable`` names results that were not compared, since the step without swaps does not repeat them either;
-    ``num_differences`` counts results and transfers that were not what they should have been.
+    ``num_plain_outputs`` and ``num_plain_gradients`` count what was compared with plain torch, of which
+    ``rounded_otherwise`` names what differs as the report's note says. ``unrepeatable`` names results that were not
+    compared, since the step without swaps does not repeat them either; ``num_differences`` counts results and transfers
+    that were not what they should have been.
     """
 
     model: str
     num_runs: int = 0  # of a graph, forward or backward, with and without swaps
     num_outputs: int = 0
     num_gradients: int = 0
+    num_plain_outputs: int = 0
+    num_plain_gradients: int = 0
     num_saved: int = 0  # tensors as the backward took them back, under saved-tensor hooks
     num_transfers: int = 0
     transferred_bytes: int = 0
@@ -26,6 +30,7 @@ class Verified:
     poisoned_bytes: int = 0
     num_differences: int = 0
     unrepeatable: list[str] = field(default_factory=list)
+    rounded_otherwise: list[str] = field(default_factory=list)
 
     @property
     def is_complete(self) -> bool:
@@ -35,13 +40,16 @@ class Verified:
     def __str__(self) -> str:
         text = (
             f"{self.num_runs} graph runs with and without swaps: {self.num_outputs} outputs and "
-            f"{self.num_gradients} gradients compared to the bit; {self.num_saved} saved tensors compared to the bit "
+            f"{self.num_gradients} gradients compared to the bit, and {self.num_plain_outputs} and "
+            f"{self.num_plain_gradients} with those of plain torch; {self.num_saved} saved tensors compared to the bit "
             f"as they came back; {self.num_transfers} transfers checksummed at both ends, "
             f"{format_bytes(self.transferred_bytes)}; {self.num_poisoned} blocks poisoned; "
             f"{self.num_differences} differences"
         )
         if self.unrepeatable:
             text += f"; not compared, since it differs without swaps too: {'; '.join(self.unrepeatable)}"
+        if self.rounded_otherwise:
+            text += f"; rounded otherwise than by plain torch, see the notes: {'; '.join(self.rounded_otherwise)}"
         return text
 
 

@@ -20,6 +20,7 @@ from lmswap.eager.actions import PlannedEvents
 from lmswap.eager.recording import Recorded, lower_recorded
 from lmswap.execute.graph import BoxedFunction, SegmentGraph, compile_boxed, copy_graph, with_begins
 from lmswap.execute.handover import Handover, handed_over
+from lmswap.execute.plain import PlainTorch
 from lmswap.execute.reference import REFERENCE, Reference
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.plan import Decision, Plan
@@ -43,8 +44,10 @@ class CapturedGraph:
         self.program: Program
         self.costs: OpCosts
         self.function: Callable[..., Any]
+        self._may_round_otherwise = False
         self.again: list[CapturedGraph] = []  # for its second and later runs in a step, where those are planned apart
         self.handover = Handover()
+        self._plain = self._plain_torch()
         self._follows: tuple[int, ...] = ()
         self._segments: dict[str, SegmentGraph] = {}  # rewritten, by phase
 
@@ -67,9 +70,10 @@ class CapturedGraph:
         if follows:
             fake_mode = next(fake.fake_mode for fake in self.fakes if hasattr(fake, "fake_mode"))
             with tracing(TracingContext(fake_mode)):
-                self.function = compile_region(copy.deepcopy(self._module), inputs, self)
+                function = compile_region(copy.deepcopy(self._module), inputs, self)
         else:
-            self.function = compile_region(copy.deepcopy(self._module), inputs, self)
+            function = compile_region(copy.deepcopy(self._module), inputs, self)
+        self.function = self._plain.beside(function) if self._plain else function
 
     def made(self, node: fx.Node) -> Sequence[torch.Tensor] | None:
         """See `lmswap.capture.aot.GraphHandler`."""
@@ -140,6 +144,7 @@ class CapturedGraph:
         session = self._session
         self.program = lowered.program
         note = differing(op for graph in lowered.graphs for op in graph.ops)
+        self._may_round_otherwise = note is not None
         if note and session.options.compiler == "fx":
             session.note_once(note)
         first_buffer = 0
@@ -155,6 +160,20 @@ class CapturedGraph:
         self._segments = {graph.phase: graph for graph in graphs}
         if reference:
             reference.join(graphs)
+
+    def _plain_torch(self) -> PlainTorch | None:
+        """What runs beside the region to verify it; None if that was not asked for."""
+        session = self._session
+        if session.verified is None or session.options.compiler != "fx":
+            return None
+        return PlainTorch(
+            self._module,
+            input_names(self._module.graph),
+            device=session.device,
+            verified=session.verified,
+            recorder=session.recorder,
+            may_round_otherwise=lambda: self._may_round_otherwise,
+        )
 
     def _reference(self, lowered: Lowered, plan: Plan) -> Reference | None:
         """What runs beside the graphs to verify them; None if that was not asked for or ``plan`` changes nothing."""

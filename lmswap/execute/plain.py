@@ -1,0 +1,268 @@
+"""Does a captured region give what plain torch gives? Its own module is run beside its graphs, and compared to the bit.
+
+What Dynamo captured calls what the model calls, so that torch runs it as it runs the model: eager kernels, its own
+autograd. It gets copies of the inputs and the same random state, and its backward the gradients that the graphs' got::
+
+    inputs ──► copies ──► module of the region ──► outputs ─────────── must be those of its graphs
+    gradients of the outputs ──► torch.autograd.grad ──► gradients ─── must be those of its graphs
+
+A result that plain torch does not repeat cannot be compared: this is tried whenever a difference is found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from lmswap.errors import PlainTorchDiffers
+from lmswap.execute.compare import difference
+from lmswap.execute.draws import generator_states, set_generator_states
+from lmswap.execute.record import Recorder
+from lmswap.ir.verified import Verified
+
+_CAPTURED = "CompiledFunctionBackward"  # the node that AOTAutograd makes of a graph
+Region = Callable[..., Sequence[Any]]
+Gradients = tuple[torch.Tensor | None, ...]
+
+
+class _Given(torch.autograd.Function):
+    """The value of a leaf in other memory, which the model may write."""
+
+    @staticmethod
+    def forward(_: Any, leaf: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+        return memory.view_as(memory).detach()
+
+    @staticmethod
+    def backward(_: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient, None
+
+
+class _Modes:
+    """What a region's own code computes under: whether gradients are wanted, and autocast."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._has_gradients = torch.is_grad_enabled()
+        types = {"cpu", device.type}
+        self._autocasts = [(t, torch.get_autocast_dtype(t), torch.is_autocast_enabled(t)) for t in types]
+
+    def __enter__(self) -> None:
+        self._entered = ExitStack()
+        self._entered.enter_context(torch.set_grad_enabled(self._has_gradients))
+        for device_type, dtype, is_enabled in self._autocasts:
+            self._entered.enter_context(torch.autocast(device_type, dtype, is_enabled))
+
+    def __exit__(self, *_: object) -> None:
+        self._entered.close()
+
+
+@dataclass
+class _Run:
+    """One call of the module, on copies of what the graphs are called with."""
+
+    given: list[Any]  # copies that nobody writes; of what requires a gradient, leaves
+    inputs: list[Any]
+    outputs: list[Any]
+    before: list[torch.Tensor]  # states of the generators
+    after: list[torch.Tensor]
+    modes: _Modes
+
+    def seen(self, written: Sequence[int]) -> list[Any]:
+        """What the caller sees of it."""
+        return [*self.outputs, *(self.inputs[position] for position in written), *self.after]
+
+    def gradients(self, of: dict[int, int], given: Gradients, into: Sequence[int]) -> list[Any]:
+        """The gradients of inputs ``into``; ``of`` says which output each of ``given`` is the gradient of."""
+        pairs = [(self.outputs[position], given[number]) for number, position in of.items()]
+        outputs, tangents = zip(*((output, tangent) for output, tangent in pairs if tangent is not None), strict=True)
+        leaves = [self.given[position] for position in into]
+        return list(torch.autograd.grad(outputs, leaves, tangents, retain_graph=True, allow_unused=True))
+
+
+class PlainTorch:
+    """The check of one region; what it compares is counted in ``verified``."""
+
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        inputs: Sequence[str],
+        *,
+        device: torch.device,
+        verified: Verified,
+        recorder: Recorder,
+        may_round_otherwise: Callable[[], bool],
+    ) -> None:
+        """``inputs`` are the names of the inputs; see `lmswap.capture.whole` for what may round otherwise."""
+        self._module, self._names, self._device = module, inputs, device
+        self._verified, self._recorder, self._may_round_otherwise = verified, recorder, may_round_otherwise
+        self._unrepeatable: set[str] = set()  # names
+        self._written: set[int] | None = None  # positions of inputs; None until it has been seen
+        self._disable: Callable[..., Any] = torch.compiler.disable
+
+    def beside(self, graphs: Region) -> Region:
+        """What runs ``graphs`` and plain torch, and gives what ``graphs`` does.
+
+        Raises:
+            PlainTorchDiffers: by what is returned, and by its backward, when they differ.
+        """
+        return lambda *arguments: self._run(graphs, arguments)
+
+    def _run(self, graphs: Region, arguments: Sequence[Any]) -> Sequence[Any]:
+        if not _can_be_copied(arguments):
+            return graphs(*arguments)
+        before = generator_states(self._device)
+        run = self._plain(arguments, before)
+        set_generator_states(before, self._device)
+        edges = [_edge(argument) for argument in arguments]  # what is written has others afterwards
+        outputs = graphs(*arguments)
+        written = sorted(self._written or ())
+        names = [f"output {i}" for i in range(len(outputs))]
+        names += [f"input {self._names[i]}, written in place," for i in written]
+        names += ["the random generator's state"] * len(before)
+        actual = [*outputs, *(arguments[i] for i in written), *generator_states(self._device)]
+        self._compare(names, run.seen(written), actual, lambda: self._again(run).seen(written))
+        self._verified.num_plain_outputs += len(outputs)
+        self._watch(run, edges, outputs)
+        return outputs
+
+    def _plain(self, arguments: Sequence[Any], before: list[torch.Tensor]) -> _Run:
+        """Runs the module on copies of ``arguments``, and on second ones where it writes, or may."""
+        set_generator_states(before, self._device)
+        given, spare = _copies(arguments), _copies(arguments) if self._written != set() else []
+        is_written = [self._written is None or position in self._written for position in range(len(given))]
+        inputs = [
+            _input(copy, argument, spare[position] if is_written[position] else copy)
+            for position, (copy, argument) in enumerate(zip(given, arguments, strict=True))
+        ]
+        versions = [_version(value) for value in inputs]
+        outputs = list(self._module(*inputs))
+        self._written = {position for position, value in enumerate(inputs) if _version(value) != versions[position]}
+        return _Run(given, inputs, outputs, before, generator_states(self._device), _Modes(self._device))
+
+    def _again(self, run: _Run) -> _Run:
+        """The same run once more; generators are left as they were found."""
+        found = generator_states(self._device)
+        with run.modes:
+            again = self._plain(run.given, run.before)
+        set_generator_states(found, self._device)
+        return again
+
+    def _watch(self, run: _Run, edges: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """Compares the gradients that the graphs' backward will give."""
+        node = next((function for function in map(_function, outputs) if _is_captured(function)), None)
+        if node is None:
+            return
+        of: dict[int, int] = {}  # of outputs that are the same tensor, one gets the gradient
+        for position, output in enumerate(outputs):
+            if _function(output) is node:
+                of.setdefault(output.output_nr, position)
+        numbers = {edge: number for number, edge in enumerate(node.next_functions) if edge[0] is not None}
+        into = {position: numbers[edge] for position, edge in enumerate(edges) if edge in numbers}
+
+        def ran(made: Gradients, given: Gradients) -> None:
+            if torch.is_grad_enabled() or any(g is not None and i not in of for i, g in enumerate(given)):
+                return  # a second derivative, or an output that was returned as a view of what the graphs gave
+            if all(gradient is None for gradient in given):
+                return
+            states = generator_states(self._device)
+            expected = run.gradients(of, given, list(into))
+            set_generator_states(states, self._device)
+            names = [f"the gradient of {self._names[position]}" for position in into]
+            actual = [made[number] for number in into.values()]
+            self._compare(names, expected, actual, lambda: self._again(run).gradients(of, given, list(into)))
+            self._verified.num_plain_gradients += len(into)
+
+        node.register_hook(self._disable(ran))
+
+    def _compare(
+        self, names: Sequence[str], expected: Sequence[Any], actual: Sequence[Any], again: Callable[[], Sequence[Any]]
+    ) -> None:
+        """Checks every result; ``again`` gives what plain torch makes of them the next time."""
+        found = {
+            name: differs
+            for name, before, after in zip(names, expected, actual, strict=True)
+            if (differs := difference(before, after)) is not None
+        }
+        if found.keys() - self._unrepeatable:
+            pairs = zip(names, again(), again(), strict=True)
+            for name in (name for name, *same in pairs if difference(*same) is not None):
+                self._unrepeatable.add(name)
+                if f"{name} of plain torch" not in self._verified.unrepeatable:
+                    self._verified.unrepeatable.append(f"{name} of plain torch")
+        for name, differs in found.items():
+            if name in self._unrepeatable:
+                continue
+            if self._may_round_otherwise():
+                if name not in self._verified.rounded_otherwise:
+                    self._verified.rounded_otherwise.append(name)
+                continue
+            self._verified.num_differences += 1
+            raise PlainTorchDiffers(
+                step=self._recorder.num_steps + 1,
+                result=name,
+                num_differing=differs.num_differing,
+                num_elements=differs.num_elements,
+                first=differs.first,
+            )
+
+
+def _can_be_copied(arguments: Sequence[Any]) -> bool:
+    """Whether copies can stand for ``arguments``: not where two that autograd knows apart show the same memory."""
+    tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
+    if any(type(tensor) not in (torch.Tensor, torch.nn.Parameter) for tensor in tensors):
+        return False
+    storages = [tensor.untyped_storage()._cdata for tensor in tensors if tensor.requires_grad]
+    return len(set(storages)) == len(storages)
+
+
+def _copies(arguments: Sequence[Any]) -> list[Any]:
+    """``arguments`` in memory of their own, laid out as they are."""
+    memory: dict[int, torch.UntypedStorage] = {}
+    copies: list[Any] = []
+    for argument in arguments:
+        if not isinstance(argument, torch.Tensor):
+            copies.append(argument)
+            continue
+        storage = argument.untyped_storage()
+        if storage._cdata not in memory:
+            memory[storage._cdata] = storage.clone()  # type: ignore[no-untyped-call]
+        copy = torch.empty(0, dtype=argument.dtype, device=argument.device)
+        copy.set_(memory[storage._cdata], argument.storage_offset(), argument.shape, argument.stride())
+        copies.append(copy)
+    return copies
+
+
+def _input(copy: Any, argument: Any, memory: Any) -> Any:
+    """What stands for ``argument`` in ``memory``, so that its gradient goes into ``copy``."""
+    if not isinstance(argument, torch.Tensor) or not argument.requires_grad:
+        return memory
+    copy.requires_grad_()
+    if memory is copy:
+        return copy
+    apply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = _Given.apply
+    return apply(copy, memory)
+
+
+def _version(argument: Any) -> int:
+    is_counted = isinstance(argument, torch.Tensor) and not argument.is_inference()
+    return argument._version if is_counted else 0
+
+
+def _function(output: Any) -> Any:
+    return output.grad_fn if isinstance(output, torch.Tensor) else None
+
+
+def _is_captured(function: Any) -> bool:
+    return function is not None and function.name().endswith(_CAPTURED)
+
+
+def _edge(argument: Any) -> Any:
+    """Where a gradient of ``argument`` goes on to."""
+    if not isinstance(argument, torch.Tensor) or not argument.requires_grad:
+        return None
+    edge = torch.autograd.graph.get_gradient_edge(argument)
+    return (edge.node, edge.output_nr)
