@@ -20,6 +20,8 @@ from lmswap.errors import CaptureError
 
 # What the tensors that an operator makes on the device really are, or None where it could not be found out.
 Made = Callable[[fx.Node], Sequence[torch.Tensor] | None]
+# Seen: with bfloat16 weights on the CPU, torch traces bags for an index that the kernel leaves empty.
+_MISTRACED = (torch.ops.aten._embedding_bag, torch.ops.aten._embedding_bag_forward_only)
 _PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.bmm.default, torch.ops.aten.addmm.default)
 
 
@@ -57,6 +59,8 @@ def may_differ(node: fx.Node) -> bool:
     """
     if not isinstance(node.target, torch._ops.OpOverload) or node.target in _PRODUCTS:
         return False
+    if node.target.overloadpacket in _MISTRACED:
+        return True
     inputs = [value for given in node.all_input_nodes for value in tensors(given.meta["val"])]
     if len({value.dtype for value in inputs if value.is_floating_point()}) > 1:
         return True

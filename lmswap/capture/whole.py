@@ -29,14 +29,25 @@ _BERNOULLI = torch.ops.aten.bernoulli_.float
 _FORMULA = "the formula of its gradient looks at values, which no trace has, and takes another way there"
 _PIECES = "eager torch writes its pieces in place, where kernels that take several numbers at once round otherwise"
 _CUDNN = "eager torch may run cuDNN's batch norm, which overwrites statistics that it calls read-only"
+_ZEROS = "zeros in its gradient may have the other sign"
+_SUM = "a trace sums the gradient of its value over all elements, eager torch over those that are filled"
+_EVERYWHERE = ("cpu", "cuda")
+_ATEN = torch.ops.aten
 # Operators that no trace shows as eager torch runs them: on which devices, and why.
-_DIFFERING: dict[OpOverloadPacket[..., Any], tuple[tuple[str, ...], str]] = {
-    torch.ops.aten.prod: (("cpu", "cuda"), _FORMULA),
-    torch.ops.aten.cumprod: (("cpu", "cuda"), _FORMULA),
-    torch.ops.aten.ormqr: (("cpu", "cuda"), _FORMULA),
-    torch.ops.aten.unsafe_split: (("cpu",), _PIECES),  # seen: GRUCell of 16 numbers
-    torch.ops.aten._native_batch_norm_legit: (("cuda",), _CUDNN),
-    torch.ops.aten._native_batch_norm_legit_functional: (("cuda",), _CUDNN),
+_DIFFERING: dict[OpOverload[..., Any], tuple[tuple[str, ...], str]] = {
+    _ATEN.prod.default: (_EVERYWHERE, _FORMULA),
+    _ATEN.prod.dim_int: (_EVERYWHERE, _FORMULA),
+    _ATEN.cumprod.default: (_EVERYWHERE, _FORMULA),
+    _ATEN.ormqr.default: (_EVERYWHERE, _FORMULA),
+    _ATEN.max.default: (_EVERYWHERE, _ZEROS),
+    _ATEN.min.default: (_EVERYWHERE, _ZEROS),
+    _ATEN.median.default: (_EVERYWHERE, _ZEROS),
+    _ATEN.nanmedian.default: (_EVERYWHERE, _ZEROS),
+    _ATEN.masked_fill.Tensor: (_EVERYWHERE, _SUM),
+    _ATEN.unsafe_split.Tensor: (("cpu",), _PIECES),  # seen: GRUCell of 16 numbers
+    _ATEN._native_batch_norm_legit.default: (("cuda",), _CUDNN),
+    _ATEN._native_batch_norm_legit.no_stats: (("cuda",), _CUDNN),
+    _ATEN._native_batch_norm_legit_functional.default: (("cuda",), _CUDNN),
 }
 
 
@@ -44,10 +55,10 @@ def differing(nodes: Iterable[fx.Node]) -> str | None:
     """A sentence on operators among ``nodes`` whose results may differ from those of plain torch by rounding."""
     found: dict[str, str] = {}
     for node in nodes:
-        packet: Any = getattr(node.target, "overloadpacket", None)
-        devices, reason = _DIFFERING.get(packet, ((), ""))
+        target: Any = node.target
+        devices, reason = _DIFFERING.get(target, ((), ""))
         if any(made.device.type in devices for made in tensors(node.meta.get("val"))):
-            found[str(packet)] = reason
+            found[str(target.overloadpacket)] = reason
     if not found:
         return None
     reasons = "; ".join(f"{name}: {reason}" for name, reason in found.items())

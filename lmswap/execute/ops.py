@@ -6,6 +6,7 @@ table, and a graph that still runs gets a clear error.
 
 from __future__ import annotations
 
+import math
 import os
 import weakref
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ _of_parent: set[int] = set()  # numbers of engines that a fork left to the paren
 _library = torch.library.Library("lmswap", "DEF")  # type: ignore[no-untyped-call]
 _SCHEMAS = (
     "out_start(Tensor x, int engine, int buffer, str tier, int offset, bool is_whole, ScalarType dtype, "
-    "int[] stride) -> Tensor",
+    "int[] size, int[] stride) -> Tensor",
     "out_done(Tensor token, Tensor x, int engine) -> ()",
     "in_start(Tensor token, int engine, int buffer, int nbytes, Device device) -> Tensor",
     # The alias annotations say that no copy is made: whoever holds the result holds the swapped-in memory.
@@ -87,8 +88,15 @@ def _out_start(  # noqa: PLR0917 - the operator's own signature
     offset: int,
     is_whole: bool,
     dtype: torch.dtype,
+    size: list[int],
     stride: list[int],
 ) -> torch.Tensor:
+    if list(x.shape) != size:  # seen: an index of embedding_bag in bfloat16 on the CPU
+        raise TransferError(
+            f"an operator made a tensor of shape {list(x.shape)} where torch traced {size}: its bytes could not be "
+            'read back as what they are; use compiler="eager", or keep it in place with min_swap_bytes of more than '
+            f"{math.prod(size) * dtype.itemsize}"
+        )
     strides = zip(x.shape, x.stride(), stride, strict=True)
     if x.numel() and any(size > 1 and real != traced for size, real, traced in strides):
         # Seen: sums with what depthwise convolutions of channels_last images give on the CPU.

@@ -1,10 +1,10 @@
-"""Resampling is traced as the operators that eager torch runs, and so gives its bits."""
+"""Resampling is traced as the operators that eager torch runs, and so gives its bits; what is not is known by name."""
 
 import pytest
 import torch
 from torch import nn
 
-from lmswap.capture.whole import whole_operators
+from lmswap.capture.whole import ROUNDED_OTHERWISE, differing, whole_operators
 from tests.capture.captured import capture
 
 MODES = {
@@ -39,3 +39,42 @@ def test_torch_traces_as_before_afterwards_also_after_an_error():
         assert key not in op.py_kernels
         raise KeyError
     assert op.py_kernels[key] is kernel
+
+
+ROUNDED = {
+    "prod": lambda x: x.prod(1),
+    "cumprod": lambda x: x.cumprod(1),
+    "max": lambda x: x.max(),
+    "min": lambda x: x.min(),
+    "median": lambda x: x.median(),
+    "nanmedian": lambda x: x.nanmedian(),
+    "masked_fill": lambda x: x.masked_fill(x > 0.5, x[0, 0]),
+    "unsafe_split": lambda x: x.unsafe_split(2, 1)[0],
+}
+
+
+class Applies(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x.tanh())
+
+
+def said_of(function) -> str | None:
+    recording, _ = capture(Applies(function), torch.rand(4, 6, requires_grad=True))
+    return differing(op for graph in recording.lowered[0].graphs for op in graph.ops)
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_what_no_trace_shows_as_eager_torch_runs_it_is_named(name):
+    sentence = said_of(ROUNDED[name])
+    assert sentence.startswith(f"{ROUNDED_OTHERWISE}: aten.{name}: ")
+
+
+@pytest.mark.parametrize(
+    "function", [lambda x: x.max(1)[0], lambda x: x.masked_fill(x > 0.5, 2.0), lambda x: x.cumsum(1)]
+)
+def test_nothing_is_said_of_what_has_the_bits_of_eager_torch(function):
+    assert said_of(function) is None
