@@ -25,7 +25,8 @@ from lmswap.execute import ops
 from lmswap.execute.graph import BoxedFunction, is_whole
 
 # What comes back from a tier has the strides that were traced; Inductor would choose others for what it saves.
-AS_TRACED = {"layout_optimization": False, "comprehensive_padding": False}
+# A replayed CUDA graph would copy to and from where its buffers lay when it was captured.
+AS_TRACED = {"layout_optimization": False, "comprehensive_padding": False, "triton.cudagraphs": False}
 # For graphs in which a plan has placed ops: the passes that move ops are off.
 _AS_PLANNED = {
     "reorder_for_peak_memory": False,

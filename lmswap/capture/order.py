@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import fx
@@ -88,7 +88,7 @@ def _generated(code: str) -> Iterator[_Event]:
     functions = [
         node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.FunctionDef) and node.name == "call"
     ]
-    for statement in functions[0].body if functions else ():
+    for statement in _statements(functions[0].body if functions else ()):
         result = statement.targets[0] if isinstance(statement, ast.Assign) else None
         value = statement.value if isinstance(statement, (ast.Assign, ast.Expr)) else None
         name = result.id if isinstance(result, ast.Name) else ""
@@ -103,3 +103,12 @@ def _generated(code: str) -> Iterator[_Event]:
                     yield op, buffer_of.get(ast.unparse(value.args[0]))
                 case ["extern_kernels", op] | ["torch", "ops", _, op, _]:
                     yield op, None
+
+
+def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """In the order in which they run. On a GPU, Inductor puts them all into `with torch.cuda._DeviceGuard(0):`."""
+    for statement in body:
+        if isinstance(statement, ast.With):
+            yield from _statements(statement.body)
+        else:
+            yield statement
