@@ -18,6 +18,27 @@ settings.register_profile("lmswap", max_examples=50, deadline=None, suppress_hea
 settings.load_profile("lmswap")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def what_was_there_is_no_garbage():
+    """Many tests ask for a collection, which took up to a second where it looked through all of torch and its tools.
+
+    For each module anew: tracing imports more and more.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def kernels_of_this_run(tmp_path_factory):
+    """Inductor compiles each kernel once for all tests and what they start, and finds none of earlier runs."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # which the workers share
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
+        yield
+
+
 @pytest.fixture(autouse=True, scope="session")
 def machine_of_all_tests(tmp_path_factory):
     """Tests, and what they start, find this one measured: how fast the real one is depends on what else it does.

@@ -131,7 +131,7 @@ class Case:
 
 
 CASES = {
-    "unet3d": Case(UNet3d, lambda: torch.randn(1, 4, 32, 32, 32)),
+    "unet3d": Case(lambda: UNet3d(base_filters=4), lambda: torch.randn(1, 4, 32, 32, 32)),
     "resnet": Case(ResNet, lambda: torch.randn(4, 3, 64, 64)),
     "resnet_channels_last": Case(
         lambda: ResNet().to(memory_format=torch.channels_last),

@@ -54,7 +54,8 @@ def test_every_policy_gives_the_same_bits(name, autocast):
         if not all(torch.equal(a, b) for a, b in zip(again, expected, strict=True)):
             # Seen on an AMD EPYC: weight gradients of bf16 convolutions, in plain eager torch as well.
             pytest.skip("torch's own operators give other bits from run to run on this machine")
-    for policy in POLICIES[1:]:
+    # Autocast makes other graphs, not other policies: what "tflms" chooses is tried without it.
+    for policy in ("swap_all", "auto") if autocast else POLICIES[1:]:
         actual, report = train(CASES[name], policy, autocast=autocast)
         assert_equal_bits(actual, expected)
         if policy == "swap_all":

@@ -1,6 +1,7 @@
 """compiler="inductor" end to end: Inductor's own graphs with swaps and second runs.
 
-Models are tiny: compiling is slow.
+Compiling is slow: models are tiny, and a kernel that comes again, in the same C++, is compiled once. Graphs are not
+taken from a cache: each test has Inductor make its own.
 """
 
 import re
@@ -9,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch._functorch import config as functorch_config
 from torch._inductor import config
 
 import lmswap
@@ -22,9 +24,9 @@ from tests.test_recompute import plan_at_random
 
 @pytest.fixture(autouse=True)
 def fresh_inductor(tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("LMSWAP_CACHE_DIR", str(tmp_path / "lmswap"))
-    with config.patch(compile_threads=1):
+    without_graphs = functorch_config.patch(enable_autograd_cache=False)
+    with config.patch(compile_threads=1, fx_graph_cache=False), without_graphs:
         yield
     torch.compiler.reset()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import importlib
 import os
@@ -83,14 +82,6 @@ CASES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def collected_once():
-    gc.freeze()  # torch's samples of all operators: each training ends with a collection
-    yield
-    gc.unfreeze()
-
-
-@pytest.mark.usefixtures("collected_once")
 @pytest.mark.filterwarnings("ignore")  # Dynamo's, of what it cannot trace
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(("package", "model"), CASES)

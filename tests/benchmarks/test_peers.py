@@ -27,7 +27,15 @@ def outcome(way, **changes):
     return replace(RAN, cell=replace(CELL, way=way, percent=50), **changes)
 
 
-def test_a_run_leaves_a_file_of_each_model_and_a_picture_of_every_cell(tmp_path):
+def run_narrow(cell, wait_for_turn):
+    """In a child, which sees no patches: a model whose tensors are large beside the process, and its products small."""
+    narrow = tasks._gpt(layers=8, width=64, heads=2, tokens=256, words=256, batch=16)
+    tasks.TASKS["small"]["gpt"] = narrow
+    return run_cell(cell, wait_for_turn)
+
+
+def test_a_run_leaves_a_file_of_each_model_and_a_picture_of_every_cell(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "run_cell", run_narrow)
     arguments = ["--models", "gpt", "--budgets", "70", "1", "--policies", "checkpoint", "--peers", "eager"]
     assert main([*arguments, "--output", str(tmp_path)]) == 0
     data = json.loads((tmp_path / "gpt.json").read_text())

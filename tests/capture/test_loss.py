@@ -19,8 +19,8 @@ from tests.capture.captured import capture
 from tests.models import tight_budget
 from tests.test_known_failures import session_of
 
-ROWS, WIDTH, CLASSES = 2048, 1024, 2048
-LOGITS_BYTES = 4 * ROWS * CLASSES  # 16 MiB; each activation has half of that
+ROWS, WIDTH, CLASSES = 8192, 128, 256  # narrow: many bytes for little arithmetic
+LOGITS_BYTES = 4 * ROWS * CLASSES  # 8 MiB; each activation has half of that
 
 
 class Classifier(nn.Module):
@@ -85,6 +85,7 @@ def test_a_step_keeps_to_its_plan_whatever_the_loss_takes_outside_of_the_model(l
     assert max(peaks) <= step.plan.budget_bytes
 
 
+@pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")  # its first step may hold more, and says so
 def test_a_loss_that_takes_more_than_was_assumed_is_planned_for_from_the_second_step_on():
     peaks, step, notes = planned(hungry, share=0.6)
     assert max(peaks[1:]) <= step.plan.budget_bytes

@@ -24,7 +24,7 @@ using test::Token;
 
 constexpr uint64_t kMiB = 1 << 20, kSlabBytes = 16 * kMiB, kStretchBytes = 64 << 10;
 
-uint64_t sum_of(const std::vector<std::byte>& bytes) {
+uint64_t sum_of(const test::Bytes& bytes) {
   Checksums sums(bytes.size());
   sums.note(0, bytes.data(), bytes.size());
   return sums.sums().front();
@@ -104,9 +104,7 @@ class ChecksummedCopies : public testing::TestWithParam<Way> {
     EXPECT_EQ(device_->violations(), std::vector<std::string>{});
   }
 
-  void upload(uint64_t pointer, const std::vector<std::byte>& bytes) {
-    device_->upload(pointer + GetParam().shift, bytes);
-  }
+  void upload(uint64_t pointer, const test::Bytes& bytes) { device_->upload(pointer + GetParam().shift, bytes); }
   Token out(uint64_t offset = 0) {
     Token token(engine_->out_start(1, "disk", offset, a_ + GetParam().shift, nbytes_, device_->stream));
     engine_->out_done(token.handle(), device_->stream);
@@ -117,7 +115,7 @@ class ChecksummedCopies : public testing::TestWithParam<Way> {
     return {token.handle(), engine_->in_start(1, token.handle(), pointer, nbytes_, device_->stream)};
   }
   void in_done(const Arrival& arrival) { engine_->in_done(arrival.handle, arrival.transfer, device_->stream); }
-  std::vector<std::byte> arrived() { return device_->download(b_ + GetParam().shift, nbytes_); }
+  test::Bytes arrived() { return device_->download(b_ + GetParam().shift, nbytes_); }
 
   // Where the bytes of one more copy in are found to differ.
   std::optional<uint64_t> first_change(const Token& token) {
@@ -138,14 +136,14 @@ class ChecksummedCopies : public testing::TestWithParam<Way> {
     }
     return -1;
   }
-  static std::vector<std::byte> read_file(uint64_t offset, uint64_t nbytes) {
-    std::vector<std::byte> bytes(nbytes);
+  static test::Bytes read_file(uint64_t offset, uint64_t nbytes) {
+    test::Bytes bytes(nbytes);
     const int file = open_file();
     EXPECT_EQ(pread(file, bytes.data(), nbytes, static_cast<off_t>(offset)), static_cast<ssize_t>(nbytes));
     close(file);
     return bytes;
   }
-  static void write_file(uint64_t offset, const std::vector<std::byte>& bytes) {
+  static void write_file(uint64_t offset, const test::Bytes& bytes) {
     const int file = open_file();
     EXPECT_EQ(pwrite(file, bytes.data(), bytes.size(), static_cast<off_t>(offset)), static_cast<ssize_t>(bytes.size()));
     close(file);
@@ -168,7 +166,7 @@ class ChecksummedCopies : public testing::TestWithParam<Way> {
   std::unique_ptr<TestDevice> device_;
   std::shared_ptr<Engine> engine_;
   uint64_t nbytes_ = 0, a_ = 0, b_ = 0;
-  std::vector<std::byte> bytes_;
+  test::Bytes bytes_;
 };
 
 TEST_P(ChecksummedCopies, no_byte_changes_in_the_file_unseen) {
@@ -230,7 +228,7 @@ TEST_P(ChecksummedCopies, see_another_blocks_bytes_stale_pages_and_lost_writes) 
   write_file(4 * kMiB, right);
   write_file(5 * kMiB, {&before[kMiB], &before[kMiB + 4 * kStretchBytes]});
   EXPECT_EQ(first_change(token), kMiB);
-  write_file(5 * kMiB, std::vector<std::byte>(4 * kStretchBytes));
+  write_file(5 * kMiB, test::Bytes(4 * kStretchBytes));
   EXPECT_EQ(first_change(token), kMiB);
   write_file(4 * kMiB, right);
   EXPECT_EQ(first_change(token), std::nullopt);

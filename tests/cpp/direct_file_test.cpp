@@ -32,7 +32,7 @@ class DirectFileTest : public testing::Test {
  protected:
   // Writes and reads back, from and to memory that begins `shift` bytes after a page and is followed by other bytes.
   void expect_round_trip(DirectFile& file, uint64_t offset, uint64_t nbytes, uint64_t shift) {
-    const std::vector<std::byte> bytes = make_bytes(nbytes, nbytes + shift);
+    const test::Bytes bytes = make_bytes(nbytes, nbytes + shift);
     const Pages memory = allocate_pages(shift + nbytes + kPageBytes), bounce = allocate_pages(kBounceBytes);
     const Bounce bounce_span(bounce.get(), kBounceBytes);
     std::memcpy(memory.get() + shift, bytes.data(), nbytes);

@@ -143,7 +143,7 @@ TEST_P(EngineConformance, a_copy_in_waits_for_its_own_copy_out) {
   device_->fill(pointer, kBytes, std::byte{0x77});  // slow: the copy out begins late
   const Token token = out(pointer, kBytes);
   in_done(in(token, target, kBytes));
-  EXPECT_EQ(device_->download(target, kBytes), std::vector<std::byte>(kBytes, std::byte{0x77}));
+  EXPECT_EQ(device_->download(target, kBytes), test::Bytes(kBytes, std::byte{0x77}));
   out_done(token);
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -14,6 +15,15 @@
 
 namespace lmswap::test {
 
+// Compared in one call: std::equal takes std::byte by itself, which under ThreadSanitizer took most of many tests.
+class Bytes : public std::vector<std::byte> {
+ public:
+  using std::vector<std::byte>::vector;
+  friend bool operator==(const Bytes& a, const Bytes& b) {
+    return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size()) == 0);
+  }
+};
+
 class TestDevice {
  public:
   virtual ~TestDevice() = default;
@@ -24,8 +34,8 @@ class TestDevice {
 
   virtual uint64_t allocate(uint64_t nbytes) = 0;
   virtual void free(uint64_t pointer) = 0;
-  virtual void upload(uint64_t pointer, const std::vector<std::byte>& bytes) = 0;  // blocks
-  virtual std::vector<std::byte> download(uint64_t pointer, uint64_t nbytes) = 0;  // after all work of the stream
+  virtual void upload(uint64_t pointer, const Bytes& bytes) = 0;  // blocks
+  virtual Bytes download(uint64_t pointer, uint64_t nbytes) = 0;  // after all work of the stream
 
   // Kernels on the caller's stream that take their time before they touch the memory. On the host there is no stream,
   // and the caller does the work at once.
@@ -72,7 +82,7 @@ struct Arrival {
 };
 
 // Bytes that depend on the seed, and differ from page to page.
-std::vector<std::byte> make_bytes(uint64_t nbytes, uint64_t seed);
+Bytes make_bytes(uint64_t nbytes, uint64_t seed);
 
 // A fresh directory on a disk for the tests' files, removed with its owner.
 class TestDirectory {

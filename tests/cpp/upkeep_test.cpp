@@ -38,8 +38,8 @@ class NotingDriver final : public Driver {
     return pointer;
   }
   void free_host(void* pointer) noexcept override {
-    const auto* bytes = static_cast<const std::byte*>(pointer);
-    for (uint64_t i = 0; i < sizes_[pointer]; ++i) num_left += bytes[i] != std::byte{0};
+    const test::Bytes zeros(sizes_[pointer]);
+    num_unclean += std::memcmp(pointer, zeros.data(), zeros.size()) != 0 ? 1 : 0;
     ++num_freed;
     driver_->free_host(pointer);
   }
@@ -75,7 +75,7 @@ class NotingDriver final : public Driver {
     return static_cast<const std::byte*>(found->first);
   }
 
-  uint64_t num_left = 0, num_freed = 0, zeroed_device_bytes = 0;
+  uint64_t num_unclean = 0, num_freed = 0, zeroed_device_bytes = 0;
 
  private:
   std::shared_ptr<Driver> driver_;
@@ -124,8 +124,8 @@ class UpkeepConformance : public testing::TestWithParam<TierSetup> {
     }
     return -1;
   }
-  static std::vector<std::byte> read_file(int file, uint64_t offset, uint64_t nbytes) {
-    std::vector<std::byte> bytes(nbytes);
+  static test::Bytes read_file(int file, uint64_t offset, uint64_t nbytes) {
+    test::Bytes bytes(nbytes);
     const int buffered = ::open(("/proc/self/fd/" + std::to_string(file)).c_str(), O_RDONLY | O_CLOEXEC);
     EXPECT_EQ(pread(buffered, bytes.data(), nbytes, static_cast<off_t>(offset)), static_cast<ssize_t>(nbytes));
     close(buffered);
@@ -134,7 +134,7 @@ class UpkeepConformance : public testing::TestWithParam<TierSetup> {
   }
 
   // The bytes of the tier's slab, from behind the engine's back.
-  std::vector<std::byte> look(uint64_t offset, uint64_t nbytes) const {
+  test::Bytes look(uint64_t offset, uint64_t nbytes) const {
     if (tier() == "disk") return read_file(find_file(), offset, nbytes);
     const std::byte* slab = driver_->memory_of(4 * kMiB) + offset;
     return {slab, slab + nbytes};
@@ -180,7 +180,7 @@ TEST_P(UpkeepConformance, a_block_given_back_is_overwritten) {
     Token token = out(a_);
     out_done(token);
     device_->download(a_, 1);
-    const std::vector<std::byte> swapped(kBytes - kPageBytes, std::byte{0x77});
+    const test::Bytes swapped(kBytes - kPageBytes, std::byte{0x77});
     for (int i = 0; i < 1000 && look(kPageBytes, swapped.size()) != swapped; ++i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(5));  // staged bytes land later than out_done
     }
@@ -191,7 +191,7 @@ TEST_P(UpkeepConformance, a_block_given_back_is_overwritten) {
     out_done(next);
     device_->download(b_, 1);
     const std::byte filler = audits ? std::byte{0xff} : std::byte{0};
-    EXPECT_EQ(look(kPageBytes, kBytes - kPageBytes), std::vector<std::byte>(kBytes - kPageBytes, filler));
+    EXPECT_EQ(look(kPageBytes, kBytes - kPageBytes), test::Bytes(kBytes - kPageBytes, filler));
     if (audits) TearDown();
   }
 }
@@ -240,7 +240,7 @@ TEST_P(UpkeepConformance, nothing_is_left_in_host_memory_after_close) {
     const uint64_t num_least = tier() == "host" ? 2 : GetParam().device == "host" ? 1 : 3;
     EXPECT_GE(driver_->num_freed, num_least);
   }
-  EXPECT_EQ(driver_->num_left, 0u);
+  EXPECT_EQ(driver_->num_unclean, 0u);
 }
 
 TEST_P(UpkeepConformance, nothing_is_left_in_the_file_after_close) {
@@ -256,7 +256,7 @@ TEST_P(UpkeepConformance, nothing_is_left_in_the_file_after_close) {
     ASSERT_GE(file, 0);
     engine_->close();
     const auto bytes = read_file(file, 0, 4 * kMiB);
-    EXPECT_EQ(std::count(bytes.begin(), bytes.end(), std::byte{0}) == 4 * kMiB, wipes);
+    EXPECT_EQ(bytes == test::Bytes(4 * kMiB), wipes);
     if (wipes) TearDown();
   }
 }

@@ -134,10 +134,11 @@ def assert_same_bits(actual, expected):
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
-@pytest.mark.parametrize("swap_share", [0.0, 0.8], ids=["kept", "swapped"])
-@pytest.mark.parametrize(
-    ("name", "seed"), [(name, seed) for name in MODELS for seed in range(1 if name == "unet3d" else 3)]
-)
+KEPT = [(name, 0, 0.0) for name in MODELS if name != "unet3d"]  # whose graphs take as long as all of the others'
+SWAPPED = [(name, seed, 0.8) for name in MODELS for seed in ((1,) if name == "unet3d" else (1, 2))]
+
+
+@pytest.mark.parametrize(("name", "seed", "swap_share"), KEPT + SWAPPED)
 def test_any_valid_reruns_give_the_same_bits_as_none(name, seed, swap_share):
     rng = random.Random(seed)
     handler = Rewritten(lambda program: random_reruns(program, rng), swap_share, seed)
