@@ -56,7 +56,9 @@ def train(model, example: torch.Tensor, **how) -> Comparing:
     torch.compiler.reset()
     found = Comparing(**how)
     compiled = torch.compile(model, backend=lambda m, i: compile_region(m, i, found), dynamic=False)
-    compiled(example.requires_grad_()).float().square().sum().backward()
+    output = compiled(example.requires_grad_())
+    # As torch guesses that it will lie: the backward of one that comes otherwise makes tensors that lie otherwise.
+    output.backward(torch.empty_strided(output.shape, output.stride(), dtype=output.dtype).fill_(0.5))
     return found
 
 
