@@ -1,7 +1,8 @@
 """What does each op cost and make on this device? Each distinct one is run two or three times on made-up tensors.
 
-The inputs are made up: normal numbers for floats (clear of denormals and NaN), zeros for integers (valid as indices),
-coin flips for booleans. Random state is left as it was found.
+The inputs are made up: numbers from 0 to 1 for floats (valid as probabilities, which kernels of a GPU assert: after one
+that fails, every later call of the process does), zeros for integers (valid as indices), coin flips for booleans, but
+true for a single one, which may be asserted. Random state is left as it was found.
 """
 
 from __future__ import annotations
@@ -173,15 +174,17 @@ def _example_tensor(fake: torch.Tensor, storages: dict[int, torch.Tensor]) -> to
 
 
 def _fill(flat: torch.Tensor) -> None:
-    """Fills with repeats of a short pattern: drawing 10⁸ normal numbers would take longer than most ops."""
+    """Fills with repeats of a short pattern: drawing 10⁸ numbers would take longer than most ops."""
     if not (flat.dtype is torch.bool or flat.dtype.is_floating_point or flat.dtype.is_complex):
         flat.zero_()
         return
     pattern = torch.empty(min(flat.numel(), _PATTERN), dtype=flat.dtype, device=flat.device)
     if flat.dtype is torch.bool:
-        pattern.bernoulli_(0.5)
-    else:
+        pattern.bernoulli_(0.5 if pattern.numel() > 1 else 1.0)
+    elif pattern.dtype.is_complex:
         pattern.normal_()
+    else:
+        pattern.uniform_()
     whole = flat.numel() // pattern.numel() * pattern.numel()
     flat[:whole].view(-1, pattern.numel()).copy_(pattern)
     flat[whole:].copy_(pattern[: flat.numel() - whole])
