@@ -255,7 +255,21 @@ def _is_repeatable(node: fx.Node) -> bool:
     # Graphs can hand tensors on to each other, but no numbers.
     reads_tensors = all(isinstance(argument.meta.get("val"), torch.Tensor) for argument in node.all_input_nodes)
     draws_anew = is_random(node) and state_of(node) is None
-    return not draws_anew and reads_tensors and bool(node.meta.get("is_repeatable", True))
+    is_repeatable = bool(node.meta.get("is_repeatable", True)) and not _chooses_by_thread(node)
+    return not draws_anew and reads_tensors and is_repeatable
+
+
+def _chooses_by_thread(node: fx.Node) -> bool:
+    """Whether a second run may round otherwise: with its benchmark on, cuDNN tries its kernels in each thread anew.
+
+    Backwards run in a thread of autograd's.
+    """
+    is_convolution = getattr(node.target, "overloadpacket", None) in _CONVOLUTIONS
+    on_gpu = any(made.device.type == "cuda" for made in tensors(node.meta.get("val")))
+    return is_convolution and on_gpu and torch.backends.cudnn.enabled and torch.backends.cudnn.benchmark
+
+
+_CONVOLUTIONS = (torch.ops.aten.convolution, torch.ops.aten.convolution_backward)
 
 
 # The CPU's attention is missing from torch's table; it multiplies what the CUDA one does.

@@ -2,11 +2,13 @@ import copy
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
+from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
 from lmswap.analyze.repeatable import repeatable_ops
+from lmswap.capture.lower import lower_inference
 from lmswap.errors import CaptureError
 from lmswap.ir.program import LOSS, BufferKind, Program
 from tests.capture.captured import capture
@@ -229,3 +231,28 @@ def test_attention_multiplies_queries_keys_and_values():
     assert forward.flops == 2 * 2 * (2 * 4) * 8 * 8 * 4  # two products of 8 × 8 × 4 for each of 2 × 4 heads
     (backward,) = [op for op in program.ops if "attention" in op.target and "backward" in op.target]
     assert backward.flops > 2 * forward.flops
+
+
+def graph_of_a_convolution(device: str) -> fx.GraphModule:
+    """As a trace on that device gives it."""
+    graph, mode = fx.Graph(), FakeTensorMode()
+    with mode:
+        x, weight = torch.empty(1, 4, 8, 8, device=device), torch.empty(4, 4, 3, 3, device=device)
+        made = torch.empty(1, 4, 6, 6, device=device)
+    given = [graph.placeholder("x"), graph.placeholder("weight")]
+    sides = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    node = graph.call_function(torch.ops.aten.convolution.default, (*given, None, *sides))
+    for each, value in zip((*given, node), (x, weight, made), strict=True):
+        each.meta["val"] = value
+    graph.output((node,))
+    return fx.GraphModule(nn.Module(), graph)
+
+
+@pytest.mark.parametrize(
+    ("device", "is_on", "repeats"), [("cuda", True, False), ("cuda", False, True), ("cpu", True, True)]
+)
+def test_convolutions_run_again_unless_cudnn_chooses_their_kernel_in_each_thread(device, is_on, repeats):
+    with torch.backends.cudnn.flags(enabled=True, benchmark=is_on):
+        lowered = lower_inference(graph_of_a_convolution(device), parameters=(), name="convolution")
+    (op,) = lowered.program.ops
+    assert op.is_repeatable == repeats
