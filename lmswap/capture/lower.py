@@ -19,7 +19,6 @@ from torch.utils.flop_counter import flop_registry
 
 from lmswap.capture.draws import is_random
 from lmswap.errors import CaptureError
-from lmswap.execute import ops
 from lmswap.execute.draws import state_of
 from lmswap.execute.graph import SegmentGraph, gather_projections, is_projection
 from lmswap.ir.program import LOSS, Buffer, BufferKind, Op, Program, Segment, Value
@@ -106,6 +105,7 @@ class _Lowering:
         self.nbytes: list[int] = []
         self._storages: dict[int, int] = {}  # the fakes live in node.meta while this runs, so addresses are unique
         self._named: set[tuple[str, int]] = set()
+        self._devices: list[str] = []  # their types, by buffer
 
     def add_graph(self, graph: SegmentGraph) -> None:
         for node in graph.module.graph.nodes:
@@ -126,7 +126,14 @@ class _Lowering:
             return known, False
         self._storages[storage._cdata] = len(self.nbytes)
         self.nbytes.append(_static(storage.nbytes(), "storage size"))
+        self._devices.append(tensor.device.type)
         return len(self.nbytes) - 1, True
+
+    def beside_the_device(self) -> list[int]:
+        """Buffers of graphs that compute on a GPU that lie on the CPU: masks, positions, states of generators."""
+        if set(self._devices) <= {"cpu"}:
+            return []
+        return [buffer for buffer, device in enumerate(self._devices) if device == "cpu"]
 
     def _add_op(self, graph: SegmentGraph, node: fx.Node) -> None:
         reads = list(dict.fromkeys(self.buffer(t)[0] for t in tensors(_argument_values(node))))
@@ -211,8 +218,8 @@ def _buffer_kinds(
         for node in nodes:
             if node.op == "get_attr" and node in graph.buffer_of:
                 kinds[graph.buffer_of[node]] = BufferKind.PARAMETER
-            if node.target is ops.rng_state and node.args[0].type != "cpu":  # it lies on the CPU all the same
-                kinds[graph.buffer_of[node]] = BufferKind.INPUT
+    for buffer in lowering.beside_the_device():
+        kinds[buffer] = BufferKind.INPUT
     return kinds
 
 

@@ -233,6 +233,21 @@ def test_attention_multiplies_queries_keys_and_values():
     assert backward.flops > 2 * forward.flops
 
 
+def test_what_lies_on_the_cpu_is_no_part_of_a_gpus_step():
+    graph, mode = fx.Graph(), FakeTensorMode()
+    x, mask = graph.placeholder("x"), graph.call_function(torch.ops.aten.ones.default, ([1024],))
+    moved = graph.call_function(torch.ops.aten._to_copy.default, (mask,), {"device": torch.device("cuda")})
+    product = graph.call_function(torch.ops.aten.mul.Tensor, (x, moved))
+    graph.output((graph.call_function(torch.ops.aten.sum.default, (product,)),))
+    with mode:
+        for node, device in ((x, "cuda"), (mask, "cpu"), (moved, "cuda"), (product, "cuda")):
+            node.meta["val"] = torch.empty(1024, device=device)
+        product.next.meta["val"] = torch.empty((), device="cuda")
+    program = lower_inference(fx.GraphModule(nn.Module(), graph), parameters=(), name="masked").program
+    kinds = {value.name: program.buffers[value.buffer].kind for value in program.values}
+    assert (kinds[mask.name], kinds[moved.name]) == (BufferKind.INPUT, BufferKind.ACTIVATION)
+
+
 def graph_of_a_convolution(device: str) -> fx.GraphModule:
     """As a trace on that device gives it."""
     graph, mode = fx.Graph(), FakeTensorMode()
