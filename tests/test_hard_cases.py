@@ -522,7 +522,6 @@ def test_two_forwards_before_a_backward_stay_within_the_budget_or_the_report_say
     lmswap.disable(model)
 
 
-@pytest.mark.real_gpu("cuDNN, and torch's own fused cells, have no counterpart on the CPU")
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 def test_recurrent_networks(path, kind):
     def make():

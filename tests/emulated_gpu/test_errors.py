@@ -62,9 +62,9 @@ def test_a_kernel_without_a_stand_in_is_an_error_that_names_it(emulated_gpu):
 
 
 def test_an_operator_without_a_cpu_kernel_is_an_error_that_names_it(emulated_gpu):
-    gates, cell = torch.ones(2, 16, device="cuda"), torch.ones(2, 4, device="cuda")
-    with pytest.raises(NotImplementedError, match="no stand-in for the kernels of aten::_thnn_fused_lstm_cell"):
-        torch.ops.aten._thnn_fused_lstm_cell(gates, gates, cell)
+    x = torch.ones(2, 4, 8, device="cuda", dtype=torch.half)
+    with pytest.raises(NotImplementedError, match="no stand-in for the kernels of aten::_flash_attention_forward"):
+        torch.ops.aten._flash_attention_forward(x, x, x, None, None, 4, 4, 0.0, False, False)
 
 
 def test_a_forked_child_has_no_device():

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "call.h"
+#include "cells.h"
 
 namespace emulated_gpu {
 namespace {
@@ -30,6 +31,16 @@ const std::set<std::string> kKept = {
     "view_as_complex",
     "_efficientzerotensor",
     "_fused_sdp_choice",
+};
+
+// Those of our own: see install.
+const std::set<std::string> kOwn = {
+    "copy_",
+    "native_dropout",
+    "_thnn_fused_lstm_cell",
+    "_thnn_fused_lstm_cell_backward_impl",
+    "_thnn_fused_gru_cell",
+    "_thnn_fused_gru_cell_backward",
 };
 
 // Plain copies are torch's own code, down to cudaMemcpyAsync; what needs a kernel is queued as one.
@@ -59,18 +70,21 @@ std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor& input, doubl
 void install() {
   static auto* const library =
       new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
-  const std::set<std::string> own = {"copy_", "native_dropout"};
   auto names = c10::Dispatcher::singleton().getRegistrationsForDispatchKey(c10::DispatchKey::CUDA);
   names.push_back({"aten::convolution", ""});  // would ask cuDNN
   names.push_back({"aten::convolution_backward", ""});
   for (const c10::OperatorName& name : names) {
     if (name.getNamespace() != "aten") continue;
     const std::string short_name = toString(name).substr(sizeof("aten::") - 1);
-    if (kKept.count(short_name) > 0 || own.count(short_name) > 0) continue;
+    if (kKept.count(short_name) > 0 || kOwn.count(short_name) > 0) continue;
     library->impl(short_name.c_str(), torch::CppFunction::makeFromBoxedFunction<&run>());
   }
   library->impl("copy_", TORCH_FN(copy_));
   library->impl("native_dropout", TORCH_FN(native_dropout));
+  library->impl("_thnn_fused_lstm_cell", TORCH_FN(lstm_cell));
+  library->impl("_thnn_fused_lstm_cell_backward_impl", TORCH_FN(lstm_cell_backward));
+  library->impl("_thnn_fused_gru_cell", TORCH_FN(gru_cell));
+  library->impl("_thnn_fused_gru_cell_backward", TORCH_FN(gru_cell_backward));
 }
 
 }  // namespace
