@@ -9,8 +9,6 @@ from pathlib import Path
 
 import torch
 
-OUT_OF_MEMORY, ILLEGAL_ADDRESS = 2, 700  # CUDA's codes
-
 _libraries = Path(torch.__file__).parents[1] / "nvidia" / "cu13" / "lib"
 _driver: ctypes.CDLL | None = None
 
@@ -64,6 +62,11 @@ def set_capacity(nbytes: int, device: int = 0) -> None:
 def plan_fault(symbol: str, nth: int, code: int) -> None:
     """The nth call of a CUDA function from now fails with a code, once."""
     _call().emulated_gpu_plan_fault(symbol.encode(), nth, code)
+
+
+def ignore_waits_of_the_driver(is_on: bool) -> None:
+    """Whether cuStreamWaitEvent, which lmswap's engine calls and torch does not, does nothing."""
+    _call().emulated_gpu_ignore_waits_of_the_driver(is_on)
 
 
 def mend() -> None:

@@ -1,22 +1,15 @@
-"""A pytest plugin, -p tests.emulated_gpu.plugin: tests run on the emulated GPU, and fail by what they did wrong on it.
-
-Kernels are the CPU's, so that sizes which suit a GPU are made smaller here, and nowhere else.
-"""
+"""A pytest plugin, -p tests.emulated_gpu.plugin: on the emulated GPU, what a test did wrong there fails that test."""
 
 import pytest
 import torch
 
-from lmswap.hardware import compute
 from tests.emulated_gpu import machine
-
-_SIDE = 24  # of an image to convolve while copies are measured: 128 takes 1.3 s a run here, some hundred times
 
 
 def pytest_configure() -> None:
     if not machine.is_built():
         raise pytest.UsageError("no emulated GPU in this environment: make test-gpu builds one")
     machine.start()
-    compute._SIDE["cuda"] = _SIDE
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -84,6 +84,7 @@ class System {
 
   Violations violations;
   Faults faults;
+  std::atomic<bool> ignores_waits_of_the_driver{false};  // what a user of the driver would do that forgot to wait
 
  private:
   System();

@@ -30,6 +30,10 @@ EXPORTED void emulated_gpu_plan_fault(const char* symbol, uint64_t nth, int code
   System::instance().faults.plan(symbol, nth, code);
 }
 
+EXPORTED void emulated_gpu_ignore_waits_of_the_driver(int is_on) {
+  System::instance().ignores_waits_of_the_driver = is_on != 0;
+}
+
 EXPORTED void emulated_gpu_configure(double out_rate, double in_rate, double latency_seconds, double jitter_seconds) {
   System::instance().configure({out_rate, in_rate, latency_seconds}, jitter_seconds);
 }

@@ -29,6 +29,9 @@ void emulated_gpu_mend();
 // The nth call of a function from now fails with a CUDA code.
 void emulated_gpu_plan_fault(const char* symbol, uint64_t nth, int code);
 
+// From now on cuStreamWaitEvent does nothing, which lmswap's engine calls: what one would do that forgot to wait.
+void emulated_gpu_ignore_waits_of_the_driver(int is_on);
+
 // Rates in bytes per second, 0 for as fast as a core copies; seconds before each copy, and of random delay at most.
 void emulated_gpu_configure(double out_rate, double in_rate, double latency_seconds, double jitter_seconds);
 void emulated_gpu_set_capacity(int device, size_t nbytes);
