@@ -107,6 +107,7 @@ class _Lowering:
         self.ops: list[Op] = []
         self.values: list[Value] = []
         self.nbytes: list[int] = []
+        self.devices: list[str] = []  # of buffers, by type
         self._storages: dict[int, int] = {}  # the fakes live in node.meta while this runs, so addresses are unique
         self._named: set[tuple[str, int]] = set()
 
@@ -129,6 +130,7 @@ class _Lowering:
             return known, False
         self._storages[storage._cdata] = len(self.nbytes)
         self.nbytes.append(_static(storage.nbytes(), "storage size"))
+        self.devices.append(tensor.device.type)
         return len(self.nbytes) - 1, True
 
     def _add_op(self, graph: SegmentGraph, node: fx.Node) -> None:
@@ -216,6 +218,9 @@ def _buffer_kinds(
                 kinds[graph.buffer_of[node]] = BufferKind.PARAMETER
             if node.target is ops.rng_state and node.args[0].type != "cpu":  # it lies on the CPU all the same
                 kinds[graph.buffer_of[node]] = BufferKind.INPUT
+    if set(lowering.devices) > {"cpu"}:  # what a model makes on the host beside a GPU's tensors stays there
+        on_host = {buffer for buffer, device in enumerate(lowering.devices) if device == "cpu"}
+        kinds |= {buffer: BufferKind.INPUT for buffer in on_host if kinds[buffer] is BufferKind.ACTIVATION}
     return kinds
 
 

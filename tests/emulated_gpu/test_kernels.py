@@ -72,6 +72,15 @@ def test_shapes_that_depend_on_data_are_waited_for():
     assert torch.tensor([0, 3, 0, 4], device="cuda").nonzero().tolist() == [[1], [3]]
 
 
+def test_results_that_were_waited_for_are_written_behind_what_fills_their_memory():
+    x, indices = torch.arange(4096.0, device="cuda"), torch.arange(4096, device="cpu").flip(0)
+    torch.use_deterministic_algorithms(True)  # fills new tensors with NaN
+    try:
+        assert all(torch.equal(x[indices].cpu().flip(0), x.cpu()) for _ in range(50))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_conjugates_and_strides_are_seen():
     x = torch.randn(4, 6, dtype=torch.complex64, device="cpu")
     found = (x.cuda().conj().t() @ x.cuda()[:, ::2]).cpu()

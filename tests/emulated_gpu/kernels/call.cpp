@@ -39,6 +39,12 @@ void store(Work& work) {
   }
 }
 
+// Of a call that was waited for: what was computed is written in the stream's order, behind whatever fills the memory.
+void store_queued(void* argument) {
+  const std::unique_ptr<Work> work(static_cast<Work*>(argument));
+  store(*work);
+}
+
 void run_queued(void* argument) {
   const std::unique_ptr<Work> work(static_cast<Work*>(argument));
   try {
@@ -70,7 +76,7 @@ class Call {
   void find_uses();
   void grow_outputs();
   IValue on_cpu(size_t argument);
-  IValue result_on_cuda(size_t result, IValue computed);
+  IValue result_on_cuda(size_t result, IValue computed, Work& work);
   void give(std::vector<IValue> results);
   void launch(void (*run)(void*), void* argument);
 
@@ -194,16 +200,18 @@ void Call::queue(const Stack& metas) {
   work.release();
 }
 
-IValue Call::result_on_cuda(size_t result, IValue computed) {
+IValue Call::result_on_cuda(size_t result, IValue computed, Work& work) {
   const int argument = op_.argument_of[result];
   if (argument >= 0 && op_.writes[argument]) return arguments_[argument];
   map_tensors(computed, [&](const at::Tensor& tensor) {
-    if (!tensor.defined() || !tensor.is_cpu()) return tensor;
-    if (const at::Tensor view = aliases_.on_cuda(tensor, device_); view.defined()) return view;
-    const at::Tensor made = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(device_));
-    uses_.push_back(use_of(made, true));
-    aliases_.on_cpu(made).copy_(tensor);
-    return made;
+    at::Tensor found = tensor.defined() && tensor.is_cpu() ? aliases_.on_cuda(tensor, device_) : tensor;
+    if (argument >= 0) return found;
+    at::Tensor& stored = work.results.emplace_back();
+    if (found.defined() || !tensor.defined()) return found;
+    found = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(device_));
+    uses_.push_back(use_of(found, true));
+    stored = aliases_.on_cpu(found);
+    return found;
   });
   return computed;
 }
@@ -212,7 +220,9 @@ void Call::compute_now() {
   const auto nothing = [](void*) {};
   launch(nothing, nullptr);
   check(emulated_gpu_wait(c10::cuda::getCurrentCUDAStream().stream()));
-  Stack computed;
+  auto work = std::make_unique<Work>();
+  work->op = &op_;
+  Stack& computed = work->arguments;
   for (size_t i = 0; i < arguments_.size(); ++i) computed.push_back(on_cpu(i));
   {
     std::optional<DrawsFromDefault> draws;
@@ -221,9 +231,10 @@ void Call::compute_now() {
   }
   uses_.clear();
   std::vector<IValue> results;
-  for (size_t i = 0; i < op_.argument_of.size(); ++i) results.push_back(result_on_cuda(i, computed[i]));
-  launch(nothing, nullptr);  // what wrote the results
+  for (size_t i = 0; i < op_.argument_of.size(); ++i) results.push_back(result_on_cuda(i, computed[i], *work));
   give(std::move(results));
+  launch(&store_queued, work.get());
+  work.release();
 }
 
 }  // namespace
