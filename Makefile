@@ -1,10 +1,13 @@
-# Three commands: `make demo`, `make case-study` and `make test`. Each sets up all that it needs in .venv and build/.
+# Four commands: `make demo`, `make case-study`, `make test` and `make test-gpu`. Each sets up all that it needs in .venv,
+# .venv-gpu and build/.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+GPU_VENV := .venv-gpu
+GPU_BIN := $(GPU_VENV)/bin
 JOBS ?= $(shell nproc)
 
-.PHONY: demo case-study conformance test lint test-cpp test-python soak fuzz clean
+.PHONY: demo case-study conformance test lint test-cpp test-python test-gpu test-real-gpu test-emulated-gpu soak fuzz clean
 .DELETE_ON_ERROR:
 
 # SIZES="64 80" compares other image sides.
@@ -59,6 +62,38 @@ test-cpp: $(VENV)/ready
 test-python: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
+# On the GPU, or, where there is none, on an emulated one. TESTS="tests/gpu" and the like choose some.
+test-gpu:
+	@if nvidia-smi --list-gpus 2>/dev/null | grep -q GPU; \
+	  then $(MAKE) --no-print-directory test-real-gpu; else $(MAKE) --no-print-directory test-emulated-gpu; fi
+
+TESTS ?= tests/gpu tests/emulated_gpu $(addprefix tests/test_,$(addsuffix .py,$(ON_A_DEVICE)))
+ON_A_DEVICE := enable hard_cases plain_bits recompute remembered reports unusual_uses verification warnings
+
+test-real-gpu: $(VENV)/ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --device cuda $(TESTS)
+
+test-emulated-gpu: $(GPU_VENV)/ready
+	OMP_NUM_THREADS=1 $(GPU_BIN)/python -m pytest -p tests.emulated_gpu.plugin --device cuda --numprocesses 2 --dist worksteal $(TESTS)
+
+# torch's CUDA build, which is the default one, without NVIDIA's libraries; emulated ones are built into their place.
+$(GPU_VENV)/installed: pyproject.toml constraints.txt $(shell find csrc -type f -not -name '.*')
+	@echo "Setting up $(GPU_VENV) with $(PYTHON): torch for CUDA, 530 MB; a minute or more"
+	@$(PYTHON) -m venv $(GPU_VENV)
+	@$(GPU_BIN)/python -m pip install --quiet --upgrade pip
+	@$(GPU_BIN)/python -m pip install --quiet --no-deps torch===$$(sed -n 's/^torch==//p' constraints.txt)
+	@echo "Setting up $(GPU_VENV): what torch and lmswap need, 400 MB, and lmswap itself; two minutes"
+	@mkdir -p build
+	@$(GPU_BIN)/python tests/emulated_gpu/requirements.py > build/requirements-gpu.txt
+	@$(GPU_BIN)/python -m pip install --quiet --no-warn-conflicts --constraint constraints.txt --requirement build/requirements-gpu.txt
+	@$(GPU_BIN)/python -m pip install --quiet --no-warn-conflicts --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(GPU_VENV)/ready: $(GPU_VENV)/installed $(shell find tests/emulated_gpu -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt -o -name build.py)
+	@echo "Setting up $(GPU_VENV): the emulated GPU, compiled; a minute"
+	@$(GPU_BIN)/python -m tests.emulated_gpu.build
+	@touch $@
+
 # STEPS=10000 training steps with random faults; the figures go to benchmarks/results/soak_cpu.json.
 soak: $(VENV)/ready
 	$(BIN)/python -m benchmarks.soak $(if $(STEPS),--steps $(STEPS))
@@ -69,4 +104,4 @@ fuzz: $(VENV)/ready
 	$(BIN)/python -m benchmarks.fuzz --times $(TIMES)
 
 clean:
-	rm -rf $(VENV) build demo-output case-study-output
+	rm -rf $(VENV) $(GPU_VENV) build demo-output case-study-output

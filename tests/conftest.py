@@ -39,17 +39,52 @@ def kernels_of_this_run(tmp_path_factory):
         yield
 
 
+def pytest_addoption(parser):
+    parser.addoption("--device", choices=("cpu", "cuda"), default="cpu", help="where tests run that name no device")
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--device") == "cpu":
+        return
+    for item in items:
+        for mark in item.iter_markers("cpu_only"):
+            item.add_marker(pytest.mark.skip(reason=f"on the CPU only: {mark.args[0]}"))
+
+
+@pytest.fixture(autouse=True)
+def device(request):
+    """Where the test runs: tensors and modules that name no device are made there."""
+    device = torch.device(request.config.getoption("--device"))
+    if device.type == "cpu":
+        yield device
+        return
+    torch.set_default_device(device)
+    yield device
+    torch.set_default_device(None)
+
+
+@pytest.fixture
+def tier(device):
+    """Where models swap to that name no tier."""
+    return "disk" if device.type == "cpu" else "host"
+
+
 @pytest.fixture(autouse=True, scope="session")
-def machine_of_all_tests(tmp_path_factory):
+def machine_of_all_tests(request, tmp_path_factory):
     """Tests, and what they start, find this one measured: how fast the real one is depends on what else it does.
 
     Nothing is read from the user's cache or written to it.
     """
-    device, directory, link = torch.device("cpu"), swap_directory(), Link(Rate.constant(1e9), Rate.constant(1e9))
-    machine = Machine("cpu of the tests", 2**34, 50e9, 10e9, 1e-6, (Tier("disk", 2**34, link),))
+    directory = swap_directory()
+    tiers = [("cpu", "disk", directory, 1e9)]
+    if request.config.getoption("--device") == "cuda":
+        tiers += [("cuda:0", "host", "", 2e10), ("cuda:0", "disk", directory, 1e9), ("cuda:0", "device", "", 1e12)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LMSWAP_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        measure._cache_file(device, "disk", directory).write(json.loads(machine.to_json()))
+        for device, tier, where, rate in tiers:
+            link = Link(Rate.constant(rate), Rate.constant(rate))
+            machine = Machine(f"{device} of the tests", 2**34, 50e9, 10e9, 1e-6, (Tier(tier, 2**34, link),))
+            measure._cache_file(torch.device(device), tier, where).write(json.loads(machine.to_json()))
         yield
 
 

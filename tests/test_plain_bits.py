@@ -99,8 +99,8 @@ def function_cases():
     classes = torch.tensor([1, 0, 3, 7, 2])
     marks = torch.tensor([[1, 3, -1, 0, 0, 0, 0, 0]] * 5)
     functions = {
-        "multi_margin_loss": lambda x: F.multi_margin_loss(x, classes),
-        "multilabel_margin_loss": lambda x: F.multilabel_margin_loss(x, marks),
+        "multi_margin_loss": lambda x: F.multi_margin_loss(x, classes.to(x.device)),
+        "multilabel_margin_loss": lambda x: F.multilabel_margin_loss(x, marks.to(x.device)),
         "pinv": lambda x: torch.linalg.pinv(x[:, :3]),
         "mT": lambda x: (x.unsqueeze(0) * 0.9).mT,
         "movedim": lambda x: (x.unsqueeze(0) * 0.9).movedim(0, 2),
@@ -135,7 +135,7 @@ def train(make, shape, loss, *, is_enabled, autocast=False, is_training=True, me
     results = []
     for _ in range(2):
         x = torch.randn(shape).contiguous(memory_format=memory_format).requires_grad_()
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=autocast):
             output = model(x)
         output = output[0] if isinstance(output, tuple) else output
         loss(output).backward()

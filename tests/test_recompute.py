@@ -30,7 +30,8 @@ def plan_at_random(seed: int, share: float = 0.5):
     def make_plan(policy, program, costs, machine, **limits):
         reruns = random_reruns(program, rng, share=share)
         runs = schedule(program, reruns)
-        plan = replace(random_plan(runs.program, rng, share=0.5), policy="random", reruns=reruns)
+        swaps = random_plan(runs.program, rng, share=0.5, tier=machine.tiers[0].name)
+        plan = replace(swaps, policy="random", reruns=reruns)
         plan = replace(plan, swaps=tuple(sorted(plan.swaps, key=lambda swap: swap.first_use)))
         plan = replace(plan, predicted_peak_bytes=simulate(program, costs, machine, plan).peak_bytes)
         verify(program, costs, machine, plan)

@@ -224,6 +224,9 @@ BREAKAGES = {
 }
 
 
+follows_pointers = pytest.mark.cpu_only("the late engine follows device pointers on the host")
+
+
 def with_engine(monkeypatch, breakage: Breakage) -> list[torch.Tensor]:
     """Lets models run on a late engine; what leaves is kept alive, as by an allocator that hands it to nobody else."""
     kept: list[torch.Tensor] = []
@@ -233,6 +236,7 @@ def with_engine(monkeypatch, breakage: Breakage) -> list[torch.Tensor]:
     return kept
 
 
+@follows_pointers
 def test_a_sound_engine_that_is_always_late_passes(monkeypatch):
     case = MODELS["shared_views"]
     kept = with_engine(monkeypatch, Breakage())
@@ -244,6 +248,7 @@ def test_a_sound_engine_that_is_always_late_passes(monkeypatch):
     lmswap.disable(model)
 
 
+@follows_pointers
 @pytest.mark.parametrize("name", BREAKAGES)
 def test_an_engine_that_is_broken_so_is_caught_and_is_not_without_verification(name, monkeypatch):
     case = MODELS["shared_views"]
@@ -258,6 +263,7 @@ def test_an_engine_that_is_broken_so_is_caught_and_is_not_without_verification(n
     lmswap.disable(model)
 
 
+@follows_pointers
 @pytest.mark.parametrize(
     ("damage", "where"), [("out", "on the way out"), ("away", "while they were away"), ("in", "on the way in")]
 )
@@ -349,6 +355,7 @@ def test_under_saved_tensor_hooks_all_that_comes_back_is_compared(name):
     assert report.verified.num_differences == 0
 
 
+@pytest.mark.cpu_only("torch's CUDA allocator rounds what is kept, and gives back what the run before it held")
 def test_what_is_kept_of_saved_tensors_is_no_part_of_the_step_that_is_planned():
     forward = []
     for verify in (False, True):
@@ -419,6 +426,7 @@ def test_what_torch_does_not_repeat_itself_is_left_out_and_listed(monkeypatch, s
     lmswap.disable(model)
 
 
+@pytest.mark.cpu_only("an engine of the host driver, which follows pointers on the host")
 @pytest.mark.parametrize("nbytes", [1, 7, 8, 2**20 - 1, 2**20, 2**20 + 9, 3 * 2**20])
 def test_both_ends_sum_alike_and_see_every_bit_and_every_exchange(nbytes, tmp_path):
     engine = _C.Engine(driver="host", audits=True)

@@ -12,6 +12,7 @@ import torch
 import lmswap
 from tests.models import CASES
 
+pytestmark = pytest.mark.cpu_only("it looks into the disk tier's file; for a GPU see tests/gpu")
 CASE = CASES["shared_views"]
 SCRIPT = """
     import sys, torch, lmswap

@@ -90,6 +90,13 @@ def test_sources_are_the_users_own_lines():
     assert "torch.tanh(x)" in sources["aten.tanh_backward.default"]  # backward ops name the forward line
 
 
+def test_sources_are_the_users_own_lines_under_a_default_device_too():
+    with torch.device("cpu"):
+        recording, _ = capture(lambda x: torch.tanh(x).sum().unsqueeze(0), torch.randn(8, requires_grad=True))
+    sources = {op.target: op.source for op in recording.lowered[0].program.ops}
+    assert "torch.tanh(x)" in sources["aten.tanh.default"]
+
+
 def test_what_draws_can_run_again_from_its_state_which_is_read_once():
     recording, _ = capture(lambda x: F.dropout(x.exp(), 0.5).sum().unsqueeze(0), torch.randn(8, requires_grad=True))
     program = recording.lowered[0].program

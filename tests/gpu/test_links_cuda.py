@@ -73,6 +73,7 @@ def test_a_budget_that_leaves_nothing_to_spare_is_refused():
         lmswap.enable(Wide().cuda(), budget=total_bytes, tier="device", link="nvlink2")
 
 
+@pytest.mark.real_gpu("an emulated one copies as fast as a CPU does, not as PCIe")
 def test_the_host_link_is_measured_at_its_peak_and_by_the_engine(tmp_path, capsys):
     assert cli.main(["links", "--json", "--disk-directory", str(tmp_path)]) == 0
     data = json.loads(capsys.readouterr().out)

@@ -9,6 +9,7 @@ import lmswap
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.real_gpu("Kineto sees a device by CUPTI, which is not emulated"),
 ]
 
 

@@ -1,0 +1,19 @@
+"""The emulated machine, for the tests of itself; where there is none, there is nothing to test."""
+
+import pytest
+
+from tests.emulated_gpu import machine
+
+collect_ignore_glob = [] if machine.is_built() else ["test_*.py"]
+
+
+@pytest.fixture(autouse=True)
+def emulated_gpu():
+    """The machine, as it is from the start when a test begins."""
+    machine.start()
+    capacity_bytes = machine.capacity_bytes()
+    yield machine
+    machine.mend()
+    machine.configure()
+    machine.ignore_waits_of_the_driver(False)
+    machine.set_capacity(capacity_bytes)

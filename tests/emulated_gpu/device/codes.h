@@ -1,0 +1,30 @@
+// What do calls return? Codes that mean the same in CUDA's runtime and in its driver.
+#pragma once
+
+namespace emulated_gpu {
+
+enum Code : int {
+  kSuccess = 0,
+  kInvalidValue = 1,
+  kOutOfMemory = 2,
+  kNotInitialized = 3,  // of a forked child
+  kDeinitialized = 4,   // of a process that is ending
+  kInvalidDevice = 101,
+  kInvalidContext = 201,
+  kNoKernelImage = 209,
+  kInvalidHandle = 400,
+  kNotReady = 600,
+  kIllegalAddress = 700,
+  kAssert = 710,
+  kHostMemoryNotRegistered = 713,
+  kNotSupported = 801,
+};
+
+struct CodeText {
+  const char* name;  // in the driver's spelling
+  const char* text;
+};
+
+CodeText text_of(int code);
+
+}  // namespace emulated_gpu

@@ -1,0 +1,84 @@
+// How are bytes moved? One copy at a time each way and device, at the link's rate, as copy engines do.
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+
+#include "system.h"
+
+namespace emulated_gpu {
+namespace {
+
+constexpr const char* kNames[] = {"a copy out", "a copy in", "a copy within the device"};
+enum Way { kOut, kIn, kWithin };
+
+void sleep_until(double seconds) {
+  const double left = seconds - now();
+  if (left > 0) std::this_thread::sleep_for(std::chrono::duration<double>(left));
+}
+
+struct Paced {
+  std::mutex* engine = nullptr;
+  double latency_seconds = 0;
+  double seconds = 0;  // what the bytes take at least
+};
+
+// Bytes are read and written at the time when the link would carry them: who does not wait finds others.
+void run_copy(char* to, const char* from, size_t nbytes, const Paced& paced) {
+  constexpr size_t kParts = 16;
+  std::unique_lock<std::mutex> lock;
+  if (paced.engine != nullptr) lock = std::unique_lock(*paced.engine);
+  const double start = now() + paced.latency_seconds;
+  for (size_t part = 0; part < kParts; ++part) {
+    sleep_until(start + paced.seconds * static_cast<double>(part + 1) / kParts);
+    const size_t begin = nbytes * part / kParts, end = nbytes * (part + 1) / kParts;
+    memcpy(to + begin, from + begin, end - begin);
+  }
+}
+
+}  // namespace
+
+int System::copy(void* to, const void* from, size_t nbytes, void* stream, bool is_async, Pageable pageable) {
+  if (nbytes == 0) return kSuccess;
+  const int to_device = owner(to), from_device = owner(from);
+  if (to_device < 0 && from_device < 0) return report("a copy of which neither side is a device's", kInvalidValue);
+  const Way way = from_device < 0 ? kIn : to_device < 0 ? kOut : kWithin;
+  const void* host = way == kIn ? from : way == kOut ? to : nullptr;
+  const bool is_staged = host != nullptr && !is_pinned(host, nbytes);
+  if (is_staged && pageable == Pageable::kForbidden) {
+    return report(std::string(kNames[way]) + " of pageable memory, which the driver copies at once", kInvalidValue);
+  }
+  std::vector<Use> uses;
+  const auto use = [&](const void* begin, bool is_write) {
+    if (!is_staged || begin != host) uses.push_back({reinterpret_cast<uintptr_t>(begin), nbytes, is_write});
+  };
+  use(from, false);
+  use(to, true);
+  std::shared_ptr<std::vector<char>> staged;
+  if (is_staged && way == kIn) {  // its bytes are those of now
+    const char* begin = static_cast<const char*>(from);
+    staged = std::make_shared<std::vector<char>>(begin, begin + nbytes);
+  }
+  auto* target = static_cast<char*>(to_device < 0 ? to : DeviceMemory::bytes_of(to));
+  const auto* source = static_cast<const char*>(from_device < 0 ? from : DeviceMemory::bytes_of(from));
+  if (staged) source = staged->data();
+  Paced paced;
+  if (way != kWithin) {
+    const std::lock_guard lock(mutex_);
+    const double rate = way == kOut ? link_.out_bytes_per_second : link_.in_bytes_per_second;
+    paced = {&devices_[std::max(to_device, from_device)]->copy_engines[way], link_.latency_seconds,
+             rate > 0 ? static_cast<double>(nbytes) / rate : 0};
+  }
+  const int code = launch(stream, kNames[way], uses, [=, keep = staged] { run_copy(target, source, nbytes, paced); });
+  const bool returns_at_once = is_async && !(is_staged && way == kOut);
+  return code != kSuccess || returns_at_once ? code : wait_stream(stream);
+}
+
+int System::fill(void* to, int value, size_t nbytes, void* stream) {
+  if (owner(to) < 0) return report("a fill of memory that is not the device's", kInvalidValue);
+  const Use use{reinterpret_cast<uintptr_t>(to), nbytes, true};
+  void* target = DeviceMemory::bytes_of(to);
+  return launch(stream, "a fill", {&use, 1}, [=] { memset(target, value, nbytes); });
+}
+
+}  // namespace emulated_gpu

@@ -1,0 +1,24 @@
+// What is the emulated machine like? Read from the environment when it is first used.
+#pragma once
+
+#include <cstddef>
+
+namespace emulated_gpu {
+
+struct Link {
+  double out_bytes_per_second = 0;  // 0: as fast as a core copies
+  double in_bytes_per_second = 0;
+  double latency_seconds = 0;  // of every copy
+};
+
+struct Settings {
+  int num_devices;        // EMULATED_GPU_DEVICES, 1
+  size_t capacity_bytes;  // EMULATED_GPU_BYTES, of each device, 8 GiB
+  Link link;              // EMULATED_GPU_OUT_RATE, EMULATED_GPU_IN_RATE: bytes per second; EMULATED_GPU_LATENCY
+  double jitter_seconds;  // EMULATED_GPU_JITTER: what is queued runs late by a random time of at most so many
+  unsigned seed;          // EMULATED_GPU_SEED, of the jitter
+};
+
+Settings read_settings();
+
+}  // namespace emulated_gpu

@@ -1,0 +1,119 @@
+// What do the entry points of CUDA's runtime and driver share? The devices, and all that is queued on them.
+//
+// Strict: what real CUDA lets pass in silence is a violation, and the call fails if it can.
+//   - two uses of the same bytes, one of them a write, without an order between them by events or by the host
+//   - handles that were destroyed or never made, waits for events that were never recorded, and their times
+//   - memory that is used where it is not allocated; pageable memory where the driver's copies want pinned
+// The host counts as one thread: what any thread has waited for, all later calls are ordered after.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "codes.h"
+#include "faults.h"
+#include "memory.h"
+#include "order.h"
+#include "settings.h"
+#include "stream.h"
+#include "violations.h"
+
+namespace emulated_gpu {
+
+struct Device {
+  Device(int index, uint32_t stream, size_t capacity_bytes)
+      : memory(capacity_bytes), default_stream(std::make_shared<Stream>(stream, index)) {}
+  DeviceMemory memory;
+  std::shared_ptr<Stream> default_stream;
+  std::array<std::mutex, 2> copy_engines;  // one each way: out, in
+};
+
+enum class Pageable { kStaged, kForbidden };
+
+class System {
+ public:
+  static System& instance();
+
+  // What a call of `symbol` returns before it does anything.
+  int enter(const char* symbol);
+
+  int num_devices() const { return static_cast<int>(devices_.size()); }
+  Device& device(int index) { return *devices_[index]; }
+  int owner(const void* address) const;  // of a device address; -1: host memory
+  bool is_pinned(const void* address, size_t nbytes = 1);
+  void configure(const Link& link, double jitter_seconds);
+  void set_capacity(int device, size_t nbytes);
+  std::pair<size_t, size_t> free_and_total_bytes(int device);
+
+  int allocate_device(int device, void** address, size_t nbytes);
+  int free_device(void* address);
+  int allocate_pinned(void** address, size_t nbytes);
+  int free_pinned(void* address);
+  int register_pinned(void* address, size_t nbytes);
+  int unregister_pinned(void* address);
+
+  int create_stream(int device, void** handle);
+  int destroy_stream(void* handle);
+  int query_stream(void* handle);
+  int wait_stream(void* handle);
+  int wait_device(int device);
+
+  int create_event(void** handle, bool has_time);
+  int destroy_event(void* handle);
+  int record(void* event, void* stream);
+  int wait(void* stream, void* event);
+  int query_event(void* handle);
+  int wait_event(void* handle);
+  int elapsed(float* milliseconds, void* from, void* to);
+
+  // `name` must live as long as the process; `work` runs when all that the stream holds is done.
+  int launch(void* stream, const char* name, std::span<const Use> uses, std::function<void()> work);
+  int copy(void* to, const void* from, size_t nbytes, void* stream, bool is_async, Pageable pageable);
+  int fill(void* to, int value, size_t nbytes, void* stream);
+  int mark(void* stream, std::function<void()> work);  // uses no bytes, takes no time
+
+  int report(const std::string& violation, int code);
+
+  Violations violations;
+  Faults faults;
+  std::atomic<bool> ignores_waits_of_the_driver{false};  // what a user of the driver would do that forgot to wait
+
+ private:
+  System();
+  int refuse(const char* call, const char* what) { return report(std::string(call) + ": " + what, kInvalidHandle); }
+  std::shared_ptr<Stream> find_stream(void* handle);
+  std::shared_ptr<Event> find_event(void* handle);
+  void note(const Stream& stream, const Operation& operation, std::span<const Use> uses);
+  void know(const VectorClock& clock);
+  bool is_allocated(const Use& use);
+  double draw_jitter();
+  int wait_all();
+
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Device>> devices_;
+  PinnedMemory pinned_;
+  std::unordered_map<void*, std::shared_ptr<Stream>> streams_;
+  std::unordered_map<void*, std::shared_ptr<Event>> events_;
+  uint32_t num_streams_ = 0;
+  VectorClock host_;
+  Order order_;
+  Link link_;
+  double jitter_seconds_ = 0;
+  std::mt19937 random_;
+};
+
+// The device that is current in this thread, as cudaSetDevice and cuCtxPushCurrent say; -1: none yet.
+int current_device();
+void set_current_device(int device);
+void push_current_device(int device);
+bool pop_current_device(int* device);
+
+}  // namespace emulated_gpu

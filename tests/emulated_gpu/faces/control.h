@@ -1,0 +1,44 @@
+// How do the stand-in kernels and Python drive the emulated machine? What CUDA has no call for, as plain C.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+extern "C" {
+
+struct EmulatedGpuUse {
+  uintptr_t begin;
+  size_t nbytes;
+  int is_write;
+};
+
+// Where the bytes of a device address lie, for a kernel while it runs.
+void* emulated_gpu_bytes_of(const void* address);
+
+// Queues a kernel that uses these bytes; `name` must live as long as the process. Returns a CUDA code.
+int emulated_gpu_launch(void* stream, const char* name, const EmulatedGpuUse* uses, size_t num_uses,
+                        void (*run)(void* argument), void* argument);
+int emulated_gpu_wait(void* stream);
+
+// A kernel failed while it ran: every later call fails with a device assert.
+void emulated_gpu_break(const char* why);
+
+// Undoes that, as a new process would, and forgets faults that were planned.
+void emulated_gpu_mend();
+
+// The nth call of a function from now fails with a CUDA code.
+void emulated_gpu_plan_fault(const char* symbol, uint64_t nth, int code);
+
+// From now on cuStreamWaitEvent does nothing, which lmswap's engine calls: what one would do that forgot to wait.
+void emulated_gpu_ignore_waits_of_the_driver(int is_on);
+
+// Rates in bytes per second, 0 for as fast as a core copies; seconds before each copy, and of random delay at most.
+void emulated_gpu_configure(double out_rate, double in_rate, double latency_seconds, double jitter_seconds);
+void emulated_gpu_set_capacity(int device, size_t nbytes);
+
+// The sentences of all violations since the last call, one a line; valid until this thread's next call.
+const char* emulated_gpu_take_violations();
+
+// Every function of NVIDIA's libraries that is not emulated ends here: see build.py. Returns a CUDA code.
+int emulated_gpu_missing(const char* symbol);
+}

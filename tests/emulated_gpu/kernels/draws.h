@@ -1,0 +1,24 @@
+// Where do a kernel's random numbers come from? A CPU generator, seeded by where the CUDA generator stands.
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/ivalue.h>
+
+namespace emulated_gpu {
+
+// The CUDA generator moves on when the call is made, as Philox's does. None: the device's default one.
+at::Generator draw_from(const c10::IValue& generator, c10::Device device);
+
+// While it lives, the CPU's default generator is one drawn from the device's default one.
+class DrawsFromDefault {
+ public:
+  explicit DrawsFromDefault(c10::Device device);
+  ~DrawsFromDefault();
+  DrawsFromDefault(const DrawsFromDefault&) = delete;
+  DrawsFromDefault& operator=(const DrawsFromDefault&) = delete;
+
+ private:
+  at::Tensor state_;
+};
+
+}  // namespace emulated_gpu

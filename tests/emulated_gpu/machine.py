@@ -1,0 +1,79 @@
+"""How is the emulated GPU driven from Python? Kernels, link, capacity, faults; and what was done wrong on it.
+
+What it is from the start is said by environment variables: device/settings.h.
+"""
+
+import ctypes
+import os
+from pathlib import Path
+
+import torch
+
+_libraries = Path(torch.__file__).parents[1] / "nvidia" / "cu13" / "lib"
+_driver: ctypes.CDLL | None = None
+
+
+def is_built() -> bool:
+    """Whether this environment's CUDA libraries are the emulated ones."""
+    return (_libraries / "libemulated_gpu_kernels.so").exists()
+
+
+def start() -> None:
+    """Puts the stand-in kernels in the place of torch's own, once for all devices and threads."""
+    global _driver  # noqa: PLW0603 (one machine for one process)
+    if _driver is not None:
+        return
+    torch.sqrt(torch.ones(1))  # the first call into MKL's vector mathematics has a race; kernels run in several threads
+    torch.cuda.init()
+    _driver = ctypes.CDLL("libcuda.so.1", mode=ctypes.RTLD_GLOBAL | os.RTLD_NOLOAD)
+    _driver.emulated_gpu_take_violations.restype = ctypes.c_char_p
+    _driver.emulated_gpu_configure.argtypes = [ctypes.c_double] * 4
+    _driver.emulated_gpu_set_capacity.argtypes = [ctypes.c_int, ctypes.c_size_t]
+    _driver.emulated_gpu_plan_fault.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_int]
+    ctypes.CDLL(str(_libraries / "libemulated_gpu_kernels.so")).emulated_gpu_install_kernels()
+    torch.backends.cudnn.enabled = False
+    for enable in ("flash", "mem_efficient", "cudnn"):  # attention is torch's own mathematics
+        getattr(torch.backends.cuda, f"enable_{enable}_sdp")(False)
+
+
+def _call() -> ctypes.CDLL:
+    if _driver is None:
+        raise RuntimeError("the emulated GPU was not started")
+    return _driver
+
+
+def configure(
+    *, out_rate: float = 0, in_rate: float = 0, latency_seconds: float = 0, jitter_seconds: float = 0
+) -> None:
+    """The link's bytes per second each way, 0 for as fast as a core copies; what is queued runs late by the jitter."""
+    _call().emulated_gpu_configure(out_rate, in_rate, latency_seconds, jitter_seconds)
+
+
+def capacity_bytes(device: int = 0) -> int:
+    """How much memory ``device`` has."""
+    return torch.cuda.mem_get_info(device)[1]
+
+
+def set_capacity(nbytes: int, device: int = 0) -> None:
+    """From now on ``device`` has so much memory; what is allocated stays."""
+    _call().emulated_gpu_set_capacity(device, nbytes)
+
+
+def plan_fault(symbol: str, nth: int, code: int) -> None:
+    """The nth call of a CUDA function from now fails with a code, once."""
+    _call().emulated_gpu_plan_fault(symbol.encode(), nth, code)
+
+
+def ignore_waits_of_the_driver(is_on: bool) -> None:
+    """Whether cuStreamWaitEvent, which lmswap's engine calls and torch does not, does nothing."""
+    _call().emulated_gpu_ignore_waits_of_the_driver(is_on)
+
+
+def mend() -> None:
+    """What broke the context is forgotten, as in a new process; so are planned faults."""
+    _call().emulated_gpu_mend()
+
+
+def take_violations() -> list[str]:
+    """A sentence for everything that was wrong since the last call, though it may have gone well."""
+    return _call().emulated_gpu_take_violations().decode().splitlines()

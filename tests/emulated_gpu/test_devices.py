@@ -1,0 +1,61 @@
+"""The emulated machine is what environment variables say: how many devices, how much memory, how slow a link."""
+
+import os
+import subprocess
+import sys
+
+PROLOGUE = """
+import time, torch
+from tests.emulated_gpu import machine
+machine.start()
+"""
+
+
+def run(program: str, **settings: object) -> None:
+    environment = {**os.environ, **{f"EMULATED_GPU_{name}": str(value) for name, value in settings.items()}}
+    done = subprocess.run(
+        [sys.executable, "-c", PROLOGUE + program], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_tensors_move_between_devices_and_each_computes_in_its_own_memory():
+    program = """
+assert torch.cuda.device_count() == 2
+first = torch.arange(1000.0, device="cuda:0")
+second = (first.to("cuda:1") * 2).add_(1)
+assert second.device.index == 1 and torch.cuda.memory_allocated(1) >= 4000
+assert torch.equal(second.cpu(), torch.arange(1000.0) * 2 + 1)
+try:
+    first + second
+except RuntimeError as error:
+    assert "found at least two devices" in str(error)
+else:
+    raise AssertionError("tensors of two devices were added")
+torch.cuda.synchronize(0), torch.cuda.synchronize(1)
+assert machine.take_violations() == []
+"""
+    run(program, DEVICES=2)
+
+
+def test_a_devices_memory_is_as_large_as_is_said():
+    run("assert torch.cuda.mem_get_info() == (2**26, 2**26)", BYTES=2**26)
+
+
+def test_a_link_is_as_slow_as_is_said():
+    program = """
+tensor = torch.ones(2**20, dtype=torch.uint8, device="cuda")
+torch.cuda.synchronize()
+start = time.perf_counter()
+tensor.cpu()
+assert time.perf_counter() - start >= 0.1
+"""
+    run(program, OUT_RATE=10 * 2**20)
+
+
+def test_a_setting_that_is_no_number_ends_the_process_with_a_sentence():
+    environment = {**os.environ, "EMULATED_GPU_BYTES": "much"}
+    command = [sys.executable, "-c", PROLOGUE]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "EMULATED_GPU_BYTES is 'much', must be a number of at least 0" in done.stderr

@@ -1,0 +1,75 @@
+"""What lmswap would do wrong on a GPU is found by its tests on the emulated one."""
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+import lmswap
+from tests.models import CASES
+
+CASE = CASES["shared_views"]
+SOUND_AND_BROKEN = """
+    import torch
+
+    def test_sound():
+        assert torch.ones(3, device="cuda").sum().item() == 3
+
+    def test_broken():
+        x = torch.ones(3, device="cuda")
+        with torch.cuda.stream(torch.cuda.Stream()):
+            x.add_(1)
+"""
+
+
+def steps(policy, compiler):
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    model = lmswap.enable(CASE.make().cuda(), policy=policy, compiler=compiler, min_swap_bytes=4096)
+    results = []
+    for _ in range(3):
+        loss = CASE.loss(tuple(output.cuda() for output in model(CASE.batch().cuda())))
+        loss.backward()
+        results += [loss.detach().clone(), *(p.grad.clone() for p in model.parameters())]
+    lmswap.disable(model)
+    return results
+
+
+@pytest.mark.parametrize("compiler", ["fx", "eager"])
+def test_late_copies_do_no_harm_and_an_engine_that_forgets_to_wait_for_them_is_found(compiler, emulated_gpu):
+    emulated_gpu.configure(jitter_seconds=0.002)
+    expected = steps("none", compiler)
+    assert all(torch.equal(a, b) for a, b in zip(steps("swap_all", compiler), expected, strict=True))
+    assert emulated_gpu.take_violations() == []
+    emulated_gpu.ignore_waits_of_the_driver(True)
+    steps("swap_all", compiler)
+    violations = emulated_gpu.take_violations()
+    for way in ("a copy in", "a copy out"):
+        assert any(way in violation for violation in violations)
+
+
+def test_a_test_fails_by_what_it_did_wrong_and_no_other_does(tmp_path):
+    (tmp_path / "test_both.py").write_text(textwrap.dedent(SOUND_AND_BROKEN))
+    options = [
+        "-p",
+        "tests.emulated_gpu.plugin",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        "/dev/null",
+        "--rootdir",
+        str(tmp_path),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, str(tmp_path)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+    )
+    assert "2 passed, 1 error" in done.stdout
+    assert "ERROR at teardown of test_broken" in done.stdout
+    assert "aten::add_.Tensor on stream" in done.stdout
+    assert "with no order between them" in done.stdout
