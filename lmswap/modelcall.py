@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 
 from lmswap.capture.aot import refuse_rewriters
 from lmswap.capture.lower import tensors
+from lmswap.capture.whole import AS_CALLED, whole_functions
 from lmswap.eager.actions import PlannedEvents
 from lmswap.eager.check import SavedCheck
 from lmswap.eager.step import EagerStep, storages_of
@@ -39,7 +40,7 @@ from lmswap.uncalled import UNCALLED
 # Graphs per model (shapes × train/eval × graph breaks) before torch would stop compiling and fall back to eager; as
 # many steps that save different tensors get a plan each.
 _MAX_GRAPHS = 64
-_LIMITS = {"recompile_limit": _MAX_GRAPHS, "fail_on_recompile_limit_hit": True}
+_TRACING = {"recompile_limit": _MAX_GRAPHS, "fail_on_recompile_limit_hit": True, **AS_CALLED}
 # The settings above and torch's tracing flags are the process's: another thread's model must not be compiled anew
 # while this one is called.
 _calling = threading.RLock()
@@ -133,7 +134,7 @@ class ModelCall:
         had_run = session.recorder.num_steps, session.recorder.current_sequence
         failure: TorchRuntimeError | None = None
         try:
-            with _calling, torch._dynamo.config.patch(_LIMITS), saved_tensors_hooks(*hooks):
+            with _calling, torch._dynamo.config.patch(_TRACING), whole_functions(), saved_tensors_hooks(*hooks):
                 result = compiled(*args, **kwargs)
         except BackendCompilerFailed as error:
             inner = getattr(error, "inner_exception", None)

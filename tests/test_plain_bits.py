@@ -110,6 +110,10 @@ def function_cases():
         "softshrink": lambda x: F.softshrink(x, 0.1),
         "hardshrink": lambda x: F.hardshrink(x, 0.1),
         "matmul": lambda x: x.expand(3, 5, 8) @ x.t(),
+        "addcdiv": lambda x: torch.addcdiv(x, x * 0.7, x.exp(), value=3.14),
+        "addcdiv_": lambda x: (x * 0.9).addcdiv_(x * 0.7, x.exp(), value=3.14),
+        "addcmul_": lambda x: (x * 0.9).addcmul_(x * 0.7, x.exp(), value=3.14),
+        "add_": lambda x: (x * 0.9).add_(x.exp(), alpha=0.3),
         "interpolate": lambda x: F.interpolate(x.view(1, 1, 5, 8), scale_factor=2, mode="bicubic"),
     }
     for name, function in functions.items():

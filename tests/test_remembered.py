@@ -241,18 +241,19 @@ def test_the_host_budget_limits_what_plans_send_to_the_tier_and_is_reported_befo
     assert "Host budget" in str(limited)
 
 
+def bytes_of_the_heap() -> int:
+    """Stands for resident memory: what else real ones give back meanwhile would hide growth."""
+    return 2**30 + _C.heap_stats().live_bytes + _C.heap_reusable_bytes()
+
+
 def reports_of_growth(nbytes: int, monkeypatch, *, after_step: int = 1, **options):
     """Of a model after its first step and after its fifth; from ``after_step`` on the process holds ``nbytes`` more.
 
     Beside that it holds a gibibyte, and what the heap does: what else real ones give back meanwhile would hide growth.
     """
     torch.compiler.reset()
-    held_bytes = 2**30
-
-    def resident_bytes() -> int:
-        return held_bytes + _C.heap_stats().live_bytes + _C.heap_reusable_bytes()
-
-    monkeypatch.setattr(memory, "resident_bytes", resident_bytes)
+    held_bytes = 0
+    monkeypatch.setattr(memory, "resident_bytes", lambda: held_bytes + bytes_of_the_heap())
     model = lmswap.enable(CASE.make(), "4GiB", **options)
     CASE.loss(model(CASE.batch())).backward()
     planned = lmswap.report(model)
@@ -321,19 +322,22 @@ def leaving(nbytes: int, planned: Allowance) -> Allowance:
 
 
 @pytest.mark.cpu_only("its bytes are those of a step on the CPU")
+@pytest.mark.usefixtures("no_garbage")
 @pytest.mark.parametrize("step", [3, 4])
 def test_a_growth_beyond_the_margin_is_planned_for(step, monkeypatch):
     monkeypatch.setattr(feedback, "TOLERANCE", 1e6)
     monkeypatch.setattr(steps, "_WORTH_SEARCHING", 1e6)  # or step 3's search may find a plan that needs less
-    # By what ops take on this machine now, the first plan might already need no more than it will have.
+    # By what ops take on this machine now, or by what the process gives back meanwhile, the first plan might already
+    # need no more than it will have.
     monkeypatch.setattr(OpMeter, "costs", lambda meter, program, graphs: meter._estimate(program))
+    monkeypatch.setattr(memory, "resident_bytes", bytes_of_the_heap)
     readings = iter([3, 4])
 
     def with_growth(_, planned, small_bytes):
-        # The step has 36 MiB unplanned and needs 28.
-        return planned if next(readings) < step else leaving(30 * 2**20, planned)
+        # The step has 36 MiB unplanned and needs 27.3.
+        return planned if next(readings) < step else leaving(28 * 2**20, planned)
 
-    budget = tight_budget(train(LARGE, policy="none")[1], 0.9)
+    budget = tight_budget(train(LARGE, policy="none")[1], 0.97)
     expected, _ = train(LARGE, num_steps=5, budget=budget, policy="auto")
     monkeypatch.setattr(Budget, "with_growth", with_growth)
     monkeypatch.setattr(steps, "GROWTH_BYTES", 2**20)

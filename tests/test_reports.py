@@ -1,5 +1,6 @@
 """A report can be asked for at any time, and what it says is of the step that it names."""
 
+import importlib.util
 import json
 import random
 
@@ -232,4 +233,37 @@ def test_the_tier_peak_is_the_last_steps():
         model(batch(size)).square().mean().backward()
     report = lmswap.report(model)
     assert 0 < 4 * report.tier_peak_bytes == report.tier_highest_bytes
+    lmswap.disable(model)
+
+
+MODEL = """
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x
+"""
+
+
+@pytest.mark.parametrize("compiler", ["fx", "eager"])
+def test_lines_are_the_users_whatever_their_folders_are_called(compiler, tmp_path):
+    path = tmp_path / "torch" / "lmswap" / "model.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(MODEL)
+    spec = importlib.util.spec_from_file_location("model_in_folders", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    torch.compiler.reset()
+    model = lmswap.enable(module.Model(), "2GiB", policy="swap_all", min_swap_bytes=1, compiler=compiler)
+    for _ in range(2):
+        model(torch.randn(8, 32)).square().sum().backward()
+    sources = {op.source.split()[0] for op in lmswap.program(model).ops if op.source}
+    assert "model.py:11" in sources
+    assert all(source.startswith("model.py:") for source in sources)
     lmswap.disable(model)

@@ -15,11 +15,15 @@ from typing import Any
 import torch
 from torch import fx
 from torch._C import DispatchKey
+from torch._dynamo import config as dynamo_config
+from torch._dynamo.variables import ConstantVariable, TorchInGraphFunctionVariable
 from torch._ops import OpOverload, OpOverloadPacket
 
 from lmswap.capture.draws import draw_in_place
 from lmswap.capture.lower import tensors
 
+# Settings of Dynamo for `whole_functions`; not every torch has them.
+AS_CALLED = {name: False for name in ("enable_dynamo_decompositions",) if hasattr(dynamo_config, name)}
 ROUNDED_OTHERWISE = "results may differ from those of plain torch by rounding"  # a note on a model begins so
 _KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
 # These overwrite running statistics that their schemas call read-only; torch traces others in their place.
@@ -63,6 +67,29 @@ def differing(nodes: Iterable[fx.Node]) -> str | None:
         return None
     reasons = "; ".join(f"{name}: {reason}" for name, reason in found.items())
     return f"{ROUNDED_OTHERWISE}: {reasons}"
+
+
+@contextmanager
+def whole_functions() -> Iterator[None]:
+    """Lets Dynamo capture meanwhile what the model calls, where it would write some functions out for Inductor.
+
+    It is to trace under `AS_CALLED` too.
+    """
+    handlers = TorchInGraphFunctionVariable._get_handlers()
+    written_out = handlers.get(torch.addcdiv)
+    if written_out is None:
+        yield
+        return
+
+    def handle(function: Any, tracer: Any, *args: Any, **kwargs: Any) -> Any:
+        is_number = isinstance(kwargs.get("value"), ConstantVariable)  # a tensor's value would break the graph
+        return None if is_number else written_out(function, tracer, *args, **kwargs)
+
+    handlers[torch.addcdiv] = handle
+    try:
+        yield
+    finally:
+        handlers[torch.addcdiv] = written_out
 
 
 @contextmanager
