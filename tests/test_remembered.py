@@ -323,6 +323,7 @@ def leaving(nbytes: int, planned: Allowance) -> Allowance:
 
 @pytest.mark.cpu_only("its bytes are those of a step on the CPU")
 @pytest.mark.usefixtures("no_garbage")
+@pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")  # which asks the real process
 @pytest.mark.parametrize("step", [3, 4])
 def test_a_growth_beyond_the_margin_is_planned_for(step, monkeypatch):
     monkeypatch.setattr(feedback, "TOLERANCE", 1e6)
