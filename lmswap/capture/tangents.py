@@ -20,7 +20,7 @@ from torch._prims_common import suggest_memory_format
 from lmswap.capture.lower import tensors
 from lmswap.capture.retrace import Made, retrace
 from lmswap.execute import ops
-from lmswap.execute.graph import BoxedFunction, is_whole
+from lmswap.execute.graph import BoxedFunction, is_captured, is_whole
 
 _log = logging.getLogger(__name__)
 # Where the backward of an operator has its gradient made contiguous, as a formula of autograd's.
@@ -111,9 +111,9 @@ class Tangents:
     def watch(self, outputs: Any) -> None:
         """Lets the backward of this call, which gave ``outputs``, look which gradients it is given."""
         disable: Callable[..., Any] = torch.compiler.disable  # as in `lmswap.capture.twice`
-        functions = {output.grad_fn for output in outputs if isinstance(output, torch.Tensor)}
+        functions: set[Any] = {output.grad_fn for output in outputs if isinstance(output, torch.Tensor)}
         for function in functions:
-            if function is not None and type(function).__name__ == "CompiledFunctionBackward":
+            if is_captured(function):
                 function.register_prehook(disable(self._begins))
 
     def run(self, backward: BoxedFunction, arguments: list[Any]) -> list[Any]:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from lmswap.errors import DoubleBackward
+from lmswap.execute.graph import is_captured
 
 Gradients = tuple[Tensor | None, ...]
 
-_CAPTURED = "CompiledFunctionBackward"  # the node that AOTAutograd makes of a graph
 _MOST_VIEWS = 8  # between an output and that node
 
 
@@ -65,7 +65,7 @@ def _captured_node(output: Any) -> Any:
     """The node of the graph that ``output`` comes from, through views that were taken of it; None if there is none."""
     node = output.grad_fn if isinstance(output, Tensor) else None
     for _ in range(_MOST_VIEWS):
-        if node is None or node.name().endswith(_CAPTURED):
+        if node is None or is_captured(node):
             return node
         node = node.next_functions[0][0] if node.next_functions else None
     return None

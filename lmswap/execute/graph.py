@@ -78,3 +78,8 @@ def compile_boxed(module: fx.GraphModule) -> BoxedFunction:
     module.graph.set_codegen(_BoxedCodeGen())
     module.recompile()
     return module.forward
+
+
+def is_captured(function: Any) -> bool:
+    """Whether ``function``, a node of autograd's or None, is the one that AOTAutograd makes of a graph."""
+    return function is not None and function.name().endswith("CompiledFunctionBackward")

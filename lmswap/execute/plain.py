@@ -22,10 +22,10 @@ from torch import fx
 from lmswap.errors import PlainTorchDiffers
 from lmswap.execute.compare import difference
 from lmswap.execute.draws import generator_states, set_generator_states
+from lmswap.execute.graph import is_captured
 from lmswap.execute.record import Recorder
 from lmswap.ir.verified import Verified
 
-_CAPTURED = "CompiledFunctionBackward"  # the node that AOTAutograd makes of a graph
 Region = Callable[..., Sequence[Any]]
 Gradients = tuple[torch.Tensor | None, ...]
 
@@ -35,7 +35,7 @@ class _Given(torch.autograd.Function):
 
     @staticmethod
     def forward(_: Any, leaf: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
-        return memory.view_as(memory).detach()
+        return memory.detach()
 
     @staticmethod
     def backward(_: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
@@ -101,7 +101,6 @@ class PlainTorch:
         self._verified, self._recorder, self._may_round_otherwise = verified, recorder, may_round_otherwise
         self._unrepeatable: set[str] = set()  # names
         self._written: set[int] | None = None  # positions of inputs; None until it has been seen
-        self._disable: Callable[..., Any] = torch.compiler.disable
 
     def beside(self, graphs: Region) -> Region:
         """What runs ``graphs`` and plain torch, and gives what ``graphs`` does.
@@ -153,7 +152,7 @@ class PlainTorch:
 
     def _watch(self, run: _Run, edges: Sequence[Any], outputs: Sequence[Any]) -> None:
         """Compares the gradients that the graphs' backward will give."""
-        node = next((function for function in map(_function, outputs) if _is_captured(function)), None)
+        node = next((function for function in map(_function, outputs) if is_captured(function)), None)
         if node is None:
             return
         of: dict[int, int] = {}  # of outputs that are the same tensor, one gets the gradient
@@ -176,7 +175,8 @@ class PlainTorch:
             self._compare(names, expected, actual, lambda: self._again(run).gradients(of, given, list(into)))
             self._verified.num_plain_gradients += len(into)
 
-        node.register_hook(self._disable(ran))
+        disable: Callable[..., Any] = torch.compiler.disable  # as in `lmswap.capture.twice`
+        node.register_hook(disable(ran))
 
     def _compare(
         self, names: Sequence[str], expected: Sequence[Any], actual: Sequence[Any], again: Callable[[], Sequence[Any]]
@@ -254,10 +254,6 @@ def _version(argument: Any) -> int:
 
 def _function(output: Any) -> Any:
     return output.grad_fn if isinstance(output, torch.Tensor) else None
-
-
-def _is_captured(function: Any) -> bool:
-    return function is not None and function.name().endswith(_CAPTURED)
 
 
 def _edge(argument: Any) -> Any:
