@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "exact.h"
+#include "pack.h"
 #include "search.h"
 
 namespace nb = nanobind;
@@ -82,4 +83,13 @@ NB_MODULE(_core, module) {
          unsigned seed) { return Search(step, link, limits, seed).run(most_evaluations, target_seconds); },
       nb::call_guard<nb::gil_scoped_release>(), "step"_a, "link"_a, "limits"_a, nb::kw_only(), "most_evaluations"_a,
       "target_seconds"_a, "seed"_a);
+  module.def(
+      "pack",
+      [](const std::vector<std::tuple<int, int, Bytes>>& blocks, std::int64_t most_visits) {
+        std::vector<Block> held;
+        for (const auto& [start, stop, nbytes] : blocks) held.push_back({start, stop, nbytes});
+        Packing packing = pack(held, most_visits);
+        return std::make_pair(std::move(packing.offsets), packing.capacity_bytes);
+      },
+      nb::call_guard<nb::gil_scoped_release>(), "blocks"_a, nb::kw_only(), "most_visits"_a);
 }

@@ -79,6 +79,11 @@ def loss_bytes(costs: OpCosts, program: Program) -> int:
     return max((costs.scratch_bytes[op.index] for op in program.ops if op.target == LOSS), default=0)
 
 
+def without_losses(costs: OpCosts, program: Program) -> OpCosts:
+    """``costs`` of a step whose losses take their memory elsewhere."""
+    return costs.with_scratch({op.index: 0 for op in program.ops if op.target == LOSS})
+
+
 def _loss_ops(program: Program, graphs: Sequence[int]) -> list[tuple[int, int]]:
     """The graph and the number of each op that stands for a loss; ``graphs`` are the step's, in forward order."""
     return [(graphs[program.segment_of(op.index).graph], op.index) for op in program.ops if op.target == LOSS]

@@ -20,12 +20,14 @@ from torch._dispatch.python import no_python_dispatcher
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from lmswap.capture.blocks import scratch_blocks
 from lmswap.capture.loss import assumed_bytes
 from lmswap.capture.lower import is_foreign, tensors
 from lmswap.capture.schemas import check_schema
 from lmswap.errors import CaptureError
 from lmswap.execute.graph import SegmentGraph
 from lmswap.ir.costs import OpCosts
+from lmswap.ir.places import SMALL_BYTES
 from lmswap.ir.program import LOSS, Program
 
 _log = logging.getLogger(__name__)
@@ -57,11 +59,11 @@ class ScratchMeter(Protocol):
 @dataclass(frozen=True)
 class _Measured:
     seconds: float
-    scratch_bytes: int
+    scratch_blocks: tuple[int, ...]
     made: tuple[torch.Tensor, ...]  # on the meta device
 
 
-_NOTHING = _Measured(0.0, 0, ())
+_NOTHING = _Measured(0.0, (), ())
 
 
 class OpMeter:
@@ -79,16 +81,16 @@ class OpMeter:
         """
         nodes = [node for graph in graphs for node in graph.ops]
         estimated = self._estimate(program)
-        seconds, scratch = [], []
+        seconds, blocks = [], []
         with self._alone():
             for op, node in zip(program.ops, nodes, strict=True):
                 if op.target == LOSS:
-                    measured: _Measured | None = _Measured(0.0, assumed_bytes(program), ())
+                    measured: _Measured | None = _Measured(0.0, (assumed_bytes(program),), ())
                 else:
                     measured = _NOTHING if op.is_view else self._measure(node)
                 seconds.append(measured.seconds if measured else estimated.seconds[op.index])
-                scratch.append(measured.scratch_bytes if measured else 0)
-        return OpCosts(tuple(seconds), tuple(scratch), "measured")
+                blocks.append(measured.scratch_blocks if measured else ())
+        return OpCosts(tuple(seconds), tuple(map(sum, blocks)), "measured", tuple(blocks))
 
     def made(self, node: fx.Node) -> tuple[torch.Tensor, ...] | None:
         """The tensors that an op makes, without their memory; None where it refuses made-up inputs."""
@@ -136,7 +138,15 @@ class OpMeter:
             best = min(best, seconds)
             if repeat and seconds > _TWICE_FROM_SECONDS:
                 break
-        return _Measured(best, max(scratch, 0), made)
+        return _Measured(best, self._blocks(max(scratch, 0), lambda: target(*args, **kwargs)), made)
+
+    def _blocks(self, scratch_bytes: int, run: Callable[[], Any]) -> tuple[int, ...]:
+        """The pieces of an op's scratch; where that is small, or nobody can tell, it is taken for one."""
+        if self._device.type == "cuda" and scratch_bytes > SMALL_BYTES:
+            found = scratch_blocks(run, self._device)
+            if found is not None:
+                return found
+        return (scratch_bytes,)
 
     def _example(self, argument: fx.Node, storages: dict[int, torch.Tensor]) -> Any:
         return pytree.tree_map(

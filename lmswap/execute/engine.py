@@ -8,6 +8,7 @@ import torch
 
 from lmswap.errors import BytesChanged, BytesDiffer, OptionError
 from lmswap.execute import _C, ops
+from lmswap.execute.arena import Arena
 from lmswap.execute.audit import Audit, Describe
 from lmswap.execute.record import Recorder, TensorMemory
 
@@ -35,6 +36,7 @@ class SwapEngine:
         self._audit = audit
         self.number = next(_numbers)
         self.recorder = Recorder(self, memory)
+        self.arena: Arena | None = None  # where copies in land, if they have places
         self._held: dict[int, torch.Tensor] = {}  # transfer -> the tensor that it reads or writes
         self._arriving: dict[int, int] = {}  # handle -> transfer of its copy in
         self._bringing: dict[int, int] = {}  # transfer -> the buffer
@@ -77,6 +79,8 @@ class SwapEngine:
         handle = int(token)
         # What left, not what was traced: an operator may make a storage of another length than its fake kernel says.
         nbytes = self.native.nbytes(handle)
+        if self.arena is not None:
+            self.arena.advance()
         flat = torch.empty(nbytes, dtype=torch.uint8, device=device)
         landing = flat if self._audit is None else self._audit.landing(flat)
         transfer = self.native.in_start(buffer, handle, landing.data_ptr(), nbytes, self._stream())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +40,13 @@ def with_begins(graph: SegmentGraph, begin_op: Callable[[], None]) -> fx.GraphMo
         with timed.graph.inserting_before(following):
             timed.graph.call_function(begin_op)
     return timed
+
+
+def insert_before(graph: SegmentGraph, ops: Collection[int], function: Callable[[], None]) -> None:
+    """Makes ``graph`` call ``function`` just before each of ``ops``, which are numbers in ``graph.ops``."""
+    for op in ops:
+        with graph.module.graph.inserting_before(graph.ops[op]):
+            graph.module.graph.call_function(function)
 
 
 def _copy_module(module: fx.GraphModule) -> tuple[fx.GraphModule, dict[fx.Node, fx.Node]]:

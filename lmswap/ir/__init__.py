@@ -18,6 +18,7 @@ certificate  a bound on the seconds of any plan for this order of ops, with the 
 schedule   what runs under a plan, reruns included: a program again
 lane       a queue that runs beside compute: out, in
 stall      compute waiting for a copy
+arena      the device memory in which a step's large tensors lie, each at its place; an opening makes places free
 budget     the bytes that the device may hold at any time; peak is what it does hold at most
 scratch    bytes an op allocates and frees while it runs
 loss       the op that stands for the caller's code behind a forward segment; what that takes is its scratch

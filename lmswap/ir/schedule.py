@@ -27,8 +27,12 @@ class Schedule:
 
     def costs(self, costs: OpCosts) -> OpCosts:
         """``costs`` of the planned program, by op of the schedule."""
-        seconds, scratch = costs.seconds, costs.scratch_bytes
-        return OpCosts(tuple(seconds[op] for op in self.ops), tuple(scratch[op] for op in self.ops), costs.source)
+        return OpCosts(
+            tuple(costs.seconds[op] for op in self.ops),
+            tuple(costs.scratch_bytes[op] for op in self.ops),
+            costs.source,
+            tuple(costs.scratch_blocks[op] for op in self.ops) if costs.scratch_blocks else (),
+        )
 
     def decisions(self, plan: Plan) -> tuple[Decision, ...]:
         """By buffer of the planned program: its fate; one that is both swapped and made again counts as swapped."""

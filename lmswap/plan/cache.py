@@ -88,9 +88,10 @@ def _plan(data: Mapping[str, Any]) -> Plan:
 def _costs(data: Mapping[str, Any], num_ops: int) -> OpCosts:
     seconds = tuple(float(value) for value in data["seconds"])
     scratch_bytes = tuple(int(value) for value in data["scratch_bytes"])
-    if not len(seconds) == len(scratch_bytes) == num_ops:
-        raise ValueError(f"costs of {len(seconds)} and {len(scratch_bytes)} ops, the program has {num_ops}")
-    return OpCosts(seconds, scratch_bytes, str(data["source"]))
+    blocks = tuple(tuple(int(value) for value in pieces) for pieces in data["scratch_blocks"])
+    if not len(seconds) == len(scratch_bytes) == num_ops or len(blocks) not in (0, num_ops):
+        raise ValueError(f"costs of {len(seconds)}, {len(scratch_bytes)} and {len(blocks)} ops; there are {num_ops}")
+    return OpCosts(seconds, scratch_bytes, str(data["source"]), blocks)
 
 
 def _of_no_capacity(machine: Machine) -> Machine:

@@ -84,7 +84,7 @@ def compare(
     return Feedback(
         predicted_seconds=predicted.seconds,
         measured_seconds=sum(map(sum, op_seconds)) + measured.lane_seconds(Lane.STALL),
-        costs=OpCosts(_corrected(program, costs, times), costs.scratch_bytes, costs.source),
+        costs=replace(costs, seconds=_corrected(program, costs, times)),
         machine=machine.with_link(tier, replace(link, out_rate=out_rate, in_rate=in_rate)),
         worst=max(times, key=lambda time: time.error_seconds),
     )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from lmswap.capture.loss import assumed_bytes
 from lmswap.errors import OptionError
+from lmswap.execute.arena import Arena
 from lmswap.hardware.memory import DeviceMemory
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.program import Program
@@ -18,6 +20,9 @@ GROWTH_BYTES = 8 * 2**20
 # Of the margin, what stays free when the growth that it was there for is known: peaks of steps differ by up to 9 MiB,
 # and compiling a plan that is made again leaves 10 to 14 MiB.
 _STEADY_MARGIN_BYTES = 24 * 2**20
+# What appears with the first optimizer step, in parameters: Adam's two values for each, and on a GPU, where it takes
+# all of them at once, a temporary one.
+_STATE, _STATE_UNDER_WAY = 2, 1
 # Of what is free, "auto" leaves a part to whatever else uses the device.
 _AUTO_SHARE = 0.9
 
@@ -62,14 +67,23 @@ class Allowance:
 class Budget:
     """What a model's steps have to keep to on its device."""
 
-    def __init__(self, options: Options, device_type: str, memory: DeviceMemory, trainable_bytes: int) -> None:
-        """Reads "auto" as a share of what is free now.
+    def __init__(
+        self,
+        options: Options,
+        device_type: str,
+        memory: DeviceMemory,
+        trainable_bytes: int,
+        *,
+        arena: Arena | None = None,
+    ) -> None:
+        """Reads "auto" as a share of what is free now. In an ``arena`` lies what steps take, and nothing else.
 
         Raises:
             OptionError: the budget is more than the device has.
         """
         self.has_trained = False  # the optimizer's state is there
-        self._memory, self._trainable_bytes = memory, trainable_bytes
+        self._memory, self._trainable_bytes, self._arena = memory, trainable_bytes, arena
+        self._outside_bytes = 0  # what the steps that ran have taken outside of the arena at most
         self._margin_bytes = _MARGIN_BYTES[device_type]
         total_bytes, free_bytes = memory.total_bytes(), memory.free_bytes()
         if options.budget_bytes is None:
@@ -89,11 +103,25 @@ class Budget:
     def allowance(self, program: Program) -> Allowance:
         """What a step of ``program`` may occupy now; less than nothing where the rest exceeds the budget."""
         self._memory.trim()  # timing the ops leaves pages for reuse, which are not part of what is there for good
-        base_bytes, tensor_bytes = self._memory.used_bytes(), self._memory.used_tensor_bytes()
+        base_bytes, tensor_bytes = self._used_outside(), self._memory.used_tensor_bytes()
         trains = any(segment.phase == "backward" for segment in program.segments)
-        # Optimizer state appears after the first backward; two values per parameter is what Adam keeps.
-        reserve_bytes = 2 * self._trainable_bytes if trains and not self.has_trained else 0
+        reserve_bytes = self._reserve_bytes(program, base_bytes) if trains else 0
         return Allowance(self.nbytes, base_bytes, tensor_bytes, reserve_bytes, self._margin_bytes)
+
+    def _reserve_bytes(self, program: Program, base_bytes: int) -> int:
+        """What a training step will take outside of what is planned for it: optimizer and, beside an arena, loss."""
+        if self._arena is None:
+            return 0 if self.has_trained else _STATE * self._trainable_bytes
+        if self.has_trained:
+            return max(0, self._outside_bytes - base_bytes)
+        return _STATE * self._trainable_bytes + max(_STATE_UNDER_WAY * self._trainable_bytes, assumed_bytes(program))
+
+    def has_run(self) -> None:
+        """A step is over, and no other has begun: what it took outside of the arena is reserved still."""
+        self._outside_bytes = self._used_outside()
+
+    def _used_outside(self) -> int:
+        return self._memory.used_bytes() - (self._arena.reserved_bytes if self._arena else 0)
 
     def outgrown_bytes(self, planned: Allowance) -> int:
         """By how much tensors outside of the step hold more than was ``planned`` for: gradients kept, averages."""
@@ -104,5 +132,5 @@ class Budget:
 
         ``small_bytes`` of small tensors' places, see `DeviceMemory.counted_from_bytes`, will come again.
         """
-        in_use_bytes = self._memory.used_bytes() - self._memory.reusable_bytes() + small_bytes
+        in_use_bytes = self._used_outside() - self._memory.reusable_bytes() + small_bytes
         return replace(planned, grown_bytes=max(0, in_use_bytes - planned.found_bytes - planned.reserve_bytes))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +19,13 @@ from lmswap.capture.results import input_names, results
 from lmswap.capture.whole import differing
 from lmswap.eager.actions import PlannedEvents
 from lmswap.eager.recording import Recorded, lower_recorded
-from lmswap.execute.graph import BoxedFunction, SegmentGraph, compile_boxed, copy_graph, with_begins
+from lmswap.execute.arena import Script
+from lmswap.execute.graph import BoxedFunction, SegmentGraph, compile_boxed, copy_graph, insert_before, with_begins
 from lmswap.execute.handover import Handover, handed_over
 from lmswap.execute.plain import PlainTorch
 from lmswap.execute.reference import REFERENCE, Reference
 from lmswap.ir.costs import OpCosts
+from lmswap.ir.places import Places
 from lmswap.ir.plan import Decision, Plan
 from lmswap.ir.program import Program
 from lmswap.ir.schedule import schedule
@@ -31,6 +34,7 @@ from lmswap.rewrite.rerun import run_again
 
 if TYPE_CHECKING:
     from lmswap.session.session import Session
+    from lmswap.session.steps import PlannedStep
 
 
 class CapturedGraph:
@@ -50,6 +54,7 @@ class CapturedGraph:
         self._plain = self._plain_torch()
         self._follows: tuple[int, ...] = ()
         self._segments: dict[str, SegmentGraph] = {}  # rewritten, by phase
+        self._scripts: dict[str, Script] = {}  # by phase: where its tensors go; none where they have no places
 
     def twin(self, index: int) -> CapturedGraph:
         """The same region under another number, to be planned apart."""
@@ -101,13 +106,15 @@ class CapturedGraph:
         function, segment, recorder = compile_boxed(module), self._segments[phase], self._session.recorder
         record = partial(self._recorded, phase=phase, follows=self._plan_followed)
         handover, positions = self.handover, handed_over(segment, self.program)
+        arena, script = self._session.arena, self._scripts.get(phase)
 
         def run(arguments: list[Any]) -> Any:
             # Marks are for one step, and between them a graph of many small ops would take longer.
             timed = compile_boxed(with_begins(segment, recorder.begin_op)) if recorder.times_ops else None
             if phase == "backward":
                 handover.begins_backward(arguments, positions)
-            values = record(timed or function)(arguments)
+            with arena.segment(script) if arena is not None and script is not None else nullcontext():
+                values = record(timed or function)(arguments)
             if phase == "backward":
                 handover.ran_backward()
             else:
@@ -158,8 +165,24 @@ class CapturedGraph:
         runs, graphs = run_again(lowered.program, lowered.graphs, plan.reruns)
         insert_swaps(runs, graphs, plan, engine=session.engine.number, first_buffer=first_buffer)
         self._segments = {graph.phase: graph for graph in graphs}
+        step = session.plans[self._follows or (self.index,)]
+        self._scripts = {} if step.places is None else dict(self._write_scripts(step, step.places, graphs))
         if reference:
             reference.join(graphs)
+
+    def _write_scripts(
+        self, step: PlannedStep, places: Places, graphs: Sequence[SegmentGraph]
+    ) -> Iterator[tuple[str, Script]]:
+        """Makes each graph tell the arena where it allocates; a copy in tells by itself."""
+        assert self._session.arena is not None
+        which = step.graphs.index(self.index)
+        segments = schedule(step.joined.program, step.plan.reruns).program.segments
+        own = [segment for segment in segments if segment.graph == which]
+        for segment, graph in zip(own, graphs, strict=True):
+            openings = [opening for opening in places.openings if segment.start <= opening.position < segment.stop]
+            ops = [opening.position - segment.start for opening in openings if not opening.is_copy_in]
+            insert_before(graph, ops, self._session.arena.advance)
+            yield graph.phase, Script([opening.places for opening in openings])
 
     def _plain_torch(self) -> PlainTorch | None:
         """What runs beside the region to verify it; None if that was not asked for."""

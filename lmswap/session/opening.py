@@ -70,3 +70,17 @@ def open_engine(device: torch.device, tier: str, machine: Machine, options: Opti
     directory = swap_directory(options.disk_directory) if tier == "disk" else ""
     open_tier(native, tier, machine.tier(tier).capacity_bytes, directory)
     return native
+
+
+def has_places(device: torch.device, options: Options) -> bool:
+    """Whether steps of a model on ``device`` run in an arena, each tensor at its place.
+
+    They do where every allocation is known beforehand: in graphs of ops that run one by one, by torch's own allocator
+    without settings. What verification runs beside a graph has no place.
+    """
+    if device.type != "cuda" or options.compiler != "fx" or options.verify:
+        return False
+    settings = torch.cuda.memory._snapshot()["allocator_settings"]
+    splits_as_expected = not settings["expandable_segments"] and settings["max_split_size"] == -1
+    rounds_as_expected = not any(settings["roundup_power2_divisions"].values())
+    return torch.cuda.get_allocator_backend() == "native" and splits_as_expected and rounds_as_expected

@@ -29,6 +29,7 @@ from lmswap.capture.measure import OpMeter
 from lmswap.capture.twice import watch_gradients
 from lmswap.eager.recording import Recorded
 from lmswap.errors import CaptureError, ForkedProcess, LmswapError, OptionError, PlanInfeasible, TierError
+from lmswap.execute.arena import Arena
 from lmswap.execute.audit import Audit
 from lmswap.execute.engine import SwapEngine
 from lmswap.execute.record import EndedStep
@@ -41,7 +42,7 @@ from lmswap.options import NEEDS_GRAPHS, Options
 from lmswap.session.allowance import Budget
 from lmswap.session.graphs import CapturedGraph, SavedSequence
 from lmswap.session.notes import Notes
-from lmswap.session.opening import as_asked, open_engine, resolve_tier
+from lmswap.session.opening import as_asked, has_places, open_engine, resolve_tier
 from lmswap.session.overruns import Overruns
 from lmswap.session.steps import PlannedStep, StepPlans
 
@@ -85,8 +86,9 @@ class Session:
         audit = Audit(native, self.verified, self._describe) if self.verified else None
         self.engine = SwapEngine(device, native, self.memory, describe=self._describe, audit=audit)
         self.recorder = self.engine.recorder
+        self.arena = self.engine.arena = Arena(device) if has_places(device, options) else None
         try:
-            self.budget = Budget(options, device.type, self.memory, trainable_bytes)
+            self.budget = Budget(options, device.type, self.memory, trainable_bytes, arena=self.arena)
         except OptionError:
             self.close()
             raise
@@ -107,6 +109,7 @@ class Session:
             budget=self.budget,
             losses=self.losses,
             notes=self.notes,
+            arena=self.arena,
         )
         self.meter = OpMeter(device, self.memory, lambda program: roofline(program, self.machine))
         self.has_hooks = False  # somebody can serve the model without graphs
@@ -221,6 +224,8 @@ class Session:
         forwards = tuple(index for index, phase in ran if phase == "forward")
         backwards = tuple(index for index, phase in ran if phase == "backward")
         self.budget.has_trained |= bool(backwards)
+        if backwards:
+            self.budget.has_run()
         if isinstance(graph, CapturedGraph) and self._plan_order(graph, forwards, backwards):
             return
         step = self._step_that_ran()
@@ -284,6 +289,8 @@ class Session:
         """Gives host memory, files and threads back; a forked child leaves them to its parent. Idempotent."""
         Session._open.discard(self)
         self.engine.close()
+        if self.arena is not None:
+            self.arena.close()
         self.memory.close()
 
     def _is_hooked(self, step: EndedStep) -> bool:

@@ -13,13 +13,15 @@ import torch
 import lmswap
 from lmswap.analyze.memory import StepMemory
 from lmswap.capture.join import Joined
-from lmswap.capture.loss import LossMeter, loss_bytes
+from lmswap.capture.loss import LossMeter, loss_bytes, without_losses
 from lmswap.errors import PlanInfeasible, TierError
+from lmswap.execute.arena import Arena
 from lmswap.execute.engine import SwapEngine
 from lmswap.hardware.memory import DeviceMemory
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Machine
+from lmswap.ir.places import Places
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
 from lmswap.ir.timeline import Timeline
@@ -27,6 +29,7 @@ from lmswap.options import Options
 from lmswap.plan import make_plan, price_again, simulate
 from lmswap.plan.cache import PlanCache, Planned
 from lmswap.plan.feedback import Feedback, compare
+from lmswap.plan.places import find_places
 from lmswap.reporting.text import format_seconds
 from lmswap.session.allowance import GROWTH_BYTES, Allowance, Budget
 from lmswap.session.notes import Notes
@@ -56,6 +59,7 @@ class PlannedStep:
     origin: str  # of the plan: "made in 1.2 s", "from cache"
     segment_seconds: tuple[float, ...] = ()  # see `keep`
     released: frozenset[int] = frozenset()
+    places: Places | None = None  # where its tensors lie, with an arena
 
     @property
     def backwards(self) -> tuple[int, ...]:
@@ -77,11 +81,13 @@ class StepPlans:
         budget: Budget,
         losses: LossMeter,
         notes: Notes,
+        arena: Arena | None,
     ) -> None:
-        """``notes`` is where sentences for people go."""
+        """``notes`` is where sentences for people go; ``arena`` is where steps' tensors lie, None: wherever."""
         self._options, self._machine, self._tier = options, machine, tier
         self._engine, self._memory, self._budget, self._notes = engine, memory, budget, notes
-        self._losses = losses
+        self._losses, self._arena = losses, arena
+        self._placed: tuple[Plan, Places] | None = None  # the last plan that places were found for
         self._steps: dict[tuple[int, ...], PlannedStep] = {}
         self._outgrown: set[tuple[int, ...]] = set()  # steps that were planned again for what others hold
         self._cache = PlanCache(
@@ -123,10 +129,10 @@ class StepPlans:
             PlanInfeasible: no plan fits the budget.
         """
         allowance = self._budget.allowance(joined.program)
-        if known is not None and known.serves(allowance.step_bytes, GROWTH_BYTES):
+        if known is not None and self._serves(known, joined.program, allowance):
             return self._adopt(graphs, joined, known, allowance, _FROM_CACHE)
         costs, machine = (known.costs, known.machine) if known else (costs, self._machine)
-        costs = self._losses.as_seen(costs, joined.program, graphs)
+        costs = self._with_losses(costs, joined.program, graphs)
         started = time.perf_counter()
         plan, costs = self._plan_first(graphs, joined.program, costs, machine, allowance)
         origin = f"made in {format_seconds(time.perf_counter() - started)}"
@@ -146,7 +152,7 @@ class StepPlans:
         Until then it is what was assumed or remembered.
         """
         program = step.joined.program
-        costs = self._losses.as_seen(step.costs, program, step.graphs)
+        costs = self._with_losses(step.costs, program, step.graphs)
         if costs == step.costs:
             return False
         heeding = replace(step, costs=costs)
@@ -157,6 +163,15 @@ class StepPlans:
         self._lend_memory(program)
         taken = format_bytes(loss_bytes(costs, program))
         return self._make_again(heeding, f"the loss takes {taken}, more than the plan leaves it", remembers=True)
+
+    def _serves(self, known: Planned, program: Program, allowance: Allowance) -> bool:
+        placed_bytes = self._placed_bytes(program, known.costs, known.plan)
+        return known.serves(allowance.step_bytes, GROWTH_BYTES) and placed_bytes <= allowance.step_bytes + GROWTH_BYTES
+
+    def _with_losses(self, costs: OpCosts, program: Program, graphs: Sequence[int]) -> OpCosts:
+        if self._arena is not None:
+            return without_losses(costs, program)
+        return self._losses.as_seen(costs, program, graphs)
 
     def make_room(self, step: PlannedStep) -> bool:
         """Plans again, once, when tensors outside of the step hold more than planned; whether its plan is another."""
@@ -246,7 +261,8 @@ class StepPlans:
 
     @staticmethod
     def _is_outgrown(step: PlannedStep) -> bool:
-        return step.plan.predicted_peak_bytes > step.allowance.step_bytes + GROWTH_BYTES
+        placed_bytes = step.places.total_bytes if step.places else 0
+        return max(step.plan.predicted_peak_bytes, placed_bytes) > step.allowance.step_bytes + GROWTH_BYTES
 
     def _search_on(self, step: PlannedStep) -> bool:
         """Searches for longer where the plan may not be the best by what was measured."""
@@ -318,27 +334,47 @@ class StepPlans:
         effort: int = 1,
     ) -> Plan:
         parameters = {"effort": effort} if policy == "auto" else {}
+        most_bytes = budget_bytes or allowance.step_bytes
+        lost_bytes = 0  # to gaps between places
         try:
-            return make_plan(
-                policy,
-                program,
-                costs,
-                machine,
-                budget_bytes=budget_bytes or allowance.step_bytes,
-                tier=self._tier,
-                min_swap_bytes=self._options.min_swap_bytes,
-                **parameters,
-            )
+            while True:
+                plan = make_plan(
+                    policy,
+                    program,
+                    costs,
+                    machine,
+                    budget_bytes=most_bytes - lost_bytes,
+                    tier=self._tier,
+                    min_swap_bytes=self._options.min_swap_bytes,
+                    **parameters,
+                )
+                excess_bytes = self._placed_bytes(program, costs, plan) - most_bytes
+                if excess_bytes <= 0:
+                    return plan
+                lost_bytes += excess_bytes
         except PlanInfeasible as error:  # in the planner's words the budget is the step's share: say it in the user's
             raise PlanInfeasible(
                 budget_bytes=allowance.budget_bytes,
-                needed_bytes=error.needed_bytes + allowance.fixed_bytes,
+                needed_bytes=error.needed_bytes + lost_bytes + allowance.fixed_bytes,
                 where=error.where,
                 live=(*error.live[:4], ("in use before the step and reserved", allowance.fixed_bytes)),
                 policy=policy,
             ) from None
         finally:
             self._memory.tidy()
+
+    def _placed_bytes(self, program: Program, costs: OpCosts, plan: Plan) -> int:
+        """What the step of ``plan`` takes where its tensors have places; 0 where they have none."""
+        places = self._find_places(program, costs, plan)
+        return places.total_bytes if places is not None else 0
+
+    def _find_places(self, program: Program, costs: OpCosts, plan: Plan) -> Places | None:
+        """Where the tensors of ``plan``'s step lie; asked twice for a plan that is adopted, found once."""
+        if self._arena is None:
+            return None
+        if self._placed is None or self._placed[0] is not plan:
+            self._placed = plan, find_places(program, costs, plan)
+        return self._placed[1]
 
     def _adopt(
         self, graphs: tuple[int, ...], joined: Joined, planned: Planned, allowance: Allowance, origin: str
@@ -347,7 +383,11 @@ class StepPlans:
         for tier, nbytes in plan.tier_bytes.items():
             self._engine.native.reserve(tier, nbytes)
         predicted = simulate(joined.program, costs, machine, plan)
-        step = self._steps[graphs] = PlannedStep(graphs, joined, costs, machine, plan, predicted, allowance, origin)
+        places = self._find_places(joined.program, costs, plan)
+        step = PlannedStep(graphs, joined, costs, machine, plan, predicted, allowance, origin, places=places)
+        self._steps[graphs] = step
+        if self._arena is not None:
+            self._arena.resize(max(known.places.arena_bytes for known in self._steps.values() if known.places))
         _log.info(
             "planned the step of graphs %s, %s: %d of %d buffers swapped, %d ops run again, peak %s of a budget of %s",
             ", ".join(map(str, graphs)),

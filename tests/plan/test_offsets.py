@@ -22,9 +22,9 @@ BLOCKS = st.lists(
 WORST_RATIO = 1.5
 
 
-@given(BLOCKS)
-def test_blocks_held_at_once_are_disjoint_and_the_capacity_is_near_its_bound(blocks: list[Block]):
-    packing = pack(blocks)
+@given(BLOCKS, st.sampled_from([0, 10_000]))
+def test_blocks_held_at_once_are_disjoint_and_the_capacity_is_near_its_bound(blocks: list[Block], most_visits: int):
+    packing = pack(blocks, most_visits=most_visits)
     ends = [offset + block.nbytes for offset, block in zip(packing.offsets, blocks, strict=True)]
     assert all(offset % PAGE_BYTES == 0 for offset in packing.offsets)
     assert all(end <= packing.capacity_bytes for end in ends)
@@ -44,6 +44,20 @@ def test_nested_lifetimes_need_no_more_than_is_live(layers: list[tuple[int, int,
         start, stop = start + skip, stop - length
         blocks.append(Block(start, stop, pages * PAGE_BYTES))
     assert pack(blocks).capacity_bytes == live_bytes(blocks)
+
+
+@given(BLOCKS)
+def test_a_packing_that_is_improved_needs_no_more_than_one_that_is_not(blocks: list[Block]):
+    improved = pack(blocks, most_visits=10_000)
+    assert improved.capacity_bytes <= pack(blocks).capacity_bytes
+    assert improved == pack(blocks, most_visits=10_000)
+
+
+def test_improving_finds_what_no_first_order_does():
+    lives = ((5, 10, 3), (5, 7, 3), (2, 7, 3), (5, 9, 4), (8, 12, 4))
+    blocks = [Block(start, stop, pages * PAGE_BYTES) for start, stop, pages in lives]
+    assert live_bytes(blocks) < pack(blocks).capacity_bytes
+    assert pack(blocks, most_visits=100_000).capacity_bytes == live_bytes(blocks)
 
 
 def test_blocks_that_follow_each_other_share_a_place():

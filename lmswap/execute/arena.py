@@ -1,0 +1,207 @@
+"""How does torch's caching allocator come to put tensors at planned places? One arena per model on a GPU.
+
+The allocator takes the smallest free block that is large enough. So the arena, one segment of a pool of its own, is
+handed out in full: what no tensor holds is held here. Just before an op or a copy in allocates, exactly the places of
+its tensors are let go of, and each tensor finds one that it fits; what dies later is taken back at the next opening.
+
+Nothing here can make two tensors share memory: all blocks are the allocator's own. If a place is not free when it is
+needed, because the caller kept a tensor for longer than planned, all is let go of and the allocator places the rest of
+the segment as it does without a plan.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from lmswap.ir.places import SMALL_BYTES, Place
+
+_log = logging.getLogger(__name__)
+
+Extent = tuple[int, int]  # address, bytes
+# What the allocator does at one opening: (bytes, address) takes, (0, address) gives back.
+_Moves = tuple[tuple[int, int], ...]
+# Segments begin with other free blocks where the caller holds other results of the step before; more kinds of
+# beginnings than this are not remembered.
+_MOST_BEGINNINGS = 16
+
+
+@dataclass
+class Script:
+    """The openings of one segment's run, in order: the places that are free for what is allocated next."""
+
+    openings: Sequence[Sequence[Place]]
+    known: dict[tuple[Extent, ...], list[_Moves]] = field(default_factory=dict)  # by the free extents at the beginning
+
+
+_arenas: weakref.WeakSet[Arena] = weakref.WeakSet()
+
+
+def held_bytes(device: torch.device) -> int:
+    """What arenas of ``device`` hold now and no tensor does, though torch counts it as allocated."""
+    return sum(sum(arena._holds.values()) for arena in _arenas if arena.device == device)
+
+
+class _Taken(Exception):
+    """A place is not free."""
+
+
+class Arena:
+    """Device memory in which the tensors of a step lie where they were planned to."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.nbytes = 0
+        self._pool: torch.cuda.MemPool | None = None
+        self._stream = self._base = 0
+        self._holds: dict[int, int] = {}  # by address: bytes that no tensor holds
+        self._script: Script | None = None  # of the segment that runs; None if it lets the allocator choose
+        self._moves: list[_Moves] = []
+        self._next = 0
+        self._free_at_first: tuple[Extent, ...] = ()
+        self.num_unplaced = 0  # runs of segments in which a place was not free
+        _arenas.add(self)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What the arena and its small tensors take of the device."""
+        return sum(int(segment["total_size"]) for segment in self._segments())
+
+    def resize(self, nbytes: int) -> None:
+        """From the next segment on the arena has ``nbytes``; tensors that lie in the old one keep it until they die."""
+        if nbytes != self.nbytes:
+            self.close()
+            self.nbytes = nbytes
+
+    def close(self) -> None:
+        """Gives the arena back, but for what tensors hold. Idempotent."""
+        self._pool, self._base = None, 0
+
+    @contextmanager
+    def segment(self, script: Script) -> Iterator[None]:
+        """Allocations of this thread go to the arena, and to their places as long as these are free."""
+        stream = int(torch.cuda.current_stream(self.device).cuda_stream)
+        if not self.nbytes or (self._base and stream != self._stream):
+            yield
+            return
+        if self._pool is None:
+            self._pool, self._stream = torch.cuda.MemPool(), stream
+        with torch.cuda.use_mem_pool(self._pool, self.device):
+            try:
+                self._begin(script)
+                yield
+            finally:
+                self._end()
+
+    def advance(self) -> None:
+        """The next allocations are about to be made."""
+        if self._script is None:
+            return
+        try:
+            if self._next == len(self._moves):
+                self._moves.append(self._work_out(self._script.openings[self._next]))
+            self._make(self._moves[self._next])
+        except _Taken as error:
+            _log.info("the allocator places the rest of this segment: %s", error)
+            self.num_unplaced += 1
+            self._script.known.pop(self._free_at_first, None)
+            self._let_go()
+        self._next += 1
+
+    def _begin(self, script: Script) -> None:
+        if not self._base:
+            self._base = self._take(self.nbytes)
+            self._holds[self._base] = self.nbytes
+            self._give(self._base)
+        self._script, self._next = script, 0
+        free = self._free_at_first = tuple(sorted(self._free(), key=lambda extent: extent[::-1]))
+        try:
+            self._make(tuple((nbytes, address) for address, nbytes in free))
+        except _Taken as error:
+            _log.info("the allocator places this segment: %s", error)
+            self.num_unplaced += 1
+            self._let_go()
+            return
+        if len(script.known) >= _MOST_BEGINNINGS:
+            script.known.clear()
+        self._moves = script.known.setdefault(free, [])
+
+    def _end(self) -> None:
+        self._let_go()
+
+    def _let_go(self) -> None:
+        for address in [*self._holds]:
+            self._give(address)
+        self._script = None
+
+    def _work_out(self, places: Sequence[Place]) -> _Moves:
+        """What opens ``places`` and closes all else that is free."""
+        moves = [(nbytes, address) for address, nbytes in sorted(self._free(), key=lambda extent: extent[::-1])]
+        closed = {**self._holds, **{address: nbytes for nbytes, address in moves}}
+        opened = []
+        for place in places:
+            start, stop = self._base + place.offset, self._base + place.offset + place.nbytes
+            under = sorted(address for address, nbytes in closed.items() if address < stop and start < address + nbytes)
+            pieces = [(address, closed.pop(address)) for address in under]
+            self._check_free(place, pieces)
+            moves += [(0, address) for address, _ in pieces]
+            low, high = pieces[0][0], pieces[-1][0] + pieces[-1][1]
+            for address, end in ((low, start), (start, stop), (stop, high)):
+                # A rest at the arena's end may be too small to be held; whoever takes the place takes it, too.
+                if end - address > SMALL_BYTES:
+                    moves.append((end - address, address))
+                    closed[address] = end - address
+            opened.append(start)
+        return (*moves, *((0, address) for address in opened))
+
+    def _check_free(self, place: Place, pieces: Sequence[Extent]) -> None:
+        reached = self._base + place.offset
+        for address, nbytes in pieces:
+            if address > reached:
+                break
+            reached = address + nbytes
+        if reached < self._base + place.offset + place.nbytes:
+            raise _Taken(f"a tensor lies at {reached - self._base}, where {place} is needed")
+
+    def _make(self, moves: _Moves) -> None:
+        for nbytes, address in moves:
+            if not nbytes:
+                if address not in self._holds:
+                    raise _Taken(f"what is to be free at {address - self._base} is not held")
+                self._give(address)
+                continue
+            taken = self._take(nbytes)
+            self._holds[taken] = nbytes
+            if taken != address:
+                raise _Taken(f"{nbytes} bytes were free at {taken - self._base} instead of {address - self._base}")
+
+    def _free(self) -> list[Extent]:
+        """What neither tensors nor this object hold, as far as it can be held."""
+        extents: list[Extent] = []
+        (arena,) = [segment for segment in self._segments() if segment["address"] == self._base]
+        for block in arena["blocks"]:
+            if block["state"] != "inactive":
+                continue
+            address, nbytes = int(block["address"]), int(block["size"])
+            if nbytes > SMALL_BYTES:
+                extents.append((address, nbytes))
+        return extents
+
+    def _segments(self) -> list[dict[str, Any]]:
+        if self._pool is None:
+            return []
+        found: list[dict[str, Any]] = torch.cuda.memory_snapshot(self._pool.id)  # type: ignore[no-untyped-call]
+        return found
+
+    def _take(self, nbytes: int) -> int:
+        return int(torch._C._cuda_cudaCachingAllocator_raw_alloc(nbytes, self._stream))
+
+    def _give(self, address: int) -> None:
+        del self._holds[address]
+        torch._C._cuda_cudaCachingAllocator_raw_delete(address)

@@ -1,0 +1,41 @@
+"""Where on the device do the tensors of a step lie, and when must which places be free? The arena's script."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# The allocator serves tensors of up to 1 MiB elsewhere, and does not split a free block where less than that remains.
+# So with all places in units of a little more, whoever takes a place takes the whole of it, and any gap can be closed.
+SMALL_BYTES = 2**20
+UNIT_BYTES = SMALL_BYTES + 512
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Bytes [offset, offset + nbytes) of the arena."""
+
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Opening:
+    """Places that are to be free when the step's next allocations are made."""
+
+    position: int  # in the schedule: just before that op
+    is_copy_in: bool  # made for a copy in, not by the op
+    places: tuple[Place, ...]
+
+
+@dataclass(frozen=True)
+class Places:
+    """``openings`` in order of time, one for each copy in and each op that allocates; ``arena_bytes`` hold them all."""
+
+    openings: tuple[Opening, ...]
+    arena_bytes: int
+    small_bytes: int  # what the allocator takes for tensors that are too small for a place
+
+    @property
+    def total_bytes(self) -> int:
+        """What the step takes on the device."""
+        return self.arena_bytes + self.small_bytes

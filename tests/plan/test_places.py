@@ -1,0 +1,141 @@
+"""Places on the device: each large tensor has one for as long as it is there, and no two share bytes meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmswap.ir.costs import OpCosts
+from lmswap.ir.places import SMALL_BYTES, UNIT_BYTES, Place, Places
+from lmswap.ir.plan import Plan
+from lmswap.ir.program import LOSS, BufferKind, Program
+from lmswap.ir.schedule import schedule
+from lmswap.plan.places import find_places
+from tests.ir.build import Step, build
+from tests.ir.strategies import steps
+from tests.plan.random_swaps import random_plans
+
+SCALE = 300_000  # buffers of up to 9 bytes become of up to 2.6 MiB, on both sides of what has a place
+
+
+def scaled(step: Step) -> tuple[Program, OpCosts]:
+    buffers = tuple(replace(buffer, nbytes=buffer.nbytes * SCALE) for buffer in step.program.buffers)
+    scratch = tuple(nbytes * SCALE for nbytes in step.costs.scratch_bytes)
+    return replace(step.program, buffers=buffers), replace(step.costs, scratch_bytes=scratch)
+
+
+def units(nbytes: int) -> int:
+    return -(-nbytes // UNIT_BYTES)
+
+
+class Replay:
+    """Runs a step op by op as an allocator would, naively: tensors take places of their size, and give them back."""
+
+    def __init__(self, program: Program, costs: OpCosts, plan: Plan, places: Places) -> None:
+        runs = schedule(program, plan.reruns)
+        self.program, self.costs, self.plan, self.places = runs.program, runs.costs(costs), plan, places
+        self.openings = list(places.openings)
+        self.at: dict[object, Place] = {}
+        self.num_placed = 0
+
+    def run(self) -> None:
+        uses: dict[int, list[int]] = {}
+        for op in self.program.ops:
+            for buffer in {*op.reads, *op.writes}:
+                uses.setdefault(buffer, []).append(op.index)
+        for op in self.program.ops:
+            for buffer in [buffer for buffer in self.at if self.has_died(buffer, uses, op.index)]:
+                del self.at[buffer]
+            for swap in self.plan.swaps:
+                if swap.release == op.index:
+                    self.at.pop(swap.buffer, None)
+            for swap in self.plan.swaps:
+                if swap.in_start == op.index:
+                    self.take(op.index, is_copy_in=True, tensors={swap.buffer: self.nbytes(swap.buffer)})
+            made = {buffer: self.nbytes(buffer) for buffer in op.writes if self.is_made(buffer, uses, op.index)}
+            if op.target != LOSS:
+                made |= {("scratch", n): nbytes for n, nbytes in enumerate(self.costs.blocks(op.index))}
+            if any(nbytes > SMALL_BYTES for nbytes in made.values()):
+                self.take(op.index, is_copy_in=False, tensors=made)
+            for scratch in [key for key in self.at if isinstance(key, tuple)]:
+                del self.at[scratch]
+        assert not self.openings
+
+    def has_died(self, buffer: object, uses: dict[int, list[int]], op: int) -> bool:
+        assert isinstance(buffer, int)
+        lasts = self.program.buffers[buffer].kind in (BufferKind.OUTPUT, BufferKind.GRADIENT)
+        return not lasts and uses[buffer][-1] < op
+
+    def is_made(self, buffer: int, uses: dict[int, list[int]], op: int) -> bool:
+        kind = self.program.buffers[buffer].kind
+        outside = kind in (BufferKind.TANGENT, BufferKind.PARAMETER, BufferKind.INPUT)
+        return not outside and uses[buffer][0] == op
+
+    def nbytes(self, buffer: int) -> int:
+        return self.program.buffers[buffer].nbytes
+
+    def take(self, position: int, *, is_copy_in: bool, tensors: dict[object, int]) -> None:
+        opening = self.openings.pop(0)
+        assert (opening.position, opening.is_copy_in) == (position, is_copy_in)
+        free = list(opening.places)
+        for tensor, nbytes in tensors.items():
+            if nbytes <= SMALL_BYTES:
+                continue
+            place = next(place for place in free if place.nbytes == units(nbytes) * UNIT_BYTES)
+            free.remove(place)
+            assert place.offset % UNIT_BYTES == 0
+            assert place.offset + place.nbytes <= self.places.arena_bytes
+            for other in self.at.values():
+                assert place.offset + place.nbytes <= other.offset or other.offset + other.nbytes <= place.offset
+            self.at[tensor] = place
+            self.num_placed += 1
+        assert not free
+
+
+@given(st.data())
+def test_every_large_tensor_has_a_place_of_its_own_for_as_long_as_it_is_there(data: st.DataObject):
+    step = data.draw(steps())
+    plan = data.draw(random_plans(step))
+    program, costs = scaled(step)
+    Replay(program, costs, plan, find_places(program, costs, plan)).run()
+
+
+def large_step() -> tuple[Program, OpCosts]:
+    step = build("inference\nf1 1: x -> a b\nf2 1: a -> c\nf3 1: b c -> y", sizes=dict.fromkeys("abcy", 8))
+    return scaled(step)
+
+
+def test_the_arena_is_no_larger_than_what_is_there_at_once():
+    step = build("inference\nf1 1: x -> a\nf2 1: a -> b\nf3 1: b -> c\nf4 1: b c -> y", sizes=dict.fromkeys("abcy", 8))
+    program, costs = scaled(step)
+    plan = Plan("none", 2**40, (), 0.0, 0)
+    places = find_places(program, costs, plan)
+    replay = Replay(program, costs, plan, places)
+    replay.run()
+    assert replay.num_placed == 4
+    assert places.arena_bytes == 3 * units(8 * SCALE) * UNIT_BYTES
+
+
+def test_who_takes_which_of_two_equal_places_does_not_matter():
+    # a and b are made by one op: until b, the last of them, has died, neither's place is anybody else's.
+    program, costs = large_step()
+    places = find_places(program, costs, Plan("none", 2**40, (), 0.0, 0)).openings
+    assert {place.offset for place in places[0].places}.isdisjoint({place.offset for place in places[2].places})
+
+
+def test_what_the_caller_still_holds_of_the_step_before_keeps_its_place_from_the_beginning():
+    program, costs = large_step()
+    plan = Plan("none", 2**40, (), 0.0, 0)
+    places = find_places(program, costs, plan, held_over=True)
+    (y,) = places.openings[-1].places
+    assert all(y.offset != place.offset for opening in places.openings[:-1] for place in opening.places)
+
+
+def test_small_tensors_have_no_place_but_are_counted():
+    step = build("inference\nf1 1: x -> a\nf2 1: a -> y", sizes={"a": 1, "y": 1})
+    places = find_places(*scaled(step), Plan("none", 2**40, (), 0.0, 0))
+    assert not places.openings
+    assert places.arena_bytes == 0
+    assert places.small_bytes >= 2 * SCALE
