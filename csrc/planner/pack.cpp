@@ -13,6 +13,8 @@ using Order = std::vector<int>;  // of blocks: who is placed before whom
 // five networks, packings were up to 4 % smaller than where only better ones are taken.
 constexpr int kPatience = 40;
 constexpr Bytes kWorseBy = 200;  // a 200th
+// After so many tries without a better one it ends: of the same 15, later ones gained 3 % once, 1 % twice, else nothing.
+constexpr int kGivesUp = 3000;
 // A block that is moved rests up to so many blocks below the top.
 constexpr unsigned kDeepest = 8;
 
@@ -96,8 +98,8 @@ class Improver {
 
   void improve(Order order, Packing& best, Bytes bound, std::int64_t most_visits) {
     Packing now = best;
-    int tries = 0;
-    while (best.capacity_bytes > bound && packer_.visits() < most_visits) {
+    int tries = 0, fruitless = 0;
+    while (best.capacity_bytes > bound && packer_.visits() < most_visits && fruitless < kGivesUp) {
       Order next = order;
       place_earlier(next, choose(now));
       Packing found = packer_.first_fit(next);
@@ -108,9 +110,10 @@ class Improver {
         now = std::move(found);
       }
       ++tries;
+      ++fruitless;
       if (now.capacity_bytes < best.capacity_bytes) {
         best = now;
-        tries = 0;
+        tries = fruitless = 0;
       }
     }
   }

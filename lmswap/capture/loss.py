@@ -34,7 +34,8 @@ class TensorPeak(Protocol):
 
 def assumed_bytes(program: Program) -> int:
     """What a loss of a graph's outputs may take beside them, before it was seen."""
-    tangents = {value.buffer: value for value in program.values if _is_tangent(program, value.buffer)}
+    # Of each the first value: later ones may be expanded views of it.
+    tangents = {value.buffer: value for value in reversed(program.values) if _is_tangent(program, value.buffer)}
     item_bytes = {buffer: getattr(torch, value.dtype).itemsize for buffer, value in tangents.items()}
     return sum(
         _ASSUMED_TENSORS * max(_LEAST_ITEM_BYTES, item_bytes[buffer]) * math.prod(value.shape)

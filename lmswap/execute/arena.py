@@ -73,6 +73,11 @@ class Arena:
         """What the arena and its small tensors take of the device."""
         return sum(int(segment["total_size"]) for segment in self._segments())
 
+    @property
+    def tensor_bytes(self) -> int:
+        """What tensors hold of that, as long as no segment runs."""
+        return sum(int(segment["allocated_size"]) for segment in self._segments())
+
     def resize(self, nbytes: int) -> None:
         """From the next segment on the arena has ``nbytes``; tensors that lie in the old one keep it until they die."""
         if nbytes != self.nbytes:

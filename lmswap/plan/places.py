@@ -86,7 +86,7 @@ def _stays(memory: StepMemory, swaps: Sequence[Swap], *, held_over: bool) -> lis
 
 
 def _interchangeable(stays: Sequence[_Stay]) -> list[_Stay]:
-    """Makes those that are taken at once, by places of one size, last equally long: nobody knows who will take which."""
+    """Makes those that are taken at once, by places of one size, last equally long: who takes which is not known."""
     alike: dict[tuple[tuple[int, int], int], list[Block]] = defaultdict(list)
     for stay in stays:
         alike[stay.taken, _in_units(stay.block.nbytes)].append(stay.block)

@@ -103,7 +103,7 @@ class Budget:
     def allowance(self, program: Program) -> Allowance:
         """What a step of ``program`` may occupy now; less than nothing where the rest exceeds the budget."""
         self._memory.trim()  # timing the ops leaves pages for reuse, which are not part of what is there for good
-        base_bytes, tensor_bytes = self._used_outside(), self._memory.used_tensor_bytes()
+        base_bytes, tensor_bytes = self._used_outside(), self._tensors_outside()
         trains = any(segment.phase == "backward" for segment in program.segments)
         reserve_bytes = self._reserve_bytes(program, base_bytes) if trains else 0
         return Allowance(self.nbytes, base_bytes, tensor_bytes, reserve_bytes, self._margin_bytes)
@@ -123,9 +123,12 @@ class Budget:
     def _used_outside(self) -> int:
         return self._memory.used_bytes() - (self._arena.reserved_bytes if self._arena else 0)
 
+    def _tensors_outside(self) -> int:
+        return self._memory.used_tensor_bytes() - (self._arena.tensor_bytes if self._arena else 0)
+
     def outgrown_bytes(self, planned: Allowance) -> int:
         """By how much tensors outside of the step hold more than was ``planned`` for: gradients kept, averages."""
-        return self._memory.used_tensor_bytes() - planned.tensor_bytes - planned.reserve_bytes
+        return self._tensors_outside() - planned.tensor_bytes - planned.reserve_bytes
 
     def with_growth(self, planned: Allowance, small_bytes: int) -> Allowance:
         """``planned`` with what has come into use since, between steps.

@@ -241,6 +241,7 @@ class Session:
                 self.plans.keep(step, released)
                 self.recorder.time_ops()
             is_other = self.plans.make_room(self.plans[step.graphs])
+            is_other |= self.plans.heed_unplaced(self.plans[step.graphs])
             if self._num_runs[step.graphs] == 1:
                 is_other |= self.plans.heed_losses(self.plans[step.graphs])
             if num_runs == _STEADY_STEP and ran_as_planned:

@@ -87,6 +87,8 @@ class StepPlans:
         self._options, self._machine, self._tier = options, machine, tier
         self._engine, self._memory, self._budget, self._notes = engine, memory, budget, notes
         self._losses, self._arena = losses, arena
+        self._holds_over = False  # the caller still has results of a step when the next one begins
+        self._num_unplaced = 0  # segments so far in which a place was not free
         self._placed: tuple[Plan, Places] | None = None  # the last plan that places were found for
         self._steps: dict[tuple[int, ...], PlannedStep] = {}
         self._outgrown: set[tuple[int, ...]] = set()  # steps that were planned again for what others hold
@@ -182,6 +184,17 @@ class StepPlans:
         self._lend_memory(step.joined.program)
         held = f"{format_bytes(more_bytes)} more are held between steps than was planned for"
         return self._make_again(replace(step, allowance=step.allowance.with_held(more_bytes)), held)
+
+    def heed_unplaced(self, step: PlannedStep) -> bool:
+        """Gives results places of their own, once, when some were still there where another tensor was to lie.
+
+        Whether the step's plan or places are others then.
+        """
+        if self._arena is None or self._arena.num_unplaced == self._num_unplaced or self._holds_over:
+            return False
+        self._num_unplaced, self._holds_over, self._placed = self._arena.num_unplaced, True, None
+        self._make_again(step, "gradients or outputs of a step are still held when the next one begins")
+        return self._steps[step.graphs].places != step.places
 
     def keep(self, step: PlannedStep, released: frozenset[int]) -> None:
         """Notes what computing took in the last step, as the next one's ops will be timed, and what was let go of.
@@ -351,7 +364,8 @@ class StepPlans:
                 excess_bytes = self._placed_bytes(program, costs, plan) - most_bytes
                 if excess_bytes <= 0:
                     return plan
-                lost_bytes += excess_bytes
+                # By more and more: a little less to plan with can leave the places as they are.
+                lost_bytes += max(excess_bytes, lost_bytes // 2)
         except PlanInfeasible as error:  # in the planner's words the budget is the step's share: say it in the user's
             raise PlanInfeasible(
                 budget_bytes=allowance.budget_bytes,
@@ -373,7 +387,7 @@ class StepPlans:
         if self._arena is None:
             return None
         if self._placed is None or self._placed[0] is not plan:
-            self._placed = plan, find_places(program, costs, plan)
+            self._placed = plan, find_places(program, costs, plan, held_over=self._holds_over)
         return self._placed[1]
 
     def _adopt(

@@ -1,0 +1,123 @@
+"""The arena: torch's own allocator puts tensors where they were planned to lie, and never two into one place."""
+
+import gc
+
+import pytest
+import torch
+
+from lmswap.execute.arena import Arena, Script, held_bytes
+from lmswap.ir.places import UNIT_BYTES, Place
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+DEVICE = torch.device("cuda:0")
+
+
+def place(first: int, count: int) -> Place:
+    return Place(first * UNIT_BYTES, count * UNIT_BYTES)
+
+
+def tensor(count: int) -> torch.Tensor:
+    return torch.empty(count * UNIT_BYTES - 100_000, dtype=torch.uint8, device=DEVICE)
+
+
+@pytest.fixture
+def arena():
+    gc.collect()
+    torch.cuda.empty_cache()
+    arena = Arena(DEVICE)
+    arena.resize(40 * UNIT_BYTES)
+    yield arena
+    arena.close()
+
+
+def first_address(arena: Arena) -> int:
+    with arena.segment(Script([[place(0, 40)]])):
+        arena.advance()
+        return tensor(40).data_ptr()
+
+
+def test_tensors_lie_where_they_were_planned_to(arena):
+    base = first_address(arena)
+    places = [[place(30, 4)], [place(2, 7), place(20, 3)], [place(9, 11)], [place(0, 2)]]
+    script = Script(places)
+    for _ in range(3):  # worked out in the first run, repeated in the others
+        with arena.segment(script):
+            made = []
+            for opening in places:
+                arena.advance()
+                made += [tensor(p.nbytes // UNIT_BYTES) for p in opening]
+            assert [(t.data_ptr() - base) // UNIT_BYTES for t in made] == [30, 2, 20, 9, 0]
+            del made
+    assert arena.num_unplaced == 0
+
+
+def test_a_place_is_used_again_when_what_lay_there_has_died(arena):
+    base = first_address(arena)
+    script = Script([[place(0, 10)], [place(10, 30)], [place(4, 20)]])
+    for _ in range(2):
+        with arena.segment(script):
+            arena.advance()
+            first = tensor(10)
+            arena.advance()
+            second = tensor(30)
+            del first, second
+            arena.advance()
+            assert (tensor(20).data_ptr() - base) // UNIT_BYTES == 4
+    assert arena.num_unplaced == 0
+
+
+def test_a_tensor_that_is_kept_for_longer_than_planned_is_not_overwritten(arena):
+    first_address(arena)
+    script = Script([[place(0, 10)], [place(5, 10)]])
+    kept = []
+    for number in range(3):
+        with arena.segment(script):
+            arena.advance()
+            kept.append(tensor(10).fill_(number))
+            arena.advance()
+            kept.append(tensor(10).fill_(100 + number))
+    assert arena.num_unplaced > 0
+    for number in range(3):
+        assert (kept[2 * number] == number).all()
+        assert (kept[2 * number + 1] == 100 + number).all()
+
+
+def test_what_is_held_between_tensors_is_given_back_at_the_end_and_counted_meanwhile(arena):
+    before = torch.cuda.memory_allocated()
+    with arena.segment(Script([[place(3, 5)]])):
+        arena.advance()
+        x = tensor(5)
+        assert torch.cuda.memory_allocated() - before - held_bytes(DEVICE) == 5 * UNIT_BYTES
+        assert held_bytes(DEVICE) > 0
+    assert held_bytes(DEVICE) == 0
+    assert torch.cuda.memory_allocated() - before == 5 * UNIT_BYTES
+    del x
+    assert torch.cuda.memory_allocated() == before
+
+
+def test_an_exception_in_a_segment_leaves_nothing_held(arena):
+    before = torch.cuda.memory_allocated()
+    with pytest.raises(ZeroDivisionError), arena.segment(Script([[place(3, 5)]])):
+        arena.advance()
+        1 / 0  # noqa: B018
+    assert torch.cuda.memory_allocated() == before
+    assert held_bytes(DEVICE) == 0
+
+
+def test_a_closed_arena_takes_nothing_of_the_device(arena):
+    reserved = torch.cuda.memory_reserved()
+    first_address(arena)
+    assert arena.reserved_bytes >= 40 * UNIT_BYTES
+    arena.close()
+    torch.cuda.empty_cache()
+    assert arena.reserved_bytes == 0
+    assert torch.cuda.memory_reserved() == reserved
+
+
+def test_what_others_allocate_lies_elsewhere(arena):
+    base = first_address(arena)
+    outside = [tensor(3) for _ in range(5)]
+    assert all(not base <= t.data_ptr() < base + 40 * UNIT_BYTES for t in outside)

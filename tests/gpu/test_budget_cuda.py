@@ -1,0 +1,147 @@
+"""A budget on a GPU is what the card must have: what torch reserves, not what tensors hold."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import nn
+
+import lmswap
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.usefixtures("no_garbage"),
+]
+
+
+class Wide(nn.Module):
+    """Residual layers over many rows, with skips from the first half to the last: few parameters, many bytes."""
+
+    def __init__(self, width: int = 32, depth: int = 8) -> None:
+        super().__init__()
+        self.out = nn.ModuleList(nn.Linear(width, width + 8 * (n % 4)) for n in range(depth))
+        self.back = nn.ModuleList(nn.Linear(layer.out_features, width) for layer in self.out)
+
+    def forward(self, x):
+        skips = []
+        for number, (out, back) in enumerate(zip(self.out, self.back, strict=True)):
+            x = x + back(torch.tanh(out(x)))
+            if number < len(self.out) // 2:
+                skips.append(x)
+            else:
+                x = torch.relu(x * skips.pop())
+        return x.mean(1)
+
+
+def batch():
+    return torch.randn(90_000, 32, device="cpu").cuda()
+
+
+def make_model():
+    with torch.device("cpu"):
+        return Wide().cuda()
+
+
+@contextmanager
+def card_of(nbytes):
+    """From now on the card has no more than ``nbytes`` for torch."""
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(nbytes / total)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def train(budget=None, *, num_steps=6, **options):
+    """Losses and gradients, and by step what the allocator reserved at most and how often it had to flush its cache."""
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    torch.cuda.empty_cache()
+    model = make_model()
+    if budget is not None:
+        lmswap.enable(model, budget=budget, **options)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    results, reserved, retries = [], [], []
+    for _ in range(num_steps):
+        torch.cuda.reset_peak_memory_stats()
+        loss = (model(batch()) ** 2).mean()
+        loss.backward()
+        optimizer.step()
+        results += [loss.detach().cpu(), *(p.grad.cpu() for p in model.parameters())]
+        optimizer.zero_grad()
+        del loss
+        reserved.append(torch.cuda.max_memory_reserved())
+        retries.append(torch.cuda.memory_stats()["num_alloc_retries"])
+    report = lmswap.report(model) if budget is not None else None
+    if budget is not None:
+        lmswap.disable(model)
+    return results, reserved, retries, report
+
+
+@pytest.fixture(scope="module")
+def plain():
+    results, reserved, _, _ = train()
+    return results, max(reserved)
+
+
+@pytest.mark.parametrize("share", [0.8, 0.6, 0.45])
+@pytest.mark.parametrize("policy", ["auto", "tflms"])
+def test_a_card_that_has_the_budget_runs_the_step(plain, share, policy):
+    expected, peak_bytes = plain
+    budget = int(share * peak_bytes)
+    with card_of(1.02 * budget):
+        results, reserved, retries, report = train(budget, policy=policy)
+    different = [n for n, (a, b) in enumerate(zip(results, expected, strict=True)) if not torch.equal(a, b)]
+    assert not different
+    assert report.swapped_out_bytes + (report.recomputed_bytes or 0) > 0
+    assert max(reserved) <= budget
+    assert report.highest_peak_bytes <= budget
+    assert retries[-1] == retries[2]
+
+
+@pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")  # by the tensor that is to be seen
+def test_the_peak_that_users_read_is_not_reset_by_steps(plain):
+    _, peak_bytes = plain
+    model = lmswap.enable(make_model(), budget=int(0.6 * peak_bytes))
+    rows = batch()
+    for _ in range(2):
+        model(rows).mean().backward()
+    highest = torch.empty(peak_bytes, dtype=torch.uint8, device="cuda").nbytes
+    for _ in range(3):
+        model(rows).mean().backward()
+    assert torch.cuda.max_memory_allocated() >= highest
+    lmswap.disable(model)
+
+
+@pytest.mark.parametrize("kept", ["gradients", "outputs"])
+def test_what_is_held_over_to_the_next_step_is_never_overwritten_and_gets_places_of_its_own(plain, kept):
+    expected, peak_bytes = plain
+    budget = int(0.7 * peak_bytes)
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    model = lmswap.enable(make_model(), budget=budget)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    results, held, reserved = [], None, []
+    for _ in range(6):
+        torch.cuda.reset_peak_memory_stats()
+        output = model(batch())
+        if held is not None:
+            assert torch.equal(held[0].cpu(), held[1])
+        loss = (output**2).mean()
+        if kept == "gradients":
+            optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        results += [loss.detach().cpu(), *(p.grad.cpu() for p in model.parameters())]
+        if kept == "outputs":
+            held = output.detach(), output.detach().cpu()
+            optimizer.zero_grad()
+        del loss, output
+        reserved.append(torch.cuda.max_memory_reserved())
+    assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
+    assert max(reserved[3:]) <= budget
+    report = lmswap.report(model)
+    assert report.swapped_out_bytes + (report.recomputed_bytes or 0) > 0
+    lmswap.disable(model)
