@@ -158,6 +158,7 @@ def report(model: nn.Module) -> Report:
         program=step.joined.program if step else None,
         plan=step.plan if step else None,
         predicted=step.predicted if step else None,
+        placed_bytes=step.places.total_bytes if step and step.places else None,
         free_seconds=step.costs.free_seconds if step else None,
         steps=recorder.num_steps,
         step=last.step.number if last else None,

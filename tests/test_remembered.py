@@ -309,10 +309,10 @@ class FakeMemory:
 def test_a_growth_comes_out_of_the_margin_as_far_as_that_goes(base, reserve, margin, small, expected):
     budget = Budget(Options.parse("1GiB"), "cpu", FakeMemory(), 0)
     planned = Allowance(2**30, base * 2**20, 0, reserve * 2**20, margin * 2**20)
-    grown = budget.with_growth(planned, small * 2**20)
+    grown = budget.with_growth(planned, small * 2**20, 0)
     assert (grown.base_bytes, grown.margin_bytes) == tuple(2**20 * nbytes for nbytes in expected)
     assert replace(grown, grown_bytes=0) == planned
-    assert budget.with_growth(grown, small * 2**20) == grown  # read again, it counts once
+    assert budget.with_growth(grown, small * 2**20, 0) == grown  # read again, it counts once
 
 
 def leaving(nbytes: int, planned: Allowance) -> Allowance:
@@ -334,7 +334,7 @@ def test_a_growth_beyond_the_margin_is_planned_for(step, monkeypatch):
     monkeypatch.setattr(memory, "resident_bytes", bytes_of_the_heap)
     readings = iter([3, 4])
 
-    def with_growth(_, planned, small_bytes):
+    def with_growth(_, planned, small_bytes, peak_bytes):
         # The step has 36 MiB unplanned and needs 27.3.
         return planned if next(readings) < step else leaving(28 * 2**20, planned)
 
@@ -352,7 +352,7 @@ def test_a_growth_beyond_the_margin_is_planned_for(step, monkeypatch):
 @pytest.mark.cpu_only("its bytes are those of a step on the CPU")
 def test_a_plan_made_again_leaves_nothing_of_what_the_old_one_held(monkeypatch):
     monkeypatch.setattr(feedback, "TOLERANCE", 1e6)
-    monkeypatch.setattr(Budget, "with_growth", lambda _, planned, small_bytes: leaving(30 * 2**20, planned))  # of 36
+    monkeypatch.setattr(Budget, "with_growth", lambda _, planned, *_bytes: leaving(30 * 2**20, planned))  # of 36
     monkeypatch.setattr(steps, "GROWTH_BYTES", 2**20)
     torch.compiler.reset()
     model = lmswap.enable(LARGE.make(), "4GiB", min_swap_bytes=SMALL)

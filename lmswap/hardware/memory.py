@@ -184,7 +184,7 @@ class CudaMemory:
         return self._lap_peak_bytes, self._lap_peak_tensor_bytes
 
     def reusable_bytes(self) -> int:  # noqa: D102
-        return 0
+        return self._now("reserved_bytes") - self._now("allocated_bytes")
 
     def trim(self) -> None:  # noqa: D102
         self._cuda.empty_cache()

@@ -275,6 +275,7 @@ def make_report(
     program: Program | None = None,
     plan: Plan | None = None,
     predicted: Timeline | None = None,
+    placed_bytes: int | None = None,
     free_seconds: float | None = None,
     steps: int = 0,
     step: int | None = None,
@@ -294,7 +295,8 @@ def make_report(
 
     ``model`` and ``device`` are names for people, "UNet3d" and "cuda:0 (NVIDIA H200)"; ``policy`` is the one asked for,
     whatever way the plan was found in. ``program``, ``plan`` and ``predicted`` (the simulator's timeline,
-    whose memory counts what the step itself allocates) come together or not at all, before the first step.
+    whose memory counts what the step itself allocates) come together or not at all, before the first step; where its
+    tensors have planned places on the device, these take ``placed_bytes``.
     ``measured`` is step number ``step``, its memory counted like the budget, empty where it was not recorded.
     ``notes`` are sentences for people, such as a module that runs uncaptured and why.
     """
@@ -317,7 +319,7 @@ def make_report(
         steps=steps,
         step=step,
         trains=trains,
-        predicted_peak_bytes=predicted.peak_bytes if predicted is not None else None,
+        predicted_peak_bytes=_predicted_peak(predicted, placed_bytes, fixed),
         measured_peak_bytes=measured_peak_bytes,
         measured_tensor_peak_bytes=measured_tensor_peak_bytes,
         highest_peak_bytes=highest_peak_bytes,
@@ -342,6 +344,13 @@ def make_report(
         predicted=predicted,
         measured=measured,
     )
+
+
+def _predicted_peak(predicted: Timeline | None, placed_bytes: int | None, fixed_bytes: int) -> int | None:
+    """Of a step in an arena, which is there as a whole whatever tensors hold of it, or else of the raised timeline."""
+    if predicted is None:
+        return None
+    return predicted.peak_bytes if placed_bytes is None else placed_bytes + fixed_bytes
 
 
 def _remade_bytes(program: Program | None, plan: Plan | None) -> int:

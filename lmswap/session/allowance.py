@@ -37,6 +37,7 @@ class Allowance:
     reserve_bytes: int
     planned_margin_bytes: int
     grown_bytes: int = 0  # what has come into use since, between steps
+    scattered_bytes: int = 0  # what steps took beyond the budget, as tensors lay scattered: of no use to the next ones
 
     @property
     def base_bytes(self) -> int:
@@ -52,7 +53,7 @@ class Allowance:
     @property
     def fixed_bytes(self) -> int:
         """What the step's own tensors may not occupy."""
-        return self.base_bytes + self.reserve_bytes + self.margin_bytes
+        return self.base_bytes + self.reserve_bytes + self.margin_bytes + self.scattered_bytes
 
     @property
     def step_bytes(self) -> int:
@@ -85,6 +86,7 @@ class Budget:
         self._memory, self._trainable_bytes, self._arena = memory, trainable_bytes, arena
         self._outside_bytes = 0  # what the steps that ran have taken outside of the arena at most
         self._margin_bytes = _MARGIN_BYTES[device_type]
+        self._scatters = device_type == "cuda" and arena is None  # the CPU's heap moves its pages instead
         total_bytes, free_bytes = memory.total_bytes(), memory.free_bytes()
         if options.budget_bytes is None:
             self.nbytes = int(_AUTO_SHARE * (free_bytes + memory.used_bytes()))
@@ -130,10 +132,18 @@ class Budget:
         """By how much tensors outside of the step hold more than was ``planned`` for: gradients kept, averages."""
         return self._tensors_outside() - planned.tensor_bytes - planned.reserve_bytes
 
-    def with_growth(self, planned: Allowance, small_bytes: int) -> Allowance:
-        """``planned`` with what has come into use since, between steps.
+    def with_growth(self, planned: Allowance, small_bytes: int, peak_bytes: int) -> Allowance:
+        """``planned`` with what has come into use since, between steps, and how far a step's peak was over the budget.
 
         ``small_bytes`` of small tensors' places, see `DeviceMemory.counted_from_bytes`, will come again.
         """
-        in_use_bytes = self._used_outside() - self._memory.reusable_bytes() + small_bytes
-        return replace(planned, grown_bytes=max(0, in_use_bytes - planned.found_bytes - planned.reserve_bytes))
+        if self._arena is not None:
+            in_use_bytes, over_bytes = self._used_outside(), 0
+        else:
+            in_use_bytes = self._memory.used_bytes() - self._memory.reusable_bytes() + small_bytes
+            over_bytes = max(0, peak_bytes - self.nbytes) if self._scatters else 0
+        return replace(
+            planned,
+            grown_bytes=max(0, in_use_bytes - planned.found_bytes - planned.reserve_bytes),
+            scattered_bytes=planned.scattered_bytes + over_bytes,
+        )

@@ -249,7 +249,9 @@ class StepPlans:
 
     def _with_growth(self, step: PlannedStep, small_bytes: int) -> PlannedStep:
         """``step`` with what is in use between steps now, the places of small tensors included."""
-        return self._predict(replace(step, allowance=self._budget.with_growth(step.allowance, small_bytes)))
+        ended = self._engine.recorder.ended
+        peak_bytes = ended.peaks.used_bytes if ended is not None else 0
+        return self._predict(replace(step, allowance=self._budget.with_growth(step.allowance, small_bytes, peak_bytes)))
 
     def _price_again(self, step: PlannedStep) -> PlannedStep:
         """``step``, whose plan was made by other costs, with a prediction by its own."""
@@ -301,6 +303,7 @@ class StepPlans:
             plan = self._search(program, step.costs, step.machine, step.allowance, policy, effort=_SECOND_EFFORT)
         except (PlanInfeasible, TierError) as error:
             self._notes.append(f"the plan stays as it was {reason}; {error}")
+            self._steps[step.graphs] = replace(step, allowance=replace(step.allowance, scattered_bytes=0))
             return False
         if plan.predicted_seconds > most_seconds:
             return False
@@ -439,6 +442,8 @@ def _without_marks(
 
 
 def _describe_growth(step: PlannedStep) -> str:
+    if step.allowance.scattered_bytes:
+        return f"tensors lay so scattered that the step took {format_bytes(step.allowance.scattered_bytes)} too much"
     return f"{format_bytes(step.allowance.grown_bytes)} more are in use between steps than was planned for"
 
 
