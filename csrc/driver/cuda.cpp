@@ -3,8 +3,10 @@
 #include <dlfcn.h>
 
 #include <limits>
+#include <memory>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "cuda_abi.h"
 #include "lmswap/clock.h"
@@ -64,6 +66,7 @@ class CudaDriver final : public Driver {
   void destroy_stream(StreamHandle stream) noexcept override;
   void synchronize_stream(StreamHandle stream) override;
   EventHandle create_event() override;
+  uint64_t num_idle_events() override;
   void destroy_event(EventHandle event) noexcept override;
   void record_event(EventHandle event, StreamHandle stream) override;
   void wait_event(StreamHandle stream, EventHandle event) override;
@@ -85,23 +88,28 @@ class CudaDriver final : public Driver {
   };
   struct TimedEvent {
     cuda::Event event;
-    std::shared_ptr<Base> base;
+    std::shared_ptr<Base> base;  // none: not recorded since it was created, or given out again
   };
-  // The primary context is current for as long as one of these lives.
+  // The primary context is current for as long as one of these lives. In torch's threads it is anyhow.
   class Current {
    public:
     explicit Current(const CudaDriver& driver) : driver_(driver) {
+      cuda::Context current = nullptr;
+      driver.check(driver.call_.context_get_current(&current), "cuCtxGetCurrent");
+      if (current == driver.context_) return;
       driver.check(driver.call_.context_push(driver.context_), "cuCtxPushCurrent_v2");
+      is_pushed_ = true;
     }
     ~Current() {
       cuda::Context popped;
-      driver_.call_.context_pop(&popped);
+      if (is_pushed_) driver_.call_.context_pop(&popped);
     }
     Current(const Current&) = delete;
     Current& operator=(const Current&) = delete;
 
    private:
     const CudaDriver& driver_;
+    bool is_pushed_ = false;
   };
 
   void check(cuda::Result result, const char* call, uint64_t nbytes = 0) const;
@@ -111,6 +119,7 @@ class CudaDriver final : public Driver {
   void give_back(Call call) const noexcept;
   static cuda::Stream stream_of(StreamHandle stream) { return reinterpret_cast<cuda::Stream>(stream); }
   static TimedEvent& timed(EventHandle event) { return *reinterpret_cast<TimedEvent*>(event); }
+  static TimedEvent& recorded(EventHandle event, const char* call);
 
   const cuda::Functions call_;
   cuda::Device device_ = 0;
@@ -118,6 +127,9 @@ class CudaDriver final : public Driver {
   cuda::Stream clock_stream_ = nullptr;  // never has work, so that a base happens when it is recorded
   std::mutex base_mutex_;
   std::shared_ptr<Base> base_;
+  // A step needs as many events as the one before it: the driver takes a microsecond or two to make or destroy one.
+  std::mutex idle_mutex_;
+  std::vector<std::unique_ptr<TimedEvent>> idle_events_;
 };
 
 CudaDriver::CudaDriver(const std::string& library, int device) : call_(load_functions(library)) {
@@ -135,6 +147,7 @@ CudaDriver::CudaDriver(const std::string& library, int device) : call_(load_func
 
 CudaDriver::~CudaDriver() {
   base_.reset();
+  for (const auto& idle : idle_events_) give_back([&] { call_.event_destroy(idle->event); });
   give_back([&] { call_.stream_destroy(clock_stream_); });
   call_.primary_context_release(device_);
 }
@@ -203,15 +216,37 @@ void CudaDriver::synchronize_stream(StreamHandle stream) {
 }
 
 EventHandle CudaDriver::create_event() {
+  {
+    const std::lock_guard lock(idle_mutex_);
+    if (!idle_events_.empty()) {
+      auto event = std::move(idle_events_.back());
+      idle_events_.pop_back();
+      return reinterpret_cast<EventHandle>(event.release());
+    }
+  }
   const Current current(*this);
   auto event = std::make_unique<TimedEvent>();
   check(call_.event_create(&event->event, cuda::kEventBlockingSync), "cuEventCreate");
   return reinterpret_cast<EventHandle>(event.release());
 }
 
+uint64_t CudaDriver::num_idle_events() {
+  const std::lock_guard lock(idle_mutex_);
+  return idle_events_.size();
+}
+
 void CudaDriver::destroy_event(EventHandle event) noexcept {
-  const std::unique_ptr<TimedEvent> owned(&timed(event));
-  give_back([&] { call_.event_destroy(owned->event); });
+  std::unique_ptr<TimedEvent> owned(&timed(event));
+  owned->base.reset();
+  const std::lock_guard lock(idle_mutex_);
+  idle_events_.push_back(std::move(owned));
+}
+
+// To CUDA an event that was never recorded is one that has happened; one that is given out again would be one that
+// happened long ago. Neither is what anybody waits for.
+CudaDriver::TimedEvent& CudaDriver::recorded(EventHandle event, const char* call) {
+  if (timed(event).base) return timed(event);
+  throw Error(ErrorKind::kDriver, std::string(call) + " of an event that was not recorded");
 }
 
 void CudaDriver::record_event(EventHandle event, StreamHandle stream) {
@@ -222,12 +257,12 @@ void CudaDriver::record_event(EventHandle event, StreamHandle stream) {
 
 void CudaDriver::wait_event(StreamHandle stream, EventHandle event) {
   const Current current(*this);
-  check(call_.stream_wait_event(stream_of(stream), timed(event).event, 0), "cuStreamWaitEvent");
+  check(call_.stream_wait_event(stream_of(stream), recorded(event, "cuStreamWaitEvent").event, 0), "cuStreamWaitEvent");
 }
 
 bool CudaDriver::query_event(EventHandle event) {
   const Current current(*this);
-  const cuda::Result result = call_.event_query(timed(event).event);
+  const cuda::Result result = call_.event_query(recorded(event, "cuEventQuery").event);
   if (result == cuda::kNotReady) return false;
   check(result, "cuEventQuery");
   return true;
@@ -235,12 +270,12 @@ bool CudaDriver::query_event(EventHandle event) {
 
 void CudaDriver::synchronize_event(EventHandle event) {
   const Current current(*this);
-  check(call_.event_synchronize(timed(event).event), "cuEventSynchronize");
+  check(call_.event_synchronize(recorded(event, "cuEventSynchronize").event), "cuEventSynchronize");
 }
 
 double CudaDriver::event_seconds(EventHandle event) {
   const Current current(*this);
-  const TimedEvent& timed_event = timed(event);
+  const TimedEvent& timed_event = recorded(event, "cuEventElapsedTime");
   float milliseconds = 0;
   check(call_.event_elapsed_time(&milliseconds, timed_event.base->event, timed_event.event), "cuEventElapsedTime");
   return timed_event.base->seconds + static_cast<double>(milliseconds) * 1e-3;

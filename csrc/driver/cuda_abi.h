@@ -28,6 +28,7 @@ inline constexpr unsigned kEventBlockingSync = 1;
   X(device_get, cuDeviceGet, (Device*, int))                                                       \
   X(primary_context_retain, cuDevicePrimaryCtxRetain, (Context*, Device))                          \
   X(primary_context_release, cuDevicePrimaryCtxRelease_v2, (Device))                               \
+  X(context_get_current, cuCtxGetCurrent, (Context*))                                              \
   X(context_push, cuCtxPushCurrent_v2, (Context))                                                  \
   X(context_pop, cuCtxPopCurrent_v2, (Context*))                                                   \
   X(mem_host_alloc, cuMemHostAlloc, (void**, size_t, unsigned))                                    \

@@ -13,7 +13,8 @@ using Order = std::vector<int>;  // of blocks: who is placed before whom
 // five networks, packings were up to 4 % smaller than where only better ones are taken.
 constexpr int kPatience = 40;
 constexpr Bytes kWorseBy = 200;  // a 200th
-// After so many tries without a better one it ends: of the same 15, later ones gained 3 % once, 1 % twice, else nothing.
+// After so many tries without a better one it ends: of the same 15, later ones gained 3 % once, 1 % twice, else
+// nothing.
 constexpr int kGivesUp = 3000;
 // A block that is moved rests up to so many blocks below the top.
 constexpr unsigned kDeepest = 8;

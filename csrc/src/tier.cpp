@@ -83,8 +83,12 @@ std::shared_ptr<Storage> Tier::release(const Block& block, const std::vector<Tra
   return storage;
 }
 
+// They finish about in the order in which their blocks were released. To ask each of them at each copy would be
+// quadratic: a host that is a step ahead has a step's copies under way.
 void Tier::forget_finished_users() {
-  std::erase_if(users_, [](const TransferPointer& user) { return user->is_finished(); });
+  const auto unfinished =
+      std::find_if(users_.begin(), users_.end(), [](const TransferPointer& user) { return !user->is_finished(); });
+  users_.erase(users_.begin(), unfinished);
 }
 
 std::vector<TransferPointer> Tier::fences(const Block& block) {
@@ -93,7 +97,7 @@ std::vector<TransferPointer> Tier::fences(const Block& block) {
   std::copy_if(users_.begin(), users_.end(), std::back_inserter(fences), [&](const TransferPointer& user) {
     const Block& other = user->block;
     return other.storage == block.storage && other.offset < block.offset + block.nbytes &&
-           block.offset < other.offset + other.nbytes;
+           block.offset < other.offset + other.nbytes && !user->is_finished();
   });
   return fences;
 }

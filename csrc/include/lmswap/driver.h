@@ -39,6 +39,8 @@ class Driver {
   virtual void synchronize_stream(StreamHandle stream) = 0;
 
   virtual EventHandle create_event() = 0;
+  // Those that nobody holds and that are kept for the next ones.
+  virtual uint64_t num_idle_events() { return 0; }
   virtual void destroy_event(EventHandle event) noexcept = 0;
   virtual void record_event(EventHandle event, StreamHandle stream) = 0;
   virtual void wait_event(StreamHandle stream, EventHandle event) = 0;  // `stream` waits, not the caller

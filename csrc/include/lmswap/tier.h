@@ -61,7 +61,7 @@ class Tier {
   const std::string name_;
   const uint64_t limit_bytes_;
   std::list<Slab> slabs_;               // the planned one first
-  std::vector<TransferPointer> users_;  // of released blocks
+  std::vector<TransferPointer> users_;  // of released blocks, in the order of their release; some may have finished
   std::shared_ptr<Driver> wiper_;       // none: slabs are left as they are
   uint64_t used_bytes_ = 0, peak_used_bytes_ = 0;
 };

@@ -168,7 +168,7 @@ Result violate(Result code, const std::string& text) {
 // Also what the calls that give back begin with: making the context current.
 bool gives_back(const std::string& symbol) {
   return symbol.find("Destroy") != std::string::npos || symbol.find("Free") != std::string::npos ||
-         symbol == "cuCtxPushCurrent_v2";
+         symbol == "cuCtxPushCurrent_v2" || symbol == "cuCtxGetCurrent";
 }
 
 Result planned_failure(const char* symbol) {
@@ -465,6 +465,12 @@ Result cuDevicePrimaryCtxRelease_v2(Device device) {
     return violate(kInvalidContext, "cuDevicePrimaryCtxRelease_v2: released more often than retained");
   }
   --world().num_retained[device];
+  return kSuccess;
+}
+
+Result cuCtxGetCurrent(Context* context) {
+  FAKE_BEGIN(cuCtxGetCurrent);
+  *context = context_stack.empty() ? nullptr : context_stack.back();
   return kSuccess;
 }
 
