@@ -166,7 +166,7 @@ class ModelCall:
         )
         if note not in self._session.notes:
             self._session.notes.append(note)
-            warn(note, NotManaged, stacklevel=4)
+            warn(note, NotManaged)
         with self._running():
             return self._plain(*args, **kwargs)
 
