@@ -25,6 +25,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree as pytree
 
 from lmswap.capture.aot import refuse_rewriters
+from lmswap.capture.asked import describe_questions, heard_questions
 from lmswap.capture.lower import tensors
 from lmswap.capture.whole import AS_CALLED, whole_functions
 from lmswap.eager.actions import PlannedEvents
@@ -134,7 +135,13 @@ class ModelCall:
         had_run = session.recorder.num_steps, session.recorder.current_sequence
         failure: TorchRuntimeError | None = None
         try:
-            with _calling, torch._dynamo.config.patch(_TRACING), whole_functions(), saved_tensors_hooks(*hooks):
+            with (
+                _calling,
+                torch._dynamo.config.patch(_TRACING),
+                whole_functions(),
+                heard_questions() as questions,
+                saved_tensors_hooks(*hooks),
+            ):
                 result = compiled(*args, **kwargs)
         except BackendCompilerFailed as error:
             inner = getattr(error, "inner_exception", None)
@@ -148,6 +155,8 @@ class ModelCall:
         if failure is not None:
             with saved_tensors_hooks(*hooks):
                 result = self._plain(*args, **kwargs)  # raises the error as torch gives it without tracing
+        if questions and session.graphs:
+            session.may_go_another_way(describe_questions(questions))
         if session.graphs:
             step.recording = None  # it knows nothing of what the graphs did
         if torch.is_grad_enabled() and (step.num_storages or not session.graphs):
