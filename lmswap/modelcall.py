@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 from lmswap.capture.aot import refuse_rewriters
 from lmswap.capture.asked import describe_questions, heard_questions
 from lmswap.capture.lower import tensors
-from lmswap.capture.whole import AS_CALLED, whole_functions
+from lmswap.capture.whole import AS_CALLED, ROUNDED_OTHERWISE, whole_functions
 from lmswap.eager.actions import PlannedEvents
 from lmswap.eager.check import SavedCheck
 from lmswap.eager.step import EagerStep, storages_of
@@ -42,6 +42,10 @@ from lmswap.uncalled import UNCALLED
 # many steps that save different tensors get a plan each.
 _MAX_GRAPHS = 64
 _TRACING = {"recompile_limit": _MAX_GRAPHS, "fail_on_recompile_limit_hit": True, **AS_CALLED}
+_SUMMED_BY_GRAPH = (
+    f"{ROUNDED_OTHERWISE}: a step runs several graphs, and the gradient of what more than one of them uses is summed "
+    "graph by graph"
+)
 # The settings above and torch's tracing flags are the process's: another thread's model must not be compiled anew
 # while this one is called.
 _calling = threading.RLock()
@@ -155,6 +159,8 @@ class ModelCall:
         if failure is not None:
             with saved_tensors_hooks(*hooks):
                 result = self._plain(*args, **kwargs)  # raises the error as torch gives it without tracing
+        if len({graph for graph, phase in session.recorder.current_sequence if phase == "forward"}) > 1:
+            session.note_once(_SUMMED_BY_GRAPH)
         if questions and session.graphs:
             session.may_go_another_way(describe_questions(questions))
         if session.graphs:
