@@ -25,8 +25,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree as pytree
 
 from lmswap.capture.aot import refuse_rewriters
+from lmswap.capture.asked import describe_questions, heard_questions
 from lmswap.capture.lower import tensors
-from lmswap.capture.whole import AS_CALLED, whole_functions
+from lmswap.capture.whole import AS_CALLED, ROUNDED_OTHERWISE, whole_functions
 from lmswap.eager.actions import PlannedEvents
 from lmswap.eager.check import SavedCheck
 from lmswap.eager.step import EagerStep, storages_of
@@ -41,6 +42,10 @@ from lmswap.uncalled import UNCALLED
 # many steps that save different tensors get a plan each.
 _MAX_GRAPHS = 64
 _TRACING = {"recompile_limit": _MAX_GRAPHS, "fail_on_recompile_limit_hit": True, **AS_CALLED}
+_SUMMED_BY_GRAPH = (
+    f"{ROUNDED_OTHERWISE}: a step runs several graphs, and the gradient of what more than one of them uses is summed "
+    "graph by graph"
+)
 # The settings above and torch's tracing flags are the process's: another thread's model must not be compiled anew
 # while this one is called.
 _calling = threading.RLock()
@@ -134,7 +139,13 @@ class ModelCall:
         had_run = session.recorder.num_steps, session.recorder.current_sequence
         failure: TorchRuntimeError | None = None
         try:
-            with _calling, torch._dynamo.config.patch(_TRACING), whole_functions(), saved_tensors_hooks(*hooks):
+            with (
+                _calling,
+                torch._dynamo.config.patch(_TRACING),
+                whole_functions(),
+                heard_questions() as questions,
+                saved_tensors_hooks(*hooks),
+            ):
                 result = compiled(*args, **kwargs)
         except BackendCompilerFailed as error:
             inner = getattr(error, "inner_exception", None)
@@ -148,6 +159,10 @@ class ModelCall:
         if failure is not None:
             with saved_tensors_hooks(*hooks):
                 result = self._plain(*args, **kwargs)  # raises the error as torch gives it without tracing
+        if len({graph for graph, phase in session.recorder.current_sequence if phase == "forward"}) > 1:
+            session.note_once(_SUMMED_BY_GRAPH)
+        if questions and session.graphs:
+            session.may_go_another_way(describe_questions(questions))
         if session.graphs:
             step.recording = None  # it knows nothing of what the graphs did
         if torch.is_grad_enabled() and (step.num_storages or not session.graphs):
@@ -166,7 +181,7 @@ class ModelCall:
         )
         if note not in self._session.notes:
             self._session.notes.append(note)
-            warn(note, NotManaged, stacklevel=4)
+            warn(note, NotManaged)
         with self._running():
             return self._plain(*args, **kwargs)
 

@@ -44,7 +44,7 @@ class Uncalled:
                     "manages what model(...) runs, so the step took as much memory as without lmswap. Call model(...) "
                     "instead of another method, or enable the submodule that is called"
                 )
-                warn(sentence, NotManaged, stacklevel=3)
+                warn(sentence, NotManaged)
 
 
 UNCALLED = Uncalled()

@@ -49,9 +49,15 @@ def test_the_version_is_that_of_the_package():
     assert (done.returncode, done.stdout) == (0, f"lmswap {version('lmswap')}\n")
 
 
-def test_doctor_describes_this_machine(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def unit_machine(monkeypatch):
+    """A machine without a GPU that takes no time to measure; tests/hardware/test_measure.py measures in earnest."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr("lmswap.hardware.measure._measure_machine", lambda *_: MACHINE)  # below it is made in earnest
+    monkeypatch.setattr("lmswap.hardware.measure._measure_machine", lambda *_: MACHINE)
+
+
+@pytest.mark.usefixtures("unit_machine")
+def test_doctor_describes_this_machine(tmp_path, capsys):
     assert cli.main(["doctor", "--disk-directory", str(tmp_path)]) == 0
     done = capsys.readouterr()
     assert done.err == ""
@@ -61,12 +67,12 @@ def test_doctor_describes_this_machine(tmp_path, monkeypatch, capsys):
     assert "What lmswap will do here" in done.out
 
 
-def test_doctor_as_json_holds_what_the_text_shows(tmp_path):
-    done = run(
-        "doctor", "--json", "--disk-directory", str(tmp_path), LMSWAP_CACHE_DIR=str(tmp_path), CUDA_VISIBLE_DEVICES=""
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    data = json.loads(done.stdout)
+@pytest.mark.usefixtures("unit_machine")
+def test_doctor_as_json_holds_what_the_text_shows(tmp_path, capsys):
+    assert cli.main(["doctor", "--json", "--disk-directory", str(tmp_path)]) == 0
+    done = capsys.readouterr()
+    assert done.err == ""
+    data = json.loads(done.out)
     assert data["schema"] == "lmswap.doctor/1"
     assert data["device"]["device"] == "cpu"
     assert data["directory"]["path"] == str(tmp_path)

@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 import lmswap
+from lmswap.capture.whole import ROUNDED_OTHERWISE
 
 RATES = (0.1, 0.15, 0.3, 0.45, 0.5, 0.9)
 
@@ -210,3 +211,35 @@ def test_a_report_says_once_what_operators_may_differ_from_plain_torch():
     model(torch.randn(5, 8)).sum().backward()
     assert len([note for note in lmswap.report(model).notes if "aten.prod" in note]) == 1
     lmswap.disable(model)
+
+
+class Breaks(nn.Module):
+    """``h`` is used by a graph of its own after one that uses it twice: that one's two are summed first."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.a, self.b, self.c = (nn.Linear(64, 64) for _ in range(4))
+
+    def forward(self, x):
+        h = torch.tanh(self.first(x))
+        torch._dynamo.graph_break()
+        y = torch.tanh(self.a(h)) + torch.tanh(self.b(h))
+        torch._dynamo.graph_break()
+        return y + torch.tanh(self.c(h))
+
+
+def test_that_several_graphs_sum_gradients_in_another_order_is_said():
+    torch.compiler.reset()
+    found = []
+    for is_enabled in (False, True):
+        torch.manual_seed(0)
+        model, x = Breaks(), torch.randn(32, 64)
+        if is_enabled:
+            lmswap.enable(model, policy="swap_all", min_swap_bytes=1)
+        model(x).square().mean().backward()
+        found.append([p.grad for p in model.parameters()])
+    rounded = [note for note in lmswap.report(model).notes if note.startswith(ROUNDED_OTHERWISE)]
+    lmswap.disable(model)
+    assert not all(map(torch.equal, *found))
+    assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(*found, strict=True))
+    assert any("summed graph by graph" in note for note in rounded)

@@ -90,8 +90,12 @@ def test_a_step_over_its_budget_warns_when_its_backward_has_ended(path, monkeypa
         model(batch()).square().mean().backward()
     loss = model(batch()).square().mean()
     monkeypatch.setattr(memory, "lap_peaks", lambda: (budget_bytes + 3 * MIB, MIB))
-    with caplog.at_level(logging.WARNING), pytest.warns(BudgetExceeded, match=r"step 4 of Net held .* 3\.00 MiB more"):
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.warns(BudgetExceeded, match=r"step 4 of Net held .* 3\.00 MiB more") as caught,
+    ):
         loss.backward()
+    assert caught[0].filename == __file__
     assert "step 4 of Net held" in caplog.text
     assert "OVER the budget by 3.00 MiB" in str(lmswap.report(model))
     monkeypatch.undo()
@@ -105,8 +109,9 @@ def test_what_exceeds_the_budget_after_the_backward_is_told_of_at_the_next_call(
     for _ in range(3):
         model(batch()).square().mean().backward()
     monkeypatch.setattr(session_of(model).memory, "lap_peaks", lambda: (budget_bytes + MIB, MIB))
-    with pytest.warns(BudgetExceeded, match="step 3 of Net"):
+    with pytest.warns(BudgetExceeded, match="step 3 of Net") as caught:
         model(batch())
+    assert caught[0].filename == __file__
     monkeypatch.undo()
     lmswap.disable(model)
 
@@ -133,8 +138,9 @@ def test_a_model_that_is_trained_but_never_called_is_told_of_once():
     with torch.no_grad():
         model(batch())  # validation is no training
     model.training_loss(batch()).backward()
-    with pytest.warns(NotManaged, match=r"Inside itself was never called: .*Call model\(\.\.\.\) instead of"):
+    with pytest.warns(NotManaged, match=r"Inside itself was never called: .*Call model\(\.\.\.\) instead of") as caught:
         optimizer.step()
+    assert caught[0].filename == __file__
     optimizer.step()
     lmswap.disable(model)
 

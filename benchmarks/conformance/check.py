@@ -236,8 +236,8 @@ def _verdict(
         if different := _difference(plain.bits, training.bits):
             if torchs_own := _torchs_own(trial, plain, memory):
                 return "torch", f"two runs in torch alone differ: {torchs_own}"
-            is_traced = not apart and training.path != "hooks"
-            is_torchs = is_traced and (_is_said(training) or _is_tracing(trial, plain, training, memory))
+            is_traced = training.path != "hooks" and _is_tracing(trial, plain, training, memory)
+            is_torchs = not apart and (_is_said(training) or is_traced)
             return "tracing" if is_torchs else "failed", f"{way}, {different} than in plain torch{also}"
     for way, training in ways.items():
         if different := _difference(plain.layouts, training.layouts):

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
-from unittest.mock import ANY
 
 import torch
 from torch import fx
@@ -154,11 +153,21 @@ def allow_retain_graph() -> None:
         metadata.bw_donated_idxs = []
 
 
+class _EqualToAll:
+    """For every size, and for all strides."""
+
+    def __eq__(self, _: object) -> bool:
+        return True
+
+    __hash__ = object.__hash__
+
+
 def _take_tangents_as_they_come() -> None:
     """Forbids AOTAutograd to copy gradients into the layouts of outputs; see `lmswap.capture.tangents`."""
+    as_it_is: Any = _EqualToAll()
     for tangent in getattr(forward_metadata(), "subclass_tangent_meta", None) or ():
         if isinstance(tangent, PlainTensorMeta):
-            tangent.memory_format = MemoryFormatMeta(size=ANY, stride=ANY)
+            tangent.memory_format = MemoryFormatMeta(size=as_it_is, stride=as_it_is)
 
 
 def forward_metadata() -> Any:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,8 +22,8 @@ from lmswap.errors import CaptureError
 from lmswap.execute.draws import state_of
 from lmswap.execute.graph import SegmentGraph, gather_projections, is_projection
 from lmswap.ir.program import LOSS, Buffer, BufferKind, Op, Program, Segment, Value
+from lmswap.userline import is_users
 
-_TORCH = str(Path(torch.__file__).parent) + "/"
 _TRUSTED = {"aten", "prims", "torchvision", "lmswap"}  # namespaces of operators whose schemas are tested
 
 
@@ -58,7 +57,7 @@ def source_line(node: fx.Node) -> str:
     """The innermost line of the user's own code that made ``node``: "unet.py:88 y = self.conv(x)", or ""."""
     trace = node.meta.get("stack_trace") or ""
     frames = re.findall(r'File "([^"]+)", line (\d+), in [^\n]*\n\s*([^\n]*)', trace)
-    frames = [frame for frame in frames if not frame[0].startswith(_TORCH)]  # that of `torch.device` as a context
+    frames = [frame for frame in frames if is_users(frame[0])]  # one may be that of `torch.device` as a context
     if not frames:
         return ""
     path, line, text = frames[-1]

@@ -105,5 +105,6 @@ def _verdict(code: int, models: Sequence[Verified]) -> str:
 def _beside_plain_torch(models: Sequence[Verified]) -> str:
     if not all(model.num_plain_outputs or model.num_saved for model in models):
         return ""
-    but = ", but for those named above" if any(model.rounded_otherwise for model in models) else ""
+    is_partly = any(model.rounded_otherwise or model.may_go_another_way for model in models)
+    but = ", but for what is named above" if is_partly else ""
     return f", and results are those of plain torch{but}"

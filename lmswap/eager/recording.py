@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import FrameType
 
 import torch
@@ -26,9 +25,7 @@ from torch import nn
 from lmswap.hardware.memory import DeviceMemory
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.program import Buffer, BufferKind, Op, Program, Segment, Value
-
-# Folders of code that is not the user's, whose own may be called torch or lmswap.
-_NOT_THE_USERS = (f"{Path(torch.__file__).parent}/", f"{Path(__file__).parents[1]}/")
+from lmswap.userline import is_users
 
 
 @dataclass(frozen=True)
@@ -235,7 +232,7 @@ def where(names: Mapping[int, str]) -> tuple[str, str]:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not (source and module):
         path = frame.f_code.co_filename
-        if not source and not path.startswith(_NOT_THE_USERS):
+        if not source and is_users(path):
             source = f"{path.rsplit('/', 1)[-1]}:{frame.f_lineno}"
         owner = frame.f_locals.get("self")
         if not module and isinstance(owner, nn.Module):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import warnings
 
+from lmswap.userline import users_frame
+
 _log = logging.getLogger(__name__)
 
 
@@ -26,8 +28,10 @@ class Notes(list[str]):
             self.append(note)
 
 
-def warn(sentence: str, category: type[Warning], *, stacklevel: int) -> None:
-    """Warns people, and the log; ``stacklevel`` is counted from the caller, who is 1."""
+def warn(sentence: str, category: type[Warning]) -> None:
+    """Warns people of what their own line does, and the log."""
     if _log.hasHandlers():  # without any, logging would print it a second time
         _log.warning("%s", sentence)
-    warnings.warn(sentence, category, stacklevel=stacklevel + 1)
+    frame = users_frame()
+    module, registry = frame.f_globals.get("__name__"), frame.f_globals.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(sentence, category, frame.f_code.co_filename, frame.f_lineno, module, registry)

@@ -54,7 +54,7 @@ class Overruns:
             f"{reason}. Where the limit is hard, give a budget that is lower by that much, or a smaller batch; "
             "lmswap.report(model) shows what was planned"
         )
-        warn(sentence, BudgetExceeded, stacklevel=3)
+        warn(sentence, BudgetExceeded)
 
     def _reason(self, step: EndedStep, *, num_models: int, is_hooked: bool, is_as_planned: bool) -> str:
         forwards = Counter(graph for graph, phase in step.sequence if phase == "forward")

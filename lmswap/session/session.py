@@ -357,6 +357,12 @@ class Session:
         note += "step may exceed the budget"
         self.note_once(note)
 
+    def may_go_another_way(self, note: str) -> None:
+        """The model's code may do something else than in plain torch, as ``note`` says."""
+        self.note_once(note)
+        if self.verified is not None:
+            self.verified.may_go_another_way = True
+
     def note_once(self, note: str) -> None:
         """Adds a sentence for people, unless it was said before."""
         self.notes.append_once(note)

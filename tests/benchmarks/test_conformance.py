@@ -22,6 +22,7 @@ from benchmarks.conformance.run import Case, Outcome, cases, run_all, run_fresh
 from benchmarks.conformance.table import render
 from benchmarks.conformance.training import PLAIN, TRACED, train
 from benchmarks.conformance.trial import Trial, groups, together
+from lmswap.capture.whole import ROUNDED_OTHERWISE
 from lmswap.errors import CaptureError
 
 MIB = 2**20
@@ -177,6 +178,19 @@ def test_the_bits_of_torchs_own_tracing_are_told_from_ours(memory, monkeypatch):
     tampered(monkeypatch, lambda way: way != PLAIN)
     assert check(trial(Deep), "graphs", ["swap_all"], memory).verdict == "tracing"
     assert check(trial(Deep), "hooks", ["swap_all"], memory).verdict == "failed"
+
+
+def test_what_the_report_says_of_graphs_is_believed_also_where_hooks_took_over(memory, monkeypatch):
+    real = checking.train
+
+    def said(trial, way, memory):
+        training = real(trial, way, memory)
+        if way.policy is None:
+            return training
+        return changed(replace(training, report=replace(training.report, notes=(f"{ROUNDED_OTHERWISE}: as made up",))))
+
+    monkeypatch.setattr(checking, "train", said)
+    assert check(trial(Deep), "hooks", ["swap_all"], memory).verdict == "tracing"
 
 
 def test_another_layout_is_told_from_other_bits(memory, monkeypatch):

@@ -39,19 +39,11 @@ PROBABILITIES = {
 }
 
 
-class Applies(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function, self.layer = function, nn.Linear(5, 5)
-
-    def forward(self, x):
-        return self.function(self.layer(x).sigmoid())
-
-
 @pytest.mark.parametrize("name", PROBABILITIES)
 def test_ops_that_take_probabilities_only_or_assert_are_timed_too(name, monkeypatch, caplog):
     caplog.set_level(logging.INFO, "lmswap.capture.measure")
-    metered(monkeypatch, Case(lambda: Applies(PROBABILITIES[name]), lambda: torch.rand(4, 5)))
+    case = Case(lambda: lambda x: PROBABILITIES[name](x.sigmoid()), lambda: torch.rand(4, 5, requires_grad=True))
+    metered(monkeypatch, case)
     assert not caplog.messages
 
 

@@ -1,0 +1,41 @@
+"""Which code is the user's own? What neither torch nor lmswap brings, which have folders of their own."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+_LMSWAP = Path(__file__).parent
+_NOT_THE_USERS = (f"{Path(torch.__file__).parent}/", f"{_LMSWAP}/")
+_MODEL_CALL = str(_LMSWAP / "modelcall.py")
+
+
+def is_users(path: str) -> bool:
+    """Whether a file is the user's, who may have folders called torch or lmswap."""
+    return not path.startswith(_NOT_THE_USERS)
+
+
+def users_frame() -> FrameType:
+    """Where the user's code calls torch or lmswap; while the model is called, where that is.
+
+    Autograd has a thread for each GPU, in which no code is the user's: there it is where the main thread waits.
+    """
+    here, main_thread = sys._getframe(1), threading.main_thread().ident or 0
+    for stack in (_outwards(here), _outwards(sys._current_frames().get(main_thread))):
+        calls = [number for number, frame in enumerate(stack) if frame.f_code.co_filename == _MODEL_CALL]
+        for frame in stack[calls[-1] if calls else 0 :]:
+            if is_users(frame.f_code.co_filename):
+                return frame
+    return here
+
+
+def _outwards(frame: FrameType | None) -> list[FrameType]:
+    frames = []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames

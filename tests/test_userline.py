@@ -1,0 +1,27 @@
+"""A warning names a line of the user's, also from the threads in which autograd computes for GPUs."""
+
+import _thread
+from pathlib import Path
+
+import torch
+
+from lmswap import userline
+from lmswap.userline import is_users, users_frame
+
+
+def test_folders_of_the_user_may_be_called_as_those_of_torch_and_lmswap():
+    assert is_users("/home/me/torch/train.py")
+    assert is_users("/home/me/lmswap/train.py")
+    assert not is_users(torch.nn.modules.conv.__file__)
+    assert not is_users(userline.__file__)
+
+
+def test_where_a_thread_runs_no_code_of_the_users_it_is_where_the_main_thread_waits():
+    found = []
+    names = {"users_frame": users_frame, "found": found}
+    code = "def run(): found.append(users_frame().f_code.co_filename)"
+    exec(compile(code, Path(torch.__file__).with_name("no_code_of_the_users.py"), "exec"), names)
+    _thread.start_new_thread(names["run"], ())
+    while not found:
+        pass
+    assert found == [__file__]
