@@ -5,14 +5,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 GPU_VENV := .venv-gpu
 GPU_BIN := $(GPU_VENV)/bin
+ON_EMULATED_GPU := PYTHONPATH=$(CURDIR)/tests/emulated_gpu/started:$(CURDIR) $(GPU_BIN)/python
 JOBS ?= $(shell nproc)
 
 .PHONY: demo case-study conformance test lint test-cpp test-python test-gpu test-real-gpu test-emulated-gpu soak fuzz clean
 .DELETE_ON_ERROR:
 
-# SIZES="64 80" compares other image sides.
+# SIZES="64 80" compares other image sides; DEVICE=emulated shows it on the emulated GPU, whose times are a CPU's.
+ifeq ($(DEVICE),emulated)
+demo: $(GPU_VENV)/ready
+	$(ON_EMULATED_GPU) -m benchmarks.unet3d.demo $(SIZES)
+else
 demo: $(VENV)/ready
 	$(BIN)/python -m benchmarks.unet3d.demo $(SIZES)
+endif
 
 # SIZES="144 192" for the full one; ARGUMENTS="--data DIR" and the like go to python -m benchmarks.case_study.
 case-study: $(VENV)/ready
