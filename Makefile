@@ -8,7 +8,7 @@ GPU_BIN := $(GPU_VENV)/bin
 ON_EMULATED_GPU := PYTHONPATH=$(CURDIR)/tests/emulated_gpu/started:$(CURDIR) $(GPU_BIN)/python
 JOBS ?= $(shell nproc)
 
-.PHONY: demo case-study conformance test lint test-cpp test-python test-gpu test-real-gpu test-emulated-gpu soak fuzz clean
+.PHONY: demo case-study conformance test lint test-cpp test-python test-gpu test-real-gpu test-emulated-gpu gpu-first-hour soak fuzz clean
 .DELETE_ON_ERROR:
 
 # SIZES="64 80" compares other image sides; DEVICE=emulated shows it on the emulated GPU, whose times are a CPU's.
@@ -82,6 +82,16 @@ test-real-gpu: $(VENV)/ready
 test-emulated-gpu: $(GPU_VENV)/ready
 	OMP_NUM_THREADS=1 $(GPU_BIN)/python -m pytest -p tests.emulated_gpu.plugin --device cuda --numprocesses 2 --dist worksteal $(TESTS)
 
+# What decides most on a new GPU, in parts of at most ten minutes; it goes on where it was stopped. DEVICE=emulated
+# rehearses it on the emulated one. ARGUMENTS="--parts tests" and the like go to python -m benchmarks.first_hour.
+ifeq ($(DEVICE),emulated)
+gpu-first-hour: $(GPU_VENV)/ready
+	PYTEST_ADDOPTS="-p tests.emulated_gpu.plugin" $(ON_EMULATED_GPU) -m benchmarks.first_hour --sizes 48 64 $(ARGUMENTS)
+else
+gpu-first-hour: $(VENV)/ready
+	$(BIN)/python -m benchmarks.first_hour $(ARGUMENTS)
+endif
+
 # torch's CUDA build, which is the default one, without NVIDIA's libraries; emulated ones are built into their place.
 $(GPU_VENV)/installed: pyproject.toml constraints.txt $(shell find csrc -type f -not -name '.*')
 	@echo "Setting up $(GPU_VENV) with $(PYTHON): torch for CUDA, 530 MB; a minute or more"
@@ -110,4 +120,4 @@ fuzz: $(VENV)/ready
 	$(BIN)/python -m benchmarks.fuzz --times $(TIMES)
 
 clean:
-	rm -rf $(VENV) $(GPU_VENV) build demo-output case-study-output
+	rm -rf $(VENV) $(GPU_VENV) build demo-output case-study-output first-hour-output
