@@ -127,10 +127,11 @@ def _in_another_thread(run: Callable[[], Any], device: torch.device) -> Any:
 
 
 def _are_same(some: list[torch.Tensor], others: list[torch.Tensor], compared: Callable[[torch.Tensor], bool]) -> bool:
-    return all(_have_same_bytes(a, b) for a, b in zip(some, others, strict=True) if compared(a))
+    return all(have_same_bytes(a, b) for a, b in zip(some, others, strict=True) if compared(a))
 
 
-def _have_same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+def have_same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of one dtype and layout are equal to the bit: NaN is NaN, and 0 is not -0."""
     a, b = _bytes(one), _bytes(other)
     starts = range(0, len(a), _COMPARED_BYTES)
     return all(torch.equal(a[i : i + _COMPARED_BYTES], b[i : i + _COMPARED_BYTES]) for i in starts)
@@ -138,6 +139,7 @@ def _have_same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     """As they lie in memory, where they lie densely."""
+    tensor = tensor.resolve_conj().resolve_neg()
     is_dense = torch.ops.aten.is_non_overlapping_and_dense(tensor)
-    flat = tensor.as_strided((tensor.numel(),), (1,)) if is_dense else tensor.reshape(-1)
+    flat = tensor.as_strided((tensor.numel(),), (1,)) if is_dense else tensor.contiguous().view(-1)
     return flat.view(torch.uint8)
