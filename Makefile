@@ -5,14 +5,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 GPU_VENV := .venv-gpu
 GPU_BIN := $(GPU_VENV)/bin
+ON_EMULATED_GPU := PYTHONPATH=$(CURDIR)/tests/emulated_gpu/started:$(CURDIR) $(GPU_BIN)/python
 JOBS ?= $(shell nproc)
 
-.PHONY: demo case-study conformance test lint test-cpp test-python test-gpu test-real-gpu test-emulated-gpu soak fuzz clean
+.PHONY: demo case-study conformance test lint test-cpp test-python test-gpu test-real-gpu test-emulated-gpu gpu-first-hour soak fuzz clean
 .DELETE_ON_ERROR:
 
-# SIZES="64 80" compares other image sides.
+# SIZES="64 80" compares other image sides; DEVICE=emulated shows it on the emulated GPU, whose times are a CPU's.
+ifeq ($(DEVICE),emulated)
+demo: $(GPU_VENV)/ready
+	$(ON_EMULATED_GPU) -m benchmarks.unet3d.demo $(SIZES)
+else
 demo: $(VENV)/ready
 	$(BIN)/python -m benchmarks.unet3d.demo $(SIZES)
+endif
 
 # SIZES="144 192" for the full one; ARGUMENTS="--data DIR" and the like go to python -m benchmarks.case_study.
 case-study: $(VENV)/ready
@@ -68,13 +74,23 @@ test-gpu:
 	  then $(MAKE) --no-print-directory test-real-gpu; else $(MAKE) --no-print-directory test-emulated-gpu; fi
 
 TESTS ?= tests/gpu tests/emulated_gpu $(addprefix tests/test_,$(addsuffix .py,$(ON_A_DEVICE)))
-ON_A_DEVICE := enable hard_cases plain_bits recompute remembered reports unusual_uses verification warnings
+ON_A_DEVICE := enable faults fork hard_cases plain_bits recompute remembered reports unusual_uses verification warnings
 
 test-real-gpu: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --device cuda $(TESTS)
 
 test-emulated-gpu: $(GPU_VENV)/ready
 	OMP_NUM_THREADS=1 $(GPU_BIN)/python -m pytest -p tests.emulated_gpu.plugin --device cuda --numprocesses 2 --dist worksteal $(TESTS)
+
+# What decides most on a new GPU, in parts of at most ten minutes; it goes on where it was stopped. DEVICE=emulated
+# rehearses it on the emulated one. ARGUMENTS="--parts tests" and the like go to python -m benchmarks.first_hour.
+ifeq ($(DEVICE),emulated)
+gpu-first-hour: $(GPU_VENV)/ready
+	PYTEST_ADDOPTS="-p tests.emulated_gpu.plugin" $(ON_EMULATED_GPU) -m benchmarks.first_hour --sizes 48 64 $(ARGUMENTS)
+else
+gpu-first-hour: $(VENV)/ready
+	$(BIN)/python -m benchmarks.first_hour $(ARGUMENTS)
+endif
 
 # torch's CUDA build, which is the default one, without NVIDIA's libraries; emulated ones are built into their place.
 $(GPU_VENV)/installed: pyproject.toml constraints.txt $(shell find csrc -type f -not -name '.*')
@@ -104,4 +120,4 @@ fuzz: $(VENV)/ready
 	$(BIN)/python -m benchmarks.fuzz --times $(TIMES)
 
 clean:
-	rm -rf $(VENV) $(GPU_VENV) build demo-output case-study-output
+	rm -rf $(VENV) $(GPU_VENV) build demo-output case-study-output first-hour-output

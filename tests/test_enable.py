@@ -153,7 +153,7 @@ def test_a_graph_that_runs_several_times_in_a_step_is_planned_for_each_run():
     assert sum(row.decision == "swap" for row in report.decisions) >= 6
 
 
-def test_backwards_in_another_order_are_planned_for_when_that_order_recurs():
+def test_backwards_in_another_order_are_planned_for_when_that_order_recurs(no_garbage):
     torch.compiler.reset()
     torch.manual_seed(0)
     plain = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(8)])

@@ -34,7 +34,7 @@ def enable_on_a_disk_that(monkeypatch, faults: str, **options) -> nn.Module:
     monkeypatch.setattr("lmswap.session.opening._C.Engine", functools.partial(ENGINE, faults=faults))
     torch.manual_seed(0)
     torch.compiler.reset()
-    return lmswap.enable(CASE.make(), policy="swap_all", min_swap_bytes=4096, **options)
+    return lmswap.enable(CASE.make(), policy="swap_all", tier="disk", min_swap_bytes=4096, **options)
 
 
 def step(model: nn.Module) -> list[torch.Tensor]:
@@ -226,7 +226,14 @@ def test_a_byte_that_changed_on_the_disk_is_caught(monkeypatch, tmp_path, verify
     lmswap.disable(model)
 
 
-@pytest.mark.parametrize("compiler", ["fx", "eager", "inductor"])
+@pytest.mark.parametrize(
+    "compiler",
+    [
+        "fx",
+        "eager",
+        pytest.param("inductor", marks=pytest.mark.real_gpu("Inductor's kernels are Triton's, which are not emulated")),
+    ],
+)
 def test_a_bit_that_flips_on_its_way_from_the_disk_is_an_error_and_no_gradient(monkeypatch, compiler):
     model = enable_on_a_disk_that(monkeypatch, "read@2=flip", compiler=compiler)
     with pytest.raises(BytesChanged, match=r"buffer '.+', made by .* were changed on the way out"):
@@ -240,6 +247,7 @@ def test_a_bit_that_flips_on_its_way_from_the_disk_is_an_error_and_no_gradient(m
     lmswap.disable(model)
 
 
+@pytest.mark.cpu_only("faults of copies beside the disk are injected into the CPU's driver")
 def test_a_bit_that_changed_in_host_memory_is_caught_and_training_does_not_go_on_with_it(monkeypatch):
     monkeypatch.setattr(
         "lmswap.session.session.resolve_tier", lambda *_: "host"

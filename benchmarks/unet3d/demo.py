@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from rich.console import Console
 
 from benchmarks.unet3d.brats import DataError
@@ -17,6 +18,7 @@ from lmswap.hardware.device import default_device
 
 FOLDER = Path("demo-output")
 SIZES = {"cpu": (96, 128), "cuda": (144, 192)}  # both 2.37 times the voxels, as the case study
+EMULATED = "Emulated GPU"  # as tests/emulated_gpu names itself
 STEPS = 5  # the first warms up, before the fourth it is planned again; seconds are the median of the last four
 
 
@@ -24,9 +26,11 @@ def main(sizes: Sequence[str]) -> int:
     """Runs the demo, on two other ``sizes`` if they are given; 0 if everything that it claims was measured to be so."""
     console = Console()
     small, large = map(int, sizes) if sizes else SIZES[default_device().type]
+    gpu = torch.cuda.get_device_name() if default_device().type == "cuda" else ""
     console.print(
-        f"[bold]lmswap demo[/]: {small}³ trains plainly and sets the budget; {large}³, {(large / small) ** 3:.2f} × "
-        "the voxels, then trains plainly, swapped within that budget, and in the same graphs unswapped.",
+        f"[bold]lmswap demo[/]{gpu and f' on {gpu}'}: {small}³ trains plainly and sets the budget; {large}³, "
+        f"{(large / small) ** 3:.2f} × the voxels, then trains plainly, swapped within that budget, and in the same "
+        "graphs unswapped.",
         highlight=False,
     )
     settings = Settings(
@@ -40,7 +44,7 @@ def main(sizes: Sequence[str]) -> int:
         data=None,
         folder=FOLDER,
     )
-    command = f'make demo SIZES="{small} {large}"' if sizes else "make demo"
+    command = "make demo" + " DEVICE=emulated" * (gpu == EMULATED) + (f' SIZES="{small} {large}"' if sizes else "")
     try:
         with ProgressView(console) as view:
             study = compare(settings, view.on_event, command=command)

@@ -55,10 +55,11 @@ def plot_step(study: Study, size: int, path: Path) -> None:
 
 def _title(study: Study, size: int) -> str:
     first, swapped = study.runs[0], study.find(size, "swapped")
+    where = f" on {study.gpu}" if study.gpu else ""
     if study.budget_bytes != first.peak_bytes or first.configuration.size == size:
-        return f"One training step at {size}³"
+        return f"One training step at {size}³{where}"
     small = first.configuration.size
-    factor = f"One training step at {size}³, {(size / small) ** 3:.2f} × the voxels"
+    factor = f"One training step at {size}³{where}, {(size / small) ** 3:.2f} × the voxels"
     is_within = swapped is not None and swapped.peak_bytes <= study.budget_bytes
     return f"{factor}, in the memory of {small}³" if is_within else f"{factor} of {small}³"
 

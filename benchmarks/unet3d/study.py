@@ -72,6 +72,11 @@ class Study:
     runs: tuple[Run, ...]
     failures: tuple[Failure, ...]
 
+    @property
+    def gpu(self) -> str | None:
+        """The name of the GPU that it ran on; None: the CPU."""
+        return next((run.device for run in self.runs if run.configuration.device == "cuda"), None)
+
     def find(self, size: int, kind: Kind) -> Run | None:
         """The run of a size and kind, None if there is none."""
         matches = (run for run in self.runs if (run.configuration.size, run.configuration.kind) == (size, kind))

@@ -8,7 +8,7 @@ that is saved for backward is the same buffer on both sides.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,16 +36,32 @@ class Lowered:
 
 
 def lower_training(
-    forward: fx.GraphModule, backward: fx.GraphModule, *, num_user_outputs: int, parameters: Collection[int], name: str
+    forward: fx.GraphModule,
+    backward: fx.GraphModule,
+    *,
+    num_user_outputs: int,
+    parameters: Collection[int],
+    name: str,
+    repeats: Callable[[fx.Node], bool] = lambda _: True,
 ) -> Lowered:
-    """Lowers the two graphs of a partition. ``parameters`` are the forward inputs that are the model's own."""
+    """Lowers the two graphs of a partition.
+
+    ``parameters`` are the forward inputs that are the model's own; ``repeats`` says of an op whether it gives the same
+    bits again.
+    """
     graphs = (SegmentGraph(forward, "forward", num_user_outputs), SegmentGraph(backward, "backward", 0))
-    return _lower(graphs, parameters, name)
+    return _lower(graphs, parameters, name, repeats)
 
 
-def lower_inference(graph: fx.GraphModule, *, parameters: Collection[int], name: str) -> Lowered:
+def lower_inference(
+    graph: fx.GraphModule,
+    *,
+    parameters: Collection[int],
+    name: str,
+    repeats: Callable[[fx.Node], bool] = lambda _: True,
+) -> Lowered:
     """Lowers a graph that has no backward."""
-    return _lower((SegmentGraph(graph, "inference", len(_outputs(graph))),), parameters, name)
+    return _lower((SegmentGraph(graph, "inference", len(_outputs(graph))),), parameters, name, repeats)
 
 
 def tensors(values: Any) -> list[torch.Tensor]:
@@ -78,8 +94,10 @@ def module_path(node: fx.Node) -> str:
     return re.sub(r"^[LG]\['\w+'\]\.?", "", path)
 
 
-def _lower(graphs: tuple[SegmentGraph, ...], parameters: Collection[int], name: str) -> Lowered:
-    lowering = _Lowering()
+def _lower(
+    graphs: tuple[SegmentGraph, ...], parameters: Collection[int], name: str, repeats: Callable[[fx.Node], bool]
+) -> Lowered:
+    lowering = _Lowering(repeats)
     for graph in graphs:
         gather_projections(graph.module.graph)
         lowering.add_graph(graph)
@@ -101,7 +119,8 @@ def _lower(graphs: tuple[SegmentGraph, ...], parameters: Collection[int], name: 
 class _Lowering:
     """Numbers buffers, values and ops in the order in which the graphs show them."""
 
-    def __init__(self) -> None:
+    def __init__(self, repeats: Callable[[fx.Node], bool]) -> None:
+        self._repeats = repeats
         self.ops: list[Op] = []
         self.values: list[Value] = []
         self.nbytes: list[int] = []
@@ -151,7 +170,7 @@ class _Lowering:
             if is_new:
                 made.append(buffer)
         self._add_value(graph, node)
-        index = len(self.ops)
+        index, is_view = len(self.ops), not made and not mutated and _returns_alias(node)
         graph.ops.append(node)
         self.ops.append(
             Op(
@@ -162,8 +181,8 @@ class _Lowering:
                 reads=tuple(reads),
                 writes=tuple(dict.fromkeys([*made, *mutated])),
                 flops=_flops(node),
-                is_view=not made and not mutated and _returns_alias(node),
-                is_repeatable=_is_repeatable(node),
+                is_view=is_view,
+                is_repeatable=_is_repeatable(node) and (is_view or self._repeats(node)),
                 module=module_path(node),
             )
         )

@@ -92,14 +92,21 @@ class CapturedGraph:
         self, forward: fx.GraphModule, backward: fx.GraphModule, num_user_outputs: int, parameters: Collection[int]
     ) -> None:
         """See `lmswap.capture.aot.GraphHandler`."""
-        name = self._session.name
         self._rewrite(
-            lower_training(forward, backward, num_user_outputs=num_user_outputs, parameters=parameters, name=name)
+            lower_training(
+                forward,
+                backward,
+                num_user_outputs=num_user_outputs,
+                parameters=parameters,
+                name=self._session.name,
+                repeats=self._session.meter.repeats,
+            )
         )
 
     def inference(self, graph: fx.GraphModule, parameters: Collection[int]) -> None:
         """See `lmswap.capture.aot.GraphHandler`."""
-        self._rewrite(lower_inference(graph, parameters=parameters, name=self._session.name))
+        name, repeats = self._session.name, self._session.meter.repeats
+        self._rewrite(lower_inference(graph, parameters=parameters, name=name, repeats=repeats))
 
     def compiled(self, module: fx.GraphModule, phase: str) -> BoxedFunction:
         """See `lmswap.capture.aot.GraphHandler`."""

@@ -111,7 +111,7 @@ class Session:
             notes=self.notes,
             arena=self.arena,
         )
-        self.meter = OpMeter(device, self.memory, lambda program: roofline(program, self.machine))
+        self.meter = OpMeter(device, self.memory, lambda program: roofline(program, self.machine), self.note_once)
         self.has_hooks = False  # somebody can serve the model without graphs
         self.leaves_graphs = False  # and has to from its next call on
         self._process = os.getpid()

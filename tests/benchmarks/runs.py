@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate
 
 from benchmarks.unet3d.run import Configuration, Run, Swapping
@@ -79,6 +80,13 @@ def make_study(*runs, failures=()):
         runs=runs,
         failures=failures,
     )
+
+
+def on_emulated_gpu(runs):
+    """The same runs, as if tests/emulated_gpu had made them."""
+    return [
+        replace(run, device="Emulated GPU", configuration=replace(run.configuration, device="cuda")) for run in runs
+    ]
 
 
 def good_runs():

@@ -6,12 +6,12 @@ from rich.console import Console
 from benchmarks.unet3d.console import ProgressView, print_study
 from benchmarks.unet3d.synthetic import DATA_KIND
 from benchmarks.unet3d.verdict import judge
-from tests.benchmarks.runs import MIB, good_runs, make_configuration, make_study
+from tests.benchmarks.runs import MIB, good_runs, make_configuration, make_study, on_emulated_gpu
 
 
-def printed(width):
+def printed(width, runs=None):
     console = Console(file=io.StringIO(), width=width)
-    study = make_study(*good_runs())
+    study = make_study(*(runs or good_runs()))
     print_study(console, study, judge(study))
     return console.file.getvalue()
 
@@ -26,6 +26,10 @@ def test_no_figure_is_cut_off(width):
 
 def test_says_on_what_data_the_losses_are():
     assert printed(200).count(DATA_KIND) == 2
+
+
+def test_the_title_says_on_which_gpu_or_that_it_was_emulated():
+    assert "3D U-Net, batch 1, whole images, on Emulated GPU" in printed(200, on_emulated_gpu(good_runs()))
 
 
 def test_progress_shows_loss_and_memory_of_each_run():

@@ -6,7 +6,7 @@ from matplotlib.text import Text
 
 from benchmarks.unet3d.plot import plot_step
 from benchmarks.unet3d.synthetic import DATA_KIND
-from tests.benchmarks.runs import MIB, good_runs, make_study
+from tests.benchmarks.runs import MIB, good_runs, make_study, on_emulated_gpu
 
 
 @pytest.fixture
@@ -54,6 +54,10 @@ def test_claims_the_smaller_memory_only_if_it_was_kept(figure):
 
 def test_says_on_what_data(figure):
     assert DATA_KIND in words(figure(*good_runs()))
+
+
+def test_the_title_says_on_which_gpu_or_that_it_was_emulated(figure):
+    assert "One training step at 128³ on Emulated GPU, 2.37 ×" in words(figure(*on_emulated_gpu(good_runs())))
 
 
 def test_a_run_that_failed_is_left_out(figure):

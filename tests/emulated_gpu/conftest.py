@@ -15,5 +15,6 @@ def emulated_gpu():
     yield machine
     machine.mend()
     machine.configure()
+    machine.configure_kernels()
     machine.ignore_waits_of_the_driver(False)
     machine.set_capacity(capacity_bytes)

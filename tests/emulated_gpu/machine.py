@@ -11,6 +11,7 @@ import torch
 
 _libraries = Path(torch.__file__).parents[1] / "nvidia" / "cu13" / "lib"
 _driver: ctypes.CDLL | None = None
+_kernels: ctypes.CDLL | None = None
 
 
 def is_built() -> bool:
@@ -20,7 +21,7 @@ def is_built() -> bool:
 
 def start() -> None:
     """Puts the stand-in kernels in the place of torch's own, once for all devices and threads."""
-    global _driver  # noqa: PLW0603 (one machine for one process)
+    global _driver, _kernels  # noqa: PLW0603 (one machine for one process)
     if _driver is not None:
         return
     torch.sqrt(torch.ones(1))  # the first call into MKL's vector mathematics has a race; kernels run in several threads
@@ -30,7 +31,8 @@ def start() -> None:
     _driver.emulated_gpu_configure.argtypes = [ctypes.c_double] * 4
     _driver.emulated_gpu_set_capacity.argtypes = [ctypes.c_int, ctypes.c_size_t]
     _driver.emulated_gpu_plan_fault.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_int]
-    ctypes.CDLL(str(_libraries / "libemulated_gpu_kernels.so")).emulated_gpu_install_kernels()
+    _kernels = ctypes.CDLL(str(_libraries / "libemulated_gpu_kernels.so"))
+    _kernels.emulated_gpu_install_kernels()
     torch.backends.cudnn.enabled = False
     for enable in ("flash", "mem_efficient", "cudnn"):  # attention is torch's own mathematics
         getattr(torch.backends.cuda, f"enable_{enable}_sdp")(False)
@@ -47,6 +49,21 @@ def configure(
 ) -> None:
     """The link's bytes per second each way, 0 for as fast as a core copies; what is queued runs late by the jitter."""
     _call().emulated_gpu_configure(out_rate, in_rate, latency_seconds, jitter_seconds)
+
+
+def configure_kernels(
+    *, convolution_workspaces: bool = True, sums_in_any_order: bool = False, kernels_by_thread: bool = False
+) -> None:
+    """What NVIDIA's libraries do beside their arithmetic.
+
+    Args:
+        convolution_workspaces: convolutions take as much memory as their input while they run.
+        sums_in_any_order: what a GPU adds up atomically is rounded otherwise in each call.
+        kernels_by_thread: convolutions round otherwise in all threads but the first that called one.
+    """
+    if _kernels is None:
+        raise RuntimeError("the emulated GPU was not started")
+    _kernels.emulated_gpu_configure_libraries(convolution_workspaces, sums_in_any_order, kernels_by_thread)
 
 
 def capacity_bytes(device: int = 0) -> int:

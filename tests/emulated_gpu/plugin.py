@@ -1,5 +1,7 @@
 """A pytest plugin, -p tests.emulated_gpu.plugin: on the emulated GPU, what a test did wrong there fails that test."""
 
+import os
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from tests.emulated_gpu import machine
 def pytest_configure() -> None:
     if not machine.is_built():
         raise pytest.UsageError("no emulated GPU in this environment: make test-gpu builds one")
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":16:8")  # of 128 KiB, where budgets of tests are small
     machine.start()
 
 

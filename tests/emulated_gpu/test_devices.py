@@ -39,7 +39,22 @@ assert machine.take_violations() == []
 
 
 def test_a_devices_memory_is_as_large_as_is_said():
-    run("assert torch.cuda.mem_get_info() == (2**26, 2**26)", BYTES=2**26)
+    run("assert torch.cuda.mem_get_info() == (2**26, 2**26)", BYTES=2**26, CONTEXT_BYTES=0)
+
+
+def test_a_context_takes_its_part_of_the_memory():
+    program = """
+assert torch.cuda.mem_get_info() == (2**25, 2**26)
+torch.empty(3 * 2**23, dtype=torch.uint8, device="cuda")
+torch.cuda.empty_cache()
+try:
+    torch.empty(2**25 + 1, dtype=torch.uint8, device="cuda")
+except torch.OutOfMemoryError:
+    pass
+else:
+    raise AssertionError("the context's memory was given away")
+"""
+    run(program, BYTES=2**26, CONTEXT_BYTES=2**25)
 
 
 def test_a_link_is_as_slow_as_is_said():

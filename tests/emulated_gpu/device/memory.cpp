@@ -32,7 +32,8 @@ bool Blocks::contain(uintptr_t begin, size_t nbytes) const {
   return begin + nbytes <= first + size;
 }
 
-DeviceMemory::DeviceMemory(size_t capacity_bytes) : capacity_bytes_(capacity_bytes) {
+DeviceMemory::DeviceMemory(size_t capacity_bytes, size_t context_bytes)
+    : capacity_bytes_(capacity_bytes), used_bytes_(context_bytes) {
   void* range = mmap(nullptr, 2 * kSpan, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (range == MAP_FAILED) abort();
   base_ = round_up(reinterpret_cast<uintptr_t>(range), kGranule);

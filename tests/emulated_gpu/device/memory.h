@@ -24,14 +24,14 @@ class Blocks {
 
 class DeviceMemory {
  public:
-  explicit DeviceMemory(size_t capacity_bytes);
+  DeviceMemory(size_t capacity_bytes, size_t context_bytes);
 
   void* allocate(size_t nbytes);   // null: more than is free
   size_t free(const void* begin);  // its size, or 0: that is not allocated
   bool owns(const void* address) const;
   bool is_allocated(const void* begin, size_t nbytes) const;
   size_t capacity_bytes() const { return capacity_bytes_; }
-  size_t used_bytes() const { return used_bytes_; }
+  size_t used_bytes() const { return used_bytes_; }  // the context's among them
   void set_capacity(size_t nbytes) { capacity_bytes_ = nbytes; }
 
   // Where the bytes of a device address lie.
@@ -39,7 +39,7 @@ class DeviceMemory {
 
  private:
   uintptr_t base_ = 0;
-  size_t capacity_bytes_, used_bytes_ = 0;
+  size_t capacity_bytes_, used_bytes_;
   Blocks allocated_;
   std::map<uintptr_t, size_t> holes_;
 };

@@ -22,6 +22,7 @@ Settings read_settings() {
   return {
       .num_devices = static_cast<int>(read_number("EMULATED_GPU_DEVICES", 1)),
       .capacity_bytes = static_cast<size_t>(read_number("EMULATED_GPU_BYTES", 8.0 * (1 << 30))),
+      .context_bytes = static_cast<size_t>(read_number("EMULATED_GPU_CONTEXT_BYTES", 512.0 * (1 << 20))),
       .link = {read_number("EMULATED_GPU_OUT_RATE", 0), read_number("EMULATED_GPU_IN_RATE", 0),
                read_number("EMULATED_GPU_LATENCY", 0)},
       .jitter_seconds = read_number("EMULATED_GPU_JITTER", 0),

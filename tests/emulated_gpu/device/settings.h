@@ -14,6 +14,7 @@ struct Link {
 struct Settings {
   int num_devices;        // EMULATED_GPU_DEVICES, 1
   size_t capacity_bytes;  // EMULATED_GPU_BYTES, of each device, 8 GiB
+  size_t context_bytes;   // EMULATED_GPU_CONTEXT_BYTES, of that what each context takes for good, 512 MiB
   Link link;              // EMULATED_GPU_OUT_RATE, EMULATED_GPU_IN_RATE: bytes per second; EMULATED_GPU_LATENCY
   double jitter_seconds;  // EMULATED_GPU_JITTER: what is queued runs late by a random time of at most so many
   unsigned seed;          // EMULATED_GPU_SEED, of the jitter

@@ -21,7 +21,7 @@ System& System::instance() {
 System::System() {
   const Settings settings = read_settings();
   for (int index = 0; index < settings.num_devices; ++index) {
-    devices_.push_back(std::make_unique<Device>(index, num_streams_++, settings.capacity_bytes));
+    devices_.push_back(std::make_unique<Device>(index, num_streams_++, settings));
   }
   link_ = settings.link;
   jitter_seconds_ = settings.jitter_seconds;

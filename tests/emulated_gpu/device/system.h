@@ -29,8 +29,9 @@
 namespace emulated_gpu {
 
 struct Device {
-  Device(int index, uint32_t stream, size_t capacity_bytes)
-      : memory(capacity_bytes), default_stream(std::make_shared<Stream>(stream, index)) {}
+  Device(int index, uint32_t stream, const Settings& settings)
+      : memory(settings.capacity_bytes, settings.context_bytes),
+        default_stream(std::make_shared<Stream>(stream, index)) {}
   DeviceMemory memory;
   std::shared_ptr<Stream> default_stream;
   std::array<std::mutex, 2> copy_engines;  // one each way: out, in

@@ -1,4 +1,4 @@
-// What can an emulated device do? As an H100 says, as far as torch asks.
+// What can an emulated device do? As a small H100 says, as far as torch asks.
 #include <cuda.h>
 
 #include "face.h"
@@ -27,6 +27,8 @@ int attribute_of(int attribute) {
       return 49152;
     case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN:
       return 232448;
+    case CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE:
+      return 1 << 20;
     default:
       return 0;
   }

@@ -10,6 +10,7 @@ EXPORTED void* emulated_gpu_bytes_of(const void* address) { return DeviceMemory:
 
 EXPORTED int emulated_gpu_launch(void* stream, const char* name, const EmulatedGpuUse* uses, size_t num_uses,
                                  void (*run)(void* argument), void* argument) {
+  if (current_device() < 0) set_current_device(0);  // as a thread's first launch does
   std::vector<Use> all;
   for (size_t i = 0; i < num_uses; ++i) all.push_back({uses[i].begin, uses[i].nbytes, uses[i].is_write != 0});
   return enter("cudaLaunchKernel",

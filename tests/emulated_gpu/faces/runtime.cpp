@@ -82,7 +82,7 @@ RUNTIME cudaGetDeviceProperties(cudaDeviceProp* found, int device) {
   found->regsPerBlock = found->regsPerMultiprocessor = 65536;
   found->maxGridSize[0] = 2147483647, found->maxGridSize[1] = found->maxGridSize[2] = 65535;
   found->maxThreadsDim[0] = found->maxThreadsDim[1] = 1024, found->maxThreadsDim[2] = 64;
-  found->l2CacheSize = 50 << 20;
+  found->l2CacheSize = attribute_of(cudaDevAttrL2CacheSize);
   found->unifiedAddressing = found->canMapHostMemory = 1;
   found->asyncEngineCount = attribute_of(cudaDevAttrAsyncEngineCount);
   found->uuid.bytes[0] = static_cast<char>(device + 1);

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "draws.h"
+#include "libraries.h"
 #include "tensors.h"
 
 namespace emulated_gpu {
@@ -22,7 +23,18 @@ struct Work {
   const Operator* op;
   Stack arguments;
   std::vector<at::Tensor> results;  // over what was allocated for them; undefined: not made
+  double rounding = 1;              // see libraries.h
 };
+
+void compute(Work& work) {
+  work.op->handle.callBoxed(&work.arguments);
+  if (work.rounding == 1) return;
+  for (c10::IValue& result : work.arguments) {
+    map_tensors(result, [&](const at::Tensor& tensor) {
+      return tensor.defined() && tensor.is_floating_point() ? tensor.mul_(work.rounding) : tensor;
+    });
+  }
+}
 
 void store(Work& work) {
   std::vector<at::Tensor> computed;
@@ -49,7 +61,7 @@ void run_queued(void* argument) {
   const std::unique_ptr<Work> work(static_cast<Work*>(argument));
   try {
     const c10::InferenceMode no_autograd;
-    work->op->handle.callBoxed(&work->arguments);
+    compute(*work);
     store(*work);
   } catch (const c10::Error& error) {
     emulated_gpu_break((work->op->name + ": " + error.what_without_backtrace()).c_str());
@@ -75,6 +87,7 @@ class Call {
   void find_device();
   void find_uses();
   void grow_outputs();
+  at::Tensor take_workspace();
   IValue on_cpu(size_t argument);
   IValue result_on_cuda(size_t result, IValue computed, Work& work);
   void give(std::vector<IValue> results);
@@ -154,6 +167,12 @@ void Call::grow_outputs() {
   }
 }
 
+at::Tensor Call::take_workspace() {
+  at::Tensor workspace = emulated_gpu::take_workspace(op_, arguments_.empty() ? IValue() : arguments_[0]);
+  if (workspace.defined()) uses_.push_back(use_of(workspace, true));
+  return workspace;
+}
+
 IValue Call::on_cpu(size_t argument) {
   IValue value = arguments_[argument];
   if (value.isDevice()) return c10::Device(at::kCPU);
@@ -176,8 +195,10 @@ void Call::launch(void (*run)(void*), void* argument) {
 
 void Call::queue(const Stack& metas) {
   grow_outputs();
+  const at::Tensor workspace = take_workspace();
   auto work = std::make_unique<Work>();
   work->op = &op_;
+  work->rounding = rounding_of(op_);
   for (size_t i = 0; i < arguments_.size(); ++i) work->arguments.push_back(on_cpu(i));
   std::vector<IValue> results;
   for (size_t i = 0; i < op_.argument_of.size(); ++i) {
@@ -217,17 +238,19 @@ IValue Call::result_on_cuda(size_t result, IValue computed, Work& work) {
 }
 
 void Call::compute_now() {
+  const at::Tensor workspace = take_workspace();
   const auto nothing = [](void*) {};
   launch(nothing, nullptr);
   check(emulated_gpu_wait(c10::cuda::getCurrentCUDAStream().stream()));
   auto work = std::make_unique<Work>();
   work->op = &op_;
+  work->rounding = rounding_of(op_);
   Stack& computed = work->arguments;
   for (size_t i = 0; i < arguments_.size(); ++i) computed.push_back(on_cpu(i));
   {
     std::optional<DrawsFromDefault> draws;
     if (op_.draws_unasked) draws.emplace(device_);
-    op_.handle.callBoxed(&computed);
+    compute(*work);
   }
   uses_.clear();
   std::vector<IValue> results;

@@ -6,6 +6,7 @@
 
 #include <set>
 
+#include "attention.h"
 #include "call.h"
 #include "cells.h"
 
@@ -37,6 +38,8 @@ const std::set<std::string> kKept = {
 const std::set<std::string> kOwn = {
     "copy_",
     "native_dropout",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_efficient_attention_backward",
     "_thnn_fused_lstm_cell",
     "_thnn_fused_lstm_cell_backward_impl",
     "_thnn_fused_gru_cell",
@@ -81,6 +84,8 @@ void install() {
   }
   library->impl("copy_", TORCH_FN(copy_));
   library->impl("native_dropout", TORCH_FN(native_dropout));
+  library->impl("_scaled_dot_product_efficient_attention", TORCH_FN(efficient_attention));
+  library->impl("_scaled_dot_product_efficient_attention_backward", TORCH_FN(efficient_attention_backward));
   library->impl("_thnn_fused_lstm_cell", TORCH_FN(lstm_cell));
   library->impl("_thnn_fused_lstm_cell_backward_impl", TORCH_FN(lstm_cell_backward));
   library->impl("_thnn_fused_gru_cell", TORCH_FN(gru_cell));

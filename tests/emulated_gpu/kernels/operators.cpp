@@ -1,5 +1,6 @@
 #include "operators.h"
 
+#include <algorithm>
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
@@ -12,6 +13,17 @@ constexpr size_t kNamespace = sizeof("aten::") - 1;
 // Index tensors, lengths, and the step counts and scales of optimizers may lie on the host.
 constexpr const char* kMixing[] = {"index", "_index", "_unsafe_index", "_foreach", "_fused",
                                    "_amp",  "copy",   "_pad",          "_pack"};
+
+// By the beginnings of their names.
+constexpr const char* kOfCublas[] = {"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot", "_addmm"};
+constexpr const char* kOfCudnn[] = {"convolution"};
+constexpr const char* kAddingUp[] = {"index_add", "scatter_add", "scatter_reduce", "embedding_dense_backward",
+                                     "cumsum",    "histc",       "upsample"};
+
+template <size_t kCount>
+bool begins_with(const std::string& name, const char* const (&beginnings)[kCount]) {
+  return std::ranges::any_of(beginnings, [&](const char* begin) { return name.starts_with(begin); });
+}
 
 int argument_of(const c10::Argument& result, const c10::FunctionSchema& schema) {
   if (result.alias_info() == nullptr) return -1;
@@ -45,8 +57,11 @@ std::unique_ptr<Operator> read(const c10::OperatorHandle& handle) {
   }
   if (op->draws_unasked) op->waits = true;
   op->has_kernel = handle.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU);
-  for (const char* prefix : kMixing)
-    op->mixes_devices |= schema.name().compare(kNamespace, strlen(prefix), prefix) == 0;
+  const std::string name = schema.name().substr(kNamespace);
+  op->mixes_devices = begins_with(name, kMixing);
+  if (begins_with(name, kOfCublas)) op->library = Library::kCublas;
+  if (begins_with(name, kOfCudnn)) op->library = Library::kCudnn;
+  op->adds_up = begins_with(name, kAddingUp);
   return op;
 }
 

@@ -9,6 +9,8 @@
 
 namespace emulated_gpu {
 
+enum class Library { kNone, kCublas, kCudnn };
+
 struct Operator {
   c10::OperatorHandle handle;
   std::string name;
@@ -18,6 +20,8 @@ struct Operator {
   bool has_kernel = true;          // for the CPU
   bool draws_unasked = false;      // random numbers, without a generator among its arguments
   bool mixes_devices = false;      // takes tensors of the host beside the device's
+  Library library = Library::kNone;
+  bool adds_up = false;            // what comes in any order on a GPU, where threads add atomically
   std::atomic<bool> waits{false};  // its results are known only when it has run
 };
 

@@ -1,0 +1,71 @@
+"""What is this machine, and what do the calls cost that a step makes? ``python -m benchmarks.first_hour.facts``."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.compact import to_json
+from lmswap.hardware.device import describe_device
+from lmswap.hardware.workspaces import take_workspaces
+
+_CALLS = 1000
+_PINNED_BYTES = 2**30
+
+
+def facts() -> dict[str, Any]:
+    """Bytes that are gone before a tensor is there, and microseconds of calls."""
+    device = torch.device("cuda", 0)
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)  # makes the context
+    reserved_bytes = torch.cuda.memory_reserved(device)
+    before = torch.cuda.memory_allocated(device)
+    take_workspaces(device)
+    return {
+        "device": describe_device(device).name,
+        "total_bytes": total_bytes,
+        "used_by_contexts_bytes": total_bytes - free_bytes - reserved_bytes,  # of all processes
+        "workspaces_bytes": torch.cuda.memory_allocated(device) - before,
+        "l2_bytes": torch.cuda.get_device_properties(device).L2_cache_size,
+        "microseconds": _microseconds(device),
+        "pinned_bytes_per_second": _pinned_bytes_per_second(),
+    }
+
+
+def _microseconds(device: torch.device) -> dict[str, float]:
+    event, one = torch.cuda.Event(), torch.ones(1, device=device)
+    event.record()
+    found = {
+        "memory_allocated": _per_call(lambda: torch.cuda.memory_allocated(device)),
+        "make an event": _per_call(torch.cuda.Event),
+        "record an event": _per_call(event.record),
+        "launch a kernel": _per_call(lambda: one.add_(1)),
+    }
+    torch.cuda.synchronize()
+    return {**found, "ask for an event": _per_call(event.query), "synchronize": _per_call(torch.cuda.synchronize)}
+
+
+def _per_call(call: Callable[[], object]) -> float:
+    """The median of ten times so many calls."""
+    runs = []
+    for _ in range(10):
+        started = time.perf_counter()
+        for _ in range(_CALLS // 10):
+            call()
+        runs.append((time.perf_counter() - started) / (_CALLS // 10))
+    return statistics.median(runs) * 1e6
+
+
+def _pinned_bytes_per_second() -> float:
+    started = time.perf_counter()
+    torch.empty(_PINNED_BYTES, dtype=torch.uint8, pin_memory=True)
+    return _PINNED_BYTES / (time.perf_counter() - started)
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(to_json(facts()))

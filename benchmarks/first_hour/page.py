@@ -1,0 +1,89 @@
+"""What did the parts of the first hour find? Their results → a page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lmswap.ir.bytesize import format_bytes
+
+
+def page(origin: Mapping[str, Any], ended: Mapping[str, Mapping[str, Any]], found: Mapping[str, Any]) -> str:
+    """As Markdown.
+
+    Args:
+        origin: device, driver, torch, commit.
+        ended: by part: its title, how it ended, after how many seconds.
+        found: by part: what it wrote, where it wrote something.
+    """
+    lines = [
+        f"# The first hour on {origin['device']}",
+        "",
+        f"{origin['driver']}; torch {origin['torch']}; commit {origin['commit']}.",
+        "",
+        "| part | ended | s |",
+        "|---|---|---|",
+        *(f"| {part['title']} | {part['outcome']} | {part['seconds']:.0f} |" for part in ended.values()),
+    ]
+    for name, part in ended.items():
+        if found.get(name) and name in _SUMMARIES:
+            lines += ["", f"## {part['title']}, on {origin['device']}", "", *_SUMMARIES[name](found[name])]
+    return "\n".join(lines) + "\n"
+
+
+def _facts(found: Mapping[str, Any]) -> list[str]:
+    calls = ", ".join(f"{name} {microseconds:.1f} µs" for name, microseconds in found["microseconds"].items())
+    return [
+        f"- {format_bytes(found['used_by_contexts_bytes'])} of {format_bytes(found['total_bytes'])} are contexts'",
+        f"- workspaces of both threads: {format_bytes(found['workspaces_bytes'])}",
+        f"- {calls}",
+        f"- pinned memory: {found['pinned_bytes_per_second'] / 1e9:.1f} GB/s to allocate",
+    ]
+
+
+def _tests(found: Mapping[str, Any]) -> list[str]:
+    outcomes = [test["outcome"] for test in found["tests"]]
+    counts = ", ".join(f"{outcomes.count(kind)} {kind}" for kind in ("passed", "skipped", "failed"))
+    return [f"- {counts}", *(f"- failed: {test['test']}" for test in found["tests"] if test["outcome"] == "failed")]
+
+
+def _reserved(found: Mapping[str, Any]) -> list[str]:
+    budget_bytes = found["budget_bytes"]
+    rows = []
+    for run in found["runs"]:
+        card = f"{run['card']} × the budget" if run["card"] else "all there is"
+        if "failure" in run:
+            rows.append(f"| {run['segments']} | {card} | failed | |")
+        else:
+            shares = (run["allocated_bytes"] / budget_bytes, run["reserved_bytes"] / budget_bytes)
+            rows.append(f"| {run['segments']} | {card} | {shares[0]:.3f} | {shares[1]:.3f} |")
+    head = f"3D U-Net at {found['size']}³ in {format_bytes(budget_bytes)}, half of what it takes:"
+    return [head, "", "| segments | card | allocated / budget | reserved / budget |", "|---|---|---|---|", *rows]
+
+
+def _repeats(found: Mapping[str, Any]) -> list[str]:
+    return [
+        f"- cuDNN's {kind}: {sum(of['not_repeated'].values())} of {of['ops']} ops: "
+        + (", ".join(f"{count} {target}" for target, count in of["not_repeated"].items()) or "none")
+        for kind, of in (("default", found["default"]), ("benchmark", found["benchmark"]))
+    ]
+
+
+def _compared(found: Mapping[str, Any]) -> list[str]:
+    rows = []
+    for run in found["runs"]:
+        how, policy = run["configuration"], run["configuration"]["policy"]
+        kind = {None: "plain torch", "none": "unplanned"}.get(policy, "lmswap")
+        sizes = (format_bytes(run["peak_bytes"]), format_bytes(run["reserved_peak_bytes"] or 0))
+        rows.append(f"| {how['size']}³, {kind} | {sizes[0]} | {sizes[1]} | {run['step_seconds'][-1]:.3f} |")
+    failures = [f"- failed: {failure['message'][:300]}" for failure in found["failures"]]
+    return ["| run | peak | reserved | last step, s |", "|---|---|---|---|", *rows, "", *failures]
+
+
+_SUMMARIES: dict[str, Callable[[Mapping[str, Any]], list[str]]] = {
+    "facts": _facts,
+    "tests": _tests,
+    "reserved": _reserved,
+    "repeats": _repeats,
+    "compared": _compared,
+}

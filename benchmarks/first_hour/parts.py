@@ -1,0 +1,70 @@
+"""What is tried in the first hour on a GPU, and by which command? In the order of what decides most."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Part:
+    """One process. ``title`` is what the page calls it; what it finds it writes to ``result``."""
+
+    name: str
+    title: str
+    command: Sequence[str]  # of python
+    result: Path
+
+
+def parts(folder: Path, small: int, large: int) -> list[Part]:
+    """All parts, for images of ``small``³ and ``large``³; each writes into a folder of its own below ``folder``."""
+    own, sizes = "benchmarks.first_hour", (str(small), str(large))
+    facts, suite, reserved, repeats, compared, study, peers = (
+        folder / name / f"{file}.json"
+        for name, file in (
+            ("facts", "facts"),
+            ("tests", "tests"),
+            ("reserved", "reserved"),
+            ("repeats", "repeats"),
+            ("compared", "compared"),
+            ("case-study", "results"),
+            ("peers", "gpt"),
+        )
+    )
+    compare = ("-m", "lmswap.cli", "bench", "unet3d", "compare", "--sizes", *sizes)
+    case_study = ("-m", "benchmarks.case_study", "--sizes", *sizes, "--ladder", "--repeats", "1")
+    return [
+        Part("facts", "The machine, and what its calls cost", ("-m", f"{own}.facts", str(facts)), facts),
+        Part(
+            "tests",
+            "The tests of the GPU, each in a process of its own",
+            ("-m", f"{own}.suite", str(suite), "tests/gpu"),
+            suite,
+        ),
+        Part(
+            "reserved",
+            "What torch reserves beyond a budget",
+            ("-m", f"{own}.reserved", str(reserved), "--size", sizes[1]),
+            reserved,
+        ),
+        Part(
+            "repeats",
+            "Ops that do not repeat their bits, from a second thread too",
+            ("-m", f"{own}.repeats", str(repeats), "--size", sizes[0]),
+            repeats,
+        ),
+        Part(
+            "compared",
+            f"{large}³ in the memory of {small}³",
+            (*compare, "--folder", str(compared.parent), "--json", str(compared)),
+            compared,
+        ),
+        Part("case-study", "The case study", (*case_study, "--output", str(study.parent)), study),
+        Part(
+            "peers",
+            "What PyTorch offers besides",
+            ("-m", "benchmarks.peers", "--models", "gpt", "--budgets", "50", "--output", str(peers.parent)),
+            peers,
+        ),
+    ]

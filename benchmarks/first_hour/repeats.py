@@ -1,0 +1,42 @@
+"""Which ops of a 3D U-Net do not repeat their bits, from a second thread too?
+
+With cuDNN's benchmark, which each thread does for itself, and without it: ``python -m benchmarks.first_hour.repeats``.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import lmswap
+from benchmarks.compact import to_json
+from benchmarks.unet3d.network import UNet3d
+
+
+def repeats(size: int) -> dict[str, Any]:
+    """By cuDNN's setting: how many ops there are of each operator, and how many did not repeat their bits."""
+    found = {}
+    for benchmark in (False, True):
+        torch.backends.cudnn.benchmark = benchmark
+        torch.compiler.reset()
+        model = lmswap.enable(UNet3d().cuda(), policy="none")
+        model(torch.ones(1, 4, size, size, size, device="cuda")).sum().backward()
+        ops = [op for op in lmswap.program(model).ops if op.writes and not op.target.startswith("lmswap")]
+        found["benchmark" if benchmark else "default"] = {
+            "ops": len(ops),
+            "not_repeated": Counter(op.target for op in ops if not op.is_repeatable),
+        }
+        lmswap.disable(model)
+    return {"device": torch.cuda.get_device_name(), "size": size, **found}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("result", type=Path)
+    parser.add_argument("--size", type=int, default=96)
+    options = parser.parse_args()
+    options.result.write_text(to_json(repeats(options.size)))

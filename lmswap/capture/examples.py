@@ -1,0 +1,108 @@
+"""What is an op run on when it is timed? Made-up tensors of the dtypes, shapes and strides that it was traced with.
+
+Numbers from 0 to 1 for floats (valid as probabilities, which kernels of a GPU assert: after one that fails, every later
+call of the process does), zeros for integers (valid as indices), coin flips for booleans, but true for a single one,
+which may be asserted. Where real ops put what they make elsewhere than torch traced, examples lie there too: kernels
+of attention's backward follow the address of a seed that a trace has on the GPU, and the forward made on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils import _pytree as pytree
+
+from lmswap.capture.lower import is_foreign, tensors
+from lmswap.execute.graph import is_projection
+
+_PATTERN = 2**16
+
+
+def only_looks(node: fx.Node) -> bool:
+    """Whether an op neither makes nor writes tensors: the values of what it reads are all that it is about."""
+    is_mutable = is_foreign(node) or getattr(getattr(node.target, "_schema", None), "is_mutable", False)
+    return not is_mutable and not tensors(node.meta.get("val"))
+
+
+def makers_of_seeds(node: fx.Node) -> list[fx.Node]:
+    """The ops of the same graph that draw, and whose integers ``node`` reads: by which it would draw the same again."""
+    makers = []
+    for given in node.all_input_nodes:
+        maker = given.args[0] if is_projection(given) else given
+        is_integer = any(not (t.is_floating_point() or t.is_complex()) for t in tensors(given.meta.get("val")))
+        if isinstance(maker, fx.Node) and is_integer and torch.Tag.nondeterministic_seeded in _tags(maker):
+            makers.append(maker)
+    return makers
+
+
+class Examples:
+    """Makes tensors like a graph's fake ones, and knows what lies elsewhere than traced."""
+
+    def __init__(self) -> None:
+        self._devices: dict[StorageWeakRef, torch.device | None] = {}  # of fakes' storages that lie elsewhere
+
+    def learn(self, node: fx.Node, made: Sequence[torch.device] | None) -> None:
+        """Notes where the tensors that ``node`` makes really lie; None: it could not be run."""
+        for position, fake in enumerate(tensors(node.meta.get("val"))):
+            device = made[position] if made is not None else None
+            is_unknown = device is None and torch.Tag.nondeterministic_seeded in _tags(node)
+            if is_unknown or (device is not None and device.type != fake.device.type):
+                self._devices[_identity(fake)] = device
+
+    def arguments(self, node: fx.Node) -> tuple[Any, Any]:
+        """Made-up arguments of one call; fakes that share a storage get tensors that share one.
+
+        Raises:
+            LookupError: nobody knows where a seed lies.
+        """
+        storages: dict[int, torch.Tensor] = {}
+
+        def example(given: fx.Node) -> Any:
+            return pytree.tree_map_only(torch.Tensor, lambda fake: self._tensor(fake, storages), given.meta.get("val"))
+
+        args, kwargs = fx.map_arg((node.args, node.kwargs), example)
+        return args, kwargs
+
+    def _tensor(self, fake: torch.Tensor, storages: dict[int, torch.Tensor]) -> torch.Tensor:
+        storage = fake.untyped_storage()
+        device = self._devices.get(_identity(fake), fake.device)
+        if device is None:
+            raise LookupError("nobody knows where the op that made its seeds has put them")
+        if storage._cdata not in storages:
+            count = max(1, storage.nbytes() // fake.element_size())
+            storages[storage._cdata] = torch.empty(count, dtype=fake.dtype, device=device)
+            _fill(storages[storage._cdata])
+        view = torch.empty(0, dtype=fake.dtype, device=device)
+        return view.set_(storages[storage._cdata].untyped_storage(), fake.storage_offset(), fake.shape, fake.stride())
+
+
+def _fill(flat: torch.Tensor) -> None:
+    """Fills with repeats of a short pattern: drawing 10⁸ numbers would take longer than most ops."""
+    if not (flat.dtype is torch.bool or flat.dtype.is_floating_point or flat.dtype.is_complex):
+        flat.zero_()
+        return
+    is_drawn = flat.dtype.itemsize > 1 or flat.dtype is torch.bool  # floats of 8 bits are not
+    dtype = flat.dtype if is_drawn else torch.float32
+    pattern = torch.empty(min(flat.numel(), _PATTERN), dtype=dtype, device=flat.device)
+    if flat.dtype is torch.bool:
+        pattern.bernoulli_(0.5 if pattern.numel() > 1 else 1.0)
+    elif pattern.dtype.is_complex:
+        pattern.normal_()
+    else:
+        pattern.uniform_()
+    whole = flat.numel() // pattern.numel() * pattern.numel()
+    flat[:whole].view(-1, pattern.numel()).copy_(pattern)
+    flat[whole:].copy_(pattern[: flat.numel() - whole])
+
+
+def _identity(fake: torch.Tensor) -> StorageWeakRef:
+    """Of its memory, also for later: no other memory gets it while it is kept."""
+    return StorageWeakRef(fake.untyped_storage())  # type: ignore[no-untyped-call]
+
+
+def _tags(node: fx.Node) -> Sequence[torch.Tag]:
+    return getattr(node.target, "tags", ())

@@ -1,0 +1,145 @@
+"""What does one op cost when it runs, and does it give the same bits again? A few runs, on a CPU or on a GPU.
+
+On a CPU by the clock. On a GPU a launch and the wait for it would take longer than most kernels: launches are queued
+between events, each behind a fill of twice the L2 cache, so that it finds as little there as in the middle of a step.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from lmswap.capture.lower import tensors
+
+# First runs also pay for memory that is touched for the first time: on two cores of a virtual machine the backward of a
+# convolution at 128³ took 0.63 s, then 0.25 s twice. Two runs are enough where an op takes longer than this; ops of
+# microseconds need a warm cache too.
+_TWICE_FROM_SECONDS = 0.05
+_REPEATS = 3
+_COMPARED_BYTES = 2**24  # at once: what is compared takes as much again
+
+
+class ScratchMeter(Protocol):
+    """Tells how far a device's memory rose above what is held now."""
+
+    def used_tensor_bytes(self) -> int:
+        """Bytes of tensors now."""
+
+    def peak_tensor_bytes(self) -> int:
+        """Highest value since `reset_tensor_peak`."""
+
+    def reset_tensor_peak(self) -> None:
+        """Starts a new measurement."""
+
+    def synchronize(self) -> None:
+        """Waits until the device has run all that was asked of it."""
+
+    def trim(self) -> None:
+        """Gives back what is only kept for reuse."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What an op's runs have shown."""
+
+    seconds: float
+    scratch_bytes: int
+    made: list[torch.Tensor]
+    repeats: bool  # gave the same bits each time; nobody asks on a CPU, whose kernels do
+
+
+def try_by_clock(run: Callable[[], Any], meter: ScratchMeter) -> Trial:
+    """Runs an op on the CPU two or three times."""
+    best, scratch = float("inf"), 0
+    made: list[torch.Tensor] = []
+    for repeat in range(_REPEATS):
+        made.clear()
+        meter.synchronize()
+        meter.reset_tensor_peak()
+        start = time.perf_counter()
+        made = tensors(run())
+        meter.synchronize()
+        seconds = time.perf_counter() - start
+        scratch = max(scratch, meter.peak_tensor_bytes() - meter.used_tensor_bytes())
+        best = min(best, seconds)
+        if repeat and seconds > _TWICE_FROM_SECONDS:
+            break
+    return Trial(best, max(scratch, 0), made, repeats=True)
+
+
+def try_by_events(
+    run: Callable[[], Any], meter: ScratchMeter, device: torch.device, *, compared: Callable[[torch.Tensor], bool]
+) -> Trial:
+    """Runs an op on a GPU: once to get ready, once for its memory, once from another thread, and then for its time.
+
+    Args:
+        run: runs it once.
+        meter: of the device's memory.
+        device: which one.
+        compared: which of the tensors that it makes have to be the same each time.
+    """
+    first = tensors(run())  # also chooses kernels, and may try some that take more memory than the one chosen
+    meter.synchronize()
+    meter.reset_tensor_peak()
+    start = time.perf_counter()
+    made = tensors(run())
+    meter.synchronize()
+    is_long = time.perf_counter() - start > _TWICE_FROM_SECONDS
+    scratch = meter.peak_tensor_bytes() - meter.used_tensor_bytes()
+    repeats = _are_same(first, made, compared)
+    del made
+    if repeats:  # libraries choose their kernels in each thread anew, and autograd goes backward in one of its own
+        again = tensors(_in_another_thread(run, device))
+        meter.synchronize()
+        repeats = _are_same(first, again, compared)
+        del again
+    return Trial(_seconds_by_events(run, device, 1 if is_long else _REPEATS), max(scratch, 0), first, repeats)
+
+
+def _seconds_by_events(run: Callable[[], Any], device: torch.device, num_launches: int) -> float:
+    fill = torch.empty(2 * torch.cuda.get_device_properties(device).L2_cache_size, dtype=torch.uint8, device=device)
+    launches = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(num_launches)]  # type: ignore[no-untyped-call]
+    for start, end in launches:
+        fill.zero_()
+        start.record()
+        run()
+        end.record()
+    torch.cuda.synchronize(device)
+    return statistics.median(float(start.elapsed_time(end)) for start, end in launches) / 1e3
+
+
+def _in_another_thread(run: Callable[[], Any], device: torch.device) -> Any:
+    def run_there() -> Any:
+        with torch.no_grad(), torch.cuda.device(device):
+            torch.cuda.synchronize(device)  # its context becomes the thread's
+            result = run()
+            torch.cuda.synchronize(device)
+            return result
+
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(run_there).result()
+
+
+def _are_same(some: list[torch.Tensor], others: list[torch.Tensor], compared: Callable[[torch.Tensor], bool]) -> bool:
+    return all(have_same_bytes(a, b) for a, b in zip(some, others, strict=True) if compared(a))
+
+
+def have_same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of one dtype and layout are equal to the bit: NaN is NaN, and 0 is not -0."""
+    a, b = _bytes(one), _bytes(other)
+    starts = range(0, len(a), _COMPARED_BYTES)
+    return all(torch.equal(a[i : i + _COMPARED_BYTES], b[i : i + _COMPARED_BYTES]) for i in starts)
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """As they lie in memory, where they lie densely."""
+    tensor = tensor.resolve_conj().resolve_neg()
+    is_dense = torch.ops.aten.is_non_overlapping_and_dense(tensor)
+    flat = tensor.as_strided((tensor.numel(),), (1,)) if is_dense else tensor.contiguous().view(-1)
+    return flat.view(torch.uint8)

@@ -1,0 +1,45 @@
+"""Tensors are compared to the bit, and made up, whatever their dtype and layout."""
+
+import pytest
+import torch
+
+from lmswap.capture.examples import _fill
+from lmswap.capture.trials import have_same_bytes
+
+TENSORS = {
+    "scalar": torch.tensor(1.0),
+    "empty": torch.empty(0),
+    "bool": torch.ones(3, dtype=torch.bool),
+    "complex": torch.ones(2, 2, dtype=torch.complex64),
+    "conjugate": torch.ones(2, 2, dtype=torch.complex64).conj(),
+    "float8": torch.ones(8).to(torch.float8_e4m3fn),
+    "channels_last": torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    "with_gaps": torch.ones(4, 6)[:, ::2],
+    "expanded": torch.ones(3).expand(4, 3),
+}
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_equal_bits_are_seen_in_any_layout(name):
+    tensor = TENSORS[name]
+    assert have_same_bytes(tensor, tensor.clone(memory_format=torch.preserve_format))
+
+
+def test_bits_count_not_values():
+    assert have_same_bytes(torch.tensor([float("nan")]), torch.tensor([float("nan")]))
+    assert not have_same_bytes(torch.tensor([0.0]), torch.tensor([-0.0]))
+    one, other = torch.zeros(2**23), torch.zeros(2**23)
+    other[-1] = 1e-45  # in another piece than the first
+    assert not have_same_bytes(one, other)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2]
+)
+def test_floats_are_made_up_as_probabilities(dtype):
+    flat = torch.empty(100_000, dtype=dtype)
+    _fill(flat)
+    values = flat.float()
+    assert values.min() >= 0
+    assert values.max() <= 1
+    assert values.unique().numel() > 3

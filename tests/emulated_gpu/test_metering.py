@@ -1,0 +1,200 @@
+"""Ops are metered on a GPU without harm, and what does not repeat its bits there is not computed again."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import lmswap
+from lmswap.analyze.cost import unit
+from lmswap.capture.measure import OpMeter
+from lmswap.errors import DriverError
+from lmswap.hardware.memory import device_memory
+from tests.capture.captured import Recording, capture
+from tests.models import Case
+from tests.rewrite.random_reruns import recompute_all
+from tests.test_recompute import plan_at_random
+
+MIB = 2**20
+
+
+def train(case, *, policy="none", **options):
+    """Losses and gradients of three steps, and the model, which is enabled."""
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    model = lmswap.enable(case.make().cuda(), policy=policy, min_swap_bytes=4096, **options)
+    results = []
+    for _ in range(3):
+        loss = case.loss(model(case.batch().cuda()))
+        loss.backward()
+        results += [loss.detach().clone(), *(p.grad.clone() for p in model.parameters())]
+        model.zero_grad()
+    return model, results
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(32, 96)
+
+    def forward(self, x):
+        query, key, value = self.layer(x).view(2, 64, 3, 4, 8).permute(2, 0, 3, 1, 4)
+        return nn.functional.scaled_dot_product_attention(query, key, value, dropout_p=0.3).tanh()
+
+
+@pytest.mark.parametrize("policy", ["swap_all", "recompute"])
+def test_seeds_of_attention_lie_on_the_host_where_the_backward_reads_them(policy, emulated_gpu):
+    case = Case(Attention, lambda: torch.randn(2, 64, 32))
+    with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+        plain, expected = train(case)
+        model, found = train(case, policy=policy)
+    targets = [op.target for op in lmswap.program(model).ops]
+    assert "aten._scaled_dot_product_efficient_attention_backward.default" in targets
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    for each in (plain, model):
+        lmswap.disable(each)
+
+
+class Wide(nn.Module):
+    """Makes 64 MiB of 64 KiB, and adds them up."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        return (x * self.scale).unsqueeze(0).expand(1024, -1).exp().sum()
+
+
+def test_an_op_too_large_to_be_timed_is_noted_and_its_scratch_is_what_it_makes(emulated_gpu, monkeypatch):
+    notes = []
+    device = torch.device("cuda")
+    meter = OpMeter(device, device_memory(device), unit, notes.append)
+    monkeypatch.setattr(Recording, "made", meter.made)
+    recording, _ = capture(Wide().cuda(), torch.ones(16384, device="cuda"))
+    (lowered,) = recording.lowered
+    torch.cuda.empty_cache()
+    free_bytes, total_bytes = torch.cuda.mem_get_info()
+    emulated_gpu.set_capacity(total_bytes - free_bytes + 100 * MIB)
+    costs = meter.costs(lowered.program, lowered.graphs)
+    scratch_bytes = {op.name: costs.scratch_bytes[op.index] for op in lowered.program.ops}
+    assert scratch_bytes["exp"] == scratch_bytes["mul_1"] == 64 * MIB
+    assert scratch_bytes["mul"] == 0
+    assert any("'exp' (test_metering.py" in note and "did not fit" in note and "64.00 MiB" in note for note in notes)
+
+
+@pytest.fixture
+def logged(monkeypatch):
+    """What happens to events that time, and to an operator, in order."""
+    log = []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            log.append(self)
+
+        def elapsed_time(self, end):
+            assert log.index(end) == log.index(self) + 2
+            return 7.0
+
+    def kernel(x):
+        log.append("op")
+        return x.exp()
+
+    library = torch.library.Library("lmswap_logged", "DEF")
+    library.define("op(Tensor x) -> Tensor")
+    library.impl("op", kernel, "CUDA")
+    torch.library.register_fake("lmswap_logged::op", torch.empty_like, lib=library)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    yield log
+    library._destroy()
+
+
+class Logged(nn.Module):
+    def forward(self, x):
+        return torch.ops.lmswap_logged.op(x)
+
+
+def test_the_time_of_an_op_is_that_between_events_around_its_launch(logged):
+    device = torch.device("cuda")
+    meter = OpMeter(device, device_memory(device), unit)
+    recording, _ = capture(Logged(), torch.ones(4, device="cuda"))
+    (lowered,) = recording.lowered
+    logged.clear()
+    assert meter.costs(lowered.program, lowered.graphs).seconds == (0.007,)
+    assert sum(entry == "op" for entry in logged) > 3  # what is not timed stands before the first event
+
+
+class Sums(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+
+    def forward(self, x):
+        rows = torch.arange(256, device=x.device) % 16
+        added = torch.zeros(16, 64, device=x.device).index_add(0, rows, self.layer(x))
+        return torch.tanh(added[rows] * x).exp()
+
+
+class Convolutions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(4, 4, 3, padding=1) for _ in range(2))
+
+    def forward(self, x):
+        return torch.tanh(self.second(self.first(x).exp().tanh()))
+
+
+UNREPEATABLE = {
+    "sums_in_any_order": (Case(Sums, lambda: torch.randn(256, 64)), "index_add"),
+    "kernels_by_thread": (Case(Convolutions, lambda: torch.randn(2, 4, 32, 32)), "convolution"),
+}
+
+
+@pytest.mark.parametrize("kind", UNREPEATABLE)
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_what_does_not_repeat_its_bits_is_not_run_again(kind, is_seen, emulated_gpu, monkeypatch):
+    monkeypatch.setattr("lmswap.session.steps.PlanCache.read", lambda cache, program: None)
+    case, name = UNREPEATABLE[kind]
+    emulated_gpu.configure_kernels(**{kind: True})
+    plain, expected = train(case)
+    lmswap.disable(plain)
+    if not is_seen:  # as if every op repeated its bits
+        monkeypatch.setattr(OpMeter, "repeats", lambda meter, node: True)
+    monkeypatch.setattr("tests.test_recompute.random_reruns", lambda program, rng, share: recompute_all(program))
+    monkeypatch.setattr("lmswap.session.steps.make_plan", plan_at_random(0))
+    emulated_gpu.configure_kernels(**{kind: True})
+    model, found = train(case)
+    ops = [op for op in lmswap.program(model).ops if name in op.target and "backward" not in op.target]
+    assert ops
+    assert all(op.is_repeatable == (not is_seen) for op in ops)
+    assert lmswap.report(model).recomputed_bytes > 0
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)) == is_seen
+    lmswap.disable(model)
+
+
+@pytest.fixture
+def picky():
+    """An operator whose kernel asserts on the device that its numbers are large."""
+
+    def kernel(x):
+        return nn.functional.embedding((x < 100).long(), torch.ones(1, 4, device=x.device))
+
+    library = torch.library.Library("lmswap_picky", "DEF")
+    library.define("pick(Tensor x) -> Tensor")
+    library.impl("pick", kernel, "CUDA")
+    torch.library.register_fake("lmswap_picky::pick", lambda x: x.new_empty(*x.shape, 4), lib=library)
+    yield torch.ops.lmswap_picky.pick
+    library._destroy()
+
+
+def test_an_op_that_breaks_the_device_on_made_up_inputs_is_named(picky, emulated_gpu, capfd):
+    model = nn.Sequential(nn.Linear(4, 4)).cuda()
+    model.forward = lambda x: picky(x + 200).sum()
+    lmswap.enable(model)
+    with pytest.raises(DriverError, match=r"op 'pick' .*broke the device when it was timed on made-up inputs"):
+        model(torch.ones(4, device="cuda"))
+    emulated_gpu.mend()
+    lmswap.disable(model)

@@ -1,0 +1,64 @@
+"""What libraries take for good is there before a step, in the threads of forward and backward; CUDA only."""
+
+import pytest
+import torch
+
+from lmswap.hardware.workspaces import take_workspaces
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+
+def step():
+    matrix = torch.ones(16, 16, device="cuda", requires_grad=True)
+    (matrix @ matrix).square().sum().backward()
+
+
+def bytes_taken_for_good(run):
+    before = torch.cuda.memory_allocated()
+    run()
+    return torch.cuda.memory_allocated() - before
+
+
+@pytest.fixture(autouse=True)
+def no_workspaces():
+    torch._C._cuda_clearCublasWorkspaces()
+    yield
+    torch._C._cuda_clearCublasWorkspaces()
+
+
+def test_a_step_takes_no_more_after_they_were_taken():
+    without = bytes_taken_for_good(step)
+    assert without > 0
+    torch._C._cuda_clearCublasWorkspaces()
+    assert bytes_taken_for_good(lambda: take_workspaces(torch.device("cuda"))) == without
+    assert bytes_taken_for_good(step) == 0
+    assert bytes_taken_for_good(lambda: take_workspaces(torch.device("cuda"))) == 0
+
+
+def test_there_is_one_for_forward_and_one_for_backward():
+    matrix = torch.ones(16, 16, device="cuda")
+
+    def multiply():
+        (matrix @ matrix).cpu()
+
+    of_forward = bytes_taken_for_good(multiply)
+    assert bytes_taken_for_good(lambda: take_workspaces(torch.device("cuda"))) == of_forward
+
+
+def test_they_are_taken_in_the_middle_of_a_trace():
+    def backend(module, inputs):
+        with torch._subclasses.FakeTensorMode():
+            taken.append(bytes_taken_for_good(lambda: take_workspaces(torch.device("cuda"))))
+        return module.forward
+
+    taken = []
+    torch.compiler.reset()
+    torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2, device="cuda"))
+    assert taken[0] > 0
+
+
+def test_there_are_none_on_a_cpu():
+    take_workspaces(torch.device("cpu"))
