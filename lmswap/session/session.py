@@ -35,6 +35,7 @@ from lmswap.execute.engine import SwapEngine
 from lmswap.execute.record import EndedStep
 from lmswap.hardware.measure import describe_machine
 from lmswap.hardware.memory import DeviceMemory, device_memory
+from lmswap.hardware.workspaces import take_workspaces
 from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Plan
 from lmswap.ir.verified import Verified
@@ -175,6 +176,8 @@ class Session:
         joined = join([lowered.program])
         known = self.plans.remembered(joined.program)
         graph.costs = known.costs if known else self.meter.costs(lowered.program, lowered.graphs)
+        if any("mm" in op.target for op in lowered.program.ops):  # mm, addmm, bmm, baddbmm
+            take_workspaces(self.device)
         follows_others = any(key[1] == "forward" for key in self.recorder.current_sequence)
         try:
             step = self.plans.make((graph.index,), joined, graph.costs, known)
