@@ -58,6 +58,8 @@ def device(request):
     if device.type == "cpu":
         yield device
         return
+    gc.collect()  # what tests before this one left in cycles holds arenas
+    torch.cuda.empty_cache()
     torch.set_default_device(device)
     yield device
     torch.set_default_device(None)

@@ -146,5 +146,7 @@ LARGE = Case(CASES["resnet"].make, lambda: torch.randn(16, 3, 192, 192))
 
 def tight_budget(unplanned: Report, share: float = 0.85) -> int:
     """A budget that lets a step hold ``share`` of what it holds ``unplanned``."""
+    if unplanned.device.startswith("cuda"):
+        share = max(share, 0.99)  # of LARGE's arena on a GPU, the places of its largest op take 95 to 98 %
     fixed_bytes = unplanned.base_bytes + unplanned.reserve_bytes
     return fixed_bytes + unplanned.margin_bytes + int(share * (unplanned.predicted_peak_bytes - fixed_bytes))

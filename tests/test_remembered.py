@@ -221,13 +221,13 @@ def test_tensors_that_others_hold_meanwhile_are_planned_for():
     lmswap.disable(model)
 
 
-def test_an_evaluation_before_training_leaves_the_reserve_for_the_optimizer():
+def test_an_evaluation_before_training_leaves_the_reserve_for_the_optimizer(device):
     model = lmswap.enable(CASE.make(), policy="none")
     with torch.no_grad():
         model(CASE.batch())
     CASE.loss(model(CASE.batch())).backward()
     trainable_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
-    assert lmswap.report(model).reserve_bytes == 2 * trainable_bytes
+    assert lmswap.report(model).reserve_bytes == (2 if device.type == "cpu" else 3) * trainable_bytes
     lmswap.disable(model)
 
 

@@ -97,8 +97,9 @@ class Improver {
  public:
   Improver(const std::vector<Block>& blocks, Packer& packer) : blocks_(blocks), packer_(packer) {}
 
-  void improve(Order order, Packing& best, Bytes bound, std::int64_t most_visits) {
-    Packing now = best;
+  // From `order`, which gives `now`; what is found is `best` if it is better.
+  void improve(Order order, Packing now, Packing& best, Bytes bound, std::int64_t most_visits) {
+    Bytes smallest = now.capacity_bytes;
     int tries = 0, fruitless = 0;
     while (best.capacity_bytes > bound && packer_.visits() < most_visits && fruitless < kGivesUp) {
       Order next = order;
@@ -112,10 +113,11 @@ class Improver {
       }
       ++tries;
       ++fruitless;
-      if (now.capacity_bytes < best.capacity_bytes) {
-        best = now;
+      if (now.capacity_bytes < smallest) {
+        smallest = now.capacity_bytes;
         tries = fruitless = 0;
       }
+      if (now.capacity_bytes < best.capacity_bytes) best = now;
     }
   }
 
@@ -169,17 +171,17 @@ Packing pack(const std::vector<Block>& blocks, std::int64_t most_visits) {
   if (blocks.empty()) return {};
   const Bytes bound = held_at_most(blocks);
   Packer packer(blocks);
-  Packing best;
-  Order best_order;
+  std::vector<std::pair<Packing, Order>> starts;
   for (const auto& order : first_orders(blocks)) {
-    Packing found = packer.first_fit(order);
-    if (best_order.empty() || found.capacity_bytes < best.capacity_bytes) {
-      best = std::move(found);
-      best_order = order;
-    }
-    if (best.capacity_bytes == bound) break;
+    starts.emplace_back(packer.first_fit(order), order);
+    if (starts.back().first.capacity_bytes == bound) break;
   }
-  Improver(blocks, packer).improve(best_order, best, bound, most_visits);
+  std::stable_sort(starts.begin(), starts.end(), [](const auto& one, const auto& other) {
+    return one.first.capacity_bytes < other.first.capacity_bytes;
+  });
+  Packing best = starts.front().first;
+  Improver improver(blocks, packer);
+  for (auto& [packing, order] : starts) improver.improve(order, packing, best, bound, most_visits);
   return best;
 }
 

@@ -27,6 +27,8 @@ _log = logging.getLogger(__name__)
 Extent = tuple[int, int]  # address, bytes
 # What the allocator does at one opening: (bytes, address) takes, (0, address) gives back.
 _Moves = tuple[tuple[int, int], ...]
+# An arena serves a plan that needs a little less, so that results of the last step need not hold an old one.
+_KEPT_FROM = 0.95
 # Segments begin with other free blocks where the caller holds other results of the step before; more kinds of
 # beginnings than this are not remembered.
 _MOST_BEGINNINGS = 16
@@ -79,14 +81,19 @@ class Arena:
         return sum(int(segment["allocated_size"]) for segment in self._segments())
 
     def resize(self, nbytes: int) -> None:
-        """From the next segment on the arena has ``nbytes``; tensors that lie in the old one keep it until they die."""
-        if nbytes != self.nbytes:
+        """From the next segment on the arena has at least ``nbytes``, and not many more.
+
+        An old one is given back when the last tensor in it has died.
+        """
+        if not _KEPT_FROM * self.nbytes <= nbytes <= self.nbytes:
             self.close()
             self.nbytes = nbytes
 
     def close(self) -> None:
         """Gives the arena back, but for what tensors hold. Idempotent."""
-        self._pool, self._base = None, 0
+        if self._pool is not None:
+            self._pool, self._base = None, 0
+            torch.cuda.empty_cache()
 
     @contextmanager
     def segment(self, script: Script) -> Iterator[None]:

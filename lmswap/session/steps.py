@@ -23,7 +23,7 @@ from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Machine
 from lmswap.ir.places import Places
 from lmswap.ir.plan import Plan
-from lmswap.ir.program import Program
+from lmswap.ir.program import BufferKind, Program
 from lmswap.ir.timeline import Timeline
 from lmswap.options import Options
 from lmswap.plan import make_plan, price_again, simulate
@@ -87,8 +87,7 @@ class StepPlans:
         self._options, self._machine, self._tier = options, machine, tier
         self._engine, self._memory, self._budget, self._notes = engine, memory, budget, notes
         self._losses, self._arena = losses, arena
-        self._holds_over = False  # the caller still has results of a step when the next one begins
-        self._num_unplaced = 0  # segments so far in which a place was not free
+        self._held_over = {BufferKind.OUTPUT}  # what the caller still has of a step when the next one begins
         self._placed: tuple[Plan, Places] | None = None  # the last plan that places were found for
         self._steps: dict[tuple[int, ...], PlannedStep] = {}
         self._outgrown: set[tuple[int, ...]] = set()  # steps that were planned again for what others hold
@@ -186,14 +185,15 @@ class StepPlans:
         return self._make_again(replace(step, allowance=step.allowance.with_held(more_bytes)), held)
 
     def heed_unplaced(self, step: PlannedStep) -> bool:
-        """Gives results places of their own, once, when some were still there where another tensor was to lie.
+        """Gives gradients places of their own, once, when some were still there where another tensor was to lie.
 
         Whether the step's plan or places are others then.
         """
-        if self._arena is None or self._arena.num_unplaced == self._num_unplaced or self._holds_over:
+        if self._arena is None or self._arena.num_unplaced == 0 or BufferKind.GRADIENT in self._held_over:
             return False
-        self._num_unplaced, self._holds_over, self._placed = self._arena.num_unplaced, True, None
-        self._make_again(step, "gradients or outputs of a step are still held when the next one begins")
+        self._held_over.add(BufferKind.GRADIENT)
+        self._placed = None
+        self._make_again(step, "gradients of a step are still held when the next one begins")
         return self._steps[step.graphs].places != step.places
 
     def keep(self, step: PlannedStep, released: frozenset[int]) -> None:
@@ -390,7 +390,7 @@ class StepPlans:
         if self._arena is None:
             return None
         if self._placed is None or self._placed[0] is not plan:
-            self._placed = plan, find_places(program, costs, plan, held_over=self._holds_over)
+            self._placed = plan, find_places(program, costs, plan, held_over=self._held_over)
         return self._placed[1]
 
     def _adopt(

@@ -80,6 +80,8 @@ class Replay:
         opening = self.openings.pop(0)
         assert (opening.position, opening.is_copy_in) == (position, is_copy_in)
         free = list(opening.places)
+        ends = {place.offset + place.nbytes for place in opening.places}
+        assert not any(place.offset in ends for place in opening.places)  # or they would be one free block
         for tensor, nbytes in tensors.items():
             if nbytes <= SMALL_BYTES:
                 continue
@@ -128,7 +130,7 @@ def test_who_takes_which_of_two_equal_places_does_not_matter():
 def test_what_the_caller_still_holds_of_the_step_before_keeps_its_place_from_the_beginning():
     program, costs = large_step()
     plan = Plan("none", 2**40, (), 0.0, 0)
-    places = find_places(program, costs, plan, held_over=True)
+    places = find_places(program, costs, plan)
     (y,) = places.openings[-1].places
     assert all(y.offset != place.offset for opening in places.openings[:-1] for place in opening.places)
 
