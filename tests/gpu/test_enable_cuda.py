@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import lmswap
-from tests.models import CASES, LARGE, Case, tight_budget
+from tests.models import CASES, Case
 
 pytestmark = [
     pytest.mark.gpu,
@@ -56,18 +56,6 @@ def test_every_policy_gives_the_same_bits(name, tier):
         if policy == "swap_all":
             assert report.swapped_out_bytes > 0
             assert report.tier_used_bytes == 0
-
-
-@pytest.mark.filterwarnings("default")
-def test_what_torch_allocates_stays_within_the_budget():
-    _, unlimited = train(LARGE, "none")
-    budget = tight_budget(unlimited)
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    _, report = train(LARGE, "auto", budget=budget)
-    assert report.swapped_out_bytes > 0
-    assert report.measured_peak_bytes <= budget
-    assert torch.cuda.max_memory_allocated() <= budget
 
 
 class HostIndices(torch.nn.Module):
