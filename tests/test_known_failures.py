@@ -292,7 +292,10 @@ def test_a_tensor_that_is_changed_after_it_was_saved_is_an_error():
 
 
 def places_are_rounded_to_powers_of_two(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("lmswap.plan.offsets._pages", lambda block: 1 << (max(block.nbytes, 4096) - 1).bit_length())
+    def rounded(blocks, unit_bytes):
+        return [replace(block, nbytes=1 << (max(block.nbytes, unit_bytes) - 1).bit_length()) for block in blocks]
+
+    patch.setattr("lmswap.plan.offsets._rounded", rounded)
 
 
 @fails_when(places_are_rounded_to_powers_of_two)

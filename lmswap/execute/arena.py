@@ -103,14 +103,15 @@ class Arena:
         if not self.nbytes or (self._base and stream != self._stream):
             yield
             return
-        if self._pool is None:
-            self._pool, self._stream = torch.cuda.MemPool(), stream
-        with torch.cuda.use_mem_pool(self._pool, self.device):
-            try:
-                self._begin(script)
-                yield
-            finally:
-                self._end()
+        with torch.cuda.device(self.device):  # of which pools and blocks are made
+            if self._pool is None:
+                self._pool, self._stream = torch.cuda.MemPool(), stream
+            with torch.cuda.use_mem_pool(self._pool):
+                try:
+                    self._begin(script)
+                    yield
+                finally:
+                    self._let_go()
 
     def advance(self) -> None:
         """The next allocations are about to be made."""
@@ -141,12 +142,9 @@ class Arena:
             self.num_unplaced += 1
             self._let_go()
             return
-        if len(script.known) >= _MOST_BEGINNINGS:
+        if free not in script.known and len(script.known) >= _MOST_BEGINNINGS:
             script.known.clear()
         self._moves = script.known.setdefault(free, [])
-
-    def _end(self) -> None:
-        self._let_go()
 
     def _let_go(self) -> None:
         for address in [*self._holds]:

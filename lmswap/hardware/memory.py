@@ -36,7 +36,7 @@ class DeviceMemory(Protocol):
         """All memory that the device has, or that this process may use of it."""
 
     def free_bytes(self) -> int:
-        """What this process could still take."""
+        """What this process could still take beside `used_bytes`."""
 
     def used_bytes(self) -> int:
         """What counts against the budget now."""
@@ -142,8 +142,8 @@ class CudaMemory:
         return int(share * self._cuda.mem_get_info(self._device)[1])
 
     def free_bytes(self) -> int:  # noqa: D102
-        free_bytes = min(self._cuda.mem_get_info(self._device)[0], self.total_bytes() - self._now("reserved_bytes"))
-        return int(free_bytes) + self._now("reserved_bytes") - self._now("allocated_bytes")
+        allowed_bytes = self.total_bytes() - self._now("reserved_bytes")
+        return min(int(self._cuda.mem_get_info(self._device)[0]), allowed_bytes)
 
     def used_bytes(self) -> int:  # noqa: D102
         used_bytes = self._now("reserved_bytes")

@@ -74,3 +74,27 @@ def test_a_setting_that_is_no_number_ends_the_process_with_a_sentence():
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "EMULATED_GPU_BYTES is 'much', must be a number of at least 0" in done.stderr
+
+
+def test_a_model_has_its_arena_on_its_own_device_whichever_is_current():
+    program = """
+import lmswap
+model = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh()) for _ in range(8)])
+rows = torch.randn(2**15, 64)
+expected = model(rows).square().mean()
+model, rows = model.to("cuda:1"), rows.to("cuda:1")
+lmswap.enable(model, budget="160MiB", min_swap_bytes=4096)
+for _ in range(4):
+    loss = model(rows).square().mean()
+    loss.backward()
+    model.zero_grad()
+assert torch.cuda.current_device() == 0 and torch.cuda.memory_reserved(0) == 0
+assert torch.allclose(loss.cpu(), expected)
+report = lmswap.report(model)
+assert report.swapped_out_bytes > 0 and report.highest_peak_bytes <= 160 * 2**20
+arena = lmswap.api._sessions[model].arena
+assert arena.reserved_bytes > 2**25 and arena.num_unplaced == 0
+lmswap.disable(model)
+assert machine.take_violations() == []
+"""
+    run(program, DEVICES=2)

@@ -171,3 +171,12 @@ def test_a_model_that_goes_on_under_hooks_leaves_its_arena(plain):
     assert arena.reserved_bytes == 0
     assert lmswap.api._sessions[model].arena is None
     lmswap.disable(model)
+
+
+def test_auto_is_a_share_of_what_the_process_may_take():
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.empty(64 * 2**20, dtype=torch.uint8, device="cuda")  # reserved and free: to be counted once
+    with card_of(total / 4):
+        model = lmswap.enable(make_model())
+        assert 0.8 * total / 4 < lmswap.report(model).budget_bytes <= 0.9 * total / 4
+        lmswap.disable(model)
