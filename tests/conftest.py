@@ -80,7 +80,11 @@ def machine_of_all_tests(request, tmp_path_factory):
     directory = swap_directory()
     tiers = [("cpu", "disk", directory, 1e9)]
     if request.config.getoption("--device") == "cuda":
-        tiers += [("cuda:0", "host", "", 2e10), ("cuda:0", "disk", directory, 1e9), ("cuda:0", "device", "", 1e12)]
+        tiers += [
+            ("cuda:0", "host", "", 2e10),
+            ("cuda:0", "disk", directory, 1e9),
+            ("cuda:0", "device", "", 1e12),
+        ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LMSWAP_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         for device, tier, where, rate in tiers:

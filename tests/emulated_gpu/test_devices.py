@@ -78,7 +78,13 @@ def test_a_setting_that_is_no_number_ends_the_process_with_a_sentence():
 
 def test_a_model_has_its_arena_on_its_own_device_whichever_is_current():
     program = """
-import lmswap
+import json, lmswap
+from lmswap.hardware import measure
+from lmswap.ir.machine import Link, Machine, Rate, Tier
+
+link = Link(Rate.constant(2e10), Rate.constant(2e10))
+described = Machine("cuda:1 of the test", 2**34, 50e9, 10e9, 1e-6, (Tier("host", 2**34, link),))
+measure._cache_file(torch.device("cuda:1"), "host", "").write(json.loads(described.to_json()))
 model = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh()) for _ in range(8)])
 rows = torch.randn(2**15, 64)
 expected = model(rows).square().mean()
