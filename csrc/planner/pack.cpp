@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 #include <random>
+#include <utility>
 
 namespace lmswap::planner {
 namespace {
@@ -181,7 +182,9 @@ Packing pack(const std::vector<Block>& blocks, std::int64_t most_visits) {
   });
   Packing best = starts.front().first;
   Improver improver(blocks, packer);
-  for (auto& [packing, order] : starts) improver.improve(order, packing, best, bound, most_visits);
+  for (auto& [packing, order] : starts) {
+    improver.improve(std::move(order), std::move(packing), best, bound, most_visits);
+  }
   return best;
 }
 

@@ -122,10 +122,8 @@ class Arena:
                 self._moves.append(self._work_out(self._script.openings[self._next]))
             self._make(self._moves[self._next])
         except _Taken as error:
-            _log.info("the allocator places the rest of this segment: %s", error)
-            self.num_unplaced += 1
             self._script.known.pop(self._free_at_first, None)
-            self._let_go()
+            self._give_up(error)
         self._next += 1
 
     def _begin(self, script: Script) -> None:
@@ -134,17 +132,20 @@ class Arena:
             self._holds[self._base] = self.nbytes
             self._give(self._base)
         self._script, self._next = script, 0
-        free = self._free_at_first = tuple(sorted(self._free(), key=lambda extent: extent[::-1]))
+        free = self._free_at_first = tuple(self._free())
         try:
             self._make(tuple((nbytes, address) for address, nbytes in free))
         except _Taken as error:
-            _log.info("the allocator places this segment: %s", error)
-            self.num_unplaced += 1
-            self._let_go()
+            self._give_up(error)
             return
         if free not in script.known and len(script.known) >= _MOST_BEGINNINGS:
             script.known.clear()
         self._moves = script.known.setdefault(free, [])
+
+    def _give_up(self, error: _Taken) -> None:
+        _log.info("the allocator places the rest of this segment: %s", error)
+        self.num_unplaced += 1
+        self._let_go()
 
     def _let_go(self) -> None:
         for address in [*self._holds]:
@@ -153,7 +154,7 @@ class Arena:
 
     def _work_out(self, places: Sequence[Place]) -> _Moves:
         """What opens ``places`` and closes all else that is free."""
-        moves = [(nbytes, address) for address, nbytes in sorted(self._free(), key=lambda extent: extent[::-1])]
+        moves = [(nbytes, address) for address, nbytes in self._free()]
         closed = {**self._holds, **{address: nbytes for nbytes, address in moves}}
         opened = []
         for place in places:
@@ -193,7 +194,10 @@ class Arena:
                 raise _Taken(f"{nbytes} bytes were free at {taken - self._base} instead of {address - self._base}")
 
     def _free(self) -> list[Extent]:
-        """What neither tensors nor this object hold, as far as it can be held."""
+        """What neither tensors nor this object hold, as far as it can be held; taken in this order each is found.
+
+        Of what is large enough the allocator takes the smallest, and of equal ones the lowest.
+        """
         extents: list[Extent] = []
         (arena,) = [segment for segment in self._segments() if segment["address"] == self._base]
         for block in arena["blocks"]:
@@ -202,7 +206,7 @@ class Arena:
             address, nbytes = int(block["address"]), int(block["size"])
             if nbytes > SMALL_BYTES:
                 extents.append((address, nbytes))
-        return extents
+        return sorted(extents, key=lambda extent: extent[::-1])
 
     def _segments(self) -> list[dict[str, Any]]:
         if self._pool is None:

@@ -180,7 +180,8 @@ class CudaMemory:
         self._lap_peak_bytes = self._lap_peak_tensor_bytes = 0
 
     def lap_peaks(self) -> tuple[int, int]:  # noqa: D102
-        self.used_bytes(), self.used_tensor_bytes()
+        self.used_bytes()
+        self.used_tensor_bytes()
         return self._lap_peak_bytes, self._lap_peak_tensor_bytes
 
     def reusable_bytes(self) -> int:  # noqa: D102

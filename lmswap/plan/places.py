@@ -17,13 +17,13 @@ from lmswap.ir.places import SMALL_BYTES, UNIT_BYTES, Opening, Place, Places
 from lmswap.ir.plan import Plan, Swap
 from lmswap.ir.program import LOSS, BufferKind, Program
 from lmswap.ir.schedule import schedule
-from lmswap.plan.offsets import Block, Packing, pack
+from lmswap.plan.offsets import Block, Packing, live_bytes, pack
 
 # Small tensors come from segments of this size.
 _SMALL_SEGMENT_BYTES = 2 * 2**20
 
 # Of 15 steps (five networks at 70, 50 and 30 %) arenas are 1.05 times what is held at once then, and 1.09 at most; with
-# none of it 1.10 and 1.22. It takes 0.1 to 0.6 s.
+# none of it 1.10 and 1.22. It takes up to 0.9 s.
 _MOST_VISITS = 100_000_000
 
 # Three moments at each position: what died is free, copies in take memory, the op takes its own.
@@ -45,7 +45,7 @@ def find_places(
     packing = _pack_apart(large)
     found: dict[tuple[int, int], list[Place]] = defaultdict(list)
     for stay, offset in zip(large, packing.offsets, strict=True):
-        found[stay.taken].append(Place(offset, _in_units(stay.block.nbytes) * UNIT_BYTES))
+        found[stay.taken].append(Place(offset, _whole_units(stay.block.nbytes)))
     for swap in plan.swaps:
         found.setdefault((_COPY_IN + _MOMENTS * swap.in_start, swap.buffer), [])
     openings = tuple(
@@ -91,10 +91,10 @@ def _interchangeable(stays: Sequence[_Stay]) -> list[_Stay]:
     """Makes those that are taken at once, by places of one size, last equally long: who takes which is not known."""
     alike: dict[tuple[tuple[int, int], int], list[Block]] = defaultdict(list)
     for stay in stays:
-        alike[stay.taken, _in_units(stay.block.nbytes)].append(stay.block)
+        alike[stay.taken, _whole_units(stay.block.nbytes)].append(stay.block)
     found = []
     for stay in stays:
-        blocks = alike[stay.taken, _in_units(stay.block.nbytes)]
+        blocks = alike[stay.taken, _whole_units(stay.block.nbytes)]
         start, stop = min(block.start for block in blocks), max(block.stop for block in blocks)
         found.append(replace(stay, block=replace(stay.block, start=start, stop=stop)))
     return found
@@ -117,15 +117,15 @@ def _pack_apart(stays: Sequence[_Stay]) -> Packing:
             for group in together.values()
             for index in group
             for other in group
-            if packing.offsets[other] - packing.offsets[index] == _in_units(stays[index].block.nbytes) * UNIT_BYTES
+            if packing.offsets[other] - packing.offsets[index] == _whole_units(stays[index].block.nbytes)
         }
         if touching <= spaced:
             return packing
         spaced |= touching
 
 
-def _in_units(nbytes: int) -> int:
-    return -(-nbytes // UNIT_BYTES)
+def _whole_units(nbytes: int) -> int:
+    return -(-nbytes // UNIT_BYTES) * UNIT_BYTES
 
 
 def _in_order(
@@ -138,14 +138,5 @@ def _in_order(
 
 def _small_bytes(stays: Sequence[_Stay]) -> int:
     """Whole segments for the most that small tensors hold at once, and one more for what lies scattered."""
-    changes = sorted(
-        change
-        for stay in stays
-        if stay.block.nbytes <= SMALL_BYTES
-        for change in ((stay.block.start, stay.block.nbytes), (stay.block.stop, -stay.block.nbytes))
-    )
-    held = most = 0
-    for _, change in changes:
-        held += change
-        most = max(most, held)
-    return (-(-most // _SMALL_SEGMENT_BYTES) + 1) * _SMALL_SEGMENT_BYTES
+    most_bytes = live_bytes([stay.block for stay in stays if stay.block.nbytes <= SMALL_BYTES], unit_bytes=1)
+    return (-(-most_bytes // _SMALL_SEGMENT_BYTES) + 1) * _SMALL_SEGMENT_BYTES

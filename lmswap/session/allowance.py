@@ -124,7 +124,8 @@ class Budget:
 
     def has_run(self) -> None:
         """A step is over, and no other has begun: what it took outside of the arena is reserved still."""
-        self._outside_bytes = self._used_outside()
+        if self._arena is not None:
+            self._outside_bytes = self._used_outside()
 
     def _used_outside(self) -> int:
         return self._memory.used_bytes() - (self._arena.reserved_bytes if self._arena else 0)

@@ -145,12 +145,12 @@ def changed(training, name="the loss"):
     return replace(training, bits=({**training.bits[0], name: "?"}, *training.bits[1:]))
 
 
-def tampered(monkeypatch, is_wrong):
+def tampered(monkeypatch, is_wrong, change=changed):
     real = checking.train
 
     def wrong(trial, way, memory):
         training = real(trial, way, memory)
-        return changed(training) if is_wrong(way) else training
+        return change(training) if is_wrong(way) else training
 
     monkeypatch.setattr(checking, "train", wrong)
 
@@ -181,28 +181,18 @@ def test_the_bits_of_torchs_own_tracing_are_told_from_ours(memory, monkeypatch):
 
 
 def test_what_the_report_says_of_graphs_is_believed_also_where_hooks_took_over(memory, monkeypatch):
-    real = checking.train
-
-    def said(trial, way, memory):
-        training = real(trial, way, memory)
-        if way.policy is None:
-            return training
+    def said(training):
         return changed(replace(training, report=replace(training.report, notes=(f"{ROUNDED_OTHERWISE}: as made up",))))
 
-    monkeypatch.setattr(checking, "train", said)
+    tampered(monkeypatch, lambda way: way.policy is not None, said)
     assert check(trial(Deep), "hooks", ["swap_all"], memory).verdict == "tracing"
 
 
 def test_another_layout_is_told_from_other_bits(memory, monkeypatch):
-    real = checking.train
-
-    def transposed(trial, way, memory):
-        training = real(trial, way, memory)
-        if way.policy is None:
-            return training
+    def transposed(training):
         return replace(training, layouts=({**training.layouts[0], "output 0": "[1, 64]"}, *training.layouts[1:]))
 
-    monkeypatch.setattr(checking, "train", transposed)
+    tampered(monkeypatch, lambda way: way.policy is not None, transposed)
     found = check(trial(Deep), "graphs", ["swap_all"], memory)
     assert (found.verdict, found.reason) == (
         "layout",
