@@ -55,7 +55,7 @@ def _outcome(free: Configuration, budget_bytes: int, card: float | None, folder:
     except RunFailed as failure:
         return {"failure": str(failure)[:300]}
     return {
-        "allocated_bytes": run.peak_bytes,
+        "allocated_bytes": run.tensor_peak_bytes,
         "reserved_bytes": run.reserved_peak_bytes,
         "seconds_per_step": run.seconds_per_step,
     }

@@ -70,7 +70,7 @@ def print_study(console: Console, study: Study, verdicts: list[Verdict]) -> None
 def _table(study: Study) -> Table:
     table = Table(
         title=f"3D U-Net, batch 1, whole images{f', on {study.gpu}' if study.gpu else ''}: {study.data}. Peaks are of "
-        + ("allocated device memory" if study.gpu else "resident memory beyond what was there before the first step"),
+        + ("reserved device memory" if study.gpu else "resident memory beyond what was there before the first step"),
         title_justify="left",
         title_style="",
         box=None,

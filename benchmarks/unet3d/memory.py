@@ -1,7 +1,7 @@
 """How much memory a training run takes, by one definition for swapped and plain runs alike.
 
 On the CPU: what the process's resident memory grows by, as the kernel counts it, from the moment just before swapping
-is enabled or the first step runs. On CUDA: what torch's allocator has handed out.
+is enabled or the first step runs. On CUDA: what torch's allocator has reserved, which is what the card must have.
 """
 
 from __future__ import annotations
@@ -63,28 +63,28 @@ class ResidentMeter:
 
 
 class CudaMeter:
-    """Bytes that torch's CUDA allocator has handed out, all tensors of the process included."""
+    """Bytes that torch's CUDA allocator has reserved, for all tensors of the process, and what it has handed out."""
 
     def __init__(self) -> None:
         torch.cuda.reset_peak_memory_stats()
         self._highest_bytes = self._highest_reserved_bytes = 0
 
     def now_bytes(self) -> int:
-        """What is handed out now, at the point that the host has reached."""
+        """What tensors hold now, at the point that the host has reached."""
         # Kept for the reason given at ResidentMeter.
         self._highest_bytes = max(self._highest_bytes, torch.cuda.max_memory_allocated())
         self._highest_reserved_bytes = max(self._highest_reserved_bytes, torch.cuda.max_memory_reserved())
         return torch.cuda.memory_allocated()
 
     def peak_bytes(self) -> int:
-        """The highest `torch.cuda.max_memory_allocated`."""
-        self.now_bytes()
-        return self._highest_bytes
-
-    def reserved_peak_bytes(self) -> int:
         """What the allocator held from the driver at most: with fragmentation, this is what must fit on the card."""
         self.now_bytes()
         return self._highest_reserved_bytes
+
+    def tensor_peak_bytes(self) -> int:
+        """The highest `torch.cuda.max_memory_allocated`."""
+        self.now_bytes()
+        return self._highest_bytes
 
 
 class MemorySampler:

@@ -66,7 +66,9 @@ def _title(study: Study, size: int) -> str:
 
 def _footnote(study: Study, run: Run) -> str:
     what = (
-        "allocated device memory" if run.configuration.device == "cuda" else "growth of the process's resident memory"
+        "tensors on the device, peaks of what is reserved there"
+        if run.configuration.device == "cuda"
+        else "growth of the process's resident memory"
     )
     device = run.device if run.configuration.device == "cuda" else f"{study.machine.cpu}, {run.threads} threads"
     return (

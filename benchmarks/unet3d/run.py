@@ -249,15 +249,15 @@ def run(
             seconds = spans[-1][1] - begun
             emit({"event": "step", "step": step + 1, "loss": losses[-1].item(), "seconds": seconds})
     peak_bytes = meter.peak_bytes()
-    reserved_peak_bytes = meter.reserved_peak_bytes() if isinstance(meter, CudaMeter) else None
+    reserved_peak_bytes = peak_bytes if isinstance(meter, CudaMeter) else None
     swapping = _swapping(model) if configuration.policy is not None else None
     figures, stalls = profile.end() if profile is not None else (None, ())
     weights_sha256 = _weights_sha256(model)
 
     memory = sampler.between(*spans[-1])
     tensor_peak_bytes: int | None = None
-    if device.type == "cuda":
-        tensor_peak_bytes = peak_bytes
+    if isinstance(meter, CudaMeter):
+        tensor_peak_bytes = meter.tensor_peak_bytes()
         memory = list(swapping.tensor_memory) if swapping is not None else _wait_and_sample(trainer, meter)
     elif configuration.counts_tensors:
         emit({"event": "phase", "phase": "counting"})

@@ -125,8 +125,7 @@ def compare(settings: Settings, on_event: OnEvent, *, command: str) -> Study:
         return runs[-1]
 
     device = default_device().type
-    # The cap stands for a smaller card. One that just holds the first size has room for all that torch's allocator
-    # took there, which is more than the tensors; the budget given to lmswap is the tensors alone.
+    # The cap stands for a smaller card: one that just holds what torch's allocator took for the first size.
     budget_bytes = cap_bytes = settings.budget_bytes
     sizes = list(settings.sizes)
     if budget_bytes is None:
