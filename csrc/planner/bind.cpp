@@ -85,11 +85,14 @@ NB_MODULE(_core, module) {
       "target_seconds"_a, "seed"_a);
   module.def(
       "pack",
-      [](const std::vector<std::tuple<int, int, Bytes>>& blocks, std::int64_t most_visits) {
+      [](const std::vector<std::tuple<int, int, Bytes, int, int>>& blocks, Bytes apart_bytes,
+         std::int64_t most_visits) {
         std::vector<Block> held;
-        for (const auto& [start, stop, nbytes] : blocks) held.push_back({start, stop, nbytes});
-        Packing packing = pack(held, most_visits);
+        for (const auto& [start, stop, nbytes, above, group] : blocks) {
+          held.push_back({start, stop, nbytes, above, group});
+        }
+        Packing packing = pack(held, apart_bytes, most_visits);
         return std::make_pair(std::move(packing.offsets), packing.capacity_bytes);
       },
-      nb::call_guard<nb::gil_scoped_release>(), "blocks"_a, nb::kw_only(), "most_visits"_a);
+      nb::call_guard<nb::gil_scoped_release>(), "blocks"_a, nb::kw_only(), "apart_bytes"_a, "most_visits"_a);
 }

@@ -36,27 +36,13 @@ Bytes held_at_most(const std::vector<Block>& blocks) {
 
 class Packer {
  public:
-  explicit Packer(const std::vector<Block>& blocks) : blocks_(blocks) {}
+  Packer(const std::vector<Block>& blocks, Bytes apart_bytes) : blocks_(blocks), apart_bytes_(apart_bytes) {}
 
-  // Each block in turn goes to the lowest place that is free for as long as it is held.
+  // Each block in turn goes to the lowest place that is free for as long as it is held; before it the one below it.
   Packing first_fit(const Order& order) {
-    Packing packing{std::vector<Bytes>(blocks_.size()), 0};
+    Packing packing{std::vector<Bytes>(blocks_.size(), kNowhere), 0};
     placed_.clear();
-    for (const int index : order) {
-      const auto& block = blocks_[static_cast<std::size_t>(index)];
-      Bytes offset = 0;
-      for (const auto& other : placed_) {
-        ++visits_;
-        if (!meet(other.block, block)) continue;
-        if (other.offset - offset >= block.nbytes) break;
-        offset = std::max(offset, other.offset + other.block.nbytes);
-      }
-      const auto after = std::upper_bound(placed_.begin(), placed_.end(), offset,
-                                          [](Bytes at, const Placed& other) { return at < other.offset; });
-      placed_.insert(after, {offset, block});
-      packing.offsets[static_cast<std::size_t>(index)] = offset;
-      packing.capacity_bytes = std::max(packing.capacity_bytes, offset + block.nbytes);
-    }
+    for (const int index : order) place(index, packing);
     return packing;
   }
 
@@ -67,7 +53,49 @@ class Packer {
     Bytes offset;
     Block block;
   };
+  static constexpr Bytes kNowhere = -1;
+
+  void place(int index, Packing& packing) {
+    const auto& block = blocks_[static_cast<std::size_t>(index)];
+    Bytes& at = packing.offsets[static_cast<std::size_t>(index)];
+    if (at != kNowhere) return;
+    Bytes offset = 0;
+    if (block.above != kNone) {
+      place(block.above, packing);
+      const auto below = static_cast<std::size_t>(block.above);
+      offset = packing.offsets[below] + blocks_[below].nbytes;
+    }
+    while (!is_free(block, offset)) {
+    }
+    const auto after = std::upper_bound(placed_.begin(), placed_.end(), offset,
+                                        [](Bytes to, const Placed& other) { return to < other.offset; });
+    placed_.insert(after, {offset, block});
+    at = offset;
+    packing.capacity_bytes = std::max(packing.capacity_bytes, offset + block.nbytes);
+  }
+
+  // Moves `offset` up to where the block may be free; false if what was passed before has to be looked at again.
+  bool is_free(const Block& block, Bytes& offset) {
+    bool has_passed = false;
+    for (const auto& other : placed_) {
+      ++visits_;
+      if (!meet(other.block, block)) continue;
+      if (other.offset - offset >= block.nbytes + apart_bytes_) break;
+      const bool is_kin = block.group != kNone && other.block.group == block.group;
+      const Bytes apart = is_kin ? apart_bytes_ : 0;
+      const Bytes stop = other.offset + other.block.nbytes + apart;
+      if (other.offset - offset >= block.nbytes + apart) {
+        has_passed = true;
+      } else if (stop > offset) {
+        offset = stop;
+        if (has_passed) return false;
+      }
+    }
+    return true;
+  }
+
   const std::vector<Block>& blocks_;
+  const Bytes apart_bytes_;
   std::vector<Placed> placed_;  // by offset
   std::int64_t visits_ = 0;
 };
@@ -168,10 +196,10 @@ class Improver {
 
 }  // namespace
 
-Packing pack(const std::vector<Block>& blocks, std::int64_t most_visits) {
+Packing pack(const std::vector<Block>& blocks, Bytes apart_bytes, std::int64_t most_visits) {
   if (blocks.empty()) return {};
   const Bytes bound = held_at_most(blocks);
-  Packer packer(blocks);
+  Packer packer(blocks, apart_bytes);
   std::vector<std::pair<Packing, Order>> starts;
   for (const auto& order : first_orders(blocks)) {
     starts.emplace_back(packer.first_fit(order), order);

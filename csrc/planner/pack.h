@@ -8,10 +8,15 @@
 
 namespace lmswap::planner {
 
-// Held over the positions [start, stop).
+constexpr int kNone = -1;
+
+// Held over the positions [start, stop), in a higher place than the block of index `above`, and apart from those of its
+// group.
 struct Block {
   int start, stop;
   Bytes nbytes;
+  int above = kNone;
+  int group = kNone;
 };
 
 struct Packing {
@@ -19,11 +24,12 @@ struct Packing {
   Bytes capacity_bytes = 0;
 };
 
-// Blocks that are held at the same time get disjoint places.
+// Blocks that are held at the same time get disjoint places, each above that block which it is to be above (these
+// relations have no circles), those of one group at least `apart_bytes` from each other.
 //
 // First fit in several orders, the best of which is then improved: a block that reaches the top, or one that it rests
 // on, is placed earlier, as long as `most_visits` last (comparisons of two blocks; 1e8 take some 0.2 s). The problem is
 // NP-hard; what is held at one time is a lower bound, at which the search ends.
-Packing pack(const std::vector<Block>& blocks, std::int64_t most_visits);
+Packing pack(const std::vector<Block>& blocks, Bytes apart_bytes, std::int64_t most_visits);
 
 }  // namespace lmswap::planner

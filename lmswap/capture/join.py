@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from lmswap.errors import CaptureError
-from lmswap.ir.costs import OpCosts
+from lmswap.ir.costs import OpCosts, Piece
 from lmswap.ir.plan import Plan, Rerun
 from lmswap.ir.program import Op, Program, Segment
 from lmswap.ir.schedule import schedule
@@ -63,15 +63,15 @@ def join(programs: Sequence[Program], backwards: Iterable[int] | None = None) ->
 def join_costs(joined: Joined, costs: Sequence[OpCosts]) -> OpCosts:
     """The ``costs`` of the graphs, in the order of the step's ops."""
     seconds, scratch = [0.0] * len(joined.program.ops), [0] * len(joined.program.ops)
-    blocks: list[tuple[int, ...]] = [()] * len(joined.program.ops)
+    pieces: list[tuple[Piece, ...]] = [()] * len(joined.program.ops)
     taken = [0] * len(costs)
     for segment in joined.program.segments:
         own = slice(taken[segment.graph], taken[segment.graph] + segment.stop - segment.start)
         taken[segment.graph] = own.stop
         seconds[segment.start : segment.stop] = costs[segment.graph].seconds[own]
         scratch[segment.start : segment.stop] = costs[segment.graph].scratch_bytes[own]
-        blocks[segment.start : segment.stop] = map(costs[segment.graph].blocks, range(own.start, own.stop))
-    return OpCosts(tuple(seconds), tuple(scratch), costs[0].source, tuple(blocks))
+        pieces[segment.start : segment.stop] = map(costs[segment.graph].of, range(own.start, own.stop))
+    return OpCosts(tuple(seconds), tuple(scratch), costs[0].source, tuple(pieces))
 
 
 def graph_plan(joined: Joined, plan: Plan, graph: int, program: Program) -> Plan:

@@ -6,7 +6,7 @@ Random state is left as it was found.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -17,18 +17,18 @@ from torch._dispatch.python import no_python_dispatcher
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from lmswap.capture.blocks import scratch_blocks
 from lmswap.capture.draws import is_random
 from lmswap.capture.examples import Examples, makers_of_seeds, only_looks
 from lmswap.capture.loss import assumed_bytes
 from lmswap.capture.lower import is_foreign, source_line, tensors
+from lmswap.capture.pieces import take_apart
 from lmswap.capture.schemas import check_schema
 from lmswap.capture.trials import ScratchMeter, Trial, try_by_clock, try_by_events
 from lmswap.errors import CaptureError, DriverError
 from lmswap.execute.draws import generator_states, set_generator_states
 from lmswap.execute.graph import SegmentGraph
 from lmswap.ir.bytesize import format_bytes
-from lmswap.ir.costs import OpCosts
+from lmswap.ir.costs import OpCosts, Piece
 from lmswap.ir.places import SMALL_BYTES
 from lmswap.ir.program import LOSS, Program
 
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class _Measured:
     seconds: float | None  # None: it was not run, and its time is estimated
-    scratch_blocks: tuple[int, ...]
+    pieces: tuple[Piece, ...]
     made: tuple[torch.Tensor, ...] | None  # on the meta device
     devices: tuple[torch.device, ...] | None  # where they really lie
     repeats: bool  # was seen to give the same bits again
@@ -73,17 +73,17 @@ class OpMeter:
         nodes = [node for graph in graphs for node in graph.ops]
         estimated = self._estimate(program)
         seconds: list[float] = []
-        blocks: list[tuple[int, ...]] = []
+        pieces: list[tuple[Piece, ...]] = []
         with self._alone():
             for op, node in zip(program.ops, nodes, strict=True):
                 if op.target == LOSS:
                     seconds.append(0.0)
-                    blocks.append((assumed_bytes(program),))
+                    pieces.append((Piece(assumed_bytes(program)),))
                     continue
                 measured = _NOTHING if op.is_view else self._measure(node)
                 seconds.append(estimated.seconds[op.index] if measured.seconds is None else measured.seconds)
-                blocks.append(measured.scratch_blocks)
-        return OpCosts(tuple(seconds), tuple(map(sum, blocks)), "measured", tuple(blocks))
+                pieces.append(measured.pieces)
+        return OpCosts(tuple(seconds), tuple(map(_scratch_bytes, pieces)), "measured", tuple(pieces))
 
     def made(self, node: fx.Node) -> tuple[torch.Tensor, ...] | None:
         """The tensors that an op makes, without their memory; None where it refuses made-up inputs."""
@@ -148,7 +148,7 @@ class OpMeter:
             check_schema(node, args, kwargs)
         if self._device.type == "cpu":
             trial = try_by_clock(lambda: target(*args, **kwargs), self._meter)
-            return _measured(trial, (trial.scratch_bytes,))
+            return _measured(trial, None)
         states = generator_states(self._device) if is_random(node) else None
 
         def run() -> Any:
@@ -157,18 +157,18 @@ class OpMeter:
             return target(*args, **kwargs)
 
         trial = try_by_events(run, self._meter, self._device, compared=lambda made: not _is_idle_seed(node, made))
-        # Where scratch is small, or nobody can tell its pieces, it is taken for one.
-        found = scratch_blocks(run, self._device) if trial.scratch_bytes > SMALL_BYTES else None
-        return _measured(trial, (trial.scratch_bytes,) if found is None else found)
+        large = [nbytes for nbytes in (trial.scratch_bytes, *_storage_bytes(trial.made)) if nbytes > SMALL_BYTES]
+        if len(large) < 2 and trial.scratch_bytes <= SMALL_BYTES:
+            return _measured(trial, None)
+        return _measured(trial, take_apart(lambda: tensors(run()), tensors((args, kwargs)), self._device))
 
     def _too_large(self, node: fx.Node) -> _Measured:
-        storages = {made.untyped_storage()._cdata: made.untyped_storage() for made in tensors(node.meta.get("val"))}
-        nbytes = sum(storage.nbytes() for storage in storages.values())
+        nbytes = sum(_storage_bytes(tensors(node.meta.get("val"))))
         self._note(
             f"op '{node.name}' ({source_line(node)}) did not fit on the device when it was to be timed: its time is "
             f"estimated, and for its scratch memory counts as much as it makes, {format_bytes(nbytes)}"
         )
-        return _Measured(None, (nbytes,), None, None, repeats=False)
+        return _Measured(None, (Piece(nbytes),), None, None, repeats=False)
 
     def _check_device(self, node: fx.Node, error: Exception) -> None:
         """Raises if the device is lost: then all that comes would fail, wherever it stands."""
@@ -183,10 +183,20 @@ class OpMeter:
             ) from lost
 
 
-def _measured(trial: Trial, blocks: tuple[int, ...]) -> _Measured:
+def _measured(trial: Trial, pieces: tuple[Piece, ...] | None) -> _Measured:
+    if pieces is None:  # nobody looked
+        pieces = (Piece(trial.scratch_bytes),)
     made = tuple(map(_outline, trial.made))
     devices = tuple(tensor.device for tensor in trial.made)
-    return _Measured(trial.seconds, blocks, made, devices, trial.repeats)
+    return _Measured(trial.seconds, pieces, made, devices, trial.repeats)
+
+
+def _scratch_bytes(pieces: Iterable[Piece]) -> int:
+    return sum(piece.nbytes for piece in pieces if piece.result is None)
+
+
+def _storage_bytes(values: Iterable[torch.Tensor]) -> list[int]:
+    return list({tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in values}.values())
 
 
 def _is_idle_seed(node: fx.Node, made: torch.Tensor) -> bool:

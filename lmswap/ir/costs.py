@@ -6,14 +6,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Memory that an op takes for one of its results, by position in its ``writes``, or, None, as scratch."""
+
+    nbytes: int
+    result: int | None = None
+
+
 @dataclass(frozen=True)
 class OpCosts:
-    """Costs by op index. ``source`` is "measured", "roofline" (estimated) or "unit" (tests: one second an op)."""
+    """Costs by op index. ``source`` is "measured", "roofline" (estimated) or "unit" (tests: one second an op).
+
+    ``pieces`` are what ops were seen to take from torch's allocator on a GPU, equal ones from the lowest address up.
+    """
 
     seconds: tuple[float, ...]
     scratch_bytes: tuple[int, ...]  # allocated and freed inside the op: workspaces, layout copies
     source: str
-    scratch_blocks: tuple[tuple[int, ...], ...] = ()  # the pieces that these consist of; none: all in one piece
+    pieces: tuple[tuple[Piece, ...], ...] = ()
 
     @property
     def free_seconds(self) -> float:
@@ -22,10 +33,10 @@ class OpCosts:
 
     def with_scratch(self, scratch_bytes: Mapping[int, int]) -> OpCosts:
         """These costs with other scratch bytes, each in one piece, for some ops."""
-        blocks = tuple((scratch_bytes[o],) if o in scratch_bytes else b for o, b in enumerate(self.scratch_blocks))
+        pieces = tuple((Piece(scratch_bytes[o]),) if o in scratch_bytes else p for o, p in enumerate(self.pieces))
         scratch = tuple(scratch_bytes.get(o, b) for o, b in enumerate(self.scratch_bytes))
-        return replace(self, scratch_bytes=scratch, scratch_blocks=blocks)
+        return replace(self, scratch_bytes=scratch, pieces=pieces)
 
-    def blocks(self, op: int) -> tuple[int, ...]:
-        """The pieces of the scratch of ``op``, in bytes."""
-        return self.scratch_blocks[op] if self.scratch_blocks else (self.scratch_bytes[op],)
+    def of(self, op: int) -> tuple[Piece, ...]:
+        """What ``op`` was seen to take; if nobody saw it, its scratch in one piece."""
+        return self.pieces[op] if self.pieces else (Piece(self.scratch_bytes[op]),)

@@ -10,6 +10,11 @@ SMALL_BYTES = 2**20
 UNIT_BYTES = SMALL_BYTES + 512
 
 
+def place_bytes(nbytes: int) -> int:
+    """The size of the place that a tensor gets: whole units."""
+    return -(-nbytes // UNIT_BYTES) * UNIT_BYTES
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """Bytes [offset, offset + nbytes) of the arena."""

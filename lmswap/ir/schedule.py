@@ -31,7 +31,7 @@ class Schedule:
             tuple(costs.seconds[op] for op in self.ops),
             tuple(costs.scratch_bytes[op] for op in self.ops),
             costs.source,
-            tuple(costs.scratch_blocks[op] for op in self.ops) if costs.scratch_blocks else (),
+            tuple(costs.pieces[op] for op in self.ops) if costs.pieces else (),
         )
 
     def decisions(self, plan: Plan) -> tuple[Decision, ...]:

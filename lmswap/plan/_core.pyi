@@ -63,7 +63,9 @@ class Limits:
 def search(
     step: Step, link: Link, limits: Limits, *, most_evaluations: int, target_seconds: float, seed: int
 ) -> Found: ...
-def pack(blocks: Sequence[tuple[int, int, int]], *, most_visits: int) -> tuple[list[int], int]:
-    """Blocks are (start, stop, nbytes); the offset of each, and the capacity."""
+def pack(
+    blocks: Sequence[tuple[int, int, int, int, int]], *, apart_bytes: int, most_visits: int
+) -> tuple[list[int], int]:
+    """Blocks are (start, stop, nbytes, above, group), -1 for none; the offset of each, and the capacity."""
 
 def find_exactly(step: Step, link: Link, limits: Limits, *, most_states: int) -> Found | None: ...

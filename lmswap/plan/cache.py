@@ -11,7 +11,7 @@ from typing import Any
 
 from lmswap.errors import LmswapError
 from lmswap.hardware.cache import CacheFile
-from lmswap.ir.costs import OpCosts
+from lmswap.ir.costs import OpCosts, Piece
 from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
@@ -88,10 +88,15 @@ def _plan(data: Mapping[str, Any]) -> Plan:
 def _costs(data: Mapping[str, Any], num_ops: int) -> OpCosts:
     seconds = tuple(float(value) for value in data["seconds"])
     scratch_bytes = tuple(int(value) for value in data["scratch_bytes"])
-    blocks = tuple(tuple(int(value) for value in pieces) for pieces in data["scratch_blocks"])
-    if not len(seconds) == len(scratch_bytes) == num_ops or len(blocks) not in (0, num_ops):
-        raise ValueError(f"costs of {len(seconds)}, {len(scratch_bytes)} and {len(blocks)} ops; there are {num_ops}")
-    return OpCosts(seconds, scratch_bytes, str(data["source"]), blocks)
+    pieces = tuple(tuple(map(_piece, taken)) for taken in data["pieces"])
+    if not len(seconds) == len(scratch_bytes) == num_ops or len(pieces) not in (0, num_ops):
+        raise ValueError(f"costs of {len(seconds)}, {len(scratch_bytes)} and {len(pieces)} ops; there are {num_ops}")
+    return OpCosts(seconds, scratch_bytes, str(data["source"]), pieces)
+
+
+def _piece(data: Mapping[str, Any]) -> Piece:
+    result = data["result"]
+    return Piece(int(data["nbytes"]), None if result is None else int(result))
 
 
 def _of_no_capacity(machine: Machine) -> Machine:

@@ -19,11 +19,16 @@ PAGE_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Bytes for one buffer, held over the positions [start, stop)."""
+    """Bytes for one buffer, held over the positions [start, stop).
+
+    ``above`` is the number of a block that has to lie below it; those of one ``group`` do not touch.
+    """
 
     start: int
     stop: int
     nbytes: int
+    above: int | None = None
+    group: int | None = None
 
 
 @dataclass(frozen=True)
@@ -39,9 +44,16 @@ def pack(blocks: Sequence[Block], unit_bytes: int = PAGE_BYTES, *, most_visits: 
 
     The best of a few orders of first fit, improved for ``most_visits`` (1e8 take some 0.2 s).
     """
-    triples = [(block.start, block.stop, block.nbytes) for block in _rounded(blocks, unit_bytes)]
-    offsets, capacity_bytes = _core.pack(triples, most_visits=most_visits)
+    rows = [
+        (block.start, block.stop, block.nbytes, _or_none(block.above), _or_none(block.group))
+        for block in _rounded(blocks, unit_bytes)
+    ]
+    offsets, capacity_bytes = _core.pack(rows, apart_bytes=unit_bytes, most_visits=most_visits)
     return Packing(tuple(offsets), capacity_bytes)
+
+
+def _or_none(number: int | None) -> int:
+    return -1 if number is None else number
 
 
 def live_bytes(blocks: Sequence[Block], unit_bytes: int = PAGE_BYTES) -> int:

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from lmswap.analyze.memory import StepMemory
 from lmswap.ir.costs import OpCosts
-from lmswap.ir.places import SMALL_BYTES, UNIT_BYTES, Opening, Place, Places
+from lmswap.ir.places import SMALL_BYTES, UNIT_BYTES, Opening, Place, Places, place_bytes
 from lmswap.ir.plan import Plan, Swap
 from lmswap.ir.program import LOSS, BufferKind, Program
 from lmswap.ir.schedule import schedule
-from lmswap.plan.offsets import Block, Packing, live_bytes, pack
+from lmswap.plan.offsets import Block, live_bytes, pack
 
 # Small tensors come from segments of this size.
 _SMALL_SEGMENT_BYTES = 2 * 2**20
@@ -41,11 +42,11 @@ def find_places(
     runs = schedule(program, plan.reruns)
     memory = StepMemory(runs.program, runs.costs(costs))
     stays = _stays(memory, plan.swaps, held_over)
-    large = _interchangeable([stay for stay in stays if stay.block.nbytes > SMALL_BYTES])
-    packing = _pack_apart(large)
+    large = [stay for stay in stays if stay.block.nbytes > SMALL_BYTES]
+    packing = pack(_blocks(large), UNIT_BYTES, most_visits=_MOST_VISITS)
     found: dict[tuple[int, int], list[Place]] = defaultdict(list)
     for stay, offset in zip(large, packing.offsets, strict=True):
-        found[stay.taken].append(Place(offset, _whole_units(stay.block.nbytes)))
+        found[stay.taken].append(Place(offset, place_bytes(stay.block.nbytes)))
     for swap in plan.swaps:
         found.setdefault((_COPY_IN + _MOMENTS * swap.in_start, swap.buffer), [])
     openings = tuple(
@@ -57,10 +58,14 @@ def find_places(
 
 @dataclass(frozen=True, slots=True)
 class _Stay:
-    """A tensor's time on the device, in moments, and what took its memory: a moment, and the buffer that was copied."""
+    """A tensor's time on the device, in moments, and what took its memory: a moment, and the buffer that was copied.
+
+    Of equal ones that are taken at once, that of the lowest ``rank`` gets the lowest place; None if nobody knows it.
+    """
 
     taken: tuple[int, int]
     block: Block
+    rank: int | None = None
 
 
 def _stays(memory: StepMemory, swaps: Sequence[Swap], held_over: Collection[BufferKind]) -> list[_Stay]:
@@ -74,58 +79,52 @@ def _stays(memory: StepMemory, swaps: Sequence[Swap], held_over: Collection[Buff
         if kind is BufferKind.TANGENT or not live_range.writes:
             continue
         start, taken = _MOMENTS * live_range.start + _OP, (_MOMENTS * live_range.start + _OP, 0)
+        rank = _rank(memory, buffer, live_range.start)
         for swap in trips[buffer]:
-            stays.append(_Stay(taken, Block(start, _MOMENTS * swap.release, nbytes)))
+            stays.append(_Stay(taken, Block(start, _MOMENTS * swap.release, nbytes), rank))
             start = _MOMENTS * swap.in_start + _COPY_IN
-            taken = (start, buffer)
+            taken, rank = (start, buffer), 0
         first = 0 if kind in held_over else start
-        stays.append(_Stay(taken, Block(first, _MOMENTS * live_range.stop, nbytes)))
+        stays.append(_Stay(taken, Block(first, _MOMENTS * live_range.stop, nbytes), rank))
     for op in program.ops:
-        if op.target != LOSS:
-            start = _MOMENTS * op.index + _OP
-            stays += [_Stay((start, 0), Block(start, start + 1, nbytes)) for nbytes in memory.costs.blocks(op.index)]
+        start = _MOMENTS * op.index + _OP
+        for rank, piece in enumerate(memory.costs.of(op.index)):
+            if op.target != LOSS and piece.result is None:
+                stays.append(_Stay((start, 0), Block(start, start + 1, piece.nbytes), rank))
     return [stay for stay in stays if stay.block.nbytes]
 
 
-def _interchangeable(stays: Sequence[_Stay]) -> list[_Stay]:
-    """Makes those that are taken at once, by places of one size, last equally long: who takes which is not known."""
-    alike: dict[tuple[tuple[int, int], int], list[Block]] = defaultdict(list)
-    for stay in stays:
-        alike[stay.taken, _whole_units(stay.block.nbytes)].append(stay.block)
-    found = []
-    for stay in stays:
-        blocks = alike[stay.taken, _whole_units(stay.block.nbytes)]
-        start, stop = min(block.start for block in blocks), max(block.stop for block in blocks)
-        found.append(replace(stay, block=replace(stay.block, start=start, stop=stop)))
-    return found
+def _rank(memory: StepMemory, buffer: int, op: int) -> int | None:
+    """Which of the pieces that ``op`` takes becomes ``buffer``."""
+    result = memory.program.ops[op].writes.index(buffer)
+    return next((rank for rank, piece in enumerate(memory.costs.of(op)) if piece.result == result), None)
 
 
-def _pack_apart(stays: Sequence[_Stay]) -> Packing:
-    """Places of which none that are opened at once touch: to the allocator they would be one free block.
+def _blocks(stays: Sequence[_Stay]) -> list[Block]:
+    """When which place is needed, and how it has to lie to others.
 
-    Those that would touch get a unit of distance above them, and all are packed anew.
+    The allocator takes low places first. Equal ones that are taken at once last equally long where nobody knows who
+    gets which. Free ones that touch would be one to it, so those taken at once do not.
     """
-    together: dict[tuple[int, int], list[int]] = defaultdict(list)
+    groups: dict[tuple[int, int], list[int]] = defaultdict(list)
     for index, stay in enumerate(stays):
-        together[stay.taken].append(index)
-    spaced: set[int] = set()
-    while True:
-        blocks = [replace(s.block, nbytes=s.block.nbytes + UNIT_BYTES * (i in spaced)) for i, s in enumerate(stays)]
-        packing = pack(blocks, UNIT_BYTES, most_visits=_MOST_VISITS)
-        touching = {
-            index
-            for group in together.values()
-            for index in group
-            for other in group
-            if packing.offsets[other] - packing.offsets[index] == _whole_units(stays[index].block.nbytes)
-        }
-        if touching <= spaced:
-            return packing
-        spaced |= touching
-
-
-def _whole_units(nbytes: int) -> int:
-    return -(-nbytes // UNIT_BYTES) * UNIT_BYTES
+        groups[stay.taken].append(index)
+    blocks = [stay.block for stay in stays]
+    for number, group in enumerate(groups.values()):
+        alike: dict[int, list[int]] = defaultdict(list)
+        for index in group:
+            blocks[index] = replace(blocks[index], group=number)
+            alike[place_bytes(blocks[index].nbytes)].append(index)
+        for equal in alike.values():
+            ranks = {rank: index for index in equal if (rank := stays[index].rank) is not None}
+            if len(ranks) == len(equal):
+                for below, above in pairwise(sorted(ranks)):
+                    blocks[ranks[above]] = replace(blocks[ranks[above]], above=ranks[below])
+            else:
+                start, stop = min(blocks[index].start for index in equal), max(blocks[index].stop for index in equal)
+                for index in equal:
+                    blocks[index] = replace(blocks[index], start=start, stop=stop)
+    return blocks
 
 
 def _in_order(

@@ -29,6 +29,7 @@ from lmswap.options import Options
 from lmswap.plan import make_plan, price_again, simulate
 from lmswap.plan.cache import PlanCache, Planned
 from lmswap.plan.feedback import Feedback, compare
+from lmswap.plan.gaps import plan_between_gaps
 from lmswap.plan.places import find_places
 from lmswap.reporting.text import format_seconds
 from lmswap.session.allowance import GROWTH_BYTES, Allowance, Budget
@@ -354,29 +355,26 @@ class StepPlans:
         effort: int = 1,
     ) -> Plan:
         parameters = {"effort": effort} if policy == "auto" else {}
+
+        def plan_within(most_bytes: int) -> Plan:
+            return make_plan(
+                policy,
+                program,
+                costs,
+                machine,
+                budget_bytes=most_bytes,
+                tier=self._tier,
+                min_swap_bytes=self._options.min_swap_bytes,
+                **parameters,
+            )
+
         most_bytes = budget_bytes or allowance.step_bytes
-        lost_bytes = 0  # to gaps between places
         try:
-            while True:
-                plan = make_plan(
-                    policy,
-                    program,
-                    costs,
-                    machine,
-                    budget_bytes=most_bytes - lost_bytes,
-                    tier=self._tier,
-                    min_swap_bytes=self._options.min_swap_bytes,
-                    **parameters,
-                )
-                excess_bytes = self._placed_bytes(program, costs, plan) - most_bytes
-                if excess_bytes <= 0:
-                    return plan
-                # By more and more: a little less to plan with can leave the places as they are.
-                lost_bytes += max(excess_bytes, lost_bytes // 2)
+            return plan_between_gaps(plan_within, lambda plan: self._placed_bytes(program, costs, plan), most_bytes)
         except PlanInfeasible as error:  # in the planner's words the budget is the step's share: say it in the user's
             raise PlanInfeasible(
                 budget_bytes=allowance.budget_bytes,
-                needed_bytes=error.needed_bytes + lost_bytes + allowance.fixed_bytes,
+                needed_bytes=error.needed_bytes + allowance.fixed_bytes,
                 where=error.where,
                 live=(*error.live[:4], ("in use before the step and reserved", allowance.fixed_bytes)),
                 policy=policy,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from random import Random
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,6 +37,27 @@ def test_blocks_held_at_once_are_disjoint_and_the_capacity_is_near_its_bound(blo
             is_apart = ends[one] <= packing.offsets[two] or ends[two] <= packing.offsets[one]
             assert is_apart or not is_held_with
     assert live_bytes(blocks) <= packing.capacity_bytes <= WORST_RATIO * live_bytes(blocks)
+
+
+@given(BLOCKS, st.randoms(use_true_random=False), st.sampled_from([0, 10_000]))
+def test_blocks_lie_above_those_that_they_have_to_and_those_of_a_group_do_not_touch(
+    blocks: list[Block], random: Random, most_visits: int
+):
+    blocks = [
+        replace(block, above=random.choice([None, *range(index)]), group=random.choice([None, 1, 2]))
+        for index, block in enumerate(blocks)
+    ]
+    packing = pack(blocks, most_visits=most_visits)
+    offsets = packing.offsets
+    ends = [offset + -(-b.nbytes // PAGE_BYTES) * PAGE_BYTES for offset, b in zip(offsets, blocks, strict=True)]
+    for one, first in enumerate(blocks):
+        if first.above is not None:
+            assert ends[first.above] <= offsets[one]
+        for two, second in enumerate(blocks[:one]):
+            if first.start < second.stop and second.start < first.stop:
+                gap_bytes = max(offsets[one] - ends[two], offsets[two] - ends[one])
+                is_kin = first.group is not None and first.group == second.group
+                assert gap_bytes >= (PAGE_BYTES if is_kin else 0)
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9), st.integers(1, 9)), max_size=12))

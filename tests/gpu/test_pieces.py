@@ -1,0 +1,78 @@
+"""What an op takes from the allocator: how many pieces of each size at once, and which results lie in which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from lmswap.capture.pieces import take_apart
+from lmswap.ir.costs import Piece
+
+MIB = 2**20
+CUDA = torch.device("cuda", 0)
+
+
+def new(mib: float) -> Tensor:
+    return torch.empty(int(mib * MIB), dtype=torch.uint8, device=CUDA)
+
+
+def scratch_first() -> list[Tensor]:
+    scratch = new(8)
+    result = new(8)
+    del scratch
+    return [result]
+
+
+def scratch_last() -> list[Tensor]:
+    result, scratch = new(8), new(8)
+    del scratch
+    return [result]
+
+
+def scratch_before() -> list[Tensor]:
+    new(8)
+    return [new(8)]
+
+
+def two_results() -> list[Tensor]:
+    first, second = new(7.5), new(8)
+    return [second, first]
+
+
+def of_several_sizes() -> list[Tensor]:
+    scratch = [new(0.5), new(30), new(2)]
+    result = new(2)
+    del scratch
+    return [result]
+
+
+@pytest.mark.parametrize(
+    ("run", "pieces"),
+    [
+        (scratch_first, [Piece(8 * MIB), Piece(8 * MIB, 0)]),
+        (scratch_last, [Piece(8 * MIB, 0), Piece(8 * MIB)]),
+        (scratch_before, [Piece(8 * MIB, 0)]),
+        (two_results, [Piece(15 * MIB // 2, 1), Piece(8 * MIB, 0)]),
+        (of_several_sizes, [Piece(30 * MIB), Piece(2 * MIB), Piece(2 * MIB, 0), Piece(MIB // 2)]),
+    ],
+)
+def test_results_and_scratch_of_one_size_are_told_apart_by_the_order_in_which_they_are_asked_for(
+    run: Callable[[], list[Tensor]], pieces: list[Piece]
+):
+    assert take_apart(run, [], CUDA) == tuple(pieces)
+
+
+def test_a_result_that_was_given_is_no_result_of_the_op():
+    given = new(8)
+    assert take_apart(lambda: [given, new(8)], [given], CUDA) == (Piece(8 * MIB, 0),)
+
+
+def test_nothing_is_said_while_somebody_else_records_the_allocator_s_history():
+    torch.cuda.memory._record_memory_history()
+    try:
+        assert take_apart(scratch_first, [], CUDA) is None
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)

@@ -1,0 +1,67 @@
+"""A budget that is lost to gaps in part: a plan is found between those that are too large and those that do not fit."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmswap.errors import PlanInfeasible
+from lmswap.ir.plan import Plan
+from lmswap.plan.gaps import plan_between_gaps
+
+
+class Steps:
+    """Plans take all that they may and are the faster for it; none takes fewer than ``least_bytes``."""
+
+    def __init__(self, least_bytes: int, gap_share: float) -> None:
+        self._least_bytes, self._gap_share = least_bytes, gap_share
+        self.num_made = 0
+
+    def plan_within(self, most_bytes: int) -> Plan:
+        self.num_made += 1
+        if most_bytes < self._least_bytes:
+            raise PlanInfeasible(budget_bytes=most_bytes, needed_bytes=self._least_bytes, where="f", policy="p")
+        return Plan("p", most_bytes, (), 1e9 - most_bytes, most_bytes)
+
+    def placed_bytes(self, plan: Plan) -> int:
+        return int((1 + self._gap_share) * plan.predicted_peak_bytes)
+
+
+@given(st.integers(1, 1000), st.floats(0, 0.5))
+def test_if_any_plan_fits_with_a_thirtieth_to_spare_one_is_found_and_else_the_bytes_that_are_said_do_not_fit(
+    least_bytes: int, gap_share: float
+):
+    steps = Steps(least_bytes, gap_share)
+    try:
+        plan = plan_between_gaps(steps.plan_within, steps.placed_bytes, 1000)
+    except PlanInfeasible as error:
+        assert (1 + gap_share) * least_bytes > 1000 - 1000 / 30
+        assert error.needed_bytes >= least_bytes
+        assert error.budget_bytes == 1000
+    else:
+        assert steps.placed_bytes(plan) <= 1000
+        assert plan.predicted_peak_bytes >= min(1000 / (1 + gap_share), 1000) - 1000 / 30
+    assert steps.num_made <= 8
+
+
+def test_a_plan_without_gaps_is_made_once():
+    steps = Steps(10, 0.0)
+    assert plan_between_gaps(steps.plan_within, steps.placed_bytes, 1000).predicted_peak_bytes == 1000
+    assert steps.num_made == 1
+
+
+def test_a_step_that_fits_nowhere_is_refused_by_what_it_needs():
+    steps = Steps(2000, 0.1)
+    with pytest.raises(PlanInfeasible, match="at least"):
+        plan_between_gaps(steps.plan_within, steps.placed_bytes, 1000)
+    assert steps.num_made == 1
+
+
+def test_the_fastest_of_those_that_fit_is_taken_where_a_smaller_one_is_faster():
+    def plan_within(most_bytes: int) -> Plan:
+        return Plan("p", most_bytes, (), 1.0 if most_bytes == 800 else 5.0, most_bytes)
+
+    sizes = {1000: 1200, 800: 800}
+    plan = plan_between_gaps(plan_within, lambda plan: sizes.get(plan.budget_bytes, 900), 1000)
+    assert plan.budget_bytes == 800
