@@ -23,7 +23,7 @@ def climb(runner: Runner) -> Ladder:
         first = runner.attempt(runner.configuration(settings.small, None), runs, failures)
         if first is None:
             return Ladder(None, None, (), tuple(failures))
-        budget_bytes, cap_bytes = first.peak_bytes, first.reserved_peak_bytes
+        budget_bytes = cap_bytes = first.peak_bytes
     if settings.device == "cpu":
         cap_bytes = None
     for repeat in range(settings.repeats):

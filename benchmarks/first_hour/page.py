@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from benchmarks.first_hour.cards import describe
 from lmswap.ir.bytesize import format_bytes
 
 
@@ -47,18 +48,9 @@ def _tests(found: Mapping[str, Any]) -> list[str]:
     return [f"- {counts}", *(f"- failed: {test['test']}" for test in found["tests"] if test["outcome"] == "failed")]
 
 
-def _reserved(found: Mapping[str, Any]) -> list[str]:
-    budget_bytes = found["budget_bytes"]
-    rows = []
-    for run in found["runs"]:
-        card = f"{run['card']} × the budget" if run["card"] else "all there is"
-        if "failure" in run:
-            rows.append(f"| {run['segments']} | {card} | failed | |")
-        else:
-            shares = (run["allocated_bytes"] / budget_bytes, run["reserved_bytes"] / budget_bytes)
-            rows.append(f"| {run['segments']} | {card} | {shares[0]:.3f} | {shares[1]:.3f} |")
-    head = f"3D U-Net at {found['size']}³ in {format_bytes(budget_bytes)}, half of what it takes:"
-    return [head, "", "| segments | card | allocated / budget | reserved / budget |", "|---|---|---|---|", *rows]
+def _cards(found: Mapping[str, Any]) -> list[str]:
+    head = f"On cards of {found['card']} × the budget; of a step's bytes beyond parameters and the optimizer's state:"
+    return [head, "", *(f"- {describe(run)}" for run in found["runs"] if run["share"] is not None)]
 
 
 def _repeats(found: Mapping[str, Any]) -> list[str]:
@@ -74,16 +66,16 @@ def _compared(found: Mapping[str, Any]) -> list[str]:
     for run in found["runs"]:
         how, policy = run["configuration"], run["configuration"]["policy"]
         kind = {None: "plain torch", "none": "unplanned"}.get(policy, "lmswap")
-        sizes = (format_bytes(run["peak_bytes"]), format_bytes(run["reserved_peak_bytes"] or 0))
+        sizes = (format_bytes(run["peak_bytes"]), format_bytes(run["tensor_peak_bytes"] or 0))
         rows.append(f"| {how['size']}³, {kind} | {sizes[0]} | {sizes[1]} | {run['step_seconds'][-1]:.3f} |")
     failures = [f"- failed: {failure['message'][:300]}" for failure in found["failures"]]
-    return ["| run | peak | reserved | last step, s |", "|---|---|---|---|", *rows, "", *failures]
+    return ["| run | reserved | tensors | last step, s |", "|---|---|---|---|", *rows, "", *failures]
 
 
 _SUMMARIES: dict[str, Callable[[Mapping[str, Any]], list[str]]] = {
     "facts": _facts,
     "tests": _tests,
-    "reserved": _reserved,
+    "cards": _cards,
     "repeats": _repeats,
     "compared": _compared,
 }

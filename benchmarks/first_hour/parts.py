@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+_FULL = 144  # images on a real GPU; smaller ones are for a rehearsal
+
 
 @dataclass(frozen=True)
 class Part:
@@ -20,12 +22,12 @@ class Part:
 def parts(folder: Path, small: int, large: int) -> list[Part]:
     """All parts, for images of ``small``³ and ``large``³; each writes into a folder of its own below ``folder``."""
     own, sizes = "benchmarks.first_hour", (str(small), str(large))
-    facts, suite, reserved, repeats, compared, study, peers = (
+    facts, suite, cards, repeats, compared, study, peers = (
         folder / name / f"{file}.json"
         for name, file in (
             ("facts", "facts"),
             ("tests", "tests"),
-            ("reserved", "reserved"),
+            ("cards", "cards"),
             ("repeats", "repeats"),
             ("compared", "compared"),
             ("case-study", "results"),
@@ -43,10 +45,10 @@ def parts(folder: Path, small: int, large: int) -> list[Part]:
             suite,
         ),
         Part(
-            "reserved",
-            "What torch reserves beyond a budget",
-            ("-m", f"{own}.reserved", str(reserved), "--size", sizes[1]),
-            reserved,
+            "cards",
+            "Five networks on cards of their budgets",
+            ("-m", f"{own}.cards", str(cards), *["--small"] * (large < _FULL)),
+            cards,
         ),
         Part(
             "repeats",

@@ -155,7 +155,6 @@ class Run:
     step_ends: tuple[float, ...]
     peak_bytes: int
     tensor_peak_bytes: int | None
-    reserved_peak_bytes: int | None
     memory: tuple[tuple[float, int], ...]
     swapping: Swapping | None
     figures: Figures | None
@@ -249,7 +248,6 @@ def run(
             seconds = spans[-1][1] - begun
             emit({"event": "step", "step": step + 1, "loss": losses[-1].item(), "seconds": seconds})
     peak_bytes = meter.peak_bytes()
-    reserved_peak_bytes = peak_bytes if isinstance(meter, CudaMeter) else None
     swapping = _swapping(model) if configuration.policy is not None else None
     figures, stalls = profile.end() if profile is not None else (None, ())
     weights_sha256 = _weights_sha256(model)
@@ -275,7 +273,6 @@ def run(
         step_ends=tuple(end for _, end in spans),
         peak_bytes=peak_bytes,
         tensor_peak_bytes=tensor_peak_bytes,
-        reserved_peak_bytes=reserved_peak_bytes,
         memory=thin(memory),
         swapping=swapping,
         figures=figures,

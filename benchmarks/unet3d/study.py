@@ -131,7 +131,7 @@ def compare(settings: Settings, on_event: OnEvent, *, command: str) -> Study:
     if budget_bytes is None:
         first = attempt(sizes.pop(0), None)
         if first is not None:
-            budget_bytes, cap_bytes = first.peak_bytes, first.reserved_peak_bytes
+            budget_bytes = cap_bytes = first.peak_bytes
     for size in sizes if budget_bytes is not None else ():
         attempt(size, None)
         attempt(size, settings.policy, budget_bytes, cap_bytes)

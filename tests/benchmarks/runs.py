@@ -44,7 +44,6 @@ def make_run(configuration, *, peak_bytes=2000 * MIB, bits=("bf000000",) * 3, we
         step_ends=tuple(accumulate(seconds)),
         peak_bytes=peak_bytes,
         tensor_peak_bytes=peak_bytes * 9 // 10,
-        reserved_peak_bytes=None,
         memory=((0.0, 100 * MIB), (1.5, peak_bytes), (3.0, 100 * MIB)),
         swapping=Swapping(
             policy="tflms",

@@ -15,6 +15,12 @@ from benchmarks.first_hour.parts import Part, parts
 from lmswap.hardware.device import DeviceInfo
 
 ORIGIN = {"device": "Emulated GPU", "driver": "CUDA driver 580", "torch": "2.13.0", "commit": "abcdef"}
+
+
+def step(reserved_bytes, *, retries):
+    return {"reserved_bytes": reserved_bytes, "retries": retries}
+
+
 FOUND = {
     "facts": {
         "used_by_contexts_bytes": 2**29,
@@ -24,12 +30,18 @@ FOUND = {
         "pinned_bytes_per_second": 3e9,
     },
     "tests": {"tests": [{"test": "tests/gpu/a.py::test_b", "outcome": "failed"}, {"outcome": "passed"}]},
-    "reserved": {
-        "size": 96,
-        "budget_bytes": 2**30,
+    "cards": {
+        "card": 1.02,
         "runs": [
-            {"segments": "native", "card": None, "allocated_bytes": 2**29, "reserved_bytes": 2**31},
-            {"segments": "native", "card": 1.2, "failure": "out of memory"},
+            {"network": "gpt", "share": None, "steps": [step(2**31, retries=0)]},
+            {
+                "network": "gpt",
+                "share": 0.5,
+                "budget_bytes": 2**30,
+                "steps": [step(2**29, retries=1), *3 * [step(2**28, retries=2)]],
+                "same": {"losses": True, "weights": True},
+            },
+            {"network": "gpt", "share": 0.3, "budget_bytes": 2**29, "failure": "no plan fits"},
         ],
     },
     "repeats": {
@@ -40,8 +52,8 @@ FOUND = {
         "runs": [
             {
                 "configuration": {"size": 192, "policy": "auto"},
-                "peak_bytes": 2**30,
-                "reserved_peak_bytes": 2**31,
+                "peak_bytes": 2**31,
+                "tensor_peak_bytes": 2**30,
                 "step_seconds": [1.0, 0.5],
             }
         ],
@@ -60,10 +72,10 @@ def test_the_page_says_in_every_heading_on_which_device_it_was():
         "512.00 MiB of 8.00 GiB are contexts'",
         "1 passed, 0 skipped, 1 failed",
         "failed: tests/gpu/a.py::test_b",
-        "| native | all there is | 0.500 | 2.000 |",
-        "| native | 1.2 × the budget | failed | |",
+        "gpt within 50%, 1024 MiB: reserved 0.500 of it, 0 retries after step 3, the bits of plain torch",
+        "gpt within 30%, 512 MiB: no plan fits",
         "2 of 9 ops: 2 aten.index_add.default",
-        "| 192³, lmswap | 1.00 GiB | 2.00 GiB | 0.500 |",
+        "| 192³, lmswap | 2.00 GiB | 1.00 GiB | 0.500 |",
     ):
         assert part in text
 

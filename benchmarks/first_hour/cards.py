@@ -1,0 +1,182 @@
+"""Does a card that has a budget and 2 % more run the step? Five networks, each within 70, 50 and 30 %.
+
+Of a hundred per cent, which is what their steps take beyond what is there between steps: parameters and the optimizer's
+state. Each network is trained in a process of its own for each share, beside plain torch on all there is.
+``python -m benchmarks.first_hour.cards FILE``; with ``--small`` networks are as small as an emulated GPU needs them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import lmswap
+from benchmarks.compact import to_json
+from benchmarks.programs.models import Gpt, VisionTransformer, resnet50
+from benchmarks.unet3d.loss import weighted_dice_loss
+from benchmarks.unet3d.network import UNet3d
+
+_SHARES = (0.7, 0.5, 0.3)
+_CARD = 1.02  # of the budget: what torch may take, beside the context
+_STEPS = 6  # after the fourth plans are final
+_DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Network:
+    """A model, the tensors of one step, and its loss of what the model returns and the last of them."""
+
+    make_model: Callable[[], nn.Module]
+    make_batch: Callable[[], tuple[Tensor, ...]]
+    loss: Callable[[Tensor, Tensor], Tensor]
+    dtype: torch.dtype = torch.float32
+
+
+def _scan(side: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
+    return torch.randn(1, 4, side, side, side).to(dtype), (torch.rand(1, 3, side, side, side) < 0.1).to(dtype)
+
+
+def _images(count: int, side: int) -> tuple[Tensor, ...]:
+    return torch.randn(count, 3, side, side), torch.randint(1000, (count,))
+
+
+def _texts(count: int, tokens: int, words: int) -> tuple[Tensor, ...]:
+    text = torch.randint(words, (count, tokens + 1))
+    return text[:, :-1].contiguous(), text[:, 1:].contiguous()
+
+
+def networks(*, are_small: bool) -> dict[str, Network]:
+    """By name; the large ones are those of benchmarks/programs."""
+    side, images, pixels, texts, tokens, words = (
+        (96, 4, 128, 4, 256, 4096) if are_small else (144, 64, 224, 8, 1024, 50257)
+    )
+    vit = {"layers": 6, "width": 192, "heads": 3} if are_small else {"layers": 12, "width": 768, "heads": 12}
+    gpt = {"layers": 6, "width": 192, "heads": 3} if are_small else {"layers": 24, "width": 1024, "heads": 16}
+    bf16 = torch.bfloat16
+    return {
+        "unet3d": Network(UNet3d, partial(_scan, side), weighted_dice_loss),
+        "unet3d_bf16": Network(UNet3d, partial(_scan, side, bf16), weighted_dice_loss, bf16),
+        "resnet50": Network(resnet50, partial(_images, images, pixels), cross_entropy),
+        "gpt": Network(
+            partial(Gpt, **gpt, tokens=tokens, words=words), partial(_texts, texts, tokens, words), _own_loss
+        ),
+        "vit": Network(
+            partial(VisionTransformer, **vit, size=pixels), partial(_images, 4 * images, pixels), cross_entropy
+        ),
+    }
+
+
+def _own_loss(loss: Tensor, _: Tensor) -> Tensor:
+    return loss
+
+
+def train(network: Network, budget_bytes: int | None) -> dict[str, Any]:
+    """Trains on a card of the budget, or plainly on all there is, and says what the allocator did in each step."""
+    torch.manual_seed(0)
+    model = network.make_model().to("cuda", network.dtype)
+    if budget_bytes is not None:
+        total_bytes = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(_CARD * budget_bytes / total_bytes)
+        lmswap.enable(model, budget=budget_bytes)
+    optimizer = torch.optim.Adam(model.parameters())
+    steps, losses = [], []
+    for _ in range(_STEPS):
+        batch = [tensor.to("cuda") for tensor in network.make_batch()]
+        torch.cuda.reset_peak_memory_stats()
+        started = time.perf_counter()
+        loss = network.loss(model(*batch) if network.loss is _own_loss else model(batch[0]), batch[-1])
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        del loss
+        steps.append(
+            {
+                "seconds": time.perf_counter() - started,
+                "reserved_bytes": torch.cuda.max_memory_reserved(),
+                "tensor_bytes": torch.cuda.max_memory_allocated(),
+                "retries": torch.cuda.memory_stats()["num_alloc_retries"],
+            }
+        )
+    between_bytes = torch.cuda.memory_allocated() - sum(tensor.nbytes for tensor in batch)
+    return {"losses": losses, "weights": _digest(model), "between_bytes": between_bytes, "steps": steps}
+
+
+def _digest(model: nn.Module) -> str:
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    for tensor in (*model.parameters(), *model.buffers()):
+        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def study(names: list[str], *, are_small: bool, on_run: Callable[[str], None]) -> dict[str, Any]:
+    """All runs of the named networks, each in a process of its own."""
+    found = []
+    for name in names:
+        plain = _fresh(name, None, are_small=are_small)
+        found.append({"network": name, "share": None, **plain})
+        if "failure" in plain:
+            continue
+        between_bytes, peak_bytes = plain["between_bytes"], max(step["reserved_bytes"] for step in plain["steps"])
+        for share in _SHARES:
+            budget_bytes = int(between_bytes + share * (peak_bytes - between_bytes))
+            run = _fresh(name, budget_bytes, are_small=are_small)
+            same = {key: run.get(key) == plain[key] for key in ("losses", "weights")}
+            found.append({"network": name, "share": share, "budget_bytes": budget_bytes, **run, "same": same})
+            on_run(describe(found[-1]))
+    return {"device": torch.cuda.get_device_name(), "card": _CARD, "are_small": are_small, "runs": found}
+
+
+def describe(run: dict[str, Any]) -> str:
+    """A run with a budget in a line."""
+    title = f"{run['network']} within {run['share']:.0%}, {run['budget_bytes'] / 2**20:.0f} MiB"
+    if "failure" in run:
+        return f"{title}: {run['failure']}"
+    reserved_bytes = max(step["reserved_bytes"] for step in run["steps"])
+    retries = run["steps"][-1]["retries"] - run["steps"][2]["retries"]
+    bits = "the bits of plain torch" if all(run["same"].values()) else "other bits than plain torch"
+    return f"{title}: reserved {reserved_bytes / run['budget_bytes']:.3f} of it, {retries} retries after step 3, {bits}"
+
+
+def _fresh(name: str, budget_bytes: int | None, *, are_small: bool) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.first_hour.cards", "--one", name, str(budget_bytes or 0)]
+    done = subprocess.run([*command, *["--small"] * are_small], capture_output=True, text=True, check=False)
+    if done.returncode:
+        return {"failure": done.stderr.strip().splitlines()[-1][:300]}
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    """Runs the study, or, for it, one of its runs."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("result", type=Path, nargs="?")
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--networks", nargs="+", metavar="NAME", choices=networks(are_small=True))
+    parser.add_argument("--one", nargs=2, metavar=("NETWORK", "BYTES"))
+    options = parser.parse_args()
+    known = networks(are_small=options.small)
+    if options.one:
+        name, nbytes = options.one
+        sys.stdout.write(json.dumps(train(known[name], int(nbytes) or None)) + "\n")
+        return
+    say = partial(print, flush=True)
+    found = study(options.networks or [*known], are_small=options.small, on_run=say)
+    options.result.write_text(to_json(found))
+
+
+if __name__ == "__main__":
+    main()
