@@ -30,13 +30,15 @@ class SwapEngine:
         *,
         describe: Describe,
         audit: Audit | None = None,
+        arena: Arena | None = None,
     ) -> None:
+        """``arena`` is where copies in land, if they have places."""
         self.device, self.native = device, native
         self._describe = describe
         self._audit = audit
         self.number = next(_numbers)
         self.recorder = Recorder(self, memory)
-        self.arena: Arena | None = None  # where copies in land, if they have places
+        self.arena = arena
         self._held: dict[int, torch.Tensor] = {}  # transfer -> the tensor that it reads or writes
         self._arriving: dict[int, int] = {}  # handle -> transfer of its copy in
         self._bringing: dict[int, int] = {}  # transfer -> the buffer
@@ -135,6 +137,12 @@ class SwapEngine:
         except OptionError:  # its token is gone
             return False
 
+    def leave_arena(self) -> None:
+        """From now on tensors lie wherever torch's allocator puts them."""
+        if self.arena is not None:
+            self.arena.close()
+            self.arena = None
+
     def close(self) -> None:
         """Waits for copies under way and gives all memory and files back. Idempotent."""
         ops.ENGINES.pop(self.number, None)
@@ -142,6 +150,7 @@ class SwapEngine:
         self._held.clear()
         self._arriving.clear()
         self._bringing.clear()
+        self.leave_arena()
 
     def _stream(self) -> int:
         if self.device.type == "cuda":

@@ -113,7 +113,7 @@ class CapturedGraph:
         function, segment, recorder = compile_boxed(module), self._segments[phase], self._session.recorder
         record = partial(self._recorded, phase=phase, follows=self._plan_followed)
         handover, positions = self.handover, handed_over(segment, self.program)
-        arena, script = self._session.arena, self._scripts.get(phase)
+        arena, script = self._session.engine.arena, self._scripts.get(phase)
 
         def run(arguments: list[Any]) -> Any:
             # Marks are for one step, and between them a graph of many small ops would take longer.
@@ -181,14 +181,14 @@ class CapturedGraph:
         self, step: PlannedStep, places: Places, graphs: Sequence[SegmentGraph]
     ) -> Iterator[tuple[str, Script]]:
         """Makes each graph tell the arena where it allocates; a copy in tells by itself."""
-        assert self._session.arena is not None
+        assert self._session.engine.arena is not None
         which = step.graphs.index(self.index)
         segments = schedule(step.joined.program, step.plan.reruns).program.segments
         own = [segment for segment in segments if segment.graph == which]
         for segment, graph in zip(own, graphs, strict=True):
             openings = [opening for opening in places.openings if segment.start <= opening.position < segment.stop]
             ops = [opening.position - segment.start for opening in openings if not opening.is_copy_in]
-            insert_before(graph, ops, self._session.arena.advance)
+            insert_before(graph, ops, self._session.engine.arena.advance)
             yield graph.phase, Script([opening.places for opening in openings])
 
     def _plain_torch(self) -> PlainTorch | None:

@@ -85,11 +85,11 @@ class Session:
         self.memory: DeviceMemory = device_memory(device)
         self.verified = Verified(name) if options.verify else None
         audit = Audit(native, self.verified, self._describe) if self.verified else None
-        self.engine = SwapEngine(device, native, self.memory, describe=self._describe, audit=audit)
+        arena = Arena(device) if has_places(device, options) else None
+        self.engine = SwapEngine(device, native, self.memory, describe=self._describe, audit=audit, arena=arena)
         self.recorder = self.engine.recorder
-        self.arena = self.engine.arena = Arena(device) if has_places(device, options) else None
         try:
-            self.budget = Budget(options, device.type, self.memory, trainable_bytes, arena=self.arena)
+            self.budget = Budget(options, device.type, self.memory, trainable_bytes, arena=arena)
         except OptionError:
             self.close()
             raise
@@ -110,7 +110,6 @@ class Session:
             budget=self.budget,
             losses=self.losses,
             notes=self.notes,
-            arena=self.arena,
         )
         self.meter = OpMeter(device, self.memory, lambda program: roofline(program, self.machine), self.note_once)
         self.has_hooks = False  # somebody can serve the model without graphs
@@ -174,11 +173,9 @@ class Session:
 
     def _leave_arena(self) -> None:
         """A model that hooks serve runs its own code, which allocates what and when it likes."""
-        if self.arena is not None:
-            self.arena.close()
-            self.arena = self.engine.arena = None
+        if self.engine.arena is not None:
+            self.engine.leave_arena()
             self.budget.leave_arena()
-            self.plans.leave_arena()
 
     def plan_alone(self, graph: CapturedGraph, lowered: Lowered) -> Plan:
         """Plans a graph that was just captured, with what the device has left at this moment."""
@@ -302,8 +299,6 @@ class Session:
         """Gives host memory, files and threads back; a forked child leaves them to its parent. Idempotent."""
         Session._open.discard(self)
         self.engine.close()
-        if self.arena is not None:
-            self.arena.close()
         self.memory.close()
 
     def _is_hooked(self, step: EndedStep) -> bool:

@@ -15,7 +15,6 @@ from lmswap.analyze.memory import StepMemory
 from lmswap.capture.join import Joined
 from lmswap.capture.loss import LossMeter, loss_bytes, without_losses
 from lmswap.errors import PlanInfeasible, TierError
-from lmswap.execute.arena import Arena
 from lmswap.execute.engine import SwapEngine
 from lmswap.hardware.memory import DeviceMemory
 from lmswap.ir.bytesize import format_bytes
@@ -82,12 +81,11 @@ class StepPlans:
         budget: Budget,
         losses: LossMeter,
         notes: Notes,
-        arena: Arena | None,
     ) -> None:
-        """``notes`` is where sentences for people go; ``arena`` is where steps' tensors lie, None: wherever."""
+        """``notes`` is where sentences for people go. Tensors get places in the arena of ``engine``, if it has one."""
         self._options, self._machine, self._tier = options, machine, tier
         self._engine, self._memory, self._budget, self._notes = engine, memory, budget, notes
-        self._losses, self._arena = losses, arena
+        self._losses = losses
         self._held_over = {BufferKind.OUTPUT}  # what the caller still has of a step when the next one begins
         self._placed: tuple[Plan, Places] | None = None  # the last plan that places were found for
         self._steps: dict[tuple[int, ...], PlannedStep] = {}
@@ -106,10 +104,6 @@ class StepPlans:
             tier=tier,
             min_swap_bytes=options.min_swap_bytes,
         )
-
-    def leave_arena(self) -> None:
-        """Steps that are planned from now on have no places."""
-        self._arena = None
 
     def __getitem__(self, graphs: tuple[int, ...]) -> PlannedStep:
         return self._steps[graphs]
@@ -175,7 +169,7 @@ class StepPlans:
         return known.serves(allowance.step_bytes, GROWTH_BYTES) and placed_bytes <= allowance.step_bytes + GROWTH_BYTES
 
     def _with_losses(self, costs: OpCosts, program: Program, graphs: Sequence[int]) -> OpCosts:
-        if self._arena is not None:
+        if self._engine.arena is not None:
             return without_losses(costs, program)
         return self._losses.as_seen(costs, program, graphs)
 
@@ -194,7 +188,8 @@ class StepPlans:
 
         Whether the step's plan or places are others then.
         """
-        if self._arena is None or self._arena.num_unplaced == 0 or BufferKind.GRADIENT in self._held_over:
+        arena = self._engine.arena
+        if arena is None or arena.num_unplaced == 0 or BufferKind.GRADIENT in self._held_over:
             return False
         self._held_over.add(BufferKind.GRADIENT)
         self._placed = None
@@ -389,7 +384,7 @@ class StepPlans:
 
     def _find_places(self, program: Program, costs: OpCosts, plan: Plan) -> Places | None:
         """Where the tensors of ``plan``'s step lie; asked twice for a plan that is adopted, found once."""
-        if self._arena is None:
+        if self._engine.arena is None:
             return None
         if self._placed is None or self._placed[0] is not plan:
             self._placed = plan, find_places(program, costs, plan, held_over=self._held_over)
@@ -405,8 +400,8 @@ class StepPlans:
         places = self._find_places(joined.program, costs, plan)
         step = PlannedStep(graphs, joined, costs, machine, plan, predicted, allowance, origin, places=places)
         self._steps[graphs] = step
-        if self._arena is not None:
-            self._arena.resize(max(known.places.arena_bytes for known in self._steps.values() if known.places))
+        if self._engine.arena is not None:
+            self._engine.arena.resize(max(known.places.arena_bytes for known in self._steps.values() if known.places))
         _log.info(
             "planned the step of graphs %s, %s: %d of %d buffers swapped, %d ops run again, peak %s of a budget of %s",
             ", ".join(map(str, graphs)),

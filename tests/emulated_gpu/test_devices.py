@@ -98,7 +98,7 @@ assert torch.cuda.current_device() == 0 and torch.cuda.memory_reserved(0) == 0
 assert torch.allclose(loss.cpu(), expected)
 report = lmswap.report(model)
 assert report.swapped_out_bytes > 0 and report.highest_peak_bytes <= 160 * 2**20
-arena = lmswap.api._sessions[model].arena
+arena = lmswap.api._sessions[model].engine.arena
 assert arena.reserved_bytes > 2**25 and arena.num_unplaced == 0
 lmswap.disable(model)
 assert machine.take_violations() == []

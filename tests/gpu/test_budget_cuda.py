@@ -163,13 +163,13 @@ def test_a_model_that_goes_on_under_hooks_leaves_its_arena(plain):
     model.zero_grad()
     del loss, gradient
     gc.collect()
-    arena = lmswap.api._sessions[model].arena
+    arena = lmswap.api._sessions[model].engine.arena
     assert arena.reserved_bytes > 0
     for _ in range(3):
         model(rows).mean().backward()
         model.zero_grad()
     assert arena.reserved_bytes == 0
-    assert lmswap.api._sessions[model].arena is None
+    assert lmswap.api._sessions[model].engine.arena is None
     lmswap.disable(model)
 
 
