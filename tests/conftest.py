@@ -9,6 +9,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+import lmswap
+from lmswap import api
 from lmswap.hardware import measure
 from lmswap.hardware.disk import swap_directory
 from lmswap.ir.machine import Link, Machine, Rate, Tier
@@ -49,6 +51,16 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         for mark in item.iter_markers("cpu_only"):
             item.add_marker(pytest.mark.skip(reason=f"on the CPU only: {mark.args[0]}"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """A test that failed leaves no model enabled to the next one."""
+    report = yield
+    if report.failed:
+        for model in [*api._sessions]:
+            lmswap.disable(model)
+    return report
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,10 @@ from torch import Tensor
 from lmswap.capture.pieces import take_apart
 from lmswap.ir.costs import Piece
 
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
 MIB = 2**20
 CUDA = torch.device("cuda", 0)
 

