@@ -118,7 +118,8 @@ void bind_engine(nb::module_& module) {
   const nb::object record_type = named_tuple(module, "TransferRecord",
                                              {"swap", "is_in", "nbytes", "queued_seconds", "start_seconds",
                                               "end_seconds", "wait_start_seconds", "wait_end_seconds"});
-  const nb::object stats_type = named_tuple(module, "TierStats", {"capacity_bytes", "used_bytes", "peak_used_bytes"});
+  const nb::object stats_type =
+      named_tuple(module, "TierStats", {"capacity_bytes", "used_bytes", "peak_used_bytes", "reserve_seconds"});
 
   nb::class_<PyEngine>(module, "Engine", nb::is_weak_referenceable())
       .def(nb::init<const std::string&, int, const std::string&, double, double, const std::string&, const std::string&,
@@ -197,8 +198,12 @@ void bind_engine(nb::module_& module) {
       .def(
           "tier_stats",
           [stats_type](PyEngine& self, const std::string& tier) {
-            const TierStats stats = self.get().tier_stats(tier);
-            return stats_type(stats.capacity_bytes, stats.used_bytes, stats.peak_used_bytes);
+            TierStats stats;
+            {
+              const nb::gil_scoped_release unlocked;
+              stats = self.get().tier_stats(tier);
+            }
+            return stats_type(stats.capacity_bytes, stats.used_bytes, stats.peak_used_bytes, stats.reserve_seconds);
           },
           "tier"_a)
       .def(

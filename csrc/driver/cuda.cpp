@@ -2,9 +2,12 @@
 // one torch uses; it is retained, never created, and the caller's own context is current again afterwards.
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <limits>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -12,6 +15,7 @@
 #include "lmswap/clock.h"
 #include "lmswap/driver.h"
 #include "lmswap/error.h"
+#include "lmswap/host_range.h"
 
 namespace lmswap {
 namespace {
@@ -58,7 +62,9 @@ class CudaDriver final : public Driver {
   ~CudaDriver() override;
 
   bool device_is_host() const override { return false; }
-  void* allocate_host(uint64_t nbytes) override;
+  void* allocate_host(uint64_t nbytes, uint64_t most_bytes) override;
+  bool host_memory_grows() const override { return true; }
+  void grow_host(void* pointer, uint64_t nbytes) override;
   void free_host(void* pointer) noexcept override;
   uint64_t allocate_device(uint64_t nbytes) override;
   void free_device(uint64_t device) noexcept override;
@@ -113,6 +119,10 @@ class CudaDriver final : public Driver {
   };
 
   void check(cuda::Result result, const char* call, uint64_t nbytes = 0) const;
+  std::string pci_address() const;
+  void extend(HostRange& range, uint64_t nbytes);
+  void unpin(std::byte* begin, std::byte* end) noexcept;
+  uint64_t bytes_in_piece(const std::byte* host, uint64_t nbytes);
   std::shared_ptr<Base> current_base();
   std::shared_ptr<Base> measure_base();
   template <typename Call>
@@ -125,6 +135,10 @@ class CudaDriver final : public Driver {
   cuda::Device device_ = 0;
   cuda::Context context_ = nullptr;
   cuda::Stream clock_stream_ = nullptr;  // never has work, so that a base happens when it is recorded
+  int node_ = -1;
+  std::mutex host_mutex_;
+  std::map<void*, std::unique_ptr<HostRange>> host_ranges_;
+  std::set<std::byte*> pieces_;  // where what is registered begins
   std::mutex base_mutex_;
   std::shared_ptr<Base> base_;
   // A step needs as many events as the one before it: the driver takes a microsecond or two to make or destroy one.
@@ -139,6 +153,7 @@ CudaDriver::CudaDriver(const std::string& library, int device) : call_(load_func
   try {
     const Current current(*this);
     check(call_.stream_create(&clock_stream_, cuda::kStreamNonBlocking), "cuStreamCreate");
+    node_ = numa_node_of(pci_address());
   } catch (const Error&) {
     call_.primary_context_release(device_);
     throw;
@@ -153,7 +168,7 @@ CudaDriver::~CudaDriver() {
 }
 
 CudaDriver::Base::~Base() {
-  driver->give_back([&] { driver->call_.event_destroy(event); });
+  if (event != nullptr) driver->give_back([&] { driver->call_.event_destroy(event); });
 }
 
 void CudaDriver::check(cuda::Result result, const char* call, uint64_t nbytes) const {
@@ -177,15 +192,80 @@ void CudaDriver::give_back(Call call) const noexcept {
   }
 }
 
-void* CudaDriver::allocate_host(uint64_t nbytes) {
-  const Current current(*this);
-  void* pointer = nullptr;
-  check(call_.mem_host_alloc(&pointer, nbytes, cuda::kMemHostAllocPortable), "cuMemHostAlloc", nbytes);
-  return pointer;
+std::string CudaDriver::pci_address() const {
+  char address[32] = {};
+  return call_.device_get_pci_bus_id(address, sizeof address, device_) == cuda::kSuccess ? address : "";
+}
+
+void* CudaDriver::allocate_host(uint64_t nbytes, uint64_t most_bytes) {
+  auto range = std::make_unique<HostRange>(most_bytes, node_);
+  extend(*range, nbytes);
+  void* const begin = range->data();
+  const std::lock_guard lock(host_mutex_);
+  host_ranges_.emplace(begin, std::move(range));
+  return begin;
+}
+
+void CudaDriver::grow_host(void* pointer, uint64_t nbytes) {
+  HostRange* range = nullptr;
+  {
+    const std::lock_guard lock(host_mutex_);
+    range = host_ranges_.at(pointer).get();
+  }
+  extend(*range, nbytes);
 }
 
 void CudaDriver::free_host(void* pointer) noexcept {
-  give_back([&] { call_.mem_free_host(pointer); });
+  std::unique_ptr<HostRange> range;
+  {
+    const std::lock_guard lock(host_mutex_);
+    const auto found = host_ranges_.find(pointer);
+    range = std::move(found->second);
+    host_ranges_.erase(found);
+  }
+  unpin(range->data(), range->data() + range->nbytes());
+}
+
+// In pieces, as drivers fail on single registrations of some hundred GiB.
+void CudaDriver::extend(HostRange& range, uint64_t nbytes) {
+  constexpr uint64_t kPieceBytes = 1 << 30;
+  const Current current(*this);
+  const uint64_t kept_bytes = range.nbytes();
+  range.extend(nbytes);
+  std::byte *const begin = range.data() + kept_bytes, *const end = range.data() + range.nbytes();
+  try {
+    for (std::byte* piece = begin; piece < end; piece += kPieceBytes) {
+      const uint64_t piece_bytes = std::min(kPieceBytes, static_cast<uint64_t>(end - piece));
+      check(call_.mem_host_register(piece, piece_bytes, cuda::kMemHostRegisterPortable), "cuMemHostRegister_v2",
+            piece_bytes);
+      const std::lock_guard lock(host_mutex_);
+      pieces_.insert(piece);
+    }
+  } catch (const Error&) {
+    unpin(begin, end);
+    range.shrink(kept_bytes);
+    throw;
+  }
+}
+
+void CudaDriver::unpin(std::byte* begin, std::byte* end) noexcept {
+  std::vector<std::byte*> pieces;
+  {
+    const std::lock_guard lock(host_mutex_);
+    const auto first = pieces_.lower_bound(begin), last = pieces_.lower_bound(end);
+    pieces.assign(first, last);
+    pieces_.erase(first, last);
+  }
+  for (std::byte* piece : pieces) {
+    give_back([&] { call_.mem_host_unregister(piece); });
+  }
+}
+
+// How many of the bytes one copy may have: the driver refuses one that begins in one registration and ends in another.
+uint64_t CudaDriver::bytes_in_piece(const std::byte* host, uint64_t nbytes) {
+  const std::lock_guard lock(host_mutex_);
+  const auto next = pieces_.upper_bound(const_cast<std::byte*>(host));
+  return next == pieces_.end() ? nbytes : std::min(nbytes, static_cast<uint64_t>(*next - host));
 }
 
 uint64_t CudaDriver::allocate_device(uint64_t nbytes) {
@@ -310,12 +390,22 @@ std::shared_ptr<CudaDriver::Base> CudaDriver::measure_base() {
 
 void CudaDriver::copy_out(void* host, uint64_t device, uint64_t nbytes, StreamHandle stream) {
   const Current current(*this);
-  check(call_.memcpy_device_to_host(host, device, nbytes, stream_of(stream)), "cuMemcpyDtoHAsync_v2", nbytes);
+  auto* const target = static_cast<std::byte*>(host);
+  for (uint64_t begin = 0, part; begin < nbytes; begin += part) {
+    part = bytes_in_piece(target + begin, nbytes - begin);
+    check(call_.memcpy_device_to_host(target + begin, device + begin, part, stream_of(stream)), "cuMemcpyDtoHAsync_v2",
+          part);
+  }
 }
 
 void CudaDriver::copy_in(uint64_t device, const void* host, uint64_t nbytes, StreamHandle stream) {
   const Current current(*this);
-  check(call_.memcpy_host_to_device(device, host, nbytes, stream_of(stream)), "cuMemcpyHtoDAsync_v2", nbytes);
+  const auto* const source = static_cast<const std::byte*>(host);
+  for (uint64_t begin = 0, part; begin < nbytes; begin += part) {
+    part = bytes_in_piece(source + begin, nbytes - begin);
+    check(call_.memcpy_host_to_device(device + begin, source + begin, part, stream_of(stream)), "cuMemcpyHtoDAsync_v2",
+          part);
+  }
 }
 
 void CudaDriver::copy_within(uint64_t to, uint64_t from, uint64_t nbytes, StreamHandle stream) {

@@ -15,7 +15,7 @@ using Event = struct EventTag*;
 
 inline constexpr Result kSuccess = 0;
 inline constexpr Result kNotReady = 600;
-inline constexpr unsigned kMemHostAllocPortable = 1;
+inline constexpr unsigned kMemHostRegisterPortable = 1;
 inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr unsigned kEventBlockingSync = 1;
 
@@ -26,13 +26,14 @@ inline constexpr unsigned kEventBlockingSync = 1;
   X(init, cuInit, (unsigned))                                                                      \
   X(driver_get_version, cuDriverGetVersion, (int*))                                                \
   X(device_get, cuDeviceGet, (Device*, int))                                                       \
+  X(device_get_pci_bus_id, cuDeviceGetPCIBusId, (char*, int, Device))                              \
   X(primary_context_retain, cuDevicePrimaryCtxRetain, (Context*, Device))                          \
   X(primary_context_release, cuDevicePrimaryCtxRelease_v2, (Device))                               \
   X(context_get_current, cuCtxGetCurrent, (Context*))                                              \
   X(context_push, cuCtxPushCurrent_v2, (Context))                                                  \
   X(context_pop, cuCtxPopCurrent_v2, (Context*))                                                   \
-  X(mem_host_alloc, cuMemHostAlloc, (void**, size_t, unsigned))                                    \
-  X(mem_free_host, cuMemFreeHost, (void*))                                                         \
+  X(mem_host_register, cuMemHostRegister_v2, (void*, size_t, unsigned))                            \
+  X(mem_host_unregister, cuMemHostUnregister, (void*))                                             \
   X(mem_alloc, cuMemAlloc_v2, (DevicePointer*, size_t))                                            \
   X(mem_free, cuMemFree_v2, (DevicePointer))                                                       \
   X(stream_create, cuStreamCreate, (Stream*, unsigned))                                            \

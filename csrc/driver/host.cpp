@@ -115,7 +115,7 @@ class HostDriver final : public Driver {
 
   bool device_is_host() const override { return true; }
 
-  void* allocate_host(uint64_t nbytes) override { return allocate("allocate_host", nbytes); }
+  void* allocate_host(uint64_t nbytes, uint64_t) override { return allocate("allocate_host", nbytes); }
 
   void free_host(void* pointer) noexcept override { std::free(pointer); }
 

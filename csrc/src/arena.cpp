@@ -42,6 +42,21 @@ void Arena::hold(std::map<uint64_t, uint64_t>::iterator free_range, uint64_t off
   used_bytes_ += nbytes;
 }
 
+void Arena::grow(uint64_t capacity_bytes) {
+  assert(capacity_bytes % kPageBytes == 0 && capacity_bytes > capacity_bytes_);
+  const uint64_t more_bytes = capacity_bytes - capacity_bytes_;
+  held_[capacity_bytes_] = more_bytes;  // until the next line but one, which merges it with what is free before it
+  used_bytes_ += more_bytes;
+  release(capacity_bytes_);
+  capacity_bytes_ = capacity_bytes;
+}
+
+uint64_t Arena::free_bytes_at_end() const {
+  if (free_.empty()) return 0;
+  const auto& [begin, nbytes] = *free_.rbegin();
+  return begin + nbytes == capacity_bytes_ ? nbytes : 0;
+}
+
 void Arena::release(uint64_t offset) {
   const auto held = held_.find(offset);
   assert(held != held_.end());

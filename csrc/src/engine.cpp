@@ -48,7 +48,7 @@ Engine::Engine(std::shared_ptr<Driver> driver, std::shared_ptr<Faults> faults, P
 Engine::~Engine() {
   close();
   // Only in a forked child is anything left, and there the lanes' threads do not exist: joining them would hang.
-  for (auto& [name, tier] : tiers_) static_cast<void>(tier.release());
+  if (!tiers_.empty()) static_cast<void>(new std::map(std::move(tiers_)));
   static_cast<void>(upkeep_lane_.release());
 }
 
@@ -56,11 +56,11 @@ void Engine::check_open() const {
   if (!is_open_) throw option_error("the engine is closed");
 }
 
-Tier& Engine::find_tier(const std::string& name) {
+const std::shared_ptr<Tier>& Engine::find_tier(const std::string& name) {
   check_open();
   const auto tier = tiers_.find(name);
   if (tier == tiers_.end()) throw option_error("tier '" + name + "' is not open");
-  return *tier->second;
+  return tier->second;
 }
 
 Engine::Handle& Engine::find_handle(int64_t handle) {
@@ -105,8 +105,10 @@ void Engine::open_disk_tier(const std::string& directory, uint64_t limit_bytes, 
 }
 
 void Engine::reserve(const std::string& tier, uint64_t nbytes) {
-  const std::lock_guard lock(mutex_);
-  find_tier(tier).reserve(nbytes);
+  std::shared_ptr<Tier> kept;  // also when another thread closes the engine while room is made
+  std::unique_lock lock(mutex_);
+  kept = find_tier(tier);
+  kept->reserve(nbytes, lock);
 }
 
 DLManagedTensor* Engine::out_start(int64_t swap, const std::string& tier_name, uint64_t offset, uint64_t pointer,
@@ -117,16 +119,18 @@ DLManagedTensor* Engine::out_start(int64_t swap, const std::string& tier_name, u
                        std::to_string(kPageBytes) + " bytes");
   }
   auto token = std::make_unique<Token>();
-  const std::lock_guard lock(mutex_);
-  Tier& tier = find_tier(tier_name);
-  const Block block = tier.take(offset, nbytes);
+  std::shared_ptr<Tier> tier;  // also when another thread closes the engine while room is made
+  std::unique_lock lock(mutex_);
+  tier = find_tier(tier_name);
+  const Block block = tier->take(offset, nbytes, lock);
+  check_open();
   const int64_t handle = ++last_number_;
-  handles_.emplace(handle, Handle{&tier, block, {}});
+  handles_.emplace(handle, Handle{tier.get(), block, {}});
   try {
     launch(Direction::kOut, swap, handle, pointer, stream);
   } catch (...) {
     handles_.erase(handle);
-    tier.release(block, {});
+    tier->release(block, {});
     throw;
   }
   token->engine = shared_from_this();
@@ -313,7 +317,7 @@ void Engine::release(int64_t number) noexcept {
 
 TierStats Engine::tier_stats(const std::string& tier) {
   const std::lock_guard lock(mutex_);
-  return find_tier(tier).stats();
+  return find_tier(tier)->stats();
 }
 
 uint64_t Engine::live_handles() {
@@ -326,7 +330,7 @@ void Engine::close() {
   // Destroyed after the lock is given back, in this order from below: records and handles, then the lanes, which end
   // what was queued first, then the driver.
   std::shared_ptr<Driver> driver;
-  std::map<std::string, std::unique_ptr<Tier>> tiers;
+  std::map<std::string, std::shared_ptr<Tier>> tiers;
   std::unique_ptr<Lane> upkeep;
   std::map<int64_t, Handle> handles;
   std::map<int64_t, Flight> flights;

@@ -18,17 +18,30 @@ MemoryTier::MemoryTier(std::shared_ptr<Driver> driver, Place place, uint64_t lim
 Lane& MemoryTier::lane(Direction direction) { return direction == Direction::kOut ? out_ : in_; }
 
 std::shared_ptr<Storage> MemoryTier::allocate(uint64_t nbytes) {
-  const bool is_host = place_ == Place::kHost;
   try {
-    if (is_host) return std::make_shared<PinnedMemory>(driver_, nbytes);
+    if (place_ == Place::kHost) return std::make_shared<PinnedMemory>(driver_, nbytes, limit_bytes());
     return std::make_shared<DeviceMemory>(driver_, nbytes);
   } catch (const Error& error) {
-    throw Error(ErrorKind::kTier, (is_host ? "host tier: " : "device tier: ") + format_bytes(nbytes) +
-                                      (is_host ? " of pinned memory" : " of spare device memory") +
-                                      " cannot be had: " + error.what() +
-                                      (is_host ? ". Free host memory, raise the limit on locked memory, or swap less"
-                                               : ". Free device memory that torch and others hold, or swap less"));
+    throw cannot_be_had(nbytes, error);
   }
+}
+
+void MemoryTier::extend(Storage& storage, uint64_t nbytes) {
+  try {
+    static_cast<PinnedMemory&>(storage).grow(nbytes);
+  } catch (const Error& error) {
+    throw cannot_be_had(nbytes, error);
+  }
+}
+
+// The limit on locked memory (RLIMIT_MEMLOCK) has no say: NVIDIA's kernel module pins without looking at it.
+Error MemoryTier::cannot_be_had(uint64_t nbytes, const Error& error) const {
+  const bool is_host = place_ == Place::kHost;
+  return Error(ErrorKind::kTier, (is_host ? "host tier: " : "device tier: ") + format_bytes(nbytes) +
+                                     (is_host ? " of pinned memory" : " of spare device memory") +
+                                     " cannot be had: " + error.what() +
+                                     (is_host ? ". Free host memory, or swap less: a larger budget, or a host_budget"
+                                              : ". Free device memory that torch and others hold, or swap less"));
 }
 
 }  // namespace lmswap

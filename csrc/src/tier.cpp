@@ -5,22 +5,58 @@
 #include <iterator>
 #include <utility>
 
+#include "lmswap/clock.h"
 #include "lmswap/error.h"
 #include "lmswap/stream.h"
 
 namespace lmswap {
 
-void Tier::reserve(uint64_t nbytes) {
+void Tier::reserve(uint64_t nbytes, std::unique_lock<std::mutex>& lock) {
   nbytes = round_to_pages(nbytes);
-  const bool has_planned = !slabs_.empty() && slabs_.front().is_planned;
-  if (nbytes == 0 || (has_planned && slabs_.front().storage->nbytes() >= nbytes)) return;
-  const bool is_replaced = has_planned && slabs_.front().arena.used_bytes() == 0;
-  check_limit(nbytes, stats().capacity_bytes - (is_replaced ? slabs_.front().storage->nbytes() : 0));
-  if (has_planned) slabs_.front().is_planned = false;
+  room_made_.wait(lock, [&] { return !is_making_room_; });
+  const uint64_t kept_bytes = has_kept() ? slabs_.front().arena.capacity_bytes() : 0;
+  if (nbytes <= kept_bytes) return;
+  if (has_kept() && is_extended()) return extend_slab(nbytes - kept_bytes, lock);
+  const bool is_replaced = has_kept() && slabs_.front().arena.used_bytes() == 0;
+  check_limit(nbytes, stats().capacity_bytes - (is_replaced ? kept_bytes : 0));
+  if (has_kept()) slabs_.front().is_kept = false;
   forget_finished_users();  // they hold on to their slabs
   // Given back first, not after: the old and the new slab may not fit beside each other.
   drop_empty_slabs();
-  slabs_.push_front({make_storage(nbytes), Arena(nbytes), true});
+  add_slab(nbytes, true, lock);
+}
+
+void Tier::add_slab(uint64_t nbytes, bool is_kept, std::unique_lock<std::mutex>& lock) {
+  check_limit(nbytes, stats().capacity_bytes);
+  std::shared_ptr<Storage> storage;
+  make_unlocked(lock, [&] { storage = make_storage(nbytes); });
+  slabs_.insert(is_kept ? slabs_.begin() : slabs_.end(), {std::move(storage), Arena(nbytes), is_kept});
+}
+
+void Tier::extend_slab(uint64_t more_bytes, std::unique_lock<std::mutex>& lock) {
+  Slab& slab = slabs_.front();
+  const uint64_t nbytes = slab.arena.capacity_bytes() + more_bytes;
+  check_limit(more_bytes, stats().capacity_bytes);
+  make_unlocked(lock, [&] { extend(*slab.storage, nbytes); });
+  slab.arena.grow(nbytes);
+}
+
+template <typename Make>
+void Tier::make_unlocked(std::unique_lock<std::mutex>& lock, Make make) {
+  const double started = monotonic_seconds();
+  std::exception_ptr error;
+  is_making_room_ = true;
+  lock.unlock();
+  try {
+    make();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  lock.lock();
+  is_making_room_ = false;
+  reserve_seconds_ += monotonic_seconds() - started;
+  room_made_.notify_all();
+  if (error) std::rethrow_exception(error);
 }
 
 // Whoever holds a slab last wipes it, on whatever thread: there is nobody who could be told that it failed.
@@ -38,7 +74,7 @@ std::shared_ptr<Storage> Tier::make_storage(uint64_t nbytes) {
 }
 
 void Tier::drop_empty_slabs() {
-  std::erase_if(slabs_, [](const Slab& slab) { return !slab.is_planned && slab.arena.used_bytes() == 0; });
+  std::erase_if(slabs_, [](const Slab& slab) { return !slab.is_kept && slab.arena.used_bytes() == 0; });
 }
 
 void Tier::check_limit(uint64_t more_bytes, uint64_t kept_bytes) const {
@@ -49,15 +85,38 @@ void Tier::check_limit(uint64_t more_bytes, uint64_t kept_bytes) const {
                                     " are held. Raise the limit or swap less");
 }
 
-Block Tier::take(uint64_t offset, uint64_t nbytes) {
+Block Tier::take(uint64_t offset, uint64_t nbytes, std::unique_lock<std::mutex>& lock) {
+  for (;;) {
+    if (const auto block = find_room(offset, nbytes)) return *block;
+    if (is_making_room_) {
+      room_made_.wait(lock);
+    } else {
+      make_room(round_to_pages(nbytes), lock);
+    }
+  }
+}
+
+std::optional<Block> Tier::find_room(uint64_t offset, uint64_t nbytes) {
   if (!slabs_.empty() && slabs_.front().arena.take(offset, nbytes)) return hold(slabs_.front(), offset, nbytes);
   for (Slab& slab : slabs_) {
     if (const auto place = slab.arena.take_any(nbytes)) return hold(slab, *place, nbytes);
   }
-  const uint64_t slab_bytes = round_to_pages(nbytes);
-  check_limit(slab_bytes, stats().capacity_bytes);
-  slabs_.push_back({make_storage(slab_bytes), Arena(slab_bytes), false});
-  return hold(slabs_.back(), *slabs_.back().arena.take_any(nbytes), nbytes);
+  return std::nullopt;
+}
+
+// What can be extended is, by no little: the tensors of a step without a plan come one by one.
+void Tier::make_room(uint64_t nbytes, std::unique_lock<std::mutex>& lock) {
+  constexpr uint64_t kLeastBytes = 256 << 20;
+  if (!is_extended()) return add_slab(nbytes, false, lock);
+  const uint64_t capacity_bytes = stats().capacity_bytes;
+  const uint64_t left_bytes = (limit_bytes_ - capacity_bytes) / kPageBytes * kPageBytes;
+  const uint64_t missing_bytes = nbytes - (has_kept() ? slabs_.front().arena.free_bytes_at_end() : 0);
+  const uint64_t more_bytes = std::max(missing_bytes, std::min(kLeastBytes, left_bytes));
+  if (has_kept()) {
+    extend_slab(more_bytes, lock);
+  } else {
+    add_slab(more_bytes, true, lock);
+  }
 }
 
 Block Tier::hold(Slab& slab, uint64_t offset, uint64_t nbytes) {
@@ -103,8 +162,8 @@ std::vector<TransferPointer> Tier::fences(const Block& block) {
 }
 
 TierStats Tier::stats() const {
-  TierStats stats{0, used_bytes_, peak_used_bytes_};
-  for (const Slab& slab : slabs_) stats.capacity_bytes += slab.storage->nbytes();
+  TierStats stats{0, used_bytes_, peak_used_bytes_, reserve_seconds_};
+  for (const Slab& slab : slabs_) stats.capacity_bytes += slab.arena.capacity_bytes();
   return stats;
 }
 

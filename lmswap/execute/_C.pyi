@@ -22,6 +22,7 @@ class TierStats(NamedTuple):
     capacity_bytes: int  # reserved now
     used_bytes: int  # held by live tokens now
     peak_used_bytes: int
+    reserve_seconds: float  # what making room took so far
 
 class Engine:
     """Owner of tiers, arenas, lanes and events for one device. Closes by `close`, never by a static destructor."""
@@ -50,7 +51,10 @@ class Engine:
         """
 
     def reserve(self, tier: str, nbytes: int) -> None:
-        """Makes one contiguous arena of at least ``nbytes``; raises TierError before anything starts if it cannot."""
+        """Makes one contiguous arena of at least ``nbytes``; raises TierError before anything starts if it cannot.
+
+        An arena of pinned memory grows in place, by what it has less.
+        """
 
     def out_start(self, swap: int, tier: str, offset: int, pointer: int, nbytes: int, stream: int) -> object:
         """Queues the copy out behind what ``stream`` holds now; returns the token, a DLPack capsule.

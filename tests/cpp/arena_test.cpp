@@ -106,5 +106,19 @@ TEST(Arena, refuses_what_is_not_a_range_of_its_pages) {
   EXPECT_FALSE(Arena(0).take_any(1));
 }
 
+TEST(Arena, grows_by_what_merges_with_the_free_end) {
+  Arena arena(4 * kPageBytes);
+  ASSERT_TRUE(arena.take(0, 3 * kPageBytes));
+  EXPECT_EQ(arena.free_bytes_at_end(), kPageBytes);
+  arena.grow(6 * kPageBytes);
+  EXPECT_EQ(arena.capacity_bytes(), 6 * kPageBytes);
+  EXPECT_EQ(arena.used_bytes(), 3 * kPageBytes);
+  EXPECT_EQ(arena.free_bytes_at_end(), 3 * kPageBytes);
+  EXPECT_TRUE(arena.take(3 * kPageBytes, 3 * kPageBytes));
+  EXPECT_EQ(arena.free_bytes_at_end(), 0u);
+  arena.release(0);
+  EXPECT_EQ(arena.free_bytes_at_end(), 0u);
+}
+
 }  // namespace
 }  // namespace lmswap

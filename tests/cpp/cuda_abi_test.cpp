@@ -37,12 +37,13 @@ static_assert(std::string_view(LMSWAP_EXPANDED(cuEventDestroy)) == "cuEventDestr
 static_assert(std::string_view(LMSWAP_EXPANDED(cuMemcpyDtoHAsync)) == "cuMemcpyDtoHAsync_v2");
 static_assert(std::string_view(LMSWAP_EXPANDED(cuMemcpyHtoDAsync)) == "cuMemcpyHtoDAsync_v2");
 static_assert(std::string_view(LMSWAP_EXPANDED(cuMemcpyDtoDAsync)) == "cuMemcpyDtoDAsync_v2");
+static_assert(std::string_view(LMSWAP_EXPANDED(cuMemHostRegister)) == "cuMemHostRegister_v2");
 static_assert(std::string_view(LMSWAP_EXPANDED(cuMemAlloc)) == "cuMemAlloc_v2");
 static_assert(std::string_view(LMSWAP_EXPANDED(cuMemFree)) == "cuMemFree_v2");
 
 static_assert(lmswap::cuda::kSuccess == static_cast<int>(CUDA_SUCCESS));
 static_assert(lmswap::cuda::kNotReady == static_cast<int>(CUDA_ERROR_NOT_READY));
-static_assert(lmswap::cuda::kMemHostAllocPortable == CU_MEMHOSTALLOC_PORTABLE);
+static_assert(lmswap::cuda::kMemHostRegisterPortable == CU_MEMHOSTREGISTER_PORTABLE);
 static_assert(lmswap::cuda::kStreamNonBlocking == CU_STREAM_NON_BLOCKING);
 static_assert(lmswap::cuda::kEventBlockingSync == CU_EVENT_BLOCKING_SYNC);
 

@@ -4,6 +4,7 @@
 
 #include <thread>
 
+#include "lmswap/arena.h"
 #include "lmswap/event.h"
 #include "lmswap/storage.h"
 #include "lmswap/stream.h"
@@ -53,11 +54,46 @@ TEST_F(CudaDriverTest, a_machine_without_a_device_is_an_error_in_the_drivers_wor
 
 TEST_F(CudaDriverTest, a_failing_call_names_itself_the_bytes_and_the_drivers_words) {
   const auto driver = open_cuda_driver(LMSWAP_FAKE_CUDA, 0);
-  fail("cuMemHostAlloc", 2);
+  fail("cuMemHostRegister_v2", 2);
   EXPECT_ERROR(PinnedMemory(driver, 5 << 20), ErrorKind::kDriver,
-               "cuMemHostAlloc of 5.0 MiB (5242880 bytes) failed: CUDA_ERROR_OUT_OF_MEMORY (2), out of memory");
+               "cuMemHostRegister_v2 of 5.0 MiB (5242880 bytes) failed: CUDA_ERROR_OUT_OF_MEMORY (2), out of memory");
   fail("cuMemAlloc_v2", 2);
   EXPECT_ERROR(DeviceMemory(driver, 5 << 20), ErrorKind::kDriver, "cuMemAlloc_v2 of 5.0 MiB (5242880 bytes) failed");
+}
+
+TEST_F(CudaDriverTest, host_memory_that_has_grown_is_copied_to_and_from_across_the_border) {
+  constexpr uint64_t kPages = 5, kBytes = kPages * kPageBytes - 3;
+  const auto device = make_test_device("fake");
+  PinnedMemory memory(device->driver, 2 * kPageBytes, kPages * kPageBytes);
+  const std::byte* const data = memory.data();
+  memory.grow(3 * kPageBytes);
+  memory.grow(kPages * kPageBytes);
+  EXPECT_EQ(memory.data(), data);
+  const uint64_t source = device->allocate(kBytes), target = device->allocate(kBytes);
+  device->upload(source, test::make_bytes(kBytes, 1));
+  device->driver->copy_out(memory.data() + 1, source, kBytes, device->stream);
+  device->driver->copy_in(target, memory.data() + 1, kBytes, device->stream);
+  EXPECT_EQ(device->download(target, kBytes), test::make_bytes(kBytes, 1));
+  for (const uint64_t pointer : {source, target}) device->free(pointer);
+  EXPECT_EQ(device->violations(), std::vector<std::string>{});
+}
+
+TEST_F(CudaDriverTest, host_memory_that_cannot_grow_is_as_before) {
+  const auto driver = open_cuda_driver(LMSWAP_FAKE_CUDA, 0);
+  {
+    PinnedMemory memory(driver, kPageBytes, 4 * kPageBytes);
+    memory.data()[0] = std::byte{7};
+    fail("cuMemHostRegister_v2", 2);
+    EXPECT_ERROR(memory.grow(4 * kPageBytes), ErrorKind::kDriver, "cuMemHostRegister_v2 of 0.0 MiB (12288 bytes)");
+    EXPECT_EQ(count("host_bytes"), kPageBytes);
+    EXPECT_EQ(memory.nbytes(), kPageBytes);
+    EXPECT_ERROR(memory.grow(5 * kPageBytes), ErrorKind::kDriver, "cannot be extended");
+    memory.grow(4 * kPageBytes);
+    EXPECT_EQ(count("host_bytes"), 4 * kPageBytes);
+    EXPECT_EQ(memory.data()[0], std::byte{7});
+  }
+  EXPECT_EQ(count("host_bytes"), 0u);
+  EXPECT_EQ(num_violations(), 0u);
 }
 
 TEST_F(CudaDriverTest, retains_the_primary_context_and_gives_all_back) {

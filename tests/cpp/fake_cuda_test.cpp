@@ -27,7 +27,7 @@ class FakeCuda : public testing::Test {
     ASSERT_EQ(cuCtxPushCurrent_v2(context_), kSuccess);
     for (Stream* stream : {&first_, &second_}) ASSERT_EQ(cuStreamCreate(stream, kStreamNonBlocking), kSuccess);
     ASSERT_EQ(cuEventCreate(&event_, 0), kSuccess);
-    ASSERT_EQ(cuMemHostAlloc(&host_, kBytes, 0), kSuccess);
+    ASSERT_EQ(cuMemHostRegister_v2(host_, kBytes, 0), kSuccess);
     fake_cuda_register(device_bytes_.data(), kBytes);
     device_ = reinterpret_cast<DevicePointer>(device_bytes_.data());
   }
@@ -39,7 +39,7 @@ class FakeCuda : public testing::Test {
       cuStreamDestroy_v2(stream);
     }
     cuEventDestroy_v2(event_);
-    if (host_ != nullptr) cuMemFreeHost(host_);
+    if (is_pinned_) cuMemHostUnregister(host_);
     fake_cuda_unregister(device_bytes_.data());
     Context popped;
     cuCtxPopCurrent_v2(&popped);
@@ -58,7 +58,8 @@ class FakeCuda : public testing::Test {
   Context context_ = nullptr;
   Stream first_ = nullptr, second_ = nullptr;
   Event event_ = nullptr;
-  void* host_ = nullptr;
+  alignas(4096) char host_[kBytes] = {};
+  bool is_pinned_ = true;
   std::vector<char> device_bytes_ = std::vector<char>(kBytes);
   DevicePointer device_ = 0;
 };
@@ -113,15 +114,37 @@ TEST_F(FakeCuda, reports_memory_that_is_not_of_its_kind) {
   expect_violation("not the device's");
 }
 
-TEST_F(FakeCuda, reports_memory_freed_under_a_copy_and_freed_twice) {
+TEST_F(FakeCuda, reports_memory_unpinned_under_a_copy_and_unpinned_twice) {
   fake_cuda_set_delay(0.2);
   cuMemcpyDtoHAsync_v2(host_, device_, kBytes, first_);
-  cuMemFreeHost(host_);
+  cuMemHostUnregister(host_);
   cuStreamSynchronize(first_);
   expect_violation("freed before the copy ran");
-  cuMemFreeHost(host_);
+  EXPECT_NE(cuMemHostUnregister(host_), kSuccess);
+  expect_violation("not registered");
+  is_pinned_ = false;
+}
+
+TEST_F(FakeCuda, reports_memory_freed_twice) {
+  DevicePointer pointer;
+  cuMemAlloc_v2(&pointer, kBytes);
+  cuMemFree_v2(pointer);
+  EXPECT_NE(cuMemFree_v2(pointer), kSuccess);
   expect_violation("freed already");
-  host_ = nullptr;
+}
+
+TEST_F(FakeCuda, reports_memory_pinned_twice_and_copies_across_two_registrations) {
+  EXPECT_NE(cuMemHostRegister_v2(host_ + kBytes / 2, kBytes / 2, 0), kSuccess);
+  expect_violation("registered already");
+  cuMemHostUnregister(host_);
+  for (char* half : {host_, host_ + kBytes / 2}) {
+    ASSERT_EQ(cuMemHostRegister_v2(half, kBytes / 2, 0), kSuccess);
+    EXPECT_EQ(cuMemcpyDtoHAsync_v2(half, device_, kBytes / 2, first_), kSuccess);
+  }
+  EXPECT_NE(cuMemcpyDtoHAsync_v2(host_, device_, kBytes, first_), kSuccess);
+  expect_violation("not pinned");
+  cuStreamSynchronize(first_);
+  cuMemHostUnregister(host_ + kBytes / 2);
 }
 
 TEST_F(FakeCuda, reports_uses_without_an_order) {

@@ -132,7 +132,7 @@ class CudaDevice final : public TestDevice {
   // A numbered failure of a driver call is the device's here; delays are set for all calls, the rest is for the disk.
   void plan_failures(const std::string& text) {
     faults = std::make_shared<Faults>(text);
-    const std::map<std::string, const char*> symbols = {{"allocate_host@", "cuMemHostAlloc"},
+    const std::map<std::string, const char*> symbols = {{"allocate_host@", "cuMemHostRegister_v2"},
                                                         {"allocate_device@", "cuMemAlloc_v2"},
                                                         {"copy_within@", "cuMemcpyDtoDAsync_v2"},
                                                         {"copy_out@", "cuMemcpyDtoHAsync_v2"},

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lmswap/dlpack.h"
@@ -79,6 +80,47 @@ class Token {
 // What in_start has begun and in_done waits for.
 struct Arrival {
   int64_t handle, transfer;
+};
+
+// Hands every call on to another driver, for tests that look at some of them.
+class ForwardingDriver : public Driver {
+ public:
+  explicit ForwardingDriver(std::shared_ptr<Driver> driver) : driver_(std::move(driver)) {}
+
+  bool device_is_host() const override { return driver_->device_is_host(); }
+  void* allocate_host(uint64_t nbytes, uint64_t most_bytes) override {
+    return driver_->allocate_host(nbytes, most_bytes);
+  }
+  bool host_memory_grows() const override { return driver_->host_memory_grows(); }
+  void grow_host(void* pointer, uint64_t nbytes) override { driver_->grow_host(pointer, nbytes); }
+  void free_host(void* pointer) noexcept override { driver_->free_host(pointer); }
+  uint64_t allocate_device(uint64_t nbytes) override { return driver_->allocate_device(nbytes); }
+  void free_device(uint64_t device) noexcept override { driver_->free_device(device); }
+  StreamHandle create_stream() override { return driver_->create_stream(); }
+  void destroy_stream(StreamHandle stream) noexcept override { driver_->destroy_stream(stream); }
+  void synchronize_stream(StreamHandle stream) override { driver_->synchronize_stream(stream); }
+  EventHandle create_event() override { return driver_->create_event(); }
+  void destroy_event(EventHandle event) noexcept override { driver_->destroy_event(event); }
+  void record_event(EventHandle event, StreamHandle stream) override { driver_->record_event(event, stream); }
+  void wait_event(StreamHandle stream, EventHandle event) override { driver_->wait_event(stream, event); }
+  bool query_event(EventHandle event) override { return driver_->query_event(event); }
+  void synchronize_event(EventHandle event) override { driver_->synchronize_event(event); }
+  double event_seconds(EventHandle event) override { return driver_->event_seconds(event); }
+  void copy_out(void* host, uint64_t device, uint64_t nbytes, StreamHandle stream) override {
+    driver_->copy_out(host, device, nbytes, stream);
+  }
+  void copy_in(uint64_t device, const void* host, uint64_t nbytes, StreamHandle stream) override {
+    driver_->copy_in(device, host, nbytes, stream);
+  }
+  void copy_within(uint64_t to, uint64_t from, uint64_t nbytes, StreamHandle stream) override {
+    driver_->copy_within(to, from, nbytes, stream);
+  }
+  void fill(uint64_t device, std::byte value, uint64_t nbytes, StreamHandle stream) override {
+    driver_->fill(device, value, nbytes, stream);
+  }
+
+ private:
+  std::shared_ptr<Driver> driver_;
 };
 
 // Bytes that depend on the seed, and differ from page to page.

@@ -26,46 +26,30 @@ using test::Token;
 constexpr uint64_t kMiB = 1 << 20, kBytes = 3 * kMiB + 777, kLimit = 64 * kMiB;
 
 // Hands everything on, and notes what is in memory when it is given back.
-class NotingDriver final : public Driver {
+class NotingDriver final : public test::ForwardingDriver {
  public:
-  explicit NotingDriver(std::shared_ptr<Driver> driver) : driver_(std::move(driver)) {}
+  using ForwardingDriver::ForwardingDriver;
 
-  bool device_is_host() const override { return driver_->device_is_host(); }
-  void* allocate_host(uint64_t nbytes) override {
-    void* pointer = driver_->allocate_host(nbytes);
+  void* allocate_host(uint64_t nbytes, uint64_t most_bytes) override {
+    void* pointer = ForwardingDriver::allocate_host(nbytes, most_bytes);
     std::memset(pointer, 0x11, nbytes);
     sizes_[pointer] = nbytes;
     return pointer;
+  }
+  void grow_host(void* pointer, uint64_t nbytes) override {
+    uint64_t& known_bytes = sizes_[pointer];
+    ForwardingDriver::grow_host(pointer, nbytes);
+    std::memset(static_cast<std::byte*>(pointer) + known_bytes, 0x11, nbytes - known_bytes);
+    known_bytes = nbytes;
   }
   void free_host(void* pointer) noexcept override {
     const test::Bytes zeros(sizes_[pointer]);
     num_unclean += std::memcmp(pointer, zeros.data(), zeros.size()) != 0 ? 1 : 0;
     ++num_freed;
-    driver_->free_host(pointer);
-  }
-  uint64_t allocate_device(uint64_t nbytes) override { return driver_->allocate_device(nbytes); }
-  void free_device(uint64_t device) noexcept override { driver_->free_device(device); }
-  StreamHandle create_stream() override { return driver_->create_stream(); }
-  void destroy_stream(StreamHandle stream) noexcept override { driver_->destroy_stream(stream); }
-  void synchronize_stream(StreamHandle stream) override { driver_->synchronize_stream(stream); }
-  EventHandle create_event() override { return driver_->create_event(); }
-  void destroy_event(EventHandle event) noexcept override { driver_->destroy_event(event); }
-  void record_event(EventHandle event, StreamHandle stream) override { driver_->record_event(event, stream); }
-  void wait_event(StreamHandle stream, EventHandle event) override { driver_->wait_event(stream, event); }
-  bool query_event(EventHandle event) override { return driver_->query_event(event); }
-  void synchronize_event(EventHandle event) override { driver_->synchronize_event(event); }
-  double event_seconds(EventHandle event) override { return driver_->event_seconds(event); }
-  void copy_out(void* host, uint64_t device, uint64_t nbytes, StreamHandle stream) override {
-    driver_->copy_out(host, device, nbytes, stream);
-  }
-  void copy_in(uint64_t device, const void* host, uint64_t nbytes, StreamHandle stream) override {
-    driver_->copy_in(device, host, nbytes, stream);
-  }
-  void copy_within(uint64_t to, uint64_t from, uint64_t nbytes, StreamHandle stream) override {
-    driver_->copy_within(to, from, nbytes, stream);
+    ForwardingDriver::free_host(pointer);
   }
   void fill(uint64_t device, std::byte value, uint64_t nbytes, StreamHandle stream) override {
-    driver_->fill(device, value, nbytes, stream);
+    ForwardingDriver::fill(device, value, nbytes, stream);
     if (value == std::byte{0}) zeroed_device_bytes += nbytes;
   }
 
@@ -78,7 +62,6 @@ class NotingDriver final : public Driver {
   uint64_t num_unclean = 0, num_freed = 0, zeroed_device_bytes = 0;
 
  private:
-  std::shared_ptr<Driver> driver_;
   std::map<void*, uint64_t> sizes_;
 };
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 MIB = 2**20
-INVALID_VALUE, ILLEGAL_ADDRESS = 1, 700
+PAGE = 4096
+INVALID_VALUE, ILLEGAL_ADDRESS, ALREADY_REGISTERED, NOT_REGISTERED = 1, 700, 712, 713
 
 
 def driver():
@@ -87,8 +88,36 @@ def test_a_use_of_memory_that_was_given_back_breaks_the_context(emulated_gpu):
 
 
 def test_what_is_given_back_twice_is_told_of(emulated_gpu):
-    address = ctypes.c_void_p()
-    driver().cuMemHostAlloc(ctypes.byref(address), ctypes.c_size_t(MIB), ctypes.c_uint(0))
-    assert driver().cuMemFreeHost(address) == 0
-    assert driver().cuMemFreeHost(address) == INVALID_VALUE
+    runtime, address = ctypes.CDLL("libcudart.so.13"), ctypes.c_void_p()
+    runtime.cudaHostAlloc(ctypes.byref(address), ctypes.c_size_t(MIB), ctypes.c_uint(0))
+    assert runtime.cudaFreeHost(address) == 0
+    assert runtime.cudaFreeHost(address) == INVALID_VALUE
+    assert runtime.cudaGetLastError() == INVALID_VALUE  # which torch would find at its next call
     assert emulated_gpu.take_violations() == ["pinned memory is given back that is not allocated"]
+
+
+def test_registered_memory_is_pinned_as_one_piece(emulated_gpu):
+    host = torch.zeros(3 * PAGE, dtype=torch.uint8, device="cpu")
+    device = torch.ones(2 * PAGE, dtype=torch.uint8, device="cuda")
+    begin = -(-host.data_ptr() // PAGE) * PAGE
+    pieces = [ctypes.c_void_p(begin), ctypes.c_void_p(begin + PAGE)]
+    for piece in pieces:
+        assert driver().cuMemHostRegister_v2(piece, ctypes.c_size_t(PAGE), ctypes.c_uint(1)) == 0
+
+    def copy_out(nbytes):
+        source = ctypes.c_void_p(device.data_ptr())
+        return driver().cuMemcpyDtoHAsync_v2(pieces[0], source, ctypes.c_size_t(nbytes), None)
+
+    assert copy_out(PAGE) == 0
+    torch.cuda.synchronize()
+    assert int(host.sum()) == PAGE
+    assert emulated_gpu.take_violations() == []
+    assert copy_out(2 * PAGE) == INVALID_VALUE  # of two registrations
+    assert driver().cuMemHostRegister_v2(pieces[1], ctypes.c_size_t(PAGE), ctypes.c_uint(1)) == ALREADY_REGISTERED
+    for piece in pieces:
+        assert driver().cuMemHostUnregister(piece) == 0
+    assert driver().cuMemHostUnregister(pieces[1]) == NOT_REGISTERED
+    across, again, unpinned = emulated_gpu.take_violations()
+    assert "pageable memory" in across
+    assert again == "memory is pinned that is pinned already"
+    assert unpinned == "memory is unpinned that is not pinned"

@@ -26,6 +26,9 @@ class Arena {
 
   void release(uint64_t offset);  // a held range, by the offset it was taken at
 
+  void grow(uint64_t capacity_bytes);  // a multiple of the page
+  uint64_t free_bytes_at_end() const;
+
   uint64_t capacity_bytes() const { return capacity_bytes_; }
   uint64_t used_bytes() const { return used_bytes_; }
 

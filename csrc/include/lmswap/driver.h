@@ -26,8 +26,11 @@ class Driver {
   // Whether device memory is ordinary memory, which files can be read into and written from directly.
   virtual bool device_is_host() const = 0;
 
-  // Page-aligned host memory that the device copies to and from without staging (pinned).
-  virtual void* allocate_host(uint64_t nbytes) = 0;
+  // Page-aligned host memory that the device copies to and from without staging (pinned). Where it grows it does so in
+  // place, up to `most_bytes`; if that fails it is as before.
+  virtual void* allocate_host(uint64_t nbytes, uint64_t most_bytes) = 0;
+  virtual bool host_memory_grows() const { return false; }
+  virtual void grow_host(void*, uint64_t) {}
   virtual void free_host(void* pointer) noexcept = 0;
 
   // Memory of the device beside that of torch's allocator.

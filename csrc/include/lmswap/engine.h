@@ -88,7 +88,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   Engine(std::shared_ptr<Driver> driver, std::shared_ptr<Faults> faults, Pacers pacers, Upkeep upkeep);
   void check_open() const;
-  Tier& find_tier(const std::string& name);
+  const std::shared_ptr<Tier>& find_tier(const std::string& name);
   Handle& find_handle(int64_t handle);
   TransferPointer find_transfer(int64_t handle, int64_t number);
   void add_tier(const std::string& name, const std::function<std::unique_ptr<Tier>()>& make);
@@ -106,7 +106,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool is_open_ = true;
   std::shared_ptr<Driver> driver_;
   int64_t last_number_ = 0;  // of handles and transfers
-  std::map<std::string, std::unique_ptr<Tier>> tiers_;
+  std::map<std::string, std::shared_ptr<Tier>> tiers_;
   std::unique_ptr<Lane> upkeep_lane_;  // none where nothing is to be done
   std::map<int64_t, Handle> handles_;
   std::map<int64_t, std::unique_ptr<Event>> marks_;

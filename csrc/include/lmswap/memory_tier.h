@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "lmswap/error.h"
 #include "lmswap/pacer.h"
 #include "lmswap/tier.h"
 
@@ -18,8 +19,12 @@ class MemoryTier final : public Tier {
 
  protected:
   std::shared_ptr<Storage> allocate(uint64_t nbytes) override;
+  bool is_extended() const override { return place_ == Place::kHost && driver_->host_memory_grows(); }
+  void extend(Storage& storage, uint64_t nbytes) override;
 
  private:
+  Error cannot_be_had(uint64_t nbytes, const Error& error) const;
+
   std::shared_ptr<Driver> driver_;
   const Place place_;
   Lane out_, in_;

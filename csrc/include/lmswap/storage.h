@@ -1,6 +1,7 @@
 // What holds swapped bytes: a stretch of memory or a file. It lives until its last user, also a copy under way.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -24,18 +25,27 @@ class Storage {
   virtual void read_back(uint64_t offset, std::byte* target, uint64_t nbytes, StreamHandle stream) = 0;
   virtual void fill(uint64_t offset, uint64_t nbytes, std::byte value, StreamHandle stream) = 0;
 
+ protected:
+  void set_nbytes(uint64_t nbytes) { nbytes_ = nbytes; }
+
  private:
   uint64_t nbytes_;
 };
 
-// Host memory that the driver copies to and from directly.
+// Host memory that the driver copies to and from directly; up to `most_bytes` where it grows.
 class PinnedMemory final : public Storage {
  public:
-  PinnedMemory(std::shared_ptr<Driver> driver, uint64_t nbytes)
-      : Storage(nbytes), driver_(std::move(driver)), data_(static_cast<std::byte*>(driver_->allocate_host(nbytes))) {}
+  PinnedMemory(std::shared_ptr<Driver> driver, uint64_t nbytes, uint64_t most_bytes = 0)
+      : Storage(nbytes),
+        driver_(std::move(driver)),
+        data_(static_cast<std::byte*>(driver_->allocate_host(nbytes, std::max(nbytes, most_bytes)))) {}
   ~PinnedMemory() override { driver_->free_host(data_); }
   std::byte* data() const { return data_; }
 
+  void grow(uint64_t nbytes) {
+    driver_->grow_host(data_, nbytes);
+    set_nbytes(nbytes);
+  }
   void read_back(uint64_t offset, std::byte* target, uint64_t nbytes, StreamHandle) override {
     std::memcpy(target, data_ + offset, nbytes);
   }

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <iterator>
 #include <list>
 #include <map>
 #include <memory>
@@ -31,7 +33,7 @@ using lmswap::cuda::Stream;
 
 constexpr Result kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3, kNoDevice = 100,
                  kInvalidDevice = 101, kInvalidContext = 201, kInvalidHandle = 400, kNotReady = 600,
-                 kIllegalAddress = 700;
+                 kIllegalAddress = 700, kAlreadyRegistered = 712, kNotRegistered = 713;
 constexpr int kNumDevices = 2;
 constexpr size_t kPage = 4096;
 
@@ -112,7 +114,7 @@ enum class Kind { kDevice, kHost };
 struct Memory {
   size_t nbytes;
   Kind kind;
-  bool is_owned;  // allocated here, not registered
+  bool is_owned;  // not made known by a test
 };
 
 // One use of bytes by an operation of a stream.
@@ -140,6 +142,7 @@ struct World {
   std::shared_ptr<StreamState> default_streams[kNumDevices];
   int num_retained[kNumDevices] = {};
   std::map<uintptr_t, Memory> memories;
+  uint64_t num_registrations = 0;
   std::list<Use> uses;
   Clock host;  // what the host has synchronized with
   std::vector<std::unique_ptr<std::string>> violations;
@@ -168,7 +171,8 @@ Result violate(Result code, const std::string& text) {
 // Also what the calls that give back begin with: making the context current.
 bool gives_back(const std::string& symbol) {
   return symbol.find("Destroy") != std::string::npos || symbol.find("Free") != std::string::npos ||
-         symbol == "cuCtxPushCurrent_v2" || symbol == "cuCtxGetCurrent";
+         symbol.find("Unregister") != std::string::npos || symbol == "cuCtxPushCurrent_v2" ||
+         symbol == "cuCtxGetCurrent";
 }
 
 Result planned_failure(const char* symbol) {
@@ -293,10 +297,10 @@ Result copy_async(const char* symbol, void* host, uintptr_t device_pointer, size
   return kSuccess;
 }
 
-Result allocate(void** pointer, size_t nbytes, Kind kind) {
+Result allocate(void** pointer, size_t nbytes) {
   *pointer = std::aligned_alloc(kPage, (nbytes + kPage - 1) / kPage * kPage);
   if (*pointer == nullptr) return kOutOfMemory;
-  world().memories[reinterpret_cast<uintptr_t>(*pointer)] = {nbytes, kind, true};
+  world().memories[reinterpret_cast<uintptr_t>(*pointer)] = {nbytes, Kind::kDevice, true};
   return kSuccess;
 }
 
@@ -315,10 +319,10 @@ void forget_stream(uint64_t number) {
   for (const auto& [handle, event] : world().events) event->clock.erase(number);
 }
 
-Result release(const char* symbol, void* pointer, Kind kind) {
+Result release(void* pointer) {
   const auto memory = world().memories.find(reinterpret_cast<uintptr_t>(pointer));
-  if (memory == world().memories.end() || memory->second.kind != kind || !memory->second.is_owned) {
-    return violate(kInvalidValue, std::string(symbol) + ": not allocated, or freed already");
+  if (memory == world().memories.end() || memory->second.kind != Kind::kDevice || !memory->second.is_owned) {
+    return violate(kInvalidValue, "cuMemFree_v2: not allocated, or freed already");
   }
   forget_uses(memory->first, memory->second.nbytes);
   world().memories.erase(memory);
@@ -363,6 +367,7 @@ uint64_t fake_cuda_count(const char* what) {
   if (name == "streams") return world().streams.size();
   if (name == "events") return world().events.size();
   if (name == "failures") return world().failures.size();
+  if (name == "registrations") return world().num_registrations;
   if (name == "host_bytes") return count_bytes(Kind::kHost);
   if (name == "device_bytes") return count_bytes(Kind::kDevice);
   if (name != "contexts") std::abort();
@@ -452,6 +457,12 @@ Result cuDeviceGet(Device* found, int ordinal) {
   return kSuccess;
 }
 
+Result cuDeviceGetPCIBusId(char* address, int size, Device device) {
+  FAKE_BEGIN(cuDeviceGetPCIBusId);
+  std::snprintf(address, static_cast<size_t>(size), "FFFF:%02X:00.0", static_cast<unsigned>(device));
+  return kSuccess;
+}
+
 Result cuDevicePrimaryCtxRetain(Context* context, Device device) {
   FAKE_BEGIN(cuDevicePrimaryCtxRetain);
   ++world().num_retained[device];
@@ -488,27 +499,40 @@ Result cuCtxPopCurrent_v2(Context* context) {
   return kSuccess;
 }
 
-Result cuMemHostAlloc(void** pointer, size_t nbytes, unsigned) {
-  FAKE_BEGIN_IN_CONTEXT(cuMemHostAlloc);
-  return allocate(pointer, nbytes, Kind::kHost);
+Result cuMemHostRegister_v2(void* pointer, size_t nbytes, unsigned) {
+  FAKE_BEGIN_IN_CONTEXT(cuMemHostRegister_v2);
+  const auto begin = reinterpret_cast<uintptr_t>(pointer);
+  const auto after = world().memories.lower_bound(begin + nbytes);
+  const bool is_free =
+      after == world().memories.begin() || std::prev(after)->first + std::prev(after)->second.nbytes <= begin;
+  if (!is_free) return violate(kAlreadyRegistered, "cuMemHostRegister_v2: some of it is registered already");
+  world().memories[begin] = {nbytes, Kind::kHost, true};
+  ++world().num_registrations;
+  return kSuccess;
 }
 
-Result cuMemFreeHost(void* pointer) {
-  FAKE_BEGIN_IN_CONTEXT(cuMemFreeHost);
-  return release("cuMemFreeHost", pointer, Kind::kHost);
+Result cuMemHostUnregister(void* pointer) {
+  FAKE_BEGIN_IN_CONTEXT(cuMemHostUnregister);
+  const auto memory = world().memories.find(reinterpret_cast<uintptr_t>(pointer));
+  if (memory == world().memories.end() || memory->second.kind != Kind::kHost) {
+    return violate(kNotRegistered, "cuMemHostUnregister: not registered, or no more");
+  }
+  forget_uses(memory->first, memory->second.nbytes);
+  world().memories.erase(memory);
+  return kSuccess;
 }
 
 Result cuMemAlloc_v2(DevicePointer* pointer, size_t nbytes) {
   FAKE_BEGIN_IN_CONTEXT(cuMemAlloc_v2);
   void* allocated = nullptr;
-  const Result result = allocate(&allocated, nbytes, Kind::kDevice);
+  const Result result = allocate(&allocated, nbytes);
   *pointer = reinterpret_cast<DevicePointer>(allocated);
   return result;
 }
 
 Result cuMemFree_v2(DevicePointer pointer) {
   FAKE_BEGIN_IN_CONTEXT(cuMemFree_v2);
-  return release("cuMemFree_v2", reinterpret_cast<void*>(pointer), Kind::kDevice);
+  return release(reinterpret_cast<void*>(pointer));
 }
 
 Result cuMemcpyDtoH_v2(void* host, DevicePointer pointer, size_t nbytes) {

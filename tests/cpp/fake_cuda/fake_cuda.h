@@ -4,8 +4,9 @@
 // beside the caller; device memory is ordinary memory. Misuse is recorded as a violation, and the call fails if it can:
 //   - waiting for, or asking the time of, an event that was never recorded
 //   - handles that were destroyed or never made; another context than the device's, or none
-//   - copies from or to memory that is not the device's, not pinned, or freed by the time the copy runs
-//   - freeing what is not allocated
+//   - copies from or to memory that is not the device's, not pinned by one registration, or freed by the time the copy
+//     runs
+//   - freeing what is not allocated; registering what is registered, unregistering what is not
 //   - two uses of the same bytes, one of them a write, without an order between them by events or by the host. This is
 //     found from the calls alone (vector clocks), whatever the threads happened to do.
 // The host counts as one thread: what any thread has synchronized with, all later calls are ordered after.
@@ -22,8 +23,8 @@ void fake_cuda_reset();
 size_t fake_cuda_num_violations();
 const char* fake_cuda_violation(size_t index);  // valid until the next reset
 
-// Live "streams" (default ones do not count), "events", "contexts" (retained and not released), "host_bytes",
-// "device_bytes"; "failures" that are still to come.
+// Live "streams" (default ones do not count), "events", "contexts" (retained and not released), "host_bytes" that are
+// pinned, "device_bytes"; "failures" that are still to come; "registrations" of host memory so far.
 uint64_t fake_cuda_count(const char* what);
 
 // Makes existing memory device memory, or ordinary memory again.

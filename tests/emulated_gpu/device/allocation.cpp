@@ -67,6 +67,7 @@ int System::free_pinned(void* address) {
 
 int System::register_pinned(void* address, size_t nbytes) {
   const std::lock_guard lock(mutex_);
+  if (pinned_.meets(address, nbytes)) return report("memory is pinned that is pinned already", kAlreadyRegistered);
   pinned_.add(address, nbytes);
   return kSuccess;
 }
@@ -75,7 +76,7 @@ int System::unregister_pinned(void* address) {
   wait_all();
   const std::lock_guard lock(mutex_);
   const size_t nbytes = pinned_.remove(address);
-  if (nbytes == 0) return kHostMemoryNotRegistered;
+  if (nbytes == 0) return report("memory is unpinned that is not pinned", kHostMemoryNotRegistered);
   order_.forget(reinterpret_cast<uintptr_t>(address), nbytes);
   return kSuccess;
 }

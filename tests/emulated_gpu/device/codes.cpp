@@ -28,6 +28,8 @@ CodeText text_of(int code) {
       return {"CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"};
     case kAssert:
       return {"CUDA_ERROR_ASSERT", "device-side assert triggered"};
+    case kAlreadyRegistered:
+      return {"CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", "part of the memory is registered already"};
     case kHostMemoryNotRegistered:
       return {"CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", "memory was not registered"};
     case kNotSupported:

@@ -16,6 +16,7 @@ enum Code : int {
   kNotReady = 600,
   kIllegalAddress = 700,
   kAssert = 710,
+  kAlreadyRegistered = 712,
   kHostMemoryNotRegistered = 713,
   kNotSupported = 801,
 };

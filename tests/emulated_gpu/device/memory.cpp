@@ -25,6 +25,13 @@ size_t Blocks::remove(uintptr_t begin) {
   return nbytes;
 }
 
+bool Blocks::meet(uintptr_t begin, size_t nbytes) const {
+  const auto after = blocks_.lower_bound(begin + nbytes);
+  if (after == blocks_.begin()) return false;
+  const auto& [first, size] = *std::prev(after);
+  return first + size > begin;
+}
+
 bool Blocks::contain(uintptr_t begin, size_t nbytes) const {
   const auto after = blocks_.upper_bound(begin);
   if (after == blocks_.begin()) return false;
@@ -105,6 +112,10 @@ size_t PinnedMemory::free(void* begin) {
 void PinnedMemory::add(void* begin, size_t nbytes) { blocks_.add(reinterpret_cast<uintptr_t>(begin), nbytes); }
 
 size_t PinnedMemory::remove(void* begin) { return blocks_.remove(reinterpret_cast<uintptr_t>(begin)); }
+
+bool PinnedMemory::meets(const void* begin, size_t nbytes) const {
+  return blocks_.meet(reinterpret_cast<uintptr_t>(begin), nbytes);
+}
 
 bool PinnedMemory::contains(const void* begin, size_t nbytes) const {
   return blocks_.contain(reinterpret_cast<uintptr_t>(begin), nbytes);

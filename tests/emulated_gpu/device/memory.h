@@ -15,8 +15,9 @@ namespace emulated_gpu {
 class Blocks {
  public:
   void add(uintptr_t begin, size_t nbytes) { blocks_[begin] = nbytes; }
-  size_t remove(uintptr_t begin);  // its size, or 0: there is none
-  bool contain(uintptr_t begin, size_t nbytes) const;
+  size_t remove(uintptr_t begin);                      // its size, or 0: there is none
+  bool contain(uintptr_t begin, size_t nbytes) const;  // in one of them
+  bool meet(uintptr_t begin, size_t nbytes) const;
 
  private:
   std::map<uintptr_t, size_t> blocks_;
@@ -51,6 +52,7 @@ class PinnedMemory {
   void add(void* begin, size_t nbytes);
   size_t remove(void* begin);
   bool contains(const void* begin, size_t nbytes) const;
+  bool meets(const void* begin, size_t nbytes) const;
 
  private:
   Blocks blocks_;

@@ -1,6 +1,8 @@
 // libcuda: the calls of CUDA's driver that lmswap and torch make.
 #include <cuda.h>
 
+#include <cstdio>
+
 #include "face.h"
 
 #undef cuEventElapsedTime
@@ -59,6 +61,9 @@ DRIVER cuDeviceGet(CUdevice* device, int index) {
   *device = index;
   return index >= 0 && index < System::instance().num_devices() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
+DRIVER cuDeviceGetPCIBusId(char* address, int size, CUdevice device) {
+  return snprintf(address, static_cast<size_t>(size), "FFFF:%02X:00.0", device), CUDA_SUCCESS;
+}
 DRIVER cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice) {
   return *value = attribute_of(attribute), CUDA_SUCCESS;
 }
@@ -96,11 +101,11 @@ DRIVER cuCtxPopCurrent_v2(CUcontext* context) {
 }
 
 // Memory.
-DRIVER cuMemHostAlloc(void** address, size_t nbytes, unsigned) {
-  return call_in_context(__func__, [=](System& system) { return system.allocate_pinned(address, nbytes); });
+DRIVER cuMemHostRegister_v2(void* address, size_t nbytes, unsigned) {
+  return call_in_context(__func__, [=](System& system) { return system.register_pinned(address, nbytes); });
 }
-DRIVER cuMemFreeHost(void* address) {
-  return call_in_context(__func__, [=](System& system) { return system.free_pinned(address); });
+DRIVER cuMemHostUnregister(void* address) {
+  return call_in_context(__func__, [=](System& system) { return system.unregister_pinned(address); });
 }
 DRIVER cuMemAlloc_v2(CUdeviceptr* address, size_t nbytes) {
   return call_in_context(__func__, [=](System& system) {
