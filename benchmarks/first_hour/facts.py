@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from benchmarks.compact import to_json
+from lmswap.execute import _C
 from lmswap.hardware.device import describe_device
 from lmswap.hardware.workspaces import take_workspaces
 
@@ -34,6 +35,7 @@ def facts() -> dict[str, Any]:
         "l2_bytes": torch.cuda.get_device_properties(device).L2_cache_size,
         "microseconds": _microseconds(device),
         "pinned_bytes_per_second": _pinned_bytes_per_second(),
+        "reserved_bytes_per_second": _reserved_bytes_per_second(),
     }
 
 
@@ -65,6 +67,17 @@ def _pinned_bytes_per_second() -> float:
     started = time.perf_counter()
     torch.empty(_PINNED_BYTES, dtype=torch.uint8, pin_memory=True)
     return _PINNED_BYTES / (time.perf_counter() - started)
+
+
+def _reserved_bytes_per_second() -> float:
+    """The same of lmswap's host tier."""
+    engine = _C.Engine(driver="cuda")
+    try:
+        engine.open_host_tier(_PINNED_BYTES)
+        engine.reserve("host", _PINNED_BYTES)
+        return _PINNED_BYTES / engine.tier_stats("host").reserve_seconds
+    finally:
+        engine.close()
 
 
 if __name__ == "__main__":

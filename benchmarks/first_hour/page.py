@@ -38,7 +38,8 @@ def _facts(found: Mapping[str, Any]) -> list[str]:
         f"- {format_bytes(found['used_by_contexts_bytes'])} of {format_bytes(found['total_bytes'])} are contexts'",
         f"- workspaces of both threads: {format_bytes(found['workspaces_bytes'])}",
         f"- {calls}",
-        f"- pinned memory: {found['pinned_bytes_per_second'] / 1e9:.1f} GB/s to allocate",
+        f"- pinned memory: torch has it at {found['pinned_bytes_per_second'] / 1e9:.1f} GB/s, lmswap at "
+        f"{found['reserved_bytes_per_second'] / 1e9:.1f} GB/s",
     ]
 
 

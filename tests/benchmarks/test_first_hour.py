@@ -28,6 +28,7 @@ FOUND = {
         "workspaces_bytes": 2**26,
         "microseconds": {"make an event": 0.8},
         "pinned_bytes_per_second": 3e9,
+        "reserved_bytes_per_second": 9e9,
     },
     "tests": {"tests": [{"test": "tests/gpu/a.py::test_b", "outcome": "failed"}, {"outcome": "passed"}]},
     "cards": {
