@@ -171,6 +171,8 @@ def report(model: nn.Module) -> Report:
         tier_used_bytes=tier.used_bytes,
         tier_peak_bytes=last.step.peaks.tier_bytes if last else 0,
         tier_highest_bytes=tier.peak_used_bytes,
+        tier_reserved_bytes=tier.capacity_bytes,
+        tier_reserve_seconds=tier.reserve_seconds,
         notes=session.notes,
         verified=session.verified,
     )

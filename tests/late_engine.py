@@ -48,7 +48,7 @@ class LateEngine:
 
     def tier_stats(self, tier: str) -> SimpleNamespace:
         nbytes = sum(map(len, self._tier.values()))
-        return SimpleNamespace(used_bytes=nbytes, peak_used_bytes=nbytes)
+        return SimpleNamespace(capacity_bytes=nbytes, used_bytes=nbytes, peak_used_bytes=nbytes, reserve_seconds=0.0)
 
     def out_start(  # noqa: PLR0917 - as the real one
         self, swap: int, tier: str, offset: int, pointer: int, nbytes: int, stream: int

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,6 +31,7 @@ _log = logging.getLogger(__name__)
 # Three runs in a row on two cores shared with other processes gave 49 and 107 GFLOP/s, minutes apart.
 _COMPUTE_SECONDS = 1 / 3
 # Pinned pages cannot be taken back by the kernel; the rest is for data loaders, the page cache and other processes.
+# What all processes of a machine that train together may pin.
 _PINNED_SHARE = 0.8
 _DISK_SHARE = 0.9
 _DEVICE_SHARE = 0.9
@@ -60,6 +62,12 @@ def describe_machine(
         cache.write(json.loads(machine.to_json()))
     measured = machine.tier(tier)
     return replace(machine, tiers=(replace(measured, capacity_bytes=_capacity_bytes(device, tier, directory)),))
+
+
+def num_local_processes() -> int:
+    """How many processes of this machine train together, and share its memory: what torchrun tells each of them."""
+    found = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, int(found)) if found.isdecimal() else 1
 
 
 def host_link(device: torch.device) -> HostLink:
@@ -93,7 +101,7 @@ def _capacity_bytes(device: torch.device, tier: str, directory: str) -> int:
         return int(_DISK_SHARE * describe_directory(directory).free_bytes)
     if tier == "device":
         return int(_DEVICE_SHARE * describe_device(device).available_bytes)
-    return int(_PINNED_SHARE * read_ram().available_bytes)
+    return int(_PINNED_SHARE * read_ram().available_bytes / num_local_processes())
 
 
 def _measure_machine(device: torch.device, tier: str, directory: str) -> Machine:

@@ -39,8 +39,8 @@ class Report:
     scratch of kernels (``reserve_bytes``), a margin that stays free (``margin_bytes``), and the rest, which the plan
     fills. Peaks and memory curves count like the budget: base and reserve are part of the predicted ones.
     ``measured_tensor_peak_bytes`` is the part of the measured peak that tensors held, None where it is not known. Tier
-    bytes are what the plan needs there, what the tier holds now, held at most in that step and has ever held;
-    ``host_budget_bytes`` is what it may hold.
+    bytes are what the plan needs there, what the tier holds now, held at most in that step and has ever held, and what
+    is reserved for that, which took ``tier_reserve_seconds``; ``host_budget_bytes`` is what it may hold.
 
     ``emulated_link`` is what copies were paced to, None where they ran at the machine's own speed;
     ``out_bytes_per_second`` and ``in_bytes_per_second`` are what they reached while at least one was under way. The
@@ -82,6 +82,8 @@ class Report:
     tier_used_bytes: int
     tier_peak_bytes: int
     tier_highest_bytes: int
+    tier_reserved_bytes: int
+    tier_reserve_seconds: float
     decisions: tuple[BufferDecision, ...]
     verified: Verified | None
     notes: tuple[str, ...]
@@ -192,7 +194,11 @@ class Report:
             share = max(0.0, self.predicted_seconds / self.free_seconds - 1)
             over = f"{100 * share:.1f} % over unlimited memory, "
         step = f"step {format_seconds(self.predicted_seconds)}, {over}{format_excess(excess)}"
-        return f"Plan: {self.plan_origin}; {step}."
+        text = f"Plan: {self.plan_origin}; {step}."
+        if self.tier_reserved_bytes:
+            took = format_seconds(self.tier_reserve_seconds)
+            text += f"\nThe {self.tier} tier has {format_bytes(self.tier_reserved_bytes)}, reserved in {took}."
+        return text
 
     def _emulation(self) -> str:
         ways = (("out", self.out_bytes_per_second), ("in", self.in_bytes_per_second))
@@ -288,6 +294,8 @@ def make_report(
     tier_used_bytes: int = 0,
     tier_peak_bytes: int = 0,
     tier_highest_bytes: int = 0,
+    tier_reserved_bytes: int = 0,
+    tier_reserve_seconds: float = 0.0,
     notes: Sequence[str] = (),
     verified: Verified | None = None,
 ) -> Report:
@@ -338,6 +346,8 @@ def make_report(
         tier_used_bytes=tier_used_bytes,
         tier_peak_bytes=tier_peak_bytes,
         tier_highest_bytes=tier_highest_bytes,
+        tier_reserved_bytes=tier_reserved_bytes,
+        tier_reserve_seconds=tier_reserve_seconds,
         decisions=buffer_decisions(program, plan) if program is not None and plan is not None else (),
         verified=verified,
         notes=tuple(notes),

@@ -16,6 +16,7 @@ from lmswap.capture.join import Joined
 from lmswap.capture.loss import LossMeter, loss_bytes, without_losses
 from lmswap.errors import PlanInfeasible, TierError
 from lmswap.execute.engine import SwapEngine
+from lmswap.hardware.measure import num_local_processes
 from lmswap.hardware.memory import DeviceMemory
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.costs import OpCosts
@@ -374,6 +375,12 @@ class StepPlans:
                 live=(*error.live[:4], ("in use before the step and reserved", allowance.fixed_bytes)),
                 policy=policy,
             ) from None
+        except TierError as error:
+            count = num_local_processes()
+            if self._tier != "host" or count == 1 or self._options.host_budget_bytes is not None:
+                raise
+            share = f"LOCAL_WORLD_SIZE is {count}: each of these processes may pin 1/{count} of what all of them may"
+            raise TierError(f"{error}. {share}; host_budget sets it otherwise") from None
         finally:
             self._memory.tidy()
 
@@ -390,12 +397,26 @@ class StepPlans:
             self._placed = plan, find_places(program, costs, plan, held_over=self._held_over)
         return self._placed[1]
 
+    def _reserve(self, tier: str, nbytes: int) -> None:
+        """Makes room for a plan before its step runs: pinning takes a second for some GiB."""
+        before = self._engine.native.tier_stats(tier)
+        self._engine.native.reserve(tier, nbytes)
+        after = self._engine.native.tier_stats(tier)
+        if after.reserve_seconds > before.reserve_seconds:
+            _log.info(
+                "reserved the %s tier in %s: %s, before %s",
+                tier,
+                format_seconds(after.reserve_seconds - before.reserve_seconds),
+                format_bytes(after.capacity_bytes),
+                format_bytes(before.capacity_bytes),
+            )
+
     def _adopt(
         self, graphs: tuple[int, ...], joined: Joined, planned: Planned, allowance: Allowance, origin: str
     ) -> PlannedStep:
         plan, costs, machine = planned.plan, planned.costs, planned.machine
         for tier, nbytes in plan.tier_bytes.items():
-            self._engine.native.reserve(tier, nbytes)
+            self._reserve(tier, nbytes)
         predicted = simulate(joined.program, costs, machine, plan)
         places = self._find_places(joined.program, costs, plan)
         step = PlannedStep(graphs, joined, costs, machine, plan, predicted, allowance, origin, places=places)

@@ -8,6 +8,7 @@ import torch
 from lmswap.errors import OptionError, TierError
 from lmswap.hardware import measure
 from lmswap.hardware.measure import describe_machine, host_link
+from lmswap.hardware.ram import Ram
 from lmswap.ir.machine import Machine
 
 CPU = torch.device("cpu")
@@ -100,6 +101,13 @@ def test_capacity_is_that_of_now_and_not_remembered(cache, counted, monkeypatch,
     monkeypatch.setattr(measure, "describe_directory", lambda path: replace(found, free_bytes=1000 * MIB))
     assert describe_machine(CPU, "disk", str(tmp_path)).tiers[0].capacity_bytes == 900 * MIB
     assert counted == ["disk"]
+
+
+@pytest.mark.parametrize(("count", "share"), [("", 800), ("1", 800), ("8", 100), ("0", 800), ("many", 800)])
+def test_what_may_be_pinned_is_shared_by_the_processes_that_train_together(cache, counted, monkeypatch, count, share):
+    monkeypatch.setattr(measure, "read_ram", lambda: Ram(2000 * MIB, 1000 * MIB))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", count)
+    assert describe_machine(CPU, "host").tiers[0].capacity_bytes == share * MIB
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", MACHINE, MACHINE.replace("both_factor", "factor"), "\udcff"])

@@ -122,6 +122,12 @@ def test_the_host_budget_stands_beside_what_the_plan_uses_before_the_first_step(
     assert "Host budget" not in str(planned_report())
 
 
+def test_what_is_reserved_for_swaps_is_said_with_the_time_that_took():
+    reserved = planned_report(tier_reserved_bytes=300 * MIB, tier_reserve_seconds=1.5)
+    assert "The disk tier has 300.00 MiB, reserved in 1.50 s." in str(reserved)
+    assert "reserved in" not in str(planned_report())
+
+
 def test_a_plan_without_a_certificate_claims_nothing():
     assert "how fast it could be is not known" in str(report(plan=replace(PLAN, certificate=None)))
 
