@@ -39,7 +39,7 @@ if torch.version.cuda is None and importlib.util.find_spec("torchvision") is not
     import torchvision.ops.boxes
 
     torchvision.ops.boxes._assert_has_ops = lambda: None  # that which is asked for is here
-    # Where this operator is missing, torchvision has Inductor compile it in plain torch too, which rounds otherwise than
-    # the same lines op by op: there would be nothing to compare with. The module is hidden behind its function.
+    # Where this operator is missing, torchvision has Inductor compile its lines in plain torch too, which rounds
+    # otherwise than they do op by op: nothing to compare with. The module is hidden behind its function.
     roi_align = sys.modules["torchvision.ops.roi_align"]
     roi_align._roi_align = roi_align._roi_align.__wrapped__  # type: ignore[attr-defined]
