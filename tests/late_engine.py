@@ -113,6 +113,12 @@ class LateEngine:
     def take_mark(self, mark: int) -> float:
         return 0.0
 
+    def forget_records(self, start_seconds: float, stop_seconds: float) -> None:
+        pass
+
+    def forget_marks(self, marks: list[int]) -> None:
+        pass
+
     def live_handles(self) -> int:
         return len(self._outs)
 

@@ -75,7 +75,7 @@ class CudaDriver final : public Driver {
   uint64_t num_idle_events() override;
   void destroy_event(EventHandle event) noexcept override;
   void record_event(EventHandle event, StreamHandle stream) override;
-  void wait_event(StreamHandle stream, EventHandle event) override;
+  void wait_event(StreamHandle stream, EventHandle event, EventHandle arrival) override;
   bool query_event(EventHandle event) override;
   void synchronize_event(EventHandle event) override;
   double event_seconds(EventHandle event) override;
@@ -96,7 +96,7 @@ class CudaDriver final : public Driver {
     cuda::Event event;
     std::shared_ptr<Base> base;  // none: not recorded since it was created, or given out again
   };
-  // The primary context is current for as long as one of these lives. In torch's threads it is anyhow.
+  // The primary context is current for as long as one of these lives.
   class Current {
    public:
     explicit Current(const CudaDriver& driver) : driver_(driver) {
@@ -106,6 +106,7 @@ class CudaDriver final : public Driver {
       driver.check(driver.call_.context_push(driver.context_), "cuCtxPushCurrent_v2");
       is_pushed_ = true;
     }
+    bool is_pushed() const { return is_pushed_; }
     ~Current() {
       cuda::Context popped;
       if (is_pushed_) driver_.call_.context_pop(&popped);
@@ -123,6 +124,10 @@ class CudaDriver final : public Driver {
   void extend(HostRange& range, uint64_t nbytes);
   void unpin(std::byte* begin, std::byte* end) noexcept;
   uint64_t bytes_in_piece(const std::byte* host, uint64_t nbytes);
+  template <typename Call>
+  cuda::Result run_on_own(Call call) const;
+  template <typename Call>
+  cuda::Result run_on(StreamHandle stream, Call call) const;
   std::shared_ptr<Base> current_base();
   std::shared_ptr<Base> measure_base();
   template <typename Call>
@@ -130,6 +135,8 @@ class CudaDriver final : public Driver {
   static cuda::Stream stream_of(StreamHandle stream) { return reinterpret_cast<cuda::Stream>(stream); }
   static TimedEvent& timed(EventHandle event) { return *reinterpret_cast<TimedEvent*>(event); }
   static TimedEvent& recorded(EventHandle event, const char* call);
+
+  static thread_local const CudaDriver* seen_;  // whose context was current when this thread looked last
 
   const cuda::Functions call_;
   cuda::Device device_ = 0;
@@ -190,6 +197,29 @@ void CudaDriver::give_back(Call call) const noexcept {
   } catch (const Error&) {
     return;
   }
+}
+
+thread_local const CudaDriver* CudaDriver::seen_ = nullptr;
+
+// A call that names an event or a stream of our context does the same whatever context is current, or says that it does
+// not. In torch's threads the right one is: not every call need look.
+template <typename Call>
+cuda::Result CudaDriver::run_on_own(Call call) const {
+  if (seen_ == this) {
+    const cuda::Result result = call();
+    if (result != cuda::kInvalidContext && result != cuda::kInvalidHandle) return result;
+  }
+  const Current current(*this);
+  seen_ = current.is_pushed() ? nullptr : this;
+  return call();
+}
+
+// The default stream has one name in all contexts.
+template <typename Call>
+cuda::Result CudaDriver::run_on(StreamHandle stream, Call call) const {
+  if (stream != 0) return run_on_own(call);
+  const Current current(*this);
+  return call();
 }
 
 std::string CudaDriver::pci_address() const {
@@ -330,34 +360,45 @@ CudaDriver::TimedEvent& CudaDriver::recorded(EventHandle event, const char* call
 }
 
 void CudaDriver::record_event(EventHandle event, StreamHandle stream) {
-  const Current current(*this);
   timed(event).base = current_base();
-  check(call_.event_record(timed(event).event, stream_of(stream)), "cuEventRecord");
+  // Also of a default stream: an event is of one context and cannot be recorded on a stream of another.
+  check(run_on_own([&] { return call_.event_record(timed(event).event, stream_of(stream)); }), "cuEventRecord");
 }
 
-void CudaDriver::wait_event(StreamHandle stream, EventHandle event) {
-  const Current current(*this);
-  check(call_.stream_wait_event(stream_of(stream), recorded(event, "cuStreamWaitEvent").event, 0), "cuStreamWaitEvent");
+void CudaDriver::wait_event(StreamHandle stream, EventHandle event, EventHandle arrival) {
+  const cuda::Event own = recorded(event, "cuStreamWaitEvent").event;
+  const auto wait = [&] { return call_.stream_wait_event(stream_of(stream), own, 0); };
+  if (arrival == 0) return check(run_on(stream, wait), "cuStreamWaitEvent");
+  timed(arrival).base = current_base();
+  const char* called = "cuEventRecord";
+  const auto record_and_wait = [&] {
+    const cuda::Result result = call_.event_record(timed(arrival).event, stream_of(stream));
+    if (result != cuda::kSuccess) return result;
+    called = "cuStreamWaitEvent";  // the record has shown that a default stream is that of our context
+    return wait();
+  };
+  const cuda::Result result = run_on_own(record_and_wait);
+  check(result, called);
 }
 
 bool CudaDriver::query_event(EventHandle event) {
-  const Current current(*this);
-  const cuda::Result result = call_.event_query(recorded(event, "cuEventQuery").event);
+  const cuda::Event own = recorded(event, "cuEventQuery").event;
+  const cuda::Result result = run_on_own([&] { return call_.event_query(own); });
   if (result == cuda::kNotReady) return false;
   check(result, "cuEventQuery");
   return true;
 }
 
 void CudaDriver::synchronize_event(EventHandle event) {
-  const Current current(*this);
-  check(call_.event_synchronize(recorded(event, "cuEventSynchronize").event), "cuEventSynchronize");
+  const cuda::Event own = recorded(event, "cuEventSynchronize").event;
+  check(run_on_own([&] { return call_.event_synchronize(own); }), "cuEventSynchronize");
 }
 
 double CudaDriver::event_seconds(EventHandle event) {
-  const Current current(*this);
   const TimedEvent& timed_event = recorded(event, "cuEventElapsedTime");
   float milliseconds = 0;
-  check(call_.event_elapsed_time(&milliseconds, timed_event.base->event, timed_event.event), "cuEventElapsedTime");
+  check(run_on_own([&] { return call_.event_elapsed_time(&milliseconds, timed_event.base->event, timed_event.event); }),
+        "cuEventElapsedTime");
   return timed_event.base->seconds + static_cast<double>(milliseconds) * 1e-3;
 }
 
@@ -372,6 +413,7 @@ std::shared_ptr<CudaDriver::Base> CudaDriver::current_base() {
 // The event happens between two looks at the clock; of some tries the one where they lie closest counts.
 std::shared_ptr<CudaDriver::Base> CudaDriver::measure_base() {
   constexpr int kNumTries = 4;
+  const Current current(*this);
   std::shared_ptr<Base> best;
   double best_width = std::numeric_limits<double>::infinity();
   for (int i = 0; i < kNumTries; ++i) {
@@ -389,28 +431,28 @@ std::shared_ptr<CudaDriver::Base> CudaDriver::measure_base() {
 }
 
 void CudaDriver::copy_out(void* host, uint64_t device, uint64_t nbytes, StreamHandle stream) {
-  const Current current(*this);
   auto* const target = static_cast<std::byte*>(host);
   for (uint64_t begin = 0, part; begin < nbytes; begin += part) {
     part = bytes_in_piece(target + begin, nbytes - begin);
-    check(call_.memcpy_device_to_host(target + begin, device + begin, part, stream_of(stream)), "cuMemcpyDtoHAsync_v2",
-          part);
+    check(run_on(stream,
+                 [&] { return call_.memcpy_device_to_host(target + begin, device + begin, part, stream_of(stream)); }),
+          "cuMemcpyDtoHAsync_v2", part);
   }
 }
 
 void CudaDriver::copy_in(uint64_t device, const void* host, uint64_t nbytes, StreamHandle stream) {
-  const Current current(*this);
   const auto* const source = static_cast<const std::byte*>(host);
   for (uint64_t begin = 0, part; begin < nbytes; begin += part) {
     part = bytes_in_piece(source + begin, nbytes - begin);
-    check(call_.memcpy_host_to_device(device + begin, source + begin, part, stream_of(stream)), "cuMemcpyHtoDAsync_v2",
-          part);
+    check(run_on(stream,
+                 [&] { return call_.memcpy_host_to_device(device + begin, source + begin, part, stream_of(stream)); }),
+          "cuMemcpyHtoDAsync_v2", part);
   }
 }
 
 void CudaDriver::copy_within(uint64_t to, uint64_t from, uint64_t nbytes, StreamHandle stream) {
-  const Current current(*this);
-  check(call_.memcpy_device_to_device(to, from, nbytes, stream_of(stream)), "cuMemcpyDtoDAsync_v2", nbytes);
+  check(run_on(stream, [&] { return call_.memcpy_device_to_device(to, from, nbytes, stream_of(stream)); }),
+        "cuMemcpyDtoDAsync_v2", nbytes);
 }
 
 void CudaDriver::fill(uint64_t device, std::byte value, uint64_t nbytes, StreamHandle stream) {

@@ -14,6 +14,8 @@ using Stream = struct StreamTag*;
 using Event = struct EventTag*;
 
 inline constexpr Result kSuccess = 0;
+inline constexpr Result kInvalidContext = 201;
+inline constexpr Result kInvalidHandle = 400;
 inline constexpr Result kNotReady = 600;
 inline constexpr unsigned kMemHostRegisterPortable = 1;
 inline constexpr unsigned kStreamNonBlocking = 1;

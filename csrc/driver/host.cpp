@@ -147,7 +147,8 @@ class HostDriver final : public Driver {
     submit(stream, [recorded, recording] { recorded->finish_recording(recording); });
   }
 
-  void wait_event(StreamHandle stream, EventHandle event) override {
+  void wait_event(StreamHandle stream, EventHandle event, EventHandle arrival) override {
+    if (arrival != 0) record_event(arrival, stream);
     const std::shared_ptr<HostEvent> awaited = event_of(event);
     const uint64_t recording = awaited->last_recording();
     submit(stream, [awaited, recording] { awaited->wait(recording); });

@@ -15,22 +15,28 @@ void CopyMover::move(const TransferPointer& transfer) {
   // kernels queued there still read from the block's previous owner.
   transfer->ready.make_wait(stream_.handle());
   // The source's `done` protects the tier's bytes that this copy reads: they may not have arrived yet.
-  if (transfer->source) transfer->source->done.make_wait(stream_.handle());
+  if (transfer->source && !transfer->is_behind_source) queue_behind(*transfer, transfer->source->done);
   // The fences' `done` protect the tier's bytes that this copy overwrites: their last holder's copy may still read
   // them.
   for (const TransferPointer& fence : transfer->fences) {
-    if (!fence->has_failed()) fence->done.make_wait(stream_.handle());
+    if (!fence->has_failed()) queue_behind(*transfer, fence->done);
   }
   // The emulated link starts when the bytes are there, not when the copy is queued; a lane's thread may block.
   const double ready_seconds = pacer_.is_limiting() ? transfer->wait_ready() : 0;
-  transfer->start.record(stream_.handle());
+  if (last_done_) transfer->begin_behind(last_done_);
   const uint64_t chunk_bytes = pacer_.is_limiting() ? pacer_.chunk_bytes() : transfer->block.nbytes;
   for (uint64_t begin = 0; begin < transfer->block.nbytes; begin += chunk_bytes) {
     const uint64_t nbytes = std::min(chunk_bytes, transfer->block.nbytes - begin);
     copy(*transfer, begin, nbytes);
     if (pacer_.is_limiting()) transfer->begin_on_link(pacer_.pace(nbytes, ready_seconds));
   }
-  transfer->done.record(stream_.handle());
+  transfer->done->record(stream_.handle());
+  last_done_ = transfer->done;
+}
+
+void CopyMover::queue_behind(Transfer& transfer, const std::shared_ptr<Event>& event) {
+  event->make_wait(stream_.handle());
+  transfer.begin_behind(event);
 }
 
 void CopyMover::copy(const Transfer& transfer, uint64_t begin, uint64_t nbytes) {

@@ -13,7 +13,7 @@ DirectMover::DirectMover(IoPool& pool, int num_requests, Pacer pacer)
 void DirectMover::move(const TransferPointer& transfer) {
   // `ready` protects the tensor's bytes, which the calling thread has just written or given up.
   const double ready_seconds = transfer->wait_ready();
-  transfer->start.record(0);
+  transfer->mark_start(0);
   for (uint64_t begin = 0; begin < transfer->block.nbytes && !transfer->is_failing(); begin += kRequestBytes) {
     const uint64_t nbytes = std::min(kRequestBytes, transfer->block.nbytes - begin);
     request(transfer, begin, nbytes);
@@ -45,7 +45,7 @@ void DirectMover::request(const TransferPointer& transfer, uint64_t begin, uint6
 }
 
 void DirectMover::complete(const TransferPointer& transfer) noexcept {
-  if (!transfer->is_failing()) transfer->done.record(0);
+  if (!transfer->is_failing()) transfer->done->record(0);
   transfer->settle();
 }
 

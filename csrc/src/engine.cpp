@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "lmswap/clock.h"
 #include "lmswap/disk_tier.h"
 #include "lmswap/error.h"
 #include "lmswap/memory_tier.h"
@@ -159,16 +160,18 @@ TransferPointer Engine::launch(Direction direction, int64_t swap, int64_t number
                                StreamHandle stream) {
   Handle& handle = handles_.at(number);
   auto transfer = std::make_shared<Transfer>(driver_, direction, ++last_number_, swap, pointer, handle.block);
-  // `ready` protects the device memory at `pointer`: see the movers, which make their lanes wait for it.
-  transfer->ready.record(stream);
+  // What the stream has waited for is looked at before `ready` is recorded, which is then behind it.
   if (direction == Direction::kOut) {
-    transfer->fences = handle.tier->fences(handle.block);
+    transfer->fences = handle.tier->fences(handle.block, stream);
     // An audit compares more, and says on which part of the way bytes were changed.
     if (!upkeep_.audits) transfer->checksums = make_checksums(handle.block.nbytes, transfer->number);
   } else {
     transfer->source = handle.transfers.front();
+    transfer->is_behind_source = transfer->source->precedes(stream);
     transfer->checksums = transfer->source->checksums;
   }
+  // `ready` protects the device memory at `pointer`: see the movers, which make their lanes wait for it.
+  transfer->ready.record(stream);
   // Made before anything is queued: of what may fail, nothing comes after that.
   TransferPointer audit;
   if (upkeep_.audits) {
@@ -176,7 +179,7 @@ TransferPointer Engine::launch(Direction direction, int64_t swap, int64_t number
     audit->source = transfer;
   }
   handle.transfers.push_back(transfer);
-  flights_.emplace(transfer->number, Flight{transfer, number, nullptr, nullptr});
+  flights_.emplace(transfer->number, Flight{transfer, number, nullptr});
   handle.tier->lane(direction).submit(transfer);
   if (audit) {
     handle.transfers.push_back(audit);
@@ -222,16 +225,14 @@ void Engine::wait_for(int64_t handle, int64_t number, StreamHandle stream) {
     transfer = find_transfer(handle, number);
     driver = driver_;
   }
-  auto wait_start = std::make_shared<Event>(driver), wait_end = std::make_shared<Event>(driver);
-  wait_start->record(stream);
+  auto wait_start = std::make_shared<Event>(driver);
   // `done` protects the device memory: after a copy out it may be reused, after a copy in it holds the bytes.
-  transfer->make_wait(stream);
-  wait_end->record(stream);
+  transfer->make_wait(stream, *wait_start);
   const std::lock_guard lock(mutex_);
   const auto flight = flights_.find(number);
-  if (flight == flights_.end() || flight->second.wait_end) return;
+  if (flight == flights_.end() || flight->second.wait_start) return;
   flight->second.wait_start = std::move(wait_start);
-  flight->second.wait_end = std::move(wait_end);
+  flight->second.waited_seconds = monotonic_seconds();
 }
 
 bool Engine::is_finished(int64_t number) {
@@ -265,17 +266,35 @@ std::vector<TransferRecord> Engine::take_records() {
     const Transfer& transfer = *flight.transfer;
     if (!transfer.is_finished()) return false;
     if (transfer.has_failed()) return true;  // its handle tells of the error for as long as anyone may wait for it
-    const bool was_waited_for = flight.wait_end && flight.wait_end->is_finished();
-    if (!was_waited_for && (flight.wait_end || handles_.contains(flight.handle))) return false;
-    records.push_back({transfer.swap, transfer.direction == Direction::kIn, transfer.block.nbytes,
-                       transfer.queued_seconds, transfer.start_seconds(), transfer.end_seconds(),
-                       was_waited_for ? flight.wait_start->seconds() : 0.0,
-                       was_waited_for ? flight.wait_end->seconds() : 0.0});
+    const bool was_waited_for = flight.wait_start && flight.wait_start->is_finished();
+    if (!was_waited_for && (flight.wait_start || handles_.contains(flight.handle))) return false;
+    TransferRecord record{transfer.swap,
+                          transfer.direction == Direction::kIn,
+                          transfer.block.nbytes,
+                          transfer.queued_seconds,
+                          transfer.start_seconds(),
+                          transfer.end_seconds()};
+    if (was_waited_for) {
+      record.wait_start_seconds = flight.wait_start->seconds();
+      record.wait_end_seconds = std::max({record.wait_start_seconds, transfer.done->seconds(), flight.waited_seconds});
+    }
+    records.push_back(record);
     return true;
   });
   std::sort(records.begin(), records.end(),
             [](const TransferRecord& a, const TransferRecord& b) { return a.end_seconds < b.end_seconds; });
   return records;
+}
+
+// Who waited for a copy needs it no more; one that nobody has waited for yet is told of until it has ended.
+void Engine::forget_records(double start_seconds, double stop_seconds) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(flights_, [&](const auto& entry) {
+    const auto& [number, flight] = entry;
+    const double queued_seconds = flight.transfer->queued_seconds;
+    if (queued_seconds < start_seconds || queued_seconds >= stop_seconds) return false;
+    return flight.wait_start || (!handles_.contains(flight.handle) && flight.transfer->is_finished());
+  });
 }
 
 int64_t Engine::mark(StreamHandle stream) {
@@ -298,6 +317,11 @@ double Engine::take_mark(int64_t mark) {
   }
   event->synchronize();
   return event->seconds();
+}
+
+void Engine::forget_marks(const std::vector<int64_t>& marks) {
+  const std::lock_guard lock(mutex_);
+  for (const int64_t mark : marks) marks_.erase(mark);
 }
 
 void Engine::release(int64_t number) noexcept {

@@ -25,7 +25,7 @@ void StagedMover::move(const TransferPointer& transfer) {
   // `ready` protects the device memory: what the caller's stream still writes into it, or reads from its last owner.
   // The thread waits for it too, so that requests never occupy the I/O threads while the device computes.
   transfer->ready.make_wait(stream_.handle());
-  transfer->start.record(stream_.handle());
+  transfer->mark_start(stream_.handle());
   const double ready_seconds = transfer->wait_ready();
   for (uint64_t begin = 0; begin < transfer->block.nbytes && !transfer->is_failing(); begin += kRequestBytes) {
     const uint64_t nbytes = std::min(kRequestBytes, transfer->block.nbytes - begin);
@@ -34,7 +34,7 @@ void StagedMover::move(const TransferPointer& transfer) {
   }
   if (transfer->direction == Direction::kIn || transfer->is_failing()) return;
   // Out of the device after the last queued copy, though not yet in the file.
-  transfer->done.record(stream_.handle());
+  transfer->done->record(stream_.handle());
   transfer->set_issued();
 }
 
@@ -92,7 +92,7 @@ void StagedMover::read(Transfer& transfer, Piece& piece, uint64_t begin, uint64_
 void StagedMover::complete(const TransferPointer& transfer) noexcept {
   try {
     // Behind the copies of all pieces: they are queued before their parts end.
-    if (transfer->direction == Direction::kIn && !transfer->is_failing()) transfer->done.record(stream_.handle());
+    if (transfer->direction == Direction::kIn && !transfer->is_failing()) transfer->done->record(stream_.handle());
   } catch (const Error& error) {
     transfer->fail(error.what());
   }

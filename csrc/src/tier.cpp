@@ -10,6 +10,14 @@
 #include "lmswap/stream.h"
 
 namespace lmswap {
+namespace {
+
+bool is_within(const Block& inner, const Block& outer) {
+  return inner.storage == outer.storage && inner.offset >= outer.offset &&
+         inner.offset + inner.nbytes <= outer.offset + outer.nbytes;
+}
+
+}  // namespace
 
 void Tier::reserve(uint64_t nbytes, std::unique_lock<std::mutex>& lock) {
   nbytes = round_to_pages(nbytes);
@@ -127,15 +135,23 @@ Block Tier::hold(Slab& slab, uint64_t offset, uint64_t nbytes) {
 
 std::shared_ptr<Storage> Tier::release(const Block& block, const std::vector<TransferPointer>& users) {
   used_bytes_ -= round_to_pages(block.nbytes);
+  const auto slab =
+      std::find_if(slabs_.begin(), slabs_.end(), [&](const Slab& other) { return other.storage == block.storage; });
+  // The first copy into the block ran behind those of its holders before: who waits for the one waits for the others.
+  const bool has_landed = !users.empty() && users.front()->has_landed();
+  std::erase_if(users_, [&](const TransferPointer& user) {
+    return user->has_failed() || (has_landed && is_within(user->block, block));
+  });
   for (const TransferPointer& user : users) {
-    if (user->is_finished()) {
+    // Of copies that a stream waited for, in the slab that stays, the device need not be asked in each step.
+    const bool must_ask_for = must_ask(user);
+    if (user->has_failed() || (must_ask_for && user->is_finished())) {
       user->forget_storage();
     } else {
       users_.push_back(user);
+      asks_ |= must_ask_for;
     }
   }
-  const auto slab =
-      std::find_if(slabs_.begin(), slabs_.end(), [&](const Slab& other) { return other.storage == block.storage; });
   slab->arena.release(block.offset);
   std::shared_ptr<Storage> storage = slab->storage;
   drop_empty_slabs();
@@ -148,15 +164,23 @@ void Tier::forget_finished_users() {
   const auto unfinished =
       std::find_if(users_.begin(), users_.end(), [](const TransferPointer& user) { return !user->is_finished(); });
   users_.erase(users_.begin(), unfinished);
+  most_users_ = std::max(kFewUsers, 2 * users_.size());
+  asks_ = std::any_of(users_.begin(), users_.end(), [&](const TransferPointer& user) { return must_ask(user); });
 }
 
-std::vector<TransferPointer> Tier::fences(const Block& block) {
-  forget_finished_users();
+// Whether it matters when the copy has ended: its slab is given back with its last block, or no stream is behind it.
+bool Tier::must_ask(const TransferPointer& user) const {
+  const bool is_kept = has_kept() && user->block.storage == slabs_.front().storage;
+  return !is_kept || !user->was_waited_for();
+}
+
+std::vector<TransferPointer> Tier::fences(const Block& block, StreamHandle stream) {
+  if (users_.size() > most_users_ || asks_) forget_finished_users();
   std::vector<TransferPointer> fences;
   std::copy_if(users_.begin(), users_.end(), std::back_inserter(fences), [&](const TransferPointer& user) {
     const Block& other = user->block;
     return other.storage == block.storage && other.offset < block.offset + block.nbytes &&
-           block.offset < other.offset + other.nbytes && !user->is_finished();
+           block.offset < other.offset + other.nbytes && !user->precedes(stream) && !user->is_finished();
   });
   return fences;
 }

@@ -9,12 +9,12 @@
 namespace lmswap {
 namespace {
 
-// A device that has failed runs nothing any more. Its error is told by the next call that needs it.
-bool is_over(const Event& event) {
+// Where the device does not tell, it is as the caller says. The error is told by the next call that needs it.
+bool is_over(const Event& event, bool otherwise) {
   try {
     return event.is_finished();
   } catch (const Error&) {
-    return true;
+    return otherwise;
   }
 }
 
@@ -29,8 +29,13 @@ Transfer::Transfer(const std::shared_ptr<Driver>& driver, Direction direction_, 
       block(std::move(block_)),
       queued_seconds(monotonic_seconds()),
       ready(driver),
-      start(driver),
-      done(driver) {}
+      done(std::make_shared<Event>(driver)),
+      driver_(driver) {}
+
+void Transfer::mark_start(StreamHandle lane) {
+  start_ = std::make_unique<Event>(driver_);
+  start_->record(lane);
+}
 
 void Transfer::begin_part() {
   const std::lock_guard lock(mutex_);
@@ -84,7 +89,7 @@ Transfer::State Transfer::state() const {
 double Transfer::wait_ready() const {
   ready.synchronize();
   if (!source) return ready.seconds();
-  source->done.synchronize();
+  source->done->synchronize();
   return std::max(ready.seconds(), source->end_seconds());
 }
 
@@ -94,25 +99,51 @@ bool Transfer::wait_landed() const {
   return state_ == State::kLanded;
 }
 
-void Transfer::make_wait(StreamHandle stream) const {
-  {
+void Transfer::make_wait(StreamHandle stream, Event& arrival) {
+  // `done` protects the bytes only once it is recorded: waiting for an event that is not is a no-op.
+  const bool must_block = state() == State::kQueued;
+  if (must_block) {
+    arrival.record(stream);
     std::unique_lock lock(mutex_);
-    // `done` protects the bytes only once it is recorded: waiting for an event that is not is a no-op.
     changed_.wait(lock, [&] { return state_ != State::kQueued; });
-    if (state_ == State::kFailed && changed_at_) throw BytesChanged(*changed_at_);
-    if (state_ == State::kFailed) throw Error(ErrorKind::kTransfer, error_);
   }
-  done.make_wait(stream);
+  check_not_failed();
+  if (must_block) {
+    done->make_wait(stream);
+  } else {
+    done->make_wait(stream, arrival);
+  }
+  const std::lock_guard lock(mutex_);
+  waited_by_ = stream;
 }
+
+void Transfer::check_not_failed() const {
+  const std::lock_guard lock(mutex_);
+  if (state_ == State::kFailed && changed_at_) throw BytesChanged(*changed_at_);
+  if (state_ == State::kFailed) throw Error(ErrorKind::kTransfer, error_);
+}
+
+bool Transfer::precedes(StreamHandle stream) const {
+  const std::lock_guard lock(mutex_);
+  return state_ == State::kLanded && waited_by_ == stream;
+}
+
+bool Transfer::was_waited_for() const {
+  const std::lock_guard lock(mutex_);
+  return state_ == State::kLanded && waited_by_.has_value();
+}
+
+bool Transfer::has_landed() const { return state() == State::kLanded; }
 
 bool Transfer::is_device_free() const {
   const State now = state();
-  return now == State::kFailed || (now != State::kQueued && is_over(done));
+  return now == State::kFailed ||
+         (now != State::kQueued && is_over(*done, true));  // a device that has failed runs nothing more
 }
 
 bool Transfer::is_finished() const {
   const State now = state();
-  return now == State::kFailed || (now == State::kLanded && is_over(done));
+  return now == State::kFailed || (now == State::kLanded && is_over(*done, false));  // else who comes next waits for it
 }
 
 bool Transfer::has_failed() const { return state() == State::kFailed; }
@@ -122,9 +153,17 @@ std::string Transfer::error_text() const {
   return error_;
 }
 
+double Transfer::start_seconds() const {
+  if (link_seconds_ > 0) return link_seconds_;
+  if (start_) return start_->seconds();
+  double seconds = ready.seconds();
+  for (const auto& event : behind_) seconds = std::max(seconds, event->seconds());
+  return seconds;
+}
+
 double Transfer::end_seconds() const {
   const std::lock_guard lock(mutex_);
-  return std::max(done.seconds(), landed_seconds_);
+  return std::max(done->seconds(), landed_seconds_);
 }
 
 }  // namespace lmswap

@@ -13,9 +13,9 @@ UpkeepMover::~UpkeepMover() { memory_.fill(0, memory_.nbytes(), std::byte{0}, 0)
 
 void UpkeepMover::move(const TransferPointer& transfer) {
   // The copy that is audited, and on the device's side the block's users, which have landed, must be over.
-  if (transfer->source) transfer->source->done.synchronize();
+  if (transfer->source) transfer->source->done->synchronize();
   for (const TransferPointer& fence : transfer->fences) {
-    if (!fence->has_failed()) fence->done.synchronize();
+    if (!fence->has_failed()) fence->done->synchronize();
   }
   const Block& block = transfer->block;
   if (transfer->direction == Direction::kAudit) {
@@ -37,7 +37,7 @@ std::shared_ptr<Checksums> UpkeepMover::sum(const Block& block) {
 
 void UpkeepMover::complete(const TransferPointer& transfer) noexcept {
   try {
-    if (!transfer->is_failing()) transfer->done.record(stream_.handle());
+    if (!transfer->is_failing()) transfer->done->record(stream_.handle());
   } catch (const Error& error) {
     transfer->fail(error.what());
   }

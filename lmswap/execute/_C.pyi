@@ -98,8 +98,8 @@ class Engine:
     def take_records(self) -> list[TransferRecord]:
         """The records of transfers that finished since the last call, in order of their end.
 
-        To be called once a step: until then the engine keeps what it needs to tell of them. One that nobody has
-        waited for yet is told of when its token is gone.
+        To be called once a step, or `forget_records`: until then the engine keeps what it needs to tell of them. One
+        that nobody has waited for yet is told of when its token is gone.
         """
 
     def mark(self, stream: int) -> int:
@@ -107,6 +107,15 @@ class Engine:
 
     def take_mark(self, mark: int) -> float:
         """Waits until the stream has passed the mark, and says when it did; a mark can be taken once."""
+
+    def forget_records(self, start_seconds: float, stop_seconds: float) -> None:
+        """Tells no more of transfers queued in [start, stop) that were waited for, or that ended and lost their token.
+
+        `take_records` is then not called for them.
+        """
+
+    def forget_marks(self, marks: list[int]) -> None:
+        """Marks that nobody will take."""
 
     def tier_stats(self, tier: str) -> TierStats: ...
     def live_handles(self) -> int: ...

@@ -16,6 +16,7 @@ from lmswap.ir.timeline import Lane, Span, Timeline
 
 SegmentKey = tuple[int, str]  # graph, phase
 Graphs = tuple[int, ...]  # by which a plan is known: those of the step that it was made for
+Curve = tuple[tuple[float, int], ...]  # parts of a segment's run that were over, and bytes more than when it began
 Time = TypeVar("Time", int, float)
 
 # Forwards whose backward never comes, as in evaluation with gradients on, are without end; no step has so many runs.
@@ -34,12 +35,21 @@ class Clock(Protocol):
     def take_records(self) -> list[TransferRecord]:
         """Copies that have ended since the last call."""
 
+    def forget_marks(self, marks: list[int]) -> None:
+        """Of which nobody wants to know when they were passed."""
+
+    def forget_records(self, start_seconds: float, stop_seconds: float) -> None:
+        """Of copies that were queued between two times of CLOCK_MONOTONIC."""
+
 
 class TensorMemory(Protocol):
     """What tensors hold on the device; see `lmswap.hardware.memory.DeviceMemory`."""
 
     def used_tensor_bytes(self) -> int:
         """Now, as far as the host has come."""
+
+    def tells_changes(self) -> bool:
+        """Whether `tensor_changes` tells of all of them; else one has to look."""
 
     def tensor_changes(self, start_seconds: float, stop_seconds: float) -> Sequence[tuple[float, int]]:
         """Between two times of CLOCK_MONOTONIC, beside what was read now and then."""
@@ -83,9 +93,11 @@ class _MarkedStep:
     begun_seconds: float  # host time
     runs: list[SegmentRun[int]] = field(default_factory=list)
     memory: list[tuple[int, int]] = field(default_factory=list)  # mark, tensor bytes on the device
+    curves: dict[int, Curve] = field(default_factory=dict)  # by a run's first mark: known, so that nobody looked
     peaks: Peaks = NO_PEAKS
     number: int = 0  # from 1 on, when it has ended
     times_ops: bool = False
+    is_watched: bool = False  # whether somebody looked at its memory
 
     @property
     def sequence(self) -> tuple[SegmentKey, ...]:
@@ -94,6 +106,12 @@ class _MarkedStep:
     def count(self, graph: int, phase: str) -> int:
         """How often that segment has run."""
         return self.sequence.count((graph, phase))
+
+    @property
+    def marks(self) -> list[int]:
+        """All of them, in the order in which they were made."""
+        runs = {mark for run in self.runs for mark in (run.start, *run.ops, run.end)}
+        return sorted(runs | {mark for mark, _ in self.memory})
 
     @property
     def is_complete(self) -> bool:
@@ -193,6 +211,9 @@ class Recorder:
         self._clock, self._memory = clock, memory
         self._current = _MarkedStep(time.perf_counter())
         self._ops: list[int] = []  # marks of the segment under way
+        self._watches = False  # whether somebody looks at its memory
+        self._begun_bytes = 0  # what tensors held when it began
+        self._curves: dict[SegmentKey, Curve] = {}  # of planned segments: they allocate alike in each step
         self._waiting: list[_MarkedStep] = []  # forwards before it that no backward has claimed
         self._unread: _MarkedStep | None = None
         self._last: StepRecord | None = None
@@ -252,8 +273,14 @@ class Recorder:
         return replace(self._current.ended, number=self.num_steps + 1, peaks=peaks)
 
     def memory_changed(self) -> None:
-        """Adds a point to the memory curve."""
-        self._current.memory.append((self._clock.mark(), self._memory.used_tensor_bytes()))
+        """Adds a point to the memory curve, where it is neither told nor known."""
+        if self._watches:
+            self._look(self._clock.mark())
+
+    def forget_curves(self) -> None:
+        """Looks again at what segments hold: they are about to follow other plans."""
+        self.last()
+        self._curves.clear()
 
     def tier_holds(self, nbytes: int) -> None:
         """So many bytes are in the tier now; to be told when they have become more."""
@@ -279,9 +306,12 @@ class Recorder:
             self._claim(key[0])
         elif key in self._current.sequence:
             self._wait()
-        self.memory_changed()
         self._ops.clear()
-        return self._clock.mark()
+        is_wanted = self.times_ops or bool(self.observers) or key not in self._curves
+        self._watches = is_wanted and not self._memory.tells_changes()
+        start = self._clock.mark()
+        self._begun_bytes = self._look(start)
+        return start
 
     def begin_op(self) -> None:
         """The next op of the segment begins; the first one began with it."""
@@ -290,13 +320,25 @@ class Recorder:
 
     def end_segment(self, key: SegmentKey, start: int, follows: Graphs = ()) -> None:
         """The run that `begin_segment` began is over; it followed the plan of ``follows`` to its end."""
-        self._current.runs.append(SegmentRun(key, start, tuple(self._ops), self._clock.mark(), follows))
-        self.memory_changed()
+        step, end = self._current, self._clock.mark()
+        if follows and key in self._curves and not self._watches:
+            curve = step.curves[start] = self._curves[key]
+            highest_bytes = self._begun_bytes + max((more for _, more in curve), default=0)
+            step.peaks = step.peaks.with_others(Peaks(tensor_bytes=highest_bytes))
+        step.is_watched |= self._watches
+        step.runs.append(SegmentRun(key, start, tuple(self._ops), end, follows))
+        self._watches = False
+        self._look(end)
 
     def end_if_complete(self) -> None:
         """Ends the step under way if all that ran forward has run backward."""
         if self._current.is_complete:
             self._end_step()
+
+    def _look(self, mark: int) -> int:
+        nbytes = self._memory.used_tensor_bytes()
+        self._current.memory.append((mark, nbytes))
+        return nbytes
 
     def _begins_step(self, key: SegmentKey) -> bool:
         return key[1] != "backward" and any(phase == "backward" for _, phase in self._current.sequence)
@@ -317,7 +359,9 @@ class Recorder:
                 earlier.begun_seconds,
                 earlier.runs + current.runs,
                 earlier.memory + current.memory,
+                earlier.curves | current.curves,
                 earlier.peaks.with_others(current.peaks),
+                is_watched=earlier.is_watched or current.is_watched,
             )
 
     def _end_step(self) -> None:
@@ -336,7 +380,7 @@ class Recorder:
 
     def _end(self, step: _MarkedStep) -> None:
         if self._unread is not None:
-            self._read(self._unread, step.begun_seconds)
+            self._leave(self._unread, step)
         self._unread = step
         self.num_steps += 1
         step.number = self.num_steps
@@ -347,14 +391,27 @@ class Recorder:
         if self.highest is None or self.ended.peaks.used_bytes > self.highest.peaks.used_bytes:
             self.highest = self.ended
 
+    def _leave(self, step: _MarkedStep, following: _MarkedStep) -> None:
+        """Reads a step that nobody can ask for any more, if somebody wants to know of it; else forgets it."""
+        is_last_training = step.ended.trains and not following.ended.trains
+        if self.observers or step.is_watched or step.times_ops or is_last_training:
+            self._read(step, following.begun_seconds)
+            return
+        *others, last = step.marks
+        self._clock.take_mark(last)  # waits, as for a step that is read: the host stays less than two steps ahead
+        self._clock.forget_marks(others)
+        self._clock.forget_records(0.0, following.begun_seconds)
+
     def _read(self, step: _MarkedStep, stop: float) -> None:
-        take = self._clock.take_mark
+        seconds = {mark: self._clock.take_mark(mark) for mark in step.marks}
         segments = tuple(
-            SegmentRun(run.key, take(run.start), tuple(map(take, run.ops)), take(run.end), run.follows)
+            SegmentRun(run.key, seconds[run.start], tuple(seconds[op] for op in run.ops), seconds[run.end], run.follows)
             for run in step.runs
         )
-        memory = [(take(mark), nbytes) for mark, nbytes in step.memory]
-        memory += self._memory.tensor_changes(memory[0][0], memory[-1][0])  # a segment marks where it begins and ends
+        memory = [(seconds[mark], nbytes) for mark, nbytes in step.memory]
+        memory += self._memory.tensor_changes(memory[0][0], memory[-1][0])  # a segment looks where it begins and ends
+        for run in step.runs:
+            memory += self._known_memory(step, run, seconds)
         self._transfers += self._clock.take_records()
         own = [record for record in self._transfers if step.begun_seconds <= record.queued_seconds < stop]
         self._transfers = [record for record in self._transfers if record.queued_seconds >= stop]
@@ -363,3 +420,17 @@ class Recorder:
             self._last_training = record
         for observer in self.observers:
             observer(record)
+
+    def _known_memory(
+        self, step: _MarkedStep, run: SegmentRun[int], seconds: dict[int, float]
+    ) -> Iterator[tuple[float, int]]:
+        """What tensors held within a run that nobody watched, as in one that was; keeps it of one that was."""
+        begun_bytes = dict(step.memory)[run.start]
+        start, length = seconds[run.start], seconds[run.end] - seconds[run.start]
+        if run.start in step.curves:
+            yield from ((start + part * length, begun_bytes + more) for part, more in step.curves[run.start])
+        elif step.is_watched and run.follows:
+            seen = [(seconds[mark], nbytes) for mark, nbytes in step.memory if run.start < mark < run.end]
+            self._curves[run.key] = tuple(
+                ((when - start) / length if length else 0.0, nbytes - begun_bytes) for when, nbytes in seen
+            )

@@ -53,6 +53,9 @@ class DeviceMemory(Protocol):
     def peak_tensor_bytes(self) -> int:
         """The highest `used_tensor_bytes`."""
 
+    def tells_changes(self) -> bool:
+        """Whether `tensor_changes` tells of all of them."""
+
     def tensor_changes(self, start_seconds: float, stop_seconds: float) -> Sequence[tuple[float, int]]:
         """When `used_tensor_bytes` became how many, between two times of CLOCK_MONOTONIC.
 
@@ -166,6 +169,9 @@ class CudaMemory:
     def counted_from_bytes(self) -> int:  # noqa: D102
         return 0
 
+    def tells_changes(self) -> bool:  # noqa: D102
+        return False
+
     def tensor_changes(self, start_seconds: float, stop_seconds: float) -> Sequence[tuple[float, int]]:  # noqa: D102
         return ()
 
@@ -247,6 +253,9 @@ class CpuMemory:
 
     def peak_tensor_bytes(self) -> int:  # noqa: D102
         return self._tensor_peak.value()
+
+    def tells_changes(self) -> bool:  # noqa: D102
+        return True
 
     def tensor_changes(self, start_seconds: float, stop_seconds: float) -> Sequence[tuple[float, int]]:  # noqa: D102
         return self._heap.heap_changes(start_seconds, stop_seconds)

@@ -382,5 +382,6 @@ class Session:
 
     def _compile(self, indices: tuple[int, ...]) -> None:
         self._overruns.captured_in(self.recorder.num_steps + 1)
+        self.recorder.forget_curves()
         for index in indices:
             self.graphs[index].compile(self.graphs[index].fakes, follows=indices)

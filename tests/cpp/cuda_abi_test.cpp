@@ -42,6 +42,8 @@ static_assert(std::string_view(LMSWAP_EXPANDED(cuMemAlloc)) == "cuMemAlloc_v2");
 static_assert(std::string_view(LMSWAP_EXPANDED(cuMemFree)) == "cuMemFree_v2");
 
 static_assert(lmswap::cuda::kSuccess == static_cast<int>(CUDA_SUCCESS));
+static_assert(lmswap::cuda::kInvalidContext == static_cast<int>(CUDA_ERROR_INVALID_CONTEXT));
+static_assert(lmswap::cuda::kInvalidHandle == static_cast<int>(CUDA_ERROR_INVALID_HANDLE));
 static_assert(lmswap::cuda::kNotReady == static_cast<int>(CUDA_ERROR_NOT_READY));
 static_assert(lmswap::cuda::kMemHostRegisterPortable == CU_MEMHOSTREGISTER_PORTABLE);
 static_assert(lmswap::cuda::kStreamNonBlocking == CU_STREAM_NON_BLOCKING);

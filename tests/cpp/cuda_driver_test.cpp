@@ -134,6 +134,34 @@ TEST_F(CudaDriverTest, leaves_the_callers_context_current) {
   EXPECT_EQ(num_violations(), 0u);
 }
 
+TEST_F(CudaDriverTest, takes_its_own_devices_default_stream_in_a_thread_that_goes_from_one_device_to_the_other) {
+  const auto driver = open_cuda_driver(LMSWAP_FAKE_CUDA, 0);
+  const Stream stream(driver);
+  Event first(driver), second(driver), arrival(driver);
+  void* contexts[2] = {};
+  for (const int device : {0, 1}) {
+    call<int (*)(void**, int)>("cuDevicePrimaryCtxRetain")(&contexts[device], device);
+    call<int (*)(void*)>("cuCtxPushCurrent_v2")(contexts[device]);
+    first.record(stream.handle());
+    second.record(0);
+    second.make_wait(stream.handle());
+    first.make_wait(0, arrival);
+    first.make_wait(0);
+    arrival.synchronize();
+    EXPECT_TRUE(second.is_finished());
+    EXPECT_GE(arrival.seconds(), 0);
+  }
+  for (const int device : {1, 0}) {
+    void* popped = nullptr;
+    ASSERT_EQ(call<int (*)(void**)>("cuCtxPopCurrent_v2")(&popped), 0);
+    EXPECT_EQ(popped, contexts[device]);
+    call<int (*)(int)>("cuDevicePrimaryCtxRelease_v2")(device);
+  }
+  second.record(0);  // no context is current any more
+  second.synchronize();
+  EXPECT_EQ(num_violations(), 0u);
+}
+
 TEST_F(CudaDriverTest, serves_threads_that_never_had_a_context) {
   const auto driver = open_cuda_driver(LMSWAP_FAKE_CUDA, 0);
   std::thread([&] {

@@ -13,6 +13,7 @@
 #include <future>
 #include <thread>
 
+#include "lmswap/clock.h"
 #include "test_device.h"
 
 namespace lmswap {
@@ -324,6 +325,29 @@ TEST_P(EngineConformance, a_transfer_nobody_waited_for_is_recorded_without_a_wai
   while (records.empty()) records = engine_->take_records();
   EXPECT_EQ(records.front().wait_start_seconds, 0);
   EXPECT_EQ(records.front().wait_end_seconds, 0);
+}
+
+TEST_P(EngineConformance, forgets_the_records_of_a_time_but_not_of_who_is_still_to_wait) {
+  constexpr uint64_t kBytes = 2 * kMiB;
+  const uint64_t pointer = allocate(kBytes), other = allocate(kBytes);
+  const Token forgotten = out(pointer, kBytes, 0, 1);
+  out_done(forgotten);
+  const Token awaited = out(other, kBytes, kBytes, 2);
+  const double stop_seconds = monotonic_seconds();
+  const Token later = out(pointer, kBytes, 2 * kBytes, 3);
+  out_done(later);
+  engine_->forget_records(0, stop_seconds);
+  out_done(awaited);
+  std::vector<int64_t> told;
+  while (told.size() < 2) {
+    for (const TransferRecord& record : engine_->take_records()) told.push_back(record.swap);
+  }
+  std::sort(told.begin(), told.end());
+  EXPECT_EQ(told, (std::vector<int64_t>{2, 3}));
+  EXPECT_TRUE(engine_->is_finished(engine_->out_transfer(forgotten.handle())));
+  const int64_t mark = engine_->mark(device_->stream);
+  engine_->forget_marks({mark});
+  EXPECT_ERROR(engine_->take_mark(mark), ErrorKind::kOption, "unknown");
 }
 
 TEST_P(EngineConformance, marks_tell_when_the_stream_passed_them) {

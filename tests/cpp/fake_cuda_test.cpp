@@ -92,12 +92,14 @@ TEST_F(FakeCuda, reports_destroyed_handles) {
 TEST_F(FakeCuda, reports_a_missing_or_wrong_context) {
   Context popped;
   cuCtxPopCurrent_v2(&popped);
-  EXPECT_NE(cuEventRecord(event_, first_), kSuccess);
+  EXPECT_EQ(cuEventRecord(event_, first_), kInvalidContext);  // by which a caller may see it: no violation
+  EXPECT_NE(cuStreamWaitEvent(first_, event_, 0), kSuccess);
   expect_violation("no context");
   Context other;
   cuDevicePrimaryCtxRetain(&other, 1);
   cuCtxPushCurrent_v2(other);
-  EXPECT_NE(cuEventRecord(event_, first_), kSuccess);
+  EXPECT_EQ(cuEventRecord(event_, nullptr), kInvalidHandle);  // so is this
+  EXPECT_NE(cuStreamWaitEvent(first_, event_, 0), kSuccess);
   expect_violation("another device");
   cuCtxPopCurrent_v2(&popped);
   cuDevicePrimaryCtxRelease_v2(1);

@@ -19,8 +19,8 @@ class NotingMover final : public Mover {
   void move(const TransferPointer& transfer) override {
     order_.push_back(transfer->number);
     if (!error_.empty()) throw Error(ErrorKind::kDriver, error_);
-    transfer->start.record(0);
-    transfer->done.record(0);
+    transfer->mark_start(0);
+    transfer->done->record(0);
   }
   void complete(const TransferPointer& transfer) noexcept override { transfer->settle(); }
   void drain() noexcept override {}
@@ -36,6 +36,7 @@ class LaneTest : public testing::TestWithParam<bool> {
     return std::make_shared<Transfer>(driver_, direction, number, 0, 0, Block{});
   }
   std::shared_ptr<Driver> driver_ = open_host_driver(std::make_shared<Faults>(""));
+  Event arrival_{driver_};
 };
 
 TEST_P(LaneTest, begins_in_the_order_of_queueing) {
@@ -59,7 +60,7 @@ TEST_P(LaneTest, a_failing_transfer_tells_why_and_the_next_one_runs) {
     failing.submit(second);
   }
   EXPECT_EQ(order.size(), 2u);
-  EXPECT_ERROR(first->make_wait(0), ErrorKind::kTransfer, "it broke");
+  EXPECT_ERROR(first->make_wait(0, arrival_), ErrorKind::kTransfer, "it broke");
   EXPECT_TRUE(first->is_device_free());
   EXPECT_TRUE(second->has_failed());
 }
@@ -75,7 +76,7 @@ TEST_P(LaneTest, what_never_arrived_is_not_read_back) {
     in_lane.submit(in);
   }
   EXPECT_TRUE(order_in.empty());
-  EXPECT_ERROR(in->make_wait(0), ErrorKind::kTransfer, "never reached the tier: it broke");
+  EXPECT_ERROR(in->make_wait(0, arrival_), ErrorKind::kTransfer, "never reached the tier: it broke");
 }
 
 INSTANTIATE_TEST_SUITE_P(Lanes, LaneTest, testing::Bool(),
@@ -87,8 +88,8 @@ class HeldMover final : public Mover {
   explicit HeldMover(Window& window) : window_(window) {}
   void move(const TransferPointer& transfer) override {
     window_.enter();
-    transfer->start.record(0);
-    transfer->done.record(0);
+    transfer->mark_start(0);
+    transfer->done->record(0);
     window_.leave();
   }
   void complete(const TransferPointer& transfer) noexcept override { transfer->settle(); }

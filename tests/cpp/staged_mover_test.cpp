@@ -29,7 +29,8 @@ TEST(StagedMover, uses_a_piece_again_only_when_device_and_disk_are_done_with_it)
       mover.move(transfer);
       if (transfer->finish_part()) mover.complete(transfer);
       EXPECT_TRUE(transfer->wait_landed());
-      transfer->make_wait(device->stream);
+      Event arrival(device->driver);
+      transfer->make_wait(device->stream, arrival);
     }
     EXPECT_EQ(device->download(target, kBytes), bytes);
     mover.drain();

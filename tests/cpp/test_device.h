@@ -102,7 +102,9 @@ class ForwardingDriver : public Driver {
   EventHandle create_event() override { return driver_->create_event(); }
   void destroy_event(EventHandle event) noexcept override { driver_->destroy_event(event); }
   void record_event(EventHandle event, StreamHandle stream) override { driver_->record_event(event, stream); }
-  void wait_event(StreamHandle stream, EventHandle event) override { driver_->wait_event(stream, event); }
+  void wait_event(StreamHandle stream, EventHandle event, EventHandle arrival) override {
+    driver_->wait_event(stream, event, arrival);
+  }
   bool query_event(EventHandle event) override { return driver_->query_event(event); }
   void synchronize_event(EventHandle event) override { driver_->synchronize_event(event); }
   double event_seconds(EventHandle event) override { return driver_->event_seconds(event); }

@@ -135,11 +135,11 @@ TEST_P(TierConformance, copies_still_under_way_fence_the_bytes_they_use) {
 
   const Block before = tier->take(0, 2 * kPage, lock_), behind = tier->take(4 * kPage, kPage, lock_),
               over = tier->take(3 * kPage, 1, lock_);
-  EXPECT_TRUE(tier->fences(before).empty());
-  EXPECT_TRUE(tier->fences(behind).empty());
-  EXPECT_EQ(tier->fences(over), std::vector<TransferPointer>{running});
+  EXPECT_TRUE(tier->fences(before, 0).empty());
+  EXPECT_TRUE(tier->fences(behind, 0).empty());
+  EXPECT_EQ(tier->fences(over, 0), std::vector<TransferPointer>{running});
   finish(running);
-  EXPECT_TRUE(tier->fences(over).empty());
+  EXPECT_TRUE(tier->fences(over, 0).empty());
 }
 
 TEST_P(TierConformance, records_of_past_copies_keep_no_memory) {

@@ -5,6 +5,9 @@ What it is from the start is said by environment variables: device/settings.h.
 
 import ctypes
 import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -27,7 +30,8 @@ def start() -> None:
     torch.sqrt(torch.ones(1))  # the first call into MKL's vector mathematics has a race; kernels run in several threads
     torch.cuda.init()
     _driver = ctypes.CDLL("libcuda.so.1", mode=ctypes.RTLD_GLOBAL | os.RTLD_NOLOAD)
-    _driver.emulated_gpu_take_violations.restype = ctypes.c_char_p
+    for told in (_driver.emulated_gpu_take_violations, _driver.emulated_gpu_stop_counting):
+        told.restype = ctypes.c_char_p
     _driver.emulated_gpu_configure.argtypes = [ctypes.c_double] * 4
     _driver.emulated_gpu_set_capacity.argtypes = [ctypes.c_int, ctypes.c_size_t]
     _driver.emulated_gpu_plan_fault.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_int]
@@ -84,6 +88,18 @@ def plan_fault(symbol: str, nth: int, code: int) -> None:
 def ignore_waits_of_the_driver(is_on: bool) -> None:
     """Whether cuStreamWaitEvent, which lmswap's engine calls and torch does not, does nothing."""
     _call().emulated_gpu_ignore_waits_of_the_driver(is_on)
+
+
+@contextmanager
+def counted_calls() -> Iterator[Counter[str]]:
+    """How often each CUDA function was called, by its symbol; known when the block has ended."""
+    calls: Counter[str] = Counter()
+    _call().emulated_gpu_start_counting()
+    try:
+        yield calls
+    finally:
+        lines = _call().emulated_gpu_stop_counting().decode().splitlines()
+        calls.update({symbol: int(number) for symbol, number in map(str.split, lines)})
 
 
 def mend() -> None:

@@ -15,23 +15,36 @@ class Ticks:
 
     def __init__(self) -> None:
         self.marks = 0
+        self.taken: list[int] = []
+        self.forgotten: list[list[int]] = []
 
     def mark(self) -> int:
         self.marks += 1
         return self.marks
 
     def take_mark(self, mark: int) -> float:
+        self.taken.append(mark)
         return float(mark)
 
     def take_records(self):
         return []
 
+    def forget_marks(self, marks: list[int]) -> None:
+        self.forgotten.append(marks)
+
+    def forget_records(self, start_seconds: float, stop_seconds: float) -> None:
+        assert start_seconds < stop_seconds
+
 
 class Memory:
     """Its bytes are counted up by each look; half a tick after the first it held 7."""
 
-    def __init__(self) -> None:
+    def __init__(self, tells_changes: bool = True) -> None:
         self.looks = self.laps = 0
+        self._tells_changes = tells_changes
+
+    def tells_changes(self) -> bool:
+        return self._tells_changes
 
     def used_tensor_bytes(self) -> int:
         self.looks += 1
@@ -39,7 +52,7 @@ class Memory:
 
     def tensor_changes(self, start_seconds: float, stop_seconds: float) -> list[tuple[float, int]]:
         assert stop_seconds > start_seconds
-        return [(start_seconds + 0.5, 7)]
+        return [(start_seconds + 0.5, 7)] if self._tells_changes else []
 
     def start_lap(self) -> None:
         self.laps += 1
@@ -88,9 +101,85 @@ def test_a_step_is_from_the_first_forward_to_the_last_backward(segments, steps):
 def test_memory_is_what_was_seen_at_marks_and_what_the_allocator_tells_of_between():
     recorder = Recorder(Ticks(), Memory())
     for phase in ("forward", "backward"):
-        with recorder.segment((0, phase)):  # marks for memory, start, end, memory
-            pass
-    assert recorder.last().memory == ((1.0, 1), (1.5, 7), (4.0, 2), (5.0, 3), (8.0, 4))
+        with recorder.segment((0, phase)):  # marks for start and end
+            recorder.memory_changed()  # which the allocator tells of
+    assert recorder.last().memory == ((1.0, 1), (1.5, 7), (2.0, 2), (3.0, 3), (4.0, 4))
+
+
+class Planned:
+    """Steps of a planned graph whose forward and backward take memory twice each."""
+
+    def __init__(self, *, tells_changes: bool = False) -> None:
+        self.clock, self.memory = Ticks(), Memory(tells_changes)
+        self.recorder = Recorder(self.clock, self.memory)
+
+    def run(self, follows=(0,), phases=("forward", "backward")) -> int:
+        """How often memory was looked at."""
+        looks = self.memory.looks
+        self.recorder.end_if_complete()
+        for phase in phases:
+            with self.recorder.segment((0, phase), lambda: follows):
+                self.recorder.memory_changed()
+                self.recorder.memory_changed()
+        return self.memory.looks - looks
+
+
+def test_memory_that_tells_no_changes_is_looked_at_until_it_is_known():
+    steps = Planned()
+    assert [steps.run() for _ in range(4)] == [8, 8, 4, 4]  # the first is read when the second has ended
+    marks, taken = steps.clock.marks, len(steps.clock.taken)
+    steps.run()
+    assert steps.clock.marks == marks + 4
+    assert len(steps.clock.taken) == taken + 1
+    assert len(steps.clock.forgotten[-1]) == 3  # of the step before
+
+
+def test_what_is_known_of_memory_is_part_of_the_record_and_of_the_peak():
+    steps = Planned()
+    for _ in range(3):
+        steps.run()
+    # Looks 17 to 20 at ticks 17 to 20; in between memory rises as it did: by 1 at a third of the way, and 2 at two.
+    expected = [(17, 17), (17 + 1 / 3, 18), (17 + 2 / 3, 19), (18, 18), (19, 19), (19 + 1 / 3, 20), (19 + 2 / 3, 21)]
+    record = steps.recorder.last()
+    assert [*record.memory] == [pytest.approx(point) for point in [*expected, (20, 20)]]
+    assert record.step.peaks.tensor_bytes == 21
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda steps: steps.recorder.time_ops(),
+        lambda steps: steps.recorder.observers.append(lambda record: None),
+        lambda steps: steps.recorder.forget_curves(),
+    ],
+)
+def test_memory_is_looked_at_again_where_somebody_asks_or_the_plan_is_another(ask):
+    steps = Planned()
+    for _ in range(3):
+        steps.run()
+    steps.recorder.end_if_complete()
+    ask(steps)
+    assert steps.run() == 8
+
+
+def test_memory_of_what_follows_no_plan_is_never_known():
+    steps = Planned()
+    assert [steps.run(()) for _ in range(4)] == [8] * 4
+    assert steps.clock.forgotten == []
+
+
+def test_of_steps_without_a_question_only_the_last_and_the_last_training_one_are_read():
+    steps, seen = Planned(tells_changes=True), []
+    for phases in [("forward", "backward")] * 3 + [("inference",)] * 3:
+        steps.run(phases=phases)
+    assert len(steps.clock.forgotten) == 4 - 1  # steps 1, 2 and 4; step 5 is not over yet
+    assert steps.recorder.last_training().step.number == 3
+    assert steps.recorder.last().step.number == 6
+    steps.recorder.observers.append(lambda record: seen.append(record.step.number))
+    for _ in range(3):
+        steps.run()
+    steps.recorder.last()
+    assert seen == [7, 8, 9]
 
 
 def test_ops_are_timed_in_the_one_step_that_it_was_asked_for():

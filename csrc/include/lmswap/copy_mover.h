@@ -17,10 +17,12 @@ class CopyMover final : public Mover {
   void drain() noexcept override;
 
  private:
+  void queue_behind(Transfer& transfer, const std::shared_ptr<Event>& event);
   void copy(const Transfer& transfer, uint64_t begin, uint64_t nbytes);
 
   std::shared_ptr<Driver> driver_;
   Stream stream_;
+  std::shared_ptr<Event> last_done_;  // of the lane's last copy; none yet
   Pacer pacer_;
 };
 

@@ -46,7 +46,8 @@ class Driver {
   virtual uint64_t num_idle_events() { return 0; }
   virtual void destroy_event(EventHandle event) noexcept = 0;
   virtual void record_event(EventHandle event, StreamHandle stream) = 0;
-  virtual void wait_event(StreamHandle stream, EventHandle event) = 0;  // `stream` waits, not the caller
+  // `stream` waits, not the caller. `arrival`, if it is not 0, is recorded first: when the stream came to the wait.
+  virtual void wait_event(StreamHandle stream, EventHandle event, EventHandle arrival) = 0;
   virtual bool query_event(EventHandle event) = 0;
   virtual void synchronize_event(EventHandle event) = 0;
   virtual double event_seconds(EventHandle event) = 0;  // when a finished event happened, CLOCK_MONOTONIC

@@ -27,7 +27,7 @@ struct TransferRecord {
   bool is_in;
   uint64_t nbytes;
   double queued_seconds, start_seconds, end_seconds;
-  double wait_start_seconds, wait_end_seconds;
+  double wait_start_seconds = 0, wait_end_seconds = 0;
 };
 
 // What is done to the tiers' bytes beside moving them.
@@ -58,8 +58,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool is_finished(int64_t transfer);
   std::vector<uint64_t> take_checksums(int64_t transfer);
   std::vector<TransferRecord> take_records();
+  void forget_records(double start_seconds, double stop_seconds);
   int64_t mark(StreamHandle stream);
   double take_mark(int64_t mark);
+  void forget_marks(const std::vector<int64_t>& marks);
 
   TierStats tier_stats(const std::string& tier);
   uint64_t live_handles();
@@ -72,11 +74,12 @@ class Engine : public std::enable_shared_from_this<Engine> {
     Block block;
     std::vector<TransferPointer> transfers;  // the copy out first; audits too
   };
-  // A transfer and the events around the wait for it on the caller's stream.
+  // A transfer, when the caller's stream came to the wait for it, and when the host had made it wait.
   struct Flight {
     TransferPointer transfer;
     int64_t handle;
-    std::shared_ptr<Event> wait_start, wait_end;
+    std::shared_ptr<Event> wait_start;
+    double waited_seconds = 0;
   };
   // Whose deleter gives the handle back.
   struct Token {

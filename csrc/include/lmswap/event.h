@@ -16,7 +16,10 @@ class Event {
   Event& operator=(const Event&) = delete;
 
   void record(StreamHandle stream) { driver_->record_event(handle_, stream); }
-  void make_wait(StreamHandle stream) const { driver_->wait_event(stream, handle_); }
+  void make_wait(StreamHandle stream) const { driver_->wait_event(stream, handle_, 0); }
+  void make_wait(StreamHandle stream, const Event& arrival) const {
+    driver_->wait_event(stream, handle_, arrival.handle_);
+  }
   bool is_finished() const { return driver_->query_event(handle_); }
   void synchronize() const { driver_->synchronize_event(handle_); }
   double seconds() const { return driver_->event_seconds(handle_); }

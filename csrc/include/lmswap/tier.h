@@ -40,8 +40,9 @@ class Tier {
   // `users` are copies that may still read or write the block's bytes: its next holder waits for them. Returns the
   // storage to let go of outside the lock.
   std::shared_ptr<Storage> release(const Block& block, const std::vector<TransferPointer>& users);
-  // Copies that may still read or write bytes of the block on behalf of its previous holders.
-  std::vector<TransferPointer> fences(const Block& block);
+  // Copies that may still read or write bytes of the block on behalf of its previous holders, and that `stream` is not
+  // behind anyhow.
+  std::vector<TransferPointer> fences(const Block& block, StreamHandle stream);
 
   // From now on, slabs that are given back are overwritten with zeros.
   void wipe_slabs(std::shared_ptr<Driver> driver) { wiper_ = std::move(driver); }
@@ -57,6 +58,7 @@ class Tier {
   uint64_t limit_bytes() const { return limit_bytes_; }
 
  private:
+  static constexpr size_t kFewUsers = 64;
   struct Slab {
     std::shared_ptr<Storage> storage;
     Arena arena;
@@ -65,6 +67,7 @@ class Tier {
   void check_limit(uint64_t more_bytes, uint64_t kept_bytes) const;
   void drop_empty_slabs();
   void forget_finished_users();
+  bool must_ask(const TransferPointer& user) const;
   std::shared_ptr<Storage> make_storage(uint64_t nbytes);
   bool has_kept() const { return !slabs_.empty() && slabs_.front().is_kept; }
   std::optional<Block> find_room(uint64_t offset, uint64_t nbytes);
@@ -79,6 +82,8 @@ class Tier {
   const uint64_t limit_bytes_;
   std::list<Slab> slabs_;               // the one that is kept first
   std::vector<TransferPointer> users_;  // of released blocks, in the order of their release; some may have finished
+  size_t most_users_ = kFewUsers;       // when there are more, those that have finished are looked for
+  bool asks_ = false;                   // or when of one of them it matters
   std::shared_ptr<Driver> wiper_;       // none: slabs are left as they are
   uint64_t used_bytes_ = 0, peak_used_bytes_ = 0;
   bool is_making_room_ = false;  // by one thread at a time

@@ -14,6 +14,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lmswap/checksum.h"
@@ -43,13 +44,13 @@ class Transfer {
   Block block;
   const double queued_seconds;
 
-  Event ready;  // on the caller's stream, when the transfer was queued
-  Event start;  // on the lane
-  Event done;
+  Event ready;                        // on the caller's stream, when the transfer was queued
+  const std::shared_ptr<Event> done;  // on the lane; others may begin behind it
 
   // What the lane waits for before it begins: the copy out that this one reads back, or the copy that it audits, and
   // copies of the block's previous holders that still read or write its bytes.
   std::shared_ptr<Transfer> source;
+  bool is_behind_source = false;  // `ready` is: the caller's stream has waited for the source before
   std::vector<std::shared_ptr<Transfer>> fences;
 
   // Of a copy out, what it has taken, and of its copies in, what must arrive; none: that is not compared. Of an audit
@@ -72,6 +73,10 @@ class Transfer {
   void note(uint64_t begin, const std::byte* bytes, uint64_t nbytes);
   void compare(uint64_t begin, const std::byte* bytes, uint64_t nbytes);
 
+  // When the lane is at it: at an event of its own, or at the last of `ready` and those behind which it was queued.
+  void mark_start(StreamHandle lane);
+  void begin_behind(std::shared_ptr<Event> event) { behind_.push_back(std::move(event)); }
+
   void set_issued();
   void settle();  // landed, or failed if any part failed; the device no longer touches what failed
 
@@ -81,22 +86,30 @@ class Transfer {
   // Blocks until the bytes are there to be copied: `ready`, and `done` of the source, which has landed. Says since
   // when.
   double wait_ready() const;
-  bool wait_landed() const;                   // blocks; false if it failed
-  void make_wait(StreamHandle stream) const;  // blocks until issued; throws Error(kTransfer) if it failed
+  bool wait_landed() const;  // blocks; false if it failed
+  // Blocks until issued; throws Error(kTransfer) if it failed. `arrival` is recorded when the stream comes to the wait.
+  void make_wait(StreamHandle stream, Event& arrival);
+
+  // Without asking the device: that it has landed, and that whatever `stream` is given from now on runs behind it.
+  bool precedes(StreamHandle stream) const;
+  bool was_waited_for() const;  // landed, and some stream is behind it
+  bool has_landed() const;
 
   bool is_device_free() const;  // the device memory is no longer touched
   bool is_finished() const;     // nor is the block
   bool has_failed() const;
   std::string error_text() const;
   // Of a finished transfer that did not fail.
-  double start_seconds() const { return link_seconds_ > 0 ? link_seconds_ : start.seconds(); }
+  double start_seconds() const;
   double end_seconds() const;
 
  private:
   enum class State { kQueued, kIssued, kLanded, kFailed };
   State state() const;
   void set_state(State state);
+  void check_not_failed() const;
 
+  const std::shared_ptr<Driver> driver_;
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
   State state_ = State::kQueued;
@@ -104,7 +117,10 @@ class Transfer {
   std::string error_;
   std::optional<uint64_t> changed_at_;  // the first MiB of those found
   double landed_seconds_ = 0;
-  double link_seconds_ = 0;  // of the lane until it is finished
+  std::optional<StreamHandle> waited_by_;       // the last stream that was made to wait for it
+  double link_seconds_ = 0;                     // of the lane until it is finished; so are the next two
+  std::unique_ptr<Event> start_;                // none: the events of `behind_` tell
+  std::vector<std::shared_ptr<Event>> behind_;  // what the lane was to do before it
 };
 
 using TransferPointer = std::shared_ptr<Transfer>;

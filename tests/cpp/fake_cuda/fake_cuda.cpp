@@ -262,6 +262,15 @@ void submit(StreamState& stream, std::function<void()> work) {
   const int device = current_device(); \
   if (device < 0) return violate(kInvalidContext, #symbol ": no context of a device is current")
 
+// Of a call that names an event one may count on the error, as CUDA documents it: it is no violation.
+#define FAKE_BEGIN_OF_EVENT(symbol, handle)                                                            \
+  FAKE_BEGIN(symbol);                                                                                  \
+  const int device = current_device();                                                                 \
+  if (device < 0) return kInvalidContext;                                                              \
+  const std::shared_ptr<EventState> event_state = find_event(handle);                                  \
+  if (!event_state) return violate(kInvalidHandle, #symbol ": the event was destroyed or never made"); \
+  if (event_state->device != device) return kInvalidHandle
+
 #define FAKE_STREAM(symbol, handle)                                                                      \
   const std::shared_ptr<StreamState> stream_state = find_stream(handle, device);                         \
   if (!stream_state) return violate(kInvalidHandle, #symbol ": the stream was destroyed or never made"); \
@@ -648,9 +657,8 @@ Result cuEventDestroy_v2(Event event) {
 }
 
 Result cuEventRecord(Event event, Stream handle) {
-  FAKE_BEGIN_IN_CONTEXT(cuEventRecord);
+  FAKE_BEGIN_OF_EVENT(cuEventRecord, event);
   FAKE_STREAM(cuEventRecord, handle);
-  FAKE_EVENT(cuEventRecord, event);
   next_operation(*stream_state);
   event_state->clock = stream_state->clock;
   const uint64_t recording = ++event_state->num_recorded;
@@ -664,8 +672,7 @@ Result cuEventRecord(Event event, Stream handle) {
 }
 
 Result cuEventQuery(Event event) {
-  FAKE_BEGIN_IN_CONTEXT(cuEventQuery);
-  FAKE_EVENT(cuEventQuery, event);
+  FAKE_BEGIN_OF_EVENT(cuEventQuery, event);
   if (event_state->num_recorded == 0) return violate(kSuccess, "cuEventQuery: the event was never recorded");
   {
     const std::lock_guard lock(event_state->mutex);
@@ -680,8 +687,7 @@ Result cuEventSynchronize(Event event) {
   Clock clock;
   uint64_t recording = 0;
   {
-    FAKE_BEGIN_IN_CONTEXT(cuEventSynchronize);
-    FAKE_EVENT(cuEventSynchronize, event);
+    FAKE_BEGIN_OF_EVENT(cuEventSynchronize, event);
     if (event_state->num_recorded == 0) return violate(kSuccess, "cuEventSynchronize: the event was never recorded");
     synchronized = event_state;
     clock = event_state->clock;

@@ -86,7 +86,7 @@ int System::wait_all() {
 }
 
 int System::create_event(void** handle, bool has_time) {
-  auto made = std::make_shared<Event>(has_time);
+  auto made = std::make_shared<Event>(has_time, std::max(current_device(), 0));
   const std::lock_guard lock(mutex_);
   *handle = made.get();
   events_[*handle] = std::move(made);
@@ -106,6 +106,7 @@ int System::record(void* event_handle, void* stream_handle) {
     event = find_event(event_handle);
     const auto stream = find_stream(stream_handle);
     if (!event || !stream) return refuse("recording an event", "it or its stream was destroyed or never made");
+    if (event->device != stream->device) return kInvalidHandle;  // as documented: whoever counts on it does no wrong
     recording = ++event->num_recorded;
     stream->clock.join(host_);
     event->clock = stream->clock;

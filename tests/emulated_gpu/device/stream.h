@@ -37,7 +37,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
 
 class Event {
  public:
-  explicit Event(bool has_time) : has_time(has_time) {}
+  Event(bool has_time, int device) : has_time(has_time), device(device) {}
 
   void happen(uint64_t recording);
   void wait(uint64_t recording);
@@ -45,6 +45,7 @@ class Event {
   double seconds();  // when it happened last
 
   const bool has_time;
+  const int device;
   VectorClock clock;  // these two from the calls, under the system's lock
   uint64_t num_recorded = 0;
 

@@ -35,6 +35,7 @@ System::System() {
 }
 
 int System::enter(const char* symbol) {
+  calls.add(symbol);
   const int state = process_state;
   return state != kSuccess ? state : faults.take(symbol);
 }

@@ -18,6 +18,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "calls.h"
 #include "codes.h"
 #include "faults.h"
 #include "memory.h"
@@ -84,6 +85,7 @@ class System {
   int report(const std::string& violation, int code);
 
   Violations violations;
+  Calls calls;
   Faults faults;
   std::atomic<bool> ignores_waits_of_the_driver{false};  // what a user of the driver would do that forgot to wait
 

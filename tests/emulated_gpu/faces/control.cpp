@@ -41,6 +41,17 @@ EXPORTED void emulated_gpu_configure(double out_rate, double in_rate, double lat
 
 EXPORTED void emulated_gpu_set_capacity(int device, size_t nbytes) { System::instance().set_capacity(device, nbytes); }
 
+EXPORTED void emulated_gpu_start_counting() { System::instance().calls.start(); }
+
+EXPORTED const char* emulated_gpu_stop_counting() {
+  static thread_local std::string lines;
+  lines.clear();
+  for (const auto& [symbol, number] : System::instance().calls.stop()) {
+    lines += symbol + " " + std::to_string(number) + "\n";
+  }
+  return lines.c_str();
+}
+
 EXPORTED const char* emulated_gpu_take_violations() {
   static thread_local std::string lines;
   lines.clear();

@@ -36,6 +36,10 @@ void emulated_gpu_ignore_waits_of_the_driver(int is_on);
 void emulated_gpu_configure(double out_rate, double in_rate, double latency_seconds, double jitter_seconds);
 void emulated_gpu_set_capacity(int device, size_t nbytes);
 
+// From now on calls are counted; the lines "symbol number" of all that were called since then. Valid as the next one's.
+void emulated_gpu_start_counting();
+const char* emulated_gpu_stop_counting();
+
 // The sentences of all violations since the last call, one a line; valid until this thread's next call.
 const char* emulated_gpu_take_violations();
 

@@ -78,7 +78,10 @@ DRIVER cuDevicePrimaryCtxRelease_v2(CUdevice) { return CUDA_SUCCESS; }
 DRIVER cuDevicePrimaryCtxGetState(CUdevice, unsigned* flags, int* is_active) {
   return *flags = 0, *is_active = 1, CUDA_SUCCESS;
 }
-DRIVER cuCtxGetCurrent(CUcontext* context) { return *context = context_of(current_device()), CUDA_SUCCESS; }
+DRIVER cuCtxGetCurrent(CUcontext* context) {
+  System::instance().calls.add(__func__);
+  return *context = context_of(current_device()), CUDA_SUCCESS;
+}
 DRIVER cuCtxSetCurrent(CUcontext context) {
   return call(__func__, [=](System& system) -> int {
     if (device_of(context) < 0) return system.report("cuCtxSetCurrent: not a context", kInvalidContext);
@@ -92,6 +95,7 @@ DRIVER cuCtxPushCurrent_v2(CUcontext context) {
   });
 }
 DRIVER cuCtxPopCurrent_v2(CUcontext* context) {
+  System::instance().calls.add(__func__);
   int device = -1;
   if (!pop_current_device(&device)) {
     return static_cast<CUresult>(
