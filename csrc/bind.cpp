@@ -196,8 +196,8 @@ void bind_engine(nb::module_& module) {
       .def(
           "take_mark", [](PyEngine& self, int64_t mark) { return self.get().take_mark(mark); }, "mark"_a, WithoutLock())
       .def(
-          "forget_records", [](PyEngine& self, double start, double stop) { self.get().forget_records(start, stop); },
-          "start_seconds"_a, "stop_seconds"_a, WithoutLock())
+          "forget_records", [](PyEngine& self, double stop) { self.get().forget_records(stop); }, "stop_seconds"_a,
+          WithoutLock())
       .def(
           "forget_marks", [](PyEngine& self, const std::vector<int64_t>& marks) { self.get().forget_marks(marks); },
           "marks"_a, WithoutLock())

@@ -113,7 +113,7 @@ class LateEngine:
     def take_mark(self, mark: int) -> float:
         return 0.0
 
-    def forget_records(self, start_seconds: float, stop_seconds: float) -> None:
+    def forget_records(self, stop_seconds: float) -> None:
         pass
 
     def forget_marks(self, marks: list[int]) -> None:

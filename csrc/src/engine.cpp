@@ -287,12 +287,11 @@ std::vector<TransferRecord> Engine::take_records() {
 }
 
 // Who waited for a copy needs it no more; one that nobody has waited for yet is told of until it has ended.
-void Engine::forget_records(double start_seconds, double stop_seconds) {
+void Engine::forget_records(double stop_seconds) {
   const std::lock_guard lock(mutex_);
   std::erase_if(flights_, [&](const auto& entry) {
     const auto& [number, flight] = entry;
-    const double queued_seconds = flight.transfer->queued_seconds;
-    if (queued_seconds < start_seconds || queued_seconds >= stop_seconds) return false;
+    if (flight.transfer->queued_seconds >= stop_seconds) return false;
     return flight.wait_start || (!handles_.contains(flight.handle) && flight.transfer->is_finished());
   });
 }

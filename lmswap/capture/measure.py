@@ -157,8 +157,8 @@ class OpMeter:
             return target(*args, **kwargs)
 
         trial = try_by_events(run, self._meter, self._device, compared=lambda made: not _is_idle_seed(node, made))
-        large = [nbytes for nbytes in (trial.scratch_bytes, *_storage_bytes(trial.made)) if nbytes > SMALL_BYTES]
-        if len(large) < 2 and trial.scratch_bytes <= SMALL_BYTES:
+        results = [nbytes for nbytes in _storage_bytes(trial.made) if nbytes > SMALL_BYTES]
+        if trial.scratch_bytes <= SMALL_BYTES and len(results) < 2:  # nothing to be told apart
             return _measured(trial, None)
         return _measured(trial, take_apart(lambda: tensors(run()), tensors((args, kwargs)), self._device))
 

@@ -108,8 +108,8 @@ class Engine:
     def take_mark(self, mark: int) -> float:
         """Waits until the stream has passed the mark, and says when it did; a mark can be taken once."""
 
-    def forget_records(self, start_seconds: float, stop_seconds: float) -> None:
-        """Tells no more of transfers queued in [start, stop) that were waited for, or that ended and lost their token.
+    def forget_records(self, stop_seconds: float) -> None:
+        """Tells no more of transfers queued before then that were waited for, or that ended and lost their token.
 
         `take_records` is then not called for them.
         """

@@ -124,8 +124,8 @@ class SwapEngine:
     def forget_marks(self, marks: list[int]) -> None:  # noqa: D102
         self.native.forget_marks(marks)
 
-    def forget_records(self, start_seconds: float, stop_seconds: float) -> None:  # noqa: D102
-        self.native.forget_records(start_seconds, stop_seconds)
+    def forget_records(self, stop_seconds: float) -> None:  # noqa: D102
+        self.native.forget_records(stop_seconds)
 
     def sweep(self) -> None:
         """Lets go of tensors whose copies ended although nobody waited for them: an exception cut the step short."""

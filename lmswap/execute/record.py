@@ -38,8 +38,8 @@ class Clock(Protocol):
     def forget_marks(self, marks: list[int]) -> None:
         """Of which nobody wants to know when they were passed."""
 
-    def forget_records(self, start_seconds: float, stop_seconds: float) -> None:
-        """Of copies that were queued between two times of CLOCK_MONOTONIC."""
+    def forget_records(self, stop_seconds: float) -> None:
+        """Of copies that were queued before a time of CLOCK_MONOTONIC."""
 
 
 class TensorMemory(Protocol):
@@ -400,7 +400,7 @@ class Recorder:
         *others, last = step.marks
         self._clock.take_mark(last)  # waits, as for a step that is read: the host stays less than two steps ahead
         self._clock.forget_marks(others)
-        self._clock.forget_records(0.0, following.begun_seconds)
+        self._clock.forget_records(following.begun_seconds)
 
     def _read(self, step: _MarkedStep, stop: float) -> None:
         seconds = {mark: self._clock.take_mark(mark) for mark in step.marks}

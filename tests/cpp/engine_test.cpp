@@ -336,7 +336,7 @@ TEST_P(EngineConformance, forgets_the_records_of_a_time_but_not_of_who_is_still_
   const double stop_seconds = monotonic_seconds();
   const Token later = out(pointer, kBytes, 2 * kBytes, 3);
   out_done(later);
-  engine_->forget_records(0, stop_seconds);
+  engine_->forget_records(stop_seconds);
   out_done(awaited);
   std::vector<int64_t> told;
   while (told.size() < 2) {

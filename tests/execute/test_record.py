@@ -32,8 +32,8 @@ class Ticks:
     def forget_marks(self, marks: list[int]) -> None:
         self.forgotten.append(marks)
 
-    def forget_records(self, start_seconds: float, stop_seconds: float) -> None:
-        assert start_seconds < stop_seconds
+    def forget_records(self, stop_seconds: float) -> None:
+        assert stop_seconds > 0.0
 
 
 class Memory:

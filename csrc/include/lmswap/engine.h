@@ -58,7 +58,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool is_finished(int64_t transfer);
   std::vector<uint64_t> take_checksums(int64_t transfer);
   std::vector<TransferRecord> take_records();
-  void forget_records(double start_seconds, double stop_seconds);
+  void forget_records(double stop_seconds);
   int64_t mark(StreamHandle stream);
   double take_mark(int64_t mark);
   void forget_marks(const std::vector<int64_t>& marks);
