@@ -47,7 +47,10 @@ TRACED = Way(backend="aot_eager")  # what torch's own tracing makes of the step,
 
 @dataclass(frozen=True)
 class Training:
-    """The bits of all steps; of all steps but the first, the most that tensors took on top, and the fastest's time."""
+    """The bits of all steps; of all steps but the first, the most that tensors took on top, and the fastest's time.
+
+    ``kept`` has the results of the step that was to be kept.
+    """
 
     way: Way
     bits: tuple[Bits, ...]
@@ -56,6 +59,7 @@ class Training:
     step_seconds: float
     path: str
     report: Report | None
+    kept: dict[str, Tensor]
 
     @property
     def has_moved(self) -> bool:
@@ -64,8 +68,8 @@ class Training:
         return report is not None and bool(report.swapped_out_bytes or report.recomputed_bytes)
 
 
-def train(trial: Trial, way: Way, memory: TensorMemory) -> Training:
-    """Trains the trial's model from its random state on.
+def train(trial: Trial, way: Way, memory: TensorMemory, kept_step: int | None = None) -> Training:
+    """Trains the trial's model from its random state on; results of the ``kept_step``, counted from 0, are kept.
 
     Raises:
         NothingTrains: no output of the model depends on anything that has a gradient.
@@ -76,7 +80,7 @@ def train(trial: Trial, way: Way, memory: TensorMemory) -> Training:
         model(*call[0], **call[1])  # gives them their shapes
     model.train(trial.is_training)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=_LEARNING_RATE)
-    results: list[dict[str, Tensor]] = []
+    kept: dict[str, Tensor] = {}
     activation_bytes, seconds, found = 0, [], []
     torch.manual_seed(1)
     with _applied(way, model) as run:
@@ -91,6 +95,8 @@ def train(trial: Trial, way: Way, memory: TensorMemory) -> Training:
             if step > 0:
                 activation_bytes = max(activation_bytes, memory.peak_tensor_bytes() - held_bytes)
             results = _results(model, call, output, loss)
+            if step == kept_step:
+                kept = {name: result.clone() for name, result in results.items()}
             found.append(({n: _digest(r) for n, r in results.items()}, {n: _layout(r) for n, r in results.items()}))
             del output, loss, results
             _drop_infinite_gradients(model)
@@ -100,7 +106,7 @@ def train(trial: Trial, way: Way, memory: TensorMemory) -> Training:
                 leaf.grad = None
         path, report = _path(model), lmswap.report(model) if way.policy else None
     bits, layouts = zip(*found, strict=True)
-    return Training(way, bits, layouts, activation_bytes, min(seconds[1:]), path, report)
+    return Training(way, bits, layouts, activation_bytes, min(seconds[1:]), path, report, kept)
 
 
 @contextmanager
@@ -127,18 +133,19 @@ def _loss(output: Any, *, weighted: bool) -> Tensor:
 
     The gradients of a plain sum are one number under strides of 0, for which kernels have other code.
     """
-    given = [_real(leaf) for leaf in tensors(output) if leaf.requires_grad]
+    given = [real_numbers(leaf) for leaf in tensors(output) if leaf.requires_grad]
     if not given:
         raise NothingTrains
     sums = (torch.dot(leaf.reshape(-1), _weights(leaf)) if weighted else leaf.sum() for leaf in given)
     return torch.stack([each.double() for each in sums]).sum()
 
 
-def _real(result: Tensor) -> Tensor:
+def real_numbers(result: Tensor) -> Tensor:
+    """The numbers of a result, whatever its layout; two for each complex one."""
     dense = result if result.layout is torch.strided else result.to_dense()
     if dense._is_zerotensor():
         return torch.zeros_like(dense)
-    return torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense
+    return torch.view_asreal_numbers(dense.resolve_conj()) if dense.is_complex() else dense
 
 
 def _weights(result: Tensor) -> Tensor:
@@ -157,7 +164,7 @@ def _results(model: nn.Module, call: Call, output: Any, loss: Tensor) -> dict[st
 
 
 def _digest(result: Tensor) -> str:
-    flat = _real(result.resolve_neg()).reshape(-1).clone(memory_format=torch.contiguous_format).view(torch.uint8)
+    flat = real_numbers(result.resolve_neg()).reshape(-1).clone(memory_format=torch.contiguous_format).view(torch.uint8)
     return f"{tuple(result.shape)} {result.dtype} {hashlib.sha256(flat.numpy().data).hexdigest()[:16]}"
 
 

@@ -123,10 +123,12 @@ def _draw_budget(axes: Axes, run: Run, budget: float, end_seconds: float) -> Non
     seconds, held = _curve(run.memory)
     above = [nbytes > budget for nbytes in held]
     axes.fill_between(seconds, held, budget, where=above, color=_EXCESS, alpha=0.45, linewidth=0, interpolate=True)
-    over = [at for at, is_above in zip(seconds, above, strict=True) if is_above]
-    if over and over[-1] - over[0] > 0.15 * end_seconds:  # room for the words
+    over = [(at, nbytes - budget) for at, nbytes in zip(seconds, held, strict=True) if nbytes > budget]
+    if over and over[-1][0] - over[0][0] > 0.15 * end_seconds:  # room for the words, where most is over
+        excess = sum(nbytes for _, nbytes in over)
+        center = sum(at * nbytes for at, nbytes in over) / excess
         height = budget + 0.25 * (max(held) - budget)
-        axes.text((over[0] + over[-1]) / 2, height, "over the budget", ha="center", va="center", color=_INK)
+        axes.text(center, height, "over the budget", ha="center", va="center", color=_INK)
 
 
 def _draw_lanes(axes: Axes, run: Run) -> None:

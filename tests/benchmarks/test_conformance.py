@@ -148,8 +148,8 @@ def changed(training, name="the loss"):
 def tampered(monkeypatch, is_wrong, change=changed):
     real = checking.train
 
-    def wrong(trial, way, memory):
-        training = real(trial, way, memory)
+    def wrong(trial, way, memory, kept_step=None):
+        training = real(trial, way, memory, kept_step)
         return change(training) if is_wrong(way) else training
 
     monkeypatch.setattr(checking, "train", wrong)
@@ -180,12 +180,20 @@ def test_the_bits_of_torchs_own_tracing_are_told_from_ours(memory, monkeypatch):
     assert check(trial(Deep), "hooks", ["swap_all"], memory).verdict == "failed"
 
 
-def test_what_the_report_says_of_graphs_is_believed_also_where_hooks_took_over(memory, monkeypatch):
+@pytest.mark.parametrize(
+    ("off", "verdict", "by"), [(1e-6, "tracing", "1e-06"), (1e-2, "failed", "1e-02"), (torch.nan, "failed", "inf")]
+)
+def test_what_the_report_says_is_believed_of_rounding_only(memory, monkeypatch, off, verdict, by):
     def said(training):
-        return changed(replace(training, report=replace(training.report, notes=(f"{ROUNDED_OTHERWISE}: as made up",))))
+        told = replace(training.report, notes=(f"{ROUNDED_OTHERWISE}: as made up",))
+        kept = {name: (1 + off) * result for name, result in training.kept.items() if result.is_floating_point()}
+        kept = training.kept | kept
+        return changed(replace(training, report=told, kept=kept))
 
     tampered(monkeypatch, lambda way: way.policy is not None, said)
-    assert check(trial(Deep), "hooks", ["swap_all"], memory).verdict == "tracing"
+    found = check(trial(Deep), "hooks", ["swap_all"], memory)  # also where hooks took over from graphs
+    assert found.verdict == verdict, found
+    assert found.reason.endswith(f", by {by} of the largest number at most")
 
 
 def test_another_layout_is_told_from_other_bits(memory, monkeypatch):
@@ -211,8 +219,8 @@ def test_trials_of_a_group_train_together_and_apart_where_they_do_not_pass(memor
 
     real = checking.train
 
-    def wrong(trial, way, memory):
-        training = real(trial, way, memory)
+    def wrong(trial, way, memory, kept_step=None):
+        training = real(trial, way, memory, kept_step)
         return changed(training) if way.policy == "swap_all" and "16" in trial.name else training
 
     monkeypatch.setattr(checking, "train", wrong)
@@ -274,10 +282,10 @@ def test_what_lmswap_refuses_is_told_from_what_torch_cannot(memory, monkeypatch)
 
     real = checking.train
 
-    def refuse(trial, way, memory):
+    def refuse(trial, way, memory, kept_step=None):
         if way.policy == "auto":
             raise CaptureError("no graph")
-        return real(trial, way, memory)
+        return real(trial, way, memory, kept_step)
 
     monkeypatch.setattr(checking, "train", refuse)
     assert checked(Deep) == Finding("refused", "auto: CaptureError: no graph")
