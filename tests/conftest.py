@@ -14,6 +14,7 @@ from lmswap import api
 from lmswap.hardware import measure
 from lmswap.hardware.disk import swap_directory
 from lmswap.ir.machine import Link, Machine, Rate, Tier
+from tests.emulated_driver import EmulatedDriver
 
 # A busy machine is not a wrong result. Each run draws other examples, and `make fuzz` many.
 settings.register_profile("lmswap", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -104,6 +105,18 @@ def machine_of_all_tests(request, tmp_path_factory):
             machine = Machine(f"{device} of the tests", 2**34, 50e9, 10e9, 1e-6, (Tier(tier, 2**34, link),))
             measure._cache_file(torch.device(device), tier, where).write(json.loads(machine.to_json()))
         yield
+
+
+@pytest.fixture(scope="session")
+def emulated_driver_of_this_run(tmp_path_factory):
+    return EmulatedDriver(tmp_path_factory.mktemp("emulated_driver"))
+
+
+@pytest.fixture
+def emulated_driver(emulated_driver_of_this_run):
+    """CUDA's driver where there is none, as it is from the start."""
+    yield emulated_driver_of_this_run
+    emulated_driver_of_this_run.calm()
 
 
 @pytest.fixture(autouse=True)

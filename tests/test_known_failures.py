@@ -7,7 +7,6 @@ on this machine (pinned memory, CUDA streams and its caching allocator), the tes
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import random
 from collections.abc import Callable
@@ -27,7 +26,6 @@ from lmswap.hardware.memory import CpuMemory
 from lmswap.plan import make_plan, simulate
 from lmswap.plan.search import plan_swap
 from lmswap.session import Session
-from tests.execute.test_native_engine import fake_cuda  # noqa: F401 - a fixture
 from tests.ir.build import build, unit_machine
 from tests.models import CASES, Case
 from tests.test_recompute import plan_at_random
@@ -128,42 +126,40 @@ TRANSPOSED = Case(Transposed, lambda: torch.randn(64, 64))
 # --- in the order of the list -----------------------------------------------------------------------------------------
 
 
-def waits_are_forgotten(fake) -> None:
-    fake.fake_cuda_ignore_waits(1)
+def waits_are_forgotten(driver) -> None:
+    driver.ignore_waits(True)
 
 
 @pytest.mark.parametrize("is_broken", [False, True], ids=["whole", "waits_are_forgotten"])
-def test_a_copy_in_comes_after_its_own_late_copy_out(is_broken, fake_cuda):  # noqa: F811
+def test_a_copy_in_comes_after_its_own_late_copy_out(is_broken, emulated_driver):
     """Megatron: a reload that was started before its offload had finished read what was there before.
 
-    On the stand-in for libcuda, where copies are late by random times; broken, streams do not wait for events.
+    On the emulated GPU, where copies are late by random times; broken, streams do not wait for events.
     """
-    fake_cuda.fake_cuda_reset()
-    fake_cuda.fake_cuda_set_delay(ctypes.c_double(0.005))
-    engine = _C.Engine(driver="cuda", library=fake_cuda.path)
+    emulated_driver.set_delay(0.005)
+    engine = _C.Engine(driver="cuda", library=emulated_driver.path)
     engine.open_host_tier(64 * MIB)
     engine.reserve("host", 8 * MIB)
-    values = [torch.randn(MIB // 4) for _ in range(6)]
-    back = [torch.zeros_like(tensor) for tensor in values]
-    for tensor in values + back:
-        fake_cuda.fake_cuda_register(tensor.data_ptr(), tensor.nbytes)
+    tensors = [torch.randn(MIB // 4) for _ in range(6)]
     if is_broken:
-        waits_are_forgotten(fake_cuda)
-    transfers = []
-    for number, (tensor, target) in enumerate(zip(values, back, strict=True)):
-        capsule = engine.out_start(number, "host", number * MIB, tensor.data_ptr(), tensor.nbytes, 0)
-        token = torch.from_dlpack(capsule)
-        transfers.append((token, engine.in_start(number, int(token), target.data_ptr(), target.nbytes, 0)))
-    for _, transfer in transfers:
-        while not engine.is_finished(transfer):
-            pass
-    # Found from the calls alone; whether the bytes are wrong too is a matter of who was late.
-    assert (fake_cuda.fake_cuda_num_violations() > 0) == is_broken
-    assert same(back, values) or is_broken
-    transfers.clear()
-    engine.close()
-    for tensor in values + back:
-        fake_cuda.fake_cuda_unregister(tensor.data_ptr())
+        waits_are_forgotten(emulated_driver)
+    with (
+        emulated_driver.on_device(*tensors) as values,
+        emulated_driver.on_device(*map(torch.zeros_like, tensors)) as back,
+    ):
+        transfers = []
+        for number, (tensor, target) in enumerate(zip(values, back, strict=True)):
+            capsule = engine.out_start(number, "host", number * MIB, tensor.data_ptr(), tensor.nbytes, 0)
+            token = torch.from_dlpack(capsule)
+            transfers.append((token, engine.in_start(number, int(token), target.data_ptr(), target.nbytes, 0)))
+        for _, transfer in transfers:
+            while not engine.is_finished(transfer):
+                pass
+        # Found from the calls alone; whether the bytes are wrong too is a matter of who was late.
+        assert (len(emulated_driver.take_violations()) > 0) == is_broken
+        assert same([target.values for target in back], tensors) or is_broken
+        transfers.clear()
+        engine.close()
 
 
 def views_are_told_apart_by_shape_only(patch: pytest.MonkeyPatch) -> None:

@@ -273,7 +273,7 @@ TEST_P(ChecksummedCopies, are_left_to_audits_where_there_are_any) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ways, ChecksummedCopies,
-                         testing::Values(Way{"host", 0}, Way{"host", 64}, Way{"fake", 0}, Way{"fake", 64}),
+                         testing::Values(Way{"host", 0}, Way{"host", 64}, Way{"emulated", 0}, Way{"emulated", 64}),
                          [](const auto& info) {
                            return info.param.device + (info.param.shift == 0 ? "_aligned" : "_shifted");
                          });

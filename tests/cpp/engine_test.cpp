@@ -585,7 +585,7 @@ class RoomMaking : public testing::Test {
  protected:
   static constexpr uint64_t kBytes = 2 * kMiB;
   void SetUp() override {
-    device_ = make_test_device("fake");
+    device_ = make_test_device("emulated");
     driver_ = std::make_shared<BusyDriver>(device_->driver);
     engine_ = Engine::open(driver_, device_->faults, Pacers{});
     engine_->open_host_tier(64 * kMiB);

@@ -1,6 +1,5 @@
 // Each call that a step makes of the driver or the disk fails once, one after the other: the error is told, nothing is
 // left behind, and the same engine swaps on.
-#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,6 +7,7 @@
 #include <functional>
 #include <thread>
 
+#include "../emulated_gpu/device/system.h"
 #include "lmswap/engine.h"
 #include "test_device.h"
 
@@ -24,15 +24,9 @@ using test::Token;
 constexpr uint64_t kBytes = 20 << 10;
 constexpr int kCode = 999, kMostCalls = 400;
 
-template <typename Function>
-Function fake(const char* symbol) {
-  static void* const kLibrary = dlopen(LMSWAP_FAKE_CUDA, RTLD_NOW | RTLD_LOCAL);
-  return reinterpret_cast<Function>(dlsym(kLibrary, symbol));
-}
+emulated_gpu::System& gpu() { return emulated_gpu::System::instance(); }
 
-uint64_t fake_count(const char* what) { return fake<uint64_t (*)(const char*)>("fake_cuda_count")(what); }
-
-uint64_t events_held(const TestDevice& device) { return fake_count("events") - device.driver->num_idle_events(); }
+uint64_t events_held(const TestDevice& device) { return gpu().held().events - device.driver->num_idle_events(); }
 
 // What `run` throws, as text; empty where nothing failed.
 std::string error_of(const std::function<void()>& run) {
@@ -132,7 +126,7 @@ class FailingCalls : public testing::TestWithParam<std::string> {};
 
 TEST_P(FailingCalls, any_call_of_the_driver_may_fail_and_the_engine_goes_on) {
   const TestDirectory directory;
-  const auto device = make_test_device("fake");
+  const auto device = make_test_device("emulated");
   Step step(*device, GetParam());
   const auto engine = step.open(directory.path());
   const uint64_t clock = 1;  // which the driver makes when it is first asked for a time
@@ -140,10 +134,10 @@ TEST_P(FailingCalls, any_call_of_the_driver_may_fail_and_the_engine_goes_on) {
   int num_told = 0, nth = 1;
   for (; nth < kMostCalls; ++nth) {
     step.prepare(*engine);
-    fake<void (*)(const char*, uint64_t, int)>("fake_cuda_fail")("*", static_cast<uint64_t>(nth), kCode);
+    gpu().faults.plan("*", static_cast<uint64_t>(nth), kCode);
     const std::string error = error_of([&] { step.run(*engine); });
-    const bool has_failed = fake_count("failures") == 0;
-    fake<void (*)()>("fake_cuda_forget_failures")();
+    const bool has_failed = gpu().faults.num_planned() == 0;
+    gpu().faults.mend();
     if (!has_failed) break;
     if (!error.empty()) {
       ++num_told;
@@ -168,7 +162,7 @@ TEST_P(FailingCalls, any_call_of_the_driver_may_fail_and_the_engine_goes_on) {
 
 TEST_P(FailingCalls, of_a_copy_that_failed_nothing_is_kept_when_nobody_can_wait_for_it_any_more) {
   const TestDirectory directory;
-  const auto device = make_test_device("fake");
+  const auto device = make_test_device("emulated");
   Step step(*device, GetParam());
   // Of the last two blocks given back: copies both ways, their audits and the fill have three events each until the
   // next holder comes. One more is the driver's clock.
@@ -180,10 +174,10 @@ TEST_P(FailingCalls, of_a_copy_that_failed_nothing_is_kept_when_nobody_can_wait_
     for (int i = 0; i < 200; ++i) {
       const int nth = 1 + i % 40;  // no step makes as many calls
       step.prepare(*engine);
-      fake<void (*)(const char*, uint64_t, int)>("fake_cuda_fail")("*", static_cast<uint64_t>(nth), kCode);
+      gpu().faults.plan("*", static_cast<uint64_t>(nth), kCode);
       step.abandon(*engine);
-      num_failed += fake_count("failures") == 0;
-      fake<void (*)()>("fake_cuda_forget_failures")();
+      num_failed += gpu().faults.num_planned() == 0;
+      gpu().faults.mend();
     }
     EXPECT_GT(num_failed, 80);
     EXPECT_LE(step.settled_events(*engine, num_events + kMostEvents), num_events + kMostEvents);
@@ -194,19 +188,19 @@ TEST_P(FailingCalls, of_a_copy_that_failed_nothing_is_kept_when_nobody_can_wait_
 
 TEST_P(FailingCalls, any_call_may_fail_while_the_engine_opens) {
   const TestDirectory directory;
-  const auto device = make_test_device("fake");
+  const auto device = make_test_device("emulated");
   Step step(*device, GetParam());
   const auto before = [&] {
-    return std::vector{events_held(*device), fake_count("streams"), fake_count("host_bytes")};
+    return std::vector{events_held(*device), gpu().held().streams, gpu().held().pinned_bytes};
   };
   device->driver->synchronize_stream(device->stream);
   const auto found = before();
   int num_told = 0, nth = 1;
   for (; nth < kMostCalls; ++nth) {
-    fake<void (*)(const char*, uint64_t, int)>("fake_cuda_fail")("*", static_cast<uint64_t>(nth), kCode);
+    gpu().faults.plan("*", static_cast<uint64_t>(nth), kCode);
     const std::string error = error_of([&] { step.open(directory.path()); });
-    const bool has_failed = fake_count("failures") == 0;
-    fake<void (*)()>("fake_cuda_forget_failures")();
+    const bool has_failed = gpu().faults.num_planned() == 0;
+    gpu().faults.mend();
     EXPECT_EQ(before(), found) << nth << ": " << error;
     if (!has_failed) break;
     if (error.empty()) continue;  // it failed while the engine closed again, where nothing depends on it

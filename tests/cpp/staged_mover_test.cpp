@@ -15,7 +15,7 @@ using test::TestDirectory;
 TEST(StagedMover, uses_a_piece_again_only_when_device_and_disk_are_done_with_it) {
   constexpr uint64_t kBytes = 9 * kRequestBytes + 5;
   const TestDirectory directory;
-  const auto device = make_test_device("fake", "write@*=jitter:0.01,read@*=jitter:0.001", 0.02);
+  const auto device = make_test_device("emulated", "write@*=jitter:0.01,read@*=jitter:0.001", 0.02);
   const auto bytes = make_bytes(kBytes, 1);
   const uint64_t source = device->allocate(kBytes), target = device->allocate(kBytes);
   device->upload(source, bytes);

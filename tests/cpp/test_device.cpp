@@ -11,9 +11,13 @@
 #include <thread>
 
 #include "../../csrc/driver/cuda_abi.h"
+#include "../emulated_gpu/device/system.h"
 #include "lmswap/arena.h"
 
 namespace lmswap::test {
+
+using emulated_gpu::System;
+
 namespace {
 
 class HostDevice final : public TestDevice {
@@ -43,17 +47,13 @@ class HostDevice final : public TestDevice {
   std::vector<std::string> violations() override { return {}; }
 };
 
-// Through the symbols that the fake and the real driver share; the fake's own are used where they exist.
+// Through the symbols that the emulated and the real driver share.
 class CudaDevice final : public TestDevice {
  public:
   CudaDevice(const std::string& library, const std::string& faults_text, double most_delay_seconds)
-      : library_(dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL)) {
+      : library_(dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL)), is_emulated_(library == LMSWAP_EMULATED_GPU) {
     if (library_ == nullptr) throw std::runtime_error(dlerror());
-    if (auto* reset = find<void (*)()>("fake_cuda_reset")) {
-      is_fake_ = true;
-      reset();
-      find<void (*)(double)>("fake_cuda_set_delay")(most_delay_seconds);
-    }
+    if (is_emulated_) calm_emulated_gpu().configure({}, most_delay_seconds);
     plan_failures(faults_text);
     driver = open_cuda_driver(library, 0);
     find<int (*)(cuda::Context*, int)>("cuDevicePrimaryCtxRetain")(&context_, 0);
@@ -99,11 +99,7 @@ class CudaDevice final : public TestDevice {
   StreamHandle make_stream() override { return streams_.emplace_back(driver->create_stream()); }
 
   std::vector<std::string> violations() override {
-    std::vector<std::string> texts;
-    if (!is_fake_) return texts;
-    const size_t num = find<size_t (*)()>("fake_cuda_num_violations")();
-    for (size_t i = 0; i < num; ++i) texts.emplace_back(find<const char* (*)(size_t)>("fake_cuda_violation")(i));
-    return texts;
+    return is_emulated_ ? System::instance().violations.take() : std::vector<std::string>();
   }
 
  private:
@@ -140,15 +136,14 @@ class CudaDevice final : public TestDevice {
     for (const auto& [call, symbol] : symbols) {
       const size_t found = text.find(call);
       if (found == std::string::npos || text.compare(found + call.size(), 1, "*") == 0) continue;
-      if (!is_fake_) throw std::runtime_error("only the fake driver fails on demand");
+      if (!is_emulated_) throw std::runtime_error("only the emulated driver fails on demand");
       constexpr int kUnknownError = 999;
-      find<void (*)(const char*, uint64_t, int)>("fake_cuda_fail")(
-          symbol, std::stoull(text.substr(found + call.size())), kUnknownError);
+      System::instance().faults.plan(symbol, std::stoull(text.substr(found + call.size())), kUnknownError);
     }
   }
 
   void* library_;
-  bool is_fake_ = false;
+  bool is_emulated_;
   cuda::Context context_ = nullptr;
   std::vector<StreamHandle> streams_;
 };
@@ -167,11 +162,21 @@ bool has_cuda() {
 std::unique_ptr<TestDevice> make_test_device(const std::string& kind, const std::string& faults,
                                              double most_delay_seconds) {
   if (kind == "host") return std::make_unique<HostDevice>(faults);
-  return std::make_unique<CudaDevice>(kind == "fake" ? LMSWAP_FAKE_CUDA : "libcuda.so.1", faults, most_delay_seconds);
+  const char* library = kind == "emulated" ? LMSWAP_EMULATED_GPU : "libcuda.so.1";
+  return std::make_unique<CudaDevice>(library, faults, most_delay_seconds);
+}
+
+System& calm_emulated_gpu() {
+  System& system = System::instance();
+  system.configure({}, 0);
+  system.faults.mend();
+  system.violations.take();
+  system.ignores_waits_of_the_driver = false;
+  return system;
 }
 
 std::vector<std::string> test_device_kinds() {
-  std::vector<std::string> kinds = {"host", "fake"};
+  std::vector<std::string> kinds = {"host", "emulated"};
   if (has_cuda()) kinds.emplace_back("cuda");
   return kinds;
 }

@@ -14,6 +14,10 @@
 #include "lmswap/error.h"
 #include "lmswap/faults.h"
 
+namespace emulated_gpu {
+class System;
+}
+
 namespace lmswap::test {
 
 // Compared in one call: std::equal takes std::byte by itself, which under ThreadSanitizer took most of many tests.
@@ -50,11 +54,14 @@ class TestDevice {
   virtual std::vector<std::string> violations() = 0;
 };
 
-// "host", "fake" (our libcuda) or "cuda" (the machine's). `faults` as in faults.h; on the fake, the driver's
-// calls may be told to fail by number. `most_delay_seconds`: everything queued is late by up to this, where the device
-// can do so.
+// "host", "emulated" (tests/emulated_gpu) or "cuda" (the machine's). `faults` as in faults.h; on the emulated GPU, the
+// driver's calls may be told to fail by number. `most_delay_seconds`: everything queued is late by up to this, where
+// the device can do so.
 std::unique_ptr<TestDevice> make_test_device(const std::string& kind, const std::string& faults = "",
                                              double most_delay_seconds = 0);
+
+// The emulated GPU, without delays, planned faults and violations. Everything made before stays valid.
+emulated_gpu::System& calm_emulated_gpu();
 
 // The kinds that this machine has.
 std::vector<std::string> test_device_kinds();

@@ -1,12 +1,12 @@
 // What every tier must do, run on each tier and driver.
 #include "lmswap/tier.h"
 
-#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <mutex>
 #include <optional>
 
+#include "../emulated_gpu/device/system.h"
 #include "lmswap/disk_tier.h"
 #include "lmswap/memory_tier.h"
 #include "test_device.h"
@@ -179,24 +179,23 @@ TEST_P(TierConformance, storage_outlives_its_tier_for_as_long_as_a_block_is_used
 class PinnedTier : public testing::Test {
  protected:
   std::unique_ptr<Tier> make_tier(uint64_t limit_bytes = kLimit, const std::string& faults = "") {
-    device_ = make_test_device("fake", faults);
-    before_ = fake_count("registrations");
+    device_ = make_test_device("emulated", faults);
+    gpu_.calls.start();
     return std::make_unique<MemoryTier>(device_->driver, Place::kHost, limit_bytes, Pacers{});
   }
-  void TearDown() override { EXPECT_EQ(device_->violations(), std::vector<std::string>{}); }
-  static uint64_t fake_count(const char* what) {
-    static void* const kLibrary = dlopen(LMSWAP_FAKE_CUDA, RTLD_NOW | RTLD_LOCAL);
-    return reinterpret_cast<uint64_t (*)(const char*)>(dlsym(kLibrary, "fake_cuda_count"))(what);
+  void TearDown() override {
+    gpu_.calls.stop();
+    EXPECT_EQ(device_->violations(), std::vector<std::string>{});
   }
-  uint64_t num_registrations() const { return fake_count("registrations") - before_; }
+  uint64_t num_registrations() { return gpu_.calls.numbers()["cuMemHostRegister_v2"]; }
   static std::byte* data(const Block& block) {
     return static_cast<const PinnedMemory&>(*block.storage).data() + block.offset;
   }
 
   std::mutex mutex_;
   std::unique_lock<std::mutex> lock_{mutex_};
+  emulated_gpu::System& gpu_ = emulated_gpu::System::instance();
   std::unique_ptr<TestDevice> device_;
-  uint64_t before_ = 0;
 };
 
 TEST_F(PinnedTier, a_plan_that_needs_more_pins_only_what_is_missing_and_moves_nothing) {
@@ -206,7 +205,7 @@ TEST_F(PinnedTier, a_plan_that_needs_more_pins_only_what_is_missing_and_moves_no
   *data(old) = std::byte{7};
   tier->reserve(16 * kPage, lock_);
   EXPECT_EQ(tier->stats().capacity_bytes, 16 * kPage);
-  EXPECT_EQ(fake_count("host_bytes"), 16 * kPage);
+  EXPECT_EQ(gpu_.held().pinned_bytes, 16 * kPage);
   EXPECT_EQ(num_registrations(), 2u);
   const Block block = tier->take(2 * kPage, 14 * kPage, lock_);  // from before the border to the end
   EXPECT_EQ(block.storage, old.storage);
@@ -245,7 +244,7 @@ TEST_F(PinnedTier, room_that_cannot_be_pinned_leaves_what_there_was_and_says_wha
     EXPECT_EQ(std::string(error.what()).find("locked memory"), std::string::npos);
   }
   EXPECT_EQ(tier->stats().capacity_bytes, 4 * kPage);
-  EXPECT_EQ(fake_count("host_bytes"), 4 * kPage);
+  EXPECT_EQ(gpu_.held().pinned_bytes, 4 * kPage);
   *data(held) = std::byte{7};
   tier->reserve(8 * kPage, lock_);
   EXPECT_EQ(*data(held), std::byte{7});

@@ -1,10 +1,7 @@
 """The C++ runtime through its Python border; what it does behind that border is tested in tests/cpp."""
 
-import ctypes
 import gc
-import subprocess
 import threading
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,24 +10,6 @@ from lmswap import errors
 from lmswap.execute import _C
 
 MIB = 1 << 20
-FAKE_CUDA = Path(__file__).parents[1] / "cpp" / "fake_cuda" / "fake_cuda.cpp"
-
-
-@pytest.fixture(scope="session")
-def fake_cuda(tmp_path_factory):
-    """Our stand-in for libcuda: threads as streams, strict about misuse."""
-    library = tmp_path_factory.mktemp("fake_cuda") / "libfake_cuda.so"
-    command = ["c++", "-std=c++20", "-O1", "-shared", "-fPIC", "-o", library, FAKE_CUDA, "-lpthread"]
-    subprocess.run(command, check=True)
-    fake = ctypes.CDLL(str(library))
-    fake.path = str(library)
-    fake.fake_cuda_num_violations.restype = ctypes.c_size_t
-    fake.fake_cuda_violation.restype = ctypes.c_char_p
-    fake.fake_cuda_violation.argtypes = [ctypes.c_size_t]
-    fake.fake_cuda_register.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    fake.fake_cuda_unregister.argtypes = [ctypes.c_void_p]
-    fake.fake_cuda_count.restype = ctypes.c_uint64
-    return fake
 
 
 def open_tier(engine, tier, directory):
@@ -79,26 +58,19 @@ def test_bytes_come_back_and_the_token_owns_them(tier, tmp_path):
 
 
 @pytest.mark.parametrize("tier", ["host", "device", "disk"])
-def test_cuda_paths_run_without_a_gpu(tier, tmp_path, fake_cuda):
-    fake_cuda.fake_cuda_reset()
-    engine = _C.Engine(driver="cuda", library=fake_cuda.path)
+def test_cuda_paths_run_without_a_gpu(tier, tmp_path, emulated_driver):
+    engine = _C.Engine(driver="cuda", library=emulated_driver.path)
     open_tier(engine, tier, tmp_path)
-    values = torch.randn(1_000_003)
-    back = torch.zeros_like(values)
-    for tensor in (values, back):
-        fake_cuda.fake_cuda_register(tensor.data_ptr(), tensor.nbytes)
-    token = swap_out(engine, tier, values)
-    transfer = swap_in(engine, token, back)
-    while not engine.is_finished(transfer):
-        pass
-    assert torch.equal(back, values)
-    engine.close()
-    for tensor in (values, back):
-        fake_cuda.fake_cuda_unregister(tensor.data_ptr())
-    violations = [fake_cuda.fake_cuda_violation(i) for i in range(fake_cuda.fake_cuda_num_violations())]
-    assert violations == []
-    for what in (b"streams", b"events", b"host_bytes", b"contexts"):
-        assert fake_cuda.fake_cuda_count(what) == 0, what
+    tensor = torch.randn(1_000_003)
+    with emulated_driver.on_device(tensor, torch.zeros_like(tensor)) as (values, back):
+        token = swap_out(engine, tier, values)
+        transfer = swap_in(engine, token, back)
+        while not engine.is_finished(transfer):
+            pass
+        assert torch.equal(back.values, tensor)
+        engine.close()
+    assert emulated_driver.take_violations() == []
+    assert set(emulated_driver.held().values()) == {0}
 
 
 def test_a_capsule_that_nobody_takes_gives_its_block_back():

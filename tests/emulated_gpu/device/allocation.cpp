@@ -1,4 +1,5 @@
-// How is memory taken and given back? Giving back waits for all that is queued, as the real calls do.
+// How is memory taken and given back? Giving back waits for all that is queued, as the real calls do. Torch counts on
+// that. Who may not is told what was still queued, and does not know by it what is over.
 #include "system.h"
 
 namespace emulated_gpu {
@@ -38,15 +39,24 @@ int System::allocate_device(int device, void** address, size_t nbytes) {
   return *address == nullptr ? kOutOfMemory : kSuccess;
 }
 
-int System::free_device(void* address) {
-  if (address == nullptr) return kSuccess;
-  wait_all();
+int System::give_back(void* address, InUse in_use, const char* otherwise, int code, std::function<size_t()> remove) {
+  for (int device = 0; device < num_devices(); ++device) {
+    const VectorClock over = run_dry(device);
+    if (in_use == InUse::kWaitedFor) know(over);
+  }
   const std::lock_guard lock(mutex_);
-  const int device = owner(address);
-  const size_t nbytes = device < 0 ? 0 : devices_[device]->memory.free(address);
-  if (nbytes == 0) return report("device memory is given back that is not allocated", kInvalidValue);
-  order_.forget(reinterpret_cast<uintptr_t>(address), nbytes);
+  const size_t nbytes = remove();
+  if (nbytes == 0) return report(otherwise, code);
+  const auto violation = order_.forget(reinterpret_cast<uintptr_t>(address), nbytes, host_);
+  if (violation && in_use == InUse::kForbidden) report(*violation, kSuccess);
   return kSuccess;
+}
+
+int System::free_device(void* address, InUse in_use) {
+  if (address == nullptr) return kSuccess;
+  const int device = owner(address);
+  return give_back(address, in_use, "device memory is given back that is not allocated", kInvalidValue,
+                   [&] { return device < 0 ? 0 : devices_[device]->memory.free(address); });
 }
 
 int System::allocate_pinned(void** address, size_t nbytes) {
@@ -57,28 +67,21 @@ int System::allocate_pinned(void** address, size_t nbytes) {
 
 int System::free_pinned(void* address) {
   if (address == nullptr) return kSuccess;
-  wait_all();
-  const std::lock_guard lock(mutex_);
-  const size_t nbytes = pinned_.free(address);
-  if (nbytes == 0) return report("pinned memory is given back that is not allocated", kInvalidValue);
-  order_.forget(reinterpret_cast<uintptr_t>(address), nbytes);
-  return kSuccess;
+  return give_back(address, InUse::kWaitedFor, "pinned memory is given back that is not allocated", kInvalidValue,
+                   [&] { return pinned_.free(address); });
 }
 
 int System::register_pinned(void* address, size_t nbytes) {
   const std::lock_guard lock(mutex_);
+  if (owner(address) >= 0) return report("device memory is pinned", kInvalidValue);
   if (pinned_.meets(address, nbytes)) return report("memory is pinned that is pinned already", kAlreadyRegistered);
   pinned_.add(address, nbytes);
   return kSuccess;
 }
 
-int System::unregister_pinned(void* address) {
-  wait_all();
-  const std::lock_guard lock(mutex_);
-  const size_t nbytes = pinned_.remove(address);
-  if (nbytes == 0) return report("memory is unpinned that is not pinned", kHostMemoryNotRegistered);
-  order_.forget(reinterpret_cast<uintptr_t>(address), nbytes);
-  return kSuccess;
+int System::unregister_pinned(void* address, InUse in_use) {
+  return give_back(address, in_use, "memory is unpinned that is not pinned", kHostMemoryNotRegistered,
+                   [&] { return pinned_.remove(address); });
 }
 
 }  // namespace emulated_gpu

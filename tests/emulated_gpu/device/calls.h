@@ -25,7 +25,13 @@ class Calls {
     ++numbers_[symbol];
   }
 
-  // By symbol, since the start, and no more from now on.
+  // By symbol, since the start.
+  std::map<std::string, uint64_t> numbers() {
+    const std::lock_guard lock(mutex_);
+    return numbers_;
+  }
+
+  // The same, and no more from now on.
   std::map<std::string, uint64_t> stop() {
     const std::lock_guard lock(mutex_);
     is_counting_ = false;

@@ -14,6 +14,8 @@ CodeText text_of(int code) {
       return {"CUDA_ERROR_NOT_INITIALIZED", "initialization error"};
     case kDeinitialized:
       return {"CUDA_ERROR_DEINITIALIZED", "driver shutting down"};
+    case kNoDevice:
+      return {"CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"};
     case kInvalidDevice:
       return {"CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"};
     case kInvalidContext:

@@ -9,6 +9,7 @@ enum Code : int {
   kOutOfMemory = 2,
   kNotInitialized = 3,  // of a forked child
   kDeinitialized = 4,   // of a process that is ending
+  kNoDevice = 100,
   kInvalidDevice = 101,
   kInvalidContext = 201,
   kNoKernelImage = 209,

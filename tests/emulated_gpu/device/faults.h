@@ -1,10 +1,11 @@
 // Which calls fail, and with what? Those that were planned to, and all once the context is broken.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
-#include <map>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "codes.h"
 
@@ -16,17 +17,25 @@ class Faults {
   int take(const std::string& symbol) {
     const std::lock_guard lock(mutex_);
     if (broken_ != kSuccess) return broken_;
-    const auto planned = planned_.find(symbol);
-    if (planned == planned_.end() || --planned->second.num_calls > 0) return kSuccess;
-    const int code = planned->second.code;
-    planned_.erase(planned);
+    const auto due = std::ranges::find_if(planned_, [&](Planned& fault) {
+      const bool is_meant = fault.symbol == symbol || (fault.symbol == "*" && !gives_back(symbol));
+      return is_meant && --fault.num_calls == 0;
+    });
+    if (due == planned_.end()) return kSuccess;
+    const int code = due->code;
+    planned_.erase(due);
     return code;
   }
 
-  // The nth call of `symbol` from now fails, once.
+  // The nth call of `symbol` from now fails, once; "*": of all that do not give something back.
   void plan(const std::string& symbol, uint64_t nth, int code) {
     const std::lock_guard lock(mutex_);
-    planned_[symbol] = {nth, code};
+    planned_.push_back({symbol, nth, code});
+  }
+
+  size_t num_planned() {
+    const std::lock_guard lock(mutex_);
+    return planned_.size();
   }
 
   // From now on every call fails: what a kernel or a copy did wrong shows in a later, unrelated call.
@@ -49,11 +58,19 @@ class Faults {
 
  private:
   struct Planned {
-    uint64_t num_calls;
+    std::string symbol;
+    uint64_t num_calls;  // until it fails
     int code;
   };
+
+  // Whoever does so makes the context current before, and no more after.
+  static bool gives_back(const std::string& symbol) {
+    constexpr const char* kParts[] = {"Destroy", "Free", "Unregister", "CtxPushCurrent", "CtxPopCurrent"};
+    return std::ranges::any_of(kParts, [&](const char* part) { return symbol.find(part) != std::string::npos; });
+  }
+
   std::mutex mutex_;
-  std::map<std::string, Planned> planned_;
+  std::vector<Planned> planned_;
   int broken_ = kSuccess;
 };
 

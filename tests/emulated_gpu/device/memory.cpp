@@ -9,8 +9,9 @@
 namespace emulated_gpu {
 namespace {
 
-constexpr uintptr_t kSpan = uintptr_t{1} << 40;  // of addresses, and of their distance to the bytes
-constexpr size_t kGranule = 2 << 20;             // what cudaMalloc rounds to
+// Of addresses, and of their distance to the bytes; ThreadSanitizer leaves 1.5 TiB to all that is mapped.
+constexpr uintptr_t kSpan = uintptr_t{1} << 37;
+constexpr size_t kGranule = 2 << 20;  // what cudaMalloc rounds to
 constexpr size_t kPage = 4096;
 
 size_t round_up(size_t nbytes, size_t to) { return (nbytes + to - 1) / to * to; }
@@ -39,6 +40,12 @@ bool Blocks::contain(uintptr_t begin, size_t nbytes) const {
   return begin + nbytes <= first + size;
 }
 
+size_t Blocks::nbytes() const {
+  size_t sum = 0;
+  for (const auto& [begin, nbytes] : blocks_) sum += nbytes;
+  return sum;
+}
+
 DeviceMemory::DeviceMemory(size_t capacity_bytes, size_t context_bytes)
     : capacity_bytes_(capacity_bytes), used_bytes_(context_bytes) {
   void* range = mmap(nullptr, 2 * kSpan, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -47,8 +54,10 @@ DeviceMemory::DeviceMemory(size_t capacity_bytes, size_t context_bytes)
   holes_[base_] = kSpan - kGranule;
 }
 
+// What is asked for may be used, not what it is rounded to.
 void* DeviceMemory::allocate(size_t nbytes) {
-  const size_t rounded = round_up(std::max<size_t>(nbytes, 1), kGranule);
+  nbytes = std::max<size_t>(nbytes, 1);
+  const size_t rounded = round_up(nbytes, kGranule);
   if (rounded > capacity_bytes_ || used_bytes_ > capacity_bytes_ - rounded) return nullptr;
   const auto hole = std::ranges::find_if(holes_, [&](const auto& hole) { return hole.second >= rounded; });
   if (hole == holes_.end()) return nullptr;
@@ -57,20 +66,20 @@ void* DeviceMemory::allocate(size_t nbytes) {
   if (mprotect(bytes_of(address), rounded, PROT_READ | PROT_WRITE) != 0) return nullptr;
   holes_.erase(hole);
   if (size > rounded) holes_[begin + rounded] = size - rounded;
-  allocated_.add(begin, rounded);
+  allocated_.add(begin, nbytes);
   used_bytes_ += rounded;
   return address;
 }
 
 size_t DeviceMemory::free(const void* address) {
   const uintptr_t begin = reinterpret_cast<uintptr_t>(address);
-  const size_t nbytes = allocated_.remove(begin);
+  const size_t nbytes = allocated_.remove(begin), rounded = round_up(nbytes, kGranule);
   if (nbytes == 0) return 0;
-  madvise(bytes_of(address), nbytes, MADV_DONTNEED);
-  mprotect(bytes_of(address), nbytes, PROT_NONE);
-  used_bytes_ -= nbytes;
-  const auto hole = holes_.emplace(begin, nbytes).first;
-  if (const auto after = std::next(hole); after != holes_.end() && after->first == begin + nbytes) {
+  madvise(bytes_of(address), rounded, MADV_DONTNEED);
+  mprotect(bytes_of(address), rounded, PROT_NONE);
+  used_bytes_ -= rounded;
+  const auto hole = holes_.emplace(begin, rounded).first;
+  if (const auto after = std::next(hole); after != holes_.end() && after->first == begin + rounded) {
     hole->second += after->second;
     holes_.erase(after);
   }

@@ -18,6 +18,7 @@ class Blocks {
   size_t remove(uintptr_t begin);                      // its size, or 0: there is none
   bool contain(uintptr_t begin, size_t nbytes) const;  // in one of them
   bool meet(uintptr_t begin, size_t nbytes) const;
+  size_t nbytes() const;  // of all
 
  private:
   std::map<uintptr_t, size_t> blocks_;
@@ -32,7 +33,8 @@ class DeviceMemory {
   bool owns(const void* address) const;
   bool is_allocated(const void* begin, size_t nbytes) const;
   size_t capacity_bytes() const { return capacity_bytes_; }
-  size_t used_bytes() const { return used_bytes_; }  // the context's among them
+  size_t used_bytes() const { return used_bytes_; }  // in granules, the context's among them
+  size_t allocated_bytes() const { return allocated_.nbytes(); }
   void set_capacity(size_t nbytes) { capacity_bytes_ = nbytes; }
 
   // Where the bytes of a device address lie.
@@ -53,6 +55,7 @@ class PinnedMemory {
   size_t remove(void* begin);
   bool contains(const void* begin, size_t nbytes) const;
   bool meets(const void* begin, size_t nbytes) const;
+  size_t nbytes() const { return blocks_.nbytes(); }
 
  private:
   Blocks blocks_;

@@ -34,10 +34,16 @@ std::optional<std::string> Order::note(const Operation& operation, const VectorC
   return found;
 }
 
-void Order::forget(uintptr_t begin, size_t nbytes) {
+std::optional<std::string> Order::forget(uintptr_t begin, size_t nbytes, const VectorClock& clock) {
   cut(begin);
   cut(begin + nbytes);
+  std::optional<std::string> found;
+  if (const Operation* other = find_unordered(clock, {begin, nbytes, true})) {
+    found = std::to_string(nbytes) + " bytes are given back before the host knows that " + other->name + " on stream " +
+            std::to_string(other->stream) + " is done with them";
+  }
   segments_.erase(segments_.lower_bound(begin), segments_.lower_bound(begin + nbytes));
+  return found;
 }
 
 void Order::cut(uintptr_t at) {

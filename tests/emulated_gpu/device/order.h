@@ -29,8 +29,8 @@ class Order {
   // Notes a use, and says in a sentence which earlier one the operation's stream does not know to be over.
   std::optional<std::string> note(const Operation& operation, const VectorClock& clock, const Use& use);
 
-  // Bytes that are given back have no uses.
-  void forget(uintptr_t begin, size_t nbytes);
+  // Bytes that are given back have no uses; says in a sentence which one is not known to be over.
+  std::optional<std::string> forget(uintptr_t begin, size_t nbytes, const VectorClock& clock);
 
  private:
   struct Segment {

@@ -5,13 +5,6 @@
 #include "system.h"
 
 namespace emulated_gpu {
-namespace {
-
-void sleep(double seconds) {
-  if (seconds > 0) std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
-}
-
-}  // namespace
 
 // Handles 0 and 1 are the default stream of the current device; that of the thread (2) is not emulated.
 std::shared_ptr<Stream> System::find_stream(void* handle) {
@@ -25,11 +18,32 @@ std::shared_ptr<Event> System::find_event(void* handle) {
   return found == events_.end() ? nullptr : found->second;
 }
 
+int System::device_of_stream(void* handle) {
+  const std::lock_guard lock(mutex_);
+  const auto stream = find_stream(handle);
+  return stream ? stream->device : -1;
+}
+
+int System::device_of_event(void* handle) {
+  const std::lock_guard lock(mutex_);
+  const auto event = find_event(handle);
+  return event ? event->device : -1;
+}
+
+// Everything that is queued may run late.
+void System::submit(Stream& stream, std::function<void()> work) {
+  if (jitter_seconds_ == 0) return stream.submit(std::move(work));
+  const std::chrono::duration<double> late(std::uniform_real_distribution<double>(0, jitter_seconds_)(random_));
+  stream.submit([work = std::move(work), late] {
+    std::this_thread::sleep_for(late);
+    work();
+  });
+}
+
 int System::create_stream(int device, void** handle) {
   const std::lock_guard lock(mutex_);
-  auto made = std::make_shared<Stream>(num_streams_++, device);
-  *handle = made.get();
-  streams_[*handle] = std::move(made);
+  *handle = new_handle();
+  streams_[*handle] = std::make_shared<Stream>(num_streams_++, device);
   return kSuccess;
 }
 
@@ -65,7 +79,8 @@ int System::wait_stream(void* handle) {
   return faults.broken();
 }
 
-int System::wait_device(int device) {
+// Waits for all that is queued on a device now; what is over by that.
+VectorClock System::run_dry(int device) {
   std::vector<std::shared_ptr<Stream>> all{devices_[device]->default_stream};
   VectorClock clock;
   {
@@ -76,20 +91,18 @@ int System::wait_device(int device) {
     for (const auto& stream : all) clock.join(stream->clock);
   }
   for (const auto& stream : all) stream->wait();
-  know(clock);
-  return faults.broken();
+  return clock;
 }
 
-int System::wait_all() {
-  for (int device = 0; device < num_devices(); ++device) wait_device(device);
+int System::wait_device(int device) {
+  know(run_dry(device));
   return faults.broken();
 }
 
 int System::create_event(void** handle, bool has_time) {
-  auto made = std::make_shared<Event>(has_time, std::max(current_device(), 0));
   const std::lock_guard lock(mutex_);
-  *handle = made.get();
-  events_[*handle] = std::move(made);
+  *handle = new_handle();
+  events_[*handle] = std::make_shared<Event>(has_time, std::max(current_device(), 0));
   return kSuccess;
 }
 
@@ -99,40 +112,33 @@ int System::destroy_event(void* handle) {
 }
 
 int System::record(void* event_handle, void* stream_handle) {
-  std::shared_ptr<Event> event;
-  uint64_t recording;
-  {
-    const std::lock_guard lock(mutex_);
-    event = find_event(event_handle);
-    const auto stream = find_stream(stream_handle);
-    if (!event || !stream) return refuse("recording an event", "it or its stream was destroyed or never made");
-    if (event->device != stream->device) return kInvalidHandle;  // as documented: whoever counts on it does no wrong
-    recording = ++event->num_recorded;
-    stream->clock.join(host_);
-    event->clock = stream->clock;
-  }
-  return mark(stream_handle, [event, recording] { event->happen(recording); });
+  const std::lock_guard lock(mutex_);
+  const auto event = find_event(event_handle);
+  const auto stream = find_stream(stream_handle);
+  if (!event || !stream) return refuse("recording an event", "it or its stream was destroyed or never made");
+  if (event->device != stream->device) return kInvalidHandle;  // as documented: whoever counts on it does no wrong
+  stream->clock.join(host_);
+  event->clock = stream->clock;
+  submit(*stream, [event, recording = ++event->num_recorded] { event->happen(recording); });
+  return kSuccess;
 }
 
 int System::wait(void* stream_handle, void* event_handle) {
-  std::shared_ptr<Event> event;
-  uint64_t recording;
-  {
-    const std::lock_guard lock(mutex_);
-    event = find_event(event_handle);
-    const auto stream = find_stream(stream_handle);
-    if (!event || !stream) return refuse("a stream's wait", "it or its event was destroyed or never made");
-    recording = event->num_recorded;
-    if (recording == 0) return kSuccess;
-    stream->clock.join(event->clock);
-  }
-  return mark(stream_handle, [event, recording] { event->wait(recording); });
+  const std::lock_guard lock(mutex_);
+  const auto event = find_event(event_handle);
+  const auto stream = find_stream(stream_handle);
+  if (!event || !stream) return refuse("a stream's wait", "it or its event was destroyed or never made");
+  if (event->num_recorded == 0) return refuse("a stream's wait", "the event was never recorded");
+  stream->clock.join(event->clock);
+  submit(*stream, [event, recording = event->num_recorded] { event->wait(recording); });
+  return kSuccess;
 }
 
 int System::query_event(void* handle) {
   const std::lock_guard lock(mutex_);
   const auto event = find_event(handle);
   if (!event) return refuse("asking for an event", "it was destroyed or never made");
+  if (event->num_recorded == 0) return report("asking for an event: it was never recorded", kSuccess);
   if (!event->has_happened(event->num_recorded)) return kNotReady;
   host_.join(event->clock);
   return faults.broken();
@@ -146,6 +152,7 @@ int System::wait_event(void* handle) {
     const std::lock_guard lock(mutex_);
     event = find_event(handle);
     if (!event) return refuse("waiting for an event", "it was destroyed or never made");
+    if (event->num_recorded == 0) return report("waiting for an event: it was never recorded", kSuccess);
     clock = event->clock;
     recording = event->num_recorded;
   }
@@ -159,7 +166,8 @@ int System::elapsed(float* milliseconds, void* from, void* to) {
   const std::lock_guard lock(mutex_);
   for (size_t i = 0; i < 2; ++i) {
     const auto event = find_event(i == 0 ? from : to);
-    if (!event || event->num_recorded == 0) return refuse("the time between events", "one was never recorded");
+    if (!event) return refuse("the time between events", "one was destroyed or never made");
+    if (event->num_recorded == 0) return refuse("the time between events", "one was never recorded");
     if (!event->has_time) return refuse("the time between events", "one was made without timing");
     if (!event->has_happened(event->num_recorded)) return kNotReady;
     seconds[i] = event->seconds();
@@ -186,18 +194,15 @@ int System::launch(void* handle, const char* name, std::span<const Use> uses, st
   }
   stream->clock.join(host_);
   note(*stream, {name, stream->number, stream->clock.advance(stream->number)}, uses);
-  stream->submit([work = std::move(work), delay_seconds = draw_jitter()] {
-    sleep(delay_seconds);
-    work();
-  });
+  submit(*stream, std::move(work));
   return kSuccess;
 }
 
-int System::mark(void* handle, std::function<void()> work) {
+int System::run_on_host(void* handle, std::function<void()> work) {
   const std::lock_guard lock(mutex_);
   const std::shared_ptr<Stream> stream = find_stream(handle);
-  if (!stream) return refuse("queueing", "the stream was destroyed or never made");
-  stream->submit(std::move(work));
+  if (!stream) return refuse("a function of the host", "its stream was destroyed or never made");
+  submit(*stream, std::move(work));
   return kSuccess;
 }
 

@@ -29,7 +29,7 @@ System::System() {
   pthread_atfork(nullptr, nullptr, [] { process_state = kNotInitialized; });
   atexit([] {
     if (process_state == kNotInitialized) return;  // the threads of the parent are not here
-    instance().wait_all();
+    for (int device = 0; device < instance().num_devices(); ++device) instance().wait_device(device);
     process_state = kDeinitialized;
   });
 }
@@ -56,8 +56,39 @@ void System::know(const VectorClock& clock) {
   host_.join(clock);
 }
 
-double System::draw_jitter() {
-  return jitter_seconds_ > 0 ? std::uniform_real_distribution<double>(0, jitter_seconds_)(random_) : 0;
+Held System::held() {
+  const std::lock_guard lock(mutex_);
+  Held all{.streams = streams_.size(), .events = events_.size(), .pinned_bytes = pinned_.nbytes()};
+  for (const auto& device : devices_) {
+    all.contexts += device->num_retained;
+    all.device_bytes += device->memory.allocated_bytes();
+  }
+  return all;
+}
+
+void System::retain_context(int device) {
+  const std::lock_guard lock(mutex_);
+  ++devices_[device]->num_retained;
+}
+
+int System::release_context(int device) {
+  const std::lock_guard lock(mutex_);
+  size_t& num_retained = devices_[device]->num_retained;
+  if (num_retained == 0) return report("a context is released more often than it was retained", kInvalidContext);
+  --num_retained;
+  return kSuccess;
+}
+
+void System::use_by_runtime(int device) {
+  set_current_device(device);
+  is_initialized = true;
+  const std::lock_guard lock(mutex_);
+  devices_[device]->is_used_by_runtime = true;
+}
+
+bool System::has_context(int device) {
+  const std::lock_guard lock(mutex_);
+  return device >= 0 && (devices_[device]->num_retained > 0 || devices_[device]->is_used_by_runtime);
 }
 
 int current_device() { return current_devices.empty() ? -1 : current_devices.back(); }

@@ -4,6 +4,7 @@
 //   - two uses of the same bytes, one of them a write, without an order between them by events or by the host
 //   - handles that were destroyed or never made, waits for events that were never recorded, and their times
 //   - memory that is used where it is not allocated; pageable memory where the driver's copies want pinned
+//   - what is given back twice; by the driver's calls, what the host does not know to be out of use
 // The host counts as one thread: what any thread has waited for, all later calls are ordered after.
 #pragma once
 
@@ -34,11 +35,20 @@ struct Device {
       : memory(settings.capacity_bytes, settings.context_bytes),
         default_stream(std::make_shared<Stream>(stream, index)) {}
   DeviceMemory memory;
+  size_t num_retained = 0;  // its context, by the driver's users
+  bool is_used_by_runtime = false;
   std::shared_ptr<Stream> default_stream;
   std::array<std::mutex, 2> copy_engines;  // one each way: out, in
 };
 
 enum class Pageable { kStaged, kForbidden };
+enum class InUse { kWaitedFor, kForbidden };  // memory that is given back
+
+// What was made and not given back.
+struct Held {
+  size_t contexts = 0, streams = 0, events = 0, pinned_bytes = 0, device_bytes = 0;
+  bool operator==(const Held&) const = default;
+};
 
 class System {
  public:
@@ -54,14 +64,22 @@ class System {
   void configure(const Link& link, double jitter_seconds);
   void set_capacity(int device, size_t nbytes);
   std::pair<size_t, size_t> free_and_total_bytes(int device);
+  Held held();
+
+  void retain_context(int device);
+  int release_context(int device);
+  void use_by_runtime(int device);  // makes it current; its context lives to the end
+  bool has_context(int device);
 
   int allocate_device(int device, void** address, size_t nbytes);
-  int free_device(void* address);
+  int free_device(void* address, InUse in_use);
   int allocate_pinned(void** address, size_t nbytes);
   int free_pinned(void* address);
   int register_pinned(void* address, size_t nbytes);
-  int unregister_pinned(void* address);
+  int unregister_pinned(void* address, InUse in_use);
 
+  int device_of_stream(void* handle);  // -1: there is none
+  int device_of_event(void* handle);
   int create_stream(int device, void** handle);
   int destroy_stream(void* handle);
   int query_stream(void* handle);
@@ -80,25 +98,28 @@ class System {
   int launch(void* stream, const char* name, std::span<const Use> uses, std::function<void()> work);
   int copy(void* to, const void* from, size_t nbytes, void* stream, bool is_async, Pageable pageable);
   int fill(void* to, int value, size_t nbytes, void* stream);
-  int mark(void* stream, std::function<void()> work);  // uses no bytes, takes no time
+  int run_on_host(void* stream, std::function<void()> work);
 
   int report(const std::string& violation, int code);
 
   Violations violations;
   Calls calls;
   Faults faults;
+  std::atomic<bool> is_initialized{false};               // by cuInit, or by the runtime's first call
   std::atomic<bool> ignores_waits_of_the_driver{false};  // what a user of the driver would do that forgot to wait
 
  private:
   System();
   int refuse(const char* call, const char* what) { return report(std::string(call) + ": " + what, kInvalidHandle); }
+  void* new_handle() { return reinterpret_cast<void*>(++num_handles_ << 12); }  // as an address, and never again
   std::shared_ptr<Stream> find_stream(void* handle);
   std::shared_ptr<Event> find_event(void* handle);
   void note(const Stream& stream, const Operation& operation, std::span<const Use> uses);
   void know(const VectorClock& clock);
   bool is_allocated(const Use& use);
-  double draw_jitter();
-  int wait_all();
+  void submit(Stream& stream, std::function<void()> work);
+  VectorClock run_dry(int device);
+  int give_back(void* address, InUse in_use, const char* otherwise, int code, std::function<size_t()> remove);
 
   std::mutex mutex_;
   std::vector<std::unique_ptr<Device>> devices_;
@@ -106,6 +127,7 @@ class System {
   std::unordered_map<void*, std::shared_ptr<Stream>> streams_;
   std::unordered_map<void*, std::shared_ptr<Event>> events_;
   uint32_t num_streams_ = 0;
+  uintptr_t num_handles_ = 0;
   VectorClock host_;
   Order order_;
   Link link_;

@@ -35,3 +35,7 @@ int attribute_of(int attribute) {
 }
 
 }  // namespace emulated_gpu
+
+EXPORTED CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice) {
+  return *value = emulated_gpu::attribute_of(attribute), CUDA_SUCCESS;
+}

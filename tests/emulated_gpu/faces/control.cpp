@@ -10,7 +10,7 @@ EXPORTED void* emulated_gpu_bytes_of(const void* address) { return DeviceMemory:
 
 EXPORTED int emulated_gpu_launch(void* stream, const char* name, const EmulatedGpuUse* uses, size_t num_uses,
                                  void (*run)(void* argument), void* argument) {
-  if (current_device() < 0) set_current_device(0);  // as a thread's first launch does
+  if (current_device() < 0) System::instance().use_by_runtime(0);  // as a thread's first launch does
   std::vector<Use> all;
   for (size_t i = 0; i < num_uses; ++i) all.push_back({uses[i].begin, uses[i].nbytes, uses[i].is_write != 0});
   return enter("cudaLaunchKernel",
@@ -49,6 +49,15 @@ EXPORTED const char* emulated_gpu_stop_counting() {
   for (const auto& [symbol, number] : System::instance().calls.stop()) {
     lines += symbol + " " + std::to_string(number) + "\n";
   }
+  return lines.c_str();
+}
+
+EXPORTED const char* emulated_gpu_held() {
+  static thread_local std::string lines;
+  const Held held = System::instance().held();
+  lines = "contexts " + std::to_string(held.contexts) + "\nstreams " + std::to_string(held.streams) + "\nevents " +
+          std::to_string(held.events) + "\npinned_bytes " + std::to_string(held.pinned_bytes) + "\ndevice_bytes " +
+          std::to_string(held.device_bytes) + "\n";
   return lines.c_str();
 }
 

@@ -40,6 +40,9 @@ void emulated_gpu_set_capacity(int device, size_t nbytes);
 void emulated_gpu_start_counting();
 const char* emulated_gpu_stop_counting();
 
+// The lines "what number" of all that was made and not given back; valid until this thread's next call.
+const char* emulated_gpu_held();
+
 // The sentences of all violations since the last call, one a line; valid until this thread's next call.
 const char* emulated_gpu_take_violations();
 

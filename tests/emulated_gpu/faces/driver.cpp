@@ -1,15 +1,26 @@
 // libcuda: the calls of CUDA's driver that lmswap and torch make.
-#include <cuda.h>
-
+//
+// Stricter than CUDA: a call names only streams and events of the device whose context is current.
 #include <cstdio>
+#include <type_traits>
 
+#include "../../../csrc/driver/cuda_abi.h"
 #include "face.h"
-
-#undef cuEventElapsedTime
 
 using namespace emulated_gpu;
 
 namespace {
+
+// As cuda.h names them, of which the tests in tests/cpp have none.
+using CUresult = lmswap::cuda::Result;
+using CUdevice = lmswap::cuda::Device;
+using CUdeviceptr = lmswap::cuda::DevicePointer;
+using CUcontext = lmswap::cuda::Context;
+using CUstream = lmswap::cuda::Stream;
+using CUevent = lmswap::cuda::Event;
+constexpr CUresult CUDA_SUCCESS = kSuccess;
+constexpr int CUDA_VERSION = 13000;
+constexpr unsigned CU_EVENT_DISABLE_TIMING = 2;
 
 // A context is its device's primary one; its handle is the device's number and this.
 constexpr uintptr_t kFirstContext = 0x1000;
@@ -25,15 +36,36 @@ int device_of(CUcontext context) {
 
 template <typename Call>
 CUresult call(const char* symbol, Call run) {
-  return static_cast<CUresult>(enter(symbol, run));
+  return enter(symbol, [&](System& system) -> int {
+    if (system.is_initialized) return run(system);
+    return system.report(std::string(symbol) + ": before cuInit", kNotInitialized);
+  });
 }
 
-// Of a call that needs a context.
+bool is_elsewhere(int device) { return device >= 0 && device != current_device(); }
+bool is_elsewhere(System& system, CUstream stream) { return is_elsewhere(system.device_of_stream(stream)); }
+bool is_elsewhere(System& system, CUevent event) { return is_elsewhere(system.device_of_event(event)); }
+
+// Of a call that needs a context, and names these streams and events.
+template <typename Call, typename... Handles>
+CUresult call_in_context(const char* symbol, Call run, Handles... handles) {
+  return call(symbol, [&](System& system) -> int {
+    if (!system.has_context(current_device())) {
+      return system.report(std::string(symbol) + ": no context is current in this thread", kInvalidContext);
+    }
+    if ((is_elsewhere(system, handles) || ...)) {
+      return system.report(std::string(symbol) + ": a stream or an event of another device", kInvalidContext);
+    }
+    return run(system);
+  });
+}
+
+// Of a call by whose error one may see that the event is not of the current context, as CUDA documents it.
 template <typename Call>
-CUresult call_in_context(const char* symbol, Call run) {
-  return call(symbol, [&](System& system) {
-    if (current_device() >= 0) return static_cast<int>(run(system));
-    return system.report(std::string(symbol) + ": no context is current in this thread", kInvalidContext);
+CUresult call_with_event(const char* symbol, CUevent event, Call run) {
+  return call(symbol, [&](System& system) -> int {
+    if (!system.has_context(current_device())) return kInvalidContext;
+    return is_elsewhere(system, event) ? kInvalidHandle : run(system);
   });
 }
 
@@ -53,28 +85,31 @@ int copy(const char* symbol, System& system, void* to, const void* from, size_t 
 #define DRIVER EXPORTED CUresult
 
 DRIVER cuInit(unsigned) {
-  return call(__func__, [](System&) { return kSuccess; });
+  return enter(__func__, [](System& system) { return system.is_initialized = true, kSuccess; });
 }
 DRIVER cuDriverGetVersion(int* version) { return *version = CUDA_VERSION, CUDA_SUCCESS; }
 DRIVER cuDeviceGetCount(int* count) { return *count = System::instance().num_devices(), CUDA_SUCCESS; }
 DRIVER cuDeviceGet(CUdevice* device, int index) {
-  *device = index;
-  return index >= 0 && index < System::instance().num_devices() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+  return call(__func__, [=](System& system) {
+    return index < 0 || index >= system.num_devices() ? kInvalidDevice : (*device = index, kSuccess);
+  });
 }
 DRIVER cuDeviceGetPCIBusId(char* address, int size, CUdevice device) {
-  return snprintf(address, static_cast<size_t>(size), "FFFF:%02X:00.0", device), CUDA_SUCCESS;
-}
-DRIVER cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice) {
-  return *value = attribute_of(attribute), CUDA_SUCCESS;
+  return call(__func__, [=](System&) {
+    return snprintf(address, static_cast<size_t>(size), "FFFF:%02X:00.0", static_cast<unsigned>(device)), kSuccess;
+  });
 }
 DRIVER cuGetErrorString(CUresult code, const char** text) { return *text = text_of(code).text, CUDA_SUCCESS; }
 DRIVER cuGetErrorName(CUresult code, const char** name) { return *name = text_of(code).name, CUDA_SUCCESS; }
 
 // Contexts.
 DRIVER cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
-  return call(__func__, [=](System&) { return *context = context_of(device), kSuccess; });
+  return call(__func__,
+              [=](System& system) { return system.retain_context(device), *context = context_of(device), kSuccess; });
 }
-DRIVER cuDevicePrimaryCtxRelease_v2(CUdevice) { return CUDA_SUCCESS; }
+DRIVER cuDevicePrimaryCtxRelease_v2(CUdevice device) {
+  return call(__func__, [=](System& system) { return system.release_context(device); });
+}
 DRIVER cuDevicePrimaryCtxGetState(CUdevice, unsigned* flags, int* is_active) {
   return *flags = 0, *is_active = 1, CUDA_SUCCESS;
 }
@@ -95,13 +130,12 @@ DRIVER cuCtxPushCurrent_v2(CUcontext context) {
   });
 }
 DRIVER cuCtxPopCurrent_v2(CUcontext* context) {
-  System::instance().calls.add(__func__);
   int device = -1;
   if (!pop_current_device(&device)) {
-    return static_cast<CUresult>(
-        System::instance().report("cuCtxPopCurrent: no context is current in this thread", kInvalidContext));
+    return System::instance().report("cuCtxPopCurrent: no context is current in this thread", kInvalidContext);
   }
-  return *context = context_of(device), CUDA_SUCCESS;
+  *context = context_of(device);
+  return call(__func__, [](System&) { return kSuccess; });  // what it tells is of earlier calls
 }
 
 // Memory.
@@ -109,7 +143,8 @@ DRIVER cuMemHostRegister_v2(void* address, size_t nbytes, unsigned) {
   return call_in_context(__func__, [=](System& system) { return system.register_pinned(address, nbytes); });
 }
 DRIVER cuMemHostUnregister(void* address) {
-  return call_in_context(__func__, [=](System& system) { return system.unregister_pinned(address); });
+  return call_in_context(__func__,
+                         [=](System& system) { return system.unregister_pinned(address, InUse::kForbidden); });
 }
 DRIVER cuMemAlloc_v2(CUdeviceptr* address, size_t nbytes) {
   return call_in_context(__func__, [=](System& system) {
@@ -117,48 +152,65 @@ DRIVER cuMemAlloc_v2(CUdeviceptr* address, size_t nbytes) {
   });
 }
 DRIVER cuMemFree_v2(CUdeviceptr address) {
-  return call_in_context(__func__, [=](System& system) { return system.free_device(at(address)); });
+  return call_in_context(__func__, [=](System& system) { return system.free_device(at(address), InUse::kForbidden); });
 }
 DRIVER cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t nbytes, CUstream stream) {
-  return call_in_context(__func__, [=](System& system) {
+  const auto run = [=](System& system) {
     return copy("cuMemcpyDtoHAsync", system, to, at(from), nbytes, stream, at(from), to);
-  });
+  };
+  return call_in_context(__func__, run, stream);
 }
 DRIVER cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t nbytes, CUstream stream) {
-  return call_in_context(__func__, [=](System& system) {
+  const auto run = [=](System& system) {
     return copy("cuMemcpyHtoDAsync", system, at(to), from, nbytes, stream, at(to), from);
-  });
+  };
+  return call_in_context(__func__, run, stream);
 }
 DRIVER cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t nbytes, CUstream stream) {
-  return call_in_context(__func__, [=](System& system) {
+  const auto run = [=](System& system) {
     const void* other = system.owner(at(from)) < 0 ? at(from) : at(to);
     return copy("cuMemcpyDtoDAsync", system, at(to), at(from), nbytes, stream, other, nullptr);
-  });
+  };
+  return call_in_context(__func__, run, stream);
+}
+DRIVER cuMemcpyDtoH_v2(void* to, CUdeviceptr from, size_t nbytes) {
+  return call_in_context(
+      __func__, [=](System& system) { return system.copy(to, at(from), nbytes, nullptr, false, Pageable::kStaged); });
+}
+DRIVER cuMemcpyHtoD_v2(CUdeviceptr to, const void* from, size_t nbytes) {
+  return call_in_context(
+      __func__, [=](System& system) { return system.copy(at(to), from, nbytes, nullptr, false, Pageable::kStaged); });
 }
 DRIVER cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t nbytes, CUstream stream) {
-  return call_in_context(__func__, [=](System& system) { return system.fill(at(to), value, nbytes, stream); });
+  return call_in_context(__func__, [=](System& system) { return system.fill(at(to), value, nbytes, stream); }, stream);
 }
 
 // Streams: those that wait for the default one, and it for them, are not emulated.
 DRIVER cuStreamCreate(CUstream* stream, unsigned flags) {
   return call_in_context(__func__, [=](System& system) {
-    if ((flags & CU_STREAM_NON_BLOCKING) == 0) return system.report("a blocking stream is not emulated", kNotSupported);
+    if ((flags & lmswap::cuda::kStreamNonBlocking) == 0)
+      return system.report("a blocking stream is not emulated", kNotSupported);
     return system.create_stream(current_device(), reinterpret_cast<void**>(stream));
   });
 }
 DRIVER cuStreamDestroy_v2(CUstream stream) {
-  return call_in_context(__func__, [=](System& system) { return system.destroy_stream(stream); });
+  return call_in_context(__func__, [=](System& system) { return system.destroy_stream(stream); }, stream);
 }
 DRIVER cuStreamSynchronize(CUstream stream) {
-  return call_in_context(__func__, [=](System& system) { return system.wait_stream(stream); });
+  return call_in_context(__func__, [=](System& system) { return system.wait_stream(stream); }, stream);
 }
 DRIVER cuStreamQuery(CUstream stream) {
-  return call_in_context(__func__, [=](System& system) { return system.query_stream(stream); });
+  return call_in_context(__func__, [=](System& system) { return system.query_stream(stream); }, stream);
 }
 DRIVER cuStreamWaitEvent(CUstream stream, CUevent event, unsigned) {
-  return call_in_context(__func__, [=](System& system) -> int {
+  const auto run = [=](System& system) -> int {
     return system.ignores_waits_of_the_driver ? kSuccess : system.wait(stream, event);
-  });
+  };
+  return call_in_context(__func__, run, stream, event);
+}
+DRIVER cuLaunchHostFunc(CUstream stream, void (*function)(void*), void* argument) {
+  const auto run = [=](System& system) { return system.run_on_host(stream, [=] { function(argument); }); };
+  return call_in_context(__func__, run, stream);
 }
 
 // Events.
@@ -168,20 +220,30 @@ DRIVER cuEventCreate(CUevent* event, unsigned flags) {
   });
 }
 DRIVER cuEventDestroy_v2(CUevent event) {
-  return call_in_context(__func__, [=](System& system) { return system.destroy_event(event); });
+  return call_in_context(__func__, [=](System& system) { return system.destroy_event(event); }, event);
 }
 DRIVER cuEventRecord(CUevent event, CUstream stream) {
-  return call_in_context(__func__, [=](System& system) { return system.record(event, stream); });
+  const auto run = [=](System& system) -> int {
+    if (!is_elsewhere(system, stream)) return system.record(event, stream);
+    return system.report("cuEventRecord: a stream of another device", kInvalidContext);
+  };
+  return call_with_event(__func__, event, run);
 }
 DRIVER cuEventQuery(CUevent event) {
-  return call_in_context(__func__, [=](System& system) { return system.query_event(event); });
+  return call_with_event(__func__, event, [=](System& system) { return system.query_event(event); });
 }
 DRIVER cuEventSynchronize(CUevent event) {
-  return call_in_context(__func__, [=](System& system) { return system.wait_event(event); });
+  return call_with_event(__func__, event, [=](System& system) { return system.wait_event(event); });
 }
 DRIVER cuEventElapsedTime(float* milliseconds, CUevent from, CUevent to) {
-  return call_in_context(__func__, [=](System& system) { return system.elapsed(milliseconds, from, to); });
+  const auto run = [=](System& system) { return system.elapsed(milliseconds, from, to); };
+  return call_in_context(__func__, run, from, to);
 }
 DRIVER cuEventElapsedTime_v2(float* milliseconds, CUevent from, CUevent to) {
   return cuEventElapsedTime(milliseconds, from, to);
 }
+
+// What lmswap calls is what is here.
+#define EMULATED_CHECK(member, symbol, parameters) \
+  static_assert(std::is_same_v<decltype(lmswap::cuda::Functions::member), decltype(&symbol)>);
+LMSWAP_CUDA_FUNCTIONS(EMULATED_CHECK)

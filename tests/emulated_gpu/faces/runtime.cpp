@@ -18,7 +18,7 @@ thread_local cudaError_t last_error = cudaSuccess;
 // The first call of a thread makes a device current.
 template <typename Call>
 cudaError_t call(const char* symbol, Call run) {
-  if (current_device() < 0) set_current_device(0);
+  if (current_device() < 0) System::instance().use_by_runtime(0);
   return keep(enter(symbol, run));
 }
 
@@ -43,7 +43,7 @@ RUNTIME cudaGetDevice(int* device) { return *device = std::max(current_device(),
 
 RUNTIME cudaSetDevice(int device) {
   if (device < 0 || device >= System::instance().num_devices()) return keep(kInvalidDevice);
-  set_current_device(device);
+  System::instance().use_by_runtime(device);
   return keep(System::instance().enter("cudaSetDevice"));
 }
 
@@ -107,7 +107,7 @@ RUNTIME cudaMalloc(void** address, size_t nbytes) {
   return call(__func__, [=](System& system) { return system.allocate_device(current_device(), address, nbytes); });
 }
 RUNTIME cudaFree(void* address) {
-  return call(__func__, [=](System& system) { return system.free_device(address); });
+  return call(__func__, [=](System& system) { return system.free_device(address, InUse::kWaitedFor); });
 }
 RUNTIME cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
   return call(__func__, [=](System& system) {
@@ -125,7 +125,7 @@ RUNTIME cudaHostRegister(void* address, size_t nbytes, unsigned) {
   return call(__func__, [=](System& system) { return system.register_pinned(address, nbytes); });
 }
 RUNTIME cudaHostUnregister(void* address) {
-  return call(__func__, [=](System& system) { return system.unregister_pinned(address); });
+  return call(__func__, [=](System& system) { return system.unregister_pinned(address, InUse::kWaitedFor); });
 }
 RUNTIME cudaPointerGetAttributes(cudaPointerAttributes* found, const void* address) {
   memset(found, 0, sizeof *found);
@@ -180,7 +180,7 @@ RUNTIME cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
 }
 RUNTIME cudaStreamGetPriority(cudaStream_t, int* priority) { return *priority = 0, cudaSuccess; }
 RUNTIME cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* argument) {
-  return call(__func__, [=](System& system) { return system.mark(stream, [=] { function(argument); }); });
+  return call(__func__, [=](System& system) { return system.run_on_host(stream, [=] { function(argument); }); });
 }
 
 // Nothing is ever captured into a CUDA graph.

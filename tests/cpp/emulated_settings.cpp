@@ -1,0 +1,11 @@
+// What is the emulated GPU of the C++ tests like? Two devices, and all that is late is late by the same random times.
+#include "../emulated_gpu/device/settings.h"
+
+namespace emulated_gpu {
+
+Settings read_settings() {
+  return {
+      .num_devices = 2, .capacity_bytes = size_t{1} << 33, .context_bytes = 0, .link = {}, .jitter_seconds = 0, .seed = 7};
+}
+
+}  // namespace emulated_gpu

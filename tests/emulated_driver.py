@@ -1,0 +1,96 @@
+"""How does the engine's CUDA path run where torch has no CUDA? On the emulated GPU, with its driver's face alone.
+
+Device memory is the emulated GPU's, at addresses that nobody can follow; a test is told where its bytes lie.
+"""
+
+import ctypes
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+_SOURCES = Path(__file__).parent / "emulated_gpu"
+
+
+@dataclass
+class DeviceTensor:
+    """A tensor in device memory, as far as an engine asks of it."""
+
+    address: int
+    values: torch.Tensor  # of the CPU, over the same bytes
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+class EmulatedDriver:
+    """A library in the place of libcuda, strict about misuse."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = str(folder / "libemulated_driver.so")
+        faces = (_SOURCES / "faces" / f"{name}.cpp" for name in ("driver", "control"))
+        sources = [*_SOURCES.glob("device/*.cpp"), *faces]
+        command = ["c++", "-std=c++20", "-O0", "-shared", "-fPIC", "-o", self.path, *sources, "-lpthread"]
+        subprocess.run(command, check=True)
+        self._library = ctypes.CDLL(self.path)
+        for told in (self._library.emulated_gpu_take_violations, self._library.emulated_gpu_held):
+            told.restype = ctypes.c_char_p
+        self._library.emulated_gpu_bytes_of.restype = ctypes.c_void_p
+        self._library.emulated_gpu_bytes_of.argtypes = [ctypes.c_void_p]
+        self._library.emulated_gpu_configure.argtypes = [ctypes.c_double] * 4
+
+    def set_delay(self, most_seconds: float) -> None:
+        """From now on everything queued runs late by a random time of at most so many seconds."""
+        self._library.emulated_gpu_configure(0, 0, 0, most_seconds)
+
+    def ignore_waits(self, is_on: bool) -> None:
+        """Whether streams wait for no event: what an engine would do that forgot to ask for it."""
+        self._library.emulated_gpu_ignore_waits_of_the_driver(is_on)
+
+    def calm(self) -> None:
+        """Undoes the two, and forgets what was wrong."""
+        self.set_delay(0)
+        self.ignore_waits(False)
+        self.take_violations()
+
+    def take_violations(self) -> list[str]:
+        """A sentence for everything that was wrong since the last call."""
+        return self._library.emulated_gpu_take_violations().decode().splitlines()
+
+    def held(self) -> dict[str, int]:
+        """What was made and not given back."""
+        lines = self._library.emulated_gpu_held().decode().splitlines()
+        return {what: int(number) for what, number in map(str.split, lines)}
+
+    @contextmanager
+    def on_device(self, *tensors: torch.Tensor) -> Iterator[list[DeviceTensor]]:
+        """Copies of tensors, in device memory for as long as the block runs."""
+        with self._context():
+            copies = [self._allocate(tensor) for tensor in tensors]
+        yield copies
+        with self._context():
+            for copy in copies:
+                assert self._library.cuMemFree_v2(ctypes.c_void_p(copy.address)) == 0
+
+    def _allocate(self, tensor: torch.Tensor) -> DeviceTensor:
+        address = ctypes.c_void_p()
+        assert self._library.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(tensor.nbytes)) == 0
+        assert address.value is not None
+        place = (ctypes.c_char * tensor.nbytes).from_address(self._library.emulated_gpu_bytes_of(address))
+        return DeviceTensor(address.value, torch.frombuffer(place, dtype=tensor.dtype).copy_(tensor))
+
+    @contextmanager
+    def _context(self) -> Iterator[None]:
+        context = ctypes.c_void_p()
+        calls = self._library
+        assert calls.cuInit(0) == calls.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+        assert calls.cuCtxPushCurrent_v2(context) == 0
+        yield
+        assert calls.cuCtxPopCurrent_v2(ctypes.byref(context)) == calls.cuDevicePrimaryCtxRelease_v2(0) == 0
