@@ -4,8 +4,12 @@
 namespace emulated_gpu {
 
 Settings read_settings() {
-  return {
-      .num_devices = 2, .capacity_bytes = size_t{1} << 33, .context_bytes = 0, .link = {}, .jitter_seconds = 0, .seed = 7};
+  return {.num_devices = 2,
+          .capacity_bytes = size_t{1} << 33,
+          .context_bytes = 0,
+          .link = {},
+          .jitter_seconds = 0,
+          .seed = 7};
 }
 
 }  // namespace emulated_gpu
