@@ -37,7 +37,10 @@ cudaError_t keep(int code) {
 
 #define RUNTIME EXPORTED cudaError_t
 
-RUNTIME cudaGetDeviceCount(int* count) { return *count = System::instance().num_devices(), cudaSuccess; }
+RUNTIME cudaGetDeviceCount(int* count) {
+  System::instance().is_initialized = true;  // as the runtime does with its first call
+  return *count = System::instance().num_devices(), cudaSuccess;
+}
 
 RUNTIME cudaGetDevice(int* device) { return *device = std::max(current_device(), 0), cudaSuccess; }
 
