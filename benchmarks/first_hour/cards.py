@@ -61,7 +61,7 @@ def _texts(count: int, tokens: int, words: int) -> tuple[Tensor, ...]:
 def networks(*, are_small: bool) -> dict[str, Network]:
     """By name; the large ones are those of benchmarks/programs."""
     side, images, pixels, texts, tokens, words = (
-        (96, 4, 128, 4, 256, 4096) if are_small else (144, 64, 224, 8, 1024, 50257)
+        (96, 32, 128, 16, 256, 4096) if are_small else (144, 64, 224, 8, 1024, 50257)
     )
     vit = {"layers": 6, "width": 192, "heads": 3} if are_small else {"layers": 12, "width": 768, "heads": 12}
     gpt = {"layers": 6, "width": 192, "heads": 3} if are_small else {"layers": 24, "width": 1024, "heads": 16}
@@ -73,9 +73,7 @@ def networks(*, are_small: bool) -> dict[str, Network]:
         "gpt": Network(
             partial(Gpt, **gpt, tokens=tokens, words=words), partial(_texts, texts, tokens, words), _own_loss
         ),
-        "vit": Network(
-            partial(VisionTransformer, **vit, size=pixels), partial(_images, 4 * images, pixels), cross_entropy
-        ),
+        "vit": Network(partial(VisionTransformer, **vit, size=pixels), partial(_images, 64, pixels), cross_entropy),
     }
 
 

@@ -83,7 +83,8 @@ class SwapEngine:
         nbytes = self.native.nbytes(handle)
         if self.arena is not None:
             self.arena.advance()
-        flat = torch.empty(nbytes, dtype=torch.uint8, device=device)
+        # Not torch.empty, which under torch.use_deterministic_algorithms fills what it gives.
+        flat = torch.tensor([], dtype=torch.uint8, device=device).set_(torch.UntypedStorage(nbytes, device=device))
         landing = flat if self._audit is None else self._audit.landing(flat)
         transfer = self.native.in_start(buffer, handle, landing.data_ptr(), nbytes, self._stream())
         self._held[transfer] = landing

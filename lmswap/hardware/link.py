@@ -30,6 +30,18 @@ class HostLink:
     bytes_per_second: float = 0.0
 
 
+def find_gpu(nvml: Any, uuid: str) -> Any:
+    """NVML's handle of the GPU that CUDA calls so; of an instance of a divided GPU (MIG), that of the whole.
+
+    Raises:
+        nvml.NVMLError: NVML knows neither.
+    """
+    try:
+        return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+    except nvml.NVMLError:
+        return nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}"))
+
+
 def read_host_link(nvml: Any, handle: Any) -> HostLink:
     """Names the link of the GPU ``handle``; call it while a copy runs, as an idle PCIe link drops to a lower speed."""
     return (

@@ -18,7 +18,7 @@ from lmswap.errors import LmswapError, OptionError
 from lmswap.hardware.cache import CacheFile
 from lmswap.hardware.device import describe_device
 from lmswap.hardware.disk import describe_directory, swap_directory
-from lmswap.hardware.link import HostLink, read_host_link
+from lmswap.hardware.link import HostLink, find_gpu, read_host_link
 from lmswap.hardware.probe import measure_link
 from lmswap.hardware.ram import read_ram
 from lmswap.ir.machine import SCHEMA, Machine, Tier
@@ -82,7 +82,7 @@ def host_link(device: torch.device) -> HostLink:
     except pynvml.NVMLError as error:
         return HostLink("unknown", f"unknown: NVML does not start ({error})")
     try:
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+        handle = find_gpu(pynvml, str(torch.cuda.get_device_properties(device).uuid))
         source = torch.empty(2**26, dtype=torch.uint8, pin_memory=True)
         target = torch.empty_like(source, device=device)
         for _ in range(32):  # 2 GiB: 30 ms and more on any link, longer than the questions take

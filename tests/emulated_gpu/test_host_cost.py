@@ -8,7 +8,7 @@ from torch import nn
 
 import lmswap
 
-KIB = 2**10
+KIB, MIB = 2**10, 2**20
 NUM_STEPS = 4
 
 
@@ -47,3 +47,16 @@ def test_a_swap_takes_few_driver_calls(compiler, late_seconds, emulated_gpu):
     many.subtract(few)
     calls = {symbol: number / (num_many - num_few) for symbol, number in many.items() if number}
     assert sum(calls.values()) <= 12, calls
+
+
+def test_a_large_copy_goes_in_pieces_between_which_others_get_their_turn(emulated_gpu):
+    model = lmswap.enable(nn.Sequential(nn.Linear(1, 1), nn.Tanh(), nn.Tanh()).cuda(), policy="swap_all")
+    x = torch.ones(10 * MIB, 1, device="cuda")  # 40 MiB: a piece of 32, and the rest
+    for _ in range(2):
+        model(x).sum().backward()
+    with emulated_gpu.counted_calls() as calls:
+        model(x).sum().backward()
+    num_swaps = lmswap.report(model).swapped_out_bytes // x.nbytes
+    lmswap.disable(model)
+    assert num_swaps > 0
+    assert calls["cuMemcpyDtoHAsync_v2"] == calls["cuMemcpyHtoDAsync_v2"] == 2 * num_swaps

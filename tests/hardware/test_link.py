@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from lmswap.hardware.link import read_host_link
+from lmswap.hardware.link import find_gpu, read_host_link
 from tests.hardware.fake_nvml import FakeNvml, nvlinks, pcie
 
 GPU, IBMNPU, SWITCH = (getattr(pynvml, f"NVML_NVLINK_DEVICE_TYPE_{name}") for name in ("GPU", "IBMNPU", "SWITCH"))
@@ -70,3 +70,25 @@ def test_the_link_to_the_host_is_named(machine, kind, description, gigabytes_per
 def test_one_refused_call_does_not_hide_the_others(refused):
     answers = {name: answer for name, answer in H200.answers.items() if name != refused}
     assert read_host_link(FakeNvml(answers, H200.fields), "gpu").kind == "pcie"
+
+
+def names_only(*uuids):
+    """NVML, as far as it knows devices by their names."""
+
+    def by_uuid(uuid):
+        if uuid not in uuids:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return uuid
+
+    return SimpleNamespace(
+        NVMLError=pynvml.NVMLError,
+        nvmlDeviceGetHandleByUUID=by_uuid,
+        nvmlDeviceGetDeviceHandleFromMigDeviceHandle=lambda handle: f"the GPU of {handle}",
+    )
+
+
+def test_an_instance_of_a_divided_gpu_has_the_link_of_the_whole():
+    assert find_gpu(names_only("GPU-1"), "1") == "GPU-1"
+    assert find_gpu(names_only("MIG-1"), "1") == "the GPU of MIG-1"
+    with pytest.raises(pynvml.NVMLError):
+        find_gpu(names_only("GPU-2"), "1")
