@@ -84,7 +84,8 @@ class SwapEngine:
         if self.arena is not None:
             self.arena.advance()
         # Not torch.empty, which under torch.use_deterministic_algorithms fills what it gives.
-        flat = torch.tensor([], dtype=torch.uint8, device=device).set_(torch.UntypedStorage(nbytes, device=device))
+        storage = torch.UntypedStorage(nbytes, device=device)  # type: ignore[no-untyped-call]
+        flat = torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
         landing = flat if self._audit is None else self._audit.landing(flat)
         transfer = self.native.in_start(buffer, handle, landing.data_ptr(), nbytes, self._stream())
         self._held[transfer] = landing
