@@ -166,6 +166,7 @@ def report(model: nn.Module) -> Report:
         measured=_measured(last, step) if last else None,
         measured_peak_bytes=last.step.peaks.used_bytes if last else None,
         measured_tensor_peak_bytes=last.step.peaks.tensor_bytes if last else None,
+        host_bound_seconds=last.host_bound_seconds if last and session.device.type == "cuda" else None,
         highest_peak_bytes=recorder.highest.peaks.used_bytes if recorder.highest else None,
         highest_peak_step=recorder.highest.number if recorder.highest else None,
         tier_used_bytes=tier.used_bytes,

@@ -1,7 +1,8 @@
 """What does one op cost when it runs, and does it give the same bits again? A few runs, on a CPU or on a GPU.
 
 On a CPU by the clock. On a GPU a launch and the wait for it would take longer than most kernels: launches are queued
-between events, each behind a fill of twice the L2 cache, so that it finds as little there as in the middle of a step.
+between events, each behind a fill of twice the L2 cache, so that it finds as little there as in the middle of a step,
+and behind more of them where the device would else be done with one before the host has queued all of the op.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from lmswap.capture.lower import tensors
 # microseconds need a warm cache too.
 _TWICE_FROM_SECONDS = 0.05
 _REPEATS = 3
+_MOST_FILLS = 64  # before a launch: 2 ms of an H100; an op that waits for the device is never queued in time
+_HOST_MARGIN = 3  # times that the host may take longer than it took once
 _COMPARED_BYTES = 2**24  # at once: what is compared takes as much again
 
 
@@ -89,6 +92,7 @@ def try_by_events(
     meter.reset_tensor_peak()
     start = time.perf_counter()
     made = tensors(run())
+    host_seconds = time.perf_counter() - start
     meter.synchronize()
     is_long = time.perf_counter() - start > _TWICE_FROM_SECONDS
     scratch = meter.peak_tensor_bytes() - meter.used_tensor_bytes()
@@ -99,19 +103,35 @@ def try_by_events(
         meter.synchronize()
         repeats = _are_same(first, again, compared)
         del again
-    return Trial(_seconds_by_events(run, device, 1 if is_long else _REPEATS), max(scratch, 0), first, repeats)
+    seconds = seconds_by_events(run, device, 1 if is_long else _REPEATS, host_seconds)
+    return Trial(seconds, max(scratch, 0), first, repeats)
 
 
-def _seconds_by_events(run: Callable[[], Any], device: torch.device, num_launches: int) -> float:
+def seconds_by_events(run: Callable[[], Any], device: torch.device, num_launches: int, host_seconds: float) -> float:
+    """What an op takes on the device, without the ``host_seconds`` that queueing it takes."""
     fill = torch.empty(2 * torch.cuda.get_device_properties(device).L2_cache_size, dtype=torch.uint8, device=device)
-    launches = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(num_launches)]  # type: ignore[no-untyped-call]
-    for start, end in launches:
-        fill.zero_()
-        start.record()
-        run()
-        end.record()
-    torch.cuda.synchronize(device)
-    return statistics.median(float(start.elapsed_time(end)) for start, end in launches) / 1e3
+    fill_seconds = _between_events(fill.zero_)()
+    num_fills = min(_MOST_FILLS, 1 + int(_HOST_MARGIN * host_seconds / max(fill_seconds, 1e-6)))
+    launches = []
+    for _ in range(num_launches):
+        for _ in range(num_fills):
+            fill.zero_()
+        launches.append(_between_events(run))
+    return statistics.median(seconds() for seconds in launches)
+
+
+def _between_events(run: Callable[[], Any]) -> Callable[[], float]:
+    """Queues ``run`` between two events, and gives what waits for them and tells the seconds between."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    start.record()
+    run()
+    end.record()
+
+    def seconds() -> float:
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3
+
+    return seconds
 
 
 def _in_another_thread(run: Callable[[], Any], device: torch.device) -> Any:

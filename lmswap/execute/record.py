@@ -21,6 +21,8 @@ Time = TypeVar("Time", int, float)
 
 # Forwards whose backward never comes, as in evaluation with gradients on, are without end; no step has so many runs.
 _MOST_WAITING = 256
+# A device that is behind the host by less than this share of a segment, when that is queued, had to wait for the host.
+_LEAST_LAG = 0.1
 
 
 class Clock(Protocol):
@@ -84,6 +86,7 @@ class SegmentRun(NamedTuple, Generic[Time]):
     ops: tuple[Time, ...]  # where its second op began, and so on; empty in a step whose ops were not timed
     end: Time
     follows: Graphs = ()  # the plan that it followed to its end; empty: none
+    queued_seconds: float = 0.0  # host time when all of it was with the device
 
 
 @dataclass
@@ -161,6 +164,12 @@ class StepRecord:
         """When its first mark was passed: second 0 of its timeline."""
         return min([run.start for run in self.segments] + [seconds for seconds, _ in self.memory])
 
+    @property
+    def host_bound_seconds(self) -> float:
+        """Of the segments that the device had run as soon as the host had queued them: it waits for the host there."""
+        times = [(run.end - run.start, run.end - run.queued_seconds) for run in self.segments]
+        return sum(seconds for seconds, lag_seconds in times if lag_seconds < _LEAST_LAG * seconds)
+
     def op_seconds(self) -> tuple[tuple[float, ...], ...]:
         """By run of a segment: seconds from where each op began to where the next did, less waits for copies.
 
@@ -186,7 +195,7 @@ class StepRecord:
         origin = self.begun_seconds
         waits = sorted((r.wait_start_seconds, r.wait_end_seconds, r.swap) for r in self.transfers)
         spans = []
-        for (graph, phase), start, _, end, _ in self.segments:
+        for (graph, phase), start, _, end, *_ in self.segments:
             clock = start
             for wait_start, wait_end, buffer in waits:
                 if start <= wait_start <= wait_end <= end:  # both 0 where nothing waited
@@ -326,7 +335,7 @@ class Recorder:
             highest_bytes = self._begun_bytes + max((more for _, more in curve), default=0)
             step.peaks = step.peaks.with_others(Peaks(tensor_bytes=highest_bytes))
         step.is_watched |= self._watches
-        step.runs.append(SegmentRun(key, start, tuple(self._ops), end, follows))
+        step.runs.append(SegmentRun(key, start, tuple(self._ops), end, follows, time.perf_counter()))
         self._watches = False
         self._look(end)
 
@@ -405,7 +414,14 @@ class Recorder:
     def _read(self, step: _MarkedStep, stop: float) -> None:
         seconds = {mark: self._clock.take_mark(mark) for mark in step.marks}
         segments = tuple(
-            SegmentRun(run.key, seconds[run.start], tuple(seconds[op] for op in run.ops), seconds[run.end], run.follows)
+            SegmentRun(
+                run.key,
+                seconds[run.start],
+                tuple(seconds[op] for op in run.ops),
+                seconds[run.end],
+                run.follows,
+                run.queued_seconds,
+            )
             for run in step.runs
         )
         memory = [(seconds[mark], nbytes) for mark, nbytes in step.memory]

@@ -42,6 +42,9 @@ class Report:
     bytes are what the plan needs there, what the tier holds now, held at most in that step and has ever held, and what
     is reserved for that, which took ``tier_reserve_seconds``; ``host_budget_bytes`` is what it may hold.
 
+    Of the measured seconds the device spent ``host_bound_seconds`` in a forward or backward that it had run as soon as
+    the host had queued it; None on a CPU, which is both.
+
     ``emulated_link`` is what copies were paced to, None where they ran at the machine's own speed;
     ``out_bytes_per_second`` and ``in_bytes_per_second`` are what they reached while at least one was under way. The
     step would take ``free_seconds`` with unlimited memory, and no plan is faster than ``bound_seconds`` while ops keep
@@ -78,6 +81,7 @@ class Report:
     in_bytes_per_second: float | None
     recomputed_bytes: int | None
     stall_seconds: float | None
+    host_bound_seconds: float | None
     tier_planned_bytes: int | None
     tier_used_bytes: int
     tier_peak_bytes: int
@@ -105,6 +109,8 @@ class Report:
         ]
         if self.measured is not None:
             parts.append(Text(self._whose()))
+        if self.host_bound_seconds and self.measured_seconds:
+            parts.append(Text(self._host(self.host_bound_seconds / self.measured_seconds)))
         if self.verified is not None:
             parts.append(Text(f"Verified: {self.verified}."))
         parts.extend(Text(f"Note: {note}") for note in self.notes)
@@ -185,6 +191,13 @@ class Report:
         if self.predicted is not None:
             text += " Error: of the prediction, against the measurement."
         return text
+
+    @staticmethod
+    def _host(share: float) -> str:
+        return (
+            f"Host-bound for {100 * min(share, 1.0):.0f} % of the step: the device had run its ops as soon as the host "
+            "had queued them. There a swap costs what it costs the host, hidden or not, which no plan counts."
+        )
 
     def _quality(self) -> str:
         assert self.predicted_seconds is not None
@@ -289,6 +302,7 @@ def make_report(
     measured: Timeline | None = None,
     measured_peak_bytes: int | None = None,
     measured_tensor_peak_bytes: int | None = None,
+    host_bound_seconds: float | None = None,
     highest_peak_bytes: int | None = None,
     highest_peak_step: int | None = None,
     tier_used_bytes: int = 0,
@@ -342,6 +356,7 @@ def make_report(
         in_bytes_per_second=_bytes_per_second(measured, Lane.IN),
         recomputed_bytes=_remade_bytes(program, plan) if measured is not None else None,
         stall_seconds=measured.lane_seconds(Lane.STALL) if measured is not None else None,
+        host_bound_seconds=host_bound_seconds,
         tier_planned_bytes=plan.tier_bytes.get(tier, 0) if plan is not None else None,
         tier_used_bytes=tier_used_bytes,
         tier_peak_bytes=tier_peak_bytes,

@@ -15,6 +15,7 @@ def emulated_gpu():
     yield machine
     machine.mend()
     machine.configure()
+    machine.configure_compute()
     machine.configure_kernels()
     machine.ignore_waits_of_the_driver(False)
     machine.set_capacity(capacity_bytes)

@@ -33,6 +33,8 @@ def start() -> None:
     for told in (_driver.emulated_gpu_take_violations, _driver.emulated_gpu_stop_counting):
         told.restype = ctypes.c_char_p
     _driver.emulated_gpu_configure.argtypes = [ctypes.c_double] * 4
+    _driver.emulated_gpu_configure_compute.argtypes = [ctypes.c_double] * 3
+    _driver.emulated_gpu_take_late_seconds.restype = ctypes.c_double
     _driver.emulated_gpu_set_capacity.argtypes = [ctypes.c_int, ctypes.c_size_t]
     _driver.emulated_gpu_plan_fault.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_int]
     _kernels = ctypes.CDLL(str(_libraries / "libemulated_gpu_kernels.so"))
@@ -53,6 +55,19 @@ def configure(
 ) -> None:
     """The link's bytes per second each way, 0 for as fast as a core copies; what is queued runs late by the jitter."""
     _call().emulated_gpu_configure(out_rate, in_rate, latency_seconds, jitter_seconds)
+
+
+def configure_compute(*, flop_rate: float = 0, memory_rate: float = 0, latency_seconds: float = 0) -> None:
+    """What kernels take at least: their operations, or bytes of arguments and results, per second; and each of them.
+
+    A rate of 0 is as fast as a core. Times are the set device's while cores are faster: see `take_late_seconds`.
+    """
+    _call().emulated_gpu_configure_compute(flop_rate, memory_rate, latency_seconds)
+
+
+def take_late_seconds() -> float:
+    """By how much kernels took longer than they were set to since the last call: times of the cores, not the device."""
+    return float(_call().emulated_gpu_take_late_seconds())
 
 
 def configure_kernels(

@@ -1,5 +1,7 @@
 """Ops are metered on a GPU without harm, and what does not repeat its bits there is not computed again."""
 
+import time
+
 import pytest
 import torch
 from torch import nn
@@ -8,6 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import lmswap
 from lmswap.analyze.cost import unit
 from lmswap.capture.measure import OpMeter
+from lmswap.capture.trials import seconds_by_events
 from lmswap.errors import DriverError
 from lmswap.hardware.memory import device_memory
 from tests.capture.captured import Recording, capture
@@ -95,9 +98,11 @@ def logged(monkeypatch):
         def record(self):
             log.append(self)
 
+        def synchronize(self):
+            pass
+
         def elapsed_time(self, end):
-            assert log.index(end) == log.index(self) + 2
-            return 7.0
+            return {1: 0.5, 2: 7.0}[log.index(end) - log.index(self)]  # of a fill, of the op
 
     def kernel(x):
         log.append("op")
@@ -198,3 +203,16 @@ def test_an_op_that_breaks_the_device_on_made_up_inputs_is_named(picky, emulated
         model(torch.ones(4, device="cuda"))
     emulated_gpu.mend()
     lmswap.disable(model)
+
+
+def test_the_host_s_time_for_queueing_an_op_is_not_the_op_s(emulated_gpu):
+    x, host_seconds = torch.ones(16, device="cuda"), 0.02
+
+    def run():
+        time.sleep(host_seconds)
+        x.add_(1)
+
+    run()
+    torch.cuda.synchronize()
+    emulated_gpu.configure_compute(memory_rate=2e9, latency_seconds=1e-4)  # a fill takes 1 ms
+    assert seconds_by_events(run, x.device, 3, host_seconds) < host_seconds / 2  # of the emulated device's clock

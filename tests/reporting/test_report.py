@@ -197,3 +197,11 @@ def test_json_holds_every_field():
 def test_reports_are_read_without_torch():
     code = "import sys; from tests.reporting.small_step import report; str(report()); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_step_in_which_the_device_waits_for_the_host_is_called_host_bound():
+    measured_seconds = report().measured_seconds
+    assert measured_seconds is not None
+    assert "Host-bound for 50 % of the step" in str(report(host_bound_seconds=measured_seconds / 2))
+    assert "Host-bound" not in str(report(host_bound_seconds=0.0))
+    assert "Host-bound" not in str(report(host_bound_seconds=None))

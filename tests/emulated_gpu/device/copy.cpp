@@ -1,8 +1,6 @@
 // How are bytes moved? One copy at a time each way and device, at the link's rate, as copy engines do.
-#include <chrono>
-#include <cstdlib>
+#include <algorithm>
 #include <cstring>
-#include <thread>
 
 #include "system.h"
 
@@ -12,28 +10,24 @@ namespace {
 constexpr const char* kNames[] = {"a copy out", "a copy in", "a copy within the device"};
 enum Way { kOut, kIn, kWithin };
 
-void sleep_until(double seconds) {
-  const double left = seconds - now();
-  if (left > 0) std::this_thread::sleep_for(std::chrono::duration<double>(left));
-}
-
 struct Paced {
-  std::mutex* engine = nullptr;
-  double latency_seconds = 0;
-  double seconds = 0;  // what the bytes take at least
+  CopyEngine& engine;
+  double latency_seconds;
+  double seconds;  // what the bytes take at least
 };
 
 // Bytes are read and written at the time when the link would carry them: who does not wait finds others.
-void run_copy(char* to, const char* from, size_t nbytes, const Paced& paced) {
+double run_copy(char* to, const char* from, size_t nbytes, const Paced& paced, double begin_seconds) {
   constexpr size_t kParts = 16;
-  std::unique_lock<std::mutex> lock;
-  if (paced.engine != nullptr) lock = std::unique_lock(*paced.engine);
-  const double start = now() + paced.latency_seconds;
+  const std::lock_guard lock(paced.engine.mutex);
+  const double start = std::max(begin_seconds, paced.engine.seconds) + paced.latency_seconds;
   for (size_t part = 0; part < kParts; ++part) {
     sleep_until(start + paced.seconds * static_cast<double>(part + 1) / kParts);
     const size_t begin = nbytes * part / kParts, end = nbytes * (part + 1) / kParts;
     memcpy(to + begin, from + begin, end - begin);
   }
+  const double set = start + paced.seconds;
+  return paced.engine.seconds = paced.seconds > 0 ? set : std::max(set, now());
 }
 
 }  // namespace
@@ -62,14 +56,18 @@ int System::copy(void* to, const void* from, size_t nbytes, void* stream, bool i
   auto* target = static_cast<char*>(to_device < 0 ? to : DeviceMemory::bytes_of(to));
   const auto* source = static_cast<const char*>(from_device < 0 ? from : DeviceMemory::bytes_of(from));
   if (staged) source = staged->data();
-  Paced paced;
-  if (way != kWithin) {
-    const std::lock_guard lock(mutex_);
-    const double rate = way == kOut ? link_.out_bytes_per_second : link_.in_bytes_per_second;
-    paced = {&devices_[std::max(to_device, from_device)]->copy_engines[way], link_.latency_seconds,
-             rate > 0 ? static_cast<double>(nbytes) / rate : 0};
+  int code;
+  if (way == kWithin) {
+    code = launch(stream, kNames[way], uses, {.nbytes = 2.0 * static_cast<double>(nbytes)},
+                  [=] { memmove(target, source, nbytes); });
+  } else {
+    CopyEngine& engine = devices_[std::max(to_device, from_device)]->copy_engines[way];
+    const Link link = this->link();
+    const double rate = way == kOut ? link.out_bytes_per_second : link.in_bytes_per_second;
+    const Paced paced{engine, link.latency_seconds, rate > 0 ? static_cast<double>(nbytes) / rate : 0};
+    code = queue(stream, kNames[way], uses,
+                 [=, keep = staged](double begin) { return run_copy(target, source, nbytes, paced, begin); });
   }
-  const int code = launch(stream, kNames[way], uses, [=, keep = staged] { run_copy(target, source, nbytes, paced); });
   const bool returns_at_once = is_async && !(is_staged && way == kOut);
   return code != kSuccess || returns_at_once ? code : wait_stream(stream);
 }
@@ -78,7 +76,8 @@ int System::fill(void* to, int value, size_t nbytes, void* stream) {
   if (owner(to) < 0) return report("a fill of memory that is not the device's", kInvalidValue);
   const Use use{reinterpret_cast<uintptr_t>(to), nbytes, true};
   void* target = DeviceMemory::bytes_of(to);
-  return launch(stream, "a fill", {&use, 1}, [=] { memset(target, value, nbytes); });
+  return launch(stream, "a fill", {&use, 1}, {.nbytes = static_cast<double>(nbytes)},
+                [=] { memset(target, value, nbytes); });
 }
 
 }  // namespace emulated_gpu

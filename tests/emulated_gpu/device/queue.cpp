@@ -1,10 +1,20 @@
 // In what order does queued work run, and what does the host know of it? Streams, events, launches.
-#include <chrono>
-#include <thread>
+#include <algorithm>
+#include <ctime>
 
 #include "system.h"
 
 namespace emulated_gpu {
+namespace {
+
+// Of this thread: what it waits for while a core has others to serve is not the device's.
+double core_seconds() {
+  timespec used{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+  return static_cast<double>(used.tv_sec) + 1e-9 * static_cast<double>(used.tv_nsec);
+}
+
+}  // namespace
 
 // Handles 0 and 1 are the default stream of the current device; that of the thread (2) is not emulated.
 std::shared_ptr<Stream> System::find_stream(void* handle) {
@@ -31,12 +41,12 @@ int System::device_of_event(void* handle) {
 }
 
 // Everything that is queued may run late.
-void System::submit(Stream& stream, std::function<void()> work) {
+void System::submit(Stream& stream, Work work) {
   if (jitter_seconds_ == 0) return stream.submit(std::move(work));
-  const std::chrono::duration<double> late(std::uniform_real_distribution<double>(0, jitter_seconds_)(random_));
-  stream.submit([work = std::move(work), late] {
-    std::this_thread::sleep_for(late);
-    work();
+  const double late = std::uniform_real_distribution<double>(0, jitter_seconds_)(random_);
+  stream.submit([work = std::move(work), late](double begin) {
+    sleep_until(begin + late);
+    return work(begin + late);
   });
 }
 
@@ -119,7 +129,10 @@ int System::record(void* event_handle, void* stream_handle) {
   if (event->device != stream->device) return kInvalidHandle;  // as documented: whoever counts on it does no wrong
   stream->clock.join(host_);
   event->clock = stream->clock;
-  submit(*stream, [event, recording = ++event->num_recorded] { event->happen(recording); });
+  submit(*stream, [event, recording = ++event->num_recorded](double begin) {
+    event->happen(recording, begin);
+    return begin;
+  });
   return kSuccess;
 }
 
@@ -130,7 +143,8 @@ int System::wait(void* stream_handle, void* event_handle) {
   if (!event || !stream) return refuse("a stream's wait", "it or its event was destroyed or never made");
   if (event->num_recorded == 0) return refuse("a stream's wait", "the event was never recorded");
   stream->clock.join(event->clock);
-  submit(*stream, [event, recording = event->num_recorded] { event->wait(recording); });
+  submit(*stream,
+         [event, recording = event->num_recorded](double begin) { return std::max(begin, event->wait(recording)); });
   return kSuccess;
 }
 
@@ -182,7 +196,26 @@ void System::note(const Stream& stream, const Operation& operation, std::span<co
   }
 }
 
-int System::launch(void* handle, const char* name, std::span<const Use> uses, std::function<void()> work) {
+int System::launch(void* handle, const char* name, std::span<const Use> uses, const Amount& amount,
+                   std::function<void()> work) {
+  double seconds;
+  {
+    const std::lock_guard lock(mutex_);
+    seconds = amount.seconds(compute_);
+  }
+  return queue(handle, name, uses, [this, seconds, work = std::move(work)](double begin) {
+    const double before = core_seconds();
+    work();
+    if (seconds == 0) return now();
+    const double late = std::max(0.0, core_seconds() - before - seconds);
+    late_seconds += late;
+    const double end = begin + seconds + late;
+    sleep_until(end);
+    return end;
+  });
+}
+
+int System::queue(void* handle, const char* name, std::span<const Use> uses, Work work) {
   const std::lock_guard lock(mutex_);
   if (const int code = faults.broken(); code != kSuccess) return code;
   const std::shared_ptr<Stream> stream = find_stream(handle);
@@ -202,7 +235,10 @@ int System::run_on_host(void* handle, std::function<void()> work) {
   const std::lock_guard lock(mutex_);
   const std::shared_ptr<Stream> stream = find_stream(handle);
   if (!stream) return refuse("a function of the host", "its stream was destroyed or never made");
-  submit(*stream, std::move(work));
+  submit(*stream, [work = std::move(work)](double begin) {
+    work();
+    return std::max(begin, now());
+  });
   return kSuccess;
 }
 

@@ -1,14 +1,15 @@
 #include "stream.h"
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
 #include <utility>
 
 namespace emulated_gpu {
 
-void Stream::submit(std::function<void()> work) {
+void Stream::submit(Work work) {
   const std::lock_guard lock(mutex_);
-  queue_.push_back(std::move(work));
+  queue_.emplace_back(std::move(work), now());
   ++num_submitted_;
   if (!has_thread_) {
     has_thread_ = true;
@@ -38,10 +39,10 @@ void Stream::run() {
   for (;;) {
     changed_.wait(lock, [this] { return is_closed_ || !queue_.empty(); });
     if (queue_.empty()) return;
-    std::function<void()> work = std::move(queue_.front());
+    auto [work, submitted] = std::move(queue_.front());
     queue_.pop_front();
     lock.unlock();
-    work();
+    seconds_ = work(std::max(seconds_, submitted));
     work = nullptr;  // what it holds is given back before it counts as finished
     lock.lock();
     ++num_finished_;
@@ -49,16 +50,17 @@ void Stream::run() {
   }
 }
 
-void Event::happen(uint64_t recording) {
+void Event::happen(uint64_t recording, double seconds) {
   const std::lock_guard lock(mutex_);
   num_happened_ = std::max(num_happened_, recording);
-  seconds_ = now();
+  seconds_ = std::max(seconds_, seconds);
   changed_.notify_all();
 }
 
-void Event::wait(uint64_t recording) {
+double Event::wait(uint64_t recording) {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return num_happened_ >= recording; });
+  return seconds_;
 }
 
 bool Event::has_happened(uint64_t recording) {
@@ -72,5 +74,10 @@ double Event::seconds() {
 }
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+void sleep_until(double seconds) {
+  const double left = seconds - now();
+  if (left > 0) std::this_thread::sleep_for(std::chrono::duration<double>(left));
+}
 
 }  // namespace emulated_gpu

@@ -1,4 +1,8 @@
 // How does queued work run? A stream is a queue with a thread of its own; an event is a place in a stream.
+//
+// Streams keep the device's time: what is queued begins when what it waits for has ended there, not when a thread has
+// woken up for it. A thread that is late, as the host's cores have others to serve, catches up; a kernel that a core
+// works at for longer than the device would takes that long.
 #pragma once
 
 #include <condition_variable>
@@ -12,11 +16,14 @@
 
 namespace emulated_gpu {
 
+// Is told when it begins, and says when it has ended, on the device; returns no earlier than that.
+using Work = std::function<double(double begin)>;
+
 class Stream : public std::enable_shared_from_this<Stream> {
  public:
   Stream(uint32_t number, int device) : number(number), device(device) {}
 
-  void submit(std::function<void()> work);
+  void submit(Work work);
   void wait();  // for what is queued now
   bool is_idle();
   void close();  // the thread ends when it has done what is queued
@@ -30,7 +37,8 @@ class Stream : public std::enable_shared_from_this<Stream> {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::function<void()>> queue_;
+  std::deque<std::pair<Work, double>> queue_;  // and when it was submitted
+  double seconds_ = 0;                         // when the last of its work ended
   uint64_t num_submitted_ = 0, num_finished_ = 0;
   bool has_thread_ = false, is_closed_ = false;
 };
@@ -39,8 +47,8 @@ class Event {
  public:
   Event(bool has_time, int device) : has_time(has_time), device(device) {}
 
-  void happen(uint64_t recording);
-  void wait(uint64_t recording);
+  void happen(uint64_t recording, double seconds);
+  double wait(uint64_t recording);  // when it happened last
   bool has_happened(uint64_t recording);
   double seconds();  // when it happened last
 
@@ -57,5 +65,6 @@ class Event {
 };
 
 double now();  // seconds of CLOCK_MONOTONIC
+void sleep_until(double seconds);
 
 }  // namespace emulated_gpu

@@ -24,6 +24,7 @@ System::System() {
     devices_.push_back(std::make_unique<Device>(index, num_streams_++, settings));
   }
   link_ = settings.link;
+  compute_ = settings.compute;
   jitter_seconds_ = settings.jitter_seconds;
   random_.seed(settings.seed);
   pthread_atfork(nullptr, nullptr, [] { process_state = kNotInitialized; });
@@ -49,6 +50,16 @@ void System::configure(const Link& link, double jitter_seconds) {
   const std::lock_guard lock(mutex_);
   link_ = link;
   jitter_seconds_ = jitter_seconds;
+}
+
+void System::configure(const Compute& compute) {
+  const std::lock_guard lock(mutex_);
+  compute_ = compute;
+}
+
+Link System::link() {
+  const std::lock_guard lock(mutex_);
+  return link_;
 }
 
 void System::know(const VectorClock& clock) {

@@ -30,6 +30,11 @@
 
 namespace emulated_gpu {
 
+struct CopyEngine {
+  std::mutex mutex;    // held while it copies
+  double seconds = 0;  // when its last copy ended
+};
+
 struct Device {
   Device(int index, uint32_t stream, const Settings& settings)
       : memory(settings.capacity_bytes, settings.context_bytes),
@@ -38,7 +43,7 @@ struct Device {
   size_t num_retained = 0;  // its context, by the driver's users
   bool is_used_by_runtime = false;
   std::shared_ptr<Stream> default_stream;
-  std::array<std::mutex, 2> copy_engines;  // one each way: out, in
+  std::array<CopyEngine, 2> copy_engines;  // one each way: out, in
 };
 
 enum class Pageable { kStaged, kForbidden };
@@ -62,6 +67,8 @@ class System {
   int owner(const void* address) const;  // of a device address; -1: host memory
   bool is_pinned(const void* address, size_t nbytes = 1);
   void configure(const Link& link, double jitter_seconds);
+  void configure(const Compute& compute);
+  Link link();
   void set_capacity(int device, size_t nbytes);
   std::pair<size_t, size_t> free_and_total_bytes(int device);
   Held held();
@@ -95,7 +102,8 @@ class System {
   int elapsed(float* milliseconds, void* from, void* to);
 
   // `name` must live as long as the process; `work` runs when all that the stream holds is done.
-  int launch(void* stream, const char* name, std::span<const Use> uses, std::function<void()> work);
+  int launch(void* stream, const char* name, std::span<const Use> uses, const Amount& amount,
+             std::function<void()> work);
   int copy(void* to, const void* from, size_t nbytes, void* stream, bool is_async, Pageable pageable);
   int fill(void* to, int value, size_t nbytes, void* stream);
   int run_on_host(void* stream, std::function<void()> work);
@@ -105,7 +113,8 @@ class System {
   Violations violations;
   Calls calls;
   Faults faults;
-  std::atomic<bool> is_initialized{false};               // by cuInit, or by the runtime's first call
+  std::atomic<bool> is_initialized{false};  // by cuInit, or by the runtime's first call
+  std::atomic<double> late_seconds{0};  // by which kernels took longer than they were set to: times of the host's cores
   std::atomic<bool> ignores_waits_of_the_driver{false};  // what a user of the driver would do that forgot to wait
 
  private:
@@ -114,10 +123,11 @@ class System {
   void* new_handle() { return reinterpret_cast<void*>(++num_handles_ << 12); }  // as an address, and never again
   std::shared_ptr<Stream> find_stream(void* handle);
   std::shared_ptr<Event> find_event(void* handle);
+  int queue(void* stream, const char* name, std::span<const Use> uses, Work work);
   void note(const Stream& stream, const Operation& operation, std::span<const Use> uses);
   void know(const VectorClock& clock);
   bool is_allocated(const Use& use);
-  void submit(Stream& stream, std::function<void()> work);
+  void submit(Stream& stream, Work work);
   VectorClock run_dry(int device);
   int give_back(void* address, InUse in_use, const char* otherwise, int code, std::function<size_t()> remove);
 
@@ -131,6 +141,7 @@ class System {
   VectorClock host_;
   Order order_;
   Link link_;
+  Compute compute_;
   double jitter_seconds_ = 0;
   std::mt19937 random_;
 };

@@ -9,12 +9,13 @@ using namespace emulated_gpu;
 EXPORTED void* emulated_gpu_bytes_of(const void* address) { return DeviceMemory::bytes_of(address); }
 
 EXPORTED int emulated_gpu_launch(void* stream, const char* name, const EmulatedGpuUse* uses, size_t num_uses,
-                                 void (*run)(void* argument), void* argument) {
+                                 double flops, double nbytes, void (*run)(void* argument), void* argument) {
   if (current_device() < 0) System::instance().use_by_runtime(0);  // as a thread's first launch does
   std::vector<Use> all;
   for (size_t i = 0; i < num_uses; ++i) all.push_back({uses[i].begin, uses[i].nbytes, uses[i].is_write != 0});
-  return enter("cudaLaunchKernel",
-               [&](System& system) { return system.launch(stream, name, all, [=] { run(argument); }); });
+  return enter("cudaLaunchKernel", [&](System& system) {
+    return system.launch(stream, name, all, {flops, nbytes}, [=] { run(argument); });
+  });
 }
 
 EXPORTED int emulated_gpu_wait(void* stream) { return System::instance().wait_stream(stream); }
@@ -38,6 +39,12 @@ EXPORTED void emulated_gpu_ignore_waits_of_the_driver(int is_on) {
 EXPORTED void emulated_gpu_configure(double out_rate, double in_rate, double latency_seconds, double jitter_seconds) {
   System::instance().configure({out_rate, in_rate, latency_seconds}, jitter_seconds);
 }
+
+EXPORTED void emulated_gpu_configure_compute(double flop_rate, double memory_rate, double latency_seconds) {
+  System::instance().configure({flop_rate, memory_rate, latency_seconds});
+}
+
+EXPORTED double emulated_gpu_take_late_seconds() { return System::instance().late_seconds.exchange(0); }
 
 EXPORTED void emulated_gpu_set_capacity(int device, size_t nbytes) { System::instance().set_capacity(device, nbytes); }
 

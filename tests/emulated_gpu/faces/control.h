@@ -15,9 +15,10 @@ struct EmulatedGpuUse {
 // Where the bytes of a device address lie, for a kernel while it runs.
 void* emulated_gpu_bytes_of(const void* address);
 
-// Queues a kernel that uses these bytes; `name` must live as long as the process. Returns a CUDA code.
-int emulated_gpu_launch(void* stream, const char* name, const EmulatedGpuUse* uses, size_t num_uses,
-                        void (*run)(void* argument), void* argument);
+// Queues a kernel that uses these bytes, and computes and moves so many; `name` must live as long as the process.
+// Returns a CUDA code.
+int emulated_gpu_launch(void* stream, const char* name, const EmulatedGpuUse* uses, size_t num_uses, double flops,
+                        double nbytes, void (*run)(void* argument), void* argument);
 int emulated_gpu_wait(void* stream);
 
 // A kernel failed while it ran: every later call fails with a device assert.
@@ -34,6 +35,13 @@ void emulated_gpu_ignore_waits_of_the_driver(int is_on);
 
 // Rates in bytes per second, 0 for as fast as a core copies; seconds before each copy, and of random delay at most.
 void emulated_gpu_configure(double out_rate, double in_rate, double latency_seconds, double jitter_seconds);
+
+// What kernels take at least, by what they compute and move; rates of 0: as long as a core takes. Seconds of each.
+void emulated_gpu_configure_compute(double flop_rate, double memory_rate, double latency_seconds);
+
+// By how much longer kernels took since the last call, which were too much for the host's cores, in seconds.
+double emulated_gpu_take_late_seconds();
+
 void emulated_gpu_set_capacity(int device, size_t nbytes);
 
 // From now on calls are counted; the lines "symbol number" of all that were called since then. Valid as the next one's.

@@ -8,6 +8,7 @@
 
 #include "draws.h"
 #include "libraries.h"
+#include "load.h"
 #include "tensors.h"
 
 namespace emulated_gpu {
@@ -91,7 +92,7 @@ class Call {
   IValue on_cpu(size_t argument);
   IValue result_on_cuda(size_t result, IValue computed, Work& work);
   void give(std::vector<IValue> results);
-  void launch(void (*run)(void*), void* argument);
+  void launch(const Load& load, void (*run)(void*), void* argument);
 
   Operator& op_;
   Stack* stack_;
@@ -188,9 +189,10 @@ void Call::give(std::vector<IValue> results) {
   for (IValue& result : results) stack_->push_back(std::move(result));
 }
 
-void Call::launch(void (*run)(void*), void* argument) {
+void Call::launch(const Load& load, void (*run)(void*), void* argument) {
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream().stream();
-  check(emulated_gpu_launch(stream, op_.name.c_str(), uses_.data(), uses_.size(), run, argument));
+  check(emulated_gpu_launch(stream, op_.name.c_str(), uses_.data(), uses_.size(), load.flops, load.nbytes, run,
+                            argument));
 }
 
 void Call::queue(const Stack& metas) {
@@ -216,8 +218,9 @@ void Call::queue(const Stack& metas) {
     });
     results.push_back(std::move(value));
   }
+  const Load load = load_of(op_, arguments_, results);
   give(std::move(results));
-  launch(&run_queued, work.get());
+  launch(load, &run_queued, work.get());
   work.release();
 }
 
@@ -240,7 +243,7 @@ IValue Call::result_on_cuda(size_t result, IValue computed, Work& work) {
 void Call::compute_now() {
   const at::Tensor workspace = take_workspace();
   const auto nothing = [](void*) {};
-  launch(nothing, nullptr);
+  launch({}, nothing, nullptr);
   check(emulated_gpu_wait(c10::cuda::getCurrentCUDAStream().stream()));
   auto work = std::make_unique<Work>();
   work->op = &op_;
@@ -255,8 +258,9 @@ void Call::compute_now() {
   uses_.clear();
   std::vector<IValue> results;
   for (size_t i = 0; i < op_.argument_of.size(); ++i) results.push_back(result_on_cuda(i, computed[i], *work));
+  const Load load = load_of(op_, arguments_, results);
   give(std::move(results));
-  launch(&store_queued, work.get());
+  launch(load, &store_queued, work.get());
   work.release();
 }
 
