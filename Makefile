@@ -8,7 +8,7 @@ GPU_BIN := $(GPU_VENV)/bin
 ON_EMULATED_GPU := PYTHONPATH=$(CURDIR)/tests/emulated_gpu/started:$(CURDIR) $(GPU_BIN)/python
 JOBS ?= $(shell nproc)
 
-.PHONY: demo case-study conformance test lint test-cpp test-python test-gpu test-real-gpu test-emulated-gpu gpu-first-hour soak fuzz clean
+.PHONY: demo case-study conformance docs integrations test lint test-cpp test-python test-gpu test-real-gpu test-emulated-gpu gpu-first-hour soak fuzz clean
 .DELETE_ON_ERROR:
 
 # SIZES="64 80" compares other image sides; DEVICE=emulated shows it on the emulated GPU, whose times are a CPU's.
@@ -28,6 +28,15 @@ case-study: $(VENV)/ready
 conformance: $(VENV)/conformance-ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.conformance $(ARGUMENTS)
 
+# The pages of docs/ as a site; a broken link is an error.
+docs: $(VENV)/docs-ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "The site is in build/site: open build/site/index.html"
+
+# The code of docs/integrations.md, with the libraries that it is about.
+integrations: $(VENV)/integrations-ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_readme.py -k integrations
+
 test: lint test-cpp test-python
 
 # The editable install builds the C++ extension; C++ sources are listed so that a change builds it again.
@@ -44,6 +53,16 @@ $(VENV)/ready: pyproject.toml constraints.txt $(shell find csrc -type f -not -na
 $(VENV)/conformance-ready: $(VENV)/ready
 	@echo "Setting up $(VENV): packages of foreign models; a minute"
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,conformance]'
+	@touch $@
+
+$(VENV)/docs-ready: $(VENV)/ready
+	@echo "Setting up $(VENV): what makes the site; half a minute"
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
+	@touch $@
+
+$(VENV)/integrations-ready: $(VENV)/ready
+	@echo "Setting up $(VENV): libraries that lmswap is used with; a minute"
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,integrations]'
 	@touch $@
 
 lint: $(VENV)/ready

@@ -1,30 +1,42 @@
-"""What the README shows works: its Python runs, and each of its commands is run here or by continuous integration."""
+"""What README and docs show works: code and commands run, and what is said of options and errors is complete."""
 
 import re
 import shlex
 import subprocess
 import sys
+import warnings
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import lmswap
+from lmswap import cli, errors
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-BY_CI = {"make demo", "make test"}
+PAGES = {path.stem: path.read_text(encoding="utf-8") for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]}
+LINKED = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
 
+BY_CI = {"make demo", "make test", "make test-gpu", "make docs"}
+# What takes too long, or needs more packages: what runs it, or its parts at a small size.
+ELSEWHERE = {
+    "make lint": "make test",
+    "make test-python": "make test",
+    "make test-cpp": "make test",
+    "make case-study": "tests/benchmarks/test_case_study.py",
+    "make conformance": "tests/benchmarks/test_conformance.py",
+    "make conformance soak fuzz": "tests/benchmarks/test_fuzz.py",
+    "make soak": "tests/test_soak.py",
+    "make fuzz TIMES=10": "tests/benchmarks/test_fuzz.py",
+    "make gpu-first-hour": "tests/benchmarks/test_first_hour.py",
+    "make integrations": "tests/test_readme.py",  # the cases that are skipped where the libraries are missing
+    "python -m benchmarks.programs": "tests/benchmarks/test_programs.py",
+    "python -m benchmarks.peers": "tests/benchmarks/test_peers.py",
+    "python -m benchmarks.case_study": "tests/benchmarks/test_case_study.py",
+}
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
-
-
-def commands() -> list[str]:
-    return [line.partition("#")[0].strip() for block in blocks("sh") for line in block.splitlines() if line.strip()]
-
-
-# What the README leaves out of its training loop.
+# What pages leave out of their training loops.
 PREAMBLE = """
 import torch
 from torch import nn
@@ -36,25 +48,79 @@ optimizer = torch.optim.Adam(model.parameters())
 """
 
 
+def blocks(language: str, text: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def commands() -> list[str]:
+    shown = [block for text in PAGES.values() for block in blocks("sh", text)]
+    lines = [line.partition(" #")[0].strip() for block in shown for line in block.splitlines()]
+    return sorted({line for line in lines if line})
+
+
+def scripts() -> dict[str, str]:
+    """Each page's code is one script; where others' libraries are used, each section's."""
+    found = {page: "".join(blocks("python", text)) for page, text in PAGES.items() if page != "integrations"}
+    for section in re.split(r"^## ", PAGES["integrations"], flags=re.MULTILINE):
+        found[f"integrations: {section.splitlines()[0]}"] = "".join(blocks("python", section))
+    return {name: code for name, code in found.items() if code}
+
+
 def training_script() -> str:
-    (loop,) = blocks("python")
-    return PREAMBLE + loop
+    return PREAMBLE + scripts()["README"]
 
 
-def test_the_training_loop_runs_as_printed():
+@pytest.fixture
+def launched(monkeypatch):
+    """As torchrun would launch the one process of a training."""
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "localhost"), ("MASTER_PORT", "0")):
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.cpu_only("pages say for which device their code is")
+@pytest.mark.usefixtures("launched")
+@pytest.mark.parametrize("script", scripts())
+def test_the_code_of_each_page_runs_as_printed(script, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code = scripts()[script]
+    for library in re.findall(r"^(?:import|from) (\w+)", code, re.MULTILINE):
+        if find_spec(library) is None:
+            pytest.skip(f"without {library}, which make integrations installs")
+    names: dict[str, Any] = {"__name__": "__page__"}
+    with warnings.catch_warnings():
+        if script.startswith("integrations"):  # libraries warn of their own affairs
+            warnings.simplefilter("ignore")
+        exec(PREAMBLE + code, names)
+    for model in [value for value in names.values() if hasattr(value, "_compiled_call_impl")]:
+        lmswap.disable(model)
+
+
+def test_the_model_is_given_back_at_the_end_of_the_loop():
     names: dict[str, Any] = {}
     exec(training_script(), names)
     with pytest.raises(lmswap.errors.OptionError, match="not enabled"):
         lmswap.report(names["model"])
 
 
-def test_ci_runs_the_make_targets():
-    assert {command for command in commands() if command.startswith("make")} == BY_CI
-    ci = (ROOT / ".ci" / "run").read_text()
+def test_each_command_that_is_not_run_here_runs_elsewhere():
+    others = {command for command in commands() if not command.startswith("lmswap ")}
+    assert others == BY_CI | set(ELSEWHERE)
+    ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert all(command in ci for command in BY_CI)
+    assert all(where in BY_CI or (ROOT / where).is_file() for where in ELSEWHERE.values())
 
 
-@pytest.mark.parametrize("command", [c for c in commands() if c.startswith("lmswap") and "bench" not in c])
+@pytest.mark.parametrize("command", [c for c in [*BY_CI, *ELSEWHERE] if c.startswith("make")])
+def test_make_knows_each_target(command):
+    done = subprocess.run([*command.split(), "--dry-run"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def is_benchmark(command: str) -> bool:
+    return command.startswith("lmswap bench")
+
+
+@pytest.mark.parametrize("command", [c for c in commands() if c.startswith("lmswap") and not is_benchmark(c)])
 def test_each_command_runs(command, tmp_path):
     (tmp_path / "program.json").write_text((ROOT / "tests" / "data" / "program.json").read_text())
     script = training_script()
@@ -67,13 +133,61 @@ def test_each_command_runs(command, tmp_path):
     assert done.stdout
 
 
-@pytest.mark.parametrize("command", [c for c in commands() if c.startswith("lmswap bench")])
+@pytest.mark.parametrize("command", [c for c in commands() if is_benchmark(c)])
 def test_the_benchmark_takes_the_options_shown(command):
     from benchmarks.unet3d.cli import make_parser
 
     assert make_parser().parse_args(shlex.split(command)[3:]).run
 
 
-def test_links_lead_somewhere():
-    for target in re.findall(r"\]\(([^)#]+)\)", README):
-        assert (ROOT / target).exists(), target
+@pytest.mark.parametrize("usage", [block for block in blocks("text", PAGES["cli"]) if block.startswith("usage: ")])
+def test_the_help_shown_is_that_of_the_command(usage, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "100")
+    words = usage.partition("[")[0].split()[2:]
+    with pytest.raises(SystemExit):
+        cli.main([*words, "--help"])
+    # Versions of Python break lines otherwise.
+    assert capsys.readouterr().out.split() == usage.split()
+
+
+def test_each_command_has_its_help():
+    shown = re.findall(r"^usage: (lmswap.*?) \[", "\n".join(blocks("text", PAGES["cli"])), re.MULTILINE)
+    names = re.findall(r"^    (\w+) ", blocks("text", PAGES["cli"])[0], re.MULTILINE)
+    assert {f"lmswap {name}" for name in names} < set(shown)
+
+
+def test_each_error_has_its_entry():
+    raised = {
+        name for name, value in vars(errors).items() if isinstance(value, type) and value.__module__ == errors.__name__
+    }
+    entries = re.findall(r"^### `(\w+)`\n\n(.*?)(?=\n#|\Z)", PAGES["errors"], re.DOTALL | re.MULTILINE)
+    assert {name for name, _ in entries} == raised
+    without_advice = {name for name, text in entries if "**Do:**" not in text}
+    assert without_advice == {"VerificationError", "LmswapError"}  # the bases
+
+
+def test_each_option_of_enable_is_explained():
+    rows = set(re.findall(r"^\| `(\w+)` \|", PAGES["options"], re.MULTILINE))
+    assert set(lmswap.enable.__annotations__) - {"model", "return"} <= rows
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda path: path.name)
+def test_links_lead_somewhere(page):
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", page.read_text(encoding="utf-8")):
+        if target.startswith("https://"):
+            continue
+        path = page.parent / target if target else page
+        assert path.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+            slugs = {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+            assert anchor in slugs, f"{target}#{anchor}"
+
+
+def test_each_page_is_in_the_site():
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert all(f": {path.relative_to(ROOT / 'docs')}\n" in navigation for path in ROOT.glob("docs/*.md"))
+
+
+def test_readme_is_a_screen_and_a_half():
+    assert len(PAGES["README"].splitlines()) <= 90
