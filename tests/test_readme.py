@@ -4,6 +4,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 import lmswap
+from benchmarks.programs.corpus import load_program
 from lmswap import cli, errors
 
 ROOT = Path(__file__).parent.parent
@@ -35,6 +37,11 @@ ELSEWHERE = {
     "python -m benchmarks.peers": "tests/benchmarks/test_peers.py",
     "python -m benchmarks.case_study": "tests/benchmarks/test_case_study.py",
 }
+
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+LIBRARIES = {requirement.partition(">")[0] for requirement in EXTRAS["integrations"]}
+# By torchrun, with one process.
+AS_LAUNCHED = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
 
 # What pages leave out of their training loops.
 PREAMBLE = """
@@ -70,22 +77,17 @@ def training_script() -> str:
     return PREAMBLE + scripts()["README"]
 
 
-@pytest.fixture
-def launched(monkeypatch):
-    """As torchrun would launch the one process of a training."""
-    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "localhost"), ("MASTER_PORT", "0")):
-        monkeypatch.setenv(name, value)
-
-
 @pytest.mark.cpu_only("pages say for which device their code is")
-@pytest.mark.usefixtures("launched")
 @pytest.mark.parametrize("script", scripts())
 def test_the_code_of_each_page_runs_as_printed(script, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code = scripts()[script]
-    for library in re.findall(r"^(?:import|from) (\w+)", code, re.MULTILINE):
-        if find_spec(library) is None:
-            pytest.skip(f"without {library}, which make integrations installs")
+    imported = set(re.findall(r"^(?:import|from) (\w+)", code, re.MULTILINE))
+    if imported & LIBRARIES and not all(map(find_spec, LIBRARIES)):
+        pytest.skip(f"needs {', '.join(sorted(LIBRARIES))}, which make integrations installs")
+    if "init_process_group" in code:
+        for name, value in AS_LAUNCHED.items():
+            monkeypatch.setenv(name, value)
     names: dict[str, Any] = {"__name__": "__page__"}
     with warnings.catch_warnings():
         if script.startswith("integrations"):  # libraries warn of their own affairs
@@ -122,7 +124,7 @@ def is_benchmark(command: str) -> bool:
 
 @pytest.mark.parametrize("command", [c for c in commands() if c.startswith("lmswap") and not is_benchmark(c)])
 def test_each_command_runs(command, tmp_path):
-    (tmp_path / "program.json").write_text((ROOT / "tests" / "data" / "program.json").read_text())
+    (tmp_path / "program.json").write_text(load_program("unet3d_96").to_json())
     script = training_script()
     if command.startswith("lmswap verify"):  # a model this small swaps nothing by itself, so nothing would be verified
         script = script.replace('"6GiB"', '"6GiB", policy="swap_all"')
