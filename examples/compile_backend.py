@@ -25,9 +25,9 @@ def train(model: nn.Module, batches: list[torch.Tensor]) -> list[float]:
 def main() -> None:
     """Trains twice and compares."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--batch", type=int, default=8192)
-    parser.add_argument("--layers", type=int, default=16)
-    parser.add_argument("--budget", default="400MiB")
+    parser.add_argument("--batch", type=int, default=4096)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--budget", default="200MiB")
     options = parser.parse_args()
 
     torch.manual_seed(0)

@@ -33,10 +33,10 @@ def main() -> None:
     """Trains, and says what the memory was and what the swapping cost."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--text", type=Path, default=Path(__file__), help="default: this script")
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--length", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--budget", default="700MiB")
+    parser.add_argument("--budget", default="250MiB")
     parser.add_argument("--steps", type=int, default=5)
     options = parser.parse_args()
 

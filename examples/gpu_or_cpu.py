@@ -23,8 +23,8 @@ def main() -> None:
     """Trains on the first GPU, swapping to pinned memory, or else on the CPU, swapping to a disk."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gpu-budget", default="4GiB", help="of what torch reserves of the card")
-    parser.add_argument("--cpu-budget", default="400MiB", help="of what resident memory grows by")
-    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--cpu-budget", default="320MiB", help="of what resident memory grows by")
+    parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--side", type=int, default=96)
     parser.add_argument("--steps", type=int, default=5)
     options = parser.parse_args()
@@ -44,7 +44,7 @@ def main() -> None:
         try:
             loss = nn.functional.cross_entropy(model(images), labels)
         except PlanInfeasible as error:
-            raise SystemExit(f"{error} That is {error.needed_bytes} bytes for the step's own tensors.") from error
+            raise SystemExit(f"{error} That is {error.needed_bytes} bytes.") from error
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -12,9 +12,9 @@ import lmswap
 def main() -> None:
     """Trains, profiles the steps after the last plan was made, and says where their time went."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--batch", type=int, default=16384)
-    parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--budget", default="400MiB")
+    parser.add_argument("--batch", type=int, default=4096)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--budget", default="180MiB")
     parser.add_argument("--output", type=Path, default=Path("profile-output"))
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)

@@ -27,8 +27,8 @@ def main() -> None:
     """Trains, and says what the memory was and what the swapping cost."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("volume", nargs="?", help="a NIfTI file; default: a made volume")
-    parser.add_argument("--side", type=int, default=96, help="voxels, a multiple of 16")
-    parser.add_argument("--budget", default="1.2GiB")
+    parser.add_argument("--side", type=int, default=64, help="voxels, a multiple of 16")
+    parser.add_argument("--budget", default="350MiB")
     parser.add_argument("--steps", type=int, default=5)
     options = parser.parse_args()
 
