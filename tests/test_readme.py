@@ -179,7 +179,8 @@ def test_links_lead_somewhere(page):
         if target.startswith("https://"):
             continue
         path = page.parent / target if target else page
-        assert path.exists(), target
+        # A site has no folders to look at.
+        assert path.is_file() or (page.parent == ROOT and path.is_dir()), target
         if anchor:
             headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
             slugs = {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
