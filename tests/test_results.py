@@ -2,13 +2,20 @@
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from statistics import median
 
 import pytest
 
+from benchmarks.conformance.results import read_results
+from benchmarks.conformance.run import BREADTH
+from benchmarks.conformance.table import render
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TEXT = " ".join(" ".join(page.read_text(encoding="utf-8").split()) for page in PAGES)
 GIB = 2**30
 KINDS = {None: "plain torch", "none": "lmswap's graphs, unplanned", "auto": "lmswap"}
 
@@ -80,3 +87,61 @@ def test_figures_that_stand_in_two_places_are_the_same():
     peers = {row["model"]: row for row in table("docs/results.md", "model | lmswap")}
     for row in table("docs/comparison.md", "model"):
         assert row.items() <= peers[row["model"]].items()
+
+
+def conformance(path, *, breadth):
+    outcomes = read_results(RESULTS / "conformance_cpu.json").outcomes
+    return [o for o in outcomes if o.case.path == path and (o.case.package in BREADTH) == breadth]
+
+
+def verdicts(outcomes):
+    return Counter(outcome.finding.verdict for outcome in outcomes)
+
+
+def claims_of_operators():
+    hooks, graphs = (conformance(path, breadth=True) for path in ("hooks", "graphs"))
+    assert len(hooks) == len(graphs)
+    yield f"all {len(hooks)} cases, {sum(outcome.trials for outcome in hooks):,} samples:"
+    found = verdicts(hooks)
+    assert {*found} <= {"passed", "unmoved", "torch"}
+    yield f"{found['passed']} equal; in {found['unmoved']} nothing moved, which is no evidence"
+    found = verdicts(graphs)
+    assert {*found} <= {"passed", "tracing", "unmoved", "torch"}
+    yield f"{found['passed']} equal; {found['tracing']} as torch's own tracing rounds, or as the report says; "
+    yield f"in {found['unmoved']} nothing moved; "
+
+
+def claims_of_models():
+    hooks, graphs = (verdicts(conformance(path, breadth=False)) for path in ("hooks", "graphs"))
+    assert hooks.total() == graphs.total() and hooks["torch"] == graphs["torch"]
+    yield f"| {graphs.total()}, through both paths."
+    assert {*hooks} <= {"passed", "torch"}
+    yield f"{hooks['passed']} equal to plain torch."
+    assert {*graphs} <= {"passed", "tracing", "torch"}
+    yield f"{graphs['passed']} equal; {graphs['tracing']} round otherwise"
+    yield f"{graphs['torch']} do not train twice to the same bits in torch alone"
+
+
+def claims_of_soak():
+    record = json.loads((RESULTS / "soak_cpu.json").read_text())
+    yield f"{record['steps']:,} steps: {record['survived']:,} survive, equal to the bit; "
+    lost = record["lost_to"]
+    kinds = {8: "eight"}[len(lost)]
+    yield f"{sum(lost.values()):,} are lost to {kinds} kinds of faults"
+
+
+def claims_of_fuzz():
+    record = json.loads((RESULTS / "fuzz_cpu.json").read_text())
+    yield f"{record['models']} models and {record['files']:,} damaged files"
+    yield f"`make fuzz TIMES={record['times']}`"
+
+
+@pytest.mark.parametrize("claims", [claims_of_operators, claims_of_models, claims_of_soak, claims_of_fuzz])
+def test_what_is_claimed_of_conformance_soak_and_fuzzing_was_found(claims):
+    for claim in claims():
+        assert claim in TEXT, claim
+
+
+def test_the_page_of_conformance_is_that_of_its_results():
+    page = (RESULTS / "conformance_cpu.md").read_text(encoding="utf-8")
+    assert render(read_results(RESULTS / "conformance_cpu.json")) == page

@@ -83,7 +83,7 @@ class SwapEngine:
         nbytes = self.native.nbytes(handle)
         if self.arena is not None:
             self.arena.advance()
-        # Not torch.empty, which under torch.use_deterministic_algorithms fills what it gives.
+        # torch.empty would fill it where torch.use_deterministic_algorithms is on.
         storage = torch.UntypedStorage(nbytes, device=device)  # type: ignore[no-untyped-call]
         flat = torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
         landing = flat if self._audit is None else self._audit.landing(flat)
