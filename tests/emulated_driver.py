@@ -35,7 +35,7 @@ class EmulatedDriver:
 
     def __init__(self, folder: Path) -> None:
         self.path = str(folder / "libemulated_driver.so")
-        faces = (_SOURCES / "faces" / f"{name}.cpp" for name in ("driver", "control"))
+        faces = (_SOURCES / "faces" / f"{name}.cpp" for name in ("attributes", "control", "driver"))
         sources = [*_SOURCES.glob("device/*.cpp"), *faces]
         command = ["c++", "-std=c++20", "-O0", "-shared", "-fPIC", "-o", self.path, *sources, "-lpthread"]
         subprocess.run(command, check=True)

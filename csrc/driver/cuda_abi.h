@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 namespace lmswap::cuda {
 
@@ -12,6 +13,7 @@ using DevicePointer = unsigned long long;
 using Context = struct ContextTag*;
 using Stream = struct StreamTag*;
 using Event = struct EventTag*;
+using Callback = void (*)(Stream, Result, void*);
 
 inline constexpr Result kSuccess = 0;
 inline constexpr Result kInvalidContext = 201;
@@ -20,6 +22,8 @@ inline constexpr Result kNotReady = 600;
 inline constexpr unsigned kMemHostRegisterPortable = 1;
 inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr unsigned kEventBlockingSync = 1;
+inline constexpr unsigned kWaitUntilAtLeast = 0;
+inline constexpr int kCanWaitForValues = 122;  // attribute: of 64 bits
 
 // X(member, symbol, parameters): symbols by their full name, since the bare ones of some are an older ABI.
 #define LMSWAP_CUDA_FUNCTIONS(X)                                                                   \
@@ -28,6 +32,7 @@ inline constexpr unsigned kEventBlockingSync = 1;
   X(init, cuInit, (unsigned))                                                                      \
   X(driver_get_version, cuDriverGetVersion, (int*))                                                \
   X(device_get, cuDeviceGet, (Device*, int))                                                       \
+  X(device_get_attribute, cuDeviceGetAttribute, (int*, int, Device))                               \
   X(device_get_pci_bus_id, cuDeviceGetPCIBusId, (char*, int, Device))                              \
   X(primary_context_retain, cuDevicePrimaryCtxRetain, (Context*, Device))                          \
   X(primary_context_release, cuDevicePrimaryCtxRelease_v2, (Device))                               \
@@ -36,12 +41,15 @@ inline constexpr unsigned kEventBlockingSync = 1;
   X(context_pop, cuCtxPopCurrent_v2, (Context*))                                                   \
   X(mem_host_register, cuMemHostRegister_v2, (void*, size_t, unsigned))                            \
   X(mem_host_unregister, cuMemHostUnregister, (void*))                                             \
+  X(mem_host_get_device_pointer, cuMemHostGetDevicePointer_v2, (DevicePointer*, void*, unsigned))  \
   X(mem_alloc, cuMemAlloc_v2, (DevicePointer*, size_t))                                            \
   X(mem_free, cuMemFree_v2, (DevicePointer))                                                       \
   X(stream_create, cuStreamCreate, (Stream*, unsigned))                                            \
   X(stream_destroy, cuStreamDestroy_v2, (Stream))                                                  \
   X(stream_synchronize, cuStreamSynchronize, (Stream))                                             \
   X(stream_wait_event, cuStreamWaitEvent, (Stream, Event, unsigned))                               \
+  X(stream_wait_value, cuStreamWaitValue64_v2, (Stream, DevicePointer, uint64_t, unsigned))        \
+  X(stream_add_callback, cuStreamAddCallback, (Stream, Callback, void*, unsigned))                 \
   X(event_create, cuEventCreate, (Event*, unsigned))                                               \
   X(event_destroy, cuEventDestroy_v2, (Event))                                                     \
   X(event_record, cuEventRecord, (Event, Stream))                                                  \

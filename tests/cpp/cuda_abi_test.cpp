@@ -38,6 +38,8 @@ static_assert(std::string_view(LMSWAP_EXPANDED(cuMemcpyDtoHAsync)) == "cuMemcpyD
 static_assert(std::string_view(LMSWAP_EXPANDED(cuMemcpyHtoDAsync)) == "cuMemcpyHtoDAsync_v2");
 static_assert(std::string_view(LMSWAP_EXPANDED(cuMemcpyDtoDAsync)) == "cuMemcpyDtoDAsync_v2");
 static_assert(std::string_view(LMSWAP_EXPANDED(cuMemHostRegister)) == "cuMemHostRegister_v2");
+static_assert(std::string_view(LMSWAP_EXPANDED(cuMemHostGetDevicePointer)) == "cuMemHostGetDevicePointer_v2");
+static_assert(std::string_view(LMSWAP_EXPANDED(cuStreamWaitValue64)) == "cuStreamWaitValue64_v2");
 static_assert(std::string_view(LMSWAP_EXPANDED(cuMemAlloc)) == "cuMemAlloc_v2");
 static_assert(std::string_view(LMSWAP_EXPANDED(cuMemFree)) == "cuMemFree_v2");
 
@@ -48,5 +50,7 @@ static_assert(lmswap::cuda::kNotReady == static_cast<int>(CUDA_ERROR_NOT_READY))
 static_assert(lmswap::cuda::kMemHostRegisterPortable == CU_MEMHOSTREGISTER_PORTABLE);
 static_assert(lmswap::cuda::kStreamNonBlocking == CU_STREAM_NON_BLOCKING);
 static_assert(lmswap::cuda::kEventBlockingSync == CU_EVENT_BLOCKING_SYNC);
+static_assert(lmswap::cuda::kWaitUntilAtLeast == CU_STREAM_WAIT_VALUE_GEQ);
+static_assert(lmswap::cuda::kCanWaitForValues == CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS);
 
 }  // namespace

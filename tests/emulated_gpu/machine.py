@@ -6,7 +6,7 @@ What it is from the start is said by environment variables: device/settings.h.
 import ctypes
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -35,6 +35,7 @@ def start() -> None:
     _driver.emulated_gpu_configure.argtypes = [ctypes.c_double] * 4
     _driver.emulated_gpu_configure_compute.argtypes = [ctypes.c_double] * 3
     _driver.emulated_gpu_take_late_seconds.restype = ctypes.c_double
+    _driver.emulated_gpu_configure_queues.argtypes = [ctypes.c_int, ctypes.c_size_t]
     _driver.emulated_gpu_set_capacity.argtypes = [ctypes.c_int, ctypes.c_size_t]
     _driver.emulated_gpu_plan_fault.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_int]
     _kernels = ctypes.CDLL(str(_libraries / "libemulated_gpu_kernels.so"))
@@ -70,6 +71,17 @@ def take_late_seconds() -> float:
     return float(_call().emulated_gpu_take_late_seconds())
 
 
+def configure_queues(*, is_one: bool = False, most_queued: int = 0) -> None:
+    """What streams share of the hardware.
+
+    Args:
+        is_one: all that is queued waits for what was queued before, on whatever stream.
+        most_queued: operations that a stream holds; who queues more is held up, and all who call CUDA meanwhile. 0: any
+            number.
+    """
+    _call().emulated_gpu_configure_queues(is_one, most_queued)
+
+
 def configure_kernels(
     *, convolution_workspaces: bool = True, sums_in_any_order: bool = False, kernels_by_thread: bool = False
 ) -> None:
@@ -103,6 +115,24 @@ def plan_fault(symbol: str, nth: int, code: int) -> None:
 def ignore_waits_of_the_driver(is_on: bool) -> None:
     """Whether cuStreamWaitEvent, which lmswap's engine calls and torch does not, does nothing."""
     _call().emulated_gpu_ignore_waits_of_the_driver(is_on)
+
+
+@contextmanager
+def held_stream() -> Iterator[Callable[[], None]]:
+    """The current stream waits until what this yields is called; at the latest until the block ends."""
+    word = torch.zeros(1, dtype=torch.int64, device="cpu", pin_memory=True)
+    stream, address = torch.cuda.current_stream().cuda_stream, word.data_ptr()
+    arguments = ctypes.c_void_p(stream), ctypes.c_uint64(address), ctypes.c_uint64(1), ctypes.c_uint(0)
+    assert _call().cuStreamWaitValue64_v2(*arguments) == 0
+
+    def let_go() -> None:
+        word[0] = 1
+
+    try:
+        yield let_go
+    finally:
+        let_go()
+        torch.cuda.synchronize()
 
 
 @contextmanager

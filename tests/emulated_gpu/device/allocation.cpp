@@ -47,6 +47,7 @@ int System::give_back(void* address, InUse in_use, const char* otherwise, int co
   const std::lock_guard lock(mutex_);
   const size_t nbytes = remove();
   if (nbytes == 0) return report(otherwise, code);
+  hear();
   const auto violation = order_.forget(reinterpret_cast<uintptr_t>(address), nbytes, host_);
   if (violation && in_use == InUse::kForbidden) report(*violation, kSuccess);
   return kSuccess;

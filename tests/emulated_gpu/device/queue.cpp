@@ -40,14 +40,25 @@ int System::device_of_event(void* handle) {
   return event ? event->device : -1;
 }
 
-// Everything that is queued may run late.
+// Everything that is queued may run late. Under the lock, also while there is no room: CUDA, too, holds up other
+// threads' calls then.
 void System::submit(Stream& stream, Work work) {
-  if (jitter_seconds_ == 0) return stream.submit(std::move(work));
-  const double late = std::uniform_real_distribution<double>(0, jitter_seconds_)(random_);
-  stream.submit([work = std::move(work), late](double begin) {
-    sleep_until(begin + late);
-    return work(begin + late);
-  });
+  if (jitter_seconds_ > 0) {
+    const double late = std::uniform_real_distribution<double>(0, jitter_seconds_)(random_);
+    work = [work = std::move(work), late](double begin) {
+      sleep_until(begin + late);
+      return work(begin + late);
+    };
+  }
+  if (queues_.is_one) {
+    work = [this, work = std::move(work), turn = turns_.take()](double begin) {
+      const double end = work(std::max(begin, turns_.wait(turn)));
+      turns_.end(end);
+      return end;
+    };
+  }
+  stream.submit(std::move(work));
+  if (queues_.most_queued > 0) stream.wait_for_room(queues_.most_queued);
 }
 
 int System::create_stream(int device, void** handle) {
@@ -127,6 +138,7 @@ int System::record(void* event_handle, void* stream_handle) {
   const auto stream = find_stream(stream_handle);
   if (!event || !stream) return refuse("recording an event", "it or its stream was destroyed or never made");
   if (event->device != stream->device) return kInvalidHandle;  // as documented: whoever counts on it does no wrong
+  hear();
   stream->clock.join(host_);
   event->clock = stream->clock;
   submit(*stream, [event, recording = ++event->num_recorded](double begin) {
@@ -190,6 +202,37 @@ int System::elapsed(float* milliseconds, void* from, void* to) {
   return kSuccess;
 }
 
+int System::wait_value(void* handle, void* word, uint64_t value) {
+  const std::lock_guard lock(mutex_);
+  const auto stream = find_stream(handle);
+  if (!stream) return refuse("a stream's wait for a value", "the stream was destroyed or never made");
+  if (reinterpret_cast<uintptr_t>(word) % sizeof value != 0 || !pinned_.contains(word, sizeof value)) {
+    return report("a stream's wait for a value that is not a word of pinned memory", kInvalidValue);
+  }
+  submit(*stream, [this, word, value](double begin) {
+    const std::atomic_ref<uint64_t> found(*static_cast<uint64_t*>(word));
+    while (static_cast<int64_t>(found.load() - value) < 0 && faults.broken() == kSuccess) sleep_until(now() + 20e-6);
+    return std::max(begin, now());
+  });
+  return kSuccess;
+}
+
+int System::call_back(void* handle, std::function<void(int code)> call) {
+  const std::lock_guard lock(mutex_);
+  const auto stream = find_stream(handle);
+  if (!stream) return refuse("a callback", "its stream was destroyed or never made");
+  hear();
+  stream->clock.join(host_);
+  submit(*stream, [this, clock = stream->clock, call = std::move(call)](double begin) {
+    tell(clock);
+    is_calling_back = true;
+    call(faults.broken());
+    is_calling_back = false;
+    return std::max(begin, now());
+  });
+  return kSuccess;
+}
+
 void System::note(const Stream& stream, const Operation& operation, std::span<const Use> uses) {
   for (const Use& use : uses) {
     if (const auto violation = order_.note(operation, stream.clock, use)) report(*violation, kSuccess);
@@ -225,6 +268,7 @@ int System::queue(void* handle, const char* name, std::span<const Use> uses, Wor
     faults.break_context(kIllegalAddress);
     return report(std::string(name) + " uses device memory that is not allocated", kIllegalAddress);
   }
+  hear();
   stream->clock.join(host_);
   note(*stream, {name, stream->number, stream->clock.advance(stream->number)}, uses);
   submit(*stream, std::move(work));

@@ -23,6 +23,11 @@ void Stream::wait() {
   changed_.wait(lock, [this, last = num_submitted_] { return num_finished_ >= last; });
 }
 
+void Stream::wait_for_room(size_t most_queued) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return num_submitted_ - num_finished_ <= most_queued; });
+}
+
 bool Stream::is_idle() {
   const std::lock_guard lock(mutex_);
   return num_finished_ == num_submitted_;
@@ -48,6 +53,19 @@ void Stream::run() {
     ++num_finished_;
     changed_.notify_all();
   }
+}
+
+double Turns::wait(uint64_t turn) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return num_ended_ == turn; });
+  return seconds_;
+}
+
+void Turns::end(double seconds) {
+  const std::lock_guard lock(mutex_);
+  ++num_ended_;
+  seconds_ = seconds;
+  changed_.notify_all();
 }
 
 void Event::happen(uint64_t recording, double seconds) {

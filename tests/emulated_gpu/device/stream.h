@@ -24,6 +24,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
   Stream(uint32_t number, int device) : number(number), device(device) {}
 
   void submit(Work work);
+  void wait_for_room(size_t most_queued);
   void wait();  // for what is queued now
   bool is_idle();
   void close();  // the thread ends when it has done what is queued
@@ -41,6 +42,20 @@ class Stream : public std::enable_shared_from_this<Stream> {
   double seconds_ = 0;                         // when the last of its work ended
   uint64_t num_submitted_ = 0, num_finished_ = 0;
   bool has_thread_ = false, is_closed_ = false;
+};
+
+// Of all streams of one queue: each waits for its turn.
+class Turns {
+ public:
+  uint64_t take() { return num_taken_++; }  // under the system's lock
+  double wait(uint64_t turn);               // when the one before ended
+  void end(double seconds);
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  uint64_t num_taken_ = 0, num_ended_ = 0;
+  double seconds_ = 0;
 };
 
 class Event {

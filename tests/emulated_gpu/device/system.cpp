@@ -37,6 +37,7 @@ System::System() {
 
 int System::enter(const char* symbol) {
   calls.add(symbol);
+  if (is_calling_back) report(std::string(symbol) + " is called while CUDA calls back", kSuccess);
   const int state = process_state;
   return state != kSuccess ? state : faults.take(symbol);
 }
@@ -60,6 +61,21 @@ void System::configure(const Compute& compute) {
 Link System::link() {
   const std::lock_guard lock(mutex_);
   return link_;
+}
+
+void System::configure(const Queues& queues) {
+  const std::lock_guard lock(mutex_);
+  queues_ = queues;
+}
+
+void System::tell(const VectorClock& clock) {
+  const std::lock_guard lock(told_mutex_);
+  told_.join(clock);
+}
+
+void System::hear() {
+  const std::lock_guard lock(told_mutex_);
+  host_.join(told_);
 }
 
 void System::know(const VectorClock& clock) {

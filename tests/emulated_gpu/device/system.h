@@ -5,6 +5,7 @@
 //   - handles that were destroyed or never made, waits for events that were never recorded, and their times
 //   - memory that is used where it is not allocated; pageable memory where the driver's copies want pinned
 //   - what is given back twice; by the driver's calls, what the host does not know to be out of use
+//   - calls of CUDA while it calls back
 // The host counts as one thread: what any thread has waited for, all later calls are ordered after.
 #pragma once
 
@@ -46,6 +47,12 @@ struct Device {
   std::array<CopyEngine, 2> copy_engines;  // one each way: out, in
 };
 
+// What streams share of the hardware.
+struct Queues {
+  bool is_one = false;     // what is queued waits for all that was queued before, on whatever stream
+  size_t most_queued = 0;  // in one stream; who queues more is held up, and all who call meanwhile; 0: no limit
+};
+
 enum class Pageable { kStaged, kForbidden };
 enum class InUse { kWaitedFor, kForbidden };  // memory that is given back
 
@@ -69,6 +76,7 @@ class System {
   void configure(const Link& link, double jitter_seconds);
   void configure(const Compute& compute);
   Link link();
+  void configure(const Queues& queues);
   void set_capacity(int device, size_t nbytes);
   std::pair<size_t, size_t> free_and_total_bytes(int device);
   Held held();
@@ -108,6 +116,11 @@ class System {
   int fill(void* to, int value, size_t nbytes, void* stream);
   int run_on_host(void* stream, std::function<void()> work);
 
+  // Until the word is at least the value. CUDA does not see the order that this makes, and no clock here does: what
+  // counts on it alone is a violation.
+  int wait_value(void* stream, void* word, uint64_t value);
+  int call_back(void* stream, std::function<void(int code)> call);  // with what has broken the context
+
   int report(const std::string& violation, int code);
 
   Violations violations;
@@ -126,6 +139,8 @@ class System {
   int queue(void* stream, const char* name, std::span<const Use> uses, Work work);
   void note(const Stream& stream, const Operation& operation, std::span<const Use> uses);
   void know(const VectorClock& clock);
+  void tell(const VectorClock& clock);  // the same without the lock, which may be held until this thread has gone on
+  void hear();
   bool is_allocated(const Use& use);
   void submit(Stream& stream, Work work);
   VectorClock run_dry(int device);
@@ -139,12 +154,19 @@ class System {
   uint32_t num_streams_ = 0;
   uintptr_t num_handles_ = 0;
   VectorClock host_;
+  std::mutex told_mutex_;
+  VectorClock told_;
+  Queues queues_;
+  Turns turns_;
   Order order_;
   Link link_;
   Compute compute_;
   double jitter_seconds_ = 0;
   std::mt19937 random_;
 };
+
+// Whether this thread runs what CUDA has called back.
+inline thread_local bool is_calling_back = false;
 
 // The device that is current in this thread, as cudaSetDevice and cuCtxPushCurrent say; -1: none yet.
 int current_device();

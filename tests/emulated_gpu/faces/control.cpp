@@ -46,6 +46,10 @@ EXPORTED void emulated_gpu_configure_compute(double flop_rate, double memory_rat
 
 EXPORTED double emulated_gpu_take_late_seconds() { return System::instance().late_seconds.exchange(0); }
 
+EXPORTED void emulated_gpu_configure_queues(int is_one, size_t most_queued) {
+  System::instance().configure(Queues{is_one != 0, most_queued});
+}
+
 EXPORTED void emulated_gpu_set_capacity(int device, size_t nbytes) { System::instance().set_capacity(device, nbytes); }
 
 EXPORTED void emulated_gpu_start_counting() { System::instance().calls.start(); }

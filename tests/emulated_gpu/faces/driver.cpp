@@ -94,6 +94,9 @@ DRIVER cuDeviceGet(CUdevice* device, int index) {
     return index < 0 || index >= system.num_devices() ? kInvalidDevice : (*device = index, kSuccess);
   });
 }
+DRIVER cuDeviceGetAttribute(int* value, int attribute, CUdevice) {
+  return call(__func__, [=](System&) { return *value = attribute_of(attribute), kSuccess; });
+}
 DRIVER cuDeviceGetPCIBusId(char* address, int size, CUdevice device) {
   return call(__func__, [=](System&) {
     return snprintf(address, static_cast<size_t>(size), "FFFF:%02X:00.0", static_cast<unsigned>(device)), kSuccess;
@@ -145,6 +148,12 @@ DRIVER cuMemHostRegister_v2(void* address, size_t nbytes, unsigned) {
 DRIVER cuMemHostUnregister(void* address) {
   return call_in_context(__func__,
                          [=](System& system) { return system.unregister_pinned(address, InUse::kForbidden); });
+}
+DRIVER cuMemHostGetDevicePointer_v2(CUdeviceptr* found, void* address, unsigned) {
+  return call_in_context(__func__, [=](System& system) -> int {
+    if (!system.is_pinned(address)) return system.report("the device's address of pageable memory", kInvalidValue);
+    return *found = reinterpret_cast<CUdeviceptr>(address), kSuccess;
+  });
 }
 DRIVER cuMemAlloc_v2(CUdeviceptr* address, size_t nbytes) {
   return call_in_context(__func__, [=](System& system) {
@@ -210,6 +219,19 @@ DRIVER cuStreamWaitEvent(CUstream stream, CUevent event, unsigned) {
 }
 DRIVER cuLaunchHostFunc(CUstream stream, void (*function)(void*), void* argument) {
   const auto run = [=](System& system) { return system.run_on_host(stream, [=] { function(argument); }); };
+  return call_in_context(__func__, run, stream);
+}
+DRIVER cuStreamWaitValue64_v2(CUstream stream, CUdeviceptr address, uint64_t value, unsigned flags) {
+  const auto run = [=](System& system) -> int {
+    if (flags != lmswap::cuda::kWaitUntilAtLeast) return system.report("another wait for a value", kNotSupported);
+    return system.ignores_waits_of_the_driver ? kSuccess : system.wait_value(stream, at(address), value);
+  };
+  return call_in_context(__func__, run, stream);
+}
+DRIVER cuStreamAddCallback(CUstream stream, lmswap::cuda::Callback callback, void* data, unsigned) {
+  const auto run = [=](System& system) {
+    return system.call_back(stream, [=](int code) { callback(stream, code, data); });
+  };
   return call_in_context(__func__, run, stream);
 }
 
