@@ -40,7 +40,7 @@ void translate_error(const std::exception_ptr& thrown, void*) {
     std::rethrow_exception(thrown);
   } catch (const BytesChanged& error) {
     PyErr_SetObject(nb::module_::import_("lmswap.errors").attr("BytesDiffer").ptr(),
-                    nb::make_tuple(error.what(), error.offset_bytes()).ptr());
+                    nb::make_tuple(error.what(), error.swap, error.nbytes, error.offset_bytes).ptr());
   } catch (const Error& error) {
     PyErr_SetString(nb::module_::import_("lmswap.errors").attr(class_name(error.kind())).ptr(), error.what());
   }
@@ -162,6 +162,8 @@ void bind_engine(nb::module_& module) {
             self.get().in_done(handle, transfer, stream);
           },
           "handle"_a, "transfer"_a, "stream"_a, WithoutLock())
+      .def(
+          "confirm", [](PyEngine& self) { self.get().confirm(); }, WithoutLock())
       .def(
           "out_transfer", [](PyEngine& self, int64_t handle) { return self.get().out_transfer(handle); }, "handle"_a,
           WithoutLock())

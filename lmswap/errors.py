@@ -70,8 +70,8 @@ class TransferError(LmswapError):
 class BytesDiffer(TransferError):
     """What the engine, which knows no names, says of a copy in that brought other bytes; see `BytesChanged`."""
 
-    def __init__(self, text: str, offset_bytes: int) -> None:
-        self.offset_bytes = offset_bytes
+    def __init__(self, text: str, swap: int, nbytes: int, offset_bytes: int) -> None:
+        self.swap, self.nbytes, self.offset_bytes = swap, nbytes, offset_bytes
         super().__init__(text)
 
 

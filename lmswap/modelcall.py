@@ -109,6 +109,7 @@ class ModelCall:
 
     def backward_ends(self, step: EagerStep) -> None:  # noqa: D102
         self._end_segment()
+        self._session.engine.confirm()
         if step.recording is not None and step not in self._finished:
             self._finished.append(step)
         elif step.planned is not None:

@@ -92,6 +92,9 @@ class LateEngine:
         if self._broken.in_done_waits:
             self._run(transfer)
 
+    def confirm(self) -> None:
+        pass
+
     def take_checksums(self, transfer: int) -> list[int]:
         return self._sums.pop(transfer)()
 

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <limits>
 #include <map>
 #include <memory>
@@ -20,7 +21,7 @@
 namespace lmswap {
 namespace {
 
-constexpr int kOldestVersion = 11000;  // the first with all the symbols
+constexpr int kOldestVersion = 11070;  // the first with all the symbols
 
 std::string version_text(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
@@ -79,6 +80,9 @@ class CudaDriver final : public Driver {
   bool query_event(EventHandle event) override;
   void synchronize_event(EventHandle event) override;
   double event_seconds(EventHandle event) override;
+  bool can_wait_for_host() const override { return can_wait_for_host_; }
+  void wait_value(StreamHandle stream, const uint64_t* value, uint64_t least) override;
+  void call_back(StreamHandle stream, std::function<void(int code)> call) override;
   void copy_out(void* host, uint64_t device, uint64_t nbytes, StreamHandle stream) override;
   void copy_in(uint64_t device, const void* host, uint64_t nbytes, StreamHandle stream) override;
   void copy_within(uint64_t to, uint64_t from, uint64_t nbytes, StreamHandle stream) override;
@@ -94,7 +98,8 @@ class CudaDriver final : public Driver {
   };
   struct TimedEvent {
     cuda::Event event;
-    std::shared_ptr<Base> base;  // none: not recorded since it was created, or given out again
+    bool is_recorded = false;  // since it was created, or given out again
+    std::shared_ptr<Base> base;
   };
   // The primary context is current for as long as one of these lives.
   class Current {
@@ -135,6 +140,8 @@ class CudaDriver final : public Driver {
   static cuda::Stream stream_of(StreamHandle stream) { return reinterpret_cast<cuda::Stream>(stream); }
   static TimedEvent& timed(EventHandle event) { return *reinterpret_cast<TimedEvent*>(event); }
   static TimedEvent& recorded(EventHandle event, const char* call);
+  void set_recorded(EventHandle event);
+  bool has_own_queues() const;
 
   static thread_local const CudaDriver* seen_;  // whose context was current when this thread looked last
 
@@ -143,6 +150,7 @@ class CudaDriver final : public Driver {
   cuda::Context context_ = nullptr;
   cuda::Stream clock_stream_ = nullptr;  // never has work, so that a base happens when it is recorded
   int node_ = -1;
+  bool can_wait_for_host_ = false;
   std::mutex host_mutex_;
   std::map<void*, std::unique_ptr<HostRange>> host_ranges_;
   std::set<std::byte*> pieces_;  // where what is registered begins
@@ -161,6 +169,7 @@ CudaDriver::CudaDriver(const std::string& library, int device) : call_(load_func
     const Current current(*this);
     check(call_.stream_create(&clock_stream_, cuda::kStreamNonBlocking), "cuStreamCreate");
     node_ = numa_node_of(pci_address());
+    can_wait_for_host_ = has_own_queues();
   } catch (const Error&) {
     call_.primary_context_release(device_);
     throw;
@@ -170,6 +179,7 @@ CudaDriver::CudaDriver(const std::string& library, int device) : call_(load_func
 CudaDriver::~CudaDriver() {
   base_.reset();
   for (const auto& idle : idle_events_) give_back([&] { call_.event_destroy(idle->event); });
+  idle_events_.clear();  // with the bases of their last times
   give_back([&] { call_.stream_destroy(clock_stream_); });
   call_.primary_context_release(device_);
 }
@@ -225,6 +235,14 @@ cuda::Result CudaDriver::run_on(StreamHandle stream, Call call) const {
 std::string CudaDriver::pci_address() const {
   char address[32] = {};
   return call_.device_get_pci_bus_id(address, sizeof address, device_) == cuda::kSuccess ? address : "";
+}
+
+// With one queue for all streams (as Megatron asks for) a stream that waits for the host would hold up the others.
+bool CudaDriver::has_own_queues() const {
+  int can_wait = 0;
+  check(call_.device_get_attribute(&can_wait, cuda::kCanWaitForValues, device_), "cuDeviceGetAttribute");
+  const char* num_queues = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  return can_wait != 0 && (num_queues == nullptr || std::string(num_queues) != "1");
 }
 
 void* CudaDriver::allocate_host(uint64_t nbytes, uint64_t most_bytes) {
@@ -345,9 +363,11 @@ uint64_t CudaDriver::num_idle_events() {
   return idle_events_.size();
 }
 
+// Calls nothing of the driver's, which threads that others wait for must not: the base goes when the event is used
+// again.
 void CudaDriver::destroy_event(EventHandle event) noexcept {
   std::unique_ptr<TimedEvent> owned(&timed(event));
-  owned->base.reset();
+  owned->is_recorded = false;
   const std::lock_guard lock(idle_mutex_);
   idle_events_.push_back(std::move(owned));
 }
@@ -355,12 +375,17 @@ void CudaDriver::destroy_event(EventHandle event) noexcept {
 // To CUDA an event that was never recorded is one that has happened; one that is given out again would be one that
 // happened long ago. Neither is what anybody waits for.
 CudaDriver::TimedEvent& CudaDriver::recorded(EventHandle event, const char* call) {
-  if (timed(event).base) return timed(event);
+  if (timed(event).is_recorded) return timed(event);
   throw Error(ErrorKind::kDriver, std::string(call) + " of an event that was not recorded");
 }
 
-void CudaDriver::record_event(EventHandle event, StreamHandle stream) {
+void CudaDriver::set_recorded(EventHandle event) {
   timed(event).base = current_base();
+  timed(event).is_recorded = true;
+}
+
+void CudaDriver::record_event(EventHandle event, StreamHandle stream) {
+  set_recorded(event);
   // Also of a default stream: an event is of one context and cannot be recorded on a stream of another.
   check(run_on_own([&] { return call_.event_record(timed(event).event, stream_of(stream)); }), "cuEventRecord");
 }
@@ -369,7 +394,7 @@ void CudaDriver::wait_event(StreamHandle stream, EventHandle event, EventHandle 
   const cuda::Event own = recorded(event, "cuStreamWaitEvent").event;
   const auto wait = [&] { return call_.stream_wait_event(stream_of(stream), own, 0); };
   if (arrival == 0) return check(run_on(stream, wait), "cuStreamWaitEvent");
-  timed(arrival).base = current_base();
+  set_recorded(arrival);
   const char* called = "cuEventRecord";
   const auto record_and_wait = [&] {
     const cuda::Result result = call_.event_record(timed(arrival).event, stream_of(stream));
@@ -400,6 +425,25 @@ double CudaDriver::event_seconds(EventHandle event) {
   check(run_on_own([&] { return call_.event_elapsed_time(&milliseconds, timed_event.base->event, timed_event.event); }),
         "cuEventElapsedTime");
   return timed_event.base->seconds + static_cast<double>(milliseconds) * 1e-3;
+}
+
+void CudaDriver::wait_value(StreamHandle stream, const uint64_t* value, uint64_t least) {
+  const Current current(*this);
+  cuda::DevicePointer pointer = 0;
+  check(call_.mem_host_get_device_pointer(&pointer, const_cast<uint64_t*>(value), 0), "cuMemHostGetDevicePointer_v2");
+  check(call_.stream_wait_value(stream_of(stream), pointer, least, cuda::kWaitUntilAtLeast), "cuStreamWaitValue64_v2");
+}
+
+// A callback of this kind is called also when the device has failed; host functions, which are newer, are not.
+void CudaDriver::call_back(StreamHandle stream, std::function<void(int code)> call) {
+  using Call = std::function<void(int code)>;
+  auto owned = std::make_unique<Call>(std::move(call));
+  const auto run = [](cuda::Stream, cuda::Result code, void* data) {
+    (*std::unique_ptr<Call>(static_cast<Call*>(data)))(code);
+  };
+  check(run_on(stream, [&] { return call_.stream_add_callback(stream_of(stream), run, owned.get(), 0); }),
+        "cuStreamAddCallback");
+  static_cast<void>(owned.release());  // it may be gone already
 }
 
 // Distances are told as float milliseconds: at 10 s they are exact to a microsecond, at an hour to half a millisecond.

@@ -3,14 +3,17 @@
 #include <utility>
 
 #include "lmswap/direct_mover.h"
+#include "lmswap/gated_mover.h"
 #include "lmswap/staged_mover.h"
 
 namespace lmswap {
 namespace {
 
+// Both ways by one kind of mover: they wait for one another on the device or on the host.
 std::unique_ptr<Mover> make_disk_mover(const std::shared_ptr<Driver>& driver, IoPool& pool, int num_requests,
-                                       const Pacer& pacer) {
+                                       const Pacer& pacer, bool is_paced) {
   if (driver->device_is_host()) return std::make_unique<DirectMover>(pool, num_requests, pacer);
+  if (driver->can_wait_for_host() && !is_paced) return std::make_unique<GatedMover>(driver, pool, num_requests);
   return std::make_unique<StagedMover>(driver, pool, num_requests, pacer);
 }
 
@@ -23,8 +26,8 @@ DiskTier::DiskTier(const std::shared_ptr<Driver>& driver, std::shared_ptr<Faults
       faults_(std::move(faults)),
       directory_(directory),
       pool_(io_threads),
-      out_(make_disk_mover(driver, pool_, 2 * io_threads, pacers.out), true),
-      in_(make_disk_mover(driver, pool_, 2 * io_threads, pacers.in), true) {}
+      out_(make_disk_mover(driver, pool_, 2 * io_threads, pacers.out, pacers.is_limiting()), true),
+      in_(make_disk_mover(driver, pool_, 2 * io_threads, pacers.in, pacers.is_limiting()), true) {}
 
 Lane& DiskTier::lane(Direction direction) { return direction == Direction::kOut ? out_ : in_; }
 

@@ -207,6 +207,16 @@ void Engine::out_done(int64_t handle, StreamHandle stream) { wait_for(handle, ou
 
 void Engine::in_done(int64_t handle, int64_t transfer, StreamHandle stream) { wait_for(handle, transfer, stream); }
 
+void Engine::confirm() {
+  std::deque<TransferPointer> waited_for;
+  {
+    const std::lock_guard lock(mutex_);
+    waited_for.swap(unconfirmed_);
+  }
+  for (const TransferPointer& transfer : waited_for) transfer->wait_landed();
+  for (const TransferPointer& transfer : waited_for) transfer->check_not_failed();
+}
+
 int64_t Engine::out_transfer(int64_t handle) {
   const std::lock_guard lock(mutex_);
   return find_handle(handle).transfers.front()->number;
@@ -229,6 +239,8 @@ void Engine::wait_for(int64_t handle, int64_t number, StreamHandle stream) {
   // `done` protects the device memory: after a copy out it may be reused, after a copy in it holds the bytes.
   transfer->make_wait(stream, *wait_start);
   const std::lock_guard lock(mutex_);
+  while (!unconfirmed_.empty() && unconfirmed_.front()->has_landed()) unconfirmed_.pop_front();
+  if (transfer->direction == Direction::kIn && !transfer->has_landed()) unconfirmed_.push_back(transfer);
   const auto flight = flights_.find(number);
   if (flight == flights_.end() || flight->second.wait_start) return;
   flight->second.wait_start = std::move(wait_start);
@@ -359,6 +371,7 @@ void Engine::close() {
   std::map<int64_t, Flight> flights;
   std::map<int64_t, std::unique_ptr<Event>> marks;
   std::map<int64_t, TransferPointer> audits;
+  std::deque<TransferPointer> unconfirmed;
   const std::lock_guard lock(mutex_);
   is_open_ = false;
   driver.swap(driver_);
@@ -368,6 +381,7 @@ void Engine::close() {
   flights.swap(flights_);
   marks.swap(marks_);
   audits.swap(audits_);
+  unconfirmed.swap(unconfirmed_);
 }
 
 }  // namespace lmswap

@@ -5,10 +5,12 @@
 
 namespace lmswap {
 
-BytesChanged::BytesChanged(uint64_t offset_bytes)
+BytesChanged::BytesChanged(int64_t swap_, uint64_t nbytes_, uint64_t offset_bytes_)
     : Error(ErrorKind::kTransfer,
-            "what came back is not what left, first within the MiB at byte " + std::to_string(offset_bytes)),
-      offset_bytes_(offset_bytes) {}
+            "what came back is not what left, first within the MiB at byte " + std::to_string(offset_bytes_)),
+      swap(swap_),
+      nbytes(nbytes_),
+      offset_bytes(offset_bytes_) {}
 
 void complain(const std::string& text) noexcept { std::fprintf(stderr, "lmswap: %s\n", text.c_str()); }
 

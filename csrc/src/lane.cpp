@@ -22,13 +22,13 @@ Lane::~Lane() {
 }
 
 void Lane::submit(TransferPointer transfer) {
-  const std::lock_guard lock(mutex_);
-  if (has_thread_) {
-    queue_.push_back(std::move(transfer));
+  {
+    const std::lock_guard lock(mutex_);
+    if (!has_thread_) return start(transfer);
+    queue_.push_back(transfer);
     changed_.notify_all();
-  } else {
-    start(transfer);
   }
+  mover_->issue(transfer);  // not under the lock: a device that is full blocks until the thread has gone on
 }
 
 void Lane::run() {
@@ -54,6 +54,7 @@ void Lane::start(const TransferPointer& transfer) noexcept {
     mover_->move(transfer);
   } catch (const std::exception& error) {
     transfer->fail(error.what());
+    mover_->give_up(transfer);
   }
   // The chain of past holders must not grow for as long as the block is in use.
   transfer->source.reset();

@@ -61,7 +61,7 @@ void Transfer::compare(uint64_t begin, const std::byte* bytes, uint64_t nbytes) 
   if (!change) return;
   const std::lock_guard lock(mutex_);
   changed_at_ = std::min(*change, changed_at_.value_or(*change));
-  error_ = BytesChanged(*changed_at_).what();
+  error_ = BytesChanged(swap, block.nbytes, *changed_at_).what();
 }
 
 bool Transfer::is_failing() const {
@@ -69,7 +69,13 @@ bool Transfer::is_failing() const {
   return !error_.empty();
 }
 
-void Transfer::set_issued() { set_state(State::kIssued); }
+void Transfer::set_issued() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_issued_ = true;
+  }
+  set_state(State::kIssued);
+}
 
 void Transfer::settle() { set_state(is_failing() ? State::kFailed : State::kLanded); }
 
@@ -119,7 +125,7 @@ void Transfer::make_wait(StreamHandle stream, Event& arrival) {
 
 void Transfer::check_not_failed() const {
   const std::lock_guard lock(mutex_);
-  if (state_ == State::kFailed && changed_at_) throw BytesChanged(*changed_at_);
+  if (state_ == State::kFailed && changed_at_) throw BytesChanged(swap, block.nbytes, *changed_at_);
   if (state_ == State::kFailed) throw Error(ErrorKind::kTransfer, error_);
 }
 
@@ -136,14 +142,18 @@ bool Transfer::was_waited_for() const {
 bool Transfer::has_landed() const { return state() == State::kLanded; }
 
 bool Transfer::is_device_free() const {
-  const State now = state();
-  return now == State::kFailed ||
-         (now != State::kQueued && is_over(*done, true));  // a device that has failed runs nothing more
+  {
+    const std::lock_guard lock(mutex_);
+    if (state_ == State::kQueued) return false;
+    if (state_ == State::kFailed && !is_issued_) return true;
+  }
+  return is_over(*done, true);  // a device that has failed runs nothing more
 }
 
 bool Transfer::is_finished() const {
   const State now = state();
-  return now == State::kFailed || (now == State::kLanded && is_over(*done, false));  // else who comes next waits for it
+  if (now == State::kFailed) return is_device_free();
+  return now == State::kLanded && is_over(*done, false);  // else who comes next waits for it
 }
 
 bool Transfer::has_failed() const { return state() == State::kFailed; }

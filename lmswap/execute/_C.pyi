@@ -78,6 +78,14 @@ class Engine:
         ``transfer`` is one that in_start queued for ``handle``. If it failed, every wait for it raises TransferError,
         until the token is gone; from then on a wait raises OptionError, and nothing is kept of the transfer. Of a copy
         from disk that brought other bytes than left it is BytesDiffer, unless the engine audits.
+
+        Where the device waits for the disk by itself, a failure may come about later: `confirm` tells of it.
+        """
+
+    def confirm(self) -> None:
+        """Waits until of all that `in_done` made a stream wait for it is known whether it arrives; raises as that does.
+
+        Until then nothing that was computed may be taken for right: of what failed, zeros arrive.
         """
 
     def out_transfer(self, handle: int) -> int:

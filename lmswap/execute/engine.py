@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -41,7 +43,6 @@ class SwapEngine:
         self.arena = arena
         self._held: dict[int, torch.Tensor] = {}  # transfer -> the tensor that it reads or writes
         self._arriving: dict[int, int] = {}  # handle -> transfer of its copy in
-        self._bringing: dict[int, int] = {}  # transfer -> the buffer
         ops.ENGINES[self.number] = self
 
     def out_start(self, x: torch.Tensor, buffer: int, tier: str, offset: int, is_whole: bool) -> torch.Tensor:
@@ -89,7 +90,7 @@ class SwapEngine:
         landing = flat if self._audit is None else self._audit.landing(flat)
         transfer = self.native.in_start(buffer, handle, landing.data_ptr(), nbytes, self._stream())
         self._held[transfer] = landing
-        self._arriving[handle], self._bringing[transfer] = transfer, buffer
+        self._arriving[handle] = transfer
         if self._audit is not None:
             self._audit.arrives(transfer, landing)
         self.recorder.memory_changed()
@@ -103,15 +104,28 @@ class SwapEngine:
         """
         handle = int(token)
         transfer = self._arriving.pop(handle)
-        buffer = self._bringing.pop(transfer)
-        try:
+        with self._told_by_name():
             self.native.in_done(handle, transfer, self._stream())
-        except BytesDiffer as found:
-            where = "on the way out, while they were away or on the way in"
-            raise BytesChanged(*self._describe(buffer), flat.nbytes, where, found.offset_bytes) from None
         self._held.pop(transfer, None)
         if self._audit is not None:
             self._audit.has_arrived(handle, transfer, flat)
+
+    def confirm(self) -> None:
+        """Raises, at the end of what was computed, what `in_done` could not tell: it does not wait for a disk's reads.
+
+        Raises:
+            BytesChanged: as `in_done` does.
+        """
+        with self._told_by_name():
+            self.native.confirm()
+
+    @contextmanager
+    def _told_by_name(self) -> Iterator[None]:
+        try:
+            yield
+        except BytesDiffer as found:
+            where = "on the way out, while they were away or on the way in"
+            raise BytesChanged(*self._describe(found.swap), found.nbytes, where, found.offset_bytes) from None
 
     def mark(self) -> int:
         """See `lmswap.execute.record.Clock`; so are the next four."""
@@ -135,7 +149,6 @@ class SwapEngine:
             del self._held[transfer]
         # Saved-tensor hooks may wait, after a sweep, for a copy that ended before it.
         self._arriving = {handle: transfer for handle, transfer in self._arriving.items() if self._is_live(handle)}
-        self._bringing = {transfer: self._bringing[transfer] for transfer in self._arriving.values()}
         if self._audit is not None and self.native.live_handles() == 0:
             self._audit.forget()
 
@@ -157,7 +170,6 @@ class SwapEngine:
         self.native.close()
         self._held.clear()
         self._arriving.clear()
-        self._bringing.clear()
         self.leave_arena()
 
     def _stream(self) -> int:

@@ -147,6 +147,7 @@ class CapturedGraph:
             session.losses.begins(index, phase)
             with session.recorder.segment((index, phase), lambda: follows):
                 values = function(arguments)
+            session.engine.confirm()
             session.losses.ran(index, phase)
             if phase == "backward":
                 session.tell_overruns()

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstring>
 #include <set>
+#include <thread>
 
 #include "lmswap/engine.h"
 #include "test_device.h"
@@ -114,7 +115,10 @@ class ChecksummedCopies : public testing::TestWithParam<Way> {
     const uint64_t pointer = b_ + GetParam().shift;
     return {token.handle(), engine_->in_start(1, token.handle(), pointer, nbytes_, device_->stream)};
   }
-  void in_done(const Arrival& arrival) { engine_->in_done(arrival.handle, arrival.transfer, device_->stream); }
+  void in_done(const Arrival& arrival) {
+    engine_->in_done(arrival.handle, arrival.transfer, device_->stream);
+    engine_->confirm();
+  }
   test::Bytes arrived() { return device_->download(b_ + GetParam().shift, nbytes_); }
 
   // Where the bytes of one more copy in are found to differ.
@@ -122,7 +126,7 @@ class ChecksummedCopies : public testing::TestWithParam<Way> {
     try {
       in_done(in(token));
     } catch (const BytesChanged& error) {
-      return error.offset_bytes();
+      return error.offset_bytes;
     }
     EXPECT_EQ(arrived(), bytes_);
     return std::nullopt;
@@ -241,7 +245,7 @@ TEST_P(ChecksummedCopies, see_a_bit_that_changes_in_memory_after_the_read_and_ev
   const Arrival arrival = in(token);
   EXPECT_ERROR(in_done(arrival), ErrorKind::kTransfer, "what came back is not what left");
   EXPECT_ERROR(in_done(arrival), ErrorKind::kTransfer, "within the MiB at byte 0");
-  EXPECT_TRUE(engine_->is_finished(arrival.transfer));
+  while (!engine_->is_finished(arrival.transfer)) std::this_thread::yield();
   EXPECT_EQ(first_change(token), std::nullopt);
 }
 

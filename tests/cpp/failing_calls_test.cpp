@@ -85,6 +85,7 @@ class Step {
       under_way_.push_back(arrivals.back().transfer);
     }
     for (const auto& [handle, transfer] : arrivals) engine.in_done(handle, transfer, device_.stream);
+    engine.confirm();
     engine.take_mark(engine.mark(device_.stream));
     engine.take_records();
   }

@@ -73,6 +73,7 @@ class Worker {
     const uint64_t target = device_.allocate(kMostBytes);
     const int64_t handle = swapped.handle();
     engine_.in_done(handle, engine_.in_start(2, handle, target, swapped.nbytes, stream_), stream_);
+    engine_.confirm();
     device_.driver->synchronize_stream(stream_);
     EXPECT_EQ(device_.download(target, swapped.nbytes), make_bytes(swapped.nbytes, swapped.seed));
     device_.free(target);

@@ -169,6 +169,7 @@ std::unique_ptr<TestDevice> make_test_device(const std::string& kind, const std:
 System& calm_emulated_gpu() {
   System& system = System::instance();
   system.configure({}, 0);
+  system.configure(emulated_gpu::Queues{});
   system.faults.mend();
   system.violations.take();
   system.ignores_waits_of_the_driver = false;

@@ -115,6 +115,13 @@ class ForwardingDriver : public Driver {
   bool query_event(EventHandle event) override { return driver_->query_event(event); }
   void synchronize_event(EventHandle event) override { driver_->synchronize_event(event); }
   double event_seconds(EventHandle event) override { return driver_->event_seconds(event); }
+  bool can_wait_for_host() const override { return driver_->can_wait_for_host(); }
+  void wait_value(StreamHandle stream, const uint64_t* value, uint64_t least) override {
+    driver_->wait_value(stream, value, least);
+  }
+  void call_back(StreamHandle stream, std::function<void(int)> call) override {
+    driver_->call_back(stream, std::move(call));
+  }
   void copy_out(void* host, uint64_t device, uint64_t nbytes, StreamHandle stream) override {
     driver_->copy_out(host, device, nbytes, stream);
   }

@@ -98,7 +98,10 @@ class UpkeepConformance : public testing::TestWithParam<TierSetup> {
     return {token.handle(), engine_->in_start(1, token.handle(), pointer, kBytes, device_->stream)};
   }
   void out_done(const Token& token) { engine_->out_done(token.handle(), device_->stream); }
-  void in_done(const Arrival& arrival) { engine_->in_done(arrival.handle, arrival.transfer, device_->stream); }
+  void in_done(const Arrival& arrival) {
+    engine_->in_done(arrival.handle, arrival.transfer, device_->stream);
+    engine_->confirm();
+  }
 
   // A descriptor of our own of the tier's unnamed file, found by its size.
   static int find_file() {

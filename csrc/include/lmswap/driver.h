@@ -3,12 +3,15 @@
 // Rules, kept by the conformance suite in tests/cpp:
 // - Work queued on a stream runs in order; streams run beside each other. `record` marks the end of what the stream
 //   holds now; an event is recorded before anyone waits for it (to the device an unrecorded event is a finished one).
-// - Any thread may call anything. Only `synchronize*` and, on the host driver, waits of the caller's stream block.
+// - Any thread may call anything. Only `synchronize*` and, on the host driver, waits of the caller's stream block; but
+//   a device whose queue is full holds up whoever gives it more, and whoever calls meanwhile. What queued work waits
+//   for (`wait_value`) must therefore come about without any call of the driver.
 // - Failing calls throw Error(kDriver) with the call's name, the driver's own words and the bytes concerned.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -51,6 +54,15 @@ class Driver {
   virtual bool query_event(EventHandle event) = 0;
   virtual void synchronize_event(EventHandle event) = 0;
   virtual double event_seconds(EventHandle event) = 0;  // when a finished event happened, CLOCK_MONOTONIC
+
+  // Whether a stream can wait for the host, and does so without holding up other streams. If so:
+  virtual bool can_wait_for_host() const { return false; }
+  // `stream` waits until the host has made *value, in memory of `allocate_host`, at least `least`. What the host waits
+  // for before it does must have been queued before this.
+  virtual void wait_value(StreamHandle, const uint64_t*, uint64_t) {}
+  // Calls back on a thread of the driver's when `stream` comes to it, once, with 0; or with the driver's code when the
+  // device has failed. The stream waits for the call to return, which must not call the driver.
+  virtual void call_back(StreamHandle, std::function<void(int code)>) {}
 
   virtual void copy_out(void* host, uint64_t device, uint64_t nbytes, StreamHandle stream) = 0;
   virtual void copy_in(uint64_t device, const void* host, uint64_t nbytes, StreamHandle stream) = 0;

@@ -8,6 +8,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -53,6 +54,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void out_done(int64_t handle, StreamHandle stream);
   int64_t in_start(int64_t swap, int64_t handle, uint64_t pointer, uint64_t nbytes, StreamHandle stream);
   void in_done(int64_t handle, int64_t transfer, StreamHandle stream);
+  void confirm();
   int64_t out_transfer(int64_t handle);
   uint64_t nbytes(int64_t handle);
   bool is_finished(int64_t transfer);
@@ -114,6 +116,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::map<int64_t, Handle> handles_;
   std::map<int64_t, std::unique_ptr<Event>> marks_;
   std::map<int64_t, TransferPointer> audits_;  // by the copy that they are of, until their sums are taken
+  std::deque<TransferPointer> unconfirmed_;    // copies in that a stream waits for and that may still fail
   std::map<int64_t, Flight> flights_;          // until they failed, or were waited for and taken as records
 };
 

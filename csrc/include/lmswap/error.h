@@ -26,11 +26,10 @@ class Error : public std::runtime_error {
 // What a copy in has brought is not what was copied out: a transfer error that says within which MiB.
 class BytesChanged : public Error {
  public:
-  explicit BytesChanged(uint64_t offset_bytes);
-  uint64_t offset_bytes() const { return offset_bytes_; }
+  BytesChanged(int64_t swap, uint64_t nbytes, uint64_t offset_bytes);
 
- private:
-  uint64_t offset_bytes_;
+  const int64_t swap;
+  const uint64_t nbytes, offset_bytes;
 };
 
 // Says on standard error what went wrong where nothing can be thrown.

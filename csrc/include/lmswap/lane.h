@@ -1,4 +1,4 @@
-// A queue of transfers in one direction: they begin in the order in which they were queued.
+// A queue of transfers in one direction: they begin in the order in which they were queued, by one thread at a time.
 #pragma once
 
 #include <condition_variable>

@@ -1,9 +1,10 @@
-// How the bytes of one lane travel: three ways, one interface.
+// How the bytes of one lane travel: four ways, one interface.
 //
 //   CopyMover     device <-> pinned host memory    the device's own copies, on a stream of the lane
 //                 device <-> its own spare memory
 //   DirectMover   ordinary memory <-> file         requests of the I/O pool, straight from and to the tensor
-//   StagedMover   device <-> file                  both of these, through pieces of pinned memory
+//   GatedMover    device <-> file                  both of these, through pieces of pinned memory
+//   StagedMover   device <-> file                  the same where the device cannot wait for the host, or paced
 #pragma once
 
 #include "lmswap/transfer.h"
@@ -14,9 +15,16 @@ class Mover {
  public:
   virtual ~Mover() = default;
 
+  // Gives the device what it can be given at once, on the thread that queues the transfer, while the lane's thread
+  // moves it. Not on lanes without a thread.
+  virtual void issue(const TransferPointer&) noexcept {}
+
   // Starts the copy behind `transfer->ready` and behind the done events of its source and fences, which have landed;
   // calls begin_part for each request that outlives the call. May block, may throw.
   virtual void move(const TransferPointer& transfer) = 0;
+
+  // Instead, or when that has failed: lets go of what was issued.
+  virtual void give_up(const TransferPointer&) noexcept {}
 
   // The last part has ended, here or on another thread: records what is left to record and settles the transfer.
   virtual void complete(const TransferPointer& transfer) noexcept = 0;

@@ -78,7 +78,8 @@ class Transfer {
   void begin_behind(std::shared_ptr<Event> event) { behind_.push_back(std::move(event)); }
 
   void set_issued();
-  void settle();  // landed, or failed if any part failed; the device no longer touches what failed
+  void
+  settle();  // landed, or failed if any part failed; unless it was issued, the device no longer touches what failed
 
   // Of a finished transfer: its record may be taken much later, and must not keep memory until then.
   void forget_storage() { block.storage.reset(); }
@@ -98,6 +99,7 @@ class Transfer {
   bool is_device_free() const;  // the device memory is no longer touched
   bool is_finished() const;     // nor is the block
   bool has_failed() const;
+  void check_not_failed() const;  // throws Error(kTransfer)
   std::string error_text() const;
   // Of a finished transfer that did not fail.
   double start_seconds() const;
@@ -107,12 +109,12 @@ class Transfer {
   enum class State { kQueued, kIssued, kLanded, kFailed };
   State state() const;
   void set_state(State state);
-  void check_not_failed() const;
 
   const std::shared_ptr<Driver> driver_;
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
   State state_ = State::kQueued;
+  bool is_issued_ = false;  // `done` tells when the device is through with it, also if it fails
   int num_parts_ = 1;
   std::string error_;
   std::optional<uint64_t> changed_at_;  // the first MiB of those found

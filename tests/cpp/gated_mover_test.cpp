@@ -1,0 +1,233 @@
+// Swapping to disk where the device waits for the host: the host need not wait, whatever fails.
+#include "lmswap/gated_mover.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <future>
+#include <optional>
+#include <thread>
+
+#include "../emulated_gpu/device/system.h"
+#include "lmswap/engine.h"
+#include "test_device.h"
+
+namespace lmswap {
+namespace {
+
+using test::Arrival;
+using test::Bytes;
+using test::make_bytes;
+using test::make_test_device;
+using test::TestDevice;
+using test::TestDirectory;
+using test::Token;
+
+constexpr uint64_t kBytes = 5 * kRequestBytes + 17;  // more requests than pieces
+
+// Holds up the device's stream until it is let go, which it is at the latest when the test ends.
+class Held {
+ public:
+  explicit Held(TestDevice& device) {
+    device.driver->call_back(device.stream, [held = let_go_.get_future().share()](int) { held.wait(); });
+  }
+  ~Held() { let_go(); }
+  void let_go() {
+    if (is_held_) let_go_.set_value();
+    is_held_ = false;
+  }
+
+ private:
+  std::promise<void> let_go_;
+  bool is_held_ = true;
+};
+
+// Whether it comes to its end although the stream is held; lets go of that if not.
+template <typename Run>
+bool is_done_while(Held& held, Run run) {
+  auto done = std::async(std::launch::async, run);
+  const bool is_done = done.wait_for(std::chrono::seconds(20)) == std::future_status::ready;
+  held.let_go();
+  done.get();
+  return is_done;
+}
+
+class GatedEngine : public testing::Test {
+ protected:
+  void open(const std::string& faults = "", bool can_wait = true, double most_delay_seconds = 0) {
+    if (!can_wait) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1", 1);
+    device_ = make_test_device("emulated", faults, most_delay_seconds);
+    unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
+    engine_ = Engine::open(device_->driver, device_->faults, Pacers{});
+    engine_->open_disk_tier(directory_.path(), 256 << 20, 1);
+    source_ = device_->allocate(kBytes);
+    target_ = device_->allocate(kBytes);
+    device_->upload(source_, make_bytes(kBytes, 1));
+    device_->upload(target_, make_bytes(kBytes, 2));
+  }
+  void TearDown() override {
+    engine_->close();
+    for (const uint64_t pointer : {source_, target_}) device_->free(pointer);
+    EXPECT_EQ(device_->violations(), std::vector<std::string>{});
+  }
+
+  Token out() {
+    Token token(engine_->out_start(1, "disk", 0, source_, kBytes, device_->stream));
+    engine_->out_done(token.handle(), device_->stream);
+    return token;
+  }
+  int64_t in(const Token& token) {
+    const int64_t transfer = engine_->in_start(1, token.handle(), target_, kBytes, device_->stream);
+    engine_->in_done(token.handle(), transfer, device_->stream);
+    return transfer;
+  }
+  Bytes arrived() { return device_->download(target_, kBytes); }
+
+  TestDirectory directory_;
+  std::unique_ptr<TestDevice> device_;
+  std::shared_ptr<Engine> engine_;
+  uint64_t source_ = 0, target_ = 0;
+};
+
+TEST_F(GatedEngine, the_host_goes_on_while_neither_device_nor_disk_has_begun) {
+  open();
+  Held held(*device_);
+  std::optional<Token> token;
+  EXPECT_TRUE(is_done_while(held, [&] {
+    for (int step = 0; step < 3; ++step) {
+      token.emplace(out());
+      in(*token);
+    }
+  }));
+  engine_->confirm();
+  EXPECT_EQ(arrived(), make_bytes(kBytes, 1));
+}
+
+TEST_F(GatedEngine, pieces_are_used_again_only_when_device_and_disk_are_done_with_them) {
+  open("write@*=jitter:0.01,read@*=jitter:0.001", true, 0.005);
+  for (int i = 0; i < 3; ++i) {
+    const Token token = out();
+    in(token);
+    engine_->confirm();
+    EXPECT_EQ(arrived(), make_bytes(kBytes, 1));
+    device_->upload(target_, make_bytes(kBytes, 2));
+  }
+}
+
+TEST_F(GatedEngine, a_read_that_fails_when_the_host_has_gone_on_is_told_in_the_end_and_gives_zeros) {
+  open("read@2=fail");
+  Held held(*device_);
+  std::optional<Token> token;
+  EXPECT_TRUE(is_done_while(held, [&] {
+    token.emplace(out());
+    in(*token);
+  }));
+  EXPECT_ERROR(engine_->confirm(), ErrorKind::kTransfer, "fail");
+  const Bytes found = arrived(), sent = make_bytes(kBytes, 1);
+  EXPECT_EQ(Bytes(found.begin(), found.begin() + kRequestBytes), Bytes(sent.begin(), sent.begin() + kRequestBytes));
+  EXPECT_EQ(Bytes(found.begin() + kRequestBytes, found.end()), Bytes(kBytes - kRequestBytes));
+  engine_->confirm();  // it is told once
+  in(*token);
+  engine_->confirm();
+  EXPECT_EQ(arrived(), sent);
+}
+
+TEST_F(GatedEngine, a_write_that_fails_when_the_host_has_gone_on_is_told_by_the_copy_in) {
+  open("write@3=fail");
+  Held held(*device_);
+  std::optional<Token> token;
+  EXPECT_TRUE(is_done_while(held, [&] {
+    token.emplace(out());
+    in(*token);
+  }));
+  EXPECT_ERROR(engine_->confirm(), ErrorKind::kTransfer, "never reached the tier");
+  EXPECT_EQ(arrived(), Bytes(kBytes));
+  token.emplace(out());
+  in(*token);
+  engine_->confirm();
+  EXPECT_EQ(arrived(), make_bytes(kBytes, 1));
+}
+
+TEST_F(GatedEngine, the_memory_of_a_failed_copy_counts_as_used_until_the_device_is_through_with_it) {
+  open("read@1=fail");
+  const Token token = out();
+  Held held(*device_);
+  const int64_t transfer = engine_->in_start(1, token.handle(), target_, kBytes, device_->stream);
+  EXPECT_FALSE(engine_->is_finished(transfer));
+  held.let_go();
+  while (!engine_->is_finished(transfer)) std::this_thread::yield();
+  EXPECT_EQ(arrived(), Bytes(kBytes));
+}
+
+TEST_F(GatedEngine, queues_that_are_full_or_shared_hold_up_nobody_for_ever) {
+  open("write@*=jitter:0.003,read@*=jitter:0.003");
+  for (const emulated_gpu::Queues queues : {emulated_gpu::Queues{false, 3}, {true, 0}, {true, 3}}) {
+    emulated_gpu::System::instance().configure(queues);
+    auto done = std::async(std::launch::async, [&] {
+      std::optional<Token> token;
+      for (int step = 0; step < 3; ++step) {
+        token.emplace(out());
+        in(*token);
+      }
+      engine_->confirm();
+    });
+    if (done.wait_for(std::chrono::minutes(2)) != std::future_status::ready) {
+      std::fputs("the host waits for ever, and so would whoever wanted to give anything back\n", stderr);
+      std::abort();
+    }
+    EXPECT_EQ(arrived(), make_bytes(kBytes, 1));
+    device_->upload(target_, make_bytes(kBytes, 2));
+  }
+}
+
+TEST_F(GatedEngine, where_all_streams_share_a_queue_the_host_waits) {
+  open("", false);
+  EXPECT_FALSE(device_->driver->can_wait_for_host());
+  const Token token = out();
+  in(token);
+  EXPECT_EQ(arrived(), make_bytes(kBytes, 1));
+}
+
+TEST_F(GatedEngine, an_engine_that_closes_ends_what_was_queued) {
+  open();
+  Held held(*device_);
+  const Token token = out();
+  in(token);
+  std::thread later([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    held.let_go();
+  });
+  engine_->close();
+  later.join();
+  EXPECT_EQ(arrived(), make_bytes(kBytes, 1));
+}
+
+TEST(Marks, a_mark_that_was_skipped_is_not_waited_for_and_says_nothing_of_others) {
+  Marks marks;
+  marks.skip(3);
+  EXPECT_TRUE(marks.await(3));
+  auto waits = std::async(std::launch::async, [&] { return marks.await(2); });
+  EXPECT_EQ(waits.wait_for(std::chrono::milliseconds(20)), std::future_status::timeout);
+  marks.pass(1, 0);
+  marks.pass(2, 0);
+  EXPECT_TRUE(waits.get());
+  EXPECT_TRUE(marks.await(3));
+  marks.pass(4, 0);
+  EXPECT_TRUE(marks.await(3));
+}
+
+TEST(Marks, a_device_that_failed_ends_all_waits) {
+  Marks marks;
+  EXPECT_TRUE(marks.await(0));
+  auto waits = std::async(std::launch::async, [&] { return marks.await(5); });
+  marks.pass(1, 0);
+  marks.pass(2, 719);
+  EXPECT_FALSE(waits.get());
+  EXPECT_FALSE(marks.await(1));
+  EXPECT_NE(marks.error_text().find("719"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace lmswap
