@@ -56,7 +56,7 @@ class EmulatedGpu : public testing::Test {
   // A kernel that uses bytes, for the check of order; it does nothing.
   void use(Stream stream, uintptr_t begin, size_t nbytes, bool is_write) {
     const emulated_gpu::Use use{begin, nbytes, is_write};
-    gpu_.launch(stream, "a kernel", {&use, 1}, [] {});
+    gpu_.launch(stream, "a kernel", {&use, 1}, {}, [] {});
   }
 
   static constexpr size_t kBytes = 8192;
