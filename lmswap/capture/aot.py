@@ -18,6 +18,7 @@ from torch._functorch._aot_autograd.schemas import MemoryFormatMeta, PlainTensor
 from torch._functorch.partitioners import default_partition
 from torch._guards import TracingContext
 
+from lmswap.capture.arrival import Arrival
 from lmswap.capture.draws import keep_states, settle_draws
 from lmswap.capture.retrace import retrace
 from lmswap.capture.tangents import Tangents, allow_other_layouts, guess_again
@@ -64,6 +65,8 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Graph
     """
     refuse_rewriters()
     coming: list[Tangents] = []  # of the region's backward, if it has one
+    arrival = Arrival()
+    arrival.listen(module)
 
     def partition(
         joint: fx.GraphModule,
@@ -107,7 +110,7 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Graph
         compiled: Callable[..., Any] = compiler(module, inputs)
 
     def run(*arguments: Any) -> Any:
-        outputs = compiled(*arguments)
+        outputs = compiled(*arrival.in_order(arguments))
         for tangents in coming:
             tangents.watch(outputs)
         return outputs

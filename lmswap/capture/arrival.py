@@ -1,0 +1,86 @@
+"""In which order do gradients arrive, where processes sum theirs on arrival?
+
+A captured backward gives all of its gradients at once, and autograd takes them up in an order of its own. But
+DistributedDataParallel fills its buckets in the order of the first step, and how a sum over more than two processes is
+rounded depends on where in its bucket a number lies. So gradients arrive in the order of eager torch: it is read off
+the region's autograd graph when that is traced, and kept by nodes that pass gradients on, the last of which runs first.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import count
+from typing import Any
+
+import torch
+from torch import distributed, fx
+from torch.autograd.graph import Node
+
+
+class Arrival:
+    """The order in which the gradients of one region's inputs are complete."""
+
+    def __init__(self) -> None:
+        self._order: Sequence[int] = ()
+
+    def listen(self, module: fx.GraphModule) -> None:
+        """Edits Dynamo's graph of the region, so that running it where it is traced tells the order."""
+        (output,) = module.graph.find_nodes(op="output")
+        inputs = module.graph.find_nodes(op="placeholder")
+        with module.graph.inserting_before(output):
+            module.graph.call_function(self._traced, (output.args[0], tuple(inputs)))
+
+    def in_order(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """The region's real ``inputs``, through which gradients arrive in that order."""
+        if not (torch.is_grad_enabled() and distributed.is_available() and distributed.is_initialized()):
+            return inputs
+        given = list(inputs)
+        for position in reversed(self._order):
+            if given[position].is_leaf and given[position].requires_grad:
+                given[position] = given[position].expand_as(given[position])  # its gradient passes as it is
+        return given
+
+    def _traced(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
+        positions = defaultdict(list)
+        for position, value in enumerate(inputs):
+            if (node := _made_by(value)) is not None:
+                positions[node].append(position)
+        ran = _run(filter(None, map(_made_by, outputs)), positions.keys())
+        self._order = [position for node in ran for position in positions[node]]
+
+
+def _made_by(value: Any) -> Node | None:
+    return value.grad_fn if isinstance(value, torch.Tensor) else None
+
+
+def _run(roots: Iterable[Node], leaves: Iterable[Node]) -> list[Node]:
+    """The ``leaves`` in the order in which autograd reaches them: at once when ready; of others, the newest is next."""
+    leaves, roots = set(leaves), list(dict.fromkeys(roots))
+    uses, known = Counter[Node](), list(roots)
+    edges: dict[Node, list[Node]] = {}
+    while known:
+        node = known.pop()
+        if node not in edges:
+            edges[node] = [] if node in leaves else [following for following, _ in node.next_functions if following]
+            uses.update(edges[node])
+            known += edges[node]
+    ready: list[tuple[int, int, Node]] = []
+    reached, turns = [], count()
+
+    def push(node: Node) -> None:
+        newest = 2**64 if node in leaves else node._sequence_nr()
+        heapq.heappush(ready, (-newest, next(turns), node))
+
+    for root in roots:
+        if not uses[root]:
+            push(root)
+    while ready:
+        node = heapq.heappop(ready)[-1]
+        reached += [node] if node in leaves else []
+        for following in edges[node]:
+            uses[following] -= 1
+            if not uses[following]:
+                push(following)
+    return reached
