@@ -41,7 +41,14 @@ from lmswap.uncalled import UNCALLED
 # Graphs per model (shapes × train/eval × graph breaks) before torch would stop compiling and fall back to eager; as
 # many steps that save different tensors get a plan each.
 _MAX_GRAPHS = 64
-_TRACING = {"recompile_limit": _MAX_GRAPHS, "fail_on_recompile_limit_hit": True, **AS_CALLED}
+_TRACING = {
+    "recompile_limit": _MAX_GRAPHS,
+    "fail_on_recompile_limit_hit": True,
+    # It would cut the model where DistributedDataParallel's buckets end, and each piece would be planned, and its
+    # gradients summed, by itself; of buckets smaller than 1 MiB it makes an error.
+    "optimize_ddp": False,
+    **AS_CALLED,
+}
 _SUMMED_BY_GRAPH = (
     f"{ROUNDED_OTHERWISE}: a step runs several graphs, and the gradient of what more than one of them uses is summed "
     "graph by graph"
