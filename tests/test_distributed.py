@@ -1,0 +1,357 @@
+"""Processes that train together have the bits that they have without lmswap: DistributedDataParallel and FSDP2.
+
+Processes are started once and run all cases over gloo, each with a process group of its own. A case trains twice in
+the same processes, without lmswap and with it; every rank compares for itself.
+"""
+
+import contextlib
+import json
+import os
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817
+
+import lmswap
+from lmswap.errors import BudgetExceeded
+
+pytestmark = [pytest.mark.cpu_only("gloo, on CPUs"), pytest.mark.timeout(400)]
+
+_TIMEOUT = timedelta(seconds=120)  # of a collective: a busy machine is no deadlock
+_WIDTH = 64
+
+
+class Net(nn.Module):
+    """Layers of which ``aside`` is not always called."""
+
+    def __init__(self, depth=3, *, norm=None):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(_WIDTH, _WIDTH) for _ in range(depth))
+        self.norm = norm(_WIDTH) if norm else nn.Identity()
+        self.aside, self.head = nn.Linear(_WIDTH, _WIDTH), nn.Linear(_WIDTH, 4)
+
+    def forward(self, x, *, is_aside=True):
+        for layer in self.layers:
+            x = torch.tanh(self.norm(layer(x)))
+        return self.head(torch.tanh(self.aside(x)) if is_aside else x)
+
+
+class Deep(nn.Module):
+    """Whose step takes 24 tensors of 16 MiB."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(32, 32), nn.Linear(32, 4)
+
+    def forward(self, x):
+        x = self.first(x)
+        for _ in range(23):
+            x = torch.sin(x)
+        return self.last(x)
+
+
+def batch():
+    return torch.randn(256, _WIDTH)
+
+
+def plainly(model, steps=4, *, batch=batch, **kwargs):
+    """Losses and gradients of some steps with an optimizer."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(steps):
+        loss = model(batch(), **kwargs).square().mean()
+        loss.backward()
+        yield from (loss.detach().clone(), *gradients(model))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def accumulating(model):
+    """The gradients of three batches are summed before they are reduced."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(6):
+        is_last = step % 3 == 2
+        with contextlib.nullcontext() if is_last else model.no_sync():
+            loss = model(batch()).square().mean()
+            loss.backward()
+        yield from (loss.detach().clone(), *gradients(model))
+        if is_last:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def branching(model):
+    """The branch is taken in every other step."""
+    for step in range(4):
+        yield from plainly(model, steps=1, is_aside=step % 2 == 0)
+
+
+def uneven(model):
+    """The first rank has more batches than the others, and goes on with their last state."""
+    with model.join():
+        yield from plainly(model, steps=4 if dist.get_rank() == 0 else 2)
+
+
+def compressed(model):
+    model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    yield from plainly(model)
+
+
+def of_low_rank(model):
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    yield from plainly(model)
+
+
+def deeply(model):
+    yield from plainly(model, steps=3, batch=lambda: torch.randn(2**17, 32))
+
+
+def gradients(model):
+    """Copies of them; graphs give zeros where torch itself gives no gradient."""
+    found = [p.grad if isinstance(p.grad, torch.Tensor) else torch.zeros(()) for p in model.parameters()]
+    found = [whole(gradient) for gradient in found]
+    return [gradient if gradient.any() else torch.zeros(()) for gradient in found]
+
+
+def whole(tensor):
+    """A copy of what all ranks together have of it."""
+    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().clone()
+
+
+def wrapped(network, ddp):
+    return DDP(network, **ddp)
+
+
+def sharded(network, options):
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in network.layers:
+        fully_shard(layer, mesh=mesh, **options)
+    return fully_shard(network, mesh=mesh, **options)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, how processes share it and how it is trained."""
+
+    name: str
+    world: int = 2
+    make: Callable = Net
+    train: Callable = plainly
+    share: Callable = wrapped
+    options: dict = field(default_factory=dict)  # of ``share``
+    enable: dict = field(default_factory=dict)
+    budgets: tuple = ()  # by rank
+    where: str = "before"  # enabled before it is wrapped, "after" it, or "inside" of the wrapper
+
+
+_BOTH = ("before", "after")
+_UNUSED, _STATIC, _VIEWS = {"find_unused_parameters": True}, {"static_graph": True}, {"gradient_as_bucket_view": True}
+_TIGHT = {"make": Deep, "train": deeply, "budgets": ("220MiB", "220MiB")}
+CASES = [
+    *(Case(f"enabled {where}", where=where) for where in ("before", "after", "inside")),
+    *(Case(f"no_sync, {where}", train=accumulating, where=where) for where in _BOTH),
+    *(
+        Case(f"a branch not taken, {where}", train=branching, options=_UNUSED, where=where)
+        for where in ("before", "after")
+    ),
+    *(Case(f"static graph, {where}", options=_STATIC, where=where) for where in _BOTH),
+    *(Case(f"uneven inputs, {where}", train=uneven, where=where) for where in _BOTH),
+    Case("a bucket for each layer", options={"bucket_cap_mb": 0.01}),
+    Case("gradients are views of buckets, no_sync", train=accumulating, options=_VIEWS),
+    Case("compressed to fp16", train=compressed),
+    Case("PowerSGD", train=of_low_rank),
+    Case("batch norm", make=lambda: Net(norm=nn.BatchNorm1d)),
+    Case("hooks", enable={"compiler": "eager"}),
+    Case("half of the memory, auto", enable={"policy": "auto"}, **_TIGHT),
+    Case("half of the memory, recompute", enable={"policy": "recompute"}, **_TIGHT),
+    Case("other plans", enable={"policy": "swap"}, **{**_TIGHT, "budgets": ("220MiB", "400MiB")}),
+    *(Case(f"fully_shard, {where}", share=sharded, where=where) for where in _BOTH),
+    Case(
+        "fully_shard, resharded", share=sharded, options={"reshard_after_forward": True}, enable={"compiler": "eager"}
+    ),
+    Case("four processes", world=4),
+    Case("four processes, PowerSGD", world=4, train=of_low_rank),
+]
+
+
+def run(case, *, is_enabled):
+    """What the rank trained, and what was moved meanwhile."""
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    network = case.make()
+    enable = {"policy": "swap_all", "budget": "1GiB", "min_swap_bytes": 1024, **case.enable}
+    if case.budgets:
+        enable["budget"] = case.budgets[dist.get_rank()]
+    if is_enabled and case.where == "before":
+        lmswap.enable(network, **enable)
+    model = case.share(network, case.options)
+    managed = model if case.where == "after" else network
+    if is_enabled and case.where != "before":
+        lmswap.enable(managed, **enable)
+    torch.manual_seed(dist.get_rank())  # ranks have other data
+    found = [*case.train(model), *map(whole, model.state_dict().values())]
+    if not is_enabled:
+        return found, {}
+    report = lmswap.report(managed)
+    told = {
+        "swapped_bytes": report.tier_highest_bytes,
+        "recomputed_bytes": report.recomputed_bytes,
+        "peak_bytes": report.highest_peak_bytes,
+        "budget_bytes": report.budget_bytes,
+        "left_bytes": report.tier_used_bytes,
+        "notes": [*report.notes],
+    }
+    lmswap.disable(managed)
+    return found, told
+
+
+def outcome(case):
+    """What one rank saw in the case."""
+    expected, _ = run(case, is_enabled=False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        actual, told = run(case, is_enabled=True)
+    differing = [at for at, pair in enumerate(zip(actual, expected, strict=True)) if not torch.equal(*pair)]
+    exceeded = [str(warning.message) for warning in caught if issubclass(warning.category, BudgetExceeded)]
+    return {"compared": len(actual), "differing": differing, "exceeded": exceeded, **told}
+
+
+def run_cases(rank, world, folder):
+    """Runs the cases of ``world`` processes as one of them; an error in one is told, and the next begins."""
+    torch.set_num_threads(1)
+    for number, case in enumerate(CASES):
+        if case.world != world:
+            continue
+        store = dist.FileStore(f"{folder}/store-{number}", world)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=_TIMEOUT)
+        started = time.perf_counter()
+        try:
+            seen = outcome(case)
+        except Exception:
+            seen = {"error": traceback.format_exc()}
+        dist.destroy_process_group()
+        seen["seconds"] = time.perf_counter() - started
+        Path(f"{folder}/{case.name}-{rank}.json").write_text(json.dumps(seen))
+
+
+def start(target, world, *args):
+    context = mp.get_context("spawn")
+    processes = [context.Process(target=target, args=(rank, world, *args), daemon=True) for rank in range(world)]
+    for process in processes:
+        process.start()
+    return processes
+
+
+def end(processes, seconds):
+    """Their exit codes; None of those that had not ended by then."""
+    latest = time.monotonic() + seconds
+    for process in processes:
+        process.join(max(0, latest - time.monotonic()))
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+        process.join()
+    return codes
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    """What every rank saw, by case; processes of one world run all cases of it."""
+    folder = tmp_path_factory.mktemp("ranks")
+    for world in sorted({case.world for case in CASES}):
+        end(start(run_cases, world, str(folder)), seconds=300)
+
+    def of(case):
+        files = [folder / f"{case.name}-{rank}.json" for rank in range(case.world)]
+        return [json.loads(file.read_text()) if file.exists() else {"error": "it hung or died"} for file in files]
+
+    return {case.name: of(case) for case in CASES}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_rank_has_the_bits_that_it_has_without_lmswap(seen, case):
+    for rank in seen[case.name]:
+        assert "error" not in rank, rank["error"]
+        assert rank["compared"] > 10
+        assert rank["differing"] == []
+        assert rank["exceeded"] == []
+        assert rank["left_bytes"] == 0
+        moved_bytes = (rank["recomputed_bytes"] or 0) + rank["swapped_bytes"]
+        assert moved_bytes > 0
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.budgets], ids=lambda case: case.name)
+def test_every_rank_keeps_its_budget(seen, case):
+    for rank in seen[case.name]:
+        assert 0 < rank["peak_bytes"] <= rank["budget_bytes"]
+
+
+def test_ranks_that_plan_differently_train_together(seen):
+    one, other = seen["other plans"]
+    assert one["swapped_bytes"] > other["swapped_bytes"] > 0
+
+
+@pytest.mark.skip(reason="torch's SyncBatchNorm refuses tensors on CPUs")
+def test_synchronized_batch_norm():
+    raise NotImplementedError
+
+
+def die_within(rank, world, folder, compiler):
+    """The last rank dies in the third backward; the others write down what they see."""
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{folder}/store", world)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=20))
+    network, swapped = Net(), Path(folder) / f"swapped-{rank}"
+    swapped.mkdir()
+    lmswap.enable(
+        network, compiler=compiler, policy="swap_all", budget="1GiB", min_swap_bytes=1024, disk_directory=str(swapped)
+    )
+    model = DDP(network)
+    told = {"steps": 0, "error": ""}
+
+    def dies(_):
+        if told["steps"] == 2 and rank == world - 1:
+            os._exit(7)
+
+    network.head.weight.register_hook(dies)
+    try:
+        while told["steps"] < 5:
+            model(batch()).square().mean().backward()
+            told["steps"] += 1
+    except RuntimeError as error:
+        told["error"] = str(error)
+    told["left_bytes"] = lmswap.report(network).tier_used_bytes
+    lmswap.disable(network)
+    told["files"] = [str(file) for file in swapped.iterdir()]
+    told["open"] = [file for file in open_files() if str(swapped) in file]
+    Path(f"{folder}/{rank}.json").write_text(json.dumps(told))
+    os._exit(0)  # the process group has lost a member
+
+
+def open_files():
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            yield str(descriptor.readlink())
+
+
+@pytest.mark.parametrize("compiler", ["fx", "eager"])
+def test_when_a_rank_dies_in_mid_step_the_others_are_told_and_leave_nothing(tmp_path, compiler):
+    assert end(start(die_within, 2, str(tmp_path), compiler), seconds=120) == [0, 7]
+    told = json.loads((tmp_path / "0.json").read_text())
+    assert told["steps"] == 2
+    assert "peer" in told["error"]
+    assert told["files"] == told["open"] == []
+    assert told["left_bytes"] == 0
