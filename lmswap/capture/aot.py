@@ -18,7 +18,7 @@ from torch._functorch._aot_autograd.schemas import MemoryFormatMeta, PlainTensor
 from torch._functorch.partitioners import default_partition
 from torch._guards import TracingContext
 
-from lmswap.capture.arrival import Arrival
+from lmswap.capture.arrival import Arrival, trains_together
 from lmswap.capture.draws import keep_states, settle_draws
 from lmswap.capture.retrace import retrace
 from lmswap.capture.tangents import Tangents, allow_other_layouts, guess_again
@@ -66,7 +66,8 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Graph
     refuse_rewriters()
     coming: list[Tangents] = []  # of the region's backward, if it has one
     arrival = Arrival()
-    arrival.listen(module)
+    if trains_together():
+        arrival.listen(module)
 
     def partition(
         joint: fx.GraphModule,

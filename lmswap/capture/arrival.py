@@ -19,6 +19,11 @@ from torch import distributed, fx
 from torch.autograd.graph import Node
 
 
+def trains_together() -> bool:
+    """Whether this process is one of several that torch.distributed has joined."""
+    return distributed.is_available() and distributed.is_initialized()
+
+
 class Arrival:
     """The order in which the gradients of one region's inputs are complete."""
 
@@ -34,7 +39,7 @@ class Arrival:
 
     def in_order(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """The region's real ``inputs``, through which gradients arrive in that order."""
-        if not (torch.is_grad_enabled() and distributed.is_available() and distributed.is_initialized()):
+        if not (self._order and torch.is_grad_enabled()):
             return inputs
         given = list(inputs)
         for position in reversed(self._order):
