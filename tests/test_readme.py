@@ -17,7 +17,7 @@ from benchmarks.programs.corpus import load_program
 from lmswap import cli, errors
 
 ROOT = Path(__file__).parent.parent
-PAGES = {path.stem: path.read_text(encoding="utf-8") for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]}
+PAGES = {path.stem: path.read_text(encoding="utf-8") for path in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])}
 LINKED = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
 
 BY_CI = {"make demo", "make test", "make test-gpu", "make docs"}
@@ -112,7 +112,7 @@ def test_each_command_that_is_not_run_here_runs_elsewhere():
     assert all(where in BY_CI or (ROOT / where).is_file() for where in ELSEWHERE.values())
 
 
-@pytest.mark.parametrize("command", [c for c in [*BY_CI, *ELSEWHERE] if c.startswith("make")])
+@pytest.mark.parametrize("command", sorted(c for c in {*BY_CI, *ELSEWHERE} if c.startswith("make")))
 def test_make_knows_each_target(command):
     done = subprocess.run([*command.split(), "--dry-run"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
