@@ -165,6 +165,8 @@ void bind_engine(nb::module_& module) {
       .def(
           "confirm", [](PyEngine& self) { self.get().confirm(); }, WithoutLock())
       .def(
+          "forget_unconfirmed", [](PyEngine& self) { self.get().forget_unconfirmed(); }, WithoutLock())
+      .def(
           "out_transfer", [](PyEngine& self, int64_t handle) { return self.get().out_transfer(handle); }, "handle"_a,
           WithoutLock())
       .def(

@@ -95,6 +95,9 @@ class LateEngine:
     def confirm(self) -> None:
         pass
 
+    def forget_unconfirmed(self) -> None:
+        pass
+
     def take_checksums(self, transfer: int) -> list[int]:
         return self._sums.pop(transfer)()
 

@@ -217,6 +217,12 @@ void Engine::confirm() {
   for (const TransferPointer& transfer : waited_for) transfer->check_not_failed();
 }
 
+void Engine::forget_unconfirmed() {
+  std::deque<TransferPointer> waited_for;  // ends after the lock
+  const std::lock_guard lock(mutex_);
+  waited_for.swap(unconfirmed_);
+}
+
 int64_t Engine::out_transfer(int64_t handle) {
   const std::lock_guard lock(mutex_);
   return find_handle(handle).transfers.front()->number;

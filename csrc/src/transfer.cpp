@@ -69,13 +69,7 @@ bool Transfer::is_failing() const {
   return !error_.empty();
 }
 
-void Transfer::set_issued() {
-  {
-    const std::lock_guard lock(mutex_);
-    is_issued_ = true;
-  }
-  set_state(State::kIssued);
-}
+void Transfer::set_issued() { set_state(State::kIssued); }
 
 void Transfer::settle() { set_state(is_failing() ? State::kFailed : State::kLanded); }
 
@@ -83,6 +77,7 @@ void Transfer::set_state(State state) {
   // Notified under the lock: whoever waits may drop the last reference as soon as it is released.
   const std::lock_guard lock(mutex_);
   state_ = state;
+  is_issued_ |= state == State::kIssued;
   landed_seconds_ = monotonic_seconds();
   changed_.notify_all();
 }

@@ -88,6 +88,9 @@ class Engine:
         Until then nothing that was computed may be taken for right: of what failed, zeros arrive.
         """
 
+    def forget_unconfirmed(self) -> None:
+        """Nobody uses what was computed: `confirm` is not to tell of it."""
+
     def out_transfer(self, handle: int) -> int:
         """The number of the transfer that out_start queued for ``handle``."""
 

@@ -144,7 +144,11 @@ class SwapEngine:
         self.native.forget_records(stop_seconds)
 
     def sweep(self) -> None:
-        """Lets go of tensors whose copies ended although nobody waited for them: an exception cut the step short."""
+        """Lets go of tensors whose copies ended although nobody waited for them: an exception cut the step short.
+
+        What failed in that step is not told by the next.
+        """
+        self.native.forget_unconfirmed()
         for transfer in [transfer for transfer in self._held if self.native.is_finished(transfer)]:
             del self._held[transfer]
         # Saved-tensor hooks may wait, after a sweep, for a copy that ended before it.

@@ -144,6 +144,24 @@ def test_a_read_that_fails_when_the_host_has_gone_on_is_told_by_the_backward(mon
     lmswap.disable(model)
 
 
+def test_what_failed_in_a_step_that_the_user_cut_short_is_not_told_by_the_next(monkeypatch, emulated_gpu, plain):
+    model = enable(monkeypatch, faults="read@34=fail")  # of at most 8 in a step
+    for _ in range(4):
+        step(model)
+
+    def cut(_):
+        raise KeyError("the user's own")
+
+    handle = model[0].weight.register_hook(cut)
+    for _ in range(12):
+        loss = forward(model)
+        with emulated_gpu.held_stream(), pytest.raises(KeyError):  # nothing has been read by then
+            loss.backward()
+    handle.remove()
+    assert same(step(model), plain)
+    lmswap.disable(model)
+
+
 def test_a_gpu_that_fails_ends_the_step_and_the_engine_closes(monkeypatch, emulated_gpu):
     model = enable(monkeypatch)
     loss = forward(model)

@@ -1,12 +1,15 @@
 """Errors of the emulated GPU come as a real one's: late, to whoever calls next, and from then on to everybody."""
 
+import ctypes
+import mmap
 import os
 import threading
 
 import pytest
 import torch
 
-OUT_OF_MEMORY, UNKNOWN = 2, 999
+OUT_OF_MEMORY, ALREADY_REGISTERED, UNKNOWN = 2, 712, 999
+ANONYMOUS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
 def break_context():
@@ -54,6 +57,29 @@ def test_planned_faults_come_once_and_leave_the_context_whole(emulated_gpu):
     event.record()
 
 
+def test_a_mended_gpu_has_forgotten_pinned_memory_that_is_no_more(emulated_gpu):
+    libc, cuda, fixed = ctypes.CDLL(None), torch.cuda.cudart(), 0x10
+    libc.mmap.restype = ctypes.c_void_p
+
+    def mapped(at, flags):
+        return libc.mmap(ctypes.c_void_p(at), mmap.PAGESIZE, mmap.PROT_READ, flags | ANONYMOUS, -1, 0)
+
+    def pinned(at):
+        return int(cuda.cudaHostRegister(at, mmap.PAGESIZE, 0))
+
+    address = mapped(None, 0)
+    assert pinned(address) == 0
+    emulated_gpu.mend()
+    assert pinned(address) == ALREADY_REGISTERED
+    assert len(emulated_gpu.take_violations()) == 1
+    libc.munmap(ctypes.c_void_p(address), mmap.PAGESIZE)
+    emulated_gpu.mend()
+    assert mapped(address, fixed) == address
+    assert pinned(address) == 0
+    assert int(cuda.cudaHostUnregister(address)) == 0
+    libc.munmap(ctypes.c_void_p(address), mmap.PAGESIZE)
+
+
 def test_a_kernel_without_a_stand_in_is_an_error_that_names_it(emulated_gpu):
     with pytest.raises(RuntimeError, match=r"no stand-in for the kernel at::cuda::.*spin_kernel"):
         torch.cuda._sleep(1000)
@@ -71,8 +97,6 @@ def test_a_forked_child_has_no_device():
     torch.ones(1, device="cuda")
     child = os.fork()
     if child == 0:
-        import ctypes
-
         not_initialized = ctypes.CDLL("libcudart.so.13").cudaDeviceSynchronize() == 3
         os._exit(0 if not_initialized else 1)
     assert os.waitpid(child, 0)[1] == 0

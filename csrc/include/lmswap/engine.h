@@ -55,6 +55,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   int64_t in_start(int64_t swap, int64_t handle, uint64_t pointer, uint64_t nbytes, StreamHandle stream);
   void in_done(int64_t handle, int64_t transfer, StreamHandle stream);
   void confirm();
+  void forget_unconfirmed();
   int64_t out_transfer(int64_t handle);
   uint64_t nbytes(int64_t handle);
   bool is_finished(int64_t transfer);

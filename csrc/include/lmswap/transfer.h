@@ -78,8 +78,8 @@ class Transfer {
   void begin_behind(std::shared_ptr<Event> event) { behind_.push_back(std::move(event)); }
 
   void set_issued();
-  void
-  settle();  // landed, or failed if any part failed; unless it was issued, the device no longer touches what failed
+  // Landed, or failed if any part failed. Unless it was issued, the device no longer touches what failed.
+  void settle();
 
   // Of a finished transfer: its record may be taken much later, and must not keep memory until then.
   void forget_storage() { block.storage.reset(); }

@@ -26,6 +26,10 @@ size_t Blocks::remove(uintptr_t begin) {
   return nbytes;
 }
 
+void Blocks::keep(const std::function<bool(uintptr_t begin, size_t nbytes)>& is_kept) {
+  std::erase_if(blocks_, [&](const auto& block) { return !is_kept(block.first, block.second); });
+}
+
 bool Blocks::meet(uintptr_t begin, size_t nbytes) const {
   const auto after = blocks_.lower_bound(begin + nbytes);
   if (after == blocks_.begin()) return false;
@@ -121,6 +125,13 @@ size_t PinnedMemory::free(void* begin) {
 void PinnedMemory::add(void* begin, size_t nbytes) { blocks_.add(reinterpret_cast<uintptr_t>(begin), nbytes); }
 
 size_t PinnedMemory::remove(void* begin) { return blocks_.remove(reinterpret_cast<uintptr_t>(begin)); }
+
+void PinnedMemory::forget_unmapped() {
+  blocks_.keep([](uintptr_t begin, size_t nbytes) {
+    const uintptr_t page = begin / kPage * kPage;
+    return msync(reinterpret_cast<void*>(page), begin + nbytes - page, MS_ASYNC) == 0;
+  });
+}
 
 bool PinnedMemory::meets(const void* begin, size_t nbytes) const {
   return blocks_.meet(reinterpret_cast<uintptr_t>(begin), nbytes);

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <vector>
 
@@ -19,6 +20,7 @@ class Blocks {
   bool contain(uintptr_t begin, size_t nbytes) const;  // in one of them
   bool meet(uintptr_t begin, size_t nbytes) const;
   size_t nbytes() const;  // of all
+  void keep(const std::function<bool(uintptr_t begin, size_t nbytes)>& is_kept);
 
  private:
   std::map<uintptr_t, size_t> blocks_;
@@ -56,6 +58,7 @@ class PinnedMemory {
   bool contains(const void* begin, size_t nbytes) const;
   bool meets(const void* begin, size_t nbytes) const;
   size_t nbytes() const { return blocks_.nbytes(); }
+  void forget_unmapped();  // what a broken context kept its users from giving back
 
  private:
   Blocks blocks_;

@@ -68,6 +68,12 @@ void System::configure(const Queues& queues) {
   queues_ = queues;
 }
 
+void System::mend() {
+  const std::lock_guard lock(mutex_);
+  faults.mend();
+  pinned_.forget_unmapped();
+}
+
 void System::tell(const VectorClock& clock) {
   const std::lock_guard lock(told_mutex_);
   told_.join(clock);

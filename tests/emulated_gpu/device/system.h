@@ -77,6 +77,7 @@ class System {
   void configure(const Compute& compute);
   Link link();
   void configure(const Queues& queues);
+  void mend();  // as in a new process: nothing is broken, planned, or pinned that is no more
   void set_capacity(int device, size_t nbytes);
   std::pair<size_t, size_t> free_and_total_bytes(int device);
   Held held();

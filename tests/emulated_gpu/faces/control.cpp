@@ -26,7 +26,7 @@ EXPORTED void emulated_gpu_break(const char* why) {
   system.faults.break_context(kAssert);
 }
 
-EXPORTED void emulated_gpu_mend() { System::instance().faults.mend(); }
+EXPORTED void emulated_gpu_mend() { System::instance().mend(); }
 
 EXPORTED void emulated_gpu_plan_fault(const char* symbol, uint64_t nth, int code) {
   System::instance().faults.plan(symbol, nth, code);
