@@ -50,19 +50,10 @@ $(VENV)/ready: pyproject.toml constraints.txt $(shell find csrc -type f -not -na
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-$(VENV)/conformance-ready: $(VENV)/ready
-	@echo "Setting up $(VENV): packages of foreign models; a minute"
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,conformance]'
-	@touch $@
-
-$(VENV)/docs-ready: $(VENV)/ready
-	@echo "Setting up $(VENV): what makes the site; half a minute"
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
-	@touch $@
-
-$(VENV)/integrations-ready: $(VENV)/ready
-	@echo "Setting up $(VENV): libraries that lmswap is used with; a minute"
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,integrations]'
+# What only some targets need: the extra of pyproject.toml that has this name.
+$(VENV)/%-ready: $(VENV)/ready
+	@echo "Setting up $(VENV): packages for $*; a minute"
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,$*]'
 	@touch $@
 
 lint: $(VENV)/ready

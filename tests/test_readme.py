@@ -17,8 +17,8 @@ from benchmarks.programs.corpus import load_program
 from lmswap import cli, errors
 
 ROOT = Path(__file__).parent.parent
-PAGES = {path.stem: path.read_text(encoding="utf-8") for path in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])}
-LINKED = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
+PATHS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+PAGES = {path.stem: path.read_text(encoding="utf-8") for path in PATHS}
 
 BY_CI = {"make demo", "make test", "make test-gpu", "make docs"}
 # What takes too long, or needs more packages: what runs it, or its parts at a small size.
@@ -173,7 +173,7 @@ def test_each_option_of_enable_is_explained():
     assert set(lmswap.enable.__annotations__) - {"model", "return"} <= rows
 
 
-@pytest.mark.parametrize("page", LINKED, ids=lambda path: path.name)
+@pytest.mark.parametrize("page", PATHS, ids=lambda path: path.name)
 def test_links_lead_somewhere(page):
     for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", page.read_text(encoding="utf-8")):
         if target.startswith("https://"):

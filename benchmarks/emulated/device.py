@@ -23,9 +23,8 @@ _LATENCIES_SLOWER = 50.0
 def slowed() -> Machine:
     """The machine that is emulated."""
     like = Machine.from_json(_LIKE.read_text())
-    rates = {tier.name: (tier.link.out_rate.bytes_per_second, tier.link.out_rate.seconds(1)) for tier in like.tiers}
-    bytes_per_second, latency_seconds = rates["host"]
-    rate = Rate.constant(bytes_per_second / SLOWER, latency_seconds * _LATENCIES_SLOWER)
+    fast = like.tier("host").link.out_rate
+    rate = Rate.constant(fast.bytes_per_second / SLOWER, fast.seconds(1) * _LATENCIES_SLOWER)
     return replace(
         like,
         name=f"emulated: {like.name}, {SLOWER:.0f} times slower",

@@ -1,6 +1,6 @@
 """What do the pages' pictures show? Stored plans and predictions, drawn as SVG into docs/pictures.
 
-`python docs/tools/pictures.py` draws them all again; equal data give equal files.
+`python docs/tools/pictures.py` draws them all again; equal data give equal files, but for the date in step.svg.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ _STYLE = {
     "font.size": 10,
     "text.color": _INK,
     "axes.labelcolor": _INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
     "svg.fonttype": "path",
     "svg.hashsalt": "lmswap",
 }
@@ -219,8 +221,6 @@ def _draw_policies(axes: Axes, outcomes: list[dict[str, dict[str, float]]]) -> N
     axes.set_yticks(ticks, [f"{tick:g} ×" for tick in ticks])
     axes.minorticks_off()
     axes.grid(axis="y", color=_FAINT, linewidth=0.5)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
 
 
 def _buffers(program: Program, machine: Machine, plan: Plan) -> Figure:
@@ -258,8 +258,6 @@ def _buffers(program: Program, machine: Machine, plan: Plan) -> Figure:
     axes.axvline(
         starts[next(s.start for s in runs.program.segments if s.phase == "backward")], color=_GREY, linewidth=0.8
     )
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
     return figure
 
 
@@ -310,10 +308,7 @@ def _certificate(memory: StepMemory, plan: Plan) -> Figure:
         xlabel="milliseconds of compute from the start of the step",
         ylim=(0, 1.4 * max(*certificate.out_prices, *certificate.in_prices)),
     )
-    lanes.legend(frameon=False, loc="upper left")
-    for axes in (curve, lanes):
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
+    lanes.legend(frameon=False, loc="center right")
     curve.set_title("prices of memory at the cuts (red): ms per GiB\n", loc="left", fontsize=10, color=_RED)
     return figure
 

@@ -6,9 +6,9 @@
 #include <memory>
 #include <optional>
 
+#include "amount.h"
 #include "draws.h"
 #include "libraries.h"
-#include "load.h"
 #include "tensors.h"
 
 namespace emulated_gpu {
@@ -92,7 +92,7 @@ class Call {
   IValue on_cpu(size_t argument);
   IValue result_on_cuda(size_t result, IValue computed, Work& work);
   void give(std::vector<IValue> results);
-  void launch(const Load& load, void (*run)(void*), void* argument);
+  void launch(const Amount& amount, void (*run)(void*), void* argument);
 
   Operator& op_;
   Stack* stack_;
@@ -189,9 +189,9 @@ void Call::give(std::vector<IValue> results) {
   for (IValue& result : results) stack_->push_back(std::move(result));
 }
 
-void Call::launch(const Load& load, void (*run)(void*), void* argument) {
+void Call::launch(const Amount& amount, void (*run)(void*), void* argument) {
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream().stream();
-  check(emulated_gpu_launch(stream, op_.name.c_str(), uses_.data(), uses_.size(), load.flops, load.nbytes, run,
+  check(emulated_gpu_launch(stream, op_.name.c_str(), uses_.data(), uses_.size(), amount.flops, amount.nbytes, run,
                             argument));
 }
 
@@ -218,9 +218,9 @@ void Call::queue(const Stack& metas) {
     });
     results.push_back(std::move(value));
   }
-  const Load load = load_of(op_, arguments_, results);
+  const Amount amount = amount_of(op_, arguments_, results);
   give(std::move(results));
-  launch(load, &run_queued, work.get());
+  launch(amount, &run_queued, work.get());
   work.release();
 }
 
@@ -258,9 +258,9 @@ void Call::compute_now() {
   uses_.clear();
   std::vector<IValue> results;
   for (size_t i = 0; i < op_.argument_of.size(); ++i) results.push_back(result_on_cuda(i, computed[i], *work));
-  const Load load = load_of(op_, arguments_, results);
+  const Amount amount = amount_of(op_, arguments_, results);
   give(std::move(results));
-  launch(load, &store_queued, work.get());
+  launch(amount, &store_queued, work.get());
   work.release();
 }
 

@@ -1,4 +1,4 @@
-#include "load.h"
+#include "amount.h"
 
 #include <algorithm>
 
@@ -53,7 +53,7 @@ double flops_of(const Operator& op, const Stack& arguments, const Stack& results
 
 }  // namespace
 
-Load load_of(const Operator& op, const Stack& arguments, const Stack& results) {
+Amount amount_of(const Operator& op, const Stack& arguments, const Stack& results) {
   return {flops_of(op, arguments, results), bytes_of(arguments) + bytes_of(results)};
 }
 
