@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lmswap.capture.aot import compile_region
+from lmswap.capture.aot import GraphHandler, compile_region
 from lmswap.capture.lower import lower_training
 from lmswap.errors import CaptureError
 from lmswap.execute.graph import BoxedFunction, compile_boxed
@@ -61,7 +61,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-class _Recorder:
+class _Recorder(GraphHandler):
     """A graph handler that lowers what it sees and leaves the graphs as they are."""
 
     def __init__(self, name: str) -> None:

@@ -20,11 +20,13 @@ from torch._guards import TracingContext
 
 from lmswap.capture.arrival import Arrival, trains_together
 from lmswap.capture.draws import keep_states, settle_draws
+from lmswap.capture.gates import hand_on
 from lmswap.capture.retrace import retrace
 from lmswap.capture.tangents import Tangents, allow_other_layouts, guess_again
 from lmswap.capture.whole import whole_operators
 from lmswap.errors import CaptureError
 from lmswap.execute.graph import BoxedFunction
+from lmswap.execute.parts import Backward, at_once, handed_over
 
 
 class GraphHandler(Protocol):
@@ -50,6 +52,10 @@ class GraphHandler(Protocol):
 
     def compiled(self, module: fx.GraphModule, phase: str) -> BoxedFunction:
         """Makes a graph runnable."""
+
+    def compiled_backward(self, module: fx.GraphModule) -> Backward:
+        """Makes a backward graph runnable; it may give gradients part by part."""
+        return at_once(self.compiled(module, "backward"))
 
 
 def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: GraphHandler) -> Callable[..., Any]:
@@ -83,17 +89,21 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Graph
         forward, backward = default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **rest)
         keep_states(forward.graph)
         handler.training(forward, backward, num_fwd_outputs, rest.get("static_lifetime_input_indices") or ())
+        arrival.come_in(handed_over(backward.graph))
         coming.append(Tangents(backward, handler.made, handler.note))
         return forward, backward
 
     def compile_forward(graph: fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
         allow_retain_graph()
         _take_tangents_as_they_come()
+        if _overwrites_what_trains():
+            arrival.come_at_once()
         return boxed(handler.compiled(graph, "forward"))
 
     def compile_backward(graph: fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
-        backward, (tangents,) = handler.compiled(graph, "backward"), coming
-        return boxed(lambda arguments: tangents.run(backward, arguments))
+        backward, (tangents,) = handler.compiled_backward(graph), coming
+        num_results = len(graph.graph.find_nodes(op="output")[0].args[0])
+        return boxed(lambda arguments: hand_on(tangents.run(backward, arguments), num_results))
 
     def compile_inference(graph: fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
         retrace(graph.graph, (), handler.made)
@@ -177,6 +187,12 @@ def _take_tangents_as_they_come() -> None:
 def forward_metadata() -> Any:
     """What AOTAutograd knows of the region that it compiles now, or None."""
     return getattr(TracingContext.try_get(), "fw_metadata", None)
+
+
+def _overwrites_what_trains() -> bool:
+    """Whether the region writes into inputs that get gradients: torch copies what it wrote into what it was given."""
+    told = getattr(forward_metadata(), "input_info", None) or ()
+    return any(one.requires_grad and (one.mutates_data or one.mutates_metadata) for one in told)
 
 
 def refuse_rewriters() -> None:

@@ -1,9 +1,10 @@
-"""In which order do gradients arrive, where processes sum theirs on arrival?
+"""In which order do gradients arrive, where processes sum theirs on arrival, and how early?
 
-A captured backward gives all of its gradients at once, and autograd takes them up in an order of its own. But
-DistributedDataParallel fills its buckets in the order of the first step, and how a sum over more than two processes is
-rounded depends on where in its bucket a number lies. So gradients arrive in the order of eager torch: it is read off
-the region's autograd graph when that is traced, and kept by nodes that pass gradients on, the last of which runs first.
+Autograd takes up what a captured backward gives in an order of its own. But DistributedDataParallel fills its buckets
+in the order of the first step, and how a sum over more than two processes is rounded depends on where in its bucket a
+number lies. So gradients arrive in the order of eager torch: it is read off the region's autograd graph when that is
+traced, and kept by nodes that pass gradients on, the last of which runs first. Those that a part of the backward makes
+go through a gate of their own, so that they are summed while the next part computes; see `lmswap.capture.gates`.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from itertools import count
 from typing import Any
 
 import torch
-from torch import distributed, fx
+from torch import Tensor, distributed, fx
 from torch.autograd.graph import Node
+
+from lmswap.capture.gates import pass_gate
 
 
 def trains_together() -> bool:
@@ -29,6 +32,7 @@ class Arrival:
 
     def __init__(self) -> None:
         self._order: Sequence[int] = ()
+        self._parts: list[list[int]] = []  # of the backward: positions of the inputs whose gradients each completes
 
     def listen(self, module: fx.GraphModule) -> None:
         """Edits Dynamo's graph of the region, so that running it where it is traced tells the order."""
@@ -37,15 +41,39 @@ class Arrival:
         with module.graph.inserting_before(output):
             module.graph.call_function(self._traced, (output.args[0], tuple(inputs)))
 
+    def come_in(self, parts: list[list[int]]) -> None:
+        """The region's backward completes the gradients of these inputs part by part."""
+        self._parts = parts
+
+    def come_at_once(self) -> None:
+        """It cannot be asked to: what comes through a gate cannot be written into."""
+        self._parts = []
+
     def in_order(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """The region's real ``inputs``, through which gradients arrive in that order."""
         if not (self._order and torch.is_grad_enabled()):
             return inputs
         given = list(inputs)
-        for position in reversed(self._order):
-            if given[position].is_leaf and given[position].requires_grad:
-                given[position] = given[position].expand_as(given[position])  # its gradient passes as it is
+        groups = self._groups([position for position, value in enumerate(given) if _trains(value)])
+        for positions in reversed(groups):
+            for position in reversed(positions):
+                if given[position].is_leaf:
+                    given[position] = given[position].expand_as(given[position])  # its gradient passes as it is
+            if len(groups) > 1:
+                for position, value in zip(positions, pass_gate([given[p] for p in positions]), strict=True):
+                    given[position] = value
         return given
+
+    def _groups(self, positions: Sequence[int]) -> list[list[int]]:
+        """``positions`` in order, those together that arrive together: none waits for one that comes later."""
+        part_of = {position: part for part, made in enumerate(self._parts) for position in made}
+        turn = {position: turn for turn, position in enumerate(self._order)}
+        groups: dict[int, list[int]] = {}
+        latest = 0
+        for position in sorted(positions, key=lambda position: turn.get(position, len(turn))):
+            latest = max(latest, part_of.get(position, 0))
+            groups.setdefault(latest, []).append(position)
+        return list(groups.values())
 
     def _traced(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
         positions = defaultdict(list)
@@ -57,7 +85,11 @@ class Arrival:
 
 
 def _made_by(value: Any) -> Node | None:
-    return value.grad_fn if isinstance(value, torch.Tensor) else None
+    return value.grad_fn if isinstance(value, Tensor) else None
+
+
+def _trains(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
 
 
 def _run(roots: Iterable[Node], leaves: Iterable[Node]) -> list[Node]:

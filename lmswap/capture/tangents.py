@@ -11,6 +11,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,8 @@ from torch._prims_common import suggest_memory_format
 from lmswap.capture.lower import tensors
 from lmswap.capture.retrace import Made, retrace
 from lmswap.execute import ops
-from lmswap.execute.graph import BoxedFunction, is_captured, is_whole
+from lmswap.execute.graph import is_captured, is_whole
+from lmswap.execute.parts import Backward, Handing
 
 _log = logging.getLogger(__name__)
 # Where the backward of an operator has its gradient made contiguous, as a formula of autograd's.
@@ -116,7 +118,7 @@ class Tangents:
             if is_captured(function):
                 function.register_prehook(disable(self._begins))
 
-    def run(self, backward: BoxedFunction, arguments: list[Any]) -> list[Any]:
+    def run(self, backward: Backward, arguments: list[Any]) -> Handing:
         """What ``backward`` gives for ``arguments``; None for what no existing gradient goes into."""
         given = [arguments[position] for position in self._positions]
         absent = self._absent(given)
@@ -128,13 +130,14 @@ class Tangents:
             self._note(COPIED)
             for position, traced in zip(self._positions, self._traced, strict=True):
                 arguments[position] = _laid(arguments[position], traced)
-        results = backward(arguments)
-        if not absent:
-            return list(results)
-        return [
-            None if needed and needed <= absent else result
-            for result, needed in zip(results, self._needed, strict=True)
-        ]
+        handing = backward(arguments)
+        return map(partial(self._without, absent), handing) if absent else handing
+
+    def _without(self, absent: set[fx.Node], given: dict[int, Any]) -> dict[int, Any]:
+        return {
+            position: None if self._needed[position] and self._needed[position] <= absent else result
+            for position, result in given.items()
+        }
 
     def _begins(self, gradients: Sequence[torch.Tensor | None]) -> None:
         if torch._C._is_any_autocast_enabled():

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +50,16 @@ def held_bytes(device: torch.device) -> int:
     return sum(sum(arena._holds.values()) for arena in _arenas if arena.device == device)
 
 
+@contextmanager
+def placing(arena: Arena | None, script: Script | None) -> Iterator[Callable[[], AbstractContextManager[None]]]:
+    """A segment runs, and each of its parts in the context that is given; without places anywhere."""
+    if arena is None or script is None:
+        yield nullcontext
+        return
+    with arena.segment(script):
+        yield arena.allocating
+
+
 class _Taken(Exception):
     """A place is not free."""
 
@@ -63,6 +73,7 @@ class Arena:
         self._pool: torch.cuda.MemPool | None = None
         self._stream = self._base = 0
         self._holds: dict[int, int] = {}  # by address: bytes that no tensor holds
+        self._is_open = False  # a segment runs
         self._script: Script | None = None  # of the segment that runs; None if it lets the allocator choose
         self._moves: list[_Moves] = []
         self._next = 0
@@ -98,20 +109,37 @@ class Arena:
 
     @contextmanager
     def segment(self, script: Script) -> Iterator[None]:
-        """Allocations of this thread go to the arena, and to their places as long as these are free."""
+        """A segment runs; what it allocates within `allocating` goes to its places as long as these are free."""
         stream = int(torch.cuda.current_stream(self.device).cuda_stream)
         if not self.nbytes or (self._base and stream != self._stream):
             yield
             return
+        self._stream = stream
+        try:
+            with self._pooled():
+                self._begin(script)
+            self._is_open = True
+            yield
+        finally:
+            self._is_open = False
+            self._let_go()
+
+    @contextmanager
+    def allocating(self) -> Iterator[None]:
+        """A part of the segment runs: allocations of this thread go to the arena."""
+        if not (self._is_open and self._base):
+            yield
+            return
+        with self._pooled():
+            yield
+
+    @contextmanager
+    def _pooled(self) -> Iterator[None]:
         with torch.cuda.device(self.device):  # of which pools and blocks are made
             if self._pool is None:
-                self._pool, self._stream = torch.cuda.MemPool(), stream
+                self._pool = torch.cuda.MemPool()
             with torch.cuda.use_mem_pool(self._pool):
-                try:
-                    self._begin(script)
-                    yield
-                finally:
-                    self._let_go()
+                yield
 
     def advance(self) -> None:
         """The next allocations are about to be made."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import nullcontext
-from functools import partial
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,15 +12,17 @@ from torch import fx
 from torch._guards import TracingContext, tracing
 
 from lmswap.capture import aot
+from lmswap.capture.arrival import trains_together
 from lmswap.capture.join import graph_plan
 from lmswap.capture.lower import Lowered, lower_inference, lower_training
 from lmswap.capture.results import input_names, results
 from lmswap.capture.whole import differing
 from lmswap.eager.actions import PlannedEvents
 from lmswap.eager.recording import Recorded, lower_recorded
-from lmswap.execute.arena import Script
+from lmswap.execute.arena import Script, placing
 from lmswap.execute.graph import BoxedFunction, SegmentGraph, compile_boxed, copy_graph, insert_before, with_begins
 from lmswap.execute.handover import Handover, handed_over
+from lmswap.execute.parts import AtWork, Backward, Handing, Results, all_of, at_once, compile_parts, mark_hand_overs
 from lmswap.execute.plain import PlainTorch
 from lmswap.execute.reference import REFERENCE, Reference
 from lmswap.ir.costs import OpCosts
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from lmswap.session.steps import PlannedStep
 
 
-class CapturedGraph:
+class CapturedGraph(aot.GraphHandler):
     """One region that Dynamo captured: its compiled function, and what is needed to plan it again."""
 
     def __init__(self, session: Session, index: int, module: fx.GraphModule) -> None:
@@ -111,49 +112,65 @@ class CapturedGraph:
     def compiled(self, module: fx.GraphModule, phase: str) -> BoxedFunction:
         """See `lmswap.capture.aot.GraphHandler`."""
         function, segment, recorder = compile_boxed(module), self._segments[phase], self._session.recorder
-        record = partial(self._recorded, phase=phase, follows=self._plan_followed)
-        handover, positions = self.handover, handed_over(segment, self.program)
+        positions, follows = handed_over(segment, self.program), self._plan_followed
         arena, script = self._session.engine.arena, self._scripts.get(phase)
 
         def run(arguments: list[Any]) -> Any:
             # Marks are for one step, and between them a graph of many small ops would take longer.
             timed = compile_boxed(with_begins(segment, recorder.begin_op)) if recorder.times_ops else None
-            if phase == "backward":
-                handover.begins_backward(arguments, positions)
-            with arena.segment(script) if arena is not None and script is not None else nullcontext():
-                values = record(timed or function)(arguments)
-            if phase == "backward":
-                handover.ran_backward()
-            else:
-                handover.ran_forward(values, positions)
+            with placing(arena, script) as allocating, self._running(phase, follows), allocating():
+                values = (timed or function)(arguments)
+            self.handover.ran_forward(values, positions)
             return values
 
         reference: Reference | None = module.meta.get(REFERENCE)
         return reference.beside(run, phase) if reference else run
 
+    def compiled_backward(self, module: fx.GraphModule) -> Backward:
+        """See `lmswap.capture.aot.GraphHandler`."""
+        parts, segment, recorder = compile_parts(module), self._segments["backward"], self._session.recorder
+        positions, follows = handed_over(segment, self.program), self._plan_followed
+        arena, script = self._session.engine.arena, self._scripts.get("backward")
+
+        def run(arguments: list[Any]) -> Generator[Results, None, None]:
+            timed = compile_parts(with_begins(segment, recorder.begin_op)) if recorder.times_ops else None
+            self.handover.begins_backward(arguments, positions)
+            with placing(arena, script) as allocating, self._running("backward", follows):
+                yield from (timed or parts)(arguments, allocating)
+            self.handover.ran_backward()
+
+        def begin(arguments: list[Any]) -> Handing:
+            return self._session.begins(AtWork(run(arguments)))
+
+        reference: Reference | None = module.meta.get(REFERENCE)
+        return at_once(reference.beside(lambda arguments: all_of(begin(arguments)), "backward")) if reference else begin
+
     def recorded(self, function: BoxedFunction, phase: str) -> BoxedFunction:
         """See `lmswap.capture.inductor.CompiledGraphHandler`."""
-        return self._recorded(function, phase=phase, follows=self._plan_followed)
+        follows = self._plan_followed
+
+        def run(arguments: list[Any]) -> Any:
+            with self._running(phase, follows):
+                return function(arguments)
+
+        return run
 
     @property
     def _plan_followed(self) -> tuple[int, ...]:
         """The plan that what is compiled now follows, also when the next one is in force."""
         return self._follows or (self.index,)
 
-    def _recorded(self, function: BoxedFunction, *, phase: str, follows: tuple[int, ...]) -> BoxedFunction:
-        session, index = self._session, self.index
-
-        def run(arguments: list[Any]) -> Any:
-            session.losses.begins(index, phase)
-            with session.recorder.segment((index, phase), lambda: follows):
-                values = function(arguments)
-            session.engine.confirm()
-            session.losses.ran(index, phase)
-            if phase == "backward":
-                session.tell_overruns()
-            return values
-
-        return run
+    @contextmanager
+    def _running(self, phase: str, follows: tuple[int, ...]) -> Iterator[None]:
+        """A segment runs, from its first op to its last."""
+        session = self._session
+        session.losses.begins(self.index, phase)
+        with session.recorder.segment((self.index, phase), lambda: follows):
+            yield
+        session.engine.confirm()
+        session.losses.ran(self.index, phase)
+        if phase == "backward":
+            session.tell_overruns()
 
     def _rewrite(self, lowered: Lowered) -> None:
         session = self._session
@@ -177,6 +194,8 @@ class CapturedGraph:
         self._scripts = {} if step.places is None else dict(self._write_scripts(step, step.places, graphs))
         if reference:
             reference.join(graphs)
+        elif trains_together() and session.options.compiler == "fx" and "backward" in self._segments:
+            mark_hand_overs(self._segments["backward"])
 
     def _write_scripts(
         self, step: PlannedStep, places: Places, graphs: Sequence[SegmentGraph]

@@ -32,6 +32,7 @@ from lmswap.errors import CaptureError, ForkedProcess, LmswapError, OptionError,
 from lmswap.execute.arena import Arena
 from lmswap.execute.audit import Audit
 from lmswap.execute.engine import SwapEngine
+from lmswap.execute.parts import AtWork
 from lmswap.execute.record import EndedStep
 from lmswap.hardware.measure import describe_machine
 from lmswap.hardware.memory import DeviceMemory, device_memory
@@ -116,6 +117,7 @@ class Session:
         self.leaves_graphs = False  # and has to from its next call on
         self._process = os.getpid()
         self.runs_uncaptured = False  # code whose graph cannot be planned for; somebody serves what it saves
+        self._at_work: weakref.WeakSet[AtWork] = weakref.WeakSet()  # backwards
         self._num_runs: Counter[tuple[int, ...]] = Counter()  # by step, before the one under way
         self._last_order: tuple[tuple[int, ...], ...] = ()  # forwards and backwards of the step before the last
         Session._open.add(self)
@@ -224,6 +226,7 @@ class Session:
 
         None stands for a step that has no plan.
         """
+        self._end_backwards()
         self.engine.sweep()
         self.recorder.end_if_complete()
         self.tell_overruns()
@@ -259,6 +262,21 @@ class Session:
                 is_other |= self.plans.settle(self.plans[step.graphs])
             if is_other:
                 self._compile(step.graphs)
+
+    def begins(self, backward: AtWork) -> AtWork:
+        """A backward is about to run."""
+        self._end_backwards()
+        self._at_work.add(backward)
+        return backward
+
+    def _end_backwards(self) -> None:
+        """One segment runs at a time: if a hook calls the model, the backward that is at work goes first."""
+        for backward in [*self._at_work]:
+            if torch._C._current_graph_task_id() >= 0:
+                backward.finish()
+            else:  # autograd is not in it any more: an exception cut it short
+                backward.close()
+        self._at_work.clear()
 
     def current_step(self) -> PlannedStep | None:
         """The plan that the last step that trained followed, or of the first that will run; None if it followed none.

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from lmswap.analyze.cost import unit
-from lmswap.capture.aot import compile_region
+from lmswap.capture.aot import GraphHandler, compile_region
 from lmswap.capture.lower import Lowered, lower_inference, lower_training
 from lmswap.capture.measure import OpMeter
 from lmswap.execute.graph import compile_boxed
@@ -33,7 +33,7 @@ class NoMemory:
 METER = OpMeter(torch.device("cpu"), NoMemory(), unit)
 
 
-class Recording:
+class Recording(GraphHandler):
     """A graph handler that keeps what was lowered and leaves the graphs as they are."""
 
     made = METER.made

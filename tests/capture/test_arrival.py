@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 import lmswap
+from lmswap.execute import parts
 from tests.models import ResidualBlock
 
 pytestmark = pytest.mark.cpu_only("the order is read off a trace, which knows no device")
@@ -61,7 +62,12 @@ def arrivals(make, inputs, *, is_enabled):
     return arrived
 
 
-@pytest.mark.usefixtures("together")
+@pytest.fixture(params=[True, False], ids=["by and by", "at once"])
+def _by_and_by(request, monkeypatch):
+    monkeypatch.setattr(parts, "_LEAST_BYTES", 1 if request.param else 2**40)
+
+
+@pytest.mark.usefixtures("together", "_by_and_by")
 @pytest.mark.parametrize(("make", "inputs"), [pytest.param(*case[1:], id=case[0]) for case in cases()])
 def test_gradients_arrive_in_the_order_of_plain_torch(make, inputs):
     expected = arrivals(make, inputs, is_enabled=False)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from torch._guards import TracingContext, tracing
 
 from lmswap.analyze.cost import unit
-from lmswap.capture.aot import compile_region
+from lmswap.capture.aot import GraphHandler, compile_region
 from lmswap.capture.lower import Lowered, lower_inference, lower_training
 from lmswap.execute import _C
 from lmswap.execute.engine import SwapEngine
@@ -50,7 +50,7 @@ class PoisoningEngine(SwapEngine):
         torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,)).fill_(0xFF)
 
 
-class Planned:
+class Planned(GraphHandler):
     """A graph handler that rewrites each graph by a random plan that the verifier accepts; share 0 leaves it alone."""
 
     made = METER.made

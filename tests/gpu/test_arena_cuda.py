@@ -34,7 +34,7 @@ def arena():
 
 
 def first_address(arena: Arena) -> int:
-    with arena.segment(Script([[place(0, 40)]])):
+    with arena.segment(Script([[place(0, 40)]])), arena.allocating():
         arena.advance()
         return tensor(40).data_ptr()
 
@@ -44,7 +44,7 @@ def test_tensors_lie_where_they_were_planned_to(arena):
     places = [[place(30, 4)], [place(2, 7), place(20, 3)], [place(9, 11)], [place(0, 2)]]
     script = Script(places)
     for _ in range(3):  # worked out in the first run, repeated in the others
-        with arena.segment(script):
+        with arena.segment(script), arena.allocating():
             made = []
             for opening in places:
                 arena.advance()
@@ -58,7 +58,7 @@ def test_a_place_is_used_again_when_what_lay_there_has_died(arena):
     base = first_address(arena)
     script = Script([[place(0, 10)], [place(10, 30)], [place(4, 20)]])
     for _ in range(2):
-        with arena.segment(script):
+        with arena.segment(script), arena.allocating():
             arena.advance()
             first = tensor(10)
             arena.advance()
@@ -74,7 +74,7 @@ def test_a_tensor_that_is_kept_for_longer_than_planned_is_not_overwritten(arena)
     script = Script([[place(0, 10)], [place(5, 10)]])
     kept = []
     for number in range(3):
-        with arena.segment(script):
+        with arena.segment(script), arena.allocating():
             arena.advance()
             kept.append(tensor(10).fill_(number))
             arena.advance()
@@ -87,7 +87,7 @@ def test_a_tensor_that_is_kept_for_longer_than_planned_is_not_overwritten(arena)
 
 def test_what_is_held_between_tensors_is_given_back_at_the_end_and_counted_meanwhile(arena):
     before = torch.cuda.memory_allocated()
-    with arena.segment(Script([[place(3, 5)]])):
+    with arena.segment(Script([[place(3, 5)]])), arena.allocating():
         arena.advance()
         x = tensor(5)
         assert torch.cuda.memory_allocated() - before - held_bytes(DEVICE) == 5 * UNIT_BYTES
@@ -98,9 +98,30 @@ def test_what_is_held_between_tensors_is_given_back_at_the_end_and_counted_meanw
     assert torch.cuda.memory_allocated() == before
 
 
+def test_between_the_parts_of_a_segment_others_allocate_elsewhere_and_what_they_free_is_taken_back(arena):
+    base = first_address(arena)
+    script = Script([[place(0, 10)], [place(20, 2)], [place(30, 2)]])
+    for _ in range(3):
+        with arena.segment(script):
+            with arena.allocating():
+                arena.advance()
+                first = tensor(10)
+                arena.advance()
+                second = tensor(2)
+            outside = tensor(3)
+            assert not base <= outside.data_ptr() < base + 40 * UNIT_BYTES
+            del second  # leaves a gap that the next tensor would fit into
+            with arena.allocating():
+                arena.advance()
+                third = tensor(2)
+            assert [(t.data_ptr() - base) // UNIT_BYTES for t in (first, third)] == [0, 30]
+        del first, third, outside
+    assert arena.num_unplaced == 0
+
+
 def test_an_exception_in_a_segment_leaves_nothing_held(arena):
     before = torch.cuda.memory_allocated()
-    with pytest.raises(ZeroDivisionError), arena.segment(Script([[place(3, 5)]])):
+    with pytest.raises(ZeroDivisionError), arena.segment(Script([[place(3, 5)]])), arena.allocating():
         arena.advance()
         1 / 0  # noqa: B018
     assert torch.cuda.memory_allocated() == before

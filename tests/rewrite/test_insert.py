@@ -4,7 +4,7 @@ import random
 import pytest
 import torch
 
-from lmswap.capture.aot import compile_region
+from lmswap.capture.aot import GraphHandler, compile_region
 from lmswap.capture.lower import lower_inference, lower_training
 from lmswap.execute.graph import compile_boxed
 from lmswap.ir.plan import Plan
@@ -16,7 +16,7 @@ from tests.rewrite.memory_engine import MemoryEngine
 from tests.rewrite.random_plans import random_plan
 
 
-class RandomlySwapped:
+class RandomlySwapped(GraphHandler):
     """A graph handler that rewrites every graph by a random plan; share 0 leaves them as they are."""
 
     made = METER.made

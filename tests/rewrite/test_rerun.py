@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmswap.analyze.cost import unit
 from lmswap.analyze.memory import StepMemory
-from lmswap.capture.aot import compile_region
+from lmswap.capture.aot import GraphHandler, compile_region
 from lmswap.capture.lower import Lowered, lower_inference, lower_training
 from lmswap.execute.graph import compile_boxed
 from lmswap.ir.plan import Rerun
@@ -63,7 +63,7 @@ MODELS = CASES | {"block": BLOCK}
 HALF = {"half_block": Case(HalfBlock, BLOCK.batch)}  # what comes back from a tier gets the traced dtype: not swapped
 
 
-class Rewritten:
+class Rewritten(GraphHandler):
     """A graph handler that runs again what ``choose`` says, and swaps a share of all gaps of what then runs."""
 
     made = METER.made
