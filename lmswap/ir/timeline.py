@@ -7,12 +7,13 @@ from enum import StrEnum
 
 
 class Lane(StrEnum):
-    """The queues that run beside each other. STALL is compute waiting for a copy."""
+    """The queues that run beside each other. STALL is compute waiting for a copy, NETWORK sums gradients over ranks."""
 
     COMPUTE = "compute"
     STALL = "stall"
     OUT = "out"
     IN = "in"
+    NETWORK = "network"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,12 @@ class Timeline:
     spans: tuple[Span, ...]
     memory: tuple[tuple[float, int], ...]
     steps: tuple[Step, ...] = ()
+
+    @property
+    def lanes(self) -> tuple[Lane, ...]:
+        """Those of any device, and the network where something ran on it."""
+        has_network = any(span.lane is Lane.NETWORK for span in self.spans)
+        return tuple(lane for lane in Lane if has_network or lane is not Lane.NETWORK)
 
     @property
     def seconds(self) -> float:

@@ -6,7 +6,8 @@ of copies in and out, each within W::
     utilization    |K| / |W|                     what nvvp calls compute utilization: copies do not count
     exposed        |(H ∪ D) \ K|                 copying while nothing computes
     overlap        |(H ∪ D) ∩ K| / |H ∪ D|       the hidden share of copying
-    idle           |W \ (K ∪ copies)|            neither computes nor copies
+    collectives    |N|, hidden |N ∩ K| / |N|     what ranks exchange: N is the union of NCCL's kernels
+    idle           |W \ (K ∪ N ∪ copies)|        neither computes, exchanges nor copies
     gap            idle time between the last activity of one step and the first of the next
 
 H and D are made of copies of 1 MiB and more; smaller ones (scalars, indices) have a row of their own and count as
@@ -73,6 +74,8 @@ class Figures:
     copies_out: CopyFigures
     exposed_seconds: float
     overlap: float | None
+    collective_seconds: float
+    collective_overlap: float | None
     idle_seconds: float
     gap_seconds: tuple[float, ...]
     stall_seconds: float
@@ -106,7 +109,8 @@ def figures_of(timeline: Timeline) -> Figures:
     copies = [span for span in inside if span.lane in (Lane.IN, Lane.OUT)]
     kernels = _covered(inside, lambda s: s.lane is Lane.COMPUTE and not _PACING.search(s.name), start, end)
     copying = _covered(copies, lambda s: s.nbytes >= SMALL_BYTES, start, end)
-    active = union(np.concatenate([kernels, _covered(copies, lambda _: True, start, end)]))
+    collectives = _covered(inside, lambda s: s.lane is Lane.NETWORK, start, end)
+    active = union(np.concatenate([kernels, collectives, _covered(copies, lambda _: True, start, end)]))
     stalls = [span.seconds for span in inside if span.lane is Lane.STALL]
     pageable = [s.nbytes for s in copies if s.is_pageable and s.nbytes >= SMALL_BYTES]
     return Figures(
@@ -118,13 +122,19 @@ def figures_of(timeline: Timeline) -> Figures:
         copies_in=_copy_figures(copies, Lane.IN, steps),
         copies_out=_copy_figures(copies, Lane.OUT, steps),
         exposed_seconds=length(subtract(copying, kernels)),
-        overlap=length(intersect(copying, kernels)) / length(copying) if len(copying) else None,
+        overlap=_hidden(copying, kernels),
+        collective_seconds=length(collectives),
+        collective_overlap=_hidden(collectives, kernels),
         idle_seconds=window_seconds - length(active),
         gap_seconds=tuple(_gap(active, later.start_seconds) for _, later in pairwise(steps)),
         stall_seconds=sum(stalls, 0.0),
         num_pageable=len(pageable),
         pageable_bytes=sum(pageable),
     )
+
+
+def _hidden(activity: Intervals, kernels: Intervals) -> float | None:
+    return length(intersect(activity, kernels)) / length(activity) if len(activity) else None
 
 
 def _covered(spans: list[Span], keep: Callable[[Span], object], start: float, end: float) -> Intervals:

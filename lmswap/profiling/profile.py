@@ -111,6 +111,7 @@ def _table(columns: list[tuple[Trace, Figures]]) -> Table:
         *_copy_rows("out", lambda f: f.copies_out),
         ("copying exposed, a step", lambda f: format_seconds(f.exposed_seconds / f.num_steps)),
         ("copying hidden by compute", lambda f: _percent(f.overlap)),
+        *(_COLLECTIVE_ROWS if any(figures.collective_seconds for _, figures in columns) else ()),
         ("waited for copies, a step", lambda f: format_seconds(f.stall_seconds / f.num_steps)),
         ("idle, a step", lambda f: format_seconds(f.idle_seconds / f.num_steps)),
         ("gap between steps, mean", lambda f: _mean_seconds(f.gap_seconds)),
@@ -118,6 +119,12 @@ def _table(columns: list[tuple[Trace, Figures]]) -> Table:
     for name, cell in rows:
         table.add_row(name, *(cell(figures) for _, figures in columns))
     return table
+
+
+_COLLECTIVE_ROWS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
+    ("collectives, a step", lambda f: format_seconds(f.collective_seconds / f.num_steps)),
+    ("collectives hidden by compute", lambda f: _percent(f.collective_overlap)),
+)
 
 
 def _copy_rows(way: str, copies: Callable[[Figures], CopyFigures]) -> list[tuple[str, Callable[[Figures], str]]]:

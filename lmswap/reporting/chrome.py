@@ -42,7 +42,7 @@ def _events(pid: int, timeline: Timeline) -> Iterator[dict[str, Any]]:
         yield _metadata(pid, 0, "thread_name", name="step")
     for step in timeline.steps:
         yield _slice(pid, 0, f"step {step.number}", "step", step)
-    rows = [row for lane in Lane for row in _rows(timeline, lane)]
+    rows = [row for lane in timeline.lanes for row in _rows(timeline, lane)]
     for tid, (name, spans) in enumerate(rows, start=1):
         yield _metadata(pid, tid, "thread_name", name=name)
         yield _metadata(pid, tid, "thread_sort_index", sort_index=tid)

@@ -18,7 +18,13 @@ if TYPE_CHECKING:
 ENDINGS = (".png", ".svg", ".pdf")
 
 # Okabe and Ito's palette: told apart also by colour-blind readers, and in print.
-_COLOURS = {Lane.COMPUTE: "#8a949e", Lane.STALL: "#d55e00", Lane.OUT: "#e69f00", Lane.IN: "#009e73"}
+_COLOURS = {
+    Lane.COMPUTE: "#8a949e",
+    Lane.STALL: "#d55e00",
+    Lane.OUT: "#e69f00",
+    Lane.IN: "#009e73",
+    Lane.NETWORK: "#cc79a7",
+}
 _MEMORY, _INK, _FAINT = "#0072b2", "#22272b", "#c3c8cd"
 
 
@@ -110,7 +116,7 @@ def _draw_lanes(axes: Axes, timeline: Timeline) -> None:
     _clear_frame(axes)
     axes.spines["left"].set_visible(False)
     labels = []
-    for row, lane in enumerate(Lane):
+    for row, lane in enumerate(timeline.lanes):
         spans = [span for span in timeline.spans if span.lane is lane]
         axes.axhline(row, color=_FAINT, linewidth=0.5, zorder=0)
         # The outline keeps copies of milliseconds visible in steps of seconds.

@@ -63,6 +63,16 @@ def test_kernels_that_only_pass_the_time_are_no_compute():
     assert figures_of(timeline(*spans)).utilization == 0.1
 
 
+def test_what_ranks_exchange_is_no_compute_and_not_idle():
+    spans = (kernel(0, 4), Span(Lane.NETWORK, "ncclDevKernel_AllReduce_Sum_f32_RING_LL", 3, 7))
+    figures = figures_of(timeline(*spans))
+    assert figures.utilization == 0.4
+    assert figures.collective_seconds == 4
+    assert figures.collective_overlap == 0.25
+    assert figures.idle_seconds == 3
+    assert figures_of(timeline(kernel(0, 4))).collective_overlap is None
+
+
 def test_small_copies_have_a_row_of_their_own_and_are_not_idle():
     figures = figures_of(timeline(copy(Lane.IN, 0, 1, MIB - 1), copy(Lane.IN, 1, 2, MIB)))
     assert (figures.copies_in.num_copies, figures.copies_in.nbytes) == (1, MIB)

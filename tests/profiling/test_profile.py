@@ -259,11 +259,13 @@ def test_the_table_tells_the_figures_of_a_step(tmp_path):
     lines = str(Profile("two steps", traces, [note])).splitlines()
     rows = {line[:29].strip(): line[29:].split("  ") for line in lines if line[:29].strip()}
     cells = {name: [cell.strip() for cell in row if cell.strip()] for name, row in rows.items()}
-    assert cells["utilization"] == ["60.0 %", "5.0 %"]
+    assert cells["utilization"] == ["60.0 %", "0.0 %"]
     assert cells["step, median"] == ["10.0 ms", "10.0 ms"]
     assert cells["copied in, a step"] == ["4.00 MiB", "0 B"]
     assert cells["copying exposed, a step"] == ["2.00 ms", "0 s"]
     assert cells["copying hidden by compute"] == ["33.3 %", "–"]
+    assert cells["collectives, a step"] == ["0 s", "500 µs"]
+    assert cells["collectives hidden by compute"] == ["–", "0.0 %"]
     assert cells["idle, a step"] == ["1.50 ms", "9.50 ms"]
     assert cells["gap between steps, mean"] == ["1.00 ms", "0 s"]
     assert f"Note: {note}." in lines

@@ -59,7 +59,8 @@ def test_every_format_gives_the_figures_of_the_run(write, path):
     assert copies.bytes_per_second == close(8 * files.MIB / 0.004, rel=1e-3)
     assert figures.copies_out.bytes_per_step == 8 * files.MIB
     assert figures.invalid == ""
-    assert figures_of(second.timeline).compute_seconds == close(0.001)
+    assert figures_of(second.timeline).compute_seconds == 0.0
+    assert figures_of(second.timeline).collective_seconds == close(0.001)
 
 
 @pytest.mark.parametrize("version", [7, 12])

@@ -1,8 +1,9 @@
 """How do a profiler's rows become traces? Nanoseconds and devices by number → one trace per device, cut to its steps.
 
-Whatever the format: copies from host to device go IN, from device to host OUT; kernels are COMPUTE; other kinds of
-copies and fills are neither (see `lmswap.profiling.figures`). Ranges named "lmswap step N", "ProfilerStep#N", "step N",
-"iteration N" or "batch N" are steps; where such names have no number, they are counted from 0.
+Whatever the format: copies from host to device go IN, from device to host OUT; kernels are COMPUTE, but for NCCL's,
+which are the NETWORK; other kinds of copies and fills are neither (see `lmswap.profiling.figures`). Ranges named
+"lmswap step N", "ProfilerStep#N", "step N", "iteration N" or "batch N" are steps; where such names have no number, they
+are counted from 0.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ _STEPS = (
 _NO_STEPS = "no ranges mark the steps: all of it counts as one"
 _FOREIGN_STEPS = "the steps are the host's: where it did not wait for the device, work counts to the step after"
 _NO_KERNELS = "no kernel was recorded, so nothing is said of compute"
+
+# "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "ncclKernel_…" before NCCL 2.19; RCCL's have the same names.
+_COLLECTIVE = re.compile(r"nccl(Dev)?Kernel")
 
 # CUpti_ActivityMemcpyKind, in nsys too. Arrays on the device count as device.
 IN_KINDS = frozenset({1, 3})
@@ -51,7 +55,7 @@ class RawTrace:
 
     def kernel(self, device: int, name: str, start: int, end: int) -> None:
         """Adds a kernel."""
-        self._add(device, _Row(Lane.COMPUTE, name, start, end))
+        self._add(device, _Row(Lane.NETWORK if _COLLECTIVE.match(name) else Lane.COMPUTE, name, start, end))
 
     def copy(self, device: int, lane: Lane, start: int, end: int, nbytes: int, *, is_pageable: bool) -> None:
         """Adds a copy between host and device."""
@@ -116,4 +120,4 @@ def _spans(rows: list[_Row], origin: int) -> list[Span]:
 
 
 def _missing(rows: list[_Row]) -> list[str]:
-    return [] if any(row.lane is Lane.COMPUTE for row in rows) else [_NO_KERNELS]
+    return [] if any(row.lane in (Lane.COMPUTE, Lane.NETWORK) for row in rows) else [_NO_KERNELS]
