@@ -18,7 +18,7 @@ from lmswap.ir.timeline import Lane
 from lmswap.profiling.figures import CopyFigures, Figures, figures_of
 from lmswap.profiling.trace import Stall, Trace
 from lmswap.reporting.chrome import write_chrome_trace
-from lmswap.reporting.text import format_seconds, render_text
+from lmswap.reporting.text import format_seconds, render_html, render_text
 
 SCHEMA = "lmswap.profile/1"
 _MOST_STALLS = 10  # printed; JSON has all
@@ -96,6 +96,12 @@ class Profile:
 
     def __str__(self) -> str:
         return render_text(self)
+
+    def _repr_html_(self) -> str:
+        return render_html(self)
+
+    def __repr__(self) -> str:
+        return f"<profile of {self.title}; print it, or see its fields>"
 
 
 def _table(columns: list[tuple[Trace, Figures]]) -> Table:

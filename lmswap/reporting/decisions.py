@@ -7,11 +7,16 @@ from dataclasses import dataclass
 from lmswap.ir.plan import Decision, Plan
 from lmswap.ir.program import Op, Program
 from lmswap.ir.schedule import schedule
+from lmswap.ir.timeline import Timeline
+from lmswap.reporting.lives import lives
 
 
 @dataclass(frozen=True, slots=True)
 class BufferDecision:
-    """The fate of one buffer. Operators are those of the traced step; lines are the user's, "" where unknown."""
+    """The fate of one buffer. Operators are those of the traced step; lines are the user's, "" where unknown.
+
+    ``resident`` is from when to when it lies on the device, in seconds of the predicted step; () without a prediction.
+    """
 
     buffer: int
     name: str
@@ -22,14 +27,16 @@ class BufferDecision:
     last_used_by: str
     last_used_at: str
     reason: str
+    resident: tuple[tuple[float, float], ...] = ()
 
 
-def buffer_decisions(program: Program, plan: Plan) -> tuple[BufferDecision, ...]:
+def buffer_decisions(program: Program, plan: Plan, predicted: Timeline | None = None) -> tuple[BufferDecision, ...]:
     """One decision for each buffer that the step allocates, in the program's order.
 
     Parameters and inputs are left out: they live outside the step, and no plan can move them.
     """
     decisions = schedule(program, plan.reruns).decisions(plan)
+    resident = lives(program, plan, predicted) if predicted is not None else {}
     first: dict[int, Op] = {}
     last: dict[int, Op] = {}
     for op in program.ops:
@@ -49,6 +56,7 @@ def buffer_decisions(program: Program, plan: Plan) -> tuple[BufferDecision, ...]
             last_used_at=last[buffer.id].source if buffer.id in last else "",
             # A reason stands beside its decision here and need not name it again.
             reason=plan.reasons.get(buffer.id, "").removeprefix(f"{decisions[buffer.id]}: "),
+            resident=resident.get(buffer.id, ()),
         )
         for buffer in program.buffers
         if not buffer.is_resident and buffer.nbytes > 0

@@ -13,7 +13,7 @@ from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.plan import Decision, Plan
 from lmswap.ir.program import Program
 from lmswap.reporting.decisions import BufferDecision, buffer_decisions
-from lmswap.reporting.text import format_excess, format_seconds, render_text
+from lmswap.reporting.text import format_excess, format_seconds, render_html, render_text
 
 SCHEMA = "lmswap.explanation/1"
 MAX_ROWS = 40  # of the printed table: a screen; `to_json` has all of them
@@ -43,6 +43,12 @@ class Explanation:
 
     def __str__(self) -> str:
         return render_text(self)
+
+    def _repr_html_(self) -> str:
+        return render_html(self)
+
+    def __repr__(self) -> str:
+        return f"<explanation of {self.model}: {len(self.decisions)} decisions; print it, or see its fields>"
 
     def to_json(self) -> str:
         """All decisions as JSON text, schema "lmswap.explanation/1"; sizes in bytes."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 ENDINGS = (".png", ".svg", ".pdf")
 
 # Okabe and Ito's palette: told apart also by colour-blind readers, and in print.
-_COLOURS = {
+LANE_COLOURS = {
     Lane.COMPUTE: "#8a949e",
     Lane.STALL: "#d55e00",
     Lane.OUT: "#e69f00",
@@ -81,7 +81,7 @@ def _draw_memory(axes: Axes, timeline: Timeline, budget_bytes: int, peak_bytes: 
     if not timeline.memory:
         axes.text(0.5, 0.4, "memory over time was not recorded", transform=axes.transAxes, ha="center", color="gray")
         return
-    seconds, resident = _curve(timeline)
+    seconds, resident = curve(timeline)
     resident = [nbytes / scale for nbytes in resident]
     axes.fill_between(seconds, resident, step="post", color=_MEMORY, alpha=0.28, linewidth=0)
     axes.step(seconds, resident, where="post", color=_MEMORY, linewidth=1.2)
@@ -105,7 +105,7 @@ def _draw_level(axes: Axes, label: str, height: float, colour: str, *, align: Li
     )
 
 
-def _curve(timeline: Timeline) -> tuple[list[float], list[float]]:
+def curve(timeline: Timeline) -> tuple[list[float], list[float]]:
     """The points of the memory curve that last, up to the end of the step: frees and takes at one instant are one."""
     points = [*timeline.memory, (max(timeline.seconds, timeline.memory[-1][0]), timeline.memory[-1][1])]
     lasting = [point for point, after in pairwise(points) if after[0] > point[0]] + points[-1:]
@@ -120,7 +120,7 @@ def _draw_lanes(axes: Axes, timeline: Timeline) -> None:
         spans = [span for span in timeline.spans if span.lane is lane]
         axes.axhline(row, color=_FAINT, linewidth=0.5, zorder=0)
         # The outline keeps copies of milliseconds visible in steps of seconds.
-        axes.broken_barh(merge_spans(spans), (row - 0.36, 0.72), color=_COLOURS[lane], linewidth=0.8)
+        axes.broken_barh(merge_spans(spans), (row - 0.36, 0.72), color=LANE_COLOURS[lane], linewidth=0.8)
         labels.append(_lane_label(lane, timeline))
     axes.set_yticks(range(len(labels)), labels)
     axes.tick_params(axis="y", length=0)

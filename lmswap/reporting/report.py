@@ -20,8 +20,9 @@ from lmswap.ir.timeline import Lane, Timeline
 from lmswap.ir.verified import Verified
 from lmswap.reporting.chrome import write_chrome_trace
 from lmswap.reporting.decisions import BufferDecision, buffer_decisions
+from lmswap.reporting.page import write_page
 from lmswap.reporting.picture import write_picture
-from lmswap.reporting.text import format_error, format_excess, format_seconds, render_text
+from lmswap.reporting.text import format_error, format_excess, format_seconds, render_html, render_text
 
 SCHEMA = "lmswap.report/3"
 
@@ -119,6 +120,12 @@ class Report:
     def __str__(self) -> str:
         return render_text(self)
 
+    def _repr_html_(self) -> str:
+        return render_html(self)
+
+    def __repr__(self) -> str:
+        return f"<report of {self.model} after {self.steps} steps; print it, or see its fields>"
+
     def to_json(self) -> str:
         """Every field as JSON text, schema "lmswap.report/3"; sizes in bytes, times in seconds."""
         return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1)
@@ -132,6 +139,17 @@ class Report:
         title = f"{self.model} on {self.device}: policy {self.policy}, tier {self.tier}"
         peaks = {"predicted": self.predicted_peak_bytes, "measured": self.measured_peak_bytes}
         write_picture(Path(path), self._timelines(), title=title, budget_bytes=self.budget_bytes, peak_bytes=peaks)
+
+    def to_html(self, path: str | Path) -> None:
+        """Writes a page on the step that answers when pointed at: memory, lanes, and the life of each large buffer.
+
+        It needs no network; plotly writes it (``pip install 'lmswap[page]'``).
+
+        Raises:
+            OptionError: nothing to draw yet, an ending that is not .html, a folder that does not exist, or no plotly.
+        """
+        title = f"{self.model} on {self.device}: policy {self.policy}, tier {self.tier}"
+        write_page(Path(path), self._timelines(), self.decisions, title=title, budget_bytes=self.budget_bytes)
 
     def to_chrome_trace(self, path: str | Path) -> None:
         """Writes both timelines in the trace event format, which Perfetto and chrome://tracing open.
@@ -363,7 +381,7 @@ def make_report(
         tier_highest_bytes=tier_highest_bytes,
         tier_reserved_bytes=tier_reserved_bytes,
         tier_reserve_seconds=tier_reserve_seconds,
-        decisions=buffer_decisions(program, plan) if program is not None and plan is not None else (),
+        decisions=buffer_decisions(program, plan, predicted) if program is not None and plan is not None else (),
         verified=verified,
         notes=tuple(notes),
         predicted=predicted,

@@ -21,6 +21,14 @@ def render_text(*parts: RenderableType, width: int = WIDTH) -> str:
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 
+def render_html(*parts: RenderableType, width: int = WIDTH) -> str:
+    """The same for a notebook's cell, with its bold words and colours."""
+    console = Console(file=io.StringIO(), width=width, record=True, force_terminal=True)
+    for part in parts:
+        console.print(part, highlight=False, markup=False)
+    return console.export_html(inline_styles=True, code_format='<pre style="line-height: 1.25">{code}</pre>')
+
+
 def format_seconds(seconds: float) -> str:
     """Writes a duration with three digits: 0.0123 -> "12.3 ms"."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):

@@ -7,7 +7,7 @@ import pytest
 
 from lmswap.ir.emulation import EmulatedLink
 from lmswap.ir.plan import Decision, Rerun
-from lmswap.ir.timeline import Timeline
+from lmswap.ir.timeline import Lane, Span, Timeline
 from tests.reporting.small_step import MIB, PLAN, PROGRAM, planned_report, report, timeline
 
 GOLDEN = """\
@@ -58,10 +58,14 @@ def test_measured_fields_come_from_the_measured_timeline():
 
 def test_what_second_runs_write_is_reported_as_recomputed():
     reruns = (Rerun(op=1, position=3),)  # relu again, just before its gradient
-    made = report(plan=replace(PLAN, swaps=(), reruns=reruns))
+    spans = tuple(Span(Lane.COMPUTE, "", second, second + 1) for second in range(6))
+    predicted = replace(timeline("predicted"), spans=spans)
+    made = report(plan=replace(PLAN, swaps=(), reruns=reruns), predicted=predicted)
     assert made.recomputed_bytes == 2 * MIB
     assert "Swapping is off (policy 'swap_all'): of 6 buffers it computes 1, 2.00 MiB, again." in str(made)
-    assert "to the disk tier and computes 1, 2.00 MiB, again" in str(report(plan=replace(PLAN, reruns=reruns)))
+    assert "to the disk tier and computes 1, 2.00 MiB, again" in str(
+        report(plan=replace(PLAN, reruns=reruns), predicted=predicted)
+    )
 
 
 def test_an_emulated_link_is_named_beside_what_was_achieved():
