@@ -8,6 +8,7 @@ from statistics import median
 
 import pytest
 
+from benchmarks.case_study.together import predict_together
 from benchmarks.conformance.results import read_results
 from benchmarks.conformance.run import BREADTH
 from benchmarks.conformance.table import render
@@ -76,6 +77,13 @@ def test_what_was_predicted_is_what_is_stored():
         bound = f"{plans[0]['bound_seconds'] / free_seconds:.3f}"
         found[name] = [bound, *steps, f"{cases['auto']['planning_seconds']:.1f} s"]
     assert found == {row["machine"]: [*row.values()][1:] for row in table("docs/results.md", "machine")}
+
+
+def test_ranks_are_predicted_as_the_page_says():
+    page = (ROOT / "docs" / "ranks.md").read_text(encoding="utf-8")
+    rows = [str(row) for row in predict_together()]
+    assert len(rows) == 3
+    assert all(row in page.splitlines() for row in rows)
 
 
 def is_case(case, program, machine, percent):

@@ -80,6 +80,9 @@ EPOCH_ROWS: dict[EpochRow, str] = {
     "large_contended": "{many} × {large}³, swapping, more than there are links for (IBM: 8, 6)",
 }
 
+# Table 7: epoch seconds at 192³, swapping, by GPUs that train together; 4 a node, 100 Gb/s InfiniBand between nodes.
+EPOCH_SECONDS_TOGETHER = {1: 590, 4: 150, 8: 76, 16: 40}
+
 # Table 1: boxes around the brains of BraTS 2017, in voxels.
 BOXES = {"mean": (140, 171, 140), "median": (140, 171, 140), "min": (124, 151, 121), "max": (159, 191, 150)}
 

@@ -13,12 +13,16 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
+from lmswap.commands.ranks import plan_ranks, ranks_figures, ranks_text
 from lmswap.errors import OptionError
 from lmswap.ir.bytesize import format_bytes, parse_bytes
+from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Machine
+from lmswap.ir.network import PRESETS, Network
 from lmswap.ir.packed import unpack
 from lmswap.ir.plan import Decision, Plan
 from lmswap.ir.program import Program
+from lmswap.ir.ranks import ARRIVALS, Ranks
 from lmswap.reporting import make_explanation
 from lmswap.reporting.decisions import buffer_decisions
 from lmswap.reporting.text import format_excess, format_seconds, print_result, render_text
@@ -44,6 +48,14 @@ def add_to(commands: Commands) -> None:
     )
     parser.add_argument("--tier", choices=("host", "disk"), help="default: the machine's first")
     parser.add_argument("--min-swap", metavar="BYTES", default="1MiB", help="smaller buffers stay; default: 1MiB")
+    parser.add_argument("--ranks", type=int, metavar="N", help="predict 1, 2, 4 … N ranks that train together")
+    parser.add_argument("--network", metavar="FILE|NAME", help="a network description, ac922 or x86; for --ranks")
+    parser.add_argument(
+        "--arrival",
+        choices=ARRIVALS,
+        default=ARRIVALS[0],
+        help="gradients are summed when their graph's backward is over, or the op that makes them; default: graph",
+    )
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     parser.set_defaults(run=run)
 
@@ -65,12 +77,28 @@ def run(options: argparse.Namespace) -> int:
     }
     if options.effort != 1:
         limits["effort"] = options.effort
+    if options.ranks is not None:
+        print_result(_ranks(options, program, costs, machine, limits))
+        return 0
     started = time.perf_counter()
     plan = make_plan(options.policy, program, costs, machine, **limits)
     planning_seconds = time.perf_counter() - started
     figures = plan_figures(program, plan, planning_seconds)
     print_result(json.dumps(figures, indent=1) if options.json else plan_text(program, plan, machine, figures))
     return 0
+
+
+def _ranks(
+    options: argparse.Namespace, program: Program, costs: OpCosts, machine: Machine, limits: dict[str, Any]
+) -> str:
+    """What is printed of several ranks."""
+    if options.network is None:
+        raise OptionError(f"--ranks needs --network: a file, or one of {', '.join(PRESETS)}")
+    network = PRESETS.get(options.network) or Network.from_json(_read(options.network))
+    ranks = Ranks(options.ranks, network, options.arrival)
+    scaling = plan_ranks(options.policy, program, costs, machine, ranks, **limits)
+    figures = ranks_figures(scaling)
+    return json.dumps(figures, indent=1) if options.json else ranks_text(scaling, machine, figures)
 
 
 def _budget_bytes(text: str, memory: StepMemory) -> int:

@@ -16,7 +16,11 @@ recompute  to drop a buffer and make it again by a rerun, a second run of the op
 keep       the opposite decision: the buffer stays on the device
 certificate  a bound on the seconds of any plan for this order of ops, with the prices that prove it
 schedule   what runs under a plan, reruns included: a program again
-lane       a queue that runs beside compute: out, in
+lane       a queue that runs beside compute: out, in; across ranks also the network
+rank       one of several processes that train a model together, each on data and a device of its own
+node       the ranks of one machine, which share its links, memory and disk
+network    how ranks reach each other; an all-reduce sums a tensor over all of them
+bucket     gradients that are summed over ranks in one all-reduce
 stall      compute waiting for a copy
 arena      the device memory in which a step's large tensors lie, each at its place; an opening makes places free
 budget     the bytes that the device may hold at any time; peak is what it does hold at most

@@ -1,4 +1,4 @@
-"""The least seconds that any plan of a step can take, and the prices that prove it."""
+"""The least seconds that any plan of a step can take, and what proves it: prices, and over ranks their network."""
 
 from __future__ import annotations
 
@@ -29,3 +29,17 @@ class Certificate:
     memory_prices: tuple[float, ...] = ()  # by cut: seconds per byte
     out_prices: tuple[float, ...] = (0.0,)  # by zone: seconds per second of the lane
     in_prices: tuple[float, ...] = (0.0,)
+
+
+@dataclass(frozen=True)
+class RanksCertificate:
+    """No plan that all ranks of a training follow takes less than ``seconds``, their sums of gradients included.
+
+    ``alone`` bounds one rank's step without the network. ``before``, if there is one, bounds the step broken off after
+    the op that bucket ``bucket`` waits for: only then can it and all later ones be summed, one after the other.
+    """
+
+    seconds: float
+    alone: Certificate
+    bucket: int | None = None
+    before: Certificate | None = None

@@ -38,6 +38,11 @@ class Rate:
         """A link of one speed: seconds(n) = latency + n / bytes_per_second."""
         return Rate(((1, latency_seconds + 1 / bytes_per_second), (2**40, latency_seconds + 2**40 / bytes_per_second)))
 
+    @staticmethod
+    def from_record(record: Mapping[str, Any]) -> Rate:
+        """Reads a rate in JSON's types; KeyError, TypeError or ValueError if it is none."""
+        return Rate(tuple((int(nbytes), float(seconds)) for nbytes, seconds in record["points"]))
+
     @property
     def bytes_per_second(self) -> float:
         """The speed of the largest copy that was measured."""
@@ -90,6 +95,10 @@ class Link:
         """This link as copies find it while the device computes: what plans are made and simulated for."""
         out_rate, in_rate = self.out_rate.times(self.busy_factor), self.in_rate.times(self.busy_factor)
         return Link(out_rate, in_rate, self.both_factor, compute_factor=self.compute_factor)
+
+    def shared_by(self, count: int) -> Link:
+        """This link as each of ``count`` devices has it that copy at once."""
+        return replace(self, out_rate=self.out_rate.times(1 / count), in_rate=self.in_rate.times(1 / count))
 
 
 @dataclass(frozen=True)
@@ -179,14 +188,10 @@ def _tier(record: Mapping[str, Any]) -> Tier:
         name=str(record["name"]),
         capacity_bytes=int(record["capacity_bytes"]),
         link=Link(
-            out_rate=_rate(link["out_rate"]),
-            in_rate=_rate(link["in_rate"]),
+            out_rate=Rate.from_record(link["out_rate"]),
+            in_rate=Rate.from_record(link["in_rate"]),
             both_factor=float(link["both_factor"]),
             busy_factor=float(link["busy_factor"]),
             compute_factor=float(link["compute_factor"]),
         ),
     )
-
-
-def _rate(record: Mapping[str, Any]) -> Rate:
-    return Rate(tuple((int(nbytes), float(seconds)) for nbytes, seconds in record["points"]))

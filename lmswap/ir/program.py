@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -151,6 +151,11 @@ class Program:
             if segment.start <= index < segment.stop:
                 return segment
         raise IndexError(f"op {index} of {len(self.ops)}")
+
+    def up_to(self, stop: int) -> Program:
+        """The step broken off before op ``stop``."""
+        segments = tuple(replace(s, stop=min(s.stop, stop)) for s in self.segments if s.start < stop)
+        return replace(self, ops=self.ops[:stop], segments=segments)
 
     @cached_property
     def buffer_names(self) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Link, Machine, Rate, Tier
+from lmswap.ir.network import ALGORITHMS, Network
 from lmswap.ir.program import Buffer, BufferKind, Op, Program, Segment, Value
 from tests.ir.build import Step
 
@@ -106,3 +107,11 @@ def machines(draw: st.DrawFn) -> Machine:
     factors = (draw(st.sampled_from(some)) for some in ([1.0, 0.8, 0.5], [1.0, 0.7], [1.0, 0.6]))
     link = Link(draw(rates()), draw(rates()), *factors)
     return Machine("random", 2**40, 1.0, 1.0, 0.0, (Tier("host", 2**40, link),))
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> Network:
+    """A network of nodes of up to four ranks."""
+    in_node = draw(st.integers(1, 4))
+    per_link, between = draw(st.integers(1, in_node)), draw(st.one_of(st.none(), rates()))
+    return Network("random", in_node, per_link, draw(st.sampled_from(ALGORITHMS)), draw(rates()), between)

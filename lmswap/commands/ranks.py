@@ -1,0 +1,110 @@
+"""`lmswap plan --ranks`: what would a step of several ranks cost that train together, for 1, 2, 4 … of them?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from lmswap.ir.bytesize import format_bytes
+from lmswap.ir.costs import OpCosts
+from lmswap.ir.machine import Machine
+from lmswap.ir.plan import Plan
+from lmswap.ir.program import Program
+from lmswap.ir.ranks import Ranks
+from lmswap.plan import make_plan
+from lmswap.plan.buckets import fill_buckets
+from lmswap.plan.ranks import RanksStep, predict_ranks
+from lmswap.reporting.text import format_seconds, render_text
+
+_ARRIVE = {"graph": "together, when the backward of their graph is over", "op": "as the backward makes them"}
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """One step, with the same budget for each rank, of more and more ranks; the first of ``steps`` is of one."""
+
+    program: Program
+    steps: tuple[RanksStep, ...]
+
+    def efficiency(self, step: RanksStep) -> float:
+        """The share of its speed that a rank keeps among those of ``step``."""
+        return self.steps[0].seconds / step.seconds
+
+
+def plan_ranks(policy: str, program: Program, costs: OpCosts, machine: Machine, ranks: Ranks, **limits: Any) -> Scaling:
+    """Plans for 1, 2, 4 … of ``ranks`` and for all of them; ``machine`` is a node, and ``limits`` go to `make_plan`.
+
+    Raises:
+        PlanInfeasible, TierError: as `make_plan` does.
+    """
+    plans: dict[Machine, Plan] = {}
+    steps = []
+    for some in _subsets(ranks):
+        own = some.share_of(machine)
+        if own not in plans:
+            plans[own] = make_plan(policy, program, costs, own, **limits)
+        about = {"tier": limits["tier"], "min_swap_bytes": limits["min_swap_bytes"]}
+        steps.append(predict_ranks(plans[own], program, costs, own, some, **about))
+    return Scaling(program, tuple(steps))
+
+
+def _subsets(ranks: Ranks) -> list[Ranks]:
+    """1, 2, 4 … of ``ranks``, as far as they fill whole nodes where there are several, and all of them."""
+    counts = [count for power in range(ranks.count.bit_length()) if (count := 2**power) < ranks.count]
+    whole = [count for count in counts if count <= ranks.in_node or count % ranks.in_node == 0]
+    return [replace(ranks, count=count) for count in whole] + [ranks]
+
+
+def ranks_figures(scaling: Scaling) -> dict[str, Any]:
+    """What `--json` prints, schema "lmswap.plan.ranks/1", in bytes and seconds."""
+    ranks = scaling.steps[-1].ranks
+    buckets = fill_buckets(scaling.program, ranks.arrival)
+    return {
+        "schema": "lmswap.plan.ranks/1",
+        "program": scaling.program.name,
+        "network": ranks.network.name,
+        "algorithm": ranks.network.algorithm,
+        "arrival": ranks.arrival,
+        "gradient_bytes": sum(bucket.nbytes for bucket in buckets),
+        "num_buckets": len(buckets),
+        "ranks": [
+            {
+                "num_ranks": step.ranks.count,
+                "step_seconds": step.seconds,
+                "lower_bound_seconds": step.certificate.seconds,
+                "without_network_seconds": step.alone_seconds,
+                "all_reduce_seconds": step.all_reduce_seconds,
+                "hidden_share": step.hidden_share,
+                "efficiency": scaling.efficiency(step),
+            }
+            for step in scaling.steps
+        ],
+    }
+
+
+def ranks_text(scaling: Scaling, machine: Machine, figures: dict[str, Any]) -> str:
+    """What is printed without `--json`."""
+    about = Table.grid(padding=(0, 2))
+    about.add_row("program", f"{scaling.program.name}: {len(scaling.program.ops)} ops")
+    about.add_row("machine", machine.name)
+    about.add_row("network", f"{figures['network']}; all-reduce: {figures['algorithm']}")
+    summed = f"{format_bytes(figures['gradient_bytes'])} in {figures['num_buckets']} buckets"
+    about.add_row("gradients", f"{summed}, which arrive {_ARRIVE[figures['arrival']]}")
+    table = Table(box=None, padding=(0, 3, 0, 0), header_style="bold")
+    for heading in ("ranks", "step", "all-reduce", "hidden", "efficiency", "bound", "above it"):
+        table.add_column(heading, justify="right")
+    for step in scaling.steps:
+        hidden, bound = step.hidden_share, step.certificate.seconds
+        table.add_row(
+            str(step.ranks.count),
+            format_seconds(step.seconds),
+            format_seconds(step.all_reduce_seconds),
+            "–" if hidden is None else f"{100 * hidden:.1f} %",
+            f"{100 * scaling.efficiency(step):.1f} %",
+            format_seconds(bound),
+            f"{100 * (step.seconds / bound - 1):.1f} %" if bound else "–",
+        )
+    return render_text(about, Text(), table, Text(), Text("Predicted from the rates of machine and network."))

@@ -1,0 +1,93 @@
+"""How do the ranks of a training reach each other and their hosts? A description, by hand or by name."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from lmswap.errors import OptionError
+from lmswap.ir.machine import Rate
+
+SCHEMA = "lmswap.network/1"
+ALGORITHMS = ("ring", "hierarchical")
+
+
+@dataclass(frozen=True)
+class Network:
+    """Nodes of ``ranks_per_node`` ranks, of which the first fills up before the next is used.
+
+    ``within_node`` is what one rank hands to another of its node, ``between_nodes`` what a whole node hands to another,
+    None if there is one node only; each while as much comes the other way. ``ranks_per_host_link`` ranks swap over one
+    link to the host. ``algorithm``, one of `ALGORITHMS`, is how gradients are summed: see `lmswap.ir.ranks`.
+    """
+
+    name: str
+    ranks_per_node: int
+    ranks_per_host_link: int
+    algorithm: str
+    within_node: Rate
+    between_nodes: Rate | None
+
+    def __post_init__(self) -> None:
+        if self.algorithm not in ALGORITHMS:
+            raise OptionError(f"unknown all-reduce algorithm {self.algorithm!r}; known are {', '.join(ALGORITHMS)}")
+        if not 1 <= self.ranks_per_host_link <= self.ranks_per_node:
+            raise OptionError(
+                f"ranks_per_host_link must be 1 to ranks_per_node, got {self.ranks_per_host_link} of "
+                f"{self.ranks_per_node}"
+            )
+
+    def to_json(self) -> str:
+        """The network description as JSON text; `from_json` reads it back equal."""
+        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1)
+
+    @staticmethod
+    def from_json(text: str) -> Network:
+        """Reads what `to_json` wrote, or a person did.
+
+        Raises:
+            OptionError: not JSON, of another schema, or a field is missing or not a number.
+        """
+        try:
+            data = json.loads(text)
+            if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+                raise OptionError(f"not a network description: expected schema '{SCHEMA}'")
+            between = data["between_nodes"]
+            return Network(
+                name=str(data["name"]),
+                ranks_per_node=int(data["ranks_per_node"]),
+                ranks_per_host_link=int(data["ranks_per_host_link"]),
+                algorithm=str(data["algorithm"]),
+                within_node=Rate.from_record(data["within_node"]),
+                between_nodes=None if between is None else Rate.from_record(between),
+            )
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise OptionError(f"not a network description: {error}") from error
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            if isinstance(error, OptionError):
+                raise
+            raise OptionError(f"network description is damaged: {type(error).__name__} {error}") from error
+
+
+# Published rates. Latencies were not published with them, and are left out: sums of small buckets take longer.
+PRESETS = {
+    # IBM's case study: 4 GPUs a node, each with an NVLink 2.0 to the host, which is also the way to the GPUs of the
+    # other socket (GPU→host, Table 6: 60.4 GB/s, measured), and 100 Gb/s InfiniBand (Table 7: on paper).
+    "ac922": Network(
+        "AC922, NVLink 2.0, 100 Gb/s InfiniBand",
+        ranks_per_node=4,
+        ranks_per_host_link=1,
+        algorithm="hierarchical",
+        within_node=Rate.constant(60.4e9),
+        between_nodes=Rate.constant(12.5e9),
+    ),
+    # IBM's case study: 8 GPUs, two on a bus of PCIe gen3 (host→GPU beside another GPU, Table 4: 7.6 GB/s, measured).
+    "x86": Network(
+        "x86, PCIe gen3, two GPUs a bus",
+        ranks_per_node=8,
+        ranks_per_host_link=2,
+        algorithm="ring",
+        within_node=Rate.constant(7.6e9),
+        between_nodes=None,
+    ),
+}

@@ -1,0 +1,82 @@
+"""What do processes that train together take from each other, and how long do they take to sum their gradients?
+
+Seconds of an all-reduce are those of two algorithms that libraries use, in the usual model: a rank sends and receives
+at once, and a round ends when its slowest message has arrived.
+
+ring          2 (N - 1) rounds, in each of which every rank hands an Nth of the bytes to the next. No algorithm sends
+              fewer (Patarasuk and Yuan, Journal of Parallel and Distributed Computing 69, 2009).
+hierarchical  a reduce-scatter among the ranks of a node; a ring over the nodes for each part, all parts at once; an
+              all-gather within the node (Cho, Finkler, Kung and Hunter, BlueConnect, MLSys 2019).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from lmswap.errors import OptionError
+from lmswap.ir.machine import Machine, Rate, Tier
+from lmswap.ir.network import Network
+
+# When gradients can be summed: "op", when they are made, as in eager torch; "graph", when the captured backward that
+# makes them is over and hands them out.
+ARRIVALS = ("graph", "op")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """``count`` ranks on ``network``, whose gradients arrive by one of `ARRIVALS`."""
+
+    count: int
+    network: Network
+    arrival: str
+
+    def __post_init__(self) -> None:
+        network, in_node = self.network, self.network.ranks_per_node
+        if self.arrival not in ARRIVALS:
+            raise OptionError(f"gradients arrive by {' or '.join(ARRIVALS)}, not by {self.arrival!r}")
+        if self.count < 1:
+            raise OptionError(f"there must be 1 rank or more, not {self.count}")
+        if self.count > in_node and network.between_nodes is None:
+            raise OptionError(f"network '{network.name}' is one node of {in_node} ranks, not of {self.count}")
+        if self.count > in_node and self.count % in_node and network.algorithm == "hierarchical":
+            raise OptionError(
+                f"a hierarchical all-reduce needs full nodes: {self.count} ranks are no multiple of {in_node}"
+            )
+
+    @property
+    def in_node(self) -> int:
+        """How many of them the first node has."""
+        return min(self.count, self.network.ranks_per_node)
+
+    def all_reduce_seconds(self, nbytes: int) -> float:
+        """Seconds in which they sum ``nbytes`` of each, when nothing else uses their links."""
+        within, between = self.network.within_node, self.network.between_nodes
+        if between is None or self.count == self.in_node:
+            return _ring_seconds(within, nbytes, self.count)
+        if self.network.algorithm == "ring":  # of the messages of a round one leaves each node
+            part = math.ceil(nbytes / self.count)
+            slowest = max(within.seconds(part) if self.in_node > 1 else 0.0, between.seconds(part))
+            return 2 * (self.count - 1) * slowest
+        # The parts leave their node together: over the nodes they are one message of all bytes.
+        num_nodes = self.count // self.in_node
+        return _ring_seconds(within, nbytes, self.in_node) + _ring_seconds(between, nbytes, num_nodes)
+
+    def share_of(self, machine: Machine) -> Machine:
+        """``machine`` as one of them has it: its share of the host's links, memory and disk.
+
+        Ranks that share a link copy at once, each at its part of the rate. Each has a device of its own; a disk is the
+        node's.
+        """
+
+        def share(tier: Tier) -> Tier:
+            if tier.name == "device":
+                return tier
+            sharing = self.in_node if tier.name == "disk" else min(self.in_node, self.network.ranks_per_host_link)
+            return replace(tier, capacity_bytes=tier.capacity_bytes // self.in_node, link=tier.link.shared_by(sharing))
+
+        return replace(machine, tiers=tuple(map(share, machine.tiers)))
+
+
+def _ring_seconds(rate: Rate, nbytes: int, count: int) -> float:
+    return 2 * (count - 1) * rate.seconds(math.ceil(nbytes / count))

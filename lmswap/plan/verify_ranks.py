@@ -1,0 +1,73 @@
+"""Does the bound of a step of several ranks hold? An independent check: shares no code with `ranks` or `buckets`.
+
+Why it holds is said in `lmswap.plan.ranks`. A certificate of the step broken off after some op bounds the whole step's
+first run of that op: what a plan does until then is a plan for those ops alone, in which what is only needed later may
+be dropped at once. So less has to be there, copied or made again.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from lmswap.errors import PlanInvalid
+from lmswap.ir.certificate import RanksCertificate
+from lmswap.ir.costs import OpCosts
+from lmswap.ir.machine import Machine
+from lmswap.ir.program import BufferKind, Program
+from lmswap.ir.ranks import Ranks
+from lmswap.plan.verify_certificate import verify_certificate
+
+_TOLERANCE = 1e-9
+_MIB = 2**20
+
+
+def verify_ranks_certificate(
+    program: Program,
+    costs: OpCosts,
+    machine: Machine,
+    ranks: Ranks,
+    certificate: RanksCertificate,
+    *,
+    budget_bytes: int,
+    tier: str,
+    min_swap_bytes: int,
+) -> None:
+    """Checks ``certificate`` against what it was made for; ``machine`` is one rank's.
+
+    Raises:
+        PlanInvalid: it is malformed, or states more than it proves.
+        OptionError: ``machine`` has no such tier.
+    """
+    limits: dict[str, Any] = {"budget_bytes": budget_bytes, "tier": tier, "min_swap_bytes": min_swap_bytes}
+    verify_certificate(program, costs, machine, certificate.alone, **limits)
+    proven = certificate.alone.seconds
+    if certificate.bucket is not None and certificate.before is not None:
+        buckets = _buckets(program, by_graph=ranks.arrival == "graph") if ranks.count > 1 else []
+        if not 0 <= certificate.bucket < len(buckets):
+            raise PlanInvalid("certificate", f"names bucket {certificate.bucket} of {len(buckets)}")
+        stop = max(op for _, op in buckets[certificate.bucket]) + 1
+        verify_certificate(program.up_to(stop), costs.up_to(stop), machine, certificate.before, **limits)
+        behind = [sum(nbytes for nbytes, _ in bucket) for bucket in buckets[certificate.bucket :]]
+        proven = max(proven, certificate.before.seconds + math.fsum(map(ranks.all_reduce_seconds, behind)))
+    if not certificate.seconds <= proven * (1 + _TOLERANCE):
+        raise PlanInvalid("certificate", f"states {certificate.seconds} seconds for the ranks, {proven} are proven")
+
+
+def _buckets(program: Program, *, by_graph: bool) -> list[list[tuple[int, int]]]:
+    """By bucket: (bytes, op that it has to wait for) of its gradients; 1 MiB fill the first one, 25 MiB the others."""
+    made = {buffer: op.index for op in program.ops for buffer in op.writes}
+    gradients = [
+        (op.index, place, buffer)
+        for op in program.ops
+        for place, buffer in enumerate(op.writes)
+        if program.buffers[buffer].kind is BufferKind.GRADIENT and made[buffer] == op.index
+    ]
+    buckets: list[list[tuple[int, int]]] = []
+    for op, _, buffer in sorted(gradients):
+        full_bytes = _MIB if len(buckets) == 1 else 25 * _MIB
+        if not buckets or sum(nbytes for nbytes, _ in buckets[-1]) >= full_bytes:
+            buckets.append([])
+        last = next(s.stop - 1 for s in program.segments if s.start <= op < s.stop) if by_graph else op
+        buckets[-1].append((program.buffers[buffer].nbytes, last))
+    return [bucket for bucket in buckets if any(nbytes for nbytes, _ in bucket)]
