@@ -54,7 +54,7 @@ def add_to(commands: Commands) -> None:
         "--arrival",
         choices=ARRIVALS,
         default=ARRIVALS[0],
-        help="gradients are summed when their graph's backward is over, or the op that makes them; default: graph",
+        help="gradients are summed when the op that makes them is over, or their graph's backward; default: op",
     )
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     parser.set_defaults(run=run)

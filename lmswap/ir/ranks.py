@@ -18,9 +18,8 @@ from lmswap.errors import OptionError
 from lmswap.ir.machine import Machine, Rate, Tier
 from lmswap.ir.network import Network
 
-# When gradients can be summed: "op", when they are made, as in eager torch; "graph", when the captured backward that
-# makes them is over and hands them out.
-ARRIVALS = ("graph", "op")
+# When gradients can be summed: "op", when they are made; "graph", when all of their graph are, as with Inductor's.
+ARRIVALS = ("op", "graph")
 
 
 @dataclass(frozen=True)
