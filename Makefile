@@ -8,16 +8,16 @@ GPU_BIN := $(GPU_VENV)/bin
 ON_EMULATED_GPU := PYTHONPATH=$(CURDIR)/tests/emulated_gpu/started:$(CURDIR) $(GPU_BIN)/python
 JOBS ?= $(shell nproc)
 
-.PHONY: demo case-study conformance docs integrations test lint test-cpp test-python test-gpu test-real-gpu test-emulated-gpu gpu-first-hour soak fuzz clean
+.PHONY: demo case-study conformance docs integrations wheel test lint test-cpp test-python test-gpu test-real-gpu test-emulated-gpu gpu-first-hour soak fuzz clean
 .DELETE_ON_ERROR:
 
 # SIZES="64 80" compares other image sides; DEVICE=emulated shows it on the emulated GPU, whose times are a CPU's.
 ifeq ($(DEVICE),emulated)
 demo: $(GPU_VENV)/ready
-	$(ON_EMULATED_GPU) -m benchmarks.unet3d.demo $(SIZES)
+	$(ON_EMULATED_GPU) -m lmswap.bench.unet3d.demo $(SIZES)
 else
 demo: $(VENV)/ready
-	$(BIN)/python -m benchmarks.unet3d.demo $(SIZES)
+	$(BIN)/python -m lmswap.bench.unet3d.demo $(SIZES)
 endif
 
 # SIZES="144 192" for the full one; ARGUMENTS="--data DIR" and the like go to python -m benchmarks.case_study.
@@ -37,23 +37,32 @@ docs: $(VENV)/docs-ready
 integrations: $(VENV)/integrations-ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_readme.py -k integrations
 
+# sdist and wheel, built one from the other, in build/dist. auditwheel names the oldest glibc that the wheel runs with.
+wheel: $(VENV)/wheel-ready
+	rm -rf build/dist
+	$(BIN)/python -m build --outdir build/dist
+	PATH=$(abspath $(BIN)):$$PATH $(BIN)/auditwheel repair --wheel-dir build/dist build/dist/*-linux_*.whl
+	rm build/dist/*-linux_*.whl
+
 test: lint test-cpp test-python
 
-# The editable install builds the C++ extension; C++ sources are listed so that a change builds it again.
+# The editable install builds the C++ extension; C++ sources are listed so that a change builds it again. Without build
+# isolation its objects are there for the next build, and for the wheel that tests/test_wheel.py makes.
+BUILD_TOOLS := scikit-build-core nanobind setuptools-scm cmake ninja
 $(VENV)/ready: pyproject.toml constraints.txt $(shell find csrc -type f -not -name '.*')
 	@echo "Setting up $(VENV) with $(PYTHON)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --upgrade pip
 	@echo "Setting up $(VENV): torch, 200 MB, or some 3 GB where it comes with CUDA; a minute or more"
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt torch $(BUILD_TOOLS)
 	@echo "Setting up $(VENV): lmswap, its C++ extension compiled, and its tools, 200 MB; two minutes"
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	@touch $@
 
 # What only some targets need: the extra of pyproject.toml that has this name.
 $(VENV)/%-ready: $(VENV)/ready
 	@echo "Setting up $(VENV): packages for $*; a minute"
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,$*]'
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev,$*]'
 	@touch $@
 
 lint: $(VENV)/ready

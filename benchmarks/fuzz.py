@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.unet3d.commands.arguments import positive
-from benchmarks.unet3d.study import describe_machine
+from lmswap.bench.unet3d.commands.arguments import positive
+from lmswap.bench.unet3d.study import describe_machine
 from lmswap.reporting.text import print_result
 
 RESULTS = Path(__file__).parent / "results" / "fuzz_cpu.json"

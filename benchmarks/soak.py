@@ -31,7 +31,7 @@ import torch
 from torch import nn
 
 import lmswap
-from benchmarks.unet3d import study
+from lmswap.bench.unet3d import study
 from lmswap.errors import LmswapError
 from lmswap.execute import _C
 from lmswap.execute.engine import SwapEngine

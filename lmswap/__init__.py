@@ -20,12 +20,17 @@ if TYPE_CHECKING:
     from lmswap.ir.emulation import EmulatedLink as EmulatedLink
     from lmswap.profiling.context import profile as profile
 
-__version__ = "0.1.0"
+    __version__: str
+
 __all__ = ["EmulatedLink", "disable", "enable", "explain", "profile", "program", "report"]
 _ORIGINS = {"EmulatedLink": "lmswap.ir.emulation", "profile": "lmswap.profiling.context"}  # the others: lmswap.api
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("lmswap")
     if name in __all__:
         return getattr(importlib.import_module(_ORIGINS.get(name, "lmswap.api")), name)
     raise AttributeError(f"module 'lmswap' has no attribute '{name}'")

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from benchmarks.unet3d.network import UNet3d
+from lmswap.bench.unet3d.network import UNet3d
 from lmswap.reporting import Report
 
 

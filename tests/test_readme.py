@@ -29,7 +29,10 @@ ELSEWHERE = {
     "make case-study": "tests/benchmarks/test_case_study.py",
     "make conformance": "tests/benchmarks/test_conformance.py",
     "make conformance soak fuzz": "tests/benchmarks/test_fuzz.py",
+    "make wheel": "tests/test_wheel.py",
     "make soak": "tests/test_soak.py",
+    "pip install .": "tests/test_wheel.py",
+    "pip install '.[bench]'": "tests/test_wheel.py",
     "make fuzz TIMES=10": "tests/benchmarks/test_fuzz.py",
     "make gpu-first-hour": "tests/benchmarks/test_first_hour.py",
     "make integrations": "tests/test_readme.py",  # the cases that are skipped where the libraries are missing
@@ -137,7 +140,7 @@ def test_each_command_runs(command, tmp_path):
 
 @pytest.mark.parametrize("command", [c for c in commands() if is_benchmark(c)])
 def test_the_benchmark_takes_the_options_shown(command):
-    from benchmarks.unet3d.cli import make_parser
+    from lmswap.bench.unet3d.cli import make_parser
 
     assert make_parser().parse_args(shlex.split(command)[3:]).run
 

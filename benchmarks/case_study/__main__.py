@@ -26,12 +26,12 @@ from benchmarks.case_study.predict import predict
 from benchmarks.case_study.replicas import run_replicas
 from benchmarks.case_study.results import Evaluation, Origin, Results, Settings
 from benchmarks.case_study.runner import Runner, sharing_cores
-from benchmarks.unet3d import synthetic
-from benchmarks.unet3d.brats import DataError
-from benchmarks.unet3d.commands.arguments import add_network, positive, size
-from benchmarks.unet3d.evaluate import SCORES
-from benchmarks.unet3d.scores import read_scores
-from benchmarks.unet3d.study import describe_machine
+from lmswap.bench.unet3d import synthetic
+from lmswap.bench.unet3d.brats import DataError
+from lmswap.bench.unet3d.commands.arguments import add_network, positive, size
+from lmswap.bench.unet3d.evaluate import SCORES
+from lmswap.bench.unet3d.scores import read_scores
+from lmswap.bench.unet3d.study import describe_machine
 from lmswap.errors import LmswapError, OptionError
 from lmswap.hardware.device import default_device, describe_device
 from lmswap.ir.bytesize import parse_bytes

@@ -9,8 +9,8 @@ from benchmarks.case_study.cells import NOT_YET, NOTHING, Table, median_of, perc
 from benchmarks.case_study.links import describe_link
 from benchmarks.case_study.ratios import Spread, overhead
 from benchmarks.case_study.results import Ladder, LinkRuns, Links, Results
-from benchmarks.unet3d.run import Run
-from benchmarks.unet3d.scores import REGIONS, subject_means
+from lmswap.bench.unet3d.run import Run
+from lmswap.bench.unet3d.scores import REGIONS, subject_means
 from lmswap.profiling.figures import Figures
 
 _MOST_STALLS = 8

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from benchmarks.case_study.results import Ladder, without_curves
 from benchmarks.case_study.runner import Runner, Trial
-from benchmarks.unet3d.run import Run
-from benchmarks.unet3d.study import Failure
+from lmswap.bench.unet3d.run import Run
+from lmswap.bench.unet3d.study import Failure
 
 
 def climb(runner: Runner) -> Ladder:

@@ -15,12 +15,12 @@ from rich.console import Console
 
 from benchmarks.case_study.results import Settings
 from benchmarks.turns import take_turns
-from benchmarks.unet3d import brats, synthetic
-from benchmarks.unet3d.console import ProgressView
-from benchmarks.unet3d.fresh import FreshRun, RunFailed, run_fresh, warmed_up
-from benchmarks.unet3d.preprocess import prepare_cube
-from benchmarks.unet3d.run import Configuration, Run
-from benchmarks.unet3d.study import MAX_SUBJECTS, Failure
+from lmswap.bench.unet3d import brats, synthetic
+from lmswap.bench.unet3d.console import ProgressView
+from lmswap.bench.unet3d.fresh import FreshRun, RunFailed, run_fresh, warmed_up
+from lmswap.bench.unet3d.preprocess import prepare_cube
+from lmswap.bench.unet3d.run import Configuration, Run
+from lmswap.bench.unet3d.study import MAX_SUBJECTS, Failure
 from lmswap.hardware.ram import read_ram
 
 MADE_SUBJECTS = 12  # where no data is given: enough for a table of boxes

@@ -18,9 +18,9 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.compact import to_json
 from benchmarks.emulated.device import slowed
-from benchmarks.unet3d.study import describe_machine
+from lmswap.bench.compact import to_json
+from lmswap.bench.unet3d.study import describe_machine
 from tests.emulated_gpu import machine
 
 SCHEMA = "lmswap.emulated/1"

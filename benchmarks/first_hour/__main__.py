@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from benchmarks.compact import to_json
 from benchmarks.first_hour.page import page
 from benchmarks.first_hour.parts import Part, parts
-from benchmarks.unet3d.study import describe_machine
+from lmswap.bench.compact import to_json
+from lmswap.bench.unet3d.study import describe_machine
 from lmswap.hardware.device import describe_device
 
 LIMIT_SECONDS = 600.0

@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import lmswap
-from benchmarks.compact import to_json
 from benchmarks.programs.models import Gpt, VisionTransformer, resnet50
-from benchmarks.unet3d.loss import weighted_dice_loss
-from benchmarks.unet3d.network import UNet3d
+from lmswap.bench.compact import to_json
+from lmswap.bench.unet3d.loss import weighted_dice_loss
+from lmswap.bench.unet3d.network import UNet3d
 
 _SHARES = (0.7, 0.5, 0.3)
 _CARD = 1.02  # of the budget: what torch may take, beside the context

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.compact import to_json
+from lmswap.bench.compact import to_json
 from lmswap.execute import _C
 from lmswap.hardware.device import describe_device
 from lmswap.hardware.workspaces import take_workspaces

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 import lmswap
-from benchmarks.compact import to_json
-from benchmarks.unet3d.network import UNet3d
+from lmswap.bench.compact import to_json
+from lmswap.bench.unet3d.network import UNet3d
 
 
 def repeats(size: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from benchmarks.compact import to_json
+from lmswap.bench.compact import to_json
 
 _LIMIT_SECONDS = 120
 _HOW = ("-m", "pytest", "--device", "cuda", "-q", "-p", "no:cacheprovider")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.cell import Bits, Cell, Outcome, Prediction
-from benchmarks.unet3d.study import describe_machine
+from lmswap.bench.unet3d.study import describe_machine
 from lmswap.hardware.device import describe_device
 
 SCHEMA = "lmswap.peers/5"

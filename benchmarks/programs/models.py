@@ -1,4 +1,4 @@
-"""Networks whose training steps are planned, beside the 3D U-Net of benchmarks/unet3d: plain, of usual sizes."""
+"""Networks whose training steps are planned, beside the 3D U-Net of lmswap/bench/unet3d: plain, of usual sizes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.unet3d.network import NORM_EPS
+from lmswap.bench.unet3d.network import NORM_EPS
 
 
 class KerasInstanceNorm(nn.Module):

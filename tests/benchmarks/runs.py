@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import accumulate
 
-from benchmarks.unet3d.run import Configuration, Run, Swapping
-from benchmarks.unet3d.study import Machine, Study
-from benchmarks.unet3d.synthetic import DATA_KIND
+from lmswap.bench.unet3d.run import Configuration, Run, Swapping
+from lmswap.bench.unet3d.study import Machine, Study
+from lmswap.bench.unet3d.synthetic import DATA_KIND
 from lmswap.ir.timeline import Lane, Span, Timeline
 from lmswap.profiling.figures import figures_of
 from lmswap.profiling.trace import Stall

@@ -1,7 +1,7 @@
 import pytest
 
-from benchmarks.unet3d import cli
-from benchmarks.unet3d.commands import compare as command
+from lmswap.bench.unet3d import cli
+from lmswap.bench.unet3d.commands import compare as command
 from tests.benchmarks.runs import good_runs, make_study
 from tests.benchmarks.scans import make_subject
 

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from benchmarks.unet3d import fresh as fresh_module
-from benchmarks.unet3d.fresh import RunFailed, run_fresh, warmed_up
+from lmswap.bench.unet3d import fresh as fresh_module
+from lmswap.bench.unet3d.fresh import RunFailed, run_fresh, warmed_up
 from tests.benchmarks.runs import make_configuration
 
 

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.unet3d.loss import weighted_dice_loss
+from lmswap.bench.unet3d.loss import weighted_dice_loss
 
 SHAPE = (2, 3, 4, 5, 6)
 

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.unet3d import preprocess
-from benchmarks.unet3d.brats import DataError, Volumes, read_subject
-from benchmarks.unet3d.preprocess import (
+from lmswap.bench.unet3d import preprocess
+from lmswap.bench.unet3d.brats import DataError, Volumes, read_subject
+from lmswap.bench.unet3d.preprocess import (
     crop,
     foreground_box,
     load_cubes,

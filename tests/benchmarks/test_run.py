@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.unet3d.network import UNet3d
-from benchmarks.unet3d.preprocess import load_cubes, prepare_cube
-from benchmarks.unet3d.run import Configuration, Run, Trainer, run
+from lmswap.bench.unet3d.network import UNet3d
+from lmswap.bench.unet3d.preprocess import load_cubes, prepare_cube
+from lmswap.bench.unet3d.run import Configuration, Run, Trainer, run
 from lmswap.ir.timeline import Lane
 from tests.benchmarks.scans import make_subject
 

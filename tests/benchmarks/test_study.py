@@ -2,10 +2,10 @@ import json
 
 import pytest
 
-from benchmarks.unet3d import study as study_module
-from benchmarks.unet3d.fresh import RunFailed
-from benchmarks.unet3d.run import Run
-from benchmarks.unet3d.study import Settings, compare
+from lmswap.bench.unet3d import study as study_module
+from lmswap.bench.unet3d.fresh import RunFailed
+from lmswap.bench.unet3d.run import Run
+from lmswap.bench.unet3d.study import Settings, compare
 from tests.benchmarks.runs import MIB, good_runs, make_run, make_study
 from tests.benchmarks.scans import make_subject
 

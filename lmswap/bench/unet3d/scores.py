@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.unet3d.brats import DataError
+from lmswap.bench.unet3d.brats import DataError
 
 Labels = npt.NDArray[np.uint8]
 

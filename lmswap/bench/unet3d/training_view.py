@@ -7,13 +7,13 @@ from typing import Any
 from rich.console import Console
 from rich.progress import TextColumn, TimeRemainingColumn
 
-from benchmarks.unet3d.bars import Bars
-from benchmarks.unet3d.train import Epoch
+from lmswap.bench.unet3d.bars import Bars
+from lmswap.bench.unet3d.train import Epoch
 from lmswap.ir.bytesize import format_bytes
 
 
 class TrainingView(Bars):
-    """One bar for all epochs and one for the epoch under way; hand ``on_event`` to `benchmarks.unet3d.train.train`."""
+    """One bar for all epochs and one for the epoch under way; hand ``on_event`` to `train`."""
 
     def __init__(self, console: Console, *, epochs: int, steps: int, validation_steps: int) -> None:
         self._steps, self._validation_steps = steps, validation_steps

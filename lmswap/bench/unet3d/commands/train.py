@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 
-from benchmarks.unet3d.commands.arguments import add_enable, add_folder, add_network, enable_arguments, positive, size
-from benchmarks.unet3d.dataset import DataSet, made_folder, make_data, prepare_data
-from benchmarks.unet3d.recipe import MAX_EPOCHS
-from benchmarks.unet3d.split import keep_split
-from benchmarks.unet3d.train import BEST, LOG, Epoch, Settings, train
-from benchmarks.unet3d.training_view import TrainingView
+from lmswap.bench.unet3d.commands.arguments import add_enable, add_folder, add_network, enable_arguments, positive, size
+from lmswap.bench.unet3d.dataset import DataSet, made_folder, make_data, prepare_data
+from lmswap.bench.unet3d.recipe import MAX_EPOCHS
+from lmswap.bench.unet3d.split import keep_split
+from lmswap.bench.unet3d.train import BEST, LOG, Epoch, Settings, train
+from lmswap.bench.unet3d.training_view import TrainingView
 from lmswap.hardware.device import default_device
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.markup import escape
 
-from benchmarks.unet3d.brats import DataError
-from benchmarks.unet3d.commands import compare, evaluate, train
-from benchmarks.unet3d.memory import MeasurementError
+from lmswap.bench.unet3d.brats import DataError
+from lmswap.bench.unet3d.commands import compare, evaluate, train
+from lmswap.bench.unet3d.memory import MeasurementError
 
 
 def main(argv: Sequence[str]) -> int:

@@ -21,16 +21,16 @@ import torch
 from torch import Tensor, nn
 
 import lmswap
-from benchmarks.unet3d.brats import DataError
-from benchmarks.unet3d.checkpoint import State, held, load_state, replace_file, save_state
-from benchmarks.unet3d.dataset import DataSet
-from benchmarks.unet3d.loader import Batch, CubeFiles, EpochSampler, training_loader, validation_loader
-from benchmarks.unet3d.loss import weighted_dice_loss
-from benchmarks.unet3d.memory import CudaMeter, Meter, ResidentMeter
-from benchmarks.unet3d.network import Head, UNet3d
-from benchmarks.unet3d.preprocess import Normalization, measure_normalization
-from benchmarks.unet3d.recipe import Dtype, autocast, make_optimizer, make_schedule, should_stop, take_step
-from benchmarks.unet3d.split import Split
+from lmswap.bench.unet3d.brats import DataError
+from lmswap.bench.unet3d.checkpoint import State, held, load_state, replace_file, save_state
+from lmswap.bench.unet3d.dataset import DataSet
+from lmswap.bench.unet3d.loader import Batch, CubeFiles, EpochSampler, training_loader, validation_loader
+from lmswap.bench.unet3d.loss import weighted_dice_loss
+from lmswap.bench.unet3d.memory import CudaMeter, Meter, ResidentMeter
+from lmswap.bench.unet3d.network import Head, UNet3d
+from lmswap.bench.unet3d.preprocess import Normalization, measure_normalization
+from lmswap.bench.unet3d.recipe import Dtype, autocast, make_optimizer, make_schedule, should_stop, take_step
+from lmswap.bench.unet3d.split import Split
 
 SCHEMA = "lmswap.unet3d.training/1"
 CHECKPOINT, BEST, LOG = "checkpoint.pt", "best.pt", "log.csv"

@@ -9,8 +9,8 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from benchmarks.unet3d.augment import SYMMETRIES, UNMOVED
-from benchmarks.unet3d.preprocess import Normalization, load_cube
+from lmswap.bench.unet3d.augment import SYMMETRIES, UNMOVED
+from lmswap.bench.unet3d.preprocess import Normalization, load_cube
 
 Draw = tuple[int, int]  # the index of a subject, and of the symmetry that it is shown in
 Batch = tuple[Tensor, Tensor]  # images (1, modality, n, n, n) and truth (1, label, n, n, n)

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from benchmarks.unet3d.network import MIN_SIZE, SIZE_MULTIPLE
+from lmswap.bench.unet3d.network import MIN_SIZE, SIZE_MULTIPLE
 from lmswap.errors import OptionError
 from lmswap.options import Options
 

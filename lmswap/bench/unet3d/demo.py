@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from benchmarks.unet3d.brats import DataError
-from benchmarks.unet3d.console import ProgressView, print_study
-from benchmarks.unet3d.plot import plot_step
-from benchmarks.unet3d.study import Settings, compare
-from benchmarks.unet3d.verdict import judge
+from lmswap.bench.unet3d.brats import DataError
+from lmswap.bench.unet3d.console import ProgressView, print_study
+from lmswap.bench.unet3d.plot import plot_step
+from lmswap.bench.unet3d.study import Settings, compare
+from lmswap.bench.unet3d.verdict import judge
 from lmswap.hardware.device import default_device
 
 FOLDER = Path("demo-output")

@@ -14,7 +14,7 @@ from io import RawIOBase
 from pathlib import Path
 from typing import TextIO
 
-from benchmarks.unet3d.run import Configuration, Event, Run
+from lmswap.bench.unet3d.run import Configuration, Event, Run
 
 _LOG_TAIL_LINES = 15
 
@@ -89,7 +89,7 @@ def warmed_up(
     settings, log = stem.with_suffix(".json"), stem.with_suffix(".log")
     settings.write_text(json.dumps(asdict(configuration), indent=1))
     (events_end, child_events), (child_start, start_end) = os.pipe(), os.pipe()
-    command = [sys.executable, "-m", "benchmarks.unet3d.run", str(settings)]
+    command = [sys.executable, "-m", "lmswap.bench.unet3d.run", str(settings)]
     with os.fdopen(events_end) as events, os.fdopen(start_end, "wb", buffering=0) as start, log.open("wb") as output:
         try:
             child = subprocess.Popen(

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from benchmarks.unet3d.loss import weighted_dice_loss
+from lmswap.bench.unet3d.loss import weighted_dice_loss
 
 Dtype = Literal["fp32", "bf16"]
 

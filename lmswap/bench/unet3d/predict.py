@@ -10,12 +10,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from benchmarks.unet3d.brats import LABELS, DataError, require
-from benchmarks.unet3d.checkpoint import load_state
-from benchmarks.unet3d.network import UNet3d
-from benchmarks.unet3d.preprocess import Normalization, Place, resample_labels
-from benchmarks.unet3d.recipe import Dtype, autocast
-from benchmarks.unet3d.train import BEST, SCHEMA
+from lmswap.bench.unet3d.brats import LABELS, DataError, require
+from lmswap.bench.unet3d.checkpoint import load_state
+from lmswap.bench.unet3d.network import UNet3d
+from lmswap.bench.unet3d.preprocess import Normalization, Place, resample_labels
+from lmswap.bench.unet3d.recipe import Dtype, autocast
+from lmswap.bench.unet3d.train import BEST, SCHEMA
 
 Labels = npt.NDArray[np.uint8]
 Affine = npt.NDArray[np.float64]
@@ -38,7 +38,7 @@ class Trained:
 
 
 def load_trained(folder: Path, device: str) -> Trained:
-    """Loads the best weights that `benchmarks.unet3d.train` left in ``folder``; the network is ready to predict.
+    """Loads the best weights that `lmswap.bench.unet3d.train` left in ``folder``; the network is ready to predict.
 
     Raises:
         DataError: there are none, or they cannot be read.

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.unet3d.brats import MODALITIES, read_subject, require
-from benchmarks.unet3d.evaluate import Evaluation
-from benchmarks.unet3d.predict import scan_affine
-from benchmarks.unet3d.preprocess import foreground_box
-from benchmarks.unet3d.scores import REGIONS, Score
+from lmswap.bench.unet3d.brats import MODALITIES, read_subject, require
+from lmswap.bench.unet3d.evaluate import Evaluation
+from lmswap.bench.unet3d.predict import scan_affine
+from lmswap.bench.unet3d.preprocess import foreground_box
+from lmswap.bench.unet3d.scores import REGIONS, Score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,9 +40,9 @@ class _Row:
 
 def plot_slices(evaluation: Evaluation, path: Path) -> None:
     """Draws the worst, the middle and the best subject of the largest size, on their scans as they were."""
-    import matplotlib  # noqa: PLC0415 - slow to import, and only needed at the end
-    from matplotlib.figure import Figure  # noqa: PLC0415
-    from matplotlib.patches import Patch  # noqa: PLC0415
+    import matplotlib  # slow to import, and only needed at the end
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
     models = [evaluation.models(size)[0] for size in evaluation.sizes]
     rows = [_cut(evaluation, subject, models) for subject in choose_subjects(evaluation)]
@@ -122,7 +122,7 @@ def _draw_scan(axis: Axes, image: Slice, title: str) -> None:
 
 
 def _draw_labels(axis: Axes, labels: Slice, truth: Slice) -> None:
-    from matplotlib.colors import to_rgba  # noqa: PLC0415
+    from matplotlib.colors import to_rgba
 
     overlay = np.zeros((*labels.shape, 4))
     for label, (_, colour) in _LABELS.items():

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.unet3d.brats import MODALITIES, TRUTH, DataError, require
+from lmswap.bench.unet3d.brats import MODALITIES, TRUTH, DataError, require
 
 DATA_KIND = "synthetic tumours, not BraTS"
 NAME_PREFIX = "Synthetic_"  # of every made subject

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.unet3d.evaluate import Evaluation
-from benchmarks.unet3d.scores import REGIONS, subject_means
+from lmswap.bench.unet3d.evaluate import Evaluation
+from lmswap.bench.unet3d.scores import REGIONS, subject_means
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,8 +27,8 @@ def plot_scores(evaluation: Evaluation, path: Path) -> None:
 
 def draw_scores(evaluation: Evaluation) -> Figure:
     """A box for each region and size: a value is a subject, averaged over the models of that size."""
-    import matplotlib  # noqa: PLC0415 - slow to import, and only needed at the end
-    from matplotlib.figure import Figure  # noqa: PLC0415
+    import matplotlib  # slow to import, and only needed at the end
+    from matplotlib.figure import Figure
 
     with matplotlib.rc_context({"font.size": 10, "text.color": _INK, "axes.labelcolor": _INK}):
         figure = Figure(figsize=(8.5, 4.8), layout="constrained")

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from benchmarks.unet3d.brats import DataError
+from lmswap.bench.unet3d.brats import DataError
 
 State = dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""Runs one configuration of the benchmark in this process: ``python -m benchmarks.unet3d.run``.
+"""Runs one configuration of the benchmark in this process: ``python -m lmswap.bench.unet3d.run``.
 
 The configuration is a JSON file; what happens goes to the file descriptor ``--events``, one JSON object a line:
 "phase", "memory", "step", "ready" between the warm-up and the timed steps, and at last "result" or "failed". With
@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 import lmswap
-from benchmarks.unet3d.memory import (
+from lmswap.bench.unet3d.memory import (
     CudaMeter,
     MeasurementError,
     MemorySampler,
@@ -40,9 +40,9 @@ from benchmarks.unet3d.memory import (
     cpu_tensor_peak_bytes,
     thin,
 )
-from benchmarks.unet3d.network import Head, UNet3d
-from benchmarks.unet3d.preprocess import Cubes, load_cubes
-from benchmarks.unet3d.recipe import Dtype, make_optimizer, make_schedule, take_step
+from lmswap.bench.unet3d.network import Head, UNet3d
+from lmswap.bench.unet3d.preprocess import Cubes, load_cubes
+from lmswap.bench.unet3d.recipe import Dtype, make_optimizer, make_schedule, take_step
 from lmswap.errors import LmswapError
 from lmswap.hardware.first_calls import make_first_calls
 from lmswap.ir.emulation import EmulatedLink

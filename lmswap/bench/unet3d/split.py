@@ -8,8 +8,8 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.unet3d.brats import DataError
-from benchmarks.unet3d.checkpoint import replace_file
+from lmswap.bench.unet3d.brats import DataError
+from lmswap.bench.unet3d.checkpoint import replace_file
 
 SCHEMA = "lmswap.unet3d.split/1"
 TRAINING_SHARE = 0.8  # 228 and 57 of the 285 subjects of BraTS 2017

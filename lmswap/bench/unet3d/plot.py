@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.unet3d.run import Run
-from benchmarks.unet3d.study import Study
+from lmswap.bench.unet3d.run import Run
+from lmswap.bench.unet3d.study import Study
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.timeline import Lane
 
@@ -27,8 +27,8 @@ def plot_step(study: Study, size: int, path: Path) -> None:
     Raises:
         ValueError: neither run finished.
     """
-    import matplotlib  # noqa: PLC0415 - slow to import, and only needed at the end
-    from matplotlib.figure import Figure  # noqa: PLC0415
+    import matplotlib  # slow to import, and only needed at the end
+    from matplotlib.figure import Figure
 
     plain, swapped = study.find(size, "plain"), study.find(size, "swapped")
     runs = [run for run in (plain, swapped) if run is not None]

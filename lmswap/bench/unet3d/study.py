@@ -12,12 +12,12 @@ from typing import Literal
 
 import torch
 
-from benchmarks.compact import to_json
-from benchmarks.unet3d import brats, synthetic
-from benchmarks.unet3d.fresh import OnEvent, RunFailed, run_fresh
-from benchmarks.unet3d.network import Head
-from benchmarks.unet3d.preprocess import prepare_cube
-from benchmarks.unet3d.run import Configuration, Kind, Run
+from lmswap.bench.compact import to_json
+from lmswap.bench.unet3d import brats, synthetic
+from lmswap.bench.unet3d.fresh import OnEvent, RunFailed, run_fresh
+from lmswap.bench.unet3d.network import Head
+from lmswap.bench.unet3d.preprocess import prepare_cube
+from lmswap.bench.unet3d.run import Configuration, Kind, Run
 from lmswap.hardware.device import default_device
 
 SCHEMA = "lmswap.unet3d/1"
@@ -179,13 +179,14 @@ def _lines(path: Path) -> list[str]:
 
 
 def _commit() -> str:
-    """The commit of the code that runs, with "+changes" if files differ from it; "unknown" outside a checkout."""
+    """The commit of the code that runs, with "+changes" if files differ from it; "unknown" outside of its checkout."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(Path(__file__).parent), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
+        git("ls-files", "--error-unmatch", Path(__file__).name)  # else it is installed below somebody's own checkout
         return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.unet3d import synthetic
-from benchmarks.unet3d.brats import DamagedSubject, DataError, Subject, survey_subjects
-from benchmarks.unet3d.preprocess import prepare_cube
+from lmswap.bench.unet3d import synthetic
+from lmswap.bench.unet3d.brats import DamagedSubject, DataError, Subject, survey_subjects
+from lmswap.bench.unet3d.preprocess import prepare_cube
 
 OnSubject = Callable[[int, int], None]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from benchmarks.unet3d.run import Run
-from benchmarks.unet3d.study import Study
+from lmswap.bench.unet3d.run import Run
+from lmswap.bench.unet3d.study import Study
 from lmswap.ir.bytesize import format_bytes
 
 

@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from benchmarks.unet3d.brats import DataError
-from benchmarks.unet3d.commands.arguments import add_enable, add_folder, enable_arguments
-from benchmarks.unet3d.dataset import made_folder, prepare_data
-from benchmarks.unet3d.evaluate import SCORES, Evaluation, evaluate, load_all
-from benchmarks.unet3d.plot_scores import plot_scores
-from benchmarks.unet3d.plot_slices import plot_slices
-from benchmarks.unet3d.scores import REGIONS, subject_means
+from lmswap.bench.unet3d.brats import DataError
+from lmswap.bench.unet3d.commands.arguments import add_enable, add_folder, enable_arguments
+from lmswap.bench.unet3d.dataset import made_folder, prepare_data
+from lmswap.bench.unet3d.evaluate import SCORES, Evaluation, evaluate, load_all
+from lmswap.bench.unet3d.plot_scores import plot_scores
+from lmswap.bench.unet3d.plot_slices import plot_slices
+from lmswap.bench.unet3d.scores import REGIONS, subject_means
 from lmswap.hardware.device import default_device
 
 if TYPE_CHECKING:

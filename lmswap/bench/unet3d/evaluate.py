@@ -14,9 +14,9 @@ from typing import Any
 from torch import nn
 
 import lmswap
-from benchmarks.unet3d.brats import DataError, Subject
-from benchmarks.unet3d.dataset import DataSet
-from benchmarks.unet3d.predict import (
+from lmswap.bench.unet3d.brats import DataError, Subject
+from lmswap.bench.unet3d.dataset import DataSet
+from lmswap.bench.unet3d.predict import (
     Labels,
     Trained,
     cube_affine,
@@ -26,8 +26,8 @@ from benchmarks.unet3d.predict import (
     scan_affine,
     write_labels,
 )
-from benchmarks.unet3d.preprocess import load_cube, load_labels, load_place, resample_labels
-from benchmarks.unet3d.scores import Score, score_regions, write_scores
+from lmswap.bench.unet3d.preprocess import load_cube, load_labels, load_place, resample_labels
+from lmswap.bench.unet3d.scores import Score, score_regions, write_scores
 
 SCORES = "scores.csv"
 

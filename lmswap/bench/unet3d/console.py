@@ -7,17 +7,17 @@ from rich.markup import escape
 from rich.progress import TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from benchmarks.unet3d.bars import Bars
-from benchmarks.unet3d.run import Configuration, Event, Run
-from benchmarks.unet3d.study import Study
-from benchmarks.unet3d.verdict import Verdict
+from lmswap.bench.unet3d.bars import Bars
+from lmswap.bench.unet3d.run import Configuration, Event, Run
+from lmswap.bench.unet3d.study import Study
+from lmswap.bench.unet3d.verdict import Verdict
 from lmswap.ir.bytesize import format_bytes
 
 _MARKS = {True: "[green]✓[/]", False: "[bold red]✗[/]", None: "[dim]·[/]"}
 
 
 class ProgressView(Bars):
-    """One bar per run with its loss and memory; hand ``on_event`` to `benchmarks.unet3d.study.compare`."""
+    """One bar per run with its loss and memory; hand ``on_event`` to `lmswap.bench.unet3d.study.compare`."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(

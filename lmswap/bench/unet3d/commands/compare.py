@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from benchmarks.unet3d.commands.arguments import add_folder, add_network, positive, size
-from benchmarks.unet3d.console import ProgressView, print_study
-from benchmarks.unet3d.study import Settings, compare
-from benchmarks.unet3d.verdict import judge
+from lmswap.bench.unet3d.commands.arguments import add_folder, add_network, positive, size
+from lmswap.bench.unet3d.console import ProgressView, print_study
+from lmswap.bench.unet3d.study import Settings, compare
+from lmswap.bench.unet3d.verdict import judge
 from lmswap.errors import OptionError
 from lmswap.options import Options
 

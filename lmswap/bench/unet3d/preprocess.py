@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.unet3d.brats import LABELS, DataError, Subject, Volumes, read_subject
+from lmswap.bench.unet3d.brats import LABELS, DataError, Subject, Volumes, read_subject
 
 FOREGROUND_TOLERANCE = 1e-5
 MARGIN = 1
