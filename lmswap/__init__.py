@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from lmswap.api import explain as explain
     from lmswap.api import program as program
     from lmswap.api import report as report
+    from lmswap.api import save_plan as save_plan
     from lmswap.ir.emulation import EmulatedLink as EmulatedLink
     from lmswap.profiling.context import profile as profile
 
     __version__: str
 
-__all__ = ["EmulatedLink", "disable", "enable", "explain", "profile", "program", "report"]
+__all__ = ["EmulatedLink", "disable", "enable", "explain", "profile", "program", "report", "save_plan"]
 _ORIGINS = {"EmulatedLink": "lmswap.ir.emulation", "profile": "lmswap.profiling.context"}  # the others: lmswap.api
 
 

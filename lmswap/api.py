@@ -1,10 +1,12 @@
-"""The public functions: enable, disable, report, explain, program, and the torch.compile backend."""
+"""The public functions: enable, disable, report, explain, program, save_plan, and the torch.compile backend."""
 
 from __future__ import annotations
 
 import atexit
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -46,6 +48,7 @@ def enable(
     wipe: bool = False,
     disk_directory: str | None = None,
     link: str | EmulatedLink | None = None,
+    plan: str | PathLike[str] | None = None,
 ) -> ModuleT:
     """Makes ``model`` train within a byte budget; the same object comes back, and the training loop stays as it was.
 
@@ -82,10 +85,13 @@ def enable(
         link: the copies are paced to this link instead of running at full speed: "11.7GB/s" each way, "11.7GB/s out,
             10.9GB/s in", "pcie3", "pcie4", "pcie5", "nvlink2", "c2c", or an `EmulatedLink`. Plans are made for it, and
             reports say that it was emulated.
+        plan: a file that `save_plan` wrote. Its plans are followed and no others are made, neither at first nor after
+            the first steps; budget, policy, tier, compiler, min_swap_bytes and link are the file's.
 
     Raises:
         OptionError: an argument cannot be read or cannot be had on this device.
         TierError: the tier's memory or directory cannot be used.
+        PlanMismatch: ``plan`` is for another device, or by the first call of the model, for another step.
         PlanInfeasible: raised by the first call of the model, before any op has run: no plan fits the budget; with
             saved-tensor hooks by the second call, since they know the step when it is over.
     """
@@ -100,6 +106,7 @@ def enable(
         wipe=wipe,
         disk_directory=disk_directory,
         link=link,
+        plan=plan,
     )
     _check_model(model)
     disable(model)
@@ -200,6 +207,21 @@ def program(model: nn.Module) -> Program:
         OptionError: the model is not enabled, or nothing is planned yet.
     """
     return _planned(model).joined.program
+
+
+def save_plan(model: nn.Module, path: str | PathLike[str]) -> None:
+    """Writes the plans that ``model`` follows now to a file of JSON, for ``enable(model, plan=path)`` and for people.
+
+    Each step that was planned is in it: shapes, train and eval. Save after the fifth step, when a plan is final.
+
+    Raises:
+        OptionError: the model is not enabled, nothing is planned yet, or the file cannot be written.
+    """
+    _planned(model)
+    try:
+        Path(path).write_text(_session(model).pinned().to_json(), encoding="utf-8")
+    except OSError as error:
+        raise OptionError(f"cannot write plan '{path}': {error}") from error
 
 
 def sessions() -> tuple[Session, ...]:

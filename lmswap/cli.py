@@ -11,13 +11,13 @@ import sys
 from collections.abc import Sequence
 
 import lmswap
-from lmswap.commands import bench, doctor, links, plan, profile, verify
+from lmswap.commands import bench, diff, doctor, links, plan, profile, verify
 from lmswap.errors import LmswapError
 from lmswap.reporting.text import print_result
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code: 0 done, 2 refused or failed with a sentence on standard error."""
+    """Runs one command and returns its exit code; 2: refused or failed, with a sentence on standard error."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     own = _num_own(arguments)
     options = _parser().parse_args(arguments[:own], argparse.Namespace(rest=arguments[own:]))
@@ -44,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"lmswap {lmswap.__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in (doctor, links, plan, profile, verify, bench):
+    for command in (doctor, links, plan, diff, profile, verify, bench):
         command.add_to(commands)
     return parser
 

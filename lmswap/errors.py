@@ -55,6 +55,10 @@ class PlanInfeasible(LmswapError):
         )
 
 
+class PlanMismatch(LmswapError):
+    """A model is not the one that its plan file was written for, or the file breaks a rule: it is not followed."""
+
+
 class TierError(LmswapError):
     """Host memory or disk that was to hold swapped tensors cannot: missing, full, unwritable or really memory."""
 

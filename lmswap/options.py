@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
+from os import PathLike, fspath
 from typing import Any
 
 from lmswap.errors import OptionError
@@ -33,6 +34,7 @@ class Options:
     wipe: bool
     disk_directory: str | None
     link: EmulatedLink | None
+    plan: str | None = None  # the file to follow
 
     @staticmethod
     def parse(
@@ -47,6 +49,7 @@ class Options:
         wipe: bool = False,
         disk_directory: str | None = None,
         link: str | EmulatedLink | None = None,
+        plan: str | PathLike[str] | None = None,
     ) -> Options:
         """Checks every argument.
 
@@ -67,7 +70,9 @@ class Options:
             raise OptionError(f"disk_directory must be a path as a string, not {disk_directory!r}")
         if link is not None and not isinstance(link, (str, EmulatedLink)):
             raise OptionError(f'link must be a string such as "11.7GB/s", or an EmulatedLink, not {link!r}')
-        if tier == "device" and (link is None or budget == "auto"):
+        if plan is not None and not isinstance(plan, (str, PathLike)):
+            raise OptionError(f"plan must be the path of a file that lmswap.save_plan wrote, not {plan!r}")
+        if tier == "device" and plan is None and (link is None or budget == "auto"):
             raise OptionError(
                 "tier='device' keeps swapped tensors on the device itself, which saves no memory: it stands in for a "
                 "faster link, so it needs link=..., and a budget in bytes beside which there is memory to spare"
@@ -83,6 +88,7 @@ class Options:
             wipe=wipe,
             disk_directory=disk_directory,
             link=EmulatedLink.parse(link) if isinstance(link, str) else link,
+            plan=None if plan is None else fspath(plan),
         )
 
     @staticmethod

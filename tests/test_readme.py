@@ -121,6 +121,15 @@ def test_make_knows_each_target(command):
     assert done.returncode == 0, done.stderr
 
 
+def write_plan(path: Path) -> None:
+    names: dict[str, Any] = {}
+    exec(PREAMBLE, names)
+    model, (x, y) = lmswap.enable(names["model"], budget="6GiB"), names["loader"][0]
+    names["criterion"](model(x), y).backward()
+    lmswap.save_plan(model, path)
+    lmswap.disable(model)
+
+
 def is_benchmark(command: str) -> bool:
     return command.startswith("lmswap bench")
 
@@ -132,6 +141,9 @@ def test_each_command_runs(command, tmp_path):
     if command.startswith("lmswap verify"):  # a model this small swaps nothing by itself, so nothing would be verified
         script = script.replace('"6GiB"', '"6GiB", policy="swap_all"')
     (tmp_path / "train.py").write_text(script)
+    if command.startswith("lmswap diff"):
+        write_plan(tmp_path / "one.json")
+        (tmp_path / "other.json").write_bytes((tmp_path / "one.json").read_bytes())
     words = [str(Path(sys.executable).with_name("lmswap")), *shlex.split(command)[1:]]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

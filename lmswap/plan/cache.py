@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 # A plan for a budget this much smaller or larger is as good as a new one.
 _BUDGET_TOLERANCE = 0.01
 # What comes of files whose fields are of another kind, or whose numbers are beyond what can be.
-_DAMAGE = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError)
+DAMAGE = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,24 @@ class Planned:
         is_near = abs(self.plan.budget_bytes - budget_bytes) <= tolerated_bytes
         return self.plan.predicted_peak_bytes <= budget_bytes + slack_bytes and (keeps_all or is_near)
 
+    def to_data(self) -> dict[str, Any]:
+        """In JSON's own types; `from_data` reads it back equal."""
+        return {
+            "plan": json.loads(self.plan.to_json()),
+            "costs": asdict(self.costs),
+            "machine": json.loads(self.machine.to_json()),
+        }
+
+    @staticmethod
+    def from_data(data: Mapping[str, Any], num_ops: int) -> Planned:
+        """Reads what `to_data` gave for a program of ``num_ops``.
+
+        Raises:
+            LmswapError, or one of `DAMAGE`: it is damaged.
+        """
+        machine = Machine.from_json(json.dumps(data["machine"]))
+        return Planned(Plan.from_json(json.dumps(data["plan"])), _costs(data["costs"], num_ops), machine)
+
 
 class PlanCache:
     """The plans of one kind: for one machine as it was measured, one set of options and of versions."""
@@ -48,7 +66,12 @@ class PlanCache:
         """``kind`` is whatever else plans depend on, in JSON's own types."""
         self._machine, self._tier, self._min_swap_bytes = machine, tier, min_swap_bytes
         limits = {"tier": tier, "min_swap_bytes": min_swap_bytes}
-        self._kind = {**kind, **limits, "machine": machine.name, "link": _digest(_json(_of_no_capacity(machine)))}
+        self._kind = {
+            **kind,
+            **limits,
+            "machine": machine.name,
+            "link": _digest(_of_no_capacity(machine).to_json()),
+        }
 
     def read(self, program: Program) -> Planned | None:
         """The plan of ``program`` that was written last, checked against it; None if there is none that is sound."""
@@ -57,32 +80,26 @@ class PlanCache:
             data = file.read()
             if data is None:
                 return None
-            planned = Planned(_plan(data), _costs(data["costs"], len(program.ops)), self._present(data["machine"]))
+            planned = self._present(Planned.from_data(data, len(program.ops)))
             limits: dict[str, Any] = {"tier": self._tier, "min_swap_bytes": self._min_swap_bytes}
             check(planned.plan, program, planned.costs, planned.machine, **limits)
-        except (OSError, LmswapError, *_DAMAGE) as error:
+        except (OSError, LmswapError, *DAMAGE) as error:
             _log.warning("the remembered plan %s cannot be used, planning again: %s", file.path, error)
             return None
         return planned
 
     def write(self, program: Program, planned: Planned) -> None:
         """Puts ``planned`` in the place of what was remembered for ``program``."""
-        parts = {"plan": json.loads(planned.plan.to_json()), "costs": asdict(planned.costs)}
-        self._file(program).write({**parts, "machine": _json(planned.machine)})
+        self._file(program).write(planned.to_data())
 
     def _file(self, program: Program) -> CacheFile:
-        return CacheFile.locate("plan", {**self._kind, "program": _digest(json.loads(program.to_json()))})
+        return CacheFile.locate("plan", {**self._kind, "program": _digest(program.to_json())})
 
-    def _present(self, data: Mapping[str, Any]) -> Machine:
-        """The machine of a file with the capacity of now."""
-        machine = Machine.from_json(json.dumps(data))
+    def _present(self, planned: Planned) -> Planned:
+        """``planned`` on its machine with the capacity of now."""
         capacity_bytes = self._machine.tier(self._tier).capacity_bytes
-        tiers = tuple(replace(tier, capacity_bytes=capacity_bytes) for tier in machine.tiers)
-        return replace(machine, tiers=tiers)
-
-
-def _plan(data: Mapping[str, Any]) -> Plan:
-    return Plan.from_json(json.dumps(data["plan"]))
+        tiers = tuple(replace(tier, capacity_bytes=capacity_bytes) for tier in planned.machine.tiers)
+        return replace(planned, machine=replace(planned.machine, tiers=tiers))
 
 
 def _costs(data: Mapping[str, Any], num_ops: int) -> OpCosts:
@@ -103,9 +120,5 @@ def _of_no_capacity(machine: Machine) -> Machine:
     return replace(machine, tiers=tuple(replace(tier, capacity_bytes=0) for tier in machine.tiers))
 
 
-def _json(machine: Machine) -> Any:
-    return json.loads(machine.to_json())
-
-
-def _digest(data: Any) -> str:
-    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -46,6 +46,7 @@ from lmswap.session.graphs import CapturedGraph, SavedSequence
 from lmswap.session.notes import Notes
 from lmswap.session.opening import as_asked, has_places, open_engine, resolve_tier
 from lmswap.session.overruns import Overruns
+from lmswap.session.pinned import PinnedOptions, PinnedPlans
 from lmswap.session.steps import PlannedStep, StepPlans
 
 _log = logging.getLogger(__name__)
@@ -77,11 +78,16 @@ class Session:
         Raises:
             OptionError: the budget or the tier cannot be had on ``device``.
             TierError: the tier's memory or directory cannot be used.
+            PlanMismatch: the plan file that is to be followed cannot be.
         """
+        pinned = PinnedPlans.read(options.plan) if options.plan is not None else None
+        options = pinned.complete(options) if pinned is not None else options
         self.name, self.options, self.device = name, options, device
         self.tier = resolve_tier(options.tier, device)
         machine = describe_machine(device, self.tier, options.disk_directory)
         self.machine: Machine = as_asked(machine, self.tier, options)
+        if pinned is not None:
+            pinned.check_device(self.machine)
         native = open_engine(device, self.tier, self.machine, options)
         self.memory: DeviceMemory = device_memory(device)
         self.verified = Verified(name) if options.verify else None
@@ -111,6 +117,7 @@ class Session:
             budget=self.budget,
             losses=self.losses,
             notes=self.notes,
+            pinned=pinned,
         )
         self.meter = OpMeter(device, self.memory, lambda program: roofline(program, self.machine), self.note_once)
         self.has_hooks = False  # somebody can serve the model without graphs
@@ -285,6 +292,18 @@ class Session:
         """
         ran = self.recorder.trained or self.recorder.ended
         return self.plans.get(ran.follows) if ran is not None else self.plans.newest()
+
+    def pinned(self) -> PinnedPlans:
+        """What all steps that are planned follow now, to be kept."""
+        options = PinnedOptions(
+            budget_bytes=self.budget.nbytes,
+            policy=self.options.policy,
+            tier=self.tier,
+            compiler=self.options.compiler,
+            min_swap_bytes=self.options.min_swap_bytes,
+            link=self.options.link,
+        )
+        return PinnedPlans(self.name, options, self.plans.in_force())
 
     def tell_overruns(self) -> None:
         """Warns of steps that held more than the budget: those that have ended, and one whose backward has."""

@@ -14,7 +14,7 @@ import lmswap
 from lmswap.analyze.memory import StepMemory
 from lmswap.capture.join import Joined
 from lmswap.capture.loss import LossMeter, loss_bytes, without_losses
-from lmswap.errors import PlanInfeasible, TierError
+from lmswap.errors import PlanInfeasible, PlanMismatch, TierError
 from lmswap.execute.engine import SwapEngine
 from lmswap.hardware.measure import num_local_processes
 from lmswap.hardware.memory import DeviceMemory
@@ -34,6 +34,7 @@ from lmswap.plan.places import find_places
 from lmswap.reporting.text import format_seconds
 from lmswap.session.allowance import GROWTH_BYTES, Allowance, Budget
 from lmswap.session.notes import Notes
+from lmswap.session.pinned import PinnedPlans
 
 _log = logging.getLogger(__name__)
 
@@ -82,11 +83,15 @@ class StepPlans:
         budget: Budget,
         losses: LossMeter,
         notes: Notes,
+        pinned: PinnedPlans | None,
     ) -> None:
-        """``notes`` is where sentences for people go. Tensors get places in the arena of ``engine``, if it has one."""
+        """``notes`` is where sentences for people go. Tensors get places in the arena of ``engine``, if it has one.
+
+        With ``pinned`` plans these are followed, and no others are made.
+        """
         self._options, self._machine, self._tier = options, machine, tier
         self._engine, self._memory, self._budget, self._notes = engine, memory, budget, notes
-        self._losses = losses
+        self._losses, self._pinned = losses, pinned
         self._held_over = {BufferKind.OUTPUT}  # what the caller still has of a step when the next one begins
         self._placed: tuple[Plan, Places] | None = None  # the last plan that places were found for
         self._steps: dict[tuple[int, ...], PlannedStep] = {}
@@ -118,8 +123,16 @@ class StepPlans:
         return next(filter(among, reversed(self._steps.values())), None)
 
     def remembered(self, program: Program) -> Planned | None:
-        """What an earlier process planned for ``program``."""
-        return self._cache.read(program)
+        """What an earlier process planned for ``program``.
+
+        Raises:
+            PlanMismatch: it is not in the file that is to be followed.
+        """
+        return self._cache.read(program) if self._pinned is None else self._pinned.find(program)
+
+    def in_force(self) -> tuple[tuple[Program, Planned], ...]:
+        """The steps that are planned, priced and certified by what is known now."""
+        return tuple((step.joined.program, self._priced(step)) for step in self._steps.values())
 
     def make(
         self, graphs: tuple[int, ...], joined: Joined, costs: OpCosts, known: Planned | None = None
@@ -128,8 +141,12 @@ class StepPlans:
 
         Raises:
             PlanInfeasible: no plan fits the budget.
+            PlanMismatch: the pinned plan does not.
         """
         allowance = self._budget.allowance(joined.program)
+        if known is not None and self._pinned is not None:
+            self._refuse_outgrown(known, joined.program, allowance)
+            return self._adopt(graphs, joined, known, allowance, f"that of '{self._options.plan}'")
         if known is not None and self._serves(known, joined.program, allowance):
             return self._adopt(graphs, joined, known, allowance, _FROM_CACHE)
         costs, machine = (known.costs, known.machine) if known else (costs, self._machine)
@@ -168,6 +185,20 @@ class StepPlans:
     def _serves(self, known: Planned, program: Program, allowance: Allowance) -> bool:
         placed_bytes = self._placed_bytes(program, known.costs, known.plan)
         return known.serves(allowance.step_bytes, GROWTH_BYTES) and placed_bytes <= allowance.step_bytes + GROWTH_BYTES
+
+    def _refuse_outgrown(self, pinned: Planned, program: Program, allowance: Allowance) -> None:
+        """A pinned plan may use the margin, as what is in use before a step differs from start to start."""
+        plan = pinned.plan
+        if plan.budget_bytes > allowance.budget_bytes:
+            return  # of a graph that is served until all graphs of its step are known
+        step_bytes = max(plan.predicted_peak_bytes, self._placed_bytes(program, pinned.costs, plan))
+        before_bytes = allowance.base_bytes + allowance.reserve_bytes
+        if before_bytes + step_bytes > allowance.budget_bytes:
+            raise PlanMismatch(
+                f"plan '{self._options.plan}' takes {format_bytes(step_bytes)} for the step's tensors, and "
+                f"{format_bytes(before_bytes)} are in use before the step and reserved: more than the budget of "
+                f"{format_bytes(allowance.budget_bytes)}"
+            )
 
     def _with_losses(self, costs: OpCosts, program: Program, graphs: Sequence[int]) -> OpCosts:
         if self._engine.arena is not None:
@@ -213,6 +244,8 @@ class StepPlans:
         """
         self._memory.tidy()  # tracing and timing leave up to 30 MiB, which steps would not use again
         step = self._with_growth(step, _small_bytes(step, self._memory.counted_from_bytes()))
+        if self._pinned is not None:
+            return False
         record = self._engine.recorder.last()
         if record is None:
             return False
@@ -256,11 +289,15 @@ class StepPlans:
 
     def _price_again(self, step: PlannedStep) -> PlannedStep:
         """``step``, whose plan was made by other costs, with a prediction by its own."""
+        priced = self._priced(step)
+        self._memory.tidy()
+        self._cache.write(step.joined.program, priced)
+        return self._predict(replace(step, plan=priced.plan))
+
+    def _priced(self, step: PlannedStep) -> Planned:
         program, min_swap_bytes = step.joined.program, self._options.min_swap_bytes
         plan = price_again(step.plan, program, step.costs, step.machine, tier=self._tier, min_swap_bytes=min_swap_bytes)
-        self._memory.tidy()
-        self._cache.write(program, Planned(plan, step.costs, step.machine))
-        return self._predict(replace(step, plan=plan))
+        return Planned(plan, step.costs, step.machine)
 
     def _predict(self, step: PlannedStep) -> PlannedStep:
         """``step`` with its timeline, which leaves out what is read as in use between steps."""
@@ -299,6 +336,9 @@ class StepPlans:
         Only if there is one that takes ``most_seconds``; whether it is another plan.
         """
         reason = f"after step {self._engine.recorder.num_steps}: {reason}"
+        if self._pinned is not None:
+            self._notes.append(f"the plan stays that of '{self._options.plan}' {reason}")
+            return False
         program, policy = step.joined.program, self._options.policy
         try:
             plan = self._search(program, step.costs, step.machine, step.allowance, policy, effort=_SECOND_EFFORT)

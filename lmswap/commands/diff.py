@@ -1,0 +1,79 @@
+"""`lmswap diff`: what do two plan files decide otherwise?"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from lmswap.ir.bytesize import format_bytes
+from lmswap.reporting.decisions import BufferDecision, buffer_decisions
+from lmswap.reporting.text import format_seconds, print_result, render_text
+
+if TYPE_CHECKING:
+    from lmswap.commands import Commands
+    from lmswap.ir.program import Program
+    from lmswap.plan.cache import Planned
+
+SAME, DIFFER = 0, 1
+
+
+def add_to(commands: Commands) -> None:
+    """Declares the command."""
+    parser = commands.add_parser(
+        "diff",
+        help="compare two plan files, buffer by buffer",
+        description=f"Exit code {SAME}: they decide the same; {DIFFER}: they do not.",
+    )
+    parser.add_argument("one", metavar="ONE.json", help="written by lmswap.save_plan")
+    parser.add_argument("other", metavar="OTHER.json")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints each buffer that is decided otherwise, step by step."""
+    from lmswap.session.pinned import PinnedPlans
+
+    one, other = PinnedPlans.read(options.one), PinnedPlans.read(options.other)
+    code = SAME
+    for number, (program, planned) in enumerate(one.steps, start=1):
+        alike = other.alike(program)
+        if alike is None:
+            code = DIFFER
+            print_result(f"step {number}, of {len(program.ops)} ops, is only in {options.one}")
+            continue
+        changes = _changes(program, planned, alike[1])
+        code = max(code, DIFFER if changes else SAME)
+        print_result(_text(number, program, planned, alike[1], changes))
+    for number, (program, _) in enumerate(other.steps, start=1):
+        if one.alike(program) is None:
+            code = DIFFER
+            print_result(f"step {number}, of {len(program.ops)} ops, is only in {options.other}")
+    return code
+
+
+def _changes(program: Program, one: Planned, other: Planned) -> list[tuple[BufferDecision, BufferDecision]]:
+    pairs = zip(buffer_decisions(program, one.plan), buffer_decisions(program, other.plan), strict=True)
+    return [(before, after) for before, after in pairs if before.decision is not after.decision]
+
+
+def _text(
+    number: int, program: Program, one: Planned, other: Planned, changes: list[tuple[BufferDecision, BufferDecision]]
+) -> str:
+    nbytes = sum(before.nbytes for before, _ in changes)
+    rows = Table.grid(padding=(0, 2))
+    for before, after in changes:
+        decisions = f"{before.decision} → {after.decision}"
+        rows.add_row(Text(before.name), format_bytes(before.nbytes), decisions, Text(before.made_at))
+    seconds = [format_seconds(planned.plan.predicted_seconds) for planned in (one, other)]
+    peaks = [format_bytes(planned.plan.predicted_peak_bytes) for planned in (one, other)]
+    return render_text(
+        Text(
+            f"step {number}, of {len(program.ops)} ops: {len(changes)} of {len(program.buffers)} buffers, "
+            f"{format_bytes(nbytes)}, are decided otherwise"
+        ),
+        Text(f"predicted {' → '.join(seconds)}, peak of its tensors {' → '.join(peaks)}"),
+        rows,
+    )

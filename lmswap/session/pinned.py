@@ -1,0 +1,242 @@
+"""How is the plan that a model follows written to a file, and followed again? As JSON that people can read and compare.
+
+One line holds one decision, op or buffer. What people look for stands first, in names and lines of theirs; it is there
+to be read, and must agree with the plan below it. A model that is enabled with such a file follows it or is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from lmswap.errors import LmswapError, OptionError, PlanMismatch
+from lmswap.ir.bytesize import format_bytes
+from lmswap.ir.emulation import EmulatedLink
+from lmswap.ir.machine import Machine
+from lmswap.ir.plan import Decision, Plan
+from lmswap.ir.program import Op, Program
+from lmswap.options import Options
+from lmswap.plan import check
+from lmswap.plan.cache import DAMAGE, Planned
+from lmswap.reporting.decisions import buffer_decisions
+
+SCHEMA = "lmswap.pinned/1"
+_LONGEST_LINE = 1000  # characters; an op that reads a hundred buffers
+
+
+@dataclass(frozen=True)
+class PinnedOptions:
+    """The arguments of `lmswap.enable` that plans depend on, as the model that was saved had them."""
+
+    budget_bytes: int
+    policy: str
+    tier: str
+    compiler: str
+    min_swap_bytes: int
+    link: EmulatedLink | None
+
+
+@dataclass(frozen=True)
+class PinnedPlans:
+    """The steps of a model, and what each follows."""
+
+    model: str
+    options: PinnedOptions
+    steps: tuple[tuple[Program, Planned], ...]
+
+    def to_json(self) -> str:
+        """The plans as JSON text, a decision a line; `from_json` reads it back equal."""
+        steps = [
+            {
+                "decisions": _decisions(program, planned.plan),
+                **planned.to_data(),
+                "program": json.loads(program.to_json()),
+            }
+            for program, planned in self.steps
+        ]
+        data = {"schema": SCHEMA, "model": self.model, "options": asdict(self.options), "steps": steps}
+        return _lines(data) + "\n"
+
+    @staticmethod
+    def from_json(text: str) -> PinnedPlans:
+        """Reads what `to_json` wrote, and checks each plan by the verifier.
+
+        Raises:
+            OptionError: not JSON, of another schema, or damaged.
+            PlanMismatch: a plan breaks a rule, or the decisions for people are not those of the plan.
+        """
+        try:
+            data = json.loads(text)
+            if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+                raise OptionError(f"expected schema '{SCHEMA}'")
+            options = _options(data["options"])
+            return PinnedPlans(str(data["model"]), options, tuple(_step(step, options) for step in data["steps"]))
+        except PlanMismatch:
+            raise
+        except (LmswapError, *DAMAGE) as error:
+            raise OptionError(f"it is no plan that lmswap.save_plan wrote, or damaged: {error}") from error
+
+    @staticmethod
+    def read(path: str) -> PinnedPlans:
+        """Reads a file.
+
+        Raises:
+            OptionError, PlanMismatch: as `from_json`, or it cannot be read.
+        """
+        try:
+            return PinnedPlans.from_json(Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise OptionError(f"cannot read plan '{path}': {error}") from error
+        except LmswapError as error:
+            raise type(error)(f"plan '{path}' cannot be followed: {error}") from error
+
+    def complete(self, given: Options) -> Options:
+        """``given`` with what the file says where nothing else was asked for.
+
+        Raises:
+            OptionError: something else was asked for.
+        """
+        defaults = Options.parse()
+        for field in fields(PinnedOptions):
+            asked, pinned = getattr(given, field.name), getattr(self.options, field.name)
+            if asked not in (getattr(defaults, field.name), pinned):
+                name = field.name.removesuffix("_bytes") if field.name == "budget_bytes" else field.name
+                raise OptionError(
+                    f"{name} was given as {_said(asked)}, and plan '{given.plan}' was made with {_said(pinned)}: leave "
+                    f"{name} out, or plan anew"
+                )
+        return replace(given, **{field.name: getattr(self.options, field.name) for field in fields(PinnedOptions)})
+
+    def check_device(self, machine: Machine) -> None:
+        """Raises PlanMismatch if a plan was made for another device, or needs more of its tier than there is."""
+        for _, planned in self.steps:
+            if planned.machine.name != machine.name:
+                raise PlanMismatch(f"the plan of {self.model} is for {planned.machine.name}; this is {machine.name}")
+            for tier, nbytes in planned.plan.tier_bytes.items():
+                if nbytes > machine.tier(tier).capacity_bytes:
+                    has = format_bytes(machine.tier(tier).capacity_bytes)
+                    raise PlanMismatch(f"the plan needs {format_bytes(nbytes)} of tier '{tier}', which has {has}")
+
+    def find(self, program: Program) -> Planned:
+        """What a step is to follow that computes what ``program`` computes; names and source lines may be others.
+
+        Raises:
+            PlanMismatch: the file has no such step; says what differs from the one that is most like it.
+        """
+        alike = self.alike(program)
+        if alike is not None:
+            return alike[1]
+        raise PlanMismatch(f"the plan of {self.model} has no step like this one: {self._nearest(program)}")
+
+    def alike(self, program: Program) -> tuple[Program, Planned] | None:
+        """The step that computes what ``program`` computes."""
+        wanted = _nameless(program)
+        return next((step for step in self.steps if _nameless(step[0]) == wanted), None)
+
+    def _nearest(self, program: Program) -> str:
+        if not self.steps:
+            return "it has none"
+        return max((_difference(known, program) for known, _ in self.steps))[1]
+
+
+def _options(data: Mapping[str, Any]) -> PinnedOptions:
+    link = data["link"]
+    return PinnedOptions(
+        budget_bytes=int(data["budget_bytes"]),
+        policy=str(data["policy"]),
+        tier=str(data["tier"]),
+        compiler=str(data["compiler"]),
+        min_swap_bytes=int(data["min_swap_bytes"]),
+        link=None if link is None else EmulatedLink(**link),
+    )
+
+
+def _step(data: Mapping[str, Any], options: PinnedOptions) -> tuple[Program, Planned]:
+    program = Program.from_json(json.dumps(data["program"]))
+    planned = Planned.from_data(data, len(program.ops))
+    try:
+        check(
+            planned.plan,
+            program,
+            planned.costs,
+            planned.machine,
+            tier=options.tier,
+            min_swap_bytes=options.min_swap_bytes,
+        )
+    except LmswapError as error:
+        raise PlanMismatch(str(error)) from error
+    for stated, actual in zip_longest(data["decisions"], _decisions(program, planned.plan)):
+        if stated != actual:
+            raise PlanMismatch(f"its decisions say {_said(stated)}, its plan {_said(actual)}")
+    return program, planned
+
+
+def _decisions(program: Program, plan: Plan) -> list[dict[str, Any]]:
+    """What is not simply kept, for people."""
+    modules = {buffer: op.module for op in reversed(program.ops) for buffer in op.writes}
+    return [
+        {
+            "buffer": row.name,
+            "decision": str(row.decision),
+            "nbytes": row.nbytes,
+            "made_by": row.made_by,
+            "made_in": modules[row.buffer],
+            "made_at": row.made_at,
+        }
+        for row in buffer_decisions(program, plan)
+        if row.decision is not Decision.KEEP
+    ]
+
+
+def _nameless(program: Program) -> Program:
+    """``program`` without what people call things, which a comment more in a model's file changes."""
+    ops = tuple(replace(op, name="", source="", module="") for op in program.ops)
+    values = tuple(replace(value, name="") for value in program.values)
+    return replace(program, name="", ops=ops, values=values)
+
+
+def _difference(known: Program, program: Program) -> tuple[int, str]:
+    """How many ops are the same from the start on, and what differs then."""
+    for number, (one, other) in enumerate(zip(known.ops, program.ops, strict=False)):
+        if _computes(known, one) != _computes(program, other):
+            return number, f"op {number} is {_named(known, one)} in the file, and {_named(program, other)} here"
+    count = min(len(known.ops), len(program.ops))
+    if len(known.ops) != len(program.ops):
+        return count, f"it has {len(known.ops)} ops in the file, and {len(program.ops)} here"
+    return count, "its ops are the same, but not how their tensors lie or which of them the caller is given"
+
+
+def _computes(program: Program, op: Op) -> Any:
+    sizes = [program.buffers[buffer].nbytes for buffer in (*op.reads, *op.writes)]
+    return op.target, op.reads, op.writes, sizes
+
+
+def _named(program: Program, op: Op) -> str:
+    made = ", ".join(format_bytes(program.buffers[buffer].nbytes) for buffer in op.writes) or "nothing"
+    return f"{op.target}{f' ({op.source})' if op.source else ''} that makes {made}"
+
+
+def _said(value: object) -> str:
+    return "nothing" if value is None else f"{value!r}" if isinstance(value, str) else str(value)
+
+
+def _lines(data: Any, indent: str = "") -> str:
+    """JSON in which a record, or a list of numbers, stands on one line."""
+    text = json.dumps(data)
+    if not isinstance(data, (dict, list)) or _fits_a_line(data, len(text)):
+        return text
+    inner = indent + " "
+    if isinstance(data, dict):
+        parts = [f"{inner}{json.dumps(key)}: {_lines(value, inner)}" for key, value in data.items()]
+        return "{\n" + ",\n".join(parts) + f"\n{indent}}}"
+    return "[\n" + ",\n".join(inner + _lines(value, inner) for value in data) + f"\n{indent}]"
+
+
+def _fits_a_line(data: dict[str, Any] | list[Any], length: int) -> bool:
+    if isinstance(data, list):
+        return all(isinstance(value, (int, float)) for value in data)
+    return length <= _LONGEST_LINE and not any(isinstance(value, dict) for value in data.values())

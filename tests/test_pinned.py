@@ -1,0 +1,243 @@
+"""A plan that is kept in a file: what is read is what was written, what is followed is what was read, or nothing is."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch import nn
+
+import lmswap
+from lmswap import cli
+from lmswap.analyze.memory import StepMemory
+from lmswap.errors import LmswapError, OptionError, PlanInfeasible, PlanMismatch
+from lmswap.plan import make_plan
+from lmswap.plan.cache import Planned
+from lmswap.session import steps as session_steps
+from lmswap.session.pinned import PinnedOptions, PinnedPlans
+from tests.ir.damage import damaged
+from tests.ir.strategies import machines, steps
+from tests.models import CASES
+
+SMALL = 4096
+OPTIONS = {"budget": "4GiB", "policy": "swap_all", "min_swap_bytes": SMALL}
+
+
+@st.composite
+def pinned_plans(draw):
+    step, machine = draw(steps()), draw(machines())
+    peak_bytes = StepMemory(step.program, step.costs).peak.nbytes
+    budget_bytes = draw(st.integers(peak_bytes // 2 + 1, peak_bytes + 1))
+    options = PinnedOptions(
+        budget_bytes, draw(st.sampled_from(["swap", "swap_all", "recompute"])), "host", "fx", 1, None
+    )
+    limits = {"budget_bytes": budget_bytes, "tier": "host", "min_swap_bytes": 1}
+    try:
+        plan = make_plan(options.policy, step.program, step.costs, machine, **limits)
+    except PlanInfeasible:
+        assume(False)
+    return PinnedPlans("random", options, ((step.program, Planned(plan, step.costs, machine)),))
+
+
+class Broken(nn.Module):
+    """A break cuts it into two graphs, which follow one plan from the second step on."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (
+            nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 64), nn.Tanh()) for _ in range(2)
+        )
+
+    def forward(self, x):
+        y = self.first(x)
+        torch._dynamo.graph_break()
+        return self.second(y)
+
+
+MODELS = {
+    "resnet": (CASES["resnet"].make, CASES["resnet"].batch, {}),
+    "resnet by hooks": (CASES["resnet"].make, CASES["resnet"].batch, {"compiler": "eager"}),
+    "two graphs": (Broken, lambda: torch.randn(64, 64), {}),
+}
+
+
+def train(make, batch, *, save=None, num_steps=6, **options):
+    """Losses and gradients of some steps under ``options``, or plainly, and the report."""
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    model = make()
+    if options:
+        lmswap.enable(model, **options)
+    results = []
+    for _ in range(num_steps):
+        model.zero_grad()
+        loss = model(batch()).square().mean()
+        loss.backward()
+        results += [loss.detach().clone(), *(parameter.grad.clone() for parameter in model.parameters())]
+    if save:
+        lmswap.save_plan(model, save)
+    report = lmswap.report(model) if options else None
+    lmswap.disable(model)
+    return results, report
+
+
+@pytest.fixture
+def file(tmp_path):
+    """A small net's plan, which swaps all it can."""
+    make, batch, _ = MODELS["resnet"]
+    train(make, batch, save=tmp_path / "step.json", num_steps=2, **OPTIONS)
+    return tmp_path / "step.json"
+
+
+def swaps_of(file):
+    return [(planned.plan.swaps, planned.plan.reruns) for _, planned in PinnedPlans.read(str(file)).steps]
+
+
+def changed(file, change):
+    """The file with its first step, as JSON has it, changed."""
+    data = json.loads(file.read_text())
+    change(data["steps"][0])
+    file.write_text(json.dumps(data))
+    return file
+
+
+@given(pinned_plans())
+def test_what_is_read_is_what_was_written(plans):
+    assert PinnedPlans.from_json(plans.to_json()) == plans
+
+
+@given(pinned_plans(), st.data())
+def test_a_damaged_file_is_refused_or_still_keeps_every_rule(plans, data):
+    try:
+        read = PinnedPlans.from_json(data.draw(damaged(plans.to_json())))
+    except LmswapError:
+        return
+    assert PinnedPlans.from_json(read.to_json()) == read
+
+
+@given(pinned_plans())
+def test_a_decision_stands_on_a_line_of_its_own(plans):
+    lines = [line.strip() for line in plans.to_json().splitlines()]
+    decisions = json.loads(plans.to_json())["steps"][0]["decisions"]
+    assert all(
+        lines.count(json.dumps(decision)) + lines.count(f"{json.dumps(decision)},") == 1 for decision in decisions
+    )
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_pinned_model_has_plain_bits_and_plans_nothing(name, tmp_path, monkeypatch):
+    make, batch, options = MODELS[name]
+    file = tmp_path / "step.json"
+    expected, _ = train(make, batch)
+    train(make, batch, save=file, **OPTIONS, **options)
+    assert any(swaps for swaps, _ in swaps_of(file))
+
+    def refuse(*_, **__):
+        raise AssertionError("a pinned model has nothing to plan")
+
+    monkeypatch.setattr(session_steps, "make_plan", refuse)
+    again = tmp_path / "again.json"
+    found, report = train(make, batch, save=again, plan=file)
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+    assert swaps_of(again) == swaps_of(file)
+    assert report.plan_origin == f"that of '{file}'"
+    assert report.budget_bytes == 4 * 2**30
+
+
+def test_a_pinned_plan_stays_when_the_first_steps_take_another_time_than_predicted(file):
+    changed(file, lambda step: step["costs"].update(seconds=[9.0] * len(step["costs"]["seconds"]), source="wrong"))
+    data = json.loads(file.read_text())
+    data["steps"][0]["plan"]["certificate"] = None  # it proves nothing by such costs
+    file.write_text(json.dumps(data))
+    make, batch, _ = MODELS["resnet"]
+    _, report = train(make, batch, plan=file)
+    assert report.plan_origin == f"that of '{file}'"
+
+
+def test_names_and_lines_of_code_may_change(file):
+    ((program, planned),) = PinnedPlans.read(str(file)).steps
+    other = replace(program, name="Other", ops=tuple(replace(op, source="elsewhere.py:1") for op in program.ops))
+    assert PinnedPlans.read(str(file)).find(other) == planned
+
+
+def test_another_step_is_refused_before_an_op_has_run_and_the_first_difference_is_named(file):
+    _, batch, _ = MODELS["resnet"]
+    with pytest.raises(PlanMismatch, match=r"no step like this one: op \d+ is aten\..* in the file, and aten\..* here"):
+        train(lambda: nn.Conv2d(3, 16, 5), batch, plan=file)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"budget": "2GiB"}, "budget was given as 2147483648, and plan .* was made with 4294967296"),
+        ({"policy": "recompute"}, "policy was given as 'recompute', and plan .* was made with 'swap_all'"),
+        ({"min_swap_bytes": 5}, "min_swap_bytes was given as 5"),
+        ({"plan": 3}, "plan must be the path of a file"),
+        ({"plan": "missing.json"}, "cannot read plan 'missing.json'"),
+    ],
+)
+def test_what_is_asked_for_otherwise_than_the_file_says_is_refused(file, options, said):
+    with pytest.raises(OptionError, match=said):
+        lmswap.enable(CASES["resnet"].make(), **{"plan": file, **options})
+
+
+def test_another_device_is_refused(file):
+    changed(file, lambda step: step["machine"].update(name="cuda:0 (NVIDIA V100)"))
+    with pytest.raises(PlanMismatch, match=r"is for cuda:0 \(NVIDIA V100\); this is "):
+        lmswap.enable(CASES["resnet"].make(), plan=file)
+
+
+def test_a_budget_that_the_process_has_outgrown_is_refused(file):
+    data = json.loads(file.read_text())
+    ((_, planned),) = PinnedPlans.read(str(file)).steps
+    data["options"]["budget_bytes"] = planned.plan.predicted_peak_bytes
+    data["steps"][0]["plan"]["budget_bytes"] = planned.plan.predicted_peak_bytes
+    data["steps"][0]["plan"]["certificate"] = None
+    file.write_text(json.dumps(data))
+    make, batch, _ = MODELS["resnet"]
+    with pytest.raises(PlanMismatch, match="are in use before the step and reserved: more than the budget"):
+        train(make, batch, plan=file)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda step: step["plan"]["swaps"][0].update(first_use=0), "breaks the rule 'order'"),
+        (lambda step: step["plan"]["swaps"][0].update(offset=-4096), "breaks the rule 'tier'"),
+        (lambda step: step["plan"].update(predicted_peak_bytes=1), "breaks the rule 'prediction'"),
+        (lambda step: step["plan"]["swaps"].clear(), "breaks the rule|its decisions say"),
+        (lambda step: step["decisions"][0].update(buffer="other"), "its decisions say .*'other'.*, its plan"),
+        (lambda step: step["decisions"].pop(), "its decisions say nothing"),
+    ],
+)
+def test_a_plan_that_was_tampered_with_is_refused(file, change, said):
+    with pytest.raises(PlanMismatch, match=said):
+        lmswap.enable(CASES["resnet"].make(), plan=changed(file, change))
+
+
+def test_a_model_that_has_planned_nothing_has_no_plan_to_save(tmp_path):
+    model = lmswap.enable(CASES["resnet"].make(), budget="4GiB")
+    with pytest.raises(OptionError, match="nothing is planned"):
+        lmswap.save_plan(model, tmp_path / "step.json")
+    lmswap.disable(model)
+
+
+def test_a_difference_of_plans_names_the_buffers(file, tmp_path, capsys):
+    make, batch, _ = MODELS["resnet"]
+    kept = tmp_path / "kept.json"
+    train(make, batch, save=kept, num_steps=2, **{**OPTIONS, "policy": "none"})
+    assert cli.main(["diff", str(file), str(file)]) == 0
+    assert "0 of " in capsys.readouterr().out
+    assert cli.main(["diff", str(file), str(kept)]) == 1
+    shown = capsys.readouterr().out
+    decisions = json.loads(file.read_text())["steps"][0]["decisions"]
+    assert decisions and all(decision["buffer"] in shown for decision in decisions)
+    assert shown.count("swap → keep") == len(decisions)
+
+
+def test_steps_of_one_file_only_are_a_difference(file, tmp_path, capsys):
+    train(*MODELS["two graphs"][:2], save=tmp_path / "other.json", num_steps=2, **OPTIONS)
+    assert cli.main(["diff", str(file), str(tmp_path / "other.json")]) == 1
+    assert f"is only in {file}" in capsys.readouterr().out.replace("\n", "")
