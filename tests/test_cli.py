@@ -121,6 +121,13 @@ def test_the_figures_count_what_is_swapped_and_what_is_computed_again():
     assert "5.00 s: at most 10.0 % above the best possible" in plan_text(PROGRAM, plan, MACHINE, figures)
 
 
+def test_a_plan_can_be_looked_at_as_a_page(files, tmp_path, capsys):
+    assert plan(files, "--budget", "64MiB", "--policy", "none", "--html", str(tmp_path / "step.html")) == 0
+    assert "policy none" in (tmp_path / "step.html").read_text()
+    assert plan(files, "--budget", "1", "--html", str(tmp_path / "step.txt")) == 2
+    assert "must end in .html" in capsys.readouterr().err  # before the budget is looked at
+
+
 RANKS = ["--budget", "64MiB", "--policy", "none", "--network", "x86"]
 
 

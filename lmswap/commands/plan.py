@@ -23,8 +23,10 @@ from lmswap.ir.packed import unpack
 from lmswap.ir.plan import Decision, Plan
 from lmswap.ir.program import Program
 from lmswap.ir.ranks import ARRIVALS, Ranks
+from lmswap.ir.timeline import Timeline
 from lmswap.reporting import make_explanation
 from lmswap.reporting.decisions import buffer_decisions
+from lmswap.reporting.page import check_can_write, write_page
 from lmswap.reporting.text import format_excess, format_seconds, print_result, render_text
 
 if TYPE_CHECKING:
@@ -57,6 +59,7 @@ def add_to(commands: Commands) -> None:
         help="gradients are summed when the op that makes them is over, or their graph's backward; default: op",
     )
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--html", metavar="FILE", help="write the predicted step as a page, too; not of ranks")
     parser.set_defaults(run=run)
 
 
@@ -64,8 +67,11 @@ def run(options: argparse.Namespace) -> int:
     """Plans, and prints the plan or its figures."""
     from lmswap.analyze.cost import roofline
     from lmswap.analyze.memory import StepMemory
-    from lmswap.plan import make_plan
+    from lmswap.plan import make_plan, simulate
 
+    page = Path(options.html) if options.html else None
+    if page is not None:
+        check_can_write(page)
     min_swap_bytes = parse_bytes(options.min_swap, what="--min-swap")
     program = Program.from_json(_read(options.program))
     machine = Machine.from_json(_read(options.machine)) if options.machine else _this_machine(options.tier)
@@ -84,8 +90,16 @@ def run(options: argparse.Namespace) -> int:
     plan = make_plan(options.policy, program, costs, machine, **limits)
     planning_seconds = time.perf_counter() - started
     figures = plan_figures(program, plan, planning_seconds)
+    if page is not None:
+        _write_page(page, program, plan, simulate(program, costs, machine, plan), machine)
     print_result(json.dumps(figures, indent=1) if options.json else plan_text(program, plan, machine, figures))
     return 0
+
+
+def _write_page(path: Path, program: Program, plan: Plan, predicted: Timeline, machine: Machine) -> None:
+    title = f"{program.name} on {machine.name}: policy {plan.policy}"
+    decisions = buffer_decisions(program, plan, predicted)
+    write_page(path, (predicted,), decisions, title=title, budget_bytes=plan.budget_bytes)
 
 
 def _ranks(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -36,14 +37,9 @@ def write_page(
     """
     if not timelines:
         raise OptionError("there is nothing to draw yet: run a training step first")
-    if path.suffix.lower() != ".html":
-        raise OptionError(f"cannot write '{path}': the name must end in .html")
-    if not path.parent.is_dir():
-        raise OptionError(f"cannot write '{path}': folder '{path.parent}' does not exist")
-    try:
-        from plotly.subplots import make_subplots
-    except ImportError:
-        raise OptionError("a page needs plotly, which is not installed: pip install 'lmswap[page]'") from None
+    check_can_write(path)
+    from plotly.subplots import make_subplots
+
     shown = _largest(decisions)
     num_lanes = sum(len(timeline.lanes) for timeline in timelines)
     heights = [_MEMORY_PIXELS, _LANE_PIXELS * num_lanes, _ROW_PIXELS * max(len(shown), 1)]
@@ -61,6 +57,16 @@ def write_page(
     )
     figure.update_xaxes(ticksuffix=" s", showticklabels=True)
     figure.write_html(path, include_plotlyjs=True, config={"displaylogo": False})
+
+
+def check_can_write(path: Path) -> None:
+    """Raises OptionError if a page cannot be written to ``path``, as `write_page` would."""
+    if path.suffix.lower() != ".html":
+        raise OptionError(f"cannot write '{path}': the name must end in .html")
+    if not path.parent.is_dir():
+        raise OptionError(f"cannot write '{path}': folder '{path.parent}' does not exist")
+    if importlib.util.find_spec("plotly") is None:
+        raise OptionError("a page needs plotly, which is not installed: pip install 'lmswap[page]'")
 
 
 def _largest(decisions: Sequence[BufferDecision]) -> list[BufferDecision]:
