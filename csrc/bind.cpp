@@ -1,5 +1,6 @@
 // The Python module lmswap.execute._C: the only file that knows Python. The contract is lmswap/execute/_C.pyi.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -135,6 +136,12 @@ void bind_engine(nb::module_& module) {
           [](PyEngine& self, int64_t limit) { self.get().open_device_tier(checked("limit_bytes", limit)); },
           "limit_bytes"_a, WithoutLock())
       .def(
+          "open_peer_tier",
+          [](PyEngine& self, int device, int64_t limit) {
+            self.get().open_peer_tier(device, checked("limit_bytes", limit));
+          },
+          "device"_a, "limit_bytes"_a, WithoutLock())
+      .def(
           "open_disk_tier",
           [](PyEngine& self, const std::string& directory, int64_t limit, int io_threads) {
             self.get().open_disk_tier(directory, checked("limit_bytes", limit), io_threads);
@@ -221,6 +228,17 @@ void bind_engine(nb::module_& module) {
       .def("close", [](PyEngine& self) { self.get().close(); }, WithoutLock());
 }
 
+void bind_device(nb::module_& module) {
+  module.def(
+      "device_bytes",
+      [](int device, const std::string& library) {
+        const nb::gil_scoped_release unlocked;
+        const DeviceBytes bytes = open_cuda_driver(library, device)->device_bytes();
+        return std::pair(bytes.free, bytes.total);
+      },
+      "device"_a, "library"_a = "libcuda.so.1");
+}
+
 void bind_heap(nb::module_& module) {
   const nb::object stats_type =
       named_tuple(module, "HeapStats",
@@ -266,5 +284,6 @@ NB_MODULE(_C, module) {
   nb::set_leak_warnings(false);
   nb::register_exception_translator(lmswap::translate_error);
   lmswap::bind_engine(module);
+  lmswap::bind_device(module);
   lmswap::bind_heap(module);
 }

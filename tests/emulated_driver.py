@@ -4,6 +4,7 @@ Device memory is the emulated GPU's, at addresses that nobody can follow; a test
 """
 
 import ctypes
+import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,6 +40,7 @@ class EmulatedDriver:
         sources = [*_SOURCES.glob("device/*.cpp"), *faces]
         command = ["c++", "-std=c++20", "-O0", "-shared", "-fPIC", "-o", self.path, *sources, "-lpthread"]
         subprocess.run(command, check=True)
+        os.environ.setdefault("EMULATED_GPU_DEVICES", "2")  # one to compute, and its peer
         self._library = ctypes.CDLL(self.path)
         for told in (self._library.emulated_gpu_take_violations, self._library.emulated_gpu_held):
             told.restype = ctypes.c_char_p

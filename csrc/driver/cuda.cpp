@@ -63,12 +63,15 @@ class CudaDriver final : public Driver {
   ~CudaDriver() override;
 
   bool device_is_host() const override { return false; }
+  DeviceHandle device() const override { return reinterpret_cast<DeviceHandle>(context_); }
+  std::shared_ptr<Driver> open_peer(int number) override;
   void* allocate_host(uint64_t nbytes, uint64_t most_bytes) override;
   bool host_memory_grows() const override { return true; }
   void grow_host(void* pointer, uint64_t nbytes) override;
   void free_host(void* pointer) noexcept override;
   uint64_t allocate_device(uint64_t nbytes) override;
   void free_device(uint64_t device) noexcept override;
+  DeviceBytes device_bytes() override;
   StreamHandle create_stream() override;
   void destroy_stream(StreamHandle stream) noexcept override;
   void synchronize_stream(StreamHandle stream) override;
@@ -85,7 +88,7 @@ class CudaDriver final : public Driver {
   void call_back(StreamHandle stream, std::function<void(int code)> call) override;
   void copy_out(void* host, uint64_t device, uint64_t nbytes, StreamHandle stream) override;
   void copy_in(uint64_t device, const void* host, uint64_t nbytes, StreamHandle stream) override;
-  void copy_within(uint64_t to, uint64_t from, uint64_t nbytes, StreamHandle stream) override;
+  void copy_between(DeviceAddress to, DeviceAddress from, uint64_t nbytes, StreamHandle stream) override;
   void fill(uint64_t device, std::byte value, uint64_t nbytes, StreamHandle stream) override;
 
  private:
@@ -137,6 +140,7 @@ class CudaDriver final : public Driver {
   std::shared_ptr<Base> measure_base();
   template <typename Call>
   void give_back(Call call) const noexcept;
+  static cuda::Context context_of(DeviceHandle device) { return reinterpret_cast<cuda::Context>(device); }
   static cuda::Stream stream_of(StreamHandle stream) { return reinterpret_cast<cuda::Stream>(stream); }
   static TimedEvent& timed(EventHandle event) { return *reinterpret_cast<TimedEvent*>(event); }
   static TimedEvent& recorded(EventHandle event, const char* call);
@@ -145,6 +149,7 @@ class CudaDriver final : public Driver {
 
   static thread_local const CudaDriver* seen_;  // whose context was current when this thread looked last
 
+  const std::string library_;
   const cuda::Functions call_;
   cuda::Device device_ = 0;
   cuda::Context context_ = nullptr;
@@ -161,7 +166,7 @@ class CudaDriver final : public Driver {
   std::vector<std::unique_ptr<TimedEvent>> idle_events_;
 };
 
-CudaDriver::CudaDriver(const std::string& library, int device) : call_(load_functions(library)) {
+CudaDriver::CudaDriver(const std::string& library, int device) : library_(library), call_(load_functions(library)) {
   check(call_.init(0), "cuInit");
   check(call_.device_get(&device_, device), "cuDeviceGet");
   check(call_.primary_context_retain(&context_, device_), "cuDevicePrimaryCtxRetain");
@@ -171,6 +176,7 @@ CudaDriver::CudaDriver(const std::string& library, int device) : call_(load_func
     node_ = numa_node_of(pci_address());
     can_wait_for_host_ = has_own_queues();
   } catch (const Error&) {
+    if (clock_stream_ != nullptr) give_back([&] { call_.stream_destroy(clock_stream_); });
     call_.primary_context_release(device_);
     throw;
   }
@@ -243,6 +249,21 @@ bool CudaDriver::has_own_queues() const {
   check(call_.device_get_attribute(&can_wait, cuda::kCanWaitForValues, device_), "cuDeviceGetAttribute");
   const char* num_queues = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
   return can_wait != 0 && (num_queues == nullptr || std::string(num_queues) != "1");
+}
+
+// Never disabled again: torch may have found it enabled, and counts on it from then on.
+std::shared_ptr<Driver> CudaDriver::open_peer(int number) {
+  auto peer = std::make_shared<CudaDriver>(library_, number);
+  if (peer->device_ == device_) {
+    throw Error(ErrorKind::kOption, "GPU " + std::to_string(number) + " is the one that computes, not another");
+  }
+  int can_access = 0;
+  check(call_.device_can_access_peer(&can_access, device_, peer->device_), "cuDeviceCanAccessPeer");
+  if (can_access == 0) return peer;
+  const Current current(*this);
+  const cuda::Result result = call_.context_enable_peer_access(peer->context_, 0);
+  if (result != cuda::kPeerAccessAlreadyEnabled) check(result, "cuCtxEnablePeerAccess");
+  return peer;
 }
 
 void* CudaDriver::allocate_host(uint64_t nbytes, uint64_t most_bytes) {
@@ -325,6 +346,13 @@ uint64_t CudaDriver::allocate_device(uint64_t nbytes) {
 
 void CudaDriver::free_device(uint64_t device) noexcept {
   give_back([&] { call_.mem_free(device); });
+}
+
+DeviceBytes CudaDriver::device_bytes() {
+  const Current current(*this);
+  size_t free_bytes = 0, total_bytes = 0;
+  check(call_.mem_get_info(&free_bytes, &total_bytes), "cuMemGetInfo_v2");
+  return {free_bytes, total_bytes};
 }
 
 StreamHandle CudaDriver::create_stream() {
@@ -494,9 +522,20 @@ void CudaDriver::copy_in(uint64_t device, const void* host, uint64_t nbytes, Str
   }
 }
 
-void CudaDriver::copy_within(uint64_t to, uint64_t from, uint64_t nbytes, StreamHandle stream) {
-  check(run_on(stream, [&] { return call_.memcpy_device_to_device(to, from, nbytes, stream_of(stream)); }),
-        "cuMemcpyDtoDAsync_v2", nbytes);
+// Between two devices by the call that names both: the other one, without peer access, takes only memory of cuMemAlloc,
+// which torch's expandable segments are not.
+void CudaDriver::copy_between(DeviceAddress to, DeviceAddress from, uint64_t nbytes, StreamHandle stream) {
+  if (to.device == from.device) {
+    const auto copy = [&] {
+      return call_.memcpy_device_to_device(to.address, from.address, nbytes, stream_of(stream));
+    };
+    return check(run_on(stream, copy), "cuMemcpyDtoDAsync_v2", nbytes);
+  }
+  const auto copy = [&] {
+    return call_.memcpy_peer(to.address, context_of(to.device), from.address, context_of(from.device), nbytes,
+                             stream_of(stream));
+  };
+  check(run_on(stream, copy), "cuMemcpyPeerAsync", nbytes);
 }
 
 void CudaDriver::fill(uint64_t device, std::byte value, uint64_t nbytes, StreamHandle stream) {

@@ -1,5 +1,7 @@
 // The driver over ordinary memory: a stream is a thread that runs what was queued on it, in order. Stream 0 is the
 // calling thread, which has always done its work already and waits by blocking.
+#include <unistd.h>
+
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
@@ -115,6 +117,10 @@ class HostDriver final : public Driver {
 
   bool device_is_host() const override { return true; }
 
+  DeviceHandle device() const override { return 0; }
+
+  std::shared_ptr<Driver> open_peer(int) override { return std::make_shared<HostDriver>(faults_); }
+
   void* allocate_host(uint64_t nbytes, uint64_t) override { return allocate("allocate_host", nbytes); }
 
   void free_host(void* pointer) noexcept override { std::free(pointer); }
@@ -124,6 +130,12 @@ class HostDriver final : public Driver {
   }
 
   void free_device(uint64_t device) noexcept override { std::free(reinterpret_cast<void*>(device)); }
+
+  DeviceBytes device_bytes() override {
+    const auto page_bytes = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+    return {page_bytes * static_cast<uint64_t>(sysconf(_SC_AVPHYS_PAGES)),
+            page_bytes * static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES))};
+  }
 
   StreamHandle create_stream() override { return reinterpret_cast<StreamHandle>(new HostStream()); }
 
@@ -168,8 +180,8 @@ class HostDriver final : public Driver {
     copy("copy_in", reinterpret_cast<void*>(device), const_cast<void*>(host), nbytes, stream);  // see Fault::flips
   }
 
-  void copy_within(uint64_t to, uint64_t from, uint64_t nbytes, StreamHandle stream) override {
-    copy("copy_within", reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), nbytes, stream);
+  void copy_between(DeviceAddress to, DeviceAddress from, uint64_t nbytes, StreamHandle stream) override {
+    copy("copy_between", reinterpret_cast<void*>(to.address), reinterpret_cast<void*>(from.address), nbytes, stream);
   }
 
   void fill(uint64_t device, std::byte value, uint64_t nbytes, StreamHandle stream) override {

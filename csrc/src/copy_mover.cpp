@@ -50,8 +50,8 @@ void CopyMover::copy(const Transfer& transfer, uint64_t begin, uint64_t nbytes) 
   const bool is_out = transfer.direction == Direction::kOut;
   const uint64_t device = transfer.device + begin, offset = transfer.block.offset + begin;
   if (const auto* spare = dynamic_cast<const DeviceMemory*>(transfer.block.storage.get())) {
-    const uint64_t kept = spare->address() + offset;
-    driver_->copy_within(is_out ? kept : device, is_out ? device : kept, nbytes, stream_.handle());
+    const DeviceAddress kept = spare->at(offset), own{driver_->device(), device};
+    driver_->copy_between(is_out ? kept : own, is_out ? own : kept, nbytes, stream_.handle());
     return;
   }
   std::byte* host = static_cast<const PinnedMemory&>(*transfer.block.storage).data() + offset;

@@ -76,11 +76,11 @@ void DirectFile::read(uint64_t offset, std::byte* target, uint64_t nbytes, Bounc
   }
 }
 
-void DirectFile::read_back(uint64_t offset, std::byte* target, uint64_t nbytes, StreamHandle) {
+void DirectFile::read_back(uint64_t offset, std::byte* target, uint64_t nbytes) {
   read_pages(offset, target, round_to_pages(nbytes));
 }
 
-void DirectFile::fill(uint64_t offset, uint64_t nbytes, std::byte value, StreamHandle) {
+void DirectFile::fill(uint64_t offset, uint64_t nbytes, std::byte value) {
   constexpr uint64_t kMostBytes = 4 << 20;  // at once, as the I/O pool's requests
   nbytes = round_to_pages(nbytes);
   const uint64_t part_bytes = std::min(nbytes, kMostBytes);

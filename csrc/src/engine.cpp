@@ -84,15 +84,22 @@ void Engine::add_tier(const std::string& name, const std::function<std::unique_p
   check_open();
   if (tiers_.contains(name)) throw option_error("tier '" + name + "' is open already");
   tiers_[name] = make();
-  if (upkeep_.wipes) tiers_[name]->wipe_slabs(driver_);
+  if (upkeep_.wipes) tiers_[name]->wipe_slabs();
 }
 
 void Engine::open_host_tier(uint64_t limit_bytes) {
-  add_tier("host", [&] { return std::make_unique<MemoryTier>(driver_, Place::kHost, limit_bytes, pacers_); });
+  add_tier("host", [&] { return std::make_unique<MemoryTier>(driver_, Place::kHost, driver_, limit_bytes, pacers_); });
 }
 
 void Engine::open_device_tier(uint64_t limit_bytes) {
-  add_tier("device", [&] { return std::make_unique<MemoryTier>(driver_, Place::kDevice, limit_bytes, pacers_); });
+  add_tier("device",
+           [&] { return std::make_unique<MemoryTier>(driver_, Place::kDevice, driver_, limit_bytes, pacers_); });
+}
+
+void Engine::open_peer_tier(int device, uint64_t limit_bytes) {
+  add_tier("peer", [&] {
+    return std::make_unique<MemoryTier>(driver_, Place::kPeer, driver_->open_peer(device), limit_bytes, pacers_);
+  });
 }
 
 void Engine::open_disk_tier(const std::string& directory, uint64_t limit_bytes, int io_threads) {

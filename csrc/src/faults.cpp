@@ -14,7 +14,7 @@ namespace lmswap {
 namespace {
 
 constexpr std::array<std::string_view, 8> kCalls = {"allocate_host", "allocate_device", "copy_out", "copy_in",
-                                                    "copy_within",   "reserve",         "write",    "read"};
+                                                    "copy_between",  "reserve",         "write",    "read"};
 
 }  // namespace
 

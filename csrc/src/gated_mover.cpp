@@ -48,7 +48,7 @@ GatedMover::GatedMover(std::shared_ptr<Driver> driver, IoPool& pool, int num_pie
 }
 
 // As in StagedMover.
-GatedMover::~GatedMover() { memory_.fill(0, memory_.nbytes(), std::byte{0}, 0); }
+GatedMover::~GatedMover() { memory_.fill(0, memory_.nbytes(), std::byte{0}); }
 
 void GatedMover::issue(const TransferPointer& transfer) noexcept {
   Request end{.is_end = true};

@@ -19,7 +19,7 @@ StagedMover::StagedMover(std::shared_ptr<Driver> driver, IoPool& pool, int num_p
 }
 
 // No swapped bytes stay behind in memory that is given back; 32 MiB take some milliseconds, so this is not asked for.
-StagedMover::~StagedMover() { memory_.fill(0, memory_.nbytes(), std::byte{0}, 0); }
+StagedMover::~StagedMover() { memory_.fill(0, memory_.nbytes(), std::byte{0}); }
 
 void StagedMover::move(const TransferPointer& transfer) {
   // `ready` protects the device memory: what the caller's stream still writes into it, or reads from its last owner.

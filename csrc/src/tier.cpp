@@ -7,7 +7,6 @@
 
 #include "lmswap/clock.h"
 #include "lmswap/error.h"
-#include "lmswap/stream.h"
 
 namespace lmswap {
 namespace {
@@ -70,11 +69,11 @@ void Tier::make_unlocked(std::unique_lock<std::mutex>& lock, Make make) {
 // Whoever holds a slab last wipes it, on whatever thread: there is nobody who could be told that it failed.
 std::shared_ptr<Storage> Tier::make_storage(uint64_t nbytes) {
   std::shared_ptr<Storage> storage = allocate(nbytes);
-  if (!wiper_) return storage;
+  if (!wipes_) return storage;
   Storage* const held = storage.get();
-  return {held, [storage = std::move(storage), stream = std::make_shared<Stream>(wiper_)](Storage*) {
+  return {held, [storage = std::move(storage)](Storage*) {
             try {
-              storage->fill(0, storage->nbytes(), std::byte{0}, stream->handle());
+              storage->fill(0, storage->nbytes(), std::byte{0});
             } catch (const std::exception& error) {
               complain("swapped bytes could not be wiped: " + std::string(error.what()));
             }

@@ -9,7 +9,7 @@ namespace lmswap {
 UpkeepMover::UpkeepMover(std::shared_ptr<Driver> driver) : stream_(driver), memory_(driver, kChecksumBytes) {}
 
 // As in StagedMover.
-UpkeepMover::~UpkeepMover() { memory_.fill(0, memory_.nbytes(), std::byte{0}, 0); }
+UpkeepMover::~UpkeepMover() { memory_.fill(0, memory_.nbytes(), std::byte{0}); }
 
 void UpkeepMover::move(const TransferPointer& transfer) {
   // The copy that is audited, and on the device's side the block's users, which have landed, must be over.
@@ -21,7 +21,7 @@ void UpkeepMover::move(const TransferPointer& transfer) {
   if (transfer->direction == Direction::kAudit) {
     transfer->checksums = sum(block);
   } else {
-    block.storage->fill(block.offset, block.nbytes, transfer->filler, stream_.handle());
+    block.storage->fill(block.offset, block.nbytes, transfer->filler);
   }
 }
 
@@ -29,7 +29,7 @@ std::shared_ptr<Checksums> UpkeepMover::sum(const Block& block) {
   auto sums = std::make_shared<Checksums>(block.nbytes);
   for (uint64_t begin = 0; begin < block.nbytes; begin += kChecksumBytes) {
     const uint64_t part = std::min(kChecksumBytes, block.nbytes - begin);
-    block.storage->read_back(block.offset + begin, memory_.data(), part, stream_.handle());
+    block.storage->read_back(block.offset + begin, memory_.data(), part);
     sums->note(begin, memory_.data(), part);
   }
   return sums;
@@ -41,7 +41,6 @@ void UpkeepMover::complete(const TransferPointer& transfer) noexcept {
   } catch (const Error& error) {
     transfer->fail(error.what());
   }
-  if (transfer->is_failing()) stream_.drain();  // a fill of device memory may be under way
   transfer->settle();
 }
 

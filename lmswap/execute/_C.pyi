@@ -44,6 +44,12 @@ class Engine:
     def open_device_tier(self, limit_bytes: int) -> None:
         """Spare memory of the device, beside that of torch's allocator: stands in for a host behind a faster link."""
 
+    def open_peer_tier(self, device: int, limit_bytes: int) -> None:
+        """Memory of another GPU, by its number: directly where the two have peer access, else by way of the host.
+
+        Raises OptionError for the GPU that computes, DriverError where the other cannot be used.
+        """
+
     def open_disk_tier(self, directory: str, limit_bytes: int, io_threads: int = 4) -> None:
         """Refuses a directory that is missing, unwritable, in memory (tmpfs, ramfs) or without direct I/O.
 
@@ -132,6 +138,9 @@ class Engine:
     def live_handles(self) -> int: ...
     def close(self) -> None:
         """Waits for the lanes, gives everything back; tokens that outlive it are harmless. Idempotent."""
+
+def device_bytes(device: int, library: str = "libcuda.so.1") -> tuple[int, int]:
+    """What is free of a GPU's memory, and all of it, asked in a context that is there for the question only."""
 
 class HeapStats(NamedTuple):
     live_bytes: int  # allocated now, rounded to pages

@@ -40,6 +40,7 @@ static_assert(std::string_view(LMSWAP_EXPANDED(cuMemcpyDtoDAsync)) == "cuMemcpyD
 static_assert(std::string_view(LMSWAP_EXPANDED(cuMemHostRegister)) == "cuMemHostRegister_v2");
 static_assert(std::string_view(LMSWAP_EXPANDED(cuMemHostGetDevicePointer)) == "cuMemHostGetDevicePointer_v2");
 static_assert(std::string_view(LMSWAP_EXPANDED(cuStreamWaitValue64)) == "cuStreamWaitValue64_v2");
+static_assert(std::string_view(LMSWAP_EXPANDED(cuMemGetInfo)) == "cuMemGetInfo_v2");
 static_assert(std::string_view(LMSWAP_EXPANDED(cuMemAlloc)) == "cuMemAlloc_v2");
 static_assert(std::string_view(LMSWAP_EXPANDED(cuMemFree)) == "cuMemFree_v2");
 
@@ -47,6 +48,7 @@ static_assert(lmswap::cuda::kSuccess == static_cast<int>(CUDA_SUCCESS));
 static_assert(lmswap::cuda::kInvalidContext == static_cast<int>(CUDA_ERROR_INVALID_CONTEXT));
 static_assert(lmswap::cuda::kInvalidHandle == static_cast<int>(CUDA_ERROR_INVALID_HANDLE));
 static_assert(lmswap::cuda::kNotReady == static_cast<int>(CUDA_ERROR_NOT_READY));
+static_assert(lmswap::cuda::kPeerAccessAlreadyEnabled == static_cast<int>(CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED));
 static_assert(lmswap::cuda::kMemHostRegisterPortable == CU_MEMHOSTREGISTER_PORTABLE);
 static_assert(lmswap::cuda::kStreamNonBlocking == CU_STREAM_NON_BLOCKING);
 static_assert(lmswap::cuda::kEventBlockingSync == CU_EVENT_BLOCKING_SYNC);

@@ -1,6 +1,8 @@
 // What only the CUDA driver does: opening the library, contexts, and the driver's own words in errors.
 #include <gtest/gtest.h>
 
+#include <map>
+#include <string>
 #include <thread>
 
 #include "../emulated_gpu/device/system.h"
@@ -140,6 +142,54 @@ TEST_F(CudaDriverTest, takes_its_own_devices_default_stream_in_a_thread_that_goe
   }
   second.record(0);  // no context is current any more
   second.synchronize();
+}
+
+// Bytes go from one device to the other and back, by the calls whose numbers are returned.
+std::map<std::string, uint64_t> swap_to_peer(uint64_t nbytes) {
+  const auto device = make_test_device("emulated");
+  const auto peer = device->driver->open_peer(1);
+  const DeviceMemory spare(peer, nbytes);
+  const uint64_t pointer = device->allocate(nbytes);
+  const DeviceAddress own{device->driver->device(), pointer};
+  device->upload(pointer, test::make_bytes(nbytes, 1));
+  emulated_gpu::System::instance().calls.start();
+  device->driver->copy_between(spare.at(0), own, nbytes, device->stream);
+  device->fill(pointer, nbytes, std::byte{0});
+  device->driver->copy_between(own, spare.at(0), nbytes, device->stream);
+  const auto calls = emulated_gpu::System::instance().calls.stop();
+  EXPECT_EQ(device->download(pointer, nbytes), test::make_bytes(nbytes, 1));
+  device->free(pointer);
+  return calls;
+}
+
+TEST_F(CudaDriverTest, copies_to_a_peer_and_back_whether_the_two_reach_each_other_or_not) {
+  for (const bool have_access : {true, false}) {
+    gpu_.configure(emulated_gpu::Peers{.have_access = have_access});
+    EXPECT_EQ(swap_to_peer(5 * kPageBytes + 3).at("cuMemcpyPeerAsync"), 2u);
+    EXPECT_EQ(gpu_.held(), emulated_gpu::Held{});
+  }
+}
+
+TEST_F(CudaDriverTest, peer_access_that_torch_or_another_engine_has_enabled_is_as_good) {
+  const auto device = open(), again = open();
+  const auto peer = device->open_peer(1), other = again->open_peer(1);
+  fail("cuCtxEnablePeerAccess", 2);
+  EXPECT_ERROR(device->open_peer(1), ErrorKind::kDriver, "cuCtxEnablePeerAccess failed: CUDA_ERROR_OUT_OF_MEMORY");
+}
+
+TEST_F(CudaDriverTest, a_peer_is_another_device_that_there_is) {
+  const auto driver = open();
+  EXPECT_ERROR(driver->open_peer(0), ErrorKind::kOption, "GPU 0 is the one that computes");
+  EXPECT_ERROR(driver->open_peer(9), ErrorKind::kDriver, "cuDeviceGet failed: CUDA_ERROR_INVALID_DEVICE");
+  EXPECT_EQ(gpu_.held().contexts, 1u);
+}
+
+TEST_F(CudaDriverTest, tells_what_is_free_on_its_own_device) {
+  const auto driver = open(), other = open(1);
+  const DeviceMemory spare(other, 64 << 20);
+  const auto [free_bytes, total_bytes] = other->device_bytes();
+  EXPECT_EQ(total_bytes - free_bytes, 64u << 20);
+  EXPECT_EQ(driver->device_bytes().free, total_bytes);
 }
 
 TEST_F(CudaDriverTest, serves_threads_that_never_had_a_context) {

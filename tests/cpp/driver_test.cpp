@@ -55,12 +55,13 @@ TEST_P(DriverConformance, copies_out_and_in_exactly) {
 TEST_P(DriverConformance, copies_within_the_device_exactly) {
   const auto bytes = make_bytes(kBytes, 1);
   const DeviceMemory spare(driver_, kBytes);
+  const DeviceAddress own{driver_->device(), pointer_};
   const Stream stream(driver_);
   device_->upload(pointer_, bytes);
-  driver_->copy_within(spare.address(), pointer_, kBytes, stream.handle());
+  driver_->copy_between(spare.at(0), own, kBytes, stream.handle());
   stream.synchronize();
   device_->upload(pointer_, make_bytes(kBytes, 2));
-  driver_->copy_within(pointer_, spare.address(), kBytes, stream.handle());
+  driver_->copy_between(own, spare.at(0), kBytes, stream.handle());
   stream.synchronize();
   EXPECT_EQ(device_->download(pointer_, kBytes), bytes);
 }

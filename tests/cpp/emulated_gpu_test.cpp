@@ -228,6 +228,26 @@ TEST_F(EmulatedGpu, reports_an_event_recorded_too_early_to_protect_the_bytes) {
   expect_violation("no order between them");
 }
 
+TEST_F(EmulatedGpu, reports_copies_between_devices_that_do_not_name_their_contexts) {
+  Context other = nullptr, popped = nullptr;
+  DevicePointer there = 0;
+  ASSERT_EQ(cuDevicePrimaryCtxRetain(&other, 1), kSuccess);
+  ASSERT_EQ(cuCtxPushCurrent_v2(other), kSuccess);
+  ASSERT_EQ(cuMemAlloc_v2(&there, kBytes), kSuccess);
+  ASSERT_EQ(cuCtxPopCurrent_v2(&popped), kSuccess);
+  cuMemcpyDtoDAsync_v2(there, device_, kBytes, first_);
+  expect_violation("between devices");
+  cuMemcpyPeerAsync(there, context_, device_, context_, kBytes, first_);
+  expect_violation("not of the context");
+  cuMemcpyPeerAsync(there, other, device_, context_, kBytes, first_);
+  use(second_, there, 1, true);
+  expect_violation("no order between them");
+  cuStreamSynchronize(first_);
+  cuStreamSynchronize(second_);
+  cuMemFree_v2(there);
+  cuDevicePrimaryCtxRelease_v2(1);
+}
+
 TEST_F(EmulatedGpu, allows_reads_beside_each_other) {
   use(first_, device_, kBytes, false);
   use(second_, device_, kBytes, false);

@@ -8,6 +8,7 @@ Settings read_settings() {
           .capacity_bytes = size_t{1} << 33,
           .context_bytes = 0,
           .link = {},
+          .peers = {},
           .compute = {},
           .jitter_seconds = 0,
           .seed = 7};

@@ -37,7 +37,7 @@ struct Setup {
 std::vector<Setup> setups(const std::vector<bool>& pacings) {
   std::vector<Setup> setups;
   for (const std::string& device : test::test_device_kinds()) {
-    for (const char* tier : {"host", "device", "disk"}) {
+    for (const std::string& tier : test::tiers_of(device)) {
       for (const bool is_paced : pacings) setups.push_back({device, tier, is_paced});
     }
   }
@@ -71,11 +71,7 @@ class EngineConformance : public testing::TestWithParam<Setup> {
     open_tier();
   }
 
-  void open_tier() {
-    if (tier() == "host") return engine_->open_host_tier(kLimit);
-    if (tier() == "device") return engine_->open_device_tier(kLimit);
-    engine_->open_disk_tier(directory_.path(), kLimit, 3);
-  }
+  void open_tier() { test::open_tier(*engine_, tier(), kLimit, directory_.path()); }
 
   std::string tier() const { return GetParam().tier; }
   bool is_staged() const { return tier() == "disk" && GetParam().device != "host"; }
@@ -83,10 +79,10 @@ class EngineConformance : public testing::TestWithParam<Setup> {
   // The fault that makes the first copy that way fail; on the way in, after so many bytes went out.
   std::string failing(Direction direction, uint64_t out_bytes = 0) const {
     const bool is_out = direction == Direction::kOut;
-    if (tier() == "device") {  // both ways are one call
+    if (tier() == "device" || tier() == "peer") {  // both ways are one call
       const uint64_t chunk_bytes = GetParam().is_paced ? Pacer(kSlowBytesPerSecond).chunk_bytes() : out_bytes;
       const uint64_t num_out = is_out ? 0 : (out_bytes + chunk_bytes - 1) / chunk_bytes;
-      return "copy_within@" + std::to_string(num_out + 1) + "=fail";
+      return "copy_between@" + std::to_string(num_out + 1) + "=fail";
     }
     const std::string call = tier() == "disk" ? (is_out ? "write" : "read") : (is_out ? "copy_out" : "copy_in");
     return call + "@1=fail";

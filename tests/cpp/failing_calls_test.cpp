@@ -57,9 +57,7 @@ class Step {
 
   std::shared_ptr<Engine> open(const std::string& directory, Upkeep upkeep = {}) const {
     auto engine = Engine::open(device_.driver, device_.faults, Pacers{}, upkeep);
-    if (tier_ == "host") engine->open_host_tier(64 << 20);
-    if (tier_ == "device") engine->open_device_tier(64 << 20);
-    if (tier_ == "disk") engine->open_disk_tier(directory, 64 << 20, 2);
+    test::open_tier(*engine, tier_, 64 << 20, directory);
     engine->reserve(tier_, 4 * kBytes);
     return engine;
   }
@@ -192,7 +190,8 @@ TEST_P(FailingCalls, any_call_may_fail_while_the_engine_opens) {
   const auto device = make_test_device("emulated");
   Step step(*device, GetParam());
   const auto before = [&] {
-    return std::vector{events_held(*device), gpu().held().streams, gpu().held().pinned_bytes};
+    const emulated_gpu::Held held = gpu().held();
+    return std::vector{events_held(*device), held.contexts, held.streams, held.pinned_bytes, held.device_bytes};
   };
   device->driver->synchronize_stream(device->stream);
   const auto found = before();
@@ -213,7 +212,7 @@ TEST_P(FailingCalls, any_call_may_fail_while_the_engine_opens) {
   EXPECT_EQ(device->violations(), std::vector<std::string>{});
 }
 
-INSTANTIATE_TEST_SUITE_P(Tiers, FailingCalls, testing::Values("host", "device", "disk"),
+INSTANTIATE_TEST_SUITE_P(Tiers, FailingCalls, testing::ValuesIn(test::tiers_of("emulated")),
                          [](const auto& info) { return info.param; });
 
 // On ordinary memory: calls of the host driver and of the disk, by number.
@@ -243,8 +242,8 @@ TEST_P(FailingHostCalls, each_of_them_may_fail_and_the_engine_goes_on) {
 
 INSTANTIATE_TEST_SUITE_P(Calls, FailingHostCalls,
                          testing::Values(Call{"host", "copy_out", 2}, Call{"host", "copy_in", 2},
-                                         Call{"device", "copy_within", 4}, Call{"disk", "write", 2},
-                                         Call{"disk", "read", 2}),
+                                         Call{"device", "copy_between", 4}, Call{"peer", "copy_between", 4},
+                                         Call{"disk", "write", 2}, Call{"disk", "read", 2}),
                          [](const auto& info) { return std::string(info.param.tier) + "_" + info.param.name; });
 
 }  // namespace

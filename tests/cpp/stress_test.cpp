@@ -18,7 +18,6 @@ using test::TestDirectory;
 
 constexpr uint64_t kMostBytes = 300 * 1024, kCapacity = 4 * kMostBytes;
 constexpr int kNumThreads = 3, kNumSteps = 40;
-constexpr const char* kTiers[] = {"host", "device", "disk"};
 
 // A swapped buffer of one thread.
 struct Swapped {
@@ -29,9 +28,10 @@ struct Swapped {
 
 class Worker {
  public:
-  Worker(TestDevice& device, Engine& engine, unsigned seed)
+  Worker(TestDevice& device, Engine& engine, const std::vector<std::string>& tiers, unsigned seed)
       : device_(device),
         engine_(engine),
+        tiers_(tiers),
         stream_(device.make_stream()),
         random_(seed),
         pointer_(device.allocate(kMostBytes)) {}
@@ -63,7 +63,7 @@ class Worker {
                    offset = draw(kCapacity / kPageBytes) * kPageBytes;
     device_.driver->synchronize_stream(stream_);
     device_.upload(pointer_, make_bytes(nbytes, seed));
-    auto* token = engine_.out_start(1, kTiers[draw(2)], offset, pointer_, nbytes, stream_);
+    auto* token = engine_.out_start(1, tiers_[draw(tiers_.size() - 1)], offset, pointer_, nbytes, stream_);
     swapped_.push_back({{token, [](DLManagedTensor* self) { self->deleter(self); }}, nbytes, seed});
     if (draw(3) == 0) swap_in(swapped_.back());  // while its own copy out may still be under way
     engine_.out_done(swapped_.back().handle(), stream_);
@@ -81,6 +81,7 @@ class Worker {
 
   TestDevice& device_;
   Engine& engine_;
+  const std::vector<std::string>& tiers_;
   const StreamHandle stream_;
   std::mt19937 random_;
   const uint64_t pointer_;
@@ -92,23 +93,24 @@ class Stress : public testing::TestWithParam<std::string> {};
 TEST_P(Stress, random_swaps_from_several_threads_keep_all_bytes) {
   const TestDirectory directory;
   const auto device = make_test_device(GetParam(),
-                                       "copy_out@*=jitter:0.002,copy_in@*=jitter:0.002,copy_within@*=jitter:0.002,"
+                                       "copy_out@*=jitter:0.002,copy_in@*=jitter:0.002,copy_between@*=jitter:0.002,"
                                        "write@*=jitter:0.002,read@*=jitter:0.002",
                                        0.002);
   const auto engine = Engine::open(device->driver, device->faults, Pacers{});
-  engine->open_host_tier(64 << 20);
-  engine->open_device_tier(64 << 20);
-  engine->open_disk_tier(directory.path(), 64 << 20, 2);
-  for (const char* tier : kTiers) engine->reserve(tier, kCapacity);
+  const std::vector<std::string> tiers = test::tiers_of(GetParam());
+  for (const std::string& tier : tiers) {
+    test::open_tier(*engine, tier, 64 << 20, directory.path());
+    engine->reserve(tier, kCapacity);
+  }
   {
     std::vector<std::unique_ptr<Worker>> workers;
-    for (unsigned i = 0; i < kNumThreads; ++i) workers.push_back(std::make_unique<Worker>(*device, *engine, i));
+    for (unsigned i = 0; i < kNumThreads; ++i) workers.push_back(std::make_unique<Worker>(*device, *engine, tiers, i));
     std::vector<std::thread> threads;
     for (const auto& worker : workers) threads.emplace_back([&] { worker->run(); });
     for (std::thread& thread : threads) thread.join();
   }
   EXPECT_EQ(engine->live_handles(), 0u);
-  for (const char* tier : kTiers) {
+  for (const std::string& tier : tiers) {
     EXPECT_EQ(engine->tier_stats(tier).used_bytes, 0u);
     EXPECT_EQ(engine->tier_stats(tier).capacity_bytes, kCapacity);
   }

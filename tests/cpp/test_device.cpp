@@ -13,6 +13,7 @@
 #include "../../csrc/driver/cuda_abi.h"
 #include "../emulated_gpu/device/system.h"
 #include "lmswap/arena.h"
+#include "lmswap/engine.h"
 
 namespace lmswap::test {
 
@@ -128,11 +129,10 @@ class CudaDevice final : public TestDevice {
   // A numbered failure of a driver call is the device's here; delays are set for all calls, the rest is for the disk.
   void plan_failures(const std::string& text) {
     faults = std::make_shared<Faults>(text);
-    const std::map<std::string, const char*> symbols = {{"allocate_host@", "cuMemHostRegister_v2"},
-                                                        {"allocate_device@", "cuMemAlloc_v2"},
-                                                        {"copy_within@", "cuMemcpyDtoDAsync_v2"},
-                                                        {"copy_out@", "cuMemcpyDtoHAsync_v2"},
-                                                        {"copy_in@", "cuMemcpyHtoDAsync_v2"}};
+    const std::multimap<std::string, const char*> symbols = {
+        {"allocate_host@", "cuMemHostRegister_v2"}, {"allocate_device@", "cuMemAlloc_v2"},
+        {"copy_between@", "cuMemcpyDtoDAsync_v2"},  {"copy_between@", "cuMemcpyPeerAsync"},
+        {"copy_out@", "cuMemcpyDtoHAsync_v2"},      {"copy_in@", "cuMemcpyHtoDAsync_v2"}};
     for (const auto& [call, symbol] : symbols) {
       const size_t found = text.find(call);
       if (found == std::string::npos || text.compare(found + call.size(), 1, "*") == 0) continue;
@@ -148,9 +148,9 @@ class CudaDevice final : public TestDevice {
   std::vector<StreamHandle> streams_;
 };
 
-bool has_cuda() {
+bool has_cuda(int device) {
   try {
-    open_cuda_driver("libcuda.so.1", 0);
+    open_cuda_driver("libcuda.so.1", device);
     return true;
   } catch (const Error&) {
     return false;
@@ -170,6 +170,7 @@ System& calm_emulated_gpu() {
   System& system = System::instance();
   system.configure({}, 0);
   system.configure(emulated_gpu::Queues{});
+  system.configure(emulated_gpu::Peers{});
   system.faults.mend();
   system.violations.take();
   system.ignores_waits_of_the_driver = false;
@@ -178,14 +179,26 @@ System& calm_emulated_gpu() {
 
 std::vector<std::string> test_device_kinds() {
   std::vector<std::string> kinds = {"host", "emulated"};
-  if (has_cuda()) kinds.emplace_back("cuda");
+  if (has_cuda(0)) kinds.emplace_back("cuda");
   return kinds;
+}
+
+std::vector<std::string> tiers_of(const std::string& kind) {
+  if (kind == "cuda" && !has_cuda(1)) return {"host", "device", "disk"};
+  return {"host", "device", "peer", "disk"};
+}
+
+void open_tier(Engine& engine, const std::string& tier, uint64_t limit_bytes, const std::string& directory) {
+  if (tier == "host") return engine.open_host_tier(limit_bytes);
+  if (tier == "device") return engine.open_device_tier(limit_bytes);
+  if (tier == "peer") return engine.open_peer_tier(1, limit_bytes);
+  engine.open_disk_tier(directory, limit_bytes, 3);
 }
 
 std::vector<TierSetup> tier_setups() {
   std::vector<TierSetup> setups;
   for (const std::string& device : test_device_kinds()) {
-    for (const char* tier : {"host", "device", "disk"}) setups.push_back({device, tier});
+    for (const std::string& tier : tiers_of(device)) setups.push_back({device, tier});
   }
   return setups;
 }

@@ -18,6 +18,10 @@ namespace emulated_gpu {
 class System;
 }
 
+namespace lmswap {
+class Engine;
+}
+
 namespace lmswap::test {
 
 // Compared in one call: std::equal takes std::byte by itself, which under ThreadSanitizer took most of many tests.
@@ -66,6 +70,12 @@ emulated_gpu::System& calm_emulated_gpu();
 // The kinds that this machine has.
 std::vector<std::string> test_device_kinds();
 
+// The tiers that a device of this kind has on this machine: a real one has peers only where it is not alone.
+std::vector<std::string> tiers_of(const std::string& kind);
+
+// Opens one of them, with three I/O threads if it is the disk, whose file lies in `directory`.
+void open_tier(Engine& engine, const std::string& tier, uint64_t limit_bytes, const std::string& directory);
+
 // A tier of a device, and all that this machine has.
 struct TierSetup {
   std::string device, tier;
@@ -95,6 +105,8 @@ class ForwardingDriver : public Driver {
   explicit ForwardingDriver(std::shared_ptr<Driver> driver) : driver_(std::move(driver)) {}
 
   bool device_is_host() const override { return driver_->device_is_host(); }
+  DeviceHandle device() const override { return driver_->device(); }
+  std::shared_ptr<Driver> open_peer(int number) override { return driver_->open_peer(number); }
   void* allocate_host(uint64_t nbytes, uint64_t most_bytes) override {
     return driver_->allocate_host(nbytes, most_bytes);
   }
@@ -103,6 +115,7 @@ class ForwardingDriver : public Driver {
   void free_host(void* pointer) noexcept override { driver_->free_host(pointer); }
   uint64_t allocate_device(uint64_t nbytes) override { return driver_->allocate_device(nbytes); }
   void free_device(uint64_t device) noexcept override { driver_->free_device(device); }
+  DeviceBytes device_bytes() override { return driver_->device_bytes(); }
   StreamHandle create_stream() override { return driver_->create_stream(); }
   void destroy_stream(StreamHandle stream) noexcept override { driver_->destroy_stream(stream); }
   void synchronize_stream(StreamHandle stream) override { driver_->synchronize_stream(stream); }
@@ -128,8 +141,8 @@ class ForwardingDriver : public Driver {
   void copy_in(uint64_t device, const void* host, uint64_t nbytes, StreamHandle stream) override {
     driver_->copy_in(device, host, nbytes, stream);
   }
-  void copy_within(uint64_t to, uint64_t from, uint64_t nbytes, StreamHandle stream) override {
-    driver_->copy_within(to, from, nbytes, stream);
+  void copy_between(DeviceAddress to, DeviceAddress from, uint64_t nbytes, StreamHandle stream) override {
+    driver_->copy_between(to, from, nbytes, stream);
   }
   void fill(uint64_t device, std::byte value, uint64_t nbytes, StreamHandle stream) override {
     driver_->fill(device, value, nbytes, stream);

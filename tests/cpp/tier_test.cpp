@@ -28,8 +28,12 @@ class TierConformance : public testing::TestWithParam<TierSetup> {
     if (GetParam().tier == "disk") {
       return std::make_unique<DiskTier>(device_->driver, device_->faults, directory_.path(), kLimit, 2, Pacers{});
     }
+    const auto& driver = device_->driver;
+    if (GetParam().tier == "peer") {
+      return std::make_unique<MemoryTier>(driver, Place::kPeer, driver->open_peer(1), kLimit, Pacers{});
+    }
     const Place place = GetParam().tier == "host" ? Place::kHost : Place::kDevice;
-    return std::make_unique<MemoryTier>(device_->driver, place, kLimit, Pacers{});
+    return std::make_unique<MemoryTier>(driver, place, driver, kLimit, Pacers{});
   }
   // A copy that has not ended, and one that has.
   TransferPointer make_user(const Block& block) {
@@ -118,7 +122,10 @@ TEST_P(TierConformance, never_exceeds_its_limit_and_says_the_numbers) {
 
 TEST_P(TierConformance, says_what_cannot_be_had_and_goes_on) {
   if (GetParam().device == "cuda" && GetParam().tier != "disk") GTEST_SKIP() << "real CUDA does not fail on demand";
-  const auto tier = make_tier(GetParam().tier == "disk" ? "reserve@1=fail" : "allocate_" + GetParam().tier + "@1=fail");
+  const std::string& name = GetParam().tier;
+  const auto tier = make_tier(name == "disk"   ? "reserve@1=fail"
+                              : name == "host" ? "allocate_host@1=fail"
+                                               : "allocate_device@1=fail");
   EXPECT_ERROR(tier->reserve(8 * kPage, lock_), ErrorKind::kTier, std::to_string(8 * kPage));
   EXPECT_EQ(tier->stats().capacity_bytes, 0u);
   tier->reserve(8 * kPage, lock_);
@@ -181,7 +188,7 @@ class PinnedTier : public testing::Test {
   std::unique_ptr<Tier> make_tier(uint64_t limit_bytes = kLimit, const std::string& faults = "") {
     device_ = make_test_device("emulated", faults);
     gpu_.calls.start();
-    return std::make_unique<MemoryTier>(device_->driver, Place::kHost, limit_bytes, Pacers{});
+    return std::make_unique<MemoryTier>(device_->driver, Place::kHost, device_->driver, limit_bytes, Pacers{});
   }
   void TearDown() override {
     gpu_.calls.stop();
@@ -249,6 +256,28 @@ TEST_F(PinnedTier, room_that_cannot_be_pinned_leaves_what_there_was_and_says_wha
   tier->reserve(8 * kPage, lock_);
   EXPECT_EQ(*data(held), std::byte{7});
   EXPECT_EQ(*data(tier->take(7 * kPage, kPage, lock_)), std::byte{0});
+}
+
+TEST(PeerTier, one_that_is_full_says_how_much_is_free_there_and_what_to_do) {
+  constexpr uint64_t kBytes = uint64_t{3} << 30;
+  const auto device = make_test_device("emulated");
+  const auto peer = device->driver->open_peer(1);
+  MemoryTier tier(device->driver, Place::kPeer, peer, 4 * kBytes, Pacers{});
+  const DeviceMemory of_another_process(peer, 2 * kBytes);
+  std::mutex mutex;
+  std::unique_lock lock(mutex);
+  try {
+    tier.reserve(kBytes, lock);
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kTier);
+    for (const char* part : {"peer tier: 3072.0 MiB", "the other GPU's memory", "cuMemAlloc_v2", "out of memory",
+                             "2048.0 MiB", "of its 8192.0 MiB", "tier='peer:1'"}) {
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+    }
+  }
+  tier.reserve(kBytes / 2, lock);
+  EXPECT_EQ(tier.stats().capacity_bytes, kBytes / 2);
 }
 
 TEST_F(PinnedTier, tells_how_long_it_took_to_make_room) {

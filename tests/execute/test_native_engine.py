@@ -17,6 +17,8 @@ def open_tier(engine, tier, directory):
         engine.open_host_tier(64 * MIB)
     elif tier == "device":
         engine.open_device_tier(64 * MIB)
+    elif tier == "peer":
+        engine.open_peer_tier(1, 64 * MIB)
     else:
         engine.open_disk_tier(str(directory), 64 * MIB)
     engine.reserve(tier, 8 * MIB)
@@ -34,7 +36,7 @@ def swap_in(engine, token, tensor, swap=1):
     return transfer
 
 
-@pytest.mark.parametrize("tier", ["host", "device", "disk"])
+@pytest.mark.parametrize("tier", ["host", "device", "peer", "disk"])
 def test_bytes_come_back_and_the_token_owns_them(tier, tmp_path):
     engine = _C.Engine(driver="host")
     open_tier(engine, tier, tmp_path)
@@ -57,7 +59,7 @@ def test_bytes_come_back_and_the_token_owns_them(tier, tmp_path):
     engine.close()
 
 
-@pytest.mark.parametrize("tier", ["host", "device", "disk"])
+@pytest.mark.parametrize("tier", ["host", "device", "peer", "disk"])
 def test_cuda_paths_run_without_a_gpu(tier, tmp_path, emulated_driver):
     engine = _C.Engine(driver="cuda", library=emulated_driver.path)
     open_tier(engine, tier, tmp_path)

@@ -1,4 +1,4 @@
-// Device <-> memory that it reaches, pinned on the host or its own, by the device's copies on a stream of the lane.
+// Device <-> memory pinned on the host, its own or a peer's, by the device's copies on a stream of the lane.
 #pragma once
 
 #include <memory>

@@ -27,8 +27,8 @@ class DirectFile final : public Storage {
   void write(uint64_t offset, const std::byte* source, uint64_t nbytes, Bounce bounce);
   void read(uint64_t offset, std::byte* target, uint64_t nbytes, Bounce bounce);
 
-  void read_back(uint64_t offset, std::byte* target, uint64_t nbytes, StreamHandle stream) override;
-  void fill(uint64_t offset, uint64_t nbytes, std::byte value, StreamHandle stream) override;
+  void read_back(uint64_t offset, std::byte* target, uint64_t nbytes) override;
+  void fill(uint64_t offset, uint64_t nbytes, std::byte value) override;
 
  private:
   void write_pages(uint64_t offset, const std::byte* source, uint64_t nbytes);

@@ -21,6 +21,17 @@ namespace lmswap {
 
 using StreamHandle = uintptr_t;  // 0: the device's default stream; on the host driver the calling thread itself
 using EventHandle = uintptr_t;
+using DeviceHandle = uintptr_t;  // on CUDA its context; on the host driver always 0
+
+// Memory of a device.
+struct DeviceAddress {
+  DeviceHandle device;
+  uint64_t address;
+};
+
+struct DeviceBytes {
+  uint64_t free, total;
+};
 
 class Driver {
  public:
@@ -28,6 +39,11 @@ class Driver {
 
   // Whether device memory is ordinary memory, which files can be read into and written from directly.
   virtual bool device_is_host() const = 0;
+  virtual DeviceHandle device() const = 0;
+
+  // The driver of another device of this kind, by its number. From then on this one copies to and from that one's
+  // memory: by itself where the two reach each other, else by way of the host.
+  virtual std::shared_ptr<Driver> open_peer(int number) = 0;
 
   // Page-aligned host memory that the device copies to and from without staging (pinned). Where it grows it does so in
   // place, up to `most_bytes`; if that fails it is as before.
@@ -39,6 +55,7 @@ class Driver {
   // Memory of the device beside that of torch's allocator.
   virtual uint64_t allocate_device(uint64_t nbytes) = 0;
   virtual void free_device(uint64_t device) noexcept = 0;
+  virtual DeviceBytes device_bytes() = 0;  // of which some may be free for nobody, in pieces
 
   virtual StreamHandle create_stream() = 0;
   virtual void destroy_stream(StreamHandle stream) noexcept = 0;
@@ -66,7 +83,8 @@ class Driver {
 
   virtual void copy_out(void* host, uint64_t device, uint64_t nbytes, StreamHandle stream) = 0;
   virtual void copy_in(uint64_t device, const void* host, uint64_t nbytes, StreamHandle stream) = 0;
-  virtual void copy_within(uint64_t to, uint64_t from, uint64_t nbytes, StreamHandle stream) = 0;  // the device
+  // Within this device, or between it and a peer that was opened.
+  virtual void copy_between(DeviceAddress to, DeviceAddress from, uint64_t nbytes, StreamHandle stream) = 0;
   virtual void fill(uint64_t device, std::byte value, uint64_t nbytes, StreamHandle stream) = 0;
 };
 

@@ -45,6 +45,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   void open_host_tier(uint64_t limit_bytes);
   void open_device_tier(uint64_t limit_bytes);
+  void open_peer_tier(int device, uint64_t limit_bytes);
   void open_disk_tier(const std::string& directory, uint64_t limit_bytes, int io_threads);
   void reserve(const std::string& tier, uint64_t nbytes);
 

@@ -1,7 +1,7 @@
 // How the bytes of one lane travel: four ways, one interface.
 //
 //   CopyMover     device <-> pinned host memory    the device's own copies, on a stream of the lane
-//                 device <-> its own spare memory
+//                 device <-> its own spare memory, or a peer's
 //   DirectMover   ordinary memory <-> file         requests of the I/O pool, straight from and to the tensor
 //   GatedMover    device <-> file                  both of these, through pieces of pinned memory
 //   StagedMover   device <-> file                  the same where the device cannot wait for the host, or paced

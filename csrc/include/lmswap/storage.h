@@ -9,6 +9,8 @@
 #include <utility>
 
 #include "lmswap/driver.h"
+#include "lmswap/error.h"
+#include "lmswap/stream.h"
 
 namespace lmswap {
 
@@ -20,10 +22,10 @@ class Storage {
   Storage& operator=(const Storage&) = delete;
   uint64_t nbytes() const { return nbytes_; }
 
-  // Both block, and nothing else may write the bytes meanwhile; `stream` is for what the device has to do. `target` is
-  // page-aligned memory that the driver made, with room for whole pages.
-  virtual void read_back(uint64_t offset, std::byte* target, uint64_t nbytes, StreamHandle stream) = 0;
-  virtual void fill(uint64_t offset, uint64_t nbytes, std::byte value, StreamHandle stream) = 0;
+  // Both block, and nothing else may write the bytes meanwhile. `target` is page-aligned memory that the driver made,
+  // with room for whole pages.
+  virtual void read_back(uint64_t offset, std::byte* target, uint64_t nbytes) = 0;
+  virtual void fill(uint64_t offset, uint64_t nbytes, std::byte value) = 0;
 
  protected:
   void set_nbytes(uint64_t nbytes) { nbytes_ = nbytes; }
@@ -46,10 +48,10 @@ class PinnedMemory final : public Storage {
     driver_->grow_host(data_, nbytes);
     set_nbytes(nbytes);
   }
-  void read_back(uint64_t offset, std::byte* target, uint64_t nbytes, StreamHandle) override {
+  void read_back(uint64_t offset, std::byte* target, uint64_t nbytes) override {
     std::memcpy(target, data_ + offset, nbytes);
   }
-  void fill(uint64_t offset, uint64_t nbytes, std::byte value, StreamHandle) override {
+  void fill(uint64_t offset, uint64_t nbytes, std::byte value) override {
     std::memset(data_ + offset, std::to_integer<int>(value), nbytes);
   }
 
@@ -58,25 +60,36 @@ class PinnedMemory final : public Storage {
   std::byte* data_;
 };
 
-// Spare memory of the device itself.
+// Spare memory of a device: of the one that computes, or of a peer.
 class DeviceMemory final : public Storage {
  public:
   DeviceMemory(std::shared_ptr<Driver> driver, uint64_t nbytes)
-      : Storage(nbytes), driver_(std::move(driver)), address_(driver_->allocate_device(nbytes)) {}
+      : Storage(nbytes), driver_(std::move(driver)), stream_(driver_), address_(driver_->allocate_device(nbytes)) {}
   ~DeviceMemory() override { driver_->free_device(address_); }
-  uint64_t address() const { return address_; }
+  DeviceAddress at(uint64_t offset) const { return {driver_->device(), address_ + offset}; }
 
-  void read_back(uint64_t offset, std::byte* target, uint64_t nbytes, StreamHandle stream) override {
-    driver_->copy_out(target, address_ + offset, nbytes, stream);
-    driver_->synchronize_stream(stream);
+  void read_back(uint64_t offset, std::byte* target, uint64_t nbytes) override {
+    driver_->copy_out(target, address_ + offset, nbytes, stream_.handle());
+    finish();
   }
-  void fill(uint64_t offset, uint64_t nbytes, std::byte value, StreamHandle stream) override {
-    driver_->fill(address_ + offset, value, nbytes, stream);
-    driver_->synchronize_stream(stream);
+  void fill(uint64_t offset, uint64_t nbytes, std::byte value) override {
+    driver_->fill(address_ + offset, value, nbytes, stream_.handle());
+    finish();
   }
 
  private:
+  // What was queued must not go on behind an error.
+  void finish() const {
+    try {
+      stream_.synchronize();
+    } catch (const Error&) {
+      stream_.drain();
+      throw;
+    }
+  }
+
   std::shared_ptr<Driver> driver_;
+  Stream stream_;  // made here: where bytes are wiped there is nobody who could be told that it cannot be
   uint64_t address_;
 };
 

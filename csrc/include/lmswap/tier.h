@@ -45,7 +45,7 @@ class Tier {
   std::vector<TransferPointer> fences(const Block& block, StreamHandle stream);
 
   // From now on, slabs that are given back are overwritten with zeros.
-  void wipe_slabs(std::shared_ptr<Driver> driver) { wiper_ = std::move(driver); }
+  void wipe_slabs() { wipes_ = true; }
 
   TierStats stats() const;
   virtual Lane& lane(Direction direction) = 0;
@@ -84,7 +84,7 @@ class Tier {
   std::vector<TransferPointer> users_;  // of released blocks, in the order of their release; some may have finished
   size_t most_users_ = kFewUsers;       // when there are more, those that have finished are looked for
   bool asks_ = false;                   // or when of one of them it matters
-  std::shared_ptr<Driver> wiper_;       // none: slabs are left as they are
+  bool wipes_ = false;
   uint64_t used_bytes_ = 0, peak_used_bytes_ = 0;
   bool is_making_room_ = false;  // by one thread at a time
   std::condition_variable room_made_;

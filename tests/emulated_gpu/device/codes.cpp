@@ -22,12 +22,16 @@ CodeText text_of(int code) {
       return {"CUDA_ERROR_INVALID_CONTEXT", "invalid device context"};
     case kNoKernelImage:
       return {"CUDA_ERROR_NO_BINARY_FOR_GPU", "the emulated GPU has no stand-in for this kernel"};
+    case kPeerAccessUnsupported:
+      return {"CUDA_ERROR_PEER_ACCESS_UNSUPPORTED", "peer access is not supported between these two devices"};
     case kInvalidHandle:
       return {"CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"};
     case kNotReady:
       return {"CUDA_ERROR_NOT_READY", "device not ready"};
     case kIllegalAddress:
       return {"CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"};
+    case kPeerAccessAlreadyEnabled:
+      return {"CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED", "peer access is already enabled"};
     case kAssert:
       return {"CUDA_ERROR_ASSERT", "device-side assert triggered"};
     case kAlreadyRegistered:

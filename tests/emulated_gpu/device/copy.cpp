@@ -7,8 +7,8 @@
 namespace emulated_gpu {
 namespace {
 
-constexpr const char* kNames[] = {"a copy out", "a copy in", "a copy within the device"};
-enum Way { kOut, kIn, kWithin };
+constexpr const char* kNames[] = {"a copy out", "a copy in", "a copy within the device", "a copy between devices"};
+enum Way { kOut, kIn, kWithin, kBetween };
 
 struct Paced {
   CopyEngine& engine;
@@ -36,7 +36,7 @@ int System::copy(void* to, const void* from, size_t nbytes, void* stream, bool i
   if (nbytes == 0) return kSuccess;
   const int to_device = owner(to), from_device = owner(from);
   if (to_device < 0 && from_device < 0) return report("a copy of which neither side is a device's", kInvalidValue);
-  const Way way = from_device < 0 ? kIn : to_device < 0 ? kOut : kWithin;
+  const Way way = from_device < 0 ? kIn : to_device < 0 ? kOut : to_device == from_device ? kWithin : kBetween;
   const void* host = way == kIn ? from : way == kOut ? to : nullptr;
   const bool is_staged = host != nullptr && !is_pinned(host, nbytes);
   if (is_staged && pageable == Pageable::kForbidden) {
@@ -61,15 +61,21 @@ int System::copy(void* to, const void* from, size_t nbytes, void* stream, bool i
     code = launch(stream, kNames[way], uses, {.nbytes = 2.0 * static_cast<double>(nbytes)},
                   [=] { memmove(target, source, nbytes); });
   } else {
-    CopyEngine& engine = devices_[std::max(to_device, from_device)]->copy_engines[way];
-    const Link link = this->link();
-    const double rate = way == kOut ? link.out_bytes_per_second : link.in_bytes_per_second;
-    const Paced paced{engine, link.latency_seconds, rate > 0 ? static_cast<double>(nbytes) / rate : 0};
+    CopyEngine& engine = devices_[from_device < 0 ? to_device : from_device]->copy_engines[way == kIn ? kIn : kOut];
+    const Paced paced{engine, link().latency_seconds, seconds_of(from_device, to_device, nbytes)};
     code = queue(stream, kNames[way], uses,
                  [=, keep = staged](double begin) { return run_copy(target, source, nbytes, paced, begin); });
   }
   const bool returns_at_once = is_async && !(is_staged && way == kOut);
   return code != kSuccess || returns_at_once ? code : wait_stream(stream);
+}
+
+// From or to a device, or -1 for the host. Between devices that do not reach each other, out and in again.
+double System::seconds_of(int from, int to, size_t nbytes) {
+  const auto at = [=](double rate) { return rate > 0 ? static_cast<double>(nbytes) / rate : 0; };
+  const std::lock_guard lock(mutex_);
+  if (reached_.contains({from, to}) || reached_.contains({to, from})) return at(peers_.bytes_per_second);
+  return (from >= 0 ? at(link_.out_bytes_per_second) : 0) + (to >= 0 ? at(link_.in_bytes_per_second) : 0);
 }
 
 int System::fill(void* to, int value, size_t nbytes, void* stream) {

@@ -65,7 +65,7 @@ class Faults {
 
   // Whoever does so makes the context current before, and no more after.
   static bool gives_back(const std::string& symbol) {
-    constexpr const char* kParts[] = {"Destroy", "Free", "Unregister", "CtxPushCurrent", "CtxPopCurrent"};
+    constexpr const char* kParts[] = {"Destroy", "Free", "Unregister", "Release", "CtxPushCurrent", "CtxPopCurrent"};
     return std::ranges::any_of(kParts, [&](const char* part) { return symbol.find(part) != std::string::npos; });
   }
 

@@ -25,6 +25,7 @@ Settings read_settings() {
       .context_bytes = static_cast<size_t>(read_number("EMULATED_GPU_CONTEXT_BYTES", 512.0 * (1 << 20))),
       .link = {read_number("EMULATED_GPU_OUT_RATE", 0), read_number("EMULATED_GPU_IN_RATE", 0),
                read_number("EMULATED_GPU_LATENCY", 0)},
+      .peers = {read_number("EMULATED_GPU_PEER_ACCESS", 1) != 0, read_number("EMULATED_GPU_PEER_RATE", 0)},
       .compute = {read_number("EMULATED_GPU_FLOP_RATE", 0), read_number("EMULATED_GPU_MEMORY_RATE", 0),
                   read_number("EMULATED_GPU_KERNEL_LATENCY", 0)},
       .jitter_seconds = read_number("EMULATED_GPU_JITTER", 0),

@@ -12,6 +12,12 @@ struct Link {
   double latency_seconds = 0;  // of every copy
 };
 
+// What two devices are to each other.
+struct Peers {
+  bool have_access = true;      // else copies between them go by way of the host
+  double bytes_per_second = 0;  // of copies that do not; 0: as fast as a core copies
+};
+
 // A device that computes as fast as it is set to, whatever the host's cores do meanwhile, as long as they are faster.
 struct Compute {
   double flops_per_second = 0;  // 0: as fast as a core computes
@@ -34,6 +40,7 @@ struct Settings {
   size_t capacity_bytes;  // EMULATED_GPU_BYTES, of each device, 8 GiB
   size_t context_bytes;   // EMULATED_GPU_CONTEXT_BYTES, of that what each context takes for good, 512 MiB
   Link link;              // EMULATED_GPU_OUT_RATE, EMULATED_GPU_IN_RATE: bytes per second; EMULATED_GPU_LATENCY
+  Peers peers;            // EMULATED_GPU_PEER_ACCESS, 1 or 0; EMULATED_GPU_PEER_RATE
   Compute compute;        // EMULATED_GPU_FLOP_RATE, EMULATED_GPU_MEMORY_RATE, EMULATED_GPU_KERNEL_LATENCY
   double jitter_seconds;  // EMULATED_GPU_JITTER: what is queued runs late by a random time of at most so many
   unsigned seed;          // EMULATED_GPU_SEED, of the jitter

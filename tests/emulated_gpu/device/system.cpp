@@ -25,6 +25,7 @@ System::System() {
   }
   link_ = settings.link;
   compute_ = settings.compute;
+  peers_ = settings.peers;
   jitter_seconds_ = settings.jitter_seconds;
   random_.seed(settings.seed);
   pthread_atfork(nullptr, nullptr, [] { process_state = kNotInitialized; });
@@ -56,6 +57,11 @@ void System::configure(const Link& link, double jitter_seconds) {
 void System::configure(const Compute& compute) {
   const std::lock_guard lock(mutex_);
   compute_ = compute;
+}
+
+void System::configure(const Peers& peers) {
+  const std::lock_guard lock(mutex_);
+  peers_ = peers;
 }
 
 Link System::link() {
@@ -108,7 +114,9 @@ int System::release_context(int device) {
   const std::lock_guard lock(mutex_);
   size_t& num_retained = devices_[device]->num_retained;
   if (num_retained == 0) return report("a context is released more often than it was retained", kInvalidContext);
-  --num_retained;
+  if (--num_retained == 0 && !devices_[device]->is_used_by_runtime) {
+    std::erase_if(reached_, [=](const auto& pair) { return pair.first == device || pair.second == device; });
+  }
   return kSuccess;
 }
 
@@ -122,6 +130,17 @@ void System::use_by_runtime(int device) {
 bool System::has_context(int device) {
   const std::lock_guard lock(mutex_);
   return device >= 0 && (devices_[device]->num_retained > 0 || devices_[device]->is_used_by_runtime);
+}
+
+bool System::can_access_peer(int device, int peer) {
+  const std::lock_guard lock(mutex_);
+  return device != peer && peers_.have_access;
+}
+
+int System::enable_peer_access(int device, int peer) {
+  if (!can_access_peer(device, peer)) return kPeerAccessUnsupported;
+  const std::lock_guard lock(mutex_);
+  return reached_.emplace(device, peer).second ? kSuccess : kPeerAccessAlreadyEnabled;
 }
 
 int current_device() { return current_devices.empty() ? -1 : current_devices.back(); }

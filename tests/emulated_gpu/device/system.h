@@ -15,9 +15,11 @@
 #include <memory>
 #include <mutex>
 #include <random>
+#include <set>
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "calls.h"
@@ -75,6 +77,7 @@ class System {
   bool is_pinned(const void* address, size_t nbytes = 1);
   void configure(const Link& link, double jitter_seconds);
   void configure(const Compute& compute);
+  void configure(const Peers& peers);
   Link link();
   void configure(const Queues& queues);
   void mend();  // as in a new process: nothing is broken, planned, or pinned that is no more
@@ -86,6 +89,9 @@ class System {
   int release_context(int device);
   void use_by_runtime(int device);  // makes it current; its context lives to the end
   bool has_context(int device);
+
+  bool can_access_peer(int device, int peer);
+  int enable_peer_access(int device, int peer);
 
   int allocate_device(int device, void** address, size_t nbytes);
   int free_device(void* address, InUse in_use);
@@ -144,6 +150,7 @@ class System {
   void hear();
   bool is_allocated(const Use& use);
   void submit(Stream& stream, Work work);
+  double seconds_of(int from, int to, size_t nbytes);  // what a copy takes at least
   VectorClock run_dry(int device);
   int give_back(void* address, InUse in_use, const char* otherwise, int code, std::function<size_t()> remove);
 
@@ -162,6 +169,8 @@ class System {
   Order order_;
   Link link_;
   Compute compute_;
+  Peers peers_;
+  std::set<std::pair<int, int>> reached_;  // by whom, whose memory
   double jitter_seconds_ = 0;
   std::mt19937 random_;
 };

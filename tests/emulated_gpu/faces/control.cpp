@@ -46,6 +46,10 @@ EXPORTED void emulated_gpu_configure_compute(double flop_rate, double memory_rat
 
 EXPORTED double emulated_gpu_take_late_seconds() { return System::instance().late_seconds.exchange(0); }
 
+EXPORTED void emulated_gpu_configure_peers(int have_access, double rate) {
+  System::instance().configure(Peers{have_access != 0, rate});
+}
+
 EXPORTED void emulated_gpu_configure_queues(int is_one, size_t most_queued) {
   System::instance().configure(Queues{is_one != 0, most_queued});
 }

@@ -42,6 +42,9 @@ void emulated_gpu_configure_compute(double flop_rate, double memory_rate, double
 // By how much longer kernels took since the last call, which were too much for the host's cores, in seconds.
 double emulated_gpu_take_late_seconds();
 
+// Whether devices may have peer access, and the rate in bytes per second of copies between those that have, as above.
+void emulated_gpu_configure_peers(int have_access, double rate);
+
 // All streams share one queue of the hardware; so many of a stream's operations at most are queued, 0 for any number.
 void emulated_gpu_configure_queues(int is_one, size_t most_queued);
 

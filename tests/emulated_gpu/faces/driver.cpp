@@ -2,6 +2,7 @@
 //
 // Stricter than CUDA: a call names only streams and events of the device whose context is current.
 #include <cstdio>
+#include <tuple>
 #include <type_traits>
 
 #include "../../../csrc/driver/cuda_abi.h"
@@ -97,6 +98,9 @@ DRIVER cuDeviceGet(CUdevice* device, int index) {
 DRIVER cuDeviceGetAttribute(int* value, int attribute, CUdevice) {
   return call(__func__, [=](System&) { return *value = attribute_of(attribute), kSuccess; });
 }
+DRIVER cuDeviceCanAccessPeer(int* can, CUdevice device, CUdevice peer) {
+  return call(__func__, [=](System& system) { return *can = system.can_access_peer(device, peer), kSuccess; });
+}
 DRIVER cuDeviceGetPCIBusId(char* address, int size, CUdevice device) {
   return call(__func__, [=](System&) {
     return snprintf(address, static_cast<size_t>(size), "FFFF:%02X:00.0", static_cast<unsigned>(device)), kSuccess;
@@ -141,7 +145,21 @@ DRIVER cuCtxPopCurrent_v2(CUcontext* context) {
   return call(__func__, [](System&) { return kSuccess; });  // what it tells is of earlier calls
 }
 
+DRIVER cuCtxEnablePeerAccess(CUcontext peer, unsigned) {
+  return call_in_context(__func__, [=](System& system) -> int {
+    if (!system.has_context(device_of(peer)))
+      return system.report("cuCtxEnablePeerAccess: not a context", kInvalidContext);
+    return system.enable_peer_access(current_device(), device_of(peer));
+  });
+}
+
 // Memory.
+DRIVER cuMemGetInfo_v2(size_t* free_bytes, size_t* total_bytes) {
+  return call_in_context(__func__, [=](System& system) {
+    std::tie(*free_bytes, *total_bytes) = system.free_and_total_bytes(current_device());
+    return kSuccess;
+  });
+}
 DRIVER cuMemHostRegister_v2(void* address, size_t nbytes, unsigned) {
   return call_in_context(__func__, [=](System& system) { return system.register_pinned(address, nbytes); });
 }
@@ -177,8 +195,24 @@ DRIVER cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t nbytes, CUs
 }
 DRIVER cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t nbytes, CUstream stream) {
   const auto run = [=](System& system) {
+    if (system.owner(at(from)) != system.owner(at(to))) {
+      return system.report("cuMemcpyDtoDAsync: between devices, whose contexts it is not told", kInvalidValue);
+    }
     const void* other = system.owner(at(from)) < 0 ? at(from) : at(to);
     return copy("cuMemcpyDtoDAsync", system, at(to), at(from), nbytes, stream, other, nullptr);
+  };
+  return call_in_context(__func__, run, stream);
+}
+DRIVER cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t nbytes,
+                         CUstream stream) {
+  const auto run = [=](System& system) -> int {
+    for (const auto& [address, context] : {std::pair{to, to_context}, std::pair{from, from_context}}) {
+      const int device = system.owner(at(address));
+      if (device < 0 || device != device_of(context) || !system.has_context(device)) {
+        return system.report("cuMemcpyPeerAsync: memory that is not of the context", kInvalidValue);
+      }
+    }
+    return system.copy(at(to), at(from), nbytes, stream, true, Pageable::kForbidden);
   };
   return call_in_context(__func__, run, stream);
 }

@@ -97,7 +97,12 @@ RUNTIME cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   return *value = attribute_of(attribute), cudaSuccess;
 }
 RUNTIME cudaDeviceGetStreamPriorityRange(int* least, int* most) { return *least = 0, *most = -5, cudaSuccess; }
-RUNTIME cudaDeviceCanAccessPeer(int* can, int, int) { return *can = 0, cudaSuccess; }
+RUNTIME cudaDeviceCanAccessPeer(int* can, int device, int peer) {
+  return call(__func__, [=](System& system) { return *can = system.can_access_peer(device, peer), kSuccess; });
+}
+RUNTIME cudaDeviceEnablePeerAccess(int peer, unsigned) {
+  return call(__func__, [=](System& system) { return system.enable_peer_access(current_device(), peer); });
+}
 RUNTIME cudaDeviceGetPCIBusId(char* text, int nbytes, int device) {
   return snprintf(text, nbytes, "0000:%02x:00.0", device + 1), cudaSuccess;
 }
