@@ -66,7 +66,8 @@ def enable(
             with: "none", "swap_all", "tflms", "checkpoint", "memory_budget".
         tier: where swapped tensors go: "host" (pinned memory), "disk", or "auto": host for CUDA, disk for the CPU.
             "device", only with ``link``: the GPU's own spare memory, beside what torch counts, to emulate a link that
-            is faster than the real one; copies then also take bandwidth of the GPU's memory.
+            is faster than the real one; copies then also take bandwidth of the GPU's memory. "peer": spare memory of
+            another visible GPU, the one that copies reach fastest, or of a certain one, "peer:1".
         compiler: what runs the graphs; "fx" is generated Python code that calls torch's own operators, "inductor" is
             torch.compile's own compiler with the layouts as traced (it fuses operators: a copy that splits a fused
             reduction can change the last bits of it, and predicted memory is that of the unfused operators). "eager"
@@ -77,10 +78,11 @@ def enable(
         min_swap_bytes: smaller buffers stay where they are.
         verify: for doubts, slower and beyond the budget: runs every graph also without swaps and compares outputs and
             gradients to the bit, checksums every copy at both ends, and fills memory that was given up with NaN.
-        wipe: swap files and host memory are overwritten with zeros when their bytes are no longer needed, at the latest
-            when the model is disabled or the interpreter exits. Not promised: a process that is killed leaves the
-            blocks of its (unlinked) file as they are, and a disk may keep old copies of overwritten blocks by itself
-            (remapping of SSDs, snapshots, file systems that copy on write). Tensors of torch are not wiped.
+        wipe: swap files, host memory and memory of another GPU are overwritten with zeros when their bytes are no
+            longer needed, at the latest when the model is disabled or the interpreter exits. Not promised: a process
+            that is killed leaves the blocks of its (unlinked) file as they are, and a disk may keep old copies of
+            overwritten blocks by itself (remapping of SSDs, snapshots, file systems that copy on write). Tensors of
+            torch are not wiped.
         disk_directory: where the disk tier puts its (unlinked) file; default: a directory on a real disk.
         link: the copies are paced to this link instead of running at full speed: "11.7GB/s" each way, "11.7GB/s out,
             10.9GB/s in", "pcie3", "pcie4", "pcie5", "nvlink2", "c2c", or an `EmulatedLink`. Plans are made for it, and
@@ -91,6 +93,7 @@ def enable(
     Raises:
         OptionError: an argument cannot be read or cannot be had on this device.
         TierError: the tier's memory or directory cannot be used.
+        DriverError: the device, or the other GPU, cannot be used.
         PlanMismatch: ``plan`` is for another device, or by the first call of the model, for another step.
         PlanInfeasible: raised by the first call of the model, before any op has run: no plan fits the budget; with
             saved-tensor hooks by the second call, since they know the step when it is over.

@@ -13,7 +13,7 @@ from lmswap.ir.bytesize import parse_bytes
 from lmswap.ir.emulation import EmulatedLink
 from lmswap.plan import POLICIES
 
-TIERS = ("auto", "host", "disk", "device")
+TIERS = ("auto", "host", "disk", "device", "peer")
 COMPILERS = ("fx", "inductor", "eager")
 NEEDS_GRAPHS = ("recompute", "checkpoint")  # policies
 
@@ -22,12 +22,16 @@ always_verify = False  # `lmswap verify` sets it, whatever the script says
 
 @dataclass(frozen=True)
 class Options:
-    """The checked arguments of `lmswap.enable`. ``budget_bytes`` None stands for "auto", of the host for no limit."""
+    """The checked arguments of `lmswap.enable`. ``budget_bytes`` None stands for "auto", of the host for no limit.
+
+    ``peer`` is the GPU that was asked for, "cuda:1" where ``tier`` was given as "peer:1".
+    """
 
     budget_bytes: int | None
     host_budget_bytes: int | None
     policy: str
     tier: str
+    peer: str | None
     compiler: str
     min_swap_bytes: int
     verify: bool
@@ -57,7 +61,7 @@ class Options:
             OptionError: an unknown name or a byte count that cannot be read; says which and what would be valid.
         """
         _one_of("policy", policy, POLICIES)
-        _one_of("tier", tier, TIERS)
+        tier, peer = _tier_and_peer(tier)
         _one_of("compiler", compiler, COMPILERS)
         if compiler == "eager" and policy in NEEDS_GRAPHS:
             raise OptionError(
@@ -82,6 +86,7 @@ class Options:
             host_budget_bytes=None if host_budget is None else parse_bytes(host_budget, what="host_budget"),
             policy=policy,
             tier=tier,
+            peer=peer,
             compiler=compiler,
             min_swap_bytes=parse_bytes(min_swap_bytes, what="min_swap_bytes"),
             verify=verify or always_verify,
@@ -103,6 +108,16 @@ class Options:
             if name not in known:
                 raise OptionError(f"unknown option {name!r}; lmswap has {', '.join(known)}")
         return Options.parse(**options)
+
+
+def _tier_and_peer(tier: str) -> tuple[str, str | None]:
+    name, colon, number = tier.partition(":") if isinstance(tier, str) else (tier, "", "")
+    if name == "peer" and colon:
+        if not number.isdecimal():
+            raise OptionError(f"tier {tier!r} names no GPU; write its number as torch counts, such as 'peer:1'")
+        return name, f"cuda:{int(number)}"
+    _one_of("tier", tier, TIERS)
+    return tier, None
 
 
 def _one_of(what: str, given: object, known: tuple[str, ...]) -> None:

@@ -284,7 +284,8 @@ def test_what_a_direction_keeps_beside_the_other_and_beside_compute_is_shown(cap
         link=HostLink("pcie", "PCIe gen4 x16", 31.5e9),
         ram=Ram(2**36, 2**35),
         directory=Directory("/var/tmp", "xfs", "/dev/sda", 2**40, 2**39),
-        machines={"host": machine, "disk": MACHINE},
+        peer="cuda:1 (Unit GPU), directly, by NVLink",
+        machines={"host": machine, "disk": MACHINE, "peer": replace(machine, tiers=(Tier("peer", 2**32, UNIT_LINK),))},
         failures={},
     )
     text = doctor_text(found)
@@ -295,4 +296,5 @@ def test_what_a_direction_keeps_beside_the_other_and_beside_compute_is_shown(cap
     assert "the first of 2 visible GPUs" in text
     assert "host tier    up to 8.00 GiB of pinned memory" in text
     assert "disk tier    up to 1.00 GiB in '/var/tmp' on xfs (/dev/sda)" in text
+    assert "peer tier    up to 4.00 GiB of cuda:1 (Unit GPU), directly, by NVLink" in text
     assert "1 GiB takes 1.00 s out and 2.00 s back in" in text

@@ -83,6 +83,8 @@ def _link_text(found: Survey) -> str:
 def _tier_text(found: Survey, tier: Tier) -> str:
     if tier.name == "host":
         return f"up to {format_bytes(tier.capacity_bytes)} of pinned memory"
+    if tier.name == "peer":
+        return f"up to {format_bytes(tier.capacity_bytes)} of {found.peer}"
     if found.directory is None:
         return ""
     where = f"'{found.directory.path}' on {found.directory.filesystem} ({found.directory.source})"

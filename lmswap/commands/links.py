@@ -29,7 +29,7 @@ _SCHEMA = "lmswap.links/2"
 
 def add_to(commands: Commands) -> None:
     """Declares the command."""
-    parser = commands.add_parser("links", help="measure the links to host and disk; say which others they can emulate")
+    parser = commands.add_parser("links", help="measure the links to the tiers; say which others they can emulate")
     parser.add_argument("--disk-directory", metavar="DIR", help="where the disk tier would put its file")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     parser.set_defaults(run=run)
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
 
     device = default_device()
     name, link = str(describe_device(device)), host_link(device)
-    tiers, failures = _measure(device, options.disk_directory)
+    tiers, failures, peer = _measure(device, options.disk_directory)
     peaks = None
     try:
         peaks = peak_rates(device) if device.type == "cuda" else None
@@ -54,6 +54,7 @@ def run(options: argparse.Namespace) -> int:
             "schema": _SCHEMA,
             "device": name,
             "host_link": asdict(link),
+            "peer": peer,
             "peak": dict(zip(("out", "in"), map(asdict, peaks), strict=True)) if peaks else None,
             "tiers": {tier: asdict(measured) for tier, measured in tiers.items()},
             "failures": failures,
@@ -64,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
         }
         print_result(json.dumps(data, indent=1))
     else:
-        print_result(links_text(name, link, peaks, tiers, failures))
+        print_result(links_text(name, link, peaks, tiers, failures, peer=peer))
     return 0 if tiers else 2
 
 
@@ -85,6 +86,8 @@ def links_text(
     peaks: tuple[PeakRate, PeakRate] | None,
     tiers: dict[str, Link],
     failures: dict[str, str],
+    *,
+    peer: str | None = None,
 ) -> str:
     """What `lmswap links` prints: the host link at its best, the engine's copies, and what can be emulated."""
     parts: list[RenderableType] = [
@@ -92,6 +95,8 @@ def links_text(
         Text(),
         Text(f"host link: {host_link.description}"),
     ]
+    if peer:
+        parts.append(Text(f"peer tier: {peer}"))
     if peaks:
         parts += [Text(), _peaks_table(peaks, host_link.bytes_per_second)]
     if tiers:
@@ -104,19 +109,23 @@ def links_text(
     return render_text(*parts)
 
 
-def _measure(device: torch.device, disk_directory: str | None) -> tuple[dict[str, Link], dict[str, str]]:
-    """By tier: what was measured, or why it could not be."""
-    from lmswap.hardware.disk import swap_directory
+def _measure(device: torch.device, disk_directory: str | None) -> tuple[dict[str, Link], dict[str, str], str | None]:
+    """By tier: what was measured, or why it could not be; and how copies get to the peer tier."""
+    from lmswap.hardware.measure import locate_tier, tiers_to_try
+    from lmswap.hardware.peer import describe_peer
     from lmswap.hardware.probe import measure_link
 
     tiers: dict[str, Link] = {}
     failures: dict[str, str] = {}
-    for tier in ("disk",) if device.type == "cpu" else ("host", "disk", "device"):
+    peer = None
+    for tier in tiers_to_try(device) + (("device",) if device.type == "cuda" else ()):
         try:
-            tiers[tier] = measure_link(device, tier, swap_directory(disk_directory) if tier == "disk" else "")
+            where = locate_tier(device, tier, disk_directory if tier == "disk" else None)
+            tiers[tier] = measure_link(device, tier, where)
+            peer = describe_peer(device, where) if tier == "peer" else peer
         except LmswapError as error:
             failures[f"{tier} tier"] = str(error)
-    return tiers, failures
+    return tiers, failures, peer
 
 
 def _peaks_table(peaks: tuple[PeakRate, PeakRate], paper_bytes_per_second: float) -> Table:

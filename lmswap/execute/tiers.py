@@ -5,15 +5,20 @@ from __future__ import annotations
 from lmswap.execute._C import Engine
 
 
-def open_tier(engine: Engine, tier: str, limit_bytes: int, directory: str) -> None:
-    """Opens "host", "device" or "disk", which puts its file into ``directory``, for up to ``limit_bytes``.
+def open_tier(engine: Engine, tier: str, limit_bytes: int, where: str) -> None:
+    """Opens "host", "device", "peer" or "disk" for up to ``limit_bytes``.
+
+    ``where`` is the directory of the disk tier's file, or the GPU whose memory the peer tier is, such as "cuda:1".
 
     Raises:
         TierError: the directory cannot be used.
+        DriverError: the other GPU cannot be used.
     """
     if tier == "host":
         engine.open_host_tier(limit_bytes)
     elif tier == "device":
         engine.open_device_tier(limit_bytes)
+    elif tier == "peer":
+        engine.open_peer_tier(int(where.removeprefix("cuda:")), limit_bytes)
     else:
-        engine.open_disk_tier(directory, limit_bytes)
+        engine.open_disk_tier(where, limit_bytes)

@@ -1,4 +1,4 @@
-"""What connects a GPU to the host's memory? Asked of NVML: C2C, else NVLink to the CPU, else PCIe, else unknown.
+"""What connects a GPU to the host's memory, or to another's? Asked of NVML: C2C, else NVLink, else PCIe, else unknown.
 
 The name is for people; plans use measured rates only. NVLinks to other GPUs and to switches are not a link to the
 host: an HGX H200 has 18 of them and still swaps over PCIe. Any call may be refused (virtual machines, vGPU), and then
@@ -50,6 +50,16 @@ def read_host_link(nvml: Any, handle: Any) -> HostLink:
         or _pcie(nvml, handle)
         or HostLink("unknown", "unknown: the driver does not tell")
     )
+
+
+def has_nvlink(nvml: Any, handle: Any, peer: Any) -> bool:
+    """Whether two GPUs are connected by NVLink, or by switches of it.
+
+    Raises:
+        nvml.NVMLError: the driver does not tell.
+    """
+    status = nvml.nvmlDeviceGetP2PStatus(handle, peer, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
+    return bool(status == nvml.NVML_P2P_STATUS_OK)
 
 
 def _c2c(nvml: Any, handle: Any) -> HostLink | None:

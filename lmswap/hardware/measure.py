@@ -19,6 +19,7 @@ from lmswap.hardware.cache import CacheFile
 from lmswap.hardware.device import describe_device
 from lmswap.hardware.disk import describe_directory, swap_directory
 from lmswap.hardware.link import HostLink, find_gpu, read_host_link
+from lmswap.hardware.peer import find_peer, free_bytes, peer_key
 from lmswap.hardware.probe import measure_link
 from lmswap.hardware.ram import read_ram
 from lmswap.ir.machine import SCHEMA, Machine, Tier
@@ -37,31 +38,55 @@ _DISK_SHARE = 0.9
 _DEVICE_SHARE = 0.9
 
 
-def describe_machine(
-    device: torch.device, tier: str, disk_directory: str | None = None, *, refresh: bool = False
-) -> Machine:
+def describe_machine(device: torch.device, tier: str, where: str | None = None, *, refresh: bool = False) -> Machine:
     """``device`` with its compute rates and one tier, with that one's measured link and present capacity.
 
-    Tiers are "host", "disk" and, of a CUDA device, "device": its own spare memory.
+    Tiers are "host", "disk" and, of a CUDA device, "device", its own spare memory, and "peer", that of another GPU.
+    ``where`` is what was asked of `locate_tier`, or what it gave.
 
     Measures where no earlier measurement is found, or always with ``refresh``; that takes two to six seconds.
 
     Raises:
-        OptionError: an unknown tier.
+        OptionError: an unknown tier, or no other GPU.
         TierError: the tier cannot be had: no memory, no directory on a real disk.
         DriverError: the device's driver failed.
     """
-    if tier not in ("host", "disk", "device"):
-        raise OptionError(f"unknown tier {tier!r}; known are host, disk, device")
-    directory = swap_directory(disk_directory) if tier == "disk" else ""
-    cache = _cache_file(device, tier, directory)
+    where = locate_tier(device, tier, where)
+    cache = _cache_file(device, tier, where)
     machine = None if refresh else _remembered(cache)
     if machine is None:
         _log.info("measuring %s and its %s tier", device, tier)
-        machine = _measure_machine(device, tier, directory)
+        machine = _measure_machine(device, tier, where)
         cache.write(json.loads(machine.to_json()))
     measured = machine.tier(tier)
-    return replace(machine, tiers=(replace(measured, capacity_bytes=_capacity_bytes(device, tier, directory)),))
+    return replace(machine, tiers=(replace(measured, capacity_bytes=_capacity_bytes(device, tier, where)),))
+
+
+def locate_tier(device: torch.device, tier: str, where: str | None = None, needed_bytes: int | None = None) -> str:
+    """Where the bytes of ``tier`` lie: a directory of the disk, another GPU ("cuda:1") of "peer"; else "".
+
+    ``where`` is the one that was asked for, None for the best there is; ``needed_bytes`` of it must be free.
+
+    Raises:
+        OptionError: an unknown tier, or no other GPU.
+        TierError: no directory on a real disk, or no GPU with memory.
+    """
+    if tier == "disk":
+        return swap_directory(where)
+    if tier == "peer":
+        return find_peer(device, where, needed_bytes)
+    if tier not in ("host", "device"):
+        raise OptionError(f"unknown tier {tier!r}; known are host, disk, device, peer")
+    return ""
+
+
+def tiers_to_try(device: torch.device) -> tuple[str, ...]:
+    """The tiers that ``device`` may have, preferred first: those that it swaps to when it is asked to."""
+    import torch
+
+    if device.type == "cpu":
+        return ("disk",)
+    return ("host", "disk", "peer") if torch.cuda.device_count() > 1 else ("host", "disk")
 
 
 def num_local_processes() -> int:
@@ -96,15 +121,17 @@ def host_link(device: torch.device) -> HostLink:
     return link
 
 
-def _capacity_bytes(device: torch.device, tier: str, directory: str) -> int:
+def _capacity_bytes(device: torch.device, tier: str, where: str) -> int:
     if tier == "disk":
-        return int(_DISK_SHARE * describe_directory(directory).free_bytes)
+        return int(_DISK_SHARE * describe_directory(where).free_bytes)
+    if tier == "peer":
+        return int(_DEVICE_SHARE * free_bytes(where))
     if tier == "device":
         return int(_DEVICE_SHARE * describe_device(device).available_bytes)
     return int(_PINNED_SHARE * read_ram().available_bytes / num_local_processes())
 
 
-def _measure_machine(device: torch.device, tier: str, directory: str) -> Machine:
+def _measure_machine(device: torch.device, tier: str, where: str) -> Machine:
     info = describe_device(device)
     return Machine(
         name=str(info),
@@ -112,7 +139,7 @@ def _measure_machine(device: torch.device, tier: str, directory: str) -> Machine
         flops_per_second=_flops_per_second(device),
         bytes_per_second=_copied_bytes_per_second(device),
         op_seconds=_op_seconds(device),
-        tiers=(Tier(tier, _capacity_bytes(device, tier, directory), measure_link(device, tier, directory)),),
+        tiers=(Tier(tier, _capacity_bytes(device, tier, where), measure_link(device, tier, where)),),
     )
 
 
@@ -167,12 +194,14 @@ def _best_seconds(device: torch.device, run: Callable[[], object]) -> float:
     return best
 
 
-def _cache_file(device: torch.device, tier: str, directory: str) -> CacheFile:
+def _cache_file(device: torch.device, tier: str, where: str) -> CacheFile:
     info = describe_device(device)
     key = {"device": str(info), "driver": info.driver, "torch": info.torch_version, "tier": tier, "schema": SCHEMA}
-    if directory:
-        where = describe_directory(directory)
-        key["disk"] = f"{where.filesystem} on {where.source}"
+    if tier == "disk":
+        directory = describe_directory(where)
+        key["disk"] = f"{directory.filesystem} on {directory.source}"
+    if tier == "peer":
+        key["peer"] = peer_key(device, where)
     return CacheFile.locate("machine", key)
 
 

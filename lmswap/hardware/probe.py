@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
 from lmswap.errors import TransferError
@@ -29,6 +30,7 @@ _REPEATS = 3
 _BURST_BYTES = 2**24  # per copy where several follow each other
 _BURST_COPIES = 12  # at most; fewer where they would take longer than this:
 _BURST_SECONDS = 0.2
+MEASURED_BYTES = max(_SIZES[-1], _BURST_COPIES * _BURST_BYTES)  # of the tier, by `measure_link`
 _BOTH_COPIES = 6  # of the faster direction
 _PAIRS = 5  # alone and beside compute; one pair alone moves by tens of percent on a virtual machine
 # A slow disk ends the series early: beyond its last point a rate is linear.
@@ -37,29 +39,43 @@ _MAX_WAIT_SECONDS = 60.0  # for copies that take 1 s on a disk of 100 MB/s; long
 _LEAST_FACTOR = 0.05
 
 
-def measure_link(device: torch.device, tier: str, directory: str) -> Link:
-    """Measures the way from ``device`` to ``tier``, which lies in ``directory`` if it is the disk; one to ten seconds.
+def measure_link(device: torch.device, tier: str, where: str) -> Link:
+    """Measures the way from ``device`` to ``tier``, which lies at ``where`` (see `open_tier`); one to ten seconds.
 
     Raises:
         TierError: the tier cannot be had.
         DriverError: the device's driver failed.
         TransferError: copies failed, or did not end.
     """
-    from lmswap.execute import _C
-    from lmswap.execute.tiers import open_tier
-
-    engine = _C.Engine(driver="cuda" if device.type == "cuda" else "host", device=device.index or 0)
-    try:
-        capacity_bytes = max(_SIZES[-1], _BURST_COPIES * _BURST_BYTES)
-        open_tier(engine, tier, capacity_bytes, directory)
-        engine.reserve(tier, capacity_bytes)
-        probe = LinkProbe(device, tier, engine)
+    with _opened(device, tier, where, MEASURED_BYTES) as probe:
         out_points, in_points = probe.alone()
         out_rate, in_rate = Rate(out_points), Rate(in_points)
         seconds = out_rate.seconds(_BURST_BYTES), in_rate.seconds(_BURST_BYTES)
         both_factor = probe.both_factor(*seconds)
         busy_factor, compute_factor = probe.busy_factors(convolution(device), *seconds)
         return Link(out_rate, in_rate, both_factor, busy_factor, compute_factor)
+
+
+def round_trip_seconds(device: torch.device, tier: str, where: str) -> float:
+    """What 64 MiB take from ``device`` to ``tier`` and back, sooner known than all of the link.
+
+    Raises:
+        As `measure_link`.
+    """
+    with _opened(device, tier, where, _SIZES[-1]) as probe:
+        return probe.round_trip_seconds()
+
+
+@contextmanager
+def _opened(device: torch.device, tier: str, where: str, capacity_bytes: int) -> Iterator[LinkProbe]:
+    from lmswap.execute import _C
+    from lmswap.execute.tiers import open_tier
+
+    engine = _C.Engine(driver="cuda" if device.type == "cuda" else "host", device=device.index or 0)
+    try:
+        open_tier(engine, tier, capacity_bytes, where)
+        engine.reserve(tier, capacity_bytes)
+        yield LinkProbe(device, tier, engine)
     finally:
         engine.close()
 
@@ -89,6 +105,11 @@ class LinkProbe:
             if time.perf_counter() - started > _MAX_SECONDS_PER_SIZE:
                 break
         return tuple(points[0]), tuple(points[1])
+
+    def round_trip_seconds(self) -> float:
+        """What the largest copy takes out and back in, at its best."""
+        trips = [self._round_trip(_SIZES[-1]) for _ in range(_REPEATS + 1)]  # the first one warms up
+        return min(sum(record.end_seconds - record.start_seconds for record in trip) for trip in trips)
 
     def both_factor(self, out_seconds: float, in_seconds: float) -> float:
         """The share of its own rate that each direction keeps while the other runs.

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from lmswap.errors import LmswapError
 from lmswap.hardware.device import DeviceInfo, default_device, describe_device
-from lmswap.hardware.disk import Directory, describe_directory, swap_directory
+from lmswap.hardware.disk import Directory, describe_directory
 from lmswap.hardware.link import HostLink
-from lmswap.hardware.measure import describe_machine, host_link
+from lmswap.hardware.measure import describe_machine, host_link, locate_tier, tiers_to_try
+from lmswap.hardware.peer import describe_peer
 from lmswap.hardware.ram import Ram, read_ram
 from lmswap.ir.machine import Machine
 
@@ -18,7 +19,8 @@ class Survey:
     """The machine as `lmswap doctor` shows it.
 
     ``machines`` holds the device with one tier each, by the tier's name, preferred tier first; ``failures`` says why a
-    tier is missing there. ``num_devices`` counts visible GPUs; only the first is measured.
+    tier is missing there. ``num_devices`` counts visible GPUs; only the first is measured. ``peer`` says which of the
+    others its peer tier is on, and how copies get there.
     """
 
     device: DeviceInfo
@@ -26,6 +28,7 @@ class Survey:
     link: HostLink
     ram: Ram
     directory: Directory | None
+    peer: str | None
     machines: dict[str, Machine]
     failures: dict[str, str]
 
@@ -37,9 +40,11 @@ def survey(disk_directory: str | None = None) -> Survey:
     device = default_device()
     machines: dict[str, Machine] = {}
     failures: dict[str, str] = {}
-    for tier in ("disk",) if device.type == "cpu" else ("host", "disk"):
+    places: dict[str, str] = {}
+    for tier in tiers_to_try(device):
         try:
-            machines[tier] = describe_machine(device, tier, disk_directory, refresh=True)
+            places[tier] = locate_tier(device, tier, disk_directory if tier == "disk" else None)
+            machines[tier] = describe_machine(device, tier, places[tier], refresh=True)
         except LmswapError as error:
             failures[tier] = str(error)
     return Survey(
@@ -47,7 +52,8 @@ def survey(disk_directory: str | None = None) -> Survey:
         num_devices=torch.cuda.device_count(),
         link=host_link(device),
         ram=read_ram(),
-        directory=describe_directory(swap_directory(disk_directory)) if "disk" in machines else None,
+        directory=describe_directory(places["disk"]) if "disk" in machines else None,
+        peer=describe_peer(device, places["peer"]) if "peer" in machines else None,
         machines=machines,
         failures=failures,
     )

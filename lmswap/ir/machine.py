@@ -103,7 +103,10 @@ class Link:
 
 @dataclass(frozen=True)
 class Tier:
-    """A place that can hold swapped buffers: "host" (pinned memory), "disk" or "device" (its own spare memory)."""
+    """A place that can hold swapped buffers.
+
+    "host" (pinned memory), "disk", "device" (its own spare memory) or "peer" (another GPU's memory).
+    """
 
     name: str
     capacity_bytes: int

@@ -9,7 +9,7 @@ import torch
 from lmswap.errors import OptionError
 from lmswap.execute import _C
 from lmswap.execute.tiers import open_tier
-from lmswap.hardware.disk import swap_directory
+from lmswap.hardware.measure import locate_tier
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.machine import Machine
 from lmswap.options import Options
@@ -28,6 +28,13 @@ def resolve_tier(tier: str, device: torch.device) -> str:
     if tier == "device" and device.type == "cpu":
         raise OptionError("tier 'device' is spare memory of a GPU; the model lies on the CPU")
     return tier
+
+
+def locate(tier: str, device: torch.device, options: Options) -> str:
+    """Where the tier lies that was asked for; see `locate_tier`, which raises what this raises."""
+    if tier == "peer":
+        return locate_tier(device, tier, options.peer, options.host_budget_bytes)
+    return locate_tier(device, tier, options.disk_directory)
 
 
 def as_asked(machine: Machine, tier: str, options: Options) -> Machine:
@@ -51,11 +58,12 @@ def as_asked(machine: Machine, tier: str, options: Options) -> Machine:
     return replace(machine, tiers=(replace(found, link=link, capacity_bytes=min(limits)),))
 
 
-def open_engine(device: torch.device, tier: str, machine: Machine, options: Options) -> _C.Engine:
-    """An engine with its one tier.
+def open_engine(device: torch.device, tier: str, where: str, machine: Machine, options: Options) -> _C.Engine:
+    """An engine with its one tier, which lies at ``where``.
 
     Raises:
         TierError: the tier's memory or directory cannot be used.
+        DriverError: the device, or the other GPU, cannot be used.
     """
     link = options.link
     native = _C.Engine(
@@ -67,8 +75,7 @@ def open_engine(device: torch.device, tier: str, machine: Machine, options: Opti
         audits=options.verify,
         wipes=options.wipe,
     )
-    directory = swap_directory(options.disk_directory) if tier == "disk" else ""
-    open_tier(native, tier, machine.tier(tier).capacity_bytes, directory)
+    open_tier(native, tier, machine.tier(tier).capacity_bytes, where)
     return native
 
 

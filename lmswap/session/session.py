@@ -36,6 +36,7 @@ from lmswap.execute.parts import AtWork
 from lmswap.execute.record import EndedStep
 from lmswap.hardware.measure import describe_machine
 from lmswap.hardware.memory import DeviceMemory, device_memory
+from lmswap.hardware.peer import describe_peer
 from lmswap.hardware.workspaces import take_workspaces
 from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Plan
@@ -44,7 +45,7 @@ from lmswap.options import NEEDS_GRAPHS, Options
 from lmswap.session.allowance import Budget
 from lmswap.session.graphs import CapturedGraph, SavedSequence
 from lmswap.session.notes import Notes
-from lmswap.session.opening import as_asked, has_places, open_engine, resolve_tier
+from lmswap.session.opening import as_asked, has_places, locate, open_engine, resolve_tier
 from lmswap.session.overruns import Overruns
 from lmswap.session.pinned import PinnedOptions, PinnedPlans
 from lmswap.session.steps import PlannedStep, StepPlans
@@ -84,11 +85,12 @@ class Session:
         options = pinned.complete(options) if pinned is not None else options
         self.name, self.options, self.device = name, options, device
         self.tier = resolve_tier(options.tier, device)
-        machine = describe_machine(device, self.tier, options.disk_directory)
+        where = locate(self.tier, device, options)
+        machine = describe_machine(device, self.tier, where)
         self.machine: Machine = as_asked(machine, self.tier, options)
         if pinned is not None:
             pinned.check_device(self.machine)
-        native = open_engine(device, self.tier, self.machine, options)
+        native = open_engine(device, self.tier, where, self.machine, options)
         self.memory: DeviceMemory = device_memory(device)
         self.verified = Verified(name) if options.verify else None
         audit = Audit(native, self.verified, self._describe) if self.verified else None
@@ -105,6 +107,8 @@ class Session:
         self._overruns = Overruns(name, self.budget.nbytes)
         if options.budget_bytes is None:
             self.notes.append(self.budget.describe_auto())
+        if self.tier == "peer":
+            self.notes.append(f"tier: swapped tensors go to {describe_peer(device, where)}")
         if options.verify:
             self.notes.append(WHAT_VERIFY_DOES[options.compiler])
         self.graphs: list[CapturedGraph | SavedSequence] = []

@@ -16,6 +16,7 @@ def emulated_gpu():
     machine.mend()
     machine.configure()
     machine.configure_compute()
+    machine.configure_peers()
     machine.configure_queues()
     machine.configure_kernels()
     machine.ignore_waits_of_the_driver(False)

@@ -35,6 +35,7 @@ def start() -> None:
     _driver.emulated_gpu_configure.argtypes = [ctypes.c_double] * 4
     _driver.emulated_gpu_configure_compute.argtypes = [ctypes.c_double] * 3
     _driver.emulated_gpu_take_late_seconds.restype = ctypes.c_double
+    _driver.emulated_gpu_configure_peers.argtypes = [ctypes.c_int, ctypes.c_double]
     _driver.emulated_gpu_configure_queues.argtypes = [ctypes.c_int, ctypes.c_size_t]
     _driver.emulated_gpu_set_capacity.argtypes = [ctypes.c_int, ctypes.c_size_t]
     _driver.emulated_gpu_plan_fault.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_int]
@@ -64,6 +65,14 @@ def configure_compute(*, flop_rate: float = 0, memory_rate: float = 0, latency_s
     A rate of 0 is as fast as a core. Times are the set device's while cores are faster: see `take_late_seconds`.
     """
     _call().emulated_gpu_configure_compute(flop_rate, memory_rate, latency_seconds)
+
+
+def configure_peers(*, have_access: bool = True, rate: float = 0) -> None:
+    """Whether devices may have peer access from now on, and the bytes per second of copies between those that have.
+
+    A rate of 0 is as fast as a core; copies without peer access go out to the host and in again.
+    """
+    _call().emulated_gpu_configure_peers(have_access, rate)
 
 
 def take_late_seconds() -> float:

@@ -25,10 +25,10 @@ SOUND_AND_BROKEN = """
 """
 
 
-def steps(policy, compiler):
+def steps(policy, compiler, tier):
     torch.manual_seed(0)
     torch.compiler.reset()
-    model = lmswap.enable(CASE.make().cuda(), policy=policy, compiler=compiler, min_swap_bytes=4096)
+    model = lmswap.enable(CASE.make().cuda(), policy=policy, compiler=compiler, tier=tier, min_swap_bytes=4096)
     results = []
     for _ in range(3):
         loss = CASE.loss(tuple(output.cuda() for output in model(CASE.batch().cuda())))
@@ -38,16 +38,21 @@ def steps(policy, compiler):
     return results
 
 
+@pytest.mark.parametrize(
+    ("tier", "ways"), [("host", ("a copy in", "a copy out")), ("peer", ("a copy between devices",))]
+)
 @pytest.mark.parametrize("compiler", ["fx", "eager"])
-def test_late_copies_do_no_harm_and_an_engine_that_forgets_to_wait_for_them_is_found(compiler, emulated_gpu):
+def test_late_copies_do_no_harm_and_an_engine_that_forgets_to_wait_for_them_is_found(
+    compiler, tier, ways, emulated_gpu
+):
     emulated_gpu.configure(jitter_seconds=0.002)
-    expected = steps("none", compiler)
-    assert all(torch.equal(a, b) for a, b in zip(steps("swap_all", compiler), expected, strict=True))
+    expected = steps("none", compiler, tier)
+    assert all(torch.equal(a, b) for a, b in zip(steps("swap_all", compiler, tier), expected, strict=True))
     assert emulated_gpu.take_violations() == []
     emulated_gpu.ignore_waits_of_the_driver(True)
-    steps("swap_all", compiler)
+    steps("swap_all", compiler, tier)
     violations = emulated_gpu.take_violations()
-    for way in ("a copy in", "a copy out"):
+    for way in ways:
         assert any(way in violation for violation in violations)
 
 

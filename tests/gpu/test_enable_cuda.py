@@ -11,6 +11,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 SMALL = 4096
+ALONE = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="no other GPU to swap to")
+TIERS = ["host", "disk", pytest.param("peer", marks=ALONE)]
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +44,7 @@ def train(case: Case, policy: str, *, tier: str = "host", budget: int | str = "a
     return results, report
 
 
-@pytest.mark.parametrize("tier", ["host", "disk"])
+@pytest.mark.parametrize("tier", TIERS)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.filterwarnings("default")  # some CUDA kernels have no deterministic form, and say so
 def test_every_policy_gives_the_same_bits(name, tier):
@@ -78,7 +80,7 @@ def test_what_a_model_makes_on_the_host_stays_there():
     assert report.swapped_out_bytes > 0
 
 
-@pytest.mark.parametrize("tier", ["host", "disk"])
+@pytest.mark.parametrize("tier", TIERS)
 @pytest.mark.filterwarnings("default")
 def test_verified_and_wiped_steps_are_the_same_steps(tier):
     expected, _ = train(CASES["encoder"], "none")

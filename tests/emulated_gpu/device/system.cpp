@@ -62,6 +62,7 @@ void System::configure(const Compute& compute) {
 void System::configure(const Peers& peers) {
   const std::lock_guard lock(mutex_);
   peers_ = peers;
+  if (!peers.have_access) reached_.clear();
 }
 
 Link System::link() {

@@ -1,0 +1,111 @@
+"""Which other GPU has memory to spare, and how do copies get there?
+
+Memory is asked of the driver, not of torch, which would leave a context on each GPU that it is asked about.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lmswap.errors import LmswapError, OptionError, TierError
+from lmswap.hardware.link import find_gpu, has_nvlink
+from lmswap.hardware.probe import MEASURED_BYTES, round_trip_seconds
+from lmswap.ir.bytesize import format_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+# Links differ by factors of two: half as many of them, an older generation, by way of the host. Less than the root of
+# that is noise.
+_ALIKE = 0.7
+
+
+def find_peer(device: torch.device, wanted: str | None = None, needed_bytes: int | None = None) -> str:
+    """The GPU ("cuda:1") that holds what ``device`` swaps to its "peer" tier: ``wanted``, or the best there is.
+
+    Of those that have ``needed_bytes`` free, by default what measuring takes, it is the one whose memory is reached
+    fastest, and of those that are reached as fast the one with the most free memory.
+
+    Raises:
+        OptionError: ``device`` is not a GPU or the only one, or ``wanted`` is not another one.
+        TierError: none that may be taken has so much free; says what each has.
+    """
+    others = _others(device)
+    if wanted is not None and wanted not in others:
+        raise OptionError(f"tier 'peer' is memory of another GPU than {device}: {', '.join(others)}, not {wanted}")
+    least_bytes = max(needed_bytes or 0, MEASURED_BYTES)
+    free, refusals = {}, []
+    for peer in [wanted] if wanted is not None else others:
+        try:
+            free[peer] = free_bytes(peer)
+        except LmswapError as error:
+            refusals.append(f"{peer} cannot be used: {error}")
+    refusals += [f"{peer} has {format_bytes(nbytes)}" for peer, nbytes in free.items() if nbytes < least_bytes]
+    free = {peer: nbytes for peer, nbytes in free.items() if nbytes >= least_bytes}
+    if not free:
+        raise TierError(
+            f"no GPU for tier 'peer' has {format_bytes(least_bytes)} free: {'; '.join(refusals)}. Free memory there, "
+            "lower host_budget, or use tier='host'"
+        )
+    if len(free) == 1:
+        return next(iter(free))
+    seconds = {peer: round_trip_seconds(device, "peer", peer) for peer in free}
+    alike = [peer for peer in free if min(seconds.values()) >= _ALIKE * seconds[peer]]
+    return max(alike, key=free.__getitem__)
+
+
+def free_bytes(peer: str) -> int:
+    """What is free on ``peer`` now, for whoever takes it first.
+
+    Raises:
+        DriverError: the driver has no room for a context there, or another complaint.
+    """
+    from lmswap.execute import _C
+
+    return _C.device_bytes(int(peer.removeprefix("cuda:")))[0]
+
+
+def peer_key(device: torch.device, peer: str) -> str:
+    """What a measurement of the way to ``peer`` depends on, whatever numbers CUDA_VISIBLE_DEVICES gives the two."""
+    import torch
+
+    pair = " to ".join(str(torch.cuda.get_device_properties(gpu).uuid) for gpu in (device, peer))
+    return pair + (" directly" if torch.cuda.can_device_access_peer(device, peer) else " by way of the host")
+
+
+def describe_peer(device: torch.device, peer: str) -> str:
+    """``peer`` by name, and by what way copies of ``device`` get there, for people."""
+    import torch
+
+    return f"{peer} ({torch.cuda.get_device_name(peer)}), {_way(device, peer)}"
+
+
+def _others(device: torch.device) -> list[str]:
+    import torch
+
+    if device.type != "cuda":
+        raise OptionError("tier 'peer' is memory of another GPU, for models that lie on one and not on the CPU")
+    others = [f"cuda:{number}" for number in range(torch.cuda.device_count()) if number != device.index]
+    if not others:
+        raise OptionError(
+            f"tier 'peer' is memory of another GPU, and {device} is the only one that is visible: let "
+            "CUDA_VISIBLE_DEVICES name more of them, or use tier='host'"
+        )
+    return others
+
+
+def _way(device: torch.device, peer: str) -> str:
+    import pynvml  # type: ignore[import-untyped]
+    import torch
+
+    if not torch.cuda.can_device_access_peer(device, peer):
+        return "by way of the host: the two have no peer access"
+    try:
+        pynvml.nvmlInit()
+        try:
+            one, other = (find_gpu(pynvml, str(torch.cuda.get_device_properties(gpu).uuid)) for gpu in (device, peer))
+            return f"directly, by {'NVLink' if has_nvlink(pynvml, one, other) else 'PCIe'}"
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        return f"directly, by an unknown link: NVML does not tell ({error})"
