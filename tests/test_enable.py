@@ -386,6 +386,8 @@ def test_an_infeasible_budget_is_refused_before_any_op_runs():
         ({"budget": "900TiB"}, "more than the device has"),
         ({"policy": "magic"}, "unknown policy 'magic'"),
         ({"tier": "tape"}, "unknown tier 'tape'"),
+        ({"tier": "peer:one"}, "'peer:one' names no GPU"),
+        pytest.param({"tier": "peer"}, "not on the CPU", marks=pytest.mark.cpu_only("a GPU may have a peer")),
         pytest.param(
             {"tier": "host"}, "memory to memory", marks=pytest.mark.cpu_only("host memory is another one than a GPU's")
         ),
