@@ -49,6 +49,7 @@ def enable(
     disk_directory: str | None = None,
     link: str | EmulatedLink | None = None,
     plan: str | PathLike[str] | None = None,
+    together: bool = True,
 ) -> ModuleT:
     """Makes ``model`` train within a byte budget; the same object comes back, and the training loop stays as it was.
 
@@ -89,12 +90,17 @@ def enable(
             reports say that it was emulated.
         plan: a file that `save_plan` wrote. Its plans are followed and no others are made, neither at first nor after
             the first steps; budget, policy, tier, compiler, min_swap_bytes and link are the file's.
+        together: where torchrun started several processes on this machine and torch.distributed is initialized, they
+            measure and plan together: all of them must then enable a model at this point, or each with
+            ``together=False``. No collective is issued.
 
     Raises:
         OptionError: an argument cannot be read or cannot be had on this device.
         TierError: the tier's memory or directory cannot be used.
         DriverError: the device, or the other GPU, cannot be used.
         PlanMismatch: ``plan`` is for another device, or by the first call of the model, for another step.
+        RankMissing: another process of this machine does not enable a model, within the time that the store of
+            torch.distributed waits (5 minutes by default).
         PlanInfeasible: raised by the first call of the model, before any op has run: no plan fits the budget; with
             saved-tensor hooks by the second call, since they know the step when it is over.
     """
@@ -110,6 +116,7 @@ def enable(
         disk_directory=disk_directory,
         link=link,
         plan=plan,
+        together=together,
     )
     _check_model(model)
     disable(model)

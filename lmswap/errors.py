@@ -59,6 +59,19 @@ class PlanMismatch(LmswapError):
     """A model is not the one that its plan file was written for, or the file breaks a rule: it is not followed."""
 
 
+class RankMissing(LmswapError, TimeoutError):
+    """Another process of this machine that trains together with this one did not come, or not go on, in time."""
+
+    def __init__(self, *, rank: int, awaited: int | str, what: str, seconds: float) -> None:
+        self.rank, self.awaited, self.what, self.seconds = rank, awaited, what, seconds
+        other = f"rank {awaited}" if isinstance(awaited, int) else "another rank"
+        super().__init__(
+            f"rank {rank} of this machine has waited {seconds:g} s for {other} to measure and plan together "
+            f"('{what}'): either it has ended, or it has not enabled a model here. Enable one in all of them, in the "
+            "same order, or each by itself with together=False"
+        )
+
+
 class TierError(LmswapError):
     """Host memory or disk that was to hold swapped tensors cannot: missing, full, unwritable or really memory."""
 

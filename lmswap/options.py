@@ -39,6 +39,7 @@ class Options:
     disk_directory: str | None
     link: EmulatedLink | None
     plan: str | None = None  # the file to follow
+    together: bool = True
 
     @staticmethod
     def parse(
@@ -54,6 +55,7 @@ class Options:
         disk_directory: str | None = None,
         link: str | EmulatedLink | None = None,
         plan: str | PathLike[str] | None = None,
+        together: bool = True,
     ) -> Options:
         """Checks every argument.
 
@@ -67,7 +69,7 @@ class Options:
             raise OptionError(
                 f"policy '{policy}' computes tensors again, which needs graphs; compiler='eager' has none"
             )
-        for name, given in (("verify", verify), ("wipe", wipe)):
+        for name, given in (("verify", verify), ("wipe", wipe), ("together", together)):
             if not isinstance(given, bool):
                 raise OptionError(f"{name} must be True or False, not {given!r}")
         if disk_directory is not None and not isinstance(disk_directory, str):
@@ -94,6 +96,7 @@ class Options:
             disk_directory=disk_directory,
             link=EmulatedLink.parse(link) if isinstance(link, str) else link,
             plan=None if plan is None else fspath(plan),
+            together=together,
         )
 
     @staticmethod

@@ -11,7 +11,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -26,8 +26,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817
 
 import lmswap
-from lmswap.errors import BudgetExceeded
+from lmswap import api
+from lmswap.errors import BudgetExceeded, RankMissing
 from lmswap.execute import parts
+from lmswap.hardware import measure
+from lmswap.ir.machine import Link, Machine, Rate, Tier
 
 pytestmark = [pytest.mark.cpu_only("gloo, on CPUs"), pytest.mark.timeout(400)]
 
@@ -350,3 +353,79 @@ def test_when_a_rank_dies_in_mid_step_the_others_are_told_and_leave_nothing(tmp_
     assert "peer" in told["error"]
     assert told["files"] == told["open"] == []
     assert told["left_bytes"] == 0
+
+
+def started_by_torchrun(rank, world, folder, seconds=120):
+    """Makes this process one of ``world`` on this machine; what is measured of it is made up, and slower by rank."""
+    torch.set_num_threads(1)
+    os.environ.update(LOCAL_WORLD_SIZE=str(world), LOCAL_RANK=str(rank), LMSWAP_CACHE_DIR="")
+    link = Link(Rate.constant(1e9 / (rank + 1)), Rate.constant(1e9))
+    machine = Machine(f"made up {rank}", 2**34, 1e11, 1e10, 1e-5, (Tier("disk", 2**34 - rank, link),))
+    measure._measure_machine = lambda *_: machine
+    measure.measure_link = lambda *_: link
+    store = dist.FileStore(f"{folder}/store", world)
+    store.set_timeout(timedelta(seconds=seconds))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=_TIMEOUT)
+
+
+def plan_together(rank, world, folder):
+    """Trains under the same budget on all ranks, then under another on each; writes down by which plans."""
+    started_by_torchrun(rank, world, folder)
+    told = []
+    for budgets in (("220MiB",) * world, ("220MiB", "400MiB")):
+        torch.compiler.reset()
+        torch.manual_seed(0)
+        network = Deep()
+        lmswap.enable(network, budget=budgets[rank], policy="swap", compiler="fx")
+        model = DDP(network)
+        losses = [*plainly(model, steps=1, batch=lambda: torch.randn(2**17, 32))]
+        (session,) = api.sessions()
+        step = session.current_step()
+        told.append(
+            {
+                "origin": step.origin,
+                "plan": step.plan.to_json(),
+                "machine": replace(session.machine, tiers=()).to_json(),
+                "link": repr(session.machine.tier("disk").link),
+                "notes": [*lmswap.report(network).notes],
+                "finite": all(tensor.isfinite().all().item() for tensor in losses),
+            }
+        )
+        lmswap.disable(network)
+    Path(f"{folder}/{rank}.json").write_text(json.dumps(told))
+    dist.destroy_process_group()
+
+
+def test_ranks_of_a_machine_measure_together_and_follow_one_plan_where_their_budgets_are_the_same(tmp_path):
+    assert end(start(plan_together, 2, str(tmp_path)), seconds=200) == [0, 0]
+    (one, one_apart), (other, other_apart) = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    assert one["plan"] == other["plan"]
+    assert sorted(["made by another rank of this machine", "made in"]) == sorted(
+        told["origin"] if told["origin"].startswith("made by") else told["origin"][:7] for told in (one, other)
+    )
+    assert (one["machine"], one["link"]) == (other["machine"], other["link"])
+    assert one["link"] == repr(Link(Rate.constant(1e9 / 2), Rate.constant(1e9)))  # the slower rank's
+    assert any("2 ranks of this machine swap at once" in note for note in one["notes"])
+    assert one_apart["plan"] != other_apart["plan"]
+    assert all(told["origin"].startswith("made in") for told in (one_apart, other_apart))
+    assert all(told["finite"] for told in (one, other, one_apart, other_apart))
+
+
+def enable_alone(rank, world, folder):
+    """The first rank enables a model that the second does not have, together with it and then by itself."""
+    started_by_torchrun(rank, world, folder, seconds=2)
+    if rank == 0:
+        try:
+            lmswap.enable(Net(), budget="1GiB")
+        except RankMissing as error:
+            Path(f"{folder}/error").write_text(str(error))
+        lmswap.enable(Net(), budget="1GiB", together=False)
+        Path(f"{folder}/done").touch()
+    while not Path(f"{folder}/done").exists():
+        time.sleep(0.1)
+    os._exit(0)
+
+
+def test_a_rank_that_enables_a_model_alone_is_told_so_and_can(tmp_path):
+    assert end(start(enable_alone, 2, str(tmp_path)), seconds=120) == [0, 0]
+    assert "rank 0 of this machine has waited 2 s for rank 1" in (tmp_path / "error").read_text()

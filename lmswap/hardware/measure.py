@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lmswap.errors import LmswapError, OptionError
 from lmswap.hardware.cache import CacheFile
 from lmswap.hardware.device import describe_device
 from lmswap.hardware.disk import describe_directory, swap_directory
 from lmswap.hardware.link import HostLink, find_gpu, read_host_link
+from lmswap.hardware.node import Node, num_local_processes
 from lmswap.hardware.peer import find_peer, free_bytes, peer_key
 from lmswap.hardware.probe import measure_link
 from lmswap.hardware.ram import read_ram
-from lmswap.ir.machine import SCHEMA, Machine, Tier
+from lmswap.ir.machine import SCHEMA, Machine, Tier, slowest
 
 if TYPE_CHECKING:
     import torch
@@ -31,8 +31,8 @@ _log = logging.getLogger(__name__)
 
 # Three runs in a row on two cores shared with other processes gave 49 and 107 GFLOP/s, minutes apart.
 _COMPUTE_SECONDS = 1 / 3
-# Pinned pages cannot be taken back by the kernel; the rest is for data loaders, the page cache and other processes.
-# What all processes of a machine that train together may pin.
+# What all processes of a machine that train together may take. Pinned pages cannot be taken back by the kernel; the
+# rest is for data loaders, the page cache and other processes.
 _PINNED_SHARE = 0.8
 _DISK_SHARE = 0.9
 _DEVICE_SHARE = 0.9
@@ -89,10 +89,47 @@ def tiers_to_try(device: torch.device) -> tuple[str, ...]:
     return ("host", "disk", "peer") if torch.cuda.device_count() > 1 else ("host", "disk")
 
 
-def num_local_processes() -> int:
-    """How many processes of this machine train together, and share its memory: what torchrun tells each of them."""
-    found = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return max(1, int(found)) if found.isdecimal() else 1
+def describe_share(device: torch.device, tier: str, where: str | None, node: Node) -> Machine:
+    """This machine as each of its ranks has it beside the others: the same description on all of them.
+
+    Where no earlier process has, each is measured alone, in turn, and then the links of all at once. The slowest rank's
+    rates and the least capacity count, so that equal steps with equal budgets get equal plans.
+
+    Raises:
+        RankMissing: a rank does not come.
+        OptionError, TierError, DriverError: as `describe_machine`, on any of them.
+    """
+    told = node.gather("alone", lambda: describe_machine(device, tier, where).to_json(), in_turn=True)
+    machines = [Machine.from_json(text) for text in told]
+    place = locate_tier(device, tier, where)
+    cache = _cache_file(device, tier, place, num_ranks=node.count)
+    known = _remembered(cache)
+    is_known = all(node.gather("is known", lambda: "yes" if known else ""))
+
+    def measure_at_once() -> str:
+        if is_known and known is not None:
+            return known.to_json()
+        _log.info("measuring the %s tier of %s together with the other ranks of this machine", tier, device)
+        return machines[node.rank].with_link(tier, measure_link(device, tier, place)).to_json()
+
+    shared = [Machine.from_json(text) for text in node.gather("at once", measure_at_once)]
+    agreed = Machine(
+        name=machines[0].name,
+        device_bytes=min(machine.device_bytes for machine in machines),
+        flops_per_second=min(machine.flops_per_second for machine in machines),
+        bytes_per_second=min(machine.bytes_per_second for machine in machines),
+        op_seconds=max(machine.op_seconds for machine in machines),
+        tiers=(
+            Tier(
+                name=tier,
+                capacity_bytes=min(machine.tier(tier).capacity_bytes for machine in machines),
+                link=slowest([machine.tier(tier).link for machine in shared]),
+            ),
+        ),
+    )
+    if not is_known:
+        cache.write(json.loads(agreed.to_json()))
+    return agreed
 
 
 def host_link(device: torch.device) -> HostLink:
@@ -123,7 +160,7 @@ def host_link(device: torch.device) -> HostLink:
 
 def _capacity_bytes(device: torch.device, tier: str, where: str) -> int:
     if tier == "disk":
-        return int(_DISK_SHARE * describe_directory(where).free_bytes)
+        return int(_DISK_SHARE * describe_directory(where).free_bytes / num_local_processes())
     if tier == "peer":
         return int(_DEVICE_SHARE * free_bytes(where))
     if tier == "device":
@@ -194,9 +231,12 @@ def _best_seconds(device: torch.device, run: Callable[[], object]) -> float:
     return best
 
 
-def _cache_file(device: torch.device, tier: str, where: str) -> CacheFile:
+def _cache_file(device: torch.device, tier: str, where: str, *, num_ranks: int = 1) -> CacheFile:
     info = describe_device(device)
-    key = {"device": str(info), "driver": info.driver, "torch": info.torch_version, "tier": tier, "schema": SCHEMA}
+    key: dict[str, Any] = {"device": str(info), "driver": info.driver, "torch": info.torch_version}
+    key |= {"tier": tier, "schema": SCHEMA}
+    if num_ranks > 1:
+        key["ranks at once"] = num_ranks
     if tier == "disk":
         directory = describe_directory(where)
         key["disk"] = f"{directory.filesystem} on {directory.source}"

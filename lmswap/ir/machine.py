@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -99,6 +99,22 @@ class Link:
     def shared_by(self, count: int) -> Link:
         """This link as each of ``count`` devices has it that copy at once."""
         return replace(self, out_rate=self.out_rate.times(1 / count), in_rate=self.in_rate.times(1 / count))
+
+
+def slowest(links: Sequence[Link]) -> Link:
+    """A link on which no copy takes less than on any of ``links``, at the sizes that were measured of all of them."""
+
+    def rate(rates: Sequence[Rate]) -> Rate:
+        sizes = sorted(set.intersection(*({size for size, _ in rate.points} for rate in rates)))
+        return Rate(tuple((size, max(rate.seconds(size) for rate in rates)) for size in sizes))
+
+    return Link(
+        out_rate=rate([link.out_rate for link in links]),
+        in_rate=rate([link.in_rate for link in links]),
+        both_factor=min(link.both_factor for link in links),
+        busy_factor=min(link.busy_factor for link in links),
+        compute_factor=min(link.compute_factor for link in links),
+    )
 
 
 @dataclass(frozen=True)

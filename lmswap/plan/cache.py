@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -76,24 +77,42 @@ class PlanCache:
     def read(self, program: Program) -> Planned | None:
         """The plan of ``program`` that was written last, checked against it; None if there is none that is sound."""
         file = self._file(program)
-        try:
-            data = file.read()
-            if data is None:
-                return None
-            planned = self._present(Planned.from_data(data, len(program.ops)))
-            limits: dict[str, Any] = {"tier": self._tier, "min_swap_bytes": self._min_swap_bytes}
-            check(planned.plan, program, planned.costs, planned.machine, **limits)
-        except (OSError, LmswapError, *DAMAGE) as error:
-            _log.warning("the remembered plan %s cannot be used, planning again: %s", file.path, error)
-            return None
-        return planned
+        return self._sound(program, file.read, f"the remembered plan {file.path}")
 
     def write(self, program: Program, planned: Planned) -> None:
         """Puts ``planned`` in the place of what was remembered for ``program``."""
         self._file(program).write(planned.to_data())
 
+    def name(self, program: Program) -> str:
+        """What all plans of ``program`` have in common that may take each other's place, as a word."""
+        return f"plan-{_digest(json.dumps(self._key(program), sort_keys=True))}"
+
+    def pack(self, planned: Planned) -> bytes:
+        """``planned`` for another process."""
+        return gzip.compress(json.dumps(planned.to_data()).encode())
+
+    def unpack(self, program: Program, packed: bytes) -> Planned | None:
+        """What another process packed for ``program``, checked against it; None if it does not do here."""
+        return self._sound(program, lambda: json.loads(gzip.decompress(packed)), "another rank's plan")
+
+    def _sound(self, program: Program, read: Callable[[], Mapping[str, Any] | None], what: str) -> Planned | None:
+        """The plan of what ``read`` gives, checked against ``program``; None if there is none that is sound."""
+        try:
+            if (data := read()) is None:
+                return None
+            planned = self._present(Planned.from_data(data, len(program.ops)))
+            limits: dict[str, Any] = {"tier": self._tier, "min_swap_bytes": self._min_swap_bytes}
+            check(planned.plan, program, planned.costs, planned.machine, **limits)
+        except (OSError, LmswapError, *DAMAGE) as error:
+            _log.warning("%s cannot be used, planning again: %s", what, error)
+            return None
+        return planned
+
+    def _key(self, program: Program) -> dict[str, Any]:
+        return {**self._kind, "program": _digest(program.to_json())}
+
     def _file(self, program: Program) -> CacheFile:
-        return CacheFile.locate("plan", {**self._kind, "program": _digest(program.to_json())})
+        return CacheFile.locate("plan", self._key(program))
 
     def _present(self, planned: Planned) -> Planned:
         """``planned`` on its machine with the capacity of now."""

@@ -34,8 +34,9 @@ from lmswap.execute.audit import Audit
 from lmswap.execute.engine import SwapEngine
 from lmswap.execute.parts import AtWork
 from lmswap.execute.record import EndedStep
-from lmswap.hardware.measure import describe_machine
+from lmswap.hardware.measure import describe_machine, describe_share
 from lmswap.hardware.memory import DeviceMemory, device_memory
+from lmswap.hardware.node import Node
 from lmswap.hardware.peer import describe_peer
 from lmswap.hardware.workspaces import take_workspaces
 from lmswap.ir.machine import Machine
@@ -86,7 +87,11 @@ class Session:
         self.name, self.options, self.device = name, options, device
         self.tier = resolve_tier(options.tier, device)
         where = locate(self.tier, device, options)
-        machine = describe_machine(device, self.tier, where)
+        node = Node.here() if options.together else None
+        if node is None:
+            machine = describe_machine(device, self.tier, where)
+        else:
+            machine = describe_share(device, self.tier, where, node)
         self.machine: Machine = as_asked(machine, self.tier, options)
         if pinned is not None:
             pinned.check_device(self.machine)
@@ -111,6 +116,8 @@ class Session:
             self.notes.append(f"tier: swapped tensors go to {describe_peer(device, where)}")
         if options.verify:
             self.notes.append(WHAT_VERIFY_DOES[options.compiler])
+        if node is not None:
+            self.notes.append(f"measured and planned together: {node.count} ranks of this machine swap at once")
         self.graphs: list[CapturedGraph | SavedSequence] = []
         self.plans = StepPlans(
             options,
@@ -122,6 +129,7 @@ class Session:
             losses=self.losses,
             notes=self.notes,
             pinned=pinned,
+            node=node,
         )
         self.meter = OpMeter(device, self.memory, lambda program: roofline(program, self.machine), self.note_once)
         self.has_hooks = False  # somebody can serve the model without graphs

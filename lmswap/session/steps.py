@@ -16,8 +16,8 @@ from lmswap.capture.join import Joined
 from lmswap.capture.loss import LossMeter, loss_bytes, without_losses
 from lmswap.errors import PlanInfeasible, PlanMismatch, TierError
 from lmswap.execute.engine import SwapEngine
-from lmswap.hardware.measure import num_local_processes
 from lmswap.hardware.memory import DeviceMemory
+from lmswap.hardware.node import Node, num_local_processes
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Machine
@@ -44,7 +44,8 @@ _SECOND_EFFORT = 4
 _WORTH_SEARCHING = 0.01
 # What planning between steps takes from a CPU's budget: 30 MiB at 406 ops, 22 at 2,071, 74 at 50,351.
 _PLANNING_BYTES, _PLANNING_BYTES_PER_OP = 32 * 2**20, 1024
-_FROM_CACHE = "from cache"  # the origin of a plan
+# Origins of plans.
+_FROM_CACHE, _FROM_OTHER_RANK = "from cache", "made by another rank of this machine"
 
 
 @dataclass(frozen=True)
@@ -84,14 +85,16 @@ class StepPlans:
         losses: LossMeter,
         notes: Notes,
         pinned: PinnedPlans | None,
+        node: Node | None,
     ) -> None:
         """``notes`` is where sentences for people go. Tensors get places in the arena of ``engine``, if it has one.
 
-        With ``pinned`` plans these are followed, and no others are made.
+        With ``pinned`` plans these are followed, and no others are made. Else the first plan of a step is that of the
+        first rank of ``node`` that asks for it.
         """
         self._options, self._machine, self._tier = options, machine, tier
         self._engine, self._memory, self._budget, self._notes = engine, memory, budget, notes
-        self._losses, self._pinned = losses, pinned
+        self._losses, self._pinned, self._node = losses, pinned, node
         self._held_over = {BufferKind.OUTPUT}  # what the caller still has of a step when the next one begins
         self._placed: tuple[Plan, Places] | None = None  # the last plan that places were found for
         self._steps: dict[tuple[int, ...], PlannedStep] = {}
@@ -151,11 +154,15 @@ class StepPlans:
             return self._adopt(graphs, joined, known, allowance, _FROM_CACHE)
         costs, machine = (known.costs, known.machine) if known else (costs, self._machine)
         costs = self._with_losses(costs, joined.program, graphs)
+
+        def plan() -> Planned:
+            return Planned(*self._plan_first(graphs, joined.program, costs, machine, allowance), machine)
+
         started = time.perf_counter()
-        plan, costs = self._plan_first(graphs, joined.program, costs, machine, allowance)
-        origin = f"made in {format_seconds(time.perf_counter() - started)}"
-        planned = Planned(plan, costs, machine)
+        planned, is_own = self._plan_together(joined.program, allowance, plan) if known is None else (plan(), True)
+        seconds = time.perf_counter() - started
         self._cache.write(joined.program, planned)
+        origin = f"made in {format_seconds(seconds)}" if is_own else _FROM_OTHER_RANK
         return self._adopt(graphs, joined, planned, allowance, origin)
 
     def swap_all(self, graphs: tuple[int, ...], joined: Joined, costs: OpCosts) -> PlannedStep:
@@ -199,6 +206,29 @@ class StepPlans:
                 f"{format_bytes(before_bytes)} are in use before the step and reserved: more than the budget of "
                 f"{format_bytes(allowance.budget_bytes)}"
             )
+
+    def _plan_together(
+        self, program: Program, allowance: Allowance, plan: Callable[[], Planned]
+    ) -> tuple[Planned, bool]:
+        """What ``plan`` makes, or the first rank of this machine that planned the same step did; whether it is own.
+
+        Nobody waits but for a plan that is being made: which steps other ranks will come to is not known.
+        """
+        if self._node is None:
+            return plan(), True
+        own: list[Planned] = []
+
+        def tell() -> bytes:
+            own.append(plan())
+            return self._cache.pack(own[0])
+
+        told = self._node.once(self._cache.name(program), tell)
+        if own:
+            return own[0], True
+        planned = self._cache.unpack(program, told) if told else None
+        if planned is not None and self._serves(planned, program, allowance):
+            return planned, False
+        return plan(), True
 
     def _with_losses(self, costs: OpCosts, program: Program, graphs: Sequence[int]) -> OpCosts:
         if self._engine.arena is not None:

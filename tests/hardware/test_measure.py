@@ -1,15 +1,18 @@
 import json
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 import torch
+from torch import distributed
 
 from lmswap.errors import OptionError, TierError
 from lmswap.hardware import measure
-from lmswap.hardware.measure import describe_machine, host_link
+from lmswap.hardware.measure import describe_machine, describe_share, host_link
+from lmswap.hardware.node import Node
 from lmswap.hardware.ram import Ram
-from lmswap.ir.machine import Machine
+from lmswap.ir.machine import Link, Machine, Rate, Tier
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -108,6 +111,56 @@ def test_what_may_be_pinned_is_shared_by_the_processes_that_train_together(cache
     monkeypatch.setattr(measure, "read_ram", lambda: Ram(2000 * MIB, 1000 * MIB))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", count)
     assert describe_machine(CPU, "host").tiers[0].capacity_bytes == share * MIB
+
+
+def test_what_the_disk_has_is_shared_by_the_processes_that_train_together(cache, counted, monkeypatch, tmp_path):
+    found = measure.describe_directory(str(tmp_path))
+    monkeypatch.setattr(measure, "describe_directory", lambda path: replace(found, free_bytes=1000 * MIB))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    assert describe_machine(CPU, "disk", str(tmp_path)).tiers[0].capacity_bytes == 300 * MIB
+
+
+@pytest.fixture
+def together(counted, monkeypatch, tmp_path):
+    """A function that has three ranks describe their share; beside others copies take 2, 4 and 3 times as long."""
+    links = iter([Link(Rate(((MIB, s),)), Rate(((MIB, 2 * s),)), both, 0.8, 0.9) for s, both in SLOWED])
+
+    def measure_link(device, tier, directory):
+        counted.append("link")
+        return next(links)
+
+    monkeypatch.setattr(measure, "measure_link", measure_link)
+    store = distributed.HashStore()
+
+    def describe():
+        def share(rank):
+            return describe_share(CPU, "disk", str(tmp_path), Node(store, rank, len(SLOWED)))
+
+        with ThreadPoolExecutor(len(SLOWED)) as threads:
+            return list(threads.map(share, range(len(SLOWED))))
+
+    return describe
+
+
+SLOWED = [(2.0, 0.5), (4.0, 0.9), (3.0, 0.4)]
+
+
+def test_all_ranks_agree_on_the_slowest_share_and_the_least_room(cache, together, monkeypatch):
+    room = iter([900, 700, 800])
+    monkeypatch.setattr(measure, "_capacity_bytes", lambda *_: next(room))
+    one, *others = together()
+    assert others == [one, one]
+    assert one.tier("disk") == Tier("disk", 700, Link(Rate(((MIB, 4.0),)), Rate(((MIB, 8.0),)), 0.4, 0.8, 0.9))
+
+
+def test_ranks_measure_alone_once_and_then_at_once_and_remember_both(cache, counted, together, tmp_path):
+    first = together()
+    # In turn: what the first rank has found is there for the others, which have the same device.
+    assert counted == ["disk", "link", "link", "link"]
+    assert [found.tier("disk").link for found in together()] == [first[0].tier("disk").link] * 3
+    assert len(counted) == 4
+    # A process that is alone has the whole link.
+    assert describe_machine(CPU, "disk", str(tmp_path)).tier("disk").link.out_rate == Rate(((1, 1.0),))
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", MACHINE, MACHINE.replace("both_factor", "factor"), "\udcff"])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmswap.errors import OptionError
-from lmswap.ir.machine import Link, Machine, Rate, Tier
+from lmswap.ir.machine import Link, Machine, Rate, Tier, slowest
 from tests.ir.build import unit_machine
 from tests.ir.damage import damaged
 from tests.ir.strategies import machines, rates
@@ -64,6 +64,14 @@ def test_a_rate_is_interpolated_between_its_points_and_linear_beyond():
 def test_an_impossible_rate_is_refused(points):
     with pytest.raises(OptionError):
         Rate(points)
+
+
+def test_the_slowest_link_is_the_slowest_at_each_size_that_all_were_measured_at():
+    one = Link(Rate(((1, 1.0), (10, 4.0), (100, 9.0))), Rate(((1, 2.0),)), 0.9, 0.5, 0.8)
+    other = Link(Rate(((1, 2.0), (10, 3.0))), Rate(((1, 1.0),)), 0.6, 0.7, 1.0)
+    expected = Link(Rate(((1, 2.0), (10, 4.0))), Rate(((1, 2.0),)), 0.6, 0.5, 0.8)
+    assert slowest([one, other]) == slowest([other, one]) == expected
+    assert slowest([one]) == one
 
 
 def test_an_impossible_machine_is_refused():

@@ -71,6 +71,19 @@ def test_free_room_in_the_tier_is_that_of_now():
     assert PlanCache(unit_machine(capacity=1), {}, **LIMITS).read(STEP.program) is None  # too little: planned again
 
 
+def test_another_process_gets_the_same_plan_and_checks_it():
+    cache = PlanCache(MACHINE, {}, **LIMITS)
+    assert cache.unpack(STEP.program, cache.pack(swapping())) == swapping()
+    assert PlanCache(unit_machine(capacity=1), {}, **LIMITS).unpack(STEP.program, cache.pack(swapping())) is None
+
+
+def test_plans_that_may_take_each_others_place_have_one_name():
+    cache = PlanCache(MACHINE, {}, **LIMITS)
+    assert PlanCache(unit_machine(capacity=1), {}, **LIMITS).name(STEP.program) == cache.name(STEP.program)
+    assert PlanCache(MACHINE, {"budget": 1}, **LIMITS).name(STEP.program) != cache.name(STEP.program)
+    assert cache.name(replace(STEP.program, name="other")) != cache.name(STEP.program)
+
+
 @pytest.mark.parametrize(
     ("budget_bytes", "slack_bytes", "serves"),
     [(1000, 0, True), (990, 0, False), (1009, 0, True), (1020, 0, False), (990, 10, True), (1020, 20, True)],

@@ -1,0 +1,100 @@
+"""How do the ranks of one machine tell each other what they found? Through the store that torch.distributed met in.
+
+No collective is issued and no process group is made: either would have to come in the same order on all ranks, between
+those of the program. What one rank waits for is what another has already promised by calling `lmswap.enable`, or what
+it is making; a wait ends with an error after the store's own timeout.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from lmswap.errors import LmswapError, RankMissing, TierError
+
+_POLL_SECONDS = 0.01  # a wait of the store's own would keep other threads from it
+
+
+def num_local_processes() -> int:
+    """How many processes of this machine train together, and share its memory: what torchrun tells each of them."""
+    return max(1, _told("LOCAL_WORLD_SIZE") or 1)
+
+
+class Node:
+    """The ranks of this machine at one of their calls of `lmswap.enable`; the first calls of all belong together."""
+
+    def __init__(self, store: Any, rank: int, count: int) -> None:
+        """``rank`` is this one's number among the ``count`` of the machine; ``store``, a `Store` of torch's, theirs."""
+        self.rank, self.count = rank, count
+        self._store, self._call = store, store.add(f"calls of {rank}", 1)
+        self._seconds = store.timeout.total_seconds()
+
+    @staticmethod
+    def here() -> Node | None:
+        """The ranks that torchrun started here and torch.distributed has joined; None if this is the only one."""
+        from torch import distributed
+
+        count, rank = num_local_processes(), _told("LOCAL_RANK")
+        if count == 1 or rank is None or not (distributed.is_available() and distributed.is_initialized()):
+            return None
+        store: Any = distributed.distributed_c10d._get_default_store()
+        return Node(distributed.distributed_c10d.PrefixStore(f"lmswap/{_told('GROUP_RANK')}", store), rank, count)
+
+    def gather(self, what: str, find: Callable[[], str], *, in_turn: bool = False) -> list[str]:
+        """What each of them finds, by rank; one after the other, if ``in_turn``. An error of one is raised by all.
+
+        Raises:
+            RankMissing: one of them does not come.
+            TierError: another one failed.
+        """
+        if in_turn and self.rank:
+            self._await(what, [self.rank - 1])
+        told, error = {"found": ""}, None
+        try:
+            told["found"] = find()
+        except LmswapError as raised:
+            told["error"], error = str(raised), raised
+        self._store.set(self._key(what, self.rank), json.dumps(told))
+        self._await(what, range(self.count))
+        found = [json.loads(self._store.get(self._key(what, rank))) for rank in range(self.count)]
+        if error is not None:
+            raise error
+        for rank, other in enumerate(found):
+            if "error" in other:
+                raise TierError(f"rank {rank} of this machine: {other['error']}")
+        return [str(other["found"]) for other in found]
+
+    def once(self, what: str, make: Callable[[], bytes]) -> bytes:
+        """What the first of them that asks makes; the others wait for it. Empty if that one failed.
+
+        Raises:
+            RankMissing: it has not made it in time.
+        """
+        if self._store.add(self._key(what, "asked"), 1) > 1:
+            self._await(what, ["made"])
+            return bytes(self._store.get(self._key(what, "made")))
+        made = b""
+        try:
+            made = make()
+        finally:
+            self._store.set(self._key(what, "made"), made)
+        return made
+
+    def _await(self, what: str, parts: Iterable[int | str]) -> None:
+        deadline = time.monotonic() + self._seconds
+        for part in parts:
+            while not self._store.check([self._key(what, part)]):
+                if time.monotonic() > deadline:
+                    raise RankMissing(rank=self.rank, awaited=part, what=what, seconds=self._seconds)
+                time.sleep(_POLL_SECONDS)
+
+    def _key(self, what: str, part: int | str) -> str:
+        return f"{self._call}/{what}/{part}"
+
+
+def _told(name: str) -> int | None:
+    found = os.environ.get(name, "")
+    return int(found) if found.isdecimal() else None

@@ -1,0 +1,158 @@
+"""Ranks that meet: each is a thread here, over a store of torch's in memory."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+from torch import distributed as dist
+
+from lmswap.errors import LmswapError, RankMissing, TierError
+from lmswap.hardware.node import Node
+
+
+def meet(count, call, *, store=None, seconds=60, missing=()):
+    """What ``call`` gives each rank's node, or raises."""
+    store = store or dist.HashStore()
+    store.set_timeout(timedelta(seconds=seconds))
+
+    def run(rank):
+        try:
+            return call(Node(store, rank, count))
+        except LmswapError as error:
+            return error
+
+    with ThreadPoolExecutor(count) as threads:
+        return list(threads.map(run, [rank for rank in range(count) if rank not in missing]))
+
+
+def test_all_learn_what_each_has_found():
+    assert meet(3, lambda node: node.gather("a", lambda: f"of {node.rank}")) == [["of 0", "of 1", "of 2"]] * 3
+
+
+def test_in_turn_one_begins_when_the_one_before_it_is_done():
+    running, most, order = [], [], []
+
+    def find(rank):
+        running.append(rank)
+        time.sleep(0.02)
+        most.append(len(running))
+        order.append(rank)
+        running.remove(rank)
+        return ""
+
+    meet(4, lambda node: node.gather("a", lambda: find(node.rank), in_turn=True))
+    assert order == [0, 1, 2, 3]
+    assert max(most) == 1
+
+
+def test_otherwise_all_are_at_it_at_once():
+    barrier = threading.Barrier(3, timeout=60)
+    meet(3, lambda node: node.gather("a", lambda: str(barrier.wait())))
+
+
+def test_the_calls_of_each_rank_are_told_apart():
+    store = dist.HashStore()
+    for word in ("first", "second"):
+        assert meet(2, lambda node, word=word: node.gather("a", lambda: word), store=store) == [[word] * 2] * 2
+
+
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_an_error_of_one_is_raised_by_all(in_turn):
+    def find(rank):
+        if rank == 1:
+            raise TierError("no room")
+        return ""
+
+    found = meet(3, lambda node: node.gather("a", lambda: find(node.rank), in_turn=in_turn))
+    assert [str(error) for error in found] == [
+        "rank 1 of this machine: no room",
+        "no room",
+        "rank 1 of this machine: no room",
+    ]
+
+
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_a_rank_that_does_not_come_is_named_after_the_time_of_the_store(in_turn):
+    found = meet(3, lambda node: node.gather("a", str, in_turn=in_turn), seconds=0.2, missing=[1])
+    for error in found:
+        assert isinstance(error, RankMissing)
+        assert isinstance(error, TimeoutError)
+        assert (error.awaited, error.seconds) == (1, 0.2)
+        assert f"rank {error.rank} of this machine has waited 0.2 s for rank 1" in str(error)
+        assert "together=False" in str(error)
+
+
+def test_what_several_ask_for_is_made_once():
+    made = []
+
+    def make():
+        made.append(1)
+        time.sleep(0.05)
+        return bytes([0, 255, len(made)])
+
+    assert meet(4, lambda node: node.once("plan", make)) == [bytes([0, 255, 1])] * 4
+    assert made == [1]
+
+
+def test_nobody_waits_for_one_who_does_not_ask():
+    assert meet(2, lambda node: node.once(f"plan {node.rank}", lambda: b"own")) == [b"own"] * 2
+
+
+def test_where_the_first_fails_the_others_get_nothing():
+    started = threading.Event()
+
+    def call(node):
+        if node.rank:
+            started.wait(60)
+        return node.once("plan", fail)
+
+    def fail():
+        started.set()
+        time.sleep(0.05)
+        raise TierError("no room")
+
+    failed, other = meet(2, call)
+    assert isinstance(failed, TierError)
+    assert other == b""
+
+
+def test_a_plan_that_is_never_made_is_an_error():
+    store = dist.HashStore()
+    store.add("1/plan/asked", 1)  # by one that has died
+    (error,) = meet(1, lambda node: node.once("plan", bytes), store=store, seconds=0.2)
+    assert isinstance(error, RankMissing)
+    assert "for another rank" in str(error)
+
+
+LAUNCHED = {"LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+
+
+@pytest.fixture
+def joined(tmp_path):
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_without_torch_distributed_a_process_is_alone(monkeypatch):
+    for name, value in LAUNCHED.items():
+        monkeypatch.setenv(name, value)
+    assert Node.here() is None
+
+
+@pytest.mark.usefixtures("joined")
+@pytest.mark.parametrize("changes", [{"LOCAL_WORLD_SIZE": "1"}, {"LOCAL_WORLD_SIZE": ""}, {"LOCAL_RANK": ""}])
+def test_a_process_that_torchrun_did_not_start_with_others_is_alone(monkeypatch, changes):
+    for name, value in {**LAUNCHED, **changes}.items():
+        monkeypatch.setenv(name, value)
+    assert Node.here() is None
+
+
+@pytest.mark.usefixtures("joined")
+def test_torchrun_says_who_is_here(monkeypatch):
+    for name, value in LAUNCHED.items():
+        monkeypatch.setenv(name, value)
+    node = Node.here()
+    assert (node.rank, node.count) == (1, 2)
