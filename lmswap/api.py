@@ -20,6 +20,7 @@ from lmswap.ir.emulation import EmulatedLink
 from lmswap.ir.program import Program
 from lmswap.ir.timeline import Timeline
 from lmswap.ir.verified import Verified
+from lmswap.logs import log_as_asked
 from lmswap.modelcall import ModelCall
 from lmswap.options import Options
 from lmswap.reporting import Explanation, Report, make_explanation, make_report
@@ -28,6 +29,7 @@ from lmswap.uncalled import UNCALLED
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
+log_as_asked()
 make_first_calls()  # before the first step's threads race in MKL and take other bits: pytorch #188792
 
 _sessions: weakref.WeakKeyDictionary[nn.Module, Session] = weakref.WeakKeyDictionary()

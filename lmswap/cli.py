@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -20,12 +21,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; 2: refused or failed, with a sentence on standard error."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     own = _num_own(arguments)
-    options = _parser().parse_args(arguments[:own], argparse.Namespace(rest=arguments[own:]))
+    options = make_parser().parse_args(arguments[:own], argparse.Namespace(rest=arguments[own:]))
     try:
         return int(options.run(options))
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except KeyboardInterrupt:
+        print_result("lmswap: interrupted", sys.stderr)
+        return 128 + signal.SIGINT
     except LmswapError as error:
         print_result(f"lmswap: {' '.join(str(error).split())}", sys.stderr)
         return 2
@@ -38,9 +42,12 @@ def _num_own(arguments: Sequence[str]) -> int:
     return arguments.index("--") if arguments[:1] == ["profile"] and "--" in arguments else len(arguments)
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """The commands and their options; what completes them in a shell is made from this."""
     parser = argparse.ArgumentParser(
-        prog="lmswap", description="Trains PyTorch models under a memory budget by swapping tensors."
+        prog="lmswap",
+        description="Trains PyTorch models under a memory budget by swapping tensors.",
+        epilog="example: lmswap doctor",
     )
     parser.add_argument("--version", action="version", version=f"lmswap {lmswap.__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")

@@ -1,6 +1,8 @@
+import argparse
 import gzip
 import json
 import os
+import shlex
 import subprocess
 import sys
 import types
@@ -10,6 +12,7 @@ from importlib.metadata import version
 import pytest
 
 from lmswap import cli
+from lmswap.bench.unet3d.cli import make_parser
 from lmswap.commands.doctor import doctor_text
 from lmswap.commands.plan import plan_figures, plan_text
 from lmswap.errors import LmswapError, PlanInfeasible
@@ -228,6 +231,48 @@ def test_an_error_in_a_process_of_its_own_has_no_traceback(files):
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"lmswap: cannot read '{files}'")
     assert done.stderr.count("\n") == 1
+
+
+def test_ctrl_c_is_one_line_and_the_exit_code_of_its_signal(files, monkeypatch, capsys):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lmswap.plan.make_plan", interrupt)
+    assert plan(files, "--budget", "8MiB") == 130
+    assert capsys.readouterr().err == "lmswap: interrupted\n"
+
+
+def commands_of(parser, name):
+    """Names and parsers of ``parser`` and all below it."""
+    yield name, parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for inner, below in action.choices.items():
+                yield from commands_of(below, f"{name} {inner}")
+
+
+def test_the_example_in_each_help_is_one_that_the_command_takes():
+    found = [*commands_of(cli.make_parser(), "lmswap"), *commands_of(make_parser(), "lmswap bench unet3d")]
+    assert len(found) > 8
+    for name, parser in found:
+        heading, _, example = (parser.epilog or "").partition(": ")
+        assert heading == "example", name
+        words = shlex.split(example)
+        assert example.startswith(name)
+        if words[:2] == ["lmswap", "bench"]:
+            assert make_parser().parse_args(words[3:]).run
+        else:
+            own = words.index("--") if "--" in words else len(words)
+            assert cli.make_parser().parse_args(words[1:own]).run
+
+
+def test_a_shell_completes_commands_by_what_is_written_for_it():
+    written = subprocess.run(
+        [sys.executable, "-m", "shtab", "--shell=bash", "lmswap.cli.make_parser"], capture_output=True, text=True
+    )
+    script = f"{written.stdout}\nCOMP_WORDS=(lmswap d); COMP_CWORD=1; _shtab_lmswap; echo ${{COMPREPLY[@]}}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+    assert done.stdout.split() == ["doctor", "diff"]
 
 
 def test_every_error_of_lmswap_becomes_one_line(monkeypatch, capsys):

@@ -31,6 +31,8 @@ ELSEWHERE = {
     "make conformance soak fuzz": "tests/benchmarks/test_fuzz.py",
     "make wheel": "tests/test_wheel.py",
     "make soak": "tests/test_soak.py",
+    "pip install shtab": "pyproject.toml",
+    "shtab lmswap.cli.make_parser > ~/.local/share/bash-completion/completions/lmswap": "tests/test_cli.py",
     "pip install .": "tests/test_wheel.py",
     "pip install '.[bench]'": "tests/test_wheel.py",
     "make fuzz TIMES=10": "tests/benchmarks/test_fuzz.py",

@@ -13,7 +13,11 @@ if TYPE_CHECKING:
 
 def add_to(commands: Commands) -> None:
     """Declares the command; what follows the benchmark's name is not read here."""
-    parser = commands.add_parser("bench", help="train a benchmark network with and without swapping")
+    parser = commands.add_parser(
+        "bench",
+        help="train a benchmark network with and without swapping",
+        epilog="example: lmswap bench unet3d compare --sizes 96 128",
+    )
     parser.add_argument("benchmark", choices=("unet3d",), help="its own options follow: lmswap bench unet3d --help")
     parser.set_defaults(run=run)
 

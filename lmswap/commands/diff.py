@@ -26,6 +26,7 @@ def add_to(commands: Commands) -> None:
         "diff",
         help="compare two plan files, buffer by buffer",
         description=f"Exit code {SAME}: they decide the same; {DIFFER}: they do not.",
+        epilog="example: lmswap diff before.json after.json",
     )
     parser.add_argument("one", metavar="ONE.json", help="written by lmswap.save_plan")
     parser.add_argument("other", metavar="OTHER.json")

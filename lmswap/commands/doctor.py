@@ -25,7 +25,11 @@ _SHOWN_SIZES = (2**20, 2**24, 2**26)
 
 def add_to(commands: Commands) -> None:
     """Declares the command."""
-    parser = commands.add_parser("doctor", help="say what this machine has, how fast it is, and what lmswap will do")
+    parser = commands.add_parser(
+        "doctor",
+        help="say what this machine has, how fast it is, and what lmswap will do",
+        epilog="example: lmswap doctor --disk-directory /scratch",
+    )
     parser.add_argument("--disk-directory", metavar="DIR", help="where the disk tier would put its file")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     parser.set_defaults(run=run)

@@ -29,7 +29,11 @@ _SCHEMA = "lmswap.links/2"
 
 def add_to(commands: Commands) -> None:
     """Declares the command."""
-    parser = commands.add_parser("links", help="measure the links to the tiers; say which others they can emulate")
+    parser = commands.add_parser(
+        "links",
+        help="measure the links to the tiers; say which others they can emulate",
+        epilog="example: lmswap links --json",
+    )
     parser.add_argument("--disk-directory", metavar="DIR", help="where the disk tier would put its file")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     parser.set_defaults(run=run)

@@ -36,7 +36,11 @@ if TYPE_CHECKING:
 
 def add_to(commands: Commands) -> None:
     """Declares the command."""
-    parser = commands.add_parser("plan", help="plan a program file under a budget, without running it")
+    parser = commands.add_parser(
+        "plan",
+        help="plan a program file under a budget, without running it",
+        epilog="example: lmswap plan program.json --budget 2GiB",
+    )
     parser.add_argument("program", metavar="PROGRAM.json[.gz]", help="written by lmswap.program(model).to_json()")
     parser.add_argument(
         "--budget",

@@ -20,7 +20,12 @@ _USAGE = "lmswap profile [options] -- python train.py ...\n       lmswap profile
 
 def add_to(commands: Commands) -> None:
     """Declares the command; what follows "--" is not read here."""
-    parser = commands.add_parser("profile", help="profile some steps of a training script", usage=_USAGE)
+    parser = commands.add_parser(
+        "profile",
+        help="profile some steps of a training script",
+        usage=_USAGE,
+        epilog="example: lmswap profile --steps 5:10 --json figures.json -- python train.py",
+    )
     parser.add_argument(
         "--tool", default="auto", help="kineto, nsys, nvprof, lmswap (its own record); default: what works best here"
     )

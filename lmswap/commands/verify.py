@@ -34,6 +34,7 @@ def add_to(commands: Commands) -> None:
         description="Runs the script as Python would, with verify=True for every model that it enables. "
         f"Exit code 0: verified; {NOTHING_VERIFIED}: nothing was swapped, or results were not compared; {DIFFERS}: "
         "something differs; otherwise that of the script, if it failed.",
+        epilog="example: lmswap verify train.py --epochs 1",
     )
     parser.add_argument("--json", metavar="FILE", help="write what was checked there")
     parser.add_argument("-m", dest="is_module", action="store_true", help="the script is a module, as for python -m")

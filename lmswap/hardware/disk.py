@@ -44,7 +44,7 @@ def describe_directory(path: str, mountinfo: Path = Path("/proc/self/mountinfo")
 
 
 def swap_directory(directory: str | None = None, needed_bytes: int = 0) -> str:
-    """The directory for swap files: ``directory``, or where none is given the first good one of two.
+    """The directory for swap files: ``directory``, else $LMSWAP_DISK_DIRECTORY, else the first good one of two.
 
     These are the system's temporary directory (TMPDIR, usually /tmp) and /var/tmp, which is a disk where /tmp is not.
 
@@ -53,12 +53,16 @@ def swap_directory(directory: str | None = None, needed_bytes: int = 0) -> str:
             which of these, for each directory tried.
     """
     refusals = []
-    for path in [directory] if directory is not None else list(dict.fromkeys([tempfile.gettempdir(), "/var/tmp"])):
+    directory = directory or os.environ.get("LMSWAP_DISK_DIRECTORY")
+    for path in [directory] if directory else list(dict.fromkeys([tempfile.gettempdir(), "/var/tmp"])):
         refusal = _refusal(path, needed_bytes)
         if refusal is None:
             return path
         refusals.append(refusal)
-    raise TierError(f"no directory for swap files: {'; '.join(refusals)}. Name one on a disk by disk_directory=...")
+    raise TierError(
+        f"no directory for swap files: {'; '.join(refusals)}. Name one on a disk by disk_directory=... or "
+        "LMSWAP_DISK_DIRECTORY"
+    )
 
 
 def _refusal(path: str, needed_bytes: int) -> str | None:

@@ -81,6 +81,16 @@ def test_a_directory_that_was_asked_for_is_never_replaced(kinds, tmp_path):
         disk.swap_directory(str(tmp_path))
 
 
+def test_the_variable_names_the_directory_where_nobody_asks_for_another(kinds, monkeypatch, tmp_path):
+    (tmp_path / "asked").mkdir()
+    monkeypatch.setenv("LMSWAP_DISK_DIRECTORY", str(tmp_path))
+    assert disk.swap_directory() == str(tmp_path)
+    assert disk.swap_directory(str(tmp_path / "asked")) == str(tmp_path / "asked")
+    monkeypatch.setenv("LMSWAP_DISK_DIRECTORY", str(tmp_path / "missing"))
+    with pytest.raises(TierError, match="missing' is not a directory"):
+        disk.swap_directory()
+
+
 def test_a_missing_and_an_unwritable_directory_are_refused(monkeypatch, tmp_path):
     with pytest.raises(TierError, match="missing' is not a directory"):
         disk.swap_directory(str(tmp_path / "missing"))

@@ -28,7 +28,9 @@ def main(argv: Sequence[str]) -> int:
 def make_parser() -> argparse.ArgumentParser:
     """The commands of ``lmswap bench unet3d`` and their options."""
     parser = argparse.ArgumentParser(
-        prog="lmswap bench unet3d", description="The 3D U-Net of the case study, with and without swapping."
+        prog="lmswap bench unet3d",
+        description="The 3D U-Net of the case study, with and without swapping.",
+        epilog="example: lmswap bench unet3d compare --sizes 96 128",
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for command in (compare, train, evaluate):
