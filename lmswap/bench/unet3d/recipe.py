@@ -18,9 +18,9 @@ MAX_EPOCHS = 500
 STOP_PATIENCE = 50
 
 
-def make_optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Adam:
-    """Adam at 5e-4 with Keras' eps, 1e-7 (torch's is 1e-8)."""
-    return torch.optim.Adam(parameters, lr=LEARNING_RATE, eps=1e-7)
+def make_optimizer(parameters: Iterable[nn.Parameter], ranks: int = 1) -> torch.optim.Adam:
+    """Adam at 5e-4 times the processes that train together, with Keras' eps, 1e-7 (torch's is 1e-8)."""
+    return torch.optim.Adam(parameters, lr=LEARNING_RATE * ranks, eps=1e-7)
 
 
 def make_schedule(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.ReduceLROnPlateau:

@@ -65,7 +65,7 @@ class Configuration:
     The first ``warm_up_steps`` of ``steps`` are not among those whose seconds count. ``threads`` is torch's own choice
     if None. ``link``, with ``link_file`` for processes that share it, and ``tier`` are `lmswap.enable`'s; without
     ``counts_tensors`` the further step that counts what tensors alone hold on a CPU is left out. With ``takes_turns``
-    each timed step waits until it is its turn.
+    each timed step waits until it is its turn. ``ranks`` processes train together, each with cubes of its own.
     """
 
     size: int
@@ -85,6 +85,7 @@ class Configuration:
     tier: str = "auto"
     counts_tensors: bool = True
     takes_turns: bool = False
+    ranks: int = 1
 
     @property
     def kind(self) -> Kind:
@@ -182,7 +183,7 @@ class Trainer:
     def __init__(self, model: nn.Module, cubes: Cubes, configuration: Configuration) -> None:
         self.model, self._cubes = model, cubes
         self._device, self._dtype = torch.device(configuration.device), configuration.dtype
-        self.optimizer = make_optimizer(model.parameters())
+        self.optimizer = make_optimizer(model.parameters(), configuration.ranks)
         self._schedule = make_schedule(self.optimizer)
         self._epoch_losses: list[float] = []
         self._steps = 0
@@ -204,11 +205,15 @@ class Trainer:
 
 
 def run(
-    configuration: Configuration, emit: Callable[[Event], None], wait_for_start: Callable[[], object] = lambda: None
+    configuration: Configuration,
+    emit: Callable[[Event], None],
+    wait_for_start: Callable[[], object] = lambda: None,
+    share: Callable[[nn.Module], nn.Module] = lambda model: model,
 ) -> Run:
     """Trains ``configuration.steps`` steps and measures them; ``wait_for_start`` is called when timed ones may begin.
 
     Everything that training needs but a step does not make (cubes, weights) is in memory before the first reading.
+    ``share`` wraps the model that is trained where several processes train it together.
     """
     device = torch.device(configuration.device)
     if configuration.threads is not None:
@@ -227,7 +232,8 @@ def run(
     emit({"event": "phase", "phase": "first step"})
     meter: CudaMeter | ResidentMeter = CudaMeter() if device.type == "cuda" else ResidentMeter()
     if configuration.policy is not None:
-        trainer.model = model = lmswap.enable(model, policy=configuration.policy, **_options(configuration))
+        lmswap.enable(model, policy=configuration.policy, **_options(configuration))
+    trainer.model = share(model)
     losses: list[Tensor] = []
     spans: list[tuple[float, float]] = []
     profile: Profile | None = None
