@@ -8,7 +8,7 @@ GPU_BIN := $(GPU_VENV)/bin
 ON_EMULATED_GPU := PYTHONPATH=$(CURDIR)/tests/emulated_gpu/started:$(CURDIR) $(GPU_BIN)/python
 JOBS ?= $(shell nproc)
 
-.PHONY: demo case-study conformance docs integrations wheel test lint test-cpp test-python test-gpu test-real-gpu test-emulated-gpu gpu-first-hour soak fuzz clean
+.PHONY: demo case-study distributed conformance docs integrations wheel test lint test-cpp test-python test-gpu test-real-gpu test-emulated-gpu gpu-first-hour soak fuzz clean
 .DELETE_ON_ERROR:
 
 # SIZES="64 80" compares other image sides; DEVICE=emulated shows it on the emulated GPU, whose times are a CPU's.
@@ -23,6 +23,12 @@ endif
 # SIZES="144 192" for the full one; ARGUMENTS="--data DIR" and the like go to python -m benchmarks.case_study.
 case-study: $(VENV)/ready
 	$(BIN)/python -m benchmarks.case_study $(if $(SIZES),--sizes $(SIZES)) $(ARGUMENTS)
+
+# The case studies' rows of several GPUs: RECIPE=resnet50, allreduce, unet3d or scale. ARGUMENTS="--ranks 1 2 4" and the
+# like go to it.
+RECIPE ?= unet3d
+distributed: $(VENV)/ready
+	$(BIN)/python -m benchmarks.distributed $(RECIPE) $(ARGUMENTS)
 
 # Models of other packages, which only this installs. ARGUMENTS="--packages timm" and the like choose some.
 conformance: $(VENV)/conformance-ready
@@ -139,4 +145,4 @@ fuzz: $(VENV)/ready
 	$(BIN)/python -m benchmarks.fuzz --times $(TIMES)
 
 clean:
-	rm -rf $(VENV) $(GPU_VENV) build demo-output case-study-output first-hour-output
+	rm -rf $(VENV) $(GPU_VENV) build demo-output case-study-output first-hour-output distributed-output

@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.device_mesh import init_device_mesh
@@ -31,6 +30,7 @@ from lmswap.errors import BudgetExceeded, RankMissing
 from lmswap.execute import parts
 from lmswap.hardware import measure
 from lmswap.ir.machine import Link, Machine, Rate, Tier
+from tests.processes import end, start
 
 pytestmark = [pytest.mark.cpu_only("gloo, on CPUs"), pytest.mark.timeout(400)]
 
@@ -248,26 +248,6 @@ def run_cases(rank, world, folder):
         dist.destroy_process_group()
         seen["seconds"] = time.perf_counter() - started
         Path(f"{folder}/{case.name}-{rank}.json").write_text(json.dumps(seen))
-
-
-def start(target, world, *args):
-    context = mp.get_context("spawn")
-    processes = [context.Process(target=target, args=(rank, world, *args), daemon=True) for rank in range(world)]
-    for process in processes:
-        process.start()
-    return processes
-
-
-def end(processes, seconds):
-    """Their exit codes; None of those that had not ended by then."""
-    latest = time.monotonic() + seconds
-    for process in processes:
-        process.join(max(0, latest - time.monotonic()))
-    codes = [process.exitcode for process in processes]
-    for process in processes:
-        process.kill()
-        process.join()
-    return codes
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ ROOT = Path(__file__).parent.parent
 PATHS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 PAGES = {path.stem: path.read_text(encoding="utf-8") for path in PATHS}
 
+ON_TWO_MACHINES = "--nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint HOST:29400"
 BY_CI = {"make demo", "make test", "make test-gpu", "make docs"}
 # What takes too long, or needs more packages: what runs it, or its parts at a small size.
 ELSEWHERE = {
@@ -27,6 +28,11 @@ ELSEWHERE = {
     "make test-python": "make test",
     "make test-cpp": "make test",
     "make case-study": "tests/benchmarks/test_case_study.py",
+    "make distributed": "tests/test_distributed_recipes.py",
+    'make distributed RECIPE=resnet50 ARGUMENTS="--ranks 1 2 4"': "tests/test_distributed_recipes.py",
+    "python -m benchmarks.distributed allreduce --ranks 4 --ranks-per-node 2": "tests/test_distributed_recipes.py",
+    "python -m benchmarks.distributed scale --ranks 2": "tests/test_distributed_recipes.py",
+    f"torchrun {ON_TWO_MACHINES} -m benchmarks.distributed.unet3d --budget 6GiB": "tests/test_distributed_recipes.py",
     "make conformance": "tests/benchmarks/test_conformance.py",
     "make conformance soak fuzz": "tests/benchmarks/test_fuzz.py",
     "make wheel": "tests/test_wheel.py",
@@ -119,7 +125,7 @@ def test_each_command_that_is_not_run_here_runs_elsewhere():
 
 @pytest.mark.parametrize("command", sorted(c for c in {*BY_CI, *ELSEWHERE} if c.startswith("make")))
 def test_make_knows_each_target(command):
-    done = subprocess.run([*command.split(), "--dry-run"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([*shlex.split(command), "--dry-run"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 

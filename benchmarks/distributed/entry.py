@@ -1,0 +1,42 @@
+"""How does one of the processes that torchrun started run a recipe? It joins, measures, and the first rank tells."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.distributed.ranks import Ranks, joined
+from benchmarks.distributed.results import Results
+from benchmarks.distributed.tables import write_page
+from lmswap.bench.unet3d.brats import DataError
+
+
+def add_record(parser: argparse.ArgumentParser) -> None:
+    """Declares where the first rank writes what was found."""
+    parser.add_argument("--record", type=Path, metavar="FILE", help="for the results, instead of a printed table")
+
+
+def measure(recipe: Callable[[Ranks], Results], record: Path | None) -> int:
+    """Runs ``recipe`` as one of the ranks; its results are the first rank's to write or print. The exit status."""
+    try:
+        with joined() as ranks:
+            results = recipe(ranks)
+            if ranks.rank == 0:
+                if record is not None:
+                    results.write(record)
+                else:
+                    sys.stdout.write(write_page(results))
+    except DataError as error:  # of a process that has not joined
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    return 0
+
+
+def say_on(ranks: Ranks) -> Callable[[str], None]:
+    """Prints what all ranks would say, once."""
+    console = Console()
+    return (lambda text: console.print(text, highlight=False)) if ranks.rank == 0 else lambda _: None

@@ -1,0 +1,147 @@
+"""What does a results file hold? What a recipe's ranks did, on which machine and from which code."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+import cattrs
+import torch
+
+from benchmarks.distributed.ranks import Ranks
+from lmswap.bench.compact import to_json
+from lmswap.bench.unet3d.brats import DataError
+from lmswap.bench.unet3d.study import Machine, describe_machine
+from lmswap.hardware.device import describe_device
+
+SCHEMA = "lmswap.distributed/1"
+
+Recipe = Literal["resnet50", "allreduce", "unet3d", "scale"]
+Basis = Literal["measured", "predicted"]
+
+
+@dataclass(frozen=True)
+class Training:
+    """What ranks did that trained together, or what the simulator says that they would do.
+
+    ``batch`` is a rank's, ``name`` what was trained; ``budget_bytes`` None is plain torch. ``step_seconds`` is the
+    median over steps of the slowest rank, ``peak_bytes`` the highest of the ranks, as `lmswap.bench.unet3d.memory`
+    counts them; ``swapped_bytes`` left a device in a step. ``bits`` are a digest of losses and weights, ``accuracy`` is
+    top-1 in validation. What a simulator does not say is None.
+    """
+
+    name: str
+    ranks: int
+    batch: int
+    budget_bytes: int | None
+    step_seconds: float
+    peak_bytes: int | None
+    swapped_bytes: int | None
+    bits: str | None
+    accuracy: float | None
+    basis: Basis = "measured"
+
+    @property
+    def images_per_second(self) -> float:
+        """Of all ranks."""
+        return self.ranks * self.batch / self.step_seconds
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """One way to sum ``tensors`` tensors of ``nbytes`` together over ``ranks`` ranks in nodes of ``per_node``.
+
+    ``seconds`` are the slowest rank's, median of several; ``difference`` is the largest from the flat sum, over the
+    largest number of that.
+    """
+
+    way: str
+    ranks: int
+    per_node: int
+    tensors: int
+    nbytes: int
+    seconds: float
+    difference: float
+    basis: Basis = "measured"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where measured figures come from; ``load_average`` of the last minute tells how busy others kept the machine."""
+
+    device: str
+    backend: str
+    threads: int  # of each rank
+    load_average: float
+    machine: Machine
+    created: str
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether more was running than the ranks and what starts them."""
+        return self.load_average > 2 * self.machine.cores
+
+
+@dataclass(frozen=True)
+class Results:
+    """The points of one recipe; those of a recipe are all of one kind."""
+
+    recipe: Recipe
+    origin: Origin | None  # None: nothing was measured
+    trainings: tuple[Training, ...] = ()
+    reductions: tuple[Reduction, ...] = ()
+
+    @staticmethod
+    def read(path: Path) -> Results:
+        """Reads what `write` wrote.
+
+        Raises:
+            DataError: it is of another schema.
+        """
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data.pop("schema", None) != SCHEMA:
+            raise DataError(f"{path} is no {SCHEMA}")
+        return cattrs.structure(data, Results)
+
+    def write(self, path: Path) -> None:
+        """Writes JSON, in bytes and seconds."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(to_json({"schema": SCHEMA, **asdict(self)}), encoding="utf-8")
+
+
+def join(parts: Sequence[Results]) -> Results:
+    """The points of several files of one recipe as one; their origin is that of the last that has one.
+
+    Raises:
+        DataError: they are of several recipes.
+    """
+    recipes = {part.recipe for part in parts}
+    if len(recipes) != 1:
+        raise DataError(f"one table is of one recipe, not of {', '.join(sorted(recipes))}")
+    origins = [part.origin for part in parts if part.origin is not None]
+    trainings = tuple(point for part in parts for point in part.trainings)
+    reductions = tuple(point for part in parts for point in part.reductions)
+    return Results(parts[0].recipe, origins[-1] if origins else None, trainings, reductions)
+
+
+def describe_origin(ranks: Ranks) -> Origin:
+    """This machine, as one of the ranks sees it."""
+    return Origin(
+        device=describe_device(ranks.device).name,
+        backend=ranks.backend,
+        threads=torch.get_num_threads(),
+        load_average=os.getloadavg()[0],
+        machine=describe_machine(),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def slowest_median(step_seconds: Sequence[Sequence[float]]) -> float:
+    """Of the steps of each rank."""
+    return max(map(statistics.median, step_seconds))
