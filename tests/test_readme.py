@@ -210,6 +210,18 @@ def test_links_lead_somewhere(page):
             assert anchor in slugs, f"{target}#{anchor}"
 
 
+@pytest.mark.parametrize(
+    "path", sorted(set(re.findall(r"`((?:lmswap|csrc|tests|docs|benchmarks)/[\w./]+)`", PAGES["CONTRIBUTING"])))
+)
+def test_each_file_that_contributors_are_sent_to_is_there_and_has_what_is_named(path):
+    if path.endswith("NAME.py"):
+        return
+    assert (ROOT / path).exists()
+    text = " ".join(PAGES["CONTRIBUTING"].split())
+    for name in re.findall(rf"`(\w+)`(?: in| \() ?`{re.escape(path)}`", text):
+        assert re.search(rf"\b{name}\b", (ROOT / path).read_text(encoding="utf-8")), name
+
+
 def test_each_page_is_in_the_site():
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     assert all(f": {path.relative_to(ROOT / 'docs')}\n" in navigation for path in ROOT.glob("docs/*.md"))
