@@ -64,12 +64,12 @@ class Ranks:
     def share_of(self, machine: Machine) -> Machine:
         """``machine`` as one of them has it: its share of the host's links, memory and disk.
 
-        Ranks that share a link copy at once, each at its part of the rate. Each has a device of its own; a disk is the
-        node's.
+        Ranks that share a link copy at once, each at its part of the rate. Each has a device of its own, and as "peer"
+        memory of one that no other rank takes; a disk is the node's.
         """
 
         def share(tier: Tier) -> Tier:
-            if tier.name == "device":
+            if tier.name in ("device", "peer"):
                 return tier
             sharing = self.in_node if tier.name == "disk" else min(self.in_node, self.network.ranks_per_host_link)
             return replace(tier, capacity_bytes=tier.capacity_bytes // self.in_node, link=tier.link.shared_by(sharing))

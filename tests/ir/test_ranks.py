@@ -83,7 +83,7 @@ def test_no_sum_is_faster_than_its_bytes_can_leave_a_rank(algorithm, count, nbyt
 def test_ranks_that_the_network_cannot_join_are_refused(count, of, sentence):
     with pytest.raises(OptionError, match=sentence):
         Ranks(count, of, ARRIVALS[0])
-    with pytest.raises(OptionError, match="gradients arrive by graph or op, not by 'pigeon'"):
+    with pytest.raises(OptionError, match="gradients arrive by op or graph, not by 'pigeon'"):
         Ranks(1, network(), "pigeon")
 
 
