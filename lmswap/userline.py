@@ -1,7 +1,8 @@
-"""Which code is the user's own? What neither torch nor lmswap brings, which have folders of their own."""
+"""Which code is the user's own? What neither torch nor lmswap brings, or calls by contextlib."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from pathlib import Path
@@ -10,7 +11,8 @@ from types import FrameType
 import torch
 
 _LMSWAP = Path(__file__).parent
-_NOT_THE_USERS = (f"{Path(torch.__file__).parent}/", f"{_LMSWAP}/")
+# What ends a context that lmswap or torch wrote as a generator is called from contextlib.
+_NOT_THE_USERS = (f"{Path(torch.__file__).parent}/", f"{_LMSWAP}/", contextlib.__file__)
 _MODEL_CALL = str(_LMSWAP / "modelcall.py")
 
 

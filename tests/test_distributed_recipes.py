@@ -35,7 +35,7 @@ from tests.processes import end, start
 
 pytestmark = [pytest.mark.cpu_only("gloo, on CPUs"), pytest.mark.timeout(1200)]
 
-SCRIPT = Path(__file__).with_name("distributed_training.py")
+ROOT = Path(__file__).parent.parent
 BUDGET_BYTES = 140 * 2**20  # of some 200 MiB
 
 
@@ -185,7 +185,7 @@ def torchrun(images, folder, fault, *arguments, restarts=0):
         *(
             f"--max-restarts={restarts}",
             f"--log-dir={folder}/logs",
-            str(SCRIPT),
+            *("-m", "tests.distributed_training"),  # as a module: a script's own folder has other benchmarks
             fault,
             "--data",
             str(images),
@@ -197,7 +197,7 @@ def torchrun(images, folder, fault, *arguments, restarts=0):
         *("--epochs", "2", "--record", str(folder / "results.json"), *arguments),
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(swapped)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600, cwd=ROOT)
     assert not [*swapped.iterdir()]
     return done
 
@@ -233,7 +233,7 @@ def test_what_fails_one_rank_ends_all_with_its_reason(images, tmp_path, fault, w
 @pytest.fixture
 def shown():
     """The commands of the page, in words."""
-    page = (SCRIPT.parent.parent / "docs" / "distributed.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "distributed.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```sh\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     return [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
 
