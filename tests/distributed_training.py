@@ -1,6 +1,6 @@
 """A training of benchmarks.distributed that torchrun starts, of a small network, in which a rank has a fault.
 
-``torchrun tests/distributed_training.py FAULT ARGUMENTS``: rank 1 "dies" in mid-step of the first attempt, has
+``torchrun -m tests.distributed_training FAULT ARGUMENTS``: rank 1 "dies" in mid-step of the first attempt, has
 "no data", or a "full disk".
 """
 
@@ -8,13 +8,16 @@ import functools
 import os
 import signal
 import sys
+import types
 from collections.abc import Callable
 
 import torch
 from torch import nn
 
+import lmswap
 from benchmarks.distributed import resnet50
 from lmswap.execute import _C
+from lmswap.session import opening
 
 DYING_STEP = 4  # of 6; the last checkpoint is after step 3
 
@@ -54,7 +57,9 @@ def main() -> int:
             case "no-data":
                 arguments[arguments.index("--data") + 1] += "-of-rank-1"
             case "full-disk":
-                _C.Engine = functools.partial(_C.Engine, faults="reserve@1=fail")
+                # Of the model's engine alone, not of those that measure; and with a plan that surely swaps.
+                opening._C = types.SimpleNamespace(Engine=functools.partial(_C.Engine, faults="reserve@1=fail"))
+                lmswap.enable = functools.partial(lmswap.enable, policy="swap_all")
     return resnet50.main(arguments, make)
 
 

@@ -218,14 +218,15 @@ def test_ranks_of_which_one_was_killed_go_on_with_the_same_bits(images, trained,
 
 @pytest.mark.parametrize(
     ("fault", "why"),
-    [("no-data", "there is no folder .*-of-rank-1")],
+    [("no-data", "there is no folder .*-of-rank-1"), ("full-disk", "cannot reserve .* bytes.*No space left")],
 )
 def test_what_fails_one_rank_ends_all_with_its_reason(images, tmp_path, fault, why):
     done = torchrun(images, tmp_path, fault, "--budget", str(BUDGET_BYTES))
     assert done.returncode != 0
-    # Each rank says it: of another's, either the recipe tells it or lmswap, where ranks enable their models together.
-    lines = re.findall(rf"^error: (?:rank 0: )?rank 1(?: of this machine)?: (?=.*?{why})", done.stderr, re.MULTILINE)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("error: rank 1: ")]
     assert len(lines) == 2, done.stderr
+    assert all(re.search(why, line) for line in lines)
+    assert sum(line.endswith("(so rank 0 ends too)") for line in lines) == 1
     assert not (tmp_path / "results.json").exists()
 
 

@@ -16,7 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor, distributed
 
-from benchmarks.distributed.entry import add_record, measure
+from benchmarks.distributed.entry import measure, recipe_parser
 from benchmarks.distributed.ranks import Ranks
 from benchmarks.distributed.reduction import (
     Nodes,
@@ -38,7 +38,7 @@ Sum = Callable[[list[Tensor]], None]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures as one of the ranks that torchrun started; 0 if all of them finished."""
-    arguments = _parser().parse_args(argv)
+    arguments = recipe_parser("allreduce", __doc__, add_arguments, has_budget=False).parse_args(argv)
     return measure(partial(_compare, per_node=arguments.ranks_per_node), arguments.record)
 
 
@@ -135,13 +135,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ranks-per-node", type=positive, metavar="N", help="taken for a node; default: a machine's, of one half"
     )
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="torchrun -m benchmarks.distributed.allreduce", description=__doc__)
-    add_arguments(parser)
-    add_record(parser)
-    return parser
 
 
 if __name__ == "__main__":

@@ -15,9 +15,16 @@ from benchmarks.distributed.tables import write_page
 from lmswap.bench.unet3d.brats import DataError
 
 
-def add_record(parser: argparse.ArgumentParser) -> None:
-    """Declares where the first rank writes what was found."""
+def recipe_parser(
+    recipe: str, about: str | None, add_arguments: Callable[[argparse.ArgumentParser], None], *, has_budget: bool = True
+) -> argparse.ArgumentParser:
+    """The command line of one of the processes: the recipe's own arguments, and where the first rank writes."""
+    parser = argparse.ArgumentParser(prog=f"torchrun -m benchmarks.distributed.{recipe}", description=about)
+    add_arguments(parser)
+    if has_budget:
+        parser.add_argument("--budget", help='bytes or "6GiB" of each rank for lmswap to keep to; default: plain torch')
     parser.add_argument("--record", type=Path, metavar="FILE", help="for the results, instead of a printed table")
+    return parser
 
 
 def measure(recipe: Callable[[Ranks], Results], record: Path | None) -> int:

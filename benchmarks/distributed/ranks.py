@@ -10,7 +10,8 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch import distributed
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.distributed.alarm import alarmed
 from lmswap.bench.unet3d.brats import DataError
@@ -37,6 +38,11 @@ class Ranks:
         found: list[Any] = [None] * self.size
         distributed.all_gather_object(found, value)
         return found
+
+    def share(self, model: nn.Module) -> DistributedDataParallel:
+        """``model`` as all ranks train it together."""
+        device_ids = [self.device] if self.device.type == "cuda" else None
+        return DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True)
 
     def first(self, make: Callable[[], object]) -> None:
         """Calls ``make`` in one process of each machine, while the others wait."""

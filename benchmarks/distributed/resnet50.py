@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from benchmarks.distributed.entry import add_record, measure, say_on
+from benchmarks.distributed.entry import measure, recipe_parser, say_on
 from benchmarks.distributed.images import make_digits
 from benchmarks.distributed.ranks import Ranks
 from benchmarks.distributed.results import Results, describe_origin
@@ -32,7 +32,7 @@ DIGITS = Path("distributed-output") / "digits"
 
 def main(argv: Sequence[str] | None = None, make_network: MakeNetwork = make_resnet50) -> int:
     """Trains as one of the ranks that torchrun started; 0 if all of them finished."""
-    arguments = _parser().parse_args(argv)
+    arguments = recipe_parser("resnet50", __doc__, add_arguments).parse_args(argv)
     return measure(partial(_train, arguments=arguments, make_network=make_network), arguments.record)
 
 
@@ -78,14 +78,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--checkpoint-steps", type=positive, default=500, metavar="N", help="between two of them (%(default)s)"
     )
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="torchrun -m benchmarks.distributed.resnet50", description=__doc__)
-    add_arguments(parser)
-    parser.add_argument("--budget", help='bytes or "6GiB" of each rank for lmswap to keep to; default: plain torch')
-    add_record(parser)
-    return parser
 
 
 if __name__ == "__main__":

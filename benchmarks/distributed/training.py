@@ -19,7 +19,6 @@ from typing import Literal
 import torch
 from torch import Tensor, distributed, nn
 from torch.nn import functional
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 import lmswap
@@ -140,10 +139,10 @@ class _Run:
         self._meter = CudaMeter() if ranks.device.type == "cuda" else ResidentMeter()
         if settings.budget_bytes is not None:
             lmswap.enable(self._network, budget=settings.budget_bytes)
-        device_ids = [ranks.device] if ranks.device.type == "cuda" else None
-        self._model = DistributedDataParallel(self._network, device_ids=device_ids, gradient_as_bucket_view=True)
+        shared = ranks.share(self._network)
+        self._model = shared
         if settings.reduction == "hierarchical":
-            self._model.register_comm_hook(make_nodes(ranks.local_size), hierarchical_hook)
+            shared.register_comm_hook(make_nodes(ranks.local_size), hierarchical_hook)
         try:
             with MemorySampler(self._meter):  # lmswap resets the kernel's peak when it plans
                 yield

@@ -12,10 +12,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from torch import distributed, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import distributed
 
-from benchmarks.distributed.entry import add_record, measure
+from benchmarks.distributed.entry import measure, recipe_parser
 from benchmarks.distributed.ranks import Ranks
 from benchmarks.distributed.results import Results, Training, describe_origin, slowest_median
 from lmswap.bench.unet3d.brats import DataError, find_subjects
@@ -69,7 +68,7 @@ def _train(ranks: Ranks, *, arguments: argparse.Namespace) -> Results:
         counts_tensors=False,
         ranks=ranks.size,
     )
-    mine = run(configuration, lambda _: None, distributed.barrier, partial(_share, ranks=ranks))
+    mine = run(configuration, lambda _: None, distributed.barrier, ranks.share)
     found = ranks.gather((mine.timed_seconds, mine.peak_bytes, (mine.loss_bits, mine.weights_sha256)))
     point = Training(
         name=f"{arguments.size}³, {arguments.dtype}",
@@ -85,11 +84,6 @@ def _train(ranks: Ranks, *, arguments: argparse.Namespace) -> Results:
     return Results("unet3d", describe_origin(ranks), trainings=(point,))
 
 
-def _share(model: nn.Module, *, ranks: Ranks) -> nn.Module:
-    device_ids = [ranks.device] if ranks.device.type == "cuda" else None
-    return DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True)
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares what to train."""
     device = default_device().type
@@ -103,11 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def make_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="torchrun -m benchmarks.distributed.unet3d", description=__doc__)
-    add_arguments(parser)
-    parser.add_argument("--budget", help='bytes or "6GiB" of each rank for lmswap to keep to; default: plain torch')
-    add_record(parser)
-    return parser
+    return recipe_parser("unet3d", __doc__, add_arguments)
 
 
 if __name__ == "__main__":

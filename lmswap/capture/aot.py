@@ -26,7 +26,7 @@ from lmswap.capture.tangents import Tangents, allow_other_layouts, guess_again
 from lmswap.capture.whole import whole_operators
 from lmswap.errors import CaptureError
 from lmswap.execute.graph import BoxedFunction
-from lmswap.execute.parts import Backward, at_once, handed_over
+from lmswap.execute.parts import Backward, at_once, results_by_part
 
 
 class GraphHandler(Protocol):
@@ -89,7 +89,7 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Graph
         forward, backward = default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **rest)
         keep_states(forward.graph)
         handler.training(forward, backward, num_fwd_outputs, rest.get("static_lifetime_input_indices") or ())
-        arrival.come_in(handed_over(backward.graph))
+        arrival.come_in(results_by_part(backward.graph))
         coming.append(Tangents(backward, handler.made, handler.note))
         return forward, backward
 

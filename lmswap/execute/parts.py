@@ -47,7 +47,7 @@ def mark_hand_overs(graph: SegmentGraph) -> None:
             waiting = []
 
 
-def handed_over(graph: fx.Graph) -> list[list[int]]:
+def results_by_part(graph: fx.Graph) -> list[list[int]]:
     """The positions, among the results of ``graph``, of those that each of its parts gives."""
     (output,) = graph.find_nodes(op="output")
     part_of = {result: part for part, mark in enumerate(_marks(graph)) for result in mark.all_input_nodes}
@@ -59,7 +59,7 @@ def handed_over(graph: fx.Graph) -> list[list[int]]:
 
 def compile_parts(module: fx.GraphModule) -> Callable[[list[Any], Around], Handing]:
     """Compiles ``module`` to functions that run one after another, each of them within a context of its own."""
-    positions = handed_over(module.graph)
+    positions = results_by_part(module.graph)
     functions = [compile_boxed(part) for part in _split(module)]
 
     def run(values: list[Any], around: Around) -> Handing:
@@ -143,7 +143,7 @@ def _split(module: fx.GraphModule) -> Iterator[fx.GraphModule]:
     held_to = {node: max((number[user] for user in node.users), default=-1) for node in number}
     held_to |= {result: number[mark] for mark in ends[:-1] for result in mark.all_input_nodes}
     taken, rest = module.graph.find_nodes(op="placeholder"), [node for node in number if node.op != "placeholder"]
-    for end, positions in zip(ends, handed_over(module.graph), strict=True):
+    for end, positions in zip(ends, results_by_part(module.graph), strict=True):
         ops, rest = rest[: rest.index(end)], rest[rest.index(end) + 1 :]
         kept = [node for node in (*taken, *ops) if held_to[node] > number[end]]
         yield _part(module, taken, ops, [*(output.args[0][position] for position in positions), *kept])

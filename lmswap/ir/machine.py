@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from lmswap.errors import OptionError
+from lmswap.ir.description import read_description
 
 SCHEMA = "lmswap.machine/3"
 
@@ -181,24 +182,18 @@ class Machine:
         Raises:
             OptionError: not JSON, of another schema, or a field is missing or not a number.
         """
-        try:
-            data = json.loads(text)
-            if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-                raise OptionError(f"not a machine description: expected schema '{SCHEMA}'")
-            return Machine(
-                name=str(data["name"]),
-                device_bytes=int(data["device_bytes"]),
-                flops_per_second=float(data["flops_per_second"]),
-                bytes_per_second=float(data["bytes_per_second"]),
-                op_seconds=float(data["op_seconds"]),
-                tiers=tuple(_tier(record) for record in data["tiers"]),
-            )
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise OptionError(f"not a machine description: {error}") from error
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            if isinstance(error, OptionError):
-                raise
-            raise OptionError(f"machine description is damaged: {type(error).__name__} {error}") from error
+        return read_description(text, SCHEMA, _machine, "machine description")
+
+
+def _machine(data: Mapping[str, Any]) -> Machine:
+    return Machine(
+        name=str(data["name"]),
+        device_bytes=int(data["device_bytes"]),
+        flops_per_second=float(data["flops_per_second"]),
+        bytes_per_second=float(data["bytes_per_second"]),
+        op_seconds=float(data["op_seconds"]),
+        tiers=tuple(_tier(record) for record in data["tiers"]),
+    )
 
 
 def _tier(record: Mapping[str, Any]) -> Tier:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from lmswap.errors import OptionError
+from lmswap.ir.description import read_description
 from lmswap.ir.machine import Rate
 
 SCHEMA = "lmswap.network/1"
@@ -48,25 +51,19 @@ class Network:
         Raises:
             OptionError: not JSON, of another schema, or a field is missing or not a number.
         """
-        try:
-            data = json.loads(text)
-            if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-                raise OptionError(f"not a network description: expected schema '{SCHEMA}'")
-            between = data["between_nodes"]
-            return Network(
-                name=str(data["name"]),
-                ranks_per_node=int(data["ranks_per_node"]),
-                ranks_per_host_link=int(data["ranks_per_host_link"]),
-                algorithm=str(data["algorithm"]),
-                within_node=Rate.from_record(data["within_node"]),
-                between_nodes=None if between is None else Rate.from_record(between),
-            )
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise OptionError(f"not a network description: {error}") from error
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            if isinstance(error, OptionError):
-                raise
-            raise OptionError(f"network description is damaged: {type(error).__name__} {error}") from error
+        return read_description(text, SCHEMA, _network, "network description")
+
+
+def _network(data: Mapping[str, Any]) -> Network:
+    between = data["between_nodes"]
+    return Network(
+        name=str(data["name"]),
+        ranks_per_node=int(data["ranks_per_node"]),
+        ranks_per_host_link=int(data["ranks_per_host_link"]),
+        algorithm=str(data["algorithm"]),
+        within_node=Rate.from_record(data["within_node"]),
+        between_nodes=None if between is None else Rate.from_record(between),
+    )
 
 
 # Published rates. Latencies were not published with them, and are left out: sums of small buckets take longer.

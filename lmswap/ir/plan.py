@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from lmswap.errors import OptionError
 from lmswap.ir.certificate import Certificate
+from lmswap.ir.description import read_description
 
 SCHEMA = "lmswap.plan/1"
 
@@ -102,27 +102,21 @@ class Plan:
         Raises:
             OptionError: not JSON, of another schema, or damaged.
         """
-        try:
-            data = json.loads(text)
-            if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-                raise OptionError(f"not a plan file: expected schema '{SCHEMA}'")
-            return Plan(
-                policy=str(data["policy"]),
-                budget_bytes=int(data["budget_bytes"]),
-                swaps=tuple(_swap(record) for record in data["swaps"]),
-                predicted_seconds=float(data["predicted_seconds"]),
-                predicted_peak_bytes=int(data["predicted_peak_bytes"]),
-                tier_bytes={str(tier): int(nbytes) for tier, nbytes in data["tier_bytes"].items()},
-                reasons={int(buffer): str(why) for buffer, why in data["reasons"].items()},
-                reruns=tuple(Rerun(int(record["op"]), int(record["position"])) for record in data["reruns"]),
-                certificate=None if data["certificate"] is None else _certificate(data["certificate"]),
-            )
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise OptionError(f"not a plan file: {error}") from error
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            if isinstance(error, OptionError):
-                raise
-            raise OptionError(f"plan file is damaged: {type(error).__name__} {error}") from error
+        return read_description(text, SCHEMA, _plan, "plan file")
+
+
+def _plan(data: Mapping[str, Any]) -> Plan:
+    return Plan(
+        policy=str(data["policy"]),
+        budget_bytes=int(data["budget_bytes"]),
+        swaps=tuple(_swap(record) for record in data["swaps"]),
+        predicted_seconds=float(data["predicted_seconds"]),
+        predicted_peak_bytes=int(data["predicted_peak_bytes"]),
+        tier_bytes={str(tier): int(nbytes) for tier, nbytes in data["tier_bytes"].items()},
+        reasons={int(buffer): str(why) for buffer, why in data["reasons"].items()},
+        reruns=tuple(Rerun(int(record["op"]), int(record["position"])) for record in data["reruns"]),
+        certificate=None if data["certificate"] is None else _certificate(data["certificate"]),
+    )
 
 
 def _swap(record: Mapping[str, Any]) -> Swap:

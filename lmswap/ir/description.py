@@ -1,0 +1,30 @@
+"""How is a description read from JSON, and how refused when it is damaged? Of machines, networks and plans alike."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from lmswap.errors import OptionError
+
+_Described = TypeVar("_Described")
+
+
+def read_description(text: str, schema: str, build: Callable[[Mapping[str, Any]], _Described], what: str) -> _Described:
+    """What ``build`` makes of a record of ``schema``; ``what`` names its kind for people, as "plan file".
+
+    Raises:
+        OptionError: not JSON, of another schema, or a field is missing or of another kind.
+    """
+    try:
+        data = json.loads(text)
+        if not isinstance(data, dict) or data.get("schema") != schema:
+            raise OptionError(f"not a {what}: expected schema '{schema}'")
+        return build(data)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise OptionError(f"not a {what}: {error}") from error
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        if isinstance(error, OptionError):
+            raise
+        raise OptionError(f"{what} is damaged: {type(error).__name__} {error}") from error
