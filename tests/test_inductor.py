@@ -133,7 +133,7 @@ def test_a_copy_that_splits_a_fused_reduction_changes_no_more_than_its_rounding(
 @pytest.mark.parametrize("seed", range(2))
 def test_what_is_moved_lies_in_memory_as_traced_until_the_copy_is_done(seed, monkeypatch, compiled):
     expected = plain("heads", num_steps=1)
-    monkeypatch.setattr("lmswap.session.steps.make_plan", plan_at_random(seed))
+    monkeypatch.setattr("lmswap.session.planner.make_plan", plan_at_random(seed))
     model, actual = enabled("heads", num_steps=1)
     for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b)
@@ -182,7 +182,7 @@ def test_eval_without_gradients_gives_the_bits_of_plain_inductor(monkeypatch, co
     with torch.no_grad(), config.patch(inductor.AS_TRACED):
         expected = torch.compile(make().eval(), dynamic=False)(batch)
     torch.compiler.reset()
-    monkeypatch.setattr("lmswap.session.steps.make_plan", plan_at_random(0, share=0.0))
+    monkeypatch.setattr("lmswap.session.planner.make_plan", plan_at_random(0, share=0.0))
     model = lmswap.enable(make().eval(), compiler="inductor", min_swap_bytes=4096)
     with torch.no_grad():
         assert torch.equal(model(batch), expected)
@@ -206,7 +206,7 @@ def test_each_second_run_of_a_product_is_a_call_of_its_own(monkeypatch, compiled
     model, _ = enabled("dense", num_steps=1)
     lmswap.disable(model)
     torch.compiler.reset()
-    monkeypatch.setattr("lmswap.session.steps.make_plan", run_all_again)
+    monkeypatch.setattr("lmswap.session.planner.make_plan", run_all_again)
     monkeypatch.setenv("LMSWAP_CACHE_DIR", str(tmp_path / "second"))
     model, actual = enabled("dense", num_steps=1)
     assert equal(actual, expected)

@@ -254,7 +254,7 @@ def test_wherever_a_plan_puts_its_copies_gradients_stay_the_same():
         expected = step(plain, case)
         lmswap.disable(plain)
         for seed in range(2):
-            patch.setattr("lmswap.session.steps.make_plan", plan_at_random(seed))
+            patch.setattr("lmswap.session.planner.make_plan", plan_at_random(seed))
             patch.setattr("lmswap.session.steps.PlanCache.read", lambda cache, program: None)
             model = enabled(case)
             actual = step(model, case)
@@ -360,7 +360,7 @@ def test_the_backward_holds_less_than_what_was_swapped():
         return replace(plan, predicted_peak_bytes=simulate(program, costs, machine, plan).peak_bytes)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lmswap.session.steps.make_plan", late)
+        patch.setattr("lmswap.session.planner.make_plan", late)
         _assert_backward_holds_less_than_was_swapped()
 
 
@@ -528,9 +528,9 @@ def test_the_report_shows_that_bytes_move_or_says_why_none_do():
 
 
 def the_host_budget_is_ignored(patch: pytest.MonkeyPatch) -> None:
-    as_asked = lmswap.session.session.as_asked
+    as_asked = lmswap.session.opening.as_asked
     patch.setattr(
-        "lmswap.session.session.as_asked",
+        "lmswap.session.opening.as_asked",
         lambda machine, tier, options: as_asked(machine, tier, replace(options, host_budget_bytes=None)),
     )
 

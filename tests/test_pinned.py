@@ -15,7 +15,7 @@ from lmswap.analyze.memory import StepMemory
 from lmswap.errors import LmswapError, OptionError, PlanInfeasible, PlanMismatch
 from lmswap.plan import make_plan
 from lmswap.plan.cache import Planned
-from lmswap.session import steps as session_steps
+from lmswap.session import planner
 from lmswap.session.pinned import PinnedOptions, PinnedPlans
 from tests.ir.damage import damaged
 from tests.ir.strategies import machines, steps
@@ -137,7 +137,7 @@ def test_a_pinned_model_has_plain_bits_and_plans_nothing(name, tmp_path, monkeyp
     def refuse(*_, **__):
         raise AssertionError("a pinned model has nothing to plan")
 
-    monkeypatch.setattr(session_steps, "make_plan", refuse)
+    monkeypatch.setattr(planner, "make_plan", refuse)
     again = tmp_path / "again.json"
     found, report = train(make, batch, save=again, plan=file)
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))

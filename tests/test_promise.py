@@ -32,7 +32,7 @@ def test_resident_memory_grows_by_no_more_than_the_budget_in_five_steps(model, p
 @pytest.mark.usefixtures("no_garbage")
 @pytest.mark.parametrize("seed", range(6))
 def test_tensors_hold_no_more_than_was_planned_whatever_the_plan(seed, monkeypatch):
-    monkeypatch.setattr("lmswap.session.steps.make_plan", plan_at_random(seed))
+    monkeypatch.setattr("lmswap.session.planner.make_plan", plan_at_random(seed))
     monkeypatch.setattr(feedback, "TOLERANCE", 1e6)
     batch = CHAIN.batch()  # there before the step, as its plan has it
     case = Case(CHAIN.make, lambda: batch)

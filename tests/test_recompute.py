@@ -64,7 +64,7 @@ def num_copies(timeline: Timeline) -> int:
 def test_plans_that_compute_again_give_the_same_bits(name, seed, monkeypatch):
     plain, expected = train(MODELS[name])
     lmswap.disable(plain)
-    monkeypatch.setattr("lmswap.session.steps.make_plan", plan_at_random(seed))
+    monkeypatch.setattr("lmswap.session.planner.make_plan", plan_at_random(seed))
     model, actual = train(MODELS[name])
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
     report = lmswap.report(model)
@@ -76,14 +76,14 @@ def test_plans_that_compute_again_give_the_same_bits(name, seed, monkeypatch):
 def test_a_retained_graph_computes_again_in_each_backward(monkeypatch):
     plain, expected = train(MODELS["resnet"], retain_graph=True)
     lmswap.disable(plain)
-    monkeypatch.setattr("lmswap.session.steps.make_plan", plan_at_random(1))
+    monkeypatch.setattr("lmswap.session.planner.make_plan", plan_at_random(1))
     model, actual = train(MODELS["resnet"], retain_graph=True)
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
     lmswap.disable(model)
 
 
 def test_records_call_what_is_made_again_by_the_name_of_what_was_dropped(monkeypatch):
-    monkeypatch.setattr("lmswap.session.steps.make_plan", plan_at_random(0))
+    monkeypatch.setattr("lmswap.session.planner.make_plan", plan_at_random(0))
     model, _ = train(MODELS["broken"])
     program, measured = lmswap.program(model), lmswap.report(model).measured
     moved = [span for span in measured.spans if span.lane in (Lane.OUT, Lane.IN)]

@@ -20,7 +20,7 @@ from lmswap.options import Options
 from lmswap.plan import _POLICIES, feedback, make_plan, simulate
 from lmswap.plan.auto import plan_auto
 from lmswap.plan.baselines import plan_swap_all
-from lmswap.session import steps
+from lmswap.session import lessons, planner
 from lmswap.session.allowance import Allowance, Budget
 from tests.models import CASES, LARGE, Case, tight_budget
 
@@ -59,7 +59,7 @@ def refuse(*_, **__):
 def test_the_second_start_neither_times_ops_nor_plans_and_gives_the_same_bits(monkeypatch):
     expected, first = train()
     assert first.plan_origin.startswith("made in")
-    monkeypatch.setattr("lmswap.session.steps.make_plan", refuse)
+    monkeypatch.setattr("lmswap.session.planner.make_plan", refuse)
     monkeypatch.setattr("lmswap.capture.measure.OpMeter.costs", refuse)
     actual, second = train()
     assert equal_bits(actual, expected)
@@ -141,7 +141,7 @@ def test_a_prediction_that_is_off_is_made_again_once_from_what_was_measured(monk
 
 def test_a_plan_that_stays_is_predicted_by_what_was_measured(monkeypatch):
     monkeypatch.setattr(feedback, "TOLERANCE", 1e6)
-    monkeypatch.setattr(steps, "_WORTH_SEARCHING", 1e6)
+    monkeypatch.setattr(lessons, "_WORTH_SEARCHING", 1e6)
     learnt = []
 
     def compare(program, costs, machine, plan, **measured):
@@ -150,7 +150,7 @@ def test_a_plan_that_stays_is_predicted_by_what_was_measured(monkeypatch):
         learnt.append((program, replace(found, costs=costs), plan))
         return replace(found, costs=costs)
 
-    monkeypatch.setattr(steps, "compare", compare)
+    monkeypatch.setattr(lessons, "compare", compare)
     tight = {"policy": "swap_all", "budget": tight_budget(train(LARGE, policy="none")[1], 0.9)}
     learnt.clear()
     _, report = train(LARGE, num_steps=5, **tight)
@@ -167,9 +167,9 @@ def test_a_plan_that_stays_is_predicted_by_what_was_measured(monkeypatch):
 @pytest.mark.cpu_only("no heap of lmswap's serves a GPU's memory")
 def test_planning_between_steps_takes_what_the_heap_lends_it_and_the_rest_stays_for_the_next_step(monkeypatch):
     monkeypatch.setattr(feedback, "TOLERANCE", -1.0)
-    monkeypatch.setattr(steps, "_PLANNING_BYTES", 2**23)
-    monkeypatch.setattr(steps, "_PLANNING_BYTES_PER_OP", 0)
-    counted, learn = [], steps.StepPlans.learn
+    monkeypatch.setattr(planner, "_PLANNING_BYTES", 2**23)
+    monkeypatch.setattr(planner, "_PLANNING_BYTES_PER_OP", 0)
+    counted, learn = [], lessons.Lessons._learn
 
     def count(plans, step):
         before, before_bytes = _C.heap_stats(), _C.heap_reusable_bytes()
@@ -184,7 +184,7 @@ def test_planning_between_steps_takes_what_the_heap_lends_it_and_the_rest_stays_
         )
         return is_another
 
-    monkeypatch.setattr(steps.StepPlans, "learn", count)
+    monkeypatch.setattr(lessons.Lessons, "_learn", count)
     train(LARGE, num_steps=4, policy="none")
     ((fresh_bytes, lent_bytes, dropped_bytes),) = counted
     assert 2**23 <= fresh_bytes < 2**23 + 2**21  # in whole huge pages
@@ -327,7 +327,7 @@ def leaving(nbytes: int, planned: Allowance) -> Allowance:
 @pytest.mark.parametrize("step", [3, 4])
 def test_a_growth_beyond_the_margin_is_planned_for(step, monkeypatch):
     monkeypatch.setattr(feedback, "TOLERANCE", 1e6)
-    monkeypatch.setattr(steps, "_WORTH_SEARCHING", 1e6)  # or step 3's search may find a plan that needs less
+    monkeypatch.setattr(lessons, "_WORTH_SEARCHING", 1e6)  # or step 3's search may find a plan that needs less
     # By what ops take on this machine now, or by what the process gives back meanwhile, the first plan might already
     # need no more than it will have.
     monkeypatch.setattr(OpMeter, "costs", lambda meter, program, graphs: meter._estimate(program))
@@ -341,7 +341,7 @@ def test_a_growth_beyond_the_margin_is_planned_for(step, monkeypatch):
     budget = tight_budget(train(LARGE, policy="none")[1], 0.97)
     expected, _ = train(LARGE, num_steps=5, budget=budget, policy="auto")
     monkeypatch.setattr(Budget, "with_growth", with_growth)
-    monkeypatch.setattr(steps, "GROWTH_BYTES", 2**20)
+    monkeypatch.setattr(lessons, "GROWTH_BYTES", 2**20)
     actual, report = train(LARGE, num_steps=5, budget=budget, policy="auto")
     assert re.search(rf"made again after step {step}: .* MiB more are in use between steps", report.plan_origin)
     assert report.predicted_peak_bytes <= budget
@@ -353,7 +353,7 @@ def test_a_growth_beyond_the_margin_is_planned_for(step, monkeypatch):
 def test_a_plan_made_again_leaves_nothing_of_what_the_old_one_held(monkeypatch):
     monkeypatch.setattr(feedback, "TOLERANCE", 1e6)
     monkeypatch.setattr(Budget, "with_growth", lambda _, planned, *_bytes: leaving(30 * 2**20, planned))  # of 36
-    monkeypatch.setattr(steps, "GROWTH_BYTES", 2**20)
+    monkeypatch.setattr(lessons, "GROWTH_BYTES", 2**20)
     torch.compiler.reset()
     model = lmswap.enable(LARGE.make(), "4GiB", min_swap_bytes=SMALL)
     used, held = lmswap.api._sessions[model].memory, []
@@ -379,7 +379,7 @@ def hasty_auto(problem, *, effort=1):
 @pytest.mark.parametrize("options", [{}, {"compiler": "eager"}, {"policy": "recompute"}], ids=str)
 def test_what_a_step_took_is_compared_op_by_op(options, monkeypatch):
     given = []
-    monkeypatch.setattr(steps, "compare", lambda *a, **k: given.append((a, k)) or feedback.compare(*a, **k))
+    monkeypatch.setattr(lessons, "compare", lambda *a, **k: given.append((a, k)) or feedback.compare(*a, **k))
     if "policy" in options:
         options = {**options, "budget": tight_budget(train(LARGE, policy="none")[1], 0.9)}
     expected, _ = train(LARGE, policy="none", num_steps=6)
@@ -401,7 +401,7 @@ def test_a_plan_that_may_not_be_the_best_is_searched_for_again_after_the_first_s
     # Over so slow a link a plan that swaps all is far from the best.
     tight = {"policy": "auto", "budget": tight_budget(unplanned, 0.9), "link": "100MB/s"}
     monkeypatch.setitem(_POLICIES, "auto", hasty_auto)
-    monkeypatch.setattr(steps, "_WORTH_SEARCHING", 10.0)  # no plan is as bad
+    monkeypatch.setattr(lessons, "_WORTH_SEARCHING", 10.0)  # no plan is as bad
     assert not any("replanned" in note for note in train(LARGE, num_steps=6, **tight)[1].notes)
     monkeypatch.undo()
     monkeypatch.setattr(feedback, "TOLERANCE", 1e6)
@@ -409,8 +409,8 @@ def test_a_plan_that_may_not_be_the_best_is_searched_for_again_after_the_first_s
     for path in plan_files():
         path.unlink()
     learnt, asked = [], []
-    monkeypatch.setattr(steps, "compare", lambda *a, **k: learnt.append(feedback.compare(*a, **k)) or learnt[-1])
-    monkeypatch.setattr(steps, "make_plan", lambda *a, **k: asked.append(a) or make_plan(*a, **k))
+    monkeypatch.setattr(lessons, "compare", lambda *a, **k: learnt.append(feedback.compare(*a, **k)) or learnt[-1])
+    monkeypatch.setattr(planner, "make_plan", lambda *a, **k: asked.append(a) or make_plan(*a, **k))
     actual, report = train(LARGE, num_steps=6, **tight)
     assert asked[-1][2:] == (learnt[-1].costs, learnt[-1].machine) != asked[0][2:]
     assert equal_bits(actual, expected)

@@ -76,7 +76,7 @@ def test_verified_steps_are_the_same_steps_and_all_of_them_is_counted(name):
 
 @pytest.mark.parametrize("name", ["encoder", "shared_views", "broken"])
 def test_plans_that_swap_and_compute_again_pass(name, monkeypatch):
-    monkeypatch.setattr("lmswap.session.steps.make_plan", plan_at_random(0))
+    monkeypatch.setattr("lmswap.session.planner.make_plan", plan_at_random(0))
     model = enable(MODELS[name])
     for _ in range(2):
         step(MODELS[name], model)
@@ -238,7 +238,7 @@ def with_engine(monkeypatch, breakage: Breakage) -> list[torch.Tensor]:
     kept: list[torch.Tensor] = []
     out_start = SwapEngine.out_start
     monkeypatch.setattr(SwapEngine, "out_start", lambda self, x, *rest: kept.append(x) or out_start(self, x, *rest))
-    monkeypatch.setattr("lmswap.session.session.open_engine", lambda *_: LateEngine(breakage))
+    monkeypatch.setattr("lmswap.session.opening.open_engine", lambda *_: LateEngine(breakage))
     return kept
 
 
@@ -329,7 +329,7 @@ class Dropped(nn.Module):
 def test_a_wrong_gradient_is_named_with_its_op_line_and_what_was_computed_again(monkeypatch):
     case = Case(Dropped, lambda: torch.randn(64, 64))
     planner = plan_at_random(0, share=1.0)
-    monkeypatch.setattr("lmswap.session.steps.make_plan", planner)
+    monkeypatch.setattr("lmswap.session.planner.make_plan", planner)
     monkeypatch.setattr(draws.draw_again, "__code__", (lambda state, device, op, /, *a, **k: op(*a, **k)).__code__)
     model = enable(case)
     with pytest.raises(ResultDiffers) as caught:

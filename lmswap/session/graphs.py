@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx
@@ -14,34 +14,63 @@ from torch._guards import TracingContext, tracing
 from lmswap.capture import aot
 from lmswap.capture.arrival import trains_together
 from lmswap.capture.join import graph_plan
+from lmswap.capture.loss import LossMeter
 from lmswap.capture.lower import Lowered, lower_inference, lower_training
+from lmswap.capture.measure import OpMeter
 from lmswap.capture.results import input_names, results
 from lmswap.capture.whole import differing
 from lmswap.eager.actions import PlannedEvents
 from lmswap.eager.recording import Recorded, lower_recorded
 from lmswap.execute.arena import Script, placing
+from lmswap.execute.engine import SwapEngine
 from lmswap.execute.graph import BoxedFunction, SegmentGraph, compile_boxed, copy_graph, insert_before, with_begins
 from lmswap.execute.handover import Handover, handed_over
 from lmswap.execute.parts import AtWork, Backward, Handing, Results, all_of, at_once, compile_parts, mark_hand_overs
 from lmswap.execute.plain import PlainTorch
+from lmswap.execute.record import Recorder
 from lmswap.execute.reference import REFERENCE, Reference
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.places import Places
 from lmswap.ir.plan import Decision, Plan
 from lmswap.ir.program import Program
 from lmswap.ir.schedule import schedule
+from lmswap.ir.verified import Verified
+from lmswap.options import Options
 from lmswap.rewrite.insert import insert_swaps
 from lmswap.rewrite.rerun import run_again
+from lmswap.session.steps import PlannedStep, StepPlans
 
-if TYPE_CHECKING:
-    from lmswap.session.session import Session
-    from lmswap.session.steps import PlannedStep
+
+class Owner(Protocol):
+    """What a graph asks of the session that owns it."""
+
+    name: str  # of the model
+    options: Options
+    device: torch.device
+    engine: SwapEngine
+    recorder: Recorder
+    meter: OpMeter
+    losses: LossMeter
+    plans: StepPlans
+    verified: Verified | None
+
+    def plan_alone(self, graph: CapturedGraph, lowered: Lowered) -> Plan:
+        """Plans a graph that was just captured."""
+
+    def begins(self, backward: AtWork) -> AtWork:
+        """A backward is about to run."""
+
+    def tell_overruns(self) -> None:
+        """Warns of steps that held more than the budget."""
+
+    def note_once(self, note: str) -> None:
+        """Adds a sentence for people."""
 
 
 class CapturedGraph(aot.GraphHandler):
     """One region that Dynamo captured: its compiled function, and what is needed to plan it again."""
 
-    def __init__(self, session: Session, index: int, module: fx.GraphModule) -> None:
+    def __init__(self, session: Owner, index: int, module: fx.GraphModule) -> None:
         self._session, self.index = session, index
         self._module = copy.deepcopy(module)
         # Real inputs are not kept: they would pin the first batch.
@@ -241,7 +270,7 @@ class CapturedGraph(aot.GraphHandler):
 class SavedSequence:
     """A step that was recorded by saved-tensor hooks, in the place of a captured graph."""
 
-    def __init__(self, session: Session, index: int, recorded: Recorded) -> None:
+    def __init__(self, session: Owner, index: int, recorded: Recorded) -> None:
         self._session, self.index, self._recorded = session, index, recorded
         self.program, self.costs = lower_recorded(recorded, session.name)
         self.fakes: list[Any] = []

@@ -2,17 +2,48 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from lmswap.errors import OptionError
 from lmswap.execute import _C
 from lmswap.execute.tiers import open_tier
-from lmswap.hardware.measure import locate_tier
+from lmswap.hardware.measure import describe_machine, describe_share, locate_tier
+from lmswap.hardware.node import Node
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.machine import Machine
 from lmswap.options import Options
+from lmswap.session.pinned import PinnedPlans
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The tier that a model swaps to, where it lies, the machine as far as the model may use it, and its engine."""
+
+    tier: str
+    where: str
+    machine: Machine
+    native: _C.Engine
+    node: Node | None  # whose ranks were measured together, and plan together
+
+
+def open_device(device: torch.device, options: Options, pinned: PinnedPlans | None) -> Opened:
+    """Measures what ``options`` ask for on ``device``, and opens the engine that moves its bytes.
+
+    Raises:
+        OptionError: ``device`` has no such tier, or nothing of it is left to use.
+        PlanMismatch: the ``pinned`` plans are of another kind of device.
+        TierError, DriverError: see `open_engine`.
+    """
+    tier = resolve_tier(options.tier, device)
+    where = locate(tier, device, options)
+    node = Node.here() if options.together else None
+    measured = describe_machine(device, tier, where) if node is None else describe_share(device, tier, where, node)
+    machine = as_asked(measured, tier, options)
+    if pinned is not None:
+        pinned.check_device(machine)
+    return Opened(tier, where, machine, open_engine(device, tier, where, machine, options), node)
 
 
 def resolve_tier(tier: str, device: torch.device) -> str:

@@ -12,7 +12,6 @@ import logging
 import os
 import traceback
 import weakref
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -34,29 +33,27 @@ from lmswap.execute.audit import Audit
 from lmswap.execute.engine import SwapEngine
 from lmswap.execute.parts import AtWork
 from lmswap.execute.record import EndedStep
-from lmswap.hardware.measure import describe_machine, describe_share
 from lmswap.hardware.memory import DeviceMemory, device_memory
-from lmswap.hardware.node import Node
 from lmswap.hardware.peer import describe_peer
 from lmswap.hardware.workspaces import take_workspaces
-from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Plan
 from lmswap.ir.verified import Verified
 from lmswap.options import NEEDS_GRAPHS, Options
 from lmswap.session.allowance import Budget
 from lmswap.session.graphs import CapturedGraph, SavedSequence
+from lmswap.session.lessons import Lessons
 from lmswap.session.notes import Notes
-from lmswap.session.opening import as_asked, has_places, locate, open_engine, resolve_tier
+from lmswap.session.opening import Opened, has_places, open_device
+from lmswap.session.order import Ran, StepOrder
 from lmswap.session.overruns import Overruns
 from lmswap.session.pinned import PinnedOptions, PinnedPlans
+from lmswap.session.planner import Planner
 from lmswap.session.steps import PlannedStep, StepPlans
 
 _log = logging.getLogger(__name__)
 
 # In records, the place of a graph's number for a step that no plan was made for.
 UNPLANNED = -1
-# Earlier steps touch their memory for the first time, and choose algorithms.
-_STEADY_STEP = 3
 
 # What verify=True does and leaves, by what runs the model.
 WHAT_VERIFY_DOES = {
@@ -85,17 +82,8 @@ class Session:
         pinned = PinnedPlans.read(options.plan) if options.plan is not None else None
         options = pinned.complete(options) if pinned is not None else options
         self.name, self.options, self.device = name, options, device
-        self.tier = resolve_tier(options.tier, device)
-        where = locate(self.tier, device, options)
-        node = Node.here() if options.together else None
-        if node is None:
-            machine = describe_machine(device, self.tier, where)
-        else:
-            machine = describe_share(device, self.tier, where, node)
-        self.machine: Machine = as_asked(machine, self.tier, options)
-        if pinned is not None:
-            pinned.check_device(self.machine)
-        native = open_engine(device, self.tier, where, self.machine, options)
+        opened = open_device(device, options, pinned)
+        self.tier, self.machine, native = opened.tier, opened.machine, opened.native
         self.memory: DeviceMemory = device_memory(device)
         self.verified = Verified(name) if options.verify else None
         audit = Audit(native, self.verified, self._describe) if self.verified else None
@@ -110,26 +98,32 @@ class Session:
         self.losses = LossMeter(self.memory)
         self.notes = Notes(name)
         self._overruns = Overruns(name, self.budget.nbytes)
-        if options.budget_bytes is None:
-            self.notes.append(self.budget.describe_auto())
-        if self.tier == "peer":
-            self.notes.append(f"tier: swapped tensors go to {describe_peer(device, where)}")
-        if options.verify:
-            self.notes.append(WHAT_VERIFY_DOES[options.compiler])
-        if node is not None:
-            self.notes.append(f"measured and planned together: {node.count} ranks of this machine swap at once")
+        self._note_choices(opened)
         self.graphs: list[CapturedGraph | SavedSequence] = []
+        planner = Planner(
+            options, self.tier, engine=self.engine, memory=self.memory, losses=self.losses, notes=self.notes
+        )
         self.plans = StepPlans(
             options,
             self.machine,
             self.tier,
+            planner=planner,
             engine=self.engine,
             memory=self.memory,
             budget=self.budget,
-            losses=self.losses,
-            notes=self.notes,
             pinned=pinned,
-            node=node,
+            node=opened.node,
+        )
+        self._order = StepOrder(self.recorder, self.plans, self.notes)
+        self._lessons = Lessons(
+            options,
+            self.tier,
+            plans=self.plans,
+            planner=planner,
+            engine=self.engine,
+            memory=self.memory,
+            budget=self.budget,
+            notes=self.notes,
         )
         self.meter = OpMeter(device, self.memory, lambda program: roofline(program, self.machine), self.note_once)
         self.has_hooks = False  # somebody can serve the model without graphs
@@ -137,9 +131,18 @@ class Session:
         self._process = os.getpid()
         self.runs_uncaptured = False  # code whose graph cannot be planned for; somebody serves what it saves
         self._at_work: weakref.WeakSet[AtWork] = weakref.WeakSet()  # backwards
-        self._num_runs: Counter[tuple[int, ...]] = Counter()  # by step, before the one under way
-        self._last_order: tuple[tuple[int, ...], ...] = ()  # forwards and backwards of the step before the last
         Session._open.add(self)
+
+    def _note_choices(self, opened: Opened) -> None:
+        """Says what was chosen for the user, and what it means."""
+        if self.options.budget_bytes is None:
+            self.notes.append(self.budget.describe_auto())
+        if self.tier == "peer":
+            self.notes.append(f"tier: swapped tensors go to {describe_peer(self.device, opened.where)}")
+        if self.options.verify:
+            self.notes.append(WHAT_VERIFY_DOES[self.options.compiler])
+        if opened.node is not None:
+            self.notes.append(f"measured and planned together: {opened.node.count} ranks of this machine swap at once")
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """The Dynamo backend: takes one graph, gives what runs instead of it."""
@@ -251,35 +254,18 @@ class Session:
         self.tell_overruns()
         if self.recorder.current_sequence or graph is None:
             return
-        ran = self.recorder.last_sequence
-        forwards = tuple(index for index, phase in ran if phase == "forward")
-        backwards = tuple(index for index, phase in ran if phase == "backward")
-        self.budget.has_trained |= bool(backwards)
-        if backwards:
+        ran = self._order.last()
+        if ran.backwards:
+            self.budget.has_trained = True
             self.budget.has_run()
-        if isinstance(graph, CapturedGraph) and self._plan_order(graph, forwards, backwards):
+        if isinstance(graph, CapturedGraph) and self._plan_in_order(self._order.chain_to_plan(graph.index)):
             return
-        step = self._step_that_ran()
+        step = self._order.followed()
         if step is not None and step.graphs[0] == graph.index:
-            self._num_runs[step.graphs] += 1
-            # Checks take time of their own.
-            num_runs = 0 if self.options.verify else self._num_runs[step.graphs]
-            ran_as_planned = step.backwards == backwards and len(set(forwards)) == len(forwards)
-            if num_runs == _STEADY_STEP - 1 and ran_as_planned:
-                released: frozenset[int] = frozenset()
-                if isinstance(graph, CapturedGraph) and len(step.graphs) == 1:  # else some are the step's own
-                    released = graph.handover.released
-                self.plans.keep(step, released)
-                self.recorder.time_ops()
-            is_other = self.plans.make_room(self.plans[step.graphs])
-            is_other |= self.plans.heed_unplaced(self.plans[step.graphs])
-            if self._num_runs[step.graphs] == 1:
-                is_other |= self.plans.heed_losses(self.plans[step.graphs])
-            if num_runs == _STEADY_STEP and ran_as_planned:
-                is_other |= self.plans.learn(self.plans[step.graphs])
-            if num_runs == _STEADY_STEP + 1 and ran_as_planned:
-                is_other |= self.plans.settle(self.plans[step.graphs])
-            if is_other:
+            released: frozenset[int] = frozenset()
+            if isinstance(graph, CapturedGraph) and len(step.graphs) == 1:  # else some outputs are the step's own
+                released = graph.handover.released
+            if self._lessons.draw(step.graphs, ran_as_planned=ran.is_as_planned(step), released=released):
                 self._compile(step.graphs)
 
     def begins(self, backward: AtWork) -> AtWork:
@@ -325,12 +311,11 @@ class Session:
                 continue
             num_models = sum(session.device == self.device for session in Session._open)
             plan = self.plans.get(step.follows)
-            backwards = tuple(graph for graph, phase in step.sequence if phase == "backward")
             self._overruns.tell(
                 step,
                 num_models=num_models,
                 is_hooked=self._is_hooked(step),
-                is_as_planned=plan is not None and plan.backwards == backwards,
+                is_as_planned=plan is not None and plan.backwards == Ran.of(step).backwards,
             )
 
     def _describe(self, number: int) -> tuple[str, str]:
@@ -354,18 +339,7 @@ class Session:
         ran = {graph for graph, _ in step.sequence}
         return UNPLANNED in ran or any(isinstance(self.graphs[graph], SavedSequence) for graph in ran)
 
-    def _step_that_ran(self) -> PlannedStep | None:
-        """The plan of the last step, if it followed it with the graphs that it was made for."""
-        ended = self.recorder.ended
-        step = self.plans.get(ended.follows) if ended is not None else None
-        if ended is None or step is None:
-            return None
-        # The graphs that it trained; where it trained none, those that it ran.
-        trained = [index for index, phase in ended.sequence if phase == "forward"]
-        ran = tuple(dict.fromkeys(trained or [index for index, _ in ended.sequence]))
-        return step if step.graphs == ran else None
-
-    def _runs(self, forwards: Sequence[int]) -> tuple[int, ...]:
+    def _apart(self, forwards: Sequence[int]) -> tuple[int, ...]:
         """``forwards`` with a graph for each run: one that runs again is planned and compiled for each run apart."""
         runs: list[int] = []
         for index in forwards:
@@ -378,40 +352,21 @@ class Session:
             runs.append(index if number == 0 else graph.again[number - 1].index)
         return tuple(runs)
 
-    def _plan_order(self, graph: CapturedGraph, forwards: tuple[int, ...], backwards: tuple[int, ...]) -> bool:
-        """Plans graphs that ran together as one step, in the order in which they ran; whether they have a new plan.
-
-        A step that runs a graph several times may run it another number of times next, and one whose losses ask for
-        another order than before may ask for yet another: both are planned when they recur.
-        """
-        has_settled, self._last_order = (forwards, backwards) == self._last_order, (forwards, backwards)
-        repeated = [index for index, count in Counter(forwards).items() if count > 1 and index in backwards]
-        is_chain = len(forwards) > 1 and sorted(backwards) == sorted(forwards)
-        if repeated and not is_chain:
-            self._note_repeated(repeated[0], forwards.count(repeated[0]))
-        planned = self.plans.get(forwards)
-        if not is_chain or (planned and planned.backwards == backwards):
+    def _plan_in_order(self, ran: Ran | None) -> bool:
+        """Plans graphs that ran together as one step, in the order in which they ran; whether they have a new plan."""
+        if ran is None:
             return False
-        if graph.index == forwards[0] and (has_settled or not (repeated or planned)):
-            chain = self._runs(forwards)
-            try:
-                # The runs of one graph are told apart from the next step on, and so is their order.
-                self._plan(chain, None if repeated else [chain.index(index) for index in backwards])
-            except (PlanInfeasible, TierError) as error:
-                if not planned:
-                    raise
-                self.note_once(f"the plan stays as it was though graphs ran backward in another order: {error}")
-                return False
-            self._compile(chain)
-            return True
-        if planned:
-            self.note_once("graphs ran backward in another order than planned for: the step may exceed the budget")
-        return False
-
-    def _note_repeated(self, index: int, count: int) -> None:
-        note = f"graph {index} ran {count} times in a step, and each run is planned as if it were the only one: the "
-        note += "step may exceed the budget"
-        self.note_once(note)
+        indices = self._apart(ran.forwards)
+        try:
+            # The runs of one graph are told apart from the next step on, and so is their order.
+            self._plan(indices, None if ran.repeated else [indices.index(index) for index in ran.backwards])
+        except (PlanInfeasible, TierError) as error:
+            if self.plans.get(ran.forwards) is None:
+                raise
+            self.note_once(f"the plan stays as it was though graphs ran backward in another order: {error}")
+            return False
+        self._compile(indices)
+        return True
 
     def may_go_another_way(self, note: str) -> None:
         """The model's code may do something else than in plain torch, as ``note`` says."""

@@ -459,9 +459,9 @@ def test_scores_are_those_that_evaluate_wrote(tmp_path):
 
 
 def test_a_run_warms_up_until_the_last_planning():
-    from lmswap.session.session import _STEADY_STEP
+    from lmswap.session.lessons import STEADY_STEP
 
-    assert WARM_UP_STEPS == _STEADY_STEP + 1
+    assert WARM_UP_STEPS == STEADY_STEP + 1
 
 
 def test_each_training_has_a_gpu_of_those_that_are_visible(monkeypatch, disk, tmp_path):

@@ -169,7 +169,7 @@ def test_what_does_not_repeat_its_bits_is_not_run_again(kind, is_seen, emulated_
     if not is_seen:  # as if every op repeated its bits
         monkeypatch.setattr(OpMeter, "repeats", lambda meter, node: True)
     monkeypatch.setattr("tests.test_recompute.random_reruns", lambda program, rng, share: recompute_all(program))
-    monkeypatch.setattr("lmswap.session.steps.make_plan", plan_at_random(0))
+    monkeypatch.setattr("lmswap.session.planner.make_plan", plan_at_random(0))
     emulated_gpu.configure_kernels(**{kind: True})
     model, found = train(case)
     ops = [op for op in lmswap.program(model).ops if name in op.target and "backward" not in op.target]

@@ -1,0 +1,269 @@
+"""What has to change after what a step showed? Predictions by what it took, and plans that no longer do."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from lmswap.analyze.memory import StepMemory
+from lmswap.capture.loss import loss_bytes
+from lmswap.errors import PlanInfeasible, TierError
+from lmswap.execute.engine import SwapEngine
+from lmswap.hardware.memory import DeviceMemory
+from lmswap.ir.bytesize import format_bytes
+from lmswap.ir.program import Program
+from lmswap.options import Options
+from lmswap.plan import simulate
+from lmswap.plan.cache import Planned
+from lmswap.plan.feedback import Feedback, compare
+from lmswap.reporting.text import format_seconds
+from lmswap.session.allowance import GROWTH_BYTES, Budget
+from lmswap.session.notes import Notes
+from lmswap.session.planner import Planner
+from lmswap.session.steps import FROM_CACHE, PlannedStep, StepPlans
+
+# Earlier steps touch their memory for the first time, and choose algorithms.
+STEADY_STEP = 3
+# After the first steps "auto" searches for as many times as long as before them, once: for a plan that is made again,
+# and for one that by what was measured may be slower than the best by more than this share. A gain of less is none.
+_SECOND_EFFORT = 4
+_WORTH_SEARCHING = 0.01
+
+
+class Lessons:
+    """Draws from each step of a model what its plans lacked, and puts others in force where they lack too much."""
+
+    def __init__(
+        self,
+        options: Options,
+        tier: str,
+        *,
+        plans: StepPlans,
+        planner: Planner,
+        engine: SwapEngine,
+        memory: DeviceMemory,
+        budget: Budget,
+        notes: Notes,
+    ) -> None:
+        """``notes`` is where sentences for people go."""
+        self._options, self._tier = options, tier
+        self._plans, self._planner, self._engine, self._memory = plans, planner, engine, memory
+        self._budget, self._notes = budget, notes
+        self._num_runs: Counter[tuple[int, ...]] = Counter()  # by step, before the one under way
+        self._outgrown: set[tuple[int, ...]] = set()  # steps that were planned again for what others hold
+
+    def draw(self, graphs: tuple[int, ...], *, ran_as_planned: bool, released: frozenset[int]) -> bool:
+        """Learns from the last step, of ``graphs``, before it runs again; whether it has another plan now.
+
+        ``released`` are the outputs and tangents that its caller did not hold.
+        """
+        self._num_runs[graphs] += 1
+        num_runs = self._num_runs[graphs]
+        # Verification takes time of its own, which teaches nothing.
+        num_steady = num_runs if ran_as_planned and not self._options.verify else 0
+        if num_steady == STEADY_STEP - 1:
+            self._keep(self._plans[graphs], released)
+            self._engine.recorder.time_ops()
+        is_other = self._make_room(self._plans[graphs])
+        is_other |= self._heed_unplaced(self._plans[graphs])
+        if num_runs == 1:
+            is_other |= self._heed_losses(self._plans[graphs])
+        if num_steady == STEADY_STEP:
+            is_other |= self._learn(self._plans[graphs])
+        if num_steady == STEADY_STEP + 1:
+            is_other |= self._settle(self._plans[graphs])
+        return is_other
+
+    def _heed_losses(self, step: PlannedStep) -> bool:
+        """Plans again if what the loss takes, which is known after one step, does not fit; whether it is another plan.
+
+        Until then it is what was assumed or remembered.
+        """
+        program = step.joined.program
+        costs = self._planner.with_losses(step.costs, program, step.graphs)
+        if costs == step.costs:
+            return False
+        heeding = replace(step, costs=costs)
+        peak_bytes = simulate(program, costs, step.machine, step.plan).peak_bytes
+        if peak_bytes <= step.plan.budget_bytes:
+            self._plans.predict(replace(heeding, plan=replace(step.plan, predicted_peak_bytes=peak_bytes)))
+            return False
+        self._planner.lend_memory(program)
+        taken = format_bytes(loss_bytes(costs, program))
+        return self._make_again(heeding, f"the loss takes {taken}, more than the plan leaves it", remembers=True)
+
+    def _make_room(self, step: PlannedStep) -> bool:
+        """Plans again, once, when tensors outside of the step hold more than planned; whether its plan is another."""
+        more_bytes = self._budget.outgrown_bytes(step.allowance)
+        if more_bytes <= GROWTH_BYTES or step.graphs in self._outgrown:
+            return False
+        self._outgrown.add(step.graphs)
+        self._planner.lend_memory(step.joined.program)
+        held = f"{format_bytes(more_bytes)} more are held between steps than was planned for"
+        return self._make_again(replace(step, allowance=step.allowance.with_held(more_bytes)), held)
+
+    def _heed_unplaced(self, step: PlannedStep) -> bool:
+        """Gives gradients places of their own, once, when some were still there where another tensor was to lie.
+
+        Whether the step's plan or places are others then.
+        """
+        arena = self._engine.arena
+        if arena is None or arena.num_unplaced == 0 or not self._planner.hold_gradients():
+            return False
+        self._make_again(step, "gradients of a step are still held when the next one begins")
+        return self._plans[step.graphs].places != step.places
+
+    def _keep(self, step: PlannedStep, released: frozenset[int]) -> None:
+        """Notes what computing took in the last step, as the next one's ops will be timed, and what was let go of.
+
+        ``released`` are the outputs and tangents that the caller did not hold; predictions count on that, plans do not.
+        """
+        record = self._engine.recorder.last()
+        seconds = () if record is None else tuple(map(sum, record.op_seconds()))
+        self._plans.put(replace(step, segment_seconds=seconds, released=released))
+
+    def _learn(self, step: PlannedStep) -> bool:
+        """Predicts from what the last step took, and plans again if the prediction was off, or the plan may be slow.
+
+        Says whether the plan of ``step`` is another then. What is in use between steps is known from now on.
+        """
+        self._memory.tidy()  # tracing and timing leave up to 30 MiB, which steps would not use again
+        step = self._with_growth(step, _small_bytes(step, self._memory.counted_from_bytes()))
+        if self._options.plan is not None:
+            return False
+        record = self._engine.recorder.last()
+        if record is None:
+            return False
+        program = step.joined.program
+        found = compare(
+            program,
+            step.costs,
+            step.machine,
+            step.plan,
+            tier=self._tier,
+            predicted=step.predicted,
+            measured=record.timeline(program.buffer_names, other_bytes=0),
+            op_seconds=_without_marks(record.op_seconds(), step.segment_seconds),
+        )
+        if found is None:
+            return False
+        self._planner.lend_memory(program)
+        step = self._price_again(replace(step, costs=found.costs, machine=found.machine))
+        if found.is_off:
+            return self._make_again(step, _describe(found, program), remembers=True)
+        if self._is_outgrown(step):
+            return self._make_again(step, _describe_growth(step), remembers=True)
+        return self._search_on(step)
+
+    def _settle(self, step: PlannedStep) -> bool:
+        """Reads again what is in use between steps: a new plan's graphs are compiled, what searching left is used up.
+
+        Whether the plan had to be made again for that, and is another.
+        """
+        step = self._with_growth(step, small_bytes=0)  # the last step has left them in use
+        if not self._is_outgrown(step):
+            return False
+        self._planner.lend_memory(step.joined.program)
+        return self._make_again(step, _describe_growth(step), remembers=True)
+
+    def _with_growth(self, step: PlannedStep, small_bytes: int) -> PlannedStep:
+        """``step`` with what is in use between steps now, the places of small tensors included."""
+        ended = self._engine.recorder.ended
+        peak_bytes = ended.peaks.used_bytes if ended is not None else 0
+        return self._plans.predict(
+            replace(step, allowance=self._budget.with_growth(step.allowance, small_bytes, peak_bytes))
+        )
+
+    def _price_again(self, step: PlannedStep) -> PlannedStep:
+        """``step``, whose plan was made by other costs, with a prediction by its own."""
+        priced = self._plans.priced(step)
+        self._memory.tidy()
+        self._plans.remember(step.joined.program, priced)
+        return self._plans.predict(replace(step, plan=priced.plan))
+
+    @staticmethod
+    def _is_outgrown(step: PlannedStep) -> bool:
+        placed_bytes = step.places.total_bytes if step.places else 0
+        return max(step.plan.predicted_peak_bytes, placed_bytes) > step.allowance.step_bytes + GROWTH_BYTES
+
+    def _search_on(self, step: PlannedStep) -> bool:
+        """Searches for longer where the plan may not be the best by what was measured."""
+        if self._options.policy != "auto" or step.origin == FROM_CACHE or step.plan.certificate is None:
+            return False
+        excess = step.plan.predicted_seconds / step.plan.certificate.seconds - 1
+        if excess <= _WORTH_SEARCHING:
+            return False
+        reason = f"the plan was {excess:.1%} above the best possible, and a longer search found a faster one"
+        most_seconds = (1 - _WORTH_SEARCHING) * step.plan.predicted_seconds
+        return self._make_again(step, reason, most_seconds=most_seconds, remembers=True)
+
+    def _make_again(
+        self, step: PlannedStep, reason: str, *, most_seconds: float = math.inf, remembers: bool = False
+    ) -> bool:
+        """Puts a new plan in the place of ``step``'s, by its costs, machine and allowance, and says so.
+
+        Only if there is one that takes ``most_seconds``; whether it is another plan.
+        """
+        reason = f"after step {self._engine.recorder.num_steps}: {reason}"
+        if self._options.plan is not None:
+            self._notes.append(f"the plan stays that of '{self._options.plan}' {reason}")
+            return False
+        program = step.joined.program
+        try:
+            plan = self._planner.search(program, step.costs, step.machine, step.allowance, effort=_SECOND_EFFORT)
+        except (PlanInfeasible, TierError) as error:
+            self._notes.append(f"the plan stays as it was {reason}; {error}")
+            self._plans.put(replace(step, allowance=replace(step.allowance, scattered_bytes=0)))
+            return False
+        if plan.predicted_seconds > most_seconds:
+            return False
+        planned = Planned(plan, step.costs, step.machine)
+        adopted = self._plans.adopt(step.graphs, step.joined, planned, step.allowance, f"made again {reason}")
+        self._plans.put(replace(adopted, released=step.released))
+        if remembers:
+            self._plans.remember(program, planned)
+        is_same = (plan.swaps, plan.reruns) == (step.plan.swaps, step.plan.reruns)
+        if not is_same:
+            self._memory.trim()  # what the old plan's steps held at most may be more than the new one's will
+        self._notes.append(f"replanned {reason}" + ("; the plan is the same" if is_same else ""))
+        return not is_same
+
+
+def _small_bytes(step: PlannedStep, from_bytes: int) -> int:
+    """The most that buffers of less than ``from_bytes`` hold together in a step."""
+    program, costs = step.joined.program, step.costs
+    small_curve = StepMemory(program, costs).curve - StepMemory(program, costs, from_bytes).curve
+    return int(small_curve.max(initial=0))
+
+
+def _without_marks(
+    op_seconds: Sequence[Sequence[float]], segment_seconds: Sequence[float]
+) -> Sequence[Sequence[float]]:
+    """``op_seconds``, scaled where their segment took less in the step before, whose ops were not timed.
+
+    Marks between ops take time; memory that was touched for the first time did in the step before.
+    """
+    if len(segment_seconds) != len(op_seconds):
+        return op_seconds
+    found = []
+    for ops, before in zip(op_seconds, segment_seconds, strict=True):
+        scale = min(1.0, before / sum(ops)) if any(ops) else 1.0
+        found.append([scale * seconds for seconds in ops])
+    return found
+
+
+def _describe_growth(step: PlannedStep) -> str:
+    if step.allowance.scattered_bytes:
+        return f"tensors lay so scattered that the step took {format_bytes(step.allowance.scattered_bytes)} too much"
+    return f"{format_bytes(step.allowance.grown_bytes)} more are in use between steps than was planned for"
+
+
+def _describe(found: Feedback, program: Program) -> str:
+    """By how much the prediction was off, and which op most."""
+    measured, predicted = format_seconds(found.measured_seconds), format_seconds(found.predicted_seconds)
+    worst, op = found.worst, program.ops[found.worst.op]
+    where = f"'{op.name}'" + (f" ({op.source})" if op.source else "")
+    took = f"{format_seconds(worst.measured_seconds)} against {format_seconds(worst.predicted_seconds)}"
+    return f"measured {measured} against {predicted} predicted; most off is op {where}: {took}"

@@ -1,0 +1,147 @@
+"""How is a plan made that keeps to a model's allowance, in its words where there is none?"""
+
+from __future__ import annotations
+
+from lmswap.capture.loss import LossMeter, loss_bytes, without_losses
+from lmswap.errors import PlanInfeasible, TierError
+from lmswap.execute.engine import SwapEngine
+from lmswap.hardware.memory import DeviceMemory
+from lmswap.hardware.node import num_local_processes
+from lmswap.ir.bytesize import format_bytes
+from lmswap.ir.costs import OpCosts
+from lmswap.ir.machine import Machine
+from lmswap.ir.places import Places
+from lmswap.ir.plan import Plan
+from lmswap.ir.program import BufferKind, Program
+from lmswap.options import Options
+from lmswap.plan import make_plan
+from lmswap.plan.cache import Planned
+from lmswap.plan.gaps import plan_between_gaps
+from lmswap.plan.places import find_places
+from lmswap.session.allowance import Allowance
+from lmswap.session.notes import Notes
+
+# What planning between steps takes from a CPU's budget: 30 MiB at 406 ops, 22 at 2,071, 74 at 50,351.
+_PLANNING_BYTES, _PLANNING_BYTES_PER_OP = 32 * 2**20, 1024
+
+
+class Planner:
+    """Makes the plans of one model's steps, and finds the places of their tensors in an arena, if there is one."""
+
+    def __init__(
+        self,
+        options: Options,
+        tier: str,
+        *,
+        engine: SwapEngine,
+        memory: DeviceMemory,
+        losses: LossMeter,
+        notes: Notes,
+    ) -> None:
+        """``notes`` is where sentences for people go."""
+        self._options, self._tier = options, tier
+        self._engine, self._memory, self._losses, self._notes = engine, memory, losses, notes
+        self._held_over = {BufferKind.OUTPUT}  # what the caller still has of a step when the next one begins
+        self._placed: tuple[Plan, Places] | None = None  # the last plan that places were found for
+
+    def first(
+        self, graphs: tuple[int, ...], program: Program, costs: OpCosts, machine: Machine, allowance: Allowance
+    ) -> Planned:
+        """A plan, with the costs that it was made by: what a loss may take is no reason to refuse a budget.
+
+        Raises:
+            PlanInfeasible: no plan fits the budget.
+            TierError: no plan fits the tier.
+        """
+        try:
+            return Planned(self.search(program, costs, machine, allowance), costs, machine)
+        except PlanInfeasible:
+            lean = self._losses.unassumed(costs, program, graphs)
+            if lean == costs:
+                raise
+        planned = Planned(self.search(program, lean, machine, allowance), lean, machine)
+        assumed = format_bytes(loss_bytes(costs, program))
+        self._notes.append(f"the budget leaves less than {assumed} to the loss: one that takes as much exceeds it")
+        return planned
+
+    def search(
+        self,
+        program: Program,
+        costs: OpCosts,
+        machine: Machine,
+        allowance: Allowance,
+        *,
+        policy: str | None = None,
+        budget_bytes: int | None = None,
+        effort: int = 1,
+    ) -> Plan:
+        """A plan by the model's policy that keeps to ``allowance``, or the one that is asked for instead.
+
+        Raises:
+            PlanInfeasible, TierError: see `first`.
+        """
+        policy = policy or self._options.policy
+        parameters = {"effort": effort} if policy == "auto" else {}
+
+        def plan_within(most_bytes: int) -> Plan:
+            return make_plan(
+                policy,
+                program,
+                costs,
+                machine,
+                budget_bytes=most_bytes,
+                tier=self._tier,
+                min_swap_bytes=self._options.min_swap_bytes,
+                **parameters,
+            )
+
+        most_bytes = budget_bytes or allowance.step_bytes
+        try:
+            return plan_between_gaps(plan_within, lambda plan: self.placed_bytes(program, costs, plan), most_bytes)
+        except PlanInfeasible as error:  # in the planner's words the budget is the step's share: say it in the user's
+            raise PlanInfeasible(
+                budget_bytes=allowance.budget_bytes,
+                needed_bytes=error.needed_bytes + allowance.fixed_bytes,
+                where=error.where,
+                live=(*error.live[:4], ("in use before the step and reserved", allowance.fixed_bytes)),
+                policy=policy,
+            ) from None
+        except TierError as error:
+            count = num_local_processes()
+            if self._tier != "host" or count == 1 or self._options.host_budget_bytes is not None:
+                raise
+            share = f"LOCAL_WORLD_SIZE is {count}: each of these processes may pin 1/{count} of what all of them may"
+            raise TierError(f"{error}. {share}; host_budget sets it otherwise") from None
+        finally:
+            self._memory.tidy()
+
+    def with_losses(self, costs: OpCosts, program: Program, graphs: tuple[int, ...]) -> OpCosts:
+        """``costs`` with what the losses of these graphs take, as far as it is known; an arena holds no loss."""
+        if self._engine.arena is not None:
+            return without_losses(costs, program)
+        return self._losses.as_seen(costs, program, graphs)
+
+    def lend_memory(self, program: Program) -> None:
+        """Makes sure that planning does not come on top of what steps keep for reuse."""
+        self._memory.lend(_PLANNING_BYTES + _PLANNING_BYTES_PER_OP * len(program.ops))
+
+    def placed_bytes(self, program: Program, costs: OpCosts, plan: Plan) -> int:
+        """What the step of ``plan`` takes where its tensors have places; 0 where they have none."""
+        places = self.find_places(program, costs, plan)
+        return places.total_bytes if places is not None else 0
+
+    def find_places(self, program: Program, costs: OpCosts, plan: Plan) -> Places | None:
+        """Where the tensors of ``plan``'s step lie; asked twice for a plan that is adopted, found once."""
+        if self._engine.arena is None:
+            return None
+        if self._placed is None or self._placed[0] is not plan:
+            self._placed = plan, find_places(program, costs, plan, held_over=self._held_over)
+        return self._placed[1]
+
+    def hold_gradients(self) -> bool:
+        """Gives gradients places of their own from now on, as the caller keeps them; whether they had none before."""
+        if BufferKind.GRADIENT in self._held_over:
+            return False
+        self._held_over.add(BufferKind.GRADIENT)
+        self._placed = None
+        return True
