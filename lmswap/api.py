@@ -11,10 +11,9 @@ from typing import Any, TypeVar
 
 import torch
 from torch import fx, nn
-from torch.nn.parameter import is_lazy
 
 from lmswap.errors import OptionError
-from lmswap.execute.record import StepRecord
+from lmswap.execute.step import StepRecord
 from lmswap.hardware.first_calls import make_first_calls
 from lmswap.ir.emulation import EmulatedLink
 from lmswap.ir.program import Program
@@ -22,6 +21,7 @@ from lmswap.ir.timeline import Timeline
 from lmswap.ir.verified import Verified
 from lmswap.logs import log_as_asked
 from lmswap.modelcall import ModelCall
+from lmswap.modules import check_module, one_device, parameters_of, trainable_bytes
 from lmswap.options import Options
 from lmswap.reporting import Explanation, Report, make_explanation, make_report
 from lmswap.session import PlannedStep, Session
@@ -120,9 +120,11 @@ def enable(
         plan=plan,
         together=together,
     )
-    _check_model(model)
+    check_module(model)
+    parameters = parameters_of(model)
+    device = one_device([*parameters, *model.buffers()])
     disable(model)
-    session = _open_session(model, type(model).__name__, options)
+    session = _make_session(type(model).__name__, options, device, trainable_bytes(parameters))
     model._compiled_call_impl = ModelCall(model, session)
     _sessions[model] = session
     UNCALLED.add(model, session.name)
@@ -258,34 +260,9 @@ def compile_backend(
             return session(module, inputs)
     tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
     parsed = Options.from_mapping(options or {})
-    session = _make_session("compiled model", parsed, _one_device(tensors), _trainable_bytes(tensors))
+    session = _make_session("compiled model", parsed, one_device(tensors), trainable_bytes(tensors))
     _compiled.append((options, session))
     return session(module, inputs)
-
-
-def _check_model(model: object) -> None:
-    if not isinstance(model, nn.Module):
-        raise OptionError(f"enable takes a torch.nn.Module, not {type(model).__name__}")
-    if isinstance(model, torch.jit.ScriptModule):
-        raise OptionError(
-            f"{type(model).__name__} is TorchScript, whose code can neither be traced nor be seen: enable the module "
-            "that was scripted or traced"
-        )
-    if isinstance(model, nn.DataParallel) and len(model.device_ids) > 1:
-        raise OptionError(
-            f"nn.DataParallel copies the model to {len(model.device_ids)} devices in each call, lmswap manages one; "
-            "use torch.nn.parallel.DistributedDataParallel, with a process for each device, or device_ids of one"
-        )
-
-
-def _open_session(model: nn.Module, name: str, options: Options) -> Session:
-    parameters = list(model.parameters())
-    if not parameters:
-        raise OptionError(f"{name} has no parameters, so there is no device to plan for")
-    lazy = [path for path, parameter in model.named_parameters() if is_lazy(parameter)]
-    if lazy:
-        raise OptionError(f"parameter '{lazy[0]}' of {name} has no shape yet: call the model once, then enable it")
-    return _make_session(name, options, _one_device([*parameters, *model.buffers()]), _trainable_bytes(parameters))
 
 
 def _make_session(name: str, options: Options, device: torch.device, trainable_bytes: int) -> Session:
@@ -336,17 +313,3 @@ def _planned(model: nn.Module) -> PlannedStep:
             "saved-tensor hooks is planned by the second call"
         )
     return step
-
-
-def _one_device(tensors: Sequence[torch.Tensor]) -> torch.device:
-    devices = {tensor.device for tensor in tensors}
-    if len(devices) != 1:
-        raise OptionError(f"the model must lie on one device, it lies on {sorted(map(str, devices))}")
-    (device,) = devices
-    if device.type not in ("cpu", "cuda"):
-        raise OptionError(f"lmswap works on CPU and CUDA devices, the model lies on '{device}'")
-    return device
-
-
-def _trainable_bytes(tensors: Sequence[torch.Tensor]) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, nn.Parameter) and t.requires_grad)

@@ -32,7 +32,7 @@ from lmswap.eager.actions import PlannedEvents
 from lmswap.eager.check import SavedCheck
 from lmswap.eager.step import EagerStep, storages_of
 from lmswap.errors import LmswapError, NotManaged, OptionError, PlanInfeasible
-from lmswap.execute.record import SegmentKey
+from lmswap.execute.step import SegmentKey
 from lmswap.options import NEEDS_GRAPHS
 from lmswap.session import UNPLANNED, WHAT_VERIFY_DOES, SavedSequence, Session
 from lmswap.session.notes import warn

@@ -8,7 +8,7 @@ from torch import nn
 
 import lmswap
 from lmswap.errors import BudgetExceeded, NotManaged
-from lmswap.execute.record import EndedStep, Peaks
+from lmswap.execute.step import EndedStep, Peaks
 from lmswap.session.overruns import Overruns
 from lmswap.uncalled import UNCALLED
 from tests.test_hard_cases import PATHS, Net, batch, swapping

@@ -9,7 +9,7 @@ from benchmarks.case_study.cells import NOT_YET, NOTHING, Table, median_of, perc
 from benchmarks.case_study.links import describe_link
 from benchmarks.case_study.ratios import Spread, overhead
 from benchmarks.case_study.results import Ladder, LinkRuns, Links, Results
-from lmswap.bench.unet3d.run import Run
+from lmswap.bench.unet3d.measured import Run
 from lmswap.bench.unet3d.scores import REGIONS, subject_means
 from lmswap.profiling.figures import Figures
 

@@ -16,10 +16,11 @@ from rich.console import Console
 from benchmarks.case_study.results import Settings
 from benchmarks.turns import take_turns
 from lmswap.bench.unet3d import brats, synthetic
+from lmswap.bench.unet3d.configuration import Configuration
 from lmswap.bench.unet3d.console import ProgressView
 from lmswap.bench.unet3d.fresh import FreshRun, RunFailed, run_fresh, warmed_up
+from lmswap.bench.unet3d.measured import Run
 from lmswap.bench.unet3d.preprocess import prepare_cube
-from lmswap.bench.unet3d.run import Configuration, Run
 from lmswap.bench.unet3d.study import MAX_SUBJECTS, Failure
 from lmswap.hardware.ram import read_ram
 

@@ -1,28 +1,19 @@
-"""What did the last step really do? Marks from the graphs and the engine's own records → a measured Timeline."""
+"""Who notes what a step does? Marks from the graphs and the engine's own records, read when the device passed them."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Generic, NamedTuple, Protocol, TypeVar
-
-import numpy as np
+from dataclasses import replace
+from typing import Protocol
 
 from lmswap.execute._C import TransferRecord
-from lmswap.ir.timeline import Lane, Span, Timeline
-
-SegmentKey = tuple[int, str]  # graph, phase
-Graphs = tuple[int, ...]  # by which a plan is known: those of the step that it was made for
-Curve = tuple[tuple[float, int], ...]  # parts of a segment's run that were over, and bytes more than when it began
-Time = TypeVar("Time", int, float)
+from lmswap.execute.step import Curve, EndedStep, Graphs, MarkedStep, Peaks, SegmentKey, SegmentRun, StepRecord
 
 # Forwards whose backward never comes, as in evaluation with gradients on, are without end; no step has so many runs.
 _MOST_WAITING = 256
-# A device that is behind the host by less than this share of a segment, when that is queued, had to wait for the host.
-_LEAST_LAG = 0.1
 
 
 class Clock(Protocol):
@@ -63,168 +54,18 @@ class TensorMemory(Protocol):
         """The most since then that counts against the budget, and of tensors."""
 
 
-class Peaks(NamedTuple):
-    """The most that a step held, of all it took: from where the one before it ended."""
-
-    used_bytes: int = 0  # what counts against the budget
-    tensor_bytes: int = 0
-    tier_bytes: int = 0
-
-    def with_others(self, others: Peaks) -> Peaks:
-        """The peaks of both together."""
-        return Peaks(*map(max, self, others))
-
-
-NO_PEAKS = Peaks()
-
-
-class SegmentRun(NamedTuple, Generic[Time]):
-    """One run of a segment: in marks, until they are read, or in seconds of CLOCK_MONOTONIC."""
-
-    key: SegmentKey
-    start: Time
-    ops: tuple[Time, ...]  # where its second op began, and so on; empty in a step whose ops were not timed
-    end: Time
-    follows: Graphs = ()  # the plan that it followed to its end; empty: none
-    queued_seconds: float = 0.0  # host time when all of it was with the device
-
-
-@dataclass
-class _MarkedStep:
-    """A step whose times are marks still: reading them would make the host wait for the device."""
-
-    begun_seconds: float  # host time
-    runs: list[SegmentRun[int]] = field(default_factory=list)
-    memory: list[tuple[int, int]] = field(default_factory=list)  # mark, tensor bytes on the device
-    curves: dict[int, Curve] = field(default_factory=dict)  # by a run's first mark: known, so that nobody looked
-    peaks: Peaks = NO_PEAKS
-    number: int = 0  # from 1 on, when it has ended
-    times_ops: bool = False
-    is_watched: bool = False  # whether somebody looked at its memory
-
-    @property
-    def sequence(self) -> tuple[SegmentKey, ...]:
-        return tuple(run.key for run in self.runs)
-
-    def count(self, graph: int, phase: str) -> int:
-        """How often that segment has run."""
-        return self.sequence.count((graph, phase))
-
-    @property
-    def marks(self) -> list[int]:
-        """All of them, in the order in which they were made."""
-        runs = {mark for run in self.runs for mark in (run.start, *run.ops, run.end)}
-        return sorted(runs | {mark for mark, _ in self.memory})
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every forward segment has seen its backward; some see several, with retain_graph=True."""
-        forwards = Counter(graph for graph, phase in self.sequence if phase == "forward")
-        backwards = Counter(graph for graph, phase in self.sequence if phase == "backward")
-        return bool(self.runs) and forwards <= backwards
-
-    @property
-    def ended(self) -> EndedStep:
-        """What is known of it without waiting for the device."""
-        # A graph that trains nothing has a plan of its own, also in the middle of a step.
-        plans = {run.follows for run in self.runs if run.key[1] != "inference"} or {run.follows for run in self.runs}
-        follows = plans.pop() if len(plans) == 1 else ()
-        return EndedStep(self.number, self.sequence, follows, self.peaks)
-
-
-@dataclass(frozen=True)
-class EndedStep:
-    """A step that is over for the host: its number from 1 on, segments in order, and peaks.
-
-    ``follows`` is the plan that it followed as a whole, and that gives its buffers their names; empty if there is none.
-    """
-
-    number: int
-    sequence: tuple[SegmentKey, ...]
-    follows: Graphs
-    peaks: Peaks
-
-    @property
-    def trains(self) -> bool:
-        """Whether a backward ran in it."""
-        return any(phase == "backward" for _, phase in self.sequence)
-
-
-@dataclass(frozen=True)
-class StepRecord:
-    """One step as it ran, in seconds of CLOCK_MONOTONIC."""
-
-    step: EndedStep
-    segments: tuple[SegmentRun[float], ...]
-    memory: tuple[tuple[float, int], ...]  # tensor bytes on the device
-    transfers: tuple[TransferRecord, ...]
-
-    @property
-    def begun_seconds(self) -> float:
-        """When its first mark was passed: second 0 of its timeline."""
-        return min([run.start for run in self.segments] + [seconds for seconds, _ in self.memory])
-
-    @property
-    def host_bound_seconds(self) -> float:
-        """Of the segments that the device had run as soon as the host had queued them: it waits for the host there."""
-        times = [(run.end - run.start, run.end - run.queued_seconds) for run in self.segments]
-        return sum(seconds for seconds, lag_seconds in times if lag_seconds < _LEAST_LAG * seconds)
-
-    def op_seconds(self) -> tuple[tuple[float, ...], ...]:
-        """By run of a segment: seconds from where each op began to where the next did, less waits for copies.
-
-        One number for all of its ops where they were not timed.
-        """
-        waits = sorted((r.wait_start_seconds, r.wait_end_seconds) for r in self.transfers)
-        clock = [0.0, *(seconds for wait in waits for seconds in wait)]  # compute waits for one copy after the other
-        waited = np.cumsum([0.0, *(seconds for start, end in waits for seconds in (0.0, end - start))])
-        found = []
-        for run in self.segments:
-            begins = np.array([run.start, *run.ops, run.end])
-            found.append(tuple(np.diff(begins - np.interp(begins, clock, waited)).tolist()))
-        return tuple(found)
-
-    def timeline(self, names: Sequence[str], *, other_bytes: int) -> Timeline:
-        """The step as spans from 0 on.
-
-        Args:
-            names: of the buffers, by the number under which they were moved, in the plan that the step followed; one
-                that the plan does not know, moved for another step that is not over yet, is called by its number.
-            other_bytes: what counts against the budget beside tensors; added to the memory curve.
-        """
-        origin = self.begun_seconds
-        waits = sorted((r.wait_start_seconds, r.wait_end_seconds, r.swap) for r in self.transfers)
-        spans = []
-        for (graph, phase), start, _, end, *_ in self.segments:
-            clock = start
-            for wait_start, wait_end, buffer in waits:
-                if start <= wait_start <= wait_end <= end:  # both 0 where nothing waited
-                    spans.append(Span(Lane.COMPUTE, f"{phase} {graph}", clock - origin, wait_start - origin))
-                    stall = Span(Lane.STALL, "wait", wait_start - origin, wait_end - origin, buffer=buffer)
-                    spans.append(stall)
-                    clock = wait_end
-            spans.append(Span(Lane.COMPUTE, f"{phase} {graph}", clock - origin, end - origin))
-        for record in self.transfers:
-            lane = Lane.IN if record.is_in else Lane.OUT
-            start, end = record.start_seconds - origin, record.end_seconds - origin
-            name = names[record.swap] if record.swap < len(names) else f"buffer {record.swap}"
-            spans.append(Span(lane, name, start, end, record.nbytes, record.swap))
-        memory = tuple((seconds - origin, nbytes + other_bytes) for seconds, nbytes in self.memory)
-        return Timeline("measured", tuple(spans), memory)
-
-
 class Recorder:
     """Collects marks of the step under way; they are read one step later, when the device has passed them."""
 
     def __init__(self, clock: Clock, memory: TensorMemory) -> None:
         self._clock, self._memory = clock, memory
-        self._current = _MarkedStep(time.perf_counter())
+        self._current = MarkedStep(time.perf_counter())
         self._ops: list[int] = []  # marks of the segment under way
         self._watches = False  # whether somebody looks at its memory
         self._begun_bytes = 0  # what tensors held when it began
         self._curves: dict[SegmentKey, Curve] = {}  # of planned segments: they allocate alike in each step
-        self._waiting: list[_MarkedStep] = []  # forwards before it that no backward has claimed
-        self._unread: _MarkedStep | None = None
+        self._waiting: list[MarkedStep] = []  # forwards before it that no backward has claimed
+        self._unread: MarkedStep | None = None
         self._last: StepRecord | None = None
         self._last_training: StepRecord | None = None
         self._transfers: list[TransferRecord] = []
@@ -356,7 +197,7 @@ class Recorder:
         """Sets aside what ran so far: a graph runs again, either in the same step or since no backward will come."""
         self._end_lap()
         self._waiting.append(self._current)
-        self._current = _MarkedStep(time.perf_counter())
+        self._current = MarkedStep(time.perf_counter())
         if len(self._waiting) > _MOST_WAITING:
             self._end(self._waiting.pop(0))
 
@@ -364,7 +205,7 @@ class Recorder:
         """Takes what was set aside back into the step if a backward of ``graph`` shows that it belongs there."""
         while self._waiting and self._current.count(graph, "forward") <= self._current.count(graph, "backward"):
             earlier, current = self._waiting.pop(), self._current
-            self._current = _MarkedStep(
+            self._current = MarkedStep(
                 earlier.begun_seconds,
                 earlier.runs + current.runs,
                 earlier.memory + current.memory,
@@ -378,7 +219,7 @@ class Recorder:
         for step in (*self._waiting, self._current):
             self._end(step)
         self._waiting.clear()
-        self._current = _MarkedStep(time.perf_counter())
+        self._current = MarkedStep(time.perf_counter())
 
     def _end_lap(self) -> None:
         self._current.peaks = self._current.peaks.with_others(self._lap_peaks())
@@ -387,7 +228,7 @@ class Recorder:
     def _lap_peaks(self) -> Peaks:
         return Peaks(*self._memory.lap_peaks())
 
-    def _end(self, step: _MarkedStep) -> None:
+    def _end(self, step: MarkedStep) -> None:
         if self._unread is not None:
             self._leave(self._unread, step)
         self._unread = step
@@ -400,7 +241,7 @@ class Recorder:
         if self.highest is None or self.ended.peaks.used_bytes > self.highest.peaks.used_bytes:
             self.highest = self.ended
 
-    def _leave(self, step: _MarkedStep, following: _MarkedStep) -> None:
+    def _leave(self, step: MarkedStep, following: MarkedStep) -> None:
         """Reads a step that nobody can ask for any more, if somebody wants to know of it; else forgets it."""
         is_last_training = step.ended.trains and not following.ended.trains
         if self.observers or step.is_watched or step.times_ops or is_last_training:
@@ -411,7 +252,7 @@ class Recorder:
         self._clock.forget_marks(others)
         self._clock.forget_records(following.begun_seconds)
 
-    def _read(self, step: _MarkedStep, stop: float) -> None:
+    def _read(self, step: MarkedStep, stop: float) -> None:
         seconds = {mark: self._clock.take_mark(mark) for mark in step.marks}
         segments = tuple(
             SegmentRun(
@@ -438,7 +279,7 @@ class Recorder:
             observer(record)
 
     def _known_memory(
-        self, step: _MarkedStep, run: SegmentRun[int], seconds: dict[int, float]
+        self, step: MarkedStep, run: SegmentRun[int], seconds: dict[int, float]
     ) -> Iterator[tuple[float, int]]:
         """What tensors held within a run that nobody watched, as in one that was; keeps it of one that was."""
         begun_bytes = dict(step.memory)[run.start]

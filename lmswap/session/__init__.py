@@ -1,11 +1,13 @@
 """What is one enabled model? Its budget, engine, graphs and plans.
 
-`session` is where the stages meet; `opening` says what it stands on, `allowance` what its steps may occupy, `steps`
-which plan each follows, `pinned` how that is kept in a file, `graphs` how a graph comes to follow it.
+`session` is where the stages meet, and `opening` says what it stands on; `allowance`: what may a step occupy? `order`:
+what ran? `steps`: what is planned? `planner`: how, within the allowance? `lessons`: what has to change after a step?
+`pinned` keeps plans in a file, and `graphs` is how a graph comes to follow one.
 """
 
 from lmswap.session.graphs import SavedSequence
-from lmswap.session.session import UNPLANNED, WHAT_VERIFY_DOES, Session
+from lmswap.session.opening import WHAT_VERIFY_DOES
+from lmswap.session.session import UNPLANNED, Session
 from lmswap.session.steps import PlannedStep
 
 __all__ = ["UNPLANNED", "WHAT_VERIFY_DOES", "PlannedStep", "SavedSequence", "Session"]

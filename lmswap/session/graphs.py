@@ -281,6 +281,20 @@ class SavedSequence:
         self.events = PlannedEvents(self.index, self._recorded, self._session.plans[follows].plan)
 
 
+def told_apart(graphs: list[CapturedGraph | SavedSequence], ran: Sequence[int]) -> tuple[int, ...]:
+    """A graph for each run of ``ran``: one that runs again gets twins, planned and compiled apart, in ``graphs``."""
+    runs: list[int] = []
+    for index in ran:
+        graph = graphs[index]
+        assert isinstance(graph, CapturedGraph)
+        number = sum(run in runs for run in (index, *(other.index for other in graph.again)))
+        if number > len(graph.again):
+            graph.again.append(graph.twin(len(graphs)))
+            graphs.append(graph.again[-1])
+        runs.append(index if number == 0 else graph.again[number - 1].index)
+    return tuple(runs)
+
+
 def _region_compiler(compiler: str) -> Callable[..., Callable[..., Any]]:
     if compiler == "inductor":
         from lmswap.capture import inductor  # here: it takes seconds to import

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,10 +12,22 @@ from lmswap.execute import _C
 from lmswap.execute.tiers import open_tier
 from lmswap.hardware.measure import describe_machine, describe_share, locate_tier
 from lmswap.hardware.node import Node
+from lmswap.hardware.peer import describe_peer
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.machine import Machine
 from lmswap.options import Options
+from lmswap.session.allowance import Budget
 from lmswap.session.pinned import PinnedPlans
+
+# What verify=True does and leaves, by what runs the model.
+WHAT_VERIFY_DOES = {
+    "fx": "verify=True: each graph also runs without swaps, beside the budget, which is not kept; its copies and "
+    "checks are part of the measured times",
+    "inductor": "verify=True checks the transfers only: a step that Inductor compiles without copies in it may fuse "
+    "otherwise, and differ in the last bits; compiler='fx' compares results too",
+    "eager": "verify=True: under saved-tensor hooks the model's own code runs, once; what it saves stays on the device "
+    "too, beside the budget, and is compared to the bit with what the backward takes back: no more can differ",
+}
 
 
 @dataclass(frozen=True)
@@ -44,6 +57,18 @@ def open_device(device: torch.device, options: Options, pinned: PinnedPlans | No
     if pinned is not None:
         pinned.check_device(machine)
     return Opened(tier, where, machine, open_engine(device, tier, where, machine, options), node)
+
+
+def describe_choices(options: Options, device: torch.device, opened: Opened, budget: Budget) -> Iterator[str]:
+    """What was chosen for the user, and what an option means that they may not expect: sentences for reports."""
+    if options.budget_bytes is None:
+        yield budget.describe_auto()
+    if opened.tier == "peer":
+        yield f"tier: swapped tensors go to {describe_peer(device, opened.where)}"
+    if options.verify:
+        yield WHAT_VERIFY_DOES[options.compiler]
+    if opened.node is not None:
+        yield f"measured and planned together: {opened.node.count} ranks of this machine swap at once"
 
 
 def resolve_tier(tier: str, device: torch.device) -> str:

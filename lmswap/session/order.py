@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from lmswap.execute.record import EndedStep, Recorder
+from lmswap.execute.record import Recorder
+from lmswap.execute.step import EndedStep
 from lmswap.session.notes import Notes
 from lmswap.session.steps import PlannedStep, StepPlans
 

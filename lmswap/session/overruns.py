@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from lmswap.errors import BudgetExceeded
-from lmswap.execute.record import EndedStep
+from lmswap.execute.step import EndedStep
 from lmswap.ir.bytesize import format_bytes
 from lmswap.session.notes import warn
 

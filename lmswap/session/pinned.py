@@ -39,6 +39,13 @@ class PinnedOptions:
     min_swap_bytes: int
     link: EmulatedLink | None
 
+    @staticmethod
+    def of(options: Options, *, budget_bytes: int, tier: str) -> PinnedOptions:
+        """What a model has that was enabled with ``options``, where "auto" was read as this budget and tier."""
+        return PinnedOptions(
+            budget_bytes, options.policy, tier, options.compiler, options.min_swap_bytes, link=options.link
+        )
+
 
 @dataclass(frozen=True)
 class PinnedPlans:

@@ -32,18 +32,17 @@ from lmswap.execute.arena import Arena
 from lmswap.execute.audit import Audit
 from lmswap.execute.engine import SwapEngine
 from lmswap.execute.parts import AtWork
-from lmswap.execute.record import EndedStep
+from lmswap.execute.step import EndedStep
 from lmswap.hardware.memory import DeviceMemory, device_memory
-from lmswap.hardware.peer import describe_peer
 from lmswap.hardware.workspaces import take_workspaces
 from lmswap.ir.plan import Plan
 from lmswap.ir.verified import Verified
 from lmswap.options import NEEDS_GRAPHS, Options
 from lmswap.session.allowance import Budget
-from lmswap.session.graphs import CapturedGraph, SavedSequence
+from lmswap.session.graphs import CapturedGraph, SavedSequence, told_apart
 from lmswap.session.lessons import Lessons
 from lmswap.session.notes import Notes
-from lmswap.session.opening import Opened, has_places, open_device
+from lmswap.session.opening import describe_choices, has_places, open_device
 from lmswap.session.order import Ran, StepOrder
 from lmswap.session.overruns import Overruns
 from lmswap.session.pinned import PinnedOptions, PinnedPlans
@@ -54,16 +53,6 @@ _log = logging.getLogger(__name__)
 
 # In records, the place of a graph's number for a step that no plan was made for.
 UNPLANNED = -1
-
-# What verify=True does and leaves, by what runs the model.
-WHAT_VERIFY_DOES = {
-    "fx": "verify=True: each graph also runs without swaps, beside the budget, which is not kept; its copies and "
-    "checks are part of the measured times",
-    "inductor": "verify=True checks the transfers only: a step that Inductor compiles without copies in it may fuse "
-    "otherwise, and differ in the last bits; compiler='fx' compares results too",
-    "eager": "verify=True: under saved-tensor hooks the model's own code runs, once; what it saves stays on the device "
-    "too, beside the budget, and is compared to the bit with what the backward takes back: no more can differ",
-}
 
 
 class Session:
@@ -98,7 +87,8 @@ class Session:
         self.losses = LossMeter(self.memory)
         self.notes = Notes(name)
         self._overruns = Overruns(name, self.budget.nbytes)
-        self._note_choices(opened)
+        for choice in describe_choices(options, device, opened, self.budget):
+            self.notes.append(choice)
         self.graphs: list[CapturedGraph | SavedSequence] = []
         planner = Planner(
             options, self.tier, engine=self.engine, memory=self.memory, losses=self.losses, notes=self.notes
@@ -132,17 +122,6 @@ class Session:
         self.runs_uncaptured = False  # code whose graph cannot be planned for; somebody serves what it saves
         self._at_work: weakref.WeakSet[AtWork] = weakref.WeakSet()  # backwards
         Session._open.add(self)
-
-    def _note_choices(self, opened: Opened) -> None:
-        """Says what was chosen for the user, and what it means."""
-        if self.options.budget_bytes is None:
-            self.notes.append(self.budget.describe_auto())
-        if self.tier == "peer":
-            self.notes.append(f"tier: swapped tensors go to {describe_peer(self.device, opened.where)}")
-        if self.options.verify:
-            self.notes.append(WHAT_VERIFY_DOES[self.options.compiler])
-        if opened.node is not None:
-            self.notes.append(f"measured and planned together: {opened.node.count} ranks of this machine swap at once")
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """The Dynamo backend: takes one graph, gives what runs instead of it."""
@@ -293,15 +272,8 @@ class Session:
 
     def pinned(self) -> PinnedPlans:
         """What all steps that are planned follow now, to be kept."""
-        options = PinnedOptions(
-            budget_bytes=self.budget.nbytes,
-            policy=self.options.policy,
-            tier=self.tier,
-            compiler=self.options.compiler,
-            min_swap_bytes=self.options.min_swap_bytes,
-            link=self.options.link,
-        )
-        return PinnedPlans(self.name, options, self.plans.in_force())
+        kept = PinnedOptions.of(self.options, budget_bytes=self.budget.nbytes, tier=self.tier)
+        return PinnedPlans(self.name, kept, self.plans.in_force())
 
     def tell_overruns(self) -> None:
         """Warns of steps that held more than the budget: those that have ended, and one whose backward has."""
@@ -339,24 +311,11 @@ class Session:
         ran = {graph for graph, _ in step.sequence}
         return UNPLANNED in ran or any(isinstance(self.graphs[graph], SavedSequence) for graph in ran)
 
-    def _apart(self, forwards: Sequence[int]) -> tuple[int, ...]:
-        """``forwards`` with a graph for each run: one that runs again is planned and compiled for each run apart."""
-        runs: list[int] = []
-        for index in forwards:
-            graph = self.graphs[index]
-            assert isinstance(graph, CapturedGraph)
-            number = sum(run in runs for run in (index, *(other.index for other in graph.again)))
-            if number > len(graph.again):
-                graph.again.append(graph.twin(len(self.graphs)))
-                self.graphs.append(graph.again[-1])
-            runs.append(index if number == 0 else graph.again[number - 1].index)
-        return tuple(runs)
-
     def _plan_in_order(self, ran: Ran | None) -> bool:
         """Plans graphs that ran together as one step, in the order in which they ran; whether they have a new plan."""
         if ran is None:
             return False
-        indices = self._apart(ran.forwards)
+        indices = told_apart(self.graphs, ran.forwards)
         try:
             # The runs of one graph are told apart from the next step on, and so is their order.
             self._plan(indices, None if ran.repeated else [indices.index(index) for index in ran.backwards])

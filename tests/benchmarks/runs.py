@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import accumulate
 
-from lmswap.bench.unet3d.run import Configuration, Run, Swapping
+from lmswap.bench.unet3d.configuration import Configuration
+from lmswap.bench.unet3d.measured import Run, Swapping
 from lmswap.bench.unet3d.study import Machine, Study
 from lmswap.bench.unet3d.synthetic import DATA_KIND
 from lmswap.ir.timeline import Lane, Span, Timeline

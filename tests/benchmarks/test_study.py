@@ -4,7 +4,7 @@ import pytest
 
 from lmswap.bench.unet3d import study as study_module
 from lmswap.bench.unet3d.fresh import RunFailed
-from lmswap.bench.unet3d.run import Run
+from lmswap.bench.unet3d.measured import Run
 from lmswap.bench.unet3d.study import Settings, compare
 from tests.benchmarks.runs import MIB, good_runs, make_run, make_study
 from tests.benchmarks.scans import make_subject

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lmswap.execute._C import TransferRecord
-from lmswap.execute.record import _MOST_WAITING, NO_PEAKS, EndedStep, Recorder, SegmentRun, StepRecord
+from lmswap.execute.record import _MOST_WAITING, Recorder
+from lmswap.execute.step import NO_PEAKS, EndedStep, SegmentRun, StepRecord
 
 STEP = EndedStep(1, ((0, "forward"), (0, "backward")), (0,), NO_PEAKS)
 

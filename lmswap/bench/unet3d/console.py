@@ -8,7 +8,9 @@ from rich.progress import TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from lmswap.bench.unet3d.bars import Bars
-from lmswap.bench.unet3d.run import Configuration, Event, Run
+from lmswap.bench.unet3d.configuration import Configuration
+from lmswap.bench.unet3d.measured import Run
+from lmswap.bench.unet3d.run import Event
 from lmswap.bench.unet3d.study import Study
 from lmswap.bench.unet3d.verdict import Verdict
 from lmswap.ir.bytesize import format_bytes

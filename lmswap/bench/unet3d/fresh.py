@@ -14,7 +14,9 @@ from io import RawIOBase
 from pathlib import Path
 from typing import TextIO
 
-from lmswap.bench.unet3d.run import Configuration, Event, Run
+from lmswap.bench.unet3d.configuration import Configuration
+from lmswap.bench.unet3d.measured import Run
+from lmswap.bench.unet3d.run import Event
 
 _LOG_TAIL_LINES = 15
 

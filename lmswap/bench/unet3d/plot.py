@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmswap.bench.unet3d.run import Run
+from lmswap.bench.unet3d.measured import Run
 from lmswap.bench.unet3d.study import Study
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.timeline import Lane

@@ -15,22 +15,22 @@ import hashlib
 import importlib
 import json
 import os
-import statistics
 import struct
 import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import cattrs
 import torch
 from torch import Tensor, nn
 
 import lmswap
+from lmswap.bench.unet3d.configuration import Configuration
+from lmswap.bench.unet3d.measured import Run, swapping_of
 from lmswap.bench.unet3d.memory import (
     CudaMeter,
     MeasurementError,
@@ -40,141 +40,19 @@ from lmswap.bench.unet3d.memory import (
     cpu_tensor_peak_bytes,
     thin,
 )
-from lmswap.bench.unet3d.network import Head, UNet3d
+from lmswap.bench.unet3d.network import UNet3d
 from lmswap.bench.unet3d.preprocess import Cubes, load_cubes
-from lmswap.bench.unet3d.recipe import Dtype, make_optimizer, make_schedule, take_step
+from lmswap.bench.unet3d.recipe import make_optimizer, make_schedule, take_step
 from lmswap.errors import LmswapError
 from lmswap.hardware.first_calls import make_first_calls
 from lmswap.ir.emulation import EmulatedLink
-from lmswap.ir.program import Program
-from lmswap.ir.timeline import Lane, Span, Timeline
 from lmswap.profiling.collect import EngineRecorder
 from lmswap.profiling.figures import Figures, figures_of
 from lmswap.profiling.recording import Recording
 from lmswap.profiling.trace import Stall
 
 Event = dict[str, Any]
-Kind = Literal["plain", "unswapped", "swapped"]
 _EVENT_PERIOD_SECONDS = 0.25  # how often memory is told to the parent
-
-
-@dataclass(frozen=True)
-class Configuration:
-    """What one process trains. ``policy`` None is plain eager torch; "none" is lmswap's graphs without swapping.
-
-    The first ``warm_up_steps`` of ``steps`` are not among those whose seconds count. ``threads`` is torch's own choice
-    if None. ``link``, with ``link_file`` for processes that share it, and ``tier`` are `lmswap.enable`'s; without
-    ``counts_tensors`` the further step that counts what tensors alone hold on a CPU is left out. With ``takes_turns``
-    each timed step waits until it is its turn. ``ranks`` processes train together, each with cubes of its own.
-    """
-
-    size: int
-    steps: int
-    policy: str | None
-    budget_bytes: int | None
-    cap_bytes: int | None  # on CUDA: what torch's allocator may take from the driver
-    head: Head
-    dtype: Dtype
-    device: str
-    seed: int
-    cubes: tuple[str, ...]
-    warm_up_steps: int = 1
-    threads: int | None = None
-    link: str | None = None
-    link_file: str | None = None
-    tier: str = "auto"
-    counts_tensors: bool = True
-    takes_turns: bool = False
-    ranks: int = 1
-
-    @property
-    def kind(self) -> Kind:
-        """Which of the three ways to run a size this is."""
-        return "plain" if self.policy is None else "unswapped" if self.policy == "none" else "swapped"
-
-    @property
-    def name(self) -> str:
-        """What tables and pictures call it."""
-        return f"{self.size}³ {self.kind}" + (f", {self.link}" if self.link else "")
-
-    @staticmethod
-    def from_json(text: str) -> Configuration:
-        """Reads what `json.dumps(asdict(...))` wrote."""
-        return cattrs.structure(json.loads(text), Configuration)
-
-
-@dataclass(frozen=True)
-class Swapping:
-    """What lmswap says of the last step; ``graph_seconds`` is what ``predicted_seconds`` predicts.
-
-    By the costs of ops that ``predicted_seconds`` goes by, the step takes ``free_seconds`` with unlimited memory, and
-    no plan less than ``bound_seconds``.
-    ``saved_bytes`` is what the forward pass makes and the backward pass reads, whatever is done with it;
-    ``forward_seconds`` what the forward pass computed for. ``spans`` are of the last step, ``tensor_memory`` the
-    tensors that lmswap saw made and freed in it, as (seconds, bytes).
-    """
-
-    policy: str
-    predicted_peak_bytes: int | None
-    predicted_seconds: float | None
-    graph_seconds: float | None
-    out_bytes: int | None
-    in_bytes: int | None
-    recomputed_bytes: int | None
-    stall_seconds: float | None
-    saved_bytes: int
-    forward_seconds: float
-    spans: tuple[Span, ...]
-    tensor_memory: tuple[tuple[float, int], ...]
-    free_seconds: float | None = None  # this and the next are not in files of before they were kept
-    bound_seconds: float | None = None
-
-    @property
-    def timeline(self) -> Timeline:
-        """The last step, without its memory."""
-        return Timeline("measured", self.spans, ())
-
-
-@dataclass(frozen=True)
-class Run:
-    """What one configuration did.
-
-    ``peak_bytes`` is as `memory` defines it; ``tensor_peak_bytes`` is the part that tensors held. ``memory`` is
-    (seconds, bytes) over the last step. On CUDA, where the host runs ahead, it is that of a further plain step in which
-    the host waits for each layer, and for lmswap its own record. ``step_ends`` are on `time.perf_counter`, which all
-    processes of a machine share. ``figures`` and ``stalls`` are of the timed steps, where steps take turns of the last
-    of them; None where lmswap did not run.
-    """
-
-    configuration: Configuration
-    device: str
-    threads: int
-    losses: tuple[float, ...]
-    loss_bits: tuple[str, ...]  # the float32 itself, in hexadecimal
-    weights_sha256: str
-    step_seconds: tuple[float, ...]
-    step_ends: tuple[float, ...]
-    peak_bytes: int
-    tensor_peak_bytes: int | None
-    memory: tuple[tuple[float, int], ...]
-    swapping: Swapping | None
-    figures: Figures | None
-    stalls: tuple[Stall, ...]
-
-    @property
-    def timed_seconds(self) -> tuple[float, ...]:
-        """Of all steps but those that also capture, plan and warm up."""
-        return self.step_seconds[self.configuration.warm_up_steps :] or self.step_seconds
-
-    @property
-    def seconds_per_step(self) -> float:
-        """The median over the timed steps."""
-        return statistics.median(self.timed_seconds)
-
-    @staticmethod
-    def from_fields(fields: dict[str, Any]) -> Run:
-        """Rebuilds a run from what `asdict` and JSON made of it."""
-        return cattrs.structure(fields, Run)
 
 
 class Trainer:
@@ -254,7 +132,7 @@ def run(
             seconds = spans[-1][1] - begun
             emit({"event": "step", "step": step + 1, "loss": losses[-1].item(), "seconds": seconds})
     peak_bytes = meter.peak_bytes()
-    swapping = _swapping(model) if configuration.policy is not None else None
+    swapping = swapping_of(model) if configuration.policy is not None else None
     figures, stalls = profile.end() if profile is not None else (None, ())
     weights_sha256 = _weights_sha256(model)
 
@@ -317,40 +195,6 @@ def _finish(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
-
-
-def _swapping(model: nn.Module) -> Swapping:
-    report, program = lmswap.report(model), lmswap.program(model)
-    spans = report.measured.spans if report.measured is not None else ()
-    return Swapping(
-        policy=report.policy,
-        predicted_peak_bytes=report.predicted_peak_bytes,
-        predicted_seconds=report.predicted_seconds,
-        graph_seconds=report.measured_seconds,
-        out_bytes=report.swapped_out_bytes,
-        in_bytes=report.swapped_in_bytes,
-        recomputed_bytes=report.recomputed_bytes,
-        stall_seconds=report.stall_seconds,
-        saved_bytes=_saved_bytes(program),
-        forward_seconds=sum(s.seconds for s in spans if s.lane is Lane.COMPUTE and s.name.startswith("forward")),
-        spans=spans,
-        tensor_memory=thin(report.measured.memory if report.measured is not None else ()),
-        free_seconds=report.free_seconds,
-        bound_seconds=report.bound_seconds,
-    )
-
-
-def _saved_bytes(program: Program) -> int:
-    """Of the buffers that forward segments make and backward segments read."""
-    made: set[int] = set()
-    read: set[int] = set()
-    for segment in program.segments:
-        ops = program.ops[segment.start : segment.stop]
-        if segment.phase == "forward":
-            made.update(buffer for op in ops for buffer in op.writes)
-        else:
-            read.update(buffer for op in ops for buffer in op.reads)
-    return sum(program.buffers[buffer].nbytes for buffer in made & read)
 
 
 def _weights_sha256(model: nn.Module) -> str:

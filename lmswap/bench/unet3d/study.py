@@ -14,10 +14,11 @@ import torch
 
 from lmswap.bench.compact import to_json
 from lmswap.bench.unet3d import brats, synthetic
+from lmswap.bench.unet3d.configuration import Configuration, Kind
 from lmswap.bench.unet3d.fresh import OnEvent, RunFailed, run_fresh
+from lmswap.bench.unet3d.measured import Run
 from lmswap.bench.unet3d.network import Head
 from lmswap.bench.unet3d.preprocess import prepare_cube
-from lmswap.bench.unet3d.run import Configuration, Kind, Run
 from lmswap.hardware.device import default_device
 
 SCHEMA = "lmswap.unet3d/1"

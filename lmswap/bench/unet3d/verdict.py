@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lmswap.bench.unet3d.run import Run
+from lmswap.bench.unet3d.measured import Run
 from lmswap.bench.unet3d.study import Study
 from lmswap.ir.bytesize import format_bytes
 

@@ -1,0 +1,55 @@
+"""Which modules can be enabled, on which device do they lie, and how much of them is trained?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from lmswap.errors import OptionError
+
+
+def check_module(model: object) -> None:
+    """Raises OptionError if ``model`` is no module whose code can be seen."""
+    if not isinstance(model, nn.Module):
+        raise OptionError(f"enable takes a torch.nn.Module, not {type(model).__name__}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise OptionError(
+            f"{type(model).__name__} is TorchScript, whose code can neither be traced nor be seen: enable the module "
+            "that was scripted or traced"
+        )
+    if isinstance(model, nn.DataParallel) and len(model.device_ids) > 1:
+        raise OptionError(
+            f"nn.DataParallel copies the model to {len(model.device_ids)} devices in each call, lmswap manages one; "
+            "use torch.nn.parallel.DistributedDataParallel, with a process for each device, or device_ids of one"
+        )
+
+
+def parameters_of(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters of ``model``; raises OptionError if it has none, or one has no shape yet."""
+    name = type(model).__name__
+    parameters = list(model.parameters())
+    if not parameters:
+        raise OptionError(f"{name} has no parameters, so there is no device to plan for")
+    lazy = [path for path, parameter in model.named_parameters() if is_lazy(parameter)]
+    if lazy:
+        raise OptionError(f"parameter '{lazy[0]}' of {name} has no shape yet: call the model once, then enable it")
+    return parameters
+
+
+def one_device(tensors: Sequence[torch.Tensor]) -> torch.device:
+    """The device of all ``tensors``; raises OptionError if it is not one, or none that lmswap works on."""
+    devices = {tensor.device for tensor in tensors}
+    if len(devices) != 1:
+        raise OptionError(f"the model must lie on one device, it lies on {sorted(map(str, devices))}")
+    (device,) = devices
+    if device.type not in ("cpu", "cuda"):
+        raise OptionError(f"lmswap works on CPU and CUDA devices, the model lies on '{device}'")
+    return device
+
+
+def trainable_bytes(tensors: Sequence[torch.Tensor]) -> int:
+    """What the parameters among ``tensors`` hold that are trained."""
+    return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, nn.Parameter) and t.requires_grad)

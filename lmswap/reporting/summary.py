@@ -1,0 +1,191 @@
+"""How is a step told to people? The sentences and the table of a report."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from lmswap.ir.bytesize import format_bytes
+from lmswap.ir.plan import Decision
+from lmswap.ir.timeline import Lane
+from lmswap.reporting.step import StepFigures
+from lmswap.reporting.text import format_error, format_excess, format_seconds
+
+_NOT_YET = "not yet measured"
+
+
+def summarize(step: StepFigures) -> Group:
+    """What happened in the step, its figures, its budget, and what else is to be known."""
+    steps = f"after {step.steps} step{'' if step.steps == 1 else 's'}" if step.steps else "before the first step"
+    parts: list[RenderableType] = [
+        Text(f"lmswap report: {step.model} on {step.device}, {steps}", style="bold"),
+        Text(_state(step)),
+        *([Text(_quality(step))] if step.predicted_seconds is not None else []),
+        *([Text(_emulation(step))] if step.emulated_link is not None else []),
+        Text(),
+        _figures(step),
+        Text(),
+        Text(_budget(step)),
+    ]
+    if step.measured is not None:
+        parts.append(Text(_whose(step)))
+    if step.host_bound_seconds and step.measured_seconds:
+        parts.append(Text(_host(step.host_bound_seconds / step.measured_seconds)))
+    if step.verified is not None:
+        parts.append(Text(f"Verified: {step.verified}."))
+    parts.extend(Text(f"Note: {note}") for note in step.notes)
+    return Group(*parts)
+
+
+def _state(step: StepFigures) -> str:
+    if step.predicted is None:
+        return _unplanned_state(step)
+    swapped = [row for row in step.decisions if row.decision is Decision.SWAP]
+    remade = [row for row in step.decisions if row.decision is Decision.RECOMPUTE]
+    again = f"computes {len(remade)}, {format_bytes(sum(row.nbytes for row in remade))}, again"
+    if not swapped and remade:
+        return f"Swapping is off (policy '{step.policy}'): of {len(step.decisions)} buffers it {again}."
+    if not swapped:
+        why = (
+            "this policy never swaps"
+            if step.policy == "none"
+            else f"the whole step fits the budget of {format_bytes(step.budget_bytes)} as it is"
+        )
+        return f"Swapping is off (policy '{step.policy}'): {why}."
+    planned = (
+        f"policy '{step.policy}' sends {len(swapped)} of {len(step.decisions)} buffers, "
+        f"{format_bytes(sum(row.nbytes for row in swapped))}, to the {step.tier} tier"
+        + (f" and {again}" if remade else "")
+    )
+    if step.swapped_out_bytes is None:
+        return f"Swapping is planned, not yet run: {planned}."
+    if step.swapped_out_bytes == 0:
+        return f"Swapping did NOT happen in step {step.step}, although {planned}."
+    return f"Swapping is on: {planned}."
+
+
+def _unplanned_state(step: StepFigures) -> str:
+    if step.swapped_out_bytes:
+        return f"Swapping is on, without a plan: step {step.step} was like none before it; the next like it has one."
+    if step.step is not None:
+        return f"Swapping: step {step.step} followed no plan of its own, and swapped nothing."
+    return "Swapping: not decided yet; the first step is captured and planned when it runs."
+
+
+def _whose(step: StepFigures) -> str:
+    """Which step the measured figures are of, and what ran since."""
+    kind = "the last with a backward" if step.trains else "which had no backward, as none so far"
+    text = f"Measured figures are of step {step.step}, {kind}."
+    later = step.steps - (step.step or 0)
+    if later:
+        text += f" Since then the model ran {later} time{'' if later == 1 else 's'} without one, as in validation."
+    if step.predicted is not None:
+        text += " Error: of the prediction, against the measurement."
+    return text
+
+
+def _host(share: float) -> str:
+    return (
+        f"Host-bound for {100 * min(share, 1.0):.0f} % of the step: the device had run its ops as soon as the host "
+        "had queued them. There a swap costs what it costs the host, hidden or not, which no plan counts."
+    )
+
+
+def _quality(step: StepFigures) -> str:
+    assert step.predicted_seconds is not None
+    excess = step.predicted_seconds / step.bound_seconds - 1 if step.bound_seconds else None
+    over = ""
+    if step.free_seconds:
+        share = max(0.0, step.predicted_seconds / step.free_seconds - 1)
+        over = f"{100 * share:.1f} % over unlimited memory, "
+    seconds = format_seconds(step.predicted_seconds)
+    text = f"Plan: {step.plan_origin}; step {seconds}, {over}{format_excess(excess)}."
+    if step.tier_reserved_bytes:
+        took = format_seconds(step.tier_reserve_seconds)
+        text += f"\nThe {step.tier} tier has {format_bytes(step.tier_reserved_bytes)}, reserved in {took}."
+    return text
+
+
+def _emulation(step: StepFigures) -> str:
+    ways = (("out", step.out_bytes_per_second), ("in", step.in_bytes_per_second))
+    achieved = ", ".join(f"{rate / 1e9:.3g} GB/s {way}" for way, rate in ways if rate is not None)
+    return f"Link EMULATED: {step.emulated_link}; achieved: {achieved or 'nothing copied yet'}."
+
+
+def _figures(step: StepFigures) -> Table:
+    table = Table(box=None, padding=(0, 3, 0, 0), header_style="bold")
+    table.add_column("")
+    for heading in ("predicted", "measured", "error"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    predicted = step.predicted
+    out, in_, stall = (
+        (predicted.lane_bytes(Lane.OUT), predicted.lane_bytes(Lane.IN), predicted.lane_seconds(Lane.STALL))
+        if predicted is not None
+        else (None, None, None)
+    )
+    table.add_row("peak", *_bytes(step.predicted_peak_bytes, step.measured_peak_bytes))
+    if step.measured_tensor_peak_bytes is not None:
+        table.add_row("  of it tensors", "", format_bytes(step.measured_tensor_peak_bytes), "")
+    table.add_row("step", *_seconds(step.predicted_seconds, step.measured_seconds))
+    table.add_row("  of it stalled", *_seconds(stall, step.stall_seconds))
+    table.add_row("swapped out", *_bytes(out, step.swapped_out_bytes))
+    table.add_row("swapped in", *_bytes(in_, step.swapped_in_bytes))
+    if step.recomputed_bytes:
+        table.add_row("recomputed", "", format_bytes(step.recomputed_bytes), "")
+    held_bytes = step.tier_peak_bytes if step.measured is not None else None
+    table.add_row(f"{step.tier} tier, peak", *_bytes(step.tier_planned_bytes, held_bytes))
+    if step.tier_highest_bytes > step.tier_peak_bytes:
+        table.add_row("  highest so far", "", format_bytes(step.tier_highest_bytes), "")
+    return table
+
+
+def _budget(step: StepFigures) -> str:
+    if step.predicted is None:
+        return f"Budget {format_bytes(step.budget_bytes)}."
+    for_step = step.budget_bytes - step.base_bytes - step.reserve_bytes - step.margin_bytes
+    parts = [
+        f"{format_bytes(nbytes)} {what}"
+        for nbytes, what in (
+            (step.base_bytes, "before the step"),
+            (step.reserve_bytes, "reserve"),
+            (step.margin_bytes, "margin"),
+            (for_step, "for the step's tensors"),
+        )
+        if nbytes > 0
+    ]
+    text = f"Budget {format_bytes(step.budget_bytes)} = {' + '.join(parts)}."
+    if for_step < 0:
+        taken = f"{' + '.join(parts)} are {format_bytes(-for_step)} more"
+        text = f"Budget {format_bytes(step.budget_bytes)} leaves nothing for the step's tensors: {taken}."
+    if step.host_budget_bytes is not None:
+        planned = f"the plan uses {format_bytes(step.tier_planned_bytes or 0)} of the {step.tier} tier"
+        text += f"\nHost budget {format_bytes(step.host_budget_bytes)}: {planned}."
+    if step.measured_peak_bytes is not None:
+        text += f"\nThe measured peak is {_against_budget(step, step.measured_peak_bytes)}."
+    if step.highest_peak_bytes is not None and step.highest_peak_bytes > (step.measured_peak_bytes or 0):
+        highest = f"{format_bytes(step.highest_peak_bytes)}, in step {step.highest_peak_step}"
+        text += f"\nThe highest peak so far was {highest}: {_against_budget(step, step.highest_peak_bytes)}."
+    return text
+
+
+def _against_budget(step: StepFigures, peak_bytes: int) -> str:
+    if peak_bytes > step.budget_bytes:
+        return f"OVER the budget by {format_bytes(peak_bytes - step.budget_bytes)}"
+    return f"{100 * peak_bytes / step.budget_bytes:.0f} % of the budget"
+
+
+def _bytes(predicted: int | None, measured: int | None) -> tuple[str, str, str]:
+    return (
+        "–" if predicted is None else format_bytes(predicted),
+        _NOT_YET if measured is None else format_bytes(measured),
+        format_error(predicted, measured),
+    )
+
+
+def _seconds(predicted: float | None, measured: float | None) -> tuple[str, str, str]:
+    return (
+        "–" if predicted is None else format_seconds(predicted),
+        _NOT_YET if measured is None else format_seconds(measured),
+        format_error(predicted, measured),
+    )
