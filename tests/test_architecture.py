@@ -3,6 +3,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import grimp
+import networkx
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -11,6 +13,24 @@ ROOT = Path(__file__).parent.parent
 def test_stages_import_only_what_lies_below_them():
     done = subprocess.run([Path(sys.executable).with_name("lint-imports")], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+
+
+def test_no_module_needs_itself_to_be_imported():
+    modules, imports = grimp.build_graph("lmswap"), networkx.DiGraph()
+    for module in modules.modules:
+        for other in modules.find_modules_directly_imported_by(module):
+            found = modules.get_import_details(importer=module, imported=other)
+            # An extension module is none that grimp knows, and is taken for its package.
+            if not all(re.search(r"import _(C|core)$", detail["line_contents"]) for detail in found):
+                imports.add_edge(module, other)
+    assert imports.number_of_edges() > 500
+    assert [circle for circle in networkx.strongly_connected_components(imports) if len(circle) > 1] == []
+
+
+def test_a_file_can_be_read_in_one_go():
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in ROOT.glob("lmswap/**/*.py")}
+    assert len(lengths) > 200
+    assert {str(path.relative_to(ROOT)): length for path, length in lengths.items() if length >= 350} == {}
 
 
 @pytest.mark.parametrize(

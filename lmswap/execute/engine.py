@@ -129,7 +129,8 @@ class SwapEngine:
 
     def mark(self) -> int:
         """See `lmswap.execute.record.Clock`; so are the next four."""
-        return ops.find_engine(self.number).native.mark(self._stream())
+        ops.find_engine(self.number)  # raises where the model was disabled, or this is a forked child
+        return self.native.mark(self._stream())
 
     def take_mark(self, mark: int) -> float:  # noqa: D102
         return self.native.take_mark(mark)

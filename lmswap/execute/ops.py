@@ -10,17 +10,36 @@ import math
 import os
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
 from lmswap.errors import TransferError
 from lmswap.execute import draws
 
-if TYPE_CHECKING:
-    from lmswap.execute.engine import SwapEngine
 
-ENGINES: weakref.WeakValueDictionary[int, SwapEngine] = weakref.WeakValueDictionary()
+class CopyEngine(Protocol):
+    """What the operators and saved-tensor hooks ask of an engine; see `lmswap.execute.engine.SwapEngine`."""
+
+    device: torch.device
+
+    def out_start(self, x: torch.Tensor, buffer: int, tier: str, offset: int, is_whole: bool) -> torch.Tensor:
+        """Queues a copy to ``tier``."""
+
+    def out_done(self, token: torch.Tensor, x: torch.Tensor) -> None:
+        """Makes compute wait for it; nobody uses ``x`` any more."""
+
+    def wait_out(self, token: torch.Tensor) -> None:
+        """The same for a tensor that others may still use."""
+
+    def in_start(self, token: torch.Tensor, buffer: int, device: torch.device) -> torch.Tensor:
+        """Queues the copy back."""
+
+    def in_done(self, token: torch.Tensor, flat: torch.Tensor) -> None:
+        """Makes compute wait for it."""
+
+
+ENGINES: weakref.WeakValueDictionary[int, CopyEngine] = weakref.WeakValueDictionary()
 _of_parent: set[int] = set()  # numbers of engines that a fork left to the parent process
 
 _library = torch.library.Library("lmswap", "DEF")  # type: ignore[no-untyped-call]
@@ -54,7 +73,7 @@ for _op in (out_start, out_done, in_start, in_done):
     torch.fx.node.has_side_effect(_op)  # dead-code elimination must leave them alone
 
 
-def find_engine(number: int) -> SwapEngine:
+def find_engine(number: int) -> CopyEngine:
     """The engine of that number.
 
     Raises:

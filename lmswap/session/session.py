@@ -2,8 +2,7 @@
 
 torch hands over one graph after another (graph breaks, shapes, train and eval make several); each is lowered, timed,
 planned and rewritten before it runs. When a step turns out to run through several graphs they are planned anew, as one
-timeline, before the next step; when it takes another time than predicted, or finds more memory in use, it is planned
-once more.
+timeline, before the next step; `lmswap.session.lessons` says what else makes it plan once more.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ from lmswap.execute.arena import Arena
 from lmswap.execute.audit import Audit
 from lmswap.execute.engine import SwapEngine
 from lmswap.execute.parts import AtWork
-from lmswap.execute.step import EndedStep
 from lmswap.hardware.memory import DeviceMemory, device_memory
 from lmswap.hardware.workspaces import take_workspaces
 from lmswap.ir.plan import Plan
@@ -283,10 +281,11 @@ class Session:
                 continue
             num_models = sum(session.device == self.device for session in Session._open)
             plan = self.plans.get(step.follows)
+            ran = {graph for graph, _ in step.sequence}
             self._overruns.tell(
                 step,
                 num_models=num_models,
-                is_hooked=self._is_hooked(step),
+                is_hooked=UNPLANNED in ran or any(isinstance(self.graphs[graph], SavedSequence) for graph in ran),
                 is_as_planned=plan is not None and plan.backwards == Ran.of(step).backwards,
             )
 
@@ -306,10 +305,6 @@ class Session:
         Session._open.discard(self)
         self.engine.close()
         self.memory.close()
-
-    def _is_hooked(self, step: EndedStep) -> bool:
-        ran = {graph for graph, _ in step.sequence}
-        return UNPLANNED in ran or any(isinstance(self.graphs[graph], SavedSequence) for graph in ran)
 
     def _plan_in_order(self, ran: Ran | None) -> bool:
         """Plans graphs that ran together as one step, in the order in which they ran; whether they have a new plan."""

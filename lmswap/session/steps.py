@@ -6,10 +6,10 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
 
 import torch
 
-import lmswap
 from lmswap.capture.join import Joined
 from lmswap.errors import PlanMismatch
 from lmswap.execute.engine import SwapEngine
@@ -87,7 +87,7 @@ class StepPlans:
         self._cache = PlanCache(
             machine,
             {
-                "lmswap": lmswap.__version__,
+                "lmswap": version("lmswap"),
                 "torch": torch.__version__,
                 "policy": options.policy,
                 "compiler": options.compiler,
