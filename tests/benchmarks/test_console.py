@@ -42,3 +42,13 @@ def test_progress_shows_loss_and_memory_of_each_run():
     text = console.file.getvalue()
     assert all(part in text for part in ("128³ plain", "-0.1235", "700.00 MiB", "2/3", "96³ plain", "failed"))
     assert "…" not in text
+
+
+def test_a_log_gets_a_line_for_each_step_when_it_happens():
+    console = Console(file=io.StringIO(), width=80)
+    configuration = make_configuration()
+    with ProgressView(console) as view:
+        view.on_event(configuration, {"event": "step", "step": 2, "loss": -0.123456, "seconds": 1.0})
+        assert console.file.getvalue() == "128³ plain: step 2 of 3, loss -0.1235, 1.00 s\n"
+        view.on_event(make_configuration(size=96), {"event": "failed", "message": "was killed"})
+    assert console.file.getvalue().splitlines()[1:] == ["96³ plain: failed: was killed"]

@@ -1,4 +1,4 @@
-"""What do all displays of progress share? Bars in the terminal while a block runs."""
+"""What do all displays of progress share? Bars in a terminal while a block runs, and lines in a log."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 
 
 class Bars:
-    """Bars with a description of ``width`` characters, and ``columns`` behind how much of each is done."""
+    """Bars with a description of ``width`` characters, and ``columns`` behind how much of each is done.
+
+    Where the output is no terminal, bars would appear when all is over: `say` prints a line instead.
+    """
 
     def __init__(self, console: Console, width: int, *columns: ProgressColumn) -> None:
         description = TextColumn(f"{{task.description:<{width}}}")
-        self._progress = Progress(description, BarColumn(bar_width=8), MofNCompleteColumn(), *columns, console=console)
+        self._console, self._is_log = console, not console.is_terminal
+        shown = (description, BarColumn(bar_width=8), MofNCompleteColumn(), *columns)
+        self._progress = Progress(*shown, console=console, disable=self._is_log)
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -24,3 +29,9 @@ class Bars:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._progress.stop()
+
+    def say(self, line: str) -> None:
+        """Prints a line, at once, where there are no bars."""
+        if self._is_log:
+            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+            self._console.file.flush()

@@ -1,4 +1,4 @@
-"""What the terminal shows: progress while the runs train, and the table at the end."""
+"""What is shown: progress while the runs train, and the table at the end."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from lmswap.bench.unet3d.run import Event
 from lmswap.bench.unet3d.study import Study
 from lmswap.bench.unet3d.verdict import Verdict
 from lmswap.ir.bytesize import format_bytes
+from lmswap.reporting.text import format_seconds
 
 _MARKS = {True: "[green]✓[/]", False: "[bold red]✗[/]", None: "[dim]·[/]"}
 
@@ -38,20 +39,25 @@ class ProgressView(Bars):
             self._tasks[configuration] = self._progress.add_task(
                 configuration.name, total=configuration.steps, loss="–", memory="–", phase="starting"
             )
-        task = self._tasks[configuration]
+        task, name = self._tasks[configuration], configuration.name
         match event["event"]:
             case "phase":
                 self._progress.update(task, phase=event["phase"])
+                self.say(f"{name}: {event['phase']}")
             case "memory":
                 self._progress.update(task, memory=format_bytes(event["bytes"]))
             case "step":
                 self._progress.update(task, completed=event["step"], loss=f"{event['loss']:.4f}", phase="training")
+                of, seconds = configuration.steps, format_seconds(event["seconds"])
+                self.say(f"{name}: step {event['step']} of {of}, loss {event['loss']:.4f}, {seconds}")
             case "result":
                 self._progress.update(task, memory=format_bytes(event["run"]["peak_bytes"]), phase="peak")
                 self._progress.stop_task(task)
+                self.say(f"{name}: peak {format_bytes(event['run']['peak_bytes'])}")
             case "failed":
                 self._progress.update(task, phase="[red]failed")
                 self._progress.stop_task(task)
+                self.say(f"{name}: failed: {event['message']}")
 
 
 def print_study(console: Console, study: Study, verdicts: list[Verdict]) -> None:

@@ -1,4 +1,4 @@
-"""``make demo``: trains an image of 2.37 times the voxels in the memory that the smaller one takes, and shows it."""
+"""``make demo``: trains an image of about twice the voxels in the memory that the smaller one takes, and shows it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from rich.console import Console
 
 from lmswap.bench.unet3d.brats import DataError
 from lmswap.bench.unet3d.console import ProgressView, print_study
+from lmswap.bench.unet3d.fitting import demo_seconds, fitting_pair, trial_seconds
+from lmswap.bench.unet3d.fresh import RunFailed
 from lmswap.bench.unet3d.plot import plot_step
 from lmswap.bench.unet3d.study import Settings, compare
 from lmswap.bench.unet3d.verdict import judge
 from lmswap.hardware.device import default_device
+from lmswap.reporting.text import format_seconds
 
 FOLDER = Path("demo-output")
-SIZES = {"cpu": (96, 128), "cuda": (144, 192)}  # both 2.37 times the voxels, as the case study
+GPU_SIZES = (144, 192)  # the case study's
 EMULATED = "Emulated GPU"  # as tests/emulated_gpu names itself
 STEPS = 5  # the first warms up, before the fourth it is planned again; seconds are the median of the last four
 
@@ -25,8 +28,12 @@ STEPS = 5  # the first warms up, before the fourth it is planned again; seconds 
 def main(sizes: Sequence[str]) -> int:
     """Runs the demo, on two other ``sizes`` if they are given; 0 if everything that it claims was measured to be so."""
     console = Console()
-    small, large = map(int, sizes) if sizes else SIZES[default_device().type]
     gpu = torch.cuda.get_device_name() if default_device().type == "cuda" else ""
+    try:
+        small, large = map(int, sizes) if sizes else GPU_SIZES if gpu else _fitting_pair(console)
+    except (DataError, RunFailed) as error:
+        console.print(f"[red]error:[/] {error}", highlight=False)
+        return 2
     console.print(
         f"[bold]lmswap demo[/]{gpu and f' on {gpu}'}: {small}³ trains plainly and sets the budget; {large}³, "
         f"{(large / small) ** 3:.2f} × the voxels, then trains plainly, swapped within that budget, and in the same "
@@ -60,6 +67,19 @@ def main(sizes: Sequence[str]) -> int:
         plot_step(study, large, written[-1])
     console.print(f"\nWritten: {', '.join(map(str, written))}", highlight=False)
     return int(any(verdict.holds is False for verdict in verdicts))
+
+
+def _fitting_pair(console: Console) -> tuple[int, int]:
+    """The sizes for this machine, and why they are these."""
+    step_seconds = trial_seconds(FOLDER)
+    small, large = fitting_pair(step_seconds)
+    minutes = demo_seconds(large, step_seconds) / 60
+    console.print(
+        f"A step at 48³ takes {format_seconds(step_seconds)} here: {small}³ and {large}³ should take {minutes:.0f} "
+        'minutes in all. make demo SIZES="96 128" chooses otherwise.',
+        highlight=False,
+    )
+    return small, large
 
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ class TrainingView(Bars):
                 self._progress.reset(self._epoch, description="training", total=self._steps)
 
     def _show_step(self, what: str, total: int, event: dict[str, Any]) -> None:
+        self.say(f"{what}: {event['done']} of {total}, loss {event['loss']:.4f}")
         self._progress.update(
             self._epoch,
             description=what,
@@ -56,3 +57,4 @@ class TrainingView(Bars):
         rate = f"rate {row.learning_rate:g}"
         loss = f"{row.loss:.4f}, val {row.val_loss:.4f}"
         self._progress.update(self._epochs, completed=row.epoch, loss=loss, more=rate)
+        self.say(f"epoch {row.epoch}: loss {loss}, {rate}")
