@@ -8,7 +8,7 @@ GPU_BIN := $(GPU_VENV)/bin
 ON_EMULATED_GPU := PYTHONPATH=$(CURDIR)/tests/emulated_gpu/started:$(CURDIR) $(GPU_BIN)/python
 JOBS ?= $(shell nproc)
 
-.PHONY: demo case-study distributed conformance docs integrations wheel test lint test-cpp test-python test-gpu test-real-gpu test-emulated-gpu gpu-first-hour soak fuzz clean
+.PHONY: demo case-study distributed conformance docs integrations wheel test test-all test-python-all lint test-cpp test-python test-gpu test-real-gpu test-emulated-gpu gpu-first-hour soak fuzz clean
 .DELETE_ON_ERROR:
 
 # SIZES="64 80" compares other image sides; DEVICE=emulated shows it on the emulated GPU, whose times are a CPU's.
@@ -50,7 +50,12 @@ wheel: $(VENV)/wheel-ready
 	PATH=$(abspath $(BIN)):$$PATH $(BIN)/auditwheel repair --wheel-dir build/dist build/dist/*-linux_*.whl
 	rm build/dist/*-linux_*.whl
 
+# What each change must pass. test-all adds the slow tests and an unsanitized C++ build, and keeps when it passed in
+# benchmarks/results/tests_cpu.json.
 test: lint test-cpp test-python
+test-all: lint test-python-all
+	@$(MAKE) --no-print-directory test-cpp SANITIZERS="none thread address"
+	$(BIN)/python -m benchmarks.tests_kept build/tests.xml
 
 # The editable install builds the C++ extension; C++ sources are listed so that a change builds it again. Without build
 # isolation its objects are there for the next build, and for the wheel that tests/test_wheel.py makes.
@@ -78,10 +83,11 @@ lint: $(VENV)/ready
 	$(BIN)/lint-imports
 	git ls-files -z '*.h' '*.cpp' '*.cu' | xargs -0 $(BIN)/clang-format --dry-run --Werror
 
-# The C++ tests run plain, under ThreadSanitizer, and under AddressSanitizer with UBSan.
+# The C++ tests run under ThreadSanitizer, and under AddressSanitizer with UBSan.
+SANITIZERS ?= thread address
 test-cpp: $(VENV)/ready
-	@tests/cpp/get_googletest.sh build/googletest || exit 0; set -e; for sanitizer in "" thread address; do \
-	  echo "C++ tests, sanitizer: $${sanitizer:-none}; built in build/cpp$$sanitizer, a minute or two"; \
+	@tests/cpp/get_googletest.sh build/googletest || exit 0; set -e; for sanitizer in $(SANITIZERS); do \
+	  echo "C++ tests, sanitizer: $$sanitizer; built in build/cpp$$sanitizer, a minute or two"; \
 	  $(BIN)/cmake -S csrc -B build/cpp$$sanitizer -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
 	    -DCMAKE_PREFIX_PATH=$(abspath build/googletest/usr) --log-level=WARNING \
 	    -DLMSWAP_BUILD_TESTS=ON -DLMSWAP_SANITIZER=$$sanitizer; \
@@ -91,7 +97,10 @@ test-cpp: $(VENV)/ready
 
 # One thread each: two processes of two threads on two cores take twice the time for waiting in loops.
 test-python: $(VENV)/ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "not slow"
+
+test-python-all: $(VENV)/ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal --junitxml build/tests.xml
 
 # On the GPU, or, where there is none, on an emulated one. TESTS="tests/gpu" and the like choose some.
 test-gpu:

@@ -14,10 +14,11 @@ import torch
 from torch import nn
 
 import lmswap
-from tests.models import CASES, Case, Encoder, tight_budget
+from lmswap.bench.unet3d.network import UNet3d
+from tests.models import Case, Encoder, tight_budget
 
 MODELS = {
-    "unet3d": Case(CASES["unet3d"].make, lambda: torch.randn(1, 4, 48, 48, 48)),
+    "unet3d": Case(lambda: UNet3d(base_filters=4), lambda: torch.randn(1, 4, 48, 48, 48)),
     "transformer": Case(Encoder, lambda: torch.randint(0, 50, (32, 256))),
 }
 

@@ -46,7 +46,8 @@ def assert_equal_bits(actual, expected):
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
-@pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "bf16"])
+# In bf16 this takes minutes on CPUs without instructions for it.
+@pytest.mark.parametrize("autocast", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("name", CASES)
 def test_every_policy_gives_the_same_bits(name, autocast):
     expected, _ = train(CASES[name], "none", autocast=autocast)

@@ -143,6 +143,7 @@ def test_what_is_moved_lies_in_memory_as_traced_until_the_copy_is_done(seed, mon
     lmswap.disable(model)
 
 
+@pytest.mark.slow
 def test_a_graph_without_pressure_makes_the_calls_of_plain_inductor(compiled):
     model, _ = enabled("dense", num_steps=1)
     lmswap.disable(model)
@@ -176,6 +177,7 @@ def calls(code: str) -> list[str]:
     )
 
 
+@pytest.mark.slow
 def test_eval_without_gradients_gives_the_bits_of_plain_inductor(monkeypatch, compiled):
     make, shape = CASES["dense"]
     batch = torch.randn(shape)
@@ -192,6 +194,7 @@ def test_eval_without_gradients_gives_the_bits_of_plain_inductor(monkeypatch, co
     lmswap.disable(model)
 
 
+@pytest.mark.slow
 def test_each_second_run_of_a_product_is_a_call_of_its_own(monkeypatch, compiled, tmp_path):
     num_planned = 0
 
@@ -234,6 +237,7 @@ def test_code_that_swaps_at_another_place_is_refused(compiled):
                 order.check_order(graph, "\n".join(moved))
 
 
+@pytest.mark.slow
 def test_an_order_that_inductor_did_not_keep_stops_the_first_call(monkeypatch):
     compile_graph = inductor.compile_fx_inner
 

@@ -25,6 +25,7 @@ BY_CI = {"make demo", "make test", "make test-gpu", "make docs"}
 # What takes too long, or needs more packages: what runs it, or its parts at a small size.
 ELSEWHERE = {
     "make lint": "make test",
+    "make test-all": "tests/benchmarks/test_tests_kept.py",
     "make test-python": "make test",
     "make test-cpp": "make test",
     "make case-study": "tests/benchmarks/test_case_study.py",

@@ -1,5 +1,7 @@
 """The bounded form of `make soak`: 200 steps with faults of every kind, and some of large tensors."""
 
+import pytest
+
 from benchmarks.soak import soak
 
 
@@ -13,6 +15,7 @@ def test_two_hundred_steps_with_random_faults_keep_every_bit_and_leave_nothing()
     assert result.grown_bytes(0) < 8 * 2**20
 
 
+@pytest.mark.slow
 def test_steps_of_large_tensors_keep_every_bit():
     result = soak(10, course="large", show=lambda line: None)
     assert result.survived == 10

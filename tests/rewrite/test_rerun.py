@@ -134,7 +134,7 @@ def assert_same_bits(actual, expected):
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
-KEPT = [(name, 0, 0.0) for name in MODELS if name != "unet3d"]  # whose graphs take as long as all of the others'
+KEPT = [(name, 0, 0.0) for name in MODELS if name != "unet3d"]  # whose graphs are the longest
 SWAPPED = [(name, seed, 0.8) for name in MODELS for seed in ((1,) if name == "unet3d" else (1, 2))]
 
 
