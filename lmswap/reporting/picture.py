@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 ENDINGS = (".png", ".svg", ".pdf")
+_LABEL_SHARE = 0.09  # of the height of a picture's memory, what a label takes
 
 # Okabe and Ito's palette: told apart also by colour-blind readers, and in print.
 LANE_COLOURS = {
@@ -77,7 +78,10 @@ def _draw_memory(axes: Axes, timeline: Timeline, budget_bytes: int, peak_bytes: 
     axes.set_title(f"{timeline.source}: {format_seconds(timeline.seconds)}", loc="left", fontsize=10, fontweight="bold")
     _draw_level(axes, f"budget {format_bytes(budget_bytes)}", budget_bytes / scale, _INK, align="right")
     if peak_bytes:
-        _draw_level(axes, f"peak {format_bytes(peak_bytes)}", peak_bytes / scale, _MEMORY, align="left")
+        # The budget's line would strike through a label between the two.
+        is_close = peak_bytes <= budget_bytes < peak_bytes + _LABEL_SHARE * top
+        label = f"peak {format_bytes(peak_bytes)}"
+        _draw_level(axes, label, peak_bytes / scale, _MEMORY, align="left", hangs=is_close)
     if not timeline.memory:
         axes.text(0.5, 0.4, "memory over time was not recorded", transform=axes.transAxes, ha="center", color="gray")
         return
@@ -89,17 +93,20 @@ def _draw_memory(axes: Axes, timeline: Timeline, budget_bytes: int, peak_bytes: 
     axes.plot([highest[0]], [highest[1] / scale], "o", color=_MEMORY, markersize=5, clip_on=False)
 
 
-def _draw_level(axes: Axes, label: str, height: float, colour: str, *, align: Literal["left", "right"]) -> None:
+def _draw_level(
+    axes: Axes, label: str, height: float, colour: str, *, align: Literal["left", "right"], hangs: bool = False
+) -> None:
+    """A line at ``height``, with its label on it, or hanging from it."""
     axes.axhline(height, color=colour, linewidth=1.2, linestyle=(0, (5, 3)))
     is_left = align == "left"
     axes.annotate(
         label,
         (0 if is_left else 1, height),
         xycoords=("axes fraction", "data"),
-        xytext=(4 if is_left else -4, 3),
+        xytext=(4 if is_left else -4, -3 if hangs else 3),
         textcoords="offset points",
         ha=align,
-        va="bottom",
+        va="top" if hangs else "bottom",
         color=colour,
         fontweight="bold",
     )
