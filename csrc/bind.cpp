@@ -10,9 +10,9 @@
 
 #include "lmswap/engine.h"
 #include "lmswap/error.h"
-#include "lmswap/heap.h"
-#include "lmswap/interpose.h"
-#include "lmswap/shared_link.h"
+#include "lmswap/heap/heap.h"
+#include "lmswap/heap/interpose.h"
+#include "lmswap/lanes/shared_link.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -14,9 +14,9 @@
 
 #include "cuda_abi.h"
 #include "lmswap/clock.h"
-#include "lmswap/driver.h"
+#include "lmswap/driver/driver.h"
 #include "lmswap/error.h"
-#include "lmswap/host_range.h"
+#include "lmswap/tiers/host_range.h"
 
 namespace lmswap {
 namespace {

@@ -12,10 +12,10 @@
 #include <thread>
 #include <utility>
 
-#include "lmswap/arena.h"
 #include "lmswap/clock.h"
-#include "lmswap/driver.h"
+#include "lmswap/driver/driver.h"
 #include "lmswap/error.h"
+#include "lmswap/tiers/arena.h"
 
 namespace lmswap {
 namespace {

@@ -6,10 +6,10 @@
 #include <utility>
 
 #include "lmswap/clock.h"
-#include "lmswap/disk_tier.h"
 #include "lmswap/error.h"
-#include "lmswap/memory_tier.h"
-#include "lmswap/upkeep_mover.h"
+#include "lmswap/lanes/upkeep_mover.h"
+#include "lmswap/tiers/disk_tier.h"
+#include "lmswap/tiers/memory_tier.h"
 
 namespace lmswap {
 namespace {

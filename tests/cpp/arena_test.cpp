@@ -1,4 +1,4 @@
-#include "lmswap/arena.h"
+#include "lmswap/tiers/arena.h"
 
 #include <gtest/gtest.h>
 

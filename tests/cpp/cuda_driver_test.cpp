@@ -6,10 +6,10 @@
 #include <thread>
 
 #include "../emulated_gpu/device/system.h"
-#include "lmswap/arena.h"
-#include "lmswap/event.h"
-#include "lmswap/storage.h"
-#include "lmswap/stream.h"
+#include "lmswap/driver/event.h"
+#include "lmswap/driver/stream.h"
+#include "lmswap/tiers/arena.h"
+#include "lmswap/tiers/storage.h"
 #include "test_device.h"
 
 namespace lmswap {

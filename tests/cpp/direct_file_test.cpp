@@ -1,4 +1,4 @@
-#include "lmswap/direct_file.h"
+#include "lmswap/tiers/direct_file.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

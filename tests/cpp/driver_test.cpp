@@ -1,15 +1,15 @@
 // What every driver must do, run on each that this machine has.
-#include "lmswap/driver.h"
+#include "lmswap/driver/driver.h"
 
 #include <gtest/gtest.h>
 
 #include <cstring>
 
-#include "lmswap/arena.h"
 #include "lmswap/clock.h"
-#include "lmswap/event.h"
-#include "lmswap/storage.h"
-#include "lmswap/stream.h"
+#include "lmswap/driver/event.h"
+#include "lmswap/driver/stream.h"
+#include "lmswap/tiers/arena.h"
+#include "lmswap/tiers/storage.h"
 #include "test_device.h"
 
 namespace lmswap {

@@ -1,5 +1,5 @@
 // Swapping to disk where the device waits for the host: the host need not wait, whatever fails.
-#include "lmswap/gated_mover.h"
+#include "lmswap/lanes/gated_mover.h"
 
 #include <gtest/gtest.h>
 

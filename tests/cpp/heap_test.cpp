@@ -1,4 +1,4 @@
-#include "lmswap/heap.h"
+#include "lmswap/heap/heap.h"
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>

@@ -1,5 +1,5 @@
 // Where the memory that is pinned comes from, and that it stays where it is.
-#include "lmswap/host_range.h"
+#include "lmswap/tiers/host_range.h"
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -11,7 +11,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "lmswap/arena.h"
+#include "lmswap/tiers/arena.h"
 #include "test_device.h"
 
 namespace lmswap {

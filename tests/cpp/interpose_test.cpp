@@ -1,4 +1,4 @@
-#include "lmswap/interpose.h"
+#include "lmswap/heap/interpose.h"
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>

@@ -1,11 +1,11 @@
-#include "lmswap/io_pool.h"
+#include "lmswap/tiers/io_pool.h"
 
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <vector>
 
-#include "lmswap/window.h"
+#include "lmswap/lanes/window.h"
 
 namespace lmswap {
 namespace {

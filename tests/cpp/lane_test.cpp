@@ -1,10 +1,10 @@
-#include "lmswap/lane.h"
+#include "lmswap/lanes/lane.h"
 
 #include <gtest/gtest.h>
 
 #include <atomic>
 
-#include "lmswap/window.h"
+#include "lmswap/lanes/window.h"
 #include "test_device.h"
 
 namespace lmswap {

@@ -1,5 +1,5 @@
 // The emulated link by a clock of the test's own, alone and shared between processes.
-#include "lmswap/pacer.h"
+#include "lmswap/lanes/pacer.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "lmswap/shared_link.h"
+#include "lmswap/lanes/shared_link.h"
 #include "test_device.h"
 
 namespace lmswap {

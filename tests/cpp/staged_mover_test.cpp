@@ -1,4 +1,4 @@
-#include "lmswap/staged_mover.h"
+#include "lmswap/lanes/staged_mover.h"
 
 #include <gtest/gtest.h>
 

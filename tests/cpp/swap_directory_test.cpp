@@ -1,5 +1,5 @@
 // Directories that other users could lead elsewhere are refused; the tests make them, so they run as root only.
-#include "lmswap/swap_directory.h"
+#include "lmswap/tiers/swap_directory.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

@@ -12,8 +12,8 @@
 
 #include "../../csrc/driver/cuda_abi.h"
 #include "../emulated_gpu/device/system.h"
-#include "lmswap/arena.h"
 #include "lmswap/engine.h"
+#include "lmswap/tiers/arena.h"
 
 namespace lmswap::test {
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "lmswap/dlpack.h"
-#include "lmswap/driver.h"
+#include "lmswap/driver/driver.h"
 #include "lmswap/error.h"
 #include "lmswap/faults.h"
 

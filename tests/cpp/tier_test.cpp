@@ -1,5 +1,5 @@
 // What every tier must do, run on each tier and driver.
-#include "lmswap/tier.h"
+#include "lmswap/tiers/tier.h"
 
 #include <gtest/gtest.h>
 
@@ -7,8 +7,8 @@
 #include <optional>
 
 #include "../emulated_gpu/device/system.h"
-#include "lmswap/disk_tier.h"
-#include "lmswap/memory_tier.h"
+#include "lmswap/tiers/disk_tier.h"
+#include "lmswap/tiers/memory_tier.h"
 #include "test_device.h"
 
 namespace lmswap {

@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "lmswap/dlpack.h"
-#include "lmswap/pacer.h"
-#include "lmswap/tier.h"
+#include "lmswap/lanes/pacer.h"
+#include "lmswap/tiers/tier.h"
 
 namespace lmswap {
 

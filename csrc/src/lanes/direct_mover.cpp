@@ -1,0 +1,54 @@
+#include "lmswap/lanes/direct_mover.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "lmswap/error.h"
+
+namespace lmswap {
+
+DirectMover::DirectMover(IoPool& pool, int num_requests, Pacer pacer)
+    : pool_(pool), window_(num_requests), pacer_(std::move(pacer)) {}
+
+void DirectMover::move(const TransferPointer& transfer) {
+  // `ready` protects the tensor's bytes, which the calling thread has just written or given up.
+  const double ready_seconds = transfer->wait_ready();
+  transfer->mark_start(0);
+  for (uint64_t begin = 0; begin < transfer->block.nbytes && !transfer->is_failing(); begin += kRequestBytes) {
+    const uint64_t nbytes = std::min(kRequestBytes, transfer->block.nbytes - begin);
+    request(transfer, begin, nbytes);
+    if (pacer_.is_limiting()) transfer->begin_on_link(pacer_.pace(nbytes, ready_seconds));
+  }
+}
+
+void DirectMover::request(const TransferPointer& transfer, uint64_t begin, uint64_t nbytes) {
+  window_.enter();
+  transfer->begin_part();
+  pool_.submit([this, transfer, begin, nbytes](Bounce bounce) {
+    auto& file = static_cast<DirectFile&>(*transfer->block.storage);
+    auto* memory = reinterpret_cast<std::byte*>(transfer->device) + begin;
+    const uint64_t offset = transfer->block.offset + begin;
+    try {
+      if (transfer->direction == Direction::kOut) {
+        transfer->note(begin, memory, nbytes);
+        file.write(offset, memory, nbytes, bounce);
+      } else {
+        file.read(offset, memory, nbytes, bounce);
+        transfer->compare(begin, memory, nbytes);
+      }
+    } catch (const Error& error) {
+      transfer->fail(error.what());
+    }
+    if (transfer->finish_part()) complete(transfer);
+    window_.leave();
+  });
+}
+
+void DirectMover::complete(const TransferPointer& transfer) noexcept {
+  if (!transfer->is_failing()) transfer->done->record(0);
+  transfer->settle();
+}
+
+void DirectMover::drain() noexcept { window_.wait_until_empty(); }
+
+}  // namespace lmswap

@@ -1,0 +1,53 @@
+#include "lmswap/tiers/io_pool.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+namespace lmswap {
+namespace {
+
+constexpr uint64_t kBounceBytes = 1 << 20;
+
+}  // namespace
+
+IoPool::IoPool(int num_threads)
+    : bounces_(static_cast<std::byte*>(std::aligned_alloc(kPageBytes, kBounceBytes * static_cast<size_t>(num_threads))),
+               std::free) {
+  if (!bounces_) throw std::bad_alloc();
+  for (size_t i = 0; i < static_cast<size_t>(num_threads); ++i) {
+    threads_.emplace_back([this, i] { run(Bounce(bounces_.get() + i * kBounceBytes, kBounceBytes)); });
+  }
+}
+
+IoPool::~IoPool() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_closing_ = true;
+  }
+  changed_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+  explicit_bzero(bounces_.get(), kBounceBytes * threads_.size());  // as in StagedMover; memset could be left out
+}
+
+void IoPool::submit(Job job) {
+  {
+    const std::lock_guard lock(mutex_);
+    jobs_.push_back(std::move(job));
+  }
+  changed_.notify_one();
+}
+
+void IoPool::run(Bounce bounce) {
+  for (;;) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return is_closing_ || !jobs_.empty(); });
+    if (jobs_.empty()) return;
+    Job job = std::move(jobs_.front());
+    jobs_.pop_front();
+    lock.unlock();
+    job(bounce);
+  }
+}
+
+}  // namespace lmswap

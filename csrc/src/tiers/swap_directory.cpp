@@ -1,0 +1,144 @@
+#include "lmswap/tiers/swap_directory.h"
+
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <climits>
+#include <list>
+#include <random>
+#include <sstream>
+#include <utility>
+
+#include "lmswap/error.h"
+
+namespace lmswap {
+namespace {
+
+Error tier_error(const std::string& directory, const std::string& text) {
+  return Error(ErrorKind::kTier, "disk tier in '" + directory + "': " + text);
+}
+
+class Descriptor {
+ public:
+  explicit Descriptor(int value) : value_(value) {}
+  ~Descriptor() {
+    if (value_ >= 0) close(value_);
+  }
+  Descriptor(Descriptor&& other) noexcept : value_(std::exchange(other.value_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(value_, other.value_);
+    return *this;
+  }
+  int get() const { return value_; }
+  int give() { return std::exchange(value_, -1); }
+
+ private:
+  int value_;
+};
+
+bool is_trusted(uid_t owner) { return owner == 0 || owner == geteuid(); }
+
+std::list<std::string> split(const std::string& path) {
+  std::list<std::string> parts;
+  std::istringstream stream(path);
+  for (std::string part; std::getline(stream, part, '/');) {
+    if (!part.empty() && part != ".") parts.push_back(part);
+  }
+  return parts;
+}
+
+Descriptor start_of(const std::string& path) {
+  return Descriptor(open(path.front() == '/' ? "/" : ".", O_PATH | O_DIRECTORY | O_CLOEXEC));
+}
+
+// Where a link of a trusted user leads to.
+std::string target_of(const std::string& directory, const std::string& name, int link, uid_t owner) {
+  if (!is_trusted(owner)) {
+    throw tier_error(directory, "'" + name + "' on the way to it is a symbolic link of another user (" +
+                                    std::to_string(owner) +
+                                    "), who may lead it elsewhere at any time; name the directory itself");
+  }
+  std::array<char, PATH_MAX> target;
+  const ssize_t length = readlinkat(link, "", target.data(), target.size());
+  if (length <= 0) throw tier_error(directory, "cannot be used: " + errno_text(errno));
+  return {target.data(), static_cast<size_t>(length)};
+}
+
+// Goes down the path part by part, each relative to the one before: what is looked at is what is opened.
+int open_trusted(const std::string& path) {
+  constexpr int kMostLinks = 40;  // as the kernel
+  if (path.empty()) throw tier_error(path, "is no path");
+  Descriptor here = start_of(path);
+  std::list<std::string> parts = split(path);
+  struct stat status = {};
+  for (int num_links = 0; !parts.empty();) {
+    const std::string name = std::move(parts.front());
+    parts.pop_front();
+    Descriptor next(openat(here.get(), name.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
+    if (next.get() < 0 || fstat(next.get(), &status) != 0) {
+      throw tier_error(path, "cannot be used: " + errno_text(errno));
+    }
+    if (S_ISLNK(status.st_mode)) {
+      if (++num_links > kMostLinks) throw tier_error(path, "cannot be used: " + errno_text(ELOOP));
+      const std::string target = target_of(path, name, next.get(), status.st_uid);
+      if (target.front() == '/') here = start_of(target);
+      parts.splice(parts.begin(), split(target));
+    } else if (S_ISDIR(status.st_mode)) {
+      here = std::move(next);
+    } else {
+      throw tier_error(path, "is not a directory");
+    }
+  }
+  if (fstat(here.get(), &status) != 0) throw tier_error(path, "cannot be used: " + errno_text(errno));
+  if (!is_trusted(status.st_uid) && (status.st_mode & (S_IWGRP | S_IWOTH)) != 0 && (status.st_mode & S_ISVTX) == 0) {
+    throw tier_error(path, "belongs to another user (" + std::to_string(status.st_uid) +
+                               ") and is open to others, who may change what is in it; make one of your own, and "
+                               "chmod 700 it");
+  }
+  return here.give();
+}
+
+void check_filesystem(const std::string& path, int descriptor) {
+  struct statfs filesystem;
+  if (fstatfs(descriptor, &filesystem) != 0) {
+    throw tier_error(path, "its filesystem cannot be asked for its kind: " + errno_text(errno));
+  }
+  if (filesystem.f_type == TMPFS_MAGIC || filesystem.f_type == RAMFS_MAGIC) {
+    throw tier_error(path,
+                     "the directory is memory (tmpfs or ramfs), so swapping to it would free nothing; "
+                     "name a directory on a real disk");
+  }
+}
+
+}  // namespace
+
+SwapDirectory::SwapDirectory(const std::string& path) : path_(path), descriptor_(open_trusted(path)) {
+  Descriptor owned(descriptor_);  // until nothing throws any more
+  check_filesystem(path, descriptor_);
+  const Descriptor file(open_unnamed());
+  if (file.get() < 0 && errno == EINVAL) {
+    throw tier_error(path, "its filesystem has no direct I/O (O_DIRECT); name another disk");
+  }
+  if (file.get() < 0) throw tier_error(path, "no file can be made there: " + errno_text(errno));
+  owned.give();
+}
+
+SwapDirectory::~SwapDirectory() { close(descriptor_); }
+
+int SwapDirectory::open_unnamed() const {
+  constexpr int kFlags = O_RDWR | O_DIRECT | O_CLOEXEC | O_EXCL;  // O_EXCL: nor can the file be given a name later
+  const int descriptor = openat(descriptor_, ".", O_TMPFILE | kFlags, S_IRUSR | S_IWUSR);
+  if (descriptor >= 0 || (errno != EOPNOTSUPP && errno != EISDIR)) return descriptor;
+  std::random_device random;
+  const std::string name = ".lmswap-" + std::to_string(random()) + std::to_string(random());
+  Descriptor named(openat(descriptor_, name.c_str(), O_CREAT | O_NOFOLLOW | kFlags, S_IRUSR | S_IWUSR));
+  if (named.get() < 0 || unlinkat(descriptor_, name.c_str(), 0) != 0) return -1;
+  return named.give();
+}
+
+}  // namespace lmswap
