@@ -55,7 +55,15 @@ class Group:
         self._number = 0
 
     def __enter__(self) -> Group:
+        """Waits until it has warmed up.
+
+        Raises:
+            RanksFailed: one of the ranks did not.
+        """
         self._await_it()
+        if self.has_ended:
+            self.__exit__()
+            self.results()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -59,10 +59,10 @@ MODELS = {
     "unet3d": Model(
         "3D U-Net, 48³",
         Task(UNet3d, lambda: (torch.randn(1, 4, 48, 48, 48),), (EncoderLevel, DecoderLevel)),
-        "240MiB",
+        "360MiB",
     ),
     "resnet50": Model(
-        "ResNet-50, 16 x 96 x 96", Task(resnet50, lambda: (torch.randn(16, 3, 96, 96),), (Bottleneck,)), "400MiB"
+        "ResNet-50, 32 x 80 x 80", Task(resnet50, lambda: (torch.randn(32, 3, 80, 80),), (Bottleneck,)), "640MiB"
     ),
     "gpt": Model(
         "GPT, 4 layers",

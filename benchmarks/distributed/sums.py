@@ -24,7 +24,7 @@ from lmswap.ir.network import Network
 BUCKET_BYTES = 25 * 2**20
 # Two ranks that sum the smallest hand 4 KiB to each other, as 256 do of the first bucket, of 1 MiB.
 _SIZES = (2**13, 2**17, 2**20, 5 * 2**20, BUCKET_BYTES)
-_BURST_SECONDS = 0.4  # of sums alone; beside compute they take longer
+_BURST_SECONDS = 0.25  # of sums alone; beside compute they take longer
 _LEAST_FACTOR = 0.05
 
 

@@ -23,12 +23,16 @@ def make_table(results: Results) -> Table:
 def write_page(results: Results) -> str:
     """The table with its note, and on what it was measured, as Markdown that is also legible on a terminal."""
     table = make_table(results)
+    return f"# {table.title}\n\n{table.note} {describe(results.origin)}\n\n{write_table(table)}"
+
+
+def write_table(table: Table) -> str:
+    """Its headings and rows in Markdown."""
     rows = [(*row, *[""] * (len(table.headings) - len(row))) for row in (table.headings, *table.rows)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [f"| {' | '.join(map(str.ljust, row, widths))} |" for row in rows]
     rule = f"|{'|'.join('-' * (width + 2) for width in widths)}|"
-    text = [f"# {table.title}", "", f"{table.note} {describe(results.origin)}", "", lines[0], rule, *lines[1:]]
-    return "\n".join(text) + "\n"
+    return "\n".join([lines[0], rule, *lines[1:]]) + "\n"
 
 
 def describe(origin: Origin | None) -> str:
@@ -133,7 +137,7 @@ def _efficiency_table(results: Results) -> Table:
         seconds, predicted, network = point.seconds, point.predicted, point.network
         kept = f"{100 * network.busy_factor:.0f} / {100 * network.compute_factor:.0f} %" if network else NOTHING
         rows.append(
-            (_trained(point), str(point.ranks), format_seconds(point.seconds_alone), format_seconds(seconds),
+            (_trained(point), _ranks(point), format_seconds(point.seconds_alone), format_seconds(seconds),
              format_seconds(point.predicted_seconds), _signed(point.predicted_seconds / seconds - 1),
              format_seconds(predicted.all_reduce_seconds), kept, format_seconds(predicted.unhidden_seconds),
              _signed(point.excess), _efficiency(points, point, seconds), "measured")
@@ -158,12 +162,28 @@ def _efficiency_table(results: Results) -> Table:
         "beside compute: kept beside is what a sum and compute then keep of their speed. Not hidden is what no plan "
         "could hide of the sums, by the simulator's bound; above both is what the step takes beyond that and the step "
         "without sums. Efficiency is the step of one rank over that of so many. Predicted rows are of machines with "
-        f"{each} ranks, a core for each, that reach each other as fast as these processes do.",
+        f"{each} ranks, a core for each, that reach each other as fast as these processes do. {_held(points)}",
     )  # fmt: skip
+
+
+def _held(points: Sequence[Efficiency]) -> str:
+    """How far what was measured is from what was predicted, and from what cannot be less, of several ranks."""
+    several = [point for point in points if point.ranks > 1]
+    if not several:
+        return "There are no sums to predict."
+    off = max(abs(point.predicted_seconds / point.seconds - 1) for point in several)
+    return (
+        f"Of several ranks a prediction is off by at most {percent(off)}, and a step at most "
+        f"{percent(max(0.0, *(point.excess for point in several)))} above both."
+    )
 
 
 def _trained(point: Efficiency) -> str:
     return f"{point.name}, in {format_bytes(point.budget_bytes)}"
+
+
+def _ranks(point: Efficiency) -> str:
+    return str(point.ranks) if point.has_cores else f"{point.ranks}, sharing cores"
 
 
 def _efficiency(points: Sequence[Efficiency], like: Efficiency, seconds: float) -> str:
