@@ -24,8 +24,8 @@ endif
 case-study: $(VENV)/ready
 	$(BIN)/python -m benchmarks.case_study $(if $(SIZES),--sizes $(SIZES)) $(ARGUMENTS)
 
-# The case studies' rows of several GPUs: RECIPE=resnet50, allreduce, unet3d or scale. ARGUMENTS="--ranks 1 2 4" and the
-# like go to it.
+# The case studies' rows of several GPUs: RECIPE=resnet50, allreduce, unet3d, efficiency or scale. ARGUMENTS="--ranks 1 2 4"
+# and the like go to it.
 RECIPE ?= unet3d
 distributed: $(VENV)/ready
 	$(BIN)/python -m benchmarks.distributed $(RECIPE) $(ARGUMENTS)

@@ -19,16 +19,20 @@ from torch import nn
 
 from benchmarks.distributed import __main__ as distributed
 from benchmarks.distributed import unet3d
+from benchmarks.distributed.conductor import Group, compare_in_turns
 from benchmarks.distributed.lars import TRUST, Lars
-from benchmarks.distributed.launch import budget_bytes
+from benchmarks.distributed.launch import Launcher, RanksFailed, budget_bytes
 from benchmarks.distributed.ranks import Ranks
-from benchmarks.distributed.results import Results, Training
+from benchmarks.distributed.results import Efficiency, Prediction, Results, Training
 from benchmarks.distributed.schedule import learning_rate
 from benchmarks.distributed.shards import draw_epoch, shard_epoch, shard_validation
 from benchmarks.distributed.training import Settings, train
 from lmswap.bench.unet3d.brats import DataError
 from lmswap.bench.unet3d.checkpoint import load_state
 from lmswap.errors import OptionError
+from lmswap.ir.machine import Rate
+from lmswap.ir.network import Network as SimulatedNetwork
+from lmswap.ir.ranks import Ranks as SimulatedRanks
 from tests.distributed_sums import sum_in_ways
 from tests.distributed_training import Network
 from tests.processes import end, start
@@ -280,6 +284,65 @@ def test_a_table_says_of_each_row_on_what_it_is_based(tmp_path, capsys):
     assert [row[-1] for row in rows] == 3 * ["measured"] + 3 * ["predicted"]
     assert [row[-2] for row in rows] == ["–", "no", "–", "–", "–", "–"]
     assert rows[2][4:7] == ["410", "1.67", "83.3 %"] == rows[5][4:7]  # 114 steps of 3.6 s, beside 228 of 3 s
+
+
+class TinyLauncher(Launcher):
+    """Starts the recipe with a model that takes no time."""
+
+    def command(self, *arguments):
+        found = super().command(*arguments)
+        return [
+            "tests.distributed_efficiency" if word == "benchmarks.distributed.efficiency" else word for word in found
+        ]
+
+
+def test_a_group_of_ranks_measures_what_they_cost_each_other_in_its_turns(tmp_path):
+    (results,) = compare_in_turns(TinyLauncher(2), ["unet3d"], [2], ["--turns", "2"])
+    (found,) = results.efficiencies
+    assert found.ranks == 2
+    assert len(found.alone_seconds) == len(found.together_seconds) == 2
+    assert 0 < SimulatedRanks(2, found.network, "op").all_reduce_seconds(2**10) <= found.predicted.all_reduce_seconds
+    assert 0 <= found.predicted.unhidden_seconds <= found.predicted.extra_seconds * (1 + 1e-9)
+    assert [more.ranks for more in found.larger] == [4, 8, 16, 32, 64, 128, 256]
+    results.write(tmp_path / "efficiency.json")
+    assert Results.read(tmp_path / "efficiency.json") == results
+
+
+class StandIn(Launcher):
+    """Starts what is said to sleep or to fail."""
+
+    def command(self, recipe, ranks, options, record):
+        return [*options[:2]]
+
+
+def test_a_group_that_fails_says_which_and_one_that_is_left_is_ended():
+    with pytest.raises(RanksFailed, match=r"efficiency on 2 rank\(s\) did not finish"):
+        list(compare_in_turns(StandIn(2), ["net"], [2, 4], ["false", "x"]))
+    group = Group(StandIn(2), "efficiency", 2, ["sleep", "600"])
+    assert not group.has_ended
+    group.__exit__()
+    assert group.has_ended
+
+
+def test_the_table_of_efficiencies_says_what_was_measured_and_what_was_predicted(tmp_path, capsys):
+    network = SimulatedNetwork("pair", 2, 2, "ring", Rate.constant(1e9), None, 0.5, 0.75)
+    one = Efficiency("net", 1, True, 2**30, 0, (2.0, 4.0, 8.0), (2.0, 4.0, 8.0), None, Prediction(1, 0.0, 0.0, 0.0))
+    two = Efficiency(
+        "net", 2, True, 2**30, 0, (5.0, 4.0, 1.0), (6.0, 5.0, 1.1), network, Prediction(2, 0.5, 0.9, 0.8),
+        (Prediction(4, 0.75, 1.0, 1.0),),
+    )  # fmt: skip
+    four = replace(two, ranks=4, has_cores=False, larger=(Prediction(8, 9.0, 9.0, 9.0),))
+    Results("efficiency", None, efficiencies=(one, two, four)).write(tmp_path / "efficiency.json")
+    given = ["efficiency", "--output", str(tmp_path), "--from", str(tmp_path / "efficiency.json")]
+    assert distributed.main(given) == 0
+    rows = [[cell.strip() for cell in line.split("|")[2:-1]] for line in capsys.readouterr().out.splitlines()]
+    # Twice 1.2, 1.25 and 1.1 times as long: the median of 4 s, and 1.2 of them.
+    assert rows[-4:] == [
+        ["1", "4.00 s", "4.00 s", "4.00 s", "+0.0 %", "0 s", "–", "0 s", "+0.0 %", "100.0 %", "measured"],
+        ["2", "4.00 s", "4.80 s", "4.90 s", "+2.1 %", "500 ms", "50 / 75 %", "800 ms", "+0.0 %", "83.3 %", "measured"],
+        ["4, sharing cores", *rows[-3][1:]],
+        ["4", "–", "–", "5.00 s", "–", "750 ms", "–", "1.00 s", "–", "80.0 %", "predicted"],
+    ]
 
 
 def test_files_of_two_recipes_make_no_table(tmp_path, capsys):

@@ -12,6 +12,7 @@ from benchmarks.case_study.together import predict_together
 from benchmarks.conformance.results import read_results
 from benchmarks.conformance.run import BREADTH
 from benchmarks.conformance.table import render
+from benchmarks.distributed.page import filled
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -84,6 +85,11 @@ def test_ranks_are_predicted_as_the_page_says():
     rows = [str(row) for row in predict_together()]
     assert len(rows) == 3
     assert all(row in page.splitlines() for row in rows)
+
+
+def test_the_tables_of_several_ranks_are_those_of_the_stored_results():
+    page = (ROOT / "docs" / "distributed.md").read_text(encoding="utf-8")
+    assert filled(page) == page, "python -m benchmarks.distributed.page makes it anew"
 
 
 def is_case(case, program, machine, percent):

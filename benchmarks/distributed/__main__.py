@@ -14,7 +14,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.distributed import allreduce, resnet50, unet3d
+from benchmarks.distributed import allreduce, efficiency, resnet50, unet3d
+from benchmarks.distributed.conductor import compare_in_turns
 from benchmarks.distributed.launch import Launcher, RanksFailed, compare, scale
 from benchmarks.distributed.results import Results, join
 from benchmarks.distributed.tables import write_page
@@ -23,6 +24,7 @@ from lmswap.bench.unet3d.commands.arguments import positive
 from lmswap.errors import LmswapError
 
 OUTPUT = Path("distributed-output")
+REPORTED = ("unet3d", "resnet50")  # the model of ranks was made while "gpt" was looked at
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,8 @@ class Choice:
     summary: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
     ranks: tuple[int, ...]
-    budget: str | None = "50%"  # None: it has none
+    budget: str | None = "50%"  # None: it has none, or one of its own
+    models: tuple[str, ...] = ()  # of which some are chosen
 
 
 RECIPES = {
@@ -41,6 +44,13 @@ RECIPES = {
     ),
     "allreduce": Choice("sums over ranks: flat, by nodes, fused", allreduce.add_arguments, (4,), budget=None),
     "unet3d": Choice("Table 7: the 3D U-Net with swapping on 1, 2, 4 ... ranks", unet3d.add_arguments, (1, 2), "60%"),
+    "efficiency": Choice(
+        "what ranks cost each other, measured and predicted from its parts",
+        efficiency.add_arguments,
+        (1, 2, 4),
+        budget=None,
+        models=tuple(efficiency.MODELS),
+    ),
     "scale": Choice("ResNet-50: a larger batch on one rank, or more ranks", resnet50.add_arguments, (2,), "115%"),
 }
 
@@ -69,6 +79,8 @@ def _parts(arguments: argparse.Namespace, options: Sequence[str]) -> Iterable[Re
     if arguments.rendered is not None:
         return map(Results.read, arguments.rendered)
     launcher = Launcher(max(arguments.ranks), arguments.restarts)
+    if arguments.recipe == "efficiency":
+        return compare_in_turns(launcher, arguments.models, arguments.ranks, options)
     if arguments.recipe == "scale":
         return scale(launcher, max(arguments.ranks), arguments.budget, arguments.batch, options)
     return compare(launcher, arguments.recipe, arguments.ranks, arguments.budget, options)
@@ -104,6 +116,8 @@ def _add_launching(parser: argparse.ArgumentParser, choice: Choice) -> None:
     parser.add_argument(
         "--from", dest="rendered", type=Path, nargs="+", metavar="FILE", help="run nothing: their table"
     )
+    if choice.models:
+        parser.add_argument("--models", choices=choice.models, nargs="+", default=REPORTED, help="%(default)s")
     if choice.budget is None:
         parser.set_defaults(budget=None)
     else:

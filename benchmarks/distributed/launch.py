@@ -37,18 +37,25 @@ class Launcher:
         Raises:
             RanksFailed: one of them did not finish.
         """
-        threads = max(1, len(os.sched_getaffinity(0)) // self.most_ranks)
         with tempfile.TemporaryDirectory() as folder:
             record = Path(folder) / "results.json"
-            command = [
-                *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-                *(f"--nproc-per-node={ranks}", f"--max-restarts={self.restarts}"),
-                *("-m", f"benchmarks.distributed.{recipe}", *options, "--record", str(record)),
-            ]
-            done = subprocess.run(command, env={"OMP_NUM_THREADS": str(threads), **os.environ}, check=False)
-            if done.returncode:
+            command = self.command(recipe, ranks, options, record)
+            if subprocess.run(command, env=self.environment(), check=False).returncode:
                 raise RanksFailed(f"{recipe} on {ranks} rank(s) did not finish; why is said above, by rank")
             return Results.read(record)
+
+    def command(self, recipe: str, ranks: int, options: Sequence[str], record: Path) -> list[str]:
+        """What starts a recipe's module on some ranks, the first of which writes results to ``record``."""
+        return [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *(f"--nproc-per-node={ranks}", f"--max-restarts={self.restarts}"),
+            *("-m", f"benchmarks.distributed.{recipe}", *options, "--record", str(record)),
+        ]
+
+    def environment(self) -> dict[str, str]:
+        """Of that command."""
+        threads = max(1, len(os.sched_getaffinity(0)) // self.most_ranks)
+        return {"OMP_NUM_THREADS": str(threads), **os.environ}
 
 
 def compare(

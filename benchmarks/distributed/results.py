@@ -19,10 +19,11 @@ from lmswap.bench.compact import to_json
 from lmswap.bench.unet3d.brats import DataError
 from lmswap.bench.unet3d.study import Machine, describe_machine
 from lmswap.hardware.device import describe_device
+from lmswap.ir.network import Network
 
 SCHEMA = "lmswap.distributed/1"
 
-Recipe = Literal["resnet50", "allreduce", "unet3d", "scale"]
+Recipe = Literal["resnet50", "allreduce", "unet3d", "scale", "efficiency"]
 Basis = Literal["measured", "predicted"]
 
 
@@ -72,6 +73,61 @@ class Reduction:
 
 
 @dataclass(frozen=True)
+class Prediction:
+    """What the simulator says of ``ranks`` that sum their gradients, in seconds beyond a step that sums nothing.
+
+    ``extra_seconds`` is how much longer the step is; ``unhidden_seconds`` of that no plan could hide, by its bound.
+    """
+
+    ranks: int
+    all_reduce_seconds: float
+    extra_seconds: float
+    unhidden_seconds: float
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """Ranks that train the same under a budget, in turns: with DistributedDataParallel and each for itself.
+
+    Seconds are by turn, of the slowest rank; ``has_cores`` says whether each has cores of its own. ``network`` is what
+    was measured of sums alone and beside compute, None for one rank; ``predicted`` is made of it and the plan, for
+    these ranks; ``larger`` for more of them, on machines that each have so many ranks.
+    """
+
+    name: str
+    ranks: int
+    has_cores: bool
+    budget_bytes: int
+    swapped_bytes: int
+    alone_seconds: tuple[float, ...]
+    together_seconds: tuple[float, ...]
+    network: Network | None
+    predicted: Prediction
+    larger: tuple[Prediction, ...] = ()
+
+    @property
+    def seconds_alone(self) -> float:
+        """Of a step that sums nothing."""
+        return statistics.median(self.alone_seconds)
+
+    @property
+    def seconds(self) -> float:
+        """Of a step with sums: as much longer as it was in the median turn, so that what drifts drops out."""
+        pairs = zip(self.together_seconds, self.alone_seconds, strict=True)
+        return self.seconds_alone * statistics.median(together / alone for together, alone in pairs)
+
+    @property
+    def predicted_seconds(self) -> float:
+        """What that would be from the parts."""
+        return self.seconds_alone + self.predicted.extra_seconds
+
+    @property
+    def excess(self) -> float:
+        """By what share the step is longer than what sums nothing and what of the sums cannot be hidden."""
+        return self.seconds / (self.seconds_alone + self.predicted.unhidden_seconds) - 1
+
+
+@dataclass(frozen=True)
 class Origin:
     """Where measured figures come from; ``load_average`` of the last minute tells how busy others kept the machine."""
 
@@ -96,6 +152,7 @@ class Results:
     origin: Origin | None  # None: nothing was measured
     trainings: tuple[Training, ...] = ()
     reductions: tuple[Reduction, ...] = ()
+    efficiencies: tuple[Efficiency, ...] = ()
 
     @staticmethod
     def read(path: Path) -> Results:
@@ -127,7 +184,8 @@ def join(parts: Sequence[Results]) -> Results:
     origins = [part.origin for part in parts if part.origin is not None]
     trainings = tuple(point for part in parts for point in part.trainings)
     reductions = tuple(point for part in parts for point in part.reductions)
-    return Results(parts[0].recipe, origins[-1] if origins else None, trainings, reductions)
+    efficiencies = tuple(point for part in parts for point in part.efficiencies)
+    return Results(parts[0].recipe, origins[-1] if origins else None, trainings, reductions, efficiencies)
 
 
 def describe_origin(ranks: Ranks) -> Origin:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from benchmarks.case_study.cells import NOTHING, Table, percent
 from benchmarks.case_study.published import EPOCH_SECONDS_TOGETHER, STEPS_PER_EPOCH
 from benchmarks.distributed import published
-from benchmarks.distributed.results import Origin, Recipe, Reduction, Results, Training
+from benchmarks.distributed.results import Efficiency, Origin, Recipe, Reduction, Results, Training
 from lmswap.ir.bytesize import format_bytes
 from lmswap.reporting.text import format_seconds
 
@@ -23,12 +23,16 @@ def make_table(results: Results) -> Table:
 def write_page(results: Results) -> str:
     """The table with its note, and on what it was measured, as Markdown that is also legible on a terminal."""
     table = make_table(results)
+    return f"# {table.title}\n\n{table.note} {describe(results.origin)}\n\n{write_table(table)}"
+
+
+def write_table(table: Table) -> str:
+    """Its headings and rows in Markdown."""
     rows = [(*row, *[""] * (len(table.headings) - len(row))) for row in (table.headings, *table.rows)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [f"| {' | '.join(map(str.ljust, row, widths))} |" for row in rows]
     rule = f"|{'|'.join('-' * (width + 2) for width in widths)}|"
-    text = [f"# {table.title}", "", f"{table.note} {describe(results.origin)}", "", lines[0], rule, *lines[1:]]
-    return "\n".join(text) + "\n"
+    return "\n".join([lines[0], rule, *lines[1:]]) + "\n"
 
 
 def describe(origin: Origin | None) -> str:
@@ -126,6 +130,72 @@ def _allreduce_table(results: Results) -> Table:
     )
 
 
+def _efficiency_table(results: Results) -> Table:
+    points = results.efficiencies
+    rows: list[tuple[str, ...]] = []
+    for point in points:
+        seconds, predicted, network = point.seconds, point.predicted, point.network
+        kept = f"{100 * network.busy_factor:.0f} / {100 * network.compute_factor:.0f} %" if network else NOTHING
+        rows.append(
+            (_trained(point), _ranks(point), format_seconds(point.seconds_alone), format_seconds(seconds),
+             format_seconds(point.predicted_seconds), _signed(point.predicted_seconds / seconds - 1),
+             format_seconds(predicted.all_reduce_seconds), kept, format_seconds(predicted.unhidden_seconds),
+             _signed(point.excess), _efficiency(points, point, seconds), "measured")
+        )  # fmt: skip
+    machines = _machines(points)
+    for point in machines:
+        for more in point.larger:
+            seconds = point.seconds_alone + more.extra_seconds
+            rows.append(
+                (_trained(point), str(more.ranks), NOTHING, NOTHING, format_seconds(seconds), NOTHING,
+                 format_seconds(more.all_reduce_seconds), NOTHING, format_seconds(more.unhidden_seconds), NOTHING,
+                 _efficiency(points, point, seconds), "predicted")
+            )  # fmt: skip
+    each = " or ".join(dict.fromkeys(str(point.ranks) for point in machines)) or "so many"
+    return Table(
+        "What ranks cost each other",
+        ("training", "ranks", "without sums", "with sums", "predicted", "off by", "all-reduce", "kept beside",
+         "not hidden", "above both", "efficiency", "basis"),
+        tuple(rows),
+        "Without sums, as many processes each train for themselves; with sums, by DistributedDataParallel, in turns. "
+        "Predicted is what the simulator says with sums, from the step without, the plan, and sums timed alone and "
+        "beside compute: kept beside is what a sum and compute then keep of their speed. Not hidden is what no plan "
+        "could hide of the sums, by the simulator's bound; above both is what the step takes beyond that and the step "
+        "without sums. Efficiency is the step of one rank over that of so many. Predicted rows are of machines with "
+        f"{each} ranks, a core for each, that reach each other as fast as these processes do. {_held(points)}",
+    )  # fmt: skip
+
+
+def _held(points: Sequence[Efficiency]) -> str:
+    """How far what was measured is from what was predicted, and from what cannot be less, of several ranks."""
+    several = [point for point in points if point.ranks > 1]
+    if not several:
+        return "There are no sums to predict."
+    off = max(abs(point.predicted_seconds / point.seconds - 1) for point in several)
+    return (
+        f"Of several ranks a prediction is off by at most {percent(off)}, and a step at most "
+        f"{percent(max(0.0, *(point.excess for point in several)))} above both."
+    )
+
+
+def _trained(point: Efficiency) -> str:
+    return f"{point.name}, in {format_bytes(point.budget_bytes)}"
+
+
+def _ranks(point: Efficiency) -> str:
+    return str(point.ranks) if point.has_cores else f"{point.ranks}, sharing cores"
+
+
+def _efficiency(points: Sequence[Efficiency], like: Efficiency, seconds: float) -> str:
+    alone = next((p for p in points if p.ranks == 1 and _trained(p) == _trained(like)), None)
+    return percent(alone and alone.seconds / seconds)
+
+
+def _machines(points: Sequence[Efficiency]) -> list[Efficiency]:
+    """Of each training: the most ranks of a machine that have a core each, and so stand for more machines."""
+    return [*{_trained(point): point for point in points if point.larger and point.has_cores}.values()]
+
+
 def _scale_table(results: Results) -> Table:
     rows: list[tuple[str, ...]] = []
     for system, seconds in published.KERAS_SECONDS.items():
@@ -156,6 +226,7 @@ _TABLES: dict[Recipe, Callable[[Results], Table]] = {
     "allreduce": _allreduce_table,
     "unet3d": _unet3d_table,
     "scale": _scale_table,
+    "efficiency": _efficiency_table,
 }
 
 
@@ -182,6 +253,10 @@ def _same(results: Results, point: Training) -> str:
 
 def _sums(point: Reduction) -> tuple[object, ...]:
     return point.ranks, point.per_node, point.nbytes, point.tensors, point.basis
+
+
+def _signed(share: float) -> str:
+    return f"{100 * share:+.1f} %"
 
 
 def _difference(point: Reduction) -> str:

@@ -11,7 +11,7 @@ from lmswap.errors import OptionError
 from lmswap.ir.description import read_description
 from lmswap.ir.machine import Rate
 
-SCHEMA = "lmswap.network/1"
+SCHEMA = "lmswap.network/2"
 ALGORITHMS = ("ring", "hierarchical")
 
 
@@ -22,6 +22,9 @@ class Network:
     ``within_node`` is what one rank hands to another of its node, ``between_nodes`` what a whole node hands to another,
     None if there is one node only; each while as much comes the other way. ``ranks_per_host_link`` ranks swap over one
     link to the host. ``algorithm``, one of `ALGORITHMS`, is how gradients are summed: see `lmswap.ir.ranks`.
+
+    ``busy_factor`` is the share of its rate that a sum keeps while devices compute, ``compute_factor`` the share of its
+    speed that compute keeps while gradients are summed: sums take cores of a CPU, or multiprocessors of a GPU.
     """
 
     name: str
@@ -30,6 +33,8 @@ class Network:
     algorithm: str
     within_node: Rate
     between_nodes: Rate | None
+    busy_factor: float = 1.0
+    compute_factor: float = 1.0
 
     def __post_init__(self) -> None:
         if self.algorithm not in ALGORITHMS:
@@ -39,6 +44,10 @@ class Network:
                 f"ranks_per_host_link must be 1 to ranks_per_node, got {self.ranks_per_host_link} of "
                 f"{self.ranks_per_node}"
             )
+        for name in ("busy_factor", "compute_factor"):
+            factor = getattr(self, name)
+            if not 0 < factor <= 1:
+                raise OptionError(f"{name} must be more than 0 and at most 1, got {factor}")
 
     def to_json(self) -> str:
         """The network description as JSON text; `from_json` reads it back equal."""
@@ -63,10 +72,13 @@ def _network(data: Mapping[str, Any]) -> Network:
         algorithm=str(data["algorithm"]),
         within_node=Rate.from_record(data["within_node"]),
         between_nodes=None if between is None else Rate.from_record(between),
+        busy_factor=float(data["busy_factor"]),
+        compute_factor=float(data["compute_factor"]),
     )
 
 
-# Published rates. Latencies were not published with them, and are left out: sums of small buckets take longer.
+# Published rates. Neither latencies nor what sums and compute take from each other were published with them, and they
+# are left out: sums of small buckets take longer.
 PRESETS = {
     # IBM's case study: 4 GPUs a node, each with an NVLink 2.0 to the host, which is also the way to the GPUs of the
     # other socket (GPU→host, Table 6: 60.4 GB/s, measured), and 100 Gb/s InfiniBand (Table 7: on paper).

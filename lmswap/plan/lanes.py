@@ -36,10 +36,17 @@ class Lanes:
 
     def run(self, seconds: float) -> None:
         """Compute does what takes it ``seconds`` when nothing is copied."""
-        share = self._compute_factor
-        beside = max(0.0, *(end - self.clock for end in self._ends.values()))  # lanes work without a pause
+        share, beside = self._compute_factor, self._beside()
         self.clock += seconds / share if seconds < beside * share else seconds + beside * (1 - share)
+
+    def work_in(self, seconds: float) -> float:
+        """What compute does from now on in so many seconds: those that it would take if nothing were copied."""
+        return seconds - min(seconds, self._beside()) * (1 - self._compute_factor)
 
     def wait(self, until: float) -> None:
         """Compute stalls until a copy's end, if that is still to come."""
         self.clock = max(self.clock, until)
+
+    def _beside(self) -> float:
+        """For how long copies will still run: lanes work without a pause."""
+        return max(0.0, *(end - self.clock for end in self._ends.values()))

@@ -1,21 +1,25 @@
 """What does a step take of ranks that sum their gradients? One rank's plan + network → timeline and certificate.
 
 All ranks do the same at the same time, each by the same plan. The network lane sums one bucket after the other, each
-from when its gradients have arrived; nothing waits for it but the end of the step, where the optimizer begins. What
-sums take of the links to the host and of compute is not counted.
+from when its gradients have arrived; nothing waits for it but the end of the step, where the optimizer begins. Sums and
+compute slow each other as the network says; what sums take of the links to the host is not counted.
 
 The bound: the sum of a bucket cannot begin before the ops are over that it waits for, and no plan is faster with these
 than the certificate of the step broken off after them; from then on the network lane has this bucket and all later ones
-to sum. So for any bucket b
+to sum, S seconds, and compute all later ops, R seconds. So for any bucket b
 
-    seconds ≥ (certificate of the ops up to the last that b waits for) + Σ_(b and later) seconds of the all-reduce
+    seconds ≥ (certificate of the ops up to the last that b waits for) + (least seconds of R and S side by side)
 
-and seconds ≥ (certificate of the whole step). The best of these is taken.
+and seconds ≥ (certificate of the whole step). The best of these is taken. In t seconds side by side compute does c t
+and the network b t, c and b being their factors, so R and S take at least R + S - (c + b - 1) t. Side by side they are
+for no longer than min(R / c, S / b), and if c + b is less than 1, best not at all. Copies and stalls only add to that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -23,13 +27,15 @@ from typing import Any
 from lmswap.ir.certificate import RanksCertificate
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Machine
+from lmswap.ir.network import Network
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
 from lmswap.ir.ranks import Ranks
 from lmswap.ir.schedule import schedule
-from lmswap.ir.timeline import Lane, Span, Timeline
+from lmswap.ir.timeline import Lane, Timeline
 from lmswap.plan.buckets import Bucket, fill_buckets
 from lmswap.plan.certify import certify
+from lmswap.plan.network_lane import RankLanes, Sum
 from lmswap.plan.simulate import simulate
 from lmswap.plan.verify_ranks import verify_ranks_certificate
 
@@ -73,17 +79,16 @@ def predict_ranks(
     limits: dict[str, Any] = {"budget_bytes": plan.budget_bytes, "tier": tier, "min_swap_bytes": min_swap_bytes}
     buckets = fill_buckets(program, ranks.arrival) if ranks.count > 1 else ()
     sums = [ranks.all_reduce_seconds(bucket.nbytes) for bucket in buckets]
-    timeline = simulate(program, costs, machine, plan)
-    ends = _ends(program, plan, timeline)
-    joined = replace(timeline, spans=(*timeline.spans, *_network_lane(buckets, sums, ends)))
+    lanes = RankLanes(ranks.network, _arriving(program, plan, buckets, sums))
+    timeline = simulate(program, costs, machine, plan, lanes=lanes)
+    joined = replace(timeline, spans=(*timeline.spans, *lanes.finish()))
     certificate = RanksCertificate(0.0, plan.certificate or certify(program, costs, machine, **limits))
-    for bucket in _telling(buckets, sums, costs):
+    behind = _behind(ranks.network, buckets, sums, costs)
+    for bucket in _telling(buckets, behind, costs):
         stop = buckets[bucket].last + 1
         before = certify(program.up_to(stop), costs.up_to(stop), machine, **limits)
-        if before.seconds + sum(sums[bucket:]) > certificate.seconds:
-            certificate = replace(
-                certificate, seconds=before.seconds + sum(sums[bucket:]), bucket=bucket, before=before
-            )
+        if before.seconds + behind[bucket] > certificate.seconds:
+            certificate = replace(certificate, seconds=before.seconds + behind[bucket], bucket=bucket, before=before)
     # The same seconds, summed in another order, may differ in the last bits.
     seconds = min(max(certificate.seconds, certificate.alone.seconds), joined.seconds)
     certificate = replace(certificate, seconds=seconds)
@@ -91,30 +96,34 @@ def predict_ranks(
     return RanksStep(ranks, joined, plan.predicted_seconds, certificate)
 
 
-def _ends(program: Program, plan: Plan, timeline: Timeline) -> list[float]:
-    """By op: when it has run for the first time."""
-    ends = [0.0] * len(program.ops)
-    computed = [span.end_seconds for span in timeline.spans if span.lane is Lane.COMPUTE]
-    for op, end in reversed(list(zip(schedule(program, plan.reruns).ops, computed, strict=True))):
-        ends[op] = end
-    return ends
-
-
-def _network_lane(buckets: Sequence[Bucket], sums: Sequence[float], ends: Sequence[float]) -> list[Span]:
-    spans: list[Span] = []
-    free = 0.0
+def _arriving(
+    program: Program, plan: Plan, buckets: Sequence[Bucket], sums: Sequence[float]
+) -> Mapping[int, Sequence[Sum]]:
+    """By position of the plan's schedule: the buckets that are complete when what runs there has run."""
+    first: dict[int, int] = {}
+    for position, op in enumerate(schedule(program, plan.reruns).ops):
+        first.setdefault(op, position)
+    arriving: defaultdict[int, list[Sum]] = defaultdict(list)
     for number, (bucket, seconds) in enumerate(zip(buckets, sums, strict=True)):
-        start = max(free, ends[bucket.last])
-        free = start + seconds
-        spans.append(Span(Lane.NETWORK, f"bucket {number}", start, free, bucket.nbytes))
-    return spans
+        arriving[first[bucket.last]].append(Sum(f"bucket {number}", bucket.nbytes, seconds))
+    return arriving
 
 
-def _telling(buckets: Sequence[Bucket], sums: Sequence[float], costs: OpCosts) -> set[int]:
+def _behind(network: Network, buckets: Sequence[Bucket], sums: Sequence[float], costs: OpCosts) -> list[float]:
+    """By bucket: the least seconds from when it is complete, in which it and all that is later is summed and run."""
+    gained = max(0.0, network.compute_factor + network.busy_factor - 1)
+    behind = []
+    for number, bucket in enumerate(buckets):
+        computed, summed = math.fsum(costs.seconds[bucket.last + 1 :]), math.fsum(sums[number:])
+        beside = min(computed / network.compute_factor, summed / network.busy_factor)
+        behind.append(computed + summed - gained * beside)
+    return behind
+
+
+def _telling(buckets: Sequence[Bucket], behind: Sequence[float], costs: OpCosts) -> set[int]:
     """The buckets that may bound most: by ops without waits, and the last one, before which most waits are."""
     if not buckets:
         return set()
     ends = list(accumulate(costs.seconds))
-    behind = list(accumulate(reversed(sums)))[::-1]
     without_waits = max(range(len(buckets)), key=lambda bucket: ends[buckets[bucket].last] + behind[bucket])
     return {without_waits, len(buckets) - 1}

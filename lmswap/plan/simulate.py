@@ -42,8 +42,9 @@ def simulate(
     *,
     counted_from_bytes: int = 0,
     released: frozenset[int] = frozenset(),
+    lanes: Lanes | None = None,
 ) -> Timeline:
-    """Predicts the timeline of one step of ``program`` under ``plan``.
+    """Predicts the timeline of one step of ``program`` under ``plan``, on ``lanes`` that have done nothing yet.
 
     Its memory leaves out buffers of less than ``counted_from_bytes``, and the outputs and tangents that the caller has
     ``released`` once the step itself does not need them. Plans count all of them.
@@ -53,20 +54,19 @@ def simulate(
     """
     runs = schedule(program, plan.reruns)
     memory = StepMemory(runs.program, runs.costs(costs), counted_from_bytes, released)
-    return simulate_swaps(memory, machine, plan.swaps)
+    return _Run(memory, machine, plan.swaps, lanes or Lanes()).timeline()
 
 
 def simulate_swaps(memory: StepMemory, machine: Machine, swaps: Sequence[Swap]) -> Timeline:
     """`simulate` for planners, which have the schedule's memory at hand."""
-    return _Run(memory, machine, swaps).timeline()
+    return _Run(memory, machine, swaps, Lanes()).timeline()
 
 
 class _Run:
-    def __init__(self, memory: StepMemory, machine: Machine, swaps: Sequence[Swap]) -> None:
-        self._memory, self._swaps = memory, swaps
+    def __init__(self, memory: StepMemory, machine: Machine, swaps: Sequence[Swap], lanes: Lanes) -> None:
+        self._memory, self._swaps, self._lanes = memory, swaps, lanes
         self._counted_bytes = [memory.counted_bytes(swap.buffer) for swap in swaps]
         self._links = {tier: machine.tier(tier).link.while_busy for tier in {swap.tier for swap in swaps}}
-        self._lanes = Lanes()
         self._resident_bytes = 0
         self._spans: list[Span] = []
         self._curve: list[tuple[float, int]] = []

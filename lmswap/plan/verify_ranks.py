@@ -3,11 +3,13 @@
 Why it holds is said in `lmswap.plan.ranks`. A certificate of the step broken off after some op bounds the whole step's
 first run of that op: what a plan does until then is a plan for those ops alone, in which what is only needed later may
 be dropped at once. So less has to be there, copied or made again.
+
+What is left then, R seconds of ops and S of sums, is bounded by prices: where a second of the step brings compute x
+and the network y, with x ≤ 1, y ≤ 1 and c x + b y ≤ 1 for the factors c and b, it takes x R + y S seconds at least.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from lmswap.errors import PlanInvalid
@@ -48,10 +50,17 @@ def verify_ranks_certificate(
             raise PlanInvalid("certificate", f"names bucket {certificate.bucket} of {len(buckets)}")
         stop = max(op for _, op in buckets[certificate.bucket]) + 1
         verify_certificate(program.up_to(stop), costs.up_to(stop), machine, certificate.before, **limits)
-        behind = [sum(nbytes for nbytes, _ in bucket) for bucket in buckets[certificate.bucket :]]
-        proven = max(proven, certificate.before.seconds + math.fsum(map(ranks.all_reduce_seconds, behind)))
+        sums = [ranks.all_reduce_seconds(sum(n for n, _ in bucket)) for bucket in buckets[certificate.bucket :]]
+        proven = max(proven, certificate.before.seconds + _least(ranks, sum(costs.seconds[stop:]), sum(sums)))
     if not certificate.seconds <= proven * (1 + _TOLERANCE):
         raise PlanInvalid("certificate", f"states {certificate.seconds} seconds for the ranks, {proven} are proven")
+
+
+def _least(ranks: Ranks, computed: float, summed: float) -> float:
+    """By the best prices of compute and the network, which are a corner of what is allowed."""
+    c, b = ranks.network.compute_factor, ranks.network.busy_factor
+    corners = [(1.0, 1.0)] if c + b <= 1 else [(1.0, (1 - c) / b), ((1 - b) / c, 1.0)]
+    return max(x * computed + y * summed for x, y in corners)
 
 
 def _buckets(program: Program, *, by_graph: bool) -> list[list[tuple[int, int]]]:

@@ -114,4 +114,6 @@ def networks(draw: st.DrawFn) -> Network:
     """A network of nodes of up to four ranks."""
     in_node = draw(st.integers(1, 4))
     per_link, between = draw(st.integers(1, in_node)), draw(st.one_of(st.none(), rates()))
-    return Network("random", in_node, per_link, draw(st.sampled_from(ALGORITHMS)), draw(rates()), between)
+    busy_factor, compute_factor = (draw(st.sampled_from([1.0, 1.0, 0.75, 0.25])) for _ in range(2))
+    algorithm = draw(st.sampled_from(ALGORITHMS))
+    return Network("random", in_node, per_link, algorithm, draw(rates()), between, busy_factor, compute_factor)

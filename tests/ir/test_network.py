@@ -47,6 +47,8 @@ def test_a_damaged_file_is_refused_or_still_a_network(data, network):
         ({"algorithm": "gossip"}, "unknown all-reduce algorithm 'gossip'; known are ring, hierarchical"),
         ({"ranks_per_host_link": 0}, "ranks_per_host_link must be 1 to ranks_per_node, got 0 of 4"),
         ({"ranks_per_host_link": 5}, "got 5 of 4"),
+        ({"busy_factor": 0.0}, "busy_factor must be more than 0 and at most 1, got 0.0"),
+        ({"compute_factor": 1.5}, "compute_factor must be more than 0 and at most 1, got 1.5"),
     ],
 )
 def test_an_impossible_network_is_refused(changes, sentence):

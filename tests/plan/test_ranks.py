@@ -41,9 +41,10 @@ STEP = build(
 )
 
 
-def two_ranks(arrival, mib_per_second=1.0):
+def two_ranks(arrival, mib_per_second=1.0, *, busy_factor=1.0, compute_factor=1.0):
     """Of which each sends and receives so much: n bytes are summed in the time that n bytes take."""
-    return Ranks(2, Network("pair", 2, 1, "ring", Rate.constant(mib_per_second * MIB), None), arrival)
+    rate = Rate.constant(mib_per_second * MIB)
+    return Ranks(2, Network("pair", 2, 1, "ring", rate, None, busy_factor, compute_factor), arrival)
 
 
 def predict(step, ranks, *, machine=None, policy="none", budget_bytes=2**40):
@@ -68,6 +69,42 @@ def test_sums_run_beside_the_backward_one_after_the_other():
     assert slow.hidden_share == pytest.approx(2 / 30)
 
 
+def test_sums_and_compute_slow_each_other_while_both_run():
+    # From 6 on gw2, 1 s, and g1, 2 s, side by side: at 8 gw2 is summed and g1 half done, so that it ends at 9.
+    found = predict(STEP, two_ranks("op", busy_factor=0.5, compute_factor=0.5))
+    assert network_spans(found) == [("bucket 0", 6, 8), ("bucket 1", 9, 11)]
+    assert found.seconds == 11
+    # Here g1 is over first, at 8.5, of gw2 0.625 s are summed then, and the other 0.375 s at full rate.
+    found = predict(STEP, two_ranks("op", busy_factor=0.25, compute_factor=0.8))
+    assert network_spans(found) == [("bucket 0", 6, 8.875), ("bucket 1", 8.875, 10.875)]
+
+
+def test_sums_have_their_full_rate_while_compute_waits_for_copies():
+    # a, 4 MiB, leaves from 1 to 5 and is back at 14, after g2, which ends at 10: gv, 1 MiB, is summed from 7 on, beside
+    # g2 for 3 s and half of it, and in 0.5 s more while nothing is computed.
+    step = build(
+        """
+        forward
+        f1 1!random: x -> a
+        f2 1: x -> b
+        backward
+        g3 2: t -> gv
+        g2 3: b -> m
+        g1 1: t a -> gw
+        """,
+        sizes={"x": 0, "a": 4 * MIB, "b": 0, "m": 4 * MIB, "gv": MIB, "gw": MIB, "t": 0},
+        tangents="t",
+        gradients="gv gw",
+    )
+    ranks = two_ranks("op", busy_factor=1 / 6)
+    found = predict(step, ranks, machine=unit_machine(out=MIB, into=MIB), policy="swap", budget_bytes=6 * MIB)
+    stalls = [span for span in found.timeline.spans if span.lane is Lane.STALL]
+    (g2,) = [span for span in found.timeline.spans if span.name == "g2"]
+    assert stalls[-1].end_seconds - g2.end_seconds == pytest.approx(4)
+    (first, _) = network_spans(found)
+    assert first[2] == pytest.approx(g2.end_seconds + 0.5)
+
+
 def test_nothing_is_hidden_where_gradients_arrive_with_the_end_of_their_graph():
     found = predict(STEP, two_ranks("graph"))
     assert network_spans(found) == [("bucket 0", 8, 9), ("bucket 1", 9, 11)]
@@ -85,6 +122,26 @@ def test_without_waits_the_bound_is_the_step(arrival, rate, bucket):
     found = predict(STEP, two_ranks(arrival, rate))
     assert found.certificate.seconds == found.seconds
     assert found.certificate.bucket == bucket
+
+
+@pytest.mark.parametrize(("busy_factor", "compute_factor"), [(0.5, 0.5), (0.8, 0.8), (1.0, 0.5), (0.5, 1.0)])
+def test_the_bound_counts_what_sums_and_compute_take_from_each_other(busy_factor, compute_factor):
+    # At a tenth of the rate gw2 takes 10 s, and g1 is over long before.
+    found = predict(STEP, two_ranks("op", 0.1, busy_factor=busy_factor, compute_factor=compute_factor))
+    g1 = 2 / compute_factor
+    assert found.seconds == pytest.approx(6 + g1 + (10 - busy_factor * g1) + 20)
+    assert found.certificate.seconds == pytest.approx(found.seconds)
+
+
+def test_a_bound_that_counts_more_than_sums_and_compute_take_from_each_other_is_refused():
+    ranks = two_ranks("op", busy_factor=0.75, compute_factor=0.75)
+    question = (STEP.program, STEP.costs, unit_machine(), ranks)
+    # 6 s to gw2; 3 s of sums and 2 s of compute, of which 8/3 s are side by side: 5 s - 0.5 * 8/3 s.
+    honest = RanksCertificate(6 + 5 - 4 / 3, Certificate(8.0), 0, Certificate(6.0))
+    verify_ranks_certificate(*question, honest, budget_bytes=2**40, **LIMITS)
+    with pytest.raises(PlanInvalid, match="certificate"):
+        forged = replace(honest, seconds=honest.seconds + 1e-6)
+        verify_ranks_certificate(*question, forged, budget_bytes=2**40, **LIMITS)
 
 
 def test_the_bound_counts_the_waits_before_a_bucket_is_complete():

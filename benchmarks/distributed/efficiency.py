@@ -1,0 +1,208 @@
+"""Measures what ranks cost each other: ``torchrun --nproc-per-node 2 -m benchmarks.distributed.efficiency``.
+
+In turns all ranks take a step under a budget each for itself, one that sums gradients, and sample what sums take alone
+and beside compute. From these parts the simulator says how long the step with sums is, and that of more ranks. All
+train the same batch, so that weights stay equal when nothing is summed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import distributed, nn
+
+import lmswap
+from benchmarks.distributed.conductor import Turns
+from benchmarks.distributed.entry import measure, recipe_parser
+from benchmarks.distributed.ranks import Ranks
+from benchmarks.distributed.results import Efficiency, Prediction, Results, describe_origin
+from benchmarks.distributed.sums import SumProbe
+from benchmarks.peers.tasks import Task
+from benchmarks.programs.models import Bottleneck, Gpt, TransformerBlock, resnet50
+from lmswap.bench.unet3d.commands.arguments import positive
+from lmswap.bench.unet3d.network import DecoderLevel, EncoderLevel, UNet3d
+from lmswap.ir.bytesize import parse_bytes
+from lmswap.ir.network import Network
+from lmswap.ir.ranks import Ranks as SimulatedRanks
+from lmswap.plan.ranks import RanksStep, predict_ranks
+from lmswap.session.pinned import PinnedPlans
+
+MOST_RANKS = 256
+TURNS = 8
+WARM_UP_STEPS = 5  # lmswap captures and measures in the first, and plans again until the fourth
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is trained, and what each rank may take for it where it is not said."""
+
+    title: str
+    task: Task
+    budget: str
+
+
+def _words(batch: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    text = torch.randint(0, 1024, (batch, tokens + 1))
+    return text[:, :-1].contiguous(), text[:, 1:].contiguous()
+
+
+MODELS = {
+    "unet3d": Model(
+        "3D U-Net, 48³",
+        Task(UNet3d, lambda: (torch.randn(1, 4, 48, 48, 48),), (EncoderLevel, DecoderLevel)),
+        "360MiB",
+    ),
+    "resnet50": Model(
+        "ResNet-50, 32 x 80 x 80", Task(resnet50, lambda: (torch.randn(32, 3, 80, 80),), (Bottleneck,)), "640MiB"
+    ),
+    "gpt": Model(
+        "GPT, 4 layers",
+        Task(
+            lambda: Gpt(layers=4, width=384, heads=6, tokens=128, words=1024),
+            lambda: _words(8, 128),
+            (TransformerBlock,),
+        ),
+        "240MiB",
+    ),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures as one of the ranks that torchrun started; 0 if all of them finished."""
+    parser = recipe_parser("efficiency", __doc__, add_arguments)
+    parser.add_argument("--model", choices=MODELS, default="unet3d", help="(%(default)s)")
+    parser.add_argument("--turns-port", type=int, metavar="PORT", help="of a store that says when this group's turn is")
+    arguments = parser.parse_args(argv)
+    return measure(partial(_measure, arguments=arguments), arguments.record)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares how often to measure."""
+    parser.add_argument("--turns", type=positive, default=TURNS, metavar="N", help="that are timed (%(default)s)")
+
+
+def _measure(ranks: Ranks, *, arguments: argparse.Namespace) -> Results:
+    model = MODELS[arguments.model]
+    budget_bytes = parse_bytes(arguments.budget or model.budget)
+    training = _Training(ranks, model.task, budget_bytes)
+    probe = SumProbe(ranks) if ranks.size > 1 else None
+    turns = Turns(ranks, arguments.turns_port)
+    alone: list[float] = []
+    together: list[float] = []
+    for turn in range(arguments.turns):
+        turns.wait()
+        ways = [(training.step_alone, alone), (training.step_together, together)]
+        for step, seconds in ways if turn % 2 else reversed(ways):
+            seconds.append(max(ranks.gather(_timed(step))))
+        if probe is not None:
+            probe.sample()
+    network = probe.network() if probe is not None else None
+    predicted = training.predict(network)
+    point = Efficiency(
+        name=model.title,
+        ranks=ranks.size,
+        has_cores=ranks.local_size * torch.get_num_threads() <= len(os.sched_getaffinity(0)),
+        budget_bytes=budget_bytes,
+        swapped_bytes=training.swapped_bytes(),
+        alone_seconds=tuple(alone),
+        together_seconds=tuple(together),
+        network=network,
+        predicted=predicted[0],
+        larger=tuple(predicted[1:]),
+    )
+    training.end()
+    return Results("efficiency", describe_origin(ranks), efficiencies=(point,))
+
+
+def _timed(step: Callable[[], None]) -> float:
+    """Its seconds on this rank; all begin at once."""
+    distributed.barrier()
+    begun = time.perf_counter()
+    step()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - begun
+
+
+class _Training:
+    """A network under a budget that this rank trains for itself, or with the others."""
+
+    def __init__(self, ranks: Ranks, task: Task, budget_bytes: int) -> None:
+        """Warms up, as ranks that train together do."""
+        torch.manual_seed(0)
+        with ranks.device:
+            self._network, self._batch = task.make_model(), task.make_batch()
+        self._ranks, self._task = ranks, task
+        lmswap.enable(self._network, budget=budget_bytes)
+        self._shared = ranks.share(self._network)
+        self._optimizer = torch.optim.SGD(self._network.parameters(), lr=1e-4)
+        for _ in range(WARM_UP_STEPS):
+            self.step_together()
+        self.step_alone()
+
+    def step_together(self) -> None:
+        """A step whose gradients are summed."""
+        self._step(self._shared)
+
+    def step_alone(self) -> None:
+        """A step whose gradients are this rank's."""
+        self._step(self._network)
+
+    def _step(self, model: nn.Module) -> None:
+        self._task.loss(model(*self._batch)).backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def swapped_bytes(self) -> int:
+        """That left the device in the last step."""
+        return lmswap.report(self._network).swapped_out_bytes
+
+    def predict(self, network: Network | None) -> list[Prediction]:
+        """Of these ranks, and of twice as many and so on, each of whose machines is like this one.
+
+        Messages between machines take as long as those here, which go through the kernel's TCP as well.
+        """
+        if network is None:
+            return [Prediction(1, 0.0, 0.0, 0.0)]
+        between = replace(network, between_nodes=network.within_node)
+        found, count = [], self._ranks.size
+        while count <= MOST_RANKS:
+            found.append(_prediction(self._simulate(SimulatedRanks(count, between, "op"))))
+            count *= 2
+        return found
+
+    def _simulate(self, ranks: SimulatedRanks) -> RanksStep:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "plan.json"
+            lmswap.save_plan(self._network, path)
+            pinned = PinnedPlans.read(str(path))
+        program, planned = pinned.steps[-1]
+        limits = {"tier": pinned.options.tier, "min_swap_bytes": pinned.options.min_swap_bytes}
+        return predict_ranks(planned.plan, program, planned.costs, planned.machine, ranks, **limits)
+
+    def end(self) -> None:
+        """Gives back what the network's swapping took."""
+        lmswap.disable(self._network)
+
+
+def _prediction(step: RanksStep) -> Prediction:
+    bound = step.certificate
+    return Prediction(
+        ranks=step.ranks.count,
+        all_reduce_seconds=step.all_reduce_seconds,
+        extra_seconds=step.seconds - step.alone_seconds,
+        unhidden_seconds=max(0.0, bound.seconds - bound.alone.seconds),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""When does a sum of gradients end? The clocks of compute, of copies, and of a network that sums beside them.
+
+Sums follow one another, each from when its gradients have arrived. While one runs, compute runs at the network's
+``compute_factor`` of its speed; while compute runs, sums run at its ``busy_factor`` of their rate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from lmswap.ir.network import Network
+from lmswap.ir.timeline import Lane, Span
+from lmswap.plan.lanes import Lanes
+
+
+@dataclass(slots=True)
+class Sum:
+    """A bucket on the network: ``seconds`` are what it still takes when nothing else runs."""
+
+    name: str
+    nbytes: int
+    seconds: float
+
+
+class RankLanes(Lanes):
+    """The lanes of a rank; ``sums`` are by position, those whose gradients have arrived when the op there is over."""
+
+    def __init__(self, network: Network, sums: Mapping[int, Sequence[Sum]]) -> None:
+        super().__init__()
+        self._network, self._arriving = network, sums
+        self._position = 0
+        self._queue: deque[Sum] = deque()
+        self._begun = 0.0  # the first one in the queue
+        self._spans: list[Span] = []
+
+    def run(self, seconds: float) -> None:
+        """As `Lanes.run`: the op at the next position."""
+        begun, share = self.clock, self._network.compute_factor
+        beside = math.fsum(each.seconds for each in self._queue) / self._network.busy_factor
+        alone = self.work_in(beside)  # what compute would do meanwhile
+        super().run(seconds / share if seconds < alone * share else seconds + alone * (1 - share))
+        self._sum(begun, self.clock, self._network.busy_factor)
+        if not self._queue:
+            self._begun = self.clock
+        self._queue += self._arriving.get(self._position, ())
+        self._position += 1
+
+    def wait(self, until: float) -> None:
+        """As `Lanes.wait`: compute stalls, and the network has its full rate."""
+        begun = self.clock
+        super().wait(until)
+        self._sum(begun, self.clock, 1.0)
+
+    def finish(self) -> list[Span]:
+        """What the network did, and does when compute is over."""
+        self._sum(self.clock, math.inf, 1.0)
+        return self._spans
+
+    def _sum(self, clock: float, until: float, share: float) -> None:
+        """Moves the network from ``clock`` to ``until``."""
+        while self._queue:
+            first = self._queue[0]
+            end = clock + first.seconds / share
+            if end > until:
+                first.seconds -= (until - clock) * share
+                return
+            self._spans.append(Span(Lane.NETWORK, first.name, self._begun, end, first.nbytes))
+            self._queue.popleft()
+            self._begun = clock = end
