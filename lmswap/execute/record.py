@@ -86,6 +86,7 @@ class SegmentRun(NamedTuple, Generic[Time]):
     ops: tuple[Time, ...]  # where its second op began, and so on; empty in a step whose ops were not timed
     end: Time
     follows: Graphs = ()  # the plan that it followed to its end; empty: none
+    begun_seconds: float = 0.0  # host time when it began to be queued
     queued_seconds: float = 0.0  # host time when all of it was with the device
 
 
@@ -167,8 +168,17 @@ class StepRecord:
     @property
     def host_bound_seconds(self) -> float:
         """Of the segments that the device had run as soon as the host had queued them: it waits for the host there."""
-        times = [(run.end - run.start, run.end - run.queued_seconds) for run in self.segments]
-        return sum(seconds for seconds, lag_seconds in times if lag_seconds < _LEAST_LAG * seconds)
+        of_host = zip(self.segments, self.host_seconds(), strict=True)
+        return sum(run.end - run.start for run, seconds in of_host if seconds is not None)
+
+    def host_seconds(self) -> tuple[float | None, ...]:
+        """By run of a segment: what the host took to queue it, if the device had to wait for that."""
+        return tuple(
+            run.queued_seconds - run.begun_seconds
+            if run.end - run.queued_seconds < _LEAST_LAG * (run.end - run.start)
+            else None
+            for run in self.segments
+        )
 
     def op_seconds(self) -> tuple[tuple[float, ...], ...]:
         """By run of a segment: seconds from where each op began to where the next did, less waits for copies.
@@ -220,6 +230,7 @@ class Recorder:
         self._clock, self._memory = clock, memory
         self._current = _MarkedStep(time.perf_counter())
         self._ops: list[int] = []  # marks of the segment under way
+        self._begun_seconds = 0.0  # host time when it began
         self._watches = False  # whether somebody looks at its memory
         self._begun_bytes = 0  # what tensors held when it began
         self._curves: dict[SegmentKey, Curve] = {}  # of planned segments: they allocate alike in each step
@@ -316,6 +327,7 @@ class Recorder:
         elif key in self._current.sequence:
             self._wait()
         self._ops.clear()
+        self._begun_seconds = time.perf_counter()
         is_wanted = self.times_ops or bool(self.observers) or key not in self._curves
         self._watches = is_wanted and not self._memory.tells_changes()
         start = self._clock.mark()
@@ -335,7 +347,8 @@ class Recorder:
             highest_bytes = self._begun_bytes + max((more for _, more in curve), default=0)
             step.peaks = step.peaks.with_others(Peaks(tensor_bytes=highest_bytes))
         step.is_watched |= self._watches
-        step.runs.append(SegmentRun(key, start, tuple(self._ops), end, follows, time.perf_counter()))
+        host = self._begun_seconds, time.perf_counter()
+        step.runs.append(SegmentRun(key, start, tuple(self._ops), end, follows, *host))
         self._watches = False
         self._look(end)
 
@@ -420,6 +433,7 @@ class Recorder:
                 tuple(seconds[op] for op in run.ops),
                 seconds[run.end],
                 run.follows,
+                run.begun_seconds,
                 run.queued_seconds,
             )
             for run in step.runs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -110,8 +110,7 @@ class Report:
         ]
         if self.measured is not None:
             parts.append(Text(self._whose()))
-        if self.host_bound_seconds and self.measured_seconds:
-            parts.append(Text(self._host(self.host_bound_seconds / self.measured_seconds)))
+        parts.extend(Text(sentence) for sentence in self._host())
         if self.verified is not None:
             parts.append(Text(f"Verified: {self.verified}."))
         parts.extend(Text(f"Note: {note}") for note in self.notes)
@@ -210,12 +209,16 @@ class Report:
             text += " Error: of the prediction, against the measurement."
         return text
 
-    @staticmethod
-    def _host(share: float) -> str:
-        return (
-            f"Host-bound for {100 * min(share, 1.0):.0f} % of the step: the device had run its ops as soon as the host "
-            "had queued them. There a swap costs what it costs the host, hidden or not, which no plan counts."
-        )
+    def _host(self) -> Iterator[str]:
+        waits = self.predicted.lane_seconds(Lane.HOST) if self.predicted is not None else 0.0
+        if waits:
+            yield f"The device is predicted to wait {format_seconds(waits)} for the host to queue ops and copies."
+        if self.host_bound_seconds and self.measured_seconds:
+            share = min(self.host_bound_seconds / self.measured_seconds, 1.0)
+            yield (
+                f"Host-bound for {100 * share:.0f} % of the step: the device had run its ops as soon as the host had "
+                "queued them. There a swap costs what it costs the host, hidden or not."
+            )
 
     def _quality(self) -> str:
         assert self.predicted_seconds is not None
