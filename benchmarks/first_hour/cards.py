@@ -13,8 +13,8 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from benchmarks.programs.models import Gpt, VisionTransformer, resnet50
 from lmswap.bench.compact import to_json
 from lmswap.bench.unet3d.loss import weighted_dice_loss
 from lmswap.bench.unet3d.network import UNet3d
+from lmswap.bench.unet3d.study import describe_machine
 
 _SHARES = (0.7, 0.5, 0.3)
 _CARD = 1.02  # of the budget: what torch may take, beside the context
@@ -62,7 +63,7 @@ def _texts(count: int, tokens: int, words: int) -> tuple[Tensor, ...]:
 def networks(*, are_small: bool) -> dict[str, Network]:
     """By name; the large ones are those of benchmarks/programs."""
     side, images, pixels, texts, tokens, words = (
-        (64, 8, 128, 4, 256, 2048) if are_small else (144, 64, 224, 8, 1024, 50257)
+        (64, 32, 128, 4, 256, 2048) if are_small else (144, 64, 224, 8, 1024, 50257)
     )
     vit = {"layers": 6, "width": 192, "heads": 3} if are_small else {"layers": 12, "width": 768, "heads": 12}
     gpt = {"layers": 6, "width": 192, "heads": 3} if are_small else {"layers": 24, "width": 1024, "heads": 16}
@@ -130,6 +131,7 @@ def study(names: list[str], *, are_small: bool, on_run: Callable[[str], None]) -
         plain = _fresh(name, None, are_small=are_small)
         found.append({"network": name, "share": None, **plain})
         if "failure" in plain:
+            on_run(describe(found[-1]))
             continue
         between_bytes, peak_bytes = plain["between_bytes"], max(step["reserved_bytes"] for step in plain["steps"])
         for share in _SHARES:
@@ -138,11 +140,30 @@ def study(names: list[str], *, are_small: bool, on_run: Callable[[str], None]) -
             same = {key: run.get(key) == plain[key] for key in ("losses", "weights")}
             found.append({"network": name, "share": share, "budget_bytes": budget_bytes, **run, "same": same})
             on_run(describe(found[-1]))
-    return {"device": torch.cuda.get_device_name(), "card": _CARD, "are_small": are_small, "runs": found}
+    device, host = torch.cuda.get_device_name(), asdict(describe_machine())
+    return {"device": device, "host": host, "card": _CARD, "are_small": are_small, "runs": found}
 
 
-def describe(run: dict[str, Any]) -> str:
-    """A run with a budget in a line."""
+def lines(found: Mapping[str, Any]) -> list[str]:
+    """What a study has found, as Markdown: runs with budgets, and what failed without one."""
+    head = f"On cards of {found['card']} × the budget; of a step's bytes beyond parameters and the optimizer's state:"
+    told = [run for run in found["runs"] if run["share"] is not None or "failure" in run]
+    return [head, "", *(f"- {describe(run)}" for run in told)]
+
+
+def page(found: Mapping[str, Any]) -> str:
+    """`lines` with where they are from."""
+    host = found["host"]
+    where = (
+        f"{found['device']}, on {host['cpu']}, {host['cores']} cores; torch {host['torch']}, commit {host['commit']}."
+    )
+    return "\n".join(["# Networks on cards of their budgets", "", where, "", *lines(found)]) + "\n"
+
+
+def describe(run: Mapping[str, Any]) -> str:
+    """A run in a line."""
+    if run["share"] is None:
+        return f"{run['network']} by plain torch: {run.get('failure', 'trained')}"
     title = f"{run['network']} within {run['share']:.0%}, {run['budget_bytes'] / 2**20:.0f} MiB"
     if "failure" in run:
         return f"{title}: {run['failure']}"
@@ -177,6 +198,7 @@ def main() -> None:
     say = partial(print, flush=True)
     found = study(options.networks or [*known], are_small=options.small, on_run=say)
     options.result.write_text(to_json(found))
+    options.result.with_suffix(".md").write_text(page(found))
 
 
 if __name__ == "__main__":
