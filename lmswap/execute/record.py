@@ -22,7 +22,8 @@ Time = TypeVar("Time", int, float)
 # Forwards whose backward never comes, as in evaluation with gradients on, are without end; no step has so many runs.
 _MOST_WAITING = 256
 # A device that is behind the host by less than this share of a segment, when that is queued, had to wait for the host.
-# By benchmarks/emulated/lag.py: at most 0.06 where it was busy for up to 71 % of the segment, 0.6 where for 97 %.
+# By benchmarks/emulated/lag.py, run twice: at most 0.06 where it was busy for up to 71 % of the segment, 0.16 and more
+# where for 86 % and more.
 _LEAST_LAG = 0.1
 
 
