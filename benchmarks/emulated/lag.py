@@ -1,7 +1,8 @@
 """How far behind the host is a device that must wait for it, and one that need not?
 
-``.venv-gpu/bin/python -m benchmarks.emulated.lag``. A chain of small ops, whose kernels the emulated GPU makes last longer and longer: for each length the median, over some
+A chain of small ops, whose kernels the emulated GPU makes last longer and longer: for each length the median, over some
 steps, of how busy the device was in the forward, and of its lag when that was queued, as shares of the forward.
+``.venv-gpu/bin/python -m benchmarks.emulated.lag``.
 """
 
 from __future__ import annotations
