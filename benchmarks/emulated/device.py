@@ -11,6 +11,9 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
+from lmswap.hardware.host import measure_host
 from lmswap.ir.machine import Link, Machine, Rate, Tier
 from tests.emulated_gpu import machine
 from tests.emulated_gpu.told import tell_lmswap
@@ -40,7 +43,7 @@ def start(cache: Path) -> Machine:
     """Starts it in this process, and tells lmswap of it."""
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"  # of 128 KiB, as the networks are small
     machine.start()
-    made = slowed()
+    made = replace(slowed(), host=measure_host(torch.device("cuda", 0), "host", ""))
     (tier,) = made.tiers
     rate, latency_seconds = tier.link.out_rate.bytes_per_second, tier.link.out_rate.seconds(1)
     machine.configure(out_rate=rate, in_rate=rate, latency_seconds=latency_seconds)

@@ -1,4 +1,4 @@
-"""Does a card that has a budget and 2 % more run the step? Five networks, each within 70, 50 and 30 %.
+"""Does a card that has a budget and 2 % more run the step? Six networks, each within 70, 50 and 30 %.
 
 Of a hundred per cent, which is what their steps take beyond what is there between steps: parameters and the optimizer's
 state. Each network is trained in a process of its own for each share, beside plain torch on all there is.
@@ -13,8 +13,8 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from benchmarks.programs.models import Gpt, VisionTransformer, resnet50
 from lmswap.bench.compact import to_json
 from lmswap.bench.unet3d.loss import weighted_dice_loss
 from lmswap.bench.unet3d.network import UNet3d
+from lmswap.bench.unet3d.study import describe_machine
 
 _SHARES = (0.7, 0.5, 0.3)
 _CARD = 1.02  # of the budget: what torch may take, beside the context
@@ -43,6 +44,7 @@ class Network:
     make_batch: Callable[[], tuple[Tensor, ...]]
     loss: Callable[[Tensor, Tensor], Tensor]
     dtype: torch.dtype = torch.float32
+    is_autocast: bool = False  # to bfloat16, with weights in float32
 
 
 def _scan(side: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
@@ -61,7 +63,7 @@ def _texts(count: int, tokens: int, words: int) -> tuple[Tensor, ...]:
 def networks(*, are_small: bool) -> dict[str, Network]:
     """By name; the large ones are those of benchmarks/programs."""
     side, images, pixels, texts, tokens, words = (
-        (96, 32, 128, 16, 256, 4096) if are_small else (144, 64, 224, 8, 1024, 50257)
+        (48, 32, 128, 4, 256, 2048) if are_small else (144, 64, 224, 8, 1024, 50257)
     )
     vit = {"layers": 6, "width": 192, "heads": 3} if are_small else {"layers": 12, "width": 768, "heads": 12}
     gpt = {"layers": 6, "width": 192, "heads": 3} if are_small else {"layers": 24, "width": 1024, "heads": 16}
@@ -70,6 +72,7 @@ def networks(*, are_small: bool) -> dict[str, Network]:
         "unet3d": Network(UNet3d, partial(_scan, side), weighted_dice_loss),
         "unet3d_bf16": Network(UNet3d, partial(_scan, side, bf16), weighted_dice_loss, bf16),
         "resnet50": Network(resnet50, partial(_images, images, pixels), cross_entropy),
+        "resnet50_autocast": Network(resnet50, partial(_images, images, pixels), cross_entropy, is_autocast=True),
         "gpt": Network(
             partial(Gpt, **gpt, tokens=tokens, words=words), partial(_texts, texts, tokens, words), _own_loss
         ),
@@ -95,7 +98,8 @@ def train(network: Network, budget_bytes: int | None) -> dict[str, Any]:
         batch = [tensor.to("cuda") for tensor in network.make_batch()]
         torch.cuda.reset_peak_memory_stats()
         started = time.perf_counter()
-        loss = network.loss(model(*batch) if network.loss is _own_loss else model(batch[0]), batch[-1])
+        with torch.autocast("cuda", torch.bfloat16, enabled=network.is_autocast):
+            loss = network.loss(model(*batch) if network.loss is _own_loss else model(batch[0]), batch[-1])
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
@@ -116,7 +120,7 @@ def train(network: Network, budget_bytes: int | None) -> dict[str, Any]:
 def _digest(model: nn.Module) -> str:
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for tensor in (*model.parameters(), *model.buffers()):
-        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -127,6 +131,7 @@ def study(names: list[str], *, are_small: bool, on_run: Callable[[str], None]) -
         plain = _fresh(name, None, are_small=are_small)
         found.append({"network": name, "share": None, **plain})
         if "failure" in plain:
+            on_run(describe(found[-1]))
             continue
         between_bytes, peak_bytes = plain["between_bytes"], max(step["reserved_bytes"] for step in plain["steps"])
         for share in _SHARES:
@@ -135,11 +140,30 @@ def study(names: list[str], *, are_small: bool, on_run: Callable[[str], None]) -
             same = {key: run.get(key) == plain[key] for key in ("losses", "weights")}
             found.append({"network": name, "share": share, "budget_bytes": budget_bytes, **run, "same": same})
             on_run(describe(found[-1]))
-    return {"device": torch.cuda.get_device_name(), "card": _CARD, "are_small": are_small, "runs": found}
+    device, host = torch.cuda.get_device_name(), asdict(describe_machine())
+    return {"device": device, "host": host, "card": _CARD, "are_small": are_small, "runs": found}
 
 
-def describe(run: dict[str, Any]) -> str:
-    """A run with a budget in a line."""
+def lines(found: Mapping[str, Any]) -> list[str]:
+    """What a study has found, as Markdown: runs with budgets, and what failed without one."""
+    head = f"On cards of {found['card']} × the budget; of a step's bytes beyond parameters and the optimizer's state:"
+    told = [run for run in found["runs"] if run["share"] is not None or "failure" in run]
+    return [head, "", *(f"- {describe(run)}" for run in told)]
+
+
+def page(found: Mapping[str, Any]) -> str:
+    """`lines` with where they are from."""
+    host = found["host"]
+    where = (
+        f"{found['device']}, on {host['cpu']}, {host['cores']} cores; torch {host['torch']}, commit {host['commit']}."
+    )
+    return "\n".join(["# Networks on cards of their budgets", "", where, "", *lines(found)]) + "\n"
+
+
+def describe(run: Mapping[str, Any]) -> str:
+    """A run in a line."""
+    if run["share"] is None:
+        return f"{run['network']} by plain torch: {run.get('failure', 'trained')}"
     title = f"{run['network']} within {run['share']:.0%}, {run['budget_bytes'] / 2**20:.0f} MiB"
     if "failure" in run:
         return f"{title}: {run['failure']}"
@@ -174,6 +198,7 @@ def main() -> None:
     say = partial(print, flush=True)
     found = study(options.networks or [*known], are_small=options.small, on_run=say)
     options.result.write_text(to_json(found))
+    options.result.with_suffix(".md").write_text(page(found))
 
 
 if __name__ == "__main__":

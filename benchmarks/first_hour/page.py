@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from benchmarks.first_hour.cards import describe
+from benchmarks.first_hour import cards
 from lmswap.ir.bytesize import format_bytes
 
 
@@ -50,8 +50,7 @@ def _tests(found: Mapping[str, Any]) -> list[str]:
 
 
 def _cards(found: Mapping[str, Any]) -> list[str]:
-    head = f"On cards of {found['card']} × the budget; of a step's bytes beyond parameters and the optimizer's state:"
-    return [head, "", *(f"- {describe(run)}" for run in found["runs"] if run["share"] is not None)]
+    return cards.lines(found)
 
 
 def _repeats(found: Mapping[str, Any]) -> list[str]:

@@ -46,7 +46,7 @@ def parts(folder: Path, small: int, large: int) -> list[Part]:
         ),
         Part(
             "cards",
-            "Five networks on cards of their budgets",
+            "Six networks on cards of their budgets",
             ("-m", f"{own}.cards", str(cards), *["--small"] * (large < _FULL)),
             cards,
         ),

@@ -46,10 +46,12 @@ NB_MODULE(_core, module) {
   nb::class_<Link>(module, "Link")
       .def(
           "__init__",
-          [](Link* self, Points out, Points in, double both_factor, double compute_factor) {
-            new (self) Link{{std::move(out)}, {std::move(in)}, both_factor, compute_factor};
+          [](Link* self, Points out, Points in, double both_factor, double compute_factor, double host_op_seconds,
+             double host_copy_seconds) {
+            new (self) Link{{std::move(out)}, {std::move(in)}, both_factor,
+                            compute_factor,   host_op_seconds, host_copy_seconds};
           },
-          "out"_a, "into"_a, "both_factor"_a, "compute_factor"_a);
+          "out"_a, "into"_a, "both_factor"_a, "compute_factor"_a, "host_op_seconds"_a, "host_copy_seconds"_a);
   nb::class_<Swap>(module, "Swap")
       .def_ro("copy", &Swap::copy)
       .def_ro("out_start", &Swap::out_start)

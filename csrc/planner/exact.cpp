@@ -20,7 +20,7 @@ struct State {
   int last = -1;             // within one rank of releases, the last buffer: their order makes no difference
   bool is_at_border = true;  // nothing has run in the segment of `next`
   Set here = 0, copied = 0, arriving = 0;
-  double clock = 0, out_end = 0, in_end = 0;
+  double clock = 0, out_end = 0, in_end = 0, queued = 0;
   std::array<double, kMostExactBuffers> copied_at{}, arrives_at{};
   std::array<std::int8_t, kMostExactBuffers> used_in{}, copied_in{}, arrived_in{};  // segments
   int parent = -1;
@@ -241,7 +241,7 @@ void Exact::add(State state, int parent, Act act, int what) {
 bool Exact::is_dominated(const State& state) {
   auto& others = known_[key(state)];
   const auto no_later = [&](const State& a, const State& b) {
-    if (a.clock > b.clock || a.out_end > b.out_end || a.in_end > b.in_end) return false;
+    if (a.clock > b.clock || a.out_end > b.out_end || a.in_end > b.in_end || a.queued > b.queued) return false;
     for (std::size_t index = 0; index < buffers_.size(); ++index) {
       const Set self = Set{1} << index;
       if ((a.copied & self) != 0 && std::max(a.copied_at[index], a.clock) > std::max(b.copied_at[index], b.clock)) {
@@ -287,11 +287,15 @@ Bytes Exact::bytes(Set set) const {
 }
 
 double Exact::copy(State& state, bool is_in, Bytes nbytes) const {
+  state.queued += link_.host_copy_seconds;
+  state.clock = std::max(state.clock, state.queued);
   return queue_copy(link_, is_in, nbytes, state.clock, state.out_end, state.in_end);
 }
 
 void Exact::compute(State& state, int op) const {
-  state.clock = compute_end(link_, step_.seconds[op], state.clock, state.out_end, state.in_end);
+  state.queued += link_.host_op_seconds;
+  const double start = std::max(state.clock, state.queued);
+  state.clock = compute_end(link_, step_.seconds[op], start, state.out_end, state.in_end);
 }
 
 // Follows the parents back, and writes the actions as a plan does.

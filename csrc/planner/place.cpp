@@ -106,7 +106,7 @@ void Placer::collect(const Schedule& schedule) {
   num_outgoing_ = 0;
   blocked_trip_ = blocked_until_ = -1;
   now_bytes_ = tier_used_bytes_ = short_bytes_ = 0;
-  clock_ = out_end_ = in_end_ = 0;
+  clock_ = out_end_ = in_end_ = queued_ = 0;
 }
 
 // What is inline here is part of every run, and is longer than what the compiler takes in by itself: with it and with
@@ -126,6 +126,7 @@ inline bool Placer::step(int at) {
   }
   now_bytes_ += schedule_->born[at];
   clock_ = run_end(at);
+  queued_ += link_.host_op_seconds;
   return true;
 }
 
@@ -301,9 +302,14 @@ void Placer::queue_in(Trip& trip, int at) {
 }
 
 double Placer::run_end(int at) const {
-  return compute_end(link_, step_.seconds[schedule_->runs[at].op], clock_, out_end_, in_end_);
+  const double start = std::max(clock_, queued_ + link_.host_op_seconds);
+  return compute_end(link_, step_.seconds[schedule_->runs[at].op], start, out_end_, in_end_);
 }
 
-double Placer::copy(bool is_in, Bytes nbytes) { return queue_copy(link_, is_in, nbytes, clock_, out_end_, in_end_); }
+double Placer::copy(bool is_in, Bytes nbytes) {
+  queued_ += link_.host_copy_seconds;
+  wait(queued_);
+  return queue_copy(link_, is_in, nbytes, clock_, out_end_, in_end_);
+}
 
 }  // namespace lmswap::planner

@@ -104,6 +104,7 @@ class Placer {
   int blocked_trip_ = -1, blocked_until_ = -1;
   Bytes now_bytes_ = 0, tier_used_bytes_ = 0, short_bytes_ = 0;
   double clock_ = 0, out_end_ = 0, in_end_ = 0;
+  double queued_ = 0;  // when the host has queued all so far
 };
 
 }  // namespace lmswap::planner

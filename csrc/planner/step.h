@@ -38,8 +38,9 @@ struct Rate {
 
 struct Link {
   Rate out, in;
-  double both_factor;     // the share of its rate that each direction keeps while both run
-  double compute_factor;  // the share of its speed that compute keeps while copies run
+  double both_factor;                                 // the share of its rate that each direction keeps while both run
+  double compute_factor;                              // the share of its speed that compute keeps while copies run
+  double host_op_seconds = 0, host_copy_seconds = 0;  // what the host takes to queue an op, and a copy
 };
 
 // Queues a copy behind the last of its lane and returns when it ends. Where `both_factor` f is below 1, the copy that

@@ -61,6 +61,7 @@ class Recorder:
         self._clock, self._memory = clock, memory
         self._current = MarkedStep(time.perf_counter())
         self._ops: list[int] = []  # marks of the segment under way
+        self._begun_seconds = 0.0  # host time when it began
         self._watches = False  # whether somebody looks at its memory
         self._begun_bytes = 0  # what tensors held when it began
         self._curves: dict[SegmentKey, Curve] = {}  # of planned segments: they allocate alike in each step
@@ -157,6 +158,7 @@ class Recorder:
         elif key in self._current.sequence:
             self._wait()
         self._ops.clear()
+        self._begun_seconds = time.perf_counter()
         is_wanted = self.times_ops or bool(self.observers) or key not in self._curves
         self._watches = is_wanted and not self._memory.tells_changes()
         start = self._clock.mark()
@@ -176,7 +178,8 @@ class Recorder:
             highest_bytes = self._begun_bytes + max((more for _, more in curve), default=0)
             step.peaks = step.peaks.with_others(Peaks(tensor_bytes=highest_bytes))
         step.is_watched |= self._watches
-        step.runs.append(SegmentRun(key, start, tuple(self._ops), end, follows, time.perf_counter()))
+        host = self._begun_seconds, time.perf_counter()
+        step.runs.append(SegmentRun(key, start, tuple(self._ops), end, follows, *host))
         self._watches = False
         self._look(end)
 
@@ -261,6 +264,7 @@ class Recorder:
                 tuple(seconds[op] for op in run.ops),
                 seconds[run.end],
                 run.follows,
+                run.begun_seconds,
                 run.queued_seconds,
             )
             for run in step.runs

@@ -17,12 +17,13 @@ from lmswap.errors import LmswapError, OptionError
 from lmswap.hardware.cache import CacheFile
 from lmswap.hardware.device import describe_device
 from lmswap.hardware.disk import describe_directory, swap_directory
+from lmswap.hardware.host import measure_host
 from lmswap.hardware.link import HostLink, find_gpu, read_host_link
 from lmswap.hardware.node import Node, num_local_processes
 from lmswap.hardware.peer import find_peer, free_bytes, peer_key
 from lmswap.hardware.probe import measure_link
 from lmswap.hardware.ram import read_ram
-from lmswap.ir.machine import SCHEMA, Machine, Tier, slowest
+from lmswap.ir.machine import SCHEMA, Machine, Tier, slowest, slowest_host
 
 if TYPE_CHECKING:
     import torch
@@ -126,6 +127,7 @@ def describe_share(device: torch.device, tier: str, where: str | None, node: Nod
                 link=slowest([machine.tier(tier).link for machine in shared]),
             ),
         ),
+        host=slowest_host([machine.host for machine in machines if machine.host is not None]),
     )
     if not is_known:
         cache.write(json.loads(agreed.to_json()))
@@ -177,6 +179,7 @@ def _measure_machine(device: torch.device, tier: str, where: str) -> Machine:
         bytes_per_second=_copied_bytes_per_second(device),
         op_seconds=_op_seconds(device),
         tiers=(Tier(tier, _capacity_bytes(device, tier, where), measure_link(device, tier, where)),),
+        host=measure_host(device, tier, where) if device.type == "cuda" else None,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from lmswap.errors import OptionError
 from lmswap.ir.description import read_description
 
-SCHEMA = "lmswap.machine/3"
+SCHEMA = "lmswap.machine/4"
 
 
 @dataclass(frozen=True)
@@ -135,8 +135,36 @@ class Tier:
 
 
 @dataclass(frozen=True)
+class Host:
+    """What the host takes to queue work on a device: an op, and all calls of a copy one way."""
+
+    op_seconds: float
+    copy_seconds: float
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.op_seconds < math.inf and 0 <= self.copy_seconds < math.inf):
+            raise OptionError(f"a host's seconds cannot be negative, got {self.op_seconds} and {self.copy_seconds}")
+
+    def seconds(self, num_ops: int, num_copies: int) -> float:
+        """To queue so many ops and copies."""
+        return num_ops * self.op_seconds + num_copies * self.copy_seconds
+
+    def times(self, factor: float) -> Host:
+        """This host, faster by ``factor``."""
+        return Host(self.op_seconds / factor, self.copy_seconds / factor)
+
+
+def slowest_host(hosts: Sequence[Host]) -> Host | None:
+    """A host that is no faster than any of ``hosts``, if there are some."""
+    return Host(max(h.op_seconds for h in hosts), max(h.copy_seconds for h in hosts)) if hosts else None
+
+
+@dataclass(frozen=True)
 class Machine:
-    """A device and its tiers. ``flops_per_second`` and ``bytes_per_second`` are the roofline of its compute."""
+    """A device and its tiers. ``flops_per_second`` and ``bytes_per_second`` are the roofline of its compute.
+
+    ``host`` queues the work ahead of the device; None where the device is the host itself, or nobody measured it.
+    """
 
     name: str
     device_bytes: int
@@ -144,6 +172,7 @@ class Machine:
     bytes_per_second: float
     op_seconds: float  # fixed cost of launching one op
     tiers: tuple[Tier, ...]
+    host: Host | None = None
 
     def __post_init__(self) -> None:
         if not (0 < self.flops_per_second < math.inf and 0 < self.bytes_per_second < math.inf):
@@ -193,7 +222,12 @@ def _machine(data: Mapping[str, Any]) -> Machine:
         bytes_per_second=float(data["bytes_per_second"]),
         op_seconds=float(data["op_seconds"]),
         tiers=tuple(_tier(record) for record in data["tiers"]),
+        host=None if data["host"] is None else _host(data["host"]),
     )
+
+
+def _host(record: Mapping[str, Any]) -> Host:
+    return Host(float(record["op_seconds"]), float(record["copy_seconds"]))
 
 
 def _tier(record: Mapping[str, Any]) -> Tier:

@@ -7,13 +7,21 @@ from enum import StrEnum
 
 
 class Lane(StrEnum):
-    """The queues that run beside each other. STALL is compute waiting for a copy, NETWORK sums gradients over ranks."""
+    """The queues that run beside each other.
+
+    STALL is compute waiting for a copy, HOST compute waiting for the host to queue what comes next, NETWORK sums
+    gradients over ranks.
+    """
 
     COMPUTE = "compute"
     STALL = "stall"
     OUT = "out"
     IN = "in"
+    HOST = "host"
     NETWORK = "network"
+
+
+_NOT_EVERYWHERE = (Lane.HOST, Lane.NETWORK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +69,9 @@ class Timeline:
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
-        """Those of any device, and the network where something ran on it."""
-        has_network = any(span.lane is Lane.NETWORK for span in self.spans)
-        return tuple(lane for lane in Lane if has_network or lane is not Lane.NETWORK)
+        """Those of any device, and of the host and the network those where something is."""
+        seen = {span.lane for span in self.spans}
+        return tuple(lane for lane in Lane if lane in seen or lane not in _NOT_EVERYWHERE)
 
     @property
     def seconds(self) -> float:

@@ -22,7 +22,7 @@ class Step:
     ) -> None: ...
 
 class Link:
-    """Two rates as (nbytes, seconds)."""
+    """Two rates as (nbytes, seconds), and what the host takes to queue an op and a copy."""
 
     def __init__(
         self,
@@ -31,6 +31,8 @@ class Link:
         into: Sequence[tuple[int, float]],
         both_factor: float,
         compute_factor: float,
+        host_op_seconds: float,
+        host_copy_seconds: float,
     ) -> None: ...
 
 class Swap:

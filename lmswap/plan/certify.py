@@ -23,13 +23,15 @@ def certify(
 ) -> Certificate:
     """The best proven bound on the seconds of any plan that keeps, swaps to ``tier`` and computes again.
 
-    It is infinite where what must be there at one op exceeds the budget, and never less than the sum of the ops.
+    It is infinite where what must be there at one op exceeds the budget, and never less than the sum of the ops, or
+    than what the host takes to queue each of them once.
 
     Raises:
         OptionError: ``machine`` has no such tier.
     """
     link, memory = machine.tier(tier).link.while_busy, StepMemory(program, costs)
-    trivial = Certificate(memory.op_starts[-1])
+    host_seconds = machine.host.seconds(len(program.ops), 0) if machine.host else 0.0
+    trivial = Certificate(max(memory.op_starts[-1], host_seconds))
     if not len(memory.curve) or memory.curve.max() <= budget_bytes:
         return trivial
     found = absences(memory, link, min_swap_bytes)

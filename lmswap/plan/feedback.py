@@ -1,4 +1,7 @@
-"""How far was the prediction off, and what follows? Predicted and measured timelines → corrected costs and rates."""
+"""How far was the prediction off, and what follows? Predicted and measured timelines → corrected costs and rates.
+
+Where the device waited for the host, a measured step tells what the host takes, and little of what ops take.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lmswap.ir.costs import OpCosts
-from lmswap.ir.machine import Machine, Rate
+from lmswap.ir.machine import Host, Machine, Rate
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
 from lmswap.ir.schedule import Schedule, schedule
@@ -35,7 +38,7 @@ class OpTime:
 class Feedback:
     """One step: seconds inside its graphs as predicted and as measured, and costs that would have predicted the latter.
 
-    ``worst`` is the run that was off most.
+    ``worst`` is the run that was off most; ``host_seconds`` is what the host took to queue what the device waited for.
     """
 
     predicted_seconds: float
@@ -43,6 +46,7 @@ class Feedback:
     costs: OpCosts
     machine: Machine
     worst: OpTime
+    host_seconds: float = 0.0
 
     @property
     def error(self) -> float:
@@ -65,17 +69,21 @@ def compare(
     predicted: Timeline,
     measured: Timeline,
     op_seconds: Sequence[Sequence[float]],
+    host_seconds: Sequence[float | None] = (),
 ) -> Feedback | None:
-    """Corrects the seconds of ops, and the rates of copies by direction, to what was measured.
+    """Corrects the seconds of ops, those of the host, and the rates of copies by direction, to what was measured.
 
     ``op_seconds`` is, by segment, what the runs of its ops took to compute, without waits for copies; where it has
-    another number of them, as one for all, they share the sum as predicted. None if other segments ran than the program
-    has.
+    another number of them, as one for all, they share the sum as predicted. ``host_seconds`` is, by segment, what the
+    host took to queue it if the device waited for that. None if other segments ran than the program has.
     """
     runs = schedule(program, plan.reruns)
     if len(op_seconds) != len(program.segments):
         return None
-    times = _op_times(runs, predicted, op_seconds)
+    if machine.host is None or len(host_seconds) != len(op_seconds):
+        host_seconds = [None] * len(op_seconds)
+    times = _op_times(runs, predicted, op_seconds, host_seconds)
+    machine = replace(machine, host=_host(runs, plan, machine.host, host_seconds))
     link = machine.tier(tier).link
     out_rate, in_rate = (
         _scaled(rate, measured.busy_seconds(lane), predicted.busy_seconds(lane))
@@ -87,20 +95,39 @@ def compare(
         costs=replace(costs, seconds=_corrected(program, costs, times)),
         machine=machine.with_link(tier, replace(link, out_rate=out_rate, in_rate=in_rate)),
         worst=max(times, key=lambda time: time.error_seconds),
+        host_seconds=sum(seconds for seconds in host_seconds if seconds is not None),
     )
 
 
-def _op_times(runs: Schedule, predicted: Timeline, op_seconds: Sequence[Sequence[float]]) -> list[OpTime]:
-    """Every run of the schedule."""
+def _op_times(
+    runs: Schedule,
+    predicted: Timeline,
+    op_seconds: Sequence[Sequence[float]],
+    host_seconds: Sequence[float | None],
+) -> list[OpTime]:
+    """Every run of the schedule. One that waited for the host took what was predicted, for all that can be told."""
     expected = [span.seconds for span in predicted.spans if span.lane is Lane.COMPUTE]
     times: list[OpTime] = []
-    for segment, found in zip(runs.program.segments, op_seconds, strict=True):
+    for segment, found, of_host in zip(runs.program.segments, op_seconds, host_seconds, strict=True):
         planned = expected[segment.start : segment.stop]
-        shares = found if len(found) == len(planned) else planned
+        shares = found if len(found) == len(planned) and of_host is None else planned
         scale = sum(found) / sum(shares) if any(shares) else 1.0
+        scale = scale if of_host is None else min(1.0, scale)
         ops = runs.ops[segment.start : segment.stop]
         times += [OpTime(op, was, scale * share) for op, was, share in zip(ops, planned, shares, strict=True)]
     return times
+
+
+def _host(runs: Schedule, plan: Plan, host: Host | None, host_seconds: Sequence[float | None]) -> Host | None:
+    """``host``, slower or faster by what it was in the segments whose seconds are known."""
+    starts = [start for swap in plan.swaps for start in (swap.out_start, swap.in_start) if start is not None]
+    predicted = measured = 0.0
+    for segment, seconds in zip(runs.program.segments, host_seconds, strict=True):
+        if host is not None and seconds is not None:
+            num_copies = sum(segment.start <= start < segment.stop for start in starts)
+            predicted += host.seconds(segment.stop - segment.start, num_copies)
+            measured += seconds
+    return host.times(predicted / measured) if host is not None and predicted > 0 and measured > 0 else host
 
 
 def _corrected(program: Program, costs: OpCosts, times: Sequence[OpTime]) -> tuple[float, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lmswap.ir.machine import Link
+from lmswap.ir.machine import Host, Link
 from lmswap.ir.timeline import Lane
 
 _OTHER = {Lane.OUT: Lane.IN, Lane.IN: Lane.OUT}
@@ -15,15 +15,31 @@ class Lanes:
     direction runs at 2f - 1 of its own beside it: together they move what the link moves, and at f = 0.5 (half duplex)
     or less one waits for the other. While either lane copies, compute runs at the link's ``compute_factor`` of its
     speed.
+
+    A ``host`` queues everything in order, ahead of compute, which can begin nothing before it is queued.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, host: Host | None = None) -> None:
         self.clock = 0.0
+        self._host = host or Host(0.0, 0.0)
+        self._queued = 0.0  # when the host has queued all so far
         self._ends = {Lane.OUT: 0.0, Lane.IN: 0.0}  # of the last copy queued
         self._compute_factor = 1.0  # beside that copy
 
+    def queue_copy(self) -> None:
+        """Compute waits, if it has nothing else to do, for the host to queue the copy that comes next."""
+        self._queue(self._host.copy_seconds)
+
+    def queue_op(self) -> None:
+        """The same for the op that comes next."""
+        self._queue(self._host.op_seconds)
+
+    def _queue(self, seconds: float) -> None:
+        self._queued += seconds
+        self.wait(self._queued)
+
     def copy(self, lane: Lane, link: Link, nbytes: int) -> tuple[float, float]:
-        """Queues a copy on a lane of ``link``; returns when it starts and ends."""
+        """Starts a copy on a lane of ``link`` as soon as that is free; returns when it starts and ends."""
         rate = link.out_rate if lane is Lane.OUT else link.in_rate
         seconds, share = rate.seconds(nbytes), max(0.0, 2 * link.both_factor - 1)
         start = max(self.clock, self._ends[lane])
@@ -44,7 +60,7 @@ class Lanes:
         return seconds - min(seconds, self._beside()) * (1 - self._compute_factor)
 
     def wait(self, until: float) -> None:
-        """Compute stalls until a copy's end, if that is still to come."""
+        """Compute stalls until then, a copy's end or when it is given more, if that is still to come."""
         self.clock = max(self.clock, until)
 
     def _beside(self) -> float:

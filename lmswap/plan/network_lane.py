@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from lmswap.ir.machine import Host
 from lmswap.ir.network import Network
 from lmswap.ir.timeline import Lane, Span
 from lmswap.plan.lanes import Lanes
@@ -28,24 +29,24 @@ class Sum:
 class RankLanes(Lanes):
     """The lanes of a rank; ``sums`` are by position, those whose gradients have arrived when the op there is over."""
 
-    def __init__(self, network: Network, sums: Mapping[int, Sequence[Sum]]) -> None:
-        super().__init__()
+    def __init__(self, network: Network, sums: Mapping[int, Sequence[Sum]], host: Host | None) -> None:
+        super().__init__(host)
         self._network, self._arriving = network, sums
         self._position = 0
-        self._queue: deque[Sum] = deque()
+        self._waiting: deque[Sum] = deque()
         self._begun = 0.0  # the first one in the queue
         self._spans: list[Span] = []
 
     def run(self, seconds: float) -> None:
         """As `Lanes.run`: the op at the next position."""
         begun, share = self.clock, self._network.compute_factor
-        beside = math.fsum(each.seconds for each in self._queue) / self._network.busy_factor
+        beside = math.fsum(each.seconds for each in self._waiting) / self._network.busy_factor
         alone = self.work_in(beside)  # what compute would do meanwhile
         super().run(seconds / share if seconds < alone * share else seconds + alone * (1 - share))
         self._sum(begun, self.clock, self._network.busy_factor)
-        if not self._queue:
+        if not self._waiting:
             self._begun = self.clock
-        self._queue += self._arriving.get(self._position, ())
+        self._waiting += self._arriving.get(self._position, ())
         self._position += 1
 
     def wait(self, until: float) -> None:
@@ -61,12 +62,12 @@ class RankLanes(Lanes):
 
     def _sum(self, clock: float, until: float, share: float) -> None:
         """Moves the network from ``clock`` to ``until``."""
-        while self._queue:
-            first = self._queue[0]
+        while self._waiting:
+            first = self._waiting[0]
             end = clock + first.seconds / share
             if end > until:
                 first.seconds -= (until - clock) * share
                 return
             self._spans.append(Span(Lane.NETWORK, first.name, self._begun, end, first.nbytes))
-            self._queue.popleft()
+            self._waiting.popleft()
             self._begun = clock = end

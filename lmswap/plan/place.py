@@ -101,7 +101,7 @@ class _Placement:
         self._needed = _by_position((trip.gap.before, trip) for trip in self._trips)
         self._limited = _by_position((problem.segments[trip.gap.after].stop, trip) for trip in self._trips)
         self._link = _planned(problem)
-        self._lanes = Lanes()
+        self._lanes = Lanes(problem.machine.host)
         self._resident_bytes = 0
         self._copies: dict[int, _Trip] = {}  # by buffer: its last copy out
         self._latest: dict[int, _Trip] = {}  # by buffer: its last trip back
@@ -122,6 +122,7 @@ class _Placement:
             for trip in self._needed.get(position, ()):
                 self._lanes.wait(trip.in_end)
             self._resident_bytes += memory.born_bytes[position]
+            self._lanes.queue_op()
             self._lanes.run(seconds)
         swaps = [self._swap(trip) for trip in self._trips if not trip.is_kept]
         return tuple(sorted(swaps, key=lambda swap: swap.first_use))
@@ -136,6 +137,7 @@ class _Placement:
                 self._free(trip, position)
                 continue
             trip.out_start = position
+            self._lanes.queue_copy()
             _, trip.out_end = self._lanes.copy(Lane.OUT, self._link, trip.nbytes)
             self._copies[trip.gap.buffer] = trip
             self._outgoing.append(trip)
@@ -224,6 +226,7 @@ class _Placement:
             return
         trip.in_start = position
         self._latest[trip.gap.buffer] = trip
+        self._lanes.queue_copy()
         _, trip.in_end = self._lanes.copy(Lane.IN, self._link, trip.nbytes)
         if self._sync_in:
             self._lanes.wait(trip.in_end)

@@ -79,7 +79,7 @@ def predict_ranks(
     limits: dict[str, Any] = {"budget_bytes": plan.budget_bytes, "tier": tier, "min_swap_bytes": min_swap_bytes}
     buckets = fill_buckets(program, ranks.arrival) if ranks.count > 1 else ()
     sums = [ranks.all_reduce_seconds(bucket.nbytes) for bucket in buckets]
-    lanes = RankLanes(ranks.network, _arriving(program, plan, buckets, sums))
+    lanes = RankLanes(ranks.network, _arriving(program, plan, buckets, sums), machine.host)
     timeline = simulate(program, costs, machine, plan, lanes=lanes)
     joined = replace(timeline, spans=(*timeline.spans, *lanes.finish()))
     certificate = RanksCertificate(0.0, plan.certificate or certify(program, costs, machine, **limits))

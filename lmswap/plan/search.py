@@ -10,7 +10,7 @@ from itertools import accumulate
 
 from lmswap.analyze.repeatable import repeatable_ops
 from lmswap.errors import PlanInfeasible
-from lmswap.ir.machine import Rate
+from lmswap.ir.machine import Host, Rate
 from lmswap.ir.plan import Plan, Rerun, Swap
 from lmswap.ir.program import BufferKind, Program, Segment
 from lmswap.plan import _core
@@ -165,12 +165,14 @@ def _make_link(problem: Problem, share: float) -> _core.Link:
     def points(rate: Rate) -> list[tuple[int, float]]:
         return [(nbytes, seconds / share) for nbytes, seconds in rate.points]
 
-    link = problem.link
+    link, host = problem.link, problem.machine.host or Host(0.0, 0.0)
     return _core.Link(
         out=points(link.out_rate),
         into=points(link.in_rate),
         both_factor=link.both_factor,
         compute_factor=link.compute_factor,
+        host_op_seconds=host.op_seconds,
+        host_copy_seconds=host.copy_seconds,
     )
 
 

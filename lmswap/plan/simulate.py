@@ -1,6 +1,7 @@
 """How long will a step take under a plan, and how much memory will it hold? Step + machine + plan → timeline.
 
-Compute, second runs included, and the two copy lanes run beside each other. Just before op p, in this order:
+Compute, second runs included, and the two copy lanes run beside each other; the host, if the machine tells of one,
+queues what they do in the same order, and has begun when the device has. Just before op p, in this order:
 
 1. out_starts: the copy starts as soon as the out lane is free;
 2. releases: compute stalls until that copy has ended, then the memory is free;
@@ -14,7 +15,7 @@ alone; time is a max-plus recurrence over it, one pass of O(ops + swaps).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 
 from lmswap.analyze.memory import StepMemory
@@ -54,12 +55,12 @@ def simulate(
     """
     runs = schedule(program, plan.reruns)
     memory = StepMemory(runs.program, runs.costs(costs), counted_from_bytes, released)
-    return _Run(memory, machine, plan.swaps, lanes or Lanes()).timeline()
+    return _Run(memory, machine, plan.swaps, lanes or Lanes(machine.host)).timeline()
 
 
 def simulate_swaps(memory: StepMemory, machine: Machine, swaps: Sequence[Swap]) -> Timeline:
     """`simulate` for planners, which have the schedule's memory at hand."""
-    return _Run(memory, machine, swaps, Lanes()).timeline()
+    return _Run(memory, machine, swaps, Lanes(machine.host)).timeline()
 
 
 class _Run:
@@ -85,9 +86,11 @@ class _Run:
             if position == len(program.ops):
                 break
             self._curve.append((lanes.clock, self._resident_bytes + costs.scratch_bytes[position]))
+            name = program.ops[position].name
+            self._queue(lanes.queue_op, name)
             start = lanes.clock
             lanes.run(costs.seconds[position])
-            self._spans.append(Span(Lane.COMPUTE, program.ops[position].name, start, lanes.clock))
+            self._spans.append(Span(Lane.COMPUTE, name, start, lanes.clock))
         self._curve.append((lanes.clock, self._resident_bytes))
         return Timeline("predicted", tuple(self._spans), tuple(self._curve))
 
@@ -123,9 +126,16 @@ class _Run:
     def _copy(self, lane: Lane, swap: Swap) -> float:
         program = self._memory.program
         name, nbytes = program.buffer_names[swap.buffer], program.buffers[swap.buffer].nbytes
+        self._queue(self._lanes.queue_copy, name)
         start, end = self._lanes.copy(lane, self._links[swap.tier], nbytes)
         self._spans.append(Span(lane, name, start, end, nbytes, swap.buffer))
         return end
+
+    def _queue(self, queue: Callable[[], None], name: str) -> None:
+        start = self._lanes.clock
+        queue()
+        if self._lanes.clock > start:
+            self._spans.append(Span(Lane.HOST, name, start, self._lanes.clock))
 
     def _stall(self, until: float, swap: Swap, what: str) -> None:
         start = self._lanes.clock

@@ -24,6 +24,7 @@ LANE_COLOURS = {
     Lane.STALL: "#d55e00",
     Lane.OUT: "#e69f00",
     Lane.IN: "#009e73",
+    Lane.HOST: "#f0e442",
     Lane.NETWORK: "#cc79a7",
 }
 _MEMORY, _INK, _FAINT = "#0072b2", "#22272b", "#c3c8cd"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -30,8 +32,7 @@ def summarize(step: StepFigures) -> Group:
     ]
     if step.measured is not None:
         parts.append(Text(_whose(step)))
-    if step.host_bound_seconds and step.measured_seconds:
-        parts.append(Text(_host(step.host_bound_seconds / step.measured_seconds)))
+    parts.extend(Text(sentence) for sentence in _host(step))
     if step.verified is not None:
         parts.append(Text(f"Verified: {step.verified}."))
     parts.extend(Text(f"Note: {note}") for note in step.notes)
@@ -85,11 +86,16 @@ def _whose(step: StepFigures) -> str:
     return text
 
 
-def _host(share: float) -> str:
-    return (
-        f"Host-bound for {100 * min(share, 1.0):.0f} % of the step: the device had run its ops as soon as the host "
-        "had queued them. There a swap costs what it costs the host, hidden or not, which no plan counts."
-    )
+def _host(step: StepFigures) -> Iterator[str]:
+    waits = step.predicted.lane_seconds(Lane.HOST) if step.predicted is not None else 0.0
+    if waits:
+        yield f"The device is predicted to wait {format_seconds(waits)} for the host to queue ops and copies."
+    if step.host_bound_seconds and step.measured_seconds:
+        share = min(step.host_bound_seconds / step.measured_seconds, 1.0)
+        yield (
+            f"Host-bound for {100 * share:.0f} % of the step: the device had run its ops as soon as the host had "
+            "queued them. There a swap costs what it costs the host, hidden or not."
+        )
 
 
 def _quality(step: StepFigures) -> str:

@@ -116,13 +116,14 @@ class Lessons:
         return self._plans[step.graphs].places != step.places
 
     def _keep(self, step: PlannedStep, released: frozenset[int]) -> None:
-        """Notes what computing took in the last step, as the next one's ops will be timed, and what was let go of.
+        """Notes what the last step took, as the ops of the next one will be timed, and what was let go of.
 
         ``released`` are the outputs and tangents that the caller did not hold; predictions count on that, plans do not.
         """
         record = self._engine.recorder.last()
         seconds = () if record is None else tuple(map(sum, record.op_seconds()))
-        self._plans.put(replace(step, segment_seconds=seconds, released=released))
+        of_host = () if record is None else record.host_seconds()
+        self._plans.put(replace(step, segment_seconds=seconds, host_seconds=of_host, released=released))
 
     def _learn(self, step: PlannedStep) -> bool:
         """Predicts from what the last step took, and plans again if the prediction was off, or the plan may be slow.
@@ -146,6 +147,7 @@ class Lessons:
             predicted=step.predicted,
             measured=record.timeline(program.buffer_names, other_bytes=0),
             op_seconds=_without_marks(record.op_seconds(), step.segment_seconds),
+            host_seconds=step.host_seconds,
         )
         if found is None:
             return False
@@ -266,4 +268,6 @@ def _describe(found: Feedback, program: Program) -> str:
     worst, op = found.worst, program.ops[found.worst.op]
     where = f"'{op.name}'" + (f" ({op.source})" if op.source else "")
     took = f"{format_seconds(worst.measured_seconds)} against {format_seconds(worst.predicted_seconds)}"
-    return f"measured {measured} against {predicted} predicted; most off is op {where}: {took}"
+    host = f"; the device waited for the host, which took {format_seconds(found.host_seconds)} to queue its work"
+    most = host if found.host_seconds > worst.error_seconds else f"; most off is op {where}: {took}"
+    return f"measured {measured} against {predicted} predicted{most}"

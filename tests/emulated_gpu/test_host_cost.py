@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import lmswap
+from lmswap.hardware.host import measure_host
 
 KIB, MIB = 2**10, 2**20
 NUM_STEPS = 4
@@ -35,6 +36,16 @@ def counted(machine, min_swap_bytes, *, compiler="fx", late_seconds=0.0) -> tupl
     lmswap.disable(model)
     of_driver = Counter({symbol: number for symbol, number in calls.items() if not symbol.startswith("cuda")})
     return of_driver, of_driver["cuMemcpyDtoHAsync_v2"]
+
+
+def test_what_the_host_takes_is_measured_and_leaves_nothing_behind(emulated_gpu):
+    device = torch.device("cuda", 0)
+    before = torch.cuda.memory_allocated(device)
+    with emulated_gpu.counted_calls() as calls:
+        host = measure_host(device, "host", "")
+    assert min(host.op_seconds, host.copy_seconds) > 0
+    assert calls["cuMemcpyDtoHAsync_v2"] == calls["cuMemcpyHtoDAsync_v2"] > 0
+    assert torch.cuda.memory_allocated(device) == before
 
 
 @pytest.mark.parametrize("compiler", ["fx", "eager"])

@@ -261,6 +261,8 @@ def test_what_a_plan_does_not_know_is_called_by_its_number():
 
 
 def test_a_step_is_host_bound_where_the_device_has_run_what_the_host_has_only_just_queued():
-    waited_for = SegmentRun((0, "forward"), 0.0, (), 2.0, queued_seconds=1.99)
-    waiting = SegmentRun((0, "backward"), 2.0, (), 6.0, queued_seconds=3.0)
-    assert StepRecord(STEP, (waited_for, waiting), (), ()).host_bound_seconds == 2.0
+    waited_for = SegmentRun((0, "forward"), 0.0, (), 2.0, begun_seconds=0.5, queued_seconds=1.99)
+    waiting = SegmentRun((0, "backward"), 2.0, (), 6.0, begun_seconds=2.0, queued_seconds=3.0)
+    record = StepRecord(STEP, (waited_for, waiting), (), ())
+    assert record.host_bound_seconds == 2.0
+    assert record.host_seconds() == (1.49, None)

@@ -40,12 +40,13 @@ def counted(monkeypatch):
 
 MACHINE = json.dumps(
     {
-        "schema": "lmswap.machine/3",
+        "schema": "lmswap.machine/4",
         "name": "unit",
         "device_bytes": 1,
         "flops_per_second": 1,
         "bytes_per_second": 1,
         "op_seconds": 1,
+        "host": {"op_seconds": 2, "copy_seconds": 3},
         "tiers": [
             {
                 "name": "disk",

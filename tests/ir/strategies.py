@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from lmswap.ir.costs import OpCosts
-from lmswap.ir.machine import Link, Machine, Rate, Tier
+from lmswap.ir.machine import Host, Link, Machine, Rate, Tier
 from lmswap.ir.network import ALGORITHMS, Network
 from lmswap.ir.program import Buffer, BufferKind, Op, Program, Segment, Value
 from tests.ir.build import Step
@@ -106,7 +106,8 @@ def machines(draw: st.DrawFn) -> Machine:
     """A machine with one tier, "host", that is large enough for any random step."""
     factors = (draw(st.sampled_from(some)) for some in ([1.0, 0.8, 0.5], [1.0, 0.7], [1.0, 0.6]))
     link = Link(draw(rates()), draw(rates()), *factors)
-    return Machine("random", 2**40, 1.0, 1.0, 0.0, (Tier("host", 2**40, link),))
+    host = draw(st.sampled_from([None, None, Host(0.0, 2.5), Host(1.5, 0.0), Host(1.0, 4.0)]))
+    return Machine("random", 2**40, 1.0, 1.0, 0.0, (Tier("host", 2**40, link),), host)
 
 
 @st.composite

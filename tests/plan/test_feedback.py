@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from lmswap.ir.machine import Host
 from lmswap.ir.plan import Plan, Rerun, Swap
 from lmswap.ir.timeline import Lane, Span, Timeline
 from lmswap.plan import simulate
@@ -47,12 +48,12 @@ def measured(forward: float, backward: float, *, stall: float = 0.0, out: float 
     return Timeline("measured", tuple(spans), ())
 
 
-def found(timeline: Timeline, op_seconds=None):
-    predicted = simulate(STEP.program, STEP.costs, MACHINE, PLAN)
+def found(timeline: Timeline, op_seconds=None, *, machine=MACHINE, host_seconds=()):
+    predicted = simulate(STEP.program, STEP.costs, machine, PLAN)
     phases = dict.fromkeys(span.name for span in timeline.spans if span.lane is Lane.COMPUTE)
     untimed = [(sum(span.seconds for span in timeline.spans if span.name == phase),) for phase in phases]
-    measured = {"measured": timeline, "op_seconds": op_seconds or untimed}
-    return compare(STEP.program, STEP.costs, MACHINE, PLAN, tier="host", predicted=predicted, **measured)
+    measured = {"measured": timeline, "op_seconds": op_seconds or untimed, "host_seconds": host_seconds}
+    return compare(STEP.program, STEP.costs, machine, PLAN, tier="host", predicted=predicted, **measured)
 
 
 def test_ops_are_scaled_by_their_segment_second_runs_counted():
@@ -140,3 +141,28 @@ def test_ops_that_were_said_to_cost_the_same_are_corrected_as_one():
     measured = {"measured": predicted, "op_seconds": [(1.0, 3.0, 8.0)]}
     made = compare(program, layers.costs, MACHINE, plan, tier="host", predicted=predicted, **measured)
     assert made.costs.seconds == pytest.approx((2.0, 2.0, 8.0))
+
+
+# --- what the host took -----------------------------------------------------------------------------------------------
+
+
+def test_where_the_device_waited_the_host_is_corrected_and_its_ops_are_not():
+    # Of the forward's 3 ops and one copy the host takes 3 * 2 + 1 s as described; it took 21.
+    machine = replace(MACHINE, host=Host(2.0, 1.0))
+    made = found(measured(21.0, 5.0), machine=machine, host_seconds=(21.0, None))
+    assert made.machine.host.op_seconds == pytest.approx(6.0)
+    assert made.machine.host.copy_seconds == pytest.approx(3.0)
+    assert made.costs.seconds == STEP.costs.seconds
+    assert made.host_seconds == 21.0
+
+
+def test_an_op_takes_no_longer_than_a_segment_that_waited():
+    machine = replace(MACHINE, host=Host(2.0, 1.0))
+    made = found(measured(6.0, 5.0), machine=machine, host_seconds=(6.0, None))  # 12 s were predicted
+    assert made.costs.seconds[STEP.op("f3")] == pytest.approx(4.5)
+
+
+def test_a_device_that_is_the_host_itself_waits_for_nobody():
+    made = found(measured(24.0, 5.0), host_seconds=(24.0, 5.0))
+    assert made.machine.host is None
+    assert made.costs.seconds[STEP.op("f3")] == pytest.approx(18.0)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from lmswap.analyze.memory import StepMemory
 from lmswap.errors import OptionError, PlanInfeasible, TierError
+from lmswap.ir.machine import Host
 from lmswap.ir.plan import Decision
 from lmswap.ir.schedule import schedule
 from lmswap.plan import POLICIES, auto, make_plan, price_again, search, simulate, verify
@@ -207,6 +208,28 @@ def test_infeasible_names_the_smallest_budget_the_op_and_who_is_live():
 def test_a_tier_that_is_too_small_is_an_error():
     with pytest.raises(TierError, match=r"8\.00 KiB on tier 'host', which has 4\.00 KiB"):
         plan_of("swap_all", CHAIN, 6, unit_machine(capacity=4096))
+
+
+@pytest.mark.parametrize("policy", ["swap", "auto"])
+def test_of_one_large_copy_and_many_small_ones_a_slow_host_takes_the_large_one(policy):
+    step = build(
+        """
+        inference
+        f1 1: x -> a b c d e
+        f2 20: x -> y
+        f3 20: y -> z
+        f4 1: a b c d e z -> w
+        """,
+        sizes={"a": 5},
+        scratch={"f3": 4},
+    )
+    ops = tuple(replace(op, is_repeatable=False) for op in step.program.ops)
+    step = replace(step, program=replace(step.program, ops=ops))
+    fast = plan_of(policy, step, peak_of(step) - 4)
+    assert [swap.buffer for swap in fast.swaps] == [step.id(name) for name in "bcde"]
+    slow = plan_of(policy, step, peak_of(step) - 4, replace(unit_machine(), host=Host(0.0, 10.0)))
+    assert [swap.buffer for swap in slow.swaps] == [step.id("a")]
+    assert slow.predicted_seconds == 1 + 20 + 5 + 20 + 5 + 1  # queued at 10 and 20, before f3 and f4 begin
 
 
 def test_small_buffers_stay():
@@ -425,4 +448,7 @@ def test_more_budget_is_never_slower(data, step, machine):
 def test_a_budget_that_fits_everything_costs_nothing(step, machine):
     plan = plan_of("auto", step, peak_of(step), machine)
     assert plan.swaps == ()
-    assert plan.predicted_seconds == pytest.approx(sum(step.costs.seconds))
+    host_seconds = machine.host.seconds(len(step.costs.seconds), 0) if machine.host else 0.0
+    none_seconds = plan_of("none", step, peak_of(step), machine).predicted_seconds
+    assert plan.predicted_seconds == none_seconds >= max(host_seconds, sum(step.costs.seconds)) * (1 - 1e-12)
+    assert machine.host or none_seconds == pytest.approx(sum(step.costs.seconds))

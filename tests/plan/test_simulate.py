@@ -5,14 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lmswap.errors import OptionError
-from lmswap.ir.machine import Link, Rate
+from lmswap.ir.machine import Host, Link, Rate
 from lmswap.ir.plan import Plan, Swap
 from lmswap.ir.timeline import Lane
 from lmswap.plan import simulate, verify
 from tests.ir.build import build, unit_machine
+from tests.ir.strategies import machines, steps
 from tests.plan.instances import INSTANCES, Instance
+from tests.plan.random_swaps import random_plans
 
 STEP = build(
     """
@@ -172,3 +176,39 @@ def test_an_unknown_tier_is_refused():
     swap = Swap(STEP.id("a"), "tape", 0, 2, 3, 3, 4)
     with pytest.raises(OptionError, match="tape"):
         simulate(STEP.program, STEP.costs, unit_machine(), plan(swap))
+
+
+# --- a host that queues ----------------------------------------------------------------------------------------------
+
+
+def test_the_device_waits_for_a_host_that_is_slower():
+    # a of 4 bytes leaves from 1 to 5 and is wanted back before g2. The host takes 2 s for an op, 3 for a copy.
+    machine, swap = replace(unit_machine(), host=Host(2.0, 3.0)), Swap(STEP.id("a"), "host", 0, 1, 2, 3, 4)
+    # Queued: f1 at 2, out at 5, f2 at 7, f3 at 9, in at 12, g3 at 14, g2 at 16.
+    timeline = simulate(STEP.program, STEP.costs, machine, plan(swap))
+    assert spans(timeline, Lane.HOST) == [("f1", 0, 2), ("a", 3, 5), ("f2", 5, 7), ("g3", 12, 14)]
+    assert spans(timeline, Lane.OUT) == [("a", 5, 9)]
+    # f2 [7, 9), then release at 9, f3 [9, 12); in from 12 to 16; g3 [14, 16) after its queueing.
+    assert spans(timeline, Lane.COMPUTE) == [("f1", 2, 3), ("f2", 7, 9), ("f3", 9, 12), ("g3", 14, 16), ("g2", 16, 20)]
+
+
+def test_a_host_that_is_ahead_costs_nothing():
+    swap = Swap(STEP.id("a"), "host", 0, 1, 2, 3, 4)
+    machine = replace(unit_machine(), host=Host(0.0, 0.5))
+    assert simulate(STEP.program, STEP.costs, machine, plan(swap)) == simulate(
+        STEP.program, STEP.costs, unit_machine(), plan(swap)
+    )
+
+
+@given(data=st.data(), step=steps(), machine=machines())
+def test_a_step_takes_no_less_than_its_host_and_than_without_one(data, step, machine):
+    made = data.draw(random_plans(step))
+    host = machine.host or Host(0.0, 0.0)
+    num_copies = sum(2 - (swap.out_start is None) for swap in made.swaps)
+    timeline = simulate(step.program, step.costs, machine, made)
+    assert timeline.seconds >= host.seconds(len(step.program.ops), num_copies) - 1e-9
+    free = simulate(step.program, step.costs, replace(machine, host=None), made)
+    assert timeline.seconds >= free.seconds - 1e-9
+    assert [nbytes for _, nbytes in timeline.memory] == [nbytes for _, nbytes in free.memory]
+    waits = timeline.lane_seconds(Lane.COMPUTE) + timeline.lane_seconds(Lane.STALL) + timeline.lane_seconds(Lane.HOST)
+    assert waits == pytest.approx(max(timeline.memory)[0])

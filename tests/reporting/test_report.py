@@ -209,3 +209,7 @@ def test_a_step_in_which_the_device_waits_for_the_host_is_called_host_bound():
     assert "Host-bound for 50 % of the step" in str(report(host_bound_seconds=measured_seconds / 2))
     assert "Host-bound" not in str(report(host_bound_seconds=0.0))
     assert "Host-bound" not in str(report(host_bound_seconds=None))
+    predicted = timeline("predicted", stall_seconds=0)
+    waits = replace(predicted, spans=(*predicted.spans, Span(Lane.HOST, "conv", 1.0, 1.5)))
+    assert "predicted to wait 500 ms for the host" in " ".join(str(report(predicted=waits)).split())
+    assert "for the host" not in str(report(predicted=predicted))

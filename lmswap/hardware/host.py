@@ -1,0 +1,83 @@
+"""What does the host take to queue work on a GPU? Ops with next to nothing to do, and copies as graphs make them.
+
+Nobody waits for the device meanwhile: what is measured is queued by its end, and may run later.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from lmswap.ir.machine import Host
+
+if TYPE_CHECKING:
+    import torch
+
+    from lmswap.execute.engine import SwapEngine
+
+# Together less than the 1,024 entries that a queue of CUDA holds: a full one makes the host wait for the device.
+_OPS, _TRIPS = 200, 32
+_REPEATS = 9
+_NBYTES = 4096  # of a copy: next to nothing
+
+
+def measure_host(device: torch.device, tier: str, where: str) -> Host:
+    """Measures the host that ``device``, a GPU, has, with copies to ``tier``, which lies at ``where``; 0.1 s.
+
+    Raises:
+        TierError: the tier cannot be had.
+        DriverError: the device's driver failed.
+    """
+    import torch
+
+    from lmswap.execute import _C
+    from lmswap.execute.engine import SwapEngine
+    from lmswap.execute.tiers import open_tier
+    from lmswap.hardware.memory import device_memory
+
+    native = _C.Engine(driver="cuda", device=device.index or 0)
+    engine = SwapEngine(device, native, device_memory(device), describe=lambda buffer: (str(buffer), ""))
+    small = torch.ones(_NBYTES, dtype=torch.uint8, device=device)
+    try:
+        open_tier(native, tier, _TRIPS * _NBYTES, where)
+        native.reserve(tier, _TRIPS * _NBYTES)
+        op_seconds = _seconds(device, lambda: _run_ops(small)) / _OPS
+        copy_seconds = _seconds(device, lambda: _make_trips(engine, tier, small)) / (2 * _TRIPS)
+    finally:
+        engine.close()
+    return Host(op_seconds, copy_seconds)
+
+
+def _seconds(device: torch.device, queue: Callable[[], object]) -> float:
+    """What ``queue`` takes on a device that has nothing else to do, the median of some."""
+    import torch
+
+    seconds = []
+    for _ in range(1 + _REPEATS):
+        torch.cuda.synchronize(device)
+        started = time.perf_counter()
+        queue()
+        seconds.append(time.perf_counter() - started)
+    torch.cuda.synchronize(device)
+    return statistics.median(seconds[1:])  # the first one warms up
+
+
+def _run_ops(small: torch.Tensor) -> None:
+    for _ in range(_OPS):
+        small.add(small)
+
+
+def _make_trips(engine: SwapEngine, tier: str, x: torch.Tensor) -> None:
+    """Copies ``x`` out and in again by the operators that stand in graphs."""
+    from lmswap.execute import ops
+
+    shape, stride = list(x.shape), list(x.stride())
+    for number in range(_TRIPS):
+        token = ops.out_start(x, engine.number, 0, tier, number * _NBYTES, True, x.dtype, shape, stride)
+        ops.out_done(token, x, engine.number)
+        flat = ops.in_start(token, engine.number, 0, _NBYTES, x.device)
+        flat = ops.in_done(flat, token, engine.number)
+        ops.view_bytes(flat, x.dtype, shape, stride, 0, False, False)
+    engine.native.take_records()
