@@ -134,12 +134,13 @@ def test_a_run_that_is_terminated_gives_the_network_back():
     assert handler.report.steps == 2
 
 
-def test_a_run_that_fails_gives_the_network_back_and_the_error_goes_on():
+@pytest.mark.parametrize("others", [[], [StatsHandler(output_transform=from_engine("loss"))]], ids=["alone", "first"])
+def test_a_run_that_fails_gives_the_network_back_and_the_error_goes_on(others):
     def fail():
         assert api.sessions()
         raise RuntimeError("in the first iteration")
 
-    trainer = trainer_of([LmswapHandler("6GiB"), StatsHandler(output_transform=from_engine("loss"))])
+    trainer = trainer_of([LmswapHandler("6GiB"), *others])
     trainer.add_event_handler(Events.ITERATION_COMPLETED, fail)
     with pytest.raises(RuntimeError, match="in the first iteration"):
         trainer.run()
