@@ -39,9 +39,9 @@ docs: $(VENV)/docs-ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "The site is in build/site: open build/site/index.html"
 
-# The code of docs/integrations.md, with the libraries that it is about.
+# The code of docs/integrations.md, and the callbacks of trainers, with the libraries that they are about.
 integrations: $(VENV)/integrations-ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_readme.py -k integrations
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/integrations tests/test_readme.py -k integrations
 
 # sdist and wheel, built one from the other, in build/dist. auditwheel names the oldest glibc that the wheel runs with.
 wheel: $(VENV)/wheel-ready
@@ -154,4 +154,4 @@ fuzz: $(VENV)/ready
 	$(BIN)/python -m benchmarks.fuzz --times $(TIMES)
 
 clean:
-	rm -rf $(VENV) $(GPU_VENV) build demo-output case-study-output first-hour-output distributed-output
+	rm -rf $(VENV) $(GPU_VENV) build demo-output case-study-output first-hour-output distributed-output bundle-output

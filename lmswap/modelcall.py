@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 
 from lmswap.capture.aot import refuse_rewriters
 from lmswap.capture.asked import describe_questions, heard_questions
+from lmswap.capture.dressed import call_undressed, is_dressed
 from lmswap.capture.lower import tensors
 from lmswap.capture.whole import AS_CALLED, ROUNDED_OTHERWISE, whole_functions
 from lmswap.eager.actions import PlannedEvents
@@ -89,6 +90,9 @@ class ModelCall:
         """The model's outputs; see `nn.Module.__call__`."""
         if getattr(self._inside, "is_running", False):  # the model calls itself
             return self._plain(*args, **kwargs)
+        dressed = [tensor for tensor in tensors((args, kwargs)) if is_dressed(tensor)]
+        if dressed:
+            return call_undressed(self, dressed, args, kwargs)
         self._session.check_process()
         if torch.is_grad_enabled():
             UNCALLED.discard(self._model)

@@ -14,6 +14,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 TINY = {
     "unet3d_volume": ["--side", "32", "--steps", "1", "--budget", "1GiB"],
     "gpt_text": ["--layers", "1", "--length", "16", "--batch", "2", "--steps", "1", "--budget", "1GiB"],
+    "gpt_recipe": ["--layers", "1", "--batch", "2", "--steps", "1", "--budget", "1GiB"],
     "compile_backend": ["--layers", "1", "--batch", "16", "--budget", "1GiB"],
     "gpu_or_cpu": ["--batch", "2", "--side", "8", "--steps", "1", "--gpu-budget", "1GiB", "--cpu-budget", "1GiB"],
     "profile_inside": ["--layers", "1", "--batch", "16", "--budget", "1GiB", "--output", "profiled"],

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tomllib
 import warnings
-from importlib.util import find_spec
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ PATHS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 PAGES = {path.stem: path.read_text(encoding="utf-8") for path in PATHS}
 
 ON_TWO_MACHINES = "--nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint HOST:29400"
+BUNDLE = "examples/monai_bundle/train.json"
 BY_CI = {"make demo", "make test", "make test-gpu", "make docs"}
 # What takes too long, or needs more packages: what runs it, or its parts at a small size.
 ELSEWHERE = {
@@ -45,6 +46,7 @@ ELSEWHERE = {
     "make fuzz TIMES=10": "tests/benchmarks/test_fuzz.py",
     "make gpu-first-hour": "tests/benchmarks/test_first_hour.py",
     "make integrations": "tests/test_readme.py",  # the cases that are skipped where the libraries are missing
+    f"python -m monai.bundle run --config_file {BUNDLE} --budget 1GiB --side 64": "tests/integrations/test_monai.py",
     "python -m benchmarks.programs": "tests/benchmarks/test_programs.py",
     "python -m benchmarks.peers": "tests/benchmarks/test_peers.py",
     "python -m benchmarks.case_study": "tests/benchmarks/test_case_study.py",
@@ -52,6 +54,7 @@ ELSEWHERE = {
 
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
 LIBRARIES = {requirement.partition(">")[0] for requirement in EXTRAS["integrations"]}
+MISSING = LIBRARIES - {distribution.name for distribution in distributions()}
 # By torchrun, with one process.
 AS_LAUNCHED = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
 
@@ -95,8 +98,8 @@ def test_the_code_of_each_page_runs_as_printed(script, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code = scripts()[script]
     imported = set(re.findall(r"^(?:import|from) (\w+)", code, re.MULTILINE))
-    if imported & LIBRARIES and not all(map(find_spec, LIBRARIES)):
-        pytest.skip(f"needs {', '.join(sorted(LIBRARIES))}, which make integrations installs")
+    if imported & LIBRARIES and MISSING:
+        pytest.skip(f"needs {', '.join(sorted(MISSING))}, which make integrations installs")
     if "init_process_group" in code:
         for name, value in AS_LAUNCHED.items():
             monkeypatch.setenv(name, value)

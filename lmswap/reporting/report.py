@@ -17,6 +17,7 @@ from lmswap.ir.timeline import Lane, Timeline
 from lmswap.ir.verified import Verified
 from lmswap.reporting.chrome import write_chrome_trace
 from lmswap.reporting.decisions import buffer_decisions
+from lmswap.reporting.metrics import PREFIX, metrics_of
 from lmswap.reporting.page import write_page
 from lmswap.reporting.picture import write_picture
 from lmswap.reporting.step import StepFigures
@@ -46,6 +47,14 @@ class Report(StepFigures):
     def to_json(self) -> str:
         """Every field as JSON text, schema "lmswap.report/3"; sizes in bytes, times in seconds."""
         return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1)
+
+    def metrics(self, prefix: str = PREFIX) -> dict[str, int | float]:
+        """Its figures as plain numbers for an experiment tracker, "lmswap/peak_bytes" and so on; those there are yet.
+
+        Example:
+            >>> accelerator.log(lmswap.report(model).metrics(), step=step)
+        """
+        return metrics_of(self, prefix)
 
     def plot(self, path: str | Path) -> None:
         """Draws memory over time and what ran on each lane, predicted above measured, as .png, .svg or .pdf.

@@ -198,6 +198,18 @@ def test_json_holds_every_field():
     assert len(data["decisions"]) == len(PROGRAM.buffers) - 1
 
 
+def test_metrics_are_the_figures_there_are_as_plain_numbers_under_their_prefix():
+    metrics = planned_report().metrics()
+    assert metrics["lmswap/budget_bytes"] == planned_report().budget_bytes
+    assert metrics["lmswap/predicted_peak_bytes"] == planned_report().predicted_peak_bytes
+    assert not {"lmswap/peak_bytes", "lmswap/step_seconds", "lmswap/swapped_out_bytes"} & set(metrics)
+
+    measured = report().metrics("lmswap/generator/")
+    assert measured["lmswap/generator/peak_bytes"] == report().measured_peak_bytes
+    assert measured["lmswap/generator/swapped_in_bytes"] == report().swapped_in_bytes
+    assert {type(figure) for figure in measured.values()} == {int, float}
+
+
 def test_reports_are_read_without_torch():
     code = "import sys; from tests.reporting.small_step import report; str(report()); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

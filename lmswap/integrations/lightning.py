@@ -1,0 +1,80 @@
+"""How does Lightning train under a byte budget? By a callback: ``Trainer(callbacks=[LmswapCallback("6GiB")])``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import nn
+
+from lmswap.errors import OptionError
+from lmswap.integrations.training import ManagedTraining
+from lmswap.reporting import Report
+
+
+class LmswapCallback(Callback):
+    """Keeps the network inside of a LightningModule within a byte budget while ``fit`` trains it.
+
+    It is enabled when training starts, after a sanity check and after a checkpoint was loaded, and given back when
+    training ends, also by an exception. The figures of `Report.metrics` go to the trainer's loggers every
+    ``log_every_n_steps``; where several of these callbacks are there, as for the networks of a GAN, their names carry
+    the submodule: "lmswap/generator/peak_bytes".
+    """
+
+    def __init__(self, budget: int | str = "auto", *, submodule: str | None = None, **options: Any) -> None:
+        """Takes the arguments of `lmswap.enable`.
+
+        Args:
+            budget: see `lmswap.enable`.
+            submodule: the name of what ``training_step`` calls, such as "network"; "" is the LightningModule itself,
+                where it calls ``self(...)``. By default the only child that has parameters to train.
+            options: the other arguments of `lmswap.enable`.
+
+        Raises:
+            OptionError: an argument cannot be read.
+        """
+        self._training = ManagedTraining(budget, options)
+        self._submodule = submodule
+        self._logged_step: int | None = None
+
+    @property
+    def report(self) -> Report:
+        """Of the training under way, or of the last one as it ended; an `OptionError` before."""
+        return self._training.report()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: D102
+        self._training.begin(_find(pl_module, self._submodule))
+        self._logged_step = None
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:  # noqa: D102
+        # Which step it is, and whether it is logged, as Lightning's own DeviceStatsMonitor asks.
+        step = trainer.fit_loop.epoch_loop._batches_that_stepped
+        if not trainer.loggers or not trainer._logger_connector.should_update_logs or step == self._logged_step:
+            return
+        self._logged_step = step  # of the batches that add up to it, the first
+        several = sum(isinstance(other, LmswapCallback) for other in trainer.callbacks) > 1
+        metrics = self.report.metrics(*([f"lmswap/{self._submodule}/"] if several else []))
+        for logger in trainer.loggers:
+            logger.log_metrics(metrics, step=step)
+
+    def on_train_end(self, *_: Any) -> None:  # noqa: D102
+        self._training.end()
+
+    def on_exception(self, *_: Any) -> None:  # noqa: D102
+        self._training.abandon()
+
+
+def _find(pl_module: LightningModule, name: str | None) -> nn.Module:
+    trained = [name for name, child in pl_module.named_children() if any(p.requires_grad for p in child.parameters())]
+    if name is None and len(trained) != 1:
+        raise OptionError(
+            f"{type(pl_module).__name__} has {len(trained)} children with parameters to train"
+            f"{': ' * bool(trained)}{', '.join(trained)}; name the one that training_step calls, "
+            'LmswapCallback(budget, submodule="..."), or "" for itself where it calls self(...)'
+        )
+    try:
+        found: nn.Module = pl_module.get_submodule(trained[0] if name is None else name)
+    except AttributeError as error:
+        known = ", ".join(name for name, _ in pl_module.named_children())
+        raise OptionError(f"{type(pl_module).__name__} has no submodule '{name}'; its children are {known}") from error
+    return found

@@ -1,0 +1,59 @@
+"""How does a Hugging Face Trainer train under a byte budget? By a callback that it is given after it was made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from lmswap.errors import OptionError
+from lmswap.integrations.training import ManagedTraining
+from lmswap.reporting import Report
+
+
+class LmswapCallback(TrainerCallback):
+    """Keeps the model of a Trainer, or of a class made from it, within a byte budget while ``train`` trains it.
+
+    It is enabled when training begins, and given back when it ends. A Trainer tells its callbacks of no exception: if
+    ``train`` raises, the model stays enabled until the next ``train``, or `lmswap.disable`. With each loss that is
+    logged go the figures of `Report.metrics`, as an entry of their own, to all that the Trainer reports to.
+
+    Example:
+        >>> trainer.add_callback(LmswapCallback(trainer, "6GiB"))
+    """
+
+    def __init__(self, trainer: Trainer, budget: int | str = "auto", **options: Any) -> None:
+        """Takes the arguments of `lmswap.enable`; ``trainer`` is whose ``log`` gets the figures.
+
+        Raises:
+            OptionError: an argument cannot be read.
+        """
+        self._trainer = trainer
+        self._training = ManagedTraining(budget, options)
+
+    @property
+    def report(self) -> Report:
+        """Of the training under way, or of the last one as it ended; an `OptionError` before."""
+        return self._training.report()
+
+    def on_train_begin(self, args: TrainingArguments, *_: Any, model: nn.Module, **__: Any) -> None:  # noqa: D102
+        if args.torch_compile:
+            raise OptionError(
+                "torch_compile=True compiles the model beside lmswap, which captures it itself; leave it off"
+            )
+        if args.n_gpu > 1:
+            raise OptionError(
+                f"the Trainer copies the model to {args.n_gpu} GPUs in each step, lmswap manages one; start a process "
+                "for each by torchrun, or let CUDA_VISIBLE_DEVICES name one"
+            )
+        self._training.begin(model)
+
+    def on_log(self, *_: Any, logs: Mapping[str, float], **__: Any) -> None:  # noqa: D102
+        # The reporting callbacks come before this one, so that what it added to `logs` would not reach them.
+        if "loss" in logs:  # of training: an evaluation's is "eval_loss", and that of what is logged here is none
+            self._trainer.log(dict(self.report.metrics()))
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:  # noqa: D102
+        self._training.end()

@@ -1,0 +1,16 @@
+"""Settings for the tests with other libraries, which warn of their own affairs."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def own_graphs():
+    """The network is the same in all tests, with other batches: torch would take their size for a varying one."""
+    torch.compiler.reset()
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.parent.name == "integrations":
+            item.add_marker(pytest.mark.filterwarnings("ignore", "error::lmswap.errors.NotManaged"))

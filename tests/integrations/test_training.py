@@ -1,0 +1,36 @@
+"""What the callbacks share, without the libraries that they are for."""
+
+import pytest
+from torch import nn
+
+from lmswap import api
+from lmswap.errors import OptionError
+from lmswap.integrations.training import ManagedTraining
+
+
+def test_arguments_that_cannot_be_read_are_refused_when_the_callback_is_made():
+    with pytest.raises(OptionError, match="unknown option 'bugdet'"):
+        ManagedTraining("auto", {"bugdet": "6GiB"})
+    with pytest.raises(OptionError, match="unknown policy 'fast'"):
+        ManagedTraining("6GiB", {"policy": "fast"})
+
+
+def test_the_report_of_a_finished_training_is_logged_once_and_that_of_a_failed_one_is_not(caplog):
+    caplog.set_level("INFO", logger="lmswap.integrations")
+    training = ManagedTraining("1GiB", {})
+    training.begin(nn.Linear(2, 2))
+    training.end()
+    training.end()
+    training.begin(nn.Bilinear(2, 2, 2))
+    training.abandon()
+    assert [record.message.partition(" on ")[0] for record in caplog.records] == ["lmswap report: Linear"]
+    assert training.report().model == "Linear"
+
+
+def test_a_training_that_begins_anew_without_having_ended_leaves_no_model_enabled():
+    training = ManagedTraining("1GiB", {})
+    first, second = nn.Linear(2, 2), nn.Linear(2, 2)
+    training.begin(first)
+    training.begin(second)
+    training.end()
+    assert not api.sessions()

@@ -1,0 +1,168 @@
+"""Hugging Face's Trainer with the callback: its plain bits, less memory, figures where it reports to."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from lmswap import api
+from lmswap.errors import OptionError
+from tests.integrations.scripts import (
+    BATCH,
+    BUDGET_BYTES,
+    FEW,
+    PLAIN_BYTES,
+    STEPS,
+    Network,
+    grown,
+    loader,
+    same_bits,
+    scalars,
+    weights,
+)
+
+pytest.importorskip("transformers", reason="transformers is missing, which make integrations installs")
+pytest.importorskip("accelerate", reason="accelerate is missing, which make integrations installs")
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+
+from lmswap.integrations.transformers import LmswapCallback
+
+
+class Regression(nn.Module):
+    """What the Trainer calls: inputs and labels in, the loss out."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = Network()
+
+    def forward(self, x, labels=None):
+        predicted = self.network(x)
+        return {"loss": nn.functional.mse_loss(predicted, labels), "logits": predicted}
+
+
+def rows(batch):
+    x, labels = loader(batch).dataset.tensors
+    return [{"x": row, "labels": label} for row, label in zip(x, labels, strict=True)]
+
+
+def collate_whole(batch):
+    return {name: torch.stack([row[name] for row in batch]) for name in batch[0]}
+
+
+def trainer_of(folder, model=None, batch=FEW, data=None, **settings):
+    torch.manual_seed(0)
+    arguments = TrainingArguments(
+        str(folder),
+        per_device_train_batch_size=batch,
+        **{"max_steps": STEPS, "save_strategy": "no", "report_to": [], "logging_steps": 1, **settings},
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    data = rows(batch) if data is None else data
+    return Trainer(model or Regression(), arguments, train_dataset=data, eval_dataset=data, data_collator=collate_whole)
+
+
+def trained(trainer, budget=None, **options):
+    """The weights after ``trainer`` has trained, with a budget if there is one, and the callback."""
+    callback = LmswapCallback(trainer, budget, **options) if budget else None
+    if callback:
+        trainer.add_callback(callback)
+    trainer.train()
+    return weights(trainer.model), callback
+
+
+def test_bits_are_those_of_the_plain_trainer_and_the_peak_keeps_to_the_budget(tmp_path):
+    torch.manual_seed(0)
+    data = rows(BATCH)
+    plain_trainer, our_trainer = (trainer_of(tmp_path, batch=BATCH, data=data) for _ in range(2))
+    with grown() as plain:
+        expected, _ = trained(plain_trainer)
+    with grown() as ours:
+        actual, callback = trained(our_trainer, BUDGET_BYTES, policy="swap_all")
+
+    assert same_bits(actual, expected)
+    assert callback.report.highest_peak_bytes <= BUDGET_BYTES < PLAIN_BYTES < plain.nbytes
+    assert ours.nbytes < plain.nbytes
+    assert callback.report.swapped_out_bytes > PLAIN_BYTES / 2
+
+
+def test_figures_are_in_tensorboard_and_in_the_history_with_each_loss(tmp_path, monkeypatch):
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "events"))
+    trainer = trainer_of(tmp_path, report_to=["tensorboard"], eval_strategy="steps", max_steps=4, logging_steps=2)
+    _, callback = trained(trainer, "6GiB")
+
+    found = scalars(tmp_path / "events")
+    assert set(found["train/loss"]) == set(found["train/lmswap/peak_bytes"]) == {2, 4}
+    assert set(found["train/lmswap/budget_bytes"].values()) == {6 * 2**30}
+    history = [entry for entry in trainer.state.log_history if "lmswap/peak_bytes" in entry]
+    assert [entry["step"] for entry in history] == [2, 4]
+    assert set(callback.report.metrics()) <= set(history[-1])
+
+
+def test_accumulated_gradients_and_evaluations_within_training_have_plain_bits(tmp_path):
+    settings = {"gradient_accumulation_steps": 2, "eval_strategy": "steps", "eval_steps": 1, "max_steps": 3}
+    expected, _ = trained(trainer_of(tmp_path, **settings))
+    actual, callback = trained(trainer_of(tmp_path, **settings), "6GiB")
+    assert same_bits(actual, expected)
+    assert callback.report.trains
+
+
+def test_a_training_resumed_from_a_checkpoint_has_the_bits_of_one_that_was_not(tmp_path):
+    settings = {"save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant"}
+    expected, _ = trained(trainer_of(tmp_path / "whole", max_steps=4, **settings))
+    trained(trainer_of(tmp_path / "parts", max_steps=2, **settings), "6GiB")
+    resumed = trainer_of(tmp_path / "parts", max_steps=4, **settings)
+    resumed.add_callback(LmswapCallback(resumed, "6GiB"))
+    resumed.train(resume_from_checkpoint=True)
+    assert same_bits(weights(resumed.model), expected)
+
+
+def test_a_language_model_has_plain_bits(tmp_path):
+    tokens = [{"input_ids": ids, "labels": ids} for ids in torch.randint(0, 100, (12, 32))]
+    config = GPT2Config(vocab_size=100, n_embd=64, n_layer=1, n_head=2, n_positions=32, use_cache=False)
+
+    def trainer():
+        torch.manual_seed(0)
+        return trainer_of(tmp_path, GPT2LMHeadModel(config), batch=4, data=tokens)
+
+    expected, _ = trained(trainer())
+    actual, callback = trained(trainer(), "6GiB", min_swap_bytes=4096, policy="swap_all")
+    assert same_bits(actual, expected)
+    assert callback.report.swapped_out_bytes > 0
+
+
+def test_the_model_is_given_back_at_the_end_and_the_report_stays(tmp_path):
+    trainer = trainer_of(tmp_path)
+    _, callback = trained(trainer, "6GiB")
+    assert not api.sessions()
+    assert trainer.model._compiled_call_impl is None
+    assert callback.report.steps == STEPS
+
+
+def test_after_a_training_that_failed_the_next_one_begins_anew(tmp_path):
+    class Failing(TrainerCallback):
+        fails = True
+
+        def on_step_end(self, *_, **__):
+            if self.fails:
+                raise RuntimeError("in the first step")
+
+    trainer, failing = trainer_of(tmp_path), Failing()
+    callback = LmswapCallback(trainer, "6GiB")
+    trainer.add_callback(callback)
+    trainer.add_callback(failing)
+    with pytest.raises(RuntimeError, match="in the first step"):
+        trainer.train()
+    failing.fails = False
+    trainer.train()
+    assert callback.report.steps == STEPS
+    assert not api.sessions()
+
+
+def test_what_compiles_or_copies_the_model_itself_is_refused(tmp_path):
+    callback = LmswapCallback(trainer_of(tmp_path), "6GiB")
+    with pytest.raises(OptionError, match="torch_compile=True compiles the model beside lmswap"):
+        callback.on_train_begin(SimpleNamespace(torch_compile=True, n_gpu=1), None, None, model=Regression())
+    with pytest.raises(OptionError, match="copies the model to 2 GPUs in each step, lmswap manages one"):
+        callback.on_train_begin(SimpleNamespace(torch_compile=False, n_gpu=2), None, None, model=Regression())
