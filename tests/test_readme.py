@@ -33,6 +33,9 @@ ELSEWHERE = {
     "make distributed": "tests/test_distributed_recipes.py",
     'make distributed RECIPE=resnet50 ARGUMENTS="--ranks 1 2 4"': "tests/test_distributed_recipes.py",
     "python -m benchmarks.distributed allreduce --ranks 4 --ranks-per-node 2": "tests/test_distributed_recipes.py",
+    "python -m benchmarks.distributed efficiency --ranks 1 2 4 --models unet3d resnet50": (
+        "tests/test_distributed_recipes.py"
+    ),
     "python -m benchmarks.distributed scale --ranks 2": "tests/test_distributed_recipes.py",
     f"torchrun {ON_TWO_MACHINES} -m benchmarks.distributed.unet3d --budget 6GiB": "tests/test_distributed_recipes.py",
     "make conformance": "tests/benchmarks/test_conformance.py",
