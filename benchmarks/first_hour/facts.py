@@ -14,6 +14,7 @@ import torch
 from lmswap.bench.compact import to_json
 from lmswap.execute import _C
 from lmswap.hardware.device import describe_device
+from lmswap.hardware.host import measure_host
 from lmswap.hardware.workspaces import take_workspaces
 
 _CALLS = 1000
@@ -33,7 +34,7 @@ def facts() -> dict[str, Any]:
         "used_by_contexts_bytes": total_bytes - free_bytes - reserved_bytes,  # of all processes
         "workspaces_bytes": torch.cuda.memory_allocated(device) - before,
         "l2_bytes": torch.cuda.get_device_properties(device).L2_cache_size,
-        "microseconds": _microseconds(device),
+        "microseconds": _microseconds(device) | _queueing(device),
         "pinned_bytes_per_second": _pinned_bytes_per_second(),
         "reserved_bytes_per_second": _reserved_bytes_per_second(),
     }
@@ -50,6 +51,12 @@ def _microseconds(device: torch.device) -> dict[str, float]:
     }
     torch.cuda.synchronize()
     return {**found, "ask for an event": _per_call(event.query), "synchronize": _per_call(torch.cuda.synchronize)}
+
+
+def _queueing(device: torch.device) -> dict[str, float]:
+    """What plans count for ops and copies."""
+    host = measure_host(device, "host", "")
+    return {"queue an op": 1e6 * host.op_seconds, "queue a copy": 1e6 * host.copy_seconds}
 
 
 def _per_call(call: Callable[[], object]) -> float:
