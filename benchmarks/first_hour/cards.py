@@ -63,7 +63,7 @@ def _texts(count: int, tokens: int, words: int) -> tuple[Tensor, ...]:
 def networks(*, are_small: bool) -> dict[str, Network]:
     """By name; the large ones are those of benchmarks/programs."""
     side, images, pixels, texts, tokens, words = (
-        (48, 32, 128, 4, 256, 2048) if are_small else (144, 64, 224, 8, 1024, 50257)
+        (48, 32, 128, 16, 256, 2048) if are_small else (144, 64, 224, 8, 1024, 50257)
     )
     vit = {"layers": 6, "width": 192, "heads": 3} if are_small else {"layers": 12, "width": 768, "heads": 12}
     gpt = {"layers": 6, "width": 192, "heads": 3} if are_small else {"layers": 24, "width": 1024, "heads": 16}
@@ -72,9 +72,14 @@ def networks(*, are_small: bool) -> dict[str, Network]:
         "unet3d": Network(UNet3d, partial(_scan, side), weighted_dice_loss),
         "unet3d_bf16": Network(UNet3d, partial(_scan, side, bf16), weighted_dice_loss, bf16),
         "resnet50": Network(resnet50, partial(_images, images, pixels), cross_entropy),
-        "resnet50_autocast": Network(resnet50, partial(_images, images, pixels), cross_entropy, is_autocast=True),
         "gpt": Network(
             partial(Gpt, **gpt, tokens=tokens, words=words), partial(_texts, texts, tokens, words), _own_loss
+        ),
+        "gpt_autocast": Network(
+            partial(Gpt, **gpt, tokens=tokens, words=words),
+            partial(_texts, texts, tokens, words),
+            _own_loss,
+            is_autocast=True,
         ),
         "vit": Network(partial(VisionTransformer, **vit, size=pixels), partial(_images, 64, pixels), cross_entropy),
     }
