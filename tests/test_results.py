@@ -33,10 +33,11 @@ DESCRIBED = {
 POLICIES = ("auto", "swap", "recompute", "tflms")
 
 
-def table(page: str, first_heading: str) -> list[dict[str, str]]:
-    """The rows of the table that begins with this heading: cells by heading, without emphasis."""
+def table(page: str, first_headings: str) -> list[dict[str, str]]:
+    """The rows of the table that begins with these headings: cells by heading, without emphasis."""
     text = (ROOT / page).read_text(encoding="utf-8").replace("**", "")
-    (found,) = re.findall(rf"^(\| {re.escape(first_heading)} \|(?:.*\n\|)+.*)$", text, re.MULTILINE)
+    first = " *[|] ".join(map(re.escape, first_headings.split(" | ")))
+    (found,) = re.findall(rf"^(\| {first} *\|(?:.*\n\|)+.*)$", text, re.MULTILINE)
     headings, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in found.splitlines())
     return [dict(zip(headings, row, strict=True)) for row in rows]
 
@@ -97,10 +98,13 @@ def is_case(case, program, machine, percent):
 
 
 def test_figures_that_stand_in_two_places_are_the_same():
-    """The comparison repeats the peers, README the ladder."""
+    """The comparison repeats the peers, README the ladder and the ranks."""
     peers = {row["model"]: row for row in table("docs/results.md", "model | lmswap")}
     for row in table("docs/comparison.md", "model"):
         assert row.items() <= peers[row["model"]].items()
+    of_ranks = table("docs/distributed.md", "training | ranks | without sums")
+    for row in table("README.md", "training"):
+        assert any(row.items() <= each.items() for each in of_ranks)
 
 
 def conformance(path, *, breadth):
