@@ -20,6 +20,7 @@ from lmswap.options import Options
 from lmswap.plan import _POLICIES, feedback, make_plan, simulate
 from lmswap.plan.auto import plan_auto
 from lmswap.plan.baselines import plan_swap_all
+from lmswap.plan.certify import certify
 from lmswap.session import lessons, planner
 from lmswap.session.allowance import Allowance, Budget
 from tests.models import CASES, LARGE, Case, tight_budget
@@ -408,11 +409,13 @@ def test_a_plan_that_may_not_be_the_best_is_searched_for_again_after_the_first_s
     monkeypatch.setitem(_POLICIES, "auto", hasty_auto)
     for path in plan_files():
         path.unlink()
-    learnt, asked = [], []
+    learnt, asked, bounded = [], [], []
+    monkeypatch.setattr("lmswap.plan.certify", lambda *a, **k: bounded.append(a[1]) or certify(*a, **k))
     monkeypatch.setattr(lessons, "compare", lambda *a, **k: learnt.append(feedback.compare(*a, **k)) or learnt[-1])
     monkeypatch.setattr(planner, "make_plan", lambda *a, **k: asked.append(a) or make_plan(*a, **k))
     actual, report = train(LARGE, num_steps=6, **tight)
     assert asked[-1][2:] == (learnt[-1].costs, learnt[-1].machine) != asked[0][2:]
+    assert bounded.count(learnt[-1].costs) == 1  # what was measured is new; the search goes on by the same bound
     assert equal_bits(actual, expected)
     (note,) = [note for note in report.notes if "replanned" in note]
     assert re.fullmatch(

@@ -58,6 +58,7 @@ def make_plan(
     tier: str,
     min_swap_bytes: int,
     link_share: float = PLANNED_LINK_SHARE,
+    certificate: Certificate | None = None,
     **parameters: int,
 ) -> Plan:
     """Plans one step of ``program``, certifies how fast it could be, and checks both before they are returned.
@@ -71,6 +72,7 @@ def make_plan(
         tier: where swapped buffers go, by name.
         min_swap_bytes: smaller buffers stay.
         link_share: copies are planned for a link of this share of its rate; the prediction is for the whole.
+        certificate: one of the same step and budget, where there is one: it is not found anew.
         parameters: the policy's own, by name; see `lmswap.plan.tflms.plan_tflms`.
 
     Raises:
@@ -83,13 +85,13 @@ def make_plan(
         raise OptionError(f"unknown policy {policy!r}; known are {', '.join(POLICIES)}")
     if len(costs.seconds) != len(program.ops) or len(costs.scratch_bytes) != len(program.ops):
         raise OptionError(f"costs are of {len(costs.seconds)} ops, the program has {len(program.ops)}")
-    certificate = certify(program, costs, machine, budget_bytes=budget_bytes, tier=tier, min_swap_bytes=min_swap_bytes)
+    limits: dict[str, Any] = {"budget_bytes": budget_bytes, "min_swap_bytes": min_swap_bytes}
+    certificate = certificate or certify(program, costs, machine, tier=tier, **limits)
     problem = Problem(
         StepMemory(program, costs),
         machine,
         machine.tier(tier),
-        budget_bytes,
-        min_swap_bytes,
+        **limits,
         link_share=link_share,
         target_seconds=certificate.seconds * (1 + _CLOSE_ENOUGH),
     )

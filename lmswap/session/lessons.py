@@ -13,6 +13,7 @@ from lmswap.errors import PlanInfeasible, TierError
 from lmswap.execute.engine import SwapEngine
 from lmswap.hardware.memory import DeviceMemory
 from lmswap.ir.bytesize import format_bytes
+from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
 from lmswap.options import Options
 from lmswap.plan import simulate
@@ -154,9 +155,9 @@ class Lessons:
         self._planner.lend_memory(program)
         step = self._price_again(replace(step, costs=found.costs, machine=found.machine))
         if found.is_off:
-            return self._make_again(step, _describe(found, program), remembers=True)
+            return self._make_again(step, _describe(found, program), remembers=True, priced=step.plan)
         if self._is_outgrown(step):
-            return self._make_again(step, _describe_growth(step), remembers=True)
+            return self._make_again(step, _describe_growth(step), remembers=True, priced=step.plan)
         return self._search_on(step)
 
     def _settle(self, step: PlannedStep) -> bool:
@@ -199,14 +200,21 @@ class Lessons:
             return False
         reason = f"the plan was {excess:.1%} above the best possible, and a longer search found a faster one"
         most_seconds = (1 - _WORTH_SEARCHING) * step.plan.predicted_seconds
-        return self._make_again(step, reason, most_seconds=most_seconds, remembers=True)
+        return self._make_again(step, reason, most_seconds=most_seconds, remembers=True, priced=step.plan)
 
     def _make_again(
-        self, step: PlannedStep, reason: str, *, most_seconds: float = math.inf, remembers: bool = False
+        self,
+        step: PlannedStep,
+        reason: str,
+        *,
+        most_seconds: float = math.inf,
+        remembers: bool = False,
+        priced: Plan | None = None,
     ) -> bool:
         """Puts a new plan in the place of ``step``'s, by its costs, machine and allowance, and says so.
 
-        Only if there is one that takes ``most_seconds``; whether it is another plan.
+        Only if there is one that takes ``most_seconds``; whether it is another plan. ``priced`` is the old plan where
+        its certificate is by these costs, and need not be found again.
         """
         reason = f"after step {self._engine.recorder.num_steps}: {reason}"
         if self._options.plan is not None:
@@ -214,7 +222,9 @@ class Lessons:
             return False
         program = step.joined.program
         try:
-            plan = self._planner.search(program, step.costs, step.machine, step.allowance, effort=_SECOND_EFFORT)
+            plan = self._planner.search(
+                program, step.costs, step.machine, step.allowance, effort=_SECOND_EFFORT, priced=priced
+            )
         except (PlanInfeasible, TierError) as error:
             self._notes.append(f"the plan stays as it was {reason}; {error}")
             self._plans.put(replace(step, allowance=replace(step.allowance, scattered_bytes=0)))

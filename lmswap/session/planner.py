@@ -74,8 +74,11 @@ class Planner:
         policy: str | None = None,
         budget_bytes: int | None = None,
         effort: int = 1,
+        priced: Plan | None = None,
     ) -> Plan:
         """A plan by the model's policy that keeps to ``allowance``, or the one that is asked for instead.
+
+        ``priced`` is one by the same costs and machine, whose certificate then holds for the same budget.
 
         Raises:
             PlanInfeasible, TierError: see `first`.
@@ -92,6 +95,7 @@ class Planner:
                 budget_bytes=most_bytes,
                 tier=self._tier,
                 min_swap_bytes=self._options.min_swap_bytes,
+                certificate=priced.certificate if priced is not None and priced.budget_bytes == most_bytes else None,
                 **parameters,
             )
 
