@@ -7,6 +7,7 @@ the same processes, without lmswap and with it; every rank compares for itself.
 import contextlib
 import json
 import os
+import re
 import time
 import traceback
 import warnings
@@ -30,6 +31,8 @@ from lmswap.errors import BudgetExceeded, RankMissing
 from lmswap.execute import parts
 from lmswap.hardware import measure
 from lmswap.ir.machine import Link, Machine, Rate, Tier
+from lmswap.plan import feedback, make_plan
+from lmswap.session import planner
 from tests.processes import end, start
 
 pytestmark = [pytest.mark.cpu_only("gloo, on CPUs"), pytest.mark.timeout(1200)]
@@ -389,6 +392,50 @@ def test_ranks_of_a_machine_measure_together_and_follow_one_plan_where_their_bud
     assert one_apart["plan"] != other_apart["plan"]
     assert all(told["origin"].startswith("made in") for told in (one_apart, other_apart))
     assert all(told["finite"] for told in (one, other, one_apart, other_apart))
+
+
+def plan_again(rank, world, folder, ranks_that_learn):
+    """Trains until plans are final; what is planned after the first steps, on ranks that find cause to, swaps all."""
+    started_by_torchrun(rank, world, folder)
+    feedback.TOLERANCE = -1.0 if rank in ranks_that_learn else 1e6
+    made, steps = [], []
+
+    def large_batch():
+        steps.append(len(steps))
+        return torch.randn(2**17, 32)
+
+    def swapping_more(policy, *args, **kwargs):
+        made.append(make_plan(policy if len(steps) == 1 else "swap_all", *args, **kwargs))
+        return made[-1]
+
+    planner.make_plan = swapping_more
+    torch.manual_seed(0)
+    network = Deep()
+    lmswap.enable(network, budget="400MiB", policy="swap", compiler="fx")
+    losses = [*plainly(DDP(network), steps=6, batch=large_batch)]
+    (session,) = api.sessions()
+    step = session.current_step()
+    told = {
+        "origin": step.origin,
+        "made": len(made),
+        "plan": step.plan.to_json(),
+        "finite": all(tensor.isfinite().all().item() for tensor in losses),
+        "left_bytes": lmswap.report(network).tier_used_bytes,
+    }
+    lmswap.disable(network)
+    Path(f"{folder}/{rank}.json").write_text(json.dumps(told))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("ranks_that_learn", [(0, 1), (1,)], ids=["all find cause", "one finds cause"])
+def test_what_one_rank_of_a_machine_plans_again_the_others_follow(tmp_path, ranks_that_learn):
+    assert end(start(plan_again, 2, str(tmp_path), ranks_that_learn), seconds=600) == [0, 0]
+    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
+    assert told[0]["plan"] == told[1]["plan"]
+    assert sum(rank["made"] for rank in told) == 2  # each by the first that came to it
+    assert all(re.match("made again after step [34]:", rank["origin"]) for rank in told)
+    assert sum("made by another rank of this machine" in rank["origin"] for rank in told) == 1
+    assert all(rank["finite"] and rank["left_bytes"] == 0 for rank in told)
 
 
 def enable_alone(rank, world, folder):

@@ -73,15 +73,28 @@ class Node:
         Raises:
             RankMissing: it has not made it in time.
         """
-        if self._store.add(self._key(what, "asked"), 1) > 1:
+        if not self.is_first(what):
             self._await(what, ["made"])
             return bytes(self._store.get(self._key(what, "made")))
         made = b""
         try:
             made = make()
         finally:
-            self._store.set(self._key(what, "made"), made)
+            self.tell(what, made)
         return made
+
+    def is_first(self, what: str) -> bool:
+        """Whether none of them has asked this before: it is this one's to make, and to `tell`."""
+        return bool(self._store.add(self._key(what, "asked"), 1) == 1)
+
+    def tell(self, what: str, made: bytes) -> None:
+        """Tells the others what this one has made."""
+        self._store.set(self._key(what, "made"), made)
+
+    def told(self, what: str) -> bytes | None:
+        """What one of them has made by now, if it has."""
+        key = self._key(what, "made")
+        return bytes(self._store.get(key)) if self._store.check([key]) else None
 
     def _await(self, what: str, parts: Iterable[int | str]) -> None:
         deadline = time.monotonic() + self._seconds

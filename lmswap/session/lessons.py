@@ -23,7 +23,7 @@ from lmswap.reporting.text import format_seconds
 from lmswap.session.allowance import GROWTH_BYTES, Budget
 from lmswap.session.notes import Notes
 from lmswap.session.planner import Planner
-from lmswap.session.steps import FROM_CACHE, PlannedStep, StepPlans
+from lmswap.session.steps import FROM_CACHE, FROM_OTHER_RANK, PlannedStep, StepPlans
 
 # Earlier steps touch their memory for the first time, and choose algorithms.
 STEADY_STEP = 3
@@ -155,7 +155,7 @@ class Lessons:
         self._planner.lend_memory(program)
         step = self._price_again(replace(step, costs=found.costs, machine=found.machine))
         if found.is_off:
-            return self._make_again(step, _describe(found, program), remembers=True, priced=step.plan)
+            return self._make_measured(step, _describe(found, program))
         if self._is_outgrown(step):
             return self._make_again(step, _describe_growth(step), remembers=True, priced=step.plan)
         return self._search_on(step)
@@ -163,13 +163,16 @@ class Lessons:
     def _settle(self, step: PlannedStep) -> bool:
         """Reads again what is in use between steps: a new plan's graphs are compiled, what searching left is used up.
 
-        Whether the plan had to be made again for that, and is another.
+        Whether the plan had to be made again for that, or another rank has made it again, and is another.
         """
         step = self._with_growth(step, small_bytes=0)  # the last step has left them in use
-        if not self._is_outgrown(step):
+        if self._is_outgrown(step):
+            self._planner.lend_memory(step.joined.program)
+            return self._make_again(step, _describe_growth(step), remembers=True)
+        planned = self._plans.told_again(step.joined.program, step.allowance)
+        if planned is None or _is_same(planned.plan, step.plan):
             return False
-        self._planner.lend_memory(step.joined.program)
-        return self._make_again(step, _describe_growth(step), remembers=True)
+        return self._put_in_force(step, planned, f"after step {self._engine.recorder.num_steps}: {FROM_OTHER_RANK}")
 
     def _with_growth(self, step: PlannedStep, small_bytes: int) -> PlannedStep:
         """``step`` with what is in use between steps now, the places of small tensors included."""
@@ -200,7 +203,20 @@ class Lessons:
             return False
         reason = f"the plan was {excess:.1%} above the best possible, and a longer search found a faster one"
         most_seconds = (1 - _WORTH_SEARCHING) * step.plan.predicted_seconds
-        return self._make_again(step, reason, most_seconds=most_seconds, remembers=True, priced=step.plan)
+        return self._make_measured(step, reason, most_seconds=most_seconds)
+
+    def _make_measured(self, step: PlannedStep, reason: str, *, most_seconds: float = math.inf) -> bool:
+        """`_make_again` by what the last step took, by which ``step`` is priced: on the first rank of a machine only.
+
+        The others go on as they do, and follow its plan from the next step on.
+        """
+        program = step.joined.program
+        if self._plans.is_left_to_others(program):
+            return False
+        is_other = self._make_again(step, reason, most_seconds=most_seconds, remembers=True, priced=step.plan)
+        made = self._plans[step.graphs]
+        self._plans.tell_again(program, Planned(made.plan, made.costs, made.machine))
+        return is_other
 
     def _make_again(
         self,
@@ -232,15 +248,23 @@ class Lessons:
         if plan.predicted_seconds > most_seconds:
             return False
         planned = Planned(plan, step.costs, step.machine)
-        adopted = self._plans.adopt(step.graphs, step.joined, planned, step.allowance, f"made again {reason}")
-        self._plans.put(replace(adopted, released=step.released))
         if remembers:
             self._plans.remember(program, planned)
-        is_same = (plan.swaps, plan.reruns) == (step.plan.swaps, step.plan.reruns)
+        return self._put_in_force(step, planned, reason)
+
+    def _put_in_force(self, step: PlannedStep, planned: Planned, reason: str) -> bool:
+        """Puts ``planned`` in the place of ``step``'s plan, and says so; whether it is another plan."""
+        adopted = self._plans.adopt(step.graphs, step.joined, planned, step.allowance, f"made again {reason}")
+        self._plans.put(replace(adopted, released=step.released))
+        is_same = _is_same(planned.plan, step.plan)
         if not is_same:
             self._memory.trim()  # what the old plan's steps held at most may be more than the new one's will
         self._notes.append(f"replanned {reason}" + ("; the plan is the same" if is_same else ""))
         return not is_same
+
+
+def _is_same(plan: Plan, other: Plan) -> bool:
+    return (plan.swaps, plan.reruns) == (other.swaps, other.reruns)
 
 
 def _small_bytes(step: PlannedStep, from_bytes: int) -> int:

@@ -33,7 +33,7 @@ from lmswap.session.planner import Planner
 _log = logging.getLogger(__name__)
 
 # Origins of plans.
-FROM_CACHE, _FROM_OTHER_RANK = "from cache", "made by another rank of this machine"
+FROM_CACHE, FROM_OTHER_RANK = "from cache", "made by another rank of this machine"
 _NO_BUDGET_BYTES = 2**62
 
 
@@ -78,8 +78,8 @@ class StepPlans:
     ) -> None:
         """Tensors get places in the arena of ``engine``, if it has one.
 
-        With ``pinned`` plans these are followed, and no others are made. Else the first plan of a step is that of the
-        first rank of ``node`` that asks for it.
+        With ``pinned`` plans these are followed, and no others are made. Else the first plan of a step, and the one
+        that is made again after its first runs, are those of the first rank of ``node`` that comes to it.
         """
         self._options, self._machine, self._tier = options, machine, tier
         self._planner, self._engine, self._memory, self._budget = planner, engine, memory, budget
@@ -148,7 +148,7 @@ class StepPlans:
         planned, is_own = self._plan_together(joined.program, allowance, plan) if known is None else (plan(), True)
         seconds = time.perf_counter() - started
         self.remember(joined.program, planned)
-        origin = f"made in {format_seconds(seconds)}" if is_own else _FROM_OTHER_RANK
+        origin = f"made in {format_seconds(seconds)}" if is_own else FROM_OTHER_RANK
         return self.adopt(graphs, joined, planned, allowance, origin)
 
     def swap_all(self, graphs: tuple[int, ...], joined: Joined, costs: OpCosts) -> PlannedStep:
@@ -251,10 +251,30 @@ class StepPlans:
         told = self._node.once(self._cache.name(program), tell)
         if own:
             return own[0], True
+        planned = self._understood(told, program, allowance)
+        return (planned, False) if planned is not None else (plan(), True)
+
+    def is_left_to_others(self, program: Program) -> bool:
+        """Whether another rank of this machine is the first to plan ``program`` again by what its steps took."""
+        return self._node is not None and not self._node.is_first(self._name_again(program))
+
+    def tell_again(self, program: Program, planned: Planned) -> None:
+        """Tells the other ranks what this one, being the first, has planned again."""
+        if self._node is not None:
+            self._node.tell(self._name_again(program), self._cache.pack(planned))
+
+    def told_again(self, program: Program, allowance: Allowance) -> Planned | None:
+        """What a rank of this machine has planned again by now, if that does here."""
+        told = self._node.told(self._name_again(program)) if self._node is not None else None
+        return self._understood(told, program, allowance)
+
+    def _name_again(self, program: Program) -> str:
+        return f"{self._cache.name(program)}-again"
+
+    def _understood(self, told: bytes | None, program: Program, allowance: Allowance) -> Planned | None:
+        """The plan that another rank told, if it does here, too."""
         planned = self._cache.unpack(program, told) if told else None
-        if planned is not None and self._still_serves(planned, program, allowance):
-            return planned, False
-        return plan(), True
+        return planned if planned is not None and self._still_serves(planned, program, allowance) else None
 
     def _reserve(self, tier: str, nbytes: int) -> None:
         """Makes room for a plan before its step runs: pinning takes a second for some GiB."""
