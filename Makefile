@@ -100,7 +100,8 @@ test-python: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "not slow"
 
 test-python-all: $(VENV)/ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal --junitxml build/tests.xml
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal --hypothesis-profile thorough \
+	  --junitxml build/tests.xml
 
 # On the GPU, or, where there is none, on an emulated one. TESTS="tests/gpu" and the like choose some.
 test-gpu:

@@ -162,34 +162,47 @@ class Case:
     enable: dict = field(default_factory=dict)
     budgets: tuple = ()  # by rank
     where: str = "before"  # enabled before it is wrapped, "after" it, or "inside" of the wrapper
+    is_slow: bool = False  # left to `make test-all`
 
 
-_BOTH = ("before", "after")
+def _both(name, **how):
+    """Enabled before it is wrapped, and after it."""
+    return [Case(f"{name}, {where}", where=where, is_slow=where == "after", **how) for where in ("before", "after")]
+
+
 _UNUSED, _STATIC, _VIEWS = {"find_unused_parameters": True}, {"static_graph": True}, {"gradient_as_bucket_view": True}
 _TIGHT = {"make": Deep, "train": deeply, "budgets": ("220MiB", "220MiB")}
 CASES = [
     *(Case(f"enabled {where}", where=where) for where in ("before", "after", "inside")),
-    *(Case(f"no_sync, {where}", train=accumulating, where=where) for where in _BOTH),
-    *(Case(f"a branch not taken, {where}", train=branching, options=_UNUSED, where=where) for where in _BOTH),
-    *(Case(f"static graph, {where}", options=_STATIC, where=where) for where in _BOTH),
-    *(Case(f"uneven inputs, {where}", train=uneven, where=where) for where in _BOTH),
+    *_both("no_sync", train=accumulating),
+    *_both("a branch not taken", train=branching, options=_UNUSED),
+    *_both("static graph", options=_STATIC),
+    *_both("uneven inputs", train=uneven),
     Case("a bucket for each layer", options={"bucket_cap_mb": 0.01}),
     Case("gradients are views of buckets, no_sync", train=accumulating, options=_VIEWS),
     Case("compressed to fp16", train=compressed),
-    Case("PowerSGD", train=of_low_rank),
+    Case("PowerSGD", train=of_low_rank, is_slow=True),
     # Not synchronized: torch's SyncBatchNorm refuses tensors on CPUs.
     Case("batch norm", make=lambda: Net(norm=nn.BatchNorm1d)),
     Case("hooks", enable={"compiler": "eager"}),
     Case("half of the memory, auto", enable={"policy": "auto"}, **_TIGHT),
-    Case("half of the memory, recompute", enable={"policy": "recompute"}, **_TIGHT),
+    Case("half of the memory, recompute", enable={"policy": "recompute"}, is_slow=True, **_TIGHT),
     Case("other plans", enable={"policy": "swap"}, **{**_TIGHT, "budgets": ("220MiB", "400MiB")}),
-    *(Case(f"fully_shard, {where}", share=sharded, where=where) for where in _BOTH),
+    *_both("fully_shard", share=sharded),
     Case(
-        "fully_shard, resharded", share=sharded, options={"reshard_after_forward": True}, enable={"compiler": "eager"}
+        "fully_shard, resharded",
+        share=sharded,
+        options={"reshard_after_forward": True},
+        enable={"compiler": "eager"},
+        is_slow=True,
     ),
     Case("four processes", world=4),
-    Case("four processes, PowerSGD", world=4, train=of_low_rank),
+    Case("four processes, PowerSGD", world=4, train=of_low_rank, is_slow=True),
 ]
+
+
+def params(cases):
+    return [pytest.param(case, id=case.name, marks=[pytest.mark.slow] * case.is_slow) for case in cases]
 
 
 def run(case, *, is_enabled):
@@ -234,12 +247,12 @@ def outcome(case):
     return {"compared": len(actual), "differing": differing, "exceeded": exceeded, **told}
 
 
-def run_cases(rank, world, folder):
+def run_cases(rank, world, folder, names):
     """Runs the cases of ``world`` processes as one of them; an error in one is told, and the next begins."""
     torch.set_num_threads(1)
     parts._LEAST_BYTES = 1  # gradients of these small models, too, are handed over by and by
     for number, case in enumerate(CASES):
-        if case.world != world:
+        if case.world != world or case.name not in names:
             continue
         store = dist.FileStore(f"{folder}/store-{number}", world)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=_TIMEOUT)
@@ -254,11 +267,12 @@ def run_cases(rank, world, folder):
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory):
-    """What every rank saw, by case; processes of one world run all cases of it."""
+def seen(request, tmp_path_factory):
+    """What every rank saw, by case; processes of one world run all cases of it that tests ask for."""
     folder = tmp_path_factory.mktemp("ranks")
+    names = {case.name for case in CASES for item in request.session.items if f"[{case.name}]" in item.name}
     for world in sorted({case.world for case in CASES}):
-        end(start(run_cases, world, str(folder)), seconds=900)
+        end(start(run_cases, world, str(folder), {*names, "other plans"}), seconds=900)
 
     def of(case):
         files = [folder / f"{case.name}-{rank}.json" for rank in range(case.world)]
@@ -267,7 +281,7 @@ def seen(tmp_path_factory):
     return {case.name: of(case) for case in CASES}
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", params(CASES))
 def test_every_rank_has_the_bits_that_it_has_without_lmswap(seen, case):
     for rank in seen[case.name]:
         assert "error" not in rank, rank["error"]
@@ -279,7 +293,7 @@ def test_every_rank_has_the_bits_that_it_has_without_lmswap(seen, case):
         assert moved_bytes > 0
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.budgets], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", params(case for case in CASES if case.budgets))
 def test_every_rank_keeps_its_budget(seen, case):
     for rank in seen[case.name]:
         assert 0 < rank["peak_bytes"] <= rank["budget_bytes"]
@@ -328,7 +342,7 @@ def open_files():
             yield str(descriptor.readlink())
 
 
-@pytest.mark.parametrize("compiler", ["fx", "eager"])
+@pytest.mark.parametrize("compiler", ["fx", pytest.param("eager", marks=pytest.mark.slow)])
 def test_when_a_rank_dies_in_mid_step_the_others_are_told_and_leave_nothing(tmp_path, compiler):
     assert end(start(die_within, 2, str(tmp_path), compiler), seconds=400) == [0, 7]
     told = json.loads((tmp_path / "0.json").read_text())
@@ -379,6 +393,7 @@ def plan_together(rank, world, folder):
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_ranks_of_a_machine_measure_together_and_follow_one_plan_where_their_budgets_are_the_same(tmp_path):
     assert end(start(plan_together, 2, str(tmp_path)), seconds=600) == [0, 0]
     (one, one_apart), (other, other_apart) = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
@@ -427,7 +442,10 @@ def plan_again(rank, world, folder, ranks_that_learn):
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("ranks_that_learn", [(0, 1), (1,)], ids=["all find cause", "one finds cause"])
+@pytest.mark.parametrize(
+    "ranks_that_learn",
+    [pytest.param((0, 1), marks=pytest.mark.slow, id="all find cause"), pytest.param((1,), id="one finds cause")],
+)
 def test_what_one_rank_of_a_machine_plans_again_the_others_follow(tmp_path, ranks_that_learn):
     assert end(start(plan_again, 2, str(tmp_path), ranks_that_learn), seconds=600) == [0, 0]
     told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]

@@ -206,6 +206,7 @@ def torchrun(images, folder, fault, *arguments, restarts=0):
     return done
 
 
+@pytest.mark.slow
 def test_ranks_of_which_one_was_killed_go_on_with_the_same_bits(images, trained, tmp_path):
     checkpoint = tmp_path / "killed.pt"
     done = torchrun(
@@ -222,7 +223,10 @@ def test_ranks_of_which_one_was_killed_go_on_with_the_same_bits(images, trained,
 
 @pytest.mark.parametrize(
     ("fault", "why"),
-    [("no-data", "there is no folder .*-of-rank-1"), ("full-disk", "cannot reserve .* bytes.*No space left")],
+    [
+        ("no-data", "there is no folder .*-of-rank-1"),
+        pytest.param("full-disk", "cannot reserve .* bytes.*No space left", marks=pytest.mark.slow),
+    ],
 )
 def test_what_fails_one_rank_ends_all_with_its_reason(images, tmp_path, fault, why):
     done = torchrun(images, tmp_path, fault, "--budget", str(BUDGET_BYTES))
@@ -257,6 +261,7 @@ def test_the_commands_of_the_page_are_those_of_the_recipes(shown):
                 pytest.fail(f"nothing tries {words}")
 
 
+@pytest.mark.slow
 def test_one_command_starts_the_ranks_and_writes_their_table(tmp_path, capfd):
     assert distributed.main(["allreduce", "--ranks", "2", "--ranks-per-node", "1", "--output", str(tmp_path)]) == 0
     results = Results.read(tmp_path / "allreduce.json")
@@ -296,6 +301,7 @@ class TinyLauncher(Launcher):
         ]
 
 
+@pytest.mark.slow
 def test_a_group_of_ranks_measures_what_they_cost_each_other_in_its_turns(tmp_path):
     (results,) = compare_in_turns(TinyLauncher(2), ["unet3d"], [2], ["--turns", "2"])
     (found,) = results.efficiencies

@@ -230,7 +230,13 @@ def test_a_byte_that_changed_on_the_disk_is_caught(monkeypatch, tmp_path, verify
     [
         "fx",
         "eager",
-        pytest.param("inductor", marks=pytest.mark.real_gpu("Inductor's kernels are Triton's, which are not emulated")),
+        pytest.param(
+            "inductor",
+            marks=[
+                pytest.mark.slow,
+                pytest.mark.real_gpu("Inductor's kernels are Triton's, which are not emulated"),
+            ],
+        ),
     ],
 )
 def test_a_bit_that_flips_on_its_way_from_the_disk_is_an_error_and_no_gradient(monkeypatch, compiler):

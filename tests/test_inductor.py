@@ -121,6 +121,7 @@ def test_policies_give_the_bits_of_plain_inductor_and_retained_graphs_run_twice(
         lmswap.disable(model)
 
 
+@pytest.mark.slow
 def test_a_copy_that_splits_a_fused_reduction_changes_no_more_than_its_rounding():
     expected = plain("conv", num_steps=1)
     model, actual = enabled("conv", policy="swap_all", num_steps=1)
@@ -130,7 +131,7 @@ def test_a_copy_that_splits_a_fused_reduction_changes_no_more_than_its_rounding(
     lmswap.disable(model)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_what_is_moved_lies_in_memory_as_traced_until_the_copy_is_done(seed, monkeypatch, compiled):
     expected = plain("heads", num_steps=1)
     monkeypatch.setattr("lmswap.session.planner.make_plan", plan_at_random(seed))
@@ -222,6 +223,7 @@ def products(code: str) -> int:
     return len(re.findall(r"extern_kernels\.\w*mm\(", code))
 
 
+@pytest.mark.slow
 def test_code_that_swaps_at_another_place_is_refused(compiled):
     model, _ = enabled("dense", policy="swap_all", num_steps=1)
     lmswap.disable(model)

@@ -317,6 +317,7 @@ def memory_is_released_when_somebody_looks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SwapEngine, "out_done", broken)
 
 
+@pytest.mark.slow
 @fails_when(memory_is_released_when_somebody_looks)
 def test_two_hundred_steps_reach_the_same_peak_which_is_the_planned_one():
     """Memory behind `record_stream` is reused when the allocator finds its event done, at random times, and grows.

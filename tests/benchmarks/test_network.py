@@ -122,6 +122,7 @@ def test_a_level_up_puts_the_skip_first():
     assert torch.equal(given[0], torch.cat([skip, level.up(x)], dim=1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", ["conv", "block"])
 def test_trains_under_bf16_autocast(head):
     torch.manual_seed(0)

@@ -34,6 +34,7 @@ def run_narrow(cell, wait_for_turn):
     return run_cell(cell, wait_for_turn)
 
 
+@pytest.mark.slow
 def test_a_run_leaves_a_file_of_each_model_and_a_picture_of_every_cell(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "run_cell", run_narrow)
     arguments = ["--models", "gpt", "--budgets", "70", "1", "--policies", "checkpoint", "--peers", "eager"]

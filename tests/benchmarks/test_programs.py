@@ -42,6 +42,7 @@ def changed(outcome, **figures):
     return replace(outcome, plan=replace(outcome.plan, **figures))
 
 
+@pytest.mark.slow
 def test_a_capture_without_memory_is_what_a_real_step_gives(tmp_path):
     model = lmswap.enable(UNet3d(base_filters=2), "1GiB", policy="none", disk_directory=str(tmp_path))
     model(torch.zeros(1, 4, 32, 32, 32)).sum().backward()

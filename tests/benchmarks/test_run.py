@@ -34,6 +34,7 @@ def plain_run(plain, events):
     return run(plain, events.append)
 
 
+@pytest.mark.slow
 def test_the_same_configuration_gives_the_same_bits(plain, plain_run):
     again = run(plain, lambda _: None)
     assert again.loss_bits == plain_run.loss_bits
@@ -64,6 +65,7 @@ def test_timed_steps_begin_when_the_start_is_given(plain):
     assert result.tensor_peak_bytes is None
 
 
+@pytest.mark.slow
 def test_steps_that_take_turns_wait_each(plain):
     happened = []
     configuration = replace(
@@ -81,6 +83,7 @@ def test_bits_are_those_of_the_float32_loss(plain_run):
         assert torch.tensor(loss).view(torch.int32).item() & 0xFFFFFFFF == int(bits, 16)
 
 
+@pytest.mark.slow
 def test_bf16_trains_and_differs_from_fp32(plain, plain_run):
     result = run(replace(plain, dtype="bf16"), lambda _: None)
     assert result.loss_bits != plain_run.loss_bits

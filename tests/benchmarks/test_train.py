@@ -220,6 +220,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(settings, data, monkeypatch):
     assert (settings.output / CHECKPOINT).read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_swapped_training_stopped_within_an_epoch_resumes_with_the_same_bits(settings, data, tmp_path, monkeypatch):
     monkeypatch.setattr(train, "_loss", lambda *_: -0.5)  # swapped predictions are tested with evaluate
     swapped = replace(settings, swapping={"budget": "1GiB", "policy": "swap_all"}, epochs=1)

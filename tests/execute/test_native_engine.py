@@ -59,6 +59,7 @@ def test_bytes_come_back_and_the_token_owns_them(tier, tmp_path):
     engine.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tier", ["host", "device", "peer", "disk"])
 def test_cuda_paths_run_without_a_gpu(tier, tmp_path, emulated_driver):
     engine = _C.Engine(driver="cuda", library=emulated_driver.path)

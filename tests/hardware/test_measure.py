@@ -64,6 +64,7 @@ MACHINE = json.dumps(
 )
 
 
+@pytest.mark.slow
 def test_a_real_disk_is_measured_through_the_engine(cache, tmp_path):
     machine = describe_machine(CPU, "disk", str(tmp_path))
     link = machine.tier("disk").link

@@ -78,7 +78,6 @@ def test_bound_is_below_the_known_optimum(instance: Instance):
 # --- any step --------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=100, deadline=None)
 @given(tight_steps(), machines())
 def test_bound_is_below_the_optimum_of_tiny_steps(tight, machine):
     step, budget_bytes = tight

@@ -6,7 +6,7 @@ import random
 from statistics import mean
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from lmswap.analyze.memory import StepMemory
 from lmswap.errors import PlanInfeasible
@@ -34,7 +34,6 @@ def random_step(seed: int) -> tuple[Step, int]:
     return step, draw.randint(int(memory.floor.max()), int(memory.curve.max()))
 
 
-@settings(max_examples=100)
 @given(tight_steps(), machines())
 def test_no_plan_that_can_be_tried_is_faster(tight, machine):
     step, budget_bytes = tight
