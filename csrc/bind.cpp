@@ -119,8 +119,9 @@ void bind_engine(nb::module_& module) {
   const nb::object record_type = named_tuple(module, "TransferRecord",
                                              {"swap", "is_in", "nbytes", "queued_seconds", "start_seconds",
                                               "end_seconds", "wait_start_seconds", "wait_end_seconds"});
-  const nb::object stats_type =
-      named_tuple(module, "TierStats", {"capacity_bytes", "used_bytes", "peak_used_bytes", "reserve_seconds"});
+  const nb::object stats_type = named_tuple(
+      module, "TierStats",
+      {"capacity_bytes", "used_bytes", "peak_used_bytes", "reserve_seconds", "resident_bytes", "peak_resident_bytes"});
 
   nb::class_<PyEngine>(module, "Engine", nb::is_weak_referenceable())
       .def(nb::init<const std::string&, int, const std::string&, double, double, const std::string&, const std::string&,
@@ -148,11 +149,17 @@ void bind_engine(nb::module_& module) {
           },
           "directory"_a, "limit_bytes"_a, "io_threads"_a = 4, WithoutLock())
       .def(
-          "reserve",
-          [](PyEngine& self, const std::string& tier, int64_t nbytes) {
-            self.get().reserve(tier, checked("nbytes", nbytes));
+          "open_compressed_tier",
+          [](PyEngine& self, int64_t limit, int io_threads) {
+            self.get().open_compressed_tier(checked("limit_bytes", limit), io_threads);
           },
-          "tier"_a, "nbytes"_a, WithoutLock())
+          "limit_bytes"_a, "io_threads"_a = 4, WithoutLock())
+      .def(
+          "reserve",
+          [](PyEngine& self, const std::string& tier, int64_t nbytes, bool anew) {
+            self.get().reserve(tier, checked("nbytes", nbytes), anew);
+          },
+          "tier"_a, "nbytes"_a, "anew"_a = false, WithoutLock())
       .def("out_start", &out_start, "swap"_a, "tier"_a, "offset"_a, "pointer"_a, "nbytes"_a, "stream"_a)
       .def(
           "out_done", [](PyEngine& self, int64_t handle, uint64_t stream) { self.get().out_done(handle, stream); },
@@ -220,7 +227,8 @@ void bind_engine(nb::module_& module) {
               const nb::gil_scoped_release unlocked;
               stats = self.get().tier_stats(tier);
             }
-            return stats_type(stats.capacity_bytes, stats.used_bytes, stats.peak_used_bytes, stats.reserve_seconds);
+            return stats_type(stats.capacity_bytes, stats.used_bytes, stats.peak_used_bytes, stats.reserve_seconds,
+                              stats.resident_bytes, stats.peak_resident_bytes);
           },
           "tier"_a)
       .def(

@@ -8,6 +8,7 @@
 #include "lmswap/clock.h"
 #include "lmswap/error.h"
 #include "lmswap/lanes/upkeep_mover.h"
+#include "lmswap/tiers/compressed_tier.h"
 #include "lmswap/tiers/disk_tier.h"
 #include "lmswap/tiers/memory_tier.h"
 
@@ -15,6 +16,13 @@ namespace lmswap {
 namespace {
 
 Error option_error(const std::string& text) { return Error(ErrorKind::kOption, text); }
+
+void check_threads(int io_threads) {
+  constexpr int kMostThreads = 64;
+  if (io_threads >= 1 && io_threads <= kMostThreads) return;
+  throw option_error("io_threads is " + std::to_string(io_threads) + ", must be from 1 to " +
+                     std::to_string(kMostThreads));
+}
 
 // Of copies of more than a MiB a quarter is compared, others of their bytes in each copy: a request that went
 // elsewhere, was lost or came too early is seen at once, a byte that is wrong each time within some steps. Measured as
@@ -103,20 +111,22 @@ void Engine::open_peer_tier(int device, uint64_t limit_bytes) {
 }
 
 void Engine::open_disk_tier(const std::string& directory, uint64_t limit_bytes, int io_threads) {
-  constexpr int kMostThreads = 64;
-  if (io_threads < 1 || io_threads > kMostThreads) {
-    throw option_error("io_threads is " + std::to_string(io_threads) + ", must be from 1 to " +
-                       std::to_string(kMostThreads));
-  }
+  check_threads(io_threads);
   add_tier("disk",
            [&] { return std::make_unique<DiskTier>(driver_, faults_, directory, limit_bytes, io_threads, pacers_); });
 }
 
-void Engine::reserve(const std::string& tier, uint64_t nbytes) {
+void Engine::open_compressed_tier(uint64_t limit_bytes, int io_threads) {
+  check_threads(io_threads);
+  add_tier("compressed",
+           [&] { return std::make_unique<CompressedTier>(driver_, faults_, limit_bytes, io_threads, pacers_); });
+}
+
+void Engine::reserve(const std::string& tier, uint64_t nbytes, bool anew) {
   std::shared_ptr<Tier> kept;  // also when another thread closes the engine while room is made
   std::unique_lock lock(mutex_);
   kept = find_tier(tier);
-  kept->reserve(nbytes, lock);
+  kept->reserve(nbytes, anew, lock);
 }
 
 DLManagedTensor* Engine::out_start(int64_t swap, const std::string& tier_name, uint64_t offset, uint64_t pointer,

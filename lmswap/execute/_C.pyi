@@ -23,6 +23,8 @@ class TierStats(NamedTuple):
     used_bytes: int  # held by live tokens now
     peak_used_bytes: int
     reserve_seconds: float  # what making room took so far
+    resident_bytes: int  # what holds them now: as much as is reserved, or less where they are compressed
+    peak_resident_bytes: int
 
 class Engine:
     """Owner of tiers, arenas, lanes and events for one device. Closes by `close`, never by a static destructor."""
@@ -56,10 +58,17 @@ class Engine:
         Whether there is room shows when it is reserved.
         """
 
-    def reserve(self, tier: str, nbytes: int) -> None:
+    def open_compressed_tier(self, limit_bytes: int, io_threads: int = 4) -> None:
+        """Host memory that holds bytes compressed; the limit counts them as the device has them.
+
+        What they take there is in `tier_stats`, and is not limited.
+        """
+
+    def reserve(self, tier: str, nbytes: int, anew: bool = False) -> None:
         """Makes one contiguous arena of at least ``nbytes``; raises TierError before anything starts if it cannot.
 
-        An arena of pinned memory grows in place, by what it has less.
+        An arena of pinned memory grows in place, by what it has less. ``anew``: one that there is gives way to it also
+        where it would do, and takes no more memory when its last token is gone.
         """
 
     def out_start(self, swap: int, tier: str, offset: int, pointer: int, nbytes: int, stream: int) -> object:

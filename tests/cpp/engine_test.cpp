@@ -74,7 +74,7 @@ class EngineConformance : public testing::TestWithParam<Setup> {
   void open_tier() { test::open_tier(*engine_, tier(), kLimit, directory_.path()); }
 
   std::string tier() const { return GetParam().tier; }
-  bool is_staged() const { return tier() == "disk" && GetParam().device != "host"; }
+  bool is_staged() const { return test::is_io(tier()) && GetParam().device != "host"; }
 
   // The fault that makes the first copy that way fail; on the way in, after so many bytes went out.
   std::string failing(Direction direction, uint64_t out_bytes = 0) const {
@@ -84,10 +84,10 @@ class EngineConformance : public testing::TestWithParam<Setup> {
       const uint64_t num_out = is_out ? 0 : (out_bytes + chunk_bytes - 1) / chunk_bytes;
       return "copy_between@" + std::to_string(num_out + 1) + "=fail";
     }
-    const std::string call = tier() == "disk" ? (is_out ? "write" : "read") : (is_out ? "copy_out" : "copy_in");
+    const std::string call = test::is_io(tier()) ? (is_out ? "write" : "read") : (is_out ? "copy_out" : "copy_in");
     return call + "@1=fail";
   }
-  bool can_fail() const { return GetParam().device != "cuda" || tier() == "disk"; }
+  bool can_fail() const { return GetParam().device != "cuda" || test::is_io(tier()); }
 
   uint64_t allocate(uint64_t nbytes) { return allocated_.emplace_back(device_->allocate(nbytes)); }
 

@@ -243,7 +243,8 @@ TEST_P(FailingHostCalls, each_of_them_may_fail_and_the_engine_goes_on) {
 INSTANTIATE_TEST_SUITE_P(Calls, FailingHostCalls,
                          testing::Values(Call{"host", "copy_out", 2}, Call{"host", "copy_in", 2},
                                          Call{"device", "copy_between", 4}, Call{"peer", "copy_between", 4},
-                                         Call{"disk", "write", 2}, Call{"disk", "read", 2}),
+                                         Call{"disk", "write", 2}, Call{"disk", "read", 2},
+                                         Call{"compressed", "write", 2}, Call{"compressed", "read", 2}),
                          [](const auto& info) { return std::string(info.param.tier) + "_" + info.param.name; });
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "lmswap/tiers/direct_file.h"
 #include "test_device.h"
 
 namespace lmswap {

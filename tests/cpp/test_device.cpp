@@ -184,14 +184,17 @@ std::vector<std::string> test_device_kinds() {
 }
 
 std::vector<std::string> tiers_of(const std::string& kind) {
-  if (kind == "cuda" && !has_cuda(1)) return {"host", "device", "disk"};
-  return {"host", "device", "peer", "disk"};
+  if (kind == "cuda" && !has_cuda(1)) return {"host", "device", "disk", "compressed"};
+  return {"host", "device", "peer", "disk", "compressed"};
 }
+
+bool is_io(const std::string& tier) { return tier == "disk" || tier == "compressed"; }
 
 void open_tier(Engine& engine, const std::string& tier, uint64_t limit_bytes, const std::string& directory) {
   if (tier == "host") return engine.open_host_tier(limit_bytes);
   if (tier == "device") return engine.open_device_tier(limit_bytes);
   if (tier == "peer") return engine.open_peer_tier(1, limit_bytes);
+  if (tier == "compressed") return engine.open_compressed_tier(limit_bytes, 3);
   engine.open_disk_tier(directory, limit_bytes, 3);
 }
 

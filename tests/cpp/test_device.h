@@ -73,7 +73,10 @@ std::vector<std::string> test_device_kinds();
 // The tiers that a device of this kind has on this machine: a real one has peers only where it is not alone.
 std::vector<std::string> tiers_of(const std::string& kind);
 
-// Opens one of them, with three I/O threads if it is the disk, whose file lies in `directory`.
+// Whether the CPU moves its bytes, on I/O threads, with the faults of "reserve", "write" and "read".
+bool is_io(const std::string& tier);
+
+// Opens one of them, with three I/O threads if it has some; the disk's file lies in `directory`.
 void open_tier(Engine& engine, const std::string& tier, uint64_t limit_bytes, const std::string& directory);
 
 // A tier of a device, and all that this machine has.

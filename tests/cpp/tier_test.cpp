@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "../emulated_gpu/device/system.h"
+#include "lmswap/tiers/compressed_tier.h"
 #include "lmswap/tiers/disk_tier.h"
 #include "lmswap/tiers/memory_tier.h"
 #include "test_device.h"
@@ -29,6 +30,9 @@ class TierConformance : public testing::TestWithParam<TierSetup> {
       return std::make_unique<DiskTier>(device_->driver, device_->faults, directory_.path(), kLimit, 2, Pacers{});
     }
     const auto& driver = device_->driver;
+    if (GetParam().tier == "compressed") {
+      return std::make_unique<CompressedTier>(driver, device_->faults, kLimit, 2, Pacers{});
+    }
     if (GetParam().tier == "peer") {
       return std::make_unique<MemoryTier>(driver, Place::kPeer, driver->open_peer(1), kLimit, Pacers{});
     }
@@ -54,7 +58,7 @@ class TierConformance : public testing::TestWithParam<TierSetup> {
 
 TEST_P(TierConformance, a_reserved_slab_holds_blocks_where_the_plan_says) {
   const auto tier = make_tier();
-  tier->reserve(16 * kPage - 5, lock_);
+  tier->reserve(16 * kPage - 5, false, lock_);
   EXPECT_EQ(tier->stats().capacity_bytes, 16 * kPage);
   const Block first = tier->take(4 * kPage, kPage + 1, lock_), second = tier->take(0, 4 * kPage, lock_);
   EXPECT_EQ(first.offset, 4 * kPage);
@@ -70,7 +74,7 @@ TEST_P(TierConformance, a_reserved_slab_holds_blocks_where_the_plan_says) {
 
 TEST_P(TierConformance, a_held_place_gives_another_one) {
   const auto tier = make_tier();
-  tier->reserve(4 * kPage, lock_);
+  tier->reserve(4 * kPage, false, lock_);
   const Block first = tier->take(0, 2 * kPage, lock_), second = tier->take(0, 2 * kPage, lock_);
   EXPECT_EQ(second.storage, first.storage);
   EXPECT_EQ(second.offset, 2 * kPage);
@@ -79,7 +83,7 @@ TEST_P(TierConformance, a_held_place_gives_another_one) {
 TEST_P(TierConformance, what_fits_nowhere_gets_room_that_goes_with_it) {
   const auto tier = make_tier();
   if (is_extended()) GTEST_SKIP() << "it stays: see PinnedTier";
-  tier->reserve(4 * kPage, lock_);
+  tier->reserve(4 * kPage, false, lock_);
   const Block first = tier->take(0, 3 * kPage, lock_), second = tier->take(0, 2 * kPage, lock_);
   EXPECT_NE(second.storage, first.storage);
   EXPECT_EQ(tier->stats().capacity_bytes, 6 * kPage);
@@ -92,25 +96,25 @@ TEST_P(TierConformance, what_fits_nowhere_gets_room_that_goes_with_it) {
 TEST_P(TierConformance, a_larger_slab_replaces_a_smaller_one_when_that_is_empty) {
   const auto tier = make_tier();
   if (is_extended()) GTEST_SKIP() << "the slab grows: see PinnedTier";
-  tier->reserve(4 * kPage, lock_);
+  tier->reserve(4 * kPage, false, lock_);
   const Block old = tier->take(0, kPage, lock_);
-  tier->reserve(2 * kPage, lock_);
+  tier->reserve(2 * kPage, false, lock_);
   EXPECT_EQ(tier->stats().capacity_bytes, 4 * kPage);
-  tier->reserve(8 * kPage, lock_);
+  tier->reserve(8 * kPage, false, lock_);
   EXPECT_EQ(tier->stats().capacity_bytes, 12 * kPage);
   const Block block = tier->take(7 * kPage, kPage, lock_);
   EXPECT_NE(block.storage, old.storage);
   tier->release(old, {});
   EXPECT_EQ(tier->stats().capacity_bytes, 8 * kPage);
   tier->release(block, {});
-  tier->reserve(16 * kPage, lock_);
+  tier->reserve(16 * kPage, false, lock_);
   EXPECT_EQ(tier->stats().capacity_bytes, 16 * kPage);
 }
 
 TEST_P(TierConformance, never_exceeds_its_limit_and_says_the_numbers) {
   const auto tier = make_tier();
-  EXPECT_ERROR(tier->reserve(kLimit + 1, lock_), ErrorKind::kTier, std::to_string(kLimit));
-  tier->reserve(kLimit - kPage, lock_);
+  EXPECT_ERROR(tier->reserve(kLimit + 1, false, lock_), ErrorKind::kTier, std::to_string(kLimit));
+  tier->reserve(kLimit - kPage, false, lock_);
   const Block first = tier->take(0, kLimit - kPage, lock_);
   EXPECT_ERROR(tier->take(0, kPage + 1, lock_), ErrorKind::kTier, std::to_string(2 * kPage));
   const Block second = tier->take(0, kPage, lock_);
@@ -121,20 +125,20 @@ TEST_P(TierConformance, never_exceeds_its_limit_and_says_the_numbers) {
 }
 
 TEST_P(TierConformance, says_what_cannot_be_had_and_goes_on) {
-  if (GetParam().device == "cuda" && GetParam().tier != "disk") GTEST_SKIP() << "real CUDA does not fail on demand";
+  if (GetParam().device == "cuda" && !test::is_io(GetParam().tier)) GTEST_SKIP() << "real CUDA does not fail on demand";
   const std::string& name = GetParam().tier;
-  const auto tier = make_tier(name == "disk"   ? "reserve@1=fail"
-                              : name == "host" ? "allocate_host@1=fail"
-                                               : "allocate_device@1=fail");
-  EXPECT_ERROR(tier->reserve(8 * kPage, lock_), ErrorKind::kTier, std::to_string(8 * kPage));
+  const auto tier = make_tier(test::is_io(name) ? "reserve@1=fail"
+                              : name == "host"  ? "allocate_host@1=fail"
+                                                : "allocate_device@1=fail");
+  EXPECT_ERROR(tier->reserve(8 * kPage, false, lock_), ErrorKind::kTier, std::to_string(8 * kPage));
   EXPECT_EQ(tier->stats().capacity_bytes, 0u);
-  tier->reserve(8 * kPage, lock_);
+  tier->reserve(8 * kPage, false, lock_);
   EXPECT_EQ(tier->stats().capacity_bytes, 8 * kPage);
 }
 
 TEST_P(TierConformance, copies_still_under_way_fence_the_bytes_they_use) {
   const auto tier = make_tier();
-  tier->reserve(8 * kPage, lock_);
+  tier->reserve(8 * kPage, false, lock_);
   const Block block = tier->take(2 * kPage, 2 * kPage, lock_);
   const TransferPointer running = make_user(block), ended = make_user(block);
   finish(ended);
@@ -162,19 +166,19 @@ TEST_P(TierConformance, records_of_past_copies_keep_no_memory) {
 
 TEST_P(TierConformance, a_refused_reservation_changes_nothing) {
   const auto tier = make_tier();
-  tier->reserve(4 * kPage, lock_);
-  EXPECT_ERROR(tier->reserve(kLimit + 1, lock_), ErrorKind::kTier, "limit");
+  tier->reserve(4 * kPage, false, lock_);
+  EXPECT_ERROR(tier->reserve(kLimit + 1, false, lock_), ErrorKind::kTier, "limit");
   EXPECT_EQ(tier->stats().capacity_bytes, 4 * kPage);
   if (is_extended()) return;
   const Block held = tier->take(0, kPage, lock_);
-  EXPECT_ERROR(tier->reserve(kLimit - 3 * kPage, lock_), ErrorKind::kTier, "limit");
+  EXPECT_ERROR(tier->reserve(kLimit - 3 * kPage, false, lock_), ErrorKind::kTier, "limit");
   tier->release(held, {});
   EXPECT_EQ(tier->stats().capacity_bytes, 4 * kPage);
 }
 
 TEST_P(TierConformance, storage_outlives_its_tier_for_as_long_as_a_block_is_used) {
   auto tier = make_tier();
-  tier->reserve(kPage, lock_);
+  tier->reserve(kPage, false, lock_);
   std::optional<Block> block = tier->take(0, kPage, lock_);
   tier.reset();
   EXPECT_EQ(block->storage.use_count(), 1);
@@ -207,10 +211,10 @@ class PinnedTier : public testing::Test {
 
 TEST_F(PinnedTier, a_plan_that_needs_more_pins_only_what_is_missing_and_moves_nothing) {
   const auto tier = make_tier();
-  tier->reserve(4 * kPage, lock_);
+  tier->reserve(4 * kPage, false, lock_);
   const Block old = tier->take(kPage, kPage, lock_);
   *data(old) = std::byte{7};
-  tier->reserve(16 * kPage, lock_);
+  tier->reserve(16 * kPage, false, lock_);
   EXPECT_EQ(tier->stats().capacity_bytes, 16 * kPage);
   EXPECT_EQ(gpu_.held().pinned_bytes, 16 * kPage);
   EXPECT_EQ(num_registrations(), 2u);
@@ -239,10 +243,10 @@ TEST_F(PinnedTier, blocks_without_a_plan_share_room_that_is_pinned_once_and_kept
 
 TEST_F(PinnedTier, room_that_cannot_be_pinned_leaves_what_there_was_and_says_what_to_do) {
   const auto tier = make_tier(kLimit, "allocate_host@2=fail");
-  tier->reserve(4 * kPage, lock_);
+  tier->reserve(4 * kPage, false, lock_);
   const Block held = tier->take(0, kPage, lock_);
   try {
-    tier->reserve(8 * kPage, lock_);
+    tier->reserve(8 * kPage, false, lock_);
     ADD_FAILURE() << "nothing was thrown";
   } catch (const Error& error) {
     for (const char* part : {"(32768 bytes) of pinned memory", "cuMemHostRegister_v2", "host_budget"}) {
@@ -253,7 +257,7 @@ TEST_F(PinnedTier, room_that_cannot_be_pinned_leaves_what_there_was_and_says_wha
   EXPECT_EQ(tier->stats().capacity_bytes, 4 * kPage);
   EXPECT_EQ(gpu_.held().pinned_bytes, 4 * kPage);
   *data(held) = std::byte{7};
-  tier->reserve(8 * kPage, lock_);
+  tier->reserve(8 * kPage, false, lock_);
   EXPECT_EQ(*data(held), std::byte{7});
   EXPECT_EQ(*data(tier->take(7 * kPage, kPage, lock_)), std::byte{0});
 }
@@ -267,7 +271,7 @@ TEST(PeerTier, one_that_is_full_says_how_much_is_free_there_and_what_to_do) {
   std::mutex mutex;
   std::unique_lock lock(mutex);
   try {
-    tier.reserve(kBytes, lock);
+    tier.reserve(kBytes, false, lock);
     ADD_FAILURE() << "nothing was thrown";
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kTier);
@@ -276,14 +280,14 @@ TEST(PeerTier, one_that_is_full_says_how_much_is_free_there_and_what_to_do) {
       EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
     }
   }
-  tier.reserve(kBytes / 2, lock);
+  tier.reserve(kBytes / 2, false, lock);
   EXPECT_EQ(tier.stats().capacity_bytes, kBytes / 2);
 }
 
 TEST_F(PinnedTier, tells_how_long_it_took_to_make_room) {
   const auto tier = make_tier();
   EXPECT_EQ(tier->stats().reserve_seconds, 0);
-  tier->reserve(kPage, lock_);
+  tier->reserve(kPage, false, lock_);
   EXPECT_GT(tier->stats().reserve_seconds, 0);
 }
 

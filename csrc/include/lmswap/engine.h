@@ -47,7 +47,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void open_device_tier(uint64_t limit_bytes);
   void open_peer_tier(int device, uint64_t limit_bytes);
   void open_disk_tier(const std::string& directory, uint64_t limit_bytes, int io_threads);
-  void reserve(const std::string& tier, uint64_t nbytes);
+  void open_compressed_tier(uint64_t limit_bytes, int io_threads);
+  void reserve(const std::string& tier, uint64_t nbytes, bool anew = false);
 
   // The contract of these is in lmswap/execute/_C.pyi. The token is owned by the caller, who ends it by its deleter.
   DLManagedTensor* out_start(int64_t swap, const std::string& tier, uint64_t offset, uint64_t pointer, uint64_t nbytes,

@@ -1,10 +1,12 @@
 // Faults on demand, for tests of what happens when memory, copies or the disk fail or are late.
 //
 // A specification is a comma-separated list of  call@n=effect :
-//   call    allocate_host, allocate_device, copy_out, copy_in, copy_between (host driver); reserve, write, read (disk)
+//   call    allocate_host, allocate_device, copy_out, copy_in, copy_between (host driver); reserve, write, read (disk
+//   and
+//           compressed memory)
 //   n       1 for the first such call, 2 for the second ...; * for every one; 0.01 for one in a hundred, at random
-//   effect  fail          the call fails (disk: EIO, reserve: ENOSPC)
-//           short         half of the bytes are moved, as the kernel may do (disk reads and writes)
+//   effect  fail          the call fails (disk: EIO, reserve: ENOSPC; compressed memory alike, reserve: ENOMEM)
+//           short         half of the bytes are moved, as the kernel may do (reads and writes)
 //           flip          a bit is another one: of what is to be copied (host driver's copies), of what was read
 //           late:S        the call is S seconds late
 //           jitter:S      the call is late by a random time of at most S seconds

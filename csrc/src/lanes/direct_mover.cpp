@@ -25,15 +25,15 @@ void DirectMover::request(const TransferPointer& transfer, uint64_t begin, uint6
   window_.enter();
   transfer->begin_part();
   pool_.submit([this, transfer, begin, nbytes](Bounce bounce) {
-    auto& file = static_cast<DirectFile&>(*transfer->block.storage);
+    auto& storage = static_cast<IoStorage&>(*transfer->block.storage);
     auto* memory = reinterpret_cast<std::byte*>(transfer->device) + begin;
     const uint64_t offset = transfer->block.offset + begin;
     try {
       if (transfer->direction == Direction::kOut) {
         transfer->note(begin, memory, nbytes);
-        file.write(offset, memory, nbytes, bounce);
+        storage.write(offset, memory, nbytes, bounce);
       } else {
-        file.read(offset, memory, nbytes, bounce);
+        storage.read(offset, memory, nbytes, bounce);
         transfer->compare(begin, memory, nbytes);
       }
     } catch (const Error& error) {

@@ -166,13 +166,13 @@ void GatedMover::serve(const TransferPointer& transfer, const Request& request) 
 }
 
 void GatedMover::run(Transfer& transfer, const Request& request, Bounce bounce) {
-  auto& file = static_cast<DirectFile&>(*transfer.block.storage);
+  auto& storage = static_cast<IoStorage&>(*transfer.block.storage);
   const uint64_t offset = transfer.block.offset + request.begin;
   if (transfer.direction == Direction::kOut) {
     transfer.note(request.begin, request.piece->data, request.nbytes);
-    file.write(offset, request.piece->data, request.nbytes, bounce);
+    storage.write(offset, request.piece->data, request.nbytes, bounce);
   } else {
-    file.read(offset, request.piece->data, request.nbytes, bounce);
+    storage.read(offset, request.piece->data, request.nbytes, bounce);
     transfer.compare(request.begin, request.piece->data, request.nbytes);
   }
 }

@@ -78,11 +78,11 @@ void StagedMover::request(const TransferPointer& transfer, Piece& piece, uint64_
 void StagedMover::write(Transfer& transfer, Piece& piece, uint64_t begin, uint64_t nbytes, Bounce bounce) {
   piece.copied.synchronize();  // protects the piece's bytes: they may not have arrived from the device yet
   transfer.note(begin, piece.data, nbytes);
-  static_cast<DirectFile&>(*transfer.block.storage).write(transfer.block.offset + begin, piece.data, nbytes, bounce);
+  static_cast<IoStorage&>(*transfer.block.storage).write(transfer.block.offset + begin, piece.data, nbytes, bounce);
 }
 
 void StagedMover::read(Transfer& transfer, Piece& piece, uint64_t begin, uint64_t nbytes, Bounce bounce) {
-  static_cast<DirectFile&>(*transfer.block.storage).read(transfer.block.offset + begin, piece.data, nbytes, bounce);
+  static_cast<IoStorage&>(*transfer.block.storage).read(transfer.block.offset + begin, piece.data, nbytes, bounce);
   transfer.compare(begin, piece.data, nbytes);
   driver_->copy_in(transfer.device + begin, piece.data, nbytes, stream_.handle());
   piece.copied.record(stream_.handle());

@@ -30,7 +30,7 @@ bool is_page_aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(p
 }  // namespace
 
 DirectFile::DirectFile(const SwapDirectory& directory, uint64_t nbytes, std::shared_ptr<Faults> faults)
-    : Storage(nbytes), faults_(std::move(faults)), descriptor_(directory.open_unnamed()) {
+    : IoStorage(nbytes), faults_(std::move(faults)), descriptor_(directory.open_unnamed()) {
   if (descriptor_ < 0) throw tier_error(directory.path(), "no file can be made there: " + errno_text(errno));
   int code = 0;
   if (faults_->next_after_delay("reserve").fail) {
@@ -92,37 +92,14 @@ void DirectFile::fill(uint64_t offset, uint64_t nbytes, std::byte value) {
   }
 }
 
-namespace {
-
-// Calls `move(done, left, fault)` until all is moved: the kernel may move less than asked for, or be interrupted.
-template <typename Move>
-void move_all(const char* call, uint64_t offset, uint64_t nbytes, Faults& faults, Move move) {
-  for (uint64_t done = 0; done < nbytes;) {
-    const Fault fault = faults.next_after_delay(call);
-    const uint64_t left = nbytes - done;
-    const uint64_t asked = fault.is_short && left > kPageBytes ? left / 2 / kPageBytes * kPageBytes : left;
-    const ssize_t moved = fault.fail ? (errno = EIO, -1) : move(done, asked, fault);
-    if (moved < 0 && errno == EINTR) continue;
-    if (moved > 0) {
-      done += static_cast<uint64_t>(moved);
-      continue;
-    }
-    throw Error(ErrorKind::kTransfer, std::string("disk tier: ") + call + " of " + format_bytes(left) + " at offset " +
-                                          std::to_string(offset + done) +
-                                          " failed: " + (moved < 0 ? errno_text(errno) : "the file ends there"));
-  }
-}
-
-}  // namespace
-
 void DirectFile::write_pages(uint64_t offset, const std::byte* source, uint64_t nbytes) {
-  move_all("write", offset, nbytes, *faults_, [&](uint64_t done, uint64_t asked, const Fault&) {
+  move_all("disk", "write", offset, nbytes, *faults_, [&](uint64_t done, uint64_t asked, const Fault&) {
     return pwrite(descriptor_, source + done, asked, static_cast<off_t>(offset + done));
   });
 }
 
 void DirectFile::read_pages(uint64_t offset, std::byte* target, uint64_t nbytes) {
-  move_all("read", offset, nbytes, *faults_, [&](uint64_t done, uint64_t asked, const Fault& fault) {
+  move_all("disk", "read", offset, nbytes, *faults_, [&](uint64_t done, uint64_t asked, const Fault& fault) {
     const ssize_t moved = pread(descriptor_, target + done, asked, static_cast<off_t>(offset + done));
     if (moved > 0 && fault.flips) target[done] ^= std::byte{0x80};
     return moved;

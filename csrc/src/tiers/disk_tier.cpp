@@ -2,37 +2,16 @@
 
 #include <utility>
 
-#include "lmswap/lanes/direct_mover.h"
-#include "lmswap/lanes/gated_mover.h"
-#include "lmswap/lanes/staged_mover.h"
+#include "lmswap/tiers/direct_file.h"
 
 namespace lmswap {
-namespace {
 
-// Both ways by one kind of mover: they wait for one another on the device or on the host.
-std::unique_ptr<Mover> make_disk_mover(const std::shared_ptr<Driver>& driver, IoPool& pool, int num_requests,
-                                       const Pacer& pacer, bool is_paced) {
-  if (driver->device_is_host()) return std::make_unique<DirectMover>(pool, num_requests, pacer);
-  if (driver->can_wait_for_host() && !is_paced) return std::make_unique<GatedMover>(driver, pool, num_requests);
-  return std::make_unique<StagedMover>(driver, pool, num_requests, pacer);
-}
-
-}  // namespace
-
-// Twice as many requests as threads: the next one is there when a thread ends its own.
 DiskTier::DiskTier(const std::shared_ptr<Driver>& driver, std::shared_ptr<Faults> faults, const std::string& directory,
                    uint64_t limit_bytes, int io_threads, const Pacers& pacers)
-    : Tier("disk", limit_bytes),
-      faults_(std::move(faults)),
-      directory_(directory),
-      pool_(io_threads),
-      out_(make_disk_mover(driver, pool_, 2 * io_threads, pacers.out, pacers.is_limiting()), true),
-      in_(make_disk_mover(driver, pool_, 2 * io_threads, pacers.in, pacers.is_limiting()), true) {}
-
-Lane& DiskTier::lane(Direction direction) { return direction == Direction::kOut ? out_ : in_; }
+    : IoTier("disk", driver, std::move(faults), limit_bytes, io_threads, pacers), directory_(directory) {}
 
 std::shared_ptr<Storage> DiskTier::allocate(uint64_t nbytes) {
-  return std::make_shared<DirectFile>(directory_, nbytes, faults_);
+  return std::make_shared<DirectFile>(directory_, nbytes, faults());
 }
 
 }  // namespace lmswap

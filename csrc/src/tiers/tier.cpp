@@ -18,12 +18,12 @@ bool is_within(const Block& inner, const Block& outer) {
 
 }  // namespace
 
-void Tier::reserve(uint64_t nbytes, std::unique_lock<std::mutex>& lock) {
+void Tier::reserve(uint64_t nbytes, bool anew, std::unique_lock<std::mutex>& lock) {
   nbytes = round_to_pages(nbytes);
   room_made_.wait(lock, [&] { return !is_making_room_; });
   const uint64_t kept_bytes = has_kept() ? slabs_.front().arena.capacity_bytes() : 0;
-  if (nbytes <= kept_bytes) return;
-  if (has_kept() && is_extended()) return extend_slab(nbytes - kept_bytes, lock);
+  if (nbytes <= kept_bytes && !anew) return;
+  if (has_kept() && is_extended() && !anew) return extend_slab(nbytes - kept_bytes, lock);
   const bool is_replaced = has_kept() && slabs_.front().arena.used_bytes() == 0;
   check_limit(nbytes, stats().capacity_bytes - (is_replaced ? kept_bytes : 0));
   if (has_kept()) slabs_.front().is_kept = false;
@@ -185,8 +185,9 @@ std::vector<TransferPointer> Tier::fences(const Block& block, StreamHandle strea
 }
 
 TierStats Tier::stats() const {
-  TierStats stats{0, used_bytes_, peak_used_bytes_, reserve_seconds_};
+  TierStats stats{.used_bytes = used_bytes_, .peak_used_bytes = peak_used_bytes_, .reserve_seconds = reserve_seconds_};
   for (const Slab& slab : slabs_) stats.capacity_bytes += slab.arena.capacity_bytes();
+  stats.resident_bytes = stats.peak_resident_bytes = stats.capacity_bytes;
   return stats;
 }
 

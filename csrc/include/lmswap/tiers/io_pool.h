@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "lmswap/tiers/direct_file.h"
+#include "lmswap/tiers/io_storage.h"
 
 namespace lmswap {
 

@@ -24,7 +24,9 @@ struct TierStats {
   uint64_t capacity_bytes = 0;  // reserved now
   uint64_t used_bytes = 0;      // held by blocks now
   uint64_t peak_used_bytes = 0;
-  double reserve_seconds = 0;  // what it took to make the room that there was so far
+  double reserve_seconds = 0;   // what it took to make the room that there was so far
+  uint64_t resident_bytes = 0;  // what holds them now: as much as is reserved, or less where they are compressed
+  uint64_t peak_resident_bytes = 0;
 };
 
 class Tier {
@@ -35,7 +37,8 @@ class Tier {
 
   // Not safe from several threads at once: the engine holds its lock. The first two give it back while they make room,
   // as pinning takes seconds, and have it again when they return. Throw Error(kTier).
-  void reserve(uint64_t nbytes, std::unique_lock<std::mutex>& lock);
+  // `anew`: in a new slab also where the one that there is would do; its bytes are given back.
+  void reserve(uint64_t nbytes, bool anew, std::unique_lock<std::mutex>& lock);
   Block take(uint64_t offset, uint64_t nbytes, std::unique_lock<std::mutex>& lock);
   // `users` are copies that may still read or write the block's bytes: its next holder waits for them. Returns the
   // storage to let go of outside the lock.
@@ -47,7 +50,7 @@ class Tier {
   // From now on, slabs that are given back are overwritten with zeros.
   void wipe_slabs() { wipes_ = true; }
 
-  TierStats stats() const;
+  virtual TierStats stats() const;
   virtual Lane& lane(Direction direction) = 0;
 
  protected:
