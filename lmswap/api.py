@@ -64,10 +64,12 @@ def enable(
     Args:
         model: all of its parameters on one device, CPU or CUDA.
         budget: bytes, a string with a unit ("6GiB", "800 MB"), or "auto": 90 % of what is free now.
-        host_budget: what swapped tensors may occupy in their tier, in bytes or as a string; None: what the tier has.
+        host_budget: what swapped tensors may occupy in their tier, compressed where it compresses, in bytes or as a
+            string; None: what the tier has.
         policy: "auto" (keep, swap or compute again, whatever is fastest); "swap" or "recompute" (only that); to compare
             with: "none", "swap_all", "tflms", "checkpoint", "memory_budget".
         tier: where swapped tensors go: "host" (pinned memory), "disk", or "auto": host for CUDA, disk for the CPU.
+            "compressed": host memory that holds them losslessly compressed; on the CPU it comes beside ``budget``.
             "device", only with ``link``: the GPU's own spare memory, beside what torch counts, to emulate a link that
             is faster than the real one; copies then also take bandwidth of the GPU's memory. "peer": spare memory of
             another visible GPU, the one that copies reach fastest, or of a certain one, "peer:1".
@@ -195,6 +197,7 @@ def report(model: nn.Module) -> Report:
         tier_highest_bytes=tier.peak_used_bytes,
         tier_reserved_bytes=tier.capacity_bytes,
         tier_reserve_seconds=tier.reserve_seconds,
+        tier_resident_bytes=tier.peak_resident_bytes,
         notes=session.notes,
         verified=session.verified,
     )

@@ -13,7 +13,7 @@ from lmswap.ir.bytesize import parse_bytes
 from lmswap.ir.emulation import EmulatedLink
 from lmswap.plan import POLICIES
 
-TIERS = ("auto", "host", "disk", "device", "peer")
+TIERS = ("auto", "host", "disk", "compressed", "device", "peer")
 COMPILERS = ("fx", "inductor", "eager")
 NEEDS_GRAPHS = ("recompute", "checkpoint")  # policies
 

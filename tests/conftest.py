@@ -92,11 +92,12 @@ def machine_of_all_tests(request, tmp_path_factory):
     Nothing is read from the user's cache or written to it.
     """
     directory = swap_directory()
-    tiers = [("cpu", "disk", directory, 1e9)]
+    tiers = [("cpu", "disk", directory, 1e9), ("cpu", "compressed", "", 1e9)]
     if request.config.getoption("--device") == "cuda":
         tiers += [
             ("cuda:0", "host", "", 2e10),
             ("cuda:0", "disk", directory, 1e9),
+            ("cuda:0", "compressed", "", 1e9),
             ("cuda:0", "device", "", 1e12),
         ]
         if torch.cuda.device_count() > 1:

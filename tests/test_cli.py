@@ -57,7 +57,10 @@ def test_the_version_is_that_of_the_package():
 def unit_machine(monkeypatch):
     """A machine without a GPU that takes no time to measure; tests/hardware/test_measure.py measures in earnest."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr("lmswap.hardware.measure._measure_machine", lambda *_: MACHINE)
+    monkeypatch.setattr(
+        "lmswap.hardware.measure._measure_machine",
+        lambda device, tier, where: replace(MACHINE, tiers=(Tier(tier, 2**30, UNIT_LINK),)),
+    )
 
 
 @pytest.mark.usefixtures("unit_machine")
@@ -65,7 +68,16 @@ def test_doctor_describes_this_machine(tmp_path, capsys):
     assert cli.main(["doctor", "--disk-directory", str(tmp_path)]) == 0
     done = capsys.readouterr()
     assert done.err == ""
-    for line in ("device", "memory", "software", "host link", "compute", "disk tier", "out to the disk tier"):
+    for line in (
+        "device",
+        "memory",
+        "software",
+        "host link",
+        "compute",
+        "disk tier",
+        "compressed tier",
+        "out to the disk tier",
+    ):
         assert f"\n{line} " in done.out
     assert f"in '{tmp_path}' on " in done.out
     assert "What lmswap will do here" in done.out
@@ -83,11 +95,19 @@ def test_doctor_as_json_holds_what_the_text_shows(tmp_path, capsys):
     assert data["machines"]["disk"]["tiers"][0]["link"]["out_rate"]["points"]
 
 
-def test_doctor_without_a_tier_says_why_and_fails(tmp_path):
-    done = run("doctor", "--disk-directory", str(tmp_path / "missing"), CUDA_VISIBLE_DEVICES="")
-    assert done.returncode == 2
-    assert "disk tier  NOT AVAILABLE: no directory for swap files" in done.stdout
-    assert "lmswap.enable will refuse" in done.stdout
+@pytest.mark.usefixtures("unit_machine")
+def test_doctor_without_a_disk_says_why_and_what_there_is_else(tmp_path, capsys):
+    assert cli.main(["doctor", "--disk-directory", str(tmp_path / "missing")]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "disk tier NOT AVAILABLE: no directory for swap files" in text
+    assert 'tier="compressed") swaps a model on cpu to the compressed tier only if asked to: the disk tier is' in text
+
+
+@pytest.mark.usefixtures("unit_machine")
+def test_doctor_without_a_tier_says_why_and_fails(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("lmswap.hardware.survey.tiers_to_try", lambda device: ("disk",))
+    assert cli.main(["doctor", "--disk-directory", str(tmp_path / "missing")]) == 2
+    assert "lmswap.enable will refuse" in capsys.readouterr().out
 
 
 def test_a_reader_that_closes_early_is_no_error(tmp_path):

@@ -87,6 +87,8 @@ def _link_text(found: Survey) -> str:
 def _tier_text(found: Survey, tier: Tier) -> str:
     if tier.name == "host":
         return f"up to {format_bytes(tier.capacity_bytes)} of pinned memory"
+    if tier.name == "compressed":
+        return f"up to {format_bytes(tier.capacity_bytes)} of host memory, in which ReLU'd tensors take about half"
     if tier.name == "peer":
         return f"up to {format_bytes(tier.capacity_bytes)} of {found.peer}"
     if found.directory is None:
@@ -116,9 +118,13 @@ def _consequences(found: Survey) -> list[str]:
         return ["Nothing: no tier can hold swapped tensors. lmswap.enable will refuse with the reason above."]
     name, machine = next(iter(found.machines.items()))
     tier = machine.tier(name)
+    device = found.device.device
+    default = "disk" if device == "cpu" else "host"
+    tier_given = "" if name == default else f', tier="{name}"'
+    when = "by default" if name == default else f"only if asked to: the {default} tier is not available"
     round_trip = tier.link.out_rate.seconds(2**30) + tier.link.in_rate.seconds(2**30)
     return [
-        f"lmswap.enable(model, budget=...) swaps a model on {found.device.device} to the {name} tier by default.",
+        f"lmswap.enable(model, budget=...{tier_given}) swaps a model on {device} to the {name} tier {when}.",
         f"1 GiB takes {format_seconds(tier.link.out_rate.seconds(2**30))} out and "
         f"{format_seconds(tier.link.in_rate.seconds(2**30))} back in; copies run beside compute.",
         f"They stay hidden while a step computes {machine.flops_per_second * round_trip / 2**30:,.0f} FLOP or more for "

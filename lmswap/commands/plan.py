@@ -52,7 +52,7 @@ def add_to(commands: Commands) -> None:
     parser.add_argument(
         "--effort", type=int, default=1, metavar="N", help="search N times as long as usual; for policy auto"
     )
-    parser.add_argument("--tier", choices=("host", "disk", "peer"), help="default: the machine's first")
+    parser.add_argument("--tier", choices=("host", "disk", "compressed", "peer"), help="default: the machine's first")
     parser.add_argument("--min-swap", metavar="BYTES", default="1MiB", help="smaller buffers stay; default: 1MiB")
     parser.add_argument("--ranks", type=int, metavar="N", help="predict 1, 2, 4 … N ranks that train together")
     parser.add_argument("--network", metavar="FILE|NAME", help="a network description, ac922 or x86; for --ranks")

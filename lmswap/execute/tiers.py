@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from lmswap.execute._C import Engine
 
+# Compressed memory holds at most so many times what it may take: a ReLU'd tensor takes 0.47 of its bytes, zeros 0.03.
+MOST_RATIO = 8
+
 
 def open_tier(engine: Engine, tier: str, limit_bytes: int, where: str) -> None:
-    """Opens "host", "device", "peer" or "disk" for up to ``limit_bytes``.
+    """Opens "host", "device", "peer", "disk" or "compressed" for up to ``limit_bytes``.
 
     ``where`` is the directory of the disk tier's file, or the GPU whose memory the peer tier is, such as "cuda:1".
 
@@ -20,5 +23,7 @@ def open_tier(engine: Engine, tier: str, limit_bytes: int, where: str) -> None:
         engine.open_device_tier(limit_bytes)
     elif tier == "peer":
         engine.open_peer_tier(int(where.removeprefix("cuda:")), limit_bytes)
+    elif tier == "compressed":
+        engine.open_compressed_tier(MOST_RATIO * limit_bytes)
     else:
         engine.open_disk_tier(where, limit_bytes)

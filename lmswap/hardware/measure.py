@@ -42,8 +42,8 @@ _DEVICE_SHARE = 0.9
 def describe_machine(device: torch.device, tier: str, where: str | None = None, *, refresh: bool = False) -> Machine:
     """``device`` with its compute rates and one tier, with that one's measured link and present capacity.
 
-    Tiers are "host", "disk" and, of a CUDA device, "device", its own spare memory, and "peer", that of another GPU.
-    ``where`` is what was asked of `locate_tier`, or what it gave.
+    Tiers are "host", "disk", "compressed" and, of a CUDA device, "device", its own spare memory, and "peer", that of
+    another GPU. ``where`` is what was asked of `locate_tier`, or what it gave.
 
     Measures where no earlier measurement is found, or always with ``refresh``; that takes two to six seconds.
 
@@ -76,8 +76,8 @@ def locate_tier(device: torch.device, tier: str, where: str | None = None, neede
         return swap_directory(where)
     if tier == "peer":
         return find_peer(device, where, needed_bytes)
-    if tier not in ("host", "device"):
-        raise OptionError(f"unknown tier {tier!r}; known are host, disk, device, peer")
+    if tier not in ("host", "compressed", "device"):
+        raise OptionError(f"unknown tier {tier!r}; known are host, disk, compressed, device, peer")
     return ""
 
 
@@ -86,8 +86,9 @@ def tiers_to_try(device: torch.device) -> tuple[str, ...]:
     import torch
 
     if device.type == "cpu":
-        return ("disk",)
-    return ("host", "disk", "peer") if torch.cuda.device_count() > 1 else ("host", "disk")
+        return ("disk", "compressed")
+    tiers = ("host", "disk", "compressed")
+    return (*tiers, "peer") if torch.cuda.device_count() > 1 else tiers
 
 
 def describe_share(device: torch.device, tier: str, where: str | None, node: Node) -> Machine:

@@ -81,11 +81,17 @@ def _opened(device: torch.device, tier: str, where: str, capacity_bytes: int) ->
 
 
 class LinkProbe:
-    """Drives the engine's lanes with buffers of known sizes and reads its records."""
+    """Drives the engine's lanes with buffers of known sizes and reads its records.
+
+    What is copied are ReLU'd normally distributed values: how long it takes to compress bytes depends on them.
+    """
 
     def __init__(self, device: torch.device, tier: str, engine: Engine) -> None:
+        import torch
+
         self._tier, self._engine = tier, engine
         self._out_buffer, self._in_buffer = (_device_buffer(device, _SIZES[-1]) for _ in range(2))
+        self._out_buffer.view(torch.float32).normal_(generator=torch.Generator(device).manual_seed(0)).relu_()
         self._stream = _stream(device)
 
     def alone(self) -> tuple[tuple[tuple[int, float], ...], tuple[tuple[int, float], ...]]:

@@ -8,7 +8,7 @@ buffer     a storage, shared by all values that alias it; what occupies memory a
 value      a tensor of the graph: one view of a buffer
 segment    a run of ops that one compiled function executes
 live range the positions between which a buffer occupies memory; a gap is a stretch of it without a use
-tier       where swapped bytes live: host (pinned memory) or disk; the device is not a tier
+tier       where swapped bytes live: host (pinned or compressed memory) or disk; the device is not a tier
 link       the path to a tier: seconds by size, out (away from the device) and in
 swap       one trip of a buffer to a tier and back
 release    the position from which the device memory of a swapped buffer is free

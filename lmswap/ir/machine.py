@@ -122,16 +122,25 @@ def slowest(links: Sequence[Link]) -> Link:
 class Tier:
     """A place that can hold swapped buffers.
 
-    "host" (pinned memory), "disk", "device" (its own spare memory) or "peer" (another GPU's memory).
+    "host" (pinned memory), "disk", "compressed" (host memory), "device" (its own spare memory) or "peer" (another
+    GPU's memory). ``ratio`` is how many times as many bytes of buffers it holds as it takes for them.
     """
 
     name: str
     capacity_bytes: int
     link: Link
+    ratio: float = 1.0
 
     def __post_init__(self) -> None:
+        if not 1 <= self.ratio < math.inf:
+            raise OptionError(f"tier '{self.name}' cannot hold {self.ratio} times what it takes")
         if self.capacity_bytes < 0:
             raise OptionError(f"tier '{self.name}' cannot have {self.capacity_bytes} bytes")
+
+    @property
+    def held_bytes(self) -> int:
+        """How many bytes of buffers it can hold at once."""
+        return round(self.ratio * self.capacity_bytes)
 
 
 @dataclass(frozen=True)
@@ -200,6 +209,10 @@ class Machine:
         """This machine with another link to the tier called ``name``."""
         return replace(self, tiers=tuple(replace(t, link=link) if t.name == name else t for t in self.tiers))
 
+    def with_ratio(self, name: str, ratio: float) -> Machine:
+        """This machine where the tier called ``name`` holds so many times what it takes."""
+        return replace(self, tiers=tuple(replace(t, ratio=ratio) if t.name == name else t for t in self.tiers))
+
     def to_json(self) -> str:
         """The machine description as JSON text; `from_json` reads it back equal."""
         return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1)
@@ -242,4 +255,5 @@ def _tier(record: Mapping[str, Any]) -> Tier:
             busy_factor=float(link["busy_factor"]),
             compute_factor=float(link["compute_factor"]),
         ),
+        ratio=float(record.get("ratio", 1.0)),
     )

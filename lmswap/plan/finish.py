@@ -23,10 +23,10 @@ def finish(problem: Problem, policy: str, swaps: Sequence[Swap], reruns: Sequenc
     runs = schedule(problem.memory.program, reruns)
     memory = StepMemory(runs.program, runs.costs(problem.memory.costs))
     placed, capacity_bytes = assign_offsets(runs.program, swaps)
-    if capacity_bytes > problem.tier.capacity_bytes:
+    if capacity_bytes > problem.tier.held_bytes:
         raise TierError(
             f"policy '{policy}' would hold {format_bytes(capacity_bytes)} on tier '{problem.tier.name}', which has "
-            f"{format_bytes(problem.tier.capacity_bytes)}; give a larger budget, or make room there"
+            f"{format_bytes(problem.tier.held_bytes)}; give a larger budget, or make room there"
         )
     timeline = simulate_swaps(memory, problem.machine, placed)
     return Plan(

@@ -111,7 +111,7 @@ def _most_evaluations(num_ops: int) -> int:
 def _limits(problem: Problem, *, may_swap: bool, may_redo: bool, budget_bytes: int | None = None) -> _core.Limits:
     return _core.Limits(
         budget_bytes=problem.budget_bytes if budget_bytes is None else budget_bytes,
-        tier_bytes=problem.tier.capacity_bytes,
+        tier_bytes=problem.tier.held_bytes,
         min_swap_bytes=problem.min_swap_bytes,
         may_swap=may_swap,
         may_redo=may_redo,

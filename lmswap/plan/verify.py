@@ -214,8 +214,8 @@ def _check_lanes(plan: Plan) -> None:
 
 def _check_tiers(program: Program, machine: Machine, plan: Plan) -> None:
     for tier, capacity_bytes in plan.tier_bytes.items():
-        if capacity_bytes > machine.tier(tier).capacity_bytes:
-            has_bytes = machine.tier(tier).capacity_bytes
+        if capacity_bytes > machine.tier(tier).held_bytes:
+            has_bytes = machine.tier(tier).held_bytes
             raise PlanInvalid("tier", f"needs {capacity_bytes} bytes of tier '{tier}', it has {has_bytes}")
     copies: dict[tuple[str, int, int], list[list[int]]] = {}  # by tier, offset, buffer: [from, to] in positions, each
     for swap in plan.swaps:

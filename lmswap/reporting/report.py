@@ -123,6 +123,7 @@ def make_report(
     tier_highest_bytes: int = 0,
     tier_reserved_bytes: int = 0,
     tier_reserve_seconds: float = 0.0,
+    tier_resident_bytes: int = 0,
     notes: Sequence[str] = (),
     verified: Verified | None = None,
 ) -> Report:
@@ -176,6 +177,7 @@ def make_report(
         tier_highest_bytes=tier_highest_bytes,
         tier_reserved_bytes=tier_reserved_bytes,
         tier_reserve_seconds=tier_reserve_seconds,
+        tier_resident_bytes=tier_resident_bytes,
         decisions=buffer_decisions(program, plan, predicted) if program is not None and plan is not None else (),
         verified=verified,
         notes=tuple(notes),

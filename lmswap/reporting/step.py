@@ -24,7 +24,8 @@ class StepFigures:
     fills. Peaks and memory curves count like the budget: base and reserve are part of the predicted ones.
     ``measured_tensor_peak_bytes`` is the part of the measured peak that tensors held, None where it is not known. Tier
     bytes are what the plan needs there, what the tier holds now, held at most in that step and has ever held, and what
-    is reserved for that, which took ``tier_reserve_seconds``; ``host_budget_bytes`` is what it may hold.
+    is reserved for that, which took ``tier_reserve_seconds``; ``host_budget_bytes`` is what it may hold. Memory or disk
+    that it took for that at most is ``tier_resident_bytes``: less where it compresses.
 
     Of the measured seconds the device spent ``host_bound_seconds`` in a forward or backward that it had run as soon as
     the host had queued it; None on a CPU, which is both.
@@ -72,6 +73,7 @@ class StepFigures:
     tier_highest_bytes: int
     tier_reserved_bytes: int
     tier_reserve_seconds: float
+    tier_resident_bytes: int
     decisions: tuple[BufferDecision, ...]
     verified: Verified | None
     notes: tuple[str, ...]

@@ -110,6 +110,9 @@ def _quality(step: StepFigures) -> str:
     if step.tier_reserved_bytes:
         took = format_seconds(step.tier_reserve_seconds)
         text += f"\nThe {step.tier} tier has {format_bytes(step.tier_reserved_bytes)}, reserved in {took}."
+    if step.tier == "compressed" and step.tier_resident_bytes:
+        taken, held = format_bytes(step.tier_resident_bytes), format_bytes(step.tier_highest_bytes)
+        text += f"\nSwapped tensors took {taken} of host memory for {held}."
     return text
 
 

@@ -124,8 +124,9 @@ class PinnedPlans:
             if planned.machine.name != machine.name:
                 raise PlanMismatch(f"the plan of {self.model} is for {planned.machine.name}; this is {machine.name}")
             for tier, nbytes in planned.plan.tier_bytes.items():
-                if nbytes > machine.tier(tier).capacity_bytes:
-                    has = format_bytes(machine.tier(tier).capacity_bytes)
+                present = replace(machine.tier(tier), ratio=planned.machine.tier(tier).ratio)
+                if nbytes > present.held_bytes:
+                    has = format_bytes(present.held_bytes)
                     raise PlanMismatch(f"the plan needs {format_bytes(nbytes)} of tier '{tier}', which has {has}")
 
     def find(self, program: Program) -> Planned:

@@ -111,6 +111,10 @@ class Planner:
                 policy=policy,
             ) from None
         except TierError as error:
+            if machine.tier(self._tier).ratio == 1 and self._tier == "compressed":
+                raise TierError(
+                    f"{error}. Until a step has shown how well its tensors compress, they count there as they are"
+                ) from None
             count = num_local_processes()
             if self._tier != "host" or count == 1 or self._options.host_budget_bytes is not None:
                 raise

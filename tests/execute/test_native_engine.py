@@ -19,6 +19,8 @@ def open_tier(engine, tier, directory):
         engine.open_device_tier(64 * MIB)
     elif tier == "peer":
         engine.open_peer_tier(1, 64 * MIB)
+    elif tier == "compressed":
+        engine.open_compressed_tier(64 * MIB)
     else:
         engine.open_disk_tier(str(directory), 64 * MIB)
     engine.reserve(tier, 8 * MIB)
@@ -36,7 +38,7 @@ def swap_in(engine, token, tensor, swap=1):
     return transfer
 
 
-@pytest.mark.parametrize("tier", ["host", "device", "peer", "disk"])
+@pytest.mark.parametrize("tier", ["host", "device", "peer", "disk", "compressed"])
 def test_bytes_come_back_and_the_token_owns_them(tier, tmp_path):
     engine = _C.Engine(driver="host")
     open_tier(engine, tier, tmp_path)
@@ -60,7 +62,7 @@ def test_bytes_come_back_and_the_token_owns_them(tier, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tier", ["host", "device", "peer", "disk"])
+@pytest.mark.parametrize("tier", ["host", "device", "peer", "disk", "compressed"])
 def test_cuda_paths_run_without_a_gpu(tier, tmp_path, emulated_driver):
     engine = _C.Engine(driver="cuda", library=emulated_driver.path)
     open_tier(engine, tier, tmp_path)

@@ -12,7 +12,7 @@ pytestmark = [
 ]
 SMALL = 4096
 ALONE = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="no other GPU to swap to")
-TIERS = ["host", "disk", pytest.param("peer", marks=ALONE)]
+TIERS = ["host", "disk", "compressed", pytest.param("peer", marks=ALONE)]
 
 
 @pytest.fixture(autouse=True)

@@ -186,7 +186,7 @@ def test_an_unwritable_cache_measures_again_and_says_so(counted, monkeypatch, tm
 
 
 def test_an_unknown_tier_and_a_bad_directory_are_refused_before_measuring(cache, counted, tmp_path):
-    with pytest.raises(OptionError, match="unknown tier 'tape'; known are host, disk, device"):
+    with pytest.raises(OptionError, match="unknown tier 'tape'; known are host, disk, compressed, device"):
         describe_machine(CPU, "tape")
     with pytest.raises(TierError, match="is not a directory"):
         describe_machine(CPU, "disk", str(tmp_path / "missing"))

@@ -90,9 +90,14 @@ def test_ranks_that_the_network_cannot_join_are_refused(count, of, sentence):
 @pytest.mark.parametrize(("count", "local", "on_link"), [(1, 1, 1), (2, 2, 2), (3, 3, 2), (8, 4, 2)])
 def test_ranks_of_a_node_share_host_links_memory_and_disk_and_no_device(count, local, on_link):
     whole = Link(Rate.constant(12.0), Rate.constant(24.0), both_factor=0.8, busy_factor=0.9, compute_factor=0.7)
-    tiers = tuple(Tier(name, 120, whole) for name in ("host", "disk", "device"))
+    tiers = tuple(Tier(name, 120, whole) for name in ("host", "disk", "compressed", "device"))
     own = Ranks(count, network(per_link=2), "op").share_of(replace(unit_machine(), tiers=tiers))
-    for name, sharing, capacity in (("host", on_link, 120 // local), ("disk", local, 120 // local), ("device", 1, 120)):
+    for name, sharing, capacity in (
+        ("host", on_link, 120 // local),
+        ("disk", local, 120 // local),
+        ("compressed", local, 120 // local),
+        ("device", 1, 120),
+    ):
         tier = own.tier(name)
         assert tier.capacity_bytes == capacity
         assert tier.link.out_rate.seconds(60) == pytest.approx(5.0 * sharing)
