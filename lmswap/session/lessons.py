@@ -9,12 +9,10 @@ from dataclasses import replace
 
 from lmswap.analyze.memory import StepMemory
 from lmswap.capture.loss import loss_bytes
-from lmswap.errors import BudgetExceeded, PlanInfeasible, TierError
+from lmswap.errors import PlanInfeasible, TierError
 from lmswap.execute.engine import SwapEngine
-from lmswap.execute.tiers import MOST_RATIO
 from lmswap.hardware.memory import DeviceMemory
 from lmswap.ir.bytesize import format_bytes
-from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
 from lmswap.options import Options
@@ -23,12 +21,11 @@ from lmswap.plan.cache import Planned
 from lmswap.plan.feedback import Feedback, compare
 from lmswap.reporting.text import format_seconds
 from lmswap.session.allowance import GROWTH_BYTES, Budget
-from lmswap.session.notes import Notes, warn
+from lmswap.session.compression import Compression
+from lmswap.session.notes import Notes
 from lmswap.session.planner import Planner
 from lmswap.session.steps import FROM_CACHE, FROM_OTHER_RANK, PlannedStep, StepPlans
 
-# Compressed memory is planned to be full to this share: what a U-Net swaps took 0.87 to 0.89 of its bytes, by plan.
-_FULL_SHARE = 0.9
 # Earlier steps touch their memory for the first time, and choose algorithms.
 STEADY_STEP = 3
 # After the first steps "auto" searches for as many times as long as before them, once: for a plan that is made again,
@@ -58,7 +55,7 @@ class Lessons:
         self._budget, self._notes = budget, notes
         self._num_runs: Counter[tuple[int, ...]] = Counter()  # by step, before the one under way
         self._outgrown: set[tuple[int, ...]] = set()  # steps that were planned again for what others hold
-        self._told_bytes = 0  # that compressed memory took more than it may, and no plan was found to take less
+        self._compression = Compression(tier, engine)
 
     def draw(self, graphs: tuple[int, ...], *, ran_as_planned: bool, released: frozenset[int]) -> bool:
         """Learns from the last step, of ``graphs``, before it runs again; whether it has another plan now.
@@ -123,38 +120,16 @@ class Lessons:
         return self._plans[step.graphs].places != step.places
 
     def _heed_compressed(self, step: PlannedStep) -> bool:
-        """Warns, and plans again, when tensors compress so little that they take more host memory than they may."""
-        limit_bytes = step.machine.tier(self._tier).capacity_bytes
-        taken_bytes = self._engine.native.tier_stats(self._tier).resident_bytes
-        if self._tier != "compressed" or taken_bytes <= max(limit_bytes, self._told_bytes):
+        """Plans again when tensors compress so little that they take more host memory than they may."""
+        excess = self._compression.excess(step)
+        if not excess:
             return False
-        taken, limit = format_bytes(taken_bytes), format_bytes(limit_bytes)
-        warn(
-            f"compressed tensors took {taken} of host memory, more than its limit of {limit}: they compress less than "
-            "before. Where the limit is hard, give a host_budget that is lower by that much, or a larger budget",
-            BudgetExceeded,
-        )
         self._planner.lend_memory(step.joined.program)
-        heeding = replace(step, machine=step.machine.with_ratio(self._tier, self._ratio_seen(step)))
-        is_other = self._make_again(heeding, f"compressed tensors took {taken}, more than {limit}", remembers=True)
-        self._told_bytes = 0 if is_other else taken_bytes
+        heeding = replace(step, machine=self._compression.as_seen(step))
+        is_other = self._make_again(heeding, excess, remembers=True)
         if is_other:
-            nbytes = self._plans[step.graphs].plan.tier_bytes.get(self._tier, 0)
-            self._engine.native.reserve(self._tier, nbytes, anew=True)
+            self._compression.begin_anew(self._plans[step.graphs])
         return is_other
-
-    def _ratio_seen(self, step: PlannedStep) -> float:
-        """How many times what compressed memory takes it can be planned to hold, by what the last step left in it."""
-        planned_bytes = step.plan.tier_bytes.get(self._tier, 0)
-        taken_bytes = self._engine.native.tier_stats(self._tier).resident_bytes
-        return min(max(1.0, _FULL_SHARE * planned_bytes / max(taken_bytes, 1)), MOST_RATIO)
-
-    def _as_compressed(self, step: PlannedStep) -> Machine:
-        """The machine of ``step`` with the ratio that its last run has shown, or that its plan, which stays, needs."""
-        if self._tier != "compressed":
-            return step.machine
-        needed = step.plan.tier_bytes.get(self._tier, 0) / step.machine.tier(self._tier).capacity_bytes
-        return step.machine.with_ratio(self._tier, max(self._ratio_seen(step), needed))
 
     def _keep(self, step: PlannedStep, released: frozenset[int]) -> None:
         """Notes what the last step took, as the ops of the next one will be timed, and what was let go of.
@@ -194,7 +169,7 @@ class Lessons:
             return False
         self._planner.lend_memory(program)
         step = replace(step, costs=found.costs, machine=found.machine)
-        step = self._price_again(replace(step, machine=self._as_compressed(step)))
+        step = self._price_again(replace(step, machine=self._compression.as_needed(step)))
         if found.is_off:
             return self._make_measured(step, _describe(found, program))
         if self._is_outgrown(step):
