@@ -57,7 +57,10 @@ def same(actual, expected) -> bool:
     return all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
-@pytest.mark.parametrize("name", CASES)
+SLOW = {"unet3d", "resnet", "resnet_channels_last"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES])
 def test_every_policy_gives_the_same_bits(name):
     expected, _ = train(CASES[name], policy="none")
     for policy in ("swap_all", "tflms"):
@@ -69,7 +72,7 @@ def test_every_policy_gives_the_same_bits(name):
             assert 0 < report.tier_resident_bytes <= report.tier_reserved_bytes
 
 
-@pytest.mark.parametrize("compiler", ["eager", "inductor"])
+@pytest.mark.parametrize("compiler", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_every_compiler_moves_bytes_to_it(compiler):
     _, report = train(CASES["encoder"], policy="swap_all", compiler=compiler)
     assert report.swapped_in_bytes > 0
