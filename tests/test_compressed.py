@@ -81,7 +81,7 @@ def test_every_compiler_moves_bytes_to_it(compiler):
 @pytest.mark.parametrize("policy", ["auto", "swap"])
 def test_under_a_budget_policies_give_the_same_bits(policy):
     expected, unplanned = train(LARGE, policy="none")
-    actual, report = train(LARGE, policy=policy, budget=tight_budget(unplanned, 0.75))
+    actual, report = train(LARGE, policy=policy, budget=tight_budget(unplanned))
     assert same(actual, expected)
     assert report.swapped_out_bytes > 0 or policy == "auto"  # which may compute all of it again
     assert report.highest_peak_bytes <= report.budget_bytes

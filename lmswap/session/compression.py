@@ -27,8 +27,10 @@ class Compression:
 
     def excess(self, step: PlannedStep) -> str:
         """Warns if the last step has taken more than it may, and says so in words; empty where it has not."""
+        if self._tier != "compressed":
+            return ""
         limit_bytes, taken_bytes = step.machine.tier(self._tier).capacity_bytes, self._taken_bytes()
-        if self._tier != "compressed" or taken_bytes <= max(limit_bytes, self._told_bytes):
+        if taken_bytes <= max(limit_bytes, self._told_bytes):
             return ""
         taken, limit = format_bytes(taken_bytes), format_bytes(limit_bytes)
         warn(
