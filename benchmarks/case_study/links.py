@@ -17,7 +17,7 @@ from benchmarks.case_study.results import Ladder, LinkRuns, Links, without_curve
 from benchmarks.case_study.runner import Runner, Trial
 from lmswap.bench.unet3d.measured import Run, Swapping
 from lmswap.bench.unet3d.study import Failure
-from lmswap.hardware.device import default_device
+from lmswap.hardware.device import default_device, default_tier
 from lmswap.hardware.measure import describe_machine
 from lmswap.ir.emulation import PRESETS
 
@@ -101,7 +101,7 @@ def describe_link(link: LinkRuns) -> str:
 
 def _over_device(device: str, name: str, link: str, wanted: float, at_once: float) -> LinkRuns:
     """Paced where the device's own link is faster; else over spare memory of a GPU, and on a CPU the link as it is."""
-    tier = "disk" if device == "cpu" else "host"
+    tier = default_tier(device)
     own = describe_machine(default_device(), tier).tier(tier).link
     own_bytes_per_second = min(own.out_rate.bytes_per_second, own.in_rate.bytes_per_second)
     if wanted <= _TRUSTED_SHARE * own_bytes_per_second:

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 import lmswap
+from lmswap.hardware.device import default_tier
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.machine import Tier
 from lmswap.reporting.text import format_seconds, print_result, render_text
@@ -119,7 +120,7 @@ def _consequences(found: Survey) -> list[str]:
     name, machine = next(iter(found.machines.items()))
     tier = machine.tier(name)
     device = found.device.device
-    default = "disk" if device == "cpu" else "host"
+    default = default_tier(device)
     tier_given = "" if name == default else f', tier="{name}"'
     when = "by default" if name == default else f"only if asked to: the {default} tier is not available"
     round_trip = tier.link.out_rate.seconds(2**30) + tier.link.in_rate.seconds(2**30)

@@ -167,11 +167,11 @@ def plan_text(program: Program, plan: Plan, machine: Machine, figures: dict[str,
 
 
 def _this_machine(tier: str | None) -> Machine:
-    from lmswap.hardware.device import default_device
+    from lmswap.hardware.device import default_device, default_tier
     from lmswap.hardware.measure import describe_machine
 
     device = default_device()
-    return describe_machine(device, tier or ("disk" if device.type == "cpu" else "host"))
+    return describe_machine(device, tier or default_tier(device.type))
 
 
 def _read(path: str) -> str:

@@ -35,6 +35,11 @@ def default_device() -> torch.device:
     return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
+def default_tier(device: str) -> str:
+    """Where tensors of a model on ``device``, "cpu" or of CUDA, are swapped to if nobody says where."""
+    return "disk" if device == "cpu" else "host"
+
+
 def describe_device(device: torch.device) -> DeviceInfo:
     """Names ``device``, its memory and its software."""
     import torch

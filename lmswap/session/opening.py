@@ -10,6 +10,7 @@ import torch
 from lmswap.errors import OptionError
 from lmswap.execute import _C
 from lmswap.execute.tiers import open_tier
+from lmswap.hardware.device import default_tier
 from lmswap.hardware.measure import describe_machine, describe_share, locate_tier
 from lmswap.hardware.node import Node
 from lmswap.hardware.peer import describe_peer
@@ -78,7 +79,7 @@ def resolve_tier(tier: str, device: torch.device) -> str:
         OptionError: the device has no such tier.
     """
     if tier == "auto":
-        return "disk" if device.type == "cpu" else "host"
+        return default_tier(device.type)
     if tier == "host" and device.type == "cpu":
         raise OptionError("tier 'host' on a CPU model would move memory to memory; use tier='disk' or 'auto'")
     if tier == "device" and device.type == "cpu":

@@ -1,8 +1,7 @@
 // Faults on demand, for tests of what happens when memory, copies or the disk fail or are late.
 //
 // A specification is a comma-separated list of  call@n=effect :
-//   call    allocate_host, allocate_device, copy_out, copy_in, copy_between (host driver); reserve, write, read (disk
-//   and
+//   call    allocate_host, allocate_device, copy_out, copy_in, copy_between (host driver); reserve, write, read (disk,
 //           compressed memory)
 //   n       1 for the first such call, 2 for the second ...; * for every one; 0.01 for one in a hundred, at random
 //   effect  fail          the call fails (disk: EIO, reserve: ENOSPC; compressed memory alike, reserve: ENOMEM)

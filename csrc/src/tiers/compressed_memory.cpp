@@ -51,24 +51,21 @@ uint64_t Residency::peak_bytes() const {
 
 CompressedMemory::CompressedMemory(uint64_t nbytes, std::shared_ptr<Faults> faults,
                                    std::shared_ptr<Residency> residency)
-    : IoStorage(nbytes),
-      faults_(std::move(faults)),
+    : IoStorage("compressed", nbytes, memfd_create("lmswap", MFD_CLOEXEC), std::move(faults)),
       residency_(std::move(residency)),
-      descriptor_(memfd_create("lmswap", MFD_CLOEXEC)),
       contents_(round_to_pages(nbytes) / kPageBytes, kFilled) {
-  const bool fails = faults_->next_after_delay("reserve").fail;
-  if (fails) errno = ENOMEM;
-  if (!fails && descriptor_ >= 0 && ftruncate(descriptor_, static_cast<off_t>(round_to_pages(nbytes))) == 0) return;
-  const int code = errno;
-  if (descriptor_ >= 0) close(descriptor_);
+  int code = 0;
+  if (this->faults().next_after_delay("reserve").fail) {
+    code = ENOMEM;
+  } else if (descriptor() < 0 || ftruncate(descriptor(), static_cast<off_t>(round_to_pages(nbytes))) != 0) {
+    code = errno;
+  }
+  if (code == 0) return;
   throw Error(ErrorKind::kTier, "compressed tier: " + format_bytes(nbytes) + " of memory cannot be had: " +
                                     errno_text(code) + ". Free host memory, or swap less: a larger budget");
 }
 
-CompressedMemory::~CompressedMemory() {
-  close(descriptor_);
-  residency_->change(resident_bytes_, 0);
-}
+CompressedMemory::~CompressedMemory() { residency_->change(resident_bytes_, 0); }
 
 void CompressedMemory::write(uint64_t offset, const std::byte* source, uint64_t nbytes, Bounce bounce) {
   for_chunks(offset, nbytes,
@@ -86,25 +83,25 @@ void CompressedMemory::write_chunk(uint64_t offset, const std::byte* source, uin
   uint32_t& content = contents_[offset / kPageBytes];
   if (!encoded_bytes) {
     content = kRaw;
-    return write_bytes(offset, source, nbytes);
+    return write_file(offset, source, nbytes);
   }
   content = static_cast<uint32_t>(*encoded_bytes);
-  write_bytes(offset, bounce.data(), *encoded_bytes);
+  write_file(offset, bounce.data(), *encoded_bytes);
   // Gives back pages of what lay there before, of which chunks may have begun elsewhere: 2 microseconds where there are
   // none. What fails leaves only pages behind.
   const uint64_t used_bytes = round_to_pages(*encoded_bytes);
-  fallocate(descriptor_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset + used_bytes),
+  fallocate(descriptor(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset + used_bytes),
             static_cast<off_t>(round_to_pages(nbytes) - used_bytes));
 }
 
 void CompressedMemory::read_chunk(uint64_t offset, std::byte* target, uint64_t nbytes, Bounce bounce) {
   const uint32_t content = contents_[offset / kPageBytes];
-  if (content == kRaw) return read_bytes(offset, target, nbytes);
+  if (content == kRaw) return read_file(offset, target, nbytes);
   if (content >= kFilled) {
     std::memset(target, static_cast<int>(content - kFilled), nbytes);
     return;
   }
-  read_bytes(offset, bounce.data(), content);
+  read_file(offset, bounce.data(), content);
   if (decode(target, nbytes, codec_memory(bounce), content)) return;
   throw Error(ErrorKind::kTransfer, "compressed tier: what lies at offset " + std::to_string(offset) +
                                         " is not what was written there. Main memory may be faulty");
@@ -123,12 +120,12 @@ void CompressedMemory::fill(uint64_t offset, uint64_t nbytes, std::byte value) {
   const std::vector<std::byte> values(kChunkBytes, value);
   const auto end = static_cast<off_t>(offset + round_to_pages(nbytes));
   for (off_t begin = static_cast<off_t>(offset); begin < end;) {
-    begin = lseek(descriptor_, begin, SEEK_DATA);
+    begin = lseek(descriptor(), begin, SEEK_DATA);
     if (begin < 0 || begin >= end) break;
-    const off_t hole = std::min(lseek(descriptor_, begin, SEEK_HOLE), end);
+    const off_t hole = std::min(lseek(descriptor(), begin, SEEK_HOLE), end);
     for (; begin < hole; begin += static_cast<off_t>(kChunkBytes)) {
-      write_bytes(static_cast<uint64_t>(begin), values.data(),
-                  std::min(kChunkBytes, static_cast<uint64_t>(hole - begin)));
+      write_file(static_cast<uint64_t>(begin), values.data(),
+                 std::min(kChunkBytes, static_cast<uint64_t>(hole - begin)));
     }
     begin = hole;
   }
@@ -136,25 +133,11 @@ void CompressedMemory::fill(uint64_t offset, uint64_t nbytes, std::byte value) {
   std::fill_n(first, round_to_pages(nbytes) / kPageBytes, kFilled + std::to_integer<uint32_t>(value));
 }
 
-void CompressedMemory::write_bytes(uint64_t offset, const std::byte* source, uint64_t nbytes) {
-  move_all("compressed", "write", offset, nbytes, *faults_, [&](uint64_t done, uint64_t asked, const Fault&) {
-    return pwrite(descriptor_, source + done, asked, static_cast<off_t>(offset + done));
-  });
-}
-
-void CompressedMemory::read_bytes(uint64_t offset, std::byte* target, uint64_t nbytes) {
-  move_all("compressed", "read", offset, nbytes, *faults_, [&](uint64_t done, uint64_t asked, const Fault& fault) {
-    const ssize_t moved = pread(descriptor_, target + done, asked, static_cast<off_t>(offset + done));
-    if (moved > 0 && fault.flips) target[done] ^= std::byte{0x80};
-    return moved;
-  });
-}
-
 void CompressedMemory::count_pages() {
   constexpr uint64_t kBlockBytes = 512;  // of what fstat counts
   struct stat status;
   const std::lock_guard lock(mutex_);
-  if (fstat(descriptor_, &status) != 0) return;
+  if (fstat(descriptor(), &status) != 0) return;
   const uint64_t now_bytes = static_cast<uint64_t>(status.st_blocks) * kBlockBytes;
   residency_->change(resident_bytes_, now_bytes);
   resident_bytes_ = now_bytes;

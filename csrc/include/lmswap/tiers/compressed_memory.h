@@ -6,7 +6,6 @@
 // none.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -44,13 +43,9 @@ class CompressedMemory final : public IoStorage {
  private:
   void write_chunk(uint64_t offset, const std::byte* source, uint64_t nbytes, Bounce bounce);
   void read_chunk(uint64_t offset, std::byte* target, uint64_t nbytes, Bounce bounce);
-  void write_bytes(uint64_t offset, const std::byte* source, uint64_t nbytes);
-  void read_bytes(uint64_t offset, std::byte* target, uint64_t nbytes);
   void count_pages();
 
-  std::shared_ptr<Faults> faults_;
   std::shared_ptr<Residency> residency_;
-  int descriptor_;
   // What lies at a page, where a chunk begins there: so many encoded bytes; kRaw, the bytes themselves; or that all of
   // them have one value, kFilled + value.
   std::vector<uint32_t> contents_;

@@ -14,7 +14,6 @@ class DirectFile final : public IoStorage {
   // Makes a file of `nbytes` without a name in `directory`; its room is reserved, so that a full disk shows here.
   // Throws Error(kTier).
   DirectFile(const SwapDirectory& directory, uint64_t nbytes, std::shared_ptr<Faults> faults);
-  ~DirectFile() override;
 
   // A page-aligned pointer is handed to the kernel as it is, but for a last partial page; `bounce`, at least a page, is
   // for the others.
@@ -23,13 +22,6 @@ class DirectFile final : public IoStorage {
 
   void read_back(uint64_t offset, std::byte* target, uint64_t nbytes) override;
   void fill(uint64_t offset, uint64_t nbytes, std::byte value) override;
-
- private:
-  void write_pages(uint64_t offset, const std::byte* source, uint64_t nbytes);
-  void read_pages(uint64_t offset, std::byte* target, uint64_t nbytes);
-
-  std::shared_ptr<Faults> faults_;
-  int descriptor_;
 };
 
 }  // namespace lmswap
