@@ -54,7 +54,7 @@ wheel: $(VENV)/wheel-ready
 # benchmarks/results/tests_cpu.json.
 test: lint test-cpp test-python
 test-all: lint test-python-all
-	@$(MAKE) --no-print-directory test-cpp SANITIZERS="none thread address"
+	@$(MAKE) --no-print-directory test-cpp SANITIZERS="none thread address" CPP_TESTS=
 	$(BIN)/python -m benchmarks.tests_kept build/tests.xml
 
 # The editable install builds the C++ extension; C++ sources are listed so that a change builds it again. Without build
@@ -83,8 +83,10 @@ lint: $(VENV)/ready
 	$(BIN)/lint-imports
 	git ls-files -z '*.h' '*.cpp' '*.cu' | xargs -0 $(BIN)/clang-format --dry-run --Werror
 
-# The C++ tests run under ThreadSanitizer; SANITIZERS="thread address none" adds AddressSanitizer with UBSan, and none.
+# The quick C++ tests run under ThreadSanitizer; SANITIZERS="thread address none" adds AddressSanitizer with UBSan, and
+# none, and CPP_TESTS= the slow tests.
 SANITIZERS ?= thread
+CPP_TESTS ?= --label-exclude slow
 test-cpp: $(VENV)/ready
 	@tests/cpp/get_googletest.sh build/googletest || exit 0; set -e; for sanitizer in $(SANITIZERS); do \
 	  echo "C++ tests, sanitizer: $$sanitizer; built in build/cpp$$sanitizer, a minute or two"; \
@@ -92,7 +94,7 @@ test-cpp: $(VENV)/ready
 	    -DCMAKE_PREFIX_PATH=$(abspath build/googletest/usr) --log-level=WARNING \
 	    -DLMSWAP_BUILD_TESTS=ON -DLMSWAP_SANITIZER=$$sanitizer; \
 	  $(BIN)/cmake --build build/cpp$$sanitizer --parallel $(JOBS) -- --quiet; \
-	  $(BIN)/ctest --test-dir build/cpp$$sanitizer --output-on-failure --parallel $(JOBS); \
+	  $(BIN)/ctest --test-dir build/cpp$$sanitizer --output-on-failure --parallel $(JOBS) $(CPP_TESTS); \
 	done
 
 # One thread each: two processes of two threads on two cores take twice the time for waiting in loops.

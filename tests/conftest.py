@@ -17,7 +17,7 @@ from lmswap.ir.machine import Link, Machine, Rate, Tier
 from tests.emulated_driver import EmulatedDriver
 
 # A busy machine is not a wrong result. Each run draws other examples, `make test-all` more, and `make fuzz` many.
-settings.register_profile("lmswap", max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("lmswap", max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("thorough", settings.get_profile("lmswap"), max_examples=100)
 settings.load_profile("lmswap")
 

@@ -173,17 +173,17 @@ def _both(name, **how):
 _UNUSED, _STATIC, _VIEWS = {"find_unused_parameters": True}, {"static_graph": True}, {"gradient_as_bucket_view": True}
 _TIGHT = {"make": Deep, "train": deeply, "budgets": ("220MiB", "220MiB")}
 CASES = [
-    *(Case(f"enabled {where}", where=where) for where in ("before", "after", "inside")),
+    *(Case(f"enabled {where}", where=where, is_slow=where == "inside") for where in ("before", "after", "inside")),
     *_both("no_sync", train=accumulating),
     *_both("a branch not taken", train=branching, options=_UNUSED),
     *_both("static graph", options=_STATIC),
     *_both("uneven inputs", train=uneven),
     Case("a bucket for each layer", options={"bucket_cap_mb": 0.01}),
-    Case("gradients are views of buckets, no_sync", train=accumulating, options=_VIEWS),
+    Case("gradients are views of buckets, no_sync", train=accumulating, options=_VIEWS, is_slow=True),
     Case("compressed to fp16", train=compressed),
     Case("PowerSGD", train=of_low_rank, is_slow=True),
     # Not synchronized: torch's SyncBatchNorm refuses tensors on CPUs.
-    Case("batch norm", make=lambda: Net(norm=nn.BatchNorm1d)),
+    Case("batch norm", make=lambda: Net(norm=nn.BatchNorm1d), is_slow=True),
     Case("hooks", enable={"compiler": "eager"}),
     Case("half of the memory, auto", enable={"policy": "auto"}, **_TIGHT),
     Case("half of the memory, recompute", enable={"policy": "recompute"}, is_slow=True, **_TIGHT),
@@ -196,7 +196,7 @@ CASES = [
         enable={"compiler": "eager"},
         is_slow=True,
     ),
-    Case("four processes", world=4),
+    Case("four processes", world=4, is_slow=True),
     Case("four processes, PowerSGD", world=4, train=of_low_rank, is_slow=True),
 ]
 
@@ -270,9 +270,10 @@ def run_cases(rank, world, folder, names):
 def seen(request, tmp_path_factory):
     """What every rank saw, by case; processes of one world run all cases of it that tests ask for."""
     folder = tmp_path_factory.mktemp("ranks")
-    names = {case.name for case in CASES for item in request.session.items if f"[{case.name}]" in item.name}
-    for world in sorted({case.world for case in CASES}):
-        end(start(run_cases, world, str(folder), {*names, "other plans"}), seconds=900)
+    asked = {case.name for case in CASES for item in request.session.items if f"[{case.name}]" in item.name}
+    names = {*asked, "other plans"}
+    for world in sorted({case.world for case in CASES if case.name in names}):
+        end(start(run_cases, world, str(folder), names), seconds=900)
 
     def of(case):
         files = [folder / f"{case.name}-{rank}.json" for rank in range(case.world)]
@@ -471,6 +472,7 @@ def enable_alone(rank, world, folder):
     os._exit(0)
 
 
+@pytest.mark.slow
 def test_a_rank_that_enables_a_model_alone_is_told_so_and_can(tmp_path):
     assert end(start(enable_alone, 2, str(tmp_path)), seconds=400) == [0, 0]
     assert "rank 0 of this machine has waited 2 s for rank 1" in (tmp_path / "error").read_text()

@@ -102,6 +102,7 @@ def test_a_step_of_lars_is_the_one_computed_by_hand():
     torch.testing.assert_close(weights.data, before - (0.5 * moved + 2 * 0.1 * before))
 
 
+@pytest.mark.slow
 def test_sums_by_nodes_are_the_flat_ones(tmp_path):
     assert end(start(sum_in_ways, 4, str(tmp_path)), seconds=400) == [0] * 4
     for rank in range(4):

@@ -156,6 +156,7 @@ def test_a_graph_that_runs_several_times_in_a_step_is_planned_for_each_run():
     assert sum(row.decision == "swap" for row in report.decisions) >= 6
 
 
+@pytest.mark.slow
 @pytest.mark.cpu_only("its budget is of what tensors hold; on a GPU it is of what is reserved")
 def test_backwards_in_another_order_are_planned_for_when_that_order_recurs(no_garbage):
     torch.compiler.reset()
@@ -218,6 +219,7 @@ def allocated_bytes() -> int:
     return found.used + found.mapped + _C.heap_stats().live_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_garbage")
 def test_two_hundred_steps_leave_tier_files_and_memory_flat():
     case = CASES["shared_views"]
@@ -334,6 +336,7 @@ def test_new_shapes_get_their_own_plan():
     lmswap.disable(model)
 
 
+@pytest.mark.slow
 def test_many_models_of_one_class_are_all_captured():
     models = [lmswap.enable(CASES["shared_views"].make(), policy="swap_all", min_swap_bytes=SMALL) for _ in range(10)]
     for model in models:

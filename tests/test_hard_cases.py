@@ -497,6 +497,7 @@ class Wide(nn.Module):
         return x + (x.repeat(1, 6) + 1).sum(1, keepdim=True) / 1000
 
 
+@pytest.mark.slow
 @pytest.mark.cpu_only("its budgets are of what tensors hold; on a GPU they are of what is reserved")
 def test_two_forwards_before_a_backward_stay_within_the_budget_or_the_report_says_so(path):
     def drive(model, numbers):

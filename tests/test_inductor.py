@@ -131,7 +131,8 @@ def test_a_copy_that_splits_a_fused_reduction_changes_no_more_than_its_rounding(
     lmswap.disable(model)
 
 
-@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
 def test_what_is_moved_lies_in_memory_as_traced_until_the_copy_is_done(seed, monkeypatch, compiled):
     expected = plain("heads", num_steps=1)
     monkeypatch.setattr("lmswap.session.planner.make_plan", plan_at_random(seed))

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from lmswap import cli
 from lmswap.commands.links import emulating_tier, links_text
 from lmswap.hardware.link import HostLink
@@ -45,6 +47,7 @@ def test_a_link_is_emulated_over_the_first_tier_that_is_fast_enough_both_ways():
     assert emulating_tier(EmulatedLink(1e13, 1e9), found) is None
 
 
+@pytest.mark.slow
 def test_this_machines_tiers_are_measured(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert cli.main(["links", "--json", "--disk-directory", str(tmp_path)]) == 0

@@ -136,29 +136,42 @@ def test_make_knows_each_target(command):
     assert done.returncode == 0, done.stderr
 
 
-def write_plan(path: Path) -> None:
+@pytest.fixture(scope="module")
+def plan_file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("plan") / "step.json"
     names: dict[str, Any] = {}
     exec(PREAMBLE, names)
     model, (x, y) = lmswap.enable(names["model"], budget="6GiB"), names["loader"][0]
     names["criterion"](model(x), y).backward()
     lmswap.save_plan(model, path)
     lmswap.disable(model)
+    return path.read_bytes()
 
 
 def is_benchmark(command: str) -> bool:
     return command.startswith("lmswap bench")
 
 
-@pytest.mark.parametrize("command", [c for c in commands() if c.startswith("lmswap") and not is_benchmark(c)])
-def test_each_command_runs(command, tmp_path):
+def run_here() -> list[Any]:
+    """The commands of lmswap; those that measure the whole machine take half a minute."""
+    measuring = {"lmswap doctor", "lmswap links"}
+    return [
+        pytest.param(command, marks=[pytest.mark.slow] * (command in measuring))
+        for command in commands()
+        if command.startswith("lmswap") and not is_benchmark(command)
+    ]
+
+
+@pytest.mark.parametrize("command", run_here())
+def test_each_command_runs(command, tmp_path, plan_file):
     (tmp_path / "program.json").write_text(load_program("unet3d_96").to_json())
     script = training_script()
     if command.startswith("lmswap verify"):  # a model this small swaps nothing by itself, so nothing would be verified
         script = script.replace('"6GiB"', '"6GiB", policy="swap_all"')
     (tmp_path / "train.py").write_text(script)
     if command.startswith("lmswap diff"):
-        write_plan(tmp_path / "one.json")
-        (tmp_path / "other.json").write_bytes((tmp_path / "one.json").read_bytes())
+        for name in ("one.json", "other.json"):
+            (tmp_path / name).write_bytes(plan_file)
     words = [str(Path(sys.executable).with_name("lmswap")), *shlex.split(command)[1:]]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

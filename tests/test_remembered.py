@@ -395,6 +395,7 @@ def test_what_a_step_took_is_compared_op_by_op(options, monkeypatch):
     assert all(sum(seconds) > 0 for seconds in measured["op_seconds"])
 
 
+@pytest.mark.slow
 @pytest.mark.cpu_only("its budget leaves a MiB, and a GPU's allocator reserves by 20")
 def test_a_plan_that_may_not_be_the_best_is_searched_for_again_after_the_first_steps(monkeypatch):
     monkeypatch.setattr(feedback, "TOLERANCE", 1e6)

@@ -5,6 +5,7 @@ import pytest
 from benchmarks.soak import soak
 
 
+@pytest.mark.slow
 def test_two_hundred_steps_with_random_faults_keep_every_bit_and_leave_nothing():
     result = soak(200, seed=1, show=lambda line: None)
     assert result.survived + sum(result.lost_to.values()) == 200

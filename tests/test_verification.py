@@ -84,6 +84,7 @@ def test_plans_that_swap_and_compute_again_pass(name, monkeypatch):
     lmswap.disable(model)
 
 
+@pytest.mark.slow
 def test_other_ways_to_use_a_model_are_verified_too():
     case = MODELS["encoder"]
     model = enable(case)

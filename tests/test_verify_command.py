@@ -76,6 +76,7 @@ def test_a_script_that_swaps_is_verified_whatever_it_says_itself(verify, enable)
     assert not options.always_verify
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("enable", "why"),
     [

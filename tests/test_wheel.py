@@ -67,10 +67,12 @@ def test_by_the_page_a_script_of_ones_own_trains_under_its_budget(elsewhere, tmp
     assert int(re.search(r"The measured peak is (\d+) % of the budget", said)[1]) <= 100
 
 
+@pytest.mark.slow
 def test_by_the_page_the_machine_is_described(elsewhere):
     assert "What lmswap will do here" in elsewhere("lmswap", "doctor")
 
 
+@pytest.mark.slow
 def test_the_benchmark_comes_with_the_wheel(elsewhere):
     assert "The 3D U-Net of the case study" in elsewhere("lmswap", "bench", "unet3d", "--help")
 
@@ -103,6 +105,7 @@ def test_the_wheel_links_neither_torch_nor_cuda(wheel, tmp_path):
         assert {library for library in needed if not library.startswith("ld-linux")} <= SYSTEM_LIBRARIES
 
 
+@pytest.mark.slow
 def test_the_sdist_holds_all_that_builds_and_nothing_of_the_benchmarks(tmp_path):
     run(
         sys.executable,

@@ -94,6 +94,7 @@ def test_some_of_what_torch_tests_itself_with_has_its_bits(memory, package, mode
     assert any(each.verdict != "unmoved" for each in found) or package == "drawn"
 
 
+@pytest.mark.slow
 def test_a_case_runs_in_a_process_of_its_own():
     (outcome,) = run_all(cases(["torch"], ["nn.Sigmoid"], ["hooks"]), at_once=1)
     assert (outcome.finding.verdict, outcome.passed) == ("passed", outcome.trials), outcome

@@ -187,6 +187,7 @@ def test_the_picture_shows_the_worst_the_middle_and_the_best(tmp_path):
     assert choose_subjects(evaluate.Evaluation("", (48,), tuple(scores[:2]), {}, tmp_path)) == ["b", "a"]
 
 
+@pytest.mark.slow
 def test_made_subjects_are_trained_on_resumed_and_scored_at_two_sizes(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = "--folder work"

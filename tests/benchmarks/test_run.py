@@ -54,6 +54,7 @@ def test_a_run_tells_its_steps_and_measures_itself(plain_run, events):
     assert result.swapping is None
 
 
+@pytest.mark.slow
 def test_timed_steps_begin_when_the_start_is_given(plain):
     happened = []
     configuration = replace(plain, steps=3, warm_up_steps=2, counts_tensors=False)
@@ -95,6 +96,7 @@ def test_the_block_head_trains(plain, plain_run):
     assert run(replace(plain, head="block", steps=1), lambda _: None).loss_bits[0] != plain_run.loss_bits[0]
 
 
+@pytest.mark.slow
 def test_subjects_come_in_turn_and_an_epoch_drives_the_schedule(plain):
     torch.manual_seed(0)
     seen, epochs = [], []
@@ -113,6 +115,7 @@ def test_configurations_and_runs_survive_json(plain, plain_run):
     assert Run.from_fields(json.loads(json.dumps(asdict(plain_run)))) == plain_run
 
 
+@pytest.mark.slow
 def test_swapping_gives_the_bits_of_the_same_graphs_without_it_and_is_reported(plain):
     unswapped = run(replace(plain, steps=1, policy="none"), lambda _: None)
     swapped = run(replace(plain, steps=1, policy="swap_all"), lambda _: None)

@@ -24,6 +24,7 @@ def box_of(volume):
     return [int(where.max() + 1 - where.min()) for where in np.nonzero(volume)]
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_voxels(subject):
     again, other = synthetic.make_subject(0), synthetic.make_subject(0, seed=1)
     np.testing.assert_array_equal(subject.images, again.images)

@@ -70,6 +70,7 @@ def assert_same_training(output, expected):
         assert [row["epoch"] for row in csv.DictReader(file)] == [str(epoch + 1) for epoch in range(EPOCHS)]
 
 
+@pytest.mark.slow
 def test_a_training_killed_at_any_write_resumes_with_the_same_bits(settings, data, uninterrupted):
     whole, num_calls = uninterrupted
     chance, deaths, done = random.Random(0), 0, False
@@ -135,6 +136,7 @@ def test_validation_drops_nothing_out(settings, data):
     assert model.train() and train._loss(model, batch, "fp32") != train._loss(model, batch, "fp32")
 
 
+@pytest.mark.slow
 def test_the_best_weights_are_those_of_the_lowest_validation_loss(settings, data, monkeypatch):
     val_losses = iter([-0.3, -0.5, -0.4])
     weights = []
@@ -155,6 +157,7 @@ def copied(model):
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
+@pytest.mark.slow
 def test_training_ends_early_and_stays_ended(settings, data, monkeypatch):
     monkeypatch.setattr(train, "should_stop", lambda val_losses: len(val_losses) == 2)
     assert len(run(settings, data)) == 2

@@ -85,6 +85,7 @@ def test_a_step_keeps_to_its_plan_whatever_the_loss_takes_outside_of_the_model(l
     assert max(peaks) <= step.plan.budget_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")  # its first step may hold more, and says so
 def test_a_loss_that_takes_more_than_was_assumed_is_planned_for_from_the_second_step_on():
     peaks, step, notes = planned(hungry, share=0.6)

@@ -183,7 +183,8 @@ def train(model, budget, policy):
     return report, program, results
 
 
-@pytest.mark.parametrize("policy", ["checkpoint", pytest.param("memory_budget", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["checkpoint", "memory_budget"])
 def test_a_model_trains_within_the_budget_with_the_same_bits(policy):
     torch.manual_seed(0)
     model = Layers()

@@ -181,6 +181,7 @@ def in_mib(step, machine):
     return larger, machine.with_link("host", faster)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.data(), steps(), machines(), networks(), st.sampled_from(ARRIVALS))
 def test_no_policy_is_below_the_bound_nor_hides_more_than_there_is(data, step, machine, network, arrival):

@@ -78,6 +78,7 @@ def script(tmp_path, monkeypatch):
     return write
 
 
+@pytest.mark.slow
 def test_the_chosen_steps_of_a_script_give_the_figures_that_its_reports_give(script, tmp_path, monkeypatch, capfd):
     command = [*script(SCRIPT), "out.json", "--flag"]
     monkeypatch.setattr(tools, "look", lambda: tools.Host((), None, frozenset({"nsys"})))

@@ -135,7 +135,11 @@ def assert_same_bits(actual, expected):
 
 
 KEPT = [(name, 0, 0.0) for name in MODELS if name != "unet3d"]  # whose graphs are the longest
-SWAPPED = [(name, seed, 0.8) for name in MODELS for seed in ((1,) if name == "unet3d" else (1, 2))]
+SWAPPED = [
+    pytest.param(name, seed, 0.8, marks=[pytest.mark.slow] * (seed == 2 or name == "unet3d"))
+    for name in MODELS
+    for seed in ((1,) if name == "unet3d" else (1, 2))
+]
 
 
 @pytest.mark.parametrize(("name", "seed", "swap_share"), KEPT + SWAPPED)
