@@ -87,8 +87,14 @@ def plain():
     return results, max(reserved)
 
 
-@pytest.mark.parametrize("share", [0.8, 0.6, 0.45])
-@pytest.mark.parametrize("policy", ["auto", "tflms"])
+@pytest.mark.parametrize(
+    ("policy", "share"),
+    [
+        pytest.param(policy, share, marks=[pytest.mark.slow] * ((policy, share) in {("tflms", 0.8), ("tflms", 0.45)}))
+        for policy in ("auto", "tflms")
+        for share in (0.8, 0.6, 0.45)
+    ],
+)
 def test_a_card_that_has_the_budget_runs_the_step(plain, share, policy):
     expected, peak_bytes = plain
     budget = int(share * peak_bytes)

@@ -44,8 +44,18 @@ def train(case: Case, policy: str, *, tier: str = "host", budget: int | str = "a
     return results, report
 
 
-@pytest.mark.parametrize("tier", TIERS)
-@pytest.mark.parametrize("name", CASES)
+# Each tier with two networks; the others take minutes, and the demo trains the U-Net here.
+QUICK = {("encoder", "host"), *((name, tier) for name in ("resnet_channels_last", "shared_views") for tier in TIERS)}
+
+
+@pytest.mark.parametrize(
+    ("name", "tier"),
+    [
+        pytest.param(name, tier, marks=[pytest.mark.slow] * ((name, tier) not in QUICK))
+        for name in CASES
+        for tier in TIERS
+    ],
+)
 @pytest.mark.filterwarnings("default")  # some CUDA kernels have no deterministic form, and say so
 def test_every_policy_gives_the_same_bits(name, tier):
     expected, _ = train(CASES[name], "none")
@@ -80,7 +90,7 @@ def test_what_a_model_makes_on_the_host_stays_there():
     assert report.swapped_out_bytes > 0
 
 
-@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("tier", ["disk", *(pytest.param(t, marks=pytest.mark.slow) for t in TIERS if t != "disk")])
 @pytest.mark.filterwarnings("default")
 def test_verified_and_wiped_steps_are_the_same_steps(tier):
     expected, _ = train(CASES["encoder"], "none")

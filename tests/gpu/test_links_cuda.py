@@ -43,6 +43,7 @@ def train(**options):
     return report, results
 
 
+@pytest.mark.slow
 def test_copies_are_held_to_the_link_and_the_bits_stay():
     plain, expected = train()
     for link in ("pcie3", "4GB/s"):
