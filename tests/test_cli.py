@@ -110,6 +110,7 @@ def test_doctor_without_a_tier_says_why_and_fails(tmp_path, capsys, monkeypatch)
     assert "lmswap.enable will refuse" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_reader_that_closes_early_is_no_error(tmp_path):
     command = f"{sys.executable} -m lmswap.cli doctor --disk-directory /missing | true"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)

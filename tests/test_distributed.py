@@ -443,9 +443,10 @@ def plan_again(rank, world, folder, ranks_that_learn):
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "ranks_that_learn",
-    [pytest.param((0, 1), marks=pytest.mark.slow, id="all find cause"), pytest.param((1,), id="one finds cause")],
+    [pytest.param((0, 1), id="all find cause"), pytest.param((1,), id="one finds cause")],
 )
 def test_what_one_rank_of_a_machine_plans_again_the_others_follow(tmp_path, ranks_that_learn):
     assert end(start(plan_again, 2, str(tmp_path), ranks_that_learn), seconds=600) == [0, 0]

@@ -222,11 +222,12 @@ def test_ranks_of_which_one_was_killed_go_on_with_the_same_bits(images, trained,
     assert all(torch.equal(value, undisturbed["model"][name]) for name, value in killed["model"].items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "why"),
     [
         ("no-data", "there is no folder .*-of-rank-1"),
-        pytest.param("full-disk", "cannot reserve .* bytes.*No space left", marks=pytest.mark.slow),
+        ("full-disk", "cannot reserve .* bytes.*No space left"),
     ],
 )
 def test_what_fails_one_rank_ends_all_with_its_reason(images, tmp_path, fault, why):

@@ -46,8 +46,8 @@ def assert_equal_bits(actual, expected):
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
-# In bf16 the first two take a minute on CPUs without instructions for it.
-BF16 = [pytest.param(name, True, marks=[pytest.mark.slow] * (name in {"unet3d", "encoder"})) for name in CASES]
+# In bf16 large ones take a minute on CPUs without instructions for it.
+BF16 = [pytest.param(name, True, marks=[pytest.mark.slow] * (name != "shared_views")) for name in CASES]
 
 
 @pytest.mark.parametrize(("name", "autocast"), [*((name, False) for name in CASES), *BF16])

@@ -111,6 +111,7 @@ def swap_ops(graph: torch.fx.Graph) -> list[str]:
     return [str(node.target) for node in graph.nodes if str(node.target).startswith("lmswap")]
 
 
+@pytest.mark.slow
 def test_policies_give_the_bits_of_plain_inductor_and_retained_graphs_run_twice(compiled):
     expected = plain("dense", retain_graph=True, num_steps=1)
     for policy in ("swap_all", "recompute"):

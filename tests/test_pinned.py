@@ -108,6 +108,7 @@ def test_what_is_read_is_what_was_written(plans):
     assert PinnedPlans.from_json(plans.to_json()) == plans
 
 
+@pytest.mark.slow
 @given(pinned_plans(), st.data())
 def test_a_damaged_file_is_refused_or_still_keeps_every_rule(plans, data):
     try:
@@ -117,6 +118,7 @@ def test_a_damaged_file_is_refused_or_still_keeps_every_rule(plans, data):
     assert PinnedPlans.from_json(read.to_json()) == read
 
 
+@pytest.mark.slow
 @given(pinned_plans())
 def test_a_decision_stands_on_a_line_of_its_own(plans):
     lines = [line.strip() for line in plans.to_json().splitlines()]

@@ -71,7 +71,14 @@ def test_the_second_start_neither_times_ops_nor_plans_and_gives_the_same_bits(mo
     assert plan_files()[0].stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.parametrize("changed", [{"policy": "tflms"}, {"min_swap_bytes": 2 * SMALL}, {"budget": "1GiB"}])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"policy": "tflms"},
+        pytest.param({"min_swap_bytes": 2 * SMALL}, marks=pytest.mark.slow),
+        pytest.param({"budget": "1GiB"}, marks=pytest.mark.slow),
+    ],
+)
 def test_other_options_are_planned_for_themselves(changed):
     train()
     assert train(**changed)[1].plan_origin.startswith("made in")
@@ -102,7 +109,9 @@ def damages():
     return [cut, outlive, boast, shorten, misnumber]
 
 
-@pytest.mark.parametrize("damage", damages())
+@pytest.mark.parametrize(
+    "damage", [pytest.param(damage, marks=[pytest.mark.slow] * (number > 0)) for number, damage in enumerate(damages())]
+)
 def test_a_damaged_plan_is_made_again_and_mended(damage, caplog):
     expected, _ = train()
     (path,) = plan_files()
@@ -140,6 +149,7 @@ def test_a_prediction_that_is_off_is_made_again_once_from_what_was_measured(monk
     assert train(num_steps=3)[1].predicted_seconds == pytest.approx(report.predicted_seconds)  # remembered
 
 
+@pytest.mark.slow
 def test_a_plan_that_stays_is_predicted_by_what_was_measured(monkeypatch):
     monkeypatch.setattr(feedback, "TOLERANCE", 1e6)
     monkeypatch.setattr(lessons, "_WORTH_SEARCHING", 1e6)
@@ -325,7 +335,7 @@ def leaving(nbytes: int, planned: Allowance) -> Allowance:
 @pytest.mark.cpu_only("its bytes are those of a step on the CPU")
 @pytest.mark.usefixtures("no_garbage")
 @pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")  # which asks the real process
-@pytest.mark.parametrize("step", [3, 4])
+@pytest.mark.parametrize("step", [3, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_growth_beyond_the_margin_is_planned_for(step, monkeypatch):
     monkeypatch.setattr(feedback, "TOLERANCE", 1e6)
     monkeypatch.setattr(lessons, "_WORTH_SEARCHING", 1e6)  # or step 3's search may find a plan that needs less
@@ -377,6 +387,7 @@ def hasty_auto(problem, *, effort=1):
     return replace(plan_swap_all(problem), policy="auto") if effort == 1 else plan_auto(problem, effort=effort)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"compiler": "eager"}, {"policy": "recompute"}], ids=str)
 def test_what_a_step_took_is_compared_op_by_op(options, monkeypatch):
     given = []

@@ -64,11 +64,12 @@ def test_disable_leaves_zeros_and_training_stays_the_same(wipe):
     ("enable", "end", "code"),
     [
         ("lmswap.enable(case.make(), policy='swap_all', min_swap_bytes=4096, wipe=True)", "raise RuntimeError", 1),
-        (
+        pytest.param(
             "torch.compile(case.make(), backend='lmswap', "
             "options={'policy': 'swap_all', 'min_swap_bytes': 4096, 'wipe': True})",
             "sys.exit(3)",
             3,
+            marks=pytest.mark.slow,
         ),
     ],
 )

@@ -77,15 +77,16 @@ def sampled(case):
 
 DRAWN = [case.model for case in cases(["operators"], paths=["hooks"]) if sampled(case)]
 CASES = [
-    (package, model)
+    # Dynamo takes seconds to trace recurrent cells, which hooks serve as well.
+    pytest.param(package, model, path, marks=[pytest.mark.slow] * (package == "recurrent" and path == "graphs"))
     for package, models in {**HARD, "drawn": [*DRAWN, "nn.functional.dropout", "transpose"]}.items()
     for model in models
+    for path in PATHS
 ]
 
 
 @pytest.mark.filterwarnings("ignore")  # Dynamo's, of what it cannot trace
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize(("package", "model"), CASES)
+@pytest.mark.parametrize(("package", "model", "path"), CASES)
 def test_some_of_what_torch_tests_itself_with_has_its_bits(memory, package, model, path):
     zoo = importlib.import_module(run.PACKAGES["operators" if package == "drawn" else package])
     found = list(check_all(islice(zoo.trials(model), FEW), path, ["swap_all"], memory))
@@ -213,6 +214,7 @@ def test_torchs_own_tracing_trains_to_plain_bits_where_it_changes_nothing(memory
     assert train(trial(Deep), TRACED, memory).bits == train(trial(Deep), PLAIN, memory).bits
 
 
+@pytest.mark.slow
 def test_trials_of_a_group_train_together_and_apart_where_they_do_not_pass(memory, monkeypatch):
     trials = [trial(Deep, batch, name=str(batch), group="all") for batch in (8, 16, 24)]
     (found,) = check_all(iter(trials), "hooks", ["swap_all"], memory)
@@ -314,6 +316,7 @@ def hang(case, sender):
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "limit", "reason"), [(die, 500, "its process ended with 3"), (hang, 1, "took more than 1 seconds")]
 )

@@ -65,6 +65,7 @@ def tiny(monkeypatch):
     monkeypatch.setitem(tasks.TASKS["small"], "gpt", gpt)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["torch.checkpoint", "eager"])
 def test_peers_train_the_same_model_on_the_same_data(tiny, way):
     found = run_cell(replace(CELL, way=way, percent=50))
@@ -90,6 +91,7 @@ def die(cell, wait_for_turn):
     return replace(RAN, cell=cell)
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_is_an_outcome_and_the_others_go_on(monkeypatch):
     monkeypatch.setattr(run, "run_cell", die)
     dead, alive = run.run_in_turns([replace(CELL, way="eager"), CELL])

@@ -92,6 +92,7 @@ def test_bf16_trains_and_differs_from_fp32(plain, plain_run):
     assert result.tensor_peak_bytes < plain_run.tensor_peak_bytes
 
 
+@pytest.mark.slow
 def test_the_block_head_trains(plain, plain_run):
     assert run(replace(plain, head="block", steps=1), lambda _: None).loss_bits[0] != plain_run.loss_bits[0]
 

@@ -83,6 +83,7 @@ def test_a_training_killed_at_any_write_resumes_with_the_same_bits(settings, dat
     assert_same_training(settings.output, whole)
 
 
+@pytest.mark.slow
 def test_a_training_killed_at_random_moments_resumes_with_the_same_bits(settings, data, uninterrupted):
     chance = random.Random(1)
     for _ in range(3):

@@ -197,6 +197,7 @@ def test_what_was_found_stays_mended(source, engine):
         assert planned.num_swaps > 0
 
 
+@pytest.mark.slow
 @cases(25)
 @given(model=models(), seed=st.integers(0, 2**16))
 def test_a_random_model_under_a_random_plan_gives_the_same_bits(model, seed, engine):

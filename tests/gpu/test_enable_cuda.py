@@ -12,7 +12,12 @@ pytestmark = [
 ]
 SMALL = 4096
 ALONE = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="no other GPU to swap to")
-TIERS = ["host", "disk", "compressed", pytest.param("peer", marks=ALONE)]
+TIERS = ("host", "disk", "compressed", "peer")
+
+
+def on(tier, *values, is_slow):
+    """A test's parameters, ``tier`` the last of them."""
+    return pytest.param(*values, tier, marks=[ALONE] * (tier == "peer") + [pytest.mark.slow] * is_slow)
 
 
 @pytest.fixture(autouse=True)
@@ -44,17 +49,10 @@ def train(case: Case, policy: str, *, tier: str = "host", budget: int | str = "a
     return results, report
 
 
-# Each tier with two networks; the others take minutes, and the demo trains the U-Net here.
-QUICK = {("encoder", "host"), *((name, tier) for name in ("resnet_channels_last", "shared_views") for tier in TIERS)}
-
-
+# Others take minutes on an emulated GPU, where the demo trains the U-Net.
 @pytest.mark.parametrize(
     ("name", "tier"),
-    [
-        pytest.param(name, tier, marks=[pytest.mark.slow] * ((name, tier) not in QUICK))
-        for name in CASES
-        for tier in TIERS
-    ],
+    [on(tier, name, is_slow=name not in {"resnet_channels_last", "shared_views"}) for name in CASES for tier in TIERS],
 )
 @pytest.mark.filterwarnings("default")  # some CUDA kernels have no deterministic form, and say so
 def test_every_policy_gives_the_same_bits(name, tier):
@@ -90,7 +88,7 @@ def test_what_a_model_makes_on_the_host_stays_there():
     assert report.swapped_out_bytes > 0
 
 
-@pytest.mark.parametrize("tier", ["disk", *(pytest.param(t, marks=pytest.mark.slow) for t in TIERS if t != "disk")])
+@pytest.mark.parametrize("tier", [on(tier, is_slow=tier != "disk") for tier in TIERS])
 @pytest.mark.filterwarnings("default")
 def test_verified_and_wiped_steps_are_the_same_steps(tier):
     expected, _ = train(CASES["encoder"], "none")

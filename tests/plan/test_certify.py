@@ -84,6 +84,7 @@ def test_bound_is_below_the_optimum_of_tiny_steps(tight, machine):
     assert bound(step, machine, budget_bytes).seconds <= optimum(step, machine, budget_bytes) * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.data(), steps(), machines(), st.integers(0, 3))
 def test_bound_is_below_every_policys_plan(data, step, machine, min_swap_bytes):

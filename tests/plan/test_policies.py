@@ -378,6 +378,7 @@ def test_plans_fit_the_budget_and_pass_the_verifier(policy, data, step, machine)
     verify(step.program, step.costs, machine, plan)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["swap_all", "auto"])
 @given(data=st.data(), step=steps(), machine=machines(), other=machines())
 def test_a_plan_that_is_priced_again_is_the_same_with_figures_of_the_new_costs(policy, data, step, machine, other):
@@ -395,6 +396,7 @@ def test_a_plan_that_is_priced_again_is_the_same_with_figures_of_the_new_costs(p
     assert sum(costs.seconds) * (1 - 1e-12) <= priced.certificate.seconds <= priced.predicted_seconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", SEARCHES)
 @given(step=steps(), machine=machines())
 def test_the_budget_that_a_search_names_is_feasible(policy, step, machine):
@@ -432,6 +434,7 @@ def test_no_policy_is_faster_than_auto(data, step, machine):
     assert seconds["auto"] <= min(seconds.values()) * (1 + 1e-12)  # the same seconds, summed in another order
 
 
+@pytest.mark.slow
 @given(data=st.data(), step=steps(most_ops=6), machine=machines())
 def test_more_budget_is_never_slower(data, step, machine):
     budget_bytes = data.draw(st.integers(0, peak_of(step)), label="budget")

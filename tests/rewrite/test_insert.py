@@ -70,7 +70,12 @@ def unswapped(name: str):
 
 
 @pytest.mark.parametrize(
-    ("name", "seed"), [(name, seed) for name in CASES for seed in range(1 if name == "unet3d" else 2)]
+    ("name", "seed"),
+    [
+        pytest.param(name, seed, marks=[pytest.mark.slow] * (seed == 1 or name == "unet3d"))
+        for name in CASES
+        for seed in range(1 if name == "unet3d" else 2)
+    ],
 )
 def test_any_valid_plan_gives_the_same_bits_as_no_plan(name, seed):
     expected = unswapped(name)
