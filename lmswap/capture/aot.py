@@ -22,6 +22,7 @@ from lmswap.capture.arrival import Arrival, trains_together
 from lmswap.capture.draws import keep_states, settle_draws
 from lmswap.capture.gates import hand_on
 from lmswap.capture.retrace import retrace
+from lmswap.capture.sums import SummedInside
 from lmswap.capture.tangents import Tangents, allow_other_layouts, guess_again
 from lmswap.capture.whole import whole_operators
 from lmswap.errors import CaptureError
@@ -103,7 +104,8 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Graph
     def compile_backward(graph: fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
         backward, (tangents,) = handler.compiled_backward(graph), coming
         num_results = len(graph.graph.find_nodes(op="output")[0].args[0])
-        return boxed(lambda arguments: hand_on(tangents.run(backward, arguments), num_results))
+        sums = SummedInside(graph.graph, handler.note)
+        return boxed(lambda arguments: hand_on(sums.watch(tangents.run(backward, arguments)), num_results))
 
     def compile_inference(graph: fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
         retrace(graph.graph, (), handler.made)

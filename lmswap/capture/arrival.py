@@ -19,12 +19,24 @@ import torch
 from torch import Tensor, distributed, fx
 from torch.autograd.graph import Node
 
-from lmswap.capture.gates import pass_gate
+from lmswap.capture.gates import behind_gate, pass_gate
+
+End = tuple[Any, int]  # the autograd node that takes a gradient, None for nobody, and as which of its inputs
 
 
 def trains_together() -> bool:
     """Whether this process is one of several that torch.distributed has joined."""
     return distributed.is_available() and distributed.is_initialized()
+
+
+def taker(end: End, shape: torch.Size) -> End:
+    """Who takes a gradient of ``shape`` that a region's node gives to ``end``, behind what `Arrival` put there."""
+    node, number = behind_gate(end)
+    if node is not None and node.name() == "ExpandBackward0":
+        (following, _), *_ = node.next_functions
+        if getattr(getattr(following, "variable", None), "shape", None) == shape:
+            return following, 0
+    return node, number
 
 
 class Arrival:

@@ -83,6 +83,13 @@ def hand_on(handing: Handing, num_results: int) -> Sequence[Any]:
     return [None] * num_results
 
 
+def behind_gate(end: tuple[Any, int]) -> tuple[Any, int]:
+    """The node that takes what ``end`` is given, and as which of its inputs; gates only pass it on."""
+    node, number = end
+    behind: tuple[Any, int] = node.next_functions[number] if _is_gate(node) else end
+    return behind
+
+
 def _gates(num_results: int) -> dict[Any, list[int | None]]:
     """The gates that all results go through, and which; none if one goes elsewhere, or a gate will not run."""
     node: Any = torch._C._current_autograd_node()
