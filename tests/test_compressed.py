@@ -1,6 +1,7 @@
 """Host memory that holds swapped tensors compressed: plain torch's bits, in fewer bytes, within the host budget."""
 
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -30,11 +31,24 @@ class Rectified(nn.Module):
         return x
 
 
-def sparse() -> torch.Tensor:
-    return torch.where(torch.rand(512, 512) < 0.1, torch.randn(512, 512), 0.0)  # a product would have -0.0
+class Mixing(nn.Module):
+    """A chain whose tensors take longer to compute than to swap, and are as sparse as its batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(512))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(8):
+            x = torch.relu(x @ self.weight)
+        return x
 
 
-RECTIFIED = Case(Rectified, sparse)
+def sparse(rows: int = 512) -> torch.Tensor:
+    return torch.where(torch.rand(rows, 512) < 0.1, torch.randn(rows, 512), 0.0)  # a product would have -0.0
+
+
+RECTIFIED, MIXING = Case(Rectified, sparse), Case(Mixing, partial(sparse, 2048))
 
 
 def train(case: Case, *, batch=None, num_steps: int = 3, tier: str = "compressed", **options):
@@ -123,6 +137,19 @@ def test_tensors_that_compress_less_than_before_are_told_of_and_planned_for():
         )
     assert any("compressed tensors took" in note for note in report.notes)
     assert unplanned.tier_resident_bytes == 0
+
+
+def test_where_they_compress_less_a_plan_that_can_computes_again_what_there_is_no_room_for():
+    _, unplanned = train(MIXING, policy="none", num_steps=2)
+    options = {"policy": "auto", "num_steps": 5, "budget": tight_budget(unplanned, 0.6)}
+    _, sparse_ones = train(MIXING, **options)
+    assert sparse_ones.swapped_out_bytes > 0
+    limit_bytes = sparse_ones.tier_planned_bytes // 4
+    with pytest.warns(BudgetExceeded, match="compressed tensors took "):
+        _, report = train(MIXING, **options, host_budget=limit_bytes, batch=lambda: torch.rand(2048, 512))
+    assert any(note.startswith("replanned after step 1: compressed tensors took ") for note in report.notes)
+    assert report.recomputed_bytes > 0
+    assert report.swapped_out_bytes <= limit_bytes
 
 
 def test_a_limit_that_is_kept_is_not_warned_of():
