@@ -80,4 +80,4 @@ def _is_hooked(node: Any) -> bool:
 
 def _identity(gradient: Tensor) -> tuple[int, int]:
     """Another where something was added, in place or not."""
-    return gradient.data_ptr(), gradient._version
+    return gradient.data_ptr() if gradient.layout is torch.strided else id(gradient), gradient._version
