@@ -153,13 +153,13 @@ def is_benchmark(command: str) -> bool:
 
 
 def run_here() -> list[Any]:
-    """The commands of lmswap; those that measure the whole machine take half a minute."""
-    measuring = {"lmswap doctor", "lmswap links"}
-    return [
-        pytest.param(command, marks=[pytest.mark.slow] * (command in measuring))
-        for command in commands()
-        if command.startswith("lmswap") and not is_benchmark(command)
-    ]
+    """The commands of lmswap; two measure the whole machine, others differ from one that is quick in an argument."""
+    plan = "lmswap plan program.json --budget"
+    slow = {"lmswap doctor", "lmswap links", "lmswap diff one.json one.json", f"{plan} 2GiB"}
+    slow.add(f"{plan} 40% --effort 4 --json")
+    here = [command for command in commands() if command.startswith("lmswap") and not is_benchmark(command)]
+    assert slow < set(here)
+    return [pytest.param(command, marks=[pytest.mark.slow] * (command in slow)) for command in here]
 
 
 @pytest.mark.parametrize("command", run_here())
