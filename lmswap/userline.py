@@ -13,12 +13,13 @@ import torch
 _LMSWAP = Path(__file__).parent
 # What ends a context that lmswap or torch wrote as a generator is called from contextlib.
 _NOT_THE_USERS = (f"{Path(torch.__file__).parent}/", f"{_LMSWAP}/", contextlib.__file__)
+_BENCH = f"{_LMSWAP}/bench/"  # networks and scripts that use lmswap as anybody's do
 _MODEL_CALL = str(_LMSWAP / "modelcall.py")
 
 
 def is_users(path: str) -> bool:
     """Whether a file is the user's, who may have folders called torch or lmswap."""
-    return not path.startswith(_NOT_THE_USERS)
+    return path.startswith(_BENCH) or not path.startswith(_NOT_THE_USERS)
 
 
 def users_frame() -> FrameType:

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import torch
 
+import lmswap
 from lmswap import userline
+from lmswap.bench.unet3d.network import DecoderLevel
 from lmswap.userline import is_users, users_frame
 
 
@@ -25,3 +27,10 @@ def test_where_a_thread_runs_no_code_of_the_users_it_is_where_the_main_thread_wa
     while not found:
         pass
     assert found == [__file__]
+
+
+def test_the_benchmarks_network_counts_as_the_users():
+    model = lmswap.enable(DecoderLevel(8, 4), policy="swap_all", budget="1GiB")
+    model(torch.randn(1, 8, 4, 4, 4), torch.randn(1, 4, 8, 8, 8)).sum().backward()
+    assert any("network.py:" in op.source for op in lmswap.program(model).ops)
+    lmswap.disable(model)
