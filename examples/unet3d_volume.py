@@ -23,6 +23,21 @@ def read_volume(path: str | None, side: int) -> torch.Tensor:
     return (volume - volume.mean()) / volume.std()
 
 
+def train(volume: torch.Tensor, budget: str, steps: int) -> UNet3d:
+    """The network after some steps within the budget."""
+    truth = (volume > 1).float()  # bright voxels: a stand-in for a label map
+    model = UNet3d(modalities=1, labels=1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    lmswap.enable(model, budget=budget)
+    for step in range(steps):
+        loss = weighted_dice_loss(model(volume), truth)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print(f"step {step}: loss {loss.item():.4f}")
+    return model
+
+
 def main() -> None:
     """Trains, and says what the memory was and what the swapping cost."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -33,17 +48,7 @@ def main() -> None:
     options = parser.parse_args()
 
     torch.manual_seed(0)
-    volume = read_volume(options.volume, options.side)
-    truth = (volume > 1).float()  # bright voxels: a stand-in for a label map
-    model = UNet3d(modalities=1, labels=1)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    lmswap.enable(model, budget=options.budget)
-    for step in range(options.steps):
-        loss = weighted_dice_loss(model(volume), truth)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        print(f"step {step}: loss {loss.item():.4f}")
+    model = train(read_volume(options.volume, options.side), options.budget, options.steps)
     print(lmswap.report(model))
     lmswap.disable(model)
 

@@ -136,16 +136,13 @@ def test_make_knows_each_target(command):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.fixture(scope="module")
-def plan_file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    path = tmp_path_factory.mktemp("plan") / "step.json"
+def write_plan(path: Path) -> None:
     names: dict[str, Any] = {}
     exec(PREAMBLE, names)
     model, (x, y) = lmswap.enable(names["model"], budget="6GiB"), names["loader"][0]
     names["criterion"](model(x), y).backward()
     lmswap.save_plan(model, path)
     lmswap.disable(model)
-    return path.read_bytes()
 
 
 def is_benchmark(command: str) -> bool:
@@ -163,15 +160,15 @@ def run_here() -> list[Any]:
 
 
 @pytest.mark.parametrize("command", run_here())
-def test_each_command_runs(command, tmp_path, plan_file):
+def test_each_command_runs(command, tmp_path):
     (tmp_path / "program.json").write_text(load_program("unet3d_96").to_json())
     script = training_script()
     if command.startswith("lmswap verify"):  # a model this small swaps nothing by itself, so nothing would be verified
         script = script.replace('"6GiB"', '"6GiB", policy="swap_all"')
     (tmp_path / "train.py").write_text(script)
     if command.startswith("lmswap diff"):
-        for name in ("one.json", "other.json"):
-            (tmp_path / name).write_bytes(plan_file)
+        write_plan(tmp_path / "one.json")
+        (tmp_path / "other.json").write_bytes((tmp_path / "one.json").read_bytes())
     words = [str(Path(sys.executable).with_name("lmswap")), *shlex.split(command)[1:]]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -12,8 +12,6 @@ from pathlib import Path
 import torch
 
 import lmswap
-from lmswap.bench.unet3d.loss import weighted_dice_loss
-from lmswap.bench.unet3d.network import UNet3d
 
 ROOT = Path(__file__).parent.parent.parent
 SIDE, BUDGET, STEPS = 64, "350MiB", 8  # after the fourth step the plan is final
@@ -25,15 +23,7 @@ def main() -> None:
     example = importlib.import_module("examples.unet3d_volume")
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    volume = example.read_volume(None, SIDE)
-    truth = (volume > 1).float()
-    model = UNet3d(modalities=1, labels=1)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    lmswap.enable(model, budget=BUDGET)
-    for _ in range(STEPS):
-        weighted_dice_loss(model(volume), truth).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    model = example.train(example.read_volume(None, SIDE), BUDGET, STEPS)
     report = lmswap.report(model)
     sys.stdout.write(f"{report}\n\n{lmswap.explain(model)}\n")
     report.plot(ROOT / "docs" / "pictures" / "report.svg")

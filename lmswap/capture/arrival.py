@@ -19,9 +19,7 @@ import torch
 from torch import Tensor, distributed, fx
 from torch.autograd.graph import Node
 
-from lmswap.capture.gates import behind_gate, pass_gate
-
-End = tuple[Any, int]  # the autograd node that takes a gradient, None for nobody, and as which of its inputs
+from lmswap.capture.gates import End, behind_gate, pass_gate
 
 
 def trains_together() -> bool:

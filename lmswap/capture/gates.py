@@ -20,6 +20,8 @@ from torch import Tensor
 from lmswap.errors import CaptureError
 from lmswap.execute.parts import Handing, all_of
 
+End = tuple[Any, int]  # the autograd node that takes a gradient, None for nobody, and as which of its inputs
+
 
 class _Gate(torch.autograd.Function):
     """Passes tensors on; their gradients are those that come, or those that a backward makes for it."""
@@ -83,10 +85,10 @@ def hand_on(handing: Handing, num_results: int) -> Sequence[Any]:
     return [None] * num_results
 
 
-def behind_gate(end: tuple[Any, int]) -> tuple[Any, int]:
-    """The node that takes what ``end`` is given, and as which of its inputs; gates only pass it on."""
+def behind_gate(end: End) -> End:
+    """Who takes what ``end`` is given: gates only pass it on."""
     node, number = end
-    behind: tuple[Any, int] = node.next_functions[number] if _is_gate(node) else end
+    behind: End = node.next_functions[number] if _is_gate(node) else end
     return behind
 
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, fx
 from torch.utils.hooks import RemovableHandle
 
-from lmswap.capture.arrival import End, taker
+from lmswap.capture.arrival import taker
+from lmswap.capture.gates import End
 from lmswap.capture.whole import ROUNDED_OTHERWISE
 from lmswap.execute.parts import Handing, Results
 
@@ -30,7 +31,7 @@ class SummedInside:
 
     def watch(self, handing: Handing) -> Handing:
         """``handing`` as it is, of the region's node that autograd runs now."""
-        if not self._positions:
+        if self._is_told or not self._positions:
             return handing
         node: Any = torch._C._current_autograd_node()
         ends: dict[int, End] = {position: node.next_functions[position] for position in self._positions}
@@ -44,7 +45,7 @@ class SummedInside:
 
     def _expect(self, end: End, position: int, gradient: Tensor | None) -> None:
         """Looks at what ``end`` is given in this backward: ``gradient`` alone, or with others added to it."""
-        if self._is_told or gradient is None:
+        if gradient is None:
             return
         node, number = taker(end, gradient.shape)
         if node is None or _is_hooked(node):
