@@ -10,6 +10,8 @@ from typing import Any
 from torch import fx
 from torch.fx.graph import _BoxedCodeGen
 
+from lmswap.execute.ops import COPIES
+
 BoxedFunction = Callable[[list[Any]], Any]
 
 
@@ -82,6 +84,8 @@ def gather_projections(graph: fx.Graph) -> None:
 
 def compile_boxed(module: fx.GraphModule) -> BoxedFunction:
     """Compiles ``module`` to a function of one list, which it empties, so that inputs too die at their last use."""
+    for node in module.graph.nodes:
+        node.target = COPIES.get(node.target, node.target)
     module.graph.set_codegen(_BoxedCodeGen())
     module.recompile()
     return module.forward

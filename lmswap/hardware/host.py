@@ -70,14 +70,14 @@ def _run_ops(small: torch.Tensor) -> None:
 
 
 def _make_trips(engine: SwapEngine, tier: str, x: torch.Tensor) -> None:
-    """Copies ``x`` out and in again by the operators that stand in graphs."""
+    """Copies ``x`` out and in again by what graphs call."""
     from lmswap.execute import ops
 
-    shape, stride = list(x.shape), list(x.stride())
+    call, shape, stride = ops.COPIES, list(x.shape), list(x.stride())
     for number in range(_TRIPS):
-        token = ops.out_start(x, engine.number, 0, tier, number * _NBYTES, True, x.dtype, shape, stride)
-        ops.out_done(token, x, engine.number)
-        flat = ops.in_start(token, engine.number, 0, _NBYTES, x.device)
-        flat = ops.in_done(flat, token, engine.number)
-        ops.view_bytes(flat, x.dtype, shape, stride, 0, False, False)
+        token = call[ops.out_start](x, engine.number, 0, tier, number * _NBYTES, True, x.dtype, shape, stride)
+        call[ops.out_done](token, x, engine.number)
+        flat = call[ops.in_start](token, engine.number, 0, _NBYTES, x.device)
+        flat = call[ops.in_done](flat, token, engine.number)
+        call[ops.view_bytes](flat, x.dtype, shape, stride, 0, False, False)
     engine.native.take_records()

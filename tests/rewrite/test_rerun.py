@@ -157,6 +157,10 @@ def storages(values) -> dict[StorageWeakRef, int]:
     return {StorageWeakRef(t.untyped_storage()): t.untyped_storage().nbytes() for t in tensors}
 
 
+# By which `lmswap.execute.ops.view_bytes` shows memory as another tensor.
+OF_VIEWS = (torch.ops.aten.empty.memory_format, torch.ops.aten.set_.source_Storage_storage_offset)
+
+
 class Held(TorchDispatchMode):
     """Notes after each op how many bytes of what ops have made, and of what is put into ``made``, are held."""
 
@@ -167,7 +171,7 @@ class Held(TorchDispatchMode):
 
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
         result = op(*args, **kwargs or {})
-        if op.namespace != "lmswap":
+        if op.namespace != "lmswap" and op not in OF_VIEWS:
             given = storages(args)
             self.made |= {storage: nbytes for storage, nbytes in storages(result).items() if storage not in given}
             self.curve.append(sum(nbytes for storage, nbytes in self.made.items() if not storage.expired()))
