@@ -57,23 +57,27 @@ test-all: lint test-python-all
 	@$(MAKE) --no-print-directory test-cpp SANITIZERS="none thread address" CPP_TESTS=
 	$(BIN)/python -m benchmarks.tests_kept build/tests.xml
 
-# The editable install builds the C++ extension; C++ sources are listed so that a change builds it again. Without build
-# isolation its objects are there for the next build, and for the wheel that tests/test_wheel.py makes.
+# The editable install builds the C++ extension; C++ sources are listed so that a change builds it again. What builds it
+# lies in a folder for all environments: their objects are then each other's, and those of the wheel that
+# tests/test_wheel.py makes.
 BUILD_TOOLS := scikit-build-core nanobind setuptools-scm cmake ninja
+INSTALL_TOOLS := --target build/tools --upgrade --constraint constraints.txt $(BUILD_TOOLS)
+BUILT_WITH_TOOLS := PYTHONPATH=$(CURDIR)/build/tools
 $(VENV)/ready: pyproject.toml constraints.txt $(shell find csrc -type f -not -name '.*')
 	@echo "Setting up $(VENV) with $(PYTHON)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --upgrade pip
 	@echo "Setting up $(VENV): torch, 200 MB, or some 3 GB where it comes with CUDA; a minute or more"
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt torch $(BUILD_TOOLS)
+	@$(BIN)/python -m pip install --quiet $(INSTALL_TOOLS)
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	@echo "Setting up $(VENV): lmswap, its C++ extension compiled, and its tools, 200 MB; two minutes"
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	@$(BUILT_WITH_TOOLS) $(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	@touch $@
 
 # What only some targets need: the extra of pyproject.toml that has this name.
 $(VENV)/%-ready: $(VENV)/ready
 	@echo "Setting up $(VENV): packages for $*; a minute"
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev,$*]'
+	@$(BUILT_WITH_TOOLS) $(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev,$*]'
 	@touch $@
 
 lint: $(VENV)/ready
@@ -111,7 +115,7 @@ test-gpu:
 	  then $(MAKE) --no-print-directory test-real-gpu; else $(MAKE) --no-print-directory test-emulated-gpu; fi
 
 TESTS ?= tests/gpu tests/emulated_gpu $(addprefix tests/test_,$(addsuffix .py,$(ON_A_DEVICE)))
-ON_A_DEVICE := enable faults fork hard_cases plain_bits recompute remembered reports unusual_uses verification warnings
+ON_A_DEVICE := distributed enable faults fork hard_cases pinned plain_bits recompute remembered reports unusual_uses verification warnings
 
 test-real-gpu: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --device cuda $(TESTS)
@@ -139,7 +143,8 @@ $(GPU_VENV)/installed: pyproject.toml constraints.txt $(shell find csrc -type f 
 	@mkdir -p build
 	@$(GPU_BIN)/python tests/emulated_gpu/requirements.py > build/requirements-gpu.txt
 	@$(GPU_BIN)/python -m pip install --quiet --no-warn-conflicts --constraint constraints.txt --requirement build/requirements-gpu.txt
-	@$(GPU_BIN)/python -m pip install --quiet --no-warn-conflicts --no-deps --no-build-isolation --editable .
+	@$(GPU_BIN)/python -m pip install --quiet --no-warn-conflicts $(INSTALL_TOOLS)
+	@$(BUILT_WITH_TOOLS) $(GPU_BIN)/python -m pip install --quiet --no-warn-conflicts --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(GPU_VENV)/ready: $(GPU_VENV)/installed $(shell find tests/emulated_gpu -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt -o -name build.py)

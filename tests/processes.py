@@ -1,8 +1,12 @@
 """Processes that train together: how tests start some, and wait until they have ended."""
 
+import os
 import time
 
+import torch
 import torch.multiprocessing as mp
+
+from tests.emulated_gpu import machine
 
 
 def start(target, world, *args):
@@ -11,6 +15,20 @@ def start(target, world, *args):
     for process in processes:
         process.start()
     return processes
+
+
+def take_gpu(rank, world):
+    """Gives this process the GPU of its rank, an emulated one where they are: it has all that names no device."""
+    if machine.is_built():
+        os.environ["EMULATED_GPU_DEVICES"] = str(world)
+        machine.start()
+    torch.cuda.set_device(rank)
+    torch.set_default_device("cuda")
+
+
+def take_violations():
+    """What this process did wrong on the emulated GPU, if it has one."""
+    return machine.take_violations() if machine.is_started() else []
 
 
 def end(processes, seconds):

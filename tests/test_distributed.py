@@ -1,7 +1,8 @@
 """Processes that train together have the bits that they have without lmswap: DistributedDataParallel and FSDP2.
 
-Processes are started once and run all cases over gloo, each with a process group of its own. A case trains twice in
-the same processes, without lmswap and with it; every rank compares for itself.
+Processes are started once and run all cases, each with a process group of its own: over gloo on CPUs, over NCCL on
+GPUs, of which the emulated ones come with an NCCL that is emulated too. A case trains twice in the same processes,
+without lmswap and with it; every rank compares for itself.
 """
 
 import contextlib
@@ -33,9 +34,11 @@ from lmswap.hardware import measure
 from lmswap.ir.machine import Link, Machine, Rate, Tier
 from lmswap.plan import feedback, make_plan
 from lmswap.session import planner
-from tests.processes import end, start
+from tests.emulated_gpu import machine
+from tests.processes import end, start, take_gpu, take_violations
 
-pytestmark = [pytest.mark.cpu_only("gloo, on CPUs"), pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.timeout(1200)
+over_gloo = pytest.mark.cpu_only("by what gloo says, or by made-up measurements of CPUs")
 
 _TIMEOUT = timedelta(seconds=300)  # of a collective: a busy machine is no deadlock
 _WIDTH = 64
@@ -143,7 +146,7 @@ def wrapped(network, ddp):
 
 
 def sharded(network, options):
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = init_device_mesh(torch.get_default_device().type, (dist.get_world_size(),))
     for layer in network.layers:
         fully_shard(layer, mesh=mesh, **options)
     return fully_shard(network, mesh=mesh, **options)
@@ -247,15 +250,18 @@ def outcome(case):
     return {"compared": len(actual), "differing": differing, "exceeded": exceeded, **told}
 
 
-def run_cases(rank, world, folder, names):
+def run_cases(rank, world, folder, names, device):
     """Runs the cases of ``world`` processes as one of them; an error in one is told, and the next begins."""
     torch.set_num_threads(1)
+    if device == "cuda":
+        take_gpu(rank, world)
+    backend = {"cpu": "gloo", "cuda": "nccl"}[device]
     parts._LEAST_BYTES = 1  # gradients of these small models, too, are handed over by and by
     for number, case in enumerate(CASES):
         if case.world != world or case.name not in names:
             continue
         store = dist.FileStore(f"{folder}/store-{number}", world)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=_TIMEOUT)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=_TIMEOUT)
         started = time.perf_counter()
         try:
             seen = outcome(case)
@@ -263,7 +269,21 @@ def run_cases(rank, world, folder, names):
             seen = {"error": traceback.format_exc()}
         dist.destroy_process_group()
         seen["seconds"] = time.perf_counter() - started
+        seen["violations"] = take_violations()
         Path(f"{folder}/{case.name}-{rank}.json").write_text(json.dumps(seen))
+
+
+def too_large(device):
+    """Of these numbers of processes, those for which there are not enough GPUs; emulated ones are as many as wanted."""
+    has_enough = device == "cpu" or machine.is_built()
+    return set() if has_enough else {case.world for case in CASES if case.world > torch.cuda.device_count()}
+
+
+@pytest.fixture(autouse=True)
+def has_enough_gpus(request, device):
+    world = request.node.callspec.params["case"].world if "case" in request.fixturenames else 2
+    if world in too_large(device.type):
+        pytest.skip(f"{world} processes want as many GPUs, and here are {torch.cuda.device_count()}")
 
 
 @pytest.fixture(scope="module")
@@ -271,9 +291,9 @@ def seen(request, tmp_path_factory):
     """What every rank saw, by case; processes of one world run all cases of it that tests ask for."""
     folder = tmp_path_factory.mktemp("ranks")
     asked = {case.name for case in CASES for item in request.session.items if f"[{case.name}]" in item.name}
-    names = {*asked, "other plans"}
-    for world in sorted({case.world for case in CASES if case.name in names}):
-        end(start(run_cases, world, str(folder), names), seconds=900)
+    names, device = {*asked, "other plans"}, request.config.getoption("--device")
+    for world in sorted({case.world for case in CASES if case.name in names} - too_large(device)):
+        end(start(run_cases, world, str(folder), names, device), seconds=900)
 
     def of(case):
         files = [folder / f"{case.name}-{rank}.json" for rank in range(case.world)]
@@ -286,6 +306,7 @@ def seen(request, tmp_path_factory):
 def test_every_rank_has_the_bits_that_it_has_without_lmswap(seen, case):
     for rank in seen[case.name]:
         assert "error" not in rank, rank["error"]
+        assert rank["violations"] == []
         assert rank["compared"] > 10
         assert rank["differing"] == []
         assert rank["exceeded"] == []
@@ -343,6 +364,7 @@ def open_files():
             yield str(descriptor.readlink())
 
 
+@over_gloo
 @pytest.mark.parametrize("compiler", ["fx", pytest.param("eager", marks=pytest.mark.slow)])
 def test_when_a_rank_dies_in_mid_step_the_others_are_told_and_leave_nothing(tmp_path, compiler):
     assert end(start(die_within, 2, str(tmp_path), compiler), seconds=400) == [0, 7]
@@ -394,6 +416,7 @@ def plan_together(rank, world, folder):
     dist.destroy_process_group()
 
 
+@over_gloo
 @pytest.mark.slow
 def test_ranks_of_a_machine_measure_together_and_follow_one_plan_where_their_budgets_are_the_same(tmp_path):
     assert end(start(plan_together, 2, str(tmp_path)), seconds=600) == [0, 0]
@@ -443,6 +466,7 @@ def plan_again(rank, world, folder, ranks_that_learn):
     dist.destroy_process_group()
 
 
+@over_gloo
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "ranks_that_learn",
@@ -473,6 +497,7 @@ def enable_alone(rank, world, folder):
     os._exit(0)
 
 
+@over_gloo
 @pytest.mark.slow
 def test_a_rank_that_enables_a_model_alone_is_told_so_and_can(tmp_path):
     assert end(start(enable_alone, 2, str(tmp_path)), seconds=400) == [0, 0]

@@ -28,14 +28,15 @@ def run(*command, **options):
     return done.stdout
 
 
-def pip(*arguments):
-    return run(sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments)
+def pip(*arguments, **options):
+    return run(sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments, **options)
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
-    pip("wheel", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", folder, ROOT)
+    built_with = {**os.environ, "PYTHONPATH": str(ROOT / "build" / "tools")}  # as the editable install was
+    pip("wheel", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", folder, ROOT, env=built_with)
     (path,) = folder.glob("*.whl")
     return path
 

@@ -63,10 +63,10 @@ def _texts(count: int, tokens: int, words: int) -> tuple[Tensor, ...]:
 def networks(*, are_small: bool) -> dict[str, Network]:
     """By name; the large ones are those of benchmarks/programs."""
     side, images, pixels, texts, tokens, words = (
-        (48, 32, 128, 16, 256, 2048) if are_small else (144, 64, 224, 8, 1024, 50257)
+        (96, 64, 128, 16, 256, 2048) if are_small else (144, 64, 224, 8, 1024, 50257)
     )
-    vit = {"layers": 6, "width": 192, "heads": 3} if are_small else {"layers": 12, "width": 768, "heads": 12}
-    gpt = {"layers": 6, "width": 192, "heads": 3} if are_small else {"layers": 24, "width": 1024, "heads": 16}
+    vit = {"layers": 8, "width": 192, "heads": 3} if are_small else {"layers": 12, "width": 768, "heads": 12}
+    gpt = {"layers": 8, "width": 192, "heads": 3} if are_small else {"layers": 24, "width": 1024, "heads": 16}
     bf16 = torch.bfloat16
     return {
         "unet3d": Network(UNet3d, partial(_scan, side), weighted_dice_loss),

@@ -22,6 +22,11 @@ def is_built() -> bool:
     return (_libraries / "libemulated_gpu_kernels.so").exists()
 
 
+def is_started() -> bool:
+    """Whether this process has them, by `start`."""
+    return _driver is not None
+
+
 def start() -> None:
     """Puts the stand-in kernels in the place of torch's own, once for all devices and threads."""
     global _driver, _kernels  # noqa: PLW0603 (one machine for one process)

@@ -9,7 +9,6 @@ import sys
 import tomllib
 from pathlib import Path
 
-_BUILD = "build-system"
 _GROUPS = ("dev", "bench")
 
 
@@ -20,10 +19,9 @@ def of_torch() -> list[str]:
 
 
 def of_lmswap(pyproject: Path) -> list[str]:
-    """Those of its build, of itself and of its tests, but for torch and for lmswap itself."""
-    data = tomllib.loads(pyproject.read_text())
-    project = data["project"]
-    required = [*data[_BUILD]["requires"], *project["dependencies"]]
+    """Those of itself and of its tests, but for torch and for lmswap itself."""
+    project = tomllib.loads(pyproject.read_text())["project"]
+    required = list(project["dependencies"])
     for group in _GROUPS:
         required += project["optional-dependencies"][group]
     return [text for text in required if not re.match(r"torch\b|lmswap\b", text)]

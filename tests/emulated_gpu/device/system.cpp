@@ -9,7 +9,8 @@ namespace {
 
 std::atomic<int> process_state{kSuccess};  // of a forked child, and of a process that is ending
 
-thread_local std::vector<int> current_devices;
+// Never destroyed: a thread's objects end before a process's, and those of torch call as they end.
+thread_local std::vector<int>& current_devices = *new std::vector<int>;
 
 }  // namespace
 

@@ -1,0 +1,278 @@
+// libnccl: collectives of processes, queued on streams as kernels are. Numbers are combined in the order of the ranks.
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "face.h"
+#include "meeting.h"
+
+using namespace emulated_gpu;
+
+namespace {
+
+// As in nccl.h.
+struct Id {
+  char text[128];
+};
+enum Type { kInt8, kUint8, kInt32, kUint32, kInt64, kUint64, kHalf, kFloat, kDouble, kBfloat16, kNumTypes };
+enum Reduction { kSum, kProduct, kMost, kLeast, kMean, kNumReductions };
+constexpr int kVersion = 22809, kOk = 0, kCudaFailed = 1, kInvalid = 4;
+constexpr size_t kBytesOf[kNumTypes] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
+
+// A float of 16 bits, which is computed with as one of 32.
+struct Bfloat16 {
+  uint16_t bits = 0;
+  Bfloat16() = default;
+  Bfloat16(float value) {
+    uint32_t wide;
+    memcpy(&wide, &value, sizeof wide);
+    const bool is_nan = value != value;
+    bits = static_cast<uint16_t>(is_nan ? 0x7fc0 : (wide + 0x7fff + ((wide >> 16) & 1)) >> 16);  // to even
+  }
+  operator float() const {
+    const uint32_t wide = uint32_t{bits} << 16;
+    float value;
+    memcpy(&value, &wide, sizeof value);
+    return value;
+  }
+};
+
+struct Communicator {
+  Communicator(const std::string& name, int rank, int size) : meeting(name, rank, size) {}
+  Meeting meeting;
+  Turns turns;
+  std::mutex mutex;  // held while something is queued
+};
+
+// Those that were made and not given back; what is queued on one keeps it.
+class Communicators {
+ public:
+  void* add(std::shared_ptr<Communicator> communicator) {
+    const std::lock_guard lock(mutex_);
+    void* handle = reinterpret_cast<void*>(++num_handles_ << 12);  // as an address, and never again
+    communicators_.emplace(handle, std::move(communicator));
+    return handle;
+  }
+  std::shared_ptr<Communicator> find(void* handle) {
+    const std::lock_guard lock(mutex_);
+    const auto found = communicators_.find(handle);
+    return found == communicators_.end() ? nullptr : found->second;
+  }
+  std::shared_ptr<Communicator> remove(void* handle) {
+    const std::lock_guard lock(mutex_);
+    const auto node = communicators_.extract(handle);
+    return node.empty() ? nullptr : node.mapped();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<void*, std::shared_ptr<Communicator>> communicators_;
+  uintptr_t num_handles_ = 0;
+};
+
+Communicators& communicators() {
+  static Communicators& all = *new Communicators;  // torch's threads may still ask while the process ends
+  return all;
+}
+
+// What a call with a handle that was given back or never made returns.
+int refuse(const char* call) {
+  System::instance().report(std::string(call) + ": its communicator was given back or never made", kInvalidHandle);
+  return kInvalid;
+}
+
+template <typename T>
+T combine(T a, T b, Reduction reduction) {
+  switch (reduction) {
+    case kProduct:
+      return static_cast<T>(a * b);
+    case kMost:
+      return std::max<T>(a, b);
+    case kLeast:
+      return std::min<T>(a, b);
+    default:
+      return static_cast<T>(a + b);
+  }
+}
+
+template <typename T>
+void reduce_places(const Meeting& meeting, size_t count, Reduction reduction, void* to) {
+  T* result = static_cast<T*>(to);
+  for (size_t i = 0; i < count; ++i) {
+    T value = reinterpret_cast<const T*>(meeting.place(0))[i];
+    for (int rank = 1; rank < meeting.size; ++rank) {
+      value = combine<T>(value, reinterpret_cast<const T*>(meeting.place(rank))[i], reduction);
+    }
+    result[i] = reduction == kMean ? static_cast<T>(value / static_cast<T>(meeting.size)) : value;
+  }
+}
+
+constexpr void (*kReduce[kNumTypes])(const Meeting&, size_t, Reduction, void*) = {
+    reduce_places<int8_t>,  reduce_places<uint8_t>,  reduce_places<int32_t>,  reduce_places<uint32_t>,
+    reduce_places<int64_t>, reduce_places<uint64_t>, reduce_places<_Float16>, reduce_places<float>,
+    reduce_places<double>,  reduce_places<Bfloat16>,
+};
+
+// All ranks lay their part of `from`, if they have one, into their places; then `take` is called with its offset.
+void exchange(Meeting& meeting, const std::byte* from, size_t nbytes,
+              const std::function<void(size_t offset, size_t part)>& take) {
+  for (size_t offset = 0; offset < nbytes; offset += Meeting::kPlaceBytes) {
+    const size_t part = std::min(Meeting::kPlaceBytes, nbytes - offset);
+    if (from != nullptr) memcpy(meeting.place(meeting.rank), from + offset, part);
+    if (!meeting.wait()) return;
+    take(offset, part);
+    if (!meeting.wait()) return;
+  }
+}
+
+std::byte* bytes_of(const void* address) { return static_cast<std::byte*>(DeviceMemory::bytes_of(address)); }
+
+// Queues what `work` does with the bytes of both; a null address is not used. Whatever the streams, what is queued on
+// one communicator runs one after the other.
+int queue(const char* name, const std::shared_ptr<Communicator>& communicator, const void* from, size_t from_bytes,
+          void* to, size_t to_bytes, void* stream,
+          std::function<void(Meeting& meeting, const std::byte* from, std::byte* to)> work) {
+  std::vector<Use> uses;
+  if (from != nullptr) uses.push_back({reinterpret_cast<uintptr_t>(from), from_bytes, false});
+  if (to != nullptr) uses.push_back({reinterpret_cast<uintptr_t>(to), to_bytes, true});
+  const Amount amount{.nbytes = static_cast<double>(from_bytes + to_bytes)};
+  const int code = enter(name, [&](System& system) {
+    const std::lock_guard lock(communicator->mutex);
+    const uint64_t turn = communicator->turns.take();
+    return system.launch(stream, name, uses, amount, [communicator, turn, from, to, work = std::move(work)] {
+      communicator->turns.wait(turn);
+      work(communicator->meeting, from ? bytes_of(from) : nullptr, to ? bytes_of(to) : nullptr);
+      communicator->turns.end(now());
+    });
+  });
+  return code == kSuccess ? kOk : kCudaFailed;
+}
+
+bool is_known(int type, int reduction) {
+  return type >= 0 && type < kNumTypes && reduction >= 0 && reduction < kNumReductions;
+}
+
+int start(void** handle, int size, const Id& id, int rank) {
+  return *handle = communicators().add(std::make_shared<Communicator>(id.text, rank, size)), kOk;
+}
+
+}  // namespace
+
+#define NCCL EXPORTED int
+
+NCCL ncclGetVersion(int* version) { return *version = kVersion, kOk; }
+EXPORTED const char* ncclGetErrorString(int code) { return code == kOk ? "no error" : "an emulated call failed"; }
+EXPORTED const char* ncclGetLastError(void*) { return ""; }
+
+NCCL ncclGetUniqueId(Id* id) { return snprintf(id->text, sizeof id->text, "%s", Meeting::new_name().c_str()), kOk; }
+NCCL ncclCommInitRank(void** handle, int size, Id id, int rank) { return start(handle, size, id, rank); }
+NCCL ncclCommInitRankConfig(void** handle, int size, Id id, int rank, void*) { return start(handle, size, id, rank); }
+NCCL ncclCommInitRankScalable(void** handle, int size, int rank, int, const Id* ids, void*) {
+  return start(handle, size, *ids, rank);
+}
+NCCL ncclCommCount(void* handle, int* count) {
+  const auto communicator = communicators().find(handle);
+  return communicator ? *count = communicator->meeting.size, kOk : refuse(__func__);
+}
+NCCL ncclCommUserRank(void* handle, int* rank) {
+  const auto communicator = communicators().find(handle);
+  return communicator ? *rank = communicator->meeting.rank, kOk : refuse(__func__);
+}
+NCCL ncclCommGetAsyncError(void* handle, int* code) {
+  return communicators().find(handle) ? *code = kOk, kOk : refuse(__func__);
+}
+NCCL ncclCommFinalize(void* handle) { return communicators().find(handle) ? kOk : refuse(__func__); }
+NCCL ncclCommDestroy(void* handle) { return communicators().remove(handle) ? kOk : refuse(__func__); }
+NCCL ncclCommAbort(void* handle) {
+  const auto communicator = communicators().remove(handle);
+  return communicator ? communicator->meeting.leave(), kOk : refuse(__func__);
+}
+
+// What is queued between them waits for nobody: it may be queued one by one.
+NCCL ncclGroupStart() { return kOk; }
+NCCL ncclGroupEnd() { return kOk; }
+
+NCCL ncclAllReduce(const void* from, void* to, size_t count, int type, int reduction, void* handle, void* stream) {
+  const auto communicator = communicators().find(handle);
+  if (!communicator) return refuse(__func__);
+  if (!is_known(type, reduction)) return kInvalid;
+  const size_t nbytes = count * kBytesOf[type];
+  return queue(__func__, communicator, from, nbytes, to, nbytes, stream,
+               [=](Meeting& ranks, const std::byte* own, std::byte* all) {
+                 exchange(ranks, own, nbytes, [&](size_t offset, size_t part) {
+                   kReduce[type](ranks, part / kBytesOf[type], static_cast<Reduction>(reduction), all + offset);
+                 });
+               });
+}
+
+NCCL ncclReduce(const void* from, void* to, size_t count, int type, int reduction, int root, void* handle,
+                void* stream) {
+  const auto communicator = communicators().find(handle);
+  if (!communicator) return refuse(__func__);
+  if (!is_known(type, reduction)) return kInvalid;
+  const size_t nbytes = count * kBytesOf[type];
+  void* result = communicator->meeting.rank == root ? to : nullptr;
+  return queue(__func__, communicator, from, nbytes, result, nbytes, stream,
+               [=](Meeting& ranks, const std::byte* own, std::byte* all) {
+                 exchange(ranks, own, nbytes, [&](size_t offset, size_t part) {
+                   if (all != nullptr)
+                     kReduce[type](ranks, part / kBytesOf[type], static_cast<Reduction>(reduction), all + offset);
+                 });
+               });
+}
+
+NCCL ncclReduceScatter(const void* from, void* to, size_t count, int type, int reduction, void* handle, void* stream) {
+  const auto communicator = communicators().find(handle);
+  if (!communicator) return refuse(__func__);
+  if (!is_known(type, reduction)) return kInvalid;
+  const size_t nbytes = count * kBytesOf[type], size = communicator->meeting.size;
+  return queue(__func__, communicator, from, size * nbytes, to, nbytes, stream,
+               [=](Meeting& ranks, const std::byte* own, std::byte* part_of_all) {
+                 for (int rank = 0; rank < ranks.size; ++rank) {
+                   exchange(ranks, own + rank * nbytes, nbytes, [&](size_t offset, size_t part) {
+                     if (rank != ranks.rank) return;
+                     kReduce[type](ranks, part / kBytesOf[type], static_cast<Reduction>(reduction),
+                                   part_of_all + offset);
+                   });
+                 }
+               });
+}
+
+NCCL ncclAllGather(const void* from, void* to, size_t count, int type, void* handle, void* stream) {
+  const auto communicator = communicators().find(handle);
+  if (!communicator) return refuse(__func__);
+  if (!is_known(type, kSum)) return kInvalid;
+  const size_t nbytes = count * kBytesOf[type], size = communicator->meeting.size;
+  return queue(__func__, communicator, from, nbytes, to, size * nbytes, stream,
+               [=](Meeting& ranks, const std::byte* own, std::byte* all) {
+                 exchange(ranks, own, nbytes, [&](size_t offset, size_t part) {
+                   for (int rank = 0; rank < ranks.size; ++rank)
+                     memcpy(all + rank * nbytes + offset, ranks.place(rank), part);
+                 });
+               });
+}
+
+NCCL ncclBroadcast(const void* from, void* to, size_t count, int type, int root, void* handle, void* stream) {
+  const auto communicator = communicators().find(handle);
+  if (!communicator) return refuse(__func__);
+  if (!is_known(type, kSum)) return kInvalid;
+  const size_t nbytes = count * kBytesOf[type];
+  const void* given = communicator->meeting.rank == root ? from : nullptr;
+  return queue(__func__, communicator, given, nbytes, to, nbytes, stream,
+               [=](Meeting& ranks, const std::byte* own, std::byte* all) {
+                 exchange(ranks, own, nbytes,
+                          [&](size_t offset, size_t part) { memcpy(all + offset, ranks.place(root), part); });
+               });
+}
+
+NCCL ncclBcast(void* both, size_t count, int type, int root, void* handle, void* stream) {
+  return ncclBroadcast(both, both, count, type, root, handle, stream);
+}
