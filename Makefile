@@ -71,13 +71,14 @@ $(VENV)/ready: pyproject.toml constraints.txt $(shell find csrc -type f -not -na
 	@$(BIN)/python -m pip install --quiet $(INSTALL_TOOLS)
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	@echo "Setting up $(VENV): lmswap, its C++ extension compiled, and its tools, 200 MB; two minutes"
-	@$(BUILT_WITH_TOOLS) $(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	@$(BUILT_WITH_TOOLS) $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt 'lmswap[dev]'
 	@touch $@
 
 # What only some targets need: the extra of pyproject.toml that has this name.
 $(VENV)/%-ready: $(VENV)/ready
 	@echo "Setting up $(VENV): packages for $*; a minute"
-	@$(BUILT_WITH_TOOLS) $(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev,$*]'
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt 'lmswap[$*]'
 	@touch $@
 
 lint: $(VENV)/ready

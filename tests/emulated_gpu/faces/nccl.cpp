@@ -1,4 +1,7 @@
 // libnccl: collectives of processes, queued on streams as kernels are. Numbers are combined in the order of the ranks.
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -27,22 +30,18 @@ enum Reduction { kSum, kProduct, kMost, kLeast, kMean, kNumReductions };
 constexpr int kVersion = 22809, kOk = 0, kCudaFailed = 1, kInvalid = 4;
 constexpr size_t kBytesOf[kNumTypes] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
 
-// A float of 16 bits, which is computed with as one of 32.
-struct Bfloat16 {
-  uint16_t bits = 0;
-  Bfloat16() = default;
-  Bfloat16(float value) {
-    uint32_t wide;
-    memcpy(&wide, &value, sizeof wide);
-    const bool is_nan = value != value;
-    bits = static_cast<uint16_t>(is_nan ? 0x7fc0 : (wide + 0x7fff + ((wide >> 16) & 1)) >> 16);  // to even
-  }
-  operator float() const {
-    const uint32_t wide = uint32_t{bits} << 16;
-    float value;
-    memcpy(&value, &wide, sizeof value);
-    return value;
-  }
+// What numbers of a type are computed with.
+template <typename T>
+struct Wide {
+  using Type = T;
+};
+template <>
+struct Wide<c10::Half> {
+  using Type = float;
+};
+template <>
+struct Wide<c10::BFloat16> {
+  using Type = float;
 };
 
 struct Communicator {
@@ -93,32 +92,36 @@ template <typename T>
 T combine(T a, T b, Reduction reduction) {
   switch (reduction) {
     case kProduct:
-      return static_cast<T>(a * b);
+      return a * b;
     case kMost:
-      return std::max<T>(a, b);
+      return std::max(a, b);
     case kLeast:
-      return std::min<T>(a, b);
+      return std::min(a, b);
     default:
-      return static_cast<T>(a + b);
+      return a + b;
   }
 }
 
+// Rounds after each rank, as numbers that travel in their own type.
 template <typename T>
 void reduce_places(const Meeting& meeting, size_t count, Reduction reduction, void* to) {
+  using Number = typename Wide<T>::Type;
   T* result = static_cast<T*>(to);
   for (size_t i = 0; i < count; ++i) {
     T value = reinterpret_cast<const T*>(meeting.place(0))[i];
     for (int rank = 1; rank < meeting.size; ++rank) {
-      value = combine<T>(value, reinterpret_cast<const T*>(meeting.place(rank))[i], reduction);
+      const T other = reinterpret_cast<const T*>(meeting.place(rank))[i];
+      value = static_cast<T>(combine<Number>(static_cast<Number>(value), static_cast<Number>(other), reduction));
     }
-    result[i] = reduction == kMean ? static_cast<T>(value / static_cast<T>(meeting.size)) : value;
+    const Number whole = static_cast<Number>(value);
+    result[i] = reduction == kMean ? static_cast<T>(whole / static_cast<Number>(meeting.size)) : value;
   }
 }
 
 constexpr void (*kReduce[kNumTypes])(const Meeting&, size_t, Reduction, void*) = {
-    reduce_places<int8_t>,  reduce_places<uint8_t>,  reduce_places<int32_t>,  reduce_places<uint32_t>,
-    reduce_places<int64_t>, reduce_places<uint64_t>, reduce_places<_Float16>, reduce_places<float>,
-    reduce_places<double>,  reduce_places<Bfloat16>,
+    reduce_places<int8_t>,  reduce_places<uint8_t>,       reduce_places<int32_t>,   reduce_places<uint32_t>,
+    reduce_places<int64_t>, reduce_places<uint64_t>,      reduce_places<c10::Half>, reduce_places<float>,
+    reduce_places<double>,  reduce_places<c10::BFloat16>,
 };
 
 // All ranks lay their part of `from`, if they have one, into their places; then `take` is called with its offset.
