@@ -25,10 +25,15 @@ case-study: $(VENV)/ready
 	$(BIN)/python -m benchmarks.case_study $(if $(SIZES),--sizes $(SIZES)) $(ARGUMENTS)
 
 # The case studies' rows of several GPUs: RECIPE=resnet50, allreduce, unet3d, efficiency or scale. ARGUMENTS="--ranks 1 2 4"
-# and the like go to it.
+# and the like go to it; DEVICE=emulated runs it on two emulated GPUs, over their NCCL.
 RECIPE ?= unet3d
+ifeq ($(DEVICE),emulated)
+distributed: $(GPU_VENV)/ready
+	EMULATED_GPU_DEVICES=2 $(ON_EMULATED_GPU) -m benchmarks.distributed $(RECIPE) $(ARGUMENTS)
+else
 distributed: $(VENV)/ready
 	$(BIN)/python -m benchmarks.distributed $(RECIPE) $(ARGUMENTS)
+endif
 
 # Models of other packages, which only this installs. ARGUMENTS="--packages timm" and the like choose some.
 conformance: $(VENV)/conformance-ready
@@ -62,7 +67,7 @@ test-all: lint test-python-all
 # tests/test_wheel.py makes.
 BUILD_TOOLS := scikit-build-core nanobind setuptools-scm cmake ninja
 INSTALL_TOOLS := --target build/tools --upgrade --constraint constraints.txt $(BUILD_TOOLS)
-BUILT_WITH_TOOLS := PYTHONPATH=$(CURDIR)/build/tools
+BUILT_WITH_TOOLS := PYTHONPATH=$(CURDIR)/build/tools PATH=$(CURDIR)/build/tools/bin:$$PATH
 $(VENV)/ready: pyproject.toml constraints.txt $(shell find csrc -type f -not -name '.*')
 	@echo "Setting up $(VENV) with $(PYTHON)"
 	@$(PYTHON) -m venv $(VENV)

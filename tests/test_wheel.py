@@ -19,6 +19,7 @@ import pytest
 pytestmark = pytest.mark.cpu_only("installing is the same everywhere")
 
 ROOT = Path(__file__).parent.parent
+BUILT_WITH_TOOLS = {**os.environ, "PYTHONPATH": str(ROOT / "build" / "tools")}  # as the editable install was
 SYSTEM_LIBRARIES = {"libc.so.6", "libm.so.6", "libgcc_s.so.1", "libstdc++.so.6", "libdl.so.2", "libpthread.so.0"}
 
 
@@ -35,8 +36,7 @@ def pip(*arguments, **options):
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
-    built_with = {**os.environ, "PYTHONPATH": str(ROOT / "build" / "tools")}  # as the editable install was
-    pip("wheel", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", folder, ROOT, env=built_with)
+    pip("wheel", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", folder, ROOT, env=BUILT_WITH_TOOLS)
     (path,) = folder.glob("*.whl")
     return path
 
@@ -113,6 +113,7 @@ def test_the_sdist_holds_all_that_builds_and_nothing_of_the_benchmarks(tmp_path)
         "-c",
         f"from scikit_build_core.build import build_sdist; build_sdist({str(tmp_path)!r})",
         cwd=ROOT,
+        env=BUILT_WITH_TOOLS,
     )
     (path,) = tmp_path.iterdir()
     with tarfile.open(path) as archive:
