@@ -135,8 +135,7 @@ class Recorder:
 
     def tier_holds(self, nbytes: int) -> None:
         """So many bytes are in the tier now; to be told when they have become more."""
-        if nbytes > self._current.peaks.tier_bytes:  # at each copy out, and mostly not
-            self._current.peaks = self._current.peaks._replace(tier_bytes=nbytes)
+        self._current.peaks = self._current.peaks.with_others(Peaks(tier_bytes=nbytes))
 
     @contextmanager
     def segment(self, key: SegmentKey, follows: Callable[[], Graphs] = tuple) -> Iterator[None]:

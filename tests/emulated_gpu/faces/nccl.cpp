@@ -104,7 +104,7 @@ T combine(T a, T b, Reduction reduction) {
 
 // Rounds after each rank, as numbers that travel in their own type.
 template <typename T>
-void reduce_places(const Meeting& meeting, size_t count, Reduction reduction, void* to) {
+void reduce_numbers(const Meeting& meeting, size_t count, Reduction reduction, void* to) {
   using Number = typename Wide<T>::Type;
   T* result = static_cast<T*>(to);
   for (size_t i = 0; i < count; ++i) {
@@ -119,10 +119,14 @@ void reduce_places(const Meeting& meeting, size_t count, Reduction reduction, vo
 }
 
 constexpr void (*kReduce[kNumTypes])(const Meeting&, size_t, Reduction, void*) = {
-    reduce_places<int8_t>,  reduce_places<uint8_t>,       reduce_places<int32_t>,   reduce_places<uint32_t>,
-    reduce_places<int64_t>, reduce_places<uint64_t>,      reduce_places<c10::Half>, reduce_places<float>,
-    reduce_places<double>,  reduce_places<c10::BFloat16>,
+    reduce_numbers<int8_t>,  reduce_numbers<uint8_t>,       reduce_numbers<int32_t>,   reduce_numbers<uint32_t>,
+    reduce_numbers<int64_t>, reduce_numbers<uint64_t>,      reduce_numbers<c10::Half>, reduce_numbers<float>,
+    reduce_numbers<double>,  reduce_numbers<c10::BFloat16>,
 };
+
+void reduce_places(const Meeting& meeting, size_t nbytes, int type, int reduction, void* to) {
+  kReduce[type](meeting, nbytes / kBytesOf[type], static_cast<Reduction>(reduction), to);
+}
 
 // All ranks lay their part of `from`, if they have one, into their places; then `take` is called with its offset.
 void exchange(Meeting& meeting, const std::byte* from, size_t nbytes,
@@ -136,31 +140,56 @@ void exchange(Meeting& meeting, const std::byte* from, size_t nbytes,
   }
 }
 
-std::byte* bytes_of(const void* address) { return static_cast<std::byte*>(DeviceMemory::bytes_of(address)); }
+std::byte* bytes_of(const void* address) {
+  return address == nullptr ? nullptr : static_cast<std::byte*>(DeviceMemory::bytes_of(address));
+}
 
-// Queues what `work` does with the bytes of both; a null address is not used. Whatever the streams, what is queued on
-// one communicator runs one after the other.
-int queue(const char* name, const std::shared_ptr<Communicator>& communicator, const void* from, size_t from_bytes,
-          void* to, size_t to_bytes, void* stream,
-          std::function<void(Meeting& meeting, const std::byte* from, std::byte* to)> work) {
+struct Part {
+  const void* address;  // null: this rank has none
+  size_t nbytes;
+};
+
+// Queues what `work` does with the bytes of both. Whatever the streams, what is queued on one communicator runs one
+// after the other.
+int queue(const char* name, const std::shared_ptr<Communicator>& communicator, Part from, Part to, void* stream,
+          std::function<void(Meeting& ranks, const std::byte* from, std::byte* to)> work) {
   std::vector<Use> uses;
-  if (from != nullptr) uses.push_back({reinterpret_cast<uintptr_t>(from), from_bytes, false});
-  if (to != nullptr) uses.push_back({reinterpret_cast<uintptr_t>(to), to_bytes, true});
-  const Amount amount{.nbytes = static_cast<double>(from_bytes + to_bytes)};
+  if (from.address != nullptr) uses.push_back({reinterpret_cast<uintptr_t>(from.address), from.nbytes, false});
+  if (to.address != nullptr) uses.push_back({reinterpret_cast<uintptr_t>(to.address), to.nbytes, true});
+  const Amount amount{.nbytes = static_cast<double>(from.nbytes + to.nbytes)};
   const int code = enter(name, [&](System& system) {
     const std::lock_guard lock(communicator->mutex);
     const uint64_t turn = communicator->turns.take();
     return system.launch(stream, name, uses, amount, [communicator, turn, from, to, work = std::move(work)] {
       communicator->turns.wait(turn);
-      work(communicator->meeting, from ? bytes_of(from) : nullptr, to ? bytes_of(to) : nullptr);
+      work(communicator->meeting, bytes_of(from.address), bytes_of(to.address));
       communicator->turns.end(now());
     });
   });
   return code == kSuccess ? kOk : kCudaFailed;
 }
 
-bool is_known(int type, int reduction) {
-  return type >= 0 && type < kNumTypes && reduction >= 0 && reduction < kNumReductions;
+// A call of `count` numbers of a type: `call` is given the communicator and their bytes.
+template <typename Call>
+int collect(const char* name, void* handle, size_t count, int type, Call call) {
+  const auto communicator = communicators().find(handle);
+  if (!communicator) return refuse(name);
+  if (type < 0 || type >= kNumTypes) return kInvalid;
+  return call(communicator, count * kBytesOf[type]);
+}
+
+// The same of numbers that are combined; a rank without `to` gives only its own.
+int reduce(const char* name, const void* from, void* to, size_t count, int type, int reduction, void* handle,
+           void* stream) {
+  if (reduction < 0 || reduction >= kNumReductions) return kInvalid;
+  return collect(name, handle, count, type, [=](const auto& communicator, size_t nbytes) {
+    return queue(name, communicator, {from, nbytes}, {to, nbytes}, stream,
+                 [=](Meeting& ranks, const std::byte* own, std::byte* all) {
+                   exchange(ranks, own, nbytes, [&](size_t offset, size_t part) {
+                     if (all != nullptr) reduce_places(ranks, part, type, reduction, all + offset);
+                   });
+                 });
+  });
 }
 
 int start(void** handle, int size, const Id& id, int rank) {
@@ -204,76 +233,51 @@ NCCL ncclGroupStart() { return kOk; }
 NCCL ncclGroupEnd() { return kOk; }
 
 NCCL ncclAllReduce(const void* from, void* to, size_t count, int type, int reduction, void* handle, void* stream) {
-  const auto communicator = communicators().find(handle);
-  if (!communicator) return refuse(__func__);
-  if (!is_known(type, reduction)) return kInvalid;
-  const size_t nbytes = count * kBytesOf[type];
-  return queue(__func__, communicator, from, nbytes, to, nbytes, stream,
-               [=](Meeting& ranks, const std::byte* own, std::byte* all) {
-                 exchange(ranks, own, nbytes, [&](size_t offset, size_t part) {
-                   kReduce[type](ranks, part / kBytesOf[type], static_cast<Reduction>(reduction), all + offset);
-                 });
-               });
+  return reduce(__func__, from, to, count, type, reduction, handle, stream);
 }
 
 NCCL ncclReduce(const void* from, void* to, size_t count, int type, int reduction, int root, void* handle,
                 void* stream) {
   const auto communicator = communicators().find(handle);
-  if (!communicator) return refuse(__func__);
-  if (!is_known(type, reduction)) return kInvalid;
-  const size_t nbytes = count * kBytesOf[type];
-  void* result = communicator->meeting.rank == root ? to : nullptr;
-  return queue(__func__, communicator, from, nbytes, result, nbytes, stream,
-               [=](Meeting& ranks, const std::byte* own, std::byte* all) {
-                 exchange(ranks, own, nbytes, [&](size_t offset, size_t part) {
-                   if (all != nullptr)
-                     kReduce[type](ranks, part / kBytesOf[type], static_cast<Reduction>(reduction), all + offset);
-                 });
-               });
+  const bool is_root = communicator && communicator->meeting.rank == root;
+  return reduce(__func__, from, is_root ? to : nullptr, count, type, reduction, handle, stream);
 }
 
 NCCL ncclReduceScatter(const void* from, void* to, size_t count, int type, int reduction, void* handle, void* stream) {
-  const auto communicator = communicators().find(handle);
-  if (!communicator) return refuse(__func__);
-  if (!is_known(type, reduction)) return kInvalid;
-  const size_t nbytes = count * kBytesOf[type], size = communicator->meeting.size;
-  return queue(__func__, communicator, from, size * nbytes, to, nbytes, stream,
-               [=](Meeting& ranks, const std::byte* own, std::byte* part_of_all) {
-                 for (int rank = 0; rank < ranks.size; ++rank) {
-                   exchange(ranks, own + rank * nbytes, nbytes, [&](size_t offset, size_t part) {
-                     if (rank != ranks.rank) return;
-                     kReduce[type](ranks, part / kBytesOf[type], static_cast<Reduction>(reduction),
-                                   part_of_all + offset);
-                   });
-                 }
-               });
+  if (reduction < 0 || reduction >= kNumReductions) return kInvalid;
+  return collect(__func__, handle, count, type, [=, name = __func__](const auto& communicator, size_t nbytes) {
+    return queue(name, communicator, {from, communicator->meeting.size * nbytes}, {to, nbytes}, stream,
+                 [=](Meeting& ranks, const std::byte* own, std::byte* own_sum) {
+                   for (int rank = 0; rank < ranks.size; ++rank) {
+                     exchange(ranks, own + rank * nbytes, nbytes, [&](size_t offset, size_t part) {
+                       if (rank == ranks.rank) reduce_places(ranks, part, type, reduction, own_sum + offset);
+                     });
+                   }
+                 });
+  });
 }
 
 NCCL ncclAllGather(const void* from, void* to, size_t count, int type, void* handle, void* stream) {
-  const auto communicator = communicators().find(handle);
-  if (!communicator) return refuse(__func__);
-  if (!is_known(type, kSum)) return kInvalid;
-  const size_t nbytes = count * kBytesOf[type], size = communicator->meeting.size;
-  return queue(__func__, communicator, from, nbytes, to, size * nbytes, stream,
-               [=](Meeting& ranks, const std::byte* own, std::byte* all) {
-                 exchange(ranks, own, nbytes, [&](size_t offset, size_t part) {
-                   for (int rank = 0; rank < ranks.size; ++rank)
-                     memcpy(all + rank * nbytes + offset, ranks.place(rank), part);
+  return collect(__func__, handle, count, type, [=, name = __func__](const auto& communicator, size_t nbytes) {
+    return queue(name, communicator, {from, nbytes}, {to, communicator->meeting.size * nbytes}, stream,
+                 [=](Meeting& ranks, const std::byte* own, std::byte* all) {
+                   exchange(ranks, own, nbytes, [&](size_t offset, size_t part) {
+                     for (int rank = 0; rank < ranks.size; ++rank)
+                       memcpy(all + rank * nbytes + offset, ranks.place(rank), part);
+                   });
                  });
-               });
+  });
 }
 
 NCCL ncclBroadcast(const void* from, void* to, size_t count, int type, int root, void* handle, void* stream) {
-  const auto communicator = communicators().find(handle);
-  if (!communicator) return refuse(__func__);
-  if (!is_known(type, kSum)) return kInvalid;
-  const size_t nbytes = count * kBytesOf[type];
-  const void* given = communicator->meeting.rank == root ? from : nullptr;
-  return queue(__func__, communicator, given, nbytes, to, nbytes, stream,
-               [=](Meeting& ranks, const std::byte* own, std::byte* all) {
-                 exchange(ranks, own, nbytes,
-                          [&](size_t offset, size_t part) { memcpy(all + offset, ranks.place(root), part); });
-               });
+  return collect(__func__, handle, count, type, [=, name = __func__](const auto& communicator, size_t nbytes) {
+    const void* given = communicator->meeting.rank == root ? from : nullptr;
+    return queue(name, communicator, {given, nbytes}, {to, nbytes}, stream,
+                 [=](Meeting& ranks, const std::byte* own, std::byte* all) {
+                   exchange(ranks, own, nbytes,
+                            [&](size_t offset, size_t part) { memcpy(all + offset, ranks.place(root), part); });
+                 });
+  });
 }
 
 NCCL ncclBcast(void* both, size_t count, int type, int root, void* handle, void* stream) {
