@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from benchmarks.case_study.results import Ladder, without_curves
 from benchmarks.case_study.runner import Runner, Trial
-from lmswap.bench.unet3d.measured import Run
-from lmswap.bench.unet3d.study import Failure
+from lmswap.bench.unet3d.measured import Failure, Run
 
 
 def climb(runner: Runner) -> Ladder:
@@ -35,5 +34,5 @@ def climb(runner: Runner) -> Ladder:
             limits = {"budget_bytes": budget_bytes, "cap_bytes": cap_bytes}
             swapped = runner.configuration(size, "auto", is_planned=repeat > 0, **limits)
             needed_bytes = budget_bytes + budget_bytes * size**3 // settings.small**3
-            runner.attempt_in_turns([Trial(each, runs, failures) for each in (unswapped, swapped)], needed_bytes)
+            runner.compare([Trial(each, runs, failures) for each in (unswapped, swapped)], needed_bytes)
     return Ladder(budget_bytes, cap_bytes, tuple(map(without_curves, runs)), tuple(failures))

@@ -15,8 +15,7 @@ from dataclasses import replace
 from benchmarks.case_study.published import SYSTEMS
 from benchmarks.case_study.results import Ladder, LinkRuns, Links, without_curves
 from benchmarks.case_study.runner import Runner, Trial
-from lmswap.bench.unet3d.measured import Run, Swapping
-from lmswap.bench.unet3d.study import Failure
+from lmswap.bench.unet3d.measured import Failure, Run, Swapping
 from lmswap.hardware.device import default_device, default_tier
 from lmswap.hardware.measure import describe_machine
 from lmswap.ir.emulation import PRESETS
@@ -53,7 +52,7 @@ def compare_links(runner: Runner, ladder: Ladder) -> Links | None:
         swapped = [trial(link, "auto", repeat) for link in links]
         if repeat == 0:
             swapped += [trial(link, "tflms", repeat) for link in links if link.name not in PRESETS]
-        runner.attempt_in_turns([beside, *swapped], free[0].peak_bytes + len(swapped) * ladder.budget_bytes)
+        runner.compare([beside, *swapped], free[0].peak_bytes + len(swapped) * ladder.budget_bytes)
     return Links(
         saved_bytes=basis.saved_bytes,
         forward_seconds=basis.forward_seconds,

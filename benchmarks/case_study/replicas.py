@@ -20,8 +20,7 @@ from benchmarks.case_study.results import Ladder, LinkRuns, Links, Replicas, Tog
 from benchmarks.case_study.runner import Runner
 from lmswap.bench.unet3d.configuration import Configuration
 from lmswap.bench.unet3d.fresh import RunFailed
-from lmswap.bench.unet3d.measured import Run
-from lmswap.bench.unet3d.study import Failure
+from lmswap.bench.unet3d.measured import Failure, Run
 
 
 def run_replicas(runner: Runner, ladder: Ladder, links: Links, folder: Path) -> Replicas:

@@ -14,11 +14,11 @@ import cattrs
 from benchmarks.case_study.published import EpochRow
 from lmswap.bench.compact import to_json
 from lmswap.bench.unet3d.brats import DataError
-from lmswap.bench.unet3d.measured import Run
+from lmswap.bench.unet3d.measured import Failure, Run
 from lmswap.bench.unet3d.network import Head
 from lmswap.bench.unet3d.recipe import Dtype
 from lmswap.bench.unet3d.scores import REGIONS, Score
-from lmswap.bench.unet3d.study import Failure, Machine
+from lmswap.bench.unet3d.study import Machine
 from lmswap.ir.timeline import Span
 
 SCHEMA = "lmswap.case_study/2"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,15 +13,13 @@ import torch
 from rich.console import Console
 
 from benchmarks.case_study.results import Settings
-from benchmarks.turns import take_turns
 from lmswap.bench.unet3d import brats, synthetic
 from lmswap.bench.unet3d.configuration import Configuration
 from lmswap.bench.unet3d.console import ProgressView
-from lmswap.bench.unet3d.fresh import FreshRun, RunFailed, run_fresh, warmed_up
-from lmswap.bench.unet3d.measured import Run
+from lmswap.bench.unet3d.fresh import FreshRun, run_compared, warmed_up
+from lmswap.bench.unet3d.measured import Failure, Run
 from lmswap.bench.unet3d.preprocess import prepare_cube
-from lmswap.bench.unet3d.study import MAX_SUBJECTS, Failure
-from lmswap.hardware.ram import read_ram
+from lmswap.bench.unet3d.study import MAX_SUBJECTS
 
 MADE_SUBJECTS = 12  # where no data is given: enough for a table of boxes
 # Policy auto plans again before the fourth step if the third showed that a new plan may not be the best.
@@ -100,29 +97,23 @@ class Runner:
 
     def attempt(self, configuration: Configuration, runs: list[Run], failures: list[Failure]) -> Run | None:
         """Runs one configuration; what comes of it goes to ``runs`` or ``failures``."""
+        known = len(runs)
+        self.compare([Trial(configuration, runs, failures)], needed_bytes=0)
+        return runs[-1] if len(runs) > known else None
+
+    def compare(self, trials: Sequence[Trial], needed_bytes: int) -> None:
+        """Runs the trials, in turns where there are ``needed_bytes`` of memory for all of them at once."""
         with ProgressView(self.console) as view:
-            run = partial(run_fresh, configuration, self._folder / "logs", view.on_event)
-            return self._keep(Trial(configuration, runs, failures), run)
-
-    def attempt_in_turns(self, trials: Sequence[Trial], needed_bytes: int) -> None:
-        """Runs what is to be compared in processes that take their timed steps in turn: all see the same minutes.
-
-        That is for a CPU, whose speed changes with what its neighbours do. On a GPU, and where there are no
-        ``needed_bytes`` for all of them at once, they run one after another.
-        """
-        if self.settings.device != "cpu" or needed_bytes > read_ram().available_bytes:
-            for trial in trials:
-                self.attempt(trial.configuration, trial.runs, trial.failures)
-            return
-        with ProgressView(self.console) as view, ExitStack() as stack:
-            begun: list[FreshRun] = []
-            for number, trial in enumerate(trials):
-                configuration = replace(trial.configuration, takes_turns=True)
-                logs = self._folder / "logs" / f"turn-{number}"
-                begun.append(stack.enter_context(warmed_up(configuration, logs, view.on_event)))
-            take_turns(begun)
-        for trial, run in zip(trials, begun, strict=True):
-            self._keep(trial, run.finish)
+            configurations = [trial.configuration for trial in trials]
+            outcomes = run_compared(configurations, self._folder / "logs", view.on_event, needed_bytes)
+        for trial, outcome in zip(trials, outcomes, strict=True):
+            if isinstance(outcome, Failure):
+                trial.failures.append(outcome)
+                self.console.print(
+                    f"[red]{outcome.configuration.name} did not finish:[/] {outcome.message}", highlight=False
+                )
+            else:
+                trial.runs.append(outcome)
 
     def run_together(
         self, configurations: Sequence[Configuration], environments: Sequence[Mapping[str, str]]
@@ -141,12 +132,3 @@ class Runner:
                     begun[-1].finish()  # raises: it ended before its timed steps
             with ThreadPoolExecutor(len(begun)) as pool:
                 return tuple(pool.map(lambda run: run.finish(), begun))
-
-    def _keep(self, trial: Trial, run: Callable[[], Run]) -> Run | None:
-        try:
-            trial.runs.append(run())
-        except RunFailed as failure:
-            trial.failures.append(Failure(trial.configuration, str(failure)))
-            self.console.print(f"[red]{trial.configuration.name} did not finish:[/] {failure}", highlight=False)
-            return None
-        return trial.runs[-1]

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 
 from benchmarks.peers.cell import REFERENCE, Bits, Cell, Outcome, run_cell
 from benchmarks.peers.ways import PEERS
-from benchmarks.turns import take_turns
+from lmswap.bench.turns import take_turns
 from lmswap.hardware.ram import read_ram
 
 # The modules of a training, beside the largest peak of any way.

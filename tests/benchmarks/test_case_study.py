@@ -20,8 +20,8 @@ from benchmarks.case_study.results import Evaluation, Results
 from benchmarks.case_study.runner import WARM_UP_STEPS, Runner, Trial, sharing_cores
 from lmswap.bench.unet3d.brats import DataError
 from lmswap.bench.unet3d.fresh import RunFailed
+from lmswap.bench.unet3d.measured import Failure
 from lmswap.bench.unet3d.scores import Score, read_scores, write_scores
-from lmswap.bench.unet3d.study import Failure
 from lmswap.errors import OptionError
 from lmswap.ir.machine import Link, Machine, Rate, Tier
 from tests.benchmarks.runs import MIB, make_configuration, make_run
@@ -51,7 +51,7 @@ class FakeRunner:
         runs.append(make_run(configuration, peak_bytes=1000 * MIB))
         return runs[-1]
 
-    def attempt_in_turns(self, trials, needed_bytes):
+    def compare(self, trials, needed_bytes):
         self.needed_bytes.append(needed_bytes)
         for trial in trials:
             self.attempt(*trial)
@@ -266,37 +266,17 @@ def fake_warmed_up(happened, dies=None):
     return warmed_up
 
 
-@pytest.mark.parametrize("dies", [None, 0, 2])
-def test_what_is_compared_warms_up_one_after_another_and_takes_each_step_in_turn(monkeypatch, dies):
-    happened, runs, failures = [], [], []
-    runner = make_runner(monkeypatch, warmed_up=fake_warmed_up(happened, dies))
-    configurations = [replace(make_configuration(), seed=seed) for seed in range(3)]
-    runner.attempt_in_turns([Trial(configuration, runs, failures) for configuration in configurations], 0)
-    assert runs == ([0, 1, 2] if dies is None else [0, 2])
-    assert [failure.message for failure in failures] == ([] if dies is None else ["no luck"])
-    turns = [
-        ("warm-up" if turn == 0 else f"turn {turn}", n)
-        for turn in range(4)
-        for n in range(3)
-        if n != 1 or dies is None or turn <= dies
-    ]
-    assert [(what, n) for what, n, *_ in happened] == [*turns, ("closed", 2), ("closed", 1), ("closed", 0)]
-    assert {(n, logs) for _, n, logs, _ in happened} == {(n, f"turn-{n}") for n in range(3)}
+@pytest.mark.parametrize("trial_fails", [False, True])
+def test_what_comes_of_a_trial_goes_where_it_is_asked_for(monkeypatch, trial_fails):
+    def run_compared(configurations, logs, on_event, needed_bytes):
+        assert needed_bytes == 7
+        return [Failure(each, "no luck") if trial_fails else make_run(each) for each in configurations]
 
-
-@pytest.mark.parametrize(("device", "needed_bytes"), [("cuda", 0), ("cpu", 2**60)])
-def test_what_cannot_be_in_memory_at_once_runs_one_after_another(monkeypatch, device, needed_bytes):
-    happened = []
-
-    def run_fresh(configuration, logs, on_event):
-        assert not configuration.takes_turns
-        happened.append(configuration.seed)
-        return configuration.seed
-
-    runner, runs = make_runner(monkeypatch, device, run_fresh=run_fresh), []
-    configurations = [replace(make_configuration(), seed=seed) for seed in range(3)]
-    runner.attempt_in_turns([Trial(configuration, runs, []) for configuration in configurations], needed_bytes)
-    assert runs == happened == [0, 1, 2]
+    runner, runs, failures = make_runner(monkeypatch, run_compared=run_compared), [], []
+    configurations = [replace(make_configuration(), seed=seed) for seed in range(2)]
+    runner.compare([Trial(each, runs, failures) for each in configurations], 7)
+    assert [run.configuration for run in runs] == ([] if trial_fails else configurations)
+    assert [failure.configuration for failure in failures] == (configurations if trial_fails else [])
 
 
 def test_trainings_warm_up_one_after_another_and_start_together(monkeypatch):

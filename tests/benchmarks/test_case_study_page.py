@@ -119,7 +119,7 @@ def test_waits_that_cost_nothing_are_not_listed():
 
 
 def test_what_did_not_finish_is_on_the_page(tmp_path):
-    from lmswap.bench.unet3d.study import Failure
+    from lmswap.bench.unet3d.measured import Failure
 
     ladder = replace(make_ladder(), failures=(Failure(unswapped(1.0, 256).configuration, "was <killed>"),))
     write_pages(make_results(ladder=ladder), "results.json", tmp_path)

@@ -2,11 +2,12 @@
 
 import signal
 import sys
+from dataclasses import replace
 
 import pytest
 
 from lmswap.bench.unet3d import fresh as fresh_module
-from lmswap.bench.unet3d.fresh import RunFailed, run_fresh, warmed_up
+from lmswap.bench.unet3d.fresh import RunFailed, run_compared, run_fresh, warmed_up
 from tests.benchmarks.runs import make_configuration
 
 
@@ -74,6 +75,51 @@ def test_a_child_goes_on_when_its_parent_says_so(replaced_child, tmp_path):
         run.take_turn()  # its turns are over
     with pytest.raises(RunFailed, match="start, seen"):
         run.finish()
+
+
+_THREE_STEPS = """
+import json
+configuration = json.load(open(sys.argv[3]))
+with os.fdopen(int(sys.argv[5])) as file:
+    for step in range(4):
+        if configuration["seed"] == 1 and step == DIES:
+            sys.exit("no luck")
+        if configuration["takes_turns"] or step == 0:
+            os.write(events, b'{"event": "ready"}\\n')
+            file.readline()
+        os.write(events, b'{"event": "step"}\\n')
+os.write(events, b'{"event": "failed", "message": "at its end"}\\n')
+"""
+
+
+def compare_three(replaced_child, tmp_path, dies=None, needed_bytes=0, device="cpu"):
+    """What happened, as (seed, event) in order, and what the three runs said at last; that of seed 1 ``dies`` early."""
+    replaced_child(_THREE_STEPS.replace("DIES", str(dies)))
+    happened = []
+    configurations = [replace(make_configuration(), seed=seed, device=device) for seed in range(3)]
+    failures = run_compared(
+        configurations, tmp_path / "logs", lambda c, event: happened.append((c.seed, event["event"])), needed_bytes
+    )
+    assert [failure.configuration for failure in failures] == configurations
+    return happened, [failure.message for failure in failures]
+
+
+@pytest.mark.parametrize("dies", [None, 0, 2])
+def test_what_is_compared_warms_up_one_after_another_and_takes_each_step_in_turn(replaced_child, tmp_path, dies):
+    happened, messages = compare_three(replaced_child, tmp_path, dies)
+    steps = [seed for seed, event in happened if event == "step"]
+    assert steps == [seed for step in range(4) for seed in range(3) if seed != 1 or dies is None or step < dies]
+    first_step = happened.index((0, "step"))
+    assert [seed for seed, event in happened[:first_step] if event == "ready"] == [0, *([1] if dies != 0 else []), 2]
+    assert messages[0] == messages[2] == "at its end"
+    assert messages[1] == "at its end" if dies is None else messages[1].endswith("no luck")
+    assert [seed for seed, event in happened if event == "failed"].count(1) == 1
+
+
+@pytest.mark.parametrize("limits", [{"device": "cuda"}, {"needed_bytes": 2**60}])
+def test_what_cannot_be_in_memory_at_once_runs_one_after_another(replaced_child, tmp_path, limits):
+    happened, _ = compare_three(replaced_child, tmp_path, **limits)
+    assert [seed for seed, _ in happened] == sorted(seed for seed, _ in happened)
 
 
 def test_a_child_that_waits_for_its_turn_does_not_outlive_an_error(replaced_child, tmp_path):

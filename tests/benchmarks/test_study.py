@@ -1,10 +1,10 @@
 import json
+import math
 
 import pytest
 
 from lmswap.bench.unet3d import study as study_module
-from lmswap.bench.unet3d.fresh import RunFailed
-from lmswap.bench.unet3d.measured import Run
+from lmswap.bench.unet3d.measured import Failure, Run
 from lmswap.bench.unet3d.study import Settings, compare
 from tests.benchmarks.runs import MIB, good_runs, make_run, make_study
 from tests.benchmarks.scans import make_subject
@@ -20,51 +20,62 @@ def settings(tmp_path):
 
 
 class Children:
-    """Stands for `run_fresh`: answers each configuration at once, or fails those of ``failing``."""
+    """Stands for `run_compared`: answers each configuration at once, or fails those of ``failing``."""
 
     def __init__(self, failing=()):
-        self.asked, self.failing = [], failing
+        self.asked, self.needed_bytes, self.failing = [], [], failing
 
-    def __call__(self, configuration, _logs, _on_event):
-        self.asked.append(configuration)
+    def __call__(self, configurations, _logs, _on_event, needed_bytes):
+        self.asked.extend(configurations)
+        self.needed_bytes.append(needed_bytes)
+        return [self._outcome(configuration) for configuration in configurations]
+
+    def _outcome(self, configuration):
         if configuration.name in self.failing:
-            raise RunFailed("was killed")
+            return Failure(configuration, "was killed")
         return make_run(configuration, peak_bytes=(1000 if configuration.kind == "plain" else 900) * MIB)
 
 
 def ask(monkeypatch, settings, failing=(), **changes):
     children = Children(failing)
-    monkeypatch.setattr(study_module, "run_fresh", children)
+    monkeypatch.setattr(study_module, "run_compared", children)
     result = compare(Settings(**{**vars(settings), **changes}), lambda *_: None, command="test")
-    return children.asked, result
+    return children, result
 
 
 def test_the_peak_of_the_first_size_is_the_budget_of_the_others(monkeypatch, settings):
-    asked, result = ask(monkeypatch, settings)
-    assert [configuration.name for configuration in asked] == ["32³ plain", "48³ plain", "48³ swapped", "48³ unswapped"]
-    assert [configuration.budget_bytes for configuration in asked] == [None, None, 1000 * MIB, None]
+    children, result = ask(monkeypatch, settings)
+    assert [configuration.name for configuration in children.asked] == [
+        "32³ plain",
+        "48³ plain",
+        "48³ swapped",
+        "48³ unswapped",
+    ]
+    assert [c.budget_bytes for c in children.asked] == [None, None, 1000 * MIB, None]
     assert result.budget_bytes == 1000 * MIB
+    assert children.needed_bytes == [0, 0, 2000 * MIB]  # swapped and unswapped at once, if there is so much
     assert result.data == "BraTS layout, as given"
 
 
 def test_with_a_budget_every_size_is_swapped(monkeypatch, settings):
-    asked, _ = ask(monkeypatch, settings, budget_bytes=7 * MIB)
-    assert [c.name for c in asked if c.budget_bytes == 7 * MIB] == ["32³ swapped", "48³ swapped"]
-    assert len(asked) == 6
+    children, _ = ask(monkeypatch, settings, budget_bytes=7 * MIB)
+    assert [c.name for c in children.asked if c.budget_bytes == 7 * MIB] == ["32³ swapped", "48³ swapped"]
+    assert len(children.asked) == 6
 
 
 def test_a_failed_run_does_not_stop_the_others(monkeypatch, settings):
-    asked, result = ask(monkeypatch, settings, failing=("48³ plain",))
-    assert len(asked) == 4
+    children, result = ask(monkeypatch, settings, failing=("48³ plain",))
+    assert len(children.asked) == 4
     assert [(failure.configuration.name, failure.message) for failure in result.failures] == [
         ("48³ plain", "was killed")
     ]
     assert [run.configuration.name for run in result.runs] == ["32³ plain", "48³ swapped", "48³ unswapped"]
+    assert children.needed_bytes[-1] == math.inf  # nobody knows, so they are not tried at once
 
 
 def test_without_a_budget_nothing_else_is_tried(monkeypatch, settings):
-    asked, result = ask(monkeypatch, settings, failing=("32³ plain",))
-    assert len(asked) == 1
+    children, result = ask(monkeypatch, settings, failing=("32³ plain",))
+    assert len(children.asked) == 1
     assert result.budget_bytes is None and not result.runs
 
 

@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from lmswap.bench.unet3d.study import Failure
+from lmswap.bench.unet3d.measured import Failure
 from lmswap.bench.unet3d.verdict import judge
 from tests.benchmarks.runs import MIB, good_runs, make_configuration, make_study
 

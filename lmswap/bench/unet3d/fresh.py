@@ -7,16 +7,19 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, replace
+from functools import partial
 from io import RawIOBase
 from pathlib import Path
 from typing import TextIO
 
+from lmswap.bench.turns import take_turns
 from lmswap.bench.unet3d.configuration import Configuration
-from lmswap.bench.unet3d.measured import Run
+from lmswap.bench.unet3d.measured import Failure, Run
 from lmswap.bench.unet3d.run import Event
+from lmswap.hardware.ram import read_ram
 
 _LOG_TAIL_LINES = 15
 
@@ -67,7 +70,9 @@ class FreshRun:
                 return Run.from_fields(run)
             case {"event": "failed", "message": message}:
                 raise RunFailed(message)
-        raise RunFailed(_explain_end(self._child.wait(), self._log))
+        message = _explain_end(self._child.wait(), self._log)
+        self._on_event(self._configuration, {"event": "failed", "message": message})
+        raise RunFailed(message)
 
     def _read(self) -> None:
         for line in self._events:
@@ -122,6 +127,34 @@ def run_fresh(configuration: Configuration, logs: Path, on_event: OnEvent) -> Ru
     """
     with warmed_up(configuration, logs, on_event) as run:
         return run.finish()
+
+
+def run_compared(
+    configurations: Sequence[Configuration], logs: Path, on_event: OnEvent, needed_bytes: float
+) -> list[Run | Failure]:
+    """Runs what is to be compared, each in a process of its own, and returns what came of each.
+
+    Several take their timed steps in turn, so that all see the same minutes: that is for a CPU, whose speed changes
+    with what its neighbours do. On a GPU, and where there are no ``needed_bytes`` of memory for all of them at once,
+    they run one after another.
+    """
+    is_on_cpu = all(configuration.device == "cpu" for configuration in configurations)
+    if len(configurations) == 1 or not is_on_cpu or needed_bytes > read_ram().available_bytes:
+        return [_outcome(each, partial(run_fresh, each, logs, on_event)) for each in configurations]
+    with ExitStack() as stack:
+        begun: list[FreshRun] = []
+        for number, configuration in enumerate(configurations):
+            in_turn = replace(configuration, takes_turns=True)
+            begun.append(stack.enter_context(warmed_up(in_turn, logs / f"turn-{number}", on_event)))
+        take_turns(begun)
+        return [_outcome(each, run.finish) for each, run in zip(configurations, begun, strict=True)]
+
+
+def _outcome(configuration: Configuration, run: Callable[[], Run]) -> Run | Failure:
+    try:
+        return run()
+    except RunFailed as failure:
+        return Failure(configuration, str(failure))
 
 
 def _explain_end(returncode: int, log: Path) -> str:

@@ -1,4 +1,4 @@
-"""What did one process of the benchmark measure? A run, and what lmswap says of its last step."""
+"""What did one process of the benchmark measure? A run, what lmswap says of its last step, or why it failed."""
 
 from __future__ import annotations
 
@@ -90,6 +90,14 @@ class Run:
     def from_fields(fields: dict[str, Any]) -> Run:
         """Rebuilds a run from what `asdict` and JSON made of it."""
         return cattrs.structure(fields, Run)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A configuration that did not finish, and why."""
+
+    configuration: Configuration
+    message: str
 
 
 def swapping_of(model: nn.Module) -> Swapping:

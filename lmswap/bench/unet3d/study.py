@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import subprocess
@@ -15,8 +16,8 @@ import torch
 from lmswap.bench.compact import to_json
 from lmswap.bench.unet3d import brats, synthetic
 from lmswap.bench.unet3d.configuration import Configuration, Kind
-from lmswap.bench.unet3d.fresh import OnEvent, RunFailed, run_fresh
-from lmswap.bench.unet3d.measured import Run
+from lmswap.bench.unet3d.fresh import OnEvent, run_compared
+from lmswap.bench.unet3d.measured import Failure, Run
 from lmswap.bench.unet3d.network import Head
 from lmswap.bench.unet3d.preprocess import prepare_cube
 from lmswap.hardware.device import default_device
@@ -38,14 +39,6 @@ class Settings:
     seed: int
     data: Path | None  # a BraTS folder; None: made subjects
     folder: Path  # for made subjects, cubes and logs
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A configuration that did not finish, and why."""
-
-    configuration: Configuration
-    message: str
 
 
 @dataclass(frozen=True)
@@ -93,7 +86,8 @@ def compare(settings: Settings, on_event: OnEvent, *, command: str) -> Study:
     """Trains each size plainly, and under the budget swapped and, in the same graphs, unswapped.
 
     Where the first size sets the budget it is trained plainly only; should that fail, nothing else is tried. Any other
-    run that fails is kept as a failure, and the rest goes on.
+    run that fails is kept as a failure, and the rest goes on. The swapped and the unswapped run take their steps in
+    turn where `run_compared` can.
 
     Raises:
         DataError: the scans cannot be used.
@@ -102,41 +96,38 @@ def compare(settings: Settings, on_event: OnEvent, *, command: str) -> Study:
     runs: list[Run] = []
     failures: list[Failure] = []
 
-    def attempt(
-        size: int, policy: str | None, budget_bytes: int | None = None, cap_bytes: int | None = None
-    ) -> Run | None:
-        configuration = Configuration(
+    def configuration(size: int, policy: str | None, budget_bytes: int | None = None) -> Configuration:
+        return Configuration(
             size=size,
             steps=settings.steps,
             policy=policy,
             budget_bytes=budget_bytes,
-            cap_bytes=cap_bytes if device == "cuda" else None,
+            # Stands for a smaller card: one that just holds what torch's allocator took for the first size.
+            cap_bytes=budget_bytes if device == "cuda" else None,
             head=settings.head,
             dtype=settings.dtype,
             device=device,
             seed=settings.seed,
             cubes=tuple(str(prepare_cube(subject, size, settings.folder / "cubes")) for subject in subjects),
         )
-        try:
-            runs.append(run_fresh(configuration, settings.folder / "logs", on_event))
-        except RunFailed as failure:
-            failures.append(Failure(configuration, str(failure)))
-            on_event(configuration, {"event": "failed", "message": str(failure)})
-            return None
-        return runs[-1]
+
+    def attempt(*configurations: Configuration, needed_bytes: float = 0) -> Run | None:
+        outcomes = run_compared(configurations, settings.folder / "logs", on_event, needed_bytes)
+        runs.extend(outcome for outcome in outcomes if isinstance(outcome, Run))
+        failures.extend(outcome for outcome in outcomes if isinstance(outcome, Failure))
+        return outcomes[0] if isinstance(outcomes[0], Run) else None
 
     device = default_device().type
-    # The cap stands for a smaller card: one that just holds what torch's allocator took for the first size.
-    budget_bytes = cap_bytes = settings.budget_bytes
+    budget_bytes = settings.budget_bytes
     sizes = list(settings.sizes)
     if budget_bytes is None:
-        first = attempt(sizes.pop(0), None)
-        if first is not None:
-            budget_bytes = cap_bytes = first.peak_bytes
+        first = attempt(configuration(sizes.pop(0), None))
+        budget_bytes = first.peak_bytes if first is not None else None
     for size in sizes if budget_bytes is not None else ():
-        attempt(size, None)
-        attempt(size, settings.policy, budget_bytes, cap_bytes)
-        attempt(size, "none")
+        plain = attempt(configuration(size, None))
+        swapped, unswapped = configuration(size, settings.policy, budget_bytes), configuration(size, "none")
+        unswapped_bytes = plain.peak_bytes if plain is not None else math.inf  # about as much
+        attempt(swapped, unswapped, needed_bytes=(swapped.budget_bytes or 0) + unswapped_bytes)
     return Study(
         command=command,
         created=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -76,6 +76,7 @@ def _compare_seconds(swapped: Run, others: list[Run]) -> Verdict:
     ratios = [
         f"{swapped.seconds_per_step / other.seconds_per_step:.2f} × the {other.seconds_per_step:.2f} s of "
         + ("plain torch" if other.configuration.kind == "plain" else "the same graphs unswapped")
+        + ", step by step in turn" * other.configuration.takes_turns
         for other in others
     ]
     return Verdict(
