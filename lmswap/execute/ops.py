@@ -110,14 +110,13 @@ def _out_start(  # noqa: PLR0917 - the operator's own signature
     size: list[int],
     stride: list[int],
 ) -> torch.Tensor:
-    if list(x.shape) != size:  # seen: an index of embedding_bag in bfloat16 on the CPU
+    if x.shape != tuple(size):  # seen: an index of embedding_bag in bfloat16 on the CPU
         raise TransferError(
             f"an operator made a tensor of shape {list(x.shape)} where torch traced {size}: its bytes could not be "
             'read back as what they are; use compiler="eager", or keep it in place with min_swap_bytes of more than '
             f"{math.prod(size) * dtype.itemsize}"
         )
-    strides = zip(x.shape, x.stride(), stride, strict=True)
-    if x.numel() and any(size > 1 and real != traced for size, real, traced in strides):
+    if x.stride() != tuple(stride) and _lies_otherwise(x, stride):
         # Seen: sums with what depthwise convolutions of channels_last images give on the CPU.
         raise TransferError(
             f"an operator made strides {list(x.stride())} of shape {list(x.shape)} where torch traced {list(stride)}: "
@@ -130,6 +129,12 @@ def _out_start(  # noqa: PLR0917 - the operator's own signature
             f"read back as what they are; keep it in place with min_swap_bytes of more than {x.nbytes}"
         )
     return find_engine(engine).out_start(x, buffer, tier, offset, is_whole)
+
+
+def _lies_otherwise(x: torch.Tensor, stride: list[int]) -> bool:
+    """Whether elements lie in another order than by ``stride``; strides of sizes of 1 do not count."""
+    strides = zip(x.shape, x.stride(), stride, strict=True)
+    return x.numel() > 0 and any(size > 1 and real != traced for size, real, traced in strides)
 
 
 def _out_done(token: torch.Tensor, x: torch.Tensor, engine: int) -> None:

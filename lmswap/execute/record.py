@@ -135,7 +135,8 @@ class Recorder:
 
     def tier_holds(self, nbytes: int) -> None:
         """So many bytes are in the tier now; to be told when they have become more."""
-        self._current.peaks = self._current.peaks.with_others(Peaks(tier_bytes=nbytes))
+        if nbytes > self._current.peaks.tier_bytes:
+            self._current.peaks = self._current.peaks.with_others(Peaks(tier_bytes=nbytes))
 
     @contextmanager
     def segment(self, key: SegmentKey, follows: Callable[[], Graphs] = tuple) -> Iterator[None]:

@@ -73,11 +73,13 @@ def _make_trips(engine: SwapEngine, tier: str, x: torch.Tensor) -> None:
     """Copies ``x`` out and in again by what graphs call."""
     from lmswap.execute import ops
 
-    call, shape, stride = ops.COPIES, list(x.shape), list(x.stride())
+    kernels = (ops.out_start, ops.out_done, ops.in_start, ops.in_done, ops.view_bytes)
+    out_start, out_done, in_start, in_done, view_bytes = (ops.COPIES[kernel] for kernel in kernels)
+    shape, stride = list(x.shape), list(x.stride())
     for number in range(_TRIPS):
-        token = call[ops.out_start](x, engine.number, 0, tier, number * _NBYTES, True, x.dtype, shape, stride)
-        call[ops.out_done](token, x, engine.number)
-        flat = call[ops.in_start](token, engine.number, 0, _NBYTES, x.device)
-        flat = call[ops.in_done](flat, token, engine.number)
-        call[ops.view_bytes](flat, x.dtype, shape, stride, 0, False, False)
+        token = out_start(x, engine.number, 0, tier, number * _NBYTES, True, x.dtype, shape, stride)
+        out_done(token, x, engine.number)
+        flat = in_start(token, engine.number, 0, _NBYTES, x.device)
+        flat = in_done(flat, token, engine.number)
+        view_bytes(flat, x.dtype, shape, stride, 0, False, False)
     engine.native.take_records()
