@@ -65,25 +65,28 @@ test-all: lint test-python-all
 # The editable install builds the C++ extension; C++ sources are listed so that a change builds it again. What builds it
 # lies in a folder for all environments: their objects are then each other's, and those of the wheel that
 # tests/test_wheel.py makes.
+# Modules are compiled as they are imported: all at once would be 53 of the 71 s that torch, scipy, matplotlib and the
+# like take to install.
+INSTALL := -m pip install --quiet --no-compile
 BUILD_TOOLS := scikit-build-core nanobind setuptools-scm cmake ninja
-INSTALL_TOOLS := --target build/tools --upgrade --constraint constraints.txt $(BUILD_TOOLS)
+INSTALL_TOOLS := $(INSTALL) --target build/tools --upgrade --constraint constraints.txt $(BUILD_TOOLS)
 BUILT_WITH_TOOLS := PYTHONPATH=$(CURDIR)/build/tools PATH=$(CURDIR)/build/tools/bin:$$PATH
 $(VENV)/ready: pyproject.toml constraints.txt $(shell find csrc -type f -not -name '.*')
 	@echo "Setting up $(VENV) with $(PYTHON)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --upgrade pip
+	@$(BIN)/python $(INSTALL) --upgrade pip
 	@echo "Setting up $(VENV): torch, 200 MB, or some 3 GB where it comes with CUDA; a minute or more"
-	@$(BIN)/python -m pip install --quiet $(INSTALL_TOOLS)
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	@$(BIN)/python $(INSTALL_TOOLS)
+	@$(BIN)/python $(INSTALL) --constraint constraints.txt torch
 	@echo "Setting up $(VENV): lmswap, its C++ extension compiled, and its tools, 200 MB; two minutes"
-	@$(BUILT_WITH_TOOLS) $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt 'lmswap[dev]'
+	@$(BUILT_WITH_TOOLS) $(BIN)/python $(INSTALL) --no-deps --no-build-isolation --editable .
+	@$(BIN)/python $(INSTALL) --constraint constraints.txt 'lmswap[dev]'
 	@touch $@
 
 # What only some targets need: the extra of pyproject.toml that has this name.
 $(VENV)/%-ready: $(VENV)/ready
 	@echo "Setting up $(VENV): packages for $*; a minute"
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt 'lmswap[$*]'
+	@$(BIN)/python $(INSTALL) --constraint constraints.txt 'lmswap[$*]'
 	@touch $@
 
 lint: $(VENV)/ready
@@ -143,14 +146,14 @@ endif
 $(GPU_VENV)/installed: pyproject.toml constraints.txt $(shell find csrc -type f -not -name '.*')
 	@echo "Setting up $(GPU_VENV) with $(PYTHON): torch for CUDA, 530 MB; a minute or more"
 	@$(PYTHON) -m venv $(GPU_VENV)
-	@$(GPU_BIN)/python -m pip install --quiet --upgrade pip
-	@$(GPU_BIN)/python -m pip install --quiet --no-deps torch===$$(sed -n 's/^torch==//p' constraints.txt)
+	@$(GPU_BIN)/python $(INSTALL) --upgrade pip
+	@$(GPU_BIN)/python $(INSTALL) --no-deps torch===$$(sed -n 's/^torch==//p' constraints.txt)
 	@echo "Setting up $(GPU_VENV): what torch and lmswap need, 400 MB, and lmswap itself; two minutes"
 	@mkdir -p build
 	@$(GPU_BIN)/python tests/emulated_gpu/requirements.py > build/requirements-gpu.txt
-	@$(GPU_BIN)/python -m pip install --quiet --no-warn-conflicts --constraint constraints.txt --requirement build/requirements-gpu.txt
-	@$(GPU_BIN)/python -m pip install --quiet --no-warn-conflicts $(INSTALL_TOOLS)
-	@$(BUILT_WITH_TOOLS) $(GPU_BIN)/python -m pip install --quiet --no-warn-conflicts --no-deps --no-build-isolation --editable .
+	@$(GPU_BIN)/python $(INSTALL) --no-warn-conflicts --constraint constraints.txt --requirement build/requirements-gpu.txt
+	@$(GPU_BIN)/python $(INSTALL_TOOLS) --no-warn-conflicts
+	@$(BUILT_WITH_TOOLS) $(GPU_BIN)/python $(INSTALL) --no-warn-conflicts --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(GPU_VENV)/ready: $(GPU_VENV)/installed $(shell find tests/emulated_gpu -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt -o -name build.py)

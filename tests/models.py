@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
@@ -164,6 +166,14 @@ CASES = {
 }
 # Its step holds some 100 MiB, so that a budget can be told from what a process grows by anyway.
 LARGE = Case(CASES["resnet"].make, lambda: torch.randn(16, 3, 192, 192))
+
+
+def quick_of(cases: Iterable[Any], quick: Collection[Any]) -> list[Any]:
+    """All ``cases`` as a test's parameters; those in ``quick`` run on each change, the others in `make test-all`."""
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=[pytest.mark.slow] * (case not in quick))
+        for case in cases
+    ]
 
 
 def tight_budget(unplanned: Report, share: float = 0.85) -> int:

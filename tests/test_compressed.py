@@ -12,7 +12,7 @@ from torch import nn
 import lmswap
 from lmswap.errors import BudgetExceeded, TierError
 from lmswap.execute import _C
-from tests.models import CASES, LARGE, Case, tight_budget
+from tests.models import CASES, LARGE, Case, quick_of, tight_budget
 
 SMALL = 4096
 MIB = 2**20
@@ -71,10 +71,7 @@ def same(actual, expected) -> bool:
     return all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
-SLOW = {"unet3d", "resnet", "resnet_channels_last"}
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES])
+@pytest.mark.parametrize("name", quick_of(CASES, ["shared_views"]))
 def test_every_policy_gives_the_same_bits(name):
     expected, _ = train(CASES[name], policy="none")
     for policy in ("swap_all", "tflms"):
@@ -92,7 +89,7 @@ def test_every_compiler_moves_bytes_to_it(compiler):
     assert report.swapped_in_bytes > 0
 
 
-@pytest.mark.parametrize("policy", ["auto", "swap"])
+@pytest.mark.parametrize("policy", quick_of(["auto", "swap"], ["auto"]))
 def test_under_a_budget_policies_give_the_same_bits(policy):
     expected, unplanned = train(LARGE, policy="none")
     actual, report = train(LARGE, policy=policy, budget=tight_budget(unplanned))
@@ -139,6 +136,7 @@ def test_tensors_that_compress_less_than_before_are_told_of_and_planned_for():
     assert unplanned.tier_resident_bytes == 0
 
 
+@pytest.mark.slow
 def test_where_they_compress_less_a_plan_that_can_computes_again_what_there_is_no_room_for():
     _, unplanned = train(MIXING, policy="none", num_steps=2)
     options = {"policy": "auto", "num_steps": 5, "budget": tight_budget(unplanned, 0.6)}

@@ -163,12 +163,14 @@ def trained(images, tmp_path_factory):
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)], folder
 
 
+@pytest.mark.slow
 def test_ranks_train_the_same_weights(trained):
     one, other = trained[0]
     assert [way["bits"] for way in one.values()] == [way["bits"] for way in other.values()]
     assert one["plain"]["bits"] != one["other"]["bits"]
 
 
+@pytest.mark.slow
 def test_a_training_under_a_budget_has_the_bits_of_plain_torch(trained):
     for rank in trained[0]:
         assert rank["budget"]["bits"] == rank["plain"]["bits"]
@@ -176,6 +178,7 @@ def test_a_training_under_a_budget_has_the_bits_of_plain_torch(trained):
         assert rank["budget"]["swapped_bytes"] > 0
 
 
+@pytest.mark.slow
 def test_a_slow_rank_changes_no_bit(trained):
     for rank in trained[0]:
         assert rank["slow"]["bits"] == rank["plain"]["bits"]

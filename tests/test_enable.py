@@ -3,6 +3,7 @@
 import copy
 import ctypes
 import gc
+import itertools
 import pickle
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from torch import nn
 import lmswap
 from lmswap.errors import BudgetExceeded, BytesChanged, OptionError, PlanInfeasible, TierError, TransferError
 from lmswap.execute import _C
-from tests.models import CASES, LARGE, Broken, BrokenBlock, Case, UntrainedMiddle, tight_budget
+from tests.models import CASES, LARGE, Broken, BrokenBlock, Case, UntrainedMiddle, quick_of, tight_budget
 
 POLICIES = ("none", "swap_all", "tflms", "auto")
 SMALL = 4096  # swap nearly everything: the test models are small
@@ -47,10 +48,10 @@ def assert_equal_bits(actual, expected):
 
 
 # In bf16 large ones take a minute on CPUs without instructions for it.
-BF16 = [pytest.param(name, True, marks=[pytest.mark.slow] * (name != "shared_views")) for name in CASES]
+QUICK = [*((name, False) for name in CASES if name != "unet3d"), ("shared_views", True)]
 
 
-@pytest.mark.parametrize(("name", "autocast"), [*((name, False) for name in CASES), *BF16])
+@pytest.mark.parametrize(("name", "autocast"), quick_of(itertools.product(CASES, (False, True)), QUICK))
 def test_every_policy_gives_the_same_bits(name, autocast):
     expected, _ = train(CASES[name], "none", autocast=autocast)
     if autocast:

@@ -23,10 +23,11 @@ def run(model: str, policy: str, num_steps: int, share: float) -> dict:
     ("model", "policy", "share"),
     [
         ("transformer", "recompute", 0.6),
-        pytest.param("transformer", "swap", 0.6, marks=pytest.mark.slow),
-        pytest.param("unet3d", "auto", 0.45, marks=pytest.mark.slow),
+        ("transformer", "swap", 0.6),
+        ("unet3d", "auto", 0.45),
     ],
 )
+@pytest.mark.slow  # of each change `make demo` asks the same
 def test_resident_memory_grows_by_no_more_than_the_budget_in_five_steps(model, policy, share):
     figures = run(model, policy, num_steps=5, share=share)
     assert figures["recomputed_bytes"] + figures["swapped_out_bytes"] > 0

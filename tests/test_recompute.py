@@ -10,7 +10,7 @@ import lmswap
 from lmswap.ir.schedule import schedule
 from lmswap.ir.timeline import Lane, Timeline
 from lmswap.plan import simulate, verify
-from tests.models import CASES, Broken, Case
+from tests.models import CASES, Broken, Case, quick_of
 from tests.rewrite.random_plans import random_plan
 from tests.rewrite.random_reruns import random_reruns
 
@@ -60,7 +60,7 @@ def num_copies(timeline: Timeline) -> int:
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", quick_of(MODELS, ["resnet", "shared_views"]))
 def test_plans_that_compute_again_give_the_same_bits(name, seed, monkeypatch):
     plain, expected = train(MODELS[name])
     lmswap.disable(plain)

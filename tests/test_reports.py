@@ -12,6 +12,7 @@ import lmswap
 from lmswap.errors import OptionError
 from lmswap.hardware.memory import device_memory
 from lmswap.ir.timeline import Lane
+from tests.models import quick_of
 from tests.test_hard_cases import PATHS, Break, EagerInside, Net, batch, swapping
 from tests.test_known_failures import session_of
 
@@ -114,7 +115,7 @@ ACTIONS = [name for name in vars(Loop) if not name.startswith("_")]
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("kind", ["plain", "break", "branch", "outside"])
+@pytest.mark.parametrize("kind", quick_of(["plain", "break", "branch", "outside"], ["break", "outside"]))
 def test_all_is_told_after_whatever_has_run(path, kind, tmp_path):
     torch.compiler.reset()
     draw, middle = random.Random(kind), middles()[kind]

@@ -21,7 +21,7 @@ from lmswap.execute.engine import SwapEngine
 from lmswap.execute.reference import Reference
 from lmswap.rewrite import insert
 from tests.late_engine import Breakage, LateEngine
-from tests.models import CASES, Broken, Case
+from tests.models import CASES, Broken, Case, quick_of
 from tests.test_recompute import plan_at_random
 
 SMALL = 4096
@@ -50,7 +50,7 @@ def equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", quick_of(MODELS, ["encoder", "shared_views"]))
 def test_verified_steps_are_the_same_steps_and_all_of_them_is_counted(name):
     case, runs = MODELS[name], []
     for verify in (False, True):
@@ -74,7 +74,7 @@ def test_verified_steps_are_the_same_steps_and_all_of_them_is_counted(name):
     assert "the budget, which is not kept" in " ".join(str(report).split())
 
 
-@pytest.mark.parametrize("name", ["encoder", "shared_views", "broken"])
+@pytest.mark.parametrize("name", quick_of(["encoder", "shared_views", "broken"], ["shared_views"]))
 def test_plans_that_swap_and_compute_again_pass(name, monkeypatch):
     monkeypatch.setattr("lmswap.session.planner.make_plan", plan_at_random(0))
     model = enable(MODELS[name])

@@ -16,7 +16,7 @@ from lmswap.capture.loss import LossMeter, assumed_bytes, loss_bytes
 from lmswap.ir.program import LOSS
 from lmswap.session.steps import PlannedStep
 from tests.capture.captured import capture
-from tests.models import tight_budget
+from tests.models import quick_of, tight_budget
 from tests.test_known_failures import session_of
 
 ROWS, WIDTH, CLASSES = 8192, 128, 256  # narrow: many bytes for little arithmetic
@@ -78,7 +78,7 @@ def planned(loss: Loss, share: float, num_layers: int = 12) -> tuple[list[int], 
     return peaks, step, notes
 
 
-@pytest.mark.parametrize("loss", [cross_entropy, mean])
+@pytest.mark.parametrize("loss", quick_of([cross_entropy, mean], [cross_entropy]))
 def test_a_step_keeps_to_its_plan_whatever_the_loss_takes_outside_of_the_model(loss):
     peaks, step, _ = planned(loss, share=0.6)
     assert step.plan.swaps or step.plan.reruns
@@ -93,7 +93,7 @@ def test_a_loss_that_takes_more_than_was_assumed_is_planned_for_from_the_second_
     assert any("the loss takes" in note for note in notes)
 
 
-@pytest.mark.parametrize("loss", [cross_entropy, mean, hungry])
+@pytest.mark.parametrize("loss", quick_of([cross_entropy, mean, hungry], [hungry]))
 def test_the_peak_of_a_step_is_predicted_with_its_loss(loss):
     peaks, step, _ = planned(loss, share=4.0)
     assert not step.plan.swaps

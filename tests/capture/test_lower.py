@@ -12,7 +12,7 @@ from lmswap.capture.lower import lower_inference
 from lmswap.errors import CaptureError
 from lmswap.ir.program import LOSS, BufferKind, Program
 from tests.capture.captured import capture
-from tests.models import CASES
+from tests.models import CASES, quick_of
 
 
 def buffer_of(program: Program, name: str) -> int:
@@ -63,15 +63,15 @@ def test_memory_that_an_op_makes_but_nobody_picks_is_counted():
     assert sorted(program.buffers[b].nbytes for b in op.writes) == [64 * 4, 64 * 8]
 
 
-def test_in_place_ops_of_the_user_write_a_buffer_before_it_is_read():
-    for case in CASES.values():
-        recording, _ = capture(case.make(), case.batch())
-        program = recording.lowered[0].program
-        written: set[int] = set()
-        for op in program.ops:
-            for buffer in op.reads:
-                assert buffer in written or program.buffers[buffer].kind is not BufferKind.ACTIVATION, op
-            written |= set(op.writes)
+@pytest.mark.parametrize("name", quick_of(CASES, ["encoder", "shared_views"]))
+def test_in_place_ops_of_the_user_write_a_buffer_before_it_is_read(name):
+    recording, _ = capture(CASES[name].make(), CASES[name].batch())
+    program = recording.lowered[0].program
+    written: set[int] = set()
+    for op in program.ops:
+        for buffer in op.reads:
+            assert buffer in written or program.buffers[buffer].kind is not BufferKind.ACTIVATION, op
+        written |= set(op.writes)
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last_3d])

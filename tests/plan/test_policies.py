@@ -17,6 +17,7 @@ from lmswap.ir.schedule import schedule
 from lmswap.plan import POLICIES, auto, make_plan, price_again, search, simulate, verify
 from tests.ir.build import build, unit_machine
 from tests.ir.strategies import machines, steps
+from tests.models import quick_of
 from tests.plan.instances import INSTANCES, Instance
 from tests.plan.problems import problem_of
 
@@ -361,7 +362,7 @@ def test_auto_tries_more_the_further_it_is_from_the_bound(bound_seconds, expecte
 # --- any step --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", quick_of(POLICIES, ["auto", "swap"]))
 @given(data=st.data(), step=steps(), machine=machines())
 def test_plans_fit_the_budget_and_pass_the_verifier(policy, data, step, machine):
     memory = StepMemory(step.program, step.costs)

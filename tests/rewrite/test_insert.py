@@ -11,7 +11,7 @@ from lmswap.ir.plan import Plan
 from lmswap.ir.schedule import schedule
 from lmswap.rewrite.insert import insert_swaps
 from tests.capture.captured import METER
-from tests.models import CASES, Case
+from tests.models import CASES, Case, quick_of
 from tests.rewrite.memory_engine import MemoryEngine
 from tests.rewrite.random_plans import random_plan
 
@@ -71,11 +71,10 @@ def unswapped(name: str):
 
 @pytest.mark.parametrize(
     ("name", "seed"),
-    [
-        pytest.param(name, seed, marks=[pytest.mark.slow] * (seed == 1 or name == "unet3d"))
-        for name in CASES
-        for seed in range(1 if name == "unet3d" else 2)
-    ],
+    quick_of(
+        ((name, seed) for name in CASES for seed in range(1 if name == "unet3d" else 2)),
+        [("encoder", 0), ("shared_views", 0)],
+    ),
 )
 def test_any_valid_plan_gives_the_same_bits_as_no_plan(name, seed):
     expected = unswapped(name)

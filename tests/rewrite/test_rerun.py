@@ -22,7 +22,7 @@ from lmswap.ir.schedule import schedule
 from lmswap.rewrite.insert import insert_swaps
 from lmswap.rewrite.rerun import run_again
 from tests.capture.captured import METER
-from tests.models import CASES, Case
+from tests.models import CASES, Case, quick_of
 from tests.rewrite.memory_engine import MemoryEngine
 from tests.rewrite.random_plans import random_plan
 from tests.rewrite.random_reruns import random_reruns, recompute_all
@@ -134,15 +134,12 @@ def assert_same_bits(actual, expected):
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
-KEPT = [(name, 0, 0.0) for name in MODELS if name != "unet3d"]  # whose graphs are the longest
-SWAPPED = [
-    pytest.param(name, seed, 0.8, marks=[pytest.mark.slow] * (seed == 2 or name == "unet3d"))
-    for name in MODELS
-    for seed in ((1,) if name == "unet3d" else (1, 2))
-]
+# Without the network whose graphs are the longest.
+WAYS = [(name, *way) for name in MODELS for way in ((0, 0.0), (1, 0.8), (2, 0.8)) if name != "unet3d"]
+QUICK = [("encoder", 1, 0.8), ("resnet", 0, 0.0), ("shared_views", 1, 0.8), ("block", 0, 0.0), ("block", 1, 0.8)]
 
 
-@pytest.mark.parametrize(("name", "seed", "swap_share"), KEPT + SWAPPED)
+@pytest.mark.parametrize(("name", "seed", "swap_share"), quick_of([*WAYS, ("unet3d", 1, 0.8)], QUICK))
 def test_any_valid_reruns_give_the_same_bits_as_none(name, seed, swap_share):
     rng = random.Random(seed)
     handler = Rewritten(lambda program: random_reruns(program, rng), swap_share, seed)
@@ -208,7 +205,7 @@ class Watched(Rewritten):
     [never, recompute_all, lambda program: random_reruns(program, random.Random(1))],
     ids=["never", "all", "random"],
 )
-@pytest.mark.parametrize("name", ["block", "encoder", "resnet"])
+@pytest.mark.parametrize("name", quick_of(["block", "encoder", "resnet"], ["block"]))
 def test_the_graphs_hold_at_no_op_more_than_the_schedule_says(name, choose):
     torch.compiler.reset()
     handler, case = Watched(choose), MODELS[name]
@@ -226,7 +223,10 @@ def test_the_graphs_hold_at_no_op_more_than_the_schedule_says(name, choose):
     assert max(excess) == 0
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS | HALF if name != "unet3d"])
+SHORT = [name for name in MODELS | HALF if name != "unet3d"]
+
+
+@pytest.mark.parametrize("name", quick_of(SHORT, ["shared_views", "block", *HALF]))
 def test_everything_that_can_be_is_computed_again_before_each_use(name):
     handler = Rewritten(recompute_all)
     actual = train((MODELS | HALF)[name], handler)
