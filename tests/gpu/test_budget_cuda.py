@@ -1,6 +1,7 @@
 """A budget on a GPU is what the card must have: what torch reserves, not what tensors hold."""
 
 import gc
+import itertools
 from contextlib import contextmanager
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch import nn
 
 import lmswap
+from tests.models import quick_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -89,11 +91,7 @@ def plain():
 
 @pytest.mark.parametrize(
     ("policy", "share"),
-    [
-        pytest.param(policy, share, marks=[pytest.mark.slow] * ((policy, share) in {("tflms", 0.8), ("tflms", 0.45)}))
-        for policy in ("auto", "tflms")
-        for share in (0.8, 0.6, 0.45)
-    ],
+    quick_of(itertools.product(("auto", "tflms"), (0.8, 0.6, 0.45)), [("auto", 0.45)]),
 )
 def test_a_card_that_has_the_budget_runs_the_step(plain, share, policy):
     expected, peak_bytes = plain
@@ -122,7 +120,7 @@ def test_the_peak_that_users_read_is_not_reset_by_steps(plain):
     lmswap.disable(model)
 
 
-@pytest.mark.parametrize("kept", ["gradients", "outputs"])
+@pytest.mark.parametrize("kept", quick_of(["gradients", "outputs"], ["outputs"]))
 def test_what_is_held_over_to_the_next_step_is_never_overwritten_and_gets_places_of_its_own(plain, kept):
     expected, peak_bytes = plain
     budget = int(0.7 * peak_bytes)

@@ -55,6 +55,7 @@ def test_copies_are_held_to_the_link_and_the_bits_stay():
     assert plain.emulated_link is None
 
 
+@pytest.mark.slow
 def test_spare_device_memory_stands_in_for_a_link_that_is_not_there():
     _, expected = train()
     torch.cuda.empty_cache()
