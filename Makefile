@@ -55,11 +55,12 @@ wheel: $(VENV)/wheel-ready
 	PATH=$(abspath $(BIN)):$$PATH $(BIN)/auditwheel repair --wheel-dir build/dist build/dist/*-linux_*.whl
 	rm build/dist/*-linux_*.whl
 
-# What each change must pass. test-all adds the slow tests and the other C++ builds, and keeps when it passed in
-# benchmarks/results/tests_cpu.json.
+# What each change must pass. test-all adds the slow tests, the other C++ builds and the emulated GPU's demo, and keeps
+# when it passed in benchmarks/results/tests_cpu.json.
 test: lint test-cpp test-python
 test-all: lint test-python-all
 	@$(MAKE) --no-print-directory test-cpp SANITIZERS="none thread address" CPP_TESTS=
+	@$(MAKE) --no-print-directory demo DEVICE=emulated SIZES="48 64"
 	$(BIN)/python -m benchmarks.tests_kept build/tests.xml
 
 # The editable install builds the C++ extension; C++ sources are listed so that a change builds it again. What builds it
