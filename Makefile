@@ -79,7 +79,7 @@ $(VENV)/ready: pyproject.toml constraints.txt $(shell find csrc -type f -not -na
 	@echo "Setting up $(VENV): torch, 200 MB, or some 3 GB where it comes with CUDA; a minute or more"
 	@$(BIN)/python $(INSTALL_TOOLS)
 	@$(BIN)/python $(INSTALL) --constraint constraints.txt torch
-	@echo "Setting up $(VENV): lmswap, its C++ extension compiled, and its tools, 200 MB; two minutes"
+	@echo "Setting up $(VENV): lmswap, its C++ extension compiled, and its tools, 200 MB; a minute or two"
 	@$(BUILT_WITH_TOOLS) $(BIN)/python $(INSTALL) --no-deps --no-build-isolation --editable .
 	@$(BIN)/python $(INSTALL) --constraint constraints.txt 'lmswap[dev]'
 	@touch $@
@@ -149,7 +149,7 @@ $(GPU_VENV)/installed: pyproject.toml constraints.txt $(shell find csrc -type f 
 	@$(PYTHON) -m venv $(GPU_VENV)
 	@$(GPU_BIN)/python $(INSTALL) --upgrade pip
 	@$(GPU_BIN)/python $(INSTALL) --no-deps torch===$$(sed -n 's/^torch==//p' constraints.txt)
-	@echo "Setting up $(GPU_VENV): what torch and lmswap need, 400 MB, and lmswap itself; two minutes"
+	@echo "Setting up $(GPU_VENV): what torch and lmswap need, 400 MB, and lmswap itself; a minute or two"
 	@mkdir -p build
 	@$(GPU_BIN)/python tests/emulated_gpu/requirements.py > build/requirements-gpu.txt
 	@$(GPU_BIN)/python $(INSTALL) --no-warn-conflicts --constraint constraints.txt --requirement build/requirements-gpu.txt

@@ -24,6 +24,13 @@ def test_a_good_comparison_holds_budget_and_bits():
     assert "128³ swapped: peak 990.00 MiB, within the budget of 1000.00 MiB" in found[0].text
     assert "equal to the last bit" in found[1].text
     assert "4.50 s a step, 1.50 × the 3.00 s of plain torch and 0.90 × the 5.00 s of the same" in found[3].text
+    assert "in turn" not in found[3].text
+
+
+def test_of_steps_that_were_taken_in_turn_it_is_said():
+    in_turn = replace(good_runs()[UNSWAPPED].configuration, takes_turns=True)
+    text = verdicts(UNSWAPPED, configuration=in_turn)[3].text
+    assert "3.00 s of plain torch and 0.90 × the 5.00 s of the same graphs unswapped, step by step in turn" in text
 
 
 def test_one_byte_over_the_budget_is_refuted():
