@@ -7,6 +7,7 @@ from torch.nn import functional as F  # noqa: N812
 
 import lmswap
 from lmswap.capture.whole import ROUNDED_OTHERWISE
+from tests.models import quick_of
 
 RATES = (0.1, 0.15, 0.3, 0.45, 0.5, 0.9)
 
@@ -172,13 +173,16 @@ def named(cases):
     return [pytest.param(make, shape, id=name) for name, make, shape in cases]
 
 
+LOSSES = ("sum", "square", "contiguous")
+
+
 @pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "bf16"])
 @pytest.mark.parametrize(("make", "shape"), named(dropout_cases()))
 def test_dropout(make, shape, autocast):
     check(make, shape, losses("square"), autocast=autocast)
 
 
-@pytest.mark.parametrize("loss", ["sum", "square", "contiguous"])
+@pytest.mark.parametrize("loss", quick_of(LOSSES, ["square"]))
 @pytest.mark.parametrize(("make", "shape"), named(norm_cases()))
 def test_norms(make, shape, loss):
     check(make, shape, losses(loss))
@@ -189,13 +193,13 @@ def test_norms_in_evaluation_mode(make, shape):
     check(make, shape, losses("contiguous"), is_training=False)
 
 
-@pytest.mark.parametrize("loss", ["sum", "square", "contiguous"])
+@pytest.mark.parametrize("loss", quick_of(LOSSES, ["sum"]))
 @pytest.mark.parametrize(("make", "shape"), named(case for case in norm_cases() if len(case[2]) == 4))
 def test_norms_of_channels_last_images(make, shape, loss):
     check(make, shape, losses(loss), memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize("loss", ["sum", "contiguous"])
+@pytest.mark.parametrize("loss", quick_of(["sum", "contiguous"], ["contiguous"]))
 @pytest.mark.parametrize(("make", "shape"), named(function_cases()))
 def test_functions(make, shape, loss):
     check(make, shape, losses(loss))
