@@ -207,12 +207,12 @@ def test_steps_count_while_all_trainings_run():
     assert replicas_stage.seconds_while_all_train([late, quick])[0] == 5  # none ended in time: all of its own
 
 
-def make_runner(monkeypatch, device="cpu", **fakes):
+def make_runner(monkeypatch, **fakes):
     """A runner that begins no processes: ``fakes`` stand for the functions that do."""
     for name, fake in fakes.items():
         monkeypatch.setattr(runner_module, name, fake)
     runner = Runner.__new__(Runner)
-    runner.settings = replace(SETTINGS, device=device)
+    runner.settings = SETTINGS
     runner.console, runner._folder = runner_module.Console(quiet=True), Path("logs")
     return runner
 
@@ -220,11 +220,8 @@ def make_runner(monkeypatch, device="cpu", **fakes):
 class FakeFreshRun:
     """Stands for `FreshRun`: notes what it is told to do, and dies in the turn ``dies``, 0 being its warm-up."""
 
-    STEPS = 3
-
     def __init__(self, configuration, logs, note, dies):
         self.seed, self.logs, self.note, self.dies, self.turn = configuration.seed, logs.name, note, dies, 0
-        self.takes_turns = configuration.takes_turns
 
     @property
     def has_died(self):
@@ -232,7 +229,7 @@ class FakeFreshRun:
 
     @property
     def has_ended(self):
-        return self.has_died or self.turn == 1 + (self.STEPS if self.takes_turns else 1)
+        return self.has_died or self.turn == 2
 
     def warm_up(self):
         self.take_turn()
