@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from lmswap.api import disable as disable
     from lmswap.api import enable as enable
     from lmswap.api import explain as explain
+    from lmswap.api import least_budget as least_budget
     from lmswap.api import program as program
     from lmswap.api import report as report
     from lmswap.api import save_plan as save_plan
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     __version__: str
 
-__all__ = ["EmulatedLink", "disable", "enable", "explain", "profile", "program", "report", "save_plan"]
+__all__ = ["EmulatedLink", "disable", "enable", "explain", "least_budget", "profile", "program", "report", "save_plan"]
 _ORIGINS = {"EmulatedLink": "lmswap.ir.emulation", "profile": "lmswap.profiling.context"}  # the others: lmswap.api
 
 

@@ -39,16 +39,16 @@ _verified: list[Verified] = []  # of all sessions that there ever were
 
 def enable(
     model: ModuleT,
-    budget: int | str = "auto",
+    budget: float | str = "auto",
     *,
-    host_budget: int | str | None = None,
+    host_budget: float | str | None = None,
     policy: str = "auto",
     tier: str = "auto",
     compiler: str = "fx",
     min_swap_bytes: int | str = 2**20,
     verify: bool = False,
     wipe: bool = False,
-    disk_directory: str | None = None,
+    disk_directory: str | PathLike[str] | None = None,
     link: str | EmulatedLink | None = None,
     plan: str | PathLike[str] | None = None,
     together: bool = True,
@@ -63,7 +63,8 @@ def enable(
 
     Args:
         model: all of its parameters on one device, CPU or CUDA.
-        budget: bytes, a string with a unit ("6GiB", "800 MB"), or "auto": 90 % of what is free now.
+        budget: bytes, a string with a unit ("6GiB", "800 MB"), "auto": 90 % of what is free now, or a share, "50%", of
+            what the tensors of the largest step so far take unplanned, beside all else that counts; at most "auto".
         host_budget: what swapped tensors may occupy in their tier, compressed where it compresses, in bytes or as a
             string; None: what the tier has.
         policy: "auto" (keep, swap or compute again, whatever is fastest); "swap" or "recompute" (only that); to compare
@@ -201,6 +202,19 @@ def report(model: nn.Module) -> Report:
         notes=session.notes,
         verified=session.verified,
     )
+
+
+def least_budget(model: nn.Module) -> int:
+    """The least budget, in bytes, that the last step of ``model`` can be planned in; takes about a second to find.
+
+    One call of the model is enough, without a backward, if it was enabled with a budget beyond its needs ("auto", say).
+    What a process holds differs by some MiB from start to start. One that is a little less may do, too.
+
+    Raises:
+        OptionError: the model is not enabled, or nothing is planned yet.
+        TierError: the tier has no room for what would have to leave the device.
+    """
+    return _session(model).plans.least_bytes(_planned(model))
 
 
 def explain(model: nn.Module) -> Explanation:

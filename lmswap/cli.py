@@ -54,7 +54,3 @@ def make_parser() -> argparse.ArgumentParser:
     for command in (doctor, links, plan, diff, profile, verify, bench):
         command.add_to(commands)
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

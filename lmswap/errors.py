@@ -15,6 +15,10 @@ class NotManaged(UserWarning):
     """An enabled model ran, or was trained, in a way that lmswap cannot manage: it took the memory of plain torch."""
 
 
+class ManyShapes(UserWarning):
+    """An enabled model is captured anew for one input shape after the other; training goes on."""
+
+
 class OptionError(LmswapError, ValueError):
     """An argument of a public function is unknown or cannot be used; nothing was started."""
 

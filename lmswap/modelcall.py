@@ -27,12 +27,13 @@ from torch.utils import _pytree as pytree
 from lmswap.capture.aot import refuse_rewriters
 from lmswap.capture.asked import describe_questions, heard_questions
 from lmswap.capture.dressed import call_undressed, is_dressed
+from lmswap.capture.fakes import unlogged_failures
 from lmswap.capture.lower import tensors
 from lmswap.capture.whole import AS_CALLED, ROUNDED_OTHERWISE, whole_functions
 from lmswap.eager.actions import PlannedEvents
 from lmswap.eager.check import SavedCheck
 from lmswap.eager.step import EagerStep, storages_of
-from lmswap.errors import LmswapError, NotManaged, OptionError, PlanInfeasible
+from lmswap.errors import LmswapError, ManyShapes, NotManaged, OptionError, PlanInfeasible
 from lmswap.execute.step import SegmentKey
 from lmswap.options import NEEDS_GRAPHS
 from lmswap.session import UNPLANNED, WHAT_VERIFY_DOES, SavedSequence, Session
@@ -42,6 +43,7 @@ from lmswap.uncalled import UNCALLED
 # Graphs per model (shapes × train/eval × graph breaks) before torch would stop compiling and fall back to eager; as
 # many steps that save different tensors get a plan each.
 _MAX_GRAPHS = 64
+_MANY_SHAPES = 5  # a batch, a last one that is smaller, and the same of a second data set are four
 _TRACING = {
     "recompile_limit": _MAX_GRAPHS,
     "fail_on_recompile_limit_hit": True,
@@ -72,6 +74,7 @@ class ModelCall:
         self.module_names: Mapping[int, str] = {id(module): name for name, module in model.named_modules()}
         self._inside = threading.local()
         self._sequences: list[SavedSequence] = []
+        self._shapes: set[Hashable] = set()  # of inputs that graphs were captured for, in training
         self._last_of_kind: dict[Hashable, SavedSequence] = {}
         self._infeasible: dict[Hashable, PlanInfeasible] = {}
         self._finished: list[EagerStep] = []  # recorded, not yet planned for
@@ -144,7 +147,7 @@ class ModelCall:
     def _call_captured(self, compiled: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the graphs; what is saved outside of them is served by hooks, and decides about the next calls."""
         session, num_breaks = self._session, len(graph_break_reasons)
-        is_first = not session.graphs
+        is_first, num_graphs = not session.graphs, len(session.graphs)
         step = self._step(None, self._kind(args, kwargs) if is_first else None, args, kwargs, records=is_first)
         disable: Callable[..., Any] = torch.compiler.disable  # or the hooks would be traced too
         hooks = disable(step.pack), disable(step.unpack)
@@ -156,13 +159,14 @@ class ModelCall:
                 torch._dynamo.config.patch(_TRACING),
                 whole_functions(),
                 heard_questions() as questions,
+                unlogged_failures(),
                 saved_tensors_hooks(*hooks),
             ):
                 result = compiled(*args, **kwargs)
         except BackendCompilerFailed as error:
             inner = getattr(error, "inner_exception", None)
             if isinstance(inner, LmswapError):
-                raise inner from None
+                raise inner.with_traceback(None) from None  # of frames in torch's compiler there is a page
             raise
         except TorchRuntimeError as error:  # the model's own code raised while it was traced
             if had_run != (session.recorder.num_steps, session.recorder.current_sequence):
@@ -177,6 +181,8 @@ class ModelCall:
             session.may_go_another_way(describe_questions(questions))
         if session.graphs:
             step.recording = None  # it knows nothing of what the graphs did
+            if len(session.graphs) > num_graphs:
+                self._tell_shapes(args, kwargs)
         if torch.is_grad_enabled() and (step.num_storages or not session.graphs):
             reasons = [_sentence(reason) for reason in graph_break_reasons[num_breaks:]]
             if failure is not None:
@@ -184,6 +190,19 @@ class ModelCall:
             self._leave_graphs(step, reasons)
         step.end_forward()
         return result
+
+    def _tell_shapes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Warns, once, where graphs are captured anew for one input shape after the other."""
+        if not torch.is_grad_enabled():
+            return
+        self._shapes.add(tuple(tensor.shape for tensor in tensors((args, kwargs))))
+        if len(self._shapes) == _MANY_SHAPES:
+            warn(
+                f"{self._session.name} has been trained with inputs of {_MANY_SHAPES} different shapes. Each is traced "
+                "and planned by itself, which takes seconds and some memory: pad batches to a few lengths, and leave "
+                "out a last batch that is smaller (drop_last=True)",
+                ManyShapes,
+            )
 
     def _call_transformed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the model plainly under a transform of torch.func, which takes neither graphs nor hooks."""

@@ -9,7 +9,7 @@ from os import PathLike, fspath
 from typing import Any
 
 from lmswap.errors import OptionError
-from lmswap.ir.bytesize import parse_bytes
+from lmswap.ir.bytesize import format_bytes, parse_bytes, parse_share
 from lmswap.ir.emulation import EmulatedLink
 from lmswap.plan import POLICIES
 
@@ -17,17 +17,21 @@ TIERS = ("auto", "host", "disk", "compressed", "device", "peer")
 COMPILERS = ("fx", "inductor", "eager")
 NEEDS_GRAPHS = ("recompute", "checkpoint")  # policies
 
+_LEAST_BYTES = 2**20  # of a budget without a unit: what is less was meant in another one
+
 always_verify = False  # `lmswap verify` sets it, whatever the script says
 
 
 @dataclass(frozen=True)
 class Options:
-    """The checked arguments of `lmswap.enable`. ``budget_bytes`` None stands for "auto", of the host for no limit.
+    """The checked arguments of `lmswap.enable`.
 
-    ``peer`` is the GPU that was asked for, "cuda:1" where ``tier`` was given as "peer:1".
+    ``budget_bytes`` None stands for "auto", or for ``budget_share`` of what tensors of a step take unplanned; of the
+    host None is no limit. ``peer`` is the GPU that was asked for, "cuda:1" where ``tier`` was given as "peer:1".
     """
 
     budget_bytes: int | None
+    budget_share: float | None
     host_budget_bytes: int | None
     policy: str
     tier: str
@@ -43,16 +47,16 @@ class Options:
 
     @staticmethod
     def parse(
-        budget: int | str = "auto",
+        budget: float | str = "auto",
         *,
-        host_budget: int | str | None = None,
+        host_budget: float | str | None = None,
         policy: str = "auto",
         tier: str = "auto",
         compiler: str = "fx",
         min_swap_bytes: int | str = 2**20,
         verify: bool = False,
         wipe: bool = False,
-        disk_directory: str | None = None,
+        disk_directory: str | PathLike[str] | None = None,
         link: str | EmulatedLink | None = None,
         plan: str | PathLike[str] | None = None,
         together: bool = True,
@@ -72,20 +76,22 @@ class Options:
         for name, given in (("verify", verify), ("wipe", wipe), ("together", together)):
             if not isinstance(given, bool):
                 raise OptionError(f"{name} must be True or False, not {given!r}")
-        if disk_directory is not None and not isinstance(disk_directory, str):
-            raise OptionError(f"disk_directory must be a path as a string, not {disk_directory!r}")
+        if disk_directory is not None and not isinstance(disk_directory, (str, PathLike)):
+            raise OptionError(f"disk_directory must be a path, not {disk_directory!r}")
         if link is not None and not isinstance(link, (str, EmulatedLink)):
             raise OptionError(f'link must be a string such as "11.7GB/s", or an EmulatedLink, not {link!r}')
         if plan is not None and not isinstance(plan, (str, PathLike)):
             raise OptionError(f"plan must be the path of a file that lmswap.save_plan wrote, not {plan!r}")
-        if tier == "device" and plan is None and (link is None or budget == "auto"):
+        budget_bytes, budget_share = _budget(budget)
+        if tier == "device" and plan is None and (link is None or budget_bytes is None):
             raise OptionError(
                 "tier='device' keeps swapped tensors on the device itself, which saves no memory: it stands in for a "
                 "faster link, so it needs link=..., and a budget in bytes beside which there is memory to spare"
             )
         return Options(
-            budget_bytes=None if budget == "auto" else parse_bytes(budget),
-            host_budget_bytes=None if host_budget is None else parse_bytes(host_budget, what="host_budget"),
+            budget_bytes=budget_bytes,
+            budget_share=budget_share,
+            host_budget_bytes=None if host_budget is None else _large_bytes(host_budget, what="host_budget"),
             policy=policy,
             tier=tier,
             peer=peer,
@@ -93,7 +99,7 @@ class Options:
             min_swap_bytes=parse_bytes(min_swap_bytes, what="min_swap_bytes"),
             verify=verify or always_verify,
             wipe=wipe,
-            disk_directory=disk_directory,
+            disk_directory=None if disk_directory is None else fspath(disk_directory),
             link=EmulatedLink.parse(link) if isinstance(link, str) else link,
             plan=None if plan is None else fspath(plan),
             together=together,
@@ -111,6 +117,24 @@ class Options:
             if name not in known:
                 raise OptionError(f"unknown option {name!r}; lmswap has {', '.join(known)}")
         return Options.parse(**options)
+
+
+def _budget(budget: float | str) -> tuple[int | None, float | None]:
+    """Bytes, or a share; neither for "auto"."""
+    if budget == "auto":
+        return None, None
+    share = parse_share(budget, of="what the step's tensors take unplanned") if isinstance(budget, str) else None
+    return (_large_bytes(budget), None) if share is None else (None, share)
+
+
+def _large_bytes(given: float | str, *, what: str = "budget") -> int:
+    nbytes = parse_bytes(given, what=what)
+    has_unit = isinstance(given, str) and given.strip()[-1].isalpha()
+    if nbytes < _LEAST_BYTES and not has_unit:
+        raise OptionError(
+            f'{what} {given!r} is {format_bytes(nbytes)}, less than any step takes; say the unit, as in "{nbytes}GiB"'
+        )
+    return nbytes
 
 
 def _tier_and_peer(tier: str) -> tuple[str, str | None]:

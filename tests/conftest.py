@@ -100,12 +100,10 @@ def machine_of_all_tests(request, tmp_path_factory):
             ("cuda:0", "compressed", "", 1e9),
             ("cuda:0", "device", "", 1e12),
         ]
-        if torch.cuda.device_count() > 1:  # which processes that train together share
-            tiers += [
-                ("cuda:1", "host", "", 2e10),
-                ("cuda:0", "peer", "cuda:1", 1e11),
-                ("cuda:1", "peer", "cuda:0", 1e11),
-            ]
+        # Processes that train together have one each.
+        tiers += [(f"cuda:{number}", "host", "", 2e10) for number in range(1, torch.cuda.device_count())]
+        if torch.cuda.device_count() > 1:
+            tiers += [("cuda:0", "peer", "cuda:1", 1e11), ("cuda:1", "peer", "cuda:0", 1e11)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LMSWAP_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         for device, tier, where, rate in tiers:

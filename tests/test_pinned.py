@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -30,14 +30,14 @@ def pinned_plans(draw):
     step, machine = draw(steps()), draw(machines())
     peak_bytes = StepMemory(step.program, step.costs).peak.nbytes
     budget_bytes = draw(st.integers(peak_bytes // 2 + 1, peak_bytes + 1))
-    options = PinnedOptions(
-        budget_bytes, draw(st.sampled_from(["swap", "swap_all", "recompute"])), "host", "fx", 1, None
-    )
-    limits = {"budget_bytes": budget_bytes, "tier": "host", "min_swap_bytes": 1}
+    policy = draw(st.sampled_from(["swap", "swap_all", "recompute"]))
+    limits = {"tier": "host", "min_swap_bytes": 1}
     try:
-        plan = make_plan(options.policy, step.program, step.costs, machine, **limits)
+        plan = make_plan(policy, step.program, step.costs, machine, budget_bytes=budget_bytes, **limits)
     except PlanInfeasible:
-        assume(False)
+        budget_bytes = 2 * peak_bytes
+        plan = make_plan(policy, step.program, step.costs, machine, budget_bytes=budget_bytes, **limits)
+    options = PinnedOptions(budget_bytes, policy, "host", "fx", 1, None)
     return PinnedPlans("random", options, ((step.program, Planned(plan, step.costs, machine)),))
 
 

@@ -23,6 +23,7 @@ from lmswap.plan.baselines import plan_swap_all
 from lmswap.plan.certify import certify
 from lmswap.session import lessons, planner
 from lmswap.session.allowance import Allowance, Budget
+from lmswap.session.notes import Notes
 from tests.models import CASES, LARGE, Case, tight_budget
 
 SMALL = 4096
@@ -318,7 +319,7 @@ class FakeMemory:
     ],
 )
 def test_a_growth_comes_out_of_the_margin_as_far_as_that_goes(base, reserve, margin, small, expected):
-    budget = Budget(Options.parse("1GiB"), "cpu", FakeMemory(), 0)
+    budget = Budget(Options.parse("1GiB"), "cpu", FakeMemory(), 0, notes=Notes("Net"))
     planned = Allowance(2**30, base * 2**20, 0, reserve * 2**20, margin * 2**20)
     grown = budget.with_growth(planned, small * 2**20, 0)
     assert (grown.base_bytes, grown.margin_bytes) == tuple(2**20 * nbytes for nbytes in expected)

@@ -1,5 +1,6 @@
 """What cannot be managed, or is the user's own mistake, ends in one sentence that names it."""
 
+import logging
 import traceback
 
 import pytest
@@ -21,9 +22,9 @@ def test_torchscript_is_refused():
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_data_parallel_of_one_device_is_served_and_of_several_refused(path, monkeypatch):
+def test_data_parallel_of_one_device_is_served_and_of_several_refused(path, device, monkeypatch):
     torch.compiler.reset()
-    model = swapping(nn.DataParallel(Net()), path)
+    model = swapping(nn.DataParallel(Net(), device_ids=[0] if device.type == "cuda" else None), path)
     for _ in range(2):
         model(batch()).square().mean().backward()
     assert lmswap.report(model).swapped_out_bytes > 0
@@ -37,7 +38,7 @@ def test_data_parallel_of_one_device_is_served_and_of_several_refused(path, monk
 @pytest.mark.parametrize(
     "wrong", [torch.randn(4, 5, 16, 16), torch.randn(4, 3, 16, 16, dtype=torch.float64)], ids=["shape", "dtype"]
 )
-def test_an_error_of_the_model_under_tracing_is_the_one_that_torch_gives(wrong, policy):
+def test_an_error_of_the_model_under_tracing_is_the_one_that_torch_gives_and_no_page_is_logged(wrong, policy, caplog):
     torch.compiler.reset()
     plain = Net()
     with pytest.raises(RuntimeError) as expected:
@@ -54,6 +55,7 @@ def test_an_error_of_the_model_under_tracing_is_the_one_that_torch_gives(wrong, 
         model(batch()).square().mean().backward()
     assert not any("path:" in note for note in lmswap.report(model).notes)
     lmswap.disable(model)
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 @torch.library.custom_op("lmswap_tests::cube", mutates_args=())

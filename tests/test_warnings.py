@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import lmswap
-from lmswap.errors import BudgetExceeded, NotManaged
+from lmswap.errors import BudgetExceeded, ManyShapes, NotManaged
 from lmswap.execute.step import EndedStep, Peaks
 from lmswap.session.overruns import Overruns
 from lmswap.uncalled import UNCALLED
@@ -23,16 +23,18 @@ def step(number, mib, sequence=(FORWARD, BACKWARD), follows=(0,)):
 
 
 def tell(overruns, ended, *, num_models=1, is_hooked=False, is_as_planned=True):
-    overruns.tell(ended, num_models=num_models, is_hooked=is_hooked, is_as_planned=is_as_planned)
+    overruns.tell(
+        ended, budget_bytes=100 * MIB, num_models=num_models, is_hooked=is_hooked, is_as_planned=is_as_planned
+    )
 
 
 def test_a_step_within_the_budget_is_not_told_of():
-    tell(Overruns("Net", 100 * MIB), step(1, 100))
+    tell(Overruns("Net"), step(1, 100))
 
 
 def test_a_step_over_the_budget_is_told_of_with_its_number_peak_and_excess():
     with pytest.warns(BudgetExceeded) as caught:
-        tell(Overruns("Net", 100 * MIB), step(3, 133))
+        tell(Overruns("Net"), step(3, 133))
     (warning,) = caught
     assert str(warning.message).startswith(
         "step 3 of Net held 133.00 MiB, 33.00 MiB more than its budget of 100.00 MiB. Likely reason: "
@@ -41,7 +43,7 @@ def test_a_step_over_the_budget_is_told_of_with_its_number_peak_and_excess():
 
 
 def test_it_is_told_once_until_the_excess_grows_by_more_than_a_quarter():
-    overruns = Overruns("Net", 100 * MIB)
+    overruns = Overruns("Net")
     with pytest.warns(BudgetExceeded, match="step 1"):
         tell(overruns, step(1, 120))
     tell(overruns, step(2, 120))
@@ -52,7 +54,7 @@ def test_it_is_told_once_until_the_excess_grows_by_more_than_a_quarter():
 
 
 def test_planning_again_is_no_news_in_a_step_like_one_that_was_told_of():
-    overruns = Overruns("Net", 100 * MIB)
+    overruns = Overruns("Net")
     overruns.captured_in(5)
     with pytest.warns(BudgetExceeded, match="step 4"):
         tell(overruns, step(4, 120))
@@ -72,7 +74,7 @@ def test_planning_again_is_no_news_in_a_step_like_one_that_was_told_of():
     ],
 )
 def test_the_likely_reason_is_said_and_each_reason_by_itself(ended, circumstances, reason):
-    overruns = Overruns("Net", 100 * MIB)
+    overruns = Overruns("Net")
     overruns.captured_in(2)
     with pytest.warns(BudgetExceeded, match="captured"):
         tell(overruns, step(2, 119))
@@ -190,4 +192,24 @@ def test_transforms_of_torch_func_run_the_model_plainly_and_say_so_once(path):
     assert all(map(torch.equal, actual, expected))
     model(data).square().mean().backward()  # and a step is managed as ever
     assert lmswap.report(model).trains
+    lmswap.disable(model)
+
+
+def test_a_model_that_is_captured_for_one_shape_after_the_other_is_told_of_once():
+    torch.compiler.reset()
+    model = swapping(nn.Sequential(nn.Linear(64, 64), nn.Tanh()), "fx")
+
+    def train(*counts):
+        for count in counts:
+            model(torch.randn(count, 64)).square().mean().backward()
+
+    with torch.no_grad():
+        model(torch.randn(3, 64))  # is no training
+    train(8, 16, 24, 32, 32)
+    with pytest.warns(
+        ManyShapes, match=r"Sequential has been trained with inputs of 5 different shapes.*drop_last=True"
+    ) as caught:
+        train(40, 48, 56)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
     lmswap.disable(model)

@@ -34,7 +34,7 @@ def parts(folder: Path, small: int, large: int) -> list[Part]:
             ("peers", "gpt"),
         )
     )
-    compare = ("-m", "lmswap.cli", "bench", "unet3d", "compare", "--sizes", *sizes)
+    compare = ("-m", "lmswap", "bench", "unet3d", "compare", "--sizes", *sizes)
     case_study = ("-m", "benchmarks.case_study", "--sizes", *sizes, "--ladder", "--repeats", "1")
     return [
         Part("facts", "The machine, and what its calls cost", ("-m", f"{own}.facts", str(facts)), facts),

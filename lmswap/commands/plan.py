@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import time
 import zlib
 from pathlib import Path
@@ -15,7 +14,7 @@ from rich.text import Text
 
 from lmswap.commands.ranks import plan_ranks, ranks_figures, ranks_text
 from lmswap.errors import OptionError
-from lmswap.ir.bytesize import format_bytes, parse_bytes
+from lmswap.ir.bytesize import format_bytes, parse_bytes, parse_share
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Machine
 from lmswap.ir.network import PRESETS, Network
@@ -121,15 +120,8 @@ def _ranks(
 
 def _budget_bytes(text: str, memory: StepMemory) -> int:
     """Reads a budget: bytes, or a share of the peak that the step has when every buffer is kept."""
-    if not text.strip().endswith("%"):
-        return parse_bytes(text)
-    try:
-        share = float(text.strip().removesuffix("%")) / 100
-    except ValueError:
-        share = math.nan
-    if not 0 < share < math.inf:
-        raise OptionError(f"budget {text!r} is not a share of the unplanned peak; write a number above 0, such as 40%")
-    return max(1, int(share * memory.peak.nbytes))
+    share = parse_share(text, of="the unplanned peak")
+    return parse_bytes(text) if share is None else max(1, int(share * memory.peak.nbytes))
 
 
 def plan_figures(program: Program, plan: Plan, planning_seconds: float) -> dict[str, Any]:

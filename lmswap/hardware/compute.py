@@ -1,24 +1,47 @@
-"""Something to compute while copies are measured: a convolution like those of a 3D network."""
+"""What is computed where a device is measured? As much as takes a few ms there, whatever its speed."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
 
 _CHANNELS = 32
-# 18 ms on two cores at 340 GFLOP/s; 4 ms on an H200 at 30 TFLOP/s.
-_SIDE = {"cpu": 48, "cuda": 128}
+# 18 ms on two cores at 340 GFLOP/s; the largest takes 4 ms on an H200 at 30 TFLOP/s.
+_SIDES = {"cpu": (48,), "cuda": (32, 64, 128)}
+_LEAST_SECONDS = 3e-3  # beside it a launch, some 10 us, is nothing
+
+
+def large_enough(sizes: Sequence[int], seconds_of: Callable[[int], float]) -> tuple[int, float]:
+    """The first of ascending ``sizes`` whose run is no mere launch, else the last, and its seconds."""
+    for size in sizes:
+        seconds = seconds_of(size)
+        if seconds >= _LEAST_SECONDS:
+            break
+    return size, seconds
 
 
 def convolution(device: torch.device) -> Callable[[int], float]:
-    """A function that runs a 3 × 3 × 3 convolution so many times on ``device`` and says how many seconds that took."""
+    """A function that runs a convolution so many times on ``device`` and says how many seconds that took.
+
+    Its filters are 3 × 3 × 3, as those of a 3D network.
+    """
+
+    def seconds_of(side: int) -> float:
+        run = _convolution(device, side)
+        run(1)  # warms up
+        return run(1)
+
+    side, _ = large_enough(_SIDES[device.type], seconds_of)
+    return _convolution(device, side)
+
+
+def _convolution(device: torch.device, side: int) -> Callable[[int], float]:
     import torch
 
-    side = _SIDE[device.type]
     image = torch.ones(1, _CHANNELS, side, side, side, device=device)
     weight = torch.ones(_CHANNELS, _CHANNELS, 3, 3, 3, device=device)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,12 +71,19 @@ def _refusal(path: str, needed_bytes: int) -> str | None:
         return f"'{path}' is not a directory"
     if not os.access(path, os.W_OK | os.X_OK):
         return f"'{path}' is not writable"
+    if _is_open_to_all(path):
+        return f"'{path}' is open to all users, who may change what is in it (chmod 700 or 1777 it)"
     found = describe_directory(path)
     if found.is_memory:
         return f"'{path}' is memory, not a disk ({found.filesystem})"
     if found.free_bytes < needed_bytes:
         return f"'{path}' has {format_bytes(found.free_bytes)} free, {format_bytes(needed_bytes)} are needed"
     return None
+
+
+def _is_open_to_all(path: str) -> bool:
+    mode = Path(path).stat().st_mode
+    return bool(mode & stat.S_IWOTH) and not mode & stat.S_ISVTX
 
 
 def _mount_of(device: int, path: str, mountinfo: Path) -> tuple[str, str]:

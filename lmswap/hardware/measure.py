@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmswap.errors import LmswapError, OptionError
 from lmswap.hardware.cache import CacheFile
+from lmswap.hardware.compute import large_enough
 from lmswap.hardware.device import describe_device
 from lmswap.hardware.disk import describe_directory, swap_directory
 from lmswap.hardware.host import measure_host
@@ -24,6 +25,7 @@ from lmswap.hardware.peer import find_peer, free_bytes, peer_key
 from lmswap.hardware.probe import measure_link
 from lmswap.hardware.ram import read_ram
 from lmswap.ir.machine import SCHEMA, Machine, Tier, slowest, slowest_host
+from lmswap.waiting import told
 
 if TYPE_CHECKING:
     import torch
@@ -56,8 +58,8 @@ def describe_machine(device: torch.device, tier: str, where: str | None = None, 
     cache = _cache_file(device, tier, where)
     machine = None if refresh else _remembered(cache)
     if machine is None:
-        _log.info("measuring %s and its %s tier", device, tier)
-        machine = _measure_machine(device, tier, where)
+        with told(f"measuring {device} and its {tier} tier, once for this machine"):
+            machine = _measure_machine(device, tier, where)
         cache.write(json.loads(machine.to_json()))
     measured = machine.tier(tier)
     return replace(machine, tiers=(replace(measured, capacity_bytes=_capacity_bytes(device, tier, where)),))
@@ -188,10 +190,13 @@ def _flops_per_second(device: torch.device) -> float:
     """Of a square float32 matrix product, under the precision that the user has set."""
     import torch
 
-    size = 8192 if device.type == "cuda" else 1024
-    left = torch.ones(size, size, device=device)
-    out = torch.empty_like(left)
-    return 2 * size**3 / _best_seconds(device, lambda: torch.mm(left, left, out=out))
+    def seconds_of(size: int) -> float:
+        left = torch.ones(size, size, device=device)
+        out = torch.empty_like(left)
+        return _best_seconds(device, lambda: torch.mm(left, left, out=out))
+
+    size, seconds = large_enough((2048, 4096, 8192) if device.type == "cuda" else (1024,), seconds_of)
+    return 2 * size**3 / seconds
 
 
 def _copied_bytes_per_second(device: torch.device) -> float:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from lmswap.analyze.memory import StepMemory
 from lmswap.capture.loss import assumed_bytes
 from lmswap.errors import OptionError
 from lmswap.execute.arena import Arena
 from lmswap.hardware.memory import DeviceMemory
 from lmswap.ir.bytesize import format_bytes
+from lmswap.ir.costs import OpCosts
 from lmswap.ir.program import Program
 from lmswap.options import Options
+from lmswap.session.notes import Notes
 
 # Kept free beside the plan: what the process grows by between planning and the end of the first steps (generated code,
 # kernels' own caches) and what allocators round up.
@@ -75,9 +78,12 @@ class Budget:
         memory: DeviceMemory,
         trainable_bytes: int,
         *,
+        notes: Notes,
         arena: Arena | None = None,
     ) -> None:
         """Reads "auto" as a share of what is free now. In an ``arena`` lies what steps take, and nothing else.
+
+        ``notes`` is where sentences for people go.
 
         Raises:
             OptionError: the budget is more than the device has.
@@ -87,12 +93,14 @@ class Budget:
         self._outside_bytes = 0  # what the steps that ran have taken outside of the arena at most
         self._margin_bytes = _MARGIN_BYTES[device_type]
         self._scatters = device_type == "cuda" and arena is None  # the CPU's heap moves its pages instead
+        self._share, self._notes, self._most_peak_bytes = options.budget_share, notes, 0
         total_bytes, free_bytes = memory.total_bytes(), memory.free_bytes()
-        if options.budget_bytes is None:
-            self.nbytes = int(_AUTO_SHARE * (free_bytes + memory.used_bytes()))
-            return
-        self.nbytes = options.budget_bytes
-        if self.nbytes > total_bytes:
+        self._auto_bytes = int(_AUTO_SHARE * (free_bytes + memory.used_bytes()))
+        self.nbytes = self._auto_bytes if options.budget_bytes is None else options.budget_bytes
+        if options.budget_bytes is None and self._share is None:
+            left = f"what was free when the model was enabled, less {1 - _AUTO_SHARE:.0%} for others"
+            notes.append(f"budget 'auto' is {format_bytes(self.nbytes)}: {left}")
+        elif options.budget_bytes is not None and self.nbytes > total_bytes:
             raise OptionError(
                 f"budget {format_bytes(self.nbytes)} is more than the device has ({format_bytes(total_bytes)})"
             )
@@ -101,10 +109,22 @@ class Budget:
         """From now on steps' tensors lie wherever torch's allocator puts them."""
         self._arena, self._scatters = None, True
 
-    def describe_auto(self) -> str:
-        """What "auto" was read as."""
-        left = f"what was free when the model was enabled, less {1 - _AUTO_SHARE:.0%} for others"
-        return f"budget 'auto' is {format_bytes(self.nbytes)}: {left}"
+    def take_share(self, program: Program, costs: OpCosts) -> None:
+        """If the budget is a share: it is one of what tensors of ``program`` take unplanned, if no step's take more."""
+        if self._share is None:
+            return
+        peak_bytes, fixed_bytes = StepMemory(program, costs).peak.nbytes, self.allowance(program).fixed_bytes
+        if peak_bytes <= self._most_peak_bytes:
+            return
+        self._most_peak_bytes = peak_bytes
+        self.nbytes = min(fixed_bytes + int(self._share * peak_bytes), self._auto_bytes)
+        is_less = self.nbytes == self._auto_bytes
+        given = f"{100 * self._share:g}%"
+        self._notes.append(
+            f"budget '{given}' is {format_bytes(self.nbytes)}: so much of {format_bytes(peak_bytes)} that "
+            f"the step's tensors take unplanned, and {format_bytes(fixed_bytes)} for all else"
+            + (f"; but no more than what was free, less {1 - _AUTO_SHARE:.0%} for others" if is_less else "")
+        )
 
     def allowance(self, program: Program) -> Allowance:
         """What a step of ``program`` may occupy now; less than nothing where the rest exceeds the budget."""

@@ -17,7 +17,6 @@ from lmswap.hardware.peer import describe_peer
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.machine import Machine
 from lmswap.options import Options
-from lmswap.session.allowance import Budget
 from lmswap.session.pinned import PinnedPlans
 
 # What verify=True does and leaves, by what runs the model.
@@ -60,10 +59,8 @@ def open_device(device: torch.device, options: Options, pinned: PinnedPlans | No
     return Opened(tier, where, machine, open_engine(device, tier, where, machine, options), node)
 
 
-def describe_choices(options: Options, device: torch.device, opened: Opened, budget: Budget) -> Iterator[str]:
+def describe_choices(options: Options, device: torch.device, opened: Opened) -> Iterator[str]:
     """What was chosen for the user, and what an option means that they may not expect: sentences for reports."""
-    if options.budget_bytes is None:
-        yield budget.describe_auto()
     if opened.tier == "peer":
         yield f"tier: swapped tensors go to {describe_peer(device, opened.where)}"
     if options.verify:

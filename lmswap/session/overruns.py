@@ -23,8 +23,8 @@ _OTHERS = "several models are enabled, and each one's budget counts what all of 
 class Overruns:
     """Tells of one model's steps that exceeded its budget."""
 
-    def __init__(self, model: str, budget_bytes: int) -> None:
-        self._model, self._budget_bytes = model, budget_bytes
+    def __init__(self, model: str) -> None:
+        self._model = model
         self._told_bytes: dict[str, int] = {}  # excess by reason
         self._captured_in: set[int] = set()  # numbers of steps
 
@@ -32,13 +32,15 @@ class Overruns:
         """In that step graphs are captured, or plans made."""
         self._captured_in.add(step)
 
-    def tell(self, step: EndedStep, *, num_models: int, is_hooked: bool, is_as_planned: bool) -> None:
+    def tell(
+        self, step: EndedStep, *, budget_bytes: int, num_models: int, is_hooked: bool, is_as_planned: bool
+    ) -> None:
         """Warns of ``step`` if it exceeded the budget and that was not said yet.
 
         ``num_models`` are enabled on the device; ``is_hooked`` says whether hooks, not graphs, served the step,
         ``is_as_planned`` whether it followed one plan, in its order.
         """
-        excess_bytes = step.peaks.used_bytes - self._budget_bytes
+        excess_bytes = step.peaks.used_bytes - budget_bytes
         if excess_bytes <= 0:
             return
         reason = self._reason(step, num_models=num_models, is_hooked=is_hooked, is_as_planned=is_as_planned)
@@ -50,7 +52,7 @@ class Overruns:
         self._told_bytes[reason] = excess_bytes
         sentence = (
             f"step {step.number} of {self._model} held {format_bytes(step.peaks.used_bytes)}, "
-            f"{format_bytes(excess_bytes)} more than its budget of {format_bytes(self._budget_bytes)}. Likely reason: "
+            f"{format_bytes(excess_bytes)} more than its budget of {format_bytes(budget_bytes)}. Likely reason: "
             f"{reason}. Where the limit is hard, give a budget that is lower by that much, or a smaller batch; "
             "lmswap.report(model) shows what was planned"
         )

@@ -116,6 +116,8 @@ class PinnedPlans:
                     f"{name} was given as {_said(asked)}, and plan '{given.plan}' was made with {_said(pinned)}: leave "
                     f"{name} out, or plan anew"
                 )
+        if given.budget_share is not None:
+            raise OptionError(f"a plan's budget is bytes: leave budget out beside plan '{given.plan}', or plan anew")
         return replace(given, **{field.name: getattr(self.options, field.name) for field in fields(PinnedOptions)})
 
     def check_device(self, machine: Machine) -> None:

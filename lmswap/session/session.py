@@ -46,6 +46,7 @@ from lmswap.session.overruns import Overruns
 from lmswap.session.pinned import PinnedOptions, PinnedPlans
 from lmswap.session.planner import Planner
 from lmswap.session.steps import PlannedStep, StepPlans
+from lmswap.waiting import told
 
 _log = logging.getLogger(__name__)
 
@@ -76,16 +77,15 @@ class Session:
         audit = Audit(native, self.verified, self._describe) if self.verified else None
         arena = Arena(device) if has_places(device, options) else None
         self.engine = SwapEngine(device, native, self.memory, describe=self._describe, audit=audit, arena=arena)
-        self.recorder = self.engine.recorder
+        self.recorder, self.notes = self.engine.recorder, Notes(name)
         try:
-            self.budget = Budget(options, device.type, self.memory, trainable_bytes, arena=arena)
+            self.budget = Budget(options, device.type, self.memory, trainable_bytes, notes=self.notes, arena=arena)
         except OptionError:
             self.close()
             raise
         self.losses = LossMeter(self.memory)
-        self.notes = Notes(name)
-        self._overruns = Overruns(name, self.budget.nbytes)
-        for choice in describe_choices(options, device, opened, self.budget):
+        self._overruns = Overruns(name)
+        for choice in describe_choices(options, device, opened):
             self.notes.append(choice)
         self.graphs: list[CapturedGraph | SavedSequence] = []
         planner = Planner(
@@ -127,7 +127,7 @@ class Session:
         self.graphs.append(graph)
         self._overruns.captured_in(self.recorder.num_steps + 1)
         try:
-            with without_hooks():
+            with without_hooks(), told(f"{self.name}: tracing, timing and planning what has not run before"):
                 graph.compile(inputs)
         except Exception as error:
             if not self.runs_uncaptured or (isinstance(error, LmswapError) and not isinstance(error, CaptureError)):
@@ -284,6 +284,7 @@ class Session:
             ran = {graph for graph, _ in step.sequence}
             self._overruns.tell(
                 step,
+                budget_bytes=self.budget.nbytes,
                 num_models=num_models,
                 is_hooked=UNPLANNED in ran or any(isinstance(self.graphs[graph], SavedSequence) for graph in ran),
                 is_as_planned=plan is not None and plan.backwards == Ran.of(step).backwards,

@@ -11,7 +11,7 @@ from importlib.metadata import version
 import torch
 
 from lmswap.capture.join import Joined
-from lmswap.errors import PlanMismatch
+from lmswap.errors import PlanInfeasible, PlanMismatch
 from lmswap.execute.engine import SwapEngine
 from lmswap.hardware.memory import DeviceMemory
 from lmswap.hardware.node import Node
@@ -92,7 +92,7 @@ class StepPlans:
                 "torch": torch.__version__,
                 "policy": options.policy,
                 "compiler": options.compiler,
-                "budget": options.budget_bytes,
+                "budget": options.budget_bytes if options.budget_share is None else options.budget_share,
                 "emulated": asdict(replace(options.link, shared_file=None)) if options.link else None,
                 "is_shared": options.link is not None and options.link.shared_file is not None,
             },
@@ -132,6 +132,7 @@ class StepPlans:
             PlanInfeasible: no plan fits the budget.
             PlanMismatch: the pinned plan does not.
         """
+        self._budget.take_share(joined.program, known.costs if known is not None else costs)
         allowance = self._budget.allowance(joined.program)
         if known is not None and self._pinned is not None:
             self._refuse_outgrown(known, joined.program, allowance)
@@ -153,6 +154,7 @@ class StepPlans:
 
     def swap_all(self, graphs: tuple[int, ...], joined: Joined, costs: OpCosts) -> PlannedStep:
         """Puts a plan in force that swaps all it can, for a step that no plan fits."""
+        self._budget.take_share(joined.program, costs)
         allowance, machine = self._budget.allowance(joined.program), self._machine
         plan = self._planner.search(
             joined.program, costs, machine, allowance, policy="swap_all", budget_bytes=_NO_BUDGET_BYTES
@@ -210,6 +212,14 @@ class StepPlans:
         program, min_swap_bytes = step.joined.program, self._options.min_swap_bytes
         plan = price_again(step.plan, program, step.costs, step.machine, tier=self._tier, min_swap_bytes=min_swap_bytes)
         return Planned(plan, step.costs, step.machine)
+
+    def least_bytes(self, step: PlannedStep) -> int:
+        """The least budget found for ``step``, by the model's policy; one that is a little less may do, too."""
+        try:
+            self._planner.search(step.joined.program, step.costs, step.machine, step.allowance, budget_bytes=1)
+        except PlanInfeasible as error:
+            return error.needed_bytes
+        return step.allowance.fixed_bytes
 
     def remember(self, program: Program, planned: Planned) -> None:
         """For the next process that runs ``program``."""

@@ -40,15 +40,17 @@ class SwapDirectoryTest : public testing::Test {
   TestDirectory root_;
 };
 
-TEST_F(SwapDirectoryTest, of_another_user_and_open_to_others_is_refused) {
+TEST_F(SwapDirectoryTest, open_to_others_is_refused) {
   EXPECT_ERROR(SwapDirectory{make_directory("all", kOther, 0777)}, ErrorKind::kTier, "belongs to another user (12345)");
   EXPECT_ERROR(SwapDirectory{make_directory("group", kOther, 0775)}, ErrorKind::kTier, "chmod 700");
+  EXPECT_ERROR(SwapDirectory{make_directory("ours", 0, 0777)}, ErrorKind::kTier, "': is open to others");
 }
 
 TEST_F(SwapDirectoryTest, that_nobody_can_change_or_that_is_ours_is_taken) {
   EXPECT_NO_THROW(SwapDirectory{make_directory("sticky", kOther, 01777)});
   EXPECT_NO_THROW(SwapDirectory{make_directory("closed", kOther, 0755)});
-  EXPECT_NO_THROW(SwapDirectory{make_directory("ours", 0, 0777)});
+  EXPECT_NO_THROW(SwapDirectory{make_directory("ours, sticky", 0, 01777)});
+  EXPECT_NO_THROW(SwapDirectory{make_directory("our group's", 0, 0775)});
   EXPECT_NO_THROW(SwapDirectory{std::filesystem::relative(make_directory("near", 0, 0700)).string()});
 }
 

@@ -1,6 +1,7 @@
 """The emulated machine, for the tests of itself; where there is none, there is nothing to test."""
 
 import pytest
+import torch
 
 from tests.emulated_gpu import machine
 
@@ -20,4 +21,5 @@ def emulated_gpu():
     machine.configure_queues()
     machine.configure_kernels()
     machine.ignore_waits_of_the_driver(False)
-    machine.set_capacity(capacity_bytes)
+    for device in range(torch.cuda.device_count()):
+        machine.set_capacity(capacity_bytes, device)

@@ -11,7 +11,7 @@ from tests.emulated_gpu import machine
 def pytest_configure() -> None:
     if not machine.is_built():
         raise pytest.UsageError("no emulated GPU in this environment: make test-gpu builds one")
-    os.environ.setdefault("EMULATED_GPU_DEVICES", "2")  # one to compute, and its peer
+    os.environ.setdefault("EMULATED_GPU_DEVICES", "4")  # a peer to swap to; four processes train together
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":16:8")  # of 128 KiB, where budgets of tests are small
     machine.start()
 

@@ -39,7 +39,7 @@ def steps(policy, compiler, tier):
 
 
 @pytest.mark.parametrize(
-    ("tier", "ways"), [("host", ("a copy in", "a copy out")), ("peer", ("a copy between devices",))]
+    ("tier", "ways"), [("host", ("a copy in", "a copy out")), ("peer:1", ("a copy between devices",))]
 )
 @pytest.mark.parametrize("compiler", ["fx", "eager"])
 def test_late_copies_do_no_harm_and_an_engine_that_forgets_to_wait_for_them_is_found(

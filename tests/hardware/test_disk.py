@@ -101,6 +101,16 @@ def test_a_missing_and_an_unwritable_directory_are_refused(monkeypatch, tmp_path
         disk.swap_directory(str(tmp_path))
 
 
+def test_a_directory_open_to_all_is_refused_unless_others_cannot_change_what_is_not_theirs(kinds, tmp_path):
+    directory = tmp_path / "open"
+    directory.mkdir()
+    directory.chmod(0o777)
+    with pytest.raises(TierError, match=r"open' is open to all users, .*\(chmod 700 or 1777 it\)"):
+        disk.swap_directory(str(directory))
+    directory.chmod(0o1777)
+    assert disk.swap_directory(str(directory)) == str(directory)
+
+
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/shm here")
 def test_shared_memory_is_known_as_memory():
     assert disk.describe_directory("/dev/shm").is_memory

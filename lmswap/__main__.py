@@ -1,0 +1,7 @@
+"""``python -m lmswap``: the command ``lmswap`` where it is not on the PATH."""
+
+import sys
+
+from lmswap.cli import main
+
+sys.exit(main())

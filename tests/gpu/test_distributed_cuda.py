@@ -1,0 +1,56 @@
+"""Ranks that train together over NCCL: what is left when one of them dies."""
+
+import os
+import signal
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817
+
+import lmswap
+from tests.emulated_gpu import machine
+from tests.processes import end, start, take_gpu
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.slow,  # NCCL's watchdog takes a minute to end a process
+    pytest.mark.skipif(torch.cuda.device_count() < 2 and not machine.is_built(), reason="two ranks want a GPU each"),
+]
+_TIMEOUT = timedelta(seconds=15)
+
+
+def die_within(rank, world, folder):
+    """The last rank dies in the third backward; what the others are told goes to a file."""
+    told = os.open(f"{folder}/told-{rank}", os.O_CREAT | os.O_WRONLY)
+    os.dup2(told, 2)
+    take_gpu(rank, world)
+    store = dist.FileStore(f"{folder}/store", world)
+    dist.init_process_group("nccl", store=store, rank=rank, world_size=world, timeout=_TIMEOUT)
+    network, swapped = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3))), Path(folder) / f"swapped-{rank}"
+    swapped.mkdir()
+    lmswap.enable(
+        network, policy="swap_all", budget="1GiB", tier="disk", min_swap_bytes=64, disk_directory=str(swapped)
+    )
+    model, steps = DDP(network), Path(folder) / f"steps-{rank}"
+
+    def dies(_):
+        if rank == world - 1 and steps.exists() and steps.read_text() == "2":
+            os._exit(7)
+
+    network[1].weight.register_hook(dies)
+    for step in range(1, 6):
+        model(torch.randn(256, 64)).square().mean().backward()
+        torch.cuda.synchronize()
+        assert lmswap.report(network).swapped_out_bytes > 0
+        steps.write_text(str(step))
+
+
+def test_when_a_rank_dies_in_mid_step_the_others_end_within_the_timeout_and_leave_nothing(tmp_path):
+    assert end(start(die_within, 2, str(tmp_path)), seconds=300) == [-signal.SIGABRT, 7]  # NCCL's watchdog ends a rank
+    assert (tmp_path / "steps-0").read_text() == "2"
+    assert "Watchdog caught collective operation timeout" in (tmp_path / "told-0").read_text()
+    assert [*(tmp_path / "swapped-0").iterdir()] == [*(tmp_path / "swapped-1").iterdir()] == []

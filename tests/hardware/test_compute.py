@@ -1,0 +1,24 @@
+"""What a device is measured by takes long enough to be no mere launch, and no longer than that needs."""
+
+import pytest
+
+from lmswap.hardware.compute import large_enough
+
+
+@pytest.mark.parametrize(
+    ("seconds", "chosen"),
+    [
+        pytest.param({32: 1e-4, 64: 4e-3, 128: 1.0}, 64, id="the first that takes long"),
+        pytest.param({32: 1.0, 64: 8.0}, 32, id="a slow device's first"),
+        pytest.param({32: 1e-6, 64: 1e-5}, 64, id="a fast device's last"),
+    ],
+)
+def test_the_first_size_that_takes_long_enough_is_chosen_and_none_beyond_it_is_tried(seconds, chosen):
+    tried = []
+
+    def seconds_of(size):
+        tried.append(size)
+        return seconds[size]
+
+    assert large_enough(tuple(seconds), seconds_of) == (chosen, seconds[chosen])
+    assert tried[-1] == chosen

@@ -1,0 +1,142 @@
+"""What people write as a budget is what they mean by it, or is refused with what they may have meant."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import lmswap
+from lmswap.errors import OptionError, PlanInfeasible
+from lmswap.ir.bytesize import format_bytes
+from lmswap.options import Options
+from tests.models import Broken
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("budget", "nbytes", "share"),
+    [
+        ("6GiB", 6 * GIB, None),
+        (6 * GIB, 6 * GIB, None),
+        (6e9, 6 * 10**9, None),
+        (str(6 * GIB), 6 * GIB, None),
+        ("auto", None, None),
+        ("50%", None, 0.5),
+        (" 12.5 %", None, 0.125),
+        ("120%", None, 1.2),
+        ("512KiB", 2**19, None),
+    ],
+)
+def test_a_budget_is_bytes_or_a_share(budget, nbytes, share):
+    options = Options.parse(budget)
+    assert (options.budget_bytes, options.budget_share) == (nbytes, share)
+
+
+@pytest.mark.parametrize(
+    ("budget", "reason"),
+    [
+        ("6", r"budget '6' is 6 B, less than any step takes; say the unit, as in \"6GiB\""),
+        (1, r"budget 1 is 1 B, .* \"1GiB\""),
+        (6.5, "budget must be a whole number of bytes"),
+        (float("nan"), "budget must be a whole number of bytes"),
+        (True, "budget must be a whole number of bytes"),
+        (None, "budget must be a whole number of bytes"),
+        ("0%", "budget '0%' is not a share"),
+        ("half%", "budget 'half%' is not a share"),
+        ("half", "budget 'half' is not a byte count"),
+        ("-1GiB", "budget must be more than 0 bytes"),
+    ],
+)
+def test_what_cannot_be_a_budget_is_refused_with_a_reason(budget, reason):
+    with pytest.raises(OptionError, match=reason):
+        Options.parse(budget)
+
+
+def test_a_host_budget_has_the_same_words():
+    assert Options.parse(host_budget="2GiB").host_budget_bytes == 2 * GIB
+    with pytest.raises(OptionError, match=r"host_budget '2' is 2 B, .* \"2GiB\""):
+        Options.parse(host_budget="2")
+
+
+def test_a_directory_may_be_a_path():
+    assert Options.parse(disk_directory=Path("/var/tmp")).disk_directory == "/var/tmp"
+    with pytest.raises(OptionError, match="disk_directory must be a path, not 3"):
+        Options.parse(disk_directory=3)
+
+
+def deep():
+    """Whose step has 8 MiB for each of 24 layers."""
+    return nn.Sequential(*(layer for _ in range(12) for layer in (nn.Linear(256, 256), nn.Tanh())))
+
+
+def images():
+    return torch.randn(2**13, 256)
+
+
+def train(make, batch, budget, **options):
+    """Losses and gradients of four steps, and the report."""
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    model, found = lmswap.enable(make(), budget=budget, policy="swap", min_swap_bytes=4096, **options), []
+    for _ in range(4):
+        loss = model(batch()).square().mean()
+        loss.backward()
+        found += [loss.detach().clone(), *(p.grad.clone() for p in model.parameters())]
+    report = lmswap.report(model)
+    lmswap.disable(model)
+    return found, report
+
+
+def notes_of(report, word):
+    return [note for note in report.notes if note.startswith(f"budget '{word}' is ")]
+
+
+@pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")  # of first steps
+@pytest.mark.parametrize("compiler", ["fx", "eager"])
+def test_a_share_is_one_of_what_the_steps_tensors_take_unplanned_and_is_kept_to(compiler):
+    expected, plain = train(deep, images, "auto", compiler=compiler)
+    found, report = train(deep, images, "50%", compiler=compiler)
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+    assert report.swapped_out_bytes > 0
+    (note,) = notes_of(report, "50%")
+    assert note.startswith(f"budget '50%' is {format_bytes(report.budget_bytes)}: so much of ")
+    assert report.measured_peak_bytes <= min(report.budget_bytes, 0.8 * plain.measured_peak_bytes)
+
+
+def test_a_share_grows_with_the_steps_that_become_known():
+    """Graphs of a model that breaks are known one by one, and as one step afterwards."""
+    _, report = train(Broken, lambda: torch.randn(2**15, 128), "100%")
+    notes = notes_of(report, "100%")
+    assert len(notes) > 1
+    assert notes[-1].startswith(f"budget '100%' is {format_bytes(report.budget_bytes)}")
+
+
+def test_a_share_of_more_than_there_is_is_what_auto_would_be():
+    _, report = train(deep, images, "1000000%")
+    (note,) = notes_of(report, "1e+06%")
+    assert "but no more than what was free, less 10% for others" in note
+
+
+@pytest.mark.parametrize("policy", ["auto", "swap"])
+def test_the_least_budget_is_told_by_one_call_and_does(policy):
+    torch.compiler.reset()
+    model = lmswap.enable(deep(), policy=policy)
+    model(images())
+    least_bytes = lmswap.least_budget(model)
+    lmswap.disable(model)
+    expected, plain = train(deep, images, "auto")
+    found, report = train(deep, images, least_bytes + 2**24)  # what the process holds differs from start to start
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+    assert report.swapped_out_bytes > 0
+    assert report.measured_peak_bytes <= min(report.budget_bytes, 0.8 * plain.measured_peak_bytes)
+    with pytest.raises(PlanInfeasible):
+        train(deep, images, least_bytes - 2**25)
+
+
+def test_what_is_not_planned_has_no_least_budget():
+    model = lmswap.enable(deep())
+    with pytest.raises(OptionError, match="nothing is planned yet"):
+        lmswap.least_budget(model)
+    lmswap.disable(model)
