@@ -63,17 +63,15 @@ def _texts(count: int, tokens: int, words: int) -> tuple[Tensor, ...]:
 def networks(*, are_small: bool) -> dict[str, Network]:
     """By name; large ones are those of benchmarks/programs.
 
-    Small ones have plans in 30 %, the U-Net in 50 %: of smaller steps, what is fixed is more than that.
+    Small ones have plans in 30 %: of smaller steps, what is fixed is more than that. The U-Net is one in both.
     """
-    side, images, pixels, texts, tokens, words = (
-        (96, 64, 128, 16, 256, 2048) if are_small else (144, 64, 224, 8, 1024, 50257)
-    )
+    images, pixels, texts, tokens, words = (64, 128, 16, 256, 2048) if are_small else (64, 224, 8, 1024, 50257)
     vit = {"layers": 8, "width": 192, "heads": 3} if are_small else {"layers": 12, "width": 768, "heads": 12}
-    gpt = {"layers": 8, "width": 192, "heads": 3} if are_small else {"layers": 24, "width": 1024, "heads": 16}
+    gpt = {"layers": 10, "width": 192, "heads": 3} if are_small else {"layers": 24, "width": 1024, "heads": 16}
     bf16 = torch.bfloat16
     return {
-        "unet3d": Network(UNet3d, partial(_scan, side), weighted_dice_loss),
-        "unet3d_bf16": Network(UNet3d, partial(_scan, side, bf16), weighted_dice_loss, bf16),
+        "unet3d": Network(UNet3d, partial(_scan, 144), weighted_dice_loss),
+        "unet3d_bf16": Network(UNet3d, partial(_scan, 144, bf16), weighted_dice_loss, bf16),
         "resnet50": Network(resnet50, partial(_images, images, pixels), cross_entropy),
         "gpt": Network(
             partial(Gpt, **gpt, tokens=tokens, words=words), partial(_texts, texts, tokens, words), _own_loss

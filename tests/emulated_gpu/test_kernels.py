@@ -97,3 +97,23 @@ def test_a_result_that_is_used_on_is_computed_in_order():
     for _ in range(200):
         x = x + 1
     assert x.unique().tolist() == [200]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_what_works_on_16_bits_computes_in_32_and_rounds_running_statistics_too(dtype):
+    image, weight = torch.randn(2, 3, 8, 8, device="cpu").to(dtype), torch.randn(4, 3, 3, 3, device="cpu").to(dtype)
+    found = torch.nn.functional.conv2d(image.cuda(), weight.cuda())
+    assert torch.equal(found.cpu(), torch.nn.functional.conv2d(image.float(), weight.float()).to(dtype))
+    left, right = torch.randn(64, 96, device="cpu").to(dtype), torch.randn(96, 32, device="cpu").to(dtype)
+    assert torch.equal((left.cuda() @ right.cuda()).cpu(), (left.float() @ right.float()).to(dtype))
+    running = [torch.zeros(3, dtype=dtype), torch.ones(3, dtype=dtype)]
+    ones = torch.ones(3, dtype=dtype)
+    found, mean, _ = torch.native_batch_norm(image.cuda(), ones, ones, *running, True, 0.1, 1e-5)
+    expected = [torch.zeros(3, device="cpu"), torch.ones(3, device="cpu")]
+    one = torch.ones(3, device="cpu")
+    normed, means, _ = torch.native_batch_norm(image.float(), one, one, *expected, True, 0.1, 1e-5)
+    assert torch.equal(found.cpu(), normed.to(dtype))
+    assert mean.dtype == torch.float32
+    assert torch.equal(mean.cpu(), means)
+    assert all(torch.equal(a.cpu(), b.to(dtype)) for a, b in zip(running, expected, strict=True))
+    assert running[0].any()

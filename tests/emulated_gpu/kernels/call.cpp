@@ -37,6 +37,22 @@ void compute(Work& work) {
   }
 }
 
+// As tensor cores and cuDNN's norms do: a CPU without instructions for numbers of 16 bits takes minutes for theirs, and
+// its norms want all tensors of one type.
+void compute_wide(Work& work) {
+  std::vector<std::pair<at::Tensor, at::Tensor>> statistics;
+  for (c10::IValue& argument : work.arguments) {
+    map_tensors(argument, [&](const at::Tensor& tensor) {
+      if (!tensor.defined() || !at::isReducedFloatingType(tensor.scalar_type())) return tensor;
+      const at::Tensor wide = tensor.to(at::kFloat);
+      if (tensor.dim() == 1) statistics.emplace_back(tensor, wide);  // norms write running ones, and no schema says so
+      return wide;
+    });
+  }
+  compute(work);
+  for (const auto& [given, wide] : statistics) given.copy_(wide);
+}
+
 void store(Work& work) {
   std::vector<at::Tensor> computed;
   for (size_t i = 0; i < work.op->argument_of.size(); ++i) {
@@ -62,7 +78,7 @@ void run_queued(void* argument) {
   const std::unique_ptr<Work> work(static_cast<Work*>(argument));
   try {
     const c10::InferenceMode no_autograd;
-    compute(*work);
+    work->op->is_wide ? compute_wide(*work) : compute(*work);
     store(*work);
   } catch (const c10::Error& error) {
     emulated_gpu_break((work->op->name + ": " + error.what_without_backtrace()).c_str());

@@ -21,6 +21,7 @@ struct Operator {
   bool draws_unasked = false;      // random numbers, without a generator among its arguments
   bool mixes_devices = false;      // takes tensors of the host beside the device's
   Library library = Library::kNone;
+  bool is_wide = false;            // computes numbers of 16 bits in 32, and rounds what it makes
   bool adds_up = false;            // what comes in any order on a GPU, where threads add atomically
   std::atomic<bool> waits{false};  // its results are known only when it has run
 };
