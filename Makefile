@@ -68,9 +68,9 @@ test-all: lint test-python-all
 # tests/test_wheel.py makes.
 # Modules are compiled as they are imported: all at once would be 53 of the 71 s that torch, scipy, matplotlib and the
 # like take to install.
-INSTALL := -m pip install --quiet --no-compile
+INSTALL := -m pip install --quiet --no-compile --constraint constraints.txt
 BUILD_TOOLS := scikit-build-core nanobind setuptools-scm cmake ninja
-INSTALL_TOOLS := $(INSTALL) --target build/tools --upgrade --constraint constraints.txt $(BUILD_TOOLS)
+INSTALL_TOOLS := $(INSTALL) --target build/tools --upgrade $(BUILD_TOOLS)
 BUILT_WITH_TOOLS := PYTHONPATH=$(CURDIR)/build/tools PATH=$(CURDIR)/build/tools/bin:$$PATH
 $(VENV)/ready: pyproject.toml constraints.txt $(shell find csrc -type f -not -name '.*')
 	@echo "Setting up $(VENV) with $(PYTHON)"
@@ -78,16 +78,16 @@ $(VENV)/ready: pyproject.toml constraints.txt $(shell find csrc -type f -not -na
 	@$(BIN)/python $(INSTALL) --upgrade pip
 	@echo "Setting up $(VENV): torch, 200 MB, or some 3 GB where it comes with CUDA; a minute or more"
 	@$(BIN)/python $(INSTALL_TOOLS)
-	@$(BIN)/python $(INSTALL) --constraint constraints.txt torch
+	@$(BIN)/python $(INSTALL) torch
 	@echo "Setting up $(VENV): lmswap, its C++ extension compiled, and its tools, 200 MB; a minute or two"
 	@$(BUILT_WITH_TOOLS) $(BIN)/python $(INSTALL) --no-deps --no-build-isolation --editable .
-	@$(BIN)/python $(INSTALL) --constraint constraints.txt 'lmswap[dev]'
+	@$(BIN)/python $(INSTALL) 'lmswap[dev]'
 	@touch $@
 
 # What only some targets need: the extra of pyproject.toml that has this name.
 $(VENV)/%-ready: $(VENV)/ready
 	@echo "Setting up $(VENV): packages for $*; a minute"
-	@$(BIN)/python $(INSTALL) --constraint constraints.txt 'lmswap[$*]'
+	@$(BIN)/python $(INSTALL) 'lmswap[$*]'
 	@touch $@
 
 lint: $(VENV)/ready
@@ -152,7 +152,7 @@ $(GPU_VENV)/installed: pyproject.toml constraints.txt $(shell find csrc -type f 
 	@echo "Setting up $(GPU_VENV): what torch and lmswap need, 400 MB, and lmswap itself; a minute or two"
 	@mkdir -p build
 	@$(GPU_BIN)/python tests/emulated_gpu/requirements.py > build/requirements-gpu.txt
-	@$(GPU_BIN)/python $(INSTALL) --no-warn-conflicts --constraint constraints.txt --requirement build/requirements-gpu.txt
+	@$(GPU_BIN)/python $(INSTALL) --no-warn-conflicts --requirement build/requirements-gpu.txt
 	@$(GPU_BIN)/python $(INSTALL_TOOLS) --no-warn-conflicts
 	@$(BUILT_WITH_TOOLS) $(GPU_BIN)/python $(INSTALL) --no-warn-conflicts --no-deps --no-build-isolation --editable .
 	@touch $@

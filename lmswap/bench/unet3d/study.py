@@ -123,11 +123,13 @@ def compare(settings: Settings, on_event: OnEvent, *, command: str) -> Study:
     if budget_bytes is None:
         first = attempt(configuration(sizes.pop(0), None))
         budget_bytes = first.peak_bytes if first is not None else None
-    for size in sizes if budget_bytes is not None else ():
+    for size in sizes:
+        if budget_bytes is None:  # what would have set it failed
+            break
         plain = attempt(configuration(size, None))
         swapped, unswapped = configuration(size, settings.policy, budget_bytes), configuration(size, "none")
         unswapped_bytes = plain.peak_bytes if plain is not None else math.inf  # about as much
-        attempt(swapped, unswapped, needed_bytes=(swapped.budget_bytes or 0) + unswapped_bytes)
+        attempt(swapped, unswapped, needed_bytes=budget_bytes + unswapped_bytes)
     return Study(
         command=command,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
