@@ -117,3 +117,5 @@ def test_what_works_on_16_bits_computes_in_32_and_rounds_running_statistics_too(
     assert torch.equal(mean.cpu(), means)
     assert all(torch.equal(a.cpu(), b.to(dtype)) for a, b in zip(running, expected, strict=True))
     assert running[0].any()
+    legit, *_ = torch.ops.aten._native_batch_norm_legit.no_stats(image.cuda(), ones, ones, True, 0.1, 1e-5)
+    assert torch.equal(legit, found)

@@ -1,7 +1,6 @@
 #include "operators.h"
 
 #include <algorithm>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
@@ -18,7 +17,8 @@ constexpr const char* kMixing[] = {"index", "_index", "_unsafe_index", "_foreach
 // By the beginnings of their names.
 constexpr const char* kOfCublas[] = {"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot", "_addmm"};
 constexpr const char* kOfCudnn[] = {"convolution"};
-constexpr const char* kWide[] = {"convolution", "mm", "addmm", "bmm", "baddbmm", "native_batch_norm"};
+constexpr const char* kWide[] = {"convolution",       "mm", "addmm", "bmm", "baddbmm", "native_batch_norm",
+                                 "_native_batch_norm"};
 constexpr const char* kAddingUp[] = {"index_add", "scatter_add", "scatter_reduce", "embedding_dense_backward",
                                      "cumsum",    "histc",       "upsample"};
 
@@ -63,7 +63,8 @@ std::unique_ptr<Operator> read(const c10::OperatorHandle& handle) {
   op->mixes_devices = begins_with(name, kMixing);
   if (begins_with(name, kOfCublas)) op->library = Library::kCublas;
   if (begins_with(name, kOfCudnn)) op->library = Library::kCudnn;
-  op->is_wide = begins_with(name, kWide) && std::ranges::none_of(op->writes, std::identity());
+  const bool makes_all = std::ranges::all_of(op->argument_of, [](int argument) { return argument < 0; });
+  op->is_wide = begins_with(name, kWide) && makes_all;
   op->adds_up = begins_with(name, kAddingUp);
   return op;
 }
