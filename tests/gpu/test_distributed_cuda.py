@@ -1,4 +1,4 @@
-"""Ranks that train together over NCCL: what is left when one of them dies."""
+"""Ranks that train together over NCCL: what they hold, and what is left when one of them dies."""
 
 import os
 import signal
@@ -17,7 +17,6 @@ from tests.processes import end, start, take_gpu
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.slow,  # NCCL's watchdog takes a minute to end a process
     pytest.mark.skipif(torch.cuda.device_count() < 2 and not machine.is_built(), reason="two ranks want a GPU each"),
 ]
 _TIMEOUT = timedelta(seconds=15)
@@ -49,8 +48,40 @@ def die_within(rank, world, folder):
         steps.write_text(str(step))
 
 
+@pytest.mark.slow  # NCCL's watchdog takes a minute to end a process
 def test_when_a_rank_dies_in_mid_step_the_others_end_within_the_timeout_and_leave_nothing(tmp_path):
     assert end(start(die_within, 2, str(tmp_path)), seconds=300) == [-signal.SIGABRT, 7]  # NCCL's watchdog ends a rank
     assert (tmp_path / "steps-0").read_text() == "2"
     assert "Watchdog caught collective operation timeout" in (tmp_path / "told-0").read_text()
     assert [*(tmp_path / "swapped-0").iterdir()] == [*(tmp_path / "swapped-1").iterdir()] == []
+
+
+def train_within(rank, world, folder, budget_bytes):
+    """A few steps under DistributedDataParallel, whose buckets are made anew after the first; writes down the peak."""
+    take_gpu(rank, world)
+    store = dist.FileStore(f"{folder}/store-{budget_bytes}", world)
+    dist.init_process_group("nccl", store=store, rank=rank, world_size=world)
+    torch.manual_seed(0)
+    layers = (layer for _ in range(8) for layer in (nn.Linear(1024, 1024), nn.Tanh()))
+    network = nn.Sequential(*layers, nn.Linear(1024, 4))
+    if budget_bytes:
+        lmswap.enable(network, policy="swap", budget=budget_bytes)
+    model = DDP(network)
+    optimizer, batches = torch.optim.Adam(model.parameters()), []
+    for _ in range(4):
+        batches[:] = [torch.randn(8192, 1024)]
+        model(batches[0]).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    (Path(folder) / f"{budget_bytes}-{rank}").write_text(f"{torch.cuda.max_memory_reserved()}")
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow  # a step of GPUs' sizes, on a CPU
+def test_buckets_that_are_made_anew_are_within_the_budget(tmp_path):
+    def peak_bytes(budget_bytes):
+        assert end(start(train_within, 2, str(tmp_path), budget_bytes), seconds=300) == [0, 0]
+        return max(int((tmp_path / f"{budget_bytes}-{rank}").read_text()) for rank in range(2))
+
+    budget_bytes = int(0.8 * peak_bytes(0))
+    assert peak_bytes(budget_bytes) <= budget_bytes
