@@ -27,7 +27,7 @@ _STEADY_MARGIN_BYTES = 24 * 2**20
 # What appears with the first optimizer step, in parameters: Adam's two values for each, and on a GPU, where it takes
 # all of them at once, a temporary one.
 _STATE, _STATE_UNDER_WAY = 2, 1
-# Likewise, with DistributedDataParallel, which makes its buckets anew after the first step, beside those it had.
+# Likewise on a GPU, where torch keeps what was given up: DistributedDataParallel makes its buckets anew after it.
 _REBUILT = 1
 # Of what is free, "auto" leaves a part to whatever else uses the device.
 _AUTO_SHARE = 0.9
@@ -139,12 +139,12 @@ class Budget:
 
     def _reserve_bytes(self, program: Program, base_bytes: int) -> int:
         """What a training step will take outside of what is planned for it: optimizer and, beside an arena, loss."""
-        if self.has_trained:
-            return max(0, self._outside_bytes - base_bytes) if self._arena is not None else 0
-        to_come = _STATE + _REBUILT * trains_together()
         if self._arena is None:
-            return to_come * self._trainable_bytes
-        return to_come * self._trainable_bytes + max(_STATE_UNDER_WAY * self._trainable_bytes, assumed_bytes(program))
+            return 0 if self.has_trained else _STATE * self._trainable_bytes
+        if self.has_trained:
+            return max(0, self._outside_bytes - base_bytes)
+        to_stay = _STATE + _REBUILT * trains_together()
+        return to_stay * self._trainable_bytes + max(_STATE_UNDER_WAY * self._trainable_bytes, assumed_bytes(program))
 
     def has_run(self) -> None:
         """A step is over, and no other has begun: what it took outside of the arena is reserved still."""
