@@ -34,6 +34,7 @@ from lmswap.hardware import measure
 from lmswap.ir.machine import Link, Machine, Rate, Tier
 from lmswap.plan import feedback, make_plan
 from lmswap.session import planner
+from lmswap.session.steps import StepPlans
 from tests.emulated_gpu import machine
 from tests.processes import end, start, take_gpu, take_violations
 
@@ -437,17 +438,21 @@ def plan_again(rank, world, folder, ranks_that_learn):
     """Trains until plans are final; what is planned after the first steps, on ranks that find cause to, swaps all."""
     started_by_torchrun(rank, world, folder)
     feedback.TOLERANCE = -1.0 if rank in ranks_that_learn else 1e6
-    made, steps = [], []
+    tells, steps = [], []
 
     def large_batch():
         steps.append(len(steps))
         return torch.randn(2**17, 32)
 
     def swapping_more(policy, *args, **kwargs):
-        made.append(make_plan(policy if len(steps) == 1 else "swap_all", *args, **kwargs))
-        return made[-1]
+        return make_plan(policy if len(steps) == 1 else "swap_all", *args, **kwargs)
+
+    def told(plans, *args):
+        tells.append(len(steps))
+        return tell_again(plans, *args)
 
     planner.make_plan = swapping_more
+    tell_again, StepPlans.tell_again = StepPlans.tell_again, told
     torch.manual_seed(0)
     network = Deep()
     lmswap.enable(network, budget="400MiB", policy="swap", compiler="fx")
@@ -456,7 +461,7 @@ def plan_again(rank, world, folder, ranks_that_learn):
     step = session.current_step()
     told = {
         "origin": step.origin,
-        "made": len(made),
+        "tells": len(tells),
         "plan": step.plan.to_json(),
         "finite": all(tensor.isfinite().all().item() for tensor in losses),
         "left_bytes": lmswap.report(network).tier_used_bytes,
@@ -476,7 +481,7 @@ def test_what_one_rank_of_a_machine_plans_again_the_others_follow(tmp_path, rank
     assert end(start(plan_again, 2, str(tmp_path), ranks_that_learn), seconds=600) == [0, 0]
     told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
     assert told[0]["plan"] == told[1]["plan"]
-    assert sum(rank["made"] for rank in told) == 2  # each by the first that came to it
+    assert sum(rank["tells"] for rank in told) == 1  # the first that found cause
     assert all(re.match("made again after step [34]:", rank["origin"]) for rank in told)
     assert sum("made by another rank of this machine" in rank["origin"] for rank in told) == 1
     assert all(rank["finite"] and rank["left_bytes"] == 0 for rank in told)
