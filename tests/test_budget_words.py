@@ -120,7 +120,7 @@ def test_a_share_of_more_than_there_is_is_what_auto_would_be():
     assert "but no more than what was free, less 10% for others" in note
 
 
-@pytest.mark.parametrize("policy", ["auto", "swap"])
+@pytest.mark.parametrize("policy", ["auto", pytest.param("swap", marks=pytest.mark.slow)])
 def test_the_least_budget_is_told_by_one_call_and_does(policy):
     torch.compiler.reset()
     model = lmswap.enable(deep(), policy=policy)
