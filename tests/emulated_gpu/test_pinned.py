@@ -84,7 +84,7 @@ def test_a_second_reservation_pins_what_is_missing_and_keeps_the_bytes(emulated_
     engine.close()
 
 
-@pytest.mark.parametrize("host_budget", [None, 2**16])
+@pytest.mark.parametrize("host_budget", [None, "64KiB"])
 def test_a_tier_that_is_too_small_as_others_share_it_says_so(host_budget, monkeypatch):
     monkeypatch.setattr(measure, "read_ram", lambda: Ram(2**30, 2**20))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
