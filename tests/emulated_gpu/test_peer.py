@@ -1,6 +1,7 @@
 """Spare memory of another GPU holds what a model swaps: all of it comes back, and what is missing is said in time."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -79,7 +80,8 @@ def test_bits_are_the_same_whether_the_two_reach_each_other_or_not_and_the_repor
     assert are_equal(results, expected)
     assert (report.tier, report.swapped_out_bytes > 0) == ("peer", True)
     (note,) = [note for note in report.notes if note.startswith("tier: ")]
-    assert f"swapped tensors go to cuda:1 (Emulated GPU), {way}" in note
+    peer = "1" if tier == "peer:1" else "[1-3]"  # the fastest of them, all alike here
+    assert re.search(rf"swapped tensors go to cuda:{peer} \(Emulated GPU\), {way}", note)
 
 
 def test_two_models_on_two_gpus_swap_into_each_other(emulated_gpu):
