@@ -147,7 +147,8 @@ class ModelCall:
     def _call_captured(self, compiled: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the graphs; what is saved outside of them is served by hooks, and decides about the next calls."""
         session, num_breaks = self._session, len(graph_break_reasons)
-        is_first, num_graphs = not session.graphs, len(session.graphs)
+        num_graphs = len(session.graphs)
+        is_first = num_graphs == 0
         step = self._step(None, self._kind(args, kwargs) if is_first else None, args, kwargs, records=is_first)
         disable: Callable[..., Any] = torch.compiler.disable  # or the hooks would be traced too
         hooks = disable(step.pack), disable(step.unpack)
@@ -181,7 +182,7 @@ class ModelCall:
             session.may_go_another_way(describe_questions(questions))
         if session.graphs:
             step.recording = None  # it knows nothing of what the graphs did
-            if len(session.graphs) > num_graphs:
+            if torch.is_grad_enabled() and len(session.graphs) > num_graphs:
                 self._tell_shapes(args, kwargs)
         if torch.is_grad_enabled() and (step.num_storages or not session.graphs):
             reasons = [_sentence(reason) for reason in graph_break_reasons[num_breaks:]]
@@ -193,8 +194,6 @@ class ModelCall:
 
     def _tell_shapes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Warns, once, where graphs are captured anew for one input shape after the other."""
-        if not torch.is_grad_enabled():
-            return
         self._shapes.add(tuple(tensor.shape for tensor in tensors((args, kwargs))))
         if len(self._shapes) == _MANY_SHAPES:
             warn(

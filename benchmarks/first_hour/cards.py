@@ -34,6 +34,7 @@ _SHARES = (0.7, 0.5, 0.3)
 _CARD = 1.02  # of the budget: what torch may take, beside the context
 _STEPS = 6  # after the fourth plans are final
 _DIGEST_BYTES = 16
+_VOXELS = (144, 144, 144)  # of a scan, on a card and emulated
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,8 @@ class Network:
     is_autocast: bool = False  # to bfloat16, with weights in float32
 
 
-def _scan(side: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
-    return torch.randn(1, 4, side, side, side).to(dtype), (torch.rand(1, 3, side, side, side) < 0.1).to(dtype)
+def _scan(dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
+    return torch.randn(1, 4, *_VOXELS).to(dtype), (torch.rand(1, 3, *_VOXELS) < 0.1).to(dtype)
 
 
 def _images(count: int, side: int) -> tuple[Tensor, ...]:
@@ -70,8 +71,8 @@ def networks(*, are_small: bool) -> dict[str, Network]:
     gpt = {"layers": 10, "width": 192, "heads": 3} if are_small else {"layers": 24, "width": 1024, "heads": 16}
     bf16 = torch.bfloat16
     return {
-        "unet3d": Network(UNet3d, partial(_scan, 144), weighted_dice_loss),
-        "unet3d_bf16": Network(UNet3d, partial(_scan, 144, bf16), weighted_dice_loss, bf16),
+        "unet3d": Network(UNet3d, _scan, weighted_dice_loss),
+        "unet3d_bf16": Network(UNet3d, partial(_scan, bf16), weighted_dice_loss, bf16),
         "resnet50": Network(resnet50, partial(_images, images, pixels), cross_entropy),
         "gpt": Network(
             partial(Gpt, **gpt, tokens=tokens, words=words), partial(_texts, texts, tokens, words), _own_loss

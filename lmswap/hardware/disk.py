@@ -82,6 +82,7 @@ def _refusal(path: str, needed_bytes: int) -> str | None:
 
 
 def _is_open_to_all(path: str) -> bool:
+    """The engine refuses it, too, on what it opens; here it is a reason to look for another."""
     mode = Path(path).stat().st_mode
     return bool(mode & stat.S_IWOTH) and not mode & stat.S_ISVTX
 

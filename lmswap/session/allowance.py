@@ -100,42 +100,45 @@ class Budget:
         total_bytes, free_bytes = memory.total_bytes(), memory.free_bytes()
         self._auto_bytes = int(_AUTO_SHARE * (free_bytes + memory.used_bytes()))
         self.nbytes = self._auto_bytes if options.budget_bytes is None else options.budget_bytes
-        if options.budget_bytes is None and self._share is None:
-            left = f"what was free when the model was enabled, less {1 - _AUTO_SHARE:.0%} for others"
-            notes.append(f"budget 'auto' is {format_bytes(self.nbytes)}: {left}")
-        elif options.budget_bytes is not None and self.nbytes > total_bytes:
+        if options.budget_bytes is not None and self.nbytes > total_bytes:
             raise OptionError(
                 f"budget {format_bytes(self.nbytes)} is more than the device has ({format_bytes(total_bytes)})"
             )
+        if options.budget_bytes is None and self._share is None:
+            left = f"what was free when the model was enabled, less {1 - _AUTO_SHARE:.0%} for others"
+            notes.append(f"budget 'auto' is {format_bytes(self.nbytes)}: {left}")
 
     def leave_arena(self) -> None:
         """From now on steps' tensors lie wherever torch's allocator puts them."""
         self._arena, self._scatters = None, True
 
-    def take_share(self, program: Program, costs: OpCosts) -> None:
-        """If the budget is a share: it is one of what tensors of ``program`` take unplanned, if no step's take more."""
-        if self._share is None:
-            return
-        peak_bytes, fixed_bytes = StepMemory(program, costs).peak.nbytes, self.allowance(program).fixed_bytes
+    def _take_share(self, share: float, peak_bytes: int, fixed_bytes: int) -> None:
+        """The budget is a ``share`` of what tensors of a step take unplanned, if no step's take more, and all else."""
         if peak_bytes <= self._most_peak_bytes:
             return
         self._most_peak_bytes = peak_bytes
-        self.nbytes = min(fixed_bytes + int(self._share * peak_bytes), self._auto_bytes)
+        self.nbytes = min(fixed_bytes + int(share * peak_bytes), self._auto_bytes)
         is_less = self.nbytes == self._auto_bytes
-        given = f"{100 * self._share:g}%"
+        given = f"{100 * share:g}%"
         self._notes.append(
             f"budget '{given}' is {format_bytes(self.nbytes)}: so much of {format_bytes(peak_bytes)} that "
             f"the step's tensors take unplanned, and {format_bytes(fixed_bytes)} for all else"
             + (f"; but no more than what was free, less {1 - _AUTO_SHARE:.0%} for others" if is_less else "")
         )
 
-    def allowance(self, program: Program) -> Allowance:
-        """What a step of ``program`` may occupy now; less than nothing where the rest exceeds the budget."""
+    def allowance(self, program: Program, costs: OpCosts) -> Allowance:
+        """What a step of ``program`` may occupy now; less than nothing where the rest exceeds the budget.
+
+        A budget that is a share is that of the largest step so far, this one included.
+        """
         self._memory.trim()  # timing the ops leaves pages for reuse, which are not part of what is there for good
         base_bytes, tensor_bytes = self._used_outside(), self._tensors_outside()
         trains = any(segment.phase == "backward" for segment in program.segments)
         reserve_bytes = self._reserve_bytes(program, base_bytes) if trains else 0
-        return Allowance(self.nbytes, base_bytes, tensor_bytes, reserve_bytes, self._margin_bytes)
+        allowance = Allowance(self.nbytes, base_bytes, tensor_bytes, reserve_bytes, self._margin_bytes)
+        if self._share is not None:
+            self._take_share(self._share, StepMemory(program, costs).peak.nbytes, allowance.fixed_bytes)
+        return replace(allowance, budget_bytes=self.nbytes)
 
     def _reserve_bytes(self, program: Program, base_bytes: int) -> int:
         """What a training step will take outside of what is planned for it: optimizer and, beside an arena, loss."""

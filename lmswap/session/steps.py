@@ -132,8 +132,7 @@ class StepPlans:
             PlanInfeasible: no plan fits the budget.
             PlanMismatch: the pinned plan does not.
         """
-        self._budget.take_share(joined.program, known.costs if known is not None else costs)
-        allowance = self._budget.allowance(joined.program)
+        allowance = self._budget.allowance(joined.program, known.costs if known is not None else costs)
         if known is not None and self._pinned is not None:
             self._refuse_outgrown(known, joined.program, allowance)
             return self.adopt(graphs, joined, known, allowance, f"that of '{self._options.plan}'")
@@ -154,8 +153,7 @@ class StepPlans:
 
     def swap_all(self, graphs: tuple[int, ...], joined: Joined, costs: OpCosts) -> PlannedStep:
         """Puts a plan in force that swaps all it can, for a step that no plan fits."""
-        self._budget.take_share(joined.program, costs)
-        allowance, machine = self._budget.allowance(joined.program), self._machine
+        allowance, machine = self._budget.allowance(joined.program, costs), self._machine
         plan = self._planner.search(
             joined.program, costs, machine, allowance, policy="swap_all", budget_bytes=_NO_BUDGET_BYTES
         )

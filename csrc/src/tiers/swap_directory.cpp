@@ -96,8 +96,8 @@ int open_trusted(const std::string& path) {
   }
   if (fstat(here.get(), &status) != 0) throw tier_error(path, "cannot be used: " + errno_text(errno));
   const bool is_ours = is_trusted(status.st_uid);
-  const mode_t open = is_ours ? S_IWOTH : S_IWGRP | S_IWOTH;  // a group of our own is the default of many systems
-  if ((status.st_mode & open) != 0 && (status.st_mode & S_ISVTX) == 0) {
+  const mode_t writable = is_ours ? S_IWOTH : S_IWGRP | S_IWOTH;  // a group of our own is the default of many systems
+  if ((status.st_mode & writable) != 0 && (status.st_mode & S_ISVTX) == 0) {
     const std::string owner = is_ours ? "" : "belongs to another user (" + std::to_string(status.st_uid) + ") and ";
     throw tier_error(path,
                      owner + "is open to others, who may change what is in it; make one of your own, and chmod 700 it");
