@@ -189,6 +189,8 @@ void bind_engine(nb::module_& module) {
           "is_finished", [](PyEngine& self, int64_t transfer) { return self.get().is_finished(transfer); },
           "transfer"_a, WithoutLock())
       .def(
+          "is_idle", [](PyEngine& self) { return self.get().is_idle(); }, WithoutLock())
+      .def(
           "take_checksums",
           [](PyEngine& self, int64_t transfer) {
             const std::vector<uint64_t> sums = self.get().take_checksums(transfer);

@@ -251,7 +251,8 @@ bool CudaDriver::has_own_queues() const {
   return can_wait != 0 && (num_queues == nullptr || std::string(num_queues) != "1");
 }
 
-// Never disabled again: torch may have found it enabled, and counts on it from then on.
+// Never disabled again: torch may have found it enabled, and counts on it from then on. A GPU that reaches as many
+// others as it may (8 without NVSwitch) goes to this one by way of the host.
 std::shared_ptr<Driver> CudaDriver::open_peer(int number) {
   auto peer = std::make_shared<CudaDriver>(library_, number);
   if (peer->device_ == device_) {
@@ -262,7 +263,8 @@ std::shared_ptr<Driver> CudaDriver::open_peer(int number) {
   if (can_access == 0) return peer;
   const Current current(*this);
   const cuda::Result result = call_.context_enable_peer_access(peer->context_, 0);
-  if (result != cuda::kPeerAccessAlreadyEnabled) check(result, "cuCtxEnablePeerAccess");
+  const bool is_as_good = result == cuda::kPeerAccessAlreadyEnabled || result == cuda::kTooManyPeers;
+  if (!is_as_good) check(result, "cuCtxEnablePeerAccess");
   return peer;
 }
 
@@ -295,9 +297,10 @@ void CudaDriver::free_host(void* pointer) noexcept {
   unpin(range->data(), range->data() + range->nbytes());
 }
 
-// In pieces, as drivers fail on single registrations of some hundred GiB.
+// In pieces, as drivers fail on single registrations of some hundred GiB. Mapped, as the device waits for words in it.
 void CudaDriver::extend(HostRange& range, uint64_t nbytes) {
   constexpr uint64_t kPieceBytes = 1 << 30;
+  constexpr unsigned kFlags = cuda::kMemHostRegisterPortable | cuda::kMemHostRegisterDeviceMap;
   const Current current(*this);
   const uint64_t kept_bytes = range.nbytes();
   range.extend(nbytes);
@@ -305,8 +308,7 @@ void CudaDriver::extend(HostRange& range, uint64_t nbytes) {
   try {
     for (std::byte* piece = begin; piece < end; piece += kPieceBytes) {
       const uint64_t piece_bytes = std::min(kPieceBytes, static_cast<uint64_t>(end - piece));
-      check(call_.mem_host_register(piece, piece_bytes, cuda::kMemHostRegisterPortable), "cuMemHostRegister_v2",
-            piece_bytes);
+      check(call_.mem_host_register(piece, piece_bytes, kFlags), "cuMemHostRegister_v2", piece_bytes);
       const std::lock_guard lock(host_mutex_);
       pieces_.insert(piece);
     }

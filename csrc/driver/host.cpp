@@ -15,6 +15,7 @@
 #include "lmswap/clock.h"
 #include "lmswap/driver/driver.h"
 #include "lmswap/error.h"
+#include "lmswap/limits.h"
 #include "lmswap/tiers/arena.h"
 
 namespace lmswap {
@@ -22,7 +23,7 @@ namespace {
 
 class HostStream {
  public:
-  HostStream() : thread_([this] { run(); }) {}
+  HostStream() : thread_(start_thread("a thread that stands for a stream", ErrorKind::kDriver, [this] { run(); })) {}
 
   ~HostStream() {
     {

@@ -278,6 +278,12 @@ bool Engine::is_finished(int64_t number) {
   throw option_error("transfer " + std::to_string(number) + " is unknown");
 }
 
+bool Engine::is_idle() {
+  const std::lock_guard lock(mutex_);
+  return std::all_of(flights_.begin(), flights_.end(),
+                     [](const auto& flight) { return flight.second.transfer->is_device_free(); });
+}
+
 std::vector<uint64_t> Engine::take_checksums(int64_t number) {
   TransferPointer audit;
   {

@@ -115,6 +115,9 @@ class Engine:
     def is_finished(self, transfer: int) -> bool:
         """Whether the device memory of the transfer is no longer touched (also true after it failed)."""
 
+    def is_idle(self) -> bool:
+        """Whether no device memory is touched by any transfer."""
+
     def take_checksums(self, transfer: int) -> list[int]:
         """Sums of the tier's bytes after a transfer; waits for them. Of an engine that audits, once for each transfer.
 

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <thread>
 
+#include "failing_system.h"
 #include "lmswap/tiers/float_codec.h"
 #include "test_device.h"
 
@@ -149,6 +150,19 @@ TEST_F(CompressedMemoryTest, fills_a_part_and_leaves_the_rest) {
 
 TEST_F(CompressedMemoryTest, continues_short_reads_and_writes) {
   expect_round_trip(*open("write@*=short,read@*=short"), 0, make_floats(1000000, 1));
+}
+
+TEST_F(CompressedMemoryTest, is_had_whether_the_kernel_asks_for_the_word_that_it_is_no_program_or_does_not_know_it) {
+  constexpr unsigned kNoExecution = 8;
+  test::needed_memory_flags = kNoExecution;  // vm.memfd_noexec=2
+  expect_round_trip(*open(), 0, make_floats(1000000, 1));
+  test::needed_memory_flags = 0;
+  test::unknown_memory_flags = kNoExecution;  // before Linux 6.3
+  expect_round_trip(*open(), 0, make_floats(1000000, 1));
+  test::unknown_memory_flags = 0;
+  test::needed_memory_flags = 1 << 20;
+  EXPECT_ERROR(open(), ErrorKind::kTier, "This system allows no files in memory");
+  test::needed_memory_flags = 0;
 }
 
 TEST_F(CompressedMemoryTest, tells_of_what_fails) {

@@ -49,7 +49,9 @@ static_assert(lmswap::cuda::kInvalidContext == static_cast<int>(CUDA_ERROR_INVAL
 static_assert(lmswap::cuda::kInvalidHandle == static_cast<int>(CUDA_ERROR_INVALID_HANDLE));
 static_assert(lmswap::cuda::kNotReady == static_cast<int>(CUDA_ERROR_NOT_READY));
 static_assert(lmswap::cuda::kPeerAccessAlreadyEnabled == static_cast<int>(CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED));
+static_assert(lmswap::cuda::kTooManyPeers == static_cast<int>(CUDA_ERROR_TOO_MANY_PEERS));
 static_assert(lmswap::cuda::kMemHostRegisterPortable == CU_MEMHOSTREGISTER_PORTABLE);
+static_assert(lmswap::cuda::kMemHostRegisterDeviceMap == CU_MEMHOSTREGISTER_DEVICEMAP);
 static_assert(lmswap::cuda::kStreamNonBlocking == CU_STREAM_NON_BLOCKING);
 static_assert(lmswap::cuda::kEventBlockingSync == CU_EVENT_BLOCKING_SYNC);
 static_assert(lmswap::cuda::kWaitUntilAtLeast == CU_STREAM_WAIT_VALUE_GEQ);

@@ -144,9 +144,11 @@ TEST_F(CudaDriverTest, takes_its_own_devices_default_stream_in_a_thread_that_goe
   second.synchronize();
 }
 
-// Bytes go from one device to the other and back, by the calls whose numbers are returned.
-std::map<std::string, uint64_t> swap_to_peer(uint64_t nbytes) {
+// Bytes go from one device to the other and back, by the calls whose numbers are returned. `refusal`: what the driver
+// says when peer access is asked for.
+std::map<std::string, uint64_t> swap_to_peer(uint64_t nbytes, int refusal = 0) {
   const auto device = make_test_device("emulated");
+  if (refusal != 0) emulated_gpu::System::instance().faults.plan("cuCtxEnablePeerAccess", 1, refusal);
   const auto peer = device->driver->open_peer(1);
   const DeviceMemory spare(peer, nbytes);
   const uint64_t pointer = device->allocate(nbytes);
@@ -175,6 +177,12 @@ TEST_F(CudaDriverTest, peer_access_that_torch_or_another_engine_has_enabled_is_a
   const auto peer = device->open_peer(1), other = again->open_peer(1);
   fail("cuCtxEnablePeerAccess", 2);
   EXPECT_ERROR(device->open_peer(1), ErrorKind::kDriver, "cuCtxEnablePeerAccess failed: CUDA_ERROR_OUT_OF_MEMORY");
+}
+
+TEST_F(CudaDriverTest, a_peer_too_many_is_copied_to_by_way_of_the_host) {
+  constexpr int kTooManyPeers = 711;
+  EXPECT_EQ(swap_to_peer(kPageBytes, kTooManyPeers).at("cuMemcpyPeerAsync"), 2u);
+  EXPECT_EQ(gpu_.faults.num_planned(), 0u);
 }
 
 TEST_F(CudaDriverTest, a_peer_is_another_device_that_there_is) {

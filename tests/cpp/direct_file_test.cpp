@@ -4,11 +4,16 @@
 #include <gtest/gtest.h>
 #include <sys/fsuid.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <csignal>
 #include <cstring>
 #include <filesystem>
 
+#include "failing_system.h"
 #include "test_device.h"
 
 namespace lmswap {
@@ -85,6 +90,62 @@ TEST_F(DirectFileTest, says_when_the_disk_is_full) {
   // For real: more than any disk has.
   EXPECT_ERROR(DirectFile(directory_.path(), uint64_t{1} << 60, std::make_shared<Faults>("")), ErrorKind::kTier,
                "cannot reserve");
+}
+
+// What is said where the kernel refuses a reservation with the number.
+std::string refusal(const std::string& directory, uint64_t nbytes, int code) {
+  test::reservation_error = code;
+  test::num_failing_reservations = code == 0 ? 0 : 1;
+  try {
+    const DirectFile file(directory, nbytes, std::make_shared<Faults>(""));
+    return "";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kTier);
+    return error.what();
+  }
+}
+
+TEST_F(DirectFileTest, is_reserved_also_where_signals_interrupt_it) {
+  test::reservation_error = EINTR;
+  test::num_failing_reservations = 3;
+  DirectFile file(directory_.path(), 1 << 20, std::make_shared<Faults>(""));
+  EXPECT_EQ(test::num_failing_reservations, 0);
+  expect_round_trip(file, 0, 1 << 20, 0);
+}
+
+TEST_F(DirectFileTest, says_what_was_free_before_the_reservation_took_it) {
+  constexpr uint64_t kBytes = 256 << 20;
+  struct statvfs room = {};
+  ASSERT_EQ(statvfs(directory_.path().c_str(), &room), 0);
+  const uint64_t free_bytes = room.f_bavail * room.f_frsize;
+  if (free_bytes < 2 * kBytes) GTEST_SKIP() << "the disk is about full";
+  const std::string text = refusal(directory_.path(), kBytes, ENOSPC);
+  const size_t at = text.find('(', text.find("free there: "));
+  ASSERT_NE(at, std::string::npos) << text;
+  EXPECT_GT(std::stoull(text.substr(at + 1)), free_bytes - kBytes / 2) << text;
+  EXPECT_NE(text.find("Make room"), std::string::npos) << text;
+}
+
+TEST_F(DirectFileTest, says_which_limit_a_file_is_too_large_for) {
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);  // as Python does
+  const rlimit small{1 << 20, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  const std::string of_process = refusal(directory_.path(), 2 << 20, 0);
+  setrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_NE(of_process.find("at most 1.0 MiB (1048576 bytes): raise that limit (ulimit -f)"), std::string::npos)
+      << of_process;
+  const std::string of_filesystem = refusal(directory_.path(), 2 << 20, EFBIG);
+  EXPECT_NE(of_filesystem.find("another filesystem"), std::string::npos) << of_filesystem;
+  const std::string of_quota = refusal(directory_.path(), 2 << 20, EDQUOT);
+  EXPECT_NE(of_quota.find("The quota there is used up"), std::string::npos) << of_quota;
+  const std::string of_kind = refusal(directory_.path(), 2 << 20, EOPNOTSUPP);
+  EXPECT_NE(of_kind.find("reserves no room"), std::string::npos) << of_kind;
+  for (const std::string& text : {of_process, of_filesystem, of_kind}) {
+    EXPECT_EQ(text.find("free there"), std::string::npos) << text;
+  }
 }
 
 TEST_F(DirectFileTest, refuses_directories_that_cannot_serve) {

@@ -201,6 +201,16 @@ TEST_F(EmulatedGpu, reports_memory_pinned_twice_and_copies_across_two_registrati
   cuMemHostUnregister(host_ + kBytes / 2);
 }
 
+TEST_F(EmulatedGpu, reports_a_device_address_of_memory_that_was_not_registered_to_have_one) {
+  DevicePointer found = 0;
+  EXPECT_NE(cuMemHostGetDevicePointer_v2(&found, host_, 0), kSuccess);
+  expect_violation("unmapped memory");
+  cuMemHostUnregister(host_);
+  ASSERT_EQ(cuMemHostRegister_v2(host_, kBytes, kMemHostRegisterDeviceMap), kSuccess);
+  EXPECT_EQ(cuMemHostGetDevicePointer_v2(&found, host_ + 8, 0), kSuccess);
+  EXPECT_EQ(found, reinterpret_cast<DevicePointer>(host_ + 8));
+}
+
 TEST_F(EmulatedGpu, reports_uses_without_an_order) {
   cuMemcpyDtoHAsync_v2(host_, device_, kBytes, first_);
   use(second_, device_, 1, true);

@@ -165,6 +165,36 @@ TEST_F(GatedEngine, the_memory_of_a_failed_copy_counts_as_used_until_the_device_
   EXPECT_EQ(arrived(), Bytes(kBytes));
 }
 
+// An event that cannot be recorded tells nothing of what was queued before it, which runs all the same.
+TEST_F(GatedEngine, the_memory_of_a_copy_whose_end_cannot_be_recorded_is_used_until_the_device_is_through_with_it) {
+  open("", true, 0.02);
+  emulated_gpu::Faults& faults = emulated_gpu::System::instance().faults;
+  const Token token = out();
+  for (const bool is_in : {true, false}) {
+    const uint64_t memory = is_in ? target_ : source_;
+    for (const uint64_t nth : {2, 3}) {  // the caller's event is the first, that of the begin the second
+      faults.plan("cuEventRecord", nth, 999);
+      Token other(nullptr);
+      int64_t transfer = 0;
+      if (is_in) {
+        transfer = engine_->in_start(1, token.handle(), memory, kBytes, device_->stream);
+        EXPECT_ERROR(engine_->in_done(token.handle(), transfer, device_->stream), ErrorKind::kTransfer, "999");
+      } else {
+        other = Token(engine_->out_start(1, "disk", 0, memory, kBytes, device_->stream));
+        transfer = engine_->out_transfer(other.handle());
+        EXPECT_ERROR(engine_->out_done(other.handle(), device_->stream), ErrorKind::kTransfer, "999");
+      }
+      EXPECT_EQ(faults.num_planned(), 0u);
+      while (!engine_->is_finished(transfer)) std::this_thread::yield();
+      device_->upload(memory, make_bytes(kBytes, is_in ? 2 : 1));  // as whoever gets it next
+      EXPECT_EQ(device_->violations(), std::vector<std::string>{}) << nth;
+    }
+  }
+  in(token);
+  engine_->confirm();
+  EXPECT_EQ(arrived(), make_bytes(kBytes, 1));
+}
+
 TEST_F(GatedEngine, queues_that_are_full_or_shared_hold_up_nobody_for_ever) {
   open("write@*=jitter:0.003,read@*=jitter:0.003");
   for (const emulated_gpu::Queues queues : {emulated_gpu::Queues{false, 3}, {true, 0}, {true, 3}}) {

@@ -1,5 +1,6 @@
 #include "lmswap/heap/heap.h"
 
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -24,8 +25,18 @@
 namespace {
 
 std::atomic<int> g_mremap_error{0};
+std::atomic<bool> g_mremap_unmaps{true};
+std::atomic<int> g_mmap_error{0};
 
 }  // namespace
+
+/// In the place of the C library's: the kernel's, or a failure.
+extern "C" void* mmap(void* at, size_t nbytes, int protection, int flags, int descriptor, off_t offset) noexcept {
+  static const auto kNext = reinterpret_cast<decltype(&mmap)>(dlsym(RTLD_NEXT, "mmap"));
+  if (g_mmap_error == 0) return kNext(at, nbytes, protection, flags, descriptor, offset);
+  errno = g_mmap_error;
+  return MAP_FAILED;
+}
 
 /// In the place of the C library's: the kernel's, or a failure that has unmapped the destination, as the kernel's may.
 extern "C" void* mremap(void* from, size_t old_bytes, size_t new_bytes, int flags, ...) noexcept {
@@ -36,7 +47,7 @@ extern "C" void* mremap(void* from, size_t old_bytes, size_t new_bytes, int flag
   if (g_mremap_error == 0) {
     return reinterpret_cast<void*>(syscall(SYS_mremap, from, old_bytes, new_bytes, flags, to));
   }
-  munmap(to, new_bytes);
+  if (g_mremap_unmaps) munmap(to, new_bytes);
   errno = g_mremap_error;
   return MAP_FAILED;
 }
@@ -330,6 +341,45 @@ TEST_F(FragmentedHeap, WhereTheKernelMovesNothingPagesComeAnew) {
   const Block again = allocate_filled(heap, 12 * kMiB, 'b');
   EXPECT_TRUE(again.is_intact());
   EXPECT_TRUE(keep.is_intact());
+}
+
+/// By a kernel that finds that before it has unmapped anything.
+struct UnmovableHeap : FragmentedHeap, testing::WithParamInterface<int> {};
+
+INSTANTIATE_TEST_SUITE_P(Errors, UnmovableHeap, testing::Values(EINVAL, ENOMEM));  // Linux 5.6; at vm.max_map_count
+
+TEST_P(UnmovableHeap, MapsNothingAnewAndGetsFreshPages) {
+  g_mremap_unmaps = false;
+  g_mremap_error = GetParam();
+  g_mmap_error = ENOMEM;  // as where no mapping may be split
+  expect_to_find(0);
+  g_mremap_error = g_mmap_error = 0;
+  g_mremap_unmaps = true;
+  for (size_t at = 0; at < 40 * kMiB; at += kMiB) EXPECT_TRUE(heap.owns(left.data + at)) << at;
+}
+
+TEST_F(FragmentedHeap, AddressesThatTheKernelTakesAwayAreNobodysAndABlockLiesElsewhere) {
+  g_mremap_error = g_mmap_error = ENOMEM;
+  expect_to_find(0);
+  g_mremap_error = g_mmap_error = 0;
+  std::vector<uintptr_t> lost;
+  const auto begin = reinterpret_cast<uintptr_t>(left.data);
+  for (uintptr_t at = begin; at < begin + 50 * kMiB; at += kMiB) {
+    if (!heap.owns(reinterpret_cast<void*>(at))) lost.push_back(at / kHuge * kHuge);
+  }
+  ASSERT_EQ(lost.size(), 2u) << "a huge page";
+  ASSERT_EQ(lost[0], lost[1]);
+  const auto of_others = reinterpret_cast<void*>(lost[0]);
+  constexpr int kThere = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE;
+  ASSERT_EQ(mmap(of_others, kHuge, PROT_READ | PROT_WRITE, kThere, -1, 0), of_others) << "they are free";
+  std::memset(of_others, 'o', kHuge);
+  for (size_t nbytes = 12 * kMiB; nbytes > kMiB; nbytes /= 2) {
+    const Block again = allocate_filled(heap, nbytes, 'b');
+    EXPECT_TRUE(again.is_intact());
+  }
+  EXPECT_TRUE((Block{static_cast<char*>(of_others), kHuge, 'o'}.is_intact()));
+  EXPECT_TRUE(keep.is_intact());
+  munmap(of_others, kHuge);
 }
 
 TEST(PageHeap, OnlyWhatWasWrittenToIsThereForReuse) {

@@ -8,6 +8,7 @@
 
 #include <filesystem>
 
+#include "failing_system.h"
 #include "test_device.h"
 
 namespace lmswap {
@@ -97,6 +98,35 @@ TEST(SwapFile, is_private_and_has_no_name_and_cannot_be_given_one) {
   const std::string ours = "/proc/self/fd/" + std::to_string(file), name = root.path() + "/named";
   EXPECT_NE(linkat(AT_FDCWD, ours.c_str(), AT_FDCWD, name.c_str(), AT_SYMLINK_FOLLOW), 0);
   close(file);
+}
+
+// Where the filesystem makes no file without a name.
+class NamedSwapFile : public testing::Test {
+ protected:
+  void SetUp() override { test::has_unnamed_files = false; }
+  void TearDown() override {
+    test::has_unnamed_files = test::has_direct_io = true;
+    EXPECT_TRUE(std::filesystem::is_empty(root_.path()));
+  }
+  const TestDirectory root_;
+};
+
+TEST_F(NamedSwapFile, loses_its_name_at_once) {
+  const int file = SwapDirectory{root_.path()}.open_unnamed();
+  ASSERT_GE(file, 0);
+  EXPECT_TRUE(std::filesystem::is_empty(root_.path()));
+  close(file);
+}
+
+TEST_F(NamedSwapFile, is_not_left_behind_without_direct_io) {
+  test::has_direct_io = false;
+  EXPECT_ERROR(SwapDirectory{root_.path()}, ErrorKind::kTier, "has no direct I/O");
+}
+
+TEST_F(NamedSwapFile, is_not_left_behind_where_it_cannot_be_removed_while_it_is_open) {
+  test::fails_to_remove = true;
+  EXPECT_ERROR(SwapDirectory{root_.path()}, ErrorKind::kTier, "errno 16");
+  EXPECT_FALSE(test::fails_to_remove);
 }
 
 }  // namespace

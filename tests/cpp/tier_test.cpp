@@ -262,6 +262,25 @@ TEST_F(PinnedTier, room_that_cannot_be_pinned_leaves_what_there_was_and_says_wha
   EXPECT_EQ(*data(tier->take(7 * kPage, kPage, lock_)), std::byte{0});
 }
 
+TEST_F(PinnedTier, room_without_a_plan_is_as_much_as_can_be_pinned_and_at_least_what_is_missing) {
+  constexpr int kOutOfMemory = 2;
+  const auto tier = make_tier();
+  const auto refuse = [&](int num_times) {
+    for (int i = 0; i < num_times; ++i) gpu_.faults.plan("cuMemHostRegister_v2", 1, kOutOfMemory);
+  };
+  refuse(7);  // 64 pages, 32, ... 1
+  EXPECT_ERROR(tier->take(0, kPage, lock_), ErrorKind::kTier, std::to_string(kPage) + " bytes) of pinned memory");
+  EXPECT_EQ(tier->stats().capacity_bytes, 0u);
+  refuse(3);
+  const Block first = tier->take(0, kPage, lock_);
+  EXPECT_EQ(tier->stats().capacity_bytes, 8 * kPage);
+  const Block rest = tier->take(0, 7 * kPage, lock_);
+  refuse(4);
+  const Block more = tier->take(0, 5 * kPage, lock_);
+  EXPECT_EQ(tier->stats().capacity_bytes, 13 * kPage) << "not 8 + 56 / 16, which is too little";
+  EXPECT_EQ(gpu_.held().pinned_bytes, 13 * kPage);
+}
+
 TEST(PeerTier, one_that_is_full_says_how_much_is_free_there_and_what_to_do) {
   constexpr uint64_t kBytes = uint64_t{3} << 30;
   const auto device = make_test_device("emulated");

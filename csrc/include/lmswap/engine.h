@@ -61,6 +61,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   int64_t out_transfer(int64_t handle);
   uint64_t nbytes(int64_t handle);
   bool is_finished(int64_t transfer);
+  bool is_idle();
   std::vector<uint64_t> take_checksums(int64_t transfer);
   std::vector<TransferRecord> take_records();
   void forget_records(double stop_seconds);

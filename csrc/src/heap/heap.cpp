@@ -17,7 +17,6 @@ namespace {
 
 constexpr size_t kGrowBytes = size_t{64} << 20;  // addresses made accessible at a time: one mprotect per 64 MiB
 constexpr size_t kStatsPageBytes = 4096;         // the unit of num_fresh_pages, whatever the kernel's page is
-constexpr size_t kHugePageBytes = size_t{2} << 20;
 /// Each huge page that has moved may be a mapping of its own: 16,384 of the 65,530 that a process may have.
 constexpr size_t kMostMovableBytes = size_t{32} << 30;
 constexpr size_t kMostChanges = 65'536;  // 1 MiB; a step of the 3D U-Net makes 1,500
@@ -28,6 +27,26 @@ void* pointer_to(uintptr_t address) { return reinterpret_cast<void*>(address); }
 
 void advise(uintptr_t start, uintptr_t end, int advice) {
   if (start < end) madvise(pointer_to(start), end - start, advice);
+}
+
+void put_back(RangeSet& set, uintptr_t start, uintptr_t end) {
+  if (start < end) set.insert({start, end - start});
+}
+
+/// The kernel may have unmapped what was to be replaced before it found that it could not.
+bool is_mapped(uintptr_t start, size_t nbytes) { return msync(pointer_to(start), nbytes, MS_ASYNC) == 0; }
+
+/// Whether addresses are the heap's again; another thread may have mapped something there by now.
+bool map_again(uintptr_t start, size_t nbytes) {
+  constexpr int kThere = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
+  void* const found = mmap(pointer_to(start), nbytes, PROT_READ | PROT_WRITE, kThere, -1, 0);
+  if (found == MAP_FAILED) return false;
+  if (found != pointer_to(start)) {  // by a kernel that does not know the last word, before Linux 4.17
+    munmap(found, nbytes);
+    return false;
+  }
+  advise(start, start + nbytes, MADV_HUGEPAGE);
+  return true;
 }
 
 /// Lets the kernel use huge pages that lie wholly inside `fresh`, and no others that it touches: a huge page becomes
@@ -99,20 +118,25 @@ PageHeap::PageHeap(size_t reserve_bytes) : page_bytes_(static_cast<size_t>(sysco
                                       " of addresses (" + errno_text(errno) + "); raise its limit, ulimit -v");
 }
 
-PageHeap::~PageHeap() { munmap(pointer_to(reserved_.start), reserved_.nbytes); }
+PageHeap::~PageHeap() {
+  const uintptr_t lost = lost_start_ == 0 ? reserved_.end() : lost_start_.load();
+  const uintptr_t behind = std::min(lost + kHugePageBytes, reserved_.end());
+  munmap(pointer_to(reserved_.start), lost - reserved_.start);
+  if (behind < reserved_.end()) munmap(pointer_to(behind), reserved_.end() - behind);
+}
 
 void* PageHeap::allocate(size_t nbytes) {
   if (nbytes == 0 || nbytes > reserved_.nbytes) return nullptr;
   nbytes = round_up(nbytes, page_bytes_);
   const std::lock_guard guard(mutex_);
-  const auto [start, fresh] = take(nbytes);
+  const auto [start, fresh, moved_bytes] = take_filled(nbytes);
   if (start == 0) return nullptr;
   live_.emplace(start, nbytes);
   stats_.live_bytes += nbytes;
   stats_.peak_live_bytes = std::max(stats_.peak_live_bytes, stats_.live_bytes);
   highest_live_bytes_ = std::max(highest_live_bytes_, stats_.live_bytes);
   note_change();
-  stats_.num_fresh_pages += (fresh.nbytes - move_retained(fresh)) / kStatsPageBytes;
+  stats_.num_fresh_pages += (fresh.nbytes - moved_bytes) / kStatsPageBytes;
   limit_retained();  // before the caller can touch fresh pages
   return pointer_to(start);
 }
@@ -199,11 +223,26 @@ void PageHeap::note_change() {
   changes_.push_back({monotonic_seconds(), stats_.live_bytes});
 }
 
+/// Takes a place, and moves retained pages to where it has none. Another place where a move has cost addresses of it.
+PageHeap::Place PageHeap::take_filled(size_t nbytes) {
+  for (;;) {
+    Place place = take(nbytes);
+    const bool had_lost = lost_start_ != 0;
+    place.moved_bytes = move_retained(place.fresh);
+    if (lost_start_ == 0 || had_lost) return place;
+    const uintptr_t moved = lost_start_ - place.moved_bytes, behind = lost_start_ + kHugePageBytes;
+    put_back(retained_, place.start, place.fresh.start);
+    put_back(vacant_, place.fresh.start, moved);
+    put_back(retained_, moved, lost_start_);
+    put_back(vacant_, behind, place.fresh.end());
+  }
+}
+
 PageHeap::Place PageHeap::take(size_t nbytes) {
   const Range fit{retained_.best_fit(nbytes).start, nbytes};
   if (fit.start != 0) {
     retained_.remove(fit);
-    return {fit.start, {}};
+    return {fit.start, {}, 0};
   }
   const Range base = find_extensible(nbytes);
   const uintptr_t start = base.nbytes > 0 ? base.start : find_vacant(nbytes);
@@ -214,7 +253,7 @@ PageHeap::Place PageHeap::take(size_t nbytes) {
   broken_.erase(broken_.lower_bound(fresh.start), broken_.lower_bound(fresh.end()));
   break_huge_pages_at_ends(fresh);
   advise_huge_pages(fresh);
-  return {start, fresh};
+  return {start, fresh, 0};
 }
 
 /// The largest retained range that goes on into enough vacant addresses to hold `nbytes`.
@@ -271,18 +310,14 @@ size_t PageHeap::move_retained(Range fresh) {
 }
 
 /// Passes the page table of a retained huge page on, and leaves its old addresses vacant; whether the kernel does that.
+/// If it does not, it is not asked again: it is older than Linux 5.7 (EINVAL), or the process has about all mappings,
+/// or all addresses, that it may have (ENOMEM), and others need the few that are left.
 bool PageHeap::move_huge_page(uintptr_t from, uintptr_t to) {
   constexpr int kKeepingTheSource = MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP;
   if (!can_move_) return false;
   if (mremap(pointer_to(from), kHugePageBytes, kHugePageBytes, kKeepingTheSource, pointer_to(to)) == MAP_FAILED) {
-    can_move_ = false;  // Linux before 5.7
-    // The kernel may have unmapped what was there.
-    constexpr int kAgain = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
-    if (mmap(pointer_to(to), kHugePageBytes, PROT_READ | PROT_WRITE, kAgain, -1, 0) == MAP_FAILED) {
-      std::fprintf(stderr, "lmswap heap: addresses are lost (%s)\n", errno_text(errno).c_str());
-      std::abort();
-    }
-    advise(to, to + kHugePageBytes, MADV_HUGEPAGE);
+    can_move_ = false;
+    if (!is_mapped(to, kHugePageBytes) && !map_again(to, kHugePageBytes)) lost_start_ = to;
     return false;
   }
   retained_.remove({from, kHugePageBytes});

@@ -1,6 +1,7 @@
 #include "lmswap/lanes/direct_mover.h"
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "lmswap/error.h"
@@ -36,8 +37,8 @@ void DirectMover::request(const TransferPointer& transfer, uint64_t begin, uint6
         storage.read(offset, memory, nbytes, bounce);
         transfer->compare(begin, memory, nbytes);
       }
-    } catch (const Error& error) {
-      transfer->fail(error.what());
+    } catch (const std::exception& error) {
+      transfer->fail(error);
     }
     if (transfer->finish_part()) complete(transfer);
     window_.leave();
@@ -45,7 +46,11 @@ void DirectMover::request(const TransferPointer& transfer, uint64_t begin, uint6
 }
 
 void DirectMover::complete(const TransferPointer& transfer) noexcept {
-  if (!transfer->is_failing()) transfer->done->record(0);
+  try {
+    if (!transfer->is_failing()) transfer->done->record(0);
+  } catch (const std::exception& error) {
+    transfer->fail(error);
+  }
   transfer->settle();
 }
 

@@ -54,17 +54,21 @@ void GatedMover::issue(const TransferPointer& transfer) noexcept {
   Request end{.is_end = true};
   try {
     queue(*transfer);
-    end.is_whole = true;
   } catch (const std::exception& error) {
-    transfer->fail(error.what());
+    transfer->fail(error);
+    end.is_cut_short = true;
     if (last_queued_mark_ != num_marks_) marks_->skip(num_marks_);
   }
   try {
     // Also of a transfer that was cut short: behind it the device touches its memory no more.
     transfer->done->record(stream_.handle());
-    if (end.is_whole) transfer->set_issued();
+    if (!end.is_cut_short) transfer->set_issued();
   } catch (const std::exception& error) {
-    transfer->fail(error.what());
+    transfer->fail(error);
+    // No event tells when the copies end, so they are waited for here: the lane's thread, which is told of the end
+    // behind that, may not wait for the stream, as it opens the gates of what others queue meanwhile.
+    stream_.drain();
+    end.is_cut_short = false;
   }
   tell(end);
 }
@@ -127,7 +131,7 @@ GatedMover::Request GatedMover::hear() {
 void GatedMover::serve(const TransferPointer& transfer) noexcept {
   Request request = hear();
   for (; !request.is_end; request = hear()) serve(transfer, request);
-  if (request.is_whole) return;
+  if (!request.is_cut_short) return;
   try {
     transfer->done->synchronize();
   } catch (const Error&) {
@@ -156,8 +160,8 @@ void GatedMover::serve(const TransferPointer& transfer, const Request& request) 
   pool_.submit([this, transfer, request](Bounce bounce) {
     try {
       run(*transfer, request, bounce);
-    } catch (const Error& error) {
-      transfer->fail(error.what());
+    } catch (const std::exception& error) {
+      transfer->fail(error);
     }
     open_gate(*transfer, request);
     if (transfer->finish_part()) complete(transfer);

@@ -4,11 +4,12 @@
 #include <utility>
 
 #include "lmswap/error.h"
+#include "lmswap/limits.h"
 
 namespace lmswap {
 
 Lane::Lane(std::unique_ptr<Mover> mover, bool has_thread) : mover_(std::move(mover)), has_thread_(has_thread) {
-  if (has_thread_) thread_ = std::thread([this] { run(); });
+  if (has_thread_) thread_ = start_thread("a thread that moves swapped bytes", ErrorKind::kTier, [this] { run(); });
 }
 
 Lane::~Lane() {
@@ -53,7 +54,7 @@ void Lane::start(const TransferPointer& transfer) noexcept {
     }
     mover_->move(transfer);
   } catch (const std::exception& error) {
-    transfer->fail(error.what());
+    transfer->fail(error);
     mover_->give_up(transfer);
   }
   // The chain of past holders must not grow for as long as the block is in use.

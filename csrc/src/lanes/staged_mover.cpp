@@ -1,6 +1,7 @@
 #include "lmswap/lanes/staged_mover.h"
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "lmswap/error.h"
@@ -55,7 +56,7 @@ void StagedMover::request(const TransferPointer& transfer, Piece& piece, uint64_
       piece.copied.record(stream_.handle());
       piece.is_recorded = true;
     }
-  } catch (const Error&) {
+  } catch (...) {
     piece.window.leave();
     throw;
   }
@@ -67,8 +68,8 @@ void StagedMover::request(const TransferPointer& transfer, Piece& piece, uint64_
       } else {
         read(*transfer, piece, begin, nbytes, bounce);
       }
-    } catch (const Error& error) {
-      transfer->fail(error.what());
+    } catch (const std::exception& error) {
+      transfer->fail(error);
     }
     if (transfer->finish_part()) complete(transfer);
     piece.window.leave();
@@ -93,8 +94,8 @@ void StagedMover::complete(const TransferPointer& transfer) noexcept {
   try {
     // Behind the copies of all pieces: they are queued before their parts end.
     if (transfer->direction == Direction::kIn && !transfer->is_failing()) transfer->done->record(stream_.handle());
-  } catch (const Error& error) {
-    transfer->fail(error.what());
+  } catch (const std::exception& error) {
+    transfer->fail(error);
   }
   if (transfer->is_failing()) stream_.drain();
   transfer->settle();

@@ -1,6 +1,7 @@
 #include "lmswap/lanes/transfer.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "lmswap/clock.h"
@@ -47,9 +48,19 @@ bool Transfer::finish_part() {
   return --num_parts_ == 0;
 }
 
-void Transfer::fail(const std::string& text) {
+void Transfer::fail(std::string_view text) noexcept {
   const std::lock_guard lock(mutex_);
-  if (error_.empty()) error_ = text;
+  if (!error_.empty()) return;
+  try {
+    error_ = text;
+  } catch (const std::bad_alloc&) {
+    error_ = "no memory left";  // no longer than what a string holds without any
+  }
+}
+
+void Transfer::fail(const std::exception& error) noexcept {
+  const bool is_full = dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
+  fail(is_full ? "the process was refused host memory for the move. Free host memory, or swap less" : error.what());
 }
 
 void Transfer::note(uint64_t begin, const std::byte* bytes, uint64_t nbytes) {

@@ -1,6 +1,7 @@
 #include "lmswap/lanes/upkeep_mover.h"
 
 #include <algorithm>
+#include <exception>
 
 #include "lmswap/error.h"
 
@@ -38,8 +39,8 @@ std::shared_ptr<Checksums> UpkeepMover::sum(const Block& block) {
 void UpkeepMover::complete(const TransferPointer& transfer) noexcept {
   try {
     if (!transfer->is_failing()) transfer->done->record(stream_.handle());
-  } catch (const Error& error) {
-    transfer->fail(error.what());
+  } catch (const std::exception& error) {
+    transfer->fail(error);
   }
   transfer->settle();
 }

@@ -14,12 +14,37 @@
 #include <utility>
 
 #include "lmswap/error.h"
+#include "lmswap/limits.h"
 #include "lmswap/tiers/float_codec.h"
 
 namespace lmswap {
 namespace {
 
 constexpr uint32_t kRaw = 0, kFilled = 1 << 30;
+
+// Never to be run as a program, which some systems ask of all such files (vm.memfd_noexec); kernels before 6.3 do not
+// know the word.
+int open_memory() {
+  constexpr unsigned kNoExecution = 8;  // MFD_NOEXEC_SEAL of linux/memfd.h
+  const int descriptor = memfd_create("lmswap", MFD_CLOEXEC | kNoExecution);
+  return descriptor >= 0 || errno != EINVAL ? descriptor : memfd_create("lmswap", MFD_CLOEXEC);
+}
+
+std::string advice_on(int code, uint64_t nbytes) {
+  switch (code) {
+    case EFBIG:
+      return file_size_advice(nbytes);
+    case EACCES:
+    case EPERM:
+    case ENOSYS:
+      return "This system allows no files in memory (memfd_create): allow them, or take another tier";
+    case EMFILE:
+    case ENFILE:
+      return "Too many files are open: close some, or raise the limit (ulimit -n)";
+    default:
+      return "Free host memory, or swap less: a larger budget";
+  }
+}
 
 CodecMemory codec_memory(Bounce bounce) { return bounce.first<kCodecBytes>(); }
 
@@ -51,7 +76,7 @@ uint64_t Residency::peak_bytes() const {
 
 CompressedMemory::CompressedMemory(uint64_t nbytes, std::shared_ptr<Faults> faults,
                                    std::shared_ptr<Residency> residency)
-    : IoStorage("compressed", nbytes, memfd_create("lmswap", MFD_CLOEXEC), std::move(faults)),
+    : IoStorage("compressed", nbytes, open_memory(), std::move(faults)),
       residency_(std::move(residency)),
       contents_(round_to_pages(nbytes) / kPageBytes, kFilled) {
   int code = 0;
@@ -61,8 +86,8 @@ CompressedMemory::CompressedMemory(uint64_t nbytes, std::shared_ptr<Faults> faul
     code = errno;
   }
   if (code == 0) return;
-  throw Error(ErrorKind::kTier, "compressed tier: " + format_bytes(nbytes) + " of memory cannot be had: " +
-                                    errno_text(code) + ". Free host memory, or swap less: a larger budget");
+  throw Error(ErrorKind::kTier, "compressed tier: " + format_bytes(nbytes) +
+                                    " of memory cannot be had: " + errno_text(code) + ". " + advice_on(code, nbytes));
 }
 
 CompressedMemory::~CompressedMemory() { residency_->change(resident_bytes_, 0); }

@@ -10,6 +10,7 @@
 #include <new>
 
 #include "lmswap/error.h"
+#include "lmswap/limits.h"
 
 namespace lmswap {
 namespace {
@@ -24,6 +25,29 @@ std::string room_text(int descriptor) {
   return format_bytes(static_cast<uint64_t>(room.f_bavail) * room.f_frsize);
 }
 
+// Until it is whole: a signal, of a profiler for one, interrupts it. What was reserved by then stays so.
+int reserve(int descriptor, uint64_t nbytes) {
+  while (fallocate(descriptor, 0, 0, static_cast<off_t>(nbytes)) != 0) {
+    if (errno != EINTR) return errno;
+  }
+  return 0;
+}
+
+// What there is too little of, and what to do.
+std::string advice_on(int code, uint64_t nbytes, const std::string& room) {
+  switch (code) {
+    case EFBIG:
+      return ". " + file_size_advice(nbytes);
+    case EDQUOT:
+      return ". The quota there is used up, of a disk with " + room +
+             " free: make room within it, have it raised, or name another directory";
+    case EOPNOTSUPP:
+      return ". The filesystem there reserves no room for files: name a directory of another one";
+    default:
+      return "; free there: " + room + ". Make room or name another directory";
+  }
+}
+
 bool is_page_aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % kPageBytes == 0; }
 
 }  // namespace
@@ -31,16 +55,12 @@ bool is_page_aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(p
 DirectFile::DirectFile(const SwapDirectory& directory, uint64_t nbytes, std::shared_ptr<Faults> faults)
     : IoStorage("disk", nbytes, directory.open_unnamed(), std::move(faults)) {
   if (descriptor() < 0) throw tier_error(directory.path(), "no file can be made there: " + errno_text(errno));
-  int code = 0;
-  if (this->faults().next_after_delay("reserve").fail) {
-    code = ENOSPC;
-  } else if (fallocate(descriptor(), 0, 0, static_cast<off_t>(nbytes)) != 0) {
-    code = errno;
-  }
+  const std::string room = room_text(descriptor());  // before a reservation that fails has taken what it could
+  const bool is_full = this->faults().next_after_delay("reserve").fail;
+  const int code = is_full ? ENOSPC : reserve(descriptor(), nbytes);
   if (code == 0) return;
-  throw tier_error(directory.path(), "cannot reserve " + format_bytes(nbytes) + ": " + errno_text(code) +
-                                         "; free there: " + room_text(descriptor()) +
-                                         ". Make room or name another directory");
+  throw tier_error(directory.path(),
+                   "cannot reserve " + format_bytes(nbytes) + ": " + errno_text(code) + advice_on(code, nbytes, room));
 }
 
 void DirectFile::write(uint64_t offset, const std::byte* source, uint64_t nbytes, Bounce bounce) {

@@ -1,17 +1,24 @@
 #include "lmswap/tiers/host_range.h"
 
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cctype>
 #include <cerrno>
+#include <cstdio>
+#include <exception>
 #include <fstream>
+#include <optional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "lmswap/error.h"
+#include "lmswap/limits.h"
 #include "lmswap/tiers/arena.h"
 
 namespace lmswap {
@@ -25,54 +32,71 @@ Error memory_error(const char* call, uint64_t nbytes) {
 }
 
 // Preferred, not bound: where the node has no more, another one's memory is slower, and not the end of the process. By
-// the bare call, as libnuma need not be there; refused in some containers, where memory comes from wherever it does.
-void prefer_node(std::byte* begin, uint64_t nbytes, int node) {
+// the bare call, as libnuma need not be there. Says with which number it is refused; 0: it is not.
+int prefer_node(std::byte* begin, uint64_t nbytes, int node) {
   constexpr int kPreferred = 1;  // MPOL_PREFERRED of linux/mempolicy.h
   constexpr unsigned kBits = 8 * sizeof(unsigned long);
-  if (node < 0) return;
+  if (node < 0) return 0;
   const auto number = static_cast<unsigned>(node);
   std::vector<unsigned long> nodes(number / kBits + 1);
   nodes.back() = 1UL << number % kBits;
   // One bit more than are there: the kernel leaves the last one out.
-  syscall(SYS_mbind, begin, nbytes, kPreferred, nodes.data(), nodes.size() * kBits + 1, 0);
+  return syscall(SYS_mbind, begin, nbytes, kPreferred, nodes.data(), nodes.size() * kBits + 1, 0) == 0 ? 0 : errno;
 }
 
-// One thread zeroes a few GB/s, and a plan may want a hundred of them.
-void fault_in(std::byte* begin, uint64_t nbytes) {
-  constexpr uint64_t kMostThreads = 8, kLeastBytes = 64 << 20;  // of a thread
-  const uint64_t most = std::min<uint64_t>(kMostThreads, std::thread::hardware_concurrency());
-  const uint64_t num_threads = std::max<uint64_t>(1, std::min(most, nbytes / kLeastBytes));
-  const uint64_t part_bytes = (nbytes / num_threads / kHugePageBytes + 1) * kHugePageBytes;
-  const auto touch = [=](uint64_t from) {
-    const uint64_t end = std::min(nbytes, from + part_bytes);
-    for (uint64_t at = from; at < end; at += kPageBytes) const_cast<volatile std::byte&>(begin[at]) = std::byte{0};
-  };
-  std::vector<std::jthread> threads;
-  for (uint64_t from = part_bytes; from < nbytes; from += part_bytes) threads.emplace_back(touch, from);
-  touch(0);
+// Of a list as the kernel writes it: "0-15,32,34-47".
+std::optional<cpu_set_t> cpus_of_node(int node, const std::string& nodes) {
+  cpu_set_t cpus;
+  CPU_ZERO(&cpus);
+  std::ifstream file(nodes + "/node" + std::to_string(node) + "/cpulist");
+  for (std::string part; std::getline(file, part, ',');) {
+    size_t first = 0, last = 0;
+    const int num_read = std::sscanf(part.c_str(), "%zu-%zu", &first, &last);
+    for (last = num_read == 1 ? first : last; num_read > 0 && first <= last; ++first) CPU_SET(first, &cpus);
+  }
+  if (CPU_COUNT(&cpus) == 0) return std::nullopt;
+  return cpus;
+}
+
+void tell_of_placement(int node, int refusal) {
+  static std::atomic_flag is_told;
+  if (is_told.test_and_set()) return;
+  complain("pinned memory may lie on another NUMA node than the GPU's, node " + std::to_string(node) +
+           ", which costs copies up to a third of their rate: mbind failed: " + errno_text(refusal) +
+           ", and no thread may run on that node's CPUs. Allow the call (docker run --cap-add SYS_NICE), or give the "
+           "process CPUs of that node");
 }
 
 }  // namespace
 
-HostRange::HostRange(uint64_t most_bytes, int node)
-    : most_bytes_(round_to_pages(most_bytes)), mapped_bytes_(most_bytes_ + kHugePageBytes), node_(node) {
+uint64_t system_page_bytes() {
+  return std::max(kPageBytes, static_cast<uint64_t>(sysconf(_SC_PAGESIZE)));  // what tiers hand out comes in the first
+}
+
+HostRange::HostRange(uint64_t most_bytes, int node, uint64_t page_bytes, std::string nodes)
+    : page_bytes_(page_bytes),
+      most_bytes_(round_up(most_bytes)),
+      mapped_bytes_(most_bytes_ + kHugePageBytes),
+      node_(node),
+      nodes_(std::move(nodes)) {
   mapped_ = mmap(nullptr, mapped_bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapped_ == MAP_FAILED) throw memory_error("mmap", mapped_bytes_);
   const auto begin = reinterpret_cast<uintptr_t>(mapped_);
   data_ = static_cast<std::byte*>(mapped_) + (kHugePageBytes - begin % kHugePageBytes) % kHugePageBytes;
   madvise(mapped_, mapped_bytes_, MADV_HUGEPAGE);  // refused by kernels without; the memory is the same
   madvise(mapped_, mapped_bytes_, MADV_DONTFORK);
-  prefer_node(data_, most_bytes_, node);
+  refusal_ = prefer_node(data_, most_bytes_, node);
 }
 
 HostRange::~HostRange() { munmap(mapped_, mapped_bytes_); }
 
 void HostRange::extend(uint64_t nbytes) {
-  nbytes = round_to_pages(nbytes);
+  nbytes = round_up(nbytes);
   if (nbytes > most_bytes_) {
     throw Error(ErrorKind::kDriver, "host memory of at most " + format_bytes(most_bytes_) + " cannot be extended to " +
                                         format_bytes(nbytes));
   }
+  if (nbytes <= nbytes_) return;  // it lies on the last page already
   const uint64_t more_bytes = nbytes - nbytes_;
   if (mprotect(data_ + nbytes_, more_bytes, PROT_READ | PROT_WRITE) != 0) throw memory_error("mprotect", more_bytes);
   fault_in(data_ + nbytes_, more_bytes);
@@ -80,9 +104,42 @@ void HostRange::extend(uint64_t nbytes) {
 }
 
 void HostRange::shrink(uint64_t nbytes) noexcept {
+  nbytes = round_up(nbytes);
   madvise(data_ + nbytes, nbytes_ - nbytes, MADV_DONTNEED);
   mprotect(data_ + nbytes, nbytes_ - nbytes, PROT_NONE);
   nbytes_ = nbytes;
+}
+
+// One thread zeroes a few GB/s, and a plan may want a hundred of them. Where the node was refused, the caller, which
+// may run anywhere, touches nothing itself.
+void HostRange::fault_in(std::byte* begin, uint64_t nbytes) const {
+  constexpr uint64_t kMostThreads = 8, kLeastBytes = 64 << 20;  // of a thread
+  const auto cpus = refusal_ != 0 ? cpus_of_node(node_, nodes_) : std::nullopt;
+  const uint64_t most = std::min<uint64_t>(kMostThreads, std::thread::hardware_concurrency());
+  const uint64_t num_threads = std::max<uint64_t>(1, std::min(most, nbytes / kLeastBytes));
+  const uint64_t part_bytes = (nbytes / num_threads / kHugePageBytes + 1) * kHugePageBytes;
+  std::atomic<bool> is_placed = refusal_ == 0 || cpus;
+  const auto touch = [&](uint64_t from) {
+    const uint64_t end = std::min(nbytes, from + part_bytes);
+    for (uint64_t at = from; at < end; at += kPageBytes) const_cast<volatile std::byte&>(begin[at]) = std::byte{0};
+  };
+  const auto touch_on_node = [&](uint64_t from) {
+    if (cpus && sched_setaffinity(0, sizeof *cpus, &*cpus) != 0) is_placed = false;
+    touch(from);
+  };
+  std::vector<std::thread> threads;
+  threads.reserve(num_threads);
+  for (uint64_t from = cpus ? 0 : part_bytes; from < nbytes; from += part_bytes) {
+    try {
+      threads.push_back(start_thread("a thread that zeroes memory", ErrorKind::kDriver, [=] { touch_on_node(from); }));
+    } catch (const std::exception&) {
+      touch(from);  // it takes longer, no more
+      if (cpus) is_placed = false;
+    }
+  }
+  if (!cpus) touch(0);
+  for (std::thread& thread : threads) thread.join();
+  if (!is_placed) tell_of_placement(node_, refusal_);
 }
 
 int numa_node_of(std::string pci_address, const std::string& devices) {

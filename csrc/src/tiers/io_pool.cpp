@@ -3,6 +3,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <string>
+
+#include "lmswap/limits.h"
 
 namespace lmswap {
 namespace {
@@ -15,12 +18,22 @@ IoPool::IoPool(int num_threads)
     : bounces_(static_cast<std::byte*>(std::aligned_alloc(kPageBytes, kBounceBytes * static_cast<size_t>(num_threads))),
                std::free) {
   if (!bounces_) throw std::bad_alloc();
-  for (size_t i = 0; i < static_cast<size_t>(num_threads); ++i) {
-    threads_.emplace_back([this, i] { run(Bounce(bounces_.get() + i * kBounceBytes, kBounceBytes)); });
+  threads_.reserve(static_cast<size_t>(num_threads));
+  try {
+    for (size_t i = 0; i < static_cast<size_t>(num_threads); ++i) {
+      const std::string name = "I/O thread " + std::to_string(i + 1) + " of " + std::to_string(num_threads);
+      threads_.push_back(start_thread(name, ErrorKind::kTier,
+                                      [this, i] { run(Bounce(bounces_.get() + i * kBounceBytes, kBounceBytes)); }));
+    }
+  } catch (...) {
+    close();  // a thread that nobody has joined ends the process
+    throw;
   }
 }
 
-IoPool::~IoPool() {
+IoPool::~IoPool() { close(); }
+
+void IoPool::close() {
   {
     const std::lock_guard lock(mutex_);
     is_closing_ = true;

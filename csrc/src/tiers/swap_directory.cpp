@@ -139,8 +139,13 @@ int SwapDirectory::open_unnamed() const {
   std::random_device random;
   const std::string name = ".lmswap-" + std::to_string(random()) + std::to_string(random());
   Descriptor named(openat(descriptor_, name.c_str(), O_CREAT | O_NOFOLLOW | kFlags, S_IRUSR | S_IWUSR));
-  if (named.get() < 0 || unlinkat(descriptor_, name.c_str(), 0) != 0) return -1;
-  return named.give();
+  if (named.get() >= 0 && unlinkat(descriptor_, name.c_str(), 0) == 0) return named.give();
+  const int code = errno;
+  // The kernel makes a file before it says that there is no direct I/O; and what is open may be what cannot be removed.
+  named = Descriptor(-1);
+  if (code != EEXIST) unlinkat(descriptor_, name.c_str(), 0);
+  errno = code;
+  return -1;
 }
 
 }  // namespace lmswap

@@ -111,18 +111,21 @@ std::optional<Block> Tier::find_room(uint64_t offset, uint64_t nbytes) {
   return std::nullopt;
 }
 
-// What can be extended is, by no little: the tensors of a step without a plan come one by one.
+// What can be extended is, by no little: the tensors of a step without a plan come one by one. By less where that is
+// not to be had, down to what is missing.
 void Tier::make_room(uint64_t nbytes, std::unique_lock<std::mutex>& lock) {
   constexpr uint64_t kLeastBytes = 256 << 20;
   if (!is_extended()) return add_slab(nbytes, false, lock);
   const uint64_t capacity_bytes = stats().capacity_bytes;
   const uint64_t left_bytes = (limit_bytes_ - capacity_bytes) / kPageBytes * kPageBytes;
   const uint64_t missing_bytes = nbytes - (has_kept() ? slabs_.front().arena.free_bytes_at_end() : 0);
-  const uint64_t more_bytes = std::max(missing_bytes, std::min(kLeastBytes, left_bytes));
-  if (has_kept()) {
-    extend_slab(more_bytes, lock);
-  } else {
-    add_slab(more_bytes, true, lock);
+  for (uint64_t asked_bytes = std::min(kLeastBytes, left_bytes);; asked_bytes /= 2) {
+    const uint64_t more_bytes = std::max(missing_bytes, round_to_pages(asked_bytes));
+    try {
+      return has_kept() ? extend_slab(more_bytes, lock) : add_slab(more_bytes, true, lock);
+    } catch (const Error&) {
+      if (more_bytes == missing_bytes) throw;
+    }
   }
 }
 

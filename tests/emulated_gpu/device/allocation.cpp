@@ -16,6 +16,11 @@ bool System::is_pinned(const void* address, size_t nbytes) {
   return pinned_.contains(address, nbytes);
 }
 
+bool System::is_mapped(const void* address) {
+  const std::lock_guard lock(mutex_);
+  return mapped_.contains(address, 1);
+}
+
 bool System::is_allocated(const Use& use) {
   const void* address = reinterpret_cast<const void*>(use.begin);
   const int device = owner(address);
@@ -72,17 +77,18 @@ int System::free_pinned(void* address) {
                    [&] { return pinned_.free(address); });
 }
 
-int System::register_pinned(void* address, size_t nbytes) {
+int System::register_pinned(void* address, size_t nbytes, bool is_mapped) {
   const std::lock_guard lock(mutex_);
   if (owner(address) >= 0) return report("device memory is pinned", kInvalidValue);
   if (pinned_.meets(address, nbytes)) return report("memory is pinned that is pinned already", kAlreadyRegistered);
   pinned_.add(address, nbytes);
+  if (is_mapped) mapped_.add(address, nbytes);
   return kSuccess;
 }
 
 int System::unregister_pinned(void* address, InUse in_use) {
   return give_back(address, in_use, "memory is unpinned that is not pinned", kHostMemoryNotRegistered,
-                   [&] { return pinned_.remove(address); });
+                   [&] { return mapped_.remove(address), pinned_.remove(address); });
 }
 
 }  // namespace emulated_gpu

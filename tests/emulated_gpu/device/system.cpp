@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <array>
 #include <cstdlib>
 
 namespace emulated_gpu {
@@ -9,8 +10,12 @@ namespace {
 
 std::atomic<int> process_state{kSuccess};  // of a forked child, and of a process that is ending
 
-// Never destroyed: a thread's objects end before a process's, and those of torch call as they end.
-thread_local std::vector<int>& current_devices = *new std::vector<int>;
+// Of a thread, the current one last. Needs no destructor: objects of torch still call when the thread's have ended.
+struct CurrentDevices {
+  std::array<int, 64> devices;
+  size_t count;
+};
+thread_local CurrentDevices current_devices{};
 
 }  // namespace
 
@@ -80,6 +85,7 @@ void System::mend() {
   const std::lock_guard lock(mutex_);
   faults.mend();
   pinned_.forget_unmapped();
+  mapped_.forget_unmapped();
 }
 
 void System::tell(const VectorClock& clock) {
@@ -145,19 +151,27 @@ int System::enable_peer_access(int device, int peer) {
   return reached_.emplace(device, peer).second ? kSuccess : kPeerAccessAlreadyEnabled;
 }
 
-int current_device() { return current_devices.empty() ? -1 : current_devices.back(); }
-
-void set_current_device(int device) {
-  if (current_devices.empty()) current_devices.push_back(device);
-  current_devices.back() = device;
+int current_device() {
+  const auto& [devices, count] = current_devices;
+  return count == 0 ? -1 : devices.at(count - 1);
 }
 
-void push_current_device(int device) { current_devices.push_back(device); }
+void set_current_device(int device) {
+  int replaced = 0;
+  pop_current_device(&replaced);
+  push_current_device(device);
+}
+
+void push_current_device(int device) {
+  auto& [devices, count] = current_devices;
+  devices.at(count) = device;
+  ++count;
+}
 
 bool pop_current_device(int* device) {
-  if (current_devices.empty()) return false;
-  *device = current_devices.back();
-  current_devices.pop_back();
+  auto& [devices, count] = current_devices;
+  if (count == 0) return false;
+  *device = devices.at(--count);
   return true;
 }
 

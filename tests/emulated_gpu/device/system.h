@@ -75,6 +75,7 @@ class System {
   Device& device(int index) { return *devices_[index]; }
   int owner(const void* address) const;  // of a device address; -1: host memory
   bool is_pinned(const void* address, size_t nbytes = 1);
+  bool is_mapped(const void* address);  // registered so that the device has an address of it
   void configure(const Link& link, double jitter_seconds);
   void configure(const Compute& compute);
   void configure(const Peers& peers);
@@ -97,7 +98,7 @@ class System {
   int free_device(void* address, InUse in_use);
   int allocate_pinned(void** address, size_t nbytes);
   int free_pinned(void* address);
-  int register_pinned(void* address, size_t nbytes);
+  int register_pinned(void* address, size_t nbytes, bool is_mapped = false);
   int unregister_pinned(void* address, InUse in_use);
 
   int device_of_stream(void* handle);  // -1: there is none
@@ -156,7 +157,7 @@ class System {
 
   std::mutex mutex_;
   std::vector<std::unique_ptr<Device>> devices_;
-  PinnedMemory pinned_;
+  PinnedMemory pinned_, mapped_;  // the second are some of the first
   std::unordered_map<void*, std::shared_ptr<Stream>> streams_;
   std::unordered_map<void*, std::shared_ptr<Event>> events_;
   uint32_t num_streams_ = 0;

@@ -160,8 +160,9 @@ DRIVER cuMemGetInfo_v2(size_t* free_bytes, size_t* total_bytes) {
     return kSuccess;
   });
 }
-DRIVER cuMemHostRegister_v2(void* address, size_t nbytes, unsigned) {
-  return call_in_context(__func__, [=](System& system) { return system.register_pinned(address, nbytes); });
+DRIVER cuMemHostRegister_v2(void* address, size_t nbytes, unsigned flags) {
+  const bool is_mapped = (flags & lmswap::cuda::kMemHostRegisterDeviceMap) != 0;
+  return call_in_context(__func__, [=](System& system) { return system.register_pinned(address, nbytes, is_mapped); });
 }
 DRIVER cuMemHostUnregister(void* address) {
   return call_in_context(__func__,
@@ -170,6 +171,7 @@ DRIVER cuMemHostUnregister(void* address) {
 DRIVER cuMemHostGetDevicePointer_v2(CUdeviceptr* found, void* address, unsigned) {
   return call_in_context(__func__, [=](System& system) -> int {
     if (!system.is_pinned(address)) return system.report("the device's address of pageable memory", kInvalidValue);
+    if (!system.is_mapped(address)) return system.report("the device's address of unmapped memory", kInvalidValue);
     return *found = reinterpret_cast<CUdeviceptr>(address), kSuccess;
   });
 }

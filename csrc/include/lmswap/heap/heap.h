@@ -31,6 +31,7 @@
 // were huge after 5 steps and 406 after 40; moved like the others, 398 and 362.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -42,6 +43,8 @@
 #include <vector>
 
 namespace lmswap::heap {
+
+inline constexpr size_t kHugePageBytes = size_t{2} << 20;
 
 struct Stats {
   size_t live_bytes = 0;           // allocated now, rounded to pages
@@ -101,7 +104,8 @@ class PageHeap {
   /// Frees a block of this heap; aborts, like the C library, on a pointer that is not the start of one.
   void free(void* block);
   [[nodiscard]] bool owns(const void* pointer) const noexcept {
-    return reinterpret_cast<uintptr_t>(pointer) - reserved_.start < reserved_.nbytes;
+    const auto address = reinterpret_cast<uintptr_t>(pointer);
+    return address - reserved_.start < reserved_.nbytes && address - lost_start_ >= kHugePageBytes;
   }
 
   [[nodiscard]] Stats stats() const;
@@ -125,11 +129,13 @@ class PageHeap {
 
  private:
   void note_change();
-  /// Where a block lies, and which of its addresses have no pages yet.
+  /// Where a block lies, which of its addresses had no pages, and how many of those have been given some since.
   struct Place {
     uintptr_t start = 0;
     Range fresh;
+    size_t moved_bytes = 0;
   };
+  Place take_filled(size_t nbytes);
   Place take(size_t nbytes);
   [[nodiscard]] Range find_extensible(size_t nbytes) const;
   uintptr_t find_vacant(size_t nbytes);
@@ -150,6 +156,7 @@ class PageHeap {
   RangeSet vacant_;
   std::set<uintptr_t> broken_;  // addresses of huge pages that are small ones, or may be
   bool can_move_ = true;
+  std::atomic<uintptr_t> lost_start_ = 0;  // of a huge page's addresses that the kernel has taken away: others' by now
   size_t limit_bytes_ = 0;
   size_t highest_live_bytes_ = 0;
   Stats stats_;

@@ -70,7 +70,7 @@ class GatedMover final : public Mover {
     uint64_t use = 0, begin = 0, nbytes = 0;
     uint64_t mark = 0;
     bool is_end = false;
-    bool is_whole = false;  // at the end: all was queued
+    bool is_cut_short = false;  // at the end: not all was queued, and `done` tells when the device is through
   };
 
   void queue(Transfer& transfer);

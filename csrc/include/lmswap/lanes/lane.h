@@ -14,6 +14,7 @@ namespace lmswap {
 class Lane {
  public:
   // With a thread when moving may block (disk, pacing); without one a transfer is queued on the device by the caller.
+  // Throws Error(kTier) where the system refuses the thread.
   Lane(std::unique_ptr<Mover> mover, bool has_thread);
   ~Lane();  // after everything submitted has ended
 

@@ -10,10 +10,12 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -65,7 +67,9 @@ class Transfer {
   // On a paced lane: that the emulated link has been busy with this transfer from then on.
   void begin_on_link(double seconds) { link_seconds_ = link_seconds_ > 0 ? link_seconds_ : seconds; }
 
-  void fail(const std::string& text);  // what settle will say; the first text is kept
+  // What settle will say; the first text is kept.
+  void fail(std::string_view text) noexcept;
+  void fail(const std::exception& error) noexcept;
   bool is_failing() const;
 
   // Of a part that is about to leave, and of one that has come back, which fails if it is another. Any thread may do it

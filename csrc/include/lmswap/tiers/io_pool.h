@@ -21,11 +21,12 @@ class IoPool {
  public:
   using Job = std::function<void(Bounce)>;  // must not throw
 
-  explicit IoPool(int num_threads);
-  ~IoPool();  // after the jobs submitted so far
+  explicit IoPool(int num_threads);  // throws Error(kTier) where the system refuses a thread
+  ~IoPool();                         // after the jobs submitted so far
   void submit(Job job);
 
  private:
+  void close();
   void run(Bounce bounce);
 
   std::unique_ptr<std::byte, void (*)(void*)> bounces_;  // a piece for each thread

@@ -1,0 +1,66 @@
+#include "lmswap/limits.h"
+
+#include <sys/resource.h>
+
+#include <fstream>
+#include <system_error>
+#include <utility>
+
+namespace lmswap {
+namespace {
+
+std::string number_of_threads() {
+  std::ifstream status("/proc/self/status");
+  for (std::string word; status >> word;) {
+    if (word == "Threads:" && status >> word) return word;
+  }
+  return "unknown";
+}
+
+std::string limit_of_user() {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_NPROC, &limit) != 0) return "unknown";
+  return limit.rlim_cur == RLIM_INFINITY ? "no limit" : std::to_string(limit.rlim_cur);
+}
+
+// Of both versions of control groups; in a container the path may be one that is only outside of it.
+std::string limit_of_group() {
+  std::ifstream groups("/proc/self/cgroup");
+  for (std::string line; std::getline(groups, line);) {
+    const size_t first = line.find(':'), second = line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1);
+    if (!controllers.empty() && controllers != "pids") continue;
+    const std::string root = controllers.empty() ? "/sys/fs/cgroup" : "/sys/fs/cgroup/pids";
+    for (const std::string& folder : {root + line.substr(second + 1), root}) {
+      std::string limit;
+      if (std::ifstream(folder + "/pids.max") >> limit && limit != "max") return limit;
+    }
+  }
+  return "no limit known";
+}
+
+}  // namespace
+
+std::thread start_thread(const std::string& name, ErrorKind kind, std::function<void()> run) {
+  try {
+    return std::thread(std::move(run));
+  } catch (const std::system_error& error) {
+    throw Error(kind, name + " cannot be started: " + errno_text(error.code().value()) +
+                          ". This process has so many threads: " + number_of_threads() +
+                          "; its user may have, processes counted too: " + limit_of_user() +
+                          " (ulimit -u); its control group: " + limit_of_group() +
+                          " (pids.max). Raise the limit that is reached, or run fewer processes and threads beside it");
+  }
+}
+
+std::string file_size_advice(uint64_t nbytes) {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < nbytes) {
+    return "The process may write files of at most " + format_bytes(limit.rlim_cur) +
+           ": raise that limit (ulimit -f), or swap less";
+  }
+  return "No file there can be that large: name a directory of another filesystem, or swap less";
+}
+
+}  // namespace lmswap
