@@ -1,5 +1,10 @@
 """Hugging Face's Trainer with the callback: its plain bits, less memory, figures where it reports to."""
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -63,12 +68,12 @@ def trainer_of(folder, model=None, batch=FEW, data=None, **settings):
     return Trainer(model or Regression(), arguments, train_dataset=data, eval_dataset=data, data_collator=collate_whole)
 
 
-def trained(trainer, budget=None, **options):
+def trained(trainer, budget=None, *, resumes=False, **options):
     """The weights after ``trainer`` has trained, with a budget if there is one, and the callback."""
     callback = LmswapCallback(trainer, budget, **options) if budget else None
     if callback:
         trainer.add_callback(callback)
-    trainer.train()
+    trainer.train(resume_from_checkpoint=resumes)
     return weights(trainer.model), callback
 
 
@@ -112,10 +117,8 @@ def test_a_training_resumed_from_a_checkpoint_has_the_bits_of_one_that_was_not(t
     settings = {"save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant"}
     expected, _ = trained(trainer_of(tmp_path / "whole", max_steps=4, **settings))
     trained(trainer_of(tmp_path / "parts", max_steps=2, **settings), "6GiB")
-    resumed = trainer_of(tmp_path / "parts", max_steps=4, **settings)
-    resumed.add_callback(LmswapCallback(resumed, "6GiB"))
-    resumed.train(resume_from_checkpoint=True)
-    assert same_bits(weights(resumed.model), expected)
+    actual, _ = trained(trainer_of(tmp_path / "parts", max_steps=4, **settings), "6GiB", resumes=True)
+    assert same_bits(actual, expected)
 
 
 def test_a_language_model_has_plain_bits(tmp_path):
@@ -166,3 +169,28 @@ def test_what_compiles_or_copies_the_model_itself_is_refused(tmp_path):
         callback.on_train_begin(SimpleNamespace(torch_compile=True, n_gpu=1), None, None, model=Regression())
     with pytest.raises(OptionError, match="copies the model to 2 GPUs in each step, lmswap manages one"):
         callback.on_train_begin(SimpleNamespace(torch_compile=False, n_gpu=2), None, None, model=Regression())
+
+
+@pytest.mark.slow
+def test_ranks_that_torchrun_starts_evaluate_resume_and_have_the_bits_of_ranks_without_lmswap(tmp_path):
+    def run(name, *budget):
+        folder = tmp_path / name
+        folder.mkdir()
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+        command += ["-m", "tests.integrations.trainer_ranks", str(folder), *budget]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        root = Path(__file__).parents[2]
+        done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        told = [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+        return torch.load(folder / "weights.pt"), told
+
+    expected, plainly = run("plain")
+    actual, managed = run("managed", "6GiB")
+    assert same_bits(actual, expected)
+    for rank, plain in zip(managed, plainly, strict=True):
+        assert rank["world"] == plain["world"] == 2
+        assert len(rank["evaluations"]) == 2
+        assert rank["evaluations"] == plain["evaluations"]
+        assert rank["swapped_out_bytes"] > 0
+        assert any("2 ranks of this machine" in note for note in rank["notes"])
