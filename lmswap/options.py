@@ -9,15 +9,13 @@ from os import PathLike, fspath
 from typing import Any
 
 from lmswap.errors import OptionError
-from lmswap.ir.bytesize import format_bytes, parse_bytes, parse_share
+from lmswap.ir.bytesize import AUTO, SHARE, parse_budget, parse_bytes, parse_share
 from lmswap.ir.emulation import EmulatedLink
 from lmswap.plan import POLICIES
 
 TIERS = ("auto", "host", "disk", "compressed", "device", "peer")
 COMPILERS = ("fx", "inductor", "eager")
-NEEDS_GRAPHS = ("recompute", "checkpoint")  # policies
-
-_LEAST_BYTES = 2**20  # of a budget without a unit: what is less was meant in another one
+NEEDS_GRAPHS = ("recompute", "checkpoint", "memory_budget")  # policies
 
 always_verify = False  # `lmswap verify` sets it, whatever the script says
 
@@ -78,6 +76,10 @@ class Options:
                 raise OptionError(f"{name} must be True or False, not {given!r}")
         if disk_directory is not None and not isinstance(disk_directory, (str, PathLike)):
             raise OptionError(f"disk_directory must be a path, not {disk_directory!r}")
+        if disk_directory is not None and tier not in ("auto", "disk"):  # "auto" is the disk for some devices
+            raise OptionError(
+                f"disk_directory has no effect with tier='{tier}', which has no files: leave one of them out"
+            )
         if link is not None and not isinstance(link, (str, EmulatedLink)):
             raise OptionError(f'link must be a string such as "11.7GB/s", or an EmulatedLink, not {link!r}')
         if plan is not None and not isinstance(plan, (str, PathLike)):
@@ -91,7 +93,7 @@ class Options:
         return Options(
             budget_bytes=budget_bytes,
             budget_share=budget_share,
-            host_budget_bytes=None if host_budget is None else _large_bytes(host_budget, what="host_budget"),
+            host_budget_bytes=None if host_budget is None else parse_budget(host_budget, what="host_budget"),
             policy=policy,
             tier=tier,
             peer=peer,
@@ -124,17 +126,7 @@ def _budget(budget: float | str) -> tuple[int | None, float | None]:
     if budget == "auto":
         return None, None
     share = parse_share(budget, of="what the step's tensors take unplanned") if isinstance(budget, str) else None
-    return (_large_bytes(budget), None) if share is None else (None, share)
-
-
-def _large_bytes(given: float | str, *, what: str = "budget") -> int:
-    nbytes = parse_bytes(given, what=what)
-    has_unit = isinstance(given, str) and given.strip()[-1].isalpha()
-    if nbytes < _LEAST_BYTES and not has_unit:
-        raise OptionError(
-            f'{what} {given!r} is {format_bytes(nbytes)}, less than any step takes; say the unit, as in "{nbytes}GiB"'
-        )
-    return nbytes
+    return (parse_budget(budget, also=(AUTO, SHARE)), None) if share is None else (None, share)
 
 
 def _tier_and_peer(tier: str) -> tuple[str, str | None]:

@@ -37,12 +37,14 @@ def test_a_budget_is_bytes_or_a_share(budget, nbytes, share):
 @pytest.mark.parametrize(
     ("budget", "reason"),
     [
-        ("6", r"budget '6' is 6 B, less than any step takes; say the unit, as in \"6GiB\""),
+        ("6", r"budget '6' is 6 B, less than any step takes; say the unit, as in \"6GiB\" or \"6%\""),
         (1, r"budget 1 is 1 B, .* \"1GiB\""),
         (6.5, "budget must be a whole number of bytes"),
         (float("nan"), "budget must be a whole number of bytes"),
         (True, "budget must be a whole number of bytes"),
-        (None, "budget must be a whole number of bytes"),
+        (None, r"budget must be a whole number of bytes or a string such as .*\"auto\", or a share, \"50%\", not None"),
+        ("AUTO", r"budget 'AUTO' is not a byte count; .*\"auto\", or a share, \"50%\""),
+        ("6G", r"budget '6G' is not a byte count; write \"6GB\" or \"6GiB\""),
         ("0%", "budget '0%' is not a share"),
         ("half%", "budget 'half%' is not a share"),
         ("half", "budget 'half' is not a byte count"),
@@ -56,7 +58,7 @@ def test_what_cannot_be_a_budget_is_refused_with_a_reason(budget, reason):
 
 def test_a_host_budget_has_the_same_words():
     assert Options.parse(host_budget="2GiB").host_budget_bytes == 2 * GIB
-    with pytest.raises(OptionError, match=r"host_budget '2' is 2 B, .* \"2GiB\""):
+    with pytest.raises(OptionError, match=r"host_budget '2' is 2 B, .* \"2GiB\"$"):  # a share it cannot be
         Options.parse(host_budget="2")
 
 
@@ -64,6 +66,14 @@ def test_a_directory_may_be_a_path():
     assert Options.parse(disk_directory=Path("/var/tmp")).disk_directory == "/var/tmp"
     with pytest.raises(OptionError, match="disk_directory must be a path, not 3"):
         Options.parse(disk_directory=3)
+
+
+@pytest.mark.parametrize("tier", ["host", "compressed", "peer:1"])
+def test_a_directory_beside_a_tier_without_files_is_refused(tier):
+    with pytest.raises(OptionError, match=r"disk_directory has no effect with tier='(host|compressed|peer)'"):
+        Options.parse(tier=tier, disk_directory="/var/tmp")
+    for other in ("auto", "disk"):
+        assert Options.parse(tier=other, disk_directory="/var/tmp").tier == other
 
 
 def deep():
@@ -117,7 +127,7 @@ def test_a_share_grows_with_the_steps_that_become_known():
 def test_a_share_of_more_than_there_is_is_what_auto_would_be():
     _, report = train(deep, images, "1000000%")
     (note,) = notes_of(report, "1e+06%")
-    assert "but no more than what was free, less 10% for others" in note
+    assert "but no more than what was free when the model was enabled, less 10% for others" in note
 
 
 @pytest.mark.parametrize("policy", ["auto", pytest.param("swap", marks=pytest.mark.slow)])

@@ -2,6 +2,7 @@ import argparse
 import gzip
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from lmswap.errors import LmswapError, PlanInfeasible
 from lmswap.ir.machine import Link, Machine, Rate, Tier
 from lmswap.ir.network import PRESETS
 from lmswap.ir.plan import Rerun
+from lmswap.plan import POLICIES
 from tests.reporting.small_step import MIB, PLAN, PROGRAM
 
 UNIT_LINK = Link(Rate.constant(2**30), Rate.constant(2**29), both_factor=0.5, busy_factor=0.75)
@@ -224,15 +226,17 @@ def test_a_damaged_compressed_file_is_one_line(tmp_path, capsys, content):
         (["--budget", "-1GiB"], "budget must be more than 0 bytes, got '-1GiB'"),
         (["--budget", "0%"], "budget '0%' is not a share of the unplanned peak"),
         (["--budget", "most%"], "budget 'most%' is not a share of the unplanned peak"),
-        (["--budget", "1MiB"], "cannot fit this step into 1.0 MiB"),
+        (["--budget", "40"], 'budget \'40\' is 40 B, less than any step takes; say the unit, as in "40GiB" or "40%"'),
+        (["--budget", "AUTO"], 'write an int, or a number with a unit, "6GiB", or a share, "50%"'),
+        (["--budget", "1MiB"], "policy 'auto' cannot fit this step into 1.0 MiB"),
         (["--budget", "1GiB", "--policy", "magic"], "magic"),
         (["--budget", "1GiB", "--tier", "host"], "machine 'unit' has no tier 'host'"),
         (["--budget", "1GiB", "--min-swap", "x"], "--min-swap 'x' is not a byte count"),
-        (["--budget", "1GiB", "--machine", "missing.json"], "cannot read 'missing.json'"),
-        (["--budget", "1GiB", "--machine", __file__], "not a machine description"),
+        (["--budget", "1GiB", "--machine", "missing.json"], "cannot read 'missing.json': No such file or directory"),
+        (["--budget", "1GiB", "--machine", __file__], "test_cli.py': not a machine description"),
         (["--budget", "1GiB", "--ranks", "2"], "--ranks needs --network: a file, or one of ac922, x86"),
-        (["--budget", "1GiB", "--ranks", "2", "--network", "missing.json"], "cannot read 'missing.json'"),
-        (["--budget", "1GiB", "--ranks", "2", "--network", __file__], "not a network description"),
+        (["--budget", "1GiB", "--ranks", "2", "--network", "missing.json"], "cannot read 'missing.json': No such"),
+        (["--budget", "1GiB", "--ranks", "2", "--network", __file__], "test_cli.py': not a network description"),
         (["--budget", "1GiB", "--ranks", "9", "--network", "x86"], "is one node of 8 ranks, not of 9"),
         (["--budget", "1GiB", "--ranks", "0", "--network", "x86"], "there must be 1 rank or more, not 0"),
     ],
@@ -245,6 +249,18 @@ def test_bad_input_is_one_line_and_exit_code_2(files, capsys, change, sentence):
     assert printed.err.startswith("lmswap: ")
     assert printed.err.count("\n") == 1
     assert sentence in printed.err
+
+
+def test_a_file_that_holds_no_program_is_named(capsys):
+    assert cli.main(["plan", __file__, "--budget", "1GiB"]) == 2
+    assert capsys.readouterr().err.startswith(f"lmswap: cannot read '{__file__}': not a program file: ")
+
+
+def test_the_help_of_plan_names_every_policy(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["plan", "--help"])
+    told = capsys.readouterr().out.partition("  --policy")[2].partition("  --effort")[0]
+    assert set(POLICIES) <= set(re.findall(r"\w+", told))
 
 
 def test_an_error_in_a_process_of_its_own_has_no_traceback(files):

@@ -17,6 +17,7 @@ from lmswap.plan import make_plan
 from lmswap.plan.cache import Planned
 from lmswap.session import planner
 from lmswap.session.pinned import PinnedOptions, PinnedPlans
+from tests.ir.build import build
 from tests.ir.damage import damaged
 from tests.ir.strategies import machines, steps
 from tests.models import CASES
@@ -170,14 +171,42 @@ def test_another_step_is_refused_before_an_op_has_run_and_the_first_difference_i
         train(lambda: nn.Conv2d(3, 16, 5), batch, plan=file)
 
 
+STEP = """
+    forward
+    f1 1: x w -> a b
+    f2 1: a -> y
+    """
+SIZES = {"x": 4096, "w": 2**20, "a": 2**23, "b": 2**23}
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes", "said"),
+    [
+        (STEP, {"a": 2**22}, r"op 0 is test.f1 that makes 8.00 MiB, 8.00 MiB \(.* that makes 4.00 MiB, 8.00 MiB \("),
+        (STEP, {"w": 2**21}, r"8.00 MiB from 4.00 KiB, 1.00 MiB \(.* 8.00 MiB from 4.00 KiB, 2.00 MiB \("),
+        (STEP, {"w": 2**20 + 1}, r", buffer 1 of 1048576 B \(.*\) in the file, and .*, buffer 1 of 1048577 B \("),
+        (STEP.replace(": a", ": b"), {}, r"op 1 is .* from buffer 2 of 8388608 B \(.* from buffer 3 of 8388608 B \("),
+        (STEP + "f3 1: y -> z", {"w": 1}, "op 0 is .* here; it has 2 ops in the file, and 3 here$"),
+        (STEP + "f3 1: y -> z", {}, "no step like this one: it has 2 ops in the file, and 3 here$"),
+    ],
+    ids=["makes", "reads", "a byte", "another tensor", "makes, and length", "length"],
+)
+def test_two_ops_are_told_in_words_that_differ(text, sizes, said):
+    known, other = build(STEP, sizes=SIZES).program, build(text, sizes=SIZES | sizes).program
+    plans = PinnedPlans("Net", PinnedOptions(2**30, "auto", "host", "fx", 1, None), ((known, None),))
+    with pytest.raises(PlanMismatch, match=said):
+        plans.find(other)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"budget": "2GiB"}, "budget was given as 2147483648, and plan .* was made with 4294967296"),
+        ({"budget": "2GiB"}, "budget was given as 2.00 GiB, and plan .* was made with 4.00 GiB"),
+        ({"budget": 2**32 + 1}, "budget was given as 4294967297 B, and plan .* was made with 4294967296 B"),
         ({"policy": "recompute"}, "policy was given as 'recompute', and plan .* was made with 'swap_all'"),
-        ({"min_swap_bytes": 5}, "min_swap_bytes was given as 5"),
+        ({"min_swap_bytes": 5}, "min_swap_bytes was given as 5 B, and plan .* 4.00 KiB"),
         ({"plan": 3}, "plan must be the path of a file"),
-        ({"plan": "missing.json"}, "cannot read plan 'missing.json'"),
+        ({"plan": "missing.json"}, "cannot read plan 'missing.json': No such file or directory$"),
     ],
 )
 def test_what_is_asked_for_otherwise_than_the_file_says_is_refused(file, options, said):

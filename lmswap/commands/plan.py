@@ -6,15 +6,16 @@ import argparse
 import json
 import time
 import zlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.table import Table
 from rich.text import Text
 
 from lmswap.commands.ranks import plan_ranks, ranks_figures, ranks_text
-from lmswap.errors import OptionError
-from lmswap.ir.bytesize import format_bytes, parse_bytes, parse_share
+from lmswap.errors import LmswapError, OptionError
+from lmswap.ir.bytesize import SHARE, format_bytes, parse_budget, parse_bytes, parse_share
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Machine
 from lmswap.ir.network import PRESETS, Network
@@ -23,6 +24,7 @@ from lmswap.ir.plan import Decision, Plan
 from lmswap.ir.program import Program
 from lmswap.ir.ranks import ARRIVALS, Ranks
 from lmswap.ir.timeline import Timeline
+from lmswap.plan import POLICIES
 from lmswap.reporting import make_explanation
 from lmswap.reporting.decisions import buffer_decisions
 from lmswap.reporting.page import check_can_write, write_page
@@ -31,6 +33,8 @@ from lmswap.reporting.text import format_excess, format_seconds, print_result, r
 if TYPE_CHECKING:
     from lmswap.analyze.memory import StepMemory
     from lmswap.commands import Commands
+
+_Described = TypeVar("_Described")
 
 
 def add_to(commands: Commands) -> None:
@@ -47,7 +51,9 @@ def add_to(commands: Commands) -> None:
         help='bytes that the step may allocate: "6GiB", "800 MB"; or "40%%" of what it allocates unplanned',
     )
     parser.add_argument("--machine", metavar="FILE", help="a machine description; default: measure this machine")
-    parser.add_argument("--policy", default="auto", help="default: auto, the fastest that fits")
+    parser.add_argument(
+        "--policy", default="auto", help=f"one of {', '.join(POLICIES)}; default: auto, the fastest that fits"
+    )
     parser.add_argument(
         "--effort", type=int, default=1, metavar="N", help="search N times as long as usual; for policy auto"
     )
@@ -76,8 +82,8 @@ def run(options: argparse.Namespace) -> int:
     if page is not None:
         check_can_write(page)
     min_swap_bytes = parse_bytes(options.min_swap, what="--min-swap")
-    program = Program.from_json(_read(options.program))
-    machine = Machine.from_json(_read(options.machine)) if options.machine else _this_machine(options.tier)
+    program = _load(options.program, Program.from_json)
+    machine = _load(options.machine, Machine.from_json) if options.machine else _this_machine(options.tier)
     costs = roofline(program, machine)
     limits: dict[str, Any] = {
         "budget_bytes": _budget_bytes(options.budget, StepMemory(program, costs)),
@@ -111,7 +117,7 @@ def _ranks(
     """What is printed of several ranks."""
     if options.network is None:
         raise OptionError(f"--ranks needs --network: a file, or one of {', '.join(PRESETS)}")
-    network = PRESETS.get(options.network) or Network.from_json(_read(options.network))
+    network = PRESETS.get(options.network) or _load(options.network, Network.from_json)
     ranks = Ranks(options.ranks, network, options.arrival)
     scaling = plan_ranks(options.policy, program, costs, machine, ranks, **limits)
     figures = ranks_figures(scaling)
@@ -121,7 +127,7 @@ def _ranks(
 def _budget_bytes(text: str, memory: StepMemory) -> int:
     """Reads a budget: bytes, or a share of the peak that the step has when every buffer is kept."""
     share = parse_share(text, of="the unplanned peak")
-    return parse_bytes(text) if share is None else max(1, int(share * memory.peak.nbytes))
+    return parse_budget(text, also=(SHARE,)) if share is None else max(1, int(share * memory.peak.nbytes))
 
 
 def plan_figures(program: Program, plan: Plan, planning_seconds: float) -> dict[str, Any]:
@@ -166,9 +172,19 @@ def _this_machine(tier: str | None) -> Machine:
     return describe_machine(device, tier or default_tier(device.type))
 
 
+def _load(path: str, parse: Callable[[str], _Described]) -> _Described:
+    """What ``parse`` makes of the text of a file; its errors name the file."""
+    text = _read(path)
+    try:
+        return parse(text)
+    except LmswapError as error:
+        raise type(error)(f"cannot read '{path}': {error}") from error
+
+
 def _read(path: str) -> str:
     try:
         data = Path(path).read_bytes()
         return (unpack(data) if path.endswith(".gz") else data).decode()
     except (OSError, ValueError, EOFError, zlib.error) as error:
-        raise OptionError(f"cannot read '{path}': {error}") from error
+        reason = getattr(error, "strerror", None) or error  # the error itself would say the path once more
+        raise OptionError(f"cannot read '{path}': {reason}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import tempfile
 from pathlib import Path
@@ -37,6 +38,7 @@ def add_to(commands: Commands) -> None:
     parser.add_argument("--json", metavar="FILE", help="write the figures there")
     parser.add_argument("--trace", metavar="FILE", help="write what ran when there, for Perfetto")
     parser.add_argument("--keep", metavar="FOLDER", help="keep the tools' own files there")
+    parser.add_argument("stray", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)  # a script without "--" before it
     parser.set_defaults(run=run)
 
 
@@ -44,6 +46,12 @@ def run(options: argparse.Namespace) -> int:
     """Profiles or reads; 2 if what was measured is no measurement of swapping, the script's own code if it failed."""
     from lmswap.profiling.launch import ScriptFailed
 
+    if options.stray:
+        python = ["python"] if options.stray[0].endswith(".py") else []
+        meant = shlex.join([*python, *options.stray])
+        raise OptionError(
+            f"'{options.stray[0]}' is no option; write what is profiled behind --: lmswap profile -- {meant}"
+        )
     command = options.rest[1:]  # without "--"
     if bool(command) == bool(options.read):
         raise OptionError(f"give a command or a file to read: {' '.join(_USAGE.split())}")

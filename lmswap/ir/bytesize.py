@@ -7,32 +7,54 @@ import re
 
 from lmswap.errors import OptionError
 
+# What else than bytes may stand for a budget, as errors say it.
+AUTO, SHARE = '"auto"', 'a share, "50%"'
+
+_LEAST_BYTES = 2**20  # of a budget without a unit: what is less was meant in another one
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
     _UNITS[f"{_letter}b"] = 1000**_power
     _UNITS[f"{_letter}ib"] = 1024**_power
 
 
-def parse_bytes(text: float | str, *, what: str = "budget") -> int:
+def parse_bytes(text: float | str, *, what: str = "budget", also: tuple[str, ...] = ()) -> int:
     """Reads a positive byte count: a whole number, or a string such as "6GiB", "1.5 GB" or "300 MiB".
 
-    Decimal units are powers of 1000, binary units (KiB, MiB, GiB, TiB) powers of 1024.
+    Decimal units are powers of 1000, binary units (KiB, MiB, GiB, TiB) powers of 1024. ``also`` is what else may stand
+    there, `AUTO` or `SHARE`; errors say it.
 
     Raises:
         OptionError: not a number with a known unit, or not positive.
     """
     is_whole = isinstance(text, int) or (isinstance(text, float) and text.is_integer())
     if isinstance(text, bool) or not (is_whole or isinstance(text, str)):
-        raise OptionError(f'{what} must be a whole number of bytes or a string such as "6GiB", not {text!r}')
+        raise OptionError(f"{what} must be a whole number of bytes or a string such as {_words(also)}, not {text!r}")
     if isinstance(text, str):
         match = re.fullmatch(r"\s*([+-]?\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
         if match is None or match[2].lower() not in _UNITS:
-            raise OptionError(f'{what} {text!r} is not a byte count; write an int, or a number with a unit, "6GiB"')
+            instead = _with_whole_unit(match) or f"an int, or a number with a unit, {_words(also)}"
+            raise OptionError(f"{what} {text!r} is not a byte count; write {instead}")
         nbytes = int(float(match[1]) * _UNITS[match[2].lower()])
     else:
         nbytes = int(text)
     if nbytes <= 0:
         raise OptionError(f"{what} must be more than 0 bytes, got {text!r}")
+    return nbytes
+
+
+def parse_budget(given: float | str, *, what: str = "budget", also: tuple[str, ...] = ()) -> int:
+    """Reads a byte count as `parse_bytes` does, but none that was meant in another unit.
+
+    Raises:
+        OptionError: as `parse_bytes`, or less than any step takes, without a unit.
+    """
+    nbytes = parse_bytes(given, what=what, also=also)
+    has_unit = isinstance(given, str) and given.strip()[-1].isalpha()
+    if nbytes < _LEAST_BYTES and not has_unit:
+        meant = f'"{nbytes}GiB"' + (f' or "{nbytes}%"' if SHARE in also else "")
+        raise OptionError(
+            f"{what} {given!r} is {format_bytes(nbytes)}, less than any step takes; say the unit, as in {meant}"
+        )
     return nbytes
 
 
@@ -55,7 +77,19 @@ def parse_share(text: str, *, of: str) -> float | None:
 
 def format_bytes(nbytes: float) -> str:
     """Writes a byte count with a binary unit and three to four digits: 1536 -> "1.50 KiB"."""
-    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+    for unit, scale in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if abs(nbytes) >= scale:
             return f"{nbytes / scale:.2f} {unit}"
     return f"{nbytes:.0f} B"
+
+
+def _words(also: tuple[str, ...]) -> str:
+    return ", or ".join(('"6GiB"', *also))
+
+
+def _with_whole_unit(match: re.Match[str] | None) -> str:
+    """What "6G" or "6Gi" may stand for; "" where the unit is no such half."""
+    if match is None or not re.fullmatch("[kmgt]i?", match[2].lower()):
+        return ""
+    number, letter = match[1], match[2][0].upper()
+    return f'"{number}{letter}B" or "{number}{letter}iB"'

@@ -70,13 +70,9 @@ def plan_auto(problem: Problem, *, effort: int = 1) -> Plan:
             is_small = len(problem.memory.program.ops) <= _MOST_OPS_FOR_LAST_SEED
             plans += plans_of([*searches[_NUM_THREADS:], *others] if is_small and not is_close else others)
         if not plans:
-            outcomes = list(threads.map(partial(_attempt, problem), [searches[0], *others]))
-            raise min(
-                (outcome for outcome in outcomes if not isinstance(outcome, Plan)),
-                key=lambda refusal: getattr(refusal, "needed_bytes", 0),
-            )
+            raise _refusal(threads.map(partial(_attempt, problem), [searches[0], *others]))
     best = min(plans, key=lambda plan: plan.predicted_seconds)
-    return replace(best, policy="auto" if best.policy == "search" else f"auto ({best.policy})")
+    return best if best.policy == "auto" else replace(best, policy=f"auto ({best.policy})")
 
 
 def _attempt(problem: Problem, policy: _Policy) -> Plan | PlanInfeasible | TierError:
@@ -86,8 +82,23 @@ def _attempt(problem: Problem, policy: _Policy) -> Plan | PlanInfeasible | TierE
         return error
 
 
+def _refusal(outcomes: Iterable[Plan | PlanInfeasible | TierError]) -> PlanInfeasible | TierError:
+    """The refusal that asks for the least, of the policy that was asked for, not of the one that was tried."""
+    refusals = [outcome for outcome in outcomes if not isinstance(outcome, Plan)]
+    least = min(refusals, key=lambda refusal: getattr(refusal, "needed_bytes", 0))
+    if isinstance(least, TierError):
+        return least
+    return PlanInfeasible(
+        budget_bytes=least.budget_bytes,
+        needed_bytes=least.needed_bytes,
+        where=least.where,
+        live=least.live,
+        policy="auto",
+    )
+
+
 def _searches(effort: int) -> list[_Policy]:
-    return [partial(plan_search, policy="search", effort=effort, seed=seed) for seed in _SEEDS]
+    return [partial(plan_search, policy="auto", effort=effort, seed=seed) for seed in _SEEDS]
 
 
 def _others(problem: Problem) -> list[_Policy]:

@@ -17,6 +17,8 @@ from lmswap.profiling.tools import choose, look
 from lmswap.profiling.trace import Trace, side_by_side
 from lmswap.profiling.window import StepCounter
 
+_TOOLS = ("auto", "kineto", "lmswap")  # those that can begin within a process
+
 
 @contextmanager
 def profile(tool: str = "auto") -> Iterator[Profile]:
@@ -44,7 +46,7 @@ def profile(tool: str = "auto") -> Iterator[Profile]:
         raise OptionError(
             f"{tool} must run around the whole script: lmswap profile --tool {tool} -- python train.py ..."
         )
-    used, _ = choose(tool, look())
+    used, _ = choose(tool, look(), _TOOLS)
     result = Profile("steps in a block")
     with tempfile.TemporaryDirectory(prefix="lmswap-profile-") as folder:
         path = Path(folder) / "kineto.json"

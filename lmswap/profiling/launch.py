@@ -94,6 +94,8 @@ def _watched(command: Sequence[str], folder: Path) -> list[str]:
         script += 2 if command[script] in _WITH_VALUE else 1
     if script >= len(command) or command[script] in ("-c", "-"):
         raise OptionError("what is profiled must be a script or a module: python train.py ..., python -m package ...")
+    if command[script] != "-m" and not Path(command[script]).exists():
+        raise OptionError(f"there is no script '{command[script]}' in '{Path.cwd()}'")
     interpreter = sys.executable if command[0] in ("python", "python3") else command[0]
     run = ["-m", "lmswap.profiling.run", str(folder / REQUEST)]
     return [interpreter, *command[1:script], *run, *command[script:]]

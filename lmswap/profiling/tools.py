@@ -31,16 +31,16 @@ def look() -> Host:
     return Host(gpus, torch.version.cuda, installed)
 
 
-def choose(tool: str, host: Host) -> tuple[str, str]:
-    """The tool to use when ``tool`` is asked for, and a sentence if it is another one, else "".
+def choose(tool: str, host: Host, known: tuple[str, ...] = TOOLS) -> tuple[str, str]:
+    """The tool to use when ``tool``, one of ``known``, is asked for, and a sentence if it is another one, else "".
 
     "auto" is Kineto with a GPU, for it comes with torch, and else lmswap's own record, which is all there is to see.
 
     Raises:
         OptionError: no such tool.
     """
-    if tool not in TOOLS:
-        raise OptionError(f"unknown tool '{tool}': choose one of {', '.join(TOOLS)}")
+    if tool not in known:
+        raise OptionError(f"unknown tool '{tool}': choose one of {', '.join(known)}")
     best = "kineto" if host.gpus else "lmswap"
     if tool == "auto":
         return best, ""

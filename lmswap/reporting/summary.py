@@ -44,9 +44,11 @@ def _state(step: StepFigures) -> str:
         return _unplanned_state(step)
     swapped = [row for row in step.decisions if row.decision is Decision.SWAP]
     remade = [row for row in step.decisions if row.decision is Decision.RECOMPUTE]
-    again = f"computes {len(remade)}, {format_bytes(sum(row.nbytes for row in remade))}, again"
+    remade_bytes = format_bytes(sum(row.nbytes for row in remade))
     if not swapped and remade:
-        return f"Swapping is off (policy '{step.policy}'): of {len(step.decisions)} buffers it {again}."
+        are = f"{'is' if len(remade) == 1 else 'are'} computed again"
+        which = f"{len(remade)} of {len(step.decisions)} buffers, {remade_bytes},"
+        return f"Nothing is swapped, and {which} {are} (policy '{step.policy}')."
     if not swapped:
         why = (
             "this policy never swaps"
@@ -57,7 +59,7 @@ def _state(step: StepFigures) -> str:
     planned = (
         f"policy '{step.policy}' sends {len(swapped)} of {len(step.decisions)} buffers, "
         f"{format_bytes(sum(row.nbytes for row in swapped))}, to the {step.tier} tier"
-        + (f" and {again}" if remade else "")
+        + (f" and computes {len(remade)}, {remade_bytes}, again" if remade else "")
     )
     if step.swapped_out_bytes is None:
         return f"Swapping is planned, not yet run: {planned}."

@@ -31,6 +31,7 @@ _STATE, _STATE_UNDER_WAY = 2, 1
 _REBUILT = 1
 # Of what is free, "auto" leaves a part to whatever else uses the device.
 _AUTO_SHARE = 0.9
+_AUTO = f"what was free when the model was enabled, less {1 - _AUTO_SHARE:.0%} for others"
 
 
 @dataclass(frozen=True)
@@ -105,8 +106,7 @@ class Budget:
                 f"budget {format_bytes(self.nbytes)} is more than the device has ({format_bytes(total_bytes)})"
             )
         if options.budget_bytes is None and self._share is None:
-            left = f"what was free when the model was enabled, less {1 - _AUTO_SHARE:.0%} for others"
-            notes.append(f"budget 'auto' is {format_bytes(self.nbytes)}: {left}")
+            notes.append(f"budget 'auto' is {format_bytes(self.nbytes)}: {_AUTO}")
 
     def leave_arena(self) -> None:
         """From now on steps' tensors lie wherever torch's allocator puts them."""
@@ -118,12 +118,11 @@ class Budget:
             return
         self._most_peak_bytes = peak_bytes
         self.nbytes = min(fixed_bytes + int(share * peak_bytes), self._auto_bytes)
-        is_less = self.nbytes == self._auto_bytes
+        at_most = f"; but no more than {_AUTO}" if self.nbytes == self._auto_bytes else ""
         given = f"{100 * share:g}%"
         self._notes.append(
             f"budget '{given}' is {format_bytes(self.nbytes)}: so much of {format_bytes(peak_bytes)} that "
-            f"the step's tensors take unplanned, and {format_bytes(fixed_bytes)} for all else"
-            + (f"; but no more than what was free, less {1 - _AUTO_SHARE:.0%} for others" if is_less else "")
+            f"the step's tensors take unplanned, and {format_bytes(fixed_bytes)} for all else{at_most}"
         )
 
     def allowance(self, program: Program, costs: OpCosts) -> Allowance:

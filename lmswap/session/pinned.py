@@ -97,7 +97,8 @@ class PinnedPlans:
         try:
             return PinnedPlans.from_json(Path(path).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
-            raise OptionError(f"cannot read plan '{path}': {error}") from error
+            reason = getattr(error, "strerror", None) or error  # the error itself would say the path once more
+            raise OptionError(f"cannot read plan '{path}': {reason}") from error
         except LmswapError as error:
             raise type(error)(f"plan '{path}' cannot be followed: {error}") from error
 
@@ -112,9 +113,10 @@ class PinnedPlans:
             asked, pinned = getattr(given, field.name), getattr(self.options, field.name)
             if asked not in (getattr(defaults, field.name), pinned):
                 name = field.name.removesuffix("_bytes") if field.name == "budget_bytes" else field.name
+                here, there = _said_apart(field.name, asked, pinned)
                 raise OptionError(
-                    f"{name} was given as {_said(asked)}, and plan '{given.plan}' was made with {_said(pinned)}: leave "
-                    f"{name} out, or plan anew"
+                    f"{name} was given as {here}, and plan '{given.plan}' was made with {there}: leave {name} out, or "
+                    "plan anew"
                 )
         if given.budget_share is not None:
             raise OptionError(f"a plan's budget is bytes: leave budget out beside plan '{given.plan}', or plan anew")
@@ -211,12 +213,17 @@ def _nameless(program: Program) -> Program:
 
 def _difference(known: Program, program: Program) -> tuple[int, str]:
     """How many ops are the same from the start on, and what differs then."""
+    count = min(len(known.ops), len(program.ops))
+    lengths = f"it has {len(known.ops)} ops in the file, and {len(program.ops)} here"
+    is_longer = len(known.ops) != len(program.ops)
     for number, (one, other) in enumerate(zip(known.ops, program.ops, strict=False)):
         if _computes(known, one) != _computes(program, other):
-            return number, f"op {number} is {_named(known, one)} in the file, and {_named(program, other)} here"
-    count = min(len(known.ops), len(program.ops))
-    if len(known.ops) != len(program.ops):
-        return count, f"it has {len(known.ops)} ops in the file, and {len(program.ops)} here"
+            there, here = _named_apart(known, one, program, other)
+            return number, f"op {number} is {there} in the file, and {here} here" + (
+                f"; {lengths}" if is_longer else ""
+            )
+    if is_longer:
+        return count, lengths
     return count, "its ops are the same, but not how their tensors lie or which of them the caller is given"
 
 
@@ -225,9 +232,42 @@ def _computes(program: Program, op: Op) -> Any:
     return op.target, op.reads, op.writes, sizes
 
 
-def _named(program: Program, op: Op) -> str:
-    made = ", ".join(format_bytes(program.buffers[buffer].nbytes) for buffer in op.writes) or "nothing"
-    return f"{op.target}{f' ({op.source})' if op.source else ''} that makes {made}"
+def _named_apart(known: Program, one: Op, program: Program, other: Op) -> tuple[str, str]:
+    """Two ops that compute otherwise, in the fewest words that differ; source lines may, whatever is computed."""
+    pairs = ((name(known, one), name(program, other)) for name in (_makes, _makes_from, _makes_exactly))
+    there, here = next((there, here) for there, here in pairs if there != here)
+    return there + _at(one), here + _at(other)
+
+
+def _makes(program: Program, op: Op) -> str:
+    return f"{op.target} that makes {_sizes(program, op.writes)}"
+
+
+def _makes_from(program: Program, op: Op) -> str:
+    return f"{_makes(program, op)} from {_sizes(program, op.reads)}"
+
+
+def _makes_exactly(program: Program, op: Op) -> str:
+    def listed(buffers: tuple[int, ...]) -> str:
+        return ", ".join(f"buffer {buffer} of {program.buffers[buffer].nbytes} B" for buffer in buffers) or "nothing"
+
+    return f"{op.target} that makes {listed(op.writes)} from {listed(op.reads)}"
+
+
+def _sizes(program: Program, buffers: tuple[int, ...]) -> str:
+    return ", ".join(format_bytes(program.buffers[buffer].nbytes) for buffer in buffers) or "nothing"
+
+
+def _at(op: Op) -> str:
+    return f" ({op.source})" if op.source else ""
+
+
+def _said_apart(option: str, *values: Any) -> list[str]:
+    """Different values of an option; bytes have a unit, unless they look the same then."""
+    if not option.endswith("_bytes"):
+        return [_said(value) for value in values]
+    texts = [format_bytes(value) for value in values]
+    return texts if len(set(texts)) == len(texts) else [f"{value} B" for value in values]
 
 
 def _said(value: object) -> str:

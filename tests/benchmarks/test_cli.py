@@ -38,6 +38,7 @@ def test_the_full_form_reaches_the_comparison(asked, tmp_path):
         ("--sizes 16 128", "16 is not a multiple of 16 from 32 up"),
         ("--sizes 0 128", "'0' is not a positive whole number"),
         ("--sizes 96 96", "names a size twice"),
+        ("--sizes 96 128 --budget 50%", "--budget 50% is not the same for all sizes"),
         ("--sizes 96 128 --budget much", "budget 'much' is not a byte count"),
         ("--sizes 96 128 --budget=-1GiB", "budget must be more than 0 bytes"),
         ("--sizes 96 128 --policy magic", "unknown policy 'magic'"),

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmswap.errors import OptionError
-from lmswap.ir.bytesize import format_bytes, parse_bytes
+from lmswap.ir.bytesize import AUTO, SHARE, format_bytes, parse_budget, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,25 @@ def test_numbers_and_units_are_read(text, nbytes):
 def test_anything_else_is_refused(text):
     with pytest.raises(OptionError, match="budget"):
         parse_bytes(text)
+
+
+@pytest.mark.parametrize("text", ["6G", "6Gi", " 6 g "])
+def test_half_a_unit_is_answered_with_both_that_it_may_be(text):
+    with pytest.raises(OptionError, match='is not a byte count; write "6GB" or "6GiB"'):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize("text", ["AUTO", None, "1e9"])
+def test_errors_name_what_else_may_stand_there_and_nothing_that_may_not(text):
+    with pytest.raises(OptionError, match='"6GiB", or "auto", or a share, "50%"'):
+        parse_budget(text, also=(AUTO, SHARE))
+    with pytest.raises(OptionError, match="host_budget") as refusal:
+        parse_budget(text, what="host_budget")
+    assert "auto" not in str(refusal.value) and "%" not in str(refusal.value)
+
+
+def test_large_counts_are_written_in_a_large_unit():
+    assert [format_bytes(nbytes) for nbytes in (2**40 - 2**30, 1000 * 2**40)] == ["1023.00 GiB", "1000.00 TiB"]
 
 
 @given(st.integers(1, 2**60))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -26,7 +27,7 @@ SEARCHES = ("auto", "swap", "recompute")  # what they find need not be the best 
 CHAIN = build(
     """
     forward
-    f1 1: x -> a
+    f1 1: X -> a
     f2 1: a -> b
     f3 1: b -> c
     f4 1: c -> y
@@ -274,6 +275,13 @@ def test_every_buffer_has_a_reason_in_numbers():
     assert set(plan.reasons) == {buffer.id for buffer in CHAIN.program.buffers}
 
 
+def test_a_swap_of_what_is_made_of_the_batch_says_why_it_is_not_made_again():
+    text = "forward\nf1 1: x -> a\nf2 1: a -> b\nf3 1: b -> y\nbackward\ng1 1: t a -> gx"
+    step = build(text, sizes={"a": 4}, scratch={"f3": 10}, outputs="y", tangents="t", gradients="gx")
+    plan = plan_of("swap", step, 12)
+    assert plan.reasons[step.id("a")].endswith("it cannot be computed again, as the caller may write 'x' before")
+
+
 # --- instances with a known optimum ----------------------------------------------------------------------------------
 
 
@@ -341,7 +349,7 @@ def test_what_would_fit_is_searched_for_only_where_that_is_asked(asks_need, monk
     [(10.0, {1, 2}), (9.95, {1, 2, "other"}), (9.0, {1, 2, 3, "other"})],
 )
 def test_auto_tries_more_the_further_it_is_from_the_bound(bound_seconds, expected, monkeypatch):
-    found = replace(plan_of("swap", CHAIN, 9), policy="search", predicted_seconds=10.0)
+    found = replace(plan_of("swap", CHAIN, 9), policy="auto", predicted_seconds=10.0)
     tried = set()
 
     def try_search(problem, *, seed, **_):
@@ -357,6 +365,19 @@ def test_auto_tries_more_the_further_it_is_from_the_bound(bound_seconds, expecte
     monkeypatch.setattr(auto, "_others", lambda problem: [try_other])
     assert auto.plan_auto(problem_of(CHAIN, 5, target_seconds=bound_seconds)).policy == "auto"
     assert tried == expected
+
+
+@pytest.mark.parametrize("cheapest", ["auto", "tflms"])
+def test_what_auto_refuses_it_refuses_by_its_own_name(cheapest, monkeypatch):
+    def refuse(problem, policy, **_):
+        raise PlanInfeasible(budget_bytes=5, needed_bytes=6 + (policy != cheapest), where="op 0", policy=policy)
+
+    monkeypatch.setattr(auto, "plan_exactly", lambda *_, **__: None)
+    monkeypatch.setattr(auto, "plan_search", refuse)
+    monkeypatch.setattr(auto, "_others", lambda problem: [partial(refuse, policy="tflms")])
+    with pytest.raises(PlanInfeasible, match="policy 'auto' cannot fit") as refusal:
+        auto.plan_auto(problem_of(CHAIN, 5))
+    assert (refusal.value.policy, refusal.value.needed_bytes) == ("auto", 6)
 
 
 # --- any step --------------------------------------------------------------------------------------------------------
@@ -395,6 +416,16 @@ def test_a_plan_that_is_priced_again_is_the_same_with_figures_of_the_new_costs(p
     assert (priced.swaps, priced.reruns, priced.policy) == (plan.swaps, plan.reruns, plan.policy)
     assert priced.predicted_seconds == simulate(step.program, costs, other, plan).seconds
     assert sum(costs.seconds) * (1 - 1e-12) <= priced.certificate.seconds <= priced.predicted_seconds
+
+
+def test_a_plan_that_takes_more_than_its_budget_by_other_costs_is_priced_as_one_for_what_it_takes():
+    plan = plan_of("swap", CHAIN, 8)
+    costs = replace(CHAIN.costs, scratch_bytes=(0, 0, 0, 9, 0, 0, 0, 0))
+    priced = price_again(plan, CHAIN.program, costs, unit_machine(), tier="host", min_swap_bytes=1)
+    assert priced.budget_bytes == priced.predicted_peak_bytes > plan.budget_bytes
+    assert (priced.swaps, priced.reruns) == (plan.swaps, plan.reruns)
+    cheaper = price_again(priced, CHAIN.program, CHAIN.costs, unit_machine(), tier="host", min_swap_bytes=1)
+    assert cheaper.predicted_peak_bytes <= 8
 
 
 @pytest.mark.slow

@@ -70,7 +70,10 @@ def test_an_unknown_tool_is_refused():
         ),
     ],
 )
-def test_pythons_own_options_stay_before_the_script(command, watched):
+def test_pythons_own_options_stay_before_the_script(command, watched, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for script in ("train.py", "t.py"):
+        (tmp_path / script).touch()
     assert _watched(command, Path("/tmp/folder")) == watched
 
 
@@ -78,6 +81,12 @@ def test_pythons_own_options_stay_before_the_script(command, watched):
 def test_commands_that_cannot_be_watched_are_refused(command):
     with pytest.raises(OptionError, match="what is profiled must"):
         _watched(command, Path("/tmp"))
+
+
+def test_a_script_that_is_not_there_is_refused_before_python_starts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OptionError, match=f"^there is no script 'train.py' in '{tmp_path}'$"):
+        _watched(["python", "-u", "train.py", "--lr", "1"], Path("/tmp"))
 
 
 @pytest.mark.parametrize(

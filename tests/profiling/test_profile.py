@@ -246,6 +246,9 @@ def test_a_script_that_fails_gives_its_exit_code(script, tmp_path, capfd):
         (["profile", "--read", "missing"], "cannot read 'missing': No such file"),
         (["profile", "--json", "no/where.json", "--read", "x"], "folder 'no' does not exist"),
         (["profile", "--steps", "9", "--", "python", "t.py"], "steps '9' are not FIRST:STOP"),
+        (["profile", "train.py", "--lr", "1"], "lmswap profile -- python train.py --lr 1"),
+        (["profile", "--steps", "5:10", "python", "train.py"], "lmswap profile -- python train.py"),
+        (["profile", "--", "python", "missing.py"], "there is no script 'missing.py' in "),
         (["profile", "--tool", "nvvp", "--", "python", "t.py"], "unknown tool 'nvvp'"),
     ],
 )
@@ -315,6 +318,8 @@ def test_a_block_without_steps_models_or_a_usable_tool_is_refused():
     with pytest.raises(WindowError, match="no training step ended"), lmswap.profile(tool="kineto"):
         pass
     with pytest.raises(OptionError, match="no model is enabled"), lmswap.profile(tool="lmswap"):
+        pass
+    with pytest.raises(OptionError, match=r"choose one of auto, kineto, lmswap$"), lmswap.profile(tool="nvvp"):
         pass
     with pytest.raises(OptionError, match="nsys must run around the whole script"), lmswap.profile(tool="nsys"):
         pass

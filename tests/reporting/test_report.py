@@ -58,11 +58,13 @@ def test_measured_fields_come_from_the_measured_timeline():
 
 def test_what_second_runs_write_is_reported_as_recomputed():
     reruns = (Rerun(op=1, position=3),)  # relu again, just before its gradient
-    spans = tuple(Span(Lane.COMPUTE, "", second, second + 1) for second in range(6))
+    spans = tuple(Span(Lane.COMPUTE, "", second, second + 1) for second in range(7))
     predicted = replace(timeline("predicted"), spans=spans)
     made = report(plan=replace(PLAN, swaps=(), reruns=reruns), predicted=predicted)
     assert made.recomputed_bytes == 2 * MIB
-    assert "Swapping is off (policy 'swap_all'): of 6 buffers it computes 1, 2.00 MiB, again." in str(made)
+    assert "Nothing is swapped, and 1 of 6 buffers, 2.00 MiB, is computed again (policy 'swap_all')." in str(made)
+    both = report(plan=replace(PLAN, swaps=(), reruns=(Rerun(op=0, position=3), *reruns)), predicted=predicted)
+    assert "Nothing is swapped, and 2 of 6 buffers, 5.00 MiB, are computed again (policy 'swap_all')." in str(both)
     assert "to the disk tier and computes 1, 2.00 MiB, again" in str(
         report(plan=replace(PLAN, reruns=reruns), predicted=predicted)
     )

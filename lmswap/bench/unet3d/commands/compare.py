@@ -62,6 +62,8 @@ def read_settings(arguments: argparse.Namespace, parser: argparse.ArgumentParser
         parser.error("--sizes names a size twice")
     try:
         options = Options.parse(arguments.budget or "auto", policy=arguments.policy)
+        if arguments.budget is not None and options.budget_bytes is None:
+            parser.error(f"--budget {arguments.budget} is not the same for all sizes: give bytes, as in 6GiB")
     except OptionError as error:
         parser.error(str(error))
     return Settings(
