@@ -3,15 +3,19 @@
     model = lmswap.enable(model, budget="6GiB")
 
 The pipeline is the folder list: capture → analyze → plan → rewrite → execute → reporting; ``ir`` is all they share and
-`lmswap.api` joins them. Importing this package imports no torch: the names below load on first use.
+`lmswap.api` joins them. Importing this package imports no torch: the names below load on first use. Where torch is
+loaded before, its first calls are made: see `lmswap.hardware.first_calls`.
 """
 
 from __future__ import annotations
 
 import importlib
+import random
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lmswap import errors as errors
     from lmswap.api import disable as disable
     from lmswap.api import enable as enable
     from lmswap.api import explain as explain
@@ -27,14 +31,23 @@ if TYPE_CHECKING:
 __all__ = ["EmulatedLink", "disable", "enable", "explain", "least_budget", "profile", "program", "report", "save_plan"]
 _ORIGINS = {"EmulatedLink": "lmswap.ir.emulation", "profile": "lmswap.profiling.context"}  # the others: lmswap.api
 
+if "torch" in sys.modules:
+    importlib.import_module("lmswap.hardware.first_calls").make_first_calls()
+
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         from importlib.metadata import version
 
         return version("lmswap")
+    if name == "errors":
+        return importlib.import_module("lmswap.errors")
     if name in __all__:
-        return getattr(importlib.import_module(_ORIGINS.get(name, "lmswap.api")), name)
+        drawn = random.getstate()  # rich draws a number as it is imported
+        try:
+            return getattr(importlib.import_module(_ORIGINS.get(name, "lmswap.api")), name)
+        finally:
+            random.setstate(drawn)
     raise AttributeError(f"module 'lmswap' has no attribute '{name}'")
 
 

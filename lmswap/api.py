@@ -30,7 +30,7 @@ from lmswap.uncalled import UNCALLED
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 log_as_asked()
-make_first_calls()  # before the first step's threads race in MKL and take other bits: pytorch #188792
+make_first_calls()  # for who has imported torch after the package
 
 _sessions: weakref.WeakKeyDictionary[nn.Module, Session] = weakref.WeakKeyDictionary()
 _compiled: list[tuple[Mapping[str, Any] | None, Session]] = []  # sessions of torch.compile(backend="lmswap") calls
@@ -55,7 +55,7 @@ def enable(
 ) -> ModuleT:
     """Makes ``model`` train within a byte budget; the same object comes back, and the training loop stays as it was.
 
-    On CUDA the budget bounds what torch allocates on the device; on the CPU, what the process's resident memory grows
+    On CUDA the budget bounds what torch reserves on the device; on the CPU, what the process's resident memory grows
     by from this call on. The first call with inputs of new shapes captures, plans and compiles.
 
     Example:
@@ -128,7 +128,7 @@ def enable(
     device = one_device([*parameters, *model.buffers()])
     disable(model)
     session = _make_session(type(model).__name__, options, device, trainable_bytes(parameters))
-    model._compiled_call_impl = ModelCall(model, session)
+    model._compiled_call_impl = ModelCall(model, session, instead_of=model._compiled_call_impl)
     _sessions[model] = session
     UNCALLED.add(model, session.name)
     weakref.finalize(model, session.close)
@@ -145,7 +145,8 @@ def disable(model: nn.Module) -> None:
         return
     if model in _sessions:
         del _sessions[model]
-        model._compiled_call_impl = None
+        if isinstance(model._compiled_call_impl, ModelCall):  # else it was compiled since
+            model._compiled_call_impl = model._compiled_call_impl.instead_of
     UNCALLED.discard(model)
     _compiled[:] = [known for known in _compiled if known[1] is not session]
     session.close()
@@ -252,7 +253,7 @@ def save_plan(model: nn.Module, path: str | PathLike[str]) -> None:
     try:
         Path(path).write_text(_session(model).pinned().to_json(), encoding="utf-8")
     except OSError as error:
-        raise OptionError(f"cannot write plan '{path}': {error}") from error
+        raise OptionError(f"cannot write plan '{path}': {error.strerror}") from error
 
 
 def sessions() -> tuple[Session, ...]:
@@ -299,7 +300,11 @@ def _close_all() -> None:
 def _session(model: nn.Module) -> Session:
     session = _find_session(model)
     if session is None:
-        raise OptionError(f"{type(model).__name__} is not enabled: call lmswap.enable(model, budget=...) first")
+        name = type(model).__name__
+        inside = next((path for path, module in model.named_modules() if module in _sessions), None)
+        if inside is not None:
+            raise OptionError(f"{name} is not enabled, its module '{inside}' is: ask for that")
+        raise OptionError(f"{name} is not enabled: call lmswap.enable(model, budget=...) first")
     session.check_process()
     return session
 

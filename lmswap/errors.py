@@ -15,8 +15,8 @@ class NotManaged(UserWarning):
     """An enabled model ran, or was trained, in a way that lmswap cannot manage: it took the memory of plain torch."""
 
 
-class ManyShapes(UserWarning):
-    """An enabled model is captured anew for one input shape after the other; training goes on."""
+class ManyTraces(UserWarning):
+    """An enabled model is traced anew for one input shape, or one number, after the other; training goes on."""
 
 
 class OptionError(LmswapError, ValueError):

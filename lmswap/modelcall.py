@@ -7,7 +7,6 @@ report says so and why. Graph breaks with nothing large between them stay graphs
 
 from __future__ import annotations
 
-import inspect
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -17,9 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._C._functorch import peek_interpreter_stack
-from torch._dynamo import trace_rules
-from torch._dynamo.exc import BackendCompilerFailed, TorchRuntimeError
-from torch._dynamo.external_utils import wrap_inline
+from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, TorchRuntimeError
 from torch._dynamo.utils import graph_break_reasons
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree as pytree
@@ -29,34 +26,24 @@ from lmswap.capture.asked import describe_questions, heard_questions
 from lmswap.capture.dressed import call_undressed, is_dressed
 from lmswap.capture.fakes import unlogged_failures
 from lmswap.capture.lower import tensors
-from lmswap.capture.whole import AS_CALLED, ROUNDED_OTHERWISE, whole_functions
+from lmswap.capture.recompiles import MAX_GRAPHS, TRACING, Recompiles, compile_call, too_many
+from lmswap.capture.surroundings import Surroundings, computes_otherwise_without_gradients
+from lmswap.capture.whole import ROUNDED_OTHERWISE, whole_functions
 from lmswap.eager.actions import PlannedEvents
 from lmswap.eager.check import SavedCheck
 from lmswap.eager.step import EagerStep, storages_of
-from lmswap.errors import LmswapError, ManyShapes, NotManaged, OptionError, PlanInfeasible
+from lmswap.errors import CaptureError, LmswapError, ManyTraces, NotManaged, OptionError, PlanInfeasible
 from lmswap.execute.step import SegmentKey
 from lmswap.options import NEEDS_GRAPHS
 from lmswap.session import UNPLANNED, WHAT_VERIFY_DOES, SavedSequence, Session
 from lmswap.session.notes import warn
 from lmswap.uncalled import UNCALLED
 
-# Graphs per model (shapes × train/eval × graph breaks) before torch would stop compiling and fall back to eager; as
-# many steps that save different tensors get a plan each.
-_MAX_GRAPHS = 64
-_MANY_SHAPES = 5  # a batch, a last one that is smaller, and the same of a second data set are four
-_TRACING = {
-    "recompile_limit": _MAX_GRAPHS,
-    "fail_on_recompile_limit_hit": True,
-    # It would cut the model where DistributedDataParallel's buckets end, and each piece would be planned, and its
-    # gradients summed, by itself; of buckets smaller than 1 MiB it makes an error.
-    "optimize_ddp": False,
-    **AS_CALLED,
-}
 _SUMMED_BY_GRAPH = (
     f"{ROUNDED_OTHERWISE}: a step runs several graphs, and the gradient of what more than one of them uses is summed "
     "graph by graph"
 )
-# The settings above and torch's tracing flags are the process's: another thread's model must not be compiled anew
+# The settings of Dynamo and torch's tracing flags are the process's: another thread's model must not be compiled anew
 # while this one is called.
 _calling = threading.RLock()
 
@@ -64,7 +51,9 @@ _calling = threading.RLock()
 class ModelCall:
     """What runs when an enabled model is called."""
 
-    def __init__(self, model: nn.Module, session: Session) -> None:
+    def __init__(self, model: nn.Module, session: Session, *, instead_of: Callable[..., Any] | None) -> None:
+        """``instead_of`` is what ran when ``model`` was called, if it was compiled: `lmswap.disable` brings it back."""
+        self.instead_of = instead_of
         self._model, self._session = model, session
         self._plain: Callable[..., Any] = model._call_impl
         self.engine_number, self.memory = session.engine.number, session.memory
@@ -74,7 +63,9 @@ class ModelCall:
         self.module_names: Mapping[int, str] = {id(module): name for name, module in model.named_modules()}
         self._inside = threading.local()
         self._sequences: list[SavedSequence] = []
-        self._shapes: set[Hashable] = set()  # of inputs that graphs were captured for, in training
+        self._recompiles = Recompiles(session.name)
+        self._traced_in: Surroundings | None = None
+        self._is_plain_without_gradients = computes_otherwise_without_gradients(model)
         self._last_of_kind: dict[Hashable, SavedSequence] = {}
         self._infeasible: dict[Hashable, PlanInfeasible] = {}
         self._finished: list[EagerStep] = []  # recorded, not yet planned for
@@ -86,7 +77,7 @@ class ModelCall:
             session.notes.append('path: saved-tensor hooks for the whole model, as asked for by compiler="eager"')
         else:
             session.has_hooks = True
-            self._compiled = _compile_call(model, session)
+            self._compiled = compile_call(model, session)
             session.runs_uncaptured = session.options.compiler == "fx"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -104,10 +95,35 @@ class ModelCall:
         refuse_rewriters()
         if self._session.leaves_graphs:
             self._compiled = None
+        self._check_device()
         with self._running():
+            if not torch.is_grad_enabled() and self._is_plain_without_gradients:
+                return self._plain(*args, **kwargs)
+            self._look_around()
             if self._compiled is None:
                 return self._call_hooked(args, kwargs)
             return self._call_captured(self._compiled, args, kwargs)
+
+    def _look_around(self) -> None:
+        """Leaves graphs that were traced in other surroundings than these, for good."""
+        if self._compiled is None:
+            return
+        around = Surroundings.now()
+        if self._traced_in is None:
+            self._traced_in = around
+        elif around != self._traced_in:
+            ops = (op.target for graph in self._session.graphs for op in graph.program.ops)
+            reason = around.changed(self._traced_in, ops)
+            if reason is not None:
+                self._leave_graphs(reason)
+
+    def _check_device(self) -> None:
+        lies_on = next(self._model.parameters()).device
+        if lies_on != self.device:
+            raise OptionError(
+                f"{self._session.name} was enabled on {self.device} and lies on {lies_on} now: move it first, and then "
+                "call lmswap.enable"
+            )
 
     def known_steps(self) -> Sequence[PlannedEvents]:
         """See `lmswap.eager.step.Host`; so are the next three."""
@@ -157,7 +173,7 @@ class ModelCall:
         try:
             with (
                 _calling,
-                torch._dynamo.config.patch(_TRACING),
+                torch._dynamo.config.patch(TRACING),
                 whole_functions(),
                 heard_questions() as questions,
                 unlogged_failures(),
@@ -169,6 +185,11 @@ class ModelCall:
             if isinstance(inner, LmswapError):
                 raise inner.with_traceback(None) from None  # of frames in torch's compiler there is a page
             raise
+        except FailOnRecompileLimitHit:
+            if had_run != (session.recorder.num_steps, session.recorder.current_sequence):
+                raise CaptureError(f"{session.name}: {too_many()}") from None
+            self._leave_graphs(too_many())
+            return self._call_hooked(args, kwargs)
         except TorchRuntimeError as error:  # the model's own code raised while it was traced
             if had_run != (session.recorder.num_steps, session.recorder.current_sequence):
                 raise  # what has run already must not run again
@@ -176,32 +197,31 @@ class ModelCall:
         if failure is not None:
             with saved_tensors_hooks(*hooks):
                 result = self._plain(*args, **kwargs)  # raises the error as torch gives it without tracing
-        if len({graph for graph, phase in session.recorder.current_sequence if phase == "forward"}) > 1:
-            session.note_once(_SUMMED_BY_GRAPH)
         if questions and session.graphs:
             session.may_go_another_way(describe_questions(questions))
-        if session.graphs:
-            step.recording = None  # it knows nothing of what the graphs did
-            if torch.is_grad_enabled() and len(session.graphs) > num_graphs:
-                self._tell_shapes(args, kwargs)
-        if torch.is_grad_enabled() and (step.num_storages or not session.graphs):
-            reasons = [_sentence(reason) for reason in graph_break_reasons[num_breaks:]]
-            if failure is not None:
-                reasons.append(str(failure).strip().split("\n")[0])
-            self._leave_graphs(step, reasons)
+        if len(session.graphs) > num_graphs and torch.is_grad_enabled():
+            told = self._recompiles.add(tuple(tensor.shape for tensor in tensors((args, kwargs))))
+            if told is not None:
+                warn(told, ManyTraces)
+        reasons = [_sentence(reason) for reason in graph_break_reasons[num_breaks:]]
+        if failure is not None:
+            reasons.append(str(failure).strip().split("\n")[0])
+        self._learn(step, reasons)
         step.end_forward()
         return result
 
-    def _tell_shapes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Warns, once, where graphs are captured anew for one input shape after the other."""
-        self._shapes.add(tuple(tensor.shape for tensor in tensors((args, kwargs))))
-        if len(self._shapes) == _MANY_SHAPES:
-            warn(
-                f"{self._session.name} has been trained with inputs of {_MANY_SHAPES} different shapes. Each is traced "
-                "and planned by itself, which takes seconds and some memory: pad batches to a few lengths, and leave "
-                "out a last batch that is smaller (drop_last=True)",
-                ManyShapes,
-            )
+    def _learn(self, step: EagerStep, reasons: list[str]) -> None:
+        """From how a step went: whether the next ones go through graphs, too."""
+        session = self._session
+        if len({graph for graph, phase in session.recorder.current_sequence if phase == "forward"}) > 1:
+            session.note_once(_SUMMED_BY_GRAPH)
+        if session.graphs:
+            step.recording = None  # it knows nothing of what the graphs did
+        if torch.is_grad_enabled() and (step.num_storages or not session.graphs):
+            what = "it captured no part of the model"
+            if session.graphs:
+                what = f"{step.num_storages} large tensors were saved outside of its graphs"
+            self._leave_graphs(f"{what}: {'; '.join(dict.fromkeys(reasons)) or 'TORCH_LOGS=graph_breaks shows why'}")
 
     def _call_transformed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the model plainly under a transform of torch.func, which takes neither graphs nor hooks."""
@@ -215,14 +235,9 @@ class ModelCall:
         with self._running():
             return self._plain(*args, **kwargs)
 
-    def _leave_graphs(self, step: EagerStep, reasons: list[str]) -> None:
+    def _leave_graphs(self, why: str) -> None:
         self._compiled = None
-        what = "it captured no part of the model"
-        if self._session.graphs:
-            what = f"{step.num_storages} large tensors were saved outside of its graphs"
-        why = "; ".join(dict.fromkeys(reasons)) or "TORCH_LOGS=graph_breaks shows why"
-        path = "path: saved-tensor hooks for the whole model instead of torch.compile"
-        self._session.notes.append(f"{path}: {what}: {why}")
+        self._session.notes.append(f"path: saved-tensor hooks for the whole model instead of torch.compile: {why}")
         if self._session.options.verify:
             self._session.notes.append(WHAT_VERIFY_DOES["eager"])
 
@@ -267,7 +282,7 @@ class ModelCall:
             recorded = step.recording.recorded()
             same = (other for other in self._sequences if other.events.is_of(recorded))
             sequence = next(same, None)
-            if sequence is None and len(self._sequences) < _MAX_GRAPHS:
+            if sequence is None and len(self._sequences) < MAX_GRAPHS:
                 try:
                     sequence = self._session.plan_recorded(recorded)
                 except PlanInfeasible as error:
@@ -296,9 +311,9 @@ class ModelCall:
                 f"{len(events.needs)} tensors in an order not seen before, so it ran unplanned; now it has plan "
                 f"{len(self._sequences)}"
             )
-        if len(self._sequences) == _MAX_GRAPHS:
+        if len(self._sequences) == MAX_GRAPHS:
             self._session.note_once(
-                f"no more than {_MAX_GRAPHS} different steps are planned for; others swap everything"
+                f"no more than {MAX_GRAPHS} different steps are planned for; others swap everything"
             )
 
     def _step(
@@ -330,19 +345,3 @@ def _sentence(reason: Any) -> str:
     frames = [frame for frame in reason.user_stack if frame.filename]
     where = f"{frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno}: " if frames else ""
     return where + str(reason.reason).strip().split("\n")[0]
-
-
-def _compile_call(model: nn.Module, session: Session) -> Callable[..., Any]:
-    """What `nn.Module.compile` makes, but also for modules of torch itself (nn.Sequential), which Dynamo passes by."""
-    call: Callable[..., Any] = model._call_impl
-    if trace_rules.check(model.forward):
-        call = wrap_inline(call)
-    compiled: Callable[..., Any] = torch.compile(call, backend=session, dynamic=False, **_recompile_arguments())
-    return compiled
-
-
-def _recompile_arguments() -> dict[str, Any]:
-    """Asks torch to keep this model's graphs apart from those of other models of its class, where it can (2.13)."""
-    known = inspect.signature(torch.compile).parameters
-    wanted = {"isolate_recompiles": True, "recompile_limit": _MAX_GRAPHS}
-    return {name: value for name, value in wanted.items() if name in known}

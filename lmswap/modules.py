@@ -15,6 +15,11 @@ def check_module(model: object) -> None:
     """Raises OptionError if ``model`` is no module whose code can be seen."""
     if not isinstance(model, nn.Module):
         raise OptionError(f"enable takes a torch.nn.Module, not {type(model).__name__}")
+    if isinstance(model, torch._dynamo.OptimizedModule):
+        raise OptionError(
+            "torch.compile made this module, and lmswap has to see the one inside: enable that, and do not compile it; "
+            'compiler="inductor" gives it Inductor\'s kernels'
+        )
     if isinstance(model, torch.jit.ScriptModule):
         raise OptionError(
             f"{type(model).__name__} is TorchScript, whose code can neither be traced nor be seen: enable the module "

@@ -51,8 +51,8 @@ def sparse(rows: int = 512) -> torch.Tensor:
 RECTIFIED, MIXING = Case(Rectified, sparse), Case(Mixing, partial(sparse, 2048))
 
 
-def train(case: Case, *, batch=None, num_steps: int = 3, tier: str = "compressed", **options):
-    """Losses and gradients of some steps, and the last report."""
+def train(case: Case, *, batch=None, num_steps: int = 3, tier: str = "compressed", save=None, **options):
+    """Losses and gradients of some steps, and the last report; ``save`` is where the plan is written."""
     torch.manual_seed(0)
     torch.compiler.reset()
     model = lmswap.enable(case.make(), tier=tier, **{"budget": "4GiB", "min_swap_bytes": SMALL, **options})
@@ -63,6 +63,8 @@ def train(case: Case, *, batch=None, num_steps: int = 3, tier: str = "compressed
         loss.backward()
         results += [loss.detach(), *(p.grad.clone() for p in model.parameters())]
     report = lmswap.report(model)
+    if save is not None:
+        lmswap.save_plan(model, save)
     lmswap.disable(model)
     return results, report
 
@@ -134,6 +136,16 @@ def test_tensors_that_compress_less_than_before_are_told_of_and_planned_for():
         )
     assert any("compressed tensors took" in note for note in report.notes)
     assert unplanned.tier_resident_bytes == 0
+
+
+@pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")
+def test_a_plan_that_stays_though_they_compress_less_can_be_saved_and_followed(tmp_path):
+    train(RECTIFIED, policy="swap_all", num_steps=4)
+    options = {"batch": lambda: torch.rand(512, 512), "num_steps": 2, "host_budget": 3 * MIB}
+    expected, report = train(RECTIFIED, **options, policy="swap_all", save=tmp_path / "plan.json")
+    assert any(note.startswith("the plan stays as it was after step 1: compressed tens") for note in report.notes)
+    actual, _ = train(RECTIFIED, **options, plan=tmp_path / "plan.json")
+    assert same(actual, expected)
 
 
 @pytest.mark.slow

@@ -5,15 +5,26 @@ import ctypes
 import gc
 import itertools
 import pickle
+import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import nn
 
 import lmswap
-from lmswap.errors import BudgetExceeded, BytesChanged, OptionError, PlanInfeasible, TierError, TransferError
+from lmswap.errors import (
+    BudgetExceeded,
+    BytesChanged,
+    DriverError,
+    OptionError,
+    PlanInfeasible,
+    TierError,
+    TransferError,
+)
 from lmswap.execute import _C
+from lmswap.hardware.memory import _RESIDENT
 from tests.models import CASES, LARGE, Broken, BrokenBlock, Case, UntrainedMiddle, quick_of, tight_budget
 
 POLICIES = ("none", "swap_all", "tflms", "auto")
@@ -92,6 +103,99 @@ def test_the_model_stays_the_same_object_and_is_given_back():
     lmswap.disable(model)  # harmless
     with pytest.raises(OptionError, match="not enabled"):
         lmswap.report(model)
+
+
+def test_a_model_that_was_compiled_is_given_back_compiled():
+    model = nn.Linear(4, 4)
+    model.compile(backend="eager")
+    compiled = model._compiled_call_impl
+    lmswap.disable(lmswap.enable(model))
+    assert model._compiled_call_impl is compiled
+    lmswap.enable(model)
+    model.compile(backend="eager")
+    compiled = model._compiled_call_impl
+    lmswap.disable(model)
+    assert model._compiled_call_impl is compiled
+    with pytest.raises(OptionError, match=r"enable that, and do not compile it"):
+        lmswap.enable(torch.compile(model))
+
+
+def test_who_asks_around_the_enabled_module_is_told_where_it_is():
+    inner = lmswap.enable(nn.Linear(4, 4))
+    with pytest.raises(OptionError, match=r"Sequential is not enabled, its module '1' is: ask for that"):
+        lmswap.report(nn.Sequential(nn.ReLU(), inner))
+    lmswap.disable(inner)
+
+
+def test_a_signal_that_raises_as_a_copy_starts_leaves_the_memory_to_the_copy(monkeypatch):
+    model = nn.Sequential(nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 256), nn.Tanh())
+    lmswap.enable(model, policy="swap_all", min_swap_bytes=SMALL, link="2MB/s")
+    engine, data = lmswap.api._sessions[model].engine, torch.randn(1024, 256)
+    model(data).square().mean().backward()
+    native = engine.native
+    for start in ("in_start", "out_start"):
+
+        def interrupted(*given, start=start):
+            started = getattr(native, start)(*given)  # noqa: F841 - held as the frame of the call is
+            raise KeyboardInterrupt
+
+        engine.native = Mock(wraps=native, **{start: interrupted})
+        with pytest.raises(KeyboardInterrupt):
+            model(data).square().mean().backward()
+        engine.native = native
+        ((landing,),) = [engine._starting.values()]
+        assert not native.is_idle()
+        engine.sweep()
+        assert [*engine._starting.values()] == [landing]  # the copy is still at it
+        model(data).square().mean().backward()
+        engine.sweep()
+        assert native.is_idle()
+        assert not engine._starting
+    lmswap.disable(model)
+
+
+def test_what_fails_while_a_model_is_enabled_is_undone(monkeypatch):
+    def refuse():
+        raise DriverError("the peak of resident memory cannot be measured here")
+
+    monkeypatch.setattr(_RESIDENT, "_reset", refuse)
+    num_tasks = len([*Path("/proc/self/task").iterdir()])
+    for _ in range(2):
+        with pytest.raises(DriverError):
+            lmswap.enable(nn.Linear(4, 4))
+    assert not _C.heap_is_installed()
+    assert len([*Path("/proc/self/task").iterdir()]) == num_tasks
+
+
+def test_a_second_thread_that_calls_in_the_midst_of_a_backward_is_told():
+    model, data = lmswap.enable(nn.Sequential(nn.Linear(64, 64), nn.Tanh()), policy="swap_all"), torch.randn(8, 64)
+    told = []
+
+    def call_from_another(gradient):
+        def call():
+            with pytest.raises(OptionError, match=r"called while its backward runs in another thread.*take turns"):
+                model(data)
+            told.append(True)
+
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+        return gradient
+
+    session = lmswap.api._sessions[model]
+    model(data).sum().backward()
+    waits, original = [], session.engine.recorder.segment
+
+    def segment(key, follows):
+        if key[1] == "backward" and not waits:
+            waits.append(True)
+            call_from_another(None)
+        return original(key, follows)
+
+    session.engine.recorder.segment = segment
+    model(data).sum().backward()
+    assert told == [True]
+    lmswap.disable(model)
 
 
 def test_modules_of_torch_itself_are_captured():

@@ -25,7 +25,7 @@ def detected():
     return ctypes.c_int.from_address(at + 6 + struct.unpack("<i", code[2:6])[0]).value
 
 before = detected()
-importlib.import_module("lmswap.api")
+importlib.import_module("IMPORTED")
 print(before, detected())
 """
 THREADS = """
@@ -52,8 +52,9 @@ def run_fresh(script: str) -> tuple[int, int]:
     return first, second
 
 
-def test_the_import_chooses_the_kernels():
-    before, after = run_fresh(SCRIPT)
+@pytest.mark.parametrize("imported", ["lmswap", "lmswap.api"])
+def test_the_import_chooses_the_kernels(imported):
+    before, after = run_fresh(SCRIPT.replace("IMPORTED", imported))
     assert before == -1
     assert after != -1
 

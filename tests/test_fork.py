@@ -7,6 +7,7 @@ import traceback
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import lmswap
@@ -109,6 +110,20 @@ def test_a_child_can_run_the_model_plainly_or_enable_it_again(path):
     in_child(act)
     model(batch()).square().mean().backward()
     assert lmswap.report(model).swapped_out_bytes > 0
+    lmswap.disable(model)
+
+
+def test_a_child_leaves_the_memory_of_a_gpus_steps_to_its_parent(path, device):
+    torch.compiler.reset()
+    model = swapping(nn.Sequential(nn.Linear(512, 512), nn.Tanh(), nn.Linear(512, 512)), path)
+    data = torch.randn(2048, 512)
+    for _ in range(2):
+        model(data).square().mean().backward()
+        model.zero_grad(set_to_none=True)  # or gradients would hold that memory
+    if (device.type, path) == ("cuda", "fx"):
+        assert lmswap.api._sessions[model].engine.arena.reserved_bytes > 0
+    for act in (lambda: None, lambda: lmswap.disable(model)):
+        in_child(act)
     lmswap.disable(model)
 
 

@@ -633,7 +633,7 @@ def test_saved_tensor_hooks_around_the_model_are_refused(path):
 
 def test_policies_that_compute_again_need_graphs(path):
     if path == "eager":
-        for policy in ("recompute", "checkpoint"):
+        for policy in ("recompute", "checkpoint", "memory_budget"):
             with pytest.raises(OptionError, match="needs graphs"):
                 lmswap.enable(Net(), compiler="eager", policy=policy)
     else:

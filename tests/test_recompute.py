@@ -5,14 +5,17 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 import lmswap
+from lmswap.ir.plan import Plan
+from lmswap.ir.program import BufferKind
 from lmswap.ir.schedule import schedule
 from lmswap.ir.timeline import Lane, Timeline
 from lmswap.plan import simulate, verify
 from tests.models import CASES, Broken, Case, quick_of
 from tests.rewrite.random_plans import random_plan
-from tests.rewrite.random_reruns import random_reruns
+from tests.rewrite.random_reruns import random_reruns, recompute_all
 
 MODELS = {name: CASES[name] for name in ("resnet", "encoder", "shared_views")}
 MODELS["broken"] = Case(Broken, lambda: torch.randn(64, 128))
@@ -38,6 +41,16 @@ def plan_at_random(seed: int, share: float = 0.5):
         return plan
 
     return make_plan
+
+
+def plan_all_again(policy, program, costs, machine, **limits):
+    """A planner that keeps nothing for the backward which can be made again, but for what the caller is given."""
+    given = {buffer.id for buffer in program.buffers if buffer.kind is BufferKind.OUTPUT}
+    reruns = tuple(rerun for rerun in recompute_all(program) if not given.intersection(program.ops[rerun.op].writes))
+    plan = Plan("all again", 2**40, (), 1.0, 0, reruns=reruns)
+    plan = replace(plan, predicted_peak_bytes=simulate(program, costs, machine, plan).peak_bytes)
+    verify(program, costs, machine, plan)
+    return plan
 
 
 def train(case: Case, *, retain_graph: bool = False):
@@ -92,3 +105,54 @@ def test_records_call_what_is_made_again_by_the_name_of_what_was_dropped(monkeyp
         assert span.name == program.buffer_names[span.buffer]
         assert span.nbytes == program.buffers[span.buffer].nbytes
     lmswap.disable(model)
+
+
+class Unsaved(nn.Module):
+    """Plain torch saves neither its batch nor its buffer nor the features that it gives: only what was made of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.register_buffer("mean", torch.zeros(64))
+
+    def forward(self, x):
+        features = self.first(torch.relu(x - self.mean).add(1))
+        return features, self.second(torch.tanh(features))
+
+
+WRITES = {
+    "the batch behind torch's back": lambda model, x, features: x.data.fill_(7.0),
+    "the batch in place": lambda model, x, features: x.zero_(),
+    "the batch, which is freed": lambda model, x, features: x.untyped_storage().resize_(0),
+    "a buffer": lambda model, x, features: model.mean.add_(1.0),
+    "an output behind torch's back": lambda model, x, features: features.data.fill_(7.0),
+    "an output in place": lambda model, x, features: features.detach().zero_(),
+}
+
+
+def train_writing(write, **options):
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    model, results = Unsaved(), []
+    if options:
+        lmswap.enable(model, **options)
+    for _ in range(3):
+        model.zero_grad()
+        x = torch.randn(256, 64)
+        features, y = model(x)
+        loss = y.square().mean() + features.mean()
+        write(model, x, features)
+        loss.backward()
+        results += [loss.detach().clone(), *(parameter.grad.clone() for parameter in model.parameters())]
+    recomputed_bytes = lmswap.report(model).recomputed_bytes if options else 0
+    lmswap.disable(model)
+    return results, recomputed_bytes
+
+
+@pytest.mark.parametrize("written", WRITES)
+def test_what_plain_torch_has_not_saved_may_be_written_between_forward_and_backward(written, monkeypatch):
+    expected, _ = train_writing(WRITES[written])
+    monkeypatch.setattr("lmswap.session.planner.make_plan", plan_all_again)
+    actual, recomputed_bytes = train_writing(WRITES[written], policy="none")
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+    assert recomputed_bytes > 0

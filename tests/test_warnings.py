@@ -1,5 +1,6 @@
 """What a user is warned of while training goes on: steps over the budget, and models that are not managed."""
 
+import gc
 import logging
 
 import pytest
@@ -7,9 +8,10 @@ import torch
 from torch import nn
 
 import lmswap
-from lmswap.errors import BudgetExceeded, ManyShapes, NotManaged
+from lmswap.errors import BudgetExceeded, ManyTraces, NotManaged, PlanInfeasible
 from lmswap.execute.step import EndedStep, Peaks
 from lmswap.session.overruns import Overruns
+from lmswap.session.steps import StepPlans
 from lmswap.uncalled import UNCALLED
 from tests.test_hard_cases import PATHS, Net, batch, swapping
 from tests.test_known_failures import session_of
@@ -207,9 +209,109 @@ def test_a_model_that_is_captured_for_one_shape_after_the_other_is_told_of_once(
         model(torch.randn(3, 64))  # is no training
     train(8, 16, 24, 32, 32)
     with pytest.warns(
-        ManyShapes, match=r"Sequential has been trained with inputs of 5 different shapes.*drop_last=True"
+        ManyTraces, match=r"Sequential has been trained with inputs of 5 different shapes.*drop_last=True"
     ) as caught:
         train(40, 48, 56)
     assert len(caught) == 1
     assert caught[0].filename == __file__
+    lmswap.disable(model)
+
+
+class Deep(nn.Sequential):
+    """Half of its step's peak is more than any plan of it needs, and less than `heavy_loss` takes."""
+
+    def __init__(self):
+        super().__init__(*(layer for _ in range(8) for layer in (nn.Linear(128, 128), nn.GELU())))
+
+
+def light_loss(y):
+    return y.square().mean()
+
+
+def heavy_loss(y):
+    return sum((y * k).sin().exp().square().mean() for k in range(1, 12))
+
+
+def train_with(losses, *, held_bytes=0, save=None, **options):
+    """Bits of a step for each of ``losses``, beside a tensor that is held from the third on; and the notes."""
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    gc.collect()  # the model before, and what it leaves for reuse, which counts against the budget
+    torch.cuda.empty_cache()
+    model, found = Deep(), []
+    if options:
+        lmswap.enable(model, **options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step, loss in enumerate(losses, 1):
+        value = loss(model(torch.randn(4096, 128)))
+        value.backward()
+        optimizer.step()
+        held = torch.zeros(held_bytes if step >= 3 else 0, dtype=torch.uint8)  # noqa: F841
+        # On the host: what is held on the device counts against the budget.
+        found += [value.detach().clone().cpu(), *(parameter.grad.clone().cpu() for parameter in model.parameters())]
+        optimizer.zero_grad()
+        if save:
+            lmswap.save_plan(model, save)
+    notes = lmswap.report(model).notes if options else ()
+    lmswap.disable(model)
+    return found, notes
+
+
+SQUEEZED = {
+    "a loss that takes more than was assumed": {"losses": [heavy_loss] * 7},
+    "a loss that takes less again": {"losses": [heavy_loss] * 4 + [light_loss] * 4},
+    "a loss that takes more later": {"losses": [light_loss] * 4 + [heavy_loss] * 4},
+    "tensors that are held beside it": {"losses": [light_loss] * 7, "held_bytes": 64 * MIB},
+}
+
+
+@pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")
+@pytest.mark.parametrize("squeezed", SQUEEZED)
+def test_a_step_for_which_no_plan_fits_any_more_goes_on_with_its_plan(squeezed, tmp_path):
+    case, file = SQUEEZED[squeezed], tmp_path / "plan.json"
+    expected, _ = train_with(**case)
+    actual, notes = train_with(**case, save=file, budget="50%")
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+    stays = [note for note in notes if note.startswith("the plan stays as it was after step ")]
+    assert len(stays) == (case["losses"][0] is heavy_loss or "held_bytes" in case)  # said once
+    pinned, _ = train_with(**case, plan=file)
+    assert all(torch.equal(a, b) for a, b in zip(pinned, expected, strict=True))
+
+
+class Broken(nn.Module):
+    """Two graphs in a step; only one where ``is_short``."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x, is_short=False):
+        x = self.first(x).tanh()
+        if is_short:
+            return x
+        torch._dynamo.graph_break()
+        return self.second(x).tanh()
+
+
+@pytest.mark.parametrize(
+    ("is_short", "said"),
+    [
+        (False, "graph 1 was found after graph 0 had been planned: the first step could not keep to the budget"),
+        (True, "no plan of graph 1 fits the budget beside what was in use when it was found: it swaps all it can"),
+    ],
+)
+def test_a_graph_for_which_no_plan_fits_is_said_to_be_of_the_step_that_it_is_of(is_short, said, monkeypatch):
+    torch.compiler.reset()
+    make = StepPlans.make
+
+    def refuse(plans, graphs, *given):
+        if graphs == (1,):
+            raise PlanInfeasible(budget_bytes=1, needed_bytes=2, where="op 0", live=(), policy="swap_all")
+        return make(plans, graphs, *given)
+
+    monkeypatch.setattr(StepPlans, "make", refuse)
+    model = swapping(Broken(), "fx")
+    for rows in (8, 16):  # where it is short, another graph for each
+        model(torch.randn(rows, 64), is_short).sum().backward()
+    assert [note for note in lmswap.report(model).notes if "graph 1" in note] == [said]
     lmswap.disable(model)

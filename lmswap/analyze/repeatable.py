@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from lmswap.ir.program import Program
+from lmswap.ir.program import BufferKind, Program
 
 
 def repeatable_ops(program: Program) -> tuple[bool, ...]:
     """By op: whether a later run of it in the same step makes its buffers anew, bit for bit.
 
-    It does if the op says so, only makes buffers that nothing writes again, and reads nothing that is written later.
+    It does if the op says so, only makes buffers that nothing writes again, and reads nothing that is written later,
+    by the step or by its caller.
     """
     first_use: dict[int, int] = {}
     last_write: dict[int, int] = {}
@@ -17,10 +18,32 @@ def repeatable_ops(program: Program) -> tuple[bool, ...]:
             first_use.setdefault(buffer, op.index)
         for buffer in op.writes:
             last_write[buffer] = op.index
+    exposed = exposed_buffers(program)
     return tuple(
         op.is_repeatable
         and bool(op.writes)
         and all(first_use[buffer] == last_write[buffer] == op.index and buffer not in op.reads for buffer in op.writes)
-        and all(last_write.get(buffer, -1) < op.index for buffer in op.reads)
+        and all(last_write.get(buffer, -1) < op.index and buffer not in exposed for buffer in op.reads)
         for op in program.ops
+    )
+
+
+def exposed_buffers(program: Program) -> frozenset[int]:
+    """What a forward reads and its caller may write before the backward runs, as plain torch has not saved it.
+
+    That is the batch, module buffers and what the caller is given, unless an op of the backward reads it: then torch
+    has saved it too, and refuses a step in which it was written. Parameters are written by optimizers, after steps.
+    """
+    read: dict[str, set[int]] = {"forward": set(), "backward": set()}
+    used, made = set[int](), set[int]()
+    for segment in program.segments:
+        for op in program.ops[segment.start : segment.stop]:
+            read.setdefault(segment.phase, set()).update(op.reads)
+            made.update({*op.writes} - {*op.reads} - used)
+            used.update(op.reads, op.writes)
+    kinds = {buffer.id: buffer.kind for buffer in program.buffers}
+    return frozenset(
+        buffer
+        for buffer in read["forward"] - read["backward"]
+        if kinds[buffer] is BufferKind.OUTPUT or (kinds[buffer] is BufferKind.INPUT and buffer not in made)
     )

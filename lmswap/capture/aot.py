@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
-from torch import fx
+from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
+from torch._functorch._aot_autograd.descriptors import PlainAOTInput
 from torch._functorch._aot_autograd.schemas import MemoryFormatMeta, PlainTensorMeta
 from torch._functorch.partitioners import default_partition
 from torch._guards import TracingContext
@@ -45,7 +46,7 @@ class GraphHandler(Protocol):
         """Edits the two graphs of a training step in place; their inputs and outputs must go on matching.
 
         The first ``num_user_outputs`` outputs of ``forward`` are the caller's, the rest is saved for backward;
-        ``parameters`` says which of its inputs are parameters and buffers of the model.
+        ``parameters`` says which of its inputs are parameters of the model.
         """
 
     def inference(self, graph: fx.GraphModule, parameters: Collection[int]) -> None:
@@ -71,6 +72,7 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Graph
         CaptureError: something is switched on that would change the graphs after they were planned.
     """
     refuse_rewriters()
+    own_parameters = parameters_of(module)
     coming: list[Tangents] = []  # of the region's backward, if it has one
     arrival = Arrival()
     if trains_together():
@@ -89,7 +91,7 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Graph
         settle_draws(joint.graph)
         forward, backward = default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **rest)
         keep_states(forward.graph)
-        handler.training(forward, backward, num_fwd_outputs, rest.get("static_lifetime_input_indices") or ())
+        handler.training(forward, backward, num_fwd_outputs, own_parameters(forward.graph))
         arrival.come_in(results_by_part(backward.graph))
         coming.append(Tangents(backward, handler.made, handler.note))
         return forward, backward
@@ -110,7 +112,7 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Graph
     def compile_inference(graph: fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
         retrace(graph.graph, (), handler.made)
         settle_draws(graph.graph)
-        handler.inference(graph, getattr(forward_metadata(), "static_input_indices", None) or ())
+        handler.inference(graph, own_parameters(graph.graph))
         return boxed(handler.compiled(graph, "inference"))
 
     compiler = aot_autograd(
@@ -129,6 +131,22 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Graph
         return outputs
 
     return run
+
+
+def parameters_of(region: fx.GraphModule) -> Callable[[fx.Graph], set[int]]:
+    """Says of a graph that is made from Dynamo's graph of a region which of its inputs are the model's parameters."""
+    given = region.graph.find_nodes(op="placeholder")
+    own = {
+        PlainAOTInput(position)
+        for position, node in enumerate(given)
+        if isinstance(node.meta.get("example_value"), nn.Parameter)
+    }
+
+    def positions(graph: fx.Graph) -> set[int]:
+        inputs = enumerate(node.meta.get("desc") for node in graph.find_nodes(op="placeholder"))
+        return {position for position, which in inputs if which in own}
+
+    return positions
 
 
 def _copy_mutated_inputs(joint: fx.Graph) -> set[fx.Node]:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 from torch._dynamo.variables import TorchInGraphFunctionVariable
 
 from lmswap.userline import is_users
@@ -22,17 +23,20 @@ _QUESTIONS = (
     torch._dynamo.external_utils.is_compiling,
 )
 
+# It packs what no mask hides where it is not compiled and needs no gradient, and gives zeros for the rest.
+_ASKS_TOO = nn.modules.transformer.__file__
+
 
 @contextmanager
 def heard_questions() -> Iterator[list[str]]:
-    """Gives the user's lines that ask while Dynamo captures meanwhile: "model.py:12"."""
+    """Gives the lines of the model's code that ask while Dynamo captures meanwhile: "model.py:12"."""
     handlers = TorchInGraphFunctionVariable._get_handlers()
     answers = {question: handlers[question] for question in _QUESTIONS if question in handlers}
     lines: list[str] = []
 
     def handle(question: Any, tracer: Any, *args: Any, **kwargs: Any) -> Any:
         path = tracer.f_code.co_filename
-        if is_users(path):
+        if is_users(path) or path == _ASKS_TOO:
             lines.append(f"{path.rsplit('/', 1)[-1]}:{tracer.lineno}")
         return answers[question.value](question, tracer, *args, **kwargs)
 

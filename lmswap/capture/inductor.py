@@ -7,7 +7,7 @@ they came.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 from torch import fx
@@ -18,7 +18,7 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.lowering import make_fallback
 from torch._inductor.virtualized import V
 
-from lmswap.capture.aot import GraphHandler, allow_retain_graph, boxed, forward_metadata, refuse_rewriters
+from lmswap.capture.aot import GraphHandler, allow_retain_graph, boxed, parameters_of, refuse_rewriters
 from lmswap.capture.order import chain_calls, check_order
 from lmswap.errors import CaptureError
 from lmswap.execute import ops
@@ -57,14 +57,14 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Compi
         CaptureError: as in `lmswap.capture.aot.compile_region`, or Inductor did not keep swap ops at their place.
     """
     refuse_rewriters()
+    own_parameters = parameters_of(module)
 
     def compile_graph(graph: fx.GraphModule, examples: Sequence[Any], **how: Any) -> BoxedFunction:
         phase = "inference" if how.get("is_inference") else "backward" if how.get("is_backward") else "forward"
         if phase == "forward":
             allow_retain_graph()
         if phase == "inference":
-            parameters = getattr(forward_metadata(), "static_input_indices", None) or ()
-            _rewrite((graph,), lambda: handler.inference(graph, parameters))
+            _rewrite((graph,), lambda: handler.inference(graph, own_parameters(graph.graph)))
         if not graph.meta.get(_IS_REWRITTEN):
             return boxed(handler.recorded(compile_fx_inner(graph, examples, **how), phase))
         output = graph.graph.output_node()
@@ -79,7 +79,7 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Compi
         module,
         inputs,
         inner_compile=compile_graph,  # type: ignore[arg-type]
-        config_patches={**AS_TRACED, "custom_partitioner_fn": _Partitioner(handler)},
+        config_patches={**AS_TRACED, "custom_partitioner_fn": _Partitioner(handler, own_parameters)},
     )
     return region  # type: ignore[no-any-return]
 
@@ -87,14 +87,15 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Compi
 class _Partitioner(CustomPartitionerFn):
     """Inductor's own partitioner; what it makes is planned and rewritten at once."""
 
-    def __init__(self, handler: GraphHandler) -> None:
-        self._handler = handler
+    def __init__(self, handler: GraphHandler, own_parameters: Callable[[fx.Graph], Collection[int]]) -> None:
+        """``own_parameters`` says which inputs of a graph are the model's parameters."""
+        self._handler, self._own_parameters = handler, own_parameters
 
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **given: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         forward, backward = min_cut_rematerialization_partition(gm, joint_inputs, **given)
-        count, parameters = given["num_fwd_outputs"], given.get("static_lifetime_input_indices") or ()
+        count, parameters = given["num_fwd_outputs"], self._own_parameters(forward.graph)
         _rewrite((forward, backward), lambda: self._handler.training(forward, backward, count, parameters))
         return forward, backward
 

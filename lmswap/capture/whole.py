@@ -8,23 +8,26 @@ taken away, and torch's own code decides, by device, dtype and strides, as it do
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
-from torch import fx
 from torch._C import DispatchKey
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.variables import ConstantVariable, TorchInGraphFunctionVariable
 from torch._ops import OpOverload, OpOverloadPacket
 
 from lmswap.capture.draws import draw_in_place
-from lmswap.capture.lower import tensors
+from lmswap.capture.lower import Lowered, tensors
+from lmswap.execute.graph import SegmentGraph
+from lmswap.ir.program import BufferKind, Program
 
 # Settings of Dynamo for `whole_functions`; not every torch has them.
 AS_CALLED = {name: False for name in ("enable_dynamo_decompositions",) if hasattr(dynamo_config, name)}
 ROUNDED_OTHERWISE = "results may differ from those of plain torch by rounding"  # a note on a model begins so
+_LOW = (torch.float16, torch.bfloat16)
 _KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
 # These overwrite running statistics that their schemas call read-only; torch traces others in their place.
 _SECRET_WRITERS = (torch.ops.aten.native_batch_norm, torch.ops.aten.cudnn_batch_norm)
@@ -35,6 +38,7 @@ _PIECES = "eager torch writes its pieces in place, where kernels that take sever
 _CUDNN = "eager torch may run cuDNN's batch norm, which overwrites statistics that it calls read-only"
 _ZEROS = "zeros in its gradient may have the other sign"
 _SUM = "a trace sums the gradient of its value over all elements, eager torch over those that are filled"
+_CAST = "eager torch casts a weight once under autocast, and sums its gradient in the lower precision"
 _EVERYWHERE = ("cpu", "cuda")
 _ATEN = torch.ops.aten
 # Operators that no trace shows as eager torch runs them: on which devices, and why.
@@ -55,10 +59,12 @@ _DIFFERING: dict[OpOverload[..., Any], tuple[tuple[str, ...], str]] = {
 }
 
 
-def differing(nodes: Iterable[fx.Node]) -> str | None:
-    """A sentence on operators among ``nodes`` whose results may differ from those of plain torch by rounding."""
+def differing(lowered: Lowered) -> str | None:
+    """A sentence on operators of a step whose results may differ from those of plain torch by rounding."""
     found: dict[str, str] = {}
-    for node in nodes:
+    if any(map(partial(_casts_twice, lowered.program), lowered.graphs)):
+        found["_to_copy"] = _CAST
+    for node in (op for graph in lowered.graphs for op in graph.ops):
         target: Any = node.target
         devices, reason = _DIFFERING.get(target, ((), ""))
         if any(made.device.type in devices for made in tensors(node.meta.get("val"))):
@@ -67,6 +73,17 @@ def differing(nodes: Iterable[fx.Node]) -> str | None:
         return None
     reasons = "; ".join(f"{name}: {reason}" for name, reason in found.items())
     return f"{ROUNDED_OTHERWISE}: {reasons}"
+
+
+def _casts_twice(program: Program, graph: SegmentGraph) -> bool:
+    """Whether a forward casts a weight down more than once, as a trace does under autocast where it is shared."""
+    casts = [
+        graph.buffer_of.get(op.all_input_nodes[0], -1)
+        for op in graph.ops
+        if op.target is _ATEN._to_copy.default and op.kwargs.get("dtype") in _LOW
+    ]
+    weights = {buffer.id for buffer in program.buffers if buffer.kind is BufferKind.PARAMETER}
+    return graph.phase == "forward" and any(casts.count(weight) > 1 for weight in weights.intersection(casts))
 
 
 @contextmanager

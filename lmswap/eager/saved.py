@@ -12,6 +12,11 @@ Who can write holds a reference, and torch counts those. What others hold stays 
 stayed anyway. Memory that torch does not own alone (numpy's, a file's, another process's) may be written without a
 reference, and never leaves: see `is_torchs_own`.
 
+A storage is moved on the stream that the node which saved it computes on, forward and backward: what writes and reads
+it is in order there, whichever stream is current when its turn comes. What is saved on a second stream, or taken back
+on one, stays on the device from then on. Its memory is given up earlier than autograd would, and is used again when all
+streams that the model saves on have come as far: with autograd's hold on it nobody had to say who else reads it.
+
 The bytes in the tier are owned by the storage, which only saved tensors own: a graph that is dropped, or whose backward
 raised, gives everything back by itself.
 """
@@ -41,7 +46,9 @@ class SavedStorage:
         "_flat",
         "_is_original",
         "_place",
+        "_stays",
         "_storage",
+        "_stream",
         "_tensor",
         "_token",
         "nbytes",
@@ -49,10 +56,16 @@ class SavedStorage:
         "original",
     )
 
-    def __init__(self, engine: int, number: int, tensor: torch.Tensor, check: SavedCheck | None = None) -> None:
-        """``tensor`` has no grad_fn, and nobody else keeps that object; with ``check``, the original is kept too."""
+    def __init__(
+        self, engine: int, number: int, tensor: torch.Tensor, stream: int = 0, check: SavedCheck | None = None
+    ) -> None:
+        """``tensor`` has no grad_fn, and nobody else keeps that object; with ``check``, the original is kept too.
+
+        ``stream`` is the one that it is saved on.
+        """
         self.number = number
-        self._engine, self._check = engine, check
+        self._engine, self._stream, self._check = engine, stream, check
+        self._stays = False  # several streams use it
         self._tensor: torch.Tensor | None = tensor  # None while it is away
         self._storage: torch.UntypedStorage | None = tensor.untyped_storage()  # that of _tensor
         self.nbytes = int(self._storage.nbytes())
@@ -75,7 +88,9 @@ class SavedStorage:
         """Queues the copy out, if it may leave; it stays on the device until `release`. Whether a copy counts now."""
         if self._token is None and self._tensor is not None and self._may_leave():
             self._place = (tier, offset)
-            self._token = ops.find_engine(self._engine).out_start(self._tensor, self.number, tier, offset, False)
+            engine = ops.find_engine(self._engine)
+            with engine.streams.at(self._stream):  # on which they were written, or waited for
+                self._token = engine.out_start(self._tensor, self.number, tier, offset, False)
         return self._token is not None
 
     def release(self) -> bool:
@@ -88,7 +103,10 @@ class SavedStorage:
                 self._token = None
             if self.leave(*self._place):
                 assert self._token is not None
-                ops.find_engine(self._engine).wait_out(self._token)
+                engine = ops.find_engine(self._engine)
+                with engine.streams.at(self._stream):
+                    engine.wait_out(self._token)
+                engine.streams.keep_from_reuse(self._tensor, self._stream)
                 self._tensor = self._storage = None
                 if self._check is not None:
                     self._check.has_left(self)
@@ -98,7 +116,8 @@ class SavedStorage:
         """Queues the copy in, unless the bytes are there."""
         if not self.is_on_device and self._token is not None:
             engine = ops.find_engine(self._engine)
-            self._flat = engine.in_start(self._token, self.number, engine.device)
+            with engine.streams.at(self._stream):  # to which the memory then belongs
+                self._flat = engine.in_start(self._token, self.number, engine.device)
 
     def fetch(self) -> torch.Tensor:
         """A tensor that shares the storage, once its bytes are there."""
@@ -106,9 +125,19 @@ class SavedStorage:
             self.come_back()
             assert self._flat is not None and self._token is not None
             flat, self._flat = self._flat, None
-            ops.find_engine(self._engine).in_done(self._token, flat)
+            engine = ops.find_engine(self._engine)
+            with engine.streams.at(self._stream):
+                engine.in_done(self._token, flat)
             self._tensor, self._storage, self._is_original = flat, flat.untyped_storage(), False
         return self._tensor
+
+    def is_used_on(self, stream: int) -> None:
+        """A node is about to use the bytes, which are there, on ``stream``, the current one."""
+        if stream == self._stream:
+            return
+        self._stays, self._token = True, None
+        if not self._is_original:  # else they are there since before the node was made
+            ops.find_engine(self._engine).streams.wait_for(self._stream)
 
     def is_given_to_others(self) -> None:
         """Somebody who may write has the bytes: what is in the tier counts no more."""
@@ -116,7 +145,8 @@ class SavedStorage:
 
     def _may_leave(self) -> bool:
         # Of a storage that was resized, a plan's place in the tier would hold a part.
-        return self._storage is not None and self._storage.nbytes() == self.nbytes and self._is_alone()
+        is_whole = self._storage is not None and self._storage.nbytes() == self.nbytes
+        return is_whole and not self._stays and self._is_alone()
 
     def _is_alone(self) -> bool:
         uses, references = _ALONE

@@ -17,6 +17,7 @@ from lmswap.eager.actions import Actions, PlannedEvents
 from lmswap.eager.check import SavedCheck
 from lmswap.eager.recording import Recorded, Recording
 from lmswap.eager.saved import SavedStorage, SavedTensor, is_torchs_own
+from lmswap.execute import ops
 from lmswap.hardware.memory import DeviceMemory
 
 
@@ -70,6 +71,8 @@ class EagerStep:
         self.kind, self.planned = kind, planned
         self.recording: Recording | None = None  # of a step without a plan, unless it cannot be planned for
         self._base_bytes = host.memory.used_tensor_bytes() if records else 0
+        self._streams = ops.find_engine(host.engine_number).streams
+        self._stream = self._streams.current()  # that the model was called on
         self._by_storage: weakref.WeakValueDictionary[int, SavedStorage] = weakref.WeakValueDictionary()
         self._by_number: weakref.WeakValueDictionary[int, SavedStorage] = weakref.WeakValueDictionary()
         self.num_storages = 0  # that were saved and can leave
@@ -158,6 +161,8 @@ class EagerStep:
 
     def _restored(self, saved: SavedTensor, node: str) -> torch.Tensor:
         tensor, storage = saved.restore(), saved.storage
+        if storage is not None:
+            storage.is_used_on(self._streams.current())
         if self._host.check is None or saved.by is None or storage is None or storage.original is None:
             return tensor
         if not storage.lies_in(storage.original.untyped_storage()):
@@ -177,11 +182,14 @@ class EagerStep:
 
     def _storage_of(self, tensor: torch.Tensor) -> SavedStorage:
         """The storage as it was saved before, if it was; an address may have come to another one since."""
-        lies_in = tensor.untyped_storage()
+        lies_in, stream = tensor.untyped_storage(), self._streams.current()
+        if stream != self._stream:
+            self._streams.together |= {stream, self._stream}
         known = self._by_storage.get(lies_in._cdata)
         if known is not None and known.lies_in(lies_in):
+            known.is_used_on(stream)
             return known
-        storage = SavedStorage(self._host.engine_number, self.num_storages, tensor, self._host.check)
+        storage = SavedStorage(self._host.engine_number, self.num_storages, tensor, stream, self._host.check)
         self.num_storages += 1
         self._by_storage[lies_in._cdata] = self._by_number[storage.number] = storage
         return storage

@@ -11,8 +11,11 @@ the segment as it does without a plan.
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import os
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -69,6 +72,7 @@ class Arena:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self._process = os.getpid()
         self.nbytes = 0
         self._pool: torch.cuda.MemPool | None = None
         self._stream = self._base = 0
@@ -101,15 +105,32 @@ class Arena:
             self.nbytes = nbytes
 
     def close(self) -> None:
-        """Gives the arena back, but for what tensors hold, and has no bytes until `resize`. Idempotent."""
+        """Gives the arena back, but for what tensors hold, and has no bytes until `resize`. Idempotent.
+
+        A forked child leaves it to its parent: it has no device, and a pool that is destroyed gives memory back to it.
+        """
         self.nbytes = 0
         if self._pool is not None:
+            is_child = os.getpid() != self._process
+            if is_child:
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._pool))
             self._pool, self._base = None, 0
-            torch.cuda.empty_cache()
+            if not is_child:
+                torch.cuda.empty_cache()
+
+    def begin_step(self, stream: int) -> None:
+        """A step begins on ``stream``: of an arena that is another one's, the allocator would give it nothing."""
+        if self._base and stream != self._stream:
+            nbytes = self.nbytes
+            self.close()
+            self.nbytes = nbytes
 
     @contextmanager
     def segment(self, script: Script) -> Iterator[None]:
-        """A segment runs; what it allocates within `allocating` goes to its places as long as these are free."""
+        """A segment runs; what it allocates within `allocating` goes to its places as long as these are free.
+
+        On another stream than the step's first segment it has none.
+        """
         stream = int(torch.cuda.current_stream(self.device).cuda_stream)
         if not self.nbytes or (self._base and stream != self._stream):
             yield
@@ -157,7 +178,6 @@ class Arena:
     def _begin(self, script: Script) -> None:
         if not self._base:
             self._base = self._take(self.nbytes)
-            self._holds[self._base] = self.nbytes
             self._give(self._base)
         self._script, self._next = script, 0
         free = self._free_at_first = tuple(self._free())
@@ -217,7 +237,6 @@ class Arena:
                 self._give(address)
                 continue
             taken = self._take(nbytes)
-            self._holds[taken] = nbytes
             if taken != address:
                 raise _Taken(f"{nbytes} bytes were free at {taken - self._base} instead of {address - self._base}")
 
@@ -243,8 +262,10 @@ class Arena:
         return found
 
     def _take(self, nbytes: int) -> int:
-        return int(torch._C._cuda_cudaCachingAllocator_raw_alloc(nbytes, self._stream))
+        # Each is one call into C: a signal's handler that raises cannot come between the allocator and what is held.
+        taken = map(torch._C._cuda_cudaCachingAllocator_raw_alloc, (nbytes,), (self._stream,))
+        self._holds.update(zip(taken, (nbytes,), strict=False))
+        return next(reversed(self._holds))
 
     def _give(self, address: int) -> None:
-        del self._holds[address]
-        torch._C._cuda_cudaCachingAllocator_raw_delete(address)
+        deque(map(torch._C._cuda_cudaCachingAllocator_raw_delete, filter(self._holds.pop, (address,))), maxlen=0)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from functools import partial
 
 import torch
 
@@ -13,6 +11,7 @@ from lmswap.execute import _C, ops
 from lmswap.execute.arena import Arena
 from lmswap.execute.audit import Audit, Describe
 from lmswap.execute.record import Recorder, TensorMemory
+from lmswap.execute.streams import Streams
 
 _numbers = itertools.count(1)
 
@@ -42,10 +41,10 @@ class SwapEngine:
         self.recorder = Recorder(self, memory)
         self.arena = arena
         self._held: dict[int, torch.Tensor] = {}  # transfer -> the tensor that it reads or writes
+        self._starting: dict[int, torch.Tensor] = {}  # likewise, until the number of their transfer is known
         self._arriving: dict[int, int] = {}  # handle -> transfer of its copy in
-        # torch.cuda.current_stream makes an object first, which takes 7 µs.
-        raw_stream = torch._C._cuda_getCurrentRawStream if device.type == "cuda" else _no_stream
-        self._stream: Callable[[], int] = partial(raw_stream, device.index or 0)
+        self.streams = Streams(device)
+        self._stream = self.streams.current
         ops.ENGINES[self.number] = self
 
     def out_start(self, x: torch.Tensor, buffer: int, tier: str, offset: int, is_whole: bool) -> torch.Tensor:
@@ -58,11 +57,12 @@ class SwapEngine:
         first, nbytes = 0, int(storage.nbytes())
         if is_whole:
             first, nbytes = int(x.storage_offset()) * x.element_size(), x.numel() * x.element_size()
+        self._starting[id(x)] = x  # a signal's handler may raise before the copy, now under way, has a number
         capsule = self.native.out_start(buffer, tier, offset, storage.data_ptr() + first, nbytes, self._stream())
         # What torch.from_dlpack calls, after 3 µs of looking at what it was given.
         token: torch.Tensor = torch._C._from_dlpack(capsule)
         handle = int(token)
-        self._held[self.native.out_transfer(handle)] = x
+        self._held[self.native.out_transfer(handle)] = self._starting.pop(id(x))
         self.recorder.tier_holds(self.native.tier_stats(tier).used_bytes)
         if self._audit is not None:
             self._audit.leaves(handle, buffer, storage, first, nbytes)
@@ -91,8 +91,9 @@ class SwapEngine:
             self.arena.advance()
         flat = _unfilled(nbytes, device)
         landing = flat if self._audit is None else self._audit.landing(flat)
+        self._starting[id(landing)] = landing
         transfer = self.native.in_start(buffer, handle, landing.data_ptr(), nbytes, self._stream())
-        self._held[transfer] = landing
+        self._held[transfer] = self._starting.pop(id(landing))
         self._arriving[handle] = transfer
         if self._audit is not None:
             self._audit.arrives(transfer, landing)
@@ -147,6 +148,11 @@ class SwapEngine:
     def forget_records(self, stop_seconds: float) -> None:  # noqa: D102
         self.native.forget_records(stop_seconds)
 
+    def begin_step(self) -> None:
+        """A step begins, on the current stream."""
+        if self.arena is not None:
+            self.arena.begin_step(self.streams.current())
+
     def sweep(self) -> None:
         """Lets go of tensors whose copies ended although nobody waited for them: an exception cut the step short.
 
@@ -155,6 +161,8 @@ class SwapEngine:
         self.native.forget_unconfirmed()
         for transfer in [transfer for transfer in self._held if self.native.is_finished(transfer)]:
             del self._held[transfer]
+        if self._starting and self.native.is_idle():
+            self._starting.clear()
         # Saved-tensor hooks may wait, after a sweep, for a copy that ended before it.
         self._arriving = {handle: transfer for handle, transfer in self._arriving.items() if self._is_live(handle)}
         if self._audit is not None and self.native.live_handles() == 0:
@@ -177,6 +185,7 @@ class SwapEngine:
         ops.ENGINES.pop(self.number, None)
         self.native.close()
         self._held.clear()
+        self._starting.clear()
         self._arriving.clear()
         self.leave_arena()
 
@@ -186,7 +195,3 @@ def _unfilled(nbytes: int, device: torch.device) -> torch.Tensor:
         storage = torch.UntypedStorage(nbytes, device=device)  # type: ignore[no-untyped-call]
         return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
     return torch.empty(nbytes, dtype=torch.uint8, device=device)
-
-
-def _no_stream(_device_index: int) -> int:
-    return 0

@@ -16,12 +16,14 @@ import torch
 
 from lmswap.errors import TransferError
 from lmswap.execute import draws
+from lmswap.execute.streams import Streams
 
 
 class CopyEngine(Protocol):
     """What the operators and saved-tensor hooks ask of an engine; see `lmswap.execute.engine.SwapEngine`."""
 
     device: torch.device
+    streams: Streams
 
     def out_start(self, x: torch.Tensor, buffer: int, tier: str, offset: int, is_whole: bool) -> torch.Tensor:
         """Queues a copy to ``tier``."""

@@ -6,14 +6,17 @@ parts   gradients ──► gradients ──► the rest; what later ones read g
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
+from inspect import GEN_RUNNING, getgeneratorstate
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from lmswap.errors import OptionError
 from lmswap.execute.graph import BoxedFunction, SegmentGraph, compile_boxed, is_projection
 
 Results = dict[int, Any]  # of a backward, by position
@@ -84,6 +87,11 @@ class AtWork:
     def __next__(self) -> Results:
         return self._early.popleft() if self._early else next(self._parts)
 
+    @property
+    def is_running(self) -> bool:
+        """Whether one of its parts runs at this moment, in another thread."""
+        return getgeneratorstate(self._parts) == GEN_RUNNING
+
     def finish(self) -> None:
         """Runs the rest now; what it gives is kept for who asks."""
         self._early.extend(self._parts)
@@ -92,6 +100,37 @@ class AtWork:
         """Ends it where it is: nobody will ask for the rest."""
         self._parts.close()
         self._early.clear()
+
+
+class Backwards:
+    """The backwards of one model that are at work."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._at_work: weakref.WeakSet[AtWork] = weakref.WeakSet()
+
+    def add(self, backward: AtWork) -> AtWork:
+        """It begins."""
+        self._at_work.add(backward)
+        return backward
+
+    def end(self) -> None:
+        """One segment runs at a time: if a hook calls the model, the backward that is at work goes first.
+
+        Raises:
+            OptionError: it runs in another thread.
+        """
+        for backward in [*self._at_work]:
+            if torch._C._current_graph_task_id() >= 0:
+                backward.finish()
+            elif backward.is_running:
+                raise OptionError(
+                    f"{self._model} was called while its backward runs in another thread; an enabled model is for one "
+                    "thread at a time: take turns, or call a copy there (copy.deepcopy gives a plain one)"
+                )
+            else:  # autograd is not in it any more: an exception cut it short
+                backward.close()
+        self._at_work.clear()
 
 
 def at_once(function: BoxedFunction) -> Backward:

@@ -224,10 +224,14 @@ class CpuMemory:
         self._heap, self._device, self._is_open = _C, device, True
         _C.heap_install(_HEAP_THRESHOLD_BYTES, _HEAP_LIBRARIES)
         CpuMemory._num_open += 1
-        self.trim()  # what is free already would hide as much growth when it is given back later
-        self._base_bytes = resident_bytes()
-        self._peak, self._lap_peak = _RESIDENT.watch(), _RESIDENT.watch()
-        self._tensor_peak, self._lap_tensor_peak = _live().watch(), _live().watch()
+        try:
+            self.trim()  # what is free already would hide as much growth when it is given back later
+            self._base_bytes = resident_bytes()
+            self._peak, self._lap_peak = _RESIDENT.watch(), _RESIDENT.watch()
+            self._tensor_peak, self._lap_tensor_peak = _live().watch(), _live().watch()
+        except BaseException:
+            self.close()
+            raise
 
     def description(self) -> str:
         """See `DeviceMemory`; so are the others."""

@@ -9,18 +9,32 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from lmswap.errors import LmswapError, RankMissing, TierError
+from lmswap.errors import RankMissing, TierError
 
 _POLL_SECONDS = 0.01  # a wait of the store's own would keep other threads from it
 
 
+# What torchrun, srun and mpirun call the number of processes that they start on each machine.
+_LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE")
+
+
 def num_local_processes() -> int:
-    """How many processes of this machine train together, and share its memory: what torchrun tells each of them."""
-    return max(1, _told("LOCAL_WORLD_SIZE") or 1)
+    """How many processes of this machine train together, and share its memory: what their launcher tells each."""
+    return max(1, next(filter(None, map(_told, _LOCAL_SIZES)), 1))
+
+
+def may_have_neighbours() -> bool:
+    """Whether several processes train together, and no launcher says how many of them are on this machine."""
+    from torch import distributed
+
+    if not (distributed.is_available() and distributed.is_initialized()) or any(map(_told, _LOCAL_SIZES)):
+        return False
+    return distributed.get_world_size() > 1
 
 
 class Node:
@@ -41,7 +55,9 @@ class Node:
         if count == 1 or rank is None or not (distributed.is_available() and distributed.is_initialized()):
             return None
         store: Any = distributed.distributed_c10d._get_default_store()
-        return Node(distributed.distributed_c10d.PrefixStore(f"lmswap/{_told('GROUP_RANK')}", store), rank, count)
+        told = _told("GROUP_RANK")  # a launcher that is not torchrun may not say which machine this is
+        machine = socket.gethostname() if told is None else told
+        return Node(distributed.distributed_c10d.PrefixStore(f"lmswap/{machine}", store), rank, count)
 
     def gather(self, what: str, find: Callable[[], str], *, in_turn: bool = False) -> list[str]:
         """What each of them finds, by rank; one after the other, if ``in_turn``. An error of one is raised by all.
@@ -55,9 +71,11 @@ class Node:
         told, error = {"found": ""}, None
         try:
             told["found"] = find()
-        except LmswapError as raised:
-            told["error"], error = str(raised), raised
+        except BaseException as raised:
+            told["error"], error = str(raised) or type(raised).__name__, raised
         self._store.set(self._key(what, self.rank), json.dumps(told))
+        if error is not None and not isinstance(error, Exception):
+            raise error  # an interrupt does not wait for the others
         self._await(what, range(self.count))
         found = [json.loads(self._store.get(self._key(what, rank))) for rank in range(self.count)]
         if error is not None:

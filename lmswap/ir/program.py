@@ -30,8 +30,8 @@ _MOST_BYTES, _MOST_FLOPS = 2**46, 2**62
 class BufferKind(StrEnum):
     """Who owns a buffer's memory, which decides how long it lives and whether it can be swapped."""
 
-    PARAMETER = "parameter"  # parameters and module buffers: resident for good
-    INPUT = "input"  # what the caller passes in: the caller holds it for the whole step
+    PARAMETER = "parameter"  # the model's own, and constants: resident for good
+    INPUT = "input"  # module buffers and what the caller passes in: held for the whole step, and the caller's to write
     OUTPUT = "output"  # shares storage with something handed to the caller: lives to the end of the step
     TANGENT = "tangent"  # gradient handed to a backward segment: lives from its start
     GRADIENT = "gradient"  # what a backward segment hands out: lives to the end of the step

@@ -106,16 +106,23 @@ def price_again(
 ) -> Plan:
     """The swaps and second runs of ``plan``, predicted, certified and explained by other costs or rates than it was.
 
-    The arguments are those of `make_plan`, whose plan it is.
+    The arguments are those of `make_plan`, whose plan it is. Where it takes more by them than its budget, so much is
+    its budget then: a step goes on with its plan if no other takes less.
 
     Raises:
         PlanInvalid: ``plan`` is not one for ``program``.
     """
-    limits: dict[str, Any] = {"budget_bytes": plan.budget_bytes, "min_swap_bytes": min_swap_bytes}
+    predicted = simulate(program, costs, machine, plan)
+    budget_bytes = max(plan.budget_bytes, predicted.peak_bytes)
+    limits: dict[str, Any] = {"budget_bytes": budget_bytes, "min_swap_bytes": min_swap_bytes}
     certificate = certify(program, costs, machine, tier=tier, **limits)
     problem = Problem(StepMemory(program, costs), machine, machine.tier(tier), **limits)
-    predicted = simulate(program, costs, machine, plan)
-    priced = replace(plan, predicted_seconds=predicted.seconds, predicted_peak_bytes=predicted.peak_bytes)
+    priced = replace(
+        plan,
+        budget_bytes=budget_bytes,
+        predicted_seconds=predicted.seconds,
+        predicted_peak_bytes=predicted.peak_bytes,
+    )
     return _explained(problem, priced, certificate)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lmswap.analyze.liveness import gaps
 from lmswap.analyze.memory import StepMemory
-from lmswap.analyze.repeatable import repeatable_ops
+from lmswap.analyze.repeatable import exposed_buffers, repeatable_ops
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.plan import Plan, Swap
 from lmswap.ir.program import Buffer, BufferKind
@@ -49,6 +49,7 @@ class _Reasons:
                 if buffer != origin and buffer in read:
                     self._remade.setdefault(origin, []).append(run.index)
         self._repeatable = repeatable_ops(problem.memory.program)
+        self._exposed = exposed_buffers(problem.memory.program)
         self._producer = {b: op.index for op in reversed(problem.memory.program.ops) for b in op.writes}
 
     def sentences(self) -> dict[int, str]:
@@ -77,12 +78,17 @@ class _Reasons:
         instead = (
             f"recompute would cost {_ms(self._problem.memory.costs.seconds[producer])}"
             if self._repeatable[producer]
-            else "it cannot be computed again"
+            else f"it cannot be computed again{self._why_not(producer)}"
         )
         return (
             f"swap: {format_bytes(buffer.nbytes)} idle {_ms(idle_seconds)}{trips}, copy {_ms(out_seconds)} out and "
             f"{_ms(in_seconds)} in, {exposed}; {instead}"
         )
+
+    def _why_not(self, producer: int) -> str:
+        program = self._problem.memory.program
+        exposed = next((buffer for buffer in program.ops[producer].reads if buffer in self._exposed), None)
+        return f", as the caller may write '{program.buffer_names[exposed]}' before" if exposed is not None else ""
 
     def _recompute(self, buffer: Buffer) -> str:
         remade, link = self._remade[buffer.id], self._problem.link

@@ -4,7 +4,8 @@ Naive on purpose: memory is summed anew over all buffers, pairs are compared wit
 `PlanInvalid` carries:
 
 reruns      in order; of ops that may run twice, after their first run, in a segment that their inputs are handed to;
-            every op, in both runs, reads what it reads in the program itself
+            every op, in both runs, reads what it reads in the program itself; a second run reads nothing that the
+            step's caller may have written since, unless plain torch would have noticed
 buffers     only known buffers that nobody outside the step can see are swapped, to a tier of the machine
 order       out_start ≤ release ≤ in_start ≤ first_use, within the program
 residency   the buffer is there at each of its uses, and comes back only to be used
@@ -68,6 +69,7 @@ def verify(program: Program, costs: OpCosts, machine: Machine, plan: Plan) -> No
 
 def _check_reruns(program: Program, plan: Plan) -> None:
     writers = Counter(buffer for op in program.ops for buffer in set(op.writes))
+    unguarded = unguarded_buffers(program)
     for number, rerun in enumerate(plan.reruns):
         if not 0 <= rerun.op < rerun.position < len(program.ops):
             raise PlanInvalid("reruns", f"runs again at {rerun.position} of {len(program.ops)} ops", op=rerun.op)
@@ -78,9 +80,30 @@ def _check_reruns(program: Program, plan: Plan) -> None:
         for buffer in program.ops[rerun.op].writes:
             if writers[buffer] > 1:
                 raise PlanInvalid("reruns", "another op writes what it makes", op=rerun.op, buffer=buffer)
+        for buffer in unguarded.intersection(program.ops[rerun.op].reads):
+            raise PlanInvalid("reruns", "the caller may have written what it reads", op=rerun.op, buffer=buffer)
         origin, segment = _segment(program, rerun.op), _segment(program, rerun.position)
         if origin != segment and not _hands_on(origin, segment):
             raise PlanInvalid("reruns", f"belongs to another segment than position {rerun.position}", op=rerun.op)
+
+
+def unguarded_buffers(program: Program) -> set[int]:
+    """Buffers that the caller holds and a forward reads, but no backward: torch does not notice if they are written."""
+    phases: dict[int, set[str]] = {buffer.id: set() for buffer in program.buffers}
+    is_own: dict[int, bool] = {}  # by buffer: whether the first op that names it makes it
+    for op in program.ops:
+        phase = _segment(program, op.index).phase
+        for buffer in op.reads:
+            phases[buffer].add(phase)
+            is_own.setdefault(buffer, False)
+        for buffer in op.writes:
+            is_own.setdefault(buffer, True)
+    callers = {
+        buffer.id
+        for buffer in program.buffers
+        if buffer.kind is BufferKind.OUTPUT or (buffer.kind is BufferKind.INPUT and not is_own.get(buffer.id))
+    }
+    return {buffer for buffer in callers if "forward" in phases[buffer] and "backward" not in phases[buffer]}
 
 
 def _check_contents(program: Program, runs: Schedule) -> None:

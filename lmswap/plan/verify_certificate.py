@@ -41,6 +41,7 @@ from lmswap.ir.certificate import Certificate
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Link, Machine
 from lmswap.ir.program import BufferKind, Program
+from lmswap.plan.verify import unguarded_buffers
 
 _TOLERANCE = 1e-9
 
@@ -125,7 +126,8 @@ def _contents(program: Program, costs: OpCosts, min_swap_bytes: int) -> list[_Co
 
 
 def _repeatable(program: Program) -> set[int]:
-    """Ops that make what nothing else writes, of what nothing writes any more, and draw no random numbers."""
+    """Ops that make what nothing else writes, of what nobody writes any more, and draw no random numbers."""
+    unguarded = unguarded_buffers(program)
     first_use: dict[int, int] = {}
     last_write: dict[int, int] = {}
     for op in program.ops:
@@ -137,7 +139,7 @@ def _repeatable(program: Program) -> set[int]:
         for op in program.ops
         if op.is_repeatable
         and all(first_use[buffer] == op.index == last_write[buffer] for buffer in op.writes)
-        and all(last_write.get(buffer, -1) < op.index for buffer in op.reads)
+        and all(last_write.get(buffer, -1) < op.index and buffer not in unguarded for buffer in op.reads)
     }
 
 

@@ -204,7 +204,7 @@ class CapturedGraph(aot.GraphHandler):
     def _rewrite(self, lowered: Lowered) -> None:
         session = self._session
         self.program = lowered.program
-        note = differing(op for graph in lowered.graphs for op in graph.ops)
+        note = differing(lowered)
         self._may_round_otherwise = note is not None
         if note and session.options.compiler == "fx":
             session.note_once(note)

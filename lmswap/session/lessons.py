@@ -91,7 +91,7 @@ class Lessons:
             return False
         heeding = replace(step, costs=costs)
         peak_bytes = simulate(program, costs, step.machine, step.plan).peak_bytes
-        if peak_bytes <= step.plan.budget_bytes:
+        if peak_bytes <= step.plan.budget_bytes or step.is_overdrawn:
             self._plans.predict(replace(heeding, plan=replace(step.plan, predicted_peak_bytes=peak_bytes)))
             return False
         self._planner.lend_memory(program)
@@ -127,8 +127,11 @@ class Lessons:
         self._planner.lend_memory(step.joined.program)
         heeding = replace(step, machine=self._compression.as_seen(step))
         is_other = self._make_again(heeding, excess, remembers=True)
+        made = self._plans[step.graphs]
         if is_other:
-            self._compression.begin_anew(self._plans[step.graphs])
+            self._compression.begin_anew(made)
+        else:
+            self._plans.put(replace(made, machine=self._compression.as_needed(made)))
         return is_other
 
     def _keep(self, step: PlannedStep, released: frozenset[int]) -> None:
@@ -148,9 +151,7 @@ class Lessons:
         """
         self._memory.tidy()  # tracing and timing leave up to 30 MiB, which steps would not use again
         step = self._with_growth(step, _small_bytes(step, self._memory.counted_from_bytes()))
-        if self._options.plan is not None:
-            return False
-        record = self._engine.recorder.last()
+        record = self._engine.recorder.last() if self._options.plan is None else None
         if record is None:
             return False
         program = step.joined.program
@@ -170,6 +171,8 @@ class Lessons:
         self._planner.lend_memory(program)
         step = replace(step, costs=found.costs, machine=found.machine)
         step = self._price_again(replace(step, machine=self._compression.as_needed(step)))
+        if step.is_overdrawn:
+            return False  # a search has shown that no plan takes less
         if found.is_off:
             return self._make_measured(step, _describe(found, program))
         if self._is_outgrown(step):
@@ -207,8 +210,7 @@ class Lessons:
 
     @staticmethod
     def _is_outgrown(step: PlannedStep) -> bool:
-        placed_bytes = step.places.total_bytes if step.places else 0
-        return max(step.plan.predicted_peak_bytes, placed_bytes) > step.allowance.step_bytes + GROWTH_BYTES
+        return step.excess_bytes > GROWTH_BYTES and not step.is_overdrawn
 
     def _search_on(self, step: PlannedStep) -> bool:
         """Searches for longer where the plan may not be the best by what was measured."""
@@ -259,7 +261,7 @@ class Lessons:
             )
         except (PlanInfeasible, TierError) as error:
             self._notes.append(f"the plan stays as it was {reason}; {error}")
-            self._plans.put(replace(step, allowance=replace(step.allowance, scattered_bytes=0)))
+            self._plans.keep(replace(step, allowance=replace(step.allowance, scattered_bytes=0)))
             return False
         if plan.predicted_seconds > most_seconds:
             return False

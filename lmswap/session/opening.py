@@ -12,7 +12,7 @@ from lmswap.execute import _C
 from lmswap.execute.tiers import open_tier
 from lmswap.hardware.device import default_tier
 from lmswap.hardware.measure import describe_machine, describe_share, locate_tier
-from lmswap.hardware.node import Node
+from lmswap.hardware.node import Node, may_have_neighbours
 from lmswap.hardware.peer import describe_peer
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.machine import Machine
@@ -49,6 +49,7 @@ def open_device(device: torch.device, options: Options, pinned: PinnedPlans | No
         PlanMismatch: the ``pinned`` plans are of another kind of device.
         TierError, DriverError: see `open_engine`.
     """
+    _check_allocator(device)
     tier = resolve_tier(options.tier, device)
     where = locate(tier, device, options)
     node = Node.here() if options.together else None
@@ -63,10 +64,17 @@ def describe_choices(options: Options, device: torch.device, opened: Opened) -> 
     """What was chosen for the user, and what an option means that they may not expect: sentences for reports."""
     if opened.tier == "peer":
         yield f"tier: swapped tensors go to {describe_peer(device, opened.where)}"
+    elif opened.tier != "disk" and options.disk_directory is not None:
+        yield f"disk_directory is not used: swapped tensors go to tier '{opened.tier}' here"
     if options.verify:
         yield WHAT_VERIFY_DOES[options.compiler]
     if opened.node is not None:
         yield f"measured and planned together: {opened.node.count} ranks of this machine swap at once"
+    elif may_have_neighbours():
+        yield (
+            "how many of the ranks are on this machine is not known: each takes its memory, disk and links for its "
+            "own; set LOCAL_WORLD_SIZE, as torchrun does, or give each a host_budget"
+        )
 
 
 def resolve_tier(tier: str, device: torch.device) -> str:
@@ -133,6 +141,14 @@ def open_engine(device: torch.device, tier: str, where: str, machine: Machine, o
     return native
 
 
+def _check_allocator(device: torch.device) -> None:
+    if device.type == "cuda" and torch.cuda.get_allocator_backend() == "pluggable":
+        raise OptionError(
+            "memory of the GPU comes from a pluggable allocator (change_current_allocator), which does not tell torch "
+            "what it holds: no budget could be kept; train with torch's own"
+        )
+
+
 def has_places(device: torch.device, options: Options) -> bool:
     """Whether steps of a model on ``device`` run in an arena, each tensor at its place.
 
@@ -141,7 +157,9 @@ def has_places(device: torch.device, options: Options) -> bool:
     """
     if device.type != "cuda" or options.compiler != "fx" or options.verify:
         return False
-    settings = torch.cuda.memory._snapshot()["allocator_settings"]
+    if torch.cuda.get_allocator_backend() != "native":
+        return False
+    settings = torch.cuda.memory._snapshot()["allocator_settings"]  # which other allocators refuse
     splits_as_expected = not settings["expandable_segments"] and settings["max_split_size"] == -1
     rounds_as_expected = not any(settings["roundup_power2_divisions"].values())
-    return torch.cuda.get_allocator_backend() == "native" and splits_as_expected and rounds_as_expected
+    return splits_as_expected and rounds_as_expected

@@ -118,7 +118,7 @@ class Planner:
             count = num_local_processes()
             if self._tier != "host" or count == 1 or self._options.host_budget_bytes is not None:
                 raise
-            share = f"LOCAL_WORLD_SIZE is {count}: each of these processes may pin 1/{count} of what all of them may"
+            share = f"{count} processes of this machine train together, as their launcher says: each may pin 1/{count}"
             raise TierError(f"{error}. {share}; host_budget sets it otherwise") from None
         finally:
             self._memory.tidy()

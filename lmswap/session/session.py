@@ -12,11 +12,12 @@ import os
 import traceback
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any, ClassVar
 
 import torch
 from torch import fx
-from torch._dynamo.exc import SkipFrame
+from torch._dynamo.exc import RestartAnalysis, SkipFrame
 
 from lmswap.analyze.cost import roofline
 from lmswap.capture.aot import without_hooks
@@ -24,13 +25,15 @@ from lmswap.capture.join import graph_plan, join, join_costs
 from lmswap.capture.loss import LossMeter
 from lmswap.capture.lower import Lowered
 from lmswap.capture.measure import OpMeter
+from lmswap.capture.refused import refuse_numpy, refuse_streams
 from lmswap.capture.twice import watch_gradients
 from lmswap.eager.recording import Recorded
-from lmswap.errors import CaptureError, ForkedProcess, LmswapError, OptionError, PlanInfeasible, TierError
+from lmswap.errors import CaptureError, ForkedProcess, LmswapError, PlanInfeasible, TierError
 from lmswap.execute.arena import Arena
 from lmswap.execute.audit import Audit
 from lmswap.execute.engine import SwapEngine
-from lmswap.execute.parts import AtWork
+from lmswap.execute.parts import AtWork, Backwards
+from lmswap.execute.streams import SEVERAL
 from lmswap.hardware.memory import DeviceMemory, device_memory
 from lmswap.hardware.workspaces import take_workspaces
 from lmswap.ir.plan import Plan
@@ -39,7 +42,7 @@ from lmswap.options import NEEDS_GRAPHS, Options
 from lmswap.session.allowance import Budget
 from lmswap.session.graphs import CapturedGraph, SavedSequence, told_apart
 from lmswap.session.lessons import Lessons
-from lmswap.session.notes import Notes
+from lmswap.session.notes import Notes, crowded_out
 from lmswap.session.opening import describe_choices, has_places, open_device
 from lmswap.session.order import Ran, StepOrder
 from lmswap.session.overruns import Overruns
@@ -70,19 +73,19 @@ class Session:
         pinned = PinnedPlans.read(options.plan) if options.plan is not None else None
         options = pinned.complete(options) if pinned is not None else options
         self.name, self.options, self.device = name, options, device
-        opened = open_device(device, options, pinned)
-        self.tier, self.machine, native = opened.tier, opened.machine, opened.native
-        self.memory: DeviceMemory = device_memory(device)
-        self.verified = Verified(name) if options.verify else None
-        audit = Audit(native, self.verified, self._describe) if self.verified else None
-        arena = Arena(device) if has_places(device, options) else None
-        self.engine = SwapEngine(device, native, self.memory, describe=self._describe, audit=audit, arena=arena)
-        self.recorder, self.notes = self.engine.recorder, Notes(name)
-        try:
+        self.notes, self.verified = Notes(name), Verified(name) if options.verify else None
+        with ExitStack() as undoing:
+            opened = open_device(device, options, pinned)
+            self.tier, self.machine, native = opened.tier, opened.machine, opened.native
+            undoing.callback(native.close)
+            self.memory: DeviceMemory = device_memory(device)
+            undoing.callback(self.memory.close)
+            audit = Audit(native, self.verified, self._describe) if self.verified else None
+            arena = Arena(device) if has_places(device, options) else None
+            self.engine = SwapEngine(device, native, self.memory, describe=self._describe, audit=audit, arena=arena)
+            self.recorder = self.engine.recorder
             self.budget = Budget(options, device.type, self.memory, trainable_bytes, notes=self.notes, arena=arena)
-        except OptionError:
-            self.close()
-            raise
+            undoing.pop_all()
         self.losses = LossMeter(self.memory)
         self._overruns = Overruns(name)
         for choice in describe_choices(options, device, opened):
@@ -118,7 +121,7 @@ class Session:
         self.leaves_graphs = False  # and has to from its next call on
         self._process = os.getpid()
         self.runs_uncaptured = False  # code whose graph cannot be planned for; somebody serves what it saves
-        self._at_work: weakref.WeakSet[AtWork] = weakref.WeakSet()  # backwards
+        self._backwards = Backwards(name)
         Session._open.add(self)
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -128,19 +131,26 @@ class Session:
         self._overruns.captured_in(self.recorder.num_steps + 1)
         try:
             with without_hooks(), told(f"{self.name}: tracing, timing and planning what has not run before"):
+                refuse_streams(module)
+                if self.runs_uncaptured:
+                    refuse_numpy(module)
                 graph.compile(inputs)
+        except RestartAnalysis:  # torch will trace again, with more for constants
+            self.graphs.remove(graph)
+            raise
         except Exception as error:
             if not self.runs_uncaptured or (isinstance(error, LmswapError) and not isinstance(error, CaptureError)):
                 raise
             # Below it torch adds a page of traceback, which is for the log.
             reason = next(iter(str(error).strip().splitlines()), "no message")
             self.graphs.remove(graph)
-            self.notes.append(f"a graph could not be planned for: {type(error).__name__}: {reason}")
-            _log.warning("%s: %s", self.name, self.notes[-1])
+            note = f"a graph could not be planned for: {type(error).__name__}: {reason}"
+            self.note_once(note)
+            _log.warning("%s: %s", self.name, note)
             # As text: a handler that keeps records would keep the frames, and so the tensors, of the first step.
             _log.debug("%s", "".join(traceback.format_exception(error)))
             # Dynamo then runs the user's own code; its graph may be no substitute for that.
-            raise SkipFrame(self.notes[-1]) from error
+            raise SkipFrame(note) from error
         _log.info("%s: captured graph %d, of %d ops", self.name, graph.index, len(graph.program.ops))
 
         def run(*arguments: Any) -> Any:
@@ -185,25 +195,24 @@ class Session:
         graph.costs = known.costs if known else self.meter.costs(lowered.program, lowered.graphs)
         if any("mm" in op.target for op in lowered.program.ops):  # mm, addmm, bmm, baddbmm
             take_workspaces(self.device)
-        follows_others = any(key[1] == "forward" for key in self.recorder.current_sequence)
+        ran = [index for index, phase in self.recorder.current_sequence if phase == "forward"]
         try:
             step = self.plans.make((graph.index,), joined, graph.costs, known)
         except PlanInfeasible:
-            if not follows_others:
+            if not ran:
                 raise
             # What earlier graphs of this step hold was planned before this one was known; from the next step on all
             # of them share one plan, which fits or says why not.
             step = self.plans.swap_all((graph.index,), joined, graph.costs)
-            self.notes.append(
-                f"graph {graph.index} was found after graph {graph.index - 1} had been planned: the first step "
-                "could not keep to the budget"
-            )
+            # A step that is complete is over, though nobody has ended it yet.
+            self.notes.append(crowded_out(graph.index, ran[-1] if self.recorder.complete() is None else None))
         return graph_plan(step.joined, step.plan, 0, lowered.program)
 
     def check_process(self) -> None:
-        """Raises ForkedProcess in a child that was forked since the model was enabled."""
+        """Raises ForkedProcess in a child that was forked since then, OptionError while a CUDA graph is captured."""
         if os.getpid() != self._process:
             raise ForkedProcess(self.name)
+        self.engine.streams.refuse_capture(self.name)
 
     def _differentiates_twice(self) -> str:
         """Gradients were made to be differentiated once more; what is said to whoever does."""
@@ -225,12 +234,15 @@ class Session:
 
         None stands for a step that has no plan.
         """
-        self._end_backwards()
+        self._backwards.end()
         self.engine.sweep()
         self.recorder.end_if_complete()
         self.tell_overruns()
+        if self.engine.streams.together:
+            self.note_once(SEVERAL)
         if self.recorder.current_sequence or graph is None:
             return
+        self.engine.begin_step()
         ran = self._order.last()
         if ran.backwards:
             self.budget.has_trained = True
@@ -247,18 +259,8 @@ class Session:
 
     def begins(self, backward: AtWork) -> AtWork:
         """A backward is about to run."""
-        self._end_backwards()
-        self._at_work.add(backward)
-        return backward
-
-    def _end_backwards(self) -> None:
-        """One segment runs at a time: if a hook calls the model, the backward that is at work goes first."""
-        for backward in [*self._at_work]:
-            if torch._C._current_graph_task_id() >= 0:
-                backward.finish()
-            else:  # autograd is not in it any more: an exception cut it short
-                backward.close()
-        self._at_work.clear()
+        self._backwards.end()
+        return self._backwards.add(backward)
 
     def current_step(self) -> PlannedStep | None:
         """The plan that the last step that trained followed, or of the first that will run; None if it followed none.

@@ -11,6 +11,7 @@ from importlib.metadata import version
 import torch
 
 from lmswap.capture.join import Joined
+from lmswap.capture.loss import without_losses
 from lmswap.errors import PlanInfeasible, PlanMismatch
 from lmswap.execute.engine import SwapEngine
 from lmswap.hardware.memory import DeviceMemory
@@ -53,6 +54,13 @@ class PlannedStep:
     host_seconds: tuple[float | None, ...] = ()  # of queueing it, likewise, where the device waited for that
     released: frozenset[int] = frozenset()  # outputs and tangents that the caller does not hold, as far as known
     places: Places | None = None  # where its tensors lie, with an arena
+    is_overdrawn: bool = False  # takes more than its allowance, and no plan was found that does not
+
+    @property
+    def excess_bytes(self) -> int:
+        """By how much its plan takes more than the allowance."""
+        placed_bytes = self.places.total_bytes if self.places else 0
+        return max(self.plan.predicted_peak_bytes, placed_bytes) - self.allowance.step_bytes
 
     @property
     def backwards(self) -> tuple[int, ...]:
@@ -201,6 +209,12 @@ class StepPlans:
         found = self._steps[step.graphs] = replace(step, predicted=predicted)
         return found
 
+    def keep(self, step: PlannedStep) -> None:
+        """Keeps the plan of ``step``, though it may take too much by its costs and allowance: no other was found."""
+        peak_bytes = simulate(step.joined.program, step.costs, step.machine, step.plan).peak_bytes
+        kept = self.predict(replace(step, plan=replace(step.plan, predicted_peak_bytes=peak_bytes)))
+        self.put(replace(kept, is_overdrawn=kept.excess_bytes > GROWTH_BYTES))
+
     def put(self, step: PlannedStep) -> None:
         """Keeps what is known of a step now, whose plan stays."""
         self._steps[step.graphs] = step
@@ -231,8 +245,10 @@ class StepPlans:
         """A pinned plan may use the margin, as what is in use before a step differs from start to start."""
         plan = pinned.plan
         if plan.budget_bytes > allowance.budget_bytes:
-            return  # of a graph that is served until all graphs of its step are known
-        step_bytes = max(plan.predicted_peak_bytes, self._planner.placed_bytes(program, pinned.costs, plan))
+            return  # of a graph that is served until all graphs of its step are known, or more than fits was kept
+        # What a loss may take is no reason to refuse it, as none to refuse a budget.
+        lean = simulate(program, without_losses(pinned.costs, program), pinned.machine, plan)
+        step_bytes = max(lean.peak_bytes, self._planner.placed_bytes(program, pinned.costs, plan))
         before_bytes = allowance.base_bytes + allowance.reserve_bytes
         if before_bytes + step_bytes > allowance.budget_bytes:
             raise PlanMismatch(

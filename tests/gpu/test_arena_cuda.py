@@ -1,6 +1,10 @@
 """The arena: torch's own allocator puts tensors where they were planned to lie, and never two into one place."""
 
 import gc
+import itertools
+import sys
+from collections.abc import Callable
+from types import CodeType, FrameType
 
 import pytest
 import torch
@@ -126,6 +130,60 @@ def test_an_exception_in_a_segment_leaves_nothing_held(arena):
         1 / 0  # noqa: B018
     assert torch.cuda.memory_allocated() == before
     assert held_bytes(DEVICE) == 0
+
+
+def interrupted_at(number: int, codes: set[CodeType]) -> Callable[[FrameType, str, object], object]:
+    """For sys.settrace: what raises, like a signal's handler, before instruction ``number`` of functions ``codes``."""
+    left = iter(range(number, -1, -1))
+
+    def trace(frame: FrameType, event: str, _: object) -> object:
+        if frame.f_code not in codes:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and next(left, -1) == 0:
+            raise KeyboardInterrupt
+        return trace
+
+    return trace
+
+
+def test_a_signal_at_any_moment_leaves_nothing_held(arena):
+    before, base = torch.cuda.memory_allocated(), first_address(arena)
+    script = Script([[place(3, 5)], [place(20, 2)]])
+    codes = {function.__code__ for function in (Arena._make, Arena._take, Arena._give)}
+    for number in itertools.count():
+        script.known.clear()
+        sys.settrace(interrupted_at(number, codes))
+        try:
+            with arena.segment(script), arena.allocating():
+                arena.advance()
+                arena.advance()
+            break
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        with arena.segment(script), arena.allocating():
+            arena.advance()
+            assert tensor(5).data_ptr() - base == 3 * UNIT_BYTES
+        assert torch.cuda.memory_allocated() == before
+        assert held_bytes(DEVICE) == 0
+    assert number > 100
+
+
+def test_an_arena_is_made_anew_on_the_stream_of_the_next_step(arena):
+    before, stream = first_address(arena), torch.cuda.Stream()
+    reserved_bytes = arena.reserved_bytes
+    with torch.cuda.stream(stream):
+        arena.begin_step(stream.cuda_stream)
+        base = first_address(arena)
+        with arena.segment(Script([[place(7, 2)]])), arena.allocating():
+            arena.advance()
+            assert tensor(2).data_ptr() - base == 7 * UNIT_BYTES
+    assert arena.reserved_bytes == reserved_bytes
+    arena.begin_step(0)
+    assert arena.reserved_bytes == 0
+    assert first_address(arena) == before
 
 
 def test_a_closed_arena_takes_nothing_of_the_device(arena):

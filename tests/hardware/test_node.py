@@ -6,10 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
+import torch
 from torch import distributed as dist
 
 from lmswap.errors import LmswapError, RankMissing, TierError
-from lmswap.hardware.node import Node
+from lmswap.hardware.node import Node, may_have_neighbours
 
 
 def meet(count, call, *, store=None, seconds=60, missing=()):
@@ -20,7 +21,7 @@ def meet(count, call, *, store=None, seconds=60, missing=()):
     def run(rank):
         try:
             return call(Node(store, rank, count))
-        except LmswapError as error:
+        except (LmswapError, torch.OutOfMemoryError) as error:
             return error
 
     with ThreadPoolExecutor(count) as threads:
@@ -71,6 +72,16 @@ def test_an_error_of_one_is_raised_by_all(in_turn):
         "no room",
         "rank 1 of this machine: no room",
     ]
+
+
+def test_nobody_waits_for_one_that_fails_otherwise():
+    def find(rank):
+        if rank == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return ""
+
+    found = meet(2, lambda node: node.gather("a", lambda: find(node.rank)))
+    assert [str(error) for error in found] == ["rank 1 of this machine: CUDA out of memory", "CUDA out of memory"]
 
 
 @pytest.mark.parametrize("in_turn", [False, True])
@@ -134,6 +145,15 @@ def joined(tmp_path):
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+def test_ranks_whose_launcher_does_not_say_how_many_are_here_may_have_neighbours(monkeypatch):
+    assert not may_have_neighbours()
+    for name, value in (("is_initialized", True), ("get_world_size", 2)):
+        monkeypatch.setattr(dist, name, lambda value=value: value)
+    assert may_have_neighbours()
+    monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "1")
+    assert not may_have_neighbours()
 
 
 def test_without_torch_distributed_a_process_is_alone(monkeypatch):

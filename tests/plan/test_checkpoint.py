@@ -125,7 +125,7 @@ def test_what_leaves_the_block_is_kept():
     step = build(
         """
         forward
-        f1@net.0 1: x -> a
+        f1@net.0 1: X -> a
         f2@net.0 1: a -> s
         f3@net.0 1: s -> c
         f4@net.1 1: c s -> y

@@ -16,7 +16,7 @@ from tests.ir.build import build, unit_machine
 CHAIN = build(
     """
     forward
-    f1 1: x -> a
+    f1 1: X -> a
     f2 3: a -> b
     f3 1: b -> c
     f4 1: c -> y
@@ -64,7 +64,7 @@ def test_what_is_gone_of_the_inputs_is_made_again_first(middle, again):
     step = build(
         f"""
         forward
-        f1 1: x -> a
+        f1 1: X -> a
         f2 {middle}: a -> m
         f3 1: m -> c
         f4 1: c -> d

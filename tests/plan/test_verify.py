@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmswap.analyze.repeatable import exposed_buffers, repeatable_ops
 from lmswap.errors import PlanInvalid
-from lmswap.ir.plan import Plan, Swap
+from lmswap.ir.plan import Plan, Rerun, Swap
+from lmswap.ir.program import BufferKind
 from lmswap.plan import simulate, verify
+from lmswap.plan.verify import unguarded_buffers
 from tests.ir.build import build, unit_machine
 from tests.ir.strategies import machines, steps
 from tests.plan.random_swaps import random_plans
@@ -161,6 +165,42 @@ def test_a_tier_that_is_too_small_is_found():
     with pytest.raises(PlanInvalid) as found:
         check(*VALID, tier_bytes={"host": 2**15})
     assert found.value.rule == "tier"
+
+
+@pytest.mark.parametrize(
+    ("made", "saved", "is_allowed"),
+    {
+        "of the batch": ("x", "", False),
+        "of the batch, which the backward reads": ("x", "x", True),
+        "of a parameter": ("W", "", True),
+        "of an output": ("h", "", False),
+        "of an output, which the backward reads": ("h", "h", True),
+        "of what the step makes beside the device": ("n", "", True),
+    }.values(),
+    ids=str,
+)
+def test_a_second_run_reads_nothing_that_the_caller_may_have_written_unnoticed(made, saved, is_allowed):
+    text = f"forward\nf1 1: x -> h n\nf2 1: {made} -> a\nf3 1: a -> y\nbackward\ng2 1: t a {saved} -> gx"
+    step = build(text, outputs="h y", tangents="t", gradients="gx")
+    buffers = [replace(b, kind=BufferKind.INPUT) if b.id == step.id("n") else b for b in step.program.buffers]
+    program = replace(step.program, buffers=tuple(buffers))
+    plan = Plan("hand-made", 99, (), 1.0, 0, reruns=(Rerun(step.op("f2"), step.op("g2")),))
+    plan = replace(plan, predicted_peak_bytes=simulate(program, step.costs, MACHINE, plan).peak_bytes)
+    assert repeatable_ops(program)[step.op("f2")] == is_allowed
+    with nullcontext() if is_allowed else pytest.raises(PlanInvalid, match="the caller may have written") as found:
+        verify(program, step.costs, MACHINE, plan)
+    assert is_allowed or found.value.rule == "reruns"
+
+
+def test_a_step_without_backward_may_run_again_what_reads_the_batch():
+    step = build("inference\nf1 1: x -> a\nf2 1: a -> b\nf3 1: b a -> y", outputs="y")
+    assert repeatable_ops(step.program)[0]
+    verify(step.program, step.costs, MACHINE, Plan("hand-made", 99, (), 1.0, 3, reruns=(Rerun(0, 2),)))
+
+
+@given(steps())
+def test_planners_and_verifier_agree_on_what_the_caller_may_write(step):
+    assert exposed_buffers(step.program) == unguarded_buffers(step.program)
 
 
 @given(steps().flatmap(lambda step: st.tuples(st.just(step), random_plans(step))), machines())

@@ -1,0 +1,99 @@
+"""When does torch trace a model anew? For other shapes, for train and eval, and for all else that its code has read."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo import trace_rules
+from torch._dynamo.external_utils import wrap_inline
+from torch._dynamo.utils import get_compilation_metrics
+
+from lmswap.capture.whole import AS_CALLED
+
+# Graphs per model (shapes × train/eval × graph breaks) before torch stops compiling it; as many steps that save
+# different tensors get a plan each.
+MAX_GRAPHS = 64
+# Settings of Dynamo under which an enabled model is called.
+TRACING = {
+    "recompile_limit": MAX_GRAPHS,
+    "fail_on_recompile_limit_hit": True,
+    # Hooks of modules that come and go are looked at in each call, as torch does without a trace.
+    "skip_nnmodule_hook_guards": False,
+    # A number that the code reads is a constant of the trace, with the bits that it has there: another one is traced
+    # anew, where torch would make a tensor of it.
+    "specialize_float": True,
+    # It would cut the model where DistributedDataParallel's buckets end, and each piece would be planned, and its
+    # gradients summed, by itself; of buckets smaller than 1 MiB it makes an error.
+    "optimize_ddp": False,
+    **AS_CALLED,
+}
+_MANY = 5  # a batch, a last one that is smaller, and the same of a second data set are four
+_COSTS = "Each is traced and planned by itself, which takes seconds and some memory"
+
+
+class Recompiles:
+    """How often one model was traced to be trained, and for what."""
+
+    def __init__(self, model: str) -> None:
+        self._model, self._count, self._shapes = model, 0, set[Hashable]()
+
+    def add(self, shapes: Hashable) -> str | None:
+        """Takes note of a trace for inputs of ``shapes``; what is to be said when there are many of one kind."""
+        num_known, self._shapes = len(self._shapes), self._shapes | {shapes}
+        if len(self._shapes) > num_known:
+            return self._many_shapes() if len(self._shapes) == _MANY else None
+        self._count += 1
+        return self._many_numbers() if self._count == _MANY else None
+
+    def _many_shapes(self) -> str:
+        return (
+            f"{self._model} has been trained with inputs of {_MANY} different shapes. {_COSTS}: pad batches to a few "
+            "lengths, and leave out a last batch that is smaller (drop_last=True)"
+        )
+
+    def _many_numbers(self) -> str:
+        return (
+            f"{self._model} has been traced {_MANY} times for inputs of the same shapes; {_why()}. {_COSTS}: make a "
+            "number that changes from step to step a tensor (register_buffer, or an argument) and change its value "
+            "in place"
+        )
+
+
+def too_many() -> str:
+    """Why a model is not traced any more."""
+    return (
+        f"it was traced {MAX_GRAPHS} times, which is as often as it may be; {_why()}: make a number that changes from "
+        "step to step a tensor, and pad inputs to a few shapes"
+    )
+
+
+def _why() -> str:
+    reasons = [metrics.recompile_reason for metrics in get_compilation_metrics() if metrics.recompile_reason]
+    if not reasons:
+        return "TORCH_LOGS=recompiles shows why"
+    condition, *_ = re.sub(r"^\d+/\d+: ", "", reasons[-1].splitlines()[0]).split("  #")
+    return f"of the last trace, '{condition.strip()}' did not hold any more"
+
+
+def compile_call(model: nn.Module, backend: Callable[..., Any]) -> Callable[..., Any]:
+    """What `nn.Module.compile` makes, but also for modules of torch itself (nn.Sequential), which Dynamo passes by.
+
+    It is to be called under `TRACING`.
+    """
+    call: Callable[..., Any] = model._call_impl
+    if trace_rules.check(model.forward):
+        call = wrap_inline(call)
+    compiled: Callable[..., Any] = torch.compile(call, backend=backend, dynamic=False, **_recompile_arguments())
+    return compiled
+
+
+def _recompile_arguments() -> dict[str, Any]:
+    """Asks torch to keep this model's graphs apart from those of other models of its class, where it can (2.13)."""
+    known = inspect.signature(torch.compile).parameters
+    wanted = {"isolate_recompiles": True, "recompile_limit": MAX_GRAPHS}
+    return {name: value for name, value in wanted.items() if name in known}
