@@ -42,8 +42,9 @@ class Streams:
         It may belong to another stream; torch does nothing for that which it belongs to.
         """
         if self._device.type == "cuda":
-            for user in {stream, *self.together}:
-                tensor.record_stream(self._name(user))
+            tensor.record_stream(self._name(stream))
+            for other in self.together:
+                tensor.record_stream(self._name(other))
 
     def refuse_capture(self, model: str) -> None:
         """Raises OptionError while the current stream is captured into a CUDA graph."""

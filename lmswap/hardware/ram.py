@@ -5,11 +5,14 @@ Resident memory is the budget of a CPU model; available memory bounds what can b
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from lmswap.errors import DriverError
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -100,5 +103,8 @@ def _read_limit(folder: Path, limit_name: str, used_name: str, cache_key: str) -
         used_bytes = int((folder / used_name).read_text(encoding="ascii"))
         stat = dict(line.split() for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines())
     except FileNotFoundError:
+        return None
+    except OSError as error:  # some containers show files that they do not let be read
+        _log.warning("the memory limit of '%s' cannot be read, and is not kept to: %s", folder, error.strerror)
         return None
     return int(limit), used_bytes - int(stat.get(cache_key, 0))

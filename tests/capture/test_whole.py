@@ -69,3 +69,31 @@ def test_what_no_trace_shows_as_eager_torch_runs_it_is_named(name):
 )
 def test_nothing_is_said_of_what_has_the_bits_of_eager_torch(function):
     assert said_of(function) is None
+
+
+class Shared(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x):
+        return self.layer(self.layer(x).tanh())
+
+
+class Halves(nn.Module):
+    """Reads its input twice, as it may: that is no weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        return self.one(x) + self.other(x)
+
+
+@pytest.mark.parametrize(("model", "is_named"), [(Shared(), True), (Halves(), False)])
+def test_a_weight_that_autocast_casts_more_than_once_is_named(model, is_named):
+    with torch.autocast("cpu", torch.bfloat16):
+        recording, _ = capture(model, torch.rand(4, 6))
+    sentence = differing(recording.lowered[0])
+    assert (sentence or "").startswith(f"{ROUNDED_OTHERWISE}: _to_copy: eager torch casts a weight once") == is_named

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import lmswap
+from lmswap.errors import OptionError
 from tests.models import CASES, Case
 
 pytestmark = [
@@ -101,3 +102,19 @@ def test_verified_and_wiped_steps_are_the_same_steps(tier):
     assert report.verified.num_transfers > 0
     assert report.verified.num_gradients > 0
     assert report.verified.num_differences == 0
+
+
+def test_an_allocator_that_does_not_tell_what_it_holds_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "pluggable")
+    with pytest.raises(OptionError, match=r"change_current_allocator.*train with torch's own"):
+        lmswap.enable(torch.nn.Linear(4, 4).cuda())
+
+
+def test_an_allocator_without_settings_to_look_at_serves_a_model_that_has_no_places(monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("Calling snapshot with backend:cudaMallocAsync is not meaningful")
+
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "cudaMallocAsync")
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", refuse)
+    _, report = train(CASES["encoder"], "swap_all")
+    assert report.swapped_out_bytes > 0
