@@ -134,6 +134,7 @@ class CudaMemory:
         self._cuda, self._stats, self._device = torch.cuda, torch._C._cuda_memoryStats, device
         self._held_bytes = partial(held_bytes, device)
         self._tensor_peak = _allocated(device).watch()
+        self.trim()  # what torch keeps of an earlier training is no part of the first step
         self._peak_bytes = self._lap_peak_bytes = self._lap_peak_tensor_bytes = 0
 
     def description(self) -> str:

@@ -184,3 +184,13 @@ def test_auto_is_a_share_of_what_the_process_may_take():
         model = lmswap.enable(make_model())
         assert 0.8 * total / 4 < lmswap.report(model).budget_bytes <= 0.9 * total / 4
         lmswap.disable(model)
+
+
+def test_what_torch_keeps_of_an_earlier_training_is_no_part_of_the_first_step():
+    torch.compiler.reset()
+    torch.empty(2**28, dtype=torch.uint8, device="cuda")
+    model = nn.Sequential(nn.Linear(512, 512), nn.Tanh()).cuda()
+    lmswap.enable(model, budget="128MiB")
+    model(torch.randn(1024, 512, device="cuda")).square().mean().backward()
+    assert lmswap.report(model).highest_peak_bytes <= 2**27
+    lmswap.disable(model)
