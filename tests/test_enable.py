@@ -154,6 +154,7 @@ def test_a_signal_that_raises_as_a_copy_starts_leaves_the_memory_to_the_copy(mon
     lmswap.disable(model)
 
 
+@pytest.mark.cpu_only("a GPU has no heap of ours, nor a peak that a kernel has to reset")
 def test_what_fails_while_a_model_is_enabled_is_undone(monkeypatch):
     def refuse():
         raise DriverError("the peak of resident memory cannot be measured here")
