@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import fx, nn
 
-from lmswap.errors import OptionError
+from lmswap.errors import OptionError, without_path
 from lmswap.execute.step import StepRecord
 from lmswap.hardware.first_calls import make_first_calls
 from lmswap.ir.emulation import EmulatedLink
@@ -253,7 +253,7 @@ def save_plan(model: nn.Module, path: str | PathLike[str]) -> None:
     try:
         Path(path).write_text(_session(model).pinned().to_json(), encoding="utf-8")
     except OSError as error:
-        raise OptionError(f"cannot write plan '{path}': {error.strerror}") from error
+        raise OptionError(f"cannot write plan '{path}': {without_path(error)}") from error
 
 
 def sessions() -> tuple[Session, ...]:
@@ -305,7 +305,7 @@ def _session(model: nn.Module) -> Session:
         if inside is not None:
             raise OptionError(f"{name} is not enabled, its module '{inside}' is: ask for that")
         raise OptionError(f"{name} is not enabled: call lmswap.enable(model, budget=...) first")
-    session.check_process()
+    session.check_caller()
     return session
 
 

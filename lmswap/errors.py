@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 
+def without_path(error: Exception) -> str:
+    """What ``error`` says, for a sentence that names the file already: those of the system name it once more."""
+    return str(getattr(error, "strerror", None) or error)
+
+
 class LmswapError(Exception):
     """Base of all errors that lmswap raises on purpose."""
 

@@ -87,7 +87,7 @@ class ModelCall:
         dressed = [tensor for tensor in tensors((args, kwargs)) if is_dressed(tensor)]
         if dressed:
             return call_undressed(self, dressed, args, kwargs)
-        self._session.check_process()
+        self._session.check_caller()
         if torch.is_grad_enabled():
             UNCALLED.discard(self._model)
         if peek_interpreter_stack() is not None:

@@ -1,6 +1,9 @@
 """What changes around a step is seen by the next: captured graphs give the bits of plain torch, also then."""
 
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy
 import pytest
@@ -79,7 +82,7 @@ CHANGES = {
     "hook_of_a_weight": lambda model: model.out.weight.register_hook(lambda gradient: gradient * 2).remove,
     "attribute": lambda model: set_to(model, "scale", 2.0),
     "item": set_gain,
-    "global": lambda _: set_to(__import__(__name__, fromlist=["FACTOR"]), "FACTOR", 2.0),
+    "global": lambda _: set_to(sys.modules[__name__], "FACTOR", 2.0),
     "module": lambda model: set_to(model, "act", nn.Sigmoid()),
     "forward": give_forward,
     "dropout": lambda model: set_to(model.drop, "p", 0.5),
@@ -169,48 +172,52 @@ def test_what_an_encoder_gives_without_gradients_is_what_plain_torch_gives():
     lmswap.disable(model)
 
 
+def with_another_number_in_each(model):
+    """The losses of nine steps."""
+    losses, data = [], torch.randn(64, 8, 32)
+    for step in range(9):
+        model.scale = 1 - step / 100
+        torch.manual_seed(step)
+        loss = model(data).square().mean()
+        loss.backward()
+        losses.append(loss.item())
+    return losses
+
+
 def test_a_number_that_changes_in_each_step_is_told_of_and_training_goes_on_by_hooks(monkeypatch):
     torch.compiler.reset()
     for name in ("lmswap.capture.recompiles.MAX_GRAPHS", "lmswap.modelcall.MAX_GRAPHS"):
         monkeypatch.setattr(name, 6)
     monkeypatch.setitem(lmswap.modelcall.TRACING, "recompile_limit", 6)
-    found = []
-    for manage in (lambda model: model, lambda model: swapping(model, "fx")):
-        torch.manual_seed(0)
-        model, data = manage(Attention()), torch.randn(64, 8, 32)
-        steps = range(9)
-        if found:
-            with pytest.warns(ManyTraces, match=r"5 times .* same shapes; of the last trace, '.*scale == .*a tensor"):
-                found.append([run(model, data, step) for step in steps])
-            assert any("it was traced 6 times" in note for note in lmswap.report(model).notes)
-        else:
-            found.append([run(model, data, step) for step in steps])
-        lmswap.disable(model)
-    assert found[0] == found[1]
-
-
-def run(model, data, step):
-    model.scale = 1 - step / 100
-    torch.manual_seed(step)
-    loss = model(data).square().mean()
-    loss.backward()
-    return loss.item()
+    torch.manual_seed(0)
+    expected = with_another_number_in_each(Attention())
+    torch.manual_seed(0)
+    model = swapping(Attention(), "fx")
+    with pytest.warns(ManyTraces, match=r"5 times .* same shapes; of the last trace, '.*scale == .*a tensor"):
+        assert with_another_number_in_each(model) == expected
+    assert any("it was traced 6 times" in note for note in lmswap.report(model).notes)
+    lmswap.disable(model)
 
 
 def test_enabling_draws_no_random_number_of_pythons():
-    random.seed(0)
-    expected = random.random()
     random.seed(0)
     model = swapping(Attention(), "fx")
     model(torch.randn(64, 8, 32)).square().mean().backward()
     str(lmswap.report(model))
     str(lmswap.explain(model))
     lmswap.disable(model)
-    assert random.random() == expected
+    assert random.random() == random.Random(0).random()
 
 
-def test_a_model_that_is_moved_elsewhere_is_refused(path="fx"):
-    model = swapping(Attention(), path)
+def test_what_the_first_use_in_a_process_imports_draws_none_either():
+    script = "import random, lmswap; random.seed(0); lmswap.enable; lmswap.profile; print(random.random())"
+    command = [sys.executable, "-c", script]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1], check=True)
+    assert float(run.stdout) == random.Random(0).random()
+
+
+def test_a_model_that_is_moved_elsewhere_is_refused():
+    model = swapping(Attention(), "fx")
     model.to("meta")
     with pytest.raises(OptionError, match=r"enabled on \S+ and lies on meta now: move it first, and then"):
         model(torch.randn(64, 8, 32, device="meta"))

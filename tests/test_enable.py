@@ -127,7 +127,7 @@ def test_who_asks_around_the_enabled_module_is_told_where_it_is():
     lmswap.disable(inner)
 
 
-def test_a_signal_that_raises_as_a_copy_starts_leaves_the_memory_to_the_copy(monkeypatch):
+def test_a_signal_that_raises_as_a_copy_starts_leaves_the_memory_to_the_copy():
     model = nn.Sequential(nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 256), nn.Tanh())
     lmswap.enable(model, policy="swap_all", min_swap_bytes=SMALL, link="2MB/s")
     engine, data = lmswap.api._sessions[model].engine, torch.randn(1024, 256)
@@ -143,7 +143,7 @@ def test_a_signal_that_raises_as_a_copy_starts_leaves_the_memory_to_the_copy(mon
         with pytest.raises(KeyboardInterrupt):
             model(data).square().mean().backward()
         engine.native = native
-        ((landing,),) = [engine._starting.values()]
+        (landing,) = engine._starting.values()
         assert not native.is_idle()
         engine.sweep()
         assert [*engine._starting.values()] == [landing]  # the copy is still at it
@@ -170,30 +170,23 @@ def test_what_fails_while_a_model_is_enabled_is_undone(monkeypatch):
 
 def test_a_second_thread_that_calls_in_the_midst_of_a_backward_is_told():
     model, data = lmswap.enable(nn.Sequential(nn.Linear(64, 64), nn.Tanh()), policy="swap_all"), torch.randn(8, 64)
-    told = []
-
-    def call_from_another(gradient):
-        def call():
-            with pytest.raises(OptionError, match=r"called while its backward runs in another thread.*take turns"):
-                model(data)
-            told.append(True)
-
-        thread = threading.Thread(target=call)
-        thread.start()
-        thread.join()
-        return gradient
-
-    session = lmswap.api._sessions[model]
     model(data).sum().backward()
-    waits, original = [], session.engine.recorder.segment
+    recorder = lmswap.api._sessions[model].engine.recorder
+    begin, told = recorder.segment, []
+
+    def call():
+        with pytest.raises(OptionError, match=r"called while its backward runs in another thread.*take turns"):
+            model(data)
+        told.append(True)
 
     def segment(key, follows):
-        if key[1] == "backward" and not waits:
-            waits.append(True)
-            call_from_another(None)
-        return original(key, follows)
+        if key[1] == "backward":
+            thread = threading.Thread(target=call)
+            thread.start()
+            thread.join()
+        return begin(key, follows)
 
-    session.engine.recorder.segment = segment
+    recorder.segment = segment
     model(data).sum().backward()
     assert told == [True]
     lmswap.disable(model)

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lmswap.commands.ranks import plan_ranks, ranks_figures, ranks_text
-from lmswap.errors import LmswapError, OptionError
+from lmswap.errors import LmswapError, OptionError, without_path
 from lmswap.ir.bytesize import SHARE, format_bytes, parse_budget, parse_bytes, parse_share
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Machine
@@ -186,5 +186,4 @@ def _read(path: str) -> str:
         data = Path(path).read_bytes()
         return (unpack(data) if path.endswith(".gz") else data).decode()
     except (OSError, ValueError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or error  # the error itself would say the path once more
-        raise OptionError(f"cannot read '{path}': {reason}") from error
+        raise OptionError(f"cannot read '{path}': {without_path(error)}") from error

@@ -13,7 +13,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from lmswap.errors import LmswapError, OptionError, PlanMismatch
+from lmswap.errors import LmswapError, OptionError, PlanMismatch, without_path
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.emulation import EmulatedLink
 from lmswap.ir.machine import Machine
@@ -97,8 +97,7 @@ class PinnedPlans:
         try:
             return PinnedPlans.from_json(Path(path).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or error  # the error itself would say the path once more
-            raise OptionError(f"cannot read plan '{path}': {reason}") from error
+            raise OptionError(f"cannot read plan '{path}': {without_path(error)}") from error
         except LmswapError as error:
             raise type(error)(f"plan '{path}' cannot be followed: {error}") from error
 

@@ -154,7 +154,7 @@ class Session:
         _log.info("%s: captured graph %d, of %d ops", self.name, graph.index, len(graph.program.ops))
 
         def run(*arguments: Any) -> Any:
-            self.check_process()
+            self.check_caller()
             with without_hooks():
                 self.prepare(graph)
                 outputs = graph.due().function(*arguments)
@@ -208,7 +208,7 @@ class Session:
             self.notes.append(crowded_out(graph.index, ran[-1] if self.recorder.complete() is None else None))
         return graph_plan(step.joined, step.plan, 0, lowered.program)
 
-    def check_process(self) -> None:
+    def check_caller(self) -> None:
         """Raises ForkedProcess in a child that was forked since then, OptionError while a CUDA graph is captured."""
         if os.getpid() != self._process:
             raise ForkedProcess(self.name)

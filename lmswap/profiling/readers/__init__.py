@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from lmswap.errors import TraceError
+from lmswap.errors import TraceError, without_path
 from lmswap.ir.packed import unpack
 from lmswap.profiling.readers import kineto, nsys, nvprof_csv, nvprof_sqlite, own
 from lmswap.profiling.readers.tables import Tables
@@ -33,7 +33,7 @@ def read_traces(path: str | Path) -> tuple[Trace, ...]:
     try:
         traces = _read(Path(path))
     except OSError as error:
-        raise TraceError(f"cannot read '{path}': {error.strerror or error}") from error
+        raise TraceError(f"cannot read '{path}': {without_path(error)}") from error
     except TraceError as error:
         raise TraceError(f"'{path}' cannot be used: {error}") from error
     except _DAMAGE as error:
