@@ -125,7 +125,7 @@ test-gpu:
 	  then $(MAKE) --no-print-directory test-real-gpu; else $(MAKE) --no-print-directory test-emulated-gpu; fi
 
 TESTS ?= tests/gpu tests/emulated_gpu $(addprefix tests/test_,$(addsuffix .py,$(ON_A_DEVICE)))
-ON_A_DEVICE := changes distributed enable faults fork hard_cases pinned plain_bits recompute remembered reports unusual_uses verification warnings
+ON_A_DEVICE := changes distributed enable faults fork hard_cases pinned plain_bits recompute remembered reports taking_turns unusual_uses verification warnings
 
 test-real-gpu: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --device cuda $(TESTS)

@@ -183,9 +183,9 @@ def test_planning_between_steps_takes_what_the_heap_lends_it_and_the_rest_stays_
     monkeypatch.setattr(planner, "_PLANNING_BYTES_PER_OP", 0)
     counted, learn = [], lessons.Lessons._learn
 
-    def count(plans, step):
+    def count(plans, step, shown):
         before, before_bytes = _C.heap_stats(), _C.heap_reusable_bytes()
-        is_another = learn(plans, step)
+        is_another = learn(plans, step, shown)
         after = _C.heap_stats()
         counted.append(
             (

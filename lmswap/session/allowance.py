@@ -149,7 +149,8 @@ class Budget:
         return to_stay * self._trainable_bytes + max(_STATE_UNDER_WAY * self._trainable_bytes, assumed_bytes(program))
 
     def has_run(self) -> None:
-        """A step is over, and no other has begun: what it took outside of the arena is reserved still."""
+        """A training step is over, and no other has begun: what it took outside of the arena is reserved still."""
+        self.has_trained = True
         if self._arena is not None:
             self._outside_bytes = self._used_outside()
 

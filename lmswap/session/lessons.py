@@ -6,11 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from lmswap.analyze.memory import StepMemory
 from lmswap.capture.loss import loss_bytes
 from lmswap.errors import PlanInfeasible, TierError
 from lmswap.execute.engine import SwapEngine
+from lmswap.execute.step import EndedStep, StepRecord
 from lmswap.hardware.memory import DeviceMemory
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.plan import Plan
@@ -23,6 +25,7 @@ from lmswap.reporting.text import format_seconds
 from lmswap.session.allowance import GROWTH_BYTES, Budget
 from lmswap.session.compression import Compression
 from lmswap.session.notes import Notes
+from lmswap.session.order import Followed
 from lmswap.session.planner import Planner
 from lmswap.session.steps import FROM_CACHE, FROM_OTHER_RANK, PlannedStep, StepPlans
 
@@ -32,6 +35,16 @@ STEADY_STEP = 3
 # and for one that by what was measured may be slower than the best by more than this share. A gain of less is none.
 _SECOND_EFFORT = 4
 _WORTH_SEARCHING = 0.01
+
+
+class Shown(NamedTuple):
+    """What a step showed that followed its plan, for when one begins that is like it."""
+
+    graphs: tuple[int, ...]
+    ended: EndedStep
+    record: StepRecord | None  # of a step that others are predicted by
+    num_runs: int  # of the step until then, this one included
+    num_steady: int  # likewise, if they teach how long it takes; else 0
 
 
 class Lessons:
@@ -53,31 +66,43 @@ class Lessons:
         self._options, self._tier = options, tier
         self._plans, self._planner, self._engine, self._memory = plans, planner, engine, memory
         self._budget, self._notes = budget, notes
-        self._num_runs: Counter[tuple[int, ...]] = Counter()  # by step, before the one under way
+        self._num_runs: Counter[tuple[int, ...]] = Counter()  # by step
+        self._shown: dict[int, Shown] = {}  # by the graph that a step begins with: what the last such step showed
         self._outgrown: set[tuple[int, ...]] = set()  # steps that were planned again for what others hold
         self._compression = Compression(tier, engine)
 
-    def draw(self, graphs: tuple[int, ...], *, ran_as_planned: bool, released: frozenset[int]) -> bool:
-        """Learns from the last step, of ``graphs``, before it runs again; whether it has another plan now.
-
-        ``released`` are the outputs and tangents that its caller did not hold.
-        """
+    def note(self, followed: Followed) -> None:
+        """Keeps what a step showed, which has just ended, until one begins with the same graph."""
+        ended, graphs, is_as_planned = followed
         self._num_runs[graphs] += 1
         num_runs = self._num_runs[graphs]
         # Verification takes time of its own, which teaches nothing.
-        num_steady = num_runs if ran_as_planned and not self._options.verify else 0
+        num_steady = num_runs if is_as_planned and not self._options.verify else 0
+        record = self._engine.recorder.last() if num_steady in (STEADY_STEP - 1, STEADY_STEP) else None
+        self._shown[graphs[0]] = Shown(graphs, ended, record, num_runs, num_steady)
+
+    def take(self, first: int) -> Shown | None:
+        """What the last step that began with graph ``first`` showed, once."""
+        return self._shown.pop(first, None)
+
+    def draw(self, shown: Shown, released: frozenset[int]) -> bool:
+        """Learns from a step before one like it runs; whether it has another plan now.
+
+        ``released`` are the outputs and tangents that its caller did not hold.
+        """
+        graphs, num_steady = shown.graphs, shown.num_steady
         if num_steady == STEADY_STEP - 1:
-            self._keep(self._plans[graphs], released)
+            self._keep(self._plans[graphs], shown.record, released)
             self._engine.recorder.time_ops()
         is_other = self._make_room(self._plans[graphs])
         is_other |= self._heed_unplaced(self._plans[graphs])
         is_other |= self._heed_compressed(self._plans[graphs])
-        if num_runs == 1:
+        if shown.num_runs == 1:
             is_other |= self._heed_losses(self._plans[graphs])
         if num_steady == STEADY_STEP:
-            is_other |= self._learn(self._plans[graphs])
+            is_other |= self._learn(self._plans[graphs], shown)
         if num_steady == STEADY_STEP + 1:
-            is_other |= self._settle(self._plans[graphs])
+            is_other |= self._settle(self._plans[graphs], shown)
         return is_other
 
     def _heed_losses(self, step: PlannedStep) -> bool:
@@ -134,24 +159,23 @@ class Lessons:
             self._plans.put(replace(made, machine=self._compression.as_needed(made)))
         return is_other
 
-    def _keep(self, step: PlannedStep, released: frozenset[int]) -> None:
+    def _keep(self, step: PlannedStep, record: StepRecord | None, released: frozenset[int]) -> None:
         """Notes what the last step took, as the ops of the next one will be timed, and what was let go of.
 
         ``released`` are the outputs and tangents that the caller did not hold; predictions count on that, plans do not.
         """
-        record = self._engine.recorder.last()
         seconds = () if record is None else tuple(map(sum, record.op_seconds()))
         of_host = () if record is None else record.host_seconds()
         self._plans.put(replace(step, segment_seconds=seconds, host_seconds=of_host, released=released))
 
-    def _learn(self, step: PlannedStep) -> bool:
+    def _learn(self, step: PlannedStep, shown: Shown) -> bool:
         """Predicts from what the last step took, and plans again if the prediction was off, or the plan may be slow.
 
         Says whether the plan of ``step`` is another then. What is in use between steps is known from now on.
         """
         self._memory.tidy()  # tracing and timing leave up to 30 MiB, which steps would not use again
-        step = self._with_growth(step, _small_bytes(step, self._memory.counted_from_bytes()))
-        record = self._engine.recorder.last() if self._options.plan is None else None
+        step = self._with_growth(step, _small_bytes(step, self._memory.counted_from_bytes()), shown.ended)
+        record = shown.record if self._options.plan is None else None
         if record is None:
             return False
         program = step.joined.program
@@ -179,12 +203,12 @@ class Lessons:
             return self._make_again(step, _describe_growth(step), remembers=True, priced=step.plan)
         return self._search_on(step)
 
-    def _settle(self, step: PlannedStep) -> bool:
+    def _settle(self, step: PlannedStep, shown: Shown) -> bool:
         """Reads again what is in use between steps: a new plan's graphs are compiled, what searching left is used up.
 
         Whether the plan had to be made again for that, or another rank has made it again, and is another.
         """
-        step = self._with_growth(step, small_bytes=0)  # the last step has left them in use
+        step = self._with_growth(step, 0, shown.ended)  # the last step has left them in use
         if self._is_outgrown(step):
             self._planner.lend_memory(step.joined.program)
             return self._make_again(step, _describe_growth(step), remembers=True)
@@ -193,13 +217,10 @@ class Lessons:
             return False
         return self._put_in_force(step, planned, f"after step {self._engine.recorder.num_steps}: {FROM_OTHER_RANK}")
 
-    def _with_growth(self, step: PlannedStep, small_bytes: int) -> PlannedStep:
+    def _with_growth(self, step: PlannedStep, small_bytes: int, ended: EndedStep) -> PlannedStep:
         """``step`` with what is in use between steps now, the places of small tensors included."""
-        ended = self._engine.recorder.ended
-        peak_bytes = ended.peaks.used_bytes if ended is not None else 0
-        return self._plans.predict(
-            replace(step, allowance=self._budget.with_growth(step.allowance, small_bytes, peak_bytes))
-        )
+        allowance = self._budget.with_growth(step.allowance, small_bytes, ended.peaks.used_bytes)
+        return self._plans.predict(replace(step, allowance=allowance))
 
     def _price_again(self, step: PlannedStep) -> PlannedStep:
         """``step``, whose plan was made by other costs, with a prediction by its own."""

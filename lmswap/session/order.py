@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from lmswap.execute.record import Recorder
 from lmswap.execute.step import EndedStep
@@ -40,48 +41,66 @@ class Ran:
         return step.backwards == self.backwards and len(set(self.forwards)) == len(self.forwards)
 
 
+class Followed(NamedTuple):
+    """A step that ended and followed the plan of ``graphs``; ``is_as_planned`` tells whether in its order."""
+
+    ended: EndedStep
+    graphs: tuple[int, ...]
+    is_as_planned: bool
+
+
 class StepOrder:
     """Compares the order in which a model's graphs run with the one that they are planned in."""
 
     def __init__(self, recorder: Recorder, plans: StepPlans, notes: Notes) -> None:
         """``notes`` is where sentences for people go."""
         self._recorder, self._plans, self._notes = recorder, plans, notes
-        self._before = Ran()  # in the step before the last
+        self._num_noted = 0  # steps of the recorder's that `note_ended` has seen
+        # By the graph that a step begins with, as steps of other kinds, validation, may run between: what ran in the
+        # last of them, and whether that was as in the one before.
+        self._begun_with: dict[int, tuple[Ran, bool]] = {}
+        self._unplannable: set[Ran] = set()
 
-    def last(self) -> Ran:
-        """What ran in the last step."""
-        return Ran.of(self._recorder.ended)
-
-    def followed(self) -> PlannedStep | None:
-        """The plan of the last step, if it followed it with the graphs that it was made for."""
+    def note_ended(self) -> Followed | None:
+        """Keeps what the last step ran for when one begins alike; which plan it followed as a whole, if any, once."""
         ended = self._recorder.ended
-        step = self._plans.get(ended.follows) if ended is not None else None
-        if ended is None or step is None:
+        if ended is None or ended.number == self._num_noted:
             return None
+        self._num_noted = ended.number
+        ran = Ran.of(ended)
+        if ran.forwards:
+            before, _ = self._begun_with.get(ran.forwards[0], (None, False))
+            self._begun_with[ran.forwards[0]] = ran, ran == before
+        if ran.repeated and not ran.is_chain:
+            self._note_repeated(ran)
+        step = self._plans.get(ended.follows)
         # The graphs that it trained; where it trained none, those that it ran.
-        ran = tuple(dict.fromkeys(self.last().forwards or [index for index, _ in ended.sequence]))
-        return step if step.graphs == ran else None
+        graphs = tuple(dict.fromkeys(ran.forwards or [index for index, _ in ended.sequence]))
+        if step is None or step.graphs != graphs:
+            return None
+        return Followed(ended, graphs, ran.is_as_planned(step))
 
     def chain_to_plan(self, first: int) -> Ran | None:
-        """The order of the last step if a step that begins with graph ``first`` is to be planned by it.
+        """The order in which the last step ran that began with graph ``first``, if another one is to be planned by it.
 
         A step that runs a graph several times may run it another number of times next, and one whose losses ask for
         another order than before may ask for yet another: both are planned when they recur.
         """
-        ran = self.last()
-        has_settled, self._before = ran == self._before, ran
-        if ran.repeated and not ran.is_chain:
-            self._note_repeated(ran)
+        ran, has_settled = self._begun_with.get(first, (Ran(), False))
         planned = self._plans.get(ran.forwards)
-        if not ran.is_chain or (planned and planned.backwards == ran.backwards):
+        if not ran.is_chain or ran in self._unplannable or (planned and planned.backwards == ran.backwards):
             return None
-        if ran.forwards[0] == first and (has_settled or not (ran.repeated or planned)):
+        if has_settled or not (ran.repeated or planned):
             return ran
         if planned:
             self._notes.append_once(
                 "graphs ran backward in another order than planned for: the step may exceed the budget"
             )
         return None
+
+    def cannot_plan(self, ran: Ran) -> None:
+        """No plan was found for this order: nobody is to search for it before each step."""
+        self._unplannable.add(ran)
 
     def _note_repeated(self, ran: Ran) -> None:
         index = ran.repeated[0]

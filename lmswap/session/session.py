@@ -230,32 +230,30 @@ class Session:
         )
 
     def prepare(self, graph: CapturedGraph | SavedSequence | None) -> None:
-        """Called before a graph runs forward: plans anew what the last step showed to be otherwise than planned.
-
-        None stands for a step that has no plan.
-        """
+        """Called before a graph runs forward, None where it has no plan: plans anew as the last step like it showed."""
         self._backwards.end()
         self.engine.sweep()
         self.recorder.end_if_complete()
         self.tell_overruns()
         if self.engine.streams.together:
             self.note_once(SEVERAL)
-        if self.recorder.current_sequence or graph is None:
+        if self.recorder.current_sequence:
+            return
+        if followed := self._order.note_ended():
+            self._lessons.note(followed)
+        if graph is None:
             return
         self.engine.begin_step()
-        ran = self._order.last()
-        if ran.backwards:
-            self.budget.has_trained = True
+        if self.recorder.ended is not None and self.recorder.ended.trains:
             self.budget.has_run()
+        shown = self._lessons.take(graph.index)
         if isinstance(graph, CapturedGraph) and self._plan_in_order(self._order.chain_to_plan(graph.index)):
             return
-        step = self._order.followed()
-        if step is not None and step.graphs[0] == graph.index:
-            released: frozenset[int] = frozenset()
-            if isinstance(graph, CapturedGraph) and len(step.graphs) == 1:  # else some outputs are the step's own
-                released = graph.handover.released
-            if self._lessons.draw(step.graphs, ran_as_planned=ran.is_as_planned(step), released=released):
-                self._compile(step.graphs)
+        if shown:
+            is_alone = len(shown.graphs) == 1  # else some outputs are the step's own
+            released = graph.handover.released if isinstance(graph, CapturedGraph) and is_alone else frozenset()
+            if self._lessons.draw(shown, released):
+                self._compile(shown.graphs)
 
     def begins(self, backward: AtWork) -> AtWork:
         """A backward is about to run."""
@@ -321,6 +319,7 @@ class Session:
             if self.plans.get(ran.forwards) is None:
                 raise
             self.note_once(f"the plan stays as it was though graphs ran backward in another order: {error}")
+            self._order.cannot_plan(ran)
             return False
         self._compile(indices)
         return True
