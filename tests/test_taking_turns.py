@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 import lmswap
+from lmswap.errors import PlanInfeasible
 from lmswap.plan import feedback
+from lmswap.session.planner import Planner
 from tests.models import CASES, Broken, Case
 
 BROKEN = Case(Broken, lambda: torch.randn(64, 128))
 
 
-def validate(model: torch.nn.Module, case: Case) -> None:
+def validate(model: nn.Module, case: Case) -> None:
     model.eval()
     with torch.no_grad():
         model(case.batch())
     model.train()
 
 
-def train_on_half(model: torch.nn.Module, case: Case) -> None:
+def train_on_half(model: nn.Module, case: Case) -> None:
     batch = case.batch()
     case.loss(model(batch[: len(batch) // 2])).backward()
 
 
-def train(model: torch.nn.Module, case: Case, between) -> list[torch.Tensor]:
+def train(model: nn.Module, case: Case, between) -> list[torch.Tensor]:
     torch.manual_seed(0)
     results = []
     for _ in range(6):
@@ -64,3 +67,43 @@ def test_graphs_that_run_as_one_step_are_planned_as_one_though_another_step_runs
     expected, actual, step = trained(BROKEN, between)
     assert all(map(torch.equal, actual, expected))
     assert len(step.graphs) == 3
+
+
+class TwoEnds(nn.Module):
+    """Two graphs that share nothing but their input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(128, 128), nn.Linear(128, 128)
+
+    def forward(self, x):
+        a = torch.tanh(self.a(x)).exp()
+        torch._dynamo.graph_break()
+        return a, torch.tanh(self.b(x)).exp()
+
+
+def test_an_order_that_no_plan_serves_is_tried_once(monkeypatch):
+    torch.compiler.reset()
+    model = lmswap.enable(TwoEnds(), "4GiB", min_swap_bytes=4096, policy="swap_all")
+    data = torch.randn(64, 128)
+
+    def step(order) -> None:
+        outputs = model(data)
+        for which in order:
+            outputs[which].sum().backward()
+
+    for _ in range(3):
+        step((1, 0))
+    tried = []
+
+    def first(*arguments):
+        tried.append(arguments)
+        raise PlanInfeasible(budget_bytes=1, needed_bytes=2, where="nowhere")
+
+    monkeypatch.setattr(Planner, "first", first)
+    for _ in range(5):
+        step((0, 1))
+    assert len(tried) == 1
+    notes = lmswap.report(model).notes
+    assert any("the plan stays as it was though graphs ran backward in another order" in note for note in notes)
+    lmswap.disable(model)
