@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from lmswap.execute.streams import current_stream_of
 from lmswap.ir.places import SMALL_BYTES, Place
 
 _log = logging.getLogger(__name__)
@@ -73,6 +74,7 @@ class Arena:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._process = os.getpid()
+        self._current_stream = current_stream_of(device)
         self.nbytes = 0
         self._pool: torch.cuda.MemPool | None = None
         self._stream = self._base = 0
@@ -101,8 +103,7 @@ class Arena:
         An old one is given back when the last tensor in it has died.
         """
         if not _KEPT_FROM * self.nbytes <= nbytes <= self.nbytes:
-            self.close()
-            self.nbytes = nbytes
+            self._make_anew(nbytes)
 
     def close(self) -> None:
         """Gives the arena back, but for what tensors hold, and has no bytes until `resize`. Idempotent.
@@ -118,12 +119,14 @@ class Arena:
             if not is_child:
                 torch.cuda.empty_cache()
 
-    def begin_step(self, stream: int) -> None:
-        """A step begins on ``stream``: of an arena that is another one's, the allocator would give it nothing."""
-        if self._base and stream != self._stream:
-            nbytes = self.nbytes
-            self.close()
-            self.nbytes = nbytes
+    def begin_step(self) -> None:
+        """A step begins on the current stream: of another one's arena the allocator would give it nothing."""
+        if self._base and self._current_stream() != self._stream:
+            self._make_anew(self.nbytes)
+
+    def _make_anew(self, nbytes: int) -> None:
+        self.close()
+        self.nbytes = nbytes
 
     @contextmanager
     def segment(self, script: Script) -> Iterator[None]:
@@ -131,7 +134,7 @@ class Arena:
 
         On another stream than the step's first segment it has none.
         """
-        stream = int(torch.cuda.current_stream(self.device).cuda_stream)
+        stream = self._current_stream()
         if not self.nbytes or (self._base and stream != self._stream):
             yield
             return

@@ -151,7 +151,7 @@ class SwapEngine:
     def begin_step(self) -> None:
         """A step begins, on the current stream."""
         if self.arena is not None:
-            self.arena.begin_step(self.streams.current())
+            self.arena.begin_step()
 
     def sweep(self) -> None:
         """Lets go of tensors whose copies ended although nobody waited for them: an exception cut the step short.

@@ -175,13 +175,13 @@ def test_an_arena_is_made_anew_on_the_stream_of_the_next_step(arena):
     before, stream = first_address(arena), torch.cuda.Stream()
     reserved_bytes = arena.reserved_bytes
     with torch.cuda.stream(stream):
-        arena.begin_step(stream.cuda_stream)
+        arena.begin_step()
         base = first_address(arena)
         with arena.segment(Script([[place(7, 2)]])), arena.allocating():
             arena.advance()
             assert tensor(2).data_ptr() - base == 7 * UNIT_BYTES
     assert arena.reserved_bytes == reserved_bytes
-    arena.begin_step(0)
+    arena.begin_step()
     assert arena.reserved_bytes == 0
     assert first_address(arena) == before
 
