@@ -40,7 +40,7 @@ def train(model: nn.Module, case: Case, between) -> list[torch.Tensor]:
 
 
 def trained(case: Case, between, **options):
-    """Results without and with lmswap, and what is planned of the last step."""
+    """Results without and with lmswap, what is planned of the last step, and the notes."""
     torch.manual_seed(0)
     expected = train(case.make(), case, between)
     torch.compiler.reset()
@@ -50,21 +50,23 @@ def trained(case: Case, between, **options):
     report, step = lmswap.report(model), lmswap.api._sessions[model].current_step()
     lmswap.disable(model)
     assert any(row.decision == "swap" for row in report.decisions)
-    return expected, actual, step
+    return expected, actual, step, report.notes
 
 
 @pytest.mark.parametrize("compiler", ["fx", "eager"])
 @pytest.mark.parametrize("between", [validate, train_on_half])
 def test_a_prediction_that_is_off_is_made_again_though_another_step_runs_between(between, compiler, monkeypatch):
     monkeypatch.setattr(feedback, "TOLERANCE", -1.0)
-    expected, actual, step = trained(CASES["resnet"], between, compiler=compiler)
+    expected, actual, step, notes = trained(CASES["resnet"], between, compiler=compiler)
     assert all(map(torch.equal, actual, expected))
     assert step.origin.startswith("made again after step ")
+    num_trained = 1 if between is validate else 2  # nothing is planned for a step without a backward
+    assert sum(note.startswith("replanned ") for note in notes) == num_trained
 
 
 @pytest.mark.parametrize("between", [validate, train_on_half])
 def test_graphs_that_run_as_one_step_are_planned_as_one_though_another_step_runs_between(between):
-    expected, actual, step = trained(BROKEN, between)
+    expected, actual, step, _ = trained(BROKEN, between)
     assert all(map(torch.equal, actual, expected))
     assert len(step.graphs) == 3
 

@@ -195,8 +195,9 @@ class Lessons:
         self._planner.lend_memory(program)
         step = replace(step, costs=found.costs, machine=found.machine)
         step = self._price_again(replace(step, machine=self._compression.as_needed(step)))
-        if step.is_overdrawn:
-            return False  # a search has shown that no plan takes less
+        # A search has shown that no plan takes less, or none was for: nothing is swapped without a backward.
+        if step.is_overdrawn or not step.backwards:
+            return False
         if found.is_off:
             return self._make_measured(step, _describe(found, program))
         if self._is_outgrown(step):
