@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import fx, nn
 
+from lmswap.capture.shapes import by_shape, has_open_sizes
 from lmswap.errors import OptionError, without_path
 from lmswap.execute.step import StepRecord
 from lmswap.hardware.first_calls import make_first_calls
@@ -273,14 +274,14 @@ def compile_backend(
 
     Takes the options of `enable`. `report`, `explain`, `program` and `disable` accept the compiled module.
     """
-    for known, session in _compiled:
-        if known is options:  # torch hands over the same mapping for every graph of one torch.compile call
-            return session(module, inputs)
-    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
-    parsed = Options.from_mapping(options or {})
-    session = _make_session("compiled model", parsed, one_device(tensors), trainable_bytes(tensors))
-    _compiled.append((options, session))
-    return session(module, inputs)
+    # Torch hands over the same mapping for every graph of one torch.compile call.
+    session = next((session for known, session in _compiled if known is options), None)
+    if session is None:
+        tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+        parsed = Options.from_mapping(options or {})
+        session = _make_session("compiled model", parsed, one_device(tensors), trainable_bytes(tensors))
+        _compiled.append((options, session))
+    return by_shape(module, session) if has_open_sizes(module) else session(module, inputs)
 
 
 def _make_session(name: str, options: Options, device: torch.device, trainable_bytes: int) -> Session:

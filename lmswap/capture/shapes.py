@@ -1,0 +1,89 @@
+"""Torch has left sizes of a region open: how is each shape still captured, and planned, by itself?
+
+`torch.compile` does so unless it is told ``dynamic=False``: where an input comes in a second size, as the last batch of
+an epoch does, it traces one graph for all sizes. A byte budget needs numbers. So that graph is copied for the sizes of
+each call, with numbers in the place of what was open.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._guards import TracingContext, tracing
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+_OPEN = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+Compile = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+
+
+def has_open_sizes(region: fx.GraphModule) -> bool:
+    """Whether Dynamo's graph of a region takes sizes, beside tensors, that may be others in the next call."""
+    return any(isinstance(node.meta.get("example_value"), _OPEN) for node in region.graph.find_nodes(op="placeholder"))
+
+
+def by_shape(region: fx.GraphModule, compile_fixed: Compile) -> Callable[..., Any]:
+    """What runs ``region`` through a graph for each kind of arguments; ``compile_fixed`` makes it from fake ones."""
+    known: dict[Hashable, Callable[..., Any]] = {}
+
+    def run(*arguments: Any) -> Any:
+        kind = _kind(arguments)
+        if kind not in known:
+            known[kind] = _compile(region, arguments, compile_fixed)
+        return known[kind](*arguments)
+
+    return run
+
+
+def _kind(arguments: Sequence[Any]) -> Hashable:
+    """What a graph depends on beside what Dynamo's guards look at: sizes, and who shares memory with whom."""
+    first: dict[int, int] = {}  # by tensor and by storage: the place of its first argument
+    return tuple(
+        (
+            argument.shape,
+            argument.stride(),
+            argument.storage_offset(),
+            first.setdefault(id(argument), place),
+            first.setdefault(argument.untyped_storage()._cdata, place),
+        )
+        if isinstance(argument, torch.Tensor)
+        else argument
+        for place, argument in enumerate(arguments)
+    )
+
+
+def _compile(region: fx.GraphModule, arguments: Sequence[Any], compile_fixed: Compile) -> Callable[..., Any]:
+    fake_mode = FakeTensorMode(shape_env=ShapeEnv())
+    fixed, places = _with_sizes(region, arguments, fake_mode)
+    fakes = [node.meta["example_value"] for node in fixed.graph.find_nodes(op="placeholder")]
+    with tracing(TracingContext(fake_mode)):
+        compiled = compile_fixed(fixed, fakes)
+    return lambda *given: compiled(*(given[place] for place in places))
+
+
+def _with_sizes(
+    region: fx.GraphModule, arguments: Sequence[Any], fake_mode: FakeTensorMode
+) -> tuple[fx.GraphModule, list[int]]:
+    """A copy of ``region`` for the sizes of ``arguments``, and the places of those that it still takes: tensors."""
+    fixed, places = copy.deepcopy(region), []
+    inputs = fixed.graph.find_nodes(op="placeholder")
+    for place, (node, argument) in enumerate(zip(inputs, arguments, strict=True)):
+        if isinstance(argument, torch.Tensor):
+            node.meta["example_value"] = fake_mode.from_tensor(argument, static_shapes=True)
+            places.append(place)
+        else:
+            _replace(node, argument)
+            fixed.graph.erase_node(node)
+    fixed.recompile()
+    return fixed, places
+
+
+def _replace(node: fx.Node, value: Any) -> None:
+    for user in list(node.users):
+        user.args = fx.map_arg(user.args, lambda used: value if used is node else used)
+        user.kwargs = fx.map_arg(user.kwargs, lambda used: value if used is node else used)
