@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import lmswap
 from lmswap.commands import bench, diff, doctor, links, plan, profile, verify
-from lmswap.errors import LmswapError
+from lmswap.errors import LmswapError, without_path
 from lmswap.reporting.text import print_result
 
 
@@ -32,6 +32,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGINT
     except LmswapError as error:
         print_result(f"lmswap: {' '.join(str(error).split())}", sys.stderr)
+        return 2
+    except OSError as error:  # of a file that the command was to write, or of what it needs from the system
+        what = f"'{error.filename}' cannot be used: " if error.filename else ""
+        print_result(f"lmswap: {what}{without_path(error)}", sys.stderr)
         return 2
 
 

@@ -335,6 +335,20 @@ def test_bench_hands_everything_after_its_name_on(monkeypatch):
     assert seen == [["--sizes", "144", "--help", "--json"]]
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("verify --json {0} {1}", "lmswap: '{0}' cannot be used: Is a directory"),
+        ("profile --keep {1} -- python {1}", "lmswap: '{1}' cannot be used: File exists"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_named_in_one_line(tmp_path, capsys, line, said):
+    (tmp_path / "train.py").write_text("")
+    places = tmp_path, tmp_path / "train.py"
+    assert cli.main(line.format(*places).split()) == 2
+    assert capsys.readouterr().err == said.format(*places) + "\n"
+
+
 @pytest.mark.parametrize("arguments", [[], ["cure"], ["bench"], ["bench", "resnet"], ["plan", "x.json"]])
 def test_unknown_commands_and_missing_arguments_show_the_usage(arguments, capsys):
     with pytest.raises(SystemExit) as caught:

@@ -26,13 +26,15 @@ from benchmarks.case_study.predict import predict
 from benchmarks.case_study.replicas import run_replicas
 from benchmarks.case_study.results import Evaluation, Origin, Results, Settings
 from benchmarks.case_study.runner import Runner, sharing_cores
+from lmswap.bench.console import make_console
 from lmswap.bench.unet3d import synthetic
 from lmswap.bench.unet3d.brats import DataError
-from lmswap.bench.unet3d.commands.arguments import add_network, positive, size
+from lmswap.bench.unet3d.commands.arguments import add_network, positive, seed, size
+from lmswap.bench.unet3d.ending import run_to_end
 from lmswap.bench.unet3d.evaluate import SCORES
 from lmswap.bench.unet3d.scores import read_scores
 from lmswap.bench.unet3d.study import describe_machine
-from lmswap.errors import LmswapError, OptionError
+from lmswap.errors import OptionError
 from lmswap.hardware.device import default_device, describe_device
 from lmswap.ir.bytesize import parse_bytes
 
@@ -44,22 +46,21 @@ LADDER = {"cpu": (), "cuda": (112, 128, 160, 176, 208, 224, 256)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; 0 if everything finished, 1 if a run failed, 2 for bad input."""
+    """Runs the command line; 0 if everything finished, 1 if a run failed, 2 for bad input, 130 for Ctrl-C."""
     arguments = _parser().parse_args(argv)
-    console = Console()
-    try:
-        if arguments.rendered is not None:
-            results, folder = Results.read(arguments.rendered), arguments.output or arguments.rendered.parent
-            source = arguments.rendered
-        else:
-            folder = arguments.output or Path("case-study-output")
-            source = folder / RESULTS
-            settings = _settings(arguments)
-            with sharing_cores(settings.device, settings.replicas):
-                results = _measure(settings, folder, _command(argv), console)
-    except (DataError, LmswapError) as error:
-        console.print(f"[red]error:[/] {error}", highlight=False)
-        return 2
+    return run_to_end("case study", lambda: _run(arguments, _command(argv), make_console()))
+
+
+def _run(arguments: argparse.Namespace, command: str, console: Console) -> int:
+    if arguments.rendered is not None:
+        results, folder = Results.read(arguments.rendered), arguments.output or arguments.rendered.parent
+        source = arguments.rendered
+    else:
+        folder = arguments.output or Path("case-study-output")
+        source = folder / RESULTS
+        settings = _settings(arguments)
+        with sharing_cores(settings.device, settings.replicas):
+            results = _measure(settings, folder, command, console)
     folder.mkdir(parents=True, exist_ok=True)
     written = write_pages(results, source.name, folder)
     console.print(f"\n[bold]{headline(results)}[/]", highlight=False)
@@ -174,7 +175,7 @@ def _parser() -> argparse.ArgumentParser:
         "--steps", type=positive, metavar="N", help=f"timed steps a run ({STEPS['cpu']}; on a GPU {STEPS['cuda']})"
     )
     add_network(parser)
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of weights and dropout (%(default)s)")
+    parser.add_argument("--seed", type=seed, default=0, metavar="N", help="of weights and dropout (%(default)s)")
     parser.add_argument("--data", metavar="DIR", help="a BraTS folder; default: made subjects")
     parser.add_argument("--evaluation", metavar="DIR", help="what lmswap bench unet3d evaluate wrote")
     parser.add_argument("--output", type=Path, metavar="DIR", help="for everything (case-study-output)")

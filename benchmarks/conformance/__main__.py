@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
-
 from benchmarks.conformance.check import PATHS
 from benchmarks.conformance.results import Results, read_results
 from benchmarks.conformance.run import BREADTH, PACKAGES, Outcome, cases, run_all
 from benchmarks.conformance.table import render
 from benchmarks.peers.results import describe_origin
+from lmswap.bench.console import make_console
 from lmswap.reporting.text import format_seconds
 
 # By the name of a package here: what it is called where it is installed from.
@@ -26,7 +25,7 @@ _DISTRIBUTIONS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs what the arguments choose; leaves conformance_cpu.json and .md, and 1 if something of ours failed."""
-    options, console = _parser().parse_args(argv), Console()
+    options, console = _parser().parse_args(argv), make_console()
     packages = options.packages or [name for name in PACKAGES if _version(name) is not None]
     chosen = cases(packages, options.models, options.paths)
     if not chosen:

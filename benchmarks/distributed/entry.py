@@ -7,11 +7,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from rich.console import Console
-
 from benchmarks.distributed.ranks import Ranks, joined
 from benchmarks.distributed.results import Results
 from benchmarks.distributed.tables import write_page
+from lmswap.bench.console import make_console
 from lmswap.bench.unet3d.brats import DataError
 
 
@@ -45,5 +44,5 @@ def measure(recipe: Callable[[Ranks], Results], record: Path | None) -> int:
 
 def say_on(ranks: Ranks) -> Callable[[str], None]:
     """Prints what all ranks would say, once."""
-    console = Console()
+    console = make_console()
     return (lambda text: console.print(text, highlight=False)) if ranks.rank == 0 else lambda _: None

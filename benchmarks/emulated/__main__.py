@@ -16,10 +16,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from benchmarks.emulated.device import slowed
 from lmswap.bench.compact import to_json
+from lmswap.bench.console import make_console
 from lmswap.bench.unet3d.study import describe_machine
 from tests.emulated_gpu import machine
 
@@ -57,7 +56,7 @@ class _Runs:
 
     def __init__(self) -> None:
         self.done: list[dict[str, Any]] = []
-        self._console = Console()
+        self._console = make_console()
 
     def add(self, network: str, budget: str, budget_bytes: int | None) -> dict[str, Any]:
         """Runs one; ``budget`` is what the table calls it."""

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from benchmarks.first_hour.page import page
 from benchmarks.first_hour.parts import Part, parts
 from lmswap.bench.compact import to_json
+from lmswap.bench.console import make_console
 from lmswap.bench.unet3d.study import describe_machine
 from lmswap.hardware.device import describe_device
 
@@ -34,7 +34,7 @@ DONE = "done"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs what is still to do; 0 if all parts ended well, 2 without a GPU."""
-    arguments, console = _parser().parse_args(argv), Console()
+    arguments, console = _parser().parse_args(argv), make_console()
     if not torch.cuda.is_available():
         console.print("There is no GPU here; DEVICE=emulated rehearses on an emulated one.")
         return 2

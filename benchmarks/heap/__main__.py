@@ -12,10 +12,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks.heap.step import StepRun
+from lmswap.bench.console import make_console
 from lmswap.hardware.device import describe_device
 
 ROOT = Path(__file__).parents[2]
@@ -87,7 +87,7 @@ def main() -> None:
         if len(losses) > 1:
             sys.exit(f"losses at {size}³ differ between runs: {sorted(losses)}")
     summaries = {label: summarize(of_label) for label, of_label in runs.items()}
-    Console().print(make_table(summaries))
+    make_console().print(make_table(summaries))
 
     if arguments.json is not None:
         commit = subprocess.run(

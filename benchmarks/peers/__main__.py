@@ -10,14 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
-
 from benchmarks.peers.cell import REFERENCE, Outcome
 from benchmarks.peers.plot import plot
 from benchmarks.peers.results import Results, describe_origin, read_results
 from benchmarks.peers.run import Choice, run_model
 from benchmarks.peers.tasks import MODELS, SIZES
 from benchmarks.peers.ways import PEERS
+from lmswap.bench.console import make_console
 from lmswap.hardware.device import default_device
 from lmswap.ir.bytesize import format_bytes
 from lmswap.plan import POLICIES
@@ -29,7 +28,7 @@ PERCENTS = (90, 80, 70, 60, 50, 40, 30, 20)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs what the arguments choose; leaves a file for each model, and a picture of all that the folder holds."""
-    options, console = _parser().parse_args(argv), Console()
+    options, console = _parser().parse_args(argv), make_console()
     device = default_device().type
     peers = [name for name in options.peers if PEERS[name].runs_on(device)]
     choice = Choice(options.budgets, options.policies, peers, options.size, device)

@@ -1,4 +1,6 @@
+import errno
 import gzip
+import os
 import sys
 from pathlib import Path
 
@@ -39,6 +41,40 @@ def test_finds_nested_subjects_by_name_and_passes_over_other_files(tmp_path):
     (tmp_path / "HGG" / "case_1" / "._case_1_t1.nii.gz").write_bytes(b"left by a file manager")
     write_subject(tmp_path / "HGG" / "case_1", "case_1_glistr", random_volumes()[:1], suffixes=("GlistrBoost",))
     assert [subject.name for subject in find_subjects(tmp_path)] == ["case_1", "case_3", "case_2"]
+
+
+def test_finds_files_whose_endings_are_in_capitals(tmp_path):
+    make_subject(tmp_path)
+    for path in list((tmp_path / "case_1").iterdir()):
+        path.rename(path.with_name(path.name.upper()))
+    (subject,) = find_subjects(tmp_path)
+    np.testing.assert_array_equal(read_subject(subject).images, random_volumes()[:4])
+
+
+def test_follows_links_to_folders_once_also_where_they_lead_in_a_circle(tmp_path):
+    make_subject(tmp_path / "archive")
+    chosen = tmp_path / "chosen"
+    chosen.mkdir()
+    (chosen / "first").symlink_to(tmp_path / "archive" / "case_1")
+    (chosen / "again").symlink_to(tmp_path / "archive")
+    (chosen / "all").symlink_to(chosen)
+    (subject,) = find_subjects(chosen)
+    assert subject.truth.resolve() == tmp_path / "archive" / "case_1" / "case_1_seg.nii.gz"
+
+
+def test_a_folder_that_may_not_be_read_is_named(tmp_path, monkeypatch):
+    make_subject(tmp_path, "case_1")
+    make_subject(tmp_path, "case_2")
+    scandir = os.scandir
+
+    def refuse(folder):
+        if str(folder).endswith("case_2"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(DataError, match=r"case_2 cannot be listed \(Permission denied\)"):
+        find_subjects(tmp_path)
 
 
 def test_applies_the_scale_of_the_header(tmp_path):
@@ -93,6 +129,23 @@ def nan_volume():
         (4, np.full((12, 10, 8), 5, np.uint8), r"seg\.nii\.gz holds the labels \[5"),
         (4, np.full((12, 10, 8), 1.5, np.float32), r"seg\.nii\.gz holds the labels \[1\.5"),
         (4, np.arange(960).reshape(12, 10, 8).astype(np.uint8) % 5, r"seg\.nii\.gz holds the labels \[0, 1, 2, 3, 4"),
+        (
+            4,
+            np.arange(960).reshape(12, 10, 8).astype(np.int16),
+            r"\[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, …\]; expected",
+        ),
+        (
+            0,
+            np.full((12, 10, 8), 1e300),
+            r"t1\.nii\.gz holds values that .* or too large for float32",
+        ),
+        (0, np.ones((12, 10, 8), np.complex64), r"t1\.nii\.gz holds values of type complex64, not real numbers"),
+        (4, np.ones((12, 10, 8), np.complex64), r"seg\.nii\.gz holds values of type complex64, not real numbers"),
+        (
+            2,
+            np.zeros((12, 10, 8), [(name, np.uint8) for name in "RGB"]),
+            r"flair\.nii\.gz holds values of type .*'R'",
+        ),
     ],
 )
 def test_names_the_file_that_is_wrong(tmp_path, index, volume, message):
@@ -143,8 +196,9 @@ def test_names_every_fault_of_a_subject(tmp_path):
     assert [Path(fault.split()[0]).name for fault in caught.value.faults] == files
 
 
-def test_refuses_images_without_a_brain(tmp_path):
-    write_subject(tmp_path / "case_1", "case_1", [np.zeros((12, 10, 8), np.int16)] * 4 + random_volumes()[4:])
+@pytest.mark.parametrize("value", [0, 1e-6])
+def test_refuses_images_without_a_brain(tmp_path, value):
+    write_subject(tmp_path / "case_1", "case_1", [np.full((12, 10, 8), value, np.float32)] * 4 + random_volumes()[4:])
     with pytest.raises(DamagedSubject, match="case_1 has images that hold nothing but 0"):
         read_subject(find_subjects(tmp_path)[0])
 

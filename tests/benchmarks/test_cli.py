@@ -1,6 +1,9 @@
+import io
+import sys
+
 import pytest
 
-from lmswap.bench.unet3d import cli
+from lmswap.bench.unet3d import cli, demo
 from lmswap.bench.unet3d.commands import compare as command
 from tests.benchmarks.runs import good_runs, make_study
 from tests.benchmarks.scans import make_subject
@@ -38,10 +41,13 @@ def test_the_full_form_reaches_the_comparison(asked, tmp_path):
         ("--sizes 16 128", "16 is not a multiple of 16 from 32 up"),
         ("--sizes 0 128", "'0' is not a positive whole number"),
         ("--sizes 96 96", "names a size twice"),
+        ("--sizes 96 128 --json .", "--json . is a folder"),
         ("--sizes 96 128 --budget 50%", "--budget 50% is not the same for all sizes"),
         ("--sizes 96 128 --budget much", "budget 'much' is not a byte count"),
         ("--sizes 96 128 --budget=-1GiB", "budget must be more than 0 bytes"),
         ("--sizes 96 128 --policy magic", "unknown policy 'magic'"),
+        ("--sizes 96 128 --seed -1", "'-1' is not a whole number from 0 to 2**63 - 1"),
+        ("--sizes 96 128 --seed 9223372036854775808", "is not a whole number from 0"),
         ("--sizes 96 128 --steps -3", "'-3' is not a positive whole number"),
         ("--sizes 96 128 --speed 3", "unrecognized arguments: --speed 3"),
     ],
@@ -59,4 +65,53 @@ def test_scans_that_cannot_be_used_end_the_command_with_their_name(tmp_path, cap
     file = tmp_path / "data" / "case_1" / "case_1_t2.nii.gz"
     file.write_bytes(file.read_bytes()[:-20])
     assert cli.main(f"compare --sizes 32 48 --data {tmp_path / 'data'} --folder {tmp_path / 'out'}".split()) == 2
-    assert "case_1_t2.nii.gz" in capsys.readouterr().out.replace("\n", "")
+    shown = capsys.readouterr()
+    assert "case_1_t2.nii.gz ends in the middle of its data" in shown.err and not shown.out
+
+
+def test_a_name_longer_than_a_terminal_stays_on_its_line(tmp_path, capsys):
+    missing = tmp_path / "folder with a name" / ("n" * 200)
+    assert cli.main(["compare", "--sizes", "32", "48", "--data", str(missing), "--folder", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        f"lmswap: {missing} is not a folder; give the folder that holds the BraTS subjects"
+    ]
+
+
+def test_a_table_is_printed_where_the_output_has_ascii_only(asked, monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="ascii"))
+    assert cli.main(["compare", "--sizes", "96", "128"]) == 0
+    sys.stdout.flush()
+    assert b"128\\xb3 swapped" in written.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ("64", 'as in SIZES="96 128", not "64"'),
+        ("64 80 96", 'not "64 80 96"'),
+        ("small large", "'small' is not a positive whole number"),
+        ("50 60", "50 is not a multiple of 16 from 32 up"),
+        ("128 96", "then a larger one, not 128 96"),
+    ],
+)
+def test_sizes_that_the_demo_cannot_use_are_refused_before_anything_starts(capsys, monkeypatch, sizes, said):
+    monkeypatch.setattr(demo, "compare", lambda *_, **__: pytest.fail("it trained"))
+    assert demo.main(sizes.split()) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "said"),
+    [
+        (KeyboardInterrupt(), 130, "lmswap demo: interrupted\n"),
+        (PermissionError(13, "Permission denied", "x"), 2, "lmswap demo: [Errno 13] Permission denied: 'x'\n"),
+    ],
+)
+def test_a_demo_that_cannot_go_on_says_why_in_a_line(capsys, monkeypatch, end, code, said):
+    def stop(*_, **__):
+        raise end
+
+    monkeypatch.setattr(demo, "compare", stop)
+    assert demo.main(["32", "48"]) == code
+    assert capsys.readouterr().err == said

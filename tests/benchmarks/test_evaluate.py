@@ -213,7 +213,7 @@ def test_damaged_subjects_end_a_training_unless_they_are_to_be_skipped(tmp_path,
     (tmp_path / "scans" / "case_0" / "case_0_t1.nii.gz").unlink()
     line = f"train --size 32 --data {tmp_path}/scans --output {tmp_path}/out --folder {tmp_path}/work --epochs 1"
     assert cli.main(line.split()) == 2
-    said = capsys.readouterr().out.replace("\n", "")
+    said = capsys.readouterr().err
     assert "2 faults in 2 of 4 subjects" in said and "case_2_t2.nii.gz" in said and "no file for t1" in said
     assert not (tmp_path / "out").exists()
     assert cli.main([*line.split(), "--skip-damaged"]) == 0
@@ -230,6 +230,30 @@ def test_an_interrupted_training_says_how_to_go_on(tmp_path, capsys, monkeypatch
     line = f"train --size 32 --data {tmp_path}/scans --output {tmp_path}/out --folder {tmp_path}/work"
     assert cli.main(line.split()) == 130
     assert "The same command goes on" in capsys.readouterr().out
+
+
+def test_a_training_whose_losses_are_no_numbers_names_no_weights(tmp_path, capsys, monkeypatch):
+    make_subject(tmp_path / "scans", "case_1", 1)
+    make_subject(tmp_path / "scans", "case_2", 2)
+    monkeypatch.setattr(train, "_loss", lambda *_: math.nan)
+    line = f"train --size 32 --data {tmp_path}/scans --output {tmp_path}/out --folder {tmp_path}/work --epochs 2"
+    assert cli.main(line.split()) == 1
+    said = capsys.readouterr().out
+    assert "The validation loss is no number in any of 2 epochs" in said and train.BEST not in said
+    assert not (tmp_path / "out" / train.BEST).exists()
+
+
+@pytest.mark.parametrize("option", ["--output", "--folder", "--split"])
+def test_where_nothing_can_be_written_a_training_ends_with_the_name(tmp_path, capsys, option):
+    make_subject(tmp_path / "scans", "case_1", 1)
+    make_subject(tmp_path / "scans", "case_2", 2)
+    (tmp_path / "file").write_text("in the way")
+    given = {"--output": tmp_path / "out", "--folder": tmp_path / "work", option: tmp_path / "file" / "below"}
+    line = ["train", "--size", "32", "--data", str(tmp_path / "scans"), "--epochs", "1"]
+    assert cli.main([*line, *(str(word) for pair in given.items() for word in pair)]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"lmswap: {tmp_path / 'file' / 'below'}")
+    assert "Not a directory" in said or f"File exists: {tmp_path / 'file'}" in said
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from lmswap.bench.unet3d import preprocess
-from lmswap.bench.unet3d.brats import DataError, Volumes, read_subject
+from lmswap.bench.unet3d.brats import DataError, Volumes, find_subjects, read_subject
 from lmswap.bench.unet3d.preprocess import (
     crop,
     foreground_box,
@@ -68,6 +68,15 @@ def test_normalises_each_modality_over_the_data_set(tmp_path):
             np.testing.assert_allclose(cubes.images[subject, modality], (volume - mean) / std, atol=1e-5)
 
 
+def test_a_modality_that_shows_nothing_in_any_subject_is_named(tmp_path):
+    images = random_volumes()
+    images[1] = np.zeros_like(images[1])
+    write_subject(tmp_path / "case_1", "case_1", images)
+    (subject,) = find_subjects(tmp_path)
+    with pytest.raises(DataError, match="t1ce has one value throughout in all 1 subjects"):
+        load_cubes([prepare_cube(subject, 16, tmp_path / "cache")])
+
+
 def test_truth_has_a_channel_for_each_of_1_2_and_4(tmp_path):
     path = prepare_cube(make_subject(tmp_path), 16, tmp_path / "cache")
     labels = as_cube(make_subject(tmp_path)).labels
@@ -94,7 +103,7 @@ def test_a_failure_leaves_no_half_cube(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(np, "savez", full_disk)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(DataError, match=r"case_1-16-.*npz cannot be written \(No space left on device\)"):
         prepare_cube(make_subject(tmp_path), 16, tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
 
@@ -108,8 +117,14 @@ def test_a_cube_knows_where_it_was_cut_from(tmp_path):
     np.testing.assert_array_equal(load_labels(path), resample(crop(whole, place.box), 16).labels)
 
 
-def test_a_damaged_cube_is_named(tmp_path):
+def other_compression(data):
+    entry = data.index(b"PK\x01\x02")
+    return data[: entry + 10] + b"\x63" + data[entry + 11 :]
+
+
+@pytest.mark.parametrize("harm", [lambda data: data[:-100], other_compression])
+def test_a_damaged_cube_is_named(tmp_path, harm):
     path = prepare_cube(make_subject(tmp_path), 16, tmp_path / "cache")
-    path.write_bytes(path.read_bytes()[:-100])
+    path.write_bytes(harm(path.read_bytes()))
     with pytest.raises(DataError, match=rf"{path.name} cannot be read as a prepared cube"):
         load_cubes([path])

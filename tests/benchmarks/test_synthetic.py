@@ -104,7 +104,7 @@ def test_a_failure_leaves_no_half_subject(subject, tmp_path, monkeypatch):
 
     monkeypatch.setattr(synthetic, "make_subject", lambda *_, **__: subject)
     monkeypatch.setattr(nibabel, "save", full_disk)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(DataError, match=r"Synthetic_00000 cannot be written \(No space left on device\)"):
         synthetic.make_subjects(tmp_path / "subjects", 1)
     assert sorted(path.name for path in (tmp_path / "subjects").iterdir()) == ["NOTICE.txt", synthetic.MARKER]
 

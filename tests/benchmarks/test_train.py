@@ -1,4 +1,5 @@
 import csv
+import errno
 import os
 import random
 import shutil
@@ -9,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 
-from lmswap.bench.unet3d import checkpoint, train
+from lmswap.bench.unet3d import checkpoint, predict, train
 from lmswap.bench.unet3d.brats import DataError
 from lmswap.bench.unet3d.dataset import prepare_data
 from lmswap.bench.unet3d.split import draw_split
@@ -204,6 +205,26 @@ def test_a_checkpoint_that_cannot_be_read_is_named(settings, data, content):
         run(settings, data)
 
 
+@pytest.mark.parametrize("harmed", [b"model", b"history", b"little", b"validation subjects"])
+def test_a_checkpoint_with_damaged_bytes_is_named(tmp_path, harmed):
+    torch.save({"model": {"weight": torch.zeros(3)}, "history": [1.5], "validation subjects": ["a"]}, tmp_path / "x.pt")
+    data = (tmp_path / "x.pt").read_bytes()
+    assert harmed in data
+    (tmp_path / "x.pt").write_bytes(data.replace(harmed, b"\xff" * len(harmed)))
+    with pytest.raises(DataError, match=r"x\.pt cannot be read as a training's state"):
+        checkpoint.load_state(tmp_path / "x.pt")
+
+
+def test_a_state_that_is_not_whole_is_named(settings, data):
+    run(replace(settings, epochs=1), data)
+    for name in (CHECKPOINT, BEST):
+        whole = checkpoint.load_state(settings.output / name)
+        for part in ({**whole, "model": {}}, {key: value for key, value in whole.items() if key != "model"}, [whole]):
+            torch.save(part, settings.output / name)
+            with pytest.raises(DataError, match=rf"{name} cannot be read as a training's state"):
+                run(settings, data) if name == CHECKPOINT else predict.load_trained(settings.output, "cpu")
+
+
 def test_a_checkpoint_runs_no_code(tmp_path):
     torch.save({"model": partial(print, "run")}, tmp_path / "bad.pt")
     with pytest.raises(DataError, match=r"bad\.pt cannot be read"):
@@ -214,14 +235,27 @@ def test_a_full_disk_leaves_the_last_checkpoint(settings, data, monkeypatch):
     run(replace(settings, epochs=1), data)
     before = (settings.output / CHECKPOINT).read_bytes()
 
-    def full_disk(_state, file):
-        file.write(b"half")
-        raise OSError(28, "No space left on device")
+    save = torch.save
+
+    def full_disk(state, file):
+        class Full:
+            """Takes a part, then refuses as the system does; torch makes another error of that."""
+
+            def write(self, data):
+                if file.tell() > 100_000:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                return file.write(data)
+
+            def flush(self):
+                file.flush()
+
+        save(state, Full())
 
     monkeypatch.setattr(torch, "save", full_disk)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(DataError, match=r"\.pt cannot be written \(No space left on device\)"):
         run(settings, data)
     assert (settings.output / CHECKPOINT).read_bytes() == before
+    assert not list(settings.output.glob("*.unfinished"))
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import os
 import re
 import zlib
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ import numpy.typing as npt
 MODALITIES = ("t1", "t1ce", "flair", "t2")
 LABELS = (1, 2, 4)  # necrotic core, oedema, enhancing tumour
 TRUTH = "seg"
+FOREGROUND_TOLERANCE = 1e-5  # voxels up to here are background
 
 _KIND_OF_SUFFIX = {
     "t1": "t1", "t1n": "t1",
@@ -36,6 +38,7 @@ _FILE_NAME = re.compile(
 
 
 _MOST_PACKED = 1032  # times that deflate can make a file smaller
+_MOST_LABELS = 10  # that are listed: where images lie in the place of labels there are thousands
 
 
 class DataError(Exception):
@@ -88,12 +91,12 @@ def survey_subjects(root: Path) -> tuple[list[Subject], list[DamagedSubject]]:
     """Lists the subjects anywhere under ``root``, complete ones and others, by folder and name; opens no file.
 
     Raises:
-        DataError: no subjects there.
+        DataError: no subjects there, or a folder that may not be read.
     """
     if not root.is_dir():
         raise DataError(f"{root} is not a folder; give the folder that holds the BraTS subjects")
     found: dict[tuple[Path, str], dict[str, list[Path]]] = {}
-    for path in sorted(root.rglob("*.nii*")):
+    for path in sorted(_files(root)):
         match = _FILE_NAME.fullmatch(path.name)
         if match is not None and path.is_file():
             files = found.setdefault((path.parent, match["case"]), {})
@@ -116,6 +119,22 @@ def survey_subjects(root: Path) -> tuple[list[Subject], list[DamagedSubject]]:
     return subjects, damaged
 
 
+def _files(root: Path) -> Iterator[Path]:
+    """All files under ``root``, each once, also in linked folders: a choice of subjects is often a folder of links."""
+
+    def refuse(error: OSError) -> None:  # else its subjects would be missing without a word
+        raise DataError(f"{error.filename} cannot be listed ({error.strerror}); allow it, or take the folder out")
+
+    seen: set[Path] = set()
+    for folder, inner, names in os.walk(root, onerror=refuse, followlinks=True):
+        real = Path(folder).resolve()
+        if real in seen:  # links lead to it twice, or in a circle
+            inner.clear()
+            continue
+        seen.add(real)
+        yield from (Path(folder, name) for name in names)
+
+
 def _missing_or_doubled(folder: Path, case: str, files: dict[str, list[Path]]) -> Iterator[str]:
     for kind, paths in files.items():
         if len(paths) > 1:
@@ -135,8 +154,9 @@ def read_subject(subject: Subject) -> Volumes:
     """Reads all five volumes; the enhancing tumour is 4 whatever the release calls it.
 
     Raises:
-        DamagedSubject: files are damaged, not 3-D, of another shape than the first, or hold values that are not finite;
-            the images hold nothing, or the truth holds unknown labels or none at all. All faults are named.
+        DamagedSubject: files are damaged, not 3-D, of another shape than the first, or hold values that are not real
+            numbers or not finite ones; the images hold nothing, or the truth holds unknown labels or none at all. All
+            faults are named.
     """
     volumes: dict[Path, npt.NDArray[Any]] = {}
     faults: list[str] = []
@@ -148,7 +168,7 @@ def read_subject(subject: Subject) -> Volumes:
     faults.extend(fault for path in volumes for fault in _volume_faults(path, volumes))
     if subject.truth in volumes:
         faults.extend(_label_faults(subject.truth, volumes[subject.truth]))
-    if not any(path not in volumes or volumes[path].any() for path in subject.images):
+    if not any(path not in volumes or (np.abs(volumes[path]) > FOREGROUND_TOLERANCE).any() for path in subject.images):
         faults.append(f"{subject.images[0].parent} has images that hold nothing but 0; take the subject out")
     if faults:
         raise DamagedSubject(subject.name, faults)
@@ -164,19 +184,18 @@ def _volume_faults(path: Path, volumes: dict[Path, npt.NDArray[Any]]) -> Iterato
             f"{path} has shape {_by(volume.shape)}, but {first.name} has {_by(volumes[first].shape)}; "
             "the volumes of a subject must be 3-D and of one shape"
         )
-    if not np.isfinite(volume).all():
-        yield f"{path} holds values that are not finite numbers"
+    if not (np.abs(volume) <= np.finfo(np.float32).max).all():
+        yield f"{path} holds values that are not finite numbers, or too large for float32"
 
 
 def _label_faults(path: Path, volume: npt.NDArray[Any]) -> Iterator[str]:
     values = set(np.unique(volume).tolist())
+    shown = ", ".join(map(str, sorted(values)[:_MOST_LABELS])) + ", …" * (len(values) > _MOST_LABELS)
     unknown = values - {0, 1, 2, 3, 4}
     if values <= {0}:
         yield f"{path} marks no tumour: all of its {volume.size} voxels are 0; take the subject out"
     elif unknown or {3, 4} <= values:
-        yield (
-            f"{path} holds the labels {sorted(values)}; expected are 0, 1, 2 and either 4 (to 2021) or 3 (since 2023)"
-        )
+        yield f"{path} holds the labels [{shown}]; expected are 0, 1, 2 and either 4 (to 2021) or 3 (since 2023)"
 
 
 def _read_volume(path: Path) -> npt.NDArray[Any]:
@@ -185,11 +204,14 @@ def _read_volume(path: Path) -> npt.NDArray[Any]:
     try:
         image = nibabel.load(path)
         _check_size(path, image)
-        return np.asanyarray(image.dataobj)
+        volume: npt.NDArray[Any] = np.asanyarray(image.dataobj)
     except EOFError as error:
         raise DataError(f"{path} ends in the middle of its data; copy or download it again") from error
     except (OSError, ValueError, LookupError, TypeError, ArithmeticError, zlib.error, *errors) as error:
         raise DataError(f"{path} cannot be read as NIfTI ({error}); copy or download it again") from error
+    if volume.dtype.kind not in "biuf":
+        raise DataError(f"{path} holds values of type {volume.dtype}, not real numbers; convert it")
+    return volume
 
 
 def _check_size(path: Path, image: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,23 +12,34 @@ from typing import Any, BinaryIO
 import torch
 
 from lmswap.bench.unet3d.brats import DataError
+from lmswap.bench.unet3d.files import writing
 
 State = dict[str, Any]
 
 
 def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Gives ``path`` new content; whoever reads it, also after a crash of the machine, finds the old or the new."""
+    """Gives ``path`` new content; whoever reads it, also after a crash of the machine, finds the old or the new.
+
+    Raises:
+        DataError: it cannot be written; the old content is still there.
+    """
     unfinished = path.with_name(f"{path.name}.unfinished")
-    with unfinished.open("wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(unfinished, path)  # noqa: PTH105 - the name of the atomic call
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the new name lasts only once its folder is on the disk
-    finally:
-        os.close(folder)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with unfinished.open("wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(unfinished, path)  # noqa: PTH105 - the name of the atomic call
+        except BaseException:
+            unfinished.unlink(missing_ok=True)  # a full disk is not to hold what nobody reads
+            raise
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the new name lasts only once its folder is on the disk
+        finally:
+            os.close(folder)
 
 
 def save_state(path: Path, state: State) -> None:
@@ -43,12 +53,25 @@ def load_state(path: Path) -> State:
     Raises:
         DataError: it cannot be read, or holds more than such values.
     """
+    with reading(path):
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        if not isinstance(state, dict):
+            raise TypeError(f"it holds a {type(state).__name__}")
+        return state
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Says of what fails inside that ``path`` holds no training's state.
+
+    Raises:
+        DataError: something failed.
+    """
     try:
-        state: State = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
-        reason = str(error).split("\n", 1)[0]
+        yield
+    except Exception as error:  # damaged bytes lead torch's reader to errors of any class
+        reason = (str(error) or type(error).__name__).split("\n", 1)[0]
         raise DataError(f"{path} cannot be read as a training's state ({reason})") from error
-    return state
 
 
 @contextmanager
@@ -56,10 +79,12 @@ def held(folder: Path) -> Iterator[None]:
     """Makes ``folder`` and keeps other processes that ask for it out; the system ends the hold with the process.
 
     Raises:
-        DataError: another process holds it.
+        DataError: another process holds it, or it cannot be written to.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "lock").open("w")
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

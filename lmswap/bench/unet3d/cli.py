@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import sys
 from collections.abc import Sequence
-
-from rich.console import Console
-from rich.markup import escape
 
 from lmswap.bench.unet3d.brats import DataError
 from lmswap.bench.unet3d.commands import compare, evaluate, train
 from lmswap.bench.unet3d.memory import MeasurementError
+from lmswap.reporting.text import print_result
 
 
 def main(argv: Sequence[str]) -> int:
@@ -21,7 +20,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         return int(arguments.run(arguments))
     except (DataError, MeasurementError) as error:
-        Console().print(f"[red]error:[/] {escape(str(error))}", highlight=False)
+        print_result(f"lmswap: {error}", sys.stderr)
         return 2
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,10 +10,12 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from lmswap.bench.console import make_console
 from lmswap.bench.unet3d.brats import DataError
+from lmswap.bench.unet3d.commands.arguments import size
 from lmswap.bench.unet3d.console import ProgressView, print_study
+from lmswap.bench.unet3d.ending import run_to_end
 from lmswap.bench.unet3d.fitting import demo_seconds, fitting_pair, trial_seconds
-from lmswap.bench.unet3d.fresh import RunFailed
 from lmswap.bench.unet3d.plot import plot_step
 from lmswap.bench.unet3d.study import Settings, compare
 from lmswap.bench.unet3d.verdict import judge
@@ -26,14 +29,16 @@ STEPS = 5  # the first warms up, before the fourth it is planned again; seconds 
 
 
 def main(sizes: Sequence[str]) -> int:
-    """Runs the demo, on two other ``sizes`` if they are given; 0 if everything that it claims was measured to be so."""
-    console = Console()
+    """Runs the demo, on two other ``sizes`` if they are given; 0 if everything that it claims was measured to be so.
+
+    1 if not; 2 for what cannot be used, and 130 for Ctrl-C, with a sentence on standard error.
+    """
+    return run_to_end("lmswap demo", lambda: _run(sizes, make_console()))
+
+
+def _run(sizes: Sequence[str], console: Console) -> int:
     gpu = torch.cuda.get_device_name() if default_device().type == "cuda" else ""
-    try:
-        small, large = map(int, sizes) if sizes else GPU_SIZES if gpu else _fitting_pair(console)
-    except (DataError, RunFailed) as error:
-        console.print(f"[red]error:[/] {error}", highlight=False)
-        return 2
+    small, large = _asked(sizes) if sizes else GPU_SIZES if gpu else _fitting_pair(console)
     console.print(
         f"[bold]lmswap demo[/]{gpu and f' on {gpu}'}: {small}³ trains plainly and sets the budget; {large}³, "
         f"{(large / small) ** 3:.2f} × the voxels, then trains plainly, swapped within that budget, and in the same "
@@ -52,12 +57,8 @@ def main(sizes: Sequence[str]) -> int:
         folder=FOLDER,
     )
     command = "make demo" + " DEVICE=emulated" * (gpu == EMULATED) + (f' SIZES="{small} {large}"' if sizes else "")
-    try:
-        with ProgressView(console) as view:
-            study = compare(settings, view.on_event, command=command)
-    except DataError as error:
-        console.print(f"[red]error:[/] {error}", highlight=False)
-        return 2
+    with ProgressView(console) as view:
+        study = compare(settings, view.on_event, command=command)
     study.write(FOLDER / "results.json")
     verdicts = judge(study)
     print_study(console, study, verdicts)
@@ -67,6 +68,21 @@ def main(sizes: Sequence[str]) -> int:
         plot_step(study, large, written[-1])
     console.print(f"\nWritten: {', '.join(map(str, written))}", highlight=False)
     return int(any(verdict.holds is False for verdict in verdicts))
+
+
+def _asked(sizes: Sequence[str]) -> tuple[int, int]:
+    """The sizes that were given.
+
+    Raises:
+        DataError: they are not two that the network takes, the second larger.
+    """
+    try:
+        small, large = map(size, sizes)
+    except (ValueError, argparse.ArgumentTypeError) as error:
+        raise DataError(f'SIZES takes two sizes, as in SIZES="96 128", not "{" ".join(sizes)}": {error}') from error
+    if small >= large:
+        raise DataError(f"SIZES takes the size that sets the budget, then a larger one, not {small} {large}")
+    return small, large
 
 
 def _fitting_pair(console: Console) -> tuple[int, int]:

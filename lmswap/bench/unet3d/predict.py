@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from lmswap.bench.unet3d.brats import LABELS, DataError, require
-from lmswap.bench.unet3d.checkpoint import load_state
+from lmswap.bench.unet3d.checkpoint import load_state, reading
+from lmswap.bench.unet3d.files import writing
 from lmswap.bench.unet3d.network import UNet3d
 from lmswap.bench.unet3d.preprocess import Normalization, Place, resample_labels
 from lmswap.bench.unet3d.recipe import Dtype, autocast
@@ -48,18 +49,19 @@ def load_trained(folder: Path, device: str) -> Trained:
     state = load_state(folder / BEST)
     if state.get("schema") != SCHEMA:
         raise DataError(f"{folder / BEST} has schema {state.get('schema')}, not {SCHEMA}")
-    network = UNet3d(head=state["head"])
-    network.load_state_dict(state["model"])
-    return Trained(
-        name=folder.resolve().name,
-        network=network.to(device).eval(),
-        size=state["size"],
-        dtype=state["dtype"],
-        epoch=state["epoch"],
-        data=state["data"],
-        validation=tuple(state["validation subjects"]),
-        normalization=Normalization(*(np.array(state[name], np.float32) for name in ("means", "stds"))),
-    )
+    with reading(folder / BEST):
+        network = UNet3d(head=state["head"])
+        network.load_state_dict(state["model"])
+        return Trained(
+            name=folder.resolve().name,
+            network=network.to(device).eval(),
+            size=state["size"],
+            dtype=state["dtype"],
+            epoch=state["epoch"],
+            data=state["data"],
+            validation=tuple(state["validation subjects"]),
+            normalization=Normalization(*(np.array(state[name], np.float32) for name in ("means", "stds"))),
+        )
 
 
 @torch.no_grad()
@@ -105,5 +107,6 @@ def scan_affine(path: Path) -> Affine:
 def write_labels(path: Path, labels: Labels, affine: Affine) -> None:
     """Writes labels as a NIfTI volume."""
     nibabel = require("nibabel", "writing NIfTI volumes")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    nibabel.save(nibabel.Nifti1Image(labels, affine), path)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        nibabel.save(nibabel.Nifti1Image(labels, affine), path)

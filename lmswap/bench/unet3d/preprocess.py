@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,9 +22,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lmswap.bench.unet3d.brats import LABELS, DataError, Subject, Volumes, read_subject
+from lmswap.bench.unet3d.brats import (
+    FOREGROUND_TOLERANCE,
+    LABELS,
+    MODALITIES,
+    DataError,
+    Subject,
+    Volumes,
+    read_subject,
+)
+from lmswap.bench.unet3d.files import writing
 
-FOREGROUND_TOLERANCE = 1e-5
 MARGIN = 1
 RECIPE = 2  # raised when the same scans would give other cubes
 
@@ -95,37 +102,57 @@ def prepare_cube(subject: Subject, size: int, cache: Path) -> Path:
     """Makes sure that the cube of a subject is in the cache and returns its file; the values are not normalised yet.
 
     The file's name follows from the scans' names, sizes and times, so changed scans give a new file.
+
+    Raises:
+        DataError: the scans are damaged, or the file cannot be written.
     """
     stamps = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in subject.files]
     key = hashlib.sha256(json.dumps([RECIPE, size, stamps]).encode()).hexdigest()[:16]
     path = cache / f"{subject.name}-{size}-{key}.npz"
-    if not path.exists():
+    with writing(path):  # its name may be longer than the system allows
+        is_there = path.exists()
+    if not is_there:
         whole = read_subject(subject)
         box = foreground_box(whole.images)
         volumes = resample(crop(whole, box), size)
         space = (1, 2, 3)
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=cache, suffix=".unfinished", delete=False) as file:
-            try:
-                np.savez(
-                    file,
-                    images=volumes.images,
-                    labels=volumes.labels,
-                    means=volumes.images.mean(space, dtype=np.float64),
-                    stds=volumes.images.std(space, dtype=np.float64),
-                    box=[(side.start, side.stop) for side in box],
-                    shape=whole.labels.shape,
-                )
-                os.replace(file.name, path)  # noqa: PTH105 - atomic: a reader sees a whole file or none
-            except BaseException:
-                Path(file.name).unlink(missing_ok=True)
-                raise
+        _write_cube(
+            path,
+            images=volumes.images,
+            labels=volumes.labels,
+            means=volumes.images.mean(space, dtype=np.float64),
+            stds=volumes.images.std(space, dtype=np.float64),
+            box=np.array([(side.start, side.stop) for side in box]),
+            shape=np.array(whole.labels.shape),
+        )
     return path
 
 
+def _write_cube(path: Path, **arrays: Any) -> None:
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")  # several processes may share a cache
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with unfinished.open("wb") as file:
+                np.savez(file, **arrays)
+            os.replace(unfinished, path)  # noqa: PTH105 - atomic: a reader sees a whole file or none
+        except BaseException:
+            unfinished.unlink(missing_ok=True)
+            raise
+
+
 def measure_normalization(paths: Sequence[Path]) -> Normalization:
-    """The means over cubes of the volumes' means and of their standard deviations; reads no image."""
+    """The means over cubes of the volumes' means and of their standard deviations; reads no image.
+
+    Raises:
+        DataError: a modality has one value throughout in every subject, so nothing can be normalised by it.
+    """
     means, stds = (np.stack(values) for values in zip(*(_load(path, "means", "stds") for path in paths), strict=True))
+    for modality, spread in zip(MODALITIES, stds.max(axis=0), strict=True):
+        if spread == 0:
+            raise DataError(
+                f"{modality} has one value throughout in all {len(paths)} subjects: these are no scans of it"
+            )
     return Normalization(means.mean(axis=0).astype(np.float32), stds.mean(axis=0).astype(np.float32))
 
 
@@ -160,5 +187,5 @@ def _load(path: Path, *names: str) -> tuple[npt.NDArray[Any], ...]:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return tuple(arrays[name] for name in names)
-    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, ValueError, KeyError, RuntimeError, zipfile.BadZipFile) as error:
         raise DataError(f"{path} cannot be read as a prepared cube ({error}); remove it, it is made again") from error

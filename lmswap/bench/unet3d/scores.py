@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lmswap.bench.unet3d.brats import DataError
+from lmswap.bench.unet3d.files import writing
 
 Labels = npt.NDArray[np.uint8]
 
@@ -64,7 +65,7 @@ def write_scores(path: Path, scores: Sequence[Score]) -> None:
     def shown(value: Any) -> Any:
         return "" if isinstance(value, float) and math.isnan(value) else value
 
-    with path.open("w", newline="") as file:
+    with writing(path), path.open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(field.name for field in fields(Score))
         rows.writerows(map(shown, astuple(score)) for score in scores)
@@ -77,7 +78,7 @@ def read_scores(path: Path) -> tuple[Score, ...]:
         DataError: no such file, or not one of scores.
     """
     try:
-        with path.open(newline="") as file:
+        with path.open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file, strict=True))
         return tuple(
             Score(

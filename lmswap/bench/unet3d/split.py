@@ -41,12 +41,11 @@ def keep_split(path: Path, names: Collection[str], seed: int) -> Split:
     """Reads the split of ``names`` from ``path``; draws and writes it if there is no such file.
 
     Raises:
-        DataError: the file cannot be read, or splits other subjects; says which were added and which are missing.
+        DataError: the file cannot be read or written, or splits other subjects; says which were added and which miss.
     """
     if not path.exists():
         split = draw_split(names, seed)
         text = json.dumps({"schema": SCHEMA, **asdict(split)}, indent=1) + "\n"
-        path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, lambda file: file.write(text.encode()))
         return split
     split = _read(path)

@@ -16,6 +16,7 @@ import torch
 from lmswap.bench.compact import to_json
 from lmswap.bench.unet3d import brats, synthetic
 from lmswap.bench.unet3d.configuration import Configuration, Kind
+from lmswap.bench.unet3d.files import writing
 from lmswap.bench.unet3d.fresh import OnEvent, run_compared
 from lmswap.bench.unet3d.measured import Failure, Run
 from lmswap.bench.unet3d.network import Head
@@ -77,9 +78,14 @@ class Study:
         return next(matches, None)
 
     def write(self, path: Path) -> None:
-        """Writes everything as JSON, schema "lmswap.unet3d/1", in bytes and seconds."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(to_json({"schema": SCHEMA, **asdict(self)}))
+        """Writes everything as JSON, schema "lmswap.unet3d/1", in bytes and seconds.
+
+        Raises:
+            DataError: ``path`` cannot be written.
+        """
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(to_json({"schema": SCHEMA, **asdict(self)}))
 
 
 def compare(settings: Settings, on_event: OnEvent, *, command: str) -> Study:

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lmswap.bench.unet3d.brats import MODALITIES, TRUTH, DataError, require
+from lmswap.bench.unet3d.files import writing
 
 DATA_KIND = "synthetic tumours, not BraTS"
 NAME_PREFIX = "Synthetic_"  # of every made subject
@@ -89,7 +90,9 @@ def make_subjects(root: Path, count: int, *, seed: int = 0) -> None:
     for index in range(count):
         name = subject_name(index)
         if not (root / name).exists():
-            _write_subject(root, name, make_subject(index, seed=seed))
+            subject = make_subject(index, seed=seed)
+            with writing(root / name):
+                _write_subject(root, name, subject)
 
 
 def subject_name(index: int) -> str:
@@ -113,9 +116,10 @@ def _claim(root: Path, seed: int) -> None:
         return
     if root.exists() and any(root.iterdir()):
         raise DataError(f"{root} is not empty and was not made here; name another folder for the made subjects")
-    root.mkdir(parents=True, exist_ok=True)
-    (root / "NOTICE.txt").write_text(NOTICE)
-    marker.write_text(json.dumps(origin))
+    with writing(root):
+        root.mkdir(parents=True, exist_ok=True)
+        (root / "NOTICE.txt").write_text(NOTICE)
+        marker.write_text(json.dumps(origin))
 
 
 def make_subject(index: int, *, seed: int = 0) -> MadeSubject:

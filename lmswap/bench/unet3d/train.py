@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import lmswap
 from lmswap.bench.unet3d.brats import DataError
-from lmswap.bench.unet3d.checkpoint import State, held, load_state, replace_file, save_state
+from lmswap.bench.unet3d.checkpoint import State, held, load_state, reading, replace_file, save_state
 from lmswap.bench.unet3d.dataset import DataSet
 from lmswap.bench.unet3d.loader import Batch, CubeFiles, EpochSampler, training_loader, validation_loader
 from lmswap.bench.unet3d.loss import weighted_dice_loss
@@ -158,7 +158,8 @@ class _Run:
         if (settings.output / CHECKPOINT).exists():
             state = load_state(settings.output / CHECKPOINT)
             _require_same(state, self._identity, settings.output)
-            self._training.load(state)
+            with reading(settings.output / CHECKPOINT):
+                self._training.load(state)
         cubes = {
             part: CubeFiles([data.cubes[name] for name in names], normalization) for part, names in vars(split).items()
         }

@@ -26,6 +26,13 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def seed(text: str) -> int:
+    """A whole number that numpy and torch both take as a seed."""
+    if not text.isdecimal() or int(text) >= 2**63:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 2**63 - 1")
+    return int(text)
+
+
 def add_network(parser: argparse.ArgumentParser) -> None:
     """Declares what a trained network depends on beside the data and the size."""
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32", help="bf16 means autocast (%(default)s)")

@@ -7,9 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
-from lmswap.bench.unet3d.commands.arguments import add_folder, add_network, positive, size
+from lmswap.bench.console import make_console
+from lmswap.bench.unet3d.commands.arguments import add_folder, add_network, positive, seed, size
 from lmswap.bench.unet3d.console import ProgressView, print_study
 from lmswap.bench.unet3d.study import Settings, compare
 from lmswap.bench.unet3d.verdict import judge
@@ -35,7 +34,7 @@ def add_to(commands: Commands) -> None:
     parser.add_argument("--data", type=Path, metavar="DIR", help="a BraTS folder; default: made subjects")
     parser.add_argument("--steps", type=positive, default=5, metavar="N", help="training steps a run (%(default)s)")
     add_network(parser)
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of weights and dropout (%(default)s)")
+    parser.add_argument("--seed", type=seed, default=0, metavar="N", help="of weights and dropout (%(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     add_folder(parser, "subjects, cubes and logs")
     parser.set_defaults(run=partial(run, parser=parser))
@@ -44,7 +43,7 @@ def add_to(commands: Commands) -> None:
 def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Compares; 0 if all runs finished in budget with equal bits, 1 if not."""
     settings = read_settings(arguments, parser)
-    console = Console()
+    console = make_console()
     with ProgressView(console) as view:
         study = compare(settings, view.on_event, command=arguments.command_line)
     verdicts = judge(study)
@@ -58,6 +57,8 @@ def read_settings(arguments: argparse.Namespace, parser: argparse.ArgumentParser
     """Checks what argparse cannot; ends the program with a message and status 2, as argparse does."""
     if arguments.budget is None and len(arguments.sizes) == 1:
         parser.error("one size and no budget leaves nothing to swap: give --budget, or a second, larger size")
+    if arguments.json is not None and arguments.json.is_dir():
+        parser.error(f"--json {arguments.json} is a folder: name a file")
     if len(set(arguments.sizes)) < len(arguments.sizes):
         parser.error("--sizes names a size twice")
     try:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from lmswap.bench.console import make_console
 from lmswap.bench.unet3d.brats import DataError
 from lmswap.bench.unet3d.commands.arguments import add_enable, add_folder, enable_arguments
 from lmswap.bench.unet3d.dataset import made_folder, prepare_data
@@ -46,7 +47,7 @@ def add_to(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Evaluates; 0 when all is written."""
     swapping = enable_arguments(arguments)
-    console = Console()
+    console = make_console()
     models = load_all(arguments.models, default_device().type)
     root = arguments.data or made_folder(arguments.folder)
     with console.status("reading scans") as status:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,16 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 
-from lmswap.bench.unet3d.commands.arguments import add_enable, add_folder, add_network, enable_arguments, positive, size
+from lmswap.bench.console import make_console
+from lmswap.bench.unet3d.commands.arguments import (
+    add_enable,
+    add_folder,
+    add_network,
+    enable_arguments,
+    positive,
+    seed,
+    size,
+)
 from lmswap.bench.unet3d.dataset import DataSet, made_folder, make_data, prepare_data
 from lmswap.bench.unet3d.recipe import MAX_EPOCHS
 from lmswap.bench.unet3d.split import keep_split
@@ -40,16 +50,16 @@ def add_to(commands: Commands) -> None:
     parser.add_argument("--skip-damaged", action="store_true", help="train without subjects that cannot be used")
     parser.add_argument("--epochs", type=positive, default=MAX_EPOCHS, metavar="N", help="at most (%(default)s)")
     add_network(parser)
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of weights, order and dropout (%(default)s)")
+    parser.add_argument("--seed", type=seed, default=0, metavar="N", help="of weights, order and dropout (%(default)s)")
     add_enable(parser, without="plain torch")
     add_folder(parser, "made subjects and cubes")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Trains; 0 when the training is complete, 130 when it was interrupted from the keyboard."""
+    """Trains; 0 when the training is complete, 1 when no epoch was of use, 130 when it was interrupted by Ctrl-C."""
     swapping = enable_arguments(arguments)
-    console = Console()
+    console = make_console()
     data = find_data(arguments, console)
     split = keep_split(arguments.split or arguments.output / "split.json", data.subjects, arguments.seed)
     settings = Settings(
@@ -72,8 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         console.print(f"Stopped. The same command goes on from the checkpoint in {settings.output}", highlight=False)
         return 128 + signal.SIGINT
-    _conclude(console, settings, history)
-    return 0
+    return _conclude(console, settings, history)
 
 
 def find_data(arguments: argparse.Namespace, console: Console) -> DataSet:
@@ -108,11 +117,18 @@ def _announce(console: Console, settings: Settings, data: DataSet) -> None:
     )
 
 
-def _conclude(console: Console, settings: Settings, history: list[Epoch]) -> None:
-    best = min(history, key=lambda epoch: epoch.val_loss)
+def _conclude(console: Console, settings: Settings, history: list[Epoch]) -> int:
+    best = min(
+        (epoch for epoch in history if not math.isnan(epoch.val_loss)), key=lambda each: each.val_loss, default=None
+    )
+    if best is None:
+        lost = f"The validation loss is no number in any of {len(history)} epochs, so no weights were kept"
+        console.print(f"{lost}; the log is {settings.output / LOG}", highlight=False)
+        return 1
     why = "all epochs are done" if len(history) >= settings.epochs else "the validation loss falls no more"
     console.print(
         f"Complete after {len(history)} epochs: {why}. Lowest validation loss {best.val_loss:.4f}, of epoch "
         f"{best.epoch}: its weights are {settings.output / BEST}; the log is {settings.output / LOG}",
         highlight=False,
     )
+    return 0
