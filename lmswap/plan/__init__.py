@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import isfinite
 from typing import Any
 
 from lmswap.analyze.memory import StepMemory
@@ -19,7 +20,7 @@ from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
 from lmswap.plan.auto import plan_auto
 from lmswap.plan.baselines import plan_none, plan_swap_all
-from lmswap.plan.certify import certify
+from lmswap.plan.certify import certify, least_budget
 from lmswap.plan.checkpoint import plan_checkpoint
 from lmswap.plan.memory_budget import plan_memory_budget
 from lmswap.plan.problem import PLANNED_LINK_SHARE, Problem
@@ -87,13 +88,15 @@ def make_plan(
         raise OptionError(f"costs are of {len(costs.seconds)} ops, the program has {len(program.ops)}")
     limits: dict[str, Any] = {"budget_bytes": budget_bytes, "min_swap_bytes": min_swap_bytes}
     certificate = certificate or certify(program, costs, machine, tier=tier, **limits)
+    memory, link = StepMemory(program, costs), machine.tier(tier).link.while_busy
     problem = Problem(
-        StepMemory(program, costs),
+        memory,
         machine,
         machine.tier(tier),
         **limits,
         link_share=link_share,
         target_seconds=certificate.seconds * (1 + _CLOSE_ENOUGH),
+        least_budget=(0, 0) if isfinite(certificate.seconds) else least_budget(memory, link, min_swap_bytes),
     )
     known = _POLICIES[policy].__kwdefaults__ or {}
     if unknown := sorted(set(parameters) - set(known)):

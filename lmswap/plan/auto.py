@@ -63,7 +63,7 @@ def plan_auto(problem: Problem, *, effort: int = 1) -> Plan:
         def plans_of(policies: Iterable[_Policy]) -> list[Plan]:
             return [each for each in threads.map(partial(_attempt, hasty), policies) if isinstance(each, Plan)]
 
-        plans = plans_of(searches[:_NUM_THREADS])
+        plans = [] if problem.is_hopeless else plans_of(searches[:_NUM_THREADS])
         found_seconds = min((plan.predicted_seconds for plan in plans), default=inf)
         if found_seconds > problem.target_seconds:
             is_close = found_seconds <= (1 + _CLOSE) * problem.target_seconds

@@ -9,7 +9,7 @@ import numpy as np
 from lmswap.analyze.memory import Bytes, StepMemory
 from lmswap.ir.certificate import Certificate
 from lmswap.ir.costs import OpCosts
-from lmswap.ir.machine import Machine
+from lmswap.ir.machine import Link, Machine
 from lmswap.ir.program import Program
 from lmswap.plan.dual import Ints, Prices, absences, dual, least_bytes
 from lmswap.plan.prices import best_prices
@@ -43,6 +43,12 @@ def certify(
     prices = best_prices(step, budget_bytes)
     seconds = step.bound(prices)
     return _compact(seconds, cuts, prices) if seconds > trivial.seconds else trivial
+
+
+def least_budget(memory: StepMemory, link: Link, min_swap_bytes: int) -> tuple[int, int]:
+    """The bytes below which no plan goes, by the same proof, and the op where they are needed."""
+    least = least_bytes(memory, absences(memory, link, min_swap_bytes))
+    return int(least.max()), int(least.argmax())
 
 
 def _cuts(memory: StepMemory, least: Bytes, budget_bytes: int) -> Ints:

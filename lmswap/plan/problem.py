@@ -31,6 +31,7 @@ class Problem:
     link_share: float = PLANNED_LINK_SHARE  # of the link's rate that copies are planned for
     target_seconds: float = 0.0  # a plan that takes no more need not be improved
     asks_need: bool = True  # a refusal must carry the smallest budget that fits, which takes several searches to find
+    least_budget: tuple[int, int] = (0, 0)  # bytes below which no plan goes, as far as proved, and the op where
 
     @property
     def link(self) -> Link:
@@ -50,6 +51,11 @@ class Problem:
     def nbytes(self, buffer: int) -> int:
         """Size of a buffer."""
         return self.memory.program.buffers[buffer].nbytes
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether it is proved that no plan fits."""
+        return self.budget_bytes < self.least_budget[0]
 
     def is_crossing(self, gap: Gap) -> bool:
         """Whether a gap leads from a forward segment to a backward one."""

@@ -73,7 +73,8 @@ def plan_search(
         PlanInfeasible: none was found that fits the budget; carries the smallest one that fits, or, where the problem
             does not ask for that, the next one to try.
     """
-    link, small = _make_link(problem, problem.link_share), _small_buffers(problem)
+    link = _make_link(problem, problem.link_share)
+    small = frozenset[int]() if problem.is_hopeless else _small_buffers(problem)
     # What is the step's to its end may exist a second time when its op runs again.
     step, small_bytes = _make_step(problem, small), 2 * sum(map(problem.nbytes, small))
     evaluations = effort * _most_evaluations(len(problem.memory.program.ops)) // (1 if may_swap and may_redo else 3)
@@ -83,13 +84,16 @@ def plan_search(
         target_seconds = problem.target_seconds
         return _core.search(step, link, limits, most_evaluations=evaluations, target_seconds=target_seconds, seed=seed)
 
-    found = search(problem.budget_bytes)
-    if not found.fits and found.excess_bytes <= small_bytes:
-        small, step, small_bytes = frozenset(), _make_step(problem), 0
+    if problem.is_hopeless:  # a search would go on to its end: what is asked for begins with what is proved
+        needed_bytes, worst_op = problem.least_budget
+    else:
         found = search(problem.budget_bytes)
-    if found.fits:
-        return _finish(problem, policy, found, small)
-    needed_bytes, worst_op = problem.budget_bytes + found.excess_bytes, found.worst_op
+        if not found.fits and found.excess_bytes <= small_bytes:
+            small, step, small_bytes = frozenset(), _make_step(problem), 0
+            found = search(problem.budget_bytes)
+        if found.fits:
+            return _finish(problem, policy, found, small)
+        needed_bytes, worst_op = problem.budget_bytes + found.excess_bytes, found.worst_op
     while problem.asks_need and not (found := search(needed_bytes)).fits:
         needed_bytes, worst_op = needed_bytes + found.excess_bytes, found.worst_op
     raise _infeasible(problem, policy, needed_bytes, worst_op)

@@ -1,7 +1,7 @@
 """Does a plan keep every rule? An independent check: shares no code with planner, simulator or analysis.
 
-Naive on purpose: memory is summed anew over all buffers, pairs are compared with pairs. Rules, by the name that a
-`PlanInvalid` carries:
+Naive on purpose: memory is summed anew over all buffers, trips of one buffer are compared in pairs, and so are copies
+whose places overlap. Rules, by the name that a `PlanInvalid` carries:
 
 reruns      in order; of ops that may run twice, after their first run, in a segment that their inputs are handed to;
             every op, in both runs, reads what it reads in the program itself; a second run reads nothing that the
@@ -23,7 +23,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import islice, pairwise
 
 import numpy as np
 
@@ -54,13 +55,16 @@ def verify(program: Program, costs: OpCosts, machine: Machine, plan: Plan) -> No
             uses[buffer].append(op.index)
         for buffer in set(op.writes):
             writes[buffer].append(op.index)
-    for number, swap in enumerate(plan.swaps):
+    trips: dict[int, list[Swap]] = {}  # by buffer: those that were checked
+    for swap in plan.swaps:
+        earlier = trips.setdefault(swap.buffer, [])
         _check_buffer(program, machine, swap)
         _check_order(program, swap)
         _check_residency(swap, uses[swap.buffer])
-        _check_copy(swap, plan.swaps[:number], writes[swap.buffer])
-        _check_overlap(swap, plan.swaps[:number])
-        _check_segments(program, swap, plan.swaps[:number], uses[swap.buffer])
+        _check_copy(swap, earlier, writes[swap.buffer])
+        _check_overlap(swap, earlier)
+        _check_segments(program, swap, earlier, uses[swap.buffer])
+        earlier.append(swap)
     _check_lanes(plan)
     _check_tiers(program, machine, plan)
     peak_bytes = _check_capacity(program, costs, plan, uses)
@@ -163,10 +167,10 @@ def _check_residency(swap: Swap, uses: list[int]) -> None:
         raise PlanInvalid("residency", f"brought back at {swap.first_use}, after its last use", buffer=swap.buffer)
 
 
-def _check_copy(swap: Swap, earlier: tuple[Swap, ...], writes: list[int]) -> None:
+def _check_copy(swap: Swap, earlier: Sequence[Swap], writes: list[int]) -> None:
     copied = swap.out_start
     if copied is None:
-        same_place = [e for e in earlier if (e.buffer, e.tier, e.offset) == (swap.buffer, swap.tier, swap.offset)]
+        same_place = [other for other in earlier if (other.tier, other.offset) == (swap.tier, swap.offset)]
         copied = max((e.out_start for e in same_place if e.out_start is not None), default=None)
     if copied is None:
         raise PlanInvalid("copy", "no copy out, and no earlier one at its place in the tier", buffer=swap.buffer)
@@ -175,14 +179,14 @@ def _check_copy(swap: Swap, earlier: tuple[Swap, ...], writes: list[int]) -> Non
             raise PlanInvalid("copy", f"written after the copy out at {copied}", buffer=swap.buffer, op=write)
 
 
-def _check_overlap(swap: Swap, earlier: tuple[Swap, ...]) -> None:
+def _check_overlap(swap: Swap, earlier: Sequence[Swap]) -> None:
     start = swap.release if swap.out_start is None else swap.out_start
     for other in earlier:
-        if other.buffer == swap.buffer and other.first_use > start:
+        if other.first_use > start:
             raise PlanInvalid("overlap", f"away twice, from {other.release} and {swap.release}", buffer=swap.buffer)
 
 
-def _check_segments(program: Program, swap: Swap, earlier: tuple[Swap, ...], uses: list[int]) -> None:
+def _check_segments(program: Program, swap: Swap, earlier: Sequence[Swap], uses: list[int]) -> None:
     origin = _segment(program, max(use for use in uses if use < swap.release))
     destination = _segment(program, min(use for use in uses if use >= swap.first_use))
     start = swap.release if swap.out_start is None else swap.out_start
@@ -200,7 +204,7 @@ def _check_segments(program: Program, swap: Swap, earlier: tuple[Swap, ...], use
             buffer=swap.buffer,
         )
     if swap.out_start is None:
-        returned = max(other.first_use for other in earlier if other.buffer == swap.buffer)
+        returned = max(other.first_use for other in earlier)
         if not origin.start <= returned < origin.stop:
             raise PlanInvalid(
                 "segments",
@@ -250,16 +254,17 @@ def _check_tiers(program: Program, machine: Machine, plan: Plan) -> None:
         if swap.out_start is not None:
             held.append([swap.out_start, swap.first_use])
         held[-1][1] = swap.first_use  # without a copy out, what the last one left is read once more
-    blocks = [
+    blocks = sorted(
         (tier, offset, offset + program.buffers[buffer].nbytes, start, stop, buffer)
         for (tier, offset, buffer), held in copies.items()
         for start, stop in held
-    ]
+    )
     for index, (tier, low, high, start, stop, buffer) in enumerate(blocks):
-        for other_tier, other_low, other_high, other_start, other_stop, other in blocks[:index]:
-            shares_place = buffer != other and tier == other_tier and low < other_high and other_low < high
-            if shares_place and start <= other_stop and other_start <= stop:
-                raise PlanInvalid("tier", f"shares its place with buffer {other}", buffer=buffer)
+        for other_tier, other_low, other_high, other_start, other_stop, other in islice(blocks, index + 1, None):
+            if other_tier != tier or other_low >= high:  # nor does any that follows share its place
+                break
+            if buffer != other and low < other_high and start <= other_stop and other_start <= stop:
+                raise PlanInvalid("tier", f"shares its place with buffer {buffer}", buffer=other)
 
 
 def _check_capacity(program: Program, costs: OpCosts, plan: Plan, uses: dict[int, list[int]]) -> int:

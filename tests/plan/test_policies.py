@@ -16,6 +16,7 @@ from lmswap.ir.machine import Host
 from lmswap.ir.plan import Decision
 from lmswap.ir.schedule import schedule
 from lmswap.plan import POLICIES, auto, make_plan, price_again, search, simulate, verify
+from lmswap.plan.certify import least_budget
 from tests.ir.build import build, unit_machine
 from tests.ir.strategies import machines, steps
 from tests.models import quick_of
@@ -342,6 +343,23 @@ def test_what_would_fit_is_searched_for_only_where_that_is_asked(asks_need, monk
         search.plan_search(problem_of(CHAIN, 3, asks_need=asks_need), policy="search")
     assert budgets == ([3, 4, 5, 6] if asks_need else [3])
     assert refusal.value.needed_bytes == budgets[-1] + (not asks_need)
+
+
+def test_nothing_is_searched_for_in_less_than_is_proved_to_be_needed(monkeypatch):
+    budgets, limits = [], search._limits
+
+    def note(problem, *, budget_bytes=None, **options):
+        budgets.append(budget_bytes)
+        return limits(problem, budget_bytes=budget_bytes, **options)
+
+    monkeypatch.setattr(auto, "plan_exactly", lambda *_, **__: None)
+    monkeypatch.setattr(search, "_limits", note)
+    with pytest.raises(PlanInfeasible) as refusal:
+        plan_of("auto", CHAIN, 2)
+    problem = problem_of(CHAIN, 2)
+    least_bytes, op = least_budget(problem.memory, problem.link, problem.min_swap_bytes)
+    assert min(filter(None, budgets)) == least_bytes == refusal.value.needed_bytes
+    assert f"op {op} " in refusal.value.where
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partialmethod
 
 import pytest
 from hypothesis import given
@@ -208,3 +211,35 @@ def test_any_plan_made_by_the_rules_is_accepted_and_simulated_to_the_same_peak(c
     step, plan = case
     peak_bytes = simulate(step.program, step.costs, machine, plan).peak_bytes
     verify(step.program, step.costs, machine, replace(plan, predicted_peak_bytes=peak_bytes))
+
+
+class _Counted(int):
+    """A number that counts how often any of its kind is compared."""
+
+    num_compared = 0
+
+    def _compare(self, other: int, compare: Callable[[int, int], bool]) -> bool:
+        _Counted.num_compared += 1
+        return compare(int(self), int(other))
+
+    __eq__ = partialmethod(_compare, compare=operator.eq)
+    __lt__ = partialmethod(_compare, compare=operator.lt)
+    __ge__ = partialmethod(_compare, compare=operator.ge)
+    __hash__ = int.__hash__
+
+
+def test_copies_of_other_buffers_in_other_places_are_not_compared_in_pairs():
+    count = 200
+    forward = "\n".join(f"f{n} 1: x -> a{n}" for n in range(count))
+    backward = "\n".join(f"g{n} 1: a{n} t -> b{n}" for n in reversed(range(count)))
+    step = build(f"forward\n{forward}\nbackward\n{backward}", tangents="t")
+    swaps = []
+    for n in reversed(range(count - 1)):
+        buffer, back = _Counted(step.id(f"a{n}")), step.op(f"g{n}")
+        swaps.append(swap(buffer, n + 1, n + 1, back, back, offset=_Counted(4096 * n)))
+    plan = Plan("hand-made", 2**20, tuple(swaps), 1.0, 0, {"host": 4096 * count})
+    machine = unit_machine(capacity=4096 * count)
+    peak_bytes = simulate(step.program, step.costs, machine, plan).peak_bytes
+    _Counted.num_compared = 0
+    verify(step.program, step.costs, machine, replace(plan, predicted_peak_bytes=peak_bytes))
+    assert count < _Counted.num_compared < count**2 // 4  # sorted, not each with each
