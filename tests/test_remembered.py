@@ -24,6 +24,7 @@ from lmswap.plan.certify import certify
 from lmswap.session import lessons, planner
 from lmswap.session.allowance import Allowance, Budget
 from lmswap.session.notes import Notes
+from tests.ir.build import build
 from tests.models import CASES, LARGE, Case, tight_budget
 
 SMALL = 4096
@@ -306,6 +307,8 @@ class FakeMemory:
     total_bytes = free_bytes = staticmethod(lambda: 2**30)
     used_bytes = staticmethod(lambda: 16 * 2**20)
     reusable_bytes = staticmethod(lambda: 4 * 2**20)
+    used_tensor_bytes = staticmethod(lambda: 2**20)
+    trim = staticmethod(lambda: None)
 
 
 @pytest.mark.parametrize(
@@ -325,6 +328,16 @@ def test_a_growth_comes_out_of_the_margin_as_far_as_that_goes(base, reserve, mar
     assert (grown.base_bytes, grown.margin_bytes) == tuple(2**20 * nbytes for nbytes in expected)
     assert replace(grown, grown_bytes=0) == planned
     assert budget.with_growth(grown, small * 2**20, 0) == grown  # read again, it counts once
+
+
+@pytest.mark.parametrize(
+    ("device", "num_ops", "margin"), [("cpu", 1000, 64), ("cpu", 2048, 104), ("cpu", 4096, 184), ("cuda", 4096, 32)]
+)
+def test_the_code_of_a_large_program_is_reserved_where_it_takes_the_devices_memory(device, num_ops, margin):
+    views = [f"v{n} 0: a{n} ->" for n in range(num_ops)]  # ops that make nothing count for nothing
+    step = build("\n".join(["forward", *(f"f{n} 1: x -> a{n}" for n in range(num_ops)), *views]))
+    budget = Budget(Options.parse("1GiB"), device, FakeMemory(), 0, notes=Notes("Net"))
+    assert budget.allowance(step.program, step.costs).margin_bytes == margin * 2**20
 
 
 def leaving(nbytes: int, planned: Allowance) -> Allowance:

@@ -57,7 +57,7 @@ def test_it_is_told_once_until_the_excess_grows_by_more_than_a_quarter():
 
 def test_planning_again_is_no_news_in_a_step_like_one_that_was_told_of():
     overruns = Overruns("Net")
-    overruns.captured_in(5)
+    overruns.prepared_in(5)
     with pytest.warns(BudgetExceeded, match="step 4"):
         tell(overruns, step(4, 120))
     tell(overruns, step(5, 121))
@@ -77,7 +77,7 @@ def test_planning_again_is_no_news_in_a_step_like_one_that_was_told_of():
 )
 def test_the_likely_reason_is_said_and_each_reason_by_itself(ended, circumstances, reason):
     overruns = Overruns("Net")
-    overruns.captured_in(2)
+    overruns.prepared_in(2)
     with pytest.warns(BudgetExceeded, match="captured"):
         tell(overruns, step(2, 119))
     if ended.number > 2:

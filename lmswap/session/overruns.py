@@ -12,7 +12,7 @@ from lmswap.session.notes import warn
 # An excess is told of again when it is by more than this share of itself larger than what was told.
 _GROWTH_TOLD = 0.25
 
-_CAPTURED = "graphs were captured or plans made in it, which takes memory that later steps do not need"
+_PREPARED = "graphs were captured, timed or planned in it, which takes memory that later steps do not need"
 _UNPLANNED = "it was like no step before it and followed no plan; the next like it has one"
 _APART = "its graphs were planned apart, or ran in another order than they were planned for"
 _INFERENCE = "it had no backward, and nothing of a forward alone is swapped"
@@ -26,11 +26,11 @@ class Overruns:
     def __init__(self, model: str) -> None:
         self._model = model
         self._told_bytes: dict[str, int] = {}  # excess by reason
-        self._captured_in: set[int] = set()  # numbers of steps
+        self._prepared_in: set[int] = set()  # numbers of steps
 
-    def captured_in(self, step: int) -> None:
-        """In that step graphs are captured, or plans made."""
-        self._captured_in.add(step)
+    def prepared_in(self, step: int) -> None:
+        """In that step graphs are captured, timed or planned."""
+        self._prepared_in.add(step)
 
     def tell(
         self, step: EndedStep, *, budget_bytes: int, num_models: int, is_hooked: bool, is_as_planned: bool
@@ -45,8 +45,8 @@ class Overruns:
             return
         reason = self._reason(step, num_models=num_models, is_hooked=is_hooked, is_as_planned=is_as_planned)
         told = self._told_bytes
-        # Capturing comes on top of what else exceeds the budget: that is told of by itself, not again.
-        told_bytes = max(told.values(), default=0) if reason == _CAPTURED else told.get(reason, 0)
+        # What that takes comes on top of what else exceeds the budget: that is told of by itself, not again.
+        told_bytes = max(told.values(), default=0) if reason == _PREPARED else told.get(reason, 0)
         if excess_bytes <= (1 + _GROWTH_TOLD) * told_bytes:
             return
         self._told_bytes[reason] = excess_bytes
@@ -61,8 +61,8 @@ class Overruns:
     def _reason(self, step: EndedStep, *, num_models: int, is_hooked: bool, is_as_planned: bool) -> str:
         forwards = Counter(graph for graph, phase in step.sequence if phase == "forward")
         most = max(forwards.values(), default=0)
-        if step.number in self._captured_in:
-            return _CAPTURED
+        if step.number in self._prepared_in:
+            return _PREPARED
         if not step.trains:
             return _INFERENCE
         if most > 1:

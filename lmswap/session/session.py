@@ -88,8 +88,7 @@ class Session:
             undoing.pop_all()
         self.losses = LossMeter(self.memory)
         self._overruns = Overruns(name)
-        for choice in describe_choices(options, device, opened):
-            self.notes.append(choice)
+        self.notes.extend(describe_choices(options, device, opened))
         self.graphs: list[CapturedGraph | SavedSequence] = []
         planner = Planner(
             options, self.tier, engine=self.engine, memory=self.memory, losses=self.losses, notes=self.notes
@@ -128,7 +127,7 @@ class Session:
         """The Dynamo backend: takes one graph, gives what runs instead of it."""
         graph = CapturedGraph(self, len(self.graphs), module)
         self.graphs.append(graph)
-        self._overruns.captured_in(self.recorder.num_steps + 1)
+        self._overruns.prepared_in(self.recorder.num_steps + 1)
         try:
             with without_hooks(), told(f"{self.name}: tracing, timing and planning what has not run before"):
                 refuse_streams(module)
@@ -254,6 +253,8 @@ class Session:
             released = graph.handover.released if isinstance(graph, CapturedGraph) and is_alone else frozenset()
             if self._lessons.draw(shown, released):
                 self._compile(shown.graphs)
+            if self.recorder.times_ops:
+                self._overruns.prepared_in(self.recorder.num_steps + 1)
 
     def begins(self, backward: AtWork) -> AtWork:
         """A backward is about to run."""
@@ -341,7 +342,8 @@ class Session:
         self.plans.make(indices, joined, costs, self.plans.remembered(joined.program))
 
     def _compile(self, indices: tuple[int, ...]) -> None:
-        self._overruns.captured_in(self.recorder.num_steps + 1)
+        self._overruns.prepared_in(self.recorder.num_steps + 1)
         self.recorder.forget_curves()
         for index in indices:
             self.graphs[index].compile(self.graphs[index].fakes, follows=indices)
+        self.memory.collect()
