@@ -60,6 +60,7 @@ def refuse(*_, **__):
 
 
 def test_the_second_start_neither_times_ops_nor_plans_and_gives_the_same_bits(monkeypatch):
+    train(policy="none")  # a process finds 30 to 45 MiB more in use at its first trace, which imports much of torch
     expected, first = train()
     assert first.plan_origin.startswith("made in")
     monkeypatch.setattr("lmswap.session.planner.make_plan", refuse)
@@ -70,7 +71,7 @@ def test_the_second_start_neither_times_ops_nor_plans_and_gives_the_same_bits(mo
     assert "Plan: from cache; step" in str(second)
     assert second.decisions == first.decisions
     assert second.bound_seconds == first.bound_seconds
-    assert plan_files()[0].stat().st_mode & 0o777 == 0o600
+    assert {path.stat().st_mode & 0o777 for path in plan_files()} == {0o600}
 
 
 @pytest.mark.parametrize(
