@@ -26,7 +26,7 @@ from lmswap.capture.asked import describe_questions, heard_questions
 from lmswap.capture.dressed import call_undressed, is_dressed
 from lmswap.capture.fakes import unlogged_failures
 from lmswap.capture.lower import tensors
-from lmswap.capture.recompiles import MAX_GRAPHS, TRACING, Recompiles, compile_call, too_many
+from lmswap.capture.recompiles import MAX_GRAPHS, TRACING, CompiledCall, Recompiles, too_many
 from lmswap.capture.surroundings import Surroundings, computes_otherwise_without_gradients
 from lmswap.capture.whole import ROUNDED_OTHERWISE, whole_functions
 from lmswap.eager.actions import PlannedEvents
@@ -77,9 +77,10 @@ class ModelCall:
             session.notes.append('path: saved-tensor hooks for the whole model, as asked for by compiler="eager"')
         else:
             session.has_hooks = True
-            self._compiled = compile_call(model, session)
+            self._compiled = CompiledCall(model, session)
             session.runs_uncaptured = session.options.compiler == "fx"
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # also where somebody compiles the code that calls it
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's outputs; see `nn.Module.__call__`."""
         if getattr(self._inside, "is_running", False):  # the model calls itself

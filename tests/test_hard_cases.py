@@ -392,6 +392,34 @@ def test_checkpoint_inside_of_the_model(path, use_reentrant):
         def forward(self, x):
             return checkpoint(self.inner, torch.tanh(x), use_reentrant=use_reentrant)
 
+    report = check(lambda: Net(Saving()), path)
+    is_served_by_hooks = any("path: saved-tensor hooks" in note for note in report.notes)
+    assert is_served_by_hooks == (path == "eager")
+
+
+class Attending(nn.Module):
+    """Draws in ops with one result and in one with several."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(8, 24)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x.flatten(2).transpose(1, 2)).chunk(3, -1)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=0.2)
+        mixed = nn.functional.rrelu(nn.functional.alpha_dropout(mixed, 0.1, training=True), training=True)
+        return x + (mixed + torch.rand_like(mixed) * mixed).transpose(1, 2).unflatten(2, x.shape[2:])
+
+
+def test_what_a_checkpoint_inside_of_the_model_draws_is_drawn_once(path):
+    class Saving(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Attending()
+
+        def forward(self, x):
+            return checkpoint(self.inner, torch.tanh(x), use_reentrant=False)
+
     check(lambda: Net(Saving()), path)
 
 

@@ -96,3 +96,84 @@ def test_a_model_that_fails_only_under_tracing_is_served_by_hooks():
     (note,) = [note for note in report.notes if note.startswith("path:")]
     assert "RuntimeError when making fake tensor call" in note
     lmswap.disable(model)
+
+
+class Picky(nn.Module):
+    """Refuses small batches, as code does that checks its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 8)
+
+    def forward(self, x):
+        hidden = torch.tanh(self.first(x)).exp()
+        if len(x) < 8:
+            raise ValueError("batch too small")
+        return self.second(hidden)
+
+
+@pytest.mark.parametrize("policy", ["swap_all", "recompute"])
+def test_an_error_that_the_models_code_raises_does_not_take_it_off_its_graphs(policy):
+    def drive(model):
+        found = []
+        for size in (64, 64, 4, 64, 32, 4, 64):
+            try:
+                loss = model(torch.randn(size, 64)).square().mean()
+            except ValueError as error:
+                found.append(torch.tensor(len(str(error))))
+                continue
+            loss.backward()
+            found += [loss.detach(), *(p.grad.clone() for p in model.parameters())]
+            model.zero_grad()
+        return found
+
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    expected = drive(Picky())
+    torch.manual_seed(0)
+    model = lmswap.enable(Picky(), policy=policy, min_swap_bytes=2048)
+    assert all(map(torch.equal, drive(model), expected))
+    report = lmswap.report(model)
+    assert not any("path:" in note for note in report.notes)
+    assert report.swapped_out_bytes > 0 or policy == "recompute"
+    lmswap.disable(model)
+
+
+def test_an_interrupt_while_it_is_traced_does_not_take_a_model_off_its_graphs():
+    torch.compiler.reset()
+    model = lmswap.enable(Net(), policy="swap_all", min_swap_bytes=2048)
+    model(batch()).square().mean().backward()
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    handle = model.register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        model(batch())
+    handle.remove()
+    model(batch()).square().mean().backward()
+    assert not any("path:" in note for note in lmswap.report(model).notes)
+    assert lmswap.report(model).swapped_out_bytes > 0
+    lmswap.disable(model)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_torch_compile_of_an_enabled_model_leaves_it_as_it_is(path):
+    def drive(model, call):
+        torch.manual_seed(0)
+        found = []
+        for _ in range(3):
+            model.zero_grad()
+            call(batch()).square().mean().backward()
+            found += [p.grad.clone() for p in model.parameters()]
+        return found
+
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    plain = Net()
+    expected = drive(plain, plain)
+    torch.manual_seed(0)
+    model = swapping(Net(), path)
+    assert all(map(torch.equal, drive(model, torch.compile(model, backend="aot_eager")), expected))
+    assert lmswap.report(model).swapped_out_bytes > 0
+    lmswap.disable(model)

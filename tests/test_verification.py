@@ -64,6 +64,7 @@ def test_verified_steps_are_the_same_steps_and_all_of_them_is_counted(name):
     assert verified.num_gradients >= 3 * num_parameters
     assert verified.num_outputs >= 3
     assert verified.num_plain_outputs >= 3
+    assert bool(verified.not_beside_plain) == (name == "shared_views")
     if name != "shared_views":  # its outputs are views of what the graph gives, whose gradients plain torch never has
         assert verified.num_plain_gradients >= 3 * num_parameters
     assert verified.num_transfers == verified.num_poisoned > 0

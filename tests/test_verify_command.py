@@ -92,6 +92,51 @@ def test_a_script_that_shows_nothing_has_an_exit_code_of_its_own(verify, enable,
     assert ("that Inductor compiles" in " ".join(printed.split())) == ("inductor" in enable)
 
 
+RETURNS = """
+    import torch, lmswap
+    from torch import nn
+    class Returns(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.mix = nn.Linear(64, 64), nn.Linear(64, 64)
+        def forward(self, x):
+            tokens = self.embed(x)
+            mixed = torch.tanh(self.mix(torch.tanh(self.mix(torch.tanh(tokens)))))
+            return {outputs}
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    model = lmswap.enable(Returns(), policy="swap_all", min_swap_bytes=4096)
+    for _ in range(2):
+        sum(one.square().mean() for one in model(torch.randn(32, 16, 64))).backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("outputs", "left_out"),
+    [
+        ("tokens, tokens[:, 0], mixed", "gradients of the graph of"),
+        ("tokens[:, 0], tokens.flatten(), mixed[:, 1:], mixed[0]", "gradients of the graph of"),
+        ("mixed[:, 1:], mixed.transpose(0, 1)", "gradients of the graph of"),
+        ("mixed, mixed[:, 0], mixed.exp()", "gradients of views that are outputs of the graph of"),
+        ("mixed.view(2, -1).unbind()", ""),
+        ("tokens[:, 0], mixed", ""),
+        ("*(torch._dynamo.graph_break() or ()), mixed.view(-1), self.mix(mixed).exp()", ""),
+    ],
+)
+def test_only_what_was_compared_with_plain_torch_is_said_to_be_that_of_plain_torch(verify, outputs, left_out):
+    code, printed, found = verify(RETURNS.format(outputs=outputs))
+    (model,) = found["models"]
+    said = " ".join(printed.split())
+    assert model["num_plain_outputs"] > 0
+    assert len(model["not_beside_plain"]) == bool(left_out)
+    assert code == found["exit_code"] == (NOTHING_VERIFIED if left_out else 0), said
+    assert ("results are those of plain torch" in said) == (not left_out)
+    assert ("named above, were not compared with plain torch" in said) == bool(left_out)
+    if left_out:
+        assert f"not compared with plain torch: {left_out} embed." in said
+        assert "and 3 other inputs (outputs are views" in said
+
+
 def test_under_saved_tensor_hooks_what_comes_back_is_compared(verify):
     enable = ENABLE.replace(")", ", compiler='eager')")
     code, printed, found = verify(script(enable, end="print(lmswap.report(model))"))

@@ -19,11 +19,11 @@ from torch._functorch._aot_autograd.schemas import MemoryFormatMeta, PlainTensor
 from torch._functorch.partitioners import default_partition
 from torch._guards import TracingContext
 
-from lmswap.capture.arrival import Arrival, trains_together
-from lmswap.capture.draws import keep_states, settle_draws
+from lmswap.capture.arrival import Arrival
+from lmswap.capture.draws import keep_states, save_drawn, settle_draws
 from lmswap.capture.gates import hand_on
 from lmswap.capture.retrace import retrace
-from lmswap.capture.sums import SummedInside
+from lmswap.capture.sums import VIEWS, SummedInside, adds_views_first
 from lmswap.capture.tangents import Tangents, allow_other_layouts, guess_again
 from lmswap.capture.whole import whole_operators
 from lmswap.errors import CaptureError
@@ -75,8 +75,7 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Graph
     own_parameters = parameters_of(module)
     coming: list[Tangents] = []  # of the region's backward, if it has one
     arrival = Arrival()
-    if trains_together():
-        arrival.listen(module)
+    arrival.listen(module)
 
     def partition(
         joint: fx.GraphModule,
@@ -85,10 +84,13 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Graph
         num_fwd_outputs: int,
         **rest: Any,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        if adds_views_first(joint.graph, num_fwd_outputs):
+            handler.note(VIEWS)
         allow_other_layouts(joint.graph)
         retrace(joint.graph, _copy_mutated_inputs(joint.graph), handler.made)
         retrace(joint.graph, guess_again(joint.graph), handler.made)
         settle_draws(joint.graph)
+        save_drawn(joint.graph)
         forward, backward = default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **rest)
         keep_states(forward.graph)
         handler.training(forward, backward, num_fwd_outputs, own_parameters(forward.graph))

@@ -1,10 +1,11 @@
-"""In which order do gradients arrive, where processes sum theirs on arrival, and how early?
+"""In which order do gradients arrive, where somebody looks at them on arrival, and how early?
 
-Autograd takes up what a captured backward gives in an order of its own. But DistributedDataParallel fills its buckets
-in the order of the first step, and how a sum over more than two processes is rounded depends on where in its bucket a
-number lies. So gradients arrive in the order of eager torch: it is read off the region's autograd graph when that is
-traced, and kept by nodes that pass gradients on, the last of which runs first. Those that a part of the backward makes
-go through a gate of their own, so that they are summed while the next part computes; see `lmswap.capture.gates`.
+Autograd takes up what a captured backward gives in an order of its own. But hooks of parameters may draw random numbers
+or step an optimizer, and DistributedDataParallel fills its buckets in the order of the first step: how a sum over more
+than two processes is rounded depends on where in its bucket a number lies. So gradients arrive in the order of eager
+torch: it is read off the region's autograd graph when that is traced, and kept by nodes that pass gradients on, the
+last of which runs first. Where processes sum them, those that a part of the backward makes go through a gate of their
+own, so that they are summed while the next part computes; see `lmswap.capture.gates`.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Arrival:
 
     def in_order(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """The region's real ``inputs``, through which gradients arrive in that order."""
-        if not (self._order and torch.is_grad_enabled()):
+        if not (self._order and torch.is_grad_enabled() and (trains_together() or any(map(_is_heard, inputs)))):
             return inputs
         given = list(inputs)
         groups = self._groups([position for position, value in enumerate(given) if _trains(value)])
@@ -100,6 +101,11 @@ def _made_by(value: Any) -> Node | None:
 
 def _trains(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
+
+
+def _is_heard(value: Any) -> bool:
+    """Whether hooks are told of its gradient, before it is accumulated or after."""
+    return isinstance(value, Tensor) and bool(value._backward_hooks or value._post_accumulate_grad_hooks)
 
 
 def _run(roots: Iterable[Node], leaves: Iterable[Node]) -> list[Node]:

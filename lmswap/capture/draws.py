@@ -5,9 +5,12 @@ With its state beside it, an op that draws can run a second time and give the sa
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import CheckpointPolicy
 
 from lmswap.errors import CaptureError
 from lmswap.execute import ops
@@ -41,6 +44,18 @@ def settle_draws(joint: fx.Graph) -> None:
         memory, node.kwargs = node.kwargs["like"], {"dtype": drawn.dtype, "device": drawn.device}
         if memory.op == "call_function" and not memory.users and not is_random(memory):
             joint.erase_node(memory)
+
+
+def save_drawn(joint: fx.Graph) -> None:
+    """Lets what is drawn inside of `torch.utils.checkpoint` be saved; a plan may still have it drawn again.
+
+    Torch would draw it again from a state whose size it leaves open.
+    """
+    for node in joint.nodes:
+        if node.op == "call_function" and "recompute" in node.meta and is_random(node):
+            results = [user for user in node.users if user.target is operator.getitem]
+            for result in (node, *results):
+                result.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 
 def keep_states(forward: fx.Graph) -> None:

@@ -19,6 +19,7 @@ from torch._inductor.lowering import make_fallback
 from torch._inductor.virtualized import V
 
 from lmswap.capture.aot import GraphHandler, allow_retain_graph, boxed, parameters_of, refuse_rewriters
+from lmswap.capture.arrival import Arrival
 from lmswap.capture.order import chain_calls, check_order
 from lmswap.errors import CaptureError
 from lmswap.execute import ops
@@ -57,7 +58,8 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Compi
         CaptureError: as in `lmswap.capture.aot.compile_region`, or Inductor did not keep swap ops at their place.
     """
     refuse_rewriters()
-    own_parameters = parameters_of(module)
+    own_parameters, arrival = parameters_of(module), Arrival()
+    arrival.listen(module)
 
     def compile_graph(graph: fx.GraphModule, examples: Sequence[Any], **how: Any) -> BoxedFunction:
         phase = "inference" if how.get("is_inference") else "backward" if how.get("is_backward") else "forward"
@@ -81,7 +83,7 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Compi
         inner_compile=compile_graph,  # type: ignore[arg-type]
         config_patches={**AS_TRACED, "custom_partitioner_fn": _Partitioner(handler, own_parameters)},
     )
-    return region  # type: ignore[no-any-return]
+    return lambda *arguments: region(*arrival.in_order(arguments))
 
 
 class _Partitioner(CustomPartitionerFn):

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch._dynamo import trace_rules
+from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, TorchRuntimeError
 from torch._dynamo.external_utils import wrap_inline
-from torch._dynamo.utils import get_compilation_metrics
+from torch._dynamo.utils import counters, get_compilation_metrics
 
 from lmswap.capture.whole import AS_CALLED
 
@@ -80,16 +81,41 @@ def _why() -> str:
     return f"of the last trace, '{condition.strip()}' did not hold any more"
 
 
-def compile_call(model: nn.Module, backend: Callable[..., Any]) -> Callable[..., Any]:
+class CompiledCall:
     """What `nn.Module.compile` makes, but also for modules of torch itself (nn.Sequential), which Dynamo passes by.
 
     It is to be called under `TRACING`.
     """
-    call: Callable[..., Any] = model._call_impl
-    if trace_rules.check(model.forward):
-        call = wrap_inline(call)
-    compiled: Callable[..., Any] = torch.compile(call, backend=backend, dynamic=False, **_recompile_arguments())
-    return compiled
+
+    def __init__(self, model: nn.Module, backend: Callable[..., Any]) -> None:
+        call: Callable[..., Any] = model._call_impl
+        self._call = wrap_inline(call) if trace_rules.check(model.forward) else call
+        self._backend, self._num_made = backend, 0
+        self._make()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's outputs, by its graphs."""
+        num_traced = _num_traced()
+        try:
+            return self._compiled(*args, **kwargs)
+        except (BackendCompilerFailed, FailOnRecompileLimitHit, TorchRuntimeError):  # of the trace itself
+            raise
+        except BaseException:
+            # Torch does not look again at code that raised while it was traced, though it has traces of it that serve.
+            if _num_traced() != num_traced and self._num_made < MAX_GRAPHS:
+                self._make()
+            raise
+
+    def _make(self) -> None:
+        self._compiled: Callable[..., Any] = torch.compile(
+            self._call, backend=self._backend, dynamic=False, **_recompile_arguments()
+        )
+        self._num_made += 1
+
+
+def _num_traced() -> int:
+    """How many frames torch has traced in this process, or tried to."""
+    return int(counters["frames"]["total"])
 
 
 def _recompile_arguments() -> dict[str, Any]:

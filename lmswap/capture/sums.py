@@ -1,11 +1,12 @@
 """Which gradients does a backward sum by itself, and autograd goes on to sum? Noticed: plain torch adds in one row.
 
-Plain torch has ``(elsewhere + first use) + second use``, a graph ``elsewhere + (first use + second use)``.
+Plain torch has ``(elsewhere + first use) + second use``, a graph ``elsewhere + (first use + second use)``. And outputs
+that share memory torch makes again outside of a graph, where autograd adds their gradients before a graph adds others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -16,6 +17,12 @@ from lmswap.capture.arrival import taker
 from lmswap.capture.gates import End
 from lmswap.capture.whole import ROUNDED_OTHERWISE
 from lmswap.execute.parts import Handing, Results
+
+VIEWS = (
+    f"{ROUNDED_OTHERWISE}: a graph returns several views of one tensor, whose gradients are added up before those of "
+    "its uses in the model; plain torch adds all in one row; return clones of all but one of them to have its bits"
+)
+_Sum = int | tuple[Any, ...]  # one gradient, or several in the order in which they are added
 
 
 class SummedInside:
@@ -68,6 +75,78 @@ class SummedInside:
 
         disable: Callable[..., Any] = torch.compiler.disable  # a model may run a backward where Dynamo traces it
         handle = self._handles[position] = node.register_prehook(disable(arrives))
+
+
+def adds_views_first(joint: fx.Graph, num_outputs: int) -> bool:
+    """Whether plain torch adds gradients of the first ``num_outputs`` outputs, the forward's, in another order."""
+    (output,) = joint.find_nodes(op="output")
+    returned = output.args[0][:num_outputs]
+    descriptions = output.meta.get("desc") or [None] * num_outputs
+    outputs = {
+        node: position
+        for position, (node, description) in enumerate(zip(returned, descriptions, strict=False))
+        if not hasattr(description, "base_of")  # which the graph gives for the views alone
+    }
+    uses = _Uses(joint, set(filter(_has_gradient, returned)), outputs)
+    bases = (node for node in dict.fromkeys(returned) if _has_gradient(node) and not _is_view(node))
+    return any(uses.plainly(base) != uses.views_first(base) for base in bases if base.op != "placeholder")
+
+
+class _Uses:
+    """In which order gradients of a tensor's uses in a joint graph are added: in that of autograd, the newest first."""
+
+    def __init__(self, joint: fx.Graph, returned: set[fx.Node], outputs: dict[fx.Node, int]) -> None:
+        """``outputs`` says which output a node is of those that the model returns, ``returned`` by the graph."""
+        self._outputs, self._number = outputs, {node: number for number, node in enumerate(joint.nodes)}
+        self._is_trained: set[fx.Node] = set()  # by what is returned
+        for node in reversed(joint.nodes):
+            if node in returned or (_has_gradient(node) and not self._is_trained.isdisjoint(node.users)):
+                self._is_trained.add(node)
+
+    def plainly(self, base: fx.Node) -> _Sum | None:
+        """As plain torch adds: an output's own comes first, and a view sums its own before it hands them on."""
+        own = [-1 - self._outputs[base]] if base in self._outputs else []
+        return _sum([*own, *(self.plainly(use) if _is_view(use) else self._number[use] for use in self._of(base))])
+
+    def views_first(self, base: fx.Node) -> _Sum | None:
+        """As autograd does where it makes the outputs that are views of ``base`` again, from ``base`` alone."""
+        own = [-1 - self._outputs[base]] if base in self._outputs else []
+        return _sum([*own, *sorted(-1 - position for position in self._views(base)), *self._inside(base)])
+
+    def _inside(self, base: fx.Node) -> Iterable[_Sum | None]:
+        return (_sum([*self._inside(use)]) if _is_view(use) else self._number[use] for use in self._of(base))
+
+    def _views(self, base: fx.Node) -> Iterable[int]:
+        for view in filter(_is_view, self._of(base)):
+            yield from [self._outputs[view]] if view in self._outputs else []
+            yield from self._views(view)
+
+    def _of(self, node: fx.Node) -> list[fx.Node]:
+        return sorted(self._is_trained & node.users.keys(), key=lambda use: -self._number[use])
+
+
+def _sum(terms: Iterable[_Sum | None]) -> _Sum | None:
+    """The sum of ``terms`` from left to right; two that round alike are equal."""
+    found = [term for term in terms if term is not None]
+    first = sorted(found[:2], key=lambda term: (isinstance(term, int), str(term)))  # of two the order is all one
+    if len(found) < 2:
+        return found[0] if found else None
+    if isinstance(first[0], tuple) and isinstance(first[1], int):
+        return (*first[0], first[1], *found[2:])
+    return (*first, *found[2:])
+
+
+def _is_view(node: fx.Node) -> bool:
+    """Whether it shows its input's memory, as one tensor: the pieces of `chunk` torch takes as they are."""
+    return bool(getattr(node.target, "is_view", False)) and isinstance(node.meta.get("val"), Tensor)
+
+
+def _has_gradient(result: Any) -> bool:
+    """Whether a gradient goes through it, if one comes in."""
+    if not isinstance(result, fx.Node) or result.target is torch.ops.aten.detach.default:
+        return False
+    made = result.meta.get("val")
+    return not isinstance(made, Tensor) or made.is_floating_point() or made.is_complex()
 
 
 def _is_sum(result: Any) -> bool:

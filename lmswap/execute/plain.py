@@ -6,12 +6,13 @@ autograd. It gets copies of the inputs and the same random state, and its backwa
     inputs ──► copies ──► module of the region ──► outputs ─────────── must be those of its graphs
     gradients of the outputs ──► torch.autograd.grad ──► gradients ─── must be those of its graphs
 
-A result that plain torch does not repeat cannot be compared: this is tried whenever a difference is found.
+A result that plain torch does not repeat cannot be compared: this is tried whenever a difference is found. Nor can the
+gradients of outputs that are views which torch made outside of the graphs: those of the views themselves nobody sees.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,11 @@ from lmswap.ir.verified import Verified
 
 Region = Callable[..., Sequence[Any]]
 Gradients = tuple[torch.Tensor | None, ...]
+
+_MOST_VIEWS = 8  # between an output and the node of the graphs
+_VIEWS = "outputs are views that torch makes of what the graphs give"
+_TWICE = "they are themselves differentiated"
+_NO_COPIES = "its inputs cannot be copied, since they share memory or are no plain tensors"
 
 
 class _Given(torch.autograd.Function):
@@ -112,6 +118,7 @@ class PlainTorch:
 
     def _run(self, graphs: Region, arguments: Sequence[Any]) -> Sequence[Any]:
         if not _can_be_copied(arguments):
+            self._leaves_out("outputs and gradients", range(len(arguments)), _NO_COPIES)
             return graphs(*arguments)
         before = generator_states(self._device)
         run = self._plain(arguments, before)
@@ -152,7 +159,8 @@ class PlainTorch:
 
     def _watch(self, run: _Run, edges: Sequence[Any], outputs: Sequence[Any]) -> None:
         """Compares the gradients that the graphs' backward will give."""
-        node = next((function for function in map(_function, outputs) if is_captured(function)), None)
+        ends = [edge[0] for edge in edges if edge is not None]
+        node = next(filter(None, (_captured_node(output, ends) for output in outputs)), None)
         if node is None:
             return
         of: dict[int, int] = {}  # of outputs that are the same tensor, one gets the gradient
@@ -162,11 +170,17 @@ class PlainTorch:
         numbers = {edge: number for number, edge in enumerate(node.next_functions) if edge[0] is not None}
         into = {position: numbers[edge] for position, edge in enumerate(edges) if edge in numbers}
 
+        has_views = any(_captured_node(output, ends) is node is not _function(output) for output in outputs)
+
         def ran(made: Gradients, given: Gradients) -> None:
-            if torch.is_grad_enabled() or any(g is not None and i not in of for i, g in enumerate(given)):
-                return  # a second derivative, or an output that was returned as a view of what the graphs gave
             if all(gradient is None for gradient in given):
                 return
+            is_unseen = any(gradient is not None and number not in of for number, gradient in enumerate(given))
+            if torch.is_grad_enabled() or is_unseen:
+                self._leaves_out("gradients", into, _VIEWS if is_unseen else _TWICE)
+                return
+            if has_views:  # of another output: the sum of both came in
+                self._leaves_out("gradients of views that are outputs", into, _VIEWS)
             states = generator_states(self._device)
             expected = run.gradients(of, given, list(into))
             set_generator_states(states, self._device)
@@ -177,6 +191,14 @@ class PlainTorch:
 
         disable: Callable[..., Any] = torch.compiler.disable  # as in `lmswap.capture.twice`
         node.register_hook(disable(ran))
+
+    def _leaves_out(self, what: str, inputs: Iterable[int], why: str) -> None:
+        """Says that ``what`` of the graph that has those ``inputs`` is not compared."""
+        names = [self._names[position] for position in inputs]
+        others = f" and {len(names) - 1} other inputs" if len(names) > 1 else ""
+        text = f"{what} of the graph of {names[0] if names else 'no inputs'}{others} ({why})"
+        if text not in self._verified.not_beside_plain:
+            self._verified.not_beside_plain.append(text)
 
     def _compare(
         self, names: Sequence[str], expected: Sequence[Any], actual: Sequence[Any], again: Callable[[], Sequence[Any]]
@@ -254,6 +276,18 @@ def _version(argument: Any) -> int:
 
 def _function(output: Any) -> Any:
     return output.grad_fn if isinstance(output, torch.Tensor) else None
+
+
+def _captured_node(output: Any, ends: Collection[Any]) -> Any:
+    """The node of the graphs that ``output`` comes from, maybe through views; None if it is of an input (``ends``)."""
+    node = _function(output)
+    for _ in range(_MOST_VIEWS):
+        if node is None or node in ends:
+            return None
+        if is_captured(node):
+            return node
+        node = node.next_functions[0][0] if node.next_functions else None
+    return None
 
 
 def _edge(argument: Any) -> Any:

@@ -12,10 +12,10 @@ class Verified:
     """What was checked of one model so far; transfers are copies, each way one, blocks memory that was given up.
 
     ``num_plain_outputs`` and ``num_plain_gradients`` count what was compared with plain torch, of which
-    ``rounded_otherwise`` names what differs as the report's note says. ``unrepeatable`` names results that were not
-    compared, since the step without swaps does not repeat them either; ``num_differences`` counts results and transfers
-    that were not what they should have been. ``may_go_another_way``: the model's code asks whether it is compiled,
-    and only what it does then was compared.
+    ``rounded_otherwise`` names what differs as the report's note says; ``not_beside_plain`` says what was not compared
+    with it, and why. ``unrepeatable`` names results that were not compared, since the step without swaps does not
+    repeat them either; ``num_differences`` counts results and transfers that were not what they should have been.
+    ``may_go_another_way``: the model's code asks whether it is compiled, and only what it does then was compared.
     """
 
     model: str
@@ -32,6 +32,7 @@ class Verified:
     num_differences: int = 0
     unrepeatable: list[str] = field(default_factory=list)
     rounded_otherwise: list[str] = field(default_factory=list)
+    not_beside_plain: list[str] = field(default_factory=list)
     may_go_another_way: bool = False
 
     @property
@@ -52,6 +53,8 @@ class Verified:
             text += f"; not compared, since it differs without swaps too: {'; '.join(self.unrepeatable)}"
         if self.rounded_otherwise:
             text += f"; rounded otherwise than by plain torch, see the notes: {'; '.join(self.rounded_otherwise)}"
+        if self.not_beside_plain:
+            text += f"; not compared with plain torch: {'; '.join(self.not_beside_plain)}"
         if self.may_go_another_way:
             text += "; only what its code does when it is compiled was compared, see the notes"
         return text

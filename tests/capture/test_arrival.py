@@ -1,4 +1,4 @@
-"""Gradients arrive in the order in which they do in plain torch, where processes train together."""
+"""Gradients arrive in the order in which they do in plain torch, where hooks or other processes wait for them."""
 
 import pytest
 import torch
@@ -35,8 +35,11 @@ def cases():
     yield "recurrent", lambda: nn.LSTM(8, 8, 2), lambda: torch.randn(4, 2, 8)
 
 
-@pytest.fixture
-def together(tmp_path):
+@pytest.fixture(params=["alone", "together"])
+def _processes(request, tmp_path):
+    if request.param == "alone":
+        yield
+        return
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
@@ -67,9 +70,38 @@ def _by_and_by(request, monkeypatch):
     monkeypatch.setattr(parts, "_LEAST_BYTES", 1 if request.param else 2**40)
 
 
-@pytest.mark.usefixtures("together", "_by_and_by")
+@pytest.mark.usefixtures("_processes", "_by_and_by")
 @pytest.mark.parametrize(("make", "inputs"), [pytest.param(*case[1:], id=case[0]) for case in cases()])
 def test_gradients_arrive_in_the_order_of_plain_torch(make, inputs):
     expected = arrivals(make, inputs, is_enabled=False)
     assert arrivals(make, inputs, is_enabled=True) == expected
     assert len(expected) > 3
+
+
+def noisy_gradients(*, is_late: bool, **options):
+    """Gradients to which hooks add noise, in a model with ``options``, or a plain one."""
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    model, found = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 8)), []
+    if options:
+        lmswap.enable(model, min_swap_bytes=1, **options)
+    for step in range(5):
+        if step == (2 if is_late else 0):
+            for parameter in model.parameters():
+                parameter.register_hook(lambda gradient: gradient + torch.randn_like(gradient))
+        model.zero_grad()
+        model(torch.randn(64, 64)).square().mean().backward()
+        found += [parameter.grad.clone() for parameter in model.parameters()]
+    lmswap.disable(model)
+    return found
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("compiler", ["fx", "eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_hooks_that_draw_numbers_draw_those_of_plain_torch(compiler, is_late):
+    expected = noisy_gradients(is_late=is_late)
+    actual = noisy_gradients(is_late=is_late, policy="swap_all", compiler=compiler)
+    if compiler == "inductor":  # which rounds otherwise
+        assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(actual, expected, strict=True))
+    else:
+        assert all(map(torch.equal, actual, expected))
