@@ -22,7 +22,7 @@ from lmswap.ir.timeline import Timeline
 from lmswap.ir.verified import Verified
 from lmswap.logs import log_as_asked
 from lmswap.modelcall import ModelCall
-from lmswap.modules import check_module, one_device, parameters_of, trainable_bytes
+from lmswap.modules import check_apart, check_module, one_device, parameters_of, trainable_bytes
 from lmswap.options import Options
 from lmswap.reporting import Explanation, Report, make_explanation, make_report
 from lmswap.session import PlannedStep, Session
@@ -125,6 +125,7 @@ def enable(
         together=together,
     )
     check_module(model)
+    check_apart(model, _sessions)
     parameters = parameters_of(model)
     device = one_device([*parameters, *model.buffers()])
     disable(model)

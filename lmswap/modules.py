@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
@@ -30,6 +30,20 @@ def check_module(model: object) -> None:
             f"nn.DataParallel copies the model to {len(model.device_ids)} devices in each call, lmswap manages one; "
             "use torch.nn.parallel.DistributedDataParallel, with a process for each device, or device_ids of one"
         )
+
+
+def check_apart(model: nn.Module, enabled: Iterable[nn.Module]) -> None:
+    """Raises OptionError if one of the ``enabled`` modules is inside of ``model``, or has it inside."""
+    for other in enabled:
+        for outer, inner in ((model, other), (other, model)):
+            path = next((path for path, module in outer.named_modules() if module is inner and path), None)
+            if path is not None:
+                name = type(outer).__name__
+                first = f"lmswap.disable {name}" if inner is model else f"lmswap.disable its module '{path}'"
+                raise OptionError(
+                    f"{name} and its module '{path}' cannot both be enabled, as two plans would move the same tensors: "
+                    f"{first} first"
+                )
 
 
 def parameters_of(model: nn.Module) -> list[nn.Parameter]:

@@ -42,7 +42,8 @@ class Uncalled:
                 sentence = (
                     f"{name} is enabled, and an optimizer has trained it, but {name} itself was never called: lmswap "
                     "manages what model(...) runs, so the step took as much memory as without lmswap. Call model(...) "
-                    "instead of another method, or enable the submodule that is called"
+                    "instead of another method or of what torch.compile has made of it, or enable the submodule that "
+                    "is called"
                 )
                 warn(sentence, NotManaged)
 

@@ -6,9 +6,10 @@ import traceback
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import lmswap
-from lmswap.errors import OptionError
+from lmswap.errors import CaptureError, OptionError
 from tests.test_hard_cases import PATHS, Net, batch, swapping
 
 
@@ -176,4 +177,30 @@ def test_torch_compile_of_an_enabled_model_leaves_it_as_it_is(path):
     model = swapping(Net(), path)
     assert all(map(torch.equal, drive(model, torch.compile(model, backend="aot_eager")), expected))
     assert lmswap.report(model).swapped_out_bytes > 0
+    lmswap.disable(model)
+
+
+def test_a_model_and_a_module_inside_of_it_are_not_both_enabled():
+    model = nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.Tanh()), nn.Linear(8, 8))
+    lmswap.enable(model[0])
+    with pytest.raises(
+        OptionError, match=r"its module '0' cannot both be .*: lmswap\.disable its module '0' first"
+    ):
+        lmswap.enable(model)
+    lmswap.enable(model[1])  # beside it, another one may be
+    lmswap.disable(model[0])
+    lmswap.disable(model[1])
+    lmswap.enable(model)
+    lmswap.enable(model)  # anew
+    with pytest.raises(
+        OptionError, match=r"its module '0\.0' cannot both be .*: lmswap\.disable Sequential first"
+    ):
+        lmswap.enable(model[0][0])
+    lmswap.disable(model)
+
+
+def test_a_checkpoint_around_an_enabled_model_is_named():
+    model = lmswap.enable(nn.Linear(8, 8))
+    with pytest.raises(CaptureError, match=r"torch\.utils\.checkpoint around it"):
+        checkpoint(model, torch.randn(4, 8), use_reentrant=False)
     lmswap.disable(model)

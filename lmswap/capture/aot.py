@@ -226,8 +226,9 @@ def refuse_rewriters() -> None:
         )
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         raise CaptureError(
-            "saved-tensor hooks surround the model's call (torch.autograd.graph.saved_tensors_hooks or save_on_cpu): "
-            "they would move the same tensors again; leave that context, lmswap takes its place"
+            "saved-tensor hooks surround the model's call (torch.autograd.graph.saved_tensors_hooks or save_on_cpu, or "
+            "torch.utils.checkpoint around it): they would move the same tensors again; leave that context, lmswap "
+            "takes its place"
         )
 
 
