@@ -101,7 +101,8 @@ def enable(
             ``together=False``. No collective is issued.
 
     Raises:
-        OptionError: an argument cannot be read or cannot be had on this device.
+        OptionError: an argument cannot be read or cannot be had on this device, or a module inside of ``model``, or
+            around it, is enabled.
         TierError: the tier's memory or directory cannot be used.
         DriverError: the device, or the other GPU, cannot be used.
         PlanMismatch: ``plan`` is for another device, or by the first call of the model, for another step.
@@ -125,7 +126,7 @@ def enable(
         together=together,
     )
     check_module(model)
-    check_apart(model, _sessions)
+    check_apart(model, _sessions.keyrefs())  # a list: other threads may enable models meanwhile
     parameters = parameters_of(model)
     device = one_device([*parameters, *model.buffers()])
     disable(model)

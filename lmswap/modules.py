@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import gc
+import weakref
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -32,18 +34,30 @@ def check_module(model: object) -> None:
         )
 
 
-def check_apart(model: nn.Module, enabled: Iterable[nn.Module]) -> None:
+def check_apart(model: nn.Module, enabled: Sequence[weakref.ref[nn.Module]]) -> None:
     """Raises OptionError if one of the ``enabled`` modules is inside of ``model``, or has it inside."""
-    for other in enabled:
+    if _why_not_apart(model, enabled):
+        gc.collect()  # what nobody holds any more nobody can disable, and cycles keep it until now
+        why = _why_not_apart(model, enabled)
+        if why:
+            raise OptionError(why)
+
+
+def _why_not_apart(model: nn.Module, enabled: Sequence[weakref.ref[nn.Module]]) -> str:
+    for reference in enabled:
+        other = reference()
+        if other is None:
+            continue
         for outer, inner in ((model, other), (other, model)):
             path = next((path for path, module in outer.named_modules() if module is inner and path), None)
             if path is not None:
                 name = type(outer).__name__
                 first = f"lmswap.disable {name}" if inner is model else f"lmswap.disable its module '{path}'"
-                raise OptionError(
+                return (
                     f"{name} and its module '{path}' cannot both be enabled, as two plans would move the same tensors: "
                     f"{first} first"
                 )
+    return ""
 
 
 def parameters_of(model: nn.Module) -> list[nn.Parameter]:

@@ -127,6 +127,47 @@ def test_who_asks_around_the_enabled_module_is_told_where_it_is():
     lmswap.disable(inner)
 
 
+def test_a_model_that_is_held_no_more_does_not_keep_its_modules_from_being_enabled():
+    gc.collect()
+    gc.disable()  # it lies in a cycle: else a collection by chance may take it
+    try:
+        inner = nn.Linear(4, 4)
+        lmswap.enable(nn.Sequential(inner, nn.Tanh()))
+        assert lmswap.enable(inner) is inner
+        outer = nn.Sequential(inner, nn.Tanh())
+        with pytest.raises(OptionError, match="Sequential and its module '0' cannot both be enabled"):
+            lmswap.enable(outer)
+        assert outer._compiled_call_impl is None
+    finally:
+        gc.enable()
+    lmswap.disable(inner)
+    lmswap.disable(lmswap.enable(outer))
+
+
+def test_models_that_share_a_module_or_parameters_are_enabled_each_by_itself():
+    shared, alike = nn.Linear(4, 4), nn.Linear(4, 4)
+    alike.weight = shared.weight
+    models = [nn.Sequential(shared), nn.Sequential(nn.Tanh(), shared), alike]
+    for model in models:
+        lmswap.enable(model)
+    for model in models:
+        lmswap.disable(model)
+
+
+def test_another_thread_may_enable_a_model_while_one_is_looked_through():
+    others = []
+
+    class Slow(nn.Linear):
+        def named_modules(self, *given, **named):
+            others.append(lmswap.enable(nn.Linear(4, 4)))  # as another thread does
+            return super().named_modules(*given, **named)
+
+    first = lmswap.enable(nn.Linear(4, 4))
+    model = lmswap.enable(Slow(4, 4))
+    for each in (first, model, *others):
+        lmswap.disable(each)
+
+
 def test_a_signal_that_raises_as_a_copy_starts_leaves_the_memory_to_the_copy():
     model = nn.Sequential(nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 256), nn.Tanh())
     lmswap.enable(model, policy="swap_all", min_swap_bytes=SMALL, link="2MB/s")

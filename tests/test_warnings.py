@@ -149,6 +149,15 @@ def test_a_model_that_is_trained_but_never_called_is_told_of_once():
     lmswap.disable(model)
 
 
+def test_a_model_of_which_only_what_torch_compile_made_is_called_is_told_of():
+    torch.compiler.reset()
+    model = lmswap.enable(nn.Sequential(nn.Linear(4, 4)))  # of torch's own modules it takes the forward, not the call
+    torch.compile(model, backend="aot_eager")(torch.randn(2, 4)).square().mean().backward()
+    with pytest.warns(NotManaged, match=r"itself was never called: .* or of what torch\.compile has made of it"):
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+    lmswap.disable(model)
+
+
 def test_a_model_that_is_called_and_optimizers_of_others_are_not_told_of():
     torch.compiler.reset()
     model, other = lmswap.enable(Net()), nn.Linear(4, 4)
