@@ -23,7 +23,8 @@ class HighWater:
     def watch(self) -> Watch:
         """Starts to watch from now on."""
         watch = Watch(self)
-        self._watches.add(watch)
+        with self._lock:  # another thread's restart goes through them
+            self._watches.add(watch)
         watch.restart()
         return watch
 
