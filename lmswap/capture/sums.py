@@ -105,20 +105,23 @@ class _Uses:
 
     def plainly(self, base: fx.Node) -> _Sum | None:
         """As plain torch adds: an output's own comes first, and a view sums its own before it hands them on."""
-        own = [-1 - self._outputs[base]] if base in self._outputs else []
-        return _sum([*own, *(self.plainly(use) if _is_view(use) else self._number[use] for use in self._of(base))])
+        uses = (self.plainly(use) if _is_view(use) else self._number[use] for use in self._of(base))
+        return _sum([*self._own(base), *uses])
 
     def views_first(self, base: fx.Node) -> _Sum | None:
         """As autograd does where it makes the outputs that are views of ``base`` again, from ``base`` alone."""
-        own = [-1 - self._outputs[base]] if base in self._outputs else []
-        return _sum([*own, *sorted(-1 - position for position in self._views(base)), *self._inside(base)])
+        return _sum([*self._own(base), *sorted(self._views(base)), *self._inside(base)])
+
+    def _own(self, node: fx.Node) -> list[int]:
+        """The gradient that comes from outside, if the model returns it: by its place, before all uses."""
+        return [-1 - self._outputs[node]] if node in self._outputs else []
 
     def _inside(self, base: fx.Node) -> Iterable[_Sum | None]:
         return (_sum([*self._inside(use)]) if _is_view(use) else self._number[use] for use in self._of(base))
 
     def _views(self, base: fx.Node) -> Iterable[int]:
         for view in filter(_is_view, self._of(base)):
-            yield from [self._outputs[view]] if view in self._outputs else []
+            yield from self._own(view)
             yield from self._views(view)
 
     def _of(self, node: fx.Node) -> list[fx.Node]:

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import torch
 
 from lmswap.bench.unet3d.brats import DataError
-from lmswap.bench.unet3d.files import writing
+from lmswap.bench.unet3d.files import replacing, writing
 
 State = dict[str, Any]
 
@@ -23,18 +23,11 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
     Raises:
         DataError: it cannot be written; the old content is still there.
     """
-    unfinished = path.with_name(f"{path.name}.unfinished")
     with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with unfinished.open("wb") as file:
-                write(file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(unfinished, path)  # noqa: PTH105 - the name of the atomic call
-        except BaseException:
-            unfinished.unlink(missing_ok=True)  # a full disk is not to hold what nobody reads
-            raise
+        with replacing(path, path.with_name(f"{path.name}.unfinished")) as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)  # the new name lasts only once its folder is on the disk

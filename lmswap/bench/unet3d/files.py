@@ -1,10 +1,12 @@
-"""How is it said that a file cannot be written? With its name and the reason, also where the system gives no name."""
+"""How is a file written whole or not at all, and how is it said that it cannot be? With its name and the reason."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from lmswap.bench.unet3d.brats import DataError
 from lmswap.errors import without_path
@@ -25,6 +27,22 @@ def writing(path: Path) -> Iterator[None]:
             raise
         folder = f": {refusal.filename}" if refusal.filename in map(str, path.parents) else ""
         raise DataError(f"{path} cannot be written ({without_path(refusal)}{folder})") from error
+
+
+@contextmanager
+def replacing(path: Path, unfinished: Path) -> Iterator[BinaryIO]:
+    """Gives the file ``unfinished``, which takes the place of ``path`` once all is written, and is removed if it fails.
+
+    Who reads ``path`` meanwhile finds a whole file: the old one, or none.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with unfinished.open("wb") as file:
+            yield file
+        os.replace(unfinished, path)  # noqa: PTH105 - the name of the atomic call
+    except BaseException:
+        unfinished.unlink(missing_ok=True)  # a full disk is not to hold what nobody reads
+        raise
 
 
 def _refusal(error: BaseException | None) -> OSError | None:

@@ -31,7 +31,7 @@ from lmswap.bench.unet3d.brats import (
     Volumes,
     read_subject,
 )
-from lmswap.bench.unet3d.files import writing
+from lmswap.bench.unet3d.files import replacing, writing
 
 MARGIN = 1
 RECIPE = 2  # raised when the same scans would give other cubes
@@ -130,15 +130,8 @@ def prepare_cube(subject: Subject, size: int, cache: Path) -> Path:
 
 def _write_cube(path: Path, **arrays: Any) -> None:
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")  # several processes may share a cache
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with unfinished.open("wb") as file:
-                np.savez(file, **arrays)
-            os.replace(unfinished, path)  # noqa: PTH105 - atomic: a reader sees a whole file or none
-        except BaseException:
-            unfinished.unlink(missing_ok=True)
-            raise
+    with writing(path), replacing(path, unfinished) as file:
+        np.savez(file, **arrays)
 
 
 def measure_normalization(paths: Sequence[Path]) -> Normalization:
