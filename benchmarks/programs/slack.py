@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -18,7 +17,6 @@ from benchmarks.programs.corpus import load_machine, load_program
 from benchmarks.programs.replay import MIN_SWAP_BYTES
 from lmswap.analyze.cost import roofline
 from lmswap.analyze.memory import StepMemory
-from lmswap.ir.machine import Machine, Rate
 from lmswap.plan import make_plan, simulate
 from lmswap.plan.problem import PLANNED_LINK_SHARE
 
@@ -65,7 +63,7 @@ def measure(program_name: str, machine_name: str) -> list[dict[str, object]]:
             min_swap_bytes=MIN_SWAP_BYTES,
             link_share=link_share,
         )
-        seconds = [simulate(program, costs, slower(machine, rate), plan).seconds for rate in LINK_RATES]
+        seconds = [simulate(program, costs, machine.with_links_at(rate), plan).seconds for rate in LINK_RATES]
         rows.append(
             {
                 "program": program_name,
@@ -76,19 +74,6 @@ def measure(program_name: str, machine_name: str) -> list[dict[str, object]]:
             }
         )
     return rows
-
-
-def slower(machine: Machine, rate: float) -> Machine:
-    """The machine with links of ``rate`` times their speed."""
-
-    def stretch(curve: Rate) -> Rate:
-        return Rate(tuple((nbytes, seconds / rate) for nbytes, seconds in curve.points))
-
-    tiers = [
-        replace(tier, link=replace(tier.link, out_rate=stretch(tier.link.out_rate), in_rate=stretch(tier.link.in_rate)))
-        for tier in machine.tiers
-    ]
-    return replace(machine, tiers=tuple(tiers))
 
 
 if __name__ == "__main__":

@@ -97,9 +97,9 @@ class Link:
         out_rate, in_rate = self.out_rate.times(self.busy_factor), self.in_rate.times(self.busy_factor)
         return Link(out_rate, in_rate, self.both_factor, compute_factor=self.compute_factor)
 
-    def shared_by(self, count: int) -> Link:
-        """This link as each of ``count`` devices has it that copy at once."""
-        return replace(self, out_rate=self.out_rate.times(1 / count), in_rate=self.in_rate.times(1 / count))
+    def times(self, factor: float) -> Link:
+        """This link, faster by ``factor``."""
+        return replace(self, out_rate=self.out_rate.times(factor), in_rate=self.in_rate.times(factor))
 
 
 def slowest(links: Sequence[Link]) -> Link:
@@ -208,6 +208,10 @@ class Machine:
     def with_link(self, name: str, link: Link) -> Machine:
         """This machine with another link to the tier called ``name``."""
         return replace(self, tiers=tuple(replace(t, link=link) if t.name == name else t for t in self.tiers))
+
+    def with_links_at(self, share: float) -> Machine:
+        """This machine with links of ``share`` of their rates."""
+        return replace(self, tiers=tuple(replace(tier, link=tier.link.times(share)) for tier in self.tiers))
 
     def with_ratio(self, name: str, ratio: float) -> Machine:
         """This machine where the tier called ``name`` holds so many times what it takes."""

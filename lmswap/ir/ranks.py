@@ -73,7 +73,7 @@ class Ranks:
                 return tier
             of_node = tier.name in ("disk", "compressed")  # whose cores compress for all of its ranks
             sharing = self.in_node if of_node else min(self.in_node, self.network.ranks_per_host_link)
-            return replace(tier, capacity_bytes=tier.capacity_bytes // self.in_node, link=tier.link.shared_by(sharing))
+            return replace(tier, capacity_bytes=tier.capacity_bytes // self.in_node, link=tier.link.times(1 / sharing))
 
         return replace(machine, tiers=tuple(map(share, machine.tiers)))
 

@@ -105,9 +105,16 @@ def make_plan(
 
 
 def price_again(
-    plan: Plan, program: Program, costs: OpCosts, machine: Machine, *, tier: str, min_swap_bytes: int
+    plan: Plan,
+    program: Program,
+    costs: OpCosts,
+    machine: Machine,
+    *,
+    tier: str,
+    min_swap_bytes: int,
+    certificate: Certificate | None = None,
 ) -> Plan:
-    """The swaps and second runs of ``plan``, predicted, certified and explained by other costs or rates than it was.
+    """The swaps and second runs of ``plan``, predicted, certified and explained anew: it, or what is known, changed.
 
     The arguments are those of `make_plan`, whose plan it is. Where it takes more by them than its budget, so much is
     its budget then: a step goes on with its plan if no other takes less.
@@ -118,7 +125,7 @@ def price_again(
     predicted = simulate(program, costs, machine, plan)
     budget_bytes = max(plan.budget_bytes, predicted.peak_bytes)
     limits: dict[str, Any] = {"budget_bytes": budget_bytes, "min_swap_bytes": min_swap_bytes}
-    certificate = certify(program, costs, machine, tier=tier, **limits)
+    certificate = certificate or certify(program, costs, machine, tier=tier, **limits)
     problem = Problem(StepMemory(program, costs), machine, machine.tier(tier), **limits)
     priced = replace(
         plan,

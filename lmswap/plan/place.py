@@ -14,10 +14,9 @@ import heapq
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from lmswap.analyze.liveness import Gap
-from lmswap.ir.machine import Link
 from lmswap.ir.plan import Swap
 from lmswap.ir.timeline import Lane
 from lmswap.plan.lanes import Lanes
@@ -65,7 +64,7 @@ def place(
 def latest_starts(problem: Problem, gaps: Sequence[Gap]) -> dict[Gap, int]:
     """The last position where each copy in can start and arrive in time, if nothing stalls and the in lane is FIFO."""
     starts = problem.memory.op_starts
-    link = _planned(problem)
+    link = problem.link.times(problem.link_share)
     wishes, next_copy = {}, float("inf")
     for gap in sorted(gaps, key=_need, reverse=True):
         next_copy = min(starts[gap.before], next_copy) - link.in_rate.seconds(problem.nbytes(gap.buffer))
@@ -75,11 +74,6 @@ def latest_starts(problem: Problem, gaps: Sequence[Gap]) -> dict[Gap, int]:
 
 def _need(gap: Gap) -> tuple[int, int]:
     return gap.before, gap.buffer
-
-
-def _planned(problem: Problem) -> Link:
-    link, share = problem.link, problem.link_share
-    return replace(link, out_rate=link.out_rate.times(share), in_rate=link.in_rate.times(share))
 
 
 class _Placement:
@@ -100,7 +94,7 @@ class _Placement:
         self._wishing = _by_position((trip.wish, trip) for trip in self._trips)
         self._needed = _by_position((trip.gap.before, trip) for trip in self._trips)
         self._limited = _by_position((problem.segments[trip.gap.after].stop, trip) for trip in self._trips)
-        self._link = _planned(problem)
+        self._link = problem.link.times(problem.link_share)
         self._lanes = Lanes(problem.machine.host)
         self._resident_bytes = 0
         self._copies: dict[int, _Trip] = {}  # by buffer: its last copy out

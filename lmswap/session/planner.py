@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from lmswap.capture.loss import LossMeter, loss_bytes, without_losses
 from lmswap.errors import PlanInfeasible, TierError
 from lmswap.execute.engine import SwapEngine
@@ -14,10 +16,11 @@ from lmswap.ir.places import Places
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import BufferKind, Program
 from lmswap.options import Options
-from lmswap.plan import make_plan
+from lmswap.plan import make_plan, price_again
 from lmswap.plan.cache import Planned
 from lmswap.plan.gaps import plan_between_gaps
 from lmswap.plan.places import find_places
+from lmswap.plan.shorten import shorten
 from lmswap.session.allowance import Allowance
 from lmswap.session.notes import Notes
 
@@ -84,7 +87,8 @@ class Planner:
             PlanInfeasible, TierError: see `first`.
         """
         policy = policy or self._options.policy
-        parameters = {"effort": effort} if policy == "auto" else {}
+        parameters: dict[str, Any] = {"effort": effort} if policy == "auto" else {}
+        limits: dict[str, Any] = {"tier": self._tier, "min_swap_bytes": self._options.min_swap_bytes}
 
         def plan_within(most_bytes: int) -> Plan:
             return make_plan(
@@ -93,15 +97,21 @@ class Planner:
                 costs,
                 machine,
                 budget_bytes=most_bytes,
-                tier=self._tier,
-                min_swap_bytes=self._options.min_swap_bytes,
                 certificate=priced.certificate if priced is not None and priced.budget_bytes == most_bytes else None,
+                **limits,
                 **parameters,
             )
 
+        def placed_bytes(plan: Plan, share: float) -> int:
+            return self.placed_bytes(program, costs, shorten(plan, program, costs, machine, share=share))
+
         most_bytes = budget_bytes or allowance.step_bytes
         try:
-            return plan_between_gaps(plan_within, lambda plan: self.placed_bytes(program, costs, plan), most_bytes)
+            plan, longer_away = plan_between_gaps(plan_within, placed_bytes, most_bytes)
+            if not longer_away:
+                return plan
+            shorter = shorten(plan, program, costs, machine, share=longer_away)
+            return price_again(shorter, program, costs, machine, certificate=plan.certificate, **limits)
         except PlanInfeasible as error:  # in the planner's words the budget is the step's share: say it in the user's
             raise PlanInfeasible(
                 budget_bytes=allowance.budget_bytes,

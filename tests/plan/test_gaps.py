@@ -1,4 +1,4 @@
-"""A budget that is lost to gaps in part: a plan is found between those that are too large and those that do not fit."""
+"""A plan is found that fits with its gaps: one whose buffers are away for longer, or for fewer bytes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmswap.errors import PlanInfeasible
-from lmswap.ir.plan import Plan
+from lmswap.ir.plan import Plan, Swap
 from lmswap.plan.gaps import plan_between_gaps
+
+SWAP = Swap(0, "host", 0, 1, 2, 3, 4)
 
 
 class Steps:
@@ -22,9 +24,9 @@ class Steps:
         self.num_made += 1
         if most_bytes < self._least_bytes:
             raise PlanInfeasible(budget_bytes=most_bytes, needed_bytes=self._least_bytes, where="f", policy="p")
-        return Plan("p", most_bytes, (), 1e9 - most_bytes, most_bytes)
+        return Plan("p", most_bytes, (SWAP,), 1e9 - most_bytes, most_bytes)
 
-    def placed_bytes(self, plan: Plan) -> int:
+    def placed_bytes(self, plan: Plan, share: float) -> int:
         return int((1 + self._gap_share) * plan.predicted_peak_bytes)
 
 
@@ -34,20 +36,21 @@ def test_if_any_plan_fits_with_a_thirtieth_to_spare_one_is_found_and_else_the_by
 ):
     steps = Steps(least_bytes, gap_share)
     try:
-        plan = plan_between_gaps(steps.plan_within, steps.placed_bytes, 1000)
+        plan, _ = plan_between_gaps(steps.plan_within, steps.placed_bytes, 1000)
     except PlanInfeasible as error:
         assert (1 + gap_share) * least_bytes > 1000 - 1000 / 30
         assert error.needed_bytes >= least_bytes
         assert error.budget_bytes == 1000
     else:
-        assert steps.placed_bytes(plan) <= 1000
+        assert steps.placed_bytes(plan, 0.0) <= 1000
         assert plan.predicted_peak_bytes >= min(1000 / (1 + gap_share), 1000) - 1000 / 30
     assert steps.num_made <= 8
 
 
 def test_a_plan_without_gaps_is_made_once():
     steps = Steps(10, 0.0)
-    assert plan_between_gaps(steps.plan_within, steps.placed_bytes, 1000).predicted_peak_bytes == 1000
+    plan, share = plan_between_gaps(steps.plan_within, steps.placed_bytes, 1000)
+    assert (plan.predicted_peak_bytes, share) == (1000, 0.0)
     assert steps.num_made == 1
 
 
@@ -63,5 +66,26 @@ def test_the_fastest_of_those_that_fit_is_taken_where_a_smaller_one_is_faster():
         return Plan("p", most_bytes, (), 1.0 if most_bytes == 800 else 5.0, most_bytes)
 
     sizes = {1000: 1200, 800: 800}
-    plan = plan_between_gaps(plan_within, lambda plan: sizes.get(plan.budget_bytes, 900), 1000)
+    plan, _ = plan_between_gaps(plan_within, lambda plan, share: sizes.get(plan.budget_bytes, 900), 1000)
     assert plan.budget_bytes == 800
+
+
+def test_buffers_are_away_for_longer_rather_than_that_a_plan_has_fewer_bytes_and_no_longer_than_it_takes():
+    steps = Steps(10, 0.1)
+
+    def placed_bytes(plan: Plan, share: float) -> int:
+        return int(steps.placed_bytes(plan, share) * (1 - 0.2 * share))
+
+    plan, share = plan_between_gaps(steps.plan_within, placed_bytes, 1000)
+    assert (steps.num_made, share, plan.budget_bytes) == (1, 0.5, 1000)
+
+
+def test_a_plan_that_swaps_nothing_is_placed_once():
+    placed = []
+
+    def placed_bytes(plan: Plan, share: float) -> int:
+        placed.append(plan.budget_bytes)
+        return plan.budget_bytes + 100
+
+    plan_between_gaps(lambda most_bytes: Plan("p", most_bytes, (), 1.0, min(most_bytes, 800)), placed_bytes, 1000)
+    assert len(placed) == len({*placed})
