@@ -65,8 +65,7 @@ class Packer {
       const auto below = static_cast<std::size_t>(block.above);
       offset = packing.offsets[below] + blocks_[below].nbytes;
     }
-    while (!is_free(block, offset)) {
-    }
+    offset = lowest_free(block, offset);
     const auto after = std::upper_bound(placed_.begin(), placed_.end(), offset,
                                         [](Bytes to, const Placed& other) { return to < other.offset; });
     placed_.insert(after, {offset, block});
@@ -74,29 +73,43 @@ class Packer {
     packing.capacity_bytes = std::max(packing.capacity_bytes, offset + block.nbytes);
   }
 
-  // Moves `offset` up to where the block may be free; false if what was passed before has to be looked at again.
-  bool is_free(const Block& block, Bytes& offset) {
-    bool has_passed = false;
+  // The lowest place from `offset` on that is free for the block.
+  Bytes lowest_free(const Block& block, Bytes offset) {
+    met_.clear();
+    offset = beside_all_met(block, offset);
     for (const auto& other : placed_) {
       ++visits_;
       if (!meet(other.block, block)) continue;
       if (other.offset - offset >= block.nbytes + apart_bytes_) break;
-      const bool is_kin = block.group != kNone && other.block.group == block.group;
-      const Bytes apart = is_kin ? apart_bytes_ : 0;
-      const Bytes stop = other.offset + other.block.nbytes + apart;
-      if (other.offset - offset >= block.nbytes + apart) {
-        has_passed = true;
-      } else if (stop > offset) {
-        offset = stop;
-        if (has_passed) return false;
-      }
+      met_.push_back(other);
+      if (next_allowed(block, other, offset) != offset) offset = beside_all_met(block, offset);
     }
-    return true;
+    return offset;
+  }
+
+  // What one of those that are met pushes it away from may be too near to another one.
+  Bytes beside_all_met(const Block& block, Bytes offset) {
+    for (Bytes before = -1; offset != before;) {
+      before = offset;
+      if (offset > 0) offset = std::max(offset, apart_bytes_);
+      for (const auto& other : met_) offset = next_allowed(block, other, offset);
+      visits_ += static_cast<std::int64_t>(met_.size());
+    }
+    return offset;
+  }
+
+  // From `offset` on: two that are held at once touch, if they are of no group, or are apart.
+  [[nodiscard]] Bytes next_allowed(const Block& block, const Placed& other, Bytes offset) const {
+    const Bytes below = other.offset - block.nbytes, above = other.offset + other.block.nbytes;
+    if (offset <= below - apart_bytes_ || offset >= above + apart_bytes_) return offset;
+    if (block.group != kNone && block.group == other.block.group) return above + apart_bytes_;
+    return offset <= below ? below : offset <= above ? above : above + apart_bytes_;
   }
 
   const std::vector<Block>& blocks_;
   const Bytes apart_bytes_;
   std::vector<Placed> placed_;  // by offset
+  std::vector<Placed> met_;     // of these, by offset, what was met in the search for the block that is placed now
   std::int64_t visits_ = 0;
 };
 

@@ -16,9 +16,10 @@ import logging
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -185,7 +186,7 @@ class Arena:
         self._script, self._next = script, 0
         free = self._free_at_first = tuple(self._free())
         try:
-            self._make(tuple((nbytes, address) for address, nbytes in free))
+            self._make(_takes(free))
         except _Taken as error:
             self._give_up(error)
             return
@@ -205,32 +206,26 @@ class Arena:
 
     def _work_out(self, places: Sequence[Place]) -> _Moves:
         """What opens ``places`` and closes all else that is free."""
-        moves = [(nbytes, address) for address, nbytes in self._free()]
+        free = self._free()
+        moves = [*_takes(free)]
         closed = {**self._holds, **{address: nbytes for nbytes, address in moves}}
+        loose = {address: nbytes for address, nbytes in free if address not in closed}
         opened = []
         for place in places:
-            start, stop = self._base + place.offset, self._base + place.offset + place.nbytes
-            under = sorted(address for address, nbytes in closed.items() if address < stop and start < address + nbytes)
-            pieces = [(address, closed.pop(address)) for address in under]
-            self._check_free(place, pieces)
-            moves += [(0, address) for address, _ in pieces]
-            low, high = pieces[0][0], pieces[-1][0] + pieces[-1][1]
-            for address, end in ((low, start), (start, stop), (stop, high)):
-                # A rest at the arena's end may be too small to be held; whoever takes the place takes it, too.
-                if end - address > SMALL_BYTES:
-                    moves.append((end - address, address))
-                    closed[address] = end - address
+            start = self._base + place.offset
+            stop = start + place.nbytes
+            low, high = _run_around(start, stop, closed, loose)
+            moves += [(0, address) for address in closed if low <= address < high]
+            for pieces in (closed, loose):
+                for address in [address for address in pieces if low <= address < high]:
+                    del pieces[address]
+            # Whoever takes the place has a rest, too, that is too small to be held.
+            start, stop = (low if start - low <= SMALL_BYTES else start), (high if high - stop <= SMALL_BYTES else stop)
+            cut = [(begin, end) for begin, end in pairwise((low, start, stop, high)) if end > begin]
+            moves += [(end - begin, begin) for begin, end in cut]
+            closed.update({begin: end - begin for begin, end in cut if begin != start})
             opened.append(start)
         return (*moves, *((0, address) for address in opened))
-
-    def _check_free(self, place: Place, pieces: Sequence[Extent]) -> None:
-        reached = self._base + place.offset
-        for address, nbytes in pieces:
-            if address > reached:
-                break
-            reached = address + nbytes
-        if reached < self._base + place.offset + place.nbytes:
-            raise _Taken(f"a tensor lies at {reached - self._base}, where {place} is needed")
 
     def _make(self, moves: _Moves) -> None:
         for nbytes, address in moves:
@@ -244,19 +239,10 @@ class Arena:
                 raise _Taken(f"{nbytes} bytes were free at {taken - self._base} instead of {address - self._base}")
 
     def _free(self) -> list[Extent]:
-        """What neither tensors nor this object hold, as far as it can be held; taken in this order each is found.
-
-        Of what is large enough the allocator takes the smallest, and of equal ones the lowest.
-        """
-        extents: list[Extent] = []
+        """What neither tensors nor this object hold, by address."""
         (arena,) = [segment for segment in self._segments() if segment["address"] == self._base]
-        for block in arena["blocks"]:
-            if block["state"] != "inactive":
-                continue
-            address, nbytes = int(block["address"]), int(block["size"])
-            if nbytes > SMALL_BYTES:
-                extents.append((address, nbytes))
-        return sorted(extents, key=lambda extent: extent[::-1])
+        free = (block for block in arena["blocks"] if block["state"] == "inactive")
+        return sorted((int(block["address"]), int(block["size"])) for block in free)
 
     def _segments(self) -> list[dict[str, Any]]:
         if self._pool is None:
@@ -272,3 +258,29 @@ class Arena:
 
     def _give(self, address: int) -> None:
         deque(map(torch._C._cuda_cudaCachingAllocator_raw_delete, filter(self._holds.pop, (address,))), maxlen=0)
+
+
+def _takes(free: Sequence[Extent]) -> _Moves:
+    """What takes of ``free`` all that can be held: what is large enough, the smallest, and the lowest of equal ones."""
+    return tuple(sorted((nbytes, address) for address, nbytes in free if nbytes > SMALL_BYTES))
+
+
+def _run_around(start: int, stop: int, closed: Mapping[int, int], loose: Mapping[int, int]) -> Extent:
+    """Where the free memory begins and ends, all of it that has to be let go of for a place in [start, stop).
+
+    That is what lies under it, what is ``loose`` beside that, which the allocator adds to it, and as much of what is
+    ``closed`` beside it that a rest is none or can be held.
+    """
+    free = {**closed, **loose}
+    below = {address + nbytes: address for address, nbytes in free.items()}
+    low = next((address for address, nbytes in free.items() if address <= start < address + nbytes), start)
+    high = low
+    while high < stop:
+        if high not in free:
+            raise _Taken(f"a tensor lies at {high}, where {stop - start} bytes are needed from {start} on")
+        high += free[high]
+    while low in below and (below[low] in loose or 0 < start - low <= SMALL_BYTES):
+        low = below[low]
+    while high in free and (high in loose or 0 < high - stop <= SMALL_BYTES):
+        high += free[high]
+    return low, high

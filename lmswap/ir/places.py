@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# The allocator serves tensors of up to 1 MiB elsewhere, and does not split a free block where less than that remains.
-# So with all places in units of a little more, whoever takes a place takes the whole of it, and any gap can be closed.
+# The allocator serves tensors of up to 1 MiB elsewhere, and does not split a free block where no more than that
+# remains: whoever takes the block has the rest too. So a gap between two places is none or large enough to be closed.
 SMALL_BYTES = 2**20
-UNIT_BYTES = SMALL_BYTES + 512
+BLOCK_BYTES = 512  # the allocator's unit
+APART_BYTES = SMALL_BYTES + BLOCK_BYTES
 
 
 def place_bytes(nbytes: int) -> int:
-    """The size of the place that a tensor gets: whole units."""
-    return -(-nbytes // UNIT_BYTES) * UNIT_BYTES
+    """The size of the place that a tensor gets: what the allocator takes for it."""
+    return -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from lmswap.errors import PlanInfeasible
 from lmswap.ir.plan import Plan
 
 # By how much, of what costs no time (`lmswap.plan.shorten`). The rest makes up for a link that is slower than it was
-# measured. In 21 steps (seven networks at 70, 50 and 30 % of the peak) arenas take up to 1.12 times what is held at
-# once where nothing is away for longer, 1.07 at a half and 1.03 at all of it; on a link at 70 % of its rate the steps
-# take up to 5 % more at a half, and 8 % at all of it, than where nothing is.
+# measured. In 21 steps (seven networks at 70, 50 and 30 % of the peak, H200) arenas take 1.07 times what is held at
+# once where nothing is away for longer (at most 1.16), 1.01 at a half (1.09) and 1.00 at all of it (1.03); on a link at
+# 70 % of its rate the steps take 1.5 % more at a half (at most 4.6), and 6.5 % at all of it (11), than where none is.
 _SHARES = (0.0, 0.5, 1.0)
 # The search ends when no more than this share of what there is could be gained.
 _CLOSE_ENOUGH = 1 / 32

@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from lmswap.execute.arena import Arena, Script, held_bytes
-from lmswap.ir.places import UNIT_BYTES, Place
+from lmswap.ir.places import APART_BYTES, Place
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 DEVICE = torch.device("cuda:0")
+UNIT_BYTES = APART_BYTES  # in which most places here are said
 
 
 def place(first: int, count: int) -> Place:
@@ -200,3 +201,22 @@ def test_what_others_allocate_lies_elsewhere(arena):
     base = first_address(arena)
     outside = [tensor(3) for _ in range(5)]
     assert all(not base <= t.data_ptr() < base + 40 * UNIT_BYTES for t in outside)
+
+
+def test_places_of_any_size_lie_where_they_were_planned_to_whatever_died_beside_them(arena):
+    base = first_address(arena)
+    half = 2**19  # a rest of which cannot be held
+    # Of each: its place, and when it comes and dies. What died is held by itself: later ones go over its borders.
+    lives = [(0, 6, 0, 1), (20, 4, 1, 2), (7, 8, 2, 3), (16, 7, 3, 4), (5, 11, 3, 5), (0, 5, 4, 5), (3, 20, 5, 6)]
+    lives = [(offset * half, nbytes * half, start, stop) for offset, nbytes, start, stop in lives]
+    script = Script([[Place(offset, nbytes)] for offset, nbytes, *_ in lives])
+    for _ in range(3):
+        held: dict[int, torch.Tensor] = {}
+        with arena.segment(script), arena.allocating():
+            for number, (offset, nbytes, start, _) in enumerate(lives):
+                held = {other: tensor for other, tensor in held.items() if lives[other][3] > start}
+                arena.advance()
+                held[number] = torch.empty(nbytes, dtype=torch.uint8, device=DEVICE)
+                assert held[number].data_ptr() - base == offset
+        held.clear()
+    assert arena.num_unplaced == 0

@@ -42,7 +42,7 @@ def scratch_before() -> list[Tensor]:
 
 
 def two_results() -> list[Tensor]:
-    first, second = new(7.5), new(8)
+    first, second = new(8), new(8)
     return [second, first]
 
 
@@ -59,7 +59,7 @@ def of_several_sizes() -> list[Tensor]:
         (scratch_first, [Piece(8 * MIB), Piece(8 * MIB, 0)]),
         (scratch_last, [Piece(8 * MIB, 0), Piece(8 * MIB)]),
         (scratch_before, [Piece(8 * MIB, 0)]),
-        (two_results, [Piece(15 * MIB // 2, 1), Piece(8 * MIB, 0)]),
+        (two_results, [Piece(8 * MIB, 1), Piece(8 * MIB, 0)]),
         (of_several_sizes, [Piece(30 * MIB), Piece(2 * MIB), Piece(2 * MIB, 0), Piece(MIB // 2)]),
     ],
 )

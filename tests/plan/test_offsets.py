@@ -39,25 +39,27 @@ def test_blocks_held_at_once_are_disjoint_and_the_capacity_is_near_its_bound(blo
     assert live_bytes(blocks) <= packing.capacity_bytes <= WORST_RATIO * live_bytes(blocks)
 
 
-@given(BLOCKS, st.randoms(use_true_random=False), st.sampled_from([0, 10_000]))
-def test_blocks_lie_above_those_that_they_have_to_and_those_of_a_group_do_not_touch(
-    blocks: list[Block], random: Random, most_visits: int
+@given(BLOCKS, st.randoms(use_true_random=False), st.sampled_from([0, 10_000]), st.integers(1, 5))
+def test_blocks_lie_above_those_that_they_have_to_and_touch_or_are_apart_as_those_of_a_group_always_are(
+    blocks: list[Block], random: Random, most_visits: int, apart_pages: int
 ):
     blocks = [
         replace(block, above=random.choice([None, *range(index)]), group=random.choice([None, 1, 2]))
         for index, block in enumerate(blocks)
     ]
-    packing = pack(blocks, most_visits=most_visits)
+    apart_bytes = apart_pages * PAGE_BYTES
+    packing = pack(blocks, apart_bytes=apart_bytes, most_visits=most_visits)
     offsets = packing.offsets
     ends = [offset + -(-b.nbytes // PAGE_BYTES) * PAGE_BYTES for offset, b in zip(offsets, blocks, strict=True)]
     for one, first in enumerate(blocks):
+        assert offsets[one] == 0 or offsets[one] >= apart_bytes
         if first.above is not None:
             assert ends[first.above] <= offsets[one]
         for two, second in enumerate(blocks[:one]):
             if first.start < second.stop and second.start < first.stop:
                 gap_bytes = max(offsets[one] - ends[two], offsets[two] - ends[one])
                 is_kin = first.group is not None and first.group == second.group
-                assert gap_bytes >= (PAGE_BYTES if is_kin else 0)
+                assert gap_bytes >= apart_bytes or (gap_bytes == 0 and not is_kin)
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9), st.integers(1, 9)), max_size=12))

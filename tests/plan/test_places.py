@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmswap.ir.costs import OpCosts, Piece
-from lmswap.ir.places import SMALL_BYTES, UNIT_BYTES, Place, Places, place_bytes
+from lmswap.ir.places import APART_BYTES, BLOCK_BYTES, SMALL_BYTES, Place, Places, place_bytes
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import LOSS, BufferKind, Op, Program
 from lmswap.ir.schedule import schedule
@@ -39,6 +39,11 @@ def with_pieces(program: Program, costs: OpCosts, random: Random) -> OpCosts:
         random.shuffle(taken)
         pieces.append(tuple(taken))
     return replace(costs, pieces=tuple(pieces))
+
+
+def gap_bytes(one: Place, other: Place) -> int:
+    """Between them; negative where they share bytes."""
+    return max(one.offset - other.offset - other.nbytes, other.offset - one.offset - one.nbytes)
 
 
 class Replay:
@@ -114,10 +119,10 @@ class Replay:
             place = next(place for place in free if place.nbytes >= nbytes)
             free.remove(place)
             assert place.nbytes == place_bytes(nbytes)
-            assert place.offset % UNIT_BYTES == 0
+            assert place.offset % BLOCK_BYTES == 0
             assert place.offset + place.nbytes <= self.places.arena_bytes
-            for other in self.at.values():
-                assert place.offset + place.nbytes <= other.offset or other.offset + other.nbytes <= place.offset
+            gaps = [gap_bytes(place, other) for other in self.at.values()]
+            assert all(gap == 0 or gap >= APART_BYTES for gap in [place.offset, *gaps])
             self.at[tensor] = place
             self.num_placed += 1
         assert not free
@@ -168,7 +173,7 @@ def test_where_it_is_known_the_place_of_the_one_that_dies_first_is_used_again(lo
     places = find_places(program, costs, Plan("none", 2**40, (), 0.0, 0))
     a = sorted(places.openings[0].places, key=lambda place: place.offset)[lower]
     assert a in places.openings[2].places
-    assert places.arena_bytes <= 3 * place_bytes(8 * SCALE) + UNIT_BYTES
+    assert places.arena_bytes <= 3 * place_bytes(8 * SCALE) + APART_BYTES
 
 
 def test_scratch_as_large_as_the_result_takes_no_place_for_longer_than_the_op():
@@ -178,7 +183,7 @@ def test_scratch_as_large_as_the_result_takes_no_place_for_longer_than_the_op():
         costs, scratch_bytes=(8 * SCALE, 0), pieces=((Piece(8 * SCALE, 0), Piece(8 * SCALE)), (Piece(8 * SCALE, 0),))
     )
     places = find_places(program, costs, Plan("none", 2**40, (), 0.0, 0), held_over=())
-    assert places.arena_bytes <= 2 * place_bytes(8 * SCALE) + UNIT_BYTES
+    assert places.arena_bytes <= 2 * place_bytes(8 * SCALE) + APART_BYTES
 
 
 def test_what_the_caller_still_holds_of_the_step_before_keeps_its_place_from_the_beginning():
