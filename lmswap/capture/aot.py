@@ -1,13 +1,15 @@
 """Where does torch hand us a model's graphs? The seam to Dynamo and AOTAutograd, and nothing else.
 
-The private torch names that lmswap relies on for capture are used here only; tests/capture/test_torch_seam.py guards
-each by its behaviour.
+The private torch names that lmswap relies on for capture are used here and in `lmswap.capture.stages` only;
+tests/capture/test_torch_seam.py guards each by its behaviour.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -23,6 +25,7 @@ from lmswap.capture.arrival import Arrival
 from lmswap.capture.draws import keep_states, save_drawn, settle_draws
 from lmswap.capture.gates import hand_on
 from lmswap.capture.retrace import retrace
+from lmswap.capture.stages import Compiled, Variant, trace_once, variant
 from lmswap.capture.sums import VIEWS, SummedInside, adds_views_first
 from lmswap.capture.tangents import Tangents, allow_other_layouts, guess_again
 from lmswap.capture.whole import whole_operators
@@ -60,7 +63,7 @@ class GraphHandler(Protocol):
         return at_once(self.compiled(module, "backward"))
 
 
-def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: GraphHandler) -> Callable[..., Any]:
+def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: GraphHandler) -> Compiled:
     """Runs AOTAutograd over one region that Dynamo captured; ``handler`` gets its graphs.
 
     Args:
@@ -72,67 +75,80 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Graph
         CaptureError: something is switched on that would change the graphs after they were planned.
     """
     refuse_rewriters()
-    own_parameters = parameters_of(module)
-    coming: list[Tangents] = []  # of the region's backward, if it has one
-    arrival = Arrival()
+    own_parameters, arrival = parameters_of(module), Arrival()
     arrival.listen(module)
+    compiler = aot_autograd(
+        fw_compiler=lambda graph, _: variant(graph).forward(graph),
+        bw_compiler=lambda graph, _: variant(graph).backward(graph),
+        inference_compiler=lambda graph, _: variant(graph).inference(graph),
+        partition_fn=partial(_cut, handler=handler),
+    )
+    with whole_operators(), functorch_config.patch(backward_pass_autocast="off"):
+        return trace_once(
+            lambda: compiler(module, inputs),
+            lambda handler: _Variant(handler, copy.copy(arrival), own_parameters),
+            handler,
+        )
 
-    def partition(
-        joint: fx.GraphModule,
-        joint_inputs: Any,
-        *,
-        num_fwd_outputs: int,
-        **rest: Any,
-    ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        if adds_views_first(joint.graph, num_fwd_outputs):
-            handler.note(VIEWS)
-        allow_other_layouts(joint.graph)
-        retrace(joint.graph, _copy_mutated_inputs(joint.graph), handler.made)
-        retrace(joint.graph, guess_again(joint.graph), handler.made)
-        settle_draws(joint.graph)
-        save_drawn(joint.graph)
-        forward, backward = default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **rest)
-        keep_states(forward.graph)
-        handler.training(forward, backward, num_fwd_outputs, own_parameters(forward.graph))
-        arrival.come_in(results_by_part(backward.graph))
-        coming.append(Tangents(backward, handler.made, handler.note))
-        return forward, backward
 
-    def compile_forward(graph: fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
+def _cut(
+    joint: fx.GraphModule, joint_inputs: Any, *, handler: GraphHandler, num_fwd_outputs: int, **others: Any
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The forward and the backward graph of a region, as every plan finds them."""
+    if adds_views_first(joint.graph, num_fwd_outputs):
+        handler.note(VIEWS)
+    allow_other_layouts(joint.graph)
+    retrace(joint.graph, _copy_mutated_inputs(joint.graph), handler.made)
+    retrace(joint.graph, guess_again(joint.graph), handler.made)
+    settle_draws(joint.graph)
+    save_drawn(joint.graph)
+    forward, backward = default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **others)
+    keep_states(forward.graph)
+    return forward, backward
+
+
+class _Variant(Variant):
+    """A region whose ops run one by one."""
+
+    def __init__(
+        self, handler: GraphHandler, arrival: Arrival, own_parameters: Callable[[fx.Graph], Collection[int]]
+    ) -> None:
+        self._handler, self._arrival, self._own_parameters = handler, arrival, own_parameters
+        self._tangents: Tangents | None = None  # of the region's backward, if it has one
+
+    def edit(self, forward: fx.GraphModule, backward: fx.GraphModule, num_user_outputs: int) -> None:
+        """See `Variant`."""
+        self._handler.training(forward, backward, num_user_outputs, self._own_parameters(forward.graph))
+        self._arrival.come_in(results_by_part(backward.graph))
+        self._tangents = Tangents(backward, self._handler.made, self._handler.note)
+
+    def forward(self, graph: fx.GraphModule) -> BoxedFunction:
+        """Makes the forward graph runnable; so do the next two."""
         allow_retain_graph()
         _take_tangents_as_they_come()
         if _overwrites_what_trains():
-            arrival.come_at_once()
-        return boxed(handler.compiled(graph, "forward"))
+            self._arrival.come_at_once()
+        return boxed(self._handler.compiled(graph, "forward"))
 
-    def compile_backward(graph: fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
-        backward, (tangents,) = handler.compiled_backward(graph), coming
+    def backward(self, graph: fx.GraphModule) -> BoxedFunction:
+        backward, tangents = self._handler.compiled_backward(graph), self._tangents
+        assert tangents is not None
         num_results = len(graph.graph.find_nodes(op="output")[0].args[0])
-        sums = SummedInside(graph.graph, handler.note)
+        sums = SummedInside(graph.graph, self._handler.note)
         return boxed(lambda arguments: hand_on(sums.watch(tangents.run(backward, arguments)), num_results))
 
-    def compile_inference(graph: fx.GraphModule, _: Sequence[Any]) -> BoxedFunction:
-        retrace(graph.graph, (), handler.made)
+    def inference(self, graph: fx.GraphModule) -> BoxedFunction:
+        retrace(graph.graph, (), self._handler.made)
         settle_draws(graph.graph)
-        handler.inference(graph, own_parameters(graph.graph))
-        return boxed(handler.compiled(graph, "inference"))
+        self._handler.inference(graph, self._own_parameters(graph.graph))
+        return boxed(self._handler.compiled(graph, "inference"))
 
-    compiler = aot_autograd(
-        fw_compiler=compile_forward,
-        bw_compiler=compile_backward,
-        inference_compiler=compile_inference,
-        partition_fn=partition,
-    )
-    with whole_operators(), functorch_config.patch(backward_pass_autocast="off"):
-        compiled: Callable[..., Any] = compiler(module, inputs)
-
-    def run(*arguments: Any) -> Any:
-        outputs = compiled(*arrival.in_order(arguments))
-        for tangents in coming:
-            tangents.watch(outputs)
+    def run(self, compiled: BoxedFunction, arguments: Sequence[Any]) -> Any:
+        """See `Variant`."""
+        outputs = compiled([*self._arrival.in_order(arguments)])
+        if self._tangents is not None:
+            self._tangents.watch(outputs)
         return outputs
-
-    return run
 
 
 def parameters_of(region: fx.GraphModule) -> Callable[[fx.Graph], set[int]]:

@@ -7,10 +7,12 @@ they came.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from torch import fx
+from torch._functorch import config as functorch_config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor import config, ir
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
@@ -21,6 +23,7 @@ from torch._inductor.virtualized import V
 from lmswap.capture.aot import GraphHandler, allow_retain_graph, boxed, parameters_of, refuse_rewriters
 from lmswap.capture.arrival import Arrival
 from lmswap.capture.order import chain_calls, check_order
+from lmswap.capture.stages import Compiled, Variant, trace_once, variant
 from lmswap.errors import CaptureError
 from lmswap.execute import ops
 from lmswap.execute.graph import BoxedFunction, is_whole
@@ -46,7 +49,7 @@ class CompiledGraphHandler(GraphHandler, Protocol):
         """Gives what runs instead of a graph's compiled function."""
 
 
-def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: CompiledGraphHandler) -> Callable[..., Any]:
+def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: CompiledGraphHandler) -> Compiled:
     """Runs Inductor over one region that Dynamo captured; ``handler`` gets its graphs.
 
     Args:
@@ -60,46 +63,70 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Compi
     refuse_rewriters()
     own_parameters, arrival = parameters_of(module), Arrival()
     arrival.listen(module)
-
-    def compile_graph(graph: fx.GraphModule, examples: Sequence[Any], **how: Any) -> BoxedFunction:
-        phase = "inference" if how.get("is_inference") else "backward" if how.get("is_backward") else "forward"
-        if phase == "forward":
-            allow_retain_graph()
-        if phase == "inference":
-            _rewrite((graph,), lambda: handler.inference(graph, own_parameters(graph.graph)))
-        if not graph.meta.get(_IS_REWRITTEN):
-            return boxed(handler.recorded(compile_fx_inner(graph, examples, **how), phase))
-        output = graph.graph.output_node()
-        # Backward was planned for the strides of what forward saves: they are kept as those of user outputs are.
-        output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))  # type: ignore[arg-type]
-        with config.patch(_AS_PLANNED):
-            compiled = compile_fx_inner(graph, examples, **how)
-        check_order(graph.graph, getattr(compiled, "source_code", ""))
-        return boxed(handler.recorded(compiled, phase))
-
-    region: Any = compile_fx(
-        module,
-        inputs,
-        inner_compile=compile_graph,  # type: ignore[arg-type]
-        config_patches={**AS_TRACED, "custom_partitioner_fn": _Partitioner(handler, own_parameters)},
+    patches = {**AS_TRACED, "custom_partitioner_fn": _Partitioner()}
+    return trace_once(
+        lambda: compile_fx(module, inputs, inner_compile=_compile, config_patches=patches),  # type: ignore[arg-type]
+        lambda handler: _Variant(handler, arrival, own_parameters),
+        handler,
+        _inductors_own,
     )
-    return lambda *arguments: region(*arrival.in_order(arguments))
+
+
+@contextmanager
+def _inductors_own(fake_mode: Any) -> Iterator[None]:
+    """What Inductor surrounds AOTAutograd with."""
+    with V.set_fake_mode(fake_mode), functorch_config.patch(unlift_effect_tokens=True):
+        yield
+
+
+def _compile(graph: fx.GraphModule, examples: Sequence[Any], **how: Any) -> BoxedFunction:
+    phase = "inference" if how.get("is_inference") else "backward" if how.get("is_backward") else "forward"
+    own: _Variant = variant(graph)
+    if phase == "forward":
+        allow_retain_graph()
+    if phase == "inference":
+        own.edit_inference(graph)
+    if not graph.meta.get(_IS_REWRITTEN):
+        return boxed(own.recorded(compile_fx_inner(graph, examples, **how), phase))
+    output = graph.graph.output_node()
+    # Backward was planned for the strides of what forward saves: they are kept as those of user outputs are.
+    output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))  # type: ignore[arg-type]
+    with config.patch(_AS_PLANNED):
+        compiled = compile_fx_inner(graph, examples, **how)
+    check_order(graph.graph, getattr(compiled, "source_code", ""))
+    return boxed(own.recorded(compiled, phase))
+
+
+class _Variant(Variant):
+    """A region that Inductor compiles."""
+
+    def __init__(
+        self, handler: CompiledGraphHandler, arrival: Arrival, own_parameters: Callable[[fx.Graph], Collection[int]]
+    ) -> None:
+        self._handler, self._arrival, self._own_parameters = handler, arrival, own_parameters
+        self.recorded = handler.recorded
+
+    def edit(self, forward: fx.GraphModule, backward: fx.GraphModule, num_user_outputs: int) -> None:
+        """See `Variant`."""
+        parameters = self._own_parameters(forward.graph)
+        _rewrite((forward, backward), lambda: self._handler.training(forward, backward, num_user_outputs, parameters))
+
+    def edit_inference(self, graph: fx.GraphModule) -> None:
+        """Edits a graph without backward in place."""
+        _rewrite((graph,), lambda: self._handler.inference(graph, self._own_parameters(graph.graph)))
+
+    def run(self, compiled: BoxedFunction, arguments: Sequence[Any]) -> Any:
+        """See `Variant`."""
+        return compiled([*self._arrival.in_order(arguments)])
 
 
 class _Partitioner(CustomPartitionerFn):
-    """Inductor's own partitioner; what it makes is planned and rewritten at once."""
-
-    def __init__(self, handler: GraphHandler, own_parameters: Callable[[fx.Graph], Collection[int]]) -> None:
-        """``own_parameters`` says which inputs of a graph are the model's parameters."""
-        self._handler, self._own_parameters = handler, own_parameters
+    """Inductor's own partitioner."""
 
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **given: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        forward, backward = min_cut_rematerialization_partition(gm, joint_inputs, **given)
-        count, parameters = given["num_fwd_outputs"], self._own_parameters(forward.graph)
-        _rewrite((forward, backward), lambda: self._handler.training(forward, backward, count, parameters))
-        return forward, backward
+        return min_cut_rematerialization_partition(gm, joint_inputs, **given)
 
     def __deepcopy__(self, _: object) -> _Partitioner:
         return self  # torch copies its options

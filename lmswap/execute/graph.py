@@ -10,6 +10,7 @@ from typing import Any
 from torch import fx
 from torch.fx.graph import _BoxedCodeGen
 
+from lmswap.execute.draws import STATE, state_of
 from lmswap.execute.ops import COPIES
 
 BoxedFunction = Callable[[list[Any]], Any]
@@ -26,16 +27,31 @@ class SegmentGraph:
     buffer_of: dict[fx.Node, int] = field(default_factory=dict)  # tensor-valued nodes only
 
 
+def copy_module(module: fx.GraphModule) -> tuple[fx.GraphModule, dict[fx.Node, fx.Node]]:
+    """A copy that can be edited apart, and the node that it has for each node; constants and fakes are the same."""
+    (output,) = module.graph.find_nodes(op="output")
+    made, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    made.output(made.graph_copy(module.graph, copies)).meta.update(output.meta)
+    for copy in copies.values():
+        if (state := state_of(copy)) is not None:
+            copy.meta[STATE] = copies.get(state, state)  # a backward has the forward's
+    copied = fx.GraphModule(module, made)
+    for name, branch in copied.named_children():  # of a `torch.cond`; Inductor edits them too
+        if isinstance(branch, fx.GraphModule):
+            setattr(copied, name, copy_module(branch)[0])
+    return copied, copies
+
+
 def copy_graph(graph: SegmentGraph) -> SegmentGraph:
     """A copy that can be run and edited apart from ``graph``; it has no ``ops``."""
-    module, copies = _copy_module(graph.module)
+    module, copies = copy_module(graph.module)
     buffer_of = {copies[node]: buffer for node, buffer in graph.buffer_of.items()}
     return SegmentGraph(module, graph.phase, graph.num_user_outputs, buffer_of=buffer_of)
 
 
 def with_begins(graph: SegmentGraph, begin_op: Callable[[], None]) -> fx.GraphModule:
     """A copy of ``graph`` that calls ``begin_op`` before each op but the first."""
-    timed, copies = _copy_module(graph.module)
+    timed, copies = copy_module(graph.module)
     (following,) = timed.graph.find_nodes(op="output")
     for op in reversed(graph.ops[1:]):
         following = copies.get(op, following)  # the rewriter drops states of the generator that nobody draws from again
@@ -49,14 +65,6 @@ def insert_before(graph: SegmentGraph, ops: Collection[int], function: Callable[
     for op in ops:
         with graph.module.graph.inserting_before(graph.ops[op]):
             graph.module.graph.call_function(function)
-
-
-def _copy_module(module: fx.GraphModule) -> tuple[fx.GraphModule, dict[fx.Node, fx.Node]]:
-    """A copy, and the node that it has for each node."""
-    (output,) = module.graph.find_nodes(op="output")
-    made, copies = fx.Graph(), dict[fx.Node, fx.Node]()
-    made.output(made.graph_copy(module.graph, copies)).meta.update(output.meta)
-    return fx.GraphModule(module, made), copies
 
 
 def is_projection(node: fx.Node) -> bool:

@@ -1,4 +1,4 @@
-"""How does what torch captured, or hooks recorded, come to follow a plan? One graph of a step, compiled and again."""
+"""How does what torch captured, or hooks recorded, come to follow a plan, and another? One graph of a step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import fx
-from torch._guards import TracingContext, tracing
 
 from lmswap.capture import aot
 from lmswap.capture.arrival import trains_together
@@ -18,6 +17,7 @@ from lmswap.capture.loss import LossMeter
 from lmswap.capture.lower import Lowered, lower_inference, lower_training
 from lmswap.capture.measure import OpMeter
 from lmswap.capture.results import input_names, results
+from lmswap.capture.stages import Compiled
 from lmswap.capture.whole import differing
 from lmswap.eager.actions import PlannedEvents
 from lmswap.eager.recording import Recorded, lower_recorded
@@ -72,24 +72,23 @@ class CapturedGraph(aot.GraphHandler):
 
     def __init__(self, session: Owner, index: int, module: fx.GraphModule) -> None:
         self._session, self.index = session, index
-        self._module = copy.deepcopy(module)
-        # Real inputs are not kept: they would pin the first batch.
-        self.fakes = [node.meta.get("example_value") for node in module.graph.find_nodes(op="placeholder")]
+        self._input_names = input_names(module.graph)
         self.program: Program
         self.costs: OpCosts
         self.function: Callable[..., Any]
+        self._compiled: Compiled
         self._may_round_otherwise = False
         self.again: list[CapturedGraph] = []  # for its second and later runs in a step, where those are planned apart
         self.handover = Handover()
-        self._plain = self._plain_torch()
+        self._plain = self._plain_torch(module)
         self._follows: tuple[int, ...] = ()
         self._segments: dict[str, SegmentGraph] = {}  # rewritten, by phase
         self._scripts: dict[str, Script] = {}  # by phase: where its tensors go; none where they have no places
 
     def twin(self, index: int) -> CapturedGraph:
         """The same region under another number, to be planned apart."""
-        twin = CapturedGraph(self._session, index, self._module)
-        twin.program, twin.costs, twin.function = self.program, self.costs, self.function
+        twin = copy.copy(self)
+        twin.index, twin.again, twin.handover = index, [], Handover()
         return twin
 
     def due(self) -> CapturedGraph:
@@ -98,17 +97,19 @@ class CapturedGraph(aot.GraphHandler):
         runs = [self, *self.again]
         return next((run for run in runs if run.index not in ran), self)
 
-    def compile(self, inputs: Sequence[Any], *, follows: tuple[int, ...] = ()) -> None:
-        """Compiles the region; with ``follows``, as its part of the plan for that chain of graphs."""
-        self._follows = follows
+    def capture(self, module: fx.GraphModule, inputs: Sequence[Any]) -> None:
+        """Traces the region, plans it by itself and compiles it; ``module``, Dynamo's graph, is consumed."""
         compile_region = _region_compiler(self._session.options.compiler)
-        if follows:
-            fake_mode = next(fake.fake_mode for fake in self.fakes if hasattr(fake, "fake_mode"))
-            with tracing(TracingContext(fake_mode)):
-                function = compile_region(copy.deepcopy(self._module), inputs, self)
-        else:
-            function = compile_region(copy.deepcopy(self._module), inputs, self)
-        self.function = self._plain.beside(function) if self._plain else function
+        self._take(compile_region(module, inputs, self))
+
+    def follow(self, graphs: tuple[int, ...]) -> None:
+        """Compiles the region, as it was traced, for its part of the plan of the step of ``graphs``."""
+        self._follows = graphs
+        self._take(self._compiled.again(self))
+
+    def _take(self, compiled: Compiled) -> None:
+        self._compiled = compiled
+        self.function = self._plain.beside(compiled) if self._plain else compiled
 
     def made(self, node: fx.Node) -> Sequence[torch.Tensor] | None:
         """See `lmswap.capture.aot.GraphHandler`."""
@@ -240,14 +241,14 @@ class CapturedGraph(aot.GraphHandler):
             insert_before(graph, ops, self._session.engine.arena.advance)
             yield graph.phase, Script([opening.places for opening in openings])
 
-    def _plain_torch(self) -> PlainTorch | None:
+    def _plain_torch(self, module: fx.GraphModule) -> PlainTorch | None:
         """What runs beside the region to verify it; None if that was not asked for."""
         session = self._session
         if session.verified is None or session.options.compiler != "fx":
             return None
         return PlainTorch(
-            self._module,
-            input_names(self._module.graph),
+            copy.deepcopy(module),
+            self._input_names,
             device=session.device,
             verified=session.verified,
             recorder=session.recorder,
@@ -261,8 +262,8 @@ class CapturedGraph(aot.GraphHandler):
             return None
         decisions = schedule(program, plan.reruns).decisions(plan)
         moved = {buffer for buffer, decision in enumerate(decisions) if decision is not Decision.KEEP}
-        graphs, inputs = [copy_graph(graph) for graph in lowered.graphs], input_names(self._module.graph)
-        described = [results(graph, inputs, moved, program.buffer_names) for graph in graphs]
+        graphs = [copy_graph(graph) for graph in lowered.graphs]
+        described = [results(graph, self._input_names, moved, program.buffer_names) for graph in graphs]
         device, verified, recorder = session.device, session.verified, session.recorder
         return Reference(program, graphs, described, device=device, verified=verified, recorder=recorder)
 
@@ -273,12 +274,11 @@ class SavedSequence:
     def __init__(self, session: Owner, index: int, recorded: Recorded) -> None:
         self._session, self.index, self._recorded = session, index, recorded
         self.program, self.costs = lower_recorded(recorded, session.name)
-        self.fakes: list[Any] = []
         self.events: PlannedEvents
 
-    def compile(self, _: Sequence[Any], *, follows: tuple[int, ...]) -> None:
-        """Takes up the plan of step ``follows``, for steps that begin from now on."""
-        self.events = PlannedEvents(self.index, self._recorded, self._session.plans[follows].plan)
+    def follow(self, graphs: tuple[int, ...]) -> None:
+        """Takes up the plan of the step of ``graphs``, for steps that begin from now on."""
+        self.events = PlannedEvents(self.index, self._recorded, self._session.plans[graphs].plan)
 
 
 def told_apart(graphs: list[CapturedGraph | SavedSequence], ran: Sequence[int]) -> tuple[int, ...]:
@@ -295,7 +295,7 @@ def told_apart(graphs: list[CapturedGraph | SavedSequence], ran: Sequence[int]) 
     return tuple(runs)
 
 
-def _region_compiler(compiler: str) -> Callable[..., Callable[..., Any]]:
+def _region_compiler(compiler: str) -> Callable[..., Compiled]:
     if compiler == "inductor":
         from lmswap.capture import inductor  # here: it takes seconds to import
 

@@ -133,7 +133,7 @@ class Session:
                 refuse_streams(module)
                 if self.runs_uncaptured:
                     refuse_numpy(module)
-                graph.compile(inputs)
+                graph.capture(module, inputs)
         except RestartAnalysis:  # torch will trace again, with more for constants
             self.graphs.remove(graph)
             raise
@@ -345,5 +345,5 @@ class Session:
         self._overruns.prepared_in(self.recorder.num_steps + 1)
         self.recorder.forget_curves()
         for index in indices:
-            self.graphs[index].compile(self.graphs[index].fakes, follows=indices)
+            self.graphs[index].follow(indices)
         self.memory.collect()

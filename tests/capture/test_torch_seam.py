@@ -7,6 +7,7 @@ import weakref
 import pytest
 import torch
 from torch import fx, nn
+from torch._functorch import aot_autograd
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lmswap.capture.aot import compile_region
@@ -32,7 +33,7 @@ class Probe(Recording):
 
 
 def run(model, *inputs, is_copied=False):
-    """``is_copied`` says whether what is compiled is a copy of Dynamo's graph, as it is in sessions."""
+    """``is_copied`` says whether what is compiled is a copy of Dynamo's graph, as it is where sizes are open."""
     torch.compiler.reset()
     probe = Probe()
     take = copy.deepcopy if is_copied else lambda module: module
@@ -129,6 +130,25 @@ def test_retain_graph_works_although_torch_would_donate_the_saved_tensors():
     first = x.grad.clone()
     y.backward()
     assert torch.equal(x.grad, first + first)
+
+
+def test_what_was_traced_is_compiled_for_another_handler_without_a_trace(monkeypatch):
+    torch.compiler.reset()
+    regions, handlers = [], [Recording(), Recording()]
+
+    def backend(module, inputs):
+        regions.append(compile_region(module, inputs, handlers[0]))
+        return regions[0]
+
+    x = torch.randn(8, requires_grad=True)
+    expected = torch.compile(lambda x: x.tanh().exp().sum(), backend=backend, dynamic=False)(x)
+    monkeypatch.setattr(aot_autograd, "aot_stage1_graph_capture", None)
+    (actual,) = regions[0].again(handlers[1])(x)
+    gradients = [torch.autograd.grad(y, x)[0] for y in (actual, expected)]
+    assert torch.equal(actual, expected) and torch.equal(*gradients)
+    (one,), (other,) = (handler.lowered for handler in handlers)
+    assert one.program == other.program
+    assert all(a.module is not b.module for a, b in zip(one.graphs, other.graphs, strict=True))
 
 
 def test_compile_in_place_leaves_a_switch_to_turn_it_off():

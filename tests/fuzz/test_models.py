@@ -6,7 +6,6 @@ in the wrong order shows. `make fuzz` tries many more.
 
 from __future__ import annotations
 
-import copy
 import gc
 import random
 from collections.abc import Callable
@@ -17,7 +16,6 @@ import pytest
 import torch
 from hypothesis import assume, event, given
 from hypothesis import strategies as st
-from torch._guards import TracingContext, tracing
 
 from lmswap.analyze.cost import unit
 from lmswap.capture.aot import GraphHandler, compile_region
@@ -95,12 +93,8 @@ class Backend:
 
     def __call__(self, module, inputs) -> Callable[..., Any]:
         self.num_graphs += 1
-        kept = copy.deepcopy(module)
-        fakes = [node.meta.get("example_value") for node in module.graph.find_nodes(op="placeholder")]
         plain = compile_region(module, inputs, self.plain)
-        modes = [fake.fake_mode for fake in fakes if hasattr(fake, "fake_mode")]
-        with tracing(TracingContext(modes[0] if modes else None)):
-            planned = compile_region(kept, fakes, self.planned)
+        planned = plain.again(self.planned)
 
         def run(*arguments: Any) -> Any:
             return (planned if self.is_planned else plain)(*arguments)

@@ -1,0 +1,228 @@
+"""A step that is planned again keeps the graphs that torch traced for it, and gives the bits of plain torch."""
+
+import copy
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch._functorch import aot_autograd
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils.checkpoint import checkpoint
+
+import lmswap
+from lmswap.capture import stages
+from lmswap.capture.aot import compile_region
+from lmswap.plan.cache import PlanCache
+from lmswap.session import Session, planner
+from lmswap.session.lessons import Lessons
+from tests.capture.captured import Recording
+from tests.models import CASES, Broken, BrokenBlock, Case
+from tests.test_recompute import plan_at_random
+
+NUM_STEPS = 5
+
+
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, x):
+        y = self.linear(x).tanh().exp()
+        y = torch.cond(y.sum() > 0, lambda y: y.sin() * 2, lambda y: y.cos(), (y,))
+        return self.linear(y).tanh()
+
+
+class Checkpointed(nn.Module):
+    """Draws inside of checkpoints, a buffer that is written, and constants."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Dropout(0.2)) for _ in range(2))
+        self.norm, self.positions = nn.BatchNorm1d(64), torch.arange(64.0)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False)
+        return self.norm(x + self.positions * torch.tensor(0.5))
+
+
+class OfTwo(nn.Sequential):
+    """Its weights are tensors of a class of their own, which torch traces as the tensors in them."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh())
+        for linear in (self[0], self[2]):
+            linear.weight = nn.Parameter(TwoTensor(linear.weight.detach(), 2 * linear.weight.detach()))
+
+
+def rows():
+    return torch.randn(64, 64)
+
+
+MODELS = {
+    "resnet": CASES["resnet"],
+    "shared views": CASES["shared_views"],
+    "several graphs": Case(Broken, lambda: torch.randn(64, 128)),
+    "graphs that run twice": Case(
+        lambda: nn.Sequential(BrokenBlock(), BrokenBlock(), BrokenBlock()), lambda: torch.randn(64, 128)
+    ),
+    "branches": Case(Branches, rows),
+    "checkpoints": Case(Checkpointed, rows),
+    "tensors of another class": Case(OfTwo, rows),
+}
+WHICH = [*(("fx", name) for name in MODELS), ("inductor", "checkpoints"), ("inductor", "branches")]
+
+
+@pytest.fixture
+def traces(monkeypatch):
+    """Calls of what traces a region."""
+    found = []
+
+    def count(*arguments, stage=aot_autograd.aot_stage1_graph_capture):
+        found.append(arguments)
+        return stage(*arguments)
+
+    monkeypatch.setattr(aot_autograd, "aot_stage1_graph_capture", count)
+    return found
+
+
+@pytest.fixture
+def regions(monkeypatch):
+    """What Dynamo handed over."""
+    found = []
+
+    def count(*arguments, compile_region=Session.__call__):
+        found.append(arguments)
+        return compile_region(*arguments)
+
+    monkeypatch.setattr(Session, "__call__", count)
+    return found
+
+
+@pytest.fixture
+def plans(monkeypatch):
+    """Has each step planned again; gives the plans that were made by then."""
+    made = []
+
+    def draw(self, shown, _):
+        step = self._plans[shown.graphs]
+        made.append(self._plans.make(shown.graphs, step.joined, step.costs).plan)
+        return True
+
+    monkeypatch.setattr(Lessons, "draw", draw)
+    monkeypatch.setattr(PlanCache, "read", lambda *_: None)
+    return made
+
+
+def parts(tensor):
+    return (tensor.a, tensor.b) if isinstance(tensor, TwoTensor) else (tensor,)
+
+
+def train(model, call, case):
+    """Losses, gradients, buffers and the next draw."""
+    torch.manual_seed(1)
+    found = []
+    for _ in range(NUM_STEPS):
+        model.zero_grad()
+        loss = case.loss(call(case.batch()))
+        loss.backward()
+        found += [loss.detach().clone(), *(p.grad.clone() for p in model.parameters()), torch.rand(3)]
+    return [part for tensor in (*found, *model.buffers()) for part in parts(tensor)]
+
+
+@pytest.mark.parametrize("which", WHICH, ids="-".join)
+def test_a_step_that_is_planned_again_is_traced_no_more(which, plans, regions, traces, monkeypatch):
+    compiler, name = which
+    case = MODELS[name]
+    if compiler == "fx":  # what Inductor fuses depends on the plan, and so do roundings
+        monkeypatch.setattr(planner, "make_plan", plan_at_random(0))
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    model, plain = (case.make(), case.make())
+    plain.load_state_dict(copy.deepcopy(model.state_dict()))
+    expected = train(plain, torch.compile(plain, dynamic=False) if compiler == "inductor" else plain, case)
+    traces.clear()
+    torch.compiler.reset()
+    lmswap.enable(model, "4GiB", policy="swap_all", min_swap_bytes=1, compiler=compiler)
+    actual = train(model, model, case)
+    lmswap.disable(model)
+    assert len(plans) >= 2 and all(plan.swaps for plan in plans)
+    assert len({plan.reruns for plan in plans}) == (len(plans) if compiler == "fx" else 1)
+    assert len(traces) == len(regions) > 0
+    assert len(actual) == len(expected) and all(map(torch.equal, actual, expected))
+
+
+def test_a_forward_without_gradients_is_traced_no_more(plans, traces, monkeypatch):
+    torch.compiler.reset()
+    monkeypatch.setattr(planner, "make_plan", plan_at_random(0))
+    model, data = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(4)]), rows()
+    expected = model(data).detach()
+    lmswap.enable(model, "4GiB", min_swap_bytes=1)
+    with torch.no_grad():
+        assert all(torch.equal(model(data), expected) for _ in range(NUM_STEPS))
+    assert len(plans) >= 3 and all(plan.swaps and plan.reruns for plan in plans)
+    assert len(traces) == 1
+    lmswap.disable(model)
+
+
+def test_graphs_of_two_plans_share_no_branches():
+    torch.compiler.reset()
+    regions, handlers = [], [Recording(), Recording()]
+
+    def backend(module, inputs):
+        regions.append(compile_region(module, inputs, handlers[0]))
+        return regions[0]
+
+    torch.compile(Branches(), backend=backend, dynamic=False)(rows())
+    regions[0].again(handlers[1])
+    one, other = ({*handler.lowered[0].graphs[0].module.children()} for handler in handlers)
+    assert len(one) == len(other) == 2 and one.isdisjoint(other)
+
+
+def test_what_is_kept_of_a_trace_holds_no_batch_and_what_was_compiled_for_another_plan_is_let_go(plans, monkeypatch):
+    torch.compiler.reset()
+    compiled = []
+
+    def note(self, *arguments, compile_region=stages.Compiled.__init__):
+        compile_region(self, *arguments)
+        compiled.append(weakref.ref(self))
+
+    monkeypatch.setattr(stages.Compiled, "__init__", note)
+    model = lmswap.enable(nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)), "4GiB", min_swap_bytes=1)
+    batches = []
+    for _ in range(NUM_STEPS):
+        batch = rows()
+        batches.append(weakref.ref(batch))
+        model(batch).square().mean().backward()
+        del batch
+    gc.collect()
+    assert [reference() is not None for reference in batches] == [False] * NUM_STEPS
+    assert len(compiled) >= 4
+    assert [reference() is not None for reference in compiled] == [False] * (len(compiled) - 1) + [True]
+    weight = weakref.ref(model[0].weight)
+    lmswap.disable(model)
+    del model
+    torch.compiler.reset()
+    gc.collect()
+    assert weight() is None
+
+
+def test_gradients_arrive_in_the_order_of_plain_torch_after_a_step_was_planned_again(plans):
+    torch.compiler.reset()
+
+    def arrivals(model):
+        found = []
+        for name, parameter in model.named_parameters():
+            parameter.register_post_accumulate_grad_hook(lambda _, name=name: found.append(name))
+        for _ in range(NUM_STEPS):
+            model(torch.randn(4, 2, 16)).square().mean().backward()
+        return found
+
+    model = nn.TransformerEncoderLayer(16, 2, 32)
+    expected = arrivals(copy.deepcopy(model))
+    assert arrivals(lmswap.enable(model, "4GiB", min_swap_bytes=1)) == expected
+    assert len(plans) >= 3
+    lmswap.disable(model)
