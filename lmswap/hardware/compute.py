@@ -16,11 +16,23 @@ _LEAST_SECONDS = 3e-3  # beside it a launch, some 10 us, is nothing
 
 
 def large_enough(sizes: Sequence[int], seconds_of: Callable[[int], float]) -> tuple[int, float]:
-    """The first of ascending ``sizes`` whose run is no mere launch, else the last, and its seconds."""
-    for size in sizes:
-        seconds = seconds_of(size)
+    """The first of ascending ``sizes`` whose run is no mere launch, else the last there is memory for, and its seconds.
+
+    Raises:
+        torch.OutOfMemoryError: there is none for the first.
+    """
+    import torch
+
+    size, *larger = sizes
+    seconds = seconds_of(size)
+    for more in larger:
         if seconds >= _LEAST_SECONDS:
             break
+        try:
+            seconds = seconds_of(more)
+        except torch.OutOfMemoryError:  # a model fills the device, or others do
+            break
+        size = more
     return size, seconds
 
 

@@ -203,9 +203,14 @@ def _copied_bytes_per_second(device: torch.device) -> float:
     """Bytes read plus bytes written, of a copy within the device's memory."""
     import torch
 
-    source = torch.ones(2**28 if device.type == "cuda" else 2**26, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    return 2 * source.numel() / _best_seconds(device, lambda: target.copy_(source))
+    def seconds_of(nbytes: int) -> float:
+        source = torch.ones(nbytes, dtype=torch.uint8, device=device)
+        target = torch.empty_like(source)
+        return _best_seconds(device, lambda: target.copy_(source))
+
+    # More than a GPU's caches hold.
+    nbytes, seconds = large_enough((2**26, 2**28) if device.type == "cuda" else (2**26,), seconds_of)
+    return 2 * nbytes / seconds
 
 
 def _op_seconds(device: torch.device) -> float:

@@ -8,6 +8,7 @@ import torch
 import lmswap
 from lmswap import cli
 from lmswap.errors import OptionError
+from lmswap.hardware.measure import describe_machine
 from lmswap.ir.emulation import PRESETS
 
 pytestmark = [
@@ -73,6 +74,22 @@ def test_a_budget_that_leaves_nothing_to_spare_is_refused():
     _, total_bytes = torch.cuda.mem_get_info()
     with pytest.raises(OptionError, match="nothing to spare"):
         lmswap.enable(Wide().cuda(), budget=total_bytes, tier="device", link="nvlink2")
+
+
+@pytest.fixture
+def little_room():
+    """What torch may still take: less than a measurement takes where it can choose."""
+    torch.cuda.empty_cache()
+    room_bytes = torch.cuda.memory_reserved() + 256 * MIB
+    torch.cuda.set_per_process_memory_fraction(room_bytes / torch.cuda.get_device_properties(0).total_memory)
+    yield
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def test_a_device_is_measured_where_a_model_fills_it(little_room, tmp_path, monkeypatch):
+    monkeypatch.setenv("LMSWAP_CACHE_DIR", str(tmp_path))  # nothing was measured before
+    machine = describe_machine(torch.device("cuda", 0), "host")
+    assert machine.bytes_per_second > 0 and machine.tier("host").link.out_rate.bytes_per_second > 0
 
 
 @pytest.mark.real_gpu("an emulated one copies as fast as a CPU does, not as PCIe")

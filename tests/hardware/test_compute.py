@@ -1,6 +1,7 @@
 """What a device is measured by takes long enough to be no mere launch, and no longer than that needs."""
 
 import pytest
+import torch
 
 from lmswap.hardware.compute import large_enough
 
@@ -22,3 +23,14 @@ def test_the_first_size_that_takes_long_enough_is_chosen_and_none_beyond_it_is_t
 
     assert large_enough(tuple(seconds), seconds_of) == (chosen, seconds[chosen])
     assert tried[-1] == chosen
+
+
+def test_a_size_that_there_is_no_memory_for_is_not_taken():
+    def seconds_of(size):
+        if size > 64:
+            raise torch.OutOfMemoryError
+        return 1e-6
+
+    assert large_enough((32, 64, 128), seconds_of) == (64, 1e-6)
+    with pytest.raises(torch.OutOfMemoryError):
+        large_enough((128, 256), seconds_of)
