@@ -1,5 +1,6 @@
 import json
 import math
+import subprocess
 
 import pytest
 
@@ -87,3 +88,29 @@ def test_the_results_file_says_where_its_figures_come_from(tmp_path):
     assert {"command", "created", "data", "subjects", "machine", "budget_bytes"} <= set(written)
     assert written["machine"]["commit"] == "abcdef"
     assert [Run.from_fields(fields) for fields in written["runs"]] == list(study.runs)
+
+
+def test_the_commit_tells_changes_of_code_apart_and_asks_for_none_of_results(tmp_path, monkeypatch):
+    def git(*arguments):
+        names = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run(["git", "-C", str(tmp_path), *names, *arguments], check=True, capture_output=True)
+
+    code, result = tmp_path / "lmswap" / "study.py", tmp_path / "benchmarks" / "results" / "found.json"
+    for file in (code, result):
+        file.parent.mkdir(parents=True)
+        file.write_text("a")
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "first")
+    monkeypatch.setattr(study_module, "__file__", str(code))
+    commit = study_module.describe_machine().commit
+    assert len(commit) == 40
+    result.write_text("b")
+    assert study_module.describe_machine().commit == commit
+    changed = set()
+    for text in ("b", "c"):
+        code.write_text(text)
+        changed.add(study_module.describe_machine().commit)
+    assert len(changed) == 2 and all(text.startswith(f"{commit}+changes-") for text in changed)
+    git("commit", "-am", "second")
+    assert len(study_module.describe_machine().commit) == 40

@@ -45,6 +45,16 @@ def replacing(path: Path, unfinished: Path) -> Iterator[BinaryIO]:
         raise
 
 
+def write_text(path: Path, text: str) -> None:
+    """Writes a text whole or not at all; if it cannot be, what was there before is still there.
+
+    Raises:
+        DataError: the system refused.
+    """
+    with writing(path), replacing(path, path.with_name(f"{path.name}.unfinished")) as file:
+        file.write(text.encode())
+
+
 def _refusal(error: BaseException | None) -> OSError | None:
     """The system's own error; torch's and numpy's writers raise another one while they close what it left half."""
     seen = error

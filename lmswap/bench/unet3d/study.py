@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import platform
@@ -16,7 +17,7 @@ import torch
 from lmswap.bench.compact import to_json
 from lmswap.bench.unet3d import brats, synthetic
 from lmswap.bench.unet3d.configuration import Configuration, Kind
-from lmswap.bench.unet3d.files import writing
+from lmswap.bench.unet3d.files import write_text
 from lmswap.bench.unet3d.fresh import OnEvent, run_compared
 from lmswap.bench.unet3d.measured import Failure, Run
 from lmswap.bench.unet3d.network import Head
@@ -83,9 +84,7 @@ class Study:
         Raises:
             DataError: ``path`` cannot be written.
         """
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(to_json({"schema": SCHEMA, **asdict(self)}))
+        write_text(path, to_json({"schema": SCHEMA, **asdict(self)}))
 
 
 def compare(settings: Settings, on_event: OnEvent, *, command: str) -> Study:
@@ -179,7 +178,10 @@ def _lines(path: Path) -> list[str]:
 
 
 def _commit() -> str:
-    """The commit of the code that runs, with "+changes" if files differ from it; "unknown" outside of its checkout."""
+    """The commit of the code that runs, with what tells changes apart if files differ from it, results aside.
+
+    "unknown" outside of its checkout.
+    """
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(Path(__file__).parent), *arguments]
@@ -187,6 +189,8 @@ def _commit() -> str:
 
     try:
         git("ls-files", "--error-unmatch", Path(__file__).name)  # else it is installed below somebody's own checkout
-        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "--untracked-files=no") else "")
+        changes = git("diff", "HEAD", "--", ":/", ":(top,exclude)benchmarks/results")
+        digest = hashlib.sha256(changes.encode()).hexdigest()[:8]
+        return git("rev-parse", "HEAD") + (f"+changes-{digest}" if changes else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
