@@ -86,6 +86,15 @@ def run_cell(cell: Cell, wait_for_turn: Callable[[], None] = lambda: None) -> Ou
 
     ``wait_for_turn`` is called before each step that is timed beside others'.
     """
+    try:
+        return _train(cell, wait_for_turn)
+    except PlanInfeasible as refusal:
+        return Outcome(cell, "infeasible", needed_bytes=refusal.needed_bytes)
+    except Exception as error:  # a peer may break in any way, and the others still have to run
+        return Outcome(cell, "failed", detail=f"{type(error).__name__}: {error}"[:500])
+
+
+def _train(cell: Cell, wait_for_turn: Callable[[], None]) -> Outcome:
     make_first_calls()
     task, device = TASKS[cell.size][cell.model], torch.device(cell.device)
     torch.manual_seed(0)
@@ -107,10 +116,6 @@ def run_cell(cell: Cell, wait_for_turn: Callable[[], None] = lambda: None) -> Ou
                 wait_for_turn()
                 training.step()
             prediction = None if cell.way in PEERS else _prediction(model, steady_seconds)
-    except PlanInfeasible as refusal:
-        return Outcome(cell, "infeasible", needed_bytes=refusal.needed_bytes)
-    except Exception as error:  # a peer may break in any way, and the others still have to run
-        return Outcome(cell, "failed", detail=f"{type(error).__name__}: {error}"[:500])
     finally:
         memory.close()
     seconds = tuple(training.seconds[-TIMED_STEPS:])

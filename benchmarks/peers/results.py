@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.cell import Bits, Cell, Outcome, Prediction
+from lmswap.bench.unet3d.files import write_text
 from lmswap.bench.unet3d.study import describe_machine
 from lmswap.hardware.device import describe_device
+from lmswap.ir.bytesize import format_bytes
+from lmswap.reporting.text import format_seconds
 
 SCHEMA = "lmswap.peers/5"
 
@@ -42,30 +45,46 @@ class Results:
         records = [asdict(first), *({**asdict(other), "bits": _other_bits(other, first)} for other in others)]
         lines = ",\n".join(map(json.dumps, records))
         head = json.dumps({"schema": SCHEMA, "origin": self.origin, "errors": self.errors()})[1:-1]
-        path.write_text(f'{{{head}, "outcomes": [\n{lines}\n]}}\n', encoding="utf-8")
+        write_text(path, f'{{{head}, "outcomes": [\n{lines}\n]}}\n')
 
 
 def read_results(path: Path) -> Results:
     """Reads what `Results.write` wrote."""
-    data = json.loads(path.read_text(encoding="utf-8"))
+    return from_fields(json.loads(path.read_text(encoding="utf-8")))
+
+
+def from_fields(data: Mapping[str, Any]) -> Results:
+    """What such a file holds."""
     first = data["outcomes"][0]["bits"]
     return Results(data["origin"], tuple(_outcome(record, first) for record in data["outcomes"]))
+
+
+def describe(outcome: Outcome) -> str:
+    """In a line."""
+    cell = outcome.cell
+    at = "" if cell.percent is None else f"{cell.percent} %"
+    head = f"{cell.model:<12} {cell.way:<20} {at:>5}  "
+    if outcome.peak_bytes is not None and outcome.overhead is not None:
+        bits = ""
+        if outcome.other_from_step:
+            more = f" and {len(outcome.others) - 1} more" if len(outcome.others) > 1 else ""
+            bits = f"  other bits from step {outcome.other_from_step} on, in {outcome.others[0]}{more}"
+        seconds = format_seconds(statistics.median(outcome.step_seconds))
+        return f"{head}{format_bytes(outcome.peak_bytes):>11}  {seconds:>9}  {outcome.overhead:.2f} x{bits}"
+    if outcome.needed_bytes is not None:
+        return f"{head}needs {format_bytes(outcome.needed_bytes)}"
+    return f"{head}failed: {outcome.detail}"
 
 
 def describe_origin(device: str, command: str) -> dict[str, Any]:
     """Device, driver, torch, commit and command, in words and numbers."""
     import torch  # noqa: PLC0415
 
-    driver = None
-    if device == "cuda":
-        import pynvml  # noqa: PLC0415
-
-        pynvml.nvmlInit()
-        driver = pynvml.nvmlSystemGetDriverVersion()
+    described = describe_device(torch.device(device))
     return {
         **asdict(describe_machine()),
-        "device": str(describe_device(torch.device(device))),
-        "driver": driver,
+        "device": str(described),
+        "driver": described.driver,
         "threads": torch.get_num_threads(),
         "load_average": os.getloadavg()[0],  # of the last minute before the run: how busy others kept the machine
         "command": command,

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
+from multiprocessing.forkserver import ensure_running
+from typing import Any
 
 from benchmarks.peers.cell import REFERENCE, Bits, Cell, Outcome, run_cell
 from benchmarks.peers.ways import PEERS
+from benchmarks.unheard import unheard
 from lmswap.bench.turns import take_turns
 from lmswap.hardware.ram import read_ram
 
@@ -92,13 +97,20 @@ class _Training:
 
     def __init__(self, cell: Cell) -> None:
         """Warms it up."""
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["benchmarks.peers.cell", "lmswap.api", "torch._dynamo", "scipy.optimize"])
+        # What a fork finds imported is no memory of a step's; of CUDA, which counts its own, it could find too much.
+        context: Any = multiprocessing.get_context("forkserver" if cell.device == "cpu" else "spawn")
         self._cell = cell
         self.outcome: Outcome | None = None
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(run_cell, cell, theirs), daemon=True)
-        self._process.start()
+        if cell.device == "cpu":
+            context.set_forkserver_preload(["benchmarks.peers.cell", "lmswap.api", "torch._dynamo", "scipy.optimize"])
+            with unheard():
+                ensure_running()  # the server; a fork waits until it has imported all
+            self._process.start()
+        else:
+            with unheard():
+                self._process.start()
         theirs.close()  # so that its end is seen
         self._wait()
 
@@ -125,9 +137,11 @@ class _Training:
 
 def _serve(train: Callable[[Cell, Callable[[], None]], Outcome], cell: Cell, pipe: Connection) -> None:
     """Sends None for each turn that it waits for, and then the outcome."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends it at once; who has started it says so
 
     def wait_for_turn() -> None:
         pipe.send(None)
         pipe.recv()
 
-    pipe.send(train(cell, wait_for_turn))
+    with suppress(BrokenPipeError):  # who has started this one has been ended
+        pipe.send(train(cell, wait_for_turn))

@@ -6,13 +6,16 @@ import json
 import os
 from dataclasses import replace
 
+import pynvml
 import pytest
+import torch
 
+from benchmarks.peers import __main__ as main_module
 from benchmarks.peers import run, tasks
 from benchmarks.peers.__main__ import RESULTS, main
 from benchmarks.peers.cell import REFERENCE, Cell, Outcome, Prediction, run_cell
 from benchmarks.peers.plot import plot
-from benchmarks.peers.results import Results, read_results
+from benchmarks.peers.results import Results, describe_origin, read_results
 from benchmarks.peers.run import Choice
 from benchmarks.peers.ways import PEERS
 from lmswap.hardware.ram import Ram
@@ -83,6 +86,16 @@ def test_what_breaks_is_an_outcome(tiny, monkeypatch):
     assert (found.status, found.detail) == ("failed", "RuntimeError: no such device")
 
 
+def test_a_model_that_cannot_be_made_is_an_outcome_too(monkeypatch):
+    def make_model():
+        raise MemoryError("no room")
+
+    task = replace(tasks.TASKS["small"]["gpt"], make_model=make_model)
+    monkeypatch.setitem(tasks.TASKS["small"], "gpt", task)
+    found = run_cell(CELL)
+    assert (found.status, found.detail) == ("failed", "MemoryError: no room")
+
+
 def die(cell, wait_for_turn):
     wait_for_turn()
     if cell.way == "eager":
@@ -97,6 +110,27 @@ def test_a_process_that_dies_is_an_outcome_and_the_others_go_on(monkeypatch):
     dead, alive = run.run_in_turns([replace(CELL, way="eager"), CELL])
     assert (dead.status, dead.peak_bytes) == ("failed", None)
     assert alive == RAN
+
+
+def test_a_driver_that_does_not_tell_its_version_is_described_too(monkeypatch):
+    def refuse():
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", refuse)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1, 2))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Some GPU")
+    origin = describe_origin("cuda", "there")
+    assert origin["device"] == "cuda (Some GPU)"
+    assert origin["driver"].startswith("CUDA driver of unknown version")
+
+
+@pytest.mark.parametrize(
+    ("way", "status", "code"), [("swap", "failed", 1), ("swap", "infeasible", 0), ("eager", "failed", 0)]
+)
+def test_what_is_lmswaps_own_may_not_fail(monkeypatch, tmp_path, way, status, code):
+    other = replace(outcome(way), status=status, peak_bytes=None, overhead=None)
+    monkeypatch.setattr(main_module, "run_model", lambda choice, model: [RAN, other])
+    assert main(["--models", "gpt", "--output", str(tmp_path)]) == code
 
 
 CHOICE = Choice([50, 40], ["swap"], ["eager", "torch.checkpoint"], "small", "cpu")
