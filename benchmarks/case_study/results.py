@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import cattrs
 from benchmarks.case_study.published import EpochRow
 from lmswap.bench.compact import to_json
 from lmswap.bench.unet3d.brats import DataError
+from lmswap.bench.unet3d.files import write_text
 from lmswap.bench.unet3d.measured import Failure, Run
 from lmswap.bench.unet3d.network import Head
 from lmswap.bench.unet3d.recipe import Dtype
@@ -218,10 +219,12 @@ class Results:
 
     def write(self, path: Path) -> None:
         """Writes schema "lmswap.case_study/2", in bytes and seconds; a reader sees the old file or the new one."""
-        text = to_json({"schema": SCHEMA, **_CONVERTER.unstructure(self)})
-        unfinished = path.with_suffix(".unfinished")
-        unfinished.write_text(text, encoding="utf-8")
-        os.replace(unfinished, path)  # noqa: PTH105 - atomic
+        write_text(path, to_json({"schema": SCHEMA, **_CONVERTER.unstructure(self)}))
+
+    @staticmethod
+    def from_fields(data: Mapping[str, Any]) -> Results:
+        """What a file of this schema holds."""
+        return _CONVERTER.structure({name: value for name, value in data.items() if name != "schema"}, Results)
 
     @staticmethod
     def read(path: Path) -> Results:
@@ -232,9 +235,9 @@ class Results:
         """
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
-            if not isinstance(data, dict) or data.pop("schema", None) != SCHEMA:
+            if not isinstance(data, dict) or data.get("schema") != SCHEMA:
                 raise DataError(f"{path} is not a results file: its schema is not '{SCHEMA}'")
-            return _CONVERTER.structure(data, Results)
+            return Results.from_fields(data)
         except (OSError, ValueError) as error:
             raise DataError(f"cannot read the results in {path}: {error}") from error
         except cattrs.BaseValidationError as error:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -26,14 +27,18 @@ from torch.nn.functional import cross_entropy
 import lmswap
 from benchmarks.programs.models import Gpt, VisionTransformer, resnet50
 from lmswap.bench.compact import to_json
+from lmswap.bench.unet3d.files import write_text
 from lmswap.bench.unet3d.loss import weighted_dice_loss
 from lmswap.bench.unet3d.network import UNet3d
 from lmswap.bench.unet3d.study import describe_machine
+from lmswap.errors import PlanInfeasible
+from lmswap.reporting.text import print_result
 
 _SHARES = (0.7, 0.5, 0.3)
 _CARD = 1.02  # of the budget: what torch may take, beside the context
 _STEPS = 6  # after the fourth plans are final
 _DIGEST_BYTES = 16
+_REFUSAL = f"{PlanInfeasible.__module__}.{PlanInfeasible.__name__}:"
 _VOXELS = (144, 144, 144)  # of a scan, on a card and emulated
 
 
@@ -131,24 +136,28 @@ def _digest(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def study(names: list[str], *, are_small: bool, on_run: Callable[[str], None]) -> dict[str, Any]:
-    """All runs of the named networks, each in a process of its own."""
-    found = []
+def study(names: Sequence[str], known: Sequence[Mapping[str, Any]], *, are_small: bool) -> Iterator[dict[str, Any]]:
+    """All runs of the named networks, each in a process of its own; of the ``known`` ones only what failed."""
+    ended = {(run["network"], run["share"]): dict(run) for run in known if not has_failed(run)}
     for name in names:
-        plain = _fresh(name, None, are_small=are_small)
-        found.append({"network": name, "share": None, **plain})
+        plain = ended.get((name, None)) or {"network": name, "share": None, **_fresh(name, None, are_small=are_small)}
+        yield plain
         if "failure" in plain:
-            on_run(describe(found[-1]))
             continue
         between_bytes, peak_bytes = plain["between_bytes"], max(step["reserved_bytes"] for step in plain["steps"])
         for share in _SHARES:
             budget_bytes = int(between_bytes + share * (peak_bytes - between_bytes))
-            run = _fresh(name, budget_bytes, are_small=are_small)
-            same = {key: run.get(key) == plain[key] for key in ("losses", "weights")}
-            found.append({"network": name, "share": share, "budget_bytes": budget_bytes, **run, "same": same})
-            on_run(describe(found[-1]))
-    device, host = torch.cuda.get_device_name(), asdict(describe_machine())
-    return {"device": device, "host": host, "card": _CARD, "are_small": are_small, "runs": found}
+            run = ended.get((name, share))
+            if run is None:
+                run = {"network": name, "share": share, "budget_bytes": budget_bytes}
+                run |= _fresh(name, budget_bytes, are_small=are_small)
+                run["same"] = {key: run.get(key) == plain[key] for key in ("losses", "weights")}
+            yield run
+
+
+def has_failed(run: Mapping[str, Any]) -> bool:
+    """It did not train, though lmswap had not refused to: "no plan fits" is an answer too."""
+    return "failure" in run and not run["failure"].startswith(_REFUSAL)
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:
@@ -183,14 +192,16 @@ def describe(run: Mapping[str, Any]) -> str:
 def _fresh(name: str, budget_bytes: int | None, *, are_small: bool) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.first_hour.cards", "--one", name, str(budget_bytes or 0)]
     done = subprocess.run([*command, *["--small"] * are_small], capture_output=True, text=True, check=False)
+    if done.returncode < 0:
+        return {"failure": f"ended by {signal.Signals(-done.returncode).name}"}
     if done.returncode:
         return {"failure": done.stderr.strip().splitlines()[-1][:300]}
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-def main() -> None:
-    """Runs the study, or, for it, one of its runs."""
+def main() -> int:
+    """Runs the study, or, for it, one of its runs; 1 if one of them failed. It goes on with what the file holds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("result", type=Path, nargs="?")
     parser.add_argument("--small", action="store_true")
@@ -201,12 +212,23 @@ def main() -> None:
     if options.one:
         name, nbytes = options.one
         sys.stdout.write(json.dumps(train(known[name], int(nbytes) or None)) + "\n")
-        return
-    say = partial(print, flush=True)
-    found = study(options.networks or [*known], are_small=options.small, on_run=say)
-    options.result.write_text(to_json(found))
-    options.result.with_suffix(".md").write_text(page(found))
+        return 0
+    return _keep(options.result, options.networks or [*known], are_small=options.small)
+
+
+def _keep(path: Path, names: Sequence[str], *, are_small: bool) -> int:
+    device, host = torch.cuda.get_device_name(), asdict(describe_machine())
+    head = {"device": device, "host": host, "card": _CARD, "are_small": are_small}
+    before = json.loads(path.read_text()) if path.exists() else {}
+    known = before["runs"] if before.items() >= head.items() else []
+    runs = []
+    for run in study(names, known, are_small=are_small):
+        runs.append(run)
+        write_text(path, to_json({**head, "runs": runs}))  # each time: a study that is ended leaves what it has
+        write_text(path.with_suffix(".md"), page({**head, "runs": runs}))
+        print_result(describe(run))
+    return int(any(map(has_failed, runs)))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

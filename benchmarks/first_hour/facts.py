@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from lmswap.bench.compact import to_json
+from lmswap.bench.unet3d.files import write_text
 from lmswap.execute import _C
 from lmswap.hardware.device import describe_device
 from lmswap.hardware.host import measure_host
@@ -88,4 +89,4 @@ def _reserved_bytes_per_second() -> float:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(to_json(facts()))
+    write_text(Path(sys.argv[1]), to_json(facts()))

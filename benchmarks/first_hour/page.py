@@ -2,34 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from benchmarks.case_study.findings import headline
+from benchmarks.case_study.results import Results
 from benchmarks.first_hour import cards
+from benchmarks.peers.results import describe, from_fields
 from lmswap.ir.bytesize import format_bytes
 
 
-def page(origin: Mapping[str, Any], ended: Mapping[str, Mapping[str, Any]], found: Mapping[str, Any]) -> str:
+def page(device: str, ended: Sequence[Mapping[str, Any]]) -> str:
     """As Markdown.
 
     Args:
-        origin: device, driver, torch, commit.
-        ended: by part: its title, how it ended, after how many seconds.
-        found: by part: what it wrote, where it wrote something.
+        device: its name.
+        ended: of each part its title, how it ended, after how many seconds, its `summary`, and its origin: driver,
+            torch, commit, sizes.
     """
     lines = [
-        f"# The first hour on {origin['device']}",
-        "",
-        f"{origin['driver']}; torch {origin['torch']}; commit {origin['commit']}.",
+        f"# The first hour on {device}",
         "",
         "| part | ended | s |",
         "|---|---|---|",
-        *(f"| {part['title']} | {part['outcome']} | {part['seconds']:.0f} |" for part in ended.values()),
+        *(f"| {part['title']} | {part['outcome']} | {part['seconds']:.0f} |" for part in ended),
     ]
-    for name, part in ended.items():
-        if found.get(name) and name in _SUMMARIES:
-            lines += ["", f"## {part['title']}, on {origin['device']}", "", *_SUMMARIES[name](found[name])]
+    for part in ended:
+        lines += ["", f"## {part['title']}, on {device}", "", _where(part["origin"]), "", *part["summary"]]
     return "\n".join(lines) + "\n"
+
+
+def summary(part: str, found: Mapping[str, Any]) -> list[str]:
+    """What a part wrote, in lines of Markdown; read by the code that wrote it, as pages are made by that of later."""
+    return _SUMMARIES[part](found)
+
+
+def _where(origin: Mapping[str, Any]) -> str:
+    small, large = origin["sizes"]
+    return f"{origin['driver']}; torch {origin['torch']}; commit {origin['commit']}; images of {small}³ and {large}³."
 
 
 def _facts(found: Mapping[str, Any]) -> list[str]:
@@ -46,7 +56,8 @@ def _facts(found: Mapping[str, Any]) -> list[str]:
 def _tests(found: Mapping[str, Any]) -> list[str]:
     outcomes = [test["outcome"] for test in found["tests"]]
     counts = ", ".join(f"{outcomes.count(kind)} {kind}" for kind in ("passed", "skipped", "failed"))
-    return [f"- {counts}", *(f"- failed: {test['test']}" for test in found["tests"] if test["outcome"] == "failed")]
+    failed = [test["test"] for test in found["tests"] if test["outcome"] == "failed"]
+    return [f"- of {found['collected']} tests {counts}", *(f"- failed: {name}" for name in failed)]
 
 
 def _cards(found: Mapping[str, Any]) -> list[str]:
@@ -72,10 +83,22 @@ def _compared(found: Mapping[str, Any]) -> list[str]:
     return ["| run | reserved | tensors | last step, s |", "|---|---|---|---|", *rows, "", *failures]
 
 
+def _case_study(found: Mapping[str, Any]) -> list[str]:
+    results = Results.from_fields(found)
+    failures = [f"- failed: {failure.configuration.name}: {failure.message[:300]}" for failure in results.failures]
+    return [f"- {headline(results)}", *failures]
+
+
+def _peers(found: Mapping[str, Any]) -> list[str]:
+    return ["```", *(describe(outcome) for outcome in from_fields(found).outcomes), "```"]
+
+
 _SUMMARIES: dict[str, Callable[[Mapping[str, Any]], list[str]]] = {
     "facts": _facts,
     "tests": _tests,
     "cards": _cards,
     "repeats": _repeats,
     "compared": _compared,
+    "case-study": _case_study,
+    "peers": _peers,
 }

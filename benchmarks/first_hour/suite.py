@@ -1,48 +1,71 @@
 """Do the tests of the GPU pass, each in a process of its own? One that breaks the device breaks no other.
 
-``python -m benchmarks.first_hour.suite FILE TESTS``.
+``python -m benchmarks.first_hour.suite FILE TESTS``. Tests that FILE has the outcome of run no more, but those that
+failed, which are tried again after all others.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from lmswap.bench.compact import to_json
+from lmswap.bench.unet3d.files import write_text
+from lmswap.reporting.text import print_result
 
 _LIMIT_SECONDS = 120
 _HOW = ("-m", "pytest", "--device", "cuda", "-q", "-p", "no:cacheprovider")
 
 
-def collect(tests: Sequence[str]) -> list[str]:
-    """Their names."""
-    done = _run("--collect-only", *tests)
-    return [line for line in done.stdout.splitlines() if "::" in line]
+def run(path: Path, tests: Sequence[str]) -> int:
+    """Runs what ``path`` does not know yet, and keeps each outcome there; 0 if there are tests and none failed."""
+    code, text = _pytest("--collect-only", *tests)
+    names = [line for line in text.splitlines() if "::" in line]
+    if code != 0 or not names:
+        print_result(f"no tests: {text}")
+        return 1
+    known = json.loads(path.read_text())["tests"] if path.exists() else []
+    found = {test["test"]: test for test in known if test["test"] in names}
+    failed = [name for name, test in found.items() if test["outcome"] == "failed"]
+    to_do = [name for name in names if name not in found] + failed
+    for number, name in enumerate(to_do, 1):
+        found[name] = _outcome(name)
+        write_text(path, to_json({"collected": len(names), "tests": [*found.values()]}))
+        print_result(f"{number} of {len(to_do)}: {name} {found[name]['outcome']}, {found[name]['seconds']:.1f} s")
+    return int(any(test["outcome"] == "failed" for test in found.values()))
 
 
-def outcomes(names: Iterable[str]) -> list[dict[str, object]]:
-    """How each ended: "passed", "skipped", or the end of what it printed."""
-    found: list[dict[str, object]] = []
-    for name in names:
-        started = time.perf_counter()
-        try:
-            done = _run(name)
-            end = done.stdout.strip().splitlines()[-1:] or [done.stderr[-200:]]
-            outcome = "failed" if done.returncode else "skipped" if "skipped" in end[0] else "passed"
-            text = done.stdout[-2000:] if done.returncode else end[0]
-        except subprocess.TimeoutExpired:
-            outcome, text = "failed", f"took more than {_LIMIT_SECONDS} s"
-        found.append({"test": name, "outcome": outcome, "seconds": time.perf_counter() - started, "end": text})
-    return found
+def _outcome(name: str) -> dict[str, object]:
+    """How a test ended: "passed", "skipped" or "failed", with the end of what it printed."""
+    started = time.perf_counter()
+    code, text = _pytest(name)
+    last = text.strip().splitlines()[-1:] or [""]
+    outcome = "failed" if code != 0 else "skipped" if "skipped" in last[0] else "passed"
+    seconds = time.perf_counter() - started
+    return {"test": name, "outcome": outcome, "seconds": seconds, "end": last[0] if code == 0 else text[-2000:]}
 
 
-def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def _pytest(*arguments: str) -> tuple[int | None, str]:
+    """Exit status, None if it took too long, and what was printed."""
     command = [sys.executable, *_HOW, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=_LIMIT_SECONDS)
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, process_group=0
+    ) as process:
+        try:
+            text, _ = process.communicate(timeout=_LIMIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            text = f"took more than {_LIMIT_SECONDS} s"
+        with suppress(ProcessLookupError):  # what it has started would hold the device, and the pipe
+            os.killpg(process.pid, signal.SIGKILL)
+        return process.returncode, text
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(to_json({"tests": outcomes(collect(sys.argv[2:]))}))
+    sys.exit(run(Path(sys.argv[1]), sys.argv[2:]))

@@ -1,3 +1,6 @@
+import resource
+from contextlib import contextmanager
+
 import pytest
 import torch
 
@@ -9,3 +12,19 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def full_disk():
+    """Inside of it no file gets longer than a few bytes."""
+
+    @contextmanager
+    def full():
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (16, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    return full

@@ -2,19 +2,26 @@
 
 import json
 import os
+import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks.first_hour import __main__ as first_hour
-from benchmarks.first_hour.page import page
+from benchmarks.first_hour import cards, suite
+from benchmarks.first_hour.page import page, summary
 from benchmarks.first_hour.parts import Part, parts
+from benchmarks.peers.cell import Cell, Outcome
+from benchmarks.peers.results import Results
+from lmswap.bench.unet3d.study import describe_machine
 from lmswap.hardware.device import DeviceInfo
+from tests.benchmarks.studies import make_results
 
-ORIGIN = {"device": "Emulated GPU", "driver": "CUDA driver 580", "torch": "2.13.0", "commit": "abcdef"}
+ORIGIN = {"driver": "CUDA driver 580", "torch": "2.13.0", "commit": "abcdef", "sizes": [144, 192]}
 
 
 def step(reserved_bytes, *, retries):
@@ -30,7 +37,10 @@ FOUND = {
         "pinned_bytes_per_second": 3e9,
         "reserved_bytes_per_second": 9e9,
     },
-    "tests": {"tests": [{"test": "tests/gpu/a.py::test_b", "outcome": "failed"}, {"outcome": "passed"}]},
+    "tests": {
+        "collected": 3,
+        "tests": [{"test": "tests/gpu/a.py::test_b", "outcome": "failed"}, {"outcome": "passed"}],
+    },
     "cards": {
         "card": 1.02,
         "runs": [
@@ -63,20 +73,41 @@ FOUND = {
 }
 
 
-def test_the_page_says_in_every_heading_on_which_device_it_was():
-    ended = {name: {"title": name, "outcome": "done", "seconds": 1.0} for name in FOUND}
-    text = page(ORIGIN, ended, FOUND)
+def test_the_page_says_of_every_part_on_which_device_and_with_which_code_it_was(tmp_path):
+    make_results().write(tmp_path / "results.json")
+    Results({}, (Outcome(Cell("gpt", "small", "cuda", "swap", 50, 2**20), "infeasible", needed_bytes=2**21),)).write(
+        tmp_path / "gpt.json"
+    )
+    written = {"case-study": tmp_path / "results.json", "peers": tmp_path / "gpt.json"}
+    found = {**FOUND, **{name: json.loads(path.read_text()) for name, path in written.items()}}
+    names = [part.name for part in parts(Path(), 144, 192)]
+    assert found.keys() == set(names)
+    ended = [
+        {
+            "title": name,
+            "outcome": "done",
+            "seconds": 1.0,
+            "origin": {**ORIGIN, "commit": f"of {name}"},
+            "summary": summary(name, found[name]),
+        }
+        for name in names
+    ]
+    text = page("Emulated GPU", ended)
     headings = [line for line in text.splitlines() if line.startswith("#")]
-    assert len(headings) == 1 + len(FOUND)
+    assert len(headings) == 1 + len(names)
     assert all("on Emulated GPU" in heading for heading in headings)
+    for name in names:
+        assert f"CUDA driver 580; torch 2.13.0; commit of {name}; images of 144³ and 192³." in text
     for part in (
         "512.00 MiB of 8.00 GiB are contexts'",
-        "1 passed, 0 skipped, 1 failed",
+        "of 3 tests 1 passed, 0 skipped, 1 failed",
         "failed: tests/gpu/a.py::test_b",
         "gpt within 50%, 1024 MiB: reserved 0.500 of it, 0 retries after step 3, the bits of plain torch",
         "gpt within 30%, 512 MiB: no plan fits",
         "2 of 9 ops: 2 aten.index_add.default",
         "| 192³, lmswap | 2.00 GiB | 1.00 GiB | 0.500 |",
+        "- 128³ under the 96³ budget",
+        "gpt          swap                  50 %  needs 2.00 MiB",
     ):
         assert part in text
 
@@ -96,10 +127,18 @@ def hour(tmp_path, monkeypatch):
 
     def run(*arguments, **programs):
         made = [Part(name, name, ("-c", program), tmp_path / name / "found.json") for name, program in programs.items()]
-        monkeypatch.setattr(first_hour, "parts", lambda folder, small, large: made)
+
+        def parts(folder, small, large):
+            if folder != Path():  # else only their names are asked for
+                run.folders.append(folder)
+            return made
+
+        monkeypatch.setattr(first_hour, "parts", parts)
+        monkeypatch.setattr(first_hour, "summary", lambda part, found: [f"{part} found {found}"])
         code = first_hour.main(["--results", str(tmp_path), *arguments])
         return code, json.loads((tmp_path / "first_hour_some_gpu.json").read_text())
 
+    run.folders = []
     return run
 
 
@@ -119,18 +158,87 @@ def test_what_was_done_is_not_run_again_and_what_failed_is(hour, tmp_path):
     assert "| bad | done |" in (tmp_path / "first_hour_some_gpu.md").read_text()
 
 
-def test_a_part_that_takes_too_long_is_ended_with_all_that_it_started(hour, tmp_path):
-    written = tmp_path / "child"
+@pytest.mark.parametrize("changed", ["commit", "sizes"])
+def test_what_other_code_and_other_sizes_found_is_kept_but_not_taken_for_done(hour, tmp_path, monkeypatch, changed):
+    hour(one=finds(1, tmp_path / "one"), two=finds(2, tmp_path / "two"))
+    arguments = ["--parts", "one"]
+    if changed == "commit":
+        machine = replace(describe_machine(), commit="of another day")
+        monkeypatch.setattr(first_hour, "describe_machine", lambda: machine)
+    else:
+        arguments += ["--sizes", "48", "64"]
+    code, results = hour(*arguments, one=finds(3, tmp_path / "one"), two="raise SystemExit(4)")
+    assert code == 0
+    assert results["found"] == {"one": 3, "two": 2}
+    text = (tmp_path / "first_hour_some_gpu.md").read_text()
+    assert "one found 3" in text and "two found 2" in text
+    assert results["parts"]["one"]["origin"][changed] != results["parts"]["two"]["origin"][changed]
+    assert len(set(hour.folders)) == 2  # what parts go on with is of the same code
+
+
+def test_a_part_that_is_none_is_refused(hour, capsys):
+    with pytest.raises(SystemExit):
+        hour("--parts", "factz", good="")
+    assert "factz" in capsys.readouterr().err
+
+
+def test_it_says_what_a_part_says_and_that_it_runs(hour, monkeypatch, capsys):
+    monkeypatch.setattr(first_hour, "_SILENT_SECONDS", 0.1)
+    hour(slow="import time; print('[b]loading[/]', flush=True); time.sleep(2)")
+    said = capsys.readouterr().out
+    assert "[b]loading[/]\n" in said and "... 1 s" in said
+
+
+def starts(written, then):
+    """A program that starts a process in a group of its own, as tests are; that writes its number."""
     child = f"import os, time; open({str(written)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
-    slow = f"import subprocess, sys; subprocess.run([{sys.executable!r}, '-c', {child!r}])"
-    code, results = hour("--limit", "5", slow=slow)
-    assert code == 1
-    assert results["parts"]["slow"]["outcome"] == "ended after 5 s"
+    return (
+        f"import os, subprocess, sys, time\nsubprocess.Popen([{sys.executable!r}, '-c', {child!r}], process_group=0)\n"
+        f"while not os.path.exists({str(written)!r}): time.sleep(0.1)\n{then}"
+    )
+
+
+def check_dead(written):
     number = int(written.read_text())
     until = time.monotonic() + 60
     while is_alive(number) and time.monotonic() < until:
         time.sleep(0.05)
     assert not is_alive(number)
+
+
+def test_a_part_that_takes_too_long_is_ended_with_all_that_it_started(hour, tmp_path):
+    code, results = hour("--limit", "5", slow=starts(tmp_path / "child", "time.sleep(600)"), after="")
+    assert code == 1
+    assert results["parts"]["slow"]["outcome"] == "ended after 5 s"
+    assert results["parts"]["after"]["outcome"] == "done"
+    check_dead(tmp_path / "child")
+
+
+def test_nothing_that_a_part_started_outlives_it(hour, tmp_path):
+    assert hour(short=starts(tmp_path / "child", ""))[0] == 0
+    check_dead(tmp_path / "child")
+
+
+@pytest.mark.parametrize("sent", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_what_is_interrupted_ends_with_all_that_it_started_and_keeps_what_was_found(hour, tmp_path, capsys, sent):
+    before = signal.getsignal(signal.SIGTERM)
+    interrupts = f"import signal; os.kill(os.getppid(), signal.{sent}); time.sleep(600)"
+    code, results = hour(good=finds(1, tmp_path / "good"), bad=starts(tmp_path / "child", interrupts), other="")
+    assert code == 130
+    assert results["found"] == {"good": 1}
+    assert capsys.readouterr().err == "first hour: interrupted\n"
+    assert signal.getsignal(signal.SIGTERM) == before
+    check_dead(tmp_path / "child")
+
+
+def test_results_that_cannot_be_written_leave_those_that_were_there(hour, tmp_path, capsys, full_disk):
+    hour(one="", two="raise SystemExit(1)")
+    with full_disk():
+        code, results = hour(one="", two="")
+    assert code == 2
+    assert results["parts"]["two"]["outcome"] == "exit status 1, see found.log"
+    assert "first_hour_some_gpu.json cannot be written" in capsys.readouterr().err
+    assert hour(one="", two="")[0] == 0
 
 
 def is_alive(number):
@@ -142,3 +250,104 @@ def test_without_a_gpu_it_says_what_can_be_done(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert first_hour.main([]) == 2
     assert "DEVICE=emulated" in capsys.readouterr().out
+
+
+@pytest.fixture
+def its_tests(tmp_path, monkeypatch):
+    """Runs a file of tests as those of the GPU are run; gives exit status and outcomes."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(suite, "_HOW", ("-m", "pytest", "-q", "-p", "no:cacheprovider"))
+
+    def run(text):
+        Path("test_some.py").write_text(f"import os, subprocess, sys, time, pytest\n{text}")
+        code = suite.run(Path("found.json"), ["test_some.py"])
+        found = json.loads(Path("found.json").read_text()) if Path("found.json").exists() else None
+        return code, found and {test["test"].partition("::")[2]: test for test in found["tests"]}
+
+    return run
+
+
+def test_tests_that_are_not_found_have_not_passed(its_tests, capsys):
+    assert its_tests("") == (1, None)
+    assert its_tests("nothing.there") == (1, None)
+    assert "NameError" in capsys.readouterr().out
+
+
+def test_tests_go_on_where_they_were_stopped_and_what_failed_runs_again_at_last(its_tests, capsys):
+    some = "def test_a(): assert os.path.exists('more')\ndef test_b(): pytest.skip('why')\n"
+    code, found = its_tests(some)
+    assert code == 1
+    assert [test["outcome"] for test in found.values()] == ["failed", "skipped"]
+    assert "assert os.path.exists" in found["test_a"]["end"]
+    capsys.readouterr()
+    Path("more").touch()
+    code, found = its_tests(some + "def test_c(): pass")
+    assert code == 0
+    assert [test["outcome"] for test in found.values()] == ["passed", "skipped", "passed"]
+    said = [line.split()[3:5] for line in capsys.readouterr().out.splitlines()]
+    assert said == [["test_some.py::test_c", "passed,"], ["test_some.py::test_a", "passed,"]]
+
+
+def test_a_test_that_takes_too_long_is_ended_with_all_that_it_started(its_tests, tmp_path, monkeypatch):
+    monkeypatch.setattr(suite, "_LIMIT_SECONDS", 10)
+    child = f"import os, time; open({str(tmp_path / 'child')!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    code, found = its_tests(f"def test_a(): subprocess.run([sys.executable, '-c', {child!r}])\n")
+    assert (code, found["test_a"]["outcome"], found["test_a"]["end"]) == (1, "failed", "took more than 10 s")
+    check_dead(tmp_path / "child")
+
+
+@pytest.fixture
+def dealt(tmp_path, monkeypatch):
+    """Runs the study of the cards without training: ``outcomes`` has by share what comes of it; gives what was run."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Some GPU")
+    trained = {"losses": [1.0], "weights": "a", "between_bytes": 100, "steps": 3 * [step(1100, retries=0)]}
+
+    def run(outcomes=None):
+        ran = []
+
+        def fresh(name, budget_bytes, *, are_small):
+            ran.append(budget_bytes)
+            return (outcomes or {}).get(budget_bytes, trained)
+
+        monkeypatch.setattr(cards, "_fresh", fresh)
+        code = cards._keep(tmp_path / "cards.json", ["gpt"], are_small=True)
+        return code, ran, json.loads((tmp_path / "cards.json").read_text())["runs"]
+
+    return run
+
+
+def test_cards_go_on_where_they_were_stopped_and_with_what_failed(dealt):
+    refused = {"failure": "lmswap.errors.PlanInfeasible: no plan fits"}
+    code, ran, runs = dealt({600: {"failure": "torch.OutOfMemoryError: CUDA out of memory"}, 400: refused})
+    assert (code, ran, len(runs)) == (1, [None, 800, 600, 400], 4)
+    code, ran, runs = dealt()
+    assert (code, ran) == (0, [600])
+    assert [run.get("failure") for run in runs] == [None, None, None, refused["failure"]]
+    assert dealt()[:2] == (0, [])
+
+
+def test_cards_that_are_stopped_leave_what_they_have(dealt, monkeypatch):
+    class Stopped(BaseException):
+        pass
+
+    class Outcomes(dict):
+        def get(self, budget_bytes, default):
+            if budget_bytes == 600:
+                raise Stopped
+            return default
+
+    with pytest.raises(Stopped):
+        dealt(Outcomes({1: None}))
+    assert dealt()[1] == [600, 400]
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [("kill -KILL $$", "ended by SIGKILL"), ("echo one >&2; echo 'Error: two' >&2; exit 1", "Error: two")],
+)
+def test_a_card_whose_run_dies_says_how(tmp_path, monkeypatch, program, said):
+    script = tmp_path / "python"
+    script.write_text(f"#!/bin/sh\n{program}\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(cards.sys, "executable", str(script))
+    assert cards._fresh("gpt", None, are_small=True) == {"failure": said}

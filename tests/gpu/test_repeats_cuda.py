@@ -1,0 +1,24 @@
+"""Which ops do not repeat their bits is found by trying them, and not what plans take for granted."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from benchmarks.first_hour import repeats as repeats_module
+from lmswap.bench.unet3d.network import UNet3d
+from lmswap.capture import lower
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+
+def test_a_convolution_that_repeats_its_bits_is_not_counted_for_fear_of_cudnns_benchmark(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # so that it is put back
+    monkeypatch.setattr(lower, "_chooses_by_thread", lambda node: node.op == "call_function")
+    monkeypatch.setattr(repeats_module, "UNet3d", partial(UNet3d, base_filters=2))
+    found = repeats_module.repeats(32)
+    assert found["default"]["ops"] > 100
+    assert found["default"]["not_repeated"] == {}
