@@ -19,6 +19,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from lmswap.bench.unet3d.commands.arguments import positive
+from lmswap.bench.unet3d.ending import run_to_end
+from lmswap.bench.unet3d.files import write_text
 from lmswap.bench.unet3d.study import describe_machine
 from lmswap.reporting.text import print_result
 
@@ -56,13 +58,17 @@ def fuzz(times: int) -> tuple[int, dict[str, int]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Fuzzes, and writes how much, if all passed; pytest's exit code."""
+    """Fuzzes, and writes how much, if all passed; pytest's exit code, 130 for Ctrl-C."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fuzz", description=__doc__)
     parser.add_argument(
         "--times", type=positive, default=50, metavar="N", help="as many cases as CI tries (%(default)s)"
     )
     parser.add_argument("--output", type=Path, default=RESULTS, metavar="FILE", help="(%(default)s)")
     options = parser.parse_args(argv)
+    return run_to_end("fuzz", lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
     started = time.monotonic()
     code, cases = fuzz(options.times)
     if code:
@@ -80,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "files": files,
         "cases": cases,
     }
-    options.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_text(options.output, json.dumps(record, indent=1) + "\n")
     print_result(f"{models} random models under random plans and delays, {files} damaged files: all passed")
     return 0
 

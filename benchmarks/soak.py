@@ -19,9 +19,10 @@ import json
 import os
 import random
 import re
+import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ from torch import nn
 
 import lmswap
 from lmswap.bench.unet3d import study
+from lmswap.bench.unet3d.ending import run_to_end
+from lmswap.bench.unet3d.files import write_text
 from lmswap.errors import LmswapError
 from lmswap.execute import _C
 from lmswap.execute.engine import SwapEngine
@@ -103,6 +106,10 @@ class Soak:
 
 class UserError(Exception):
     """What a user's own code raises in mid-step."""
+
+
+class Pressed(KeyboardInterrupt):
+    """Ctrl-C as an accident; that of who watches ends the soak."""
 
 
 class Network(nn.Module):
@@ -187,13 +194,11 @@ def _lost_to(model: nn.Module, batch: torch.Tensor, accident: str, numbers: rand
             if accident == "loss raises":
                 raise UserError
             if accident in ("gradient hook raises", "Ctrl-C"):
-                output.register_hook(
-                    functools.partial(_raise, KeyboardInterrupt if accident == "Ctrl-C" else UserError)
-                )
+                output.register_hook(functools.partial(_raise, Pressed if accident == "Ctrl-C" else UserError))
             if accident == "byte changed":
                 _change_byte(engine, numbers)
             output.square().mean().backward()
-    except (UserError, KeyboardInterrupt, MemoryError):
+    except (UserError, Pressed, MemoryError):
         return accident
     except LmswapError as error:
         found = re.search(r"came back|read|write", str(error))
@@ -256,26 +261,31 @@ def _sample(model: nn.Module, step: int) -> Sample:
     return sample
 
 
-def main() -> None:
-    """Soaks, and writes what came of it."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Soaks, and writes what came of it; 0, 2 if that cannot be written, 130 for Ctrl-C."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
     parser.add_argument("--course", choices=list(COURSES), default="faults")
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="default: benchmarks/results/soak_cpu.json, or soak_large_cpu.json")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
+    return run_to_end("soak", lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     result = soak(options.steps, seed=options.seed, course=options.course)
     record = {"machine": asdict(study.describe_machine()), "seed": options.seed, **asdict(result)}
     file = options.output or RESULTS / ("soak_cpu.json" if options.course == "faults" else "soak_large_cpu.json")
-    file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_text(file, json.dumps(record, indent=1) + "\n")
     first, last = result.samples[0], result.samples[-1]
     print_result(
         f"{result.survived} of {result.steps} steps survived, equal to the bit; lost: {result.lost_to}\n"
         f"resident {first.resident_bytes / _MIB:.1f} -> {last.resident_bytes / _MIB:.1f} MiB, "
         f"files {first.open_files} -> {last.open_files}, threads {first.threads} -> {last.threads}"
     )
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

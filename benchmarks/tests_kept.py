@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from xml.etree import ElementTree
 
+from lmswap.bench.unet3d.files import write_text
 from lmswap.bench.unet3d.study import describe_machine
 from lmswap.reporting.text import print_result
 
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print_result(f"not kept: {found['failed']} tests failed", sys.stderr)
         return 1
     kept = {"schema": "lmswap.tests/1", **found, "machine": asdict(describe_machine())}
-    RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
+    write_text(RESULTS, json.dumps(kept, indent=1) + "\n")
     print_result(f"{found['passed']} tests passed, {found['skipped']} were skipped: kept in {RESULTS}")
     return 0
 

@@ -9,12 +9,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from rich.console import Console
+
 from benchmarks.conformance.check import PATHS
 from benchmarks.conformance.results import Results, read_results
 from benchmarks.conformance.run import BREADTH, PACKAGES, Outcome, cases, run_all
 from benchmarks.conformance.table import render
 from benchmarks.peers.results import describe_origin
 from lmswap.bench.console import make_console
+from lmswap.bench.unet3d.ending import run_to_end
+from lmswap.bench.unet3d.files import write_text
 from lmswap.reporting.text import format_seconds
 
 # By the name of a package here: what it is called where it is installed from.
@@ -24,8 +28,15 @@ _DISTRIBUTIONS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs what the arguments choose; leaves conformance_cpu.json and .md, and 1 if something of ours failed."""
-    options, console = _parser().parse_args(argv), make_console()
+    """Runs what the arguments choose; leaves conformance_cpu.json and .md, and 1 if something of ours failed.
+
+    2 for what cannot be used, 130 for Ctrl-C, with what was found until then.
+    """
+    options = _parser().parse_args(argv)
+    return run_to_end("conformance", lambda: _run(options, make_console()))
+
+
+def _run(options: argparse.Namespace, console: Console) -> int:
     packages = options.packages or [name for name in PACKAGES if _version(name) is not None]
     chosen = cases(packages, options.models, options.paths)
     if not chosen:
@@ -36,14 +47,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     known = read_results(path) if is_part and path.exists() else Results({}, ())
     origin = describe_origin("cpu", "python -m benchmarks.conformance")
     results = replace(known, origin={**origin, "packages": {_DISTRIBUTIONS[name]: _version(name) for name in PACKAGES}})
-    options.output.mkdir(parents=True, exist_ok=True)
     failures = 0
     for outcome in run_all(chosen, at_once=options.at_once):
         console.print(_line(outcome), highlight=False)
         failures += outcome.finding.verdict == "failed"
         results = results.with_newer(replace(outcome, commit=origin["commit"]))
         results.write(path)  # each time: a long run that is ended leaves what it has
-        path.with_suffix(".md").write_text(render(results), encoding="utf-8")
+        write_text(path.with_suffix(".md"), render(results))
     return int(failures > 0)
 
 

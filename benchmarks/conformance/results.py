@@ -9,6 +9,7 @@ from typing import Any
 
 from benchmarks.conformance.check import PATHS, Comparison, Figures, Finding
 from benchmarks.conformance.run import PACKAGES, Case, Outcome
+from lmswap.bench.unet3d.files import write_text
 
 SCHEMA = "lmswap.conformance/2"
 
@@ -30,7 +31,7 @@ class Results:
         """Writes one outcome a line."""
         lines = ",\n".join(json.dumps(asdict(outcome)) for outcome in self.outcomes)
         head = json.dumps({"schema": SCHEMA, "origin": self.origin})[1:-1]
-        path.write_text(f'{{{head}, "outcomes": [\n{lines}\n]}}\n', encoding="utf-8")
+        write_text(path, f'{{{head}, "outcomes": [\n{lines}\n]}}\n')
 
 
 def read_results(path: Path) -> Results:

@@ -6,6 +6,7 @@ import gc
 import importlib
 import multiprocessing
 import resource
+import signal
 import threading
 import time
 import warnings
@@ -13,8 +14,10 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.forkserver import ensure_running
 
 from benchmarks.conformance.check import PATHS, VERDICTS, Finding
+from benchmarks.unheard import unheard
 
 PACKAGES = {
     "torch": "benchmarks.conformance.zoo.torch_modules",
@@ -88,6 +91,8 @@ def run_all(chosen: Sequence[Case], *, at_once: int) -> Iterator[Outcome]:
     context = multiprocessing.get_context("forkserver")
     of_packages = dict.fromkeys(PACKAGES[case.package] for case in chosen)
     context.set_forkserver_preload([*_PRELOADED, *of_packages])
+    with unheard():
+        ensure_running()  # the server, here in the main thread
     with ThreadPoolExecutor(at_once) as threads:
         yield from threads.map(run_fresh, chosen)
 
@@ -125,6 +130,7 @@ def _run(case: Case, sender: Connection) -> None:
     from benchmarks.conformance.check import check_all  # noqa: PLC0415
     from benchmarks.conformance.memory import counting_tensors  # noqa: PLC0415
 
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends it at once; who has started it says so
     warnings.simplefilter("ignore")  # those of the models' authors
     resource.setrlimit(resource.RLIMIT_DATA, (LIMIT_BYTES, LIMIT_BYTES))
     torch.set_num_threads(1)

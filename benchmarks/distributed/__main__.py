@@ -21,6 +21,8 @@ from benchmarks.distributed.results import Results, join
 from benchmarks.distributed.tables import write_page
 from lmswap.bench.unet3d.brats import DataError
 from lmswap.bench.unet3d.commands.arguments import positive
+from lmswap.bench.unet3d.ending import run_to_end
+from lmswap.bench.unet3d.files import write_text
 from lmswap.errors import LmswapError
 
 OUTPUT = Path("distributed-output")
@@ -56,12 +58,16 @@ RECIPES = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; 0 if all ranks finished, 1 if some failed, 2 for bad input."""
+    """Runs the command line; 0 if all ranks finished, 1 if some failed, 2 for bad input, 130 for Ctrl-C."""
     arguments = make_parser().parse_args(argv)
     launching = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     launching.add_argument("recipe")
     _add_launching(launching, RECIPES[arguments.recipe])
     _, options = launching.parse_known_args(argv)  # what is left is the recipe's own
+    return run_to_end("distributed", lambda: _run(arguments, options))
+
+
+def _run(arguments: argparse.Namespace, options: Sequence[str]) -> int:
     found: list[Results] = []
     page, status = "", 0
     try:
@@ -89,7 +95,7 @@ def _parts(arguments: argparse.Namespace, options: Sequence[str]) -> Iterable[Re
 def _write(results: Results, folder: Path) -> str:
     results.write(folder / f"{results.recipe}.json")
     page = write_page(results)
-    (folder / f"{results.recipe}.md").write_text(page, encoding="utf-8")
+    write_text(folder / f"{results.recipe}.md", page)
     return page
 
 

@@ -17,6 +17,7 @@ import torch
 from benchmarks.distributed.ranks import Ranks
 from lmswap.bench.compact import to_json
 from lmswap.bench.unet3d.brats import DataError
+from lmswap.bench.unet3d.files import write_text
 from lmswap.bench.unet3d.study import Machine, describe_machine
 from lmswap.hardware.device import describe_device
 from lmswap.ir.network import Network
@@ -172,8 +173,7 @@ class Results:
 
     def write(self, path: Path) -> None:
         """Writes JSON, in bytes and seconds."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(to_json({"schema": SCHEMA, **asdict(self)}), encoding="utf-8")
+        write_text(path, to_json({"schema": SCHEMA, **asdict(self)}))
 
 
 def join(parts: Sequence[Results]) -> Results:

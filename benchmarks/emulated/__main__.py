@@ -19,6 +19,8 @@ from typing import Any
 from benchmarks.emulated.device import slowed
 from lmswap.bench.compact import to_json
 from lmswap.bench.console import make_console
+from lmswap.bench.unet3d.ending import run_to_end
+from lmswap.bench.unet3d.files import write_text
 from lmswap.bench.unet3d.study import describe_machine
 from tests.emulated_gpu import machine
 
@@ -33,8 +35,13 @@ _COLUMNS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs all of them, or those of the named networks."""
-    arguments, runs = _parser().parse_args(argv), _Runs()
+    """Runs all of them, or those of the named networks; 0, 2 for what cannot be used, 130 for Ctrl-C."""
+    arguments = _parser().parse_args(argv)
+    return run_to_end("emulated", lambda: _run(arguments))
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    runs = _Runs()
     for network in arguments.networks:
         free = runs.add(network, "unlimited", None)
         for share in _SHARES:
@@ -43,11 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             runs.add(_LARGE, f"{_SMALL}'s peak", free["fixed_bytes"] + free["planned_bytes"])
     machine.start()
     origin = {"host": asdict(describe_machine()), "emulated": json.loads(slowed().to_json())}
-    arguments.results.mkdir(parents=True, exist_ok=True)
-    (arguments.results / "emulated_h200.json").write_text(
-        to_json({"schema": SCHEMA, "origin": origin, "runs": runs.done})
-    )
-    (arguments.results / "emulated_h200.md").write_text(page(origin, runs.done))
+    found = to_json({"schema": SCHEMA, "origin": origin, "runs": runs.done})
+    write_text(arguments.results / "emulated_h200.json", found)
+    write_text(arguments.results / "emulated_h200.md", page(origin, runs.done))
     return 0
 
 
@@ -70,7 +75,7 @@ def _fresh(network: str, budget_bytes: int | None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "run.json"
         command = [sys.executable, "-m", "benchmarks.emulated.train", str(result), network, json.dumps(budget_bytes)]
-        subprocess.run(command, check=True)
+        subprocess.run(command, check=True, start_new_session=True)  # of Ctrl-C only this process hears
         found: dict[str, Any] = json.loads(result.read_text())
     return found
 

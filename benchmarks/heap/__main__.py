@@ -7,6 +7,7 @@ import json
 import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,16 +17,19 @@ from rich.table import Table
 
 from benchmarks.heap.step import StepRun
 from lmswap.bench.console import make_console
+from lmswap.bench.unet3d.ending import run_to_end
+from lmswap.bench.unet3d.files import write_text
 from lmswap.hardware.device import describe_device
+from lmswap.reporting.text import print_result
 
 ROOT = Path(__file__).parents[2]
 WARM_UP_STEPS = 2  # the first sizes the heap, the second meets Adam's state
 
 
 def measure(size: int, num_steps: int, threshold_bytes: int) -> StepRun:
-    """Runs `benchmarks.heap.step` in a fresh process."""
+    """Runs `benchmarks.heap.step` in a fresh process; a session of its own hears no Ctrl-C, and is ended by it here."""
     command = [sys.executable, "-m", "benchmarks.heap.step", str(size), str(num_steps), str(threshold_bytes)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=ROOT)
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=ROOT, start_new_session=True)
     return StepRun(**json.loads(done.stdout))
 
 
@@ -66,18 +70,24 @@ def make_table(summaries: dict[str, dict[str, float]]) -> Table:
     return table
 
 
-def main() -> None:
-    """Measures, prints the table, and writes all figures with the machine and the commit when asked to."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures, prints the table, and writes all figures with the machine and the commit when asked to.
+
+    1 if losses differ, 2 if the figures cannot be written, 130 for Ctrl-C.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=[64, 96])
     parser.add_argument("--steps", type=int, default=5, help=f"per process, of which {WARM_UP_STEPS} are warm-up")
     parser.add_argument("--repeats", type=int, default=2, help="processes of each kind")
     parser.add_argument("--threshold-bytes", type=int, default=64 * 1024)
     parser.add_argument("--json", type=Path, help="where to write the figures, as in benchmarks/results/heap.json")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     if arguments.steps <= WARM_UP_STEPS or arguments.repeats < 1 or arguments.threshold_bytes < 1:
         parser.error(f"--steps must exceed {WARM_UP_STEPS}; --repeats and --threshold-bytes must be at least 1")
+    return run_to_end("heap", lambda: _run(arguments))
 
+
+def _run(arguments: argparse.Namespace) -> int:
     runs: dict[str, list[StepRun]] = {}
     for size in arguments.sizes:
         for _ in range(arguments.repeats):
@@ -85,7 +95,8 @@ def main() -> None:
                 runs.setdefault(f"{size}³ {kind}", []).append(measure(size, arguments.steps, threshold_bytes))
         losses = {run.loss for kind in ("plain", "heap") for run in runs[f"{size}³ {kind}"]}
         if len(losses) > 1:
-            sys.exit(f"losses at {size}³ differ between runs: {sorted(losses)}")
+            print_result(f"losses at {size}³ differ between runs: {sorted(losses)}", sys.stderr)
+            return 1
     summaries = {label: summarize(of_label) for label, of_label in runs.items()}
     make_console().print(make_table(summaries))
 
@@ -105,9 +116,9 @@ def main() -> None:
             "summaries": summaries,
             "runs": {label: [asdict(run) for run in of_label] for label, of_label in runs.items()},
         }
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_text(arguments.json, json.dumps(figures, indent=1, ensure_ascii=False) + "\n")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -19,6 +19,7 @@ from rich.table import Table
 from benchmarks.programs.compare import Change, Verdict, change, faster_than_auto, read_outcomes, write_outcomes
 from benchmarks.programs.corpus import machine_names, program_names
 from benchmarks.programs.replay import Outcome, replay
+from lmswap.bench.unet3d.ending import run_to_end
 from lmswap.hardware.device import describe_device
 from lmswap.plan import POLICIES
 from lmswap.reporting.text import format_seconds
@@ -41,10 +42,14 @@ _STYLES = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Replays what the arguments choose."""
+    """Replays what the arguments choose; 2 for what cannot be used, 130 for Ctrl-C."""
     options = _parser().parse_args(argv)
     if options.quick:
         vars(options).update(QUICK)
+    return run_to_end("programs", lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
     console = Console(width=None if sys.stdout.isatty() else 180)
     stored = read_outcomes(options.results)
     rows = []

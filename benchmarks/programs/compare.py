@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.programs.replay import Case, Outcome, PlanFigures
+from lmswap.bench.unet3d.files import write_text
 
 SCHEMA = "lmswap.programs/1"
 _SAME = 0.001  # relative: smaller differences of seconds and peak are none
@@ -91,7 +92,7 @@ def write_outcomes(path: Path, outcomes: Mapping[Case, Outcome], origin: Mapping
     """Writes all ``outcomes``, one a line; ``origin`` says where and when they were made."""
     lines = ",\n".join(json.dumps(asdict(outcome), ensure_ascii=False) for outcome in outcomes.values())
     head = json.dumps({"schema": SCHEMA, **origin}, ensure_ascii=False)[1:-1]
-    path.write_text(f'{{{head}, "outcomes": [\n{lines}\n]}}\n', encoding="utf-8")
+    write_text(path, f'{{{head}, "outcomes": [\n{lines}\n]}}\n')
 
 
 def _outcome(record: dict[str, Any]) -> Outcome:

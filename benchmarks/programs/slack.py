@@ -17,6 +17,7 @@ from benchmarks.programs.corpus import load_machine, load_program
 from benchmarks.programs.replay import MIN_SWAP_BYTES
 from lmswap.analyze.cost import roofline
 from lmswap.analyze.memory import StepMemory
+from lmswap.bench.unet3d.files import write_text
 from lmswap.plan import make_plan, simulate
 from lmswap.plan.problem import PLANNED_LINK_SHARE
 
@@ -43,7 +44,7 @@ def main() -> int:
         over_free = [f"{seconds / row['free_seconds']:.4f}" for seconds in row["step_seconds"]]
         table.add_row(row["program"], row["machine"], f"{row['link_share']:.0%}", *over_free)
     Console(width=None if sys.stdout.isatty() else 120).print(table)
-    STORED.write_text(json.dumps({"budget_percent": BUDGET_PERCENT, "link_rates": LINK_RATES, "rows": rows}, indent=1))
+    write_text(STORED, json.dumps({"budget_percent": BUDGET_PERCENT, "link_rates": LINK_RATES, "rows": rows}, indent=1))
     return 0
 
 

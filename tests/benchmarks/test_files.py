@@ -1,0 +1,26 @@
+"""Results are written whole or not at all."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from lmswap.bench.unet3d.brats import DataError
+from lmswap.bench.unet3d.files import write_text
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_what_cannot_be_written_leaves_what_was_there(tmp_path, full_disk):
+    path = tmp_path / "made" / "results.json"
+    write_text(path, "old³")
+    with full_disk(), pytest.raises(DataError, match=r"results\.json cannot be written \(File too large\)"):
+        write_text(path, "a text that is longer than the old one")
+    assert path.read_text(encoding="utf-8") == "old³"
+    assert [*path.parent.iterdir()] == [path]
+
+
+def test_no_benchmark_writes_its_results_otherwise():
+    writes = re.compile(r"\.write_text\(\s*(to_json|json\.dumps)")
+    found = {str(file.relative_to(ROOT)) for file in ROOT.glob("benchmarks/**/*.py") if writes.search(file.read_text())}
+    assert found == {"benchmarks/emulated/train.py"}  # to its parent, in a folder of its own
