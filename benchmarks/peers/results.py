@@ -98,12 +98,6 @@ def _other_bits(outcome: Outcome, first: Outcome) -> list[Bits]:
 def _outcome(record: dict[str, Any], first: Sequence[Any]) -> Outcome:
     prediction = record["prediction"]
     cell, found = Cell(**record["cell"]), Prediction(**prediction) if prediction else None
-    lists = {"step_seconds": tuple(record["step_seconds"]), "others": tuple(record.get("others", ()))}
-    bits = tuple(_bits(its) | _bits(mine) for mine, its in zip(record["bits"], first, strict=False))
+    lists = {"step_seconds": tuple(record["step_seconds"]), "others": tuple(record["others"])}
+    bits = tuple(its | mine for mine, its in zip(record["bits"], first, strict=False))
     return Outcome(**{**record, **lists, "bits": bits, "cell": cell, "prediction": found})
-
-
-def _bits(digests: dict[str, str] | str) -> dict[str, str]:
-    if isinstance(digests, dict):
-        return digests
-    return dict(zip(("loss", "gradients"), digests.split(), strict=True))  # up to lmswap.peers/4: one of all gradients

@@ -12,6 +12,7 @@ stage left them, and each plan gets copies::
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -89,8 +90,11 @@ def trace_once(
         around: what the compilers need around them beside a tracing context, by the fake mode, when torch's is gone.
     """
     made: list[Compiled] = []
+    thread = threading.get_ident()
 
-    def second_stage(state: AOTState, capture: AOTGraphCapture, *compilers: Any) -> tuple[Compiled, Any]:
+    def second_stage(state: AOTState, capture: AOTGraphCapture, *compilers: Any) -> tuple[Any, Any]:
+        if threading.get_ident() != thread:  # Dynamo lets one thread compile, but others may use AOTAutograd itself
+            return aot_stage2_compile(state, capture, *compilers)
         catching.stop()  # Inductor's compilers trace patterns of theirs in two stages, too
         made.append(Compiled(_Traced(state, capture, compilers, around), new, handler))
         return made[0], state.fw_metadata

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.peers import __main__ as main_module
 from benchmarks.peers import run, tasks
-from benchmarks.peers.__main__ import RESULTS, main
+from benchmarks.peers.__main__ import main
 from benchmarks.peers.cell import REFERENCE, Cell, Outcome, Prediction, run_cell
 from benchmarks.peers.plot import plot
 from benchmarks.peers.results import Results, describe_origin, read_results
@@ -201,13 +201,6 @@ def test_results_are_read_as_they_were_written(tmp_path):
     results = Results({"commit": "abc"}, (RAN, other, outcome("swap", prediction=None, bits=())))
     results.write(tmp_path / "peers.json")
     assert read_results(tmp_path / "peers.json") == results
-
-
-def test_results_of_before_there_were_digests_by_parameter_are_read():
-    for file in sorted((RESULTS / "peers_cpu").glob("*.json")):
-        for found in read_results(file).outcomes:
-            assert all(bits.keys() >= {"loss"} for bits in found.bits), file
-            assert bool(found.bits) == (found.status == "ran")
 
 
 def test_the_picture_needs_no_more_than_the_reference(tmp_path):

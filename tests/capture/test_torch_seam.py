@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import threading
 import weakref
 
 import pytest
@@ -149,6 +150,25 @@ def test_what_was_traced_is_compiled_for_another_handler_without_a_trace(monkeyp
     (one,), (other,) = (handler.lowered for handler in handlers)
     assert one.program == other.program
     assert all(a.module is not b.module for a, b in zip(one.graphs, other.graphs, strict=True))
+
+
+def test_a_thread_that_uses_aot_autograd_itself_meanwhile_gets_what_is_its_own(monkeypatch):
+    found = []
+    trace = aot_autograd.aot_stage1_graph_capture
+
+    def trace_beside_another(*arguments):
+        if threading.current_thread() is threading.main_thread():
+            own = aot_autograd.aot_function(torch.sin, fw_compiler=lambda graph, _: graph)
+            thread = threading.Thread(target=lambda: found.append(own(torch.ones(3))))
+            thread.start()
+            thread.join()
+        return trace(*arguments)
+
+    monkeypatch.setattr(aot_autograd, "aot_stage1_graph_capture", trace_beside_another)
+    x = torch.randn(8, requires_grad=True)
+    _, outputs = run(lambda x: x.tanh(), x)
+    assert torch.equal(outputs, x.tanh())
+    assert torch.equal(found[0], torch.ones(3).sin())
 
 
 def test_compile_in_place_leaves_a_switch_to_turn_it_off():
