@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from lmswap.commands import Commands
 
 _Described = TypeVar("_Described")
+_NETWORKS = f"a file, or one of {', '.join(PRESETS)}"
 
 
 def add_to(commands: Commands) -> None:
@@ -116,7 +117,9 @@ def _ranks(
 ) -> str:
     """What is printed of several ranks."""
     if options.network is None:
-        raise OptionError(f"--ranks needs --network: a file, or one of {', '.join(PRESETS)}")
+        raise OptionError(f"--ranks needs --network: {_NETWORKS}")
+    if options.network not in PRESETS and not Path(options.network).exists():
+        raise OptionError(f"no network is called '{options.network}', and no file: --network takes {_NETWORKS}")
     network = PRESETS.get(options.network) or _load(options.network, Network.from_json)
     ranks = Ranks(options.ranks, network, options.arrival)
     scaling = plan_ranks(options.policy, program, costs, machine, ranks, **limits)
