@@ -86,6 +86,7 @@ def run_cell(cell: Cell, wait_for_turn: Callable[[], None] = lambda: None) -> Ou
 
     ``wait_for_turn`` is called before each step that is timed beside others'.
     """
+    make_first_calls()
     try:
         return _train(cell, wait_for_turn)
     except PlanInfeasible as refusal:
@@ -95,7 +96,6 @@ def run_cell(cell: Cell, wait_for_turn: Callable[[], None] = lambda: None) -> Ou
 
 
 def _train(cell: Cell, wait_for_turn: Callable[[], None]) -> Outcome:
-    make_first_calls()
     task, device = TASKS[cell.size][cell.model], torch.device(cell.device)
     torch.manual_seed(0)
     with device:

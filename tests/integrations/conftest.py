@@ -3,11 +3,20 @@
 import pytest
 import torch
 
+from lmswap import api
+
 
 @pytest.fixture(autouse=True)
 def own_graphs():
     """The network is the same in all tests, with other batches: torch would take their size for a varying one."""
     torch.compiler.reset()
+
+
+@pytest.fixture
+def enabled():
+    """Says which sessions that this test began still run; those of other tests may not have been collected yet."""
+    before = {*api.sessions()}
+    return lambda: {*api.sessions()} - before
 
 
 def pytest_collection_modifyitems(items):

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from lmswap import api
 from lmswap.errors import OptionError
 from tests.integrations.scripts import (
     BATCH,
@@ -116,35 +115,35 @@ def test_accumulated_gradients_have_plain_bits():
     assert same_bits(trained([LmswapHandler("6GiB")], **settings), trained(**settings))
 
 
-def test_the_network_is_given_back_at_the_end_and_the_report_stays():
+def test_the_network_is_given_back_at_the_end_and_the_report_stays(enabled):
     handler = LmswapHandler("6GiB")
     trainer = trainer_of([handler])
     trainer.run()
-    assert not api.sessions()
+    assert not enabled()
     assert trainer.network._compiled_call_impl is None
     assert handler.report.steps == STEPS
 
 
-def test_a_run_that_is_terminated_gives_the_network_back():
+def test_a_run_that_is_terminated_gives_the_network_back(enabled):
     handler = LmswapHandler("6GiB")
     trainer = trainer_of([handler])
     trainer.add_event_handler(Events.ITERATION_COMPLETED(once=2), lambda: trainer.terminate(skip_completed=True))
     trainer.run()
-    assert not api.sessions()
+    assert not enabled()
     assert handler.report.steps == 2
 
 
 @pytest.mark.parametrize("others", [[], [StatsHandler(output_transform=from_engine("loss"))]], ids=["alone", "first"])
-def test_a_run_that_fails_gives_the_network_back_and_the_error_goes_on(others):
+def test_a_run_that_fails_gives_the_network_back_and_the_error_goes_on(others, enabled):
     def fail():
-        assert api.sessions()
+        assert enabled()
         raise RuntimeError("in the first iteration")
 
     trainer = trainer_of([LmswapHandler("6GiB"), *others])
     trainer.add_event_handler(Events.ITERATION_COMPLETED, fail)
     with pytest.raises(RuntimeError, match="in the first iteration"):
         trainer.run()
-    assert not api.sessions()
+    assert not enabled()
 
 
 def test_an_engine_without_a_network_is_told_what_to_do():

@@ -3,7 +3,6 @@
 import pytest
 from torch import nn
 
-from lmswap import api
 from lmswap.errors import OptionError
 from lmswap.integrations.training import ManagedTraining
 
@@ -27,10 +26,10 @@ def test_the_report_of_a_finished_training_is_logged_once_and_that_of_a_failed_o
     assert training.report().model == "Linear"
 
 
-def test_a_training_that_begins_anew_without_having_ended_leaves_no_model_enabled():
+def test_a_training_that_begins_anew_without_having_ended_leaves_no_model_enabled(enabled):
     training = ManagedTraining("1GiB", {})
     first, second = nn.Linear(2, 2), nn.Linear(2, 2)
     training.begin(first)
     training.begin(second)
     training.end()
-    assert not api.sessions()
+    assert not enabled()

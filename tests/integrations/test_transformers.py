@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import nn
 
-from lmswap import api
 from lmswap.errors import OptionError
 from tests.integrations.scripts import (
     BATCH,
@@ -135,15 +134,15 @@ def test_a_language_model_has_plain_bits(tmp_path):
     assert callback.report.swapped_out_bytes > 0
 
 
-def test_the_model_is_given_back_at_the_end_and_the_report_stays(tmp_path):
+def test_the_model_is_given_back_at_the_end_and_the_report_stays(tmp_path, enabled):
     trainer = trainer_of(tmp_path)
     _, callback = trained(trainer, "6GiB")
-    assert not api.sessions()
+    assert not enabled()
     assert trainer.model._compiled_call_impl is None
     assert callback.report.steps == STEPS
 
 
-def test_after_a_training_that_failed_the_next_one_begins_anew(tmp_path):
+def test_after_a_training_that_failed_the_next_one_begins_anew(tmp_path, enabled):
     class Failing(TrainerCallback):
         fails = True
 
@@ -160,7 +159,7 @@ def test_after_a_training_that_failed_the_next_one_begins_anew(tmp_path):
     failing.fails = False
     trainer.train()
     assert callback.report.steps == STEPS
-    assert not api.sessions()
+    assert not enabled()
 
 
 def test_what_compiles_or_copies_the_model_itself_is_refused(tmp_path):
