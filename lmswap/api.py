@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
@@ -126,6 +127,8 @@ def enable(
         together=together,
     )
     check_module(model)
+    if _sessions:
+        gc.collect()  # models that nobody holds any more: cycles keep them, and what they hold would count as in use
     check_apart(model, _sessions.keyrefs())  # a list: other threads may enable models meanwhile
     parameters = parameters_of(model)
     device = one_device([*parameters, *model.buffers()])

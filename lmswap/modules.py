@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Sequence
 
@@ -36,14 +35,6 @@ def check_module(model: object) -> None:
 
 def check_apart(model: nn.Module, enabled: Sequence[weakref.ref[nn.Module]]) -> None:
     """Raises OptionError if one of the ``enabled`` modules is inside of ``model``, or has it inside."""
-    if _why_not_apart(model, enabled):
-        gc.collect()  # what nobody holds any more nobody can disable, and cycles keep it until now
-        why = _why_not_apart(model, enabled)
-        if why:
-            raise OptionError(why)
-
-
-def _why_not_apart(model: nn.Module, enabled: Sequence[weakref.ref[nn.Module]]) -> str:
     for reference in enabled:
         other = reference()
         if other is None:
@@ -53,11 +44,10 @@ def _why_not_apart(model: nn.Module, enabled: Sequence[weakref.ref[nn.Module]]) 
             if path is not None:
                 name = type(outer).__name__
                 first = f"lmswap.disable {name}" if inner is model else f"lmswap.disable its module '{path}'"
-                return (
+                raise OptionError(
                     f"{name} and its module '{path}' cannot both be enabled, as two plans would move the same tensors: "
                     f"{first} first"
                 )
-    return ""
 
 
 def parameters_of(model: nn.Module) -> list[nn.Parameter]:

@@ -6,6 +6,7 @@ import gc
 import itertools
 import pickle
 import threading
+import weakref
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -142,6 +143,21 @@ def test_a_model_that_is_held_no_more_does_not_keep_its_modules_from_being_enabl
         gc.enable()
     lmswap.disable(inner)
     lmswap.disable(lmswap.enable(outer))
+
+
+def test_a_model_that_is_held_no_more_is_gone_before_it_counts_for_the_next_one():
+    gc.collect()
+    gc.disable()
+    try:
+        model = lmswap.enable(nn.Linear(4, 4))
+        model(torch.randn(2, 4)).sum().backward()
+        gone = weakref.ref(model)
+        del model
+        following = lmswap.enable(nn.Linear(4, 4))
+        assert gone() is None
+    finally:
+        gc.enable()
+    lmswap.disable(following)
 
 
 def test_models_that_share_a_module_or_parameters_are_enabled_each_by_itself():
