@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +17,6 @@ from torch import nn
 from torch._C._functorch import peek_interpreter_stack
 from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, TorchRuntimeError
 from torch._dynamo.utils import graph_break_reasons
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree as pytree
 
 from lmswap.capture.aot import refuse_rewriters
@@ -31,6 +29,7 @@ from lmswap.capture.surroundings import Surroundings, computes_otherwise_without
 from lmswap.capture.whole import ROUNDED_OTHERWISE, whole_functions
 from lmswap.eager.actions import PlannedEvents
 from lmswap.eager.check import SavedCheck
+from lmswap.eager.hooks import Hooks
 from lmswap.eager.step import EagerStep, storages_of
 from lmswap.errors import CaptureError, LmswapError, ManyTraces, NotManaged, OptionError, PlanInfeasible
 from lmswap.execute.step import SegmentKey
@@ -61,7 +60,7 @@ class ModelCall:
         self.min_swap_bytes = session.options.min_swap_bytes
         self.check = SavedCheck(session.verified, session.recorder) if session.verified else None
         self.module_names: Mapping[int, str] = {id(module): name for name, module in model.named_modules()}
-        self._inside = threading.local()
+        self._inside, self._hooks = threading.local(), Hooks()
         self._sequences: list[SavedSequence] = []
         self._recompiles = Recompiles(session.name)
         self._traced_in: Surroundings | None = None
@@ -93,17 +92,21 @@ class ModelCall:
             UNCALLED.discard(self._model)
         if peek_interpreter_stack() is not None:
             return self._call_transformed(args, kwargs)
+        self._hooks.take_back()
         refuse_rewriters()
         if self._session.leaves_graphs:
             self._compiled = None
         self._check_device()
-        with self._running():
+        try:  # no context: a signal could come as it is left
+            self._inside.is_running = True
             if not torch.is_grad_enabled() and self._is_plain_without_gradients:
                 return self._plain(*args, **kwargs)
             self._look_around()
             if self._compiled is None:
                 return self._call_hooked(args, kwargs)
             return self._call_captured(self._compiled, args, kwargs)
+        finally:
+            self._inside.is_running = False
 
     def _look_around(self) -> None:
         """Leaves graphs that were traced in other surroundings than these, for good."""
@@ -153,14 +156,6 @@ class ModelCall:
             self._backward = None
             self._session.recorder.end_segment(key, start, _follows(step))
 
-    @contextmanager
-    def _running(self) -> Iterator[None]:
-        self._inside.is_running = True
-        try:
-            yield
-        finally:
-            self._inside.is_running = False
-
     def _call_captured(self, compiled: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the graphs; what is saved outside of them is served by hooks, and decides about the next calls."""
         session, num_breaks = self._session, len(graph_break_reasons)
@@ -178,7 +173,7 @@ class ModelCall:
                 whole_functions(),
                 heard_questions() as questions,
                 unlogged_failures(),
-                saved_tensors_hooks(*hooks),
+                self._hooks.on(*hooks),
             ):
                 result = compiled(*args, **kwargs)
         except BackendCompilerFailed as error:
@@ -196,7 +191,7 @@ class ModelCall:
                 raise  # what has run already must not run again
             failure = error.with_traceback(None)
         if failure is not None:
-            with saved_tensors_hooks(*hooks):
+            with self._hooks.on(*hooks):
                 result = self._plain(*args, **kwargs)  # raises the error as torch gives it without tracing
         if questions and session.graphs:
             session.may_go_another_way(describe_questions(questions))
@@ -233,8 +228,11 @@ class ModelCall:
         if note not in self._session.notes:
             self._session.notes.append(note)
             warn(note, NotManaged)
-        with self._running():
+        try:
+            self._inside.is_running = True
             return self._plain(*args, **kwargs)
+        finally:
+            self._inside.is_running = False
 
     def _leave_graphs(self, why: str) -> None:
         self._compiled = None
@@ -260,7 +258,7 @@ class ModelCall:
         self._saving.add(step)
         self._graphs[step] = step.planned.graph if step.planned is not None else UNPLANNED
         with self._session.recorder.segment((self._graphs[step], "forward"), lambda: _follows(step)):
-            with saved_tensors_hooks(step.pack, step.unpack):
+            with self._hooks.on(step.pack, step.unpack):
                 result = self._plain(*args, **kwargs)
             step.end_forward()
         if others and sequence:

@@ -1,11 +1,13 @@
 """What cannot be managed, or is the user's own mistake, ends in one sentence that names it."""
 
+import copy
 import logging
 import traceback
 
 import pytest
 import torch
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 import lmswap
@@ -154,6 +156,34 @@ def test_an_interrupt_while_it_is_traced_does_not_take_a_model_off_its_graphs():
     handle.remove()
     model(batch()).square().mean().backward()
     assert not any("path:" in note for note in lmswap.report(model).notes)
+    assert lmswap.report(model).swapped_out_bytes > 0
+    lmswap.disable(model)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_an_interrupt_as_its_hooks_are_left_keeps_the_next_call_from_nothing(path, monkeypatch):
+    def drive(model):
+        torch.manual_seed(1)
+        model.zero_grad()
+        loss = model(batch()).square().mean()
+        loss.backward()
+        return [loss.detach(), *(parameter.grad for parameter in model.parameters())]
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    plain = Net()
+    model = swapping(copy.deepcopy(plain), path)
+    for _ in range(3):
+        drive(model)
+    with monkeypatch.context() as patch:
+        patch.setattr(saved_tensors_hooks, "__exit__", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            drive(model)
+    assert all(map(torch.equal, drive(model), drive(plain)))
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
     assert lmswap.report(model).swapped_out_bytes > 0
     lmswap.disable(model)
 

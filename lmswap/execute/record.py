@@ -200,8 +200,8 @@ class Recorder:
     def _wait(self) -> None:
         """Sets aside what ran so far: a graph runs again, either in the same step or since no backward will come."""
         self._end_lap()
-        self._waiting.append(self._current)
-        self._current = MarkedStep(time.perf_counter())
+        current, self._current = self._current, MarkedStep(time.perf_counter())
+        self._waiting.append(current)
         if len(self._waiting) > _MOST_WAITING:
             self._end(self._waiting.pop(0))
 
@@ -220,10 +220,10 @@ class Recorder:
 
     def _end_step(self) -> None:
         self._end_lap()
-        for step in (*self._waiting, self._current):
+        ended = [*self._waiting, self._current]
+        self._waiting, self._current = [], MarkedStep(time.perf_counter())
+        for step in ended:
             self._end(step)
-        self._waiting.clear()
-        self._current = MarkedStep(time.perf_counter())
 
     def _end_lap(self) -> None:
         self._current.peaks = self._current.peaks.with_others(self._lap_peaks())
@@ -233,9 +233,6 @@ class Recorder:
         return Peaks(*self._memory.lap_peaks())
 
     def _end(self, step: MarkedStep) -> None:
-        if self._unread is not None:
-            self._leave(self._unread, step)
-        self._unread = step
         self.num_steps += 1
         step.number = self.num_steps
         self.ended = step.ended
@@ -244,6 +241,9 @@ class Recorder:
             self.trained = self.ended
         if self.highest is None or self.ended.peaks.used_bytes > self.highest.peaks.used_bytes:
             self.highest = self.ended
+        unread, self._unread = self._unread, step
+        if unread is not None:
+            self._leave(unread, step)
 
     def _leave(self, step: MarkedStep, following: MarkedStep) -> None:
         """Reads a step that nobody can ask for any more, if somebody wants to know of it; else forgets it."""

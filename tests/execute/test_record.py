@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from lmswap.execute._C import TransferRecord
@@ -251,6 +253,88 @@ def test_the_last_training_step_is_told_of_after_others():
         ((0, "forward"), (0, "backward")),
     )
     assert recorder.last().step.sequence[-1] == (0, "inference")
+
+
+class Interrupted(Ticks):
+    """Of which call ``number`` ends with what a signal's handler raises, when it has done its work."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.left = number
+
+    def interrupt(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+    def mark(self) -> int:
+        mark = super().mark()
+        self.interrupt()
+        return mark
+
+    def take_mark(self, mark: int) -> float:
+        assert mark not in self.taken
+        seconds = super().take_mark(mark)
+        self.interrupt()
+        return seconds
+
+    def forget_marks(self, marks: list[int]) -> None:
+        super().forget_marks(marks)
+        self.interrupt()
+
+
+class InterruptedMemory(Memory):
+    """Likewise."""
+
+    def __init__(self, clock: Interrupted, tells_changes: bool) -> None:
+        super().__init__(tells_changes)
+        self.clock = clock
+
+    def used_tensor_bytes(self) -> int:
+        self.clock.interrupt()
+        return super().used_tensor_bytes()
+
+    def start_lap(self) -> None:
+        super().start_lap()
+        self.clock.interrupt()
+
+    def lap_peaks(self) -> tuple[int, int]:
+        self.clock.interrupt()
+        return super().lap_peaks()
+
+
+@pytest.mark.parametrize("tells_changes", [True, False])
+def test_an_interrupt_at_any_moment_loses_no_step_that_comes_later(tells_changes):
+    for number in itertools.count(1):
+        clock = Interrupted(number)
+        recorder = Recorder(clock, InterruptedMemory(clock, tells_changes))
+
+        def run(text, recorder=recorder):
+            for word in text.split():
+                if word[0] == "f":
+                    recorder.end_if_complete()
+                with recorder.segment((int(word[1:]), {"f": "forward", "b": "backward"}[word[0]])):
+                    pass
+
+        try:
+            run("f0 b0 f0 f1 b1 b0 f0 f0 b0 f0 b0 f0 b0")
+            recorder.last()
+        except KeyboardInterrupt:
+            pass
+        has_been = clock.left <= 0
+        clock.left = 0
+        for _ in range(3):
+            run("f2 f3 b3 b2")
+        record = recorder.last()
+        assert [run.key for run in record.segments] == [
+            (2, "forward"),
+            (3, "forward"),
+            (3, "backward"),
+            (2, "backward"),
+        ]
+        if not has_been:
+            break
+    assert number > 50
 
 
 def test_what_a_plan_does_not_know_is_called_by_its_number():
