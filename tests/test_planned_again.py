@@ -49,6 +49,40 @@ class Checkpointed(nn.Module):
         return self.norm(x + self.positions * torch.tensor(0.5))
 
 
+class Part(nn.Module):
+    """Code of its own, which Dynamo captures where what calls it is not captured."""
+
+    def __init__(self, *layers):
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+class InFull(Part):
+    """Without autocast, also where it is called under it."""
+
+    def forward(self, x):
+        with torch.autocast(x.device.type, enabled=False):
+            return super().forward(x.float())
+
+
+class PartlyCast(nn.Module):
+    """A graph without autocast, and then one under it, of which one part is without it again."""
+
+    def __init__(self):
+        super().__init__()
+        self.full = Part(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
+        self.cast = Part(nn.Linear(64, 64), nn.Tanh(), InFull(nn.Linear(64, 64), nn.Tanh()), nn.Linear(64, 64))
+
+    @torch.compiler.disable(recursive=False)
+    def forward(self, x):
+        x = self.full(x)
+        with torch.autocast(x.device.type, torch.bfloat16):
+            return self.cast(x)
+
+
 class OfTwo(nn.Sequential):
     """Its weights are tensors of a class of their own, which torch traces as the tensors in them."""
 
@@ -72,6 +106,7 @@ MODELS = {
     "branches": Case(Branches, rows),
     "checkpoints": Case(Checkpointed, rows),
     "tensors of another class": Case(OfTwo, rows),
+    "autocast in one graph": Case(PartlyCast, rows),
 }
 WHICH = [*(("fx", name) for name in MODELS), ("inductor", "checkpoints"), ("inductor", "branches")]
 

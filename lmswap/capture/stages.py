@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 from unittest import mock
 
+import torch
 from torch import fx
 from torch._functorch import aot_autograd
 from torch._functorch._aot_autograd.graph_compile import aot_stage2_compile
@@ -123,6 +124,7 @@ class _Traced:
         self._cut, *self._compilers = compilers
         self._halves: tuple[fx.GraphModule, ...] = ()  # forward and backward, once they are cut apart
         self._fake_mode: Any = TracingContext.get().fake_mode
+        self._is_cast = torch._C._is_any_autocast_enabled()
 
     def compile(self, of: Variant) -> BoxedFunction:
         """Runs the second stage for one variant."""
@@ -148,8 +150,12 @@ class _Traced:
 
     @contextmanager
     def resumed(self) -> Iterator[None]:
-        """Lets the second stage run when torch has long left AOTAutograd."""
-        with tracing(TracingContext(self._fake_mode)), self._fake_mode, self._around(self._fake_mode):
+        """Lets the second stage run when torch has long left AOTAutograd.
+
+        It asks whether autocast is on, for what runs is to be cast no more; another graph may be about to run.
+        """
+        autocast = torch.autocast("cpu", enabled=self._is_cast)
+        with autocast, tracing(TracingContext(self._fake_mode)), self._fake_mode, self._around(self._fake_mode):
             yield
 
 
