@@ -83,6 +83,19 @@ class PartlyCast(nn.Module):
             return self.cast(x)
 
 
+class TwoWays(nn.Module):
+    """Two ways in, a graph for each, and the same graph at the end of both."""
+
+    def __init__(self):
+        super().__init__()
+        self.ways = nn.ModuleList(Part(nn.Linear(64, n), nn.Tanh(), nn.Linear(n, 64), nn.Tanh()) for n in (64, 128))
+        self.end = Part(*(layer for _ in range(3) for layer in (nn.Linear(64, 64), nn.Tanh(), nn.Dropout(0.1))))
+
+    @torch.compiler.disable(recursive=False)
+    def forward(self, x, way):
+        return self.end(self.ways[way](x))
+
+
 class OfTwo(nn.Sequential):
     """Its weights are tensors of a class of their own, which torch traces as the tensors in them."""
 
@@ -200,6 +213,37 @@ def test_a_forward_without_gradients_is_traced_no_more(plans, traces, monkeypatc
         assert all(torch.equal(model(data), expected) for _ in range(NUM_STEPS))
     assert len(plans) >= 3 and all(plan.swaps and plan.reruns for plan in plans)
     assert len(traces) == 1
+    lmswap.disable(model)
+
+
+def test_a_backward_that_runs_first_when_another_plan_is_in_force_is_that_of_its_own_plan(plans, monkeypatch):
+    torch.compiler.reset()
+    monkeypatch.setattr(planner, "make_plan", plan_at_random(5))
+    made, held = TwoWays(), []
+
+    def results(model):
+        torch.manual_seed(0)
+        found = []
+
+        def backward(loss):
+            model.zero_grad()
+            loss.backward()
+            found.extend(p.grad.clone() for p in model.parameters() if p.grad is not None)
+
+        for way in (0, 1):
+            backward(model(rows(), way).square().mean())
+        for way in (0, 1, 0, 1):
+            held.append(model(rows(), way).square().mean())
+            with torch.no_grad():
+                found += [model(rows(), 0) for _ in range(3)]  # shows that no backward is waited for
+            backward(model(rows(), 1 - way).square().mean())
+            backward(held.pop())
+        return found
+
+    expected = results(copy.deepcopy(made))
+    model = lmswap.enable(made, "4GiB", min_swap_bytes=1)
+    assert all(map(torch.equal, results(model), expected))
+    assert len(plans) >= 4
     lmswap.disable(model)
 
 

@@ -67,23 +67,20 @@ class Owner(Protocol):
         """Adds a sentence for people."""
 
 
-class CapturedGraph(aot.GraphHandler):
+class CapturedGraph:
     """One region that Dynamo captured: its compiled function, and what is needed to plan it again."""
 
     def __init__(self, session: Owner, index: int, module: fx.GraphModule) -> None:
-        self._session, self.index = session, index
-        self._input_names = input_names(module.graph)
+        self.session, self.index = session, index
+        self.input_names = input_names(module.graph)
         self.program: Program
         self.costs: OpCosts
         self.function: Callable[..., Any]
         self._compiled: Compiled
-        self._may_round_otherwise = False
+        self.may_round_otherwise = False
         self.again: list[CapturedGraph] = []  # for its second and later runs in a step, where those are planned apart
         self.handover = Handover()
         self._plain = self._plain_torch(module)
-        self._follows: tuple[int, ...] = ()
-        self._segments: dict[str, SegmentGraph] = {}  # rewritten, by phase
-        self._scripts: dict[str, Script] = {}  # by phase: where its tensors go; none where they have no places
 
     def twin(self, index: int) -> CapturedGraph:
         """The same region under another number, to be planned apart."""
@@ -93,23 +90,49 @@ class CapturedGraph(aot.GraphHandler):
 
     def due(self) -> CapturedGraph:
         """Whose turn it is when this region runs now: its own, or that of the twin for the next run in the step."""
-        ran = {index for index, phase in self._session.recorder.current_sequence if phase == "forward"}
+        ran = {index for index, phase in self.session.recorder.current_sequence if phase == "forward"}
         runs = [self, *self.again]
         return next((run for run in runs if run.index not in ran), self)
 
     def capture(self, module: fx.GraphModule, inputs: Sequence[Any]) -> None:
         """Traces the region, plans it by itself and compiles it; ``module``, Dynamo's graph, is consumed."""
-        compile_region = _region_compiler(self._session.options.compiler)
-        self._take(compile_region(module, inputs, self))
+        compile_region = _region_compiler(self.session.options.compiler)
+        self._take(compile_region(module, inputs, _PlannedGraph(self)))
 
     def follow(self, graphs: tuple[int, ...]) -> None:
         """Compiles the region, as it was traced, for its part of the plan of the step of ``graphs``."""
-        self._follows = graphs
-        self._take(self._compiled.again(self))
+        self._take(self._compiled.again(_PlannedGraph(self, graphs)))
 
     def _take(self, compiled: Compiled) -> None:
         self._compiled = compiled
         self.function = self._plain.beside(compiled) if self._plain else compiled
+
+    def _plain_torch(self, module: fx.GraphModule) -> PlainTorch | None:
+        """What runs beside the region to verify it; None if that was not asked for."""
+        session = self.session
+        if session.verified is None or session.options.compiler != "fx":
+            return None
+        return PlainTorch(
+            copy.deepcopy(module),
+            self.input_names,
+            device=session.device,
+            verified=session.verified,
+            recorder=session.recorder,
+            may_round_otherwise=lambda: self.may_round_otherwise,
+        )
+
+
+class _PlannedGraph(aot.GraphHandler):
+    """What is done with the graphs of one region for one plan; torch compiles a backward when it first runs.
+
+    By then another plan may be in force, and what was compiled for that one has a handler of its own.
+    """
+
+    def __init__(self, graph: CapturedGraph, step: tuple[int, ...] = ()) -> None:
+        """``step`` are the graphs of the step whose plan is followed; none: the region is planned by itself."""
+        self._graph, self._session, self._step = graph, graph.session, step
+        self._segments: dict[str, SegmentGraph] = {}  # rewritten, by phase
+        self._scripts: dict[str, Script] = {}  # by phase: where its tensors go; none where they have no places
 
     def made(self, node: fx.Node) -> Sequence[torch.Tensor] | None:
         """See `lmswap.capture.aot.GraphHandler`."""
@@ -142,15 +165,15 @@ class CapturedGraph(aot.GraphHandler):
     def compiled(self, module: fx.GraphModule, phase: str) -> BoxedFunction:
         """See `lmswap.capture.aot.GraphHandler`."""
         function, segment, recorder = compile_boxed(module), self._segments[phase], self._session.recorder
-        positions, follows = handed_over(segment, self.program), self._plan_followed
+        positions, handover = handed_over(segment, self._graph.program), self._graph.handover
         arena, script = self._session.engine.arena, self._scripts.get(phase)
 
         def run(arguments: list[Any]) -> Any:
             # Marks are for one step, and between them a graph of many small ops would take longer.
             timed = compile_boxed(with_begins(segment, recorder.begin_op)) if recorder.times_ops else None
-            with placing(arena, script) as allocating, self._running(phase, follows), allocating():
+            with placing(arena, script) as allocating, self._running(phase), allocating():
                 values = (timed or function)(arguments)
-            self.handover.ran_forward(values, positions)
+            handover.ran_forward(values, positions)
             return values
 
         reference: Reference | None = module.meta.get(REFERENCE)
@@ -159,15 +182,15 @@ class CapturedGraph(aot.GraphHandler):
     def compiled_backward(self, module: fx.GraphModule) -> Backward:
         """See `lmswap.capture.aot.GraphHandler`."""
         parts, segment, recorder = compile_parts(module), self._segments["backward"], self._session.recorder
-        positions, follows = handed_over(segment, self.program), self._plan_followed
+        positions, handover = handed_over(segment, self._graph.program), self._graph.handover
         arena, script = self._session.engine.arena, self._scripts.get("backward")
 
         def run(arguments: list[Any]) -> Generator[Results, None, None]:
             timed = compile_parts(with_begins(segment, recorder.begin_op)) if recorder.times_ops else None
-            self.handover.begins_backward(arguments, positions)
-            with placing(arena, script) as allocating, self._running("backward", follows):
+            handover.begins_backward(arguments, positions)
+            with placing(arena, script) as allocating, self._running("backward"):
                 yield from (timed or parts)(arguments, allocating)
-            self.handover.ran_backward()
+            handover.ran_backward()
 
         def begin(arguments: list[Any]) -> Handing:
             return self._session.begins(AtWork(run(arguments)))
@@ -177,50 +200,49 @@ class CapturedGraph(aot.GraphHandler):
 
     def recorded(self, function: BoxedFunction, phase: str) -> BoxedFunction:
         """See `lmswap.capture.inductor.CompiledGraphHandler`."""
-        follows = self._plan_followed
 
         def run(arguments: list[Any]) -> Any:
-            with self._running(phase, follows):
+            with self._running(phase):
                 return function(arguments)
 
         return run
 
     @property
-    def _plan_followed(self) -> tuple[int, ...]:
-        """The plan that what is compiled now follows, also when the next one is in force."""
-        return self._follows or (self.index,)
+    def _follows(self) -> tuple[int, ...]:
+        """The plan by the graphs of its step, as records know it."""
+        return self._step or (self._graph.index,)
 
     @contextmanager
-    def _running(self, phase: str, follows: tuple[int, ...]) -> Iterator[None]:
+    def _running(self, phase: str) -> Iterator[None]:
         """A segment runs, from its first op to its last."""
         session = self._session
-        session.losses.begins(self.index, phase)
-        with session.recorder.segment((self.index, phase), lambda: follows):
+        session.losses.begins(self._graph.index, phase)
+        with session.recorder.segment((self._graph.index, phase), lambda: self._follows):
             yield
         session.engine.confirm()
-        session.losses.ran(self.index, phase)
+        session.losses.ran(self._graph.index, phase)
         if phase == "backward":
             session.tell_overruns()
 
     def _rewrite(self, lowered: Lowered) -> None:
         session = self._session
-        self.program = lowered.program
+        self._graph.program = lowered.program
         note = differing(lowered)
-        self._may_round_otherwise = note is not None
+        self._graph.may_round_otherwise = note is not None
         if note and session.options.compiler == "fx":
             session.note_once(note)
         first_buffer = 0
-        if self._follows:
-            step, which = session.plans[self._follows], self._follows.index(self.index)
+        if self._step:
+            step, which = session.plans[self._step], self._step.index(self._graph.index)
             plan = graph_plan(step.joined, step.plan, which, lowered.program)
             first_buffer = step.joined.buffer_offsets[which]
         else:
-            plan = session.plan_alone(self, lowered)
+            plan = session.plan_alone(self._graph, lowered)
         reference = self._reference(lowered, plan)
         runs, graphs = run_again(lowered.program, lowered.graphs, plan.reruns)
         insert_swaps(runs, graphs, plan, engine=session.engine.number, first_buffer=first_buffer)
         self._segments = {graph.phase: graph for graph in graphs}
-        step = session.plans[self._follows or (self.index,)]
+        step = session.plans[self._follows]
         self._scripts = {} if step.places is None else dict(self._write_scripts(step, step.places, graphs))
         if reference:
             reference.join(graphs)
@@ -232,7 +254,7 @@ class CapturedGraph(aot.GraphHandler):
     ) -> Iterator[tuple[str, Script]]:
         """Makes each graph tell the arena where it allocates; a copy in tells by itself."""
         assert self._session.engine.arena is not None
-        which = step.graphs.index(self.index)
+        which = step.graphs.index(self._graph.index)
         segments = schedule(step.joined.program, step.plan.reruns).program.segments
         own = [segment for segment in segments if segment.graph == which]
         for segment, graph in zip(own, graphs, strict=True):
@@ -240,20 +262,6 @@ class CapturedGraph(aot.GraphHandler):
             ops = [opening.position - segment.start for opening in openings if not opening.is_copy_in]
             insert_before(graph, ops, self._session.engine.arena.advance)
             yield graph.phase, Script([opening.places for opening in openings])
-
-    def _plain_torch(self, module: fx.GraphModule) -> PlainTorch | None:
-        """What runs beside the region to verify it; None if that was not asked for."""
-        session = self._session
-        if session.verified is None or session.options.compiler != "fx":
-            return None
-        return PlainTorch(
-            copy.deepcopy(module),
-            self._input_names,
-            device=session.device,
-            verified=session.verified,
-            recorder=session.recorder,
-            may_round_otherwise=lambda: self._may_round_otherwise,
-        )
 
     def _reference(self, lowered: Lowered, plan: Plan) -> Reference | None:
         """What runs beside the graphs to verify them; None if that was not asked for or ``plan`` changes nothing."""
@@ -263,7 +271,7 @@ class CapturedGraph(aot.GraphHandler):
         decisions = schedule(program, plan.reruns).decisions(plan)
         moved = {buffer for buffer, decision in enumerate(decisions) if decision is not Decision.KEEP}
         graphs = [copy_graph(graph) for graph in lowered.graphs]
-        described = [results(graph, self._input_names, moved, program.buffer_names) for graph in graphs]
+        described = [results(graph, self._graph.input_names, moved, program.buffer_names) for graph in graphs]
         device, verified, recorder = session.device, session.verified, session.recorder
         return Reference(program, graphs, described, device=device, verified=verified, recorder=recorder)
 
