@@ -247,7 +247,9 @@ class Arena:
     def _segments(self) -> list[dict[str, Any]]:
         if self._pool is None:
             return []
-        found: list[dict[str, Any]] = torch.cuda.memory_snapshot(self._pool.id)  # type: ignore[no-untyped-call]
+        # torch.cuda.memory_snapshot says in a third number whether it wants traces, and loses a reference to True or
+        # False each time (seen: 2.13); Python 3.11, which counts them, ends when none is left.
+        found: list[dict[str, Any]] = torch._C._cuda_memorySnapshot(self._pool.id)["segments"]
         return found
 
     def _take(self, nbytes: int) -> int:

@@ -220,3 +220,19 @@ def test_places_of_any_size_lie_where_they_were_planned_to_whatever_died_beside_
                 assert held[number].data_ptr() - base == offset
         held.clear()
     assert arena.num_unplaced == 0
+
+
+def test_segments_leave_the_interpreter_all_references_to_its_constants(arena):
+    script = Script([[place(3, 5)]])
+
+    def run() -> None:
+        for _ in range(100):
+            with arena.segment(script), arena.allocating():
+                arena.advance()
+                tensor(5)
+            assert arena.reserved_bytes > 0
+
+    run()
+    before = sys.getrefcount(True), sys.getrefcount(False)
+    run()
+    assert abs(sys.getrefcount(True) - before[0]) < 50 > abs(sys.getrefcount(False) - before[1])
