@@ -16,7 +16,7 @@ import logging
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -30,6 +30,7 @@ from lmswap.ir.places import SMALL_BYTES, Place
 _log = logging.getLogger(__name__)
 
 Extent = tuple[int, int]  # address, bytes
+_Segment = dict[str, Any]  # of torch's allocator, as it describes it
 # What the allocator does at one opening: (bytes, address) takes, (0, address) gives back.
 _Moves = tuple[tuple[int, int], ...]
 # An arena serves a plan that needs a little less, so that results of the last step need not hold an old one.
@@ -184,9 +185,11 @@ class Arena:
             self._base = self._take(self.nbytes)
             self._give(self._base)
         self._script, self._next = script, 0
-        free = self._free_at_first = tuple(self._free())
+        segments = self._segments()
+        free = self._free_at_first = tuple(self._free_in(segments))
         try:
-            self._make(_takes(free))
+            # Once the allocator has placed something by itself the pool may have more than the arena.
+            self._make(_takes(_free_of(segment for segment in segments if segment["segment_type"] == "large")))
         except _Taken as error:
             self._give_up(error)
             return
@@ -206,7 +209,7 @@ class Arena:
 
     def _work_out(self, places: Sequence[Place]) -> _Moves:
         """What opens ``places`` and closes all else that is free."""
-        free = self._free()
+        free = self._free_in(self._segments())
         moves = [*_takes(free)]
         closed = {**self._holds, **{address: nbytes for nbytes, address in moves}}
         loose = {address: nbytes for address, nbytes in free if address not in closed}
@@ -238,18 +241,16 @@ class Arena:
             if taken != address:
                 raise _Taken(f"{nbytes} bytes were free at {taken - self._base} instead of {address - self._base}")
 
-    def _free(self) -> list[Extent]:
-        """What neither tensors nor this object hold, by address."""
-        (arena,) = [segment for segment in self._segments() if segment["address"] == self._base]
-        free = (block for block in arena["blocks"] if block["state"] == "inactive")
-        return sorted((int(block["address"]), int(block["size"])) for block in free)
+    def _free_in(self, segments: Iterable[_Segment]) -> list[Extent]:
+        """What neither tensors nor this object hold of the arena, by address."""
+        return _free_of(segment for segment in segments if segment["address"] == self._base)
 
-    def _segments(self) -> list[dict[str, Any]]:
+    def _segments(self) -> list[_Segment]:
         if self._pool is None:
             return []
         # torch.cuda.memory_snapshot says in a third number whether it wants traces, and loses a reference to True or
         # False each time (seen: 2.13); Python 3.11, which counts them, ends when none is left.
-        found: list[dict[str, Any]] = torch._C._cuda_memorySnapshot(self._pool.id)["segments"]
+        found: list[_Segment] = torch._C._cuda_memorySnapshot(self._pool.id)["segments"]
         return found
 
     def _take(self, nbytes: int) -> int:
@@ -260,6 +261,11 @@ class Arena:
 
     def _give(self, address: int) -> None:
         deque(map(torch._C._cuda_cudaCachingAllocator_raw_delete, filter(self._holds.pop, (address,))), maxlen=0)
+
+
+def _free_of(segments: Iterable[_Segment]) -> list[Extent]:
+    blocks = (block for segment in segments for block in segment["blocks"] if block["state"] == "inactive")
+    return sorted((int(block["address"]), int(block["size"])) for block in blocks)
 
 
 def _takes(free: Sequence[Extent]) -> _Moves:

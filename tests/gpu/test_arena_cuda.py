@@ -90,6 +90,25 @@ def test_a_tensor_that_is_kept_for_longer_than_planned_is_not_overwritten(arena)
         assert (kept[2 * number + 1] == 100 + number).all()
 
 
+def test_tensors_lie_in_their_places_again_when_what_was_kept_for_longer_is_gone(arena):
+    base = first_address(arena)
+    script = Script([[place(0, 10)], [place(10, 30)], [place(0, 3)]])
+    for number in range(4):
+        with arena.segment(script), arena.allocating():
+            arena.advance()
+            kept = [tensor(10)]
+            arena.advance()
+            tensor(30)
+            if number > 0:
+                kept.clear()
+            arena.advance()
+            last = tensor(3)
+            beside = tensor(31) if number == 0 else None  # for which the allocator takes more of the device
+            assert (last.data_ptr() == base) == (number > 0)
+        del last, beside, kept
+    assert arena.num_unplaced == 1
+
+
 def test_what_is_held_between_tensors_is_given_back_at_the_end_and_counted_meanwhile(arena):
     before = torch.cuda.memory_allocated()
     with arena.segment(Script([[place(3, 5)]])), arena.allocating():
