@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import pairwise
 from typing import Any, cast
 
 import torch
@@ -77,6 +78,24 @@ def insert_swaps(
         for action in sorted(todo):
             editor.carry_out(action, offset=action.position - segment.start)
         editor.finish()
+    for forward, backward in pairwise(graphs):
+        _save_what_is_read(forward, backward)
+
+
+def _save_what_is_read(forward: SegmentGraph, backward: SegmentGraph) -> None:
+    """Drops what ``backward`` is given and does not read: it would hold its memory to the end, released or not."""
+    (output,) = forward.module.graph.find_nodes(op="output")
+    count, returned = forward.num_user_outputs, output.args[0]
+    saved = backward.module.graph.find_nodes(op="placeholder")[: len(returned) - count]
+    kept = [*range(count), *(count + position for position, node in enumerate(saved) if node.users)]
+    descriptions = output.meta.get("desc")
+    if descriptions is not None and len(descriptions) == len(returned):
+        output.meta["desc"] = [descriptions[position] for position in kept]
+    output.args = (tuple(returned[position] for position in kept),)
+    for node in saved:
+        if not node.users:
+            backward.buffer_of.pop(node, None)
+            backward.module.graph.erase_node(node)
 
 
 class _Editor:

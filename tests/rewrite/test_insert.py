@@ -83,6 +83,40 @@ def test_any_valid_plan_gives_the_same_bits_as_no_plan(name, seed):
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
+class PartReadLate(torch.nn.Module):
+    """Its backward reads all of what `exp` made, much else, and then a part of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(16))
+
+    def forward(self, x):
+        y = (x * self.weight).exp()
+        part = y[:, :7].sin()
+        for _ in range(6):
+            part = part.tanh().cos()
+        return y.cos().sum() + part.sum()
+
+
+def test_nothing_is_saved_that_no_op_reads():
+    rows, rewritten = torch.randn(4, 16), []
+
+    class Kept(RandomlySwapped):
+        def _rewrite(self, lowered):
+            super()._rewrite(lowered)
+            rewritten.append([graph.module.graph for graph in lowered.graphs])
+
+    for seed in range(20):
+        torch.compiler.reset()
+        model, handler = PartReadLate(), Kept(seed, 0.8)
+        expected = torch.autograd.grad(model(rows), model.parameters())
+        model.compile(backend=functools.partial(compile_region, handler=handler), dynamic=False)
+        assert all(map(torch.equal, torch.autograd.grad(model(rows), model.parameters()), expected))
+    assert len(rewritten) == 20
+    for _, backward in rewritten:  # which would hold it to its end
+        assert all(node.users for node in backward.find_nodes(op="placeholder"))
+
+
 def test_a_graph_without_tensors_stays_as_it_is():
     graph = torch.fx.Graph()
     graph.output((3,))  # seen between two graph breaks of a detection model
