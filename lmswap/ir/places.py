@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # The allocator serves tensors of up to 1 MiB elsewhere, and does not split a free block where no more than that
-# remains: whoever takes the block has the rest too. So a gap between two places is none or large enough to be closed.
+# remains: whoever takes the block has the rest too. So a hole between two places is none or large enough to be closed.
 SMALL_BYTES = 2**20
 BLOCK_BYTES = 512  # the allocator's unit
 APART_BYTES = SMALL_BYTES + BLOCK_BYTES

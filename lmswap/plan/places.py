@@ -24,7 +24,7 @@ from lmswap.plan.offsets import Block, live_bytes, pack
 _SMALL_SEGMENT_BYTES = 2 * 2**20
 
 # Of 21 steps (seven networks at 70, 50 and 30 %) arenas are 1.07 times what is held at once then, and 1.16 at most;
-# with none of it 1.10 and 1.31. It takes 0.1 s. `lmswap.plan.gaps` does the rest.
+# with none of it 1.10 and 1.31. It takes 0.1 s. `lmswap.plan.holes` does the rest.
 _MOST_VISITS = 100_000_000
 
 # Three moments at each position: what died is free, copies in take memory, the op takes its own.

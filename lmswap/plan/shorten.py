@@ -2,7 +2,7 @@
 
 A search releases memory where a run needs it, and brings buffers back as soon as there is room: what nobody else wants
 makes up for a slow link. But then the device is full at every moment, and no places can be found for what lies there
-without gaps between them. Few bytes are left in gaps where there is time to spare.
+without holes between them. Few bytes are left in holes where there is time to spare.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from lmswap.ir.program import BufferKind, Program
 from lmswap.options import Options
 from lmswap.plan import make_plan, price_again
 from lmswap.plan.cache import Planned
-from lmswap.plan.gaps import plan_between_gaps
+from lmswap.plan.holes import plan_around_holes
 from lmswap.plan.places import find_places
 from lmswap.plan.shorten import shorten
 from lmswap.session.allowance import Allowance
@@ -107,7 +107,7 @@ class Planner:
 
         most_bytes = budget_bytes or allowance.step_bytes
         try:
-            plan, longer_away = plan_between_gaps(plan_within, placed_bytes, most_bytes)
+            plan, longer_away = plan_around_holes(plan_within, placed_bytes, most_bytes)
             if not longer_away:
                 return plan
             shorter = shorten(plan, program, costs, machine, share=longer_away)

@@ -41,7 +41,7 @@ def with_pieces(program: Program, costs: OpCosts, random: Random) -> OpCosts:
     return replace(costs, pieces=tuple(pieces))
 
 
-def gap_bytes(one: Place, other: Place) -> int:
+def hole_bytes(one: Place, other: Place) -> int:
     """Between them; negative where they share bytes."""
     return max(one.offset - other.offset - other.nbytes, other.offset - one.offset - one.nbytes)
 
@@ -121,8 +121,8 @@ class Replay:
             assert place.nbytes == place_bytes(nbytes)
             assert place.offset % BLOCK_BYTES == 0
             assert place.offset + place.nbytes <= self.places.arena_bytes
-            gaps = [gap_bytes(place, other) for other in self.at.values()]
-            assert all(gap == 0 or gap >= APART_BYTES for gap in [place.offset, *gaps])
+            holes = [hole_bytes(place, other) for other in self.at.values()]
+            assert all(hole == 0 or hole >= APART_BYTES for hole in [place.offset, *holes])
             self.at[tensor] = place
             self.num_placed += 1
         assert not free

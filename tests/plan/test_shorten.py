@@ -81,7 +81,7 @@ def test_it_is_released_when_its_copy_has_ended_and_brought_back_when_it_is_want
 
 
 @pytest.mark.parametrize(("name", "percent"), [("unet3d_192_bf16", 30), ("vit", 30), ("gpt", 50)])
-def test_arenas_of_large_steps_lose_next_to_nothing_to_gaps(name: str, percent: int):
+def test_arenas_of_large_steps_lose_next_to_nothing_to_holes(name: str, percent: int):
     program, machine = load_program(name), load_machine("h200_gen5")
     costs = roofline(program, machine)
     limits = {"tier": "host", "min_swap_bytes": 2**20}

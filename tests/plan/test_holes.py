@@ -1,4 +1,4 @@
-"""A plan is found that fits with its gaps: one whose buffers are away for longer, or for fewer bytes."""
+"""A plan is found that fits with its holes: one whose buffers are away for longer, or for fewer bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lmswap.errors import PlanInfeasible
 from lmswap.ir.plan import Plan, Swap
-from lmswap.plan.gaps import plan_between_gaps
+from lmswap.plan.holes import plan_around_holes
 
 SWAP = Swap(0, "host", 0, 1, 2, 3, 4)
 
@@ -16,8 +16,8 @@ SWAP = Swap(0, "host", 0, 1, 2, 3, 4)
 class Steps:
     """Plans take all that they may and are the faster for it; none takes fewer than ``least_bytes``."""
 
-    def __init__(self, least_bytes: int, gap_share: float) -> None:
-        self._least_bytes, self._gap_share = least_bytes, gap_share
+    def __init__(self, least_bytes: int, hole_share: float) -> None:
+        self._least_bytes, self._hole_share = least_bytes, hole_share
         self.num_made = 0
 
     def plan_within(self, most_bytes: int) -> Plan:
@@ -27,29 +27,29 @@ class Steps:
         return Plan("p", most_bytes, (SWAP,), 1e9 - most_bytes, most_bytes)
 
     def placed_bytes(self, plan: Plan, share: float) -> int:
-        return int((1 + self._gap_share) * plan.predicted_peak_bytes)
+        return int((1 + self._hole_share) * plan.predicted_peak_bytes)
 
 
 @given(st.integers(1, 1000), st.floats(0, 0.5))
 def test_if_any_plan_fits_with_a_thirtieth_to_spare_one_is_found_and_else_the_bytes_that_are_said_do_not_fit(
-    least_bytes: int, gap_share: float
+    least_bytes: int, hole_share: float
 ):
-    steps = Steps(least_bytes, gap_share)
+    steps = Steps(least_bytes, hole_share)
     try:
-        plan, _ = plan_between_gaps(steps.plan_within, steps.placed_bytes, 1000)
+        plan, _ = plan_around_holes(steps.plan_within, steps.placed_bytes, 1000)
     except PlanInfeasible as error:
-        assert (1 + gap_share) * least_bytes > 1000 - 1000 / 30
+        assert (1 + hole_share) * least_bytes > 1000 - 1000 / 30
         assert error.needed_bytes >= least_bytes
         assert error.budget_bytes == 1000
     else:
         assert steps.placed_bytes(plan, 0.0) <= 1000
-        assert plan.predicted_peak_bytes >= min(1000 / (1 + gap_share), 1000) - 1000 / 30
+        assert plan.predicted_peak_bytes >= min(1000 / (1 + hole_share), 1000) - 1000 / 30
     assert steps.num_made <= 8
 
 
-def test_a_plan_without_gaps_is_made_once():
+def test_a_plan_without_holes_is_made_once():
     steps = Steps(10, 0.0)
-    plan, share = plan_between_gaps(steps.plan_within, steps.placed_bytes, 1000)
+    plan, share = plan_around_holes(steps.plan_within, steps.placed_bytes, 1000)
     assert (plan.predicted_peak_bytes, share) == (1000, 0.0)
     assert steps.num_made == 1
 
@@ -57,7 +57,7 @@ def test_a_plan_without_gaps_is_made_once():
 def test_a_step_that_fits_nowhere_is_refused_by_what_it_needs():
     steps = Steps(2000, 0.1)
     with pytest.raises(PlanInfeasible, match="at least"):
-        plan_between_gaps(steps.plan_within, steps.placed_bytes, 1000)
+        plan_around_holes(steps.plan_within, steps.placed_bytes, 1000)
     assert steps.num_made == 1
 
 
@@ -66,7 +66,7 @@ def test_the_fastest_of_those_that_fit_is_taken_where_a_smaller_one_is_faster():
         return Plan("p", most_bytes, (), 1.0 if most_bytes == 800 else 5.0, most_bytes)
 
     sizes = {1000: 1200, 800: 800}
-    plan, _ = plan_between_gaps(plan_within, lambda plan, share: sizes.get(plan.budget_bytes, 900), 1000)
+    plan, _ = plan_around_holes(plan_within, lambda plan, share: sizes.get(plan.budget_bytes, 900), 1000)
     assert plan.budget_bytes == 800
 
 
@@ -76,7 +76,7 @@ def test_buffers_are_away_for_longer_rather_than_that_a_plan_has_fewer_bytes_and
     def placed_bytes(plan: Plan, share: float) -> int:
         return int(steps.placed_bytes(plan, share) * (1 - 0.2 * share))
 
-    plan, share = plan_between_gaps(steps.plan_within, placed_bytes, 1000)
+    plan, share = plan_around_holes(steps.plan_within, placed_bytes, 1000)
     assert (steps.num_made, share, plan.budget_bytes) == (1, 0.5, 1000)
 
 
@@ -87,5 +87,5 @@ def test_a_plan_that_swaps_nothing_is_placed_once():
         placed.append(plan.budget_bytes)
         return plan.budget_bytes + 100
 
-    plan_between_gaps(lambda most_bytes: Plan("p", most_bytes, (), 1.0, min(most_bytes, 800)), placed_bytes, 1000)
+    plan_around_holes(lambda most_bytes: Plan("p", most_bytes, (), 1.0, min(most_bytes, 800)), placed_bytes, 1000)
     assert len(placed) == len({*placed})

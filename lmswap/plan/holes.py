@@ -1,4 +1,4 @@
-"""Which plan fits with the gaps between its places? Tried: what a plan leaves between them is known afterwards.
+"""Which plan fits with the holes between its places? Tried: what a plan leaves between them is known afterwards.
 
 Where one takes too much, buffers are away for longer first, which costs no time; then it has fewer bytes to plan with.
 """
@@ -17,20 +17,20 @@ from lmswap.ir.plan import Plan
 _SHARES = (0.0, 0.5, 1.0)
 # The search ends when no more than this share of what there is could be gained.
 _CLOSE_ENOUGH = 1 / 32
-# It gives up a 256th at least, a quarter of a percent: gaps of less were tried at seven times in a row.
+# It gives up a 256th at least, a quarter of a percent: holes of less were tried at seven times in a row.
 _STEPS = 256
 
 
-def plan_between_gaps(
+def plan_around_holes(
     plan_within: Callable[[int], Plan], placed_bytes: Callable[[Plan, float], int], most_bytes: int
 ) -> tuple[Plan, float]:
-    """The fastest plan found whose tensors, with the gaps between their places, take ``most_bytes``.
+    """The fastest plan found whose tensors, with the holes between their places, take ``most_bytes``.
 
     With it comes the share by which its buffers have to be away for longer. ``plan_within`` plans for so many bytes
-    without gaps, ``placed_bytes`` says what a plan takes with them when it is changed by such a share.
+    without holes, ``placed_bytes`` says what a plan takes with them when it is changed by such a share.
 
     Raises:
-        PlanInfeasible: none was found; the bytes that it says are needed are those with gaps.
+        PlanInfeasible: none was found; the bytes that it says are needed are those with holes.
     """
     lost_bytes = too_few_bytes = 0  # that plans were kept from using
     enough_bytes: int | None = None
