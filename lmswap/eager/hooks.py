@@ -24,11 +24,14 @@ class Hooks(threading.local):
     def on(self, pack: Callable[..., Any], unpack: Callable[..., Any]) -> Iterator[None]:
         """Surrounds what saves tensors."""
         self._pushed = pack, unpack
-        with saved_tensors_hooks(pack, unpack):
-            yield
+        try:
+            with saved_tensors_hooks(pack, unpack):
+                yield
+        finally:
+            self.take_back()
 
     def take_back(self) -> None:
-        """Pops what was left behind; nothing of this model runs in this thread."""
+        """Pops what was left behind, as by a second signal; nothing of this model runs in this thread."""
         left, self._pushed = self._pushed, None
         if left is not None and torch._C._autograd._top_saved_tensors_default_hooks(True) == left:
             torch._C._autograd._pop_saved_tensors_default_hooks()

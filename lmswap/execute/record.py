@@ -173,7 +173,10 @@ class Recorder:
 
     def end_segment(self, key: SegmentKey, start: int, follows: Graphs = ()) -> None:
         """The run that `begin_segment` began is over; it followed the plan of ``follows`` to its end."""
-        step, end = self._current, self._clock.mark()
+        step = self._current
+        if all(mark != start for mark, _ in step.memory):
+            return  # of a step that is over: the run was broken off, and whoever held it let it go only now
+        end = self._clock.mark()
         if follows and key in self._curves and not self._watches:
             curve = step.curves[start] = self._curves[key]
             highest_bytes = self._begun_bytes + max((more for _, more in curve), default=0)

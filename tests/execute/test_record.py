@@ -255,6 +255,21 @@ def test_the_last_training_step_is_told_of_after_others():
     assert recorder.last().step.sequence[-1] == (0, "inference")
 
 
+def test_the_end_of_a_run_that_was_broken_off_in_an_earlier_step_is_no_part_of_the_next_one():
+    clock = Ticks()
+    recorder = Recorder(clock, Memory())
+    with recorder.segment((0, "forward")):
+        pass
+    broken_off = recorder.begin_segment((0, "backward"))
+    for _ in range(3):
+        for phase in ("forward", "backward"):
+            with recorder.segment((1, phase)):
+                if phase == "backward":
+                    recorder.end_segment((0, "backward"), broken_off)
+    assert [run.key for run in recorder.last().segments] == [(1, "forward"), (1, "backward")]
+    assert len({*clock.taken}) == len(clock.taken)
+
+
 class Interrupted(Ticks):
     """Of which call ``number`` ends with what a signal's handler raises, when it has done its work."""
 
