@@ -35,6 +35,8 @@ _Segment = dict[str, Any]  # of torch's allocator, as it describes it
 _Moves = tuple[tuple[int, int], ...]
 # An arena serves a plan that needs a little less, so that results of the last step need not hold an old one.
 _KEPT_FROM = 0.95
+# Results of the last step are in an old arena until the next one has its own, or a step longer.
+_LEAVING = 3
 # Segments begin with other free blocks where the caller holds other results of the step before; more kinds of
 # beginnings than this are not remembered.
 _MOST_BEGINNINGS = 16
@@ -81,12 +83,14 @@ class Arena:
         self._pool: torch.cuda.MemPool | None = None
         self._stream = self._base = 0
         self._holds: dict[int, int] = {}  # by address: bytes that no tensor holds
+        self._num_leaving = 0  # steps at whose beginning an old arena may still be given back
         self._is_open = False  # a segment runs
         self._script: Script | None = None  # of the segment that runs; None if it lets the allocator choose
         self._moves: list[_Moves] = []
         self._next = 0
         self._free_at_first: tuple[Extent, ...] = ()
         self.num_unplaced = 0  # runs of segments in which a place was not free
+        self.missed: set[int] = set()  # offsets of such places
         _arenas.add(self)
 
     @property
@@ -115,6 +119,7 @@ class Arena:
         self.nbytes = 0
         if self._pool is not None:
             is_child = os.getpid() != self._process
+            self._num_leaving = _LEAVING
             if is_child:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._pool))
             self._pool, self._base = None, 0
@@ -123,6 +128,9 @@ class Arena:
 
     def begin_step(self) -> None:
         """A step begins on the current stream: of another one's arena the allocator would give it nothing."""
+        if self._num_leaving:
+            self._num_leaving -= 1
+            torch.cuda.empty_cache()
         if self._base and self._current_stream() != self._stream:
             self._make_anew(self.nbytes)
 
@@ -215,9 +223,8 @@ class Arena:
         loose = {address: nbytes for address, nbytes in free if address not in closed}
         opened = []
         for place in places:
-            start = self._base + place.offset
+            start, low, high = self._room_for(place, closed, loose)
             stop = start + place.nbytes
-            low, high = _run_around(start, stop, closed, loose)
             moves += [(0, address) for address in closed if low <= address < high]
             for pieces in (closed, loose):
                 for address in [address for address in pieces if low <= address < high]:
@@ -229,6 +236,18 @@ class Arena:
             closed.update({begin: end - begin for begin, end in cut if begin != start})
             opened.append(start)
         return (*moves, *((0, address) for address in opened))
+
+    def _room_for(self, place: Place, closed: Mapping[int, int], loose: Mapping[int, int]) -> tuple[int, int, int]:
+        """Where the tensor is to begin, and the run around that; see `_run_around`."""
+        start = self._base + place.offset
+        try:
+            return start, *_run_around(start, start + place.nbytes, closed, loose)
+        except _Taken:
+            if place.other is None:
+                self.missed.add(place.offset)
+                raise
+        start = self._base + place.other
+        return start, *_run_around(start, start + place.nbytes, closed, loose)
 
     def _make(self, moves: _Moves) -> None:
         for nbytes, address in moves:

@@ -18,10 +18,14 @@ def place_bytes(nbytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Bytes [offset, offset + nbytes) of the arena."""
+    """Bytes [offset, offset + nbytes) of the arena.
+
+    As many from ``other`` on, if that is not None, where a tensor of the step before still lies at ``offset``.
+    """
 
     offset: int
     nbytes: int
+    other: int | None = None
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,7 @@ class Places:
     openings: tuple[Opening, ...]
     arena_bytes: int
     small_bytes: int  # what the allocator takes for tensors that are too small for a place
+    outputs: frozenset[int] = frozenset()  # offsets of what the caller holds for as long as it likes
 
     @property
     def total_bytes(self) -> int:

@@ -32,28 +32,40 @@ _MOMENTS, _COPY_IN, _OP = 3, 1, 2
 
 
 def find_places(
-    program: Program, costs: OpCosts, plan: Plan, *, held_over: Collection[BufferKind] = (BufferKind.OUTPUT,)
+    program: Program,
+    costs: OpCosts,
+    plan: Plan,
+    *,
+    held_over: Collection[BufferKind] = (BufferKind.OUTPUT,),
+    outputs_meet: bool = False,
 ) -> Places:
     """Gives every tensor that the ops and copies of ``plan`` allocate a place for as long as it is there.
 
     Tangents and the scratch of losses have none: the caller allocates them. Those of the step before that are
-    ``held_over`` are there from the step's beginning on: most loops forget a model's output when they have the next.
+    ``held_over`` are there from the step's beginning on. Where ``outputs_meet``, as a loop forgets the old ones only
+    when it has the next, these take turns in two places each.
     """
     runs = schedule(program, plan.reruns)
     memory = StepMemory(runs.program, runs.costs(costs))
     stays = _stays(memory, plan.swaps, held_over)
     large = [stay for stay in stays if stay.block.nbytes > SMALL_BYTES]
-    packing = pack(_blocks(large), BLOCK_BYTES, apart_bytes=APART_BYTES, most_visits=_MOST_VISITS)
+    blocks = _blocks(large)
+    twice = [number for number, stay in enumerate(large) if stay.is_output and outputs_meet]
+    others = [replace(blocks[number], above=None) for number in twice]
+    packing = pack([*blocks, *others], BLOCK_BYTES, apart_bytes=APART_BYTES, most_visits=_MOST_VISITS)
+    other = dict(zip(twice, packing.offsets[len(blocks) :], strict=True))
     found: dict[tuple[int, int], list[Place]] = defaultdict(list)
-    for stay, offset in zip(large, packing.offsets, strict=True):
-        found[stay.taken].append(Place(offset, place_bytes(stay.block.nbytes)))
+    for number, stay in enumerate(large):
+        place = Place(packing.offsets[number], place_bytes(stay.block.nbytes), other.get(number))
+        found[stay.taken].append(place)
+    outputs = frozenset(packing.offsets[number] for number, stay in enumerate(large) if stay.is_output)
     for swap in plan.swaps:
         found.setdefault((_COPY_IN + _MOMENTS * swap.in_start, swap.buffer), [])
     openings = tuple(
         Opening(moment // _MOMENTS, moment % _MOMENTS == _COPY_IN, tuple(sorted(places, key=lambda p: p.offset)))
         for (moment, _), places in _in_order(found, plan.swaps)
     )
-    return Places(openings, packing.capacity_bytes, _small_bytes(stays))
+    return Places(openings, packing.capacity_bytes, _small_bytes(stays), outputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +78,7 @@ class _Stay:
     taken: tuple[int, int]
     block: Block
     rank: int | None = None
+    is_output: bool = False
 
 
 def _stays(memory: StepMemory, swaps: Sequence[Swap], held_over: Collection[BufferKind]) -> list[_Stay]:
@@ -85,7 +98,8 @@ def _stays(memory: StepMemory, swaps: Sequence[Swap], held_over: Collection[Buff
             start = _MOMENTS * swap.in_start + _COPY_IN
             taken, rank = (start, buffer), 0
         first = 0 if kind in held_over else start
-        stays.append(_Stay(taken, Block(first, _MOMENTS * live_range.stop, nbytes), rank))
+        is_output = kind is BufferKind.OUTPUT
+        stays.append(_Stay(taken, Block(first, _MOMENTS * live_range.stop, nbytes), rank, is_output))
     for op in program.ops:
         start = _MOMENTS * op.index + _OP
         for rank, piece in enumerate(memory.costs.of(op.index)):

@@ -139,7 +139,9 @@ class Lessons:
         Whether the step's plan or places are others then.
         """
         arena = self._engine.arena
-        if arena is None or arena.num_unplaced == 0 or not self._planner.hold_gradients():
+        if arena is None or step.places is None or arena.missed <= step.places.outputs:
+            return False
+        if not self._planner.hold_gradients():
             return False
         self._make_again(step, "gradients of a step are still held when the next one begins")
         return self._plans[step.graphs].places != step.places

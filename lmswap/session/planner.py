@@ -45,6 +45,7 @@ class Planner:
         self._options, self._tier = options, tier
         self._engine, self._memory, self._losses, self._notes = engine, memory, losses, notes
         self._held_over = {BufferKind.OUTPUT}  # what the caller still has of a step when the next one begins
+        self._outputs_meet = True  # as in most loops, which forget old outputs when they have the next
         self._placed: tuple[Plan, Places] | None = None  # the last plan that places were found for
 
     def first(
@@ -107,7 +108,13 @@ class Planner:
 
         most_bytes = budget_bytes or allowance.step_bytes
         try:
-            plan, longer_away = plan_around_holes(plan_within, placed_bytes, most_bytes)
+            try:
+                plan, longer_away = plan_around_holes(plan_within, placed_bytes, most_bytes)
+            except PlanInfeasible:
+                if self._engine.arena is None or not self._outputs_meet:
+                    raise
+                self._outputs_meet = False  # there is no room for outputs of two steps: perhaps they do not meet
+                plan, longer_away = plan_around_holes(plan_within, placed_bytes, most_bytes)
             if not longer_away:
                 return plan
             shorter = shorten(plan, program, costs, machine, share=longer_away)
@@ -153,7 +160,10 @@ class Planner:
         if self._engine.arena is None:
             return None
         if self._placed is None or self._placed[0] is not plan:
-            self._placed = plan, find_places(program, costs, plan, held_over=self._held_over)
+            self._placed = (
+                plan,
+                find_places(program, costs, plan, held_over=self._held_over, outputs_meet=self._outputs_meet),
+            )
         return self._placed[1]
 
     def hold_gradients(self) -> bool:

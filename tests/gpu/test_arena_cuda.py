@@ -255,3 +255,17 @@ def test_segments_leave_the_interpreter_all_references_to_its_constants(arena):
     before = sys.getrefcount(True), sys.getrefcount(False)
     run()
     assert abs(sys.getrefcount(True) - before[0]) < 50 > abs(sys.getrefcount(False) - before[1])
+
+
+def test_an_arena_that_a_result_was_left_in_is_given_back_when_that_has_died(arena):
+    torch.cuda.empty_cache()
+    with arena.segment(Script([[place(0, 5)]])), arena.allocating():
+        arena.advance()
+        left = tensor(5)
+    before = torch.cuda.memory_reserved()
+    arena.resize(80 * UNIT_BYTES)
+    arena.begin_step()
+    assert torch.cuda.memory_reserved() == before
+    del left
+    arena.begin_step()
+    assert torch.cuda.memory_reserved() <= before - 40 * UNIT_BYTES

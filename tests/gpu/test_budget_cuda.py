@@ -128,7 +128,7 @@ def test_what_is_held_over_to_the_next_step_is_never_overwritten_and_gets_places
     torch.compiler.reset()
     model = lmswap.enable(make_model(), budget=budget)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    results, held, reserved = [], None, []
+    results, held, reserved, unplaced = [], None, [], []
     for _ in range(6):
         torch.cuda.reset_peak_memory_stats()
         output = model(batch())
@@ -145,8 +145,10 @@ def test_what_is_held_over_to_the_next_step_is_never_overwritten_and_gets_places
             optimizer.zero_grad()
         del loss, output
         reserved.append(torch.cuda.max_memory_reserved())
+        unplaced.append(lmswap.api._sessions[model].engine.arena.num_unplaced)
     assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
     assert max(reserved[3:]) <= budget
+    assert unplaced[-1] == (0 if kept == "outputs" else unplaced[2])
     report = lmswap.report(model)
     assert report.swapped_out_bytes + (report.recomputed_bytes or 0) > 0
     lmswap.disable(model)

@@ -194,6 +194,18 @@ def test_what_the_caller_still_holds_of_the_step_before_keeps_its_place_from_the
     assert all(y.offset != place.offset for opening in places.openings[:-1] for place in opening.places)
 
 
+def test_outputs_of_two_steps_that_meet_have_two_places_that_nothing_else_is_given():
+    text = "inference\nf1 1: x -> a b\nf2 1: a -> c\nf3 1: b c -> y"
+    program, costs = scaled(build(text, sizes=dict.fromkeys("abcy", 8), outputs="y"))
+    places = find_places(program, costs, Plan("none", 2**40, (), 0.0, 0), outputs_meet=True)
+    (y,) = places.openings[-1].places
+    assert y.other is not None and places.outputs == {y.offset}
+    mine = [y, Place(y.other, y.nbytes)]
+    others = [place for opening in places.openings[:-1] for place in opening.places]
+    assert all(hole_bytes(one, place) >= 0 for one in mine for place in [*others, *mine] if one is not place)
+    assert all(place.offset + place.nbytes <= places.arena_bytes for place in mine)
+
+
 def test_small_tensors_have_no_place_but_are_counted():
     step = build("inference\nf1 1: x -> a\nf2 1: a -> y", sizes={"a": 1, "y": 1})
     places = find_places(*scaled(step), Plan("none", 2**40, (), 0.0, 0))
