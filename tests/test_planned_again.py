@@ -124,30 +124,28 @@ MODELS = {
 WHICH = [*(("fx", name) for name in MODELS), ("inductor", "checkpoints"), ("inductor", "branches")]
 
 
+def calls_of(monkeypatch, owner, name):
+    """The arguments of each call of a function from now on."""
+    found, function = [], getattr(owner, name)
+
+    def count(*arguments):
+        found.append(arguments)
+        return function(*arguments)
+
+    monkeypatch.setattr(owner, name, count)
+    return found
+
+
 @pytest.fixture
 def traces(monkeypatch):
     """Calls of what traces a region."""
-    found = []
-
-    def count(*arguments, stage=aot_autograd.aot_stage1_graph_capture):
-        found.append(arguments)
-        return stage(*arguments)
-
-    monkeypatch.setattr(aot_autograd, "aot_stage1_graph_capture", count)
-    return found
+    return calls_of(monkeypatch, aot_autograd, "aot_stage1_graph_capture")
 
 
 @pytest.fixture
 def regions(monkeypatch):
     """What Dynamo handed over."""
-    found = []
-
-    def count(*arguments, compile_region=Session.__call__):
-        found.append(arguments)
-        return compile_region(*arguments)
-
-    monkeypatch.setattr(Session, "__call__", count)
-    return found
+    return calls_of(monkeypatch, Session, "__call__")
 
 
 @pytest.fixture

@@ -64,7 +64,7 @@ def place(
 def latest_starts(problem: Problem, gaps: Sequence[Gap]) -> dict[Gap, int]:
     """The last position where each copy in can start and arrive in time, if nothing stalls and the in lane is FIFO."""
     starts = problem.memory.op_starts
-    link = problem.link.times(problem.link_share)
+    link = problem.planned_link
     wishes, next_copy = {}, float("inf")
     for gap in sorted(gaps, key=_need, reverse=True):
         next_copy = min(starts[gap.before], next_copy) - link.in_rate.seconds(problem.nbytes(gap.buffer))
@@ -94,7 +94,7 @@ class _Placement:
         self._wishing = _by_position((trip.wish, trip) for trip in self._trips)
         self._needed = _by_position((trip.gap.before, trip) for trip in self._trips)
         self._limited = _by_position((problem.segments[trip.gap.after].stop, trip) for trip in self._trips)
-        self._link = problem.link.times(problem.link_share)
+        self._link = problem.planned_link
         self._lanes = Lanes(problem.machine.host)
         self._resident_bytes = 0
         self._copies: dict[int, _Trip] = {}  # by buffer: its last copy out

@@ -38,6 +38,11 @@ class Problem:
         """The path to the tier, as copies find it beside compute."""
         return self.tier.link.while_busy
 
+    @property
+    def planned_link(self) -> Link:
+        """That path at the share of its rate that copies are planned for."""
+        return self.link.times(self.link_share)
+
     @cached_property
     def gaps(self) -> tuple[Gap, ...]:
         """Every gap in which a buffer could be away."""
