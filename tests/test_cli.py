@@ -161,7 +161,7 @@ def test_ranks_are_planned_up_to_their_number(files, capsys):
     assert plan(files, *RANKS, "--ranks", "6") == 0
     text = capsys.readouterr().out
     assert "x86, PCIe gen3, two GPUs a bus; all-reduce: ring" in text
-    assert "1.00 MiB in 1 buckets, which arrive as the backward makes them" in text
+    assert "1.00 MiB in 1 buckets, summed as the backward makes them" in text
     rows = [line.split() for line in text.splitlines() if line.lstrip()[:1].isdigit()]
     assert [row[0] for row in rows] == ["1", "2", "4", "6"]
 
@@ -169,7 +169,7 @@ def test_ranks_are_planned_up_to_their_number(files, capsys):
 def test_ranks_as_json_have_the_figures(files, capsys):
     assert plan(files, *RANKS, "--ranks", "2", "--json") == 0
     data = json.loads(capsys.readouterr().out)
-    assert (data["schema"], data["algorithm"], data["arrival"]) == ("lmswap.plan.ranks/1", "ring", "op")
+    assert (data["schema"], data["algorithm"]) == ("lmswap.plan.ranks/2", "ring")
     assert (data["gradient_bytes"], data["num_buckets"]) == (MIB, 1)
     alone, both = data["ranks"]
     assert (alone["num_ranks"], alone["all_reduce_seconds"], alone["hidden_share"]) == (1, 0, None)

@@ -312,7 +312,7 @@ def test_a_group_of_ranks_measures_what_they_cost_each_other_in_its_turns(tmp_pa
     (found,) = results.efficiencies
     assert found.ranks == 2
     assert len(found.alone_seconds) == len(found.together_seconds) == 2
-    least_seconds = SimulatedRanks(2, found.network, "op").all_reduce_seconds(2**10)
+    least_seconds = SimulatedRanks(2, found.network).all_reduce_seconds(2**10)
     assert 0 < least_seconds <= found.predicted.all_reduce_seconds * (1 + 1e-9)  # summed in another order
     assert 0 <= found.predicted.unhidden_seconds <= found.predicted.extra_seconds * (1 + 1e-9)
     assert [more.ranks for more in found.larger] == [4, 8, 16, 32, 64, 128, 256]

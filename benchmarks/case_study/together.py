@@ -68,7 +68,7 @@ def _scaling(name: str) -> Scaling:
     """A size on 1 to 16 GPUs, each with the memory that the small one needs."""
     machine, program, small = load_machine(MACHINE), load_program(name), load_program(SMALL)
     budget_bytes = StepMemory(small, roofline(small, machine)).peak.nbytes
-    ranks = Ranks(max(EPOCH_SECONDS_TOGETHER), PRESETS[NETWORK], "op")
+    ranks = Ranks(max(EPOCH_SECONDS_TOGETHER), PRESETS[NETWORK])
     limits = {"budget_bytes": budget_bytes, "tier": machine.tiers[0].name, "min_swap_bytes": MIN_SWAP_BYTES}
     return plan_ranks("auto", program, roofline(program, machine), machine, ranks, **limits)
 

@@ -176,7 +176,7 @@ class _Training:
         between = replace(network, between_nodes=network.within_node)
         found, count = [], self._ranks.size
         while count <= MOST_RANKS:
-            found.append(_prediction(self._simulate(SimulatedRanks(count, between, "op"))))
+            found.append(_prediction(self._simulate(SimulatedRanks(count, between))))
             count *= 2
         return found
 

@@ -126,7 +126,7 @@ class _Variant(Variant):
         """Makes the forward graph runnable; so do the next two."""
         allow_retain_graph()
         _take_tangents_as_they_come()
-        if _overwrites_what_trains():
+        if overwrites_what_trains():
             self._arrival.come_at_once()
         return boxed(self._handler.compiled(graph, "forward"))
 
@@ -227,7 +227,7 @@ def forward_metadata() -> Any:
     return getattr(TracingContext.try_get(), "fw_metadata", None)
 
 
-def _overwrites_what_trains() -> bool:
+def overwrites_what_trains() -> bool:
     """Whether the region writes into inputs that get gradients: torch copies what it wrote into what it was given."""
     told = getattr(forward_metadata(), "input_info", None) or ()
     return any(one.requires_grad and (one.mutates_data or one.mutates_metadata) for one in told)

@@ -7,6 +7,7 @@ they came.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -20,13 +21,22 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.lowering import make_fallback
 from torch._inductor.virtualized import V
 
-from lmswap.capture.aot import GraphHandler, allow_retain_graph, boxed, parameters_of, refuse_rewriters
+from lmswap.capture.aot import (
+    GraphHandler,
+    allow_retain_graph,
+    boxed,
+    overwrites_what_trains,
+    parameters_of,
+    refuse_rewriters,
+)
 from lmswap.capture.arrival import Arrival
+from lmswap.capture.gates import hand_on
 from lmswap.capture.order import chain_calls, check_order
 from lmswap.capture.stages import Compiled, Variant, trace_once, variant
 from lmswap.errors import CaptureError
 from lmswap.execute import ops
 from lmswap.execute.graph import BoxedFunction, is_whole
+from lmswap.execute.parts import Backward, Parts, compile_parts, results_by_part
 
 # What comes back from a tier has the strides that were traced; Inductor would choose others for what it saves.
 # A replayed CUDA graph would copy to and from where its buffers lay when it was captured.
@@ -48,6 +58,9 @@ class CompiledGraphHandler(GraphHandler, Protocol):
     def recorded(self, function: BoxedFunction, phase: str) -> BoxedFunction:
         """Gives what runs instead of a graph's compiled function."""
 
+    def recorded_parts(self, parts: Parts) -> Backward:
+        """Gives what runs instead of those of a backward that hands gradients over before it is at its end."""
+
 
 def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: CompiledGraphHandler) -> Compiled:
     """Runs Inductor over one region that Dynamo captured; ``handler`` gets its graphs.
@@ -66,7 +79,7 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Compi
     patches = {**AS_TRACED, "custom_partitioner_fn": _Partitioner()}
     return trace_once(
         lambda: compile_fx(module, inputs, inner_compile=_compile, config_patches=patches),  # type: ignore[arg-type]
-        lambda handler: _Variant(handler, arrival, own_parameters),
+        lambda handler: _Variant(handler, copy.copy(arrival), own_parameters),
         handler,
         _inductors_own,
     )
@@ -83,18 +96,24 @@ def _compile(graph: fx.GraphModule, examples: Sequence[Any], **how: Any) -> Boxe
     phase = "inference" if how.get("is_inference") else "backward" if how.get("is_backward") else "forward"
     own: _Variant = variant(graph)
     if phase == "forward":
-        allow_retain_graph()
+        own.prepare_forward()
     if phase == "inference":
         own.edit_inference(graph)
-    if not graph.meta.get(_IS_REWRITTEN):
-        return boxed(own.recorded(compile_fx_inner(graph, examples, **how), phase))
+    if len(results_by_part(graph.graph)) > 1:
+        return boxed(own.in_parts(graph, how))
+    is_rewritten = graph.meta.get(_IS_REWRITTEN)
+    function = _as_planned(graph, examples, how) if is_rewritten else compile_fx_inner(graph, examples, **how)
+    return boxed(own.recorded(function, phase))
+
+
+def _as_planned(graph: fx.GraphModule, examples: Sequence[Any], how: dict[str, Any]) -> BoxedFunction:
     output = graph.graph.output_node()
     # Backward was planned for the strides of what forward saves: they are kept as those of user outputs are.
     output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))  # type: ignore[arg-type]
     with config.patch(_AS_PLANNED):
         compiled = compile_fx_inner(graph, examples, **how)
     check_order(graph.graph, getattr(compiled, "source_code", ""))
-    return boxed(own.recorded(compiled, phase))
+    return compiled
 
 
 class _Variant(Variant):
@@ -106,10 +125,28 @@ class _Variant(Variant):
         self._handler, self._arrival, self._own_parameters = handler, arrival, own_parameters
         self.recorded = handler.recorded
 
+    def prepare_forward(self) -> None:
+        """The forward graph is about to be compiled."""
+        allow_retain_graph()
+        if overwrites_what_trains():
+            self._arrival.come_at_once()
+
+    def in_parts(self, backward: fx.GraphModule, how: dict[str, Any]) -> BoxedFunction:
+        """Compiles a backward that hands gradients over, each part by itself."""
+
+        def compile_part(part: fx.GraphModule) -> BoxedFunction:
+            examples = [node.meta["val"] for node in part.graph.find_nodes(op="placeholder")]
+            return _as_planned(part, examples, {**how, "static_input_idxs": ()})
+
+        begin = self._handler.recorded_parts(compile_parts(backward, compile_part))
+        num_results = len(backward.graph.output_node().args[0])  # type: ignore[arg-type]
+        return lambda arguments: hand_on(begin(arguments), num_results)
+
     def edit(self, forward: fx.GraphModule, backward: fx.GraphModule, num_user_outputs: int) -> None:
         """See `Variant`."""
         parameters = self._own_parameters(forward.graph)
         _rewrite((forward, backward), lambda: self._handler.training(forward, backward, num_user_outputs, parameters))
+        self._arrival.come_in(results_by_part(backward.graph))
 
     def edit_inference(self, graph: fx.GraphModule) -> None:
         """Edits a graph without backward in place."""

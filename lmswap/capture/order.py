@@ -78,7 +78,7 @@ def _planned(graph: fx.Graph) -> Iterator[_Event]:
     for node in graph.nodes:
         if node.target in _SWAP_OPS:
             start: Any = node if len(node.args) > 3 else node.args[0]  # a done names its start
-            yield _SWAP_OPS[node.target], start.args[2]
+            yield _SWAP_OPS[node.target], start.args[2] if start.args else None  # started in a part before
         elif hasattr(node.target, "overloadpacket"):
             yield node.target.overloadpacket.__name__, None
 

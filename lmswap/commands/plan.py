@@ -22,7 +22,7 @@ from lmswap.ir.network import PRESETS, Network
 from lmswap.ir.packed import unpack
 from lmswap.ir.plan import Decision, Plan
 from lmswap.ir.program import Program
-from lmswap.ir.ranks import ARRIVALS, Ranks
+from lmswap.ir.ranks import Ranks
 from lmswap.ir.timeline import Timeline
 from lmswap.plan import POLICIES
 from lmswap.reporting import make_explanation
@@ -62,12 +62,6 @@ def add_to(commands: Commands) -> None:
     parser.add_argument("--min-swap", metavar="BYTES", default="1MiB", help="smaller buffers stay; default: 1MiB")
     parser.add_argument("--ranks", type=int, metavar="N", help="predict 1, 2, 4 … N ranks that train together")
     parser.add_argument("--network", metavar="FILE|NAME", help="a network description, ac922 or x86; for --ranks")
-    parser.add_argument(
-        "--arrival",
-        choices=ARRIVALS,
-        default=ARRIVALS[0],
-        help="gradients are summed when the op that makes them is over, or their graph's backward; default: op",
-    )
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     parser.add_argument("--html", metavar="FILE", help="write the predicted step as a page, too; not of ranks")
     parser.set_defaults(run=run)
@@ -121,7 +115,7 @@ def _ranks(
     if options.network not in PRESETS and not Path(options.network).exists():
         raise OptionError(f"no network is called '{options.network}', and no file: --network takes {_NETWORKS}")
     network = PRESETS.get(options.network) or _load(options.network, Network.from_json)
-    ranks = Ranks(options.ranks, network, options.arrival)
+    ranks = Ranks(options.ranks, network)
     scaling = plan_ranks(options.policy, program, costs, machine, ranks, **limits)
     figures = ranks_figures(scaling)
     return json.dumps(figures, indent=1) if options.json else ranks_text(scaling, machine, figures)

@@ -19,8 +19,6 @@ from lmswap.plan.buckets import fill_buckets
 from lmswap.plan.ranks import RanksStep, predict_ranks
 from lmswap.reporting.text import format_seconds, render_text
 
-_ARRIVE = {"graph": "together, when the backward of their graph is over", "op": "as the backward makes them"}
-
 
 @dataclass(frozen=True)
 class Scaling:
@@ -59,15 +57,14 @@ def _subsets(ranks: Ranks) -> list[Ranks]:
 
 
 def ranks_figures(scaling: Scaling) -> dict[str, Any]:
-    """What `--json` prints, schema "lmswap.plan.ranks/1", in bytes and seconds."""
+    """What `--json` prints, schema "lmswap.plan.ranks/2", in bytes and seconds."""
     ranks = scaling.steps[-1].ranks
-    buckets = fill_buckets(scaling.program, ranks.arrival)
+    buckets = fill_buckets(scaling.program)
     return {
-        "schema": "lmswap.plan.ranks/1",
+        "schema": "lmswap.plan.ranks/2",
         "program": scaling.program.name,
         "network": ranks.network.name,
         "algorithm": ranks.network.algorithm,
-        "arrival": ranks.arrival,
         "gradient_bytes": sum(bucket.nbytes for bucket in buckets),
         "num_buckets": len(buckets),
         "ranks": [
@@ -92,7 +89,7 @@ def ranks_text(scaling: Scaling, machine: Machine, figures: dict[str, Any]) -> s
     about.add_row("machine", machine.name)
     about.add_row("network", f"{figures['network']}; all-reduce: {figures['algorithm']}")
     summed = f"{format_bytes(figures['gradient_bytes'])} in {figures['num_buckets']} buckets"
-    about.add_row("gradients", f"{summed}, which arrive {_ARRIVE[figures['arrival']]}")
+    about.add_row("gradients", f"{summed}, summed as the backward makes them")
     table = Table(box=None, padding=(0, 3, 0, 0), header_style="bold")
     for heading in ("ranks", "step", "all-reduce", "hidden", "efficiency", "bound", "above it"):
         table.add_column(heading, justify="right")

@@ -90,7 +90,7 @@ class Arena:
         self._next = 0
         self._free_at_first: tuple[Extent, ...] = ()
         self.num_unplaced = 0  # runs of segments in which a place was not free
-        self.missed: set[int] = set()  # offsets of such places
+        self.missed: set[Place] = set()  # such places
         _arenas.add(self)
 
     @property
@@ -244,7 +244,7 @@ class Arena:
             return start, *_run_around(start, start + place.nbytes, closed, loose)
         except _Taken:
             if place.other is None:
-                self.missed.add(place.offset)
+                self.missed.add(place)
                 raise
         start = self._base + place.other
         return start, *_run_around(start, start + place.nbytes, closed, loose)

@@ -60,10 +60,15 @@ def results_by_part(graph: fx.Graph) -> list[list[int]]:
     return positions
 
 
-def compile_parts(module: fx.GraphModule) -> Callable[[list[Any], Around], Handing]:
+Parts = Callable[[list[Any], Around], Handing]  # it empties the list that it is called with
+
+
+def compile_parts(
+    module: fx.GraphModule, compile_part: Callable[[fx.GraphModule], BoxedFunction] = compile_boxed
+) -> Parts:
     """Compiles ``module`` to functions that run one after another, each of them within a context of its own."""
     positions = results_by_part(module.graph)
-    functions = [compile_boxed(part) for part in _split(module)]
+    functions = [compile_part(part) for part in _split(module)]
 
     def run(values: list[Any], around: Around) -> Handing:
         for function, given in zip(functions, positions, strict=True):
@@ -196,6 +201,7 @@ def _part(
     part, copies = fx.Graph(), dict[Any, fx.Node]()
     for node in taken:
         copies[node] = part.placeholder(node.name)
+        copies[node].meta.update(node.meta)
     for node in ops:
         copies[node] = part.node_copy(node, copies.__getitem__)
     part.output(tuple(copies.get(node) for node in given))

@@ -26,6 +26,7 @@ class Place:
     offset: int
     nbytes: int
     other: int | None = None
+    is_output: bool = False  # the caller holds the tensor for as long as it likes
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,6 @@ class Places:
     openings: tuple[Opening, ...]
     arena_bytes: int
     small_bytes: int  # what the allocator takes for tensors that are too small for a place
-    outputs: frozenset[int] = frozenset()  # offsets of what the caller holds for as long as it likes
 
     @property
     def total_bytes(self) -> int:

@@ -18,22 +18,16 @@ from lmswap.errors import OptionError
 from lmswap.ir.machine import Machine, Rate, Tier
 from lmswap.ir.network import Network
 
-# When gradients can be summed: "op", when they are made; "graph", when all of their graph are, as with Inductor's.
-ARRIVALS = ("op", "graph")
-
 
 @dataclass(frozen=True)
 class Ranks:
-    """``count`` ranks on ``network``, whose gradients arrive by one of `ARRIVALS`."""
+    """``count`` ranks on ``network``."""
 
     count: int
     network: Network
-    arrival: str
 
     def __post_init__(self) -> None:
         network, in_node = self.network, self.network.ranks_per_node
-        if self.arrival not in ARRIVALS:
-            raise OptionError(f"gradients arrive by {' or '.join(ARRIVALS)}, not by {self.arrival!r}")
         if self.count < 1:
             raise OptionError(f"there must be 1 rank or more, not {self.count}")
         if self.count > in_node and network.between_nodes is None:

@@ -22,13 +22,12 @@ class Bucket:
     last: int
 
 
-def fill_buckets(program: Program, arrival: str) -> tuple[Bucket, ...]:
-    """The buckets of all gradients that backward graphs hand out; ``arrival`` as in `lmswap.ir.ranks`."""
+def fill_buckets(program: Program) -> tuple[Bucket, ...]:
+    """The buckets of all gradients that backward graphs hand out."""
     buckets: list[Bucket] = []
     nbytes, last = 0, 0
-    for buffer, made in _in_order(program).items():
+    for buffer, last in _in_order(program).items():
         nbytes += program.buffers[buffer].nbytes
-        last = made if arrival == "op" else program.segment_of(made).stop - 1
         if nbytes >= (_BYTES if buckets else _FIRST_BYTES):
             buckets.append(Bucket(nbytes, last))
             nbytes = 0

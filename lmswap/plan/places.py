@@ -56,16 +56,15 @@ def find_places(
     other = dict(zip(twice, packing.offsets[len(blocks) :], strict=True))
     found: dict[tuple[int, int], list[Place]] = defaultdict(list)
     for number, stay in enumerate(large):
-        place = Place(packing.offsets[number], place_bytes(stay.block.nbytes), other.get(number))
-        found[stay.taken].append(place)
-    outputs = frozenset(packing.offsets[number] for number, stay in enumerate(large) if stay.is_output)
+        offset, nbytes = packing.offsets[number], place_bytes(stay.block.nbytes)
+        found[stay.taken].append(Place(offset, nbytes, other.get(number), stay.is_output))
     for swap in plan.swaps:
         found.setdefault((_COPY_IN + _MOMENTS * swap.in_start, swap.buffer), [])
     openings = tuple(
         Opening(moment // _MOMENTS, moment % _MOMENTS == _COPY_IN, tuple(sorted(places, key=lambda p: p.offset)))
         for (moment, _), places in _in_order(found, plan.swaps)
     )
-    return Places(openings, packing.capacity_bytes, _small_bytes(stays), outputs)
+    return Places(openings, packing.capacity_bytes, _small_bytes(stays))
 
 
 @dataclass(frozen=True, slots=True)

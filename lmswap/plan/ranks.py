@@ -77,7 +77,7 @@ def predict_ranks(
         PlanInvalid: a bug here.
     """
     limits: dict[str, Any] = {"budget_bytes": plan.budget_bytes, "tier": tier, "min_swap_bytes": min_swap_bytes}
-    buckets = fill_buckets(program, ranks.arrival) if ranks.count > 1 else ()
+    buckets = fill_buckets(program) if ranks.count > 1 else ()
     sums = [ranks.all_reduce_seconds(bucket.nbytes) for bucket in buckets]
     lanes = RankLanes(ranks.network, _arriving(program, plan, buckets, sums), machine.host)
     timeline = simulate(program, costs, machine, plan, lanes=lanes)

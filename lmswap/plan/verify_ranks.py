@@ -45,7 +45,7 @@ def verify_ranks_certificate(
     verify_certificate(program, costs, machine, certificate.alone, **limits)
     proven = certificate.alone.seconds
     if certificate.bucket is not None and certificate.before is not None:
-        buckets = _buckets(program, by_graph=ranks.arrival == "graph") if ranks.count > 1 else []
+        buckets = _buckets(program) if ranks.count > 1 else []
         if not 0 <= certificate.bucket < len(buckets):
             raise PlanInvalid("certificate", f"names bucket {certificate.bucket} of {len(buckets)}")
         stop = max(op for _, op in buckets[certificate.bucket]) + 1
@@ -63,7 +63,7 @@ def _least(ranks: Ranks, computed: float, summed: float) -> float:
     return max(x * computed + y * summed for x, y in corners)
 
 
-def _buckets(program: Program, *, by_graph: bool) -> list[list[tuple[int, int]]]:
+def _buckets(program: Program) -> list[list[tuple[int, int]]]:
     """By bucket: (bytes, op that it has to wait for) of its gradients; 1 MiB fill the first one, 25 MiB the others."""
     made = {buffer: op.index for op in program.ops for buffer in op.writes}
     gradients = [
@@ -77,6 +77,5 @@ def _buckets(program: Program, *, by_graph: bool) -> list[list[tuple[int, int]]]
         full_bytes = _MIB if len(buckets) == 1 else 25 * _MIB
         if not buckets or sum(nbytes for nbytes, _ in buckets[-1]) >= full_bytes:
             buckets.append([])
-        last = next(s.stop - 1 for s in program.segments if s.start <= op < s.stop) if by_graph else op
-        buckets[-1].append((program.buffers[buffer].nbytes, last))
+        buckets[-1].append((program.buffers[buffer].nbytes, op))
     return [bucket for bucket in buckets if any(nbytes for nbytes, _ in bucket)]

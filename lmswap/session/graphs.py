@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -25,7 +25,17 @@ from lmswap.execute.arena import Script, placing
 from lmswap.execute.engine import SwapEngine
 from lmswap.execute.graph import BoxedFunction, SegmentGraph, compile_boxed, copy_graph, insert_before, with_begins
 from lmswap.execute.handover import Handover, handed_over
-from lmswap.execute.parts import AtWork, Backward, Handing, Results, all_of, at_once, compile_parts, mark_hand_overs
+from lmswap.execute.parts import (
+    AtWork,
+    Backward,
+    Handing,
+    Parts,
+    Results,
+    all_of,
+    at_once,
+    compile_parts,
+    mark_hand_overs,
+)
 from lmswap.execute.plain import PlainTorch
 from lmswap.execute.record import Recorder
 from lmswap.execute.reference import REFERENCE, Reference
@@ -207,6 +217,15 @@ class _PlannedGraph(aot.GraphHandler):
 
         return run
 
+    def recorded_parts(self, parts: Parts) -> Backward:
+        """See `lmswap.capture.inductor.CompiledGraphHandler`."""
+
+        def run(arguments: list[Any]) -> Generator[Results, None, None]:
+            with self._running("backward"):
+                yield from parts(arguments, nullcontext)
+
+        return lambda arguments: self._session.begins(AtWork(run(arguments)))
+
     @property
     def _follows(self) -> tuple[int, ...]:
         """The plan by the graphs of its step, as records know it."""
@@ -246,7 +265,7 @@ class _PlannedGraph(aot.GraphHandler):
         self._scripts = {} if step.places is None else dict(self._write_scripts(step, step.places, graphs))
         if reference:
             reference.join(graphs)
-        elif trains_together() and session.options.compiler == "fx" and "backward" in self._segments:
+        elif trains_together() and "backward" in self._segments:
             mark_hand_overs(self._segments["backward"])
 
     def _write_scripts(

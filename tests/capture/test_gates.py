@@ -47,6 +47,7 @@ class Net(nn.Module):
 @pytest.fixture(autouse=True)
 def _together(tmp_path, monkeypatch):
     monkeypatch.setattr(parts, "_LEAST_BYTES", 1)
+    monkeypatch.setattr(parts, "_MOST_PARTS", 100)
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
     events.clear()
     yield
@@ -79,8 +80,9 @@ def same(some, others):
     return all(map(torch.equal, some, others)) and len(some) == len(others) > 0
 
 
-def test_each_layers_gradient_arrives_before_the_backward_of_the_next_begins():
-    model = enabled()
+@pytest.mark.parametrize("compiler", ["fx", "inductor"])
+def test_each_layers_gradient_arrives_before_the_backward_of_the_next_begins(compiler):
+    model = enabled(compiler=compiler)
     for number, layer in enumerate(model.layers):
         layer.weight.register_post_accumulate_grad_hook(lambda _, number=number: events.append(f"gradient {number}"))
     expected = ["gradient 2", "backward of layer 2", "gradient 1", "backward of layer 1", "gradient 0"]
@@ -102,6 +104,23 @@ def test_every_policy_has_the_bits_of_plain_torch(policy):
         assert same(gradients(model), gradients(expected))
     assert policy != "swap_all" or lmswap.report(model).tier_highest_bytes > 0
     lmswap.disable(model)
+
+
+@pytest.mark.parametrize("policy", ["swap_all", "none"])
+def test_inductors_backward_in_parts_has_the_bits_of_its_backward_as_a_whole(policy, monkeypatch):
+    def trained():
+        model = enabled(compiler="inductor", policy=policy)
+        for step in range(4):
+            model.zero_grad()
+            model(batch(step)).square().sum().backward()
+        moved_bytes = lmswap.report(model).tier_highest_bytes
+        lmswap.disable(model)
+        return gradients(model), moved_bytes
+
+    in_parts, moved_bytes = trained()
+    monkeypatch.setattr(parts, "_LEAST_BYTES", 2**40)
+    assert same(in_parts, trained()[0])
+    assert policy != "swap_all" or moved_bytes > 0
 
 
 def test_accumulated_gradients_and_a_graph_that_is_kept_have_the_bits_of_plain_torch():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lmswap.errors import OptionError
 from lmswap.ir.machine import Link, Rate, Tier
 from lmswap.ir.network import PRESETS, Network
-from lmswap.ir.ranks import ARRIVALS, Ranks
+from lmswap.ir.ranks import Ranks
 from tests.ir.build import unit_machine
 
 WITHIN, BETWEEN = Rate.constant(8.0, 0.25), Rate.constant(2.0, 1.0)
@@ -51,23 +51,23 @@ def test_a_ring_takes_the_seconds_of_its_messages_and_sums(count, part_bytes, in
     seconds = play_ring(parts, rate)
     assert parts == [expected] * count
     own = network(in_node=in_node, within=within, between=between)
-    found = Ranks(count, own, "op").all_reduce_seconds(count * part_bytes)
+    found = Ranks(count, own).all_reduce_seconds(count * part_bytes)
     assert found == pytest.approx(seconds)
 
 
 def test_a_hierarchical_sum_is_a_scatter_a_ring_over_nodes_and_a_gather():
     # 3 nodes of 4, 24 bytes: 3 rounds of 6 bytes within; 4 rounds in which a node's four parts of 2 bytes leave it
     # together; 3 rounds within.
-    ranks = Ranks(12, network("hierarchical"), "op")
+    ranks = Ranks(12, network("hierarchical"))
     assert ranks.all_reduce_seconds(24) == pytest.approx(2 * 3 * (0.25 + 6 / 8) + 4 * (1.0 + 8 / 2))
     # A ring of all 12 hands on 2 bytes in each of 22 rounds, one of them over the slow link.
-    assert Ranks(12, network("ring"), "op").all_reduce_seconds(24) == pytest.approx(22 * (1.0 + 2 / 2))
+    assert Ranks(12, network("ring")).all_reduce_seconds(24) == pytest.approx(22 * (1.0 + 2 / 2))
 
 
 @given(st.sampled_from(["ring", "hierarchical"]), st.sampled_from([1, 2, 3, 4, 8, 12]), st.integers(0, 2**30))
 def test_no_sum_is_faster_than_its_bytes_can_leave_a_rank(algorithm, count, nbytes):
     # Patarasuk and Yuan: 2 (N - 1) / N of the bytes leave each rank.
-    seconds = Ranks(count, network(algorithm), "op").all_reduce_seconds(nbytes)
+    seconds = Ranks(count, network(algorithm)).all_reduce_seconds(nbytes)
     assert seconds >= 2 * (count - 1) / count * nbytes / 8.0 * (1 - 1e-9)
     assert (seconds == 0) == (count == 1 or nbytes == 0)
 
@@ -82,16 +82,14 @@ def test_no_sum_is_faster_than_its_bytes_can_leave_a_rank(algorithm, count, nbyt
 )
 def test_ranks_that_the_network_cannot_join_are_refused(count, of, sentence):
     with pytest.raises(OptionError, match=sentence):
-        Ranks(count, of, ARRIVALS[0])
-    with pytest.raises(OptionError, match="gradients arrive by op or graph, not by 'pigeon'"):
-        Ranks(1, network(), "pigeon")
+        Ranks(count, of)
 
 
 @pytest.mark.parametrize(("count", "local", "on_link"), [(1, 1, 1), (2, 2, 2), (3, 3, 2), (8, 4, 2)])
 def test_ranks_of_a_node_share_host_links_memory_and_disk_and_no_device(count, local, on_link):
     whole = Link(Rate.constant(12.0), Rate.constant(24.0), both_factor=0.8, busy_factor=0.9, compute_factor=0.7)
     tiers = tuple(Tier(name, 120, whole) for name in ("host", "disk", "compressed", "device"))
-    own = Ranks(count, network(per_link=2), "op").share_of(replace(unit_machine(), tiers=tiers))
+    own = Ranks(count, network(per_link=2)).share_of(replace(unit_machine(), tiers=tiers))
     for name, sharing, capacity in (
         ("host", on_link, 120 // local),
         ("disk", local, 120 // local),
@@ -107,6 +105,6 @@ def test_ranks_of_a_node_share_host_links_memory_and_disk_and_no_device(count, l
 
 def test_the_case_studys_networks_have_its_rates():
     # 100 Gb/s and 60.4 GB/s: 1 GB among 16 GPUs of 4 nodes crosses the network in 6 rounds of a quarter.
-    seconds = Ranks(16, PRESETS["ac922"], "op").all_reduce_seconds(10**9)
+    seconds = Ranks(16, PRESETS["ac922"]).all_reduce_seconds(10**9)
     assert seconds == pytest.approx(6 / 4 / 60.4 + 6 / 4 / 12.5)
-    assert Ranks(2, PRESETS["x86"], "op").all_reduce_seconds(10**9) == pytest.approx(1 / 7.6)
+    assert Ranks(2, PRESETS["x86"]).all_reduce_seconds(10**9) == pytest.approx(1 / 7.6)

@@ -13,7 +13,7 @@ from lmswap.errors import OptionError, PlanInfeasible, PlanInvalid
 from lmswap.ir.certificate import Certificate, RanksCertificate
 from lmswap.ir.machine import Rate
 from lmswap.ir.network import Network
-from lmswap.ir.ranks import ARRIVALS, Ranks
+from lmswap.ir.ranks import Ranks
 from lmswap.ir.timeline import Lane
 from lmswap.plan import POLICIES, make_plan
 from lmswap.plan.ranks import predict_ranks
@@ -41,10 +41,10 @@ STEP = build(
 )
 
 
-def two_ranks(arrival, mib_per_second=1.0, *, busy_factor=1.0, compute_factor=1.0):
+def two_ranks(mib_per_second=1.0, *, busy_factor=1.0, compute_factor=1.0):
     """Of which each sends and receives so much: n bytes are summed in the time that n bytes take."""
     rate = Rate.constant(mib_per_second * MIB)
-    return Ranks(2, Network("pair", 2, 1, "ring", rate, None, busy_factor, compute_factor), arrival)
+    return Ranks(2, Network("pair", 2, 1, "ring", rate, None, busy_factor, compute_factor))
 
 
 def predict(step, ranks, *, machine=None, policy="none", budget_bytes=2**40):
@@ -59,23 +59,23 @@ def network_spans(found):
 
 def test_sums_run_beside_the_backward_one_after_the_other():
     # g2 ends at 6: gw2 takes 1 s under g1, which ends at 8; gw1 takes 2 s more.
-    found = predict(STEP, two_ranks("op"))
+    found = predict(STEP, two_ranks())
     assert network_spans(found) == [("bucket 0", 6, 7), ("bucket 1", 8, 10)]
     assert (found.seconds, found.alone_seconds, found.all_reduce_seconds) == (10, 8, 3)
     assert found.hidden_share == pytest.approx(1 / 3)
     # At a tenth of the rate the first one keeps the second waiting: 6 + 10 + 20.
-    slow = predict(STEP, two_ranks("op", 0.1))
+    slow = predict(STEP, two_ranks(0.1))
     assert slow.seconds == pytest.approx(36)
     assert slow.hidden_share == pytest.approx(2 / 30)
 
 
 def test_sums_and_compute_slow_each_other_while_both_run():
     # From 6 on gw2, 1 s, and g1, 2 s, side by side: at 8 gw2 is summed and g1 half done, so that it ends at 9.
-    found = predict(STEP, two_ranks("op", busy_factor=0.5, compute_factor=0.5))
+    found = predict(STEP, two_ranks(busy_factor=0.5, compute_factor=0.5))
     assert network_spans(found) == [("bucket 0", 6, 8), ("bucket 1", 9, 11)]
     assert found.seconds == 11
     # Here g1 is over first, at 8.5, of gw2 0.625 s are summed then, and the other 0.375 s at full rate.
-    found = predict(STEP, two_ranks("op", busy_factor=0.25, compute_factor=0.8))
+    found = predict(STEP, two_ranks(busy_factor=0.25, compute_factor=0.8))
     assert network_spans(found) == [("bucket 0", 6, 8.875), ("bucket 1", 8.875, 10.875)]
 
 
@@ -96,7 +96,7 @@ def test_sums_have_their_full_rate_while_compute_waits_for_copies():
         tangents="t",
         gradients="gv gw",
     )
-    ranks = two_ranks("op", busy_factor=1 / 6)
+    ranks = two_ranks(busy_factor=1 / 6)
     found = predict(step, ranks, machine=unit_machine(out=MIB, into=MIB), policy="swap", budget_bytes=6 * MIB)
     stalls = [span for span in found.timeline.spans if span.lane is Lane.STALL]
     (g2,) = [span for span in found.timeline.spans if span.name == "g2"]
@@ -105,21 +105,15 @@ def test_sums_have_their_full_rate_while_compute_waits_for_copies():
     assert first[2] == pytest.approx(g2.end_seconds + 0.5)
 
 
-def test_nothing_is_hidden_where_gradients_arrive_with_the_end_of_their_graph():
-    found = predict(STEP, two_ranks("graph"))
-    assert network_spans(found) == [("bucket 0", 8, 9), ("bucket 1", 9, 11)]
-    assert found.hidden_share == 0
-
-
 def test_one_rank_sums_nothing():
-    found = predict(STEP, replace(two_ranks("op"), count=1))
+    found = predict(STEP, replace(two_ranks(), count=1))
     assert (found.seconds, found.all_reduce_seconds, found.hidden_share) == (8, 0, None)
     assert found.certificate == RanksCertificate(8.0, Certificate(8.0))
 
 
-@pytest.mark.parametrize(("arrival", "rate", "bucket"), [("op", 1.0, 1), ("op", 0.1, 0), ("graph", 1.0, 0)])
-def test_without_waits_the_bound_is_the_step(arrival, rate, bucket):
-    found = predict(STEP, two_ranks(arrival, rate))
+@pytest.mark.parametrize(("rate", "bucket"), [(1.0, 1), (0.1, 0)])
+def test_without_waits_the_bound_is_the_step(rate, bucket):
+    found = predict(STEP, two_ranks(rate))
     assert found.certificate.seconds == found.seconds
     assert found.certificate.bucket == bucket
 
@@ -127,14 +121,14 @@ def test_without_waits_the_bound_is_the_step(arrival, rate, bucket):
 @pytest.mark.parametrize(("busy_factor", "compute_factor"), [(0.5, 0.5), (0.8, 0.8), (1.0, 0.5), (0.5, 1.0)])
 def test_the_bound_counts_what_sums_and_compute_take_from_each_other(busy_factor, compute_factor):
     # At a tenth of the rate gw2 takes 10 s, and g1 is over long before.
-    found = predict(STEP, two_ranks("op", 0.1, busy_factor=busy_factor, compute_factor=compute_factor))
+    found = predict(STEP, two_ranks(0.1, busy_factor=busy_factor, compute_factor=compute_factor))
     g1 = 2 / compute_factor
     assert found.seconds == pytest.approx(6 + g1 + (10 - busy_factor * g1) + 20)
     assert found.certificate.seconds == pytest.approx(found.seconds)
 
 
 def test_a_bound_that_counts_more_than_sums_and_compute_take_from_each_other_is_refused():
-    ranks = two_ranks("op", busy_factor=0.75, compute_factor=0.75)
+    ranks = two_ranks(busy_factor=0.75, compute_factor=0.75)
     question = (STEP.program, STEP.costs, unit_machine(), ranks)
     # 6 s to gw2; 3 s of sums and 2 s of compute, of which 8/3 s are side by side: 5 s - 0.5 * 8/3 s.
     honest = RanksCertificate(6 + 5 - 4 / 3, Certificate(8.0), 0, Certificate(6.0))
@@ -162,7 +156,7 @@ def test_the_bound_counts_the_waits_before_a_bucket_is_complete():
         gradients="gv gw",
     )
     machine = unit_machine(out=MIB, into=MIB)
-    found = predict(step, two_ranks("op", 0.2), machine=machine, policy="auto", budget_bytes=6 * MIB)
+    found = predict(step, two_ranks(0.2), machine=machine, policy="auto", budget_bytes=6 * MIB)
     assert found.seconds == pytest.approx(2 + 4 + 1 + 3 + 4 + 1 + 5)
     assert found.certificate.bucket == 1
     assert found.certificate.seconds == pytest.approx(found.certificate.before.seconds + 5)
@@ -183,13 +177,13 @@ def in_mib(step, machine):
 
 @pytest.mark.slow
 @settings(deadline=None)
-@given(st.data(), steps(), machines(), networks(), st.sampled_from(ARRIVALS))
-def test_no_policy_is_below_the_bound_nor_hides_more_than_there_is(data, step, machine, network, arrival):
+@given(st.data(), steps(), machines(), networks())
+def test_no_policy_is_below_the_bound_nor_hides_more_than_there_is(data, step, machine, network):
     step, machine = in_mib(step, machine)
     memory = StepMemory(step.program, step.costs)
     budget_bytes = data.draw(st.integers(memory.largest_op.nbytes, memory.peak.nbytes))
     fast = replace(network, within_node=network.within_node.times(MIB))
-    ranks = Ranks(data.draw(st.integers(1, network.ranks_per_node)), fast, arrival)
+    ranks = Ranks(data.draw(st.integers(1, network.ranks_per_node)), fast)
     for policy in POLICIES:
         try:
             found = predict(step, ranks, machine=machine, policy=policy, budget_bytes=budget_bytes)
@@ -198,11 +192,6 @@ def test_no_policy_is_below_the_bound_nor_hides_more_than_there_is(data, step, m
         assert found.certificate.seconds <= found.seconds * (1 + 1e-9)
         assert found.seconds >= found.alone_seconds
         assert found.hidden_share is None or -1e-9 <= found.hidden_share <= 1 + 1e-9
-
-
-def test_gradients_that_arrive_earlier_never_lengthen_a_step():
-    for rate in (0.1, 1.0, 10.0):
-        assert predict(STEP, two_ranks("op", rate)).seconds <= predict(STEP, two_ranks("graph", rate)).seconds
 
 
 @pytest.mark.parametrize(
@@ -222,7 +211,7 @@ def test_gradients_that_arrive_earlier_never_lengthen_a_step():
 )
 def test_a_bound_that_is_not_proven_is_refused(forged):
     honest = RanksCertificate(10.0, Certificate(8.0), 1, Certificate(8.0))
-    question = (STEP.program, STEP.costs, unit_machine(), two_ranks("op"))
+    question = (STEP.program, STEP.costs, unit_machine(), two_ranks())
     verify_ranks_certificate(*question, honest, budget_bytes=2**40, **LIMITS)
     with pytest.raises(PlanInvalid, match="certificate"):
         verify_ranks_certificate(*question, replace(honest, **forged), budget_bytes=2**40, **LIMITS)
@@ -230,7 +219,7 @@ def test_a_bound_that_is_not_proven_is_refused(forged):
 
 def test_the_sums_of_one_rank_prove_nothing():
     honest = RanksCertificate(10.0, Certificate(8.0), 1, Certificate(8.0))
-    alone = replace(two_ranks("op"), count=1)
+    alone = replace(two_ranks(), count=1)
     with pytest.raises(PlanInvalid, match="bucket 1 of 0"):
         verify_ranks_certificate(STEP.program, STEP.costs, unit_machine(), alone, honest, budget_bytes=2**40, **LIMITS)
 
@@ -238,4 +227,4 @@ def test_the_sums_of_one_rank_prove_nothing():
 def test_a_tier_that_the_machine_has_not_is_refused():
     plan = make_plan("none", STEP.program, STEP.costs, unit_machine(), budget_bytes=2**40, **LIMITS)
     with pytest.raises(OptionError, match="tape"):
-        predict_ranks(plan, STEP.program, STEP.costs, unit_machine(), two_ranks("op"), tier="tape", min_swap_bytes=1)
+        predict_ranks(plan, STEP.program, STEP.costs, unit_machine(), two_ranks(), tier="tape", min_swap_bytes=1)
