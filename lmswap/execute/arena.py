@@ -4,6 +4,10 @@ The allocator takes the smallest free block that is large enough. So the arena, 
 handed out in full: what no tensor holds is held here. Just before an op or a copy in allocates, exactly the places of
 its tensors are let go of, and each tensor finds one that it fits; what dies later is taken back at the next opening.
 
+What a step hands over lies beside the arena, in other segments of the pool: the caller may hold it for as long as it
+likes. So nothing lies in the arena between steps, and when another plan needs another size it is made anew. An arena in
+which something does lie would stay until that has died, beside the new one.
+
 Nothing here can make two tensors share memory: all blocks are the allocator's own. If a place is not free when it is
 needed, because the caller kept a tensor for longer than planned, all is let go of and the allocator places the rest of
 the segment as it does without a plan.
@@ -16,7 +20,7 @@ import logging
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -33,9 +37,7 @@ Extent = tuple[int, int]  # address, bytes
 _Segment = dict[str, Any]  # of torch's allocator, as it describes it
 # What the allocator does at one opening: (bytes, address) takes, (0, address) gives back.
 _Moves = tuple[tuple[int, int], ...]
-# An arena serves a plan that needs a little less, so that results of the last step need not hold an old one.
-_KEPT_FROM = 0.95
-# Results of the last step are in an old arena until the next one has its own, or a step longer.
+# Results of the last step are in an old pool until the next one has its own, or a step longer.
 _LEAVING = 3
 # Segments begin with other free blocks where the caller holds other results of the step before; more kinds of
 # beginnings than this are not remembered.
@@ -79,9 +81,11 @@ class Arena:
         self.device = device
         self._process = os.getpid()
         self._current_stream = current_stream_of(device)
-        self.nbytes = 0
+        self.nbytes = self._wanted_bytes = 0
+        self._is_spoiled = False  # the pool has more than it was planned to, as the allocator placed tensors by itself
         self._pool: torch.cuda.MemPool | None = None
         self._stream = self._base = 0
+        self._inside = range(0)  # addresses of its segment
         self._holds: dict[int, int] = {}  # by address: bytes that no tensor holds
         self._num_leaving = 0  # steps at whose beginning an old arena may still be given back
         self._is_open = False  # a segment runs
@@ -90,12 +94,11 @@ class Arena:
         self._next = 0
         self._free_at_first: tuple[Extent, ...] = ()
         self.num_unplaced = 0  # runs of segments in which a place was not free
-        self.missed: set[Place] = set()  # such places
         _arenas.add(self)
 
     @property
     def reserved_bytes(self) -> int:
-        """What the arena and its small tensors take of the device."""
+        """What the arena, results and small tensors take of the device."""
         return sum(int(segment["total_size"]) for segment in self._segments())
 
     @property
@@ -104,15 +107,13 @@ class Arena:
         return sum(int(segment["allocated_size"]) for segment in self._segments())
 
     def resize(self, nbytes: int) -> None:
-        """From the next segment on the arena has at least ``nbytes``, and not many more.
-
-        An old one is given back when the last tensor in it has died.
-        """
-        if not _KEPT_FROM * self.nbytes <= nbytes <= self.nbytes:
-            self._make_anew(nbytes)
+        """From the next segment on the arena has at least ``nbytes``, and no more as soon as nothing lies in it."""
+        self._wanted_bytes = nbytes
+        if nbytes > self.nbytes or not self._base:
+            self._make_anew()
 
     def close(self) -> None:
-        """Gives the arena back, but for what tensors hold, and has no bytes until `resize`. Idempotent.
+        """Gives the arena back, when the last tensor in it has died, and has no bytes until `resize`. Idempotent.
 
         A forked child leaves it to its parent: it has no device, and a pool that is destroyed gives memory back to it.
         """
@@ -132,11 +133,18 @@ class Arena:
             self._num_leaving -= 1
             torch.cuda.empty_cache()
         if self._base and self._current_stream() != self._stream:
-            self._make_anew(self.nbytes)
+            self._make_anew()
 
-    def _make_anew(self, nbytes: int) -> None:
+    def _make_anew(self) -> None:
         self.close()
-        self.nbytes = nbytes
+        self.nbytes, self._is_spoiled = self._wanted_bytes, False
+
+    def _fit(self) -> None:
+        """Makes the arena anew if it is to be another, and nothing lies in it."""
+        if self._base and (self.nbytes != self._wanted_bytes or self._is_spoiled):
+            (own,) = (segment for segment in self._segments() if segment["address"] == self._base)
+            if not own["allocated_size"]:
+                self._make_anew()
 
     @contextmanager
     def segment(self, script: Script) -> Iterator[None]:
@@ -149,6 +157,7 @@ class Arena:
             yield
             return
         self._stream = stream
+        self._fit()
         try:
             with self._pooled():
                 self._begin(script)
@@ -180,34 +189,39 @@ class Arena:
         if self._script is None:
             return
         try:
-            if self._next == len(self._moves):
-                self._moves.append(self._work_out(self._script.openings[self._next]))
-            self._make(self._moves[self._next])
-        except _Taken as error:
+            if self._next < len(self._moves):
+                self._make(self._moves[self._next])
+            else:
+                closing = _takes(self._free())
+                self._make(closing)
+                opening = self._work_out(self._script.openings[self._next])
+                self._make(opening)
+                self._moves.append((*closing, *opening))
+        except (_Taken, torch.OutOfMemoryError) as error:
             self._script.known.pop(self._free_at_first, None)
             self._give_up(error)
         self._next += 1
 
     def _begin(self, script: Script) -> None:
-        if not self._base:
-            self._base = self._take(self.nbytes)
-            self._give(self._base)
-        self._script, self._next = script, 0
-        segments = self._segments()
-        free = self._free_at_first = tuple(self._free_in(segments))
         try:
-            # Once the allocator has placed something by itself the pool may have more than the arena.
-            self._make(_takes(_free_of(segment for segment in segments if segment["segment_type"] == "large")))
-        except _Taken as error:
+            if not self._base:
+                self._base = self._take(self.nbytes)
+                self._inside = self._segment_of(self._base)
+                self._give(self._base)
+            self._script, self._next = script, 0
+            free = self._free_at_first = tuple(self._free())
+            self._make(_takes(free))
+        except (_Taken, torch.OutOfMemoryError) as error:  # where something still holds an old arena there is no room
             self._give_up(error)
             return
         if free not in script.known and len(script.known) >= _MOST_BEGINNINGS:
             script.known.clear()
         self._moves = script.known.setdefault(free, [])
 
-    def _give_up(self, error: _Taken) -> None:
+    def _give_up(self, error: Exception) -> None:
         _log.info("the allocator places the rest of this segment: %s", error)
         self.num_unplaced += 1
+        self._is_spoiled = True
         self._let_go()
 
     def _let_go(self) -> None:
@@ -216,15 +230,17 @@ class Arena:
         self._script = None
 
     def _work_out(self, places: Sequence[Place]) -> _Moves:
-        """What opens ``places`` and closes all else that is free."""
-        free = self._free_in(self._segments())
-        moves = [*_takes(free)]
-        closed = {**self._holds, **{address: nbytes for nbytes, address in moves}}
-        loose = {address: nbytes for address, nbytes in free if address not in closed}
-        opened = []
+        """What opens ``places`` when all that is free and can be held is held."""
+        closed, loose = dict(self._holds), dict(self._free())
+        moves, opened = list[tuple[int, int]](), list[int]()
         for place in places:
-            start, low, high = self._room_for(place, closed, loose)
+            if place.offset is not None:
+                start, segment = self._base + place.offset, self._inside
+            else:
+                start = self._room_beside(place.nbytes, closed)
+                segment = self._segment_of(start)
             stop = start + place.nbytes
+            low, high = _run_around(start, stop, _within(segment, closed), _within(segment, loose))
             moves += [(0, address) for address in closed if low <= address < high]
             for pieces in (closed, loose):
                 for address in [address for address in pieces if low <= address < high]:
@@ -237,17 +253,21 @@ class Arena:
             opened.append(start)
         return (*moves, *((0, address) for address in opened))
 
-    def _room_for(self, place: Place, closed: Mapping[int, int], loose: Mapping[int, int]) -> tuple[int, int, int]:
-        """Where the tensor is to begin, and the run around that; see `_run_around`."""
-        start = self._base + place.offset
-        try:
-            return start, *_run_around(start, start + place.nbytes, closed, loose)
-        except _Taken:
-            if place.other is None:
-                self.missed.add(place)
-                raise
-        start = self._base + place.other
-        return start, *_run_around(start, start + place.nbytes, closed, loose)
+    def _room_beside(self, nbytes: int, closed: dict[int, int]) -> int:
+        """Where a result is to begin: in the smallest of ``closed`` that is large enough, or in memory that is new."""
+        beside = ((size, address) for address, size in closed.items() if address not in self._inside)
+        fitting = [(size, address) for size, address in beside if size >= nbytes]
+        if fitting:
+            return min(fitting)[1]
+        assert self._script is not None
+        self._script.known.pop(self._free_at_first, None)  # the next run begins with it
+        address = self._take(nbytes)
+        closed[address] = nbytes
+        return address
+
+    def _segment_of(self, address: int) -> range:
+        ranges = (range(segment["address"], segment["address"] + segment["total_size"]) for segment in self._segments())
+        return next(addresses for addresses in ranges if address in addresses)
 
     def _make(self, moves: _Moves) -> None:
         for nbytes, address in moves:
@@ -260,9 +280,11 @@ class Arena:
             if taken != address:
                 raise _Taken(f"{nbytes} bytes were free at {taken - self._base} instead of {address - self._base}")
 
-    def _free_in(self, segments: Iterable[_Segment]) -> list[Extent]:
-        """What neither tensors nor this object hold of the arena, by address."""
-        return _free_of(segment for segment in segments if segment["address"] == self._base)
+    def _free(self) -> list[Extent]:
+        """What neither tensors nor this object hold of the arena and beside it, by address."""
+        large = (segment for segment in self._segments() if segment["segment_type"] == "large")
+        blocks = (block for segment in large for block in segment["blocks"] if block["state"] == "inactive")
+        return sorted((int(block["address"]), int(block["size"])) for block in blocks)
 
     def _segments(self) -> list[_Segment]:
         if self._pool is None:
@@ -282,9 +304,8 @@ class Arena:
         deque(map(torch._C._cuda_cudaCachingAllocator_raw_delete, filter(self._holds.pop, (address,))), maxlen=0)
 
 
-def _free_of(segments: Iterable[_Segment]) -> list[Extent]:
-    blocks = (block for segment in segments for block in segment["blocks"] if block["state"] == "inactive")
-    return sorted((int(block["address"]), int(block["size"])) for block in blocks)
+def _within(addresses: range, pieces: Mapping[int, int]) -> dict[int, int]:
+    return {address: nbytes for address, nbytes in pieces.items() if address in addresses}
 
 
 def _takes(free: Sequence[Extent]) -> _Moves:

@@ -18,15 +18,14 @@ def place_bytes(nbytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Bytes [offset, offset + nbytes) of the arena.
+    """Bytes [offset, offset + nbytes) of the arena; with None as many anywhere beside it.
 
-    As many from ``other`` on, if that is not None, where a tensor of the step before still lies at ``offset``.
+    That is where results lie: the caller holds them for as long as it likes, and an arena in which nothing lies between
+    steps can be made anew.
     """
 
-    offset: int
+    offset: int | None
     nbytes: int
-    other: int | None = None
-    is_output: bool = False  # the caller holds the tensor for as long as it likes
 
 
 @dataclass(frozen=True)
@@ -40,13 +39,14 @@ class Opening:
 
 @dataclass(frozen=True)
 class Places:
-    """``openings`` in order of time, one for each copy in and each op that allocates; ``arena_bytes`` hold them all."""
+    """``openings`` in order of time, one for each copy in and each op that allocates."""
 
     openings: tuple[Opening, ...]
     arena_bytes: int
-    small_bytes: int  # what the allocator takes for tensors that are too small for a place
+    results_bytes: int  # what the allocator takes for places beside the arena, those of the step before included
+    small_bytes: int  # what it takes for tensors that are too small for a place
 
     @property
     def total_bytes(self) -> int:
         """What the step takes on the device."""
-        return self.arena_bytes + self.small_bytes
+        return self.arena_bytes + self.results_bytes + self.small_bytes

@@ -8,7 +8,7 @@ up to twice as many. Here every tensor gets a place for its life, so that a step
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -20,8 +20,9 @@ from lmswap.ir.program import LOSS, BufferKind, Program
 from lmswap.ir.schedule import schedule
 from lmswap.plan.offsets import Block, live_bytes, pack
 
-# Small tensors come from segments of this size.
-_SMALL_SEGMENT_BYTES = 2 * 2**20
+# The allocator's segments: of small tensors, of those below 10 MiB, and of a larger one alone, in whole units.
+_SMALL_SEGMENT_BYTES, _SHARED_SEGMENT_BYTES = 2 * 2**20, 20 * 2**20
+_OWN_SEGMENT_BYTES, _SEGMENT_UNIT_BYTES = 10 * 2**20, 2 * 2**20
 
 # Of 21 steps (seven networks at 70, 50 and 30 %) arenas are 1.07 times what is held at once then, and 1.16 at most;
 # with none of it 1.10 and 1.31. It takes 0.1 s. `lmswap.plan.holes` does the rest.
@@ -41,30 +42,29 @@ def find_places(
 ) -> Places:
     """Gives every tensor that the ops and copies of ``plan`` allocate a place for as long as it is there.
 
-    Tangents and the scratch of losses have none: the caller allocates them. Those of the step before that are
-    ``held_over`` are there from the step's beginning on. Where ``outputs_meet``, as a loop forgets the old ones only
-    when it has the next, these take turns in two places each.
+    Tangents and the scratch of losses have none: the caller allocates them. What is ``held_over`` to the next step lies
+    beside the arena. Where ``outputs_meet``, as a loop forgets the old ones only when it has the next, there are two of
+    each.
     """
     runs = schedule(program, plan.reruns)
     memory = StepMemory(runs.program, runs.costs(costs))
-    stays = _stays(memory, plan.swaps, held_over)
+    num_held = dict.fromkeys(held_over, 1) | ({BufferKind.OUTPUT: 2} if outputs_meet else {})
+    stays = _with_rivals(_stays(memory, plan.swaps, num_held))
     large = [stay for stay in stays if stay.block.nbytes > SMALL_BYTES]
-    blocks = _blocks(large)
-    twice = [number for number, stay in enumerate(large) if stay.is_output and outputs_meet]
-    others = [replace(blocks[number], above=None) for number in twice]
-    packing = pack([*blocks, *others], BLOCK_BYTES, apart_bytes=APART_BYTES, most_visits=_MOST_VISITS)
-    other = dict(zip(twice, packing.offsets[len(blocks) :], strict=True))
+    inside, beside = ([stay for stay in large if bool(stay.num_held) == is_held] for is_held in (False, True))
+    packing = pack(_blocks(inside), BLOCK_BYTES, apart_bytes=APART_BYTES, most_visits=_MOST_VISITS)
+    offsets: list[int | None] = [*packing.offsets, *[None] * len(beside)]
     found: dict[tuple[int, int], list[Place]] = defaultdict(list)
-    for number, stay in enumerate(large):
-        offset, nbytes = packing.offsets[number], place_bytes(stay.block.nbytes)
-        found[stay.taken].append(Place(offset, nbytes, other.get(number), stay.is_output))
+    for offset, stay in zip(offsets, [*inside, *beside], strict=True):
+        found[stay.taken].append(Place(offset, place_bytes(stay.block.nbytes)))
     for swap in plan.swaps:
         found.setdefault((_COPY_IN + _MOMENTS * swap.in_start, swap.buffer), [])
     openings = tuple(
-        Opening(moment // _MOMENTS, moment % _MOMENTS == _COPY_IN, tuple(sorted(places, key=lambda p: p.offset)))
+        Opening(moment // _MOMENTS, moment % _MOMENTS == _COPY_IN, tuple(sorted(places, key=_by_offset)))
         for (moment, _), places in _in_order(found, plan.swaps)
     )
-    return Places(openings, packing.capacity_bytes, _small_bytes(stays))
+    held_bytes = [place_bytes(stay.block.nbytes) for stay in beside for _ in range(stay.num_held)]
+    return Places(openings, packing.capacity_bytes, _segments_bytes(held_bytes), _small_bytes(stays))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +77,10 @@ class _Stay:
     taken: tuple[int, int]
     block: Block
     rank: int | None = None
-    is_output: bool = False
+    num_held: int = 0  # so many of them the caller may hold at once; 0: it gets none
 
 
-def _stays(memory: StepMemory, swaps: Sequence[Swap], held_over: Collection[BufferKind]) -> list[_Stay]:
+def _stays(memory: StepMemory, swaps: Sequence[Swap], num_held: Mapping[BufferKind, int]) -> list[_Stay]:
     program = memory.program
     trips: dict[int, list[Swap]] = defaultdict(list)
     for swap in sorted(swaps, key=lambda swap: swap.release):
@@ -93,18 +93,27 @@ def _stays(memory: StepMemory, swaps: Sequence[Swap], held_over: Collection[Buff
         start, taken = _MOMENTS * live_range.start + _OP, (_MOMENTS * live_range.start + _OP, 0)
         rank = _rank(memory, buffer, live_range.start)
         for swap in trips[buffer]:
-            stays.append(_Stay(taken, Block(start, _MOMENTS * swap.release, nbytes), rank))
+            stays.append(_Stay(taken, Block(start, _MOMENTS * swap.release, nbytes), rank, num_held.get(kind, 0)))
             start = _MOMENTS * swap.in_start + _COPY_IN
             taken, rank = (start, buffer), 0
-        first = 0 if kind in held_over else start
-        is_output = kind is BufferKind.OUTPUT
-        stays.append(_Stay(taken, Block(first, _MOMENTS * live_range.stop, nbytes), rank, is_output))
+        stays.append(_Stay(taken, Block(start, _MOMENTS * live_range.stop, nbytes), rank, num_held.get(kind, 0)))
     for op in program.ops:
         start = _MOMENTS * op.index + _OP
         for rank, piece in enumerate(memory.costs.of(op.index)):
             if op.target != LOSS and piece.result is None:
                 stays.append(_Stay((start, 0), Block(start, start + 1, piece.nbytes), rank))
     return [stay for stay in stays if stay.block.nbytes]
+
+
+def _with_rivals(stays: Sequence[_Stay]) -> list[_Stay]:
+    """What is taken together with a result as large lies beside the arena, too: nobody knows who gets which memory."""
+    results = {(stay.taken, place_bytes(stay.block.nbytes)) for stay in stays if stay.num_held}
+    return [
+        replace(stay, num_held=max(1, stay.num_held))
+        if (stay.taken, place_bytes(stay.block.nbytes)) in results
+        else stay
+        for stay in stays
+    ]
 
 
 def _rank(memory: StepMemory, buffer: int, op: int) -> int | None:
@@ -146,6 +155,25 @@ def _in_order(
     """By moment; copies in of one moment in the order of the plan, as they are started."""
     rank = {(_COPY_IN + _MOMENTS * swap.in_start, swap.buffer): number for number, swap in enumerate(swaps)}
     return sorted(found.items(), key=lambda item: (item[0][0], rank.get(item[0], 0)))
+
+
+def _by_offset(place: Place) -> tuple[bool, int]:
+    return place.offset is None, place.offset or 0
+
+
+def _segments_bytes(sizes: Iterable[int]) -> int:
+    """The segments that the allocator makes for so many bytes each: large ones have one of their own."""
+    own_bytes, shared = 0, list[int]()  # of those that they share: what is taken
+    for nbytes in sizes:
+        if nbytes >= _OWN_SEGMENT_BYTES:
+            own_bytes += -(-nbytes // _SEGMENT_UNIT_BYTES) * _SEGMENT_UNIT_BYTES
+            continue
+        fitting = (number for number, taken in enumerate(shared) if taken + nbytes <= _SHARED_SEGMENT_BYTES)
+        if (number := next(fitting, None)) is None:
+            shared.append(nbytes)
+        else:
+            shared[number] += nbytes
+    return own_bytes + len(shared) * _SHARED_SEGMENT_BYTES
 
 
 def _small_bytes(stays: Sequence[_Stay]) -> int:

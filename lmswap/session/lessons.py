@@ -139,7 +139,7 @@ class Lessons:
         Whether the step's plan or places are others then.
         """
         arena = self._engine.arena
-        if arena is None or all(place.is_output for place in arena.missed):
+        if arena is None or not arena.num_unplaced:
             return False
         if not self._planner.hold_gradients():
             return False

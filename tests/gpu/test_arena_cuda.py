@@ -104,8 +104,11 @@ def test_tensors_lie_in_their_places_again_when_what_was_kept_for_longer_is_gone
             arena.advance()
             last = tensor(3)
             beside = tensor(31) if number == 0 else None  # for which the allocator takes more of the device
-            assert (last.data_ptr() == base) == (number > 0)
+            if number > 1:
+                assert last.data_ptr() == base
         del last, beside, kept
+        base = first_address(arena)  # it is made anew, without what the allocator took
+        assert arena.reserved_bytes <= 42 * UNIT_BYTES
     assert arena.num_unplaced == 1
 
 
@@ -255,6 +258,75 @@ def test_segments_leave_the_interpreter_all_references_to_its_constants(arena):
     before = sys.getrefcount(True), sys.getrefcount(False)
     run()
     assert abs(sys.getrefcount(True) - before[0]) < 50 > abs(sys.getrefcount(False) - before[1])
+
+
+def anywhere(count: int) -> Place:
+    return Place(None, count * UNIT_BYTES)
+
+
+def test_results_lie_beside_the_arena_and_take_turns_in_two_memories(arena):
+    base = first_address(arena)
+    script, seen, result = Script([[place(3, 14), anywhere(15)], [place(20, 15)], [anywhere(4)]]), [], None
+    for number in range(6):
+        with arena.segment(script), arena.allocating():
+            arena.advance()
+            inner, made = tensor(14), tensor(15).fill_(number)
+            arena.advance()
+            later = tensor(15)
+            assert [(t.data_ptr() - base) // UNIT_BYTES for t in (inner, later)] == [3, 20]
+            arena.advance()
+            small = tensor(4)
+        if result is not None:
+            assert (result == number - 1).all()
+        result = made
+        seen.append((made.data_ptr(), small.data_ptr(), arena.reserved_bytes))
+        del inner, made, later, small
+    assert arena.num_unplaced == 0
+    assert not any(base <= address < base + 40 * UNIT_BYTES for *addresses, _ in seen for address in addresses)
+    assert len({made for made, *_ in seen}) == 2
+    assert seen[1:3] == seen[3:5]  # nothing more is taken of the device
+
+
+@pytest.mark.parametrize("count", [30, 50])
+def test_an_arena_is_made_anew_though_the_last_steps_results_are_held(arena, count):
+    def run(*places: Place) -> torch.Tensor:
+        with arena.segment(Script([[places[0]], [places[1]]])), arena.allocating():
+            arena.advance()
+            tensor(places[0].nbytes // UNIT_BYTES)
+            arena.advance()
+            return tensor(12)
+
+    for number in range(3):
+        result = run(place(0, 40), anywhere(12)).fill_(number)
+    reserved_bytes = torch.cuda.memory_reserved()
+    arena.resize(count * UNIT_BYTES)
+    other = run(place(0, count), anywhere(12))
+    more_bytes = torch.cuda.memory_reserved() - reserved_bytes
+    assert more_bytes == pytest.approx((count - 40) * UNIT_BYTES, abs=2 * 2**20)
+    assert (result == 2).all()
+    assert arena.num_unplaced == 0
+    del other
+
+
+def test_where_a_card_has_no_room_for_two_arenas_a_step_runs_without_places(arena):
+    with arena.segment(Script([[place(0, 5)]])), arena.allocating():
+        arena.advance()
+        left = [tensor(5)]
+    total_bytes = torch.cuda.get_device_properties(DEVICE).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 30 * UNIT_BYTES) / total_bytes)
+    try:
+        arena.resize(50 * UNIT_BYTES)
+        for num_unplaced in (1, 1):
+            with arena.segment(Script([[place(0, 5)], [place(10, 20)]])), arena.allocating():
+                arena.advance()
+                tensor(5)
+                arena.advance()
+                tensor(20)
+            assert arena.num_unplaced == num_unplaced
+            left.clear()
+            arena.begin_step()
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 def test_an_arena_that_a_result_was_left_in_is_given_back_when_that_has_died(arena):

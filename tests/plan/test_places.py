@@ -42,12 +42,16 @@ def with_pieces(program: Program, costs: OpCosts, random: Random) -> OpCosts:
 
 
 def hole_bytes(one: Place, other: Place) -> int:
-    """Between them; negative where they share bytes."""
+    """Between them in the arena; negative where they share bytes."""
+    assert one.offset is not None and other.offset is not None
     return max(one.offset - other.offset - other.nbytes, other.offset - one.offset - one.nbytes)
 
 
 class Replay:
-    """Runs a step op by op on an allocator that takes the smallest free place that is large enough, and the lowest."""
+    """Runs a step op by op on an allocator that takes the smallest free place that is large enough, and the lowest.
+
+    Those beside the arena lie below or above it.
+    """
 
     def __init__(self, program: Program, costs: OpCosts, plan: Plan, places: Places, random: Random) -> None:
         """Where ``costs`` do not say in which order an op asks, ``random`` does."""
@@ -110,8 +114,11 @@ class Replay:
     def take(self, position: int, *, is_copy_in: bool, tensors: list[tuple[object, int]]) -> None:
         opening = self.openings.pop(0)
         assert (opening.position, opening.is_copy_in) == (position, is_copy_in)
-        free = sorted(opening.places, key=lambda place: (place.nbytes, place.offset))
-        ends = {place.offset + place.nbytes for place in opening.places}
+        beside = self.random.choice([-1, 2**60])
+        free = sorted(
+            opening.places, key=lambda place: (place.nbytes, beside if place.offset is None else place.offset)
+        )
+        ends = {place.offset + place.nbytes for place in opening.places if place.offset is not None}
         assert not any(place.offset in ends for place in opening.places)  # or they would be one free block
         for tensor, nbytes in tensors:
             if nbytes <= SMALL_BYTES:
@@ -119,12 +126,16 @@ class Replay:
             place = next(place for place in free if place.nbytes >= nbytes)
             free.remove(place)
             assert place.nbytes == place_bytes(nbytes)
+            self.num_placed += 1
+            if isinstance(tensor, int) and self.program.buffers[tensor].kind is BufferKind.OUTPUT:
+                assert place.offset is None
+            if place.offset is None:
+                continue
             assert place.offset % BLOCK_BYTES == 0
             assert place.offset + place.nbytes <= self.places.arena_bytes
             holes = [hole_bytes(place, other) for other in self.at.values()]
             assert all(hole == 0 or hole >= APART_BYTES for hole in [place.offset, *holes])
             self.at[tensor] = place
-            self.num_placed += 1
         assert not free
 
 
@@ -186,25 +197,42 @@ def test_scratch_as_large_as_the_result_takes_no_place_for_longer_than_the_op():
     assert places.arena_bytes <= 2 * place_bytes(8 * SCALE) + APART_BYTES
 
 
-def test_what_the_caller_still_holds_of_the_step_before_keeps_its_place_from_the_beginning():
-    program, costs = large_step()
-    plan = Plan("none", 2**40, (), 0.0, 0)
-    places = find_places(program, costs, plan)
-    (y,) = places.openings[-1].places
-    assert all(y.offset != place.offset for opening in places.openings[:-1] for place in opening.places)
+MIB = 2**20
 
 
-def test_outputs_of_two_steps_that_meet_have_two_places_that_nothing_else_is_given():
-    text = "inference\nf1 1: x -> a b\nf2 1: a -> c\nf3 1: b c -> y"
-    program, costs = scaled(build(text, sizes=dict.fromkeys("abcy", 8), outputs="y"))
-    places = find_places(program, costs, Plan("none", 2**40, (), 0.0, 0), outputs_meet=True)
-    (y,) = places.openings[-1].places
-    assert y.other is not None and y.is_output
-    mine = [y, Place(y.other, y.nbytes)]
-    others = [place for opening in places.openings[:-1] for place in opening.places]
-    assert not any(place.is_output for place in others)
-    assert all(hole_bytes(one, place) >= 0 for one in mine for place in [*others, *mine] if one is not place)
-    assert all(place.offset + place.nbytes <= places.arena_bytes for place in mine)
+@pytest.mark.parametrize(
+    ("size", "outputs_meet", "segments_bytes"),
+    [
+        (11.5 * MIB, False, 12 * MIB),
+        (11.5 * MIB, True, 24 * MIB),
+        (7 * MIB, False, 20 * MIB),
+        (7 * MIB, True, 20 * MIB),
+        (9 * MIB, True, 20 * MIB),
+        (0.5 * MIB, True, 0),
+    ],
+)
+def test_what_is_handed_over_lies_beside_the_arena_twice_where_outputs_of_two_steps_meet(
+    size: float, outputs_meet: bool, segments_bytes: int
+):
+    step = build("inference\nf1 1: x -> a b\nf2 1: a b -> y", outputs="y")
+    large = {"a": 8 * MIB, "b": 8 * MIB, "y": int(size)}
+    named = zip(step.program.buffers, step.program.buffer_names, strict=True)
+    program = replace(step.program, buffers=tuple(replace(buffer, nbytes=large.get(name, 1)) for buffer, name in named))
+    places = find_places(program, step.costs, Plan("none", 2**40, (), 0.0, 0), outputs_meet=outputs_meet)
+    assert all(place.offset is not None for place in places.openings[0].places)
+    assert [place.offset for opening in places.openings[1:] for place in opening.places] == [None] * bool(
+        segments_bytes
+    )
+    assert places.results_bytes == segments_bytes
+    assert places.total_bytes == places.arena_bytes + segments_bytes + places.small_bytes
+
+
+def test_what_is_taken_with_a_result_as_large_lies_beside_the_arena_too():
+    step = build("inference\nf1 1: x -> a\nf2 1: a -> b y\nf3 1: b -> c", sizes=dict.fromkeys("abcy", 8), outputs="y")
+    places = find_places(*scaled(step), Plan("none", 2**40, (), 0.0, 0))
+    offsets = [[place.offset for place in opening.places] for opening in places.openings]
+    assert offsets[1] == [None, None]
+    assert None not in offsets[0] + offsets[2]
 
 
 def test_small_tensors_have_no_place_but_are_counted():
