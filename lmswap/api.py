@@ -23,7 +23,7 @@ from lmswap.ir.timeline import Timeline
 from lmswap.ir.verified import Verified
 from lmswap.logs import log_as_asked
 from lmswap.modelcall import ModelCall
-from lmswap.modules import check_apart, check_module, one_device, parameters_of, trainable_bytes
+from lmswap.modules import check_apart, check_module, one_device, parameters_of, trained
 from lmswap.options import Options
 from lmswap.reporting import Explanation, Report, make_explanation, make_report
 from lmswap.session import PlannedStep, Session
@@ -133,7 +133,7 @@ def enable(
     parameters = parameters_of(model)
     device = one_device([*parameters, *model.buffers()])
     disable(model)
-    session = _make_session(type(model).__name__, options, device, trainable_bytes(parameters))
+    session = _make_session(type(model).__name__, options, device, trained(parameters))
     model._compiled_call_impl = ModelCall(model, session, instead_of=model._compiled_call_impl)
     _sessions[model] = session
     UNCALLED.add(model, session.name)
@@ -284,13 +284,13 @@ def compile_backend(
     if session is None:
         tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
         parsed = Options.from_mapping(options or {})
-        session = _make_session("compiled model", parsed, one_device(tensors), trainable_bytes(tensors))
+        session = _make_session("compiled model", parsed, one_device(tensors), trained(tensors))
         _compiled.append((options, session))
     return by_shape(module, session) if has_open_sizes(module) else session(module, inputs)
 
 
-def _make_session(name: str, options: Options, device: torch.device, trainable_bytes: int) -> Session:
-    session = Session(name, options, device, trainable_bytes)
+def _make_session(name: str, options: Options, device: torch.device, parameters: Sequence[nn.Parameter]) -> Session:
+    session = Session(name, options, device, parameters)
     if session.verified is not None:
         _verified.append(session.verified)
     return session

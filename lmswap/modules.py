@@ -73,6 +73,6 @@ def one_device(tensors: Sequence[torch.Tensor]) -> torch.device:
     return device
 
 
-def trainable_bytes(tensors: Sequence[torch.Tensor]) -> int:
-    """What the parameters among ``tensors`` hold that are trained."""
-    return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, nn.Parameter) and t.requires_grad)
+def trained(tensors: Sequence[torch.Tensor]) -> list[nn.Parameter]:
+    """The parameters among ``tensors`` that are trained."""
+    return [tensor for tensor in tensors if isinstance(tensor, nn.Parameter) and tensor.requires_grad]

@@ -8,9 +8,10 @@ up to twice as many. Here every tensor gets a place for its life, so that a step
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from types import MappingProxyType
 
 from lmswap.analyze.memory import StepMemory
 from lmswap.ir.costs import OpCosts
@@ -37,18 +38,15 @@ def find_places(
     costs: OpCosts,
     plan: Plan,
     *,
-    held_over: Collection[BufferKind] = (BufferKind.OUTPUT,),
-    outputs_meet: bool = False,
+    num_held: Mapping[BufferKind, int] = MappingProxyType({BufferKind.OUTPUT: 1}),
 ) -> Places:
     """Gives every tensor that the ops and copies of ``plan`` allocate a place for as long as it is there.
 
-    Tangents and the scratch of losses have none: the caller allocates them. What is ``held_over`` to the next step lies
-    beside the arena. Where ``outputs_meet``, as a loop forgets the old ones only when it has the next, there are two of
-    each.
+    Tangents and the scratch of losses have none: the caller allocates them. What the caller may hold when the next step
+    runs lies beside the arena; ``num_held`` says of each such kind how many may be there at once.
     """
     runs = schedule(program, plan.reruns)
     memory = StepMemory(runs.program, runs.costs(costs))
-    num_held = dict.fromkeys(held_over, 1) | ({BufferKind.OUTPUT: 2} if outputs_meet else {})
     stays = _with_rivals(_stays(memory, plan.swaps, num_held))
     large = [stay for stay in stays if stay.block.nbytes > SMALL_BYTES]
     inside, beside = ([stay for stay in large if bool(stay.num_held) == is_held] for is_held in (False, True))

@@ -16,17 +16,16 @@ from lmswap.execute.step import EndedStep, StepRecord
 from lmswap.hardware.memory import DeviceMemory
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.plan import Plan
-from lmswap.ir.program import Program
 from lmswap.options import Options
 from lmswap.plan import simulate
 from lmswap.plan.cache import Planned
-from lmswap.plan.feedback import Feedback, compare
-from lmswap.reporting.text import format_seconds
+from lmswap.plan.feedback import compare
 from lmswap.session.allowance import GROWTH_BYTES, Budget
 from lmswap.session.compression import Compression
 from lmswap.session.notes import Notes
 from lmswap.session.order import Followed
 from lmswap.session.planner import Planner
+from lmswap.session.reasons import has_grown, has_room, holds_more, was_off
 from lmswap.session.steps import FROM_CACHE, FROM_OTHER_RANK, PlannedStep, StepPlans
 
 # Earlier steps touch their memory for the first time, and choose algorithms.
@@ -63,7 +62,7 @@ class Lessons:
         notes: Notes,
     ) -> None:
         """``notes`` is where sentences for people go."""
-        self._options, self._tier = options, tier
+        self._options, self._tier, self._holding = options, tier, planner.holding
         self._plans, self._planner, self._engine, self._memory = plans, planner, engine, memory
         self._budget, self._notes = budget, notes
         self._num_runs: Counter[tuple[int, ...]] = Counter()  # by step
@@ -130,18 +129,15 @@ class Lessons:
             return False
         self._outgrown.add(step.graphs)
         self._planner.lend_memory(step.joined.program)
-        held = f"{format_bytes(more_bytes)} more are held between steps than was planned for"
-        return self._make_again(replace(step, allowance=step.allowance.with_held(more_bytes)), held)
+        return self._make_again(replace(step, allowance=step.allowance.with_held(more_bytes)), holds_more(more_bytes))
 
     def _heed_unplaced(self, step: PlannedStep) -> bool:
-        """Gives gradients places of their own, once, when some were still there where another tensor was to lie.
+        """Reckons with more that the caller holds, once, when something still lay where another tensor was to lie.
 
         Whether the step's plan or places are others then.
         """
         arena = self._engine.arena
-        if arena is None or not arena.num_unplaced:
-            return False
-        if not self._planner.hold_gradients():
+        if arena is None or not arena.num_unplaced or not self._holding.assume_most():
             return False
         self._make_again(step, "gradients of a step are still held when the next one begins")
         return self._plans[step.graphs].places != step.places
@@ -176,6 +172,7 @@ class Lessons:
         Says whether the plan of ``step`` is another then. What is in use between steps is known from now on.
         """
         self._memory.tidy()  # tracing and timing leave up to 30 MiB, which steps would not use again
+        self._holding.assume_seen()
         step = self._with_growth(step, _small_bytes(step, self._memory.counted_from_bytes()), shown.ended)
         record = shown.record if self._options.plan is None else None
         if record is None:
@@ -201,10 +198,19 @@ class Lessons:
         if step.is_overdrawn or not step.backwards:
             return False
         if found.is_off:
-            return self._make_measured(step, _describe(found, program))
-        if self._is_outgrown(step):
-            return self._make_again(step, _describe_growth(step), remembers=True, priced=step.plan)
+            return self._make_measured(step, was_off(found, program))
+        reason = has_grown(step.allowance) if self._is_outgrown(step) else self._room_left(step)
+        if reason is not None:
+            return self._make_again(step, reason, remembers=True, priced=step.plan)
         return self._search_on(step)
+
+    def _room_left(self, step: PlannedStep) -> str | None:
+        """Whether ``step`` needs less beside the arena, as its caller holds less than was reckoned with; in words."""
+        places = self._planner.find_places(step.joined.program, step.costs, step.plan)
+        if step.places is None or places is None or not (step.plan.swaps or step.plan.reruns):
+            return None
+        freed_bytes = step.places.results_bytes - places.results_bytes
+        return has_room(freed_bytes) if freed_bytes > GROWTH_BYTES else None
 
     def _settle(self, step: PlannedStep, shown: Shown) -> bool:
         """Reads again what is in use between steps: a new plan's graphs are compiled, what searching left is used up.
@@ -214,7 +220,7 @@ class Lessons:
         step = self._with_growth(step, 0, shown.ended)  # the last step has left them in use
         if self._is_outgrown(step):
             self._planner.lend_memory(step.joined.program)
-            return self._make_again(step, _describe_growth(step), remembers=True)
+            return self._make_again(step, has_grown(step.allowance), remembers=True)
         planned = self._plans.told_again(step.joined.program, step.allowance)
         if planned is None or _is_same(planned.plan, step.plan):
             return False
@@ -330,20 +336,3 @@ def _without_marks(
         scale = min(1.0, before / sum(ops)) if any(ops) else 1.0
         found.append([scale * seconds for seconds in ops])
     return found
-
-
-def _describe_growth(step: PlannedStep) -> str:
-    if step.allowance.scattered_bytes:
-        return f"tensors lay so scattered that the step took {format_bytes(step.allowance.scattered_bytes)} too much"
-    return f"{format_bytes(step.allowance.grown_bytes)} more are in use between steps than was planned for"
-
-
-def _describe(found: Feedback, program: Program) -> str:
-    """By how much the prediction was off, and which op most."""
-    measured, predicted = format_seconds(found.measured_seconds), format_seconds(found.predicted_seconds)
-    worst, op = found.worst, program.ops[found.worst.op]
-    where = f"'{op.name}'" + (f" ({op.source})" if op.source else "")
-    took = f"{format_seconds(worst.measured_seconds)} against {format_seconds(worst.predicted_seconds)}"
-    host = f"; the device waited for the host, which took {format_seconds(found.host_seconds)} to queue its work"
-    most = host if found.host_seconds > worst.error_seconds else f"; most off is op {where}: {took}"
-    return f"measured {measured} against {predicted} predicted{most}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lmswap.capture.loss import LossMeter, loss_bytes, without_losses
@@ -22,6 +23,7 @@ from lmswap.plan.holes import plan_around_holes
 from lmswap.plan.places import find_places
 from lmswap.plan.shorten import shorten
 from lmswap.session.allowance import Allowance
+from lmswap.session.holding import Holding
 from lmswap.session.notes import Notes
 
 # What planning between steps takes from a CPU's budget: 30 MiB at 406 ops, 22 at 2,071, 74 at 50,351.
@@ -38,15 +40,15 @@ class Planner:
         *,
         engine: SwapEngine,
         memory: DeviceMemory,
-        losses: LossMeter,
+        holding: Holding,
         notes: Notes,
     ) -> None:
         """``notes`` is where sentences for people go."""
         self._options, self._tier = options, tier
-        self._engine, self._memory, self._losses, self._notes = engine, memory, losses, notes
-        self._held_over = {BufferKind.OUTPUT}  # what the caller still has of a step when the next one begins
-        self._outputs_meet = True  # as in most loops, which forget old outputs when they have the next
-        self._placed: tuple[Plan, Places] | None = None  # the last plan that places were found for
+        self._engine, self._memory, self._notes = engine, memory, notes
+        self.losses = LossMeter(memory)
+        self.holding = holding
+        self._placed: tuple[Plan, Mapping[BufferKind, int], Places] | None = None  # the last plan that has found places
 
     def first(
         self, graphs: tuple[int, ...], program: Program, costs: OpCosts, machine: Machine, allowance: Allowance
@@ -60,7 +62,7 @@ class Planner:
         try:
             return Planned(self.search(program, costs, machine, allowance), costs, machine)
         except PlanInfeasible:
-            lean = self._losses.unassumed(costs, program, graphs)
+            lean = self.losses.unassumed(costs, program, graphs)
             if lean == costs:
                 raise
         planned = Planned(self.search(program, lean, machine, allowance), lean, machine)
@@ -108,13 +110,9 @@ class Planner:
 
         most_bytes = budget_bytes or allowance.step_bytes
         try:
-            try:
-                plan, longer_away = plan_around_holes(plan_within, placed_bytes, most_bytes)
-            except PlanInfeasible:
-                if self._engine.arena is None or not self._outputs_meet:
-                    raise
-                self._outputs_meet = False  # there is no room for outputs of two steps: perhaps they do not meet
-                plan, longer_away = plan_around_holes(plan_within, placed_bytes, most_bytes)
+            plan, longer_away = self._reckoning_with_less(
+                lambda: plan_around_holes(plan_within, placed_bytes, most_bytes)
+            )
             if not longer_away:
                 return plan
             shorter = shorten(plan, program, costs, machine, share=longer_away)
@@ -140,11 +138,22 @@ class Planner:
         finally:
             self._memory.tidy()
 
+    def _reckoning_with_less(self, search: Callable[[], tuple[Plan, float]]) -> tuple[Plan, float]:
+        """What ``search`` finds, of which the caller holds as little as it has to for that."""
+        level = self.holding.level
+        while True:
+            try:
+                return search()
+            except PlanInfeasible:
+                if self._engine.arena is None or not self.holding.assume_less():
+                    self.holding.level = level
+                    raise
+
     def with_losses(self, costs: OpCosts, program: Program, graphs: tuple[int, ...]) -> OpCosts:
         """``costs`` with what the losses of these graphs take, as far as it is known; an arena holds no loss."""
         if self._engine.arena is not None:
             return without_losses(costs, program)
-        return self._losses.as_seen(costs, program, graphs)
+        return self.losses.as_seen(costs, program, graphs)
 
     def lend_memory(self, program: Program) -> None:
         """Makes sure that planning does not come on top of what steps keep for reuse."""
@@ -159,17 +168,16 @@ class Planner:
         """Where the tensors of ``plan``'s step lie; asked twice for a plan that is adopted, found once."""
         if self._engine.arena is None:
             return None
-        if self._placed is None or self._placed[0] is not plan:
-            self._placed = (
-                plan,
-                find_places(program, costs, plan, held_over=self._held_over, outputs_meet=self._outputs_meet),
-            )
-        return self._placed[1]
+        num_held = self.holding.num_held
+        if self._placed is None or self._placed[0] is not plan or self._placed[1] is not num_held:
+            self._placed = plan, num_held, find_places(program, costs, plan, num_held=num_held)
+        return self._placed[2]
 
-    def hold_gradients(self) -> bool:
-        """Gives gradients places of their own from now on, as the caller keeps them; whether they had none before."""
-        if BufferKind.GRADIENT in self._held_over:
-            return False
-        self._held_over.add(BufferKind.GRADIENT)
-        self._placed = None
-        return True
+    def fit_places(self, program: Program, costs: OpCosts, plan: Plan, most_bytes: int) -> Places | None:
+        """`find_places` of a plan that was made elsewhere, perhaps reckoning with less that the caller holds."""
+        level = self.holding.level
+        while (places := self.find_places(program, costs, plan)) is not None and places.total_bytes > most_bytes:
+            if not self.holding.assume_less():
+                self.holding.level = level
+                return self.find_places(program, costs, plan)
+        return places

@@ -22,7 +22,6 @@ from torch._dynamo.exc import RestartAnalysis, SkipFrame
 from lmswap.analyze.cost import roofline
 from lmswap.capture.aot import without_hooks
 from lmswap.capture.join import graph_plan, join, join_costs
-from lmswap.capture.loss import LossMeter
 from lmswap.capture.lower import Lowered
 from lmswap.capture.measure import OpMeter
 from lmswap.capture.refused import refuse_numpy, refuse_streams
@@ -41,6 +40,7 @@ from lmswap.ir.verified import Verified
 from lmswap.options import NEEDS_GRAPHS, Options
 from lmswap.session.allowance import Budget
 from lmswap.session.graphs import CapturedGraph, SavedSequence, told_apart
+from lmswap.session.holding import Holding
 from lmswap.session.lessons import Lessons
 from lmswap.session.notes import Notes, crowded_out
 from lmswap.session.opening import describe_choices, has_places, open_device
@@ -62,8 +62,8 @@ class Session:
 
     _open: ClassVar[weakref.WeakSet[Session]] = weakref.WeakSet()
 
-    def __init__(self, name: str, options: Options, device: torch.device, trainable_bytes: int) -> None:
-        """Opens the engine and its tier.
+    def __init__(self, name: str, options: Options, device: torch.device, parameters: Sequence[torch.Tensor]) -> None:
+        """Opens the engine and its tier; ``parameters`` are those that are trained.
 
         Raises:
             OptionError: the budget or the tier cannot be had on ``device``.
@@ -74,6 +74,7 @@ class Session:
         options = pinned.complete(options) if pinned is not None else options
         self.name, self.options, self.device = name, options, device
         self.notes, self.verified = Notes(name), Verified(name) if options.verify else None
+        self._holding = Holding(parameters)
         with ExitStack() as undoing:
             opened = open_device(device, options, pinned)
             self.tier, self.machine, native = opened.tier, opened.machine, opened.native
@@ -84,15 +85,16 @@ class Session:
             arena = Arena(device) if has_places(device, options) else None
             self.engine = SwapEngine(device, native, self.memory, describe=self._describe, audit=audit, arena=arena)
             self.recorder = self.engine.recorder
-            self.budget = Budget(options, device.type, self.memory, trainable_bytes, notes=self.notes, arena=arena)
+            nbytes = self._holding.parameter_bytes
+            self.budget = Budget(options, device.type, self.memory, nbytes, notes=self.notes, arena=arena)
             undoing.pop_all()
-        self.losses = LossMeter(self.memory)
         self._overruns = Overruns(name)
         self.notes.extend(describe_choices(options, device, opened))
         self.graphs: list[CapturedGraph | SavedSequence] = []
         planner = Planner(
-            options, self.tier, engine=self.engine, memory=self.memory, losses=self.losses, notes=self.notes
+            options, self.tier, engine=self.engine, memory=self.memory, holding=self._holding, notes=self.notes
         )
+        self.losses = planner.losses
         self.plans = StepPlans(
             options,
             self.machine,
@@ -238,6 +240,7 @@ class Session:
             self.note_once(SEVERAL)
         if self.recorder.current_sequence:
             return
+        self._holding.look()
         if followed := self._order.note_ended():
             self._lessons.note(followed)
         if graph is None:
@@ -258,6 +261,7 @@ class Session:
 
     def begins(self, backward: AtWork) -> AtWork:
         """A backward is about to run."""
+        self._holding.look(in_backward=True)
         self._backwards.end()
         return self._backwards.add(backward)
 
@@ -292,15 +296,7 @@ class Session:
             )
 
     def _describe(self, number: int) -> tuple[str, str]:
-        """What people call the buffer that is moved under ``number``, and the op that makes it."""
-        ran = {graph for graph, _ in self.recorder.current_sequence}
-        step = self.plans.newest(lambda step: ran <= {*step.graphs})
-        if step is None:
-            return str(number), "a step without a plan"
-        program = step.joined.program
-        op = next((op for op in program.ops if number in op.writes), None)
-        made_by = f"op '{op.name}' ({', '.join(filter(None, (op.target, op.source)))})" if op else "the model's caller"
-        return program.buffer_names[number], made_by
+        return self.plans.describe(number, {graph for graph, _ in self.recorder.current_sequence})
 
     def close(self) -> None:
         """Gives host memory, files and threads back; a forked child leaves them to its parent. Idempotent."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 
@@ -119,6 +119,16 @@ class StepPlans:
         """The step that was planned last, ``among`` some or all of them."""
         return next(filter(among, reversed(self._steps.values())), None)
 
+    def describe(self, number: int, ran: Collection[int]) -> tuple[str, str]:
+        """What people call the buffer that is moved under ``number`` where graphs ``ran``, and the op that makes it."""
+        step = self.newest(lambda step: {*ran} <= {*step.graphs})
+        if step is None:
+            return str(number), "a step without a plan"
+        program = step.joined.program
+        op = next((op for op in program.ops if number in op.writes), None)
+        made_by = f"op '{op.name}' ({', '.join(filter(None, (op.target, op.source)))})" if op else "the model's caller"
+        return program.buffer_names[number], made_by
+
     def remembered(self, program: Program) -> Planned | None:
         """What an earlier process planned for ``program``.
 
@@ -179,7 +189,7 @@ class StepPlans:
         for tier, nbytes in plan.tier_bytes.items():
             self._reserve(tier, nbytes)
         predicted = simulate(joined.program, costs, machine, plan)
-        places = self._planner.find_places(joined.program, costs, plan)
+        places = self._planner.fit_places(joined.program, costs, plan, allowance.step_bytes + GROWTH_BYTES)
         step = PlannedStep(graphs, joined, costs, machine, plan, predicted, allowance, origin, places=places)
         self._steps[graphs] = step
         if self._engine.arena is not None:
@@ -238,8 +248,10 @@ class StepPlans:
         self._cache.write(program, planned)
 
     def _still_serves(self, known: Planned, program: Program, allowance: Allowance) -> bool:
-        placed_bytes = self._planner.placed_bytes(program, known.costs, known.plan)
-        return known.serves(allowance.step_bytes, GROWTH_BYTES) and placed_bytes <= allowance.step_bytes + GROWTH_BYTES
+        most_bytes = allowance.step_bytes + GROWTH_BYTES
+        places = self._planner.fit_places(program, known.costs, known.plan, most_bytes)
+        fits = places is None or places.total_bytes <= most_bytes
+        return known.serves(allowance.step_bytes, GROWTH_BYTES) and fits
 
     def _refuse_outgrown(self, pinned: Planned, program: Program, allowance: Allowance) -> None:
         """A pinned plan may use the margin, as what is in use before a step differs from start to start."""
@@ -248,8 +260,9 @@ class StepPlans:
             return  # of a graph that is served until all graphs of its step are known, or more than fits was kept
         # What a loss may take is no reason to refuse it, as none to refuse a budget.
         lean = simulate(program, without_losses(pinned.costs, program), pinned.machine, plan)
-        step_bytes = max(lean.peak_bytes, self._planner.placed_bytes(program, pinned.costs, plan))
         before_bytes = allowance.base_bytes + allowance.reserve_bytes
+        places = self._planner.fit_places(program, pinned.costs, plan, allowance.budget_bytes - before_bytes)
+        step_bytes = max(lean.peak_bytes, places.total_bytes if places is not None else 0)
         if before_bytes + step_bytes > allowance.budget_bytes:
             raise PlanMismatch(
                 f"plan '{self._options.plan}' takes {format_bytes(step_bytes)} for the step's tensors, and "

@@ -193,7 +193,7 @@ def test_scratch_as_large_as_the_result_takes_no_place_for_longer_than_the_op():
     costs = replace(
         costs, scratch_bytes=(8 * SCALE, 0), pieces=((Piece(8 * SCALE, 0), Piece(8 * SCALE)), (Piece(8 * SCALE, 0),))
     )
-    places = find_places(program, costs, Plan("none", 2**40, (), 0.0, 0), held_over=())
+    places = find_places(program, costs, Plan("none", 2**40, (), 0.0, 0), num_held={})
     assert places.arena_bytes <= 2 * place_bytes(8 * SCALE) + APART_BYTES
 
 
@@ -201,24 +201,25 @@ MIB = 2**20
 
 
 @pytest.mark.parametrize(
-    ("size", "outputs_meet", "segments_bytes"),
+    ("size", "count", "segments_bytes"),
     [
-        (11.5 * MIB, False, 12 * MIB),
-        (11.5 * MIB, True, 24 * MIB),
-        (7 * MIB, False, 20 * MIB),
-        (7 * MIB, True, 20 * MIB),
-        (9 * MIB, True, 20 * MIB),
-        (0.5 * MIB, True, 0),
+        (11.5 * MIB, 1, 12 * MIB),
+        (11.5 * MIB, 2, 24 * MIB),
+        (7 * MIB, 1, 20 * MIB),
+        (7 * MIB, 2, 20 * MIB),
+        (7 * MIB, 3, 40 * MIB),
+        (0.5 * MIB, 2, 0),
     ],
 )
-def test_what_is_handed_over_lies_beside_the_arena_twice_where_outputs_of_two_steps_meet(
-    size: float, outputs_meet: bool, segments_bytes: int
+def test_what_the_caller_holds_lies_beside_the_arena_as_often_as_it_is_held(
+    size: float, count: int, segments_bytes: int
 ):
     step = build("inference\nf1 1: x -> a b\nf2 1: a b -> y", outputs="y")
     large = {"a": 8 * MIB, "b": 8 * MIB, "y": int(size)}
     named = zip(step.program.buffers, step.program.buffer_names, strict=True)
     program = replace(step.program, buffers=tuple(replace(buffer, nbytes=large.get(name, 1)) for buffer, name in named))
-    places = find_places(program, step.costs, Plan("none", 2**40, (), 0.0, 0), outputs_meet=outputs_meet)
+    plan = Plan("none", 2**40, (), 0.0, 0)
+    places = find_places(program, step.costs, plan, num_held={BufferKind.OUTPUT: count})
     assert all(place.offset is not None for place in places.openings[0].places)
     assert [place.offset for opening in places.openings[1:] for place in opening.places] == [None] * bool(
         segments_bytes

@@ -1,0 +1,65 @@
+"""What of a step may its caller still hold while the next one runs? It lies beside the arena, perhaps twice."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from lmswap.ir.program import BufferKind
+
+# How many of each kind may be there at once, from what is safest to what takes least. A loop forgets the outputs of one
+# step when it has those of the next. Gradients are added to, or are there until the next backward, or until the step's
+# end, and then they lie in the arena. Where there is room for no more, outputs do not meet perhaps.
+_LEVELS: tuple[Mapping[BufferKind, int], ...] = (
+    {BufferKind.OUTPUT: 2, BufferKind.GRADIENT: 2},
+    {BufferKind.OUTPUT: 2, BufferKind.GRADIENT: 1},
+    {BufferKind.OUTPUT: 2},
+    {BufferKind.OUTPUT: 1},
+)
+_ADDED_TO, _UNTIL_BACKWARD, _UNTIL_END = range(3)
+
+
+class Holding:
+    """What plans reckon with: the most there may be, until steps have shown how much there is."""
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        """``parameters`` are those that are trained."""
+        self.parameter_bytes = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+        self._parameters = [weakref.ref(parameter) for parameter in parameters]
+        self.level = _ADDED_TO  # the higher, the less
+        self._seen, self._is_known = _UNTIL_END, False
+
+    @property
+    def num_held(self) -> Mapping[BufferKind, int]:
+        """By kind how many tensors of it have to have memory at once."""
+        return _LEVELS[self.level]
+
+    def look(self, *, in_backward: bool = False) -> None:
+        """A step begins, or its backward does: are the last one's gradients still there?"""
+        if self._is_known or self._seen == _ADDED_TO:
+            return
+        found = (parameter() for parameter in self._parameters)
+        if any(parameter.grad is not None for parameter in found if parameter is not None):
+            self._seen = _ADDED_TO if in_backward else _UNTIL_BACKWARD
+
+    def assume_less(self) -> bool:
+        """There is no room for as much; whether less can be reckoned with."""
+        can = self.level + 1 < len(_LEVELS)
+        self.level += can
+        return can
+
+    def assume_seen(self) -> bool:
+        """Steps have shown what is held; whether that is less than was reckoned with."""
+        self._is_known = True
+        is_less = self._seen > self.level
+        self.level = max(self.level, self._seen)
+        return is_less
+
+    def assume_most(self) -> bool:
+        """Something was held that should not have been; whether more can be reckoned with, once."""
+        can = self.level > _ADDED_TO and self._seen != _ADDED_TO
+        if can:
+            self.level = self._seen = _ADDED_TO
+        return can

@@ -1,0 +1,37 @@
+"""Why is a step planned again? In words for people."""
+
+from __future__ import annotations
+
+from lmswap.ir.bytesize import format_bytes
+from lmswap.ir.program import Program
+from lmswap.plan.feedback import Feedback
+from lmswap.reporting.text import format_seconds
+from lmswap.session.allowance import Allowance
+
+
+def has_grown(allowance: Allowance) -> str:
+    """More is in use between steps than was planned for."""
+    if allowance.scattered_bytes:
+        return f"tensors lay so scattered that the step took {format_bytes(allowance.scattered_bytes)} too much"
+    return f"{format_bytes(allowance.grown_bytes)} more are in use between steps than was planned for"
+
+
+def holds_more(nbytes: int) -> str:
+    """Tensors outside of the step hold ``nbytes`` more than was planned for."""
+    return f"{format_bytes(nbytes)} more are held between steps than was planned for"
+
+
+def has_room(nbytes: int) -> str:
+    """The caller holds fewer gradients of the last step than it might have."""
+    return f"gradients of the last step are not held for as long as they might be, which leaves {format_bytes(nbytes)}"
+
+
+def was_off(found: Feedback, program: Program) -> str:
+    """By how much the prediction was off, and which op most."""
+    measured, predicted = format_seconds(found.measured_seconds), format_seconds(found.predicted_seconds)
+    worst, op = found.worst, program.ops[found.worst.op]
+    where = f"'{op.name}'" + (f" ({op.source})" if op.source else "")
+    took = f"{format_seconds(worst.measured_seconds)} against {format_seconds(worst.predicted_seconds)}"
+    host = f"; the device waited for the host, which took {format_seconds(found.host_seconds)} to queue its work"
+    most = host if found.host_seconds > worst.error_seconds else f"; most off is op {where}: {took}"
+    return f"measured {measured} against {predicted} predicted{most}"

@@ -1,0 +1,69 @@
+"""What callers hold of a step: the most is reckoned with first, then what they do hold."""
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+from lmswap.ir.program import BufferKind
+from lmswap.session.holding import Holding
+
+OUTPUT, GRADIENT = BufferKind.OUTPUT, BufferKind.GRADIENT
+
+
+def run(holding, weight, *, at_begin, in_backward):
+    weight.grad = torch.ones_like(weight) if at_begin else None
+    holding.look()
+    weight.grad = torch.ones_like(weight) if in_backward else None
+    holding.look(in_backward=True)
+
+
+@pytest.mark.parametrize(
+    ("at_begin", "in_backward", "num_held"),
+    [
+        (True, True, {OUTPUT: 2, GRADIENT: 2}),
+        (False, True, {OUTPUT: 2, GRADIENT: 2}),
+        (True, False, {OUTPUT: 2, GRADIENT: 1}),
+        (False, False, {OUTPUT: 2}),
+    ],
+)
+def test_what_steps_have_shown_is_reckoned_with(at_begin, in_backward, num_held):
+    weight = nn.Parameter(torch.ones(3))
+    holding = Holding([weight])
+    assert holding.num_held == {OUTPUT: 2, GRADIENT: 2}
+    run(holding, weight, at_begin=False, in_backward=False)
+    run(holding, weight, at_begin=at_begin, in_backward=in_backward)
+    run(holding, weight, at_begin=False, in_backward=False)
+    assert holding.assume_seen() == (num_held != {OUTPUT: 2, GRADIENT: 2})
+    assert holding.num_held == num_held
+    run(holding, weight, at_begin=True, in_backward=True)  # nobody looks any more
+    assert not holding.assume_seen()
+
+
+def test_where_there_is_room_for_less_less_is_reckoned_with_and_no_more_after_steps_have_shown_more():
+    weight = nn.Parameter(torch.ones(3))
+    holding = Holding([weight])
+    found = []
+    while holding.assume_less():
+        found.append(holding.num_held)
+    assert found == [{OUTPUT: 2, GRADIENT: 1}, {OUTPUT: 2}, {OUTPUT: 1}]
+    run(holding, weight, at_begin=True, in_backward=False)
+    assert not holding.assume_seen()
+    assert holding.num_held == {OUTPUT: 1}
+
+
+def test_what_should_not_have_been_held_has_the_most_reckoned_with_once():
+    holding = Holding([])
+    assert holding.assume_seen()
+    assert holding.assume_most()
+    assert holding.num_held == {OUTPUT: 2, GRADIENT: 2}
+    assert holding.assume_less()
+    assert not holding.assume_most()
+
+
+def test_no_parameter_is_kept_alive():
+    holding = Holding([nn.Parameter(torch.ones(3))])
+    gc.collect()
+    holding.look()
+    assert holding.parameter_bytes == 12
