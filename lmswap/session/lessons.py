@@ -93,6 +93,9 @@ class Lessons:
         if num_steady == STEADY_STEP - 1:
             self._keep(self._plans[graphs], shown.record, released)
             self._engine.recorder.time_ops()
+        over_bytes = shown.ended.peaks.used_bytes - self._plans[graphs].allowance.budget_bytes
+        if self._engine.arena is not None and (shown.num_runs == 1 or over_bytes > 0):
+            self._memory.trim()  # batches beside the next ones, say, leave memory in pieces that losses do not fit into
         is_other = self._make_room(self._plans[graphs])
         is_other |= self._heed_unplaced(self._plans[graphs])
         is_other |= self._heed_compressed(self._plans[graphs])

@@ -28,12 +28,12 @@ def backward(sizes):
 def test_gradients_fill_the_buckets_of_torch(sizes):
     tensors = [torch.empty(nbytes // 4, device="meta") for nbytes in sizes]
     expected, _ = _compute_bucket_assignment_by_size(tensors, [MIB, 25 * MIB])
-    found = fill_buckets(backward(sizes).program, "op")
+    found = fill_buckets(backward(sizes).program)
     assert [bucket.nbytes for bucket in found] == [sum(sizes[number] for number in bucket) for bucket in expected]
     assert [bucket.last for bucket in found] == [1 + max(bucket) for bucket in expected]
 
 
-def test_by_graph_a_bucket_waits_for_the_backward_that_makes_its_last_gradient():
+def test_a_bucket_goes_over_graphs_and_waits_for_its_last_gradient():
     step = build(
         """
         forward 0
@@ -52,8 +52,7 @@ def test_by_graph_a_bucket_waits_for_the_backward_that_makes_its_last_gradient()
         tangents="t u",
         gradients="g1 h1 g0",
     )
-    assert [(bucket.nbytes, bucket.last) for bucket in fill_buckets(step.program, "graph")] == [(MIB, 3), (26 * MIB, 5)]
-    assert [(bucket.nbytes, bucket.last) for bucket in fill_buckets(step.program, "op")] == [(MIB, 2), (26 * MIB, 4)]
+    assert [(bucket.nbytes, bucket.last) for bucket in fill_buckets(step.program)] == [(MIB, 2), (26 * MIB, 4)]
 
 
 def test_a_gradient_that_is_added_to_is_made_by_the_last_addition():
@@ -64,4 +63,4 @@ def test_a_gradient_that_is_added_to_is_made_by_the_last_addition():
         tangents="t",
         gradients="g h",
     )
-    assert [(bucket.nbytes, bucket.last) for bucket in fill_buckets(step.program, "op")] == [(2 * MIB, 2), (MIB, 3)]
+    assert [(bucket.nbytes, bucket.last) for bucket in fill_buckets(step.program)] == [(2 * MIB, 2), (MIB, 3)]
