@@ -177,14 +177,14 @@ def _both(name, **how):
 _UNUSED, _STATIC, _VIEWS = {"find_unused_parameters": True}, {"static_graph": True}, {"gradient_as_bucket_view": True}
 _TIGHT = {"make": Deep, "train": deeply, "budgets": ("220MiB", "220MiB")}
 CASES = [
-    *(Case(f"enabled {where}", where=where, is_slow=where == "inside") for where in ("before", "after", "inside")),
+    *(Case(f"enabled {where}", where=where, is_slow=where != "before") for where in ("before", "after", "inside")),
     *_both("no_sync", train=accumulating),
     *_both("a branch not taken", train=branching, options=_UNUSED),
-    *_both("static graph", options=_STATIC),
+    *(replace(case, is_slow=True) for case in _both("static graph", options=_STATIC)),
     *_both("uneven inputs", train=uneven),
-    Case("a bucket for each layer", options={"bucket_cap_mb": 0.01}),
+    Case("a bucket for each layer", options={"bucket_cap_mb": 0.01}, is_slow=True),
     Case("gradients are views of buckets, no_sync", train=accumulating, options=_VIEWS, is_slow=True),
-    Case("compressed to fp16", train=compressed),
+    Case("compressed to fp16", train=compressed, is_slow=True),
     Case("PowerSGD", train=of_low_rank, is_slow=True),
     # Not synchronized: torch's SyncBatchNorm refuses tensors on CPUs.
     Case("batch norm", make=lambda: Net(norm=nn.BatchNorm1d), is_slow=True),

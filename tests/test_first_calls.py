@@ -52,7 +52,7 @@ def run_fresh(script: str) -> tuple[int, int]:
     return first, second
 
 
-@pytest.mark.parametrize("imported", ["lmswap", "lmswap.api"])
+@pytest.mark.parametrize("imported", ["lmswap", pytest.param("lmswap.api", marks=pytest.mark.slow)])
 def test_the_import_chooses_the_kernels(imported):
     before, after = run_fresh(SCRIPT.replace("IMPORTED", imported))
     assert before == -1

@@ -121,7 +121,11 @@ MODELS = {
     "tensors of another class": Case(OfTwo, rows),
     "autocast in one graph": Case(PartlyCast, rows),
 }
-WHICH = [*(("fx", name) for name in MODELS), ("inductor", "checkpoints"), ("inductor", "branches")]
+WHICH = [
+    *(("fx", name) for name in MODELS),
+    pytest.param(("inductor", "checkpoints"), marks=pytest.mark.slow),
+    ("inductor", "branches"),
+]
 
 
 def calls_of(monkeypatch, owner, name):

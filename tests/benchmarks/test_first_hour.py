@@ -298,6 +298,7 @@ def test_tests_go_on_where_they_were_stopped_and_what_failed_runs_again_at_last(
     assert said == [["test_some.py::test_c", "passed,"], ["test_some.py::test_a", "passed,"]]
 
 
+@pytest.mark.slow
 def test_a_test_that_takes_too_long_is_ended_with_all_that_it_started(its_tests, tmp_path, monkeypatch):
     monkeypatch.setattr(suite, "_LIMIT_SECONDS", 10)
     child = f"import os, time; open({str(tmp_path / 'child')!r}, 'w').write(str(os.getpid())); time.sleep(600)"
