@@ -23,6 +23,7 @@ network    how ranks reach each other; an all-reduce sums a tensor over all of t
 bucket     gradients that are summed over ranks in one all-reduce
 stall      compute waiting for a copy
 arena      the device memory in which a step's large tensors lie, each at its place; an opening makes places free
+result     what a step hands over to its caller, outputs and gradients; it lies beside the arena
 budget     the bytes that the device may hold at any time; peak is what it does hold at most
 scratch    bytes an op allocates and frees while it runs
 loss       the op that stands for the caller's code behind a forward segment; what that takes is its scratch

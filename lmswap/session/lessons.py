@@ -142,7 +142,7 @@ class Lessons:
         arena = self._engine.arena
         if arena is None or not arena.num_unplaced or not self._holding.assume_most():
             return False
-        self._make_again(step, "gradients of a step are still held when the next one begins")
+        self._make_again(step, "something of a step was still held where the next one was to lie")
         return self._plans[step.graphs].places != step.places
 
     def _heed_compressed(self, step: PlannedStep) -> bool:
