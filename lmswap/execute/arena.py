@@ -232,12 +232,12 @@ class Arena:
     def _work_out(self, places: Sequence[Place]) -> _Moves:
         """What opens ``places`` when all that is free and can be held is held."""
         closed, loose = dict(self._holds), dict(self._free())
-        moves, opened = list[tuple[int, int]](), list[int]()
+        moves, opened = list[tuple[int, int]](), list[tuple[int, int]]()
         for place in places:
             if place.offset is not None:
                 start, segment = self._base + place.offset, self._inside
             else:
-                start = self._room_beside(place.nbytes, closed)
+                start = self._room_beside(place.nbytes, closed, loose, opened)
                 segment = self._segment_of(start)
             stop = start + place.nbytes
             low, high = _run_around(start, stop, _within(segment, closed), _within(segment, loose))
@@ -250,20 +250,31 @@ class Arena:
             cut = [(begin, end) for begin, end in pairwise((low, start, stop, high)) if end > begin]
             moves += [(end - begin, begin) for begin, end in cut]
             closed.update({begin: end - begin for begin, end in cut if begin != start})
-            opened.append(start)
-        return (*moves, *((0, address) for address in opened))
+            opened.append((start, stop))
+        return (*moves, *((0, address) for address, _ in opened))
 
-    def _room_beside(self, nbytes: int, closed: dict[int, int]) -> int:
-        """Where a result is to begin: in the smallest of ``closed`` that is large enough, or in memory that is new."""
-        beside = ((size, address) for address, size in closed.items() if address not in self._inside)
-        fitting = [(size, address) for size, address in beside if size >= nbytes]
-        if fitting:
-            return min(fitting)[1]
-        assert self._script is not None
-        self._script.known.pop(self._free_at_first, None)  # the next run begins with it
-        address = self._take(nbytes)
-        closed[address] = nbytes
-        return address
+    def _room_beside(self, nbytes: int, closed: dict[int, int], loose: dict[int, int], opened: Sequence[Extent]) -> int:
+        """Where a result is to begin: in the smallest of ``closed`` that is large enough, or in memory that is new.
+
+        It touches nothing that is ``opened`` with it, from where to where: the two would be one to the allocator.
+        """
+        ends = {end for extent in opened for end in extent}
+
+        def is_apart(address: int) -> bool:
+            return ends.isdisjoint((address, address + nbytes))
+
+        while True:
+            beside = ((size, address) for address, size in closed.items() if address not in self._inside)
+            fitting = [(size, address) for size, address in beside if size >= nbytes and is_apart(address)]
+            if fitting:
+                return min(fitting)[1]
+            assert self._script is not None
+            self._script.known.pop(self._free_at_first, None)  # the next run begins with it
+            held = {*self._holds}
+            segment = self._segment_of(self._take(nbytes))
+            self._make(_takes(self._free()))  # what is left of the segment
+            closed.update({address: size for address, size in self._holds.items() if address not in held})
+            loose.update(_within(segment, dict(self._free())))
 
     def _segment_of(self, address: int) -> range:
         ranges = (range(segment["address"], segment["address"] + segment["total_size"]) for segment in self._segments())

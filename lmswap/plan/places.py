@@ -7,7 +7,7 @@ up to twice as many. Here every tensor gets a place for its life, so that a step
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -61,8 +61,7 @@ def find_places(
         Opening(moment // _MOMENTS, moment % _MOMENTS == _COPY_IN, tuple(sorted(places, key=_by_offset)))
         for (moment, _), places in _in_order(found, plan.swaps)
     )
-    held_bytes = [place_bytes(stay.block.nbytes) for stay in beside for _ in range(stay.num_held)]
-    return Places(openings, packing.capacity_bytes, _segments_bytes(held_bytes), _small_bytes(stays))
+    return Places(openings, packing.capacity_bytes, _results_bytes(beside), _small_bytes(stays))
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,19 +158,25 @@ def _by_offset(place: Place) -> tuple[bool, int]:
     return place.offset is None, place.offset or 0
 
 
-def _segments_bytes(sizes: Iterable[int]) -> int:
-    """The segments that the allocator makes for so many bytes each: large ones have one of their own."""
+def _results_bytes(results: Iterable[_Stay]) -> int:
+    """The segments that the allocator makes for them: large ones have one of their own."""
     own_bytes, shared = 0, list[int]()  # of those that they share: what is taken
-    for nbytes in sizes:
+    together = Counter[tuple[int, int]]()
+    for stay in results:
+        nbytes = place_bytes(stay.block.nbytes)
         if nbytes >= _OWN_SEGMENT_BYTES:
-            own_bytes += -(-nbytes // _SEGMENT_UNIT_BYTES) * _SEGMENT_UNIT_BYTES
+            own_bytes += stay.num_held * -(-nbytes // _SEGMENT_UNIT_BYTES) * _SEGMENT_UNIT_BYTES
             continue
-        fitting = (number for number, taken in enumerate(shared) if taken + nbytes <= _SHARED_SEGMENT_BYTES)
-        if (number := next(fitting, None)) is None:
-            shared.append(nbytes)
-        else:
-            shared[number] += nbytes
-    return own_bytes + len(shared) * _SHARED_SEGMENT_BYTES
+        together[stay.taken] += 1
+        for _ in range(stay.num_held):
+            fitting = (number for number, taken in enumerate(shared) if taken + nbytes <= _SHARED_SEGMENT_BYTES)
+            if (number := next(fitting, None)) is None:
+                shared.append(nbytes)
+            else:
+                shared[number] += nbytes
+    # Those that are taken at once do not touch, which may need another one.
+    apart = any(count > 1 for count in together.values())
+    return own_bytes + (len(shared) + apart) * _SHARED_SEGMENT_BYTES
 
 
 def _small_bytes(stays: Sequence[_Stay]) -> int:

@@ -287,6 +287,21 @@ def test_results_lie_beside_the_arena_and_take_turns_in_two_memories(arena):
     assert seen[1:3] == seen[3:5]  # nothing more is taken of the device
 
 
+def test_two_results_that_come_together_are_not_taken_for_one_of_twice_the_size(arena):
+    base = first_address(arena)
+    script = Script([[place(3, 8), anywhere(4), anywhere(4)], [place(20, 2)]])
+    for _ in range(4):
+        with arena.segment(script), arena.allocating():
+            arena.advance()
+            large, *results = tensor(8), tensor(4), tensor(4)
+            arena.advance()
+            other = tensor(2)
+            assert [(t.data_ptr() - base) // UNIT_BYTES for t in (large, other)] == [3, 20]
+            assert not any(base <= t.data_ptr() < base + 40 * UNIT_BYTES for t in results)
+        del large, results, other
+    assert arena.num_unplaced == 0
+
+
 @pytest.mark.parametrize("count", [30, 50])
 def test_an_arena_is_made_anew_though_the_last_steps_results_are_held(arena, count):
     def run(*places: Place) -> torch.Tensor:
