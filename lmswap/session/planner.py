@@ -139,7 +139,7 @@ class Planner:
             self._memory.tidy()
 
     def _reckoning_with_less(self, search: Callable[[], tuple[Plan, float]]) -> tuple[Plan, float]:
-        """What ``search`` finds, of which the caller holds as little as it has to for that."""
+        """What ``search`` finds; where it finds nothing, less is reckoned with that the caller holds."""
         level = self.holding.level
         while True:
             try:
