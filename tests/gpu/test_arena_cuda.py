@@ -104,8 +104,7 @@ def test_tensors_lie_in_their_places_again_when_what_was_kept_for_longer_is_gone
             arena.advance()
             last = tensor(3)
             beside = tensor(31) if number == 0 else None  # for which the allocator takes more of the device
-            if number > 1:
-                assert last.data_ptr() == base
+            assert (last.data_ptr() == base) == (number > 0)
         del last, beside, kept
         base = first_address(arena)  # it is made anew, without what the allocator took
         assert arena.reserved_bytes <= 42 * UNIT_BYTES
