@@ -124,10 +124,8 @@ class _Variant(Variant):
 
     def forward(self, graph: fx.GraphModule) -> BoxedFunction:
         """Makes the forward graph runnable; so do the next two."""
-        allow_retain_graph()
+        prepare_forward(self._arrival)
         _take_tangents_as_they_come()
-        if overwrites_what_trains():
-            self._arrival.come_at_once()
         return boxed(self._handler.compiled(graph, "forward"))
 
     def backward(self, graph: fx.GraphModule) -> BoxedFunction:
@@ -198,7 +196,14 @@ def boxed(function: BoxedFunction) -> BoxedFunction:
     return run
 
 
-def allow_retain_graph() -> None:
+def prepare_forward(arrival: Arrival) -> None:
+    """A forward graph is about to be compiled, whose backward gives gradients in the order of ``arrival``."""
+    _allow_retain_graph()
+    if _overwrites_what_trains():
+        arrival.come_at_once()
+
+
+def _allow_retain_graph() -> None:
     """Forbids AOTAutograd to donate saved tensors to the backward: it would refuse ``retain_graph=True`` for them."""
     metadata = forward_metadata()
     if getattr(metadata, "bw_donated_idxs", None):
@@ -227,7 +232,7 @@ def forward_metadata() -> Any:
     return getattr(TracingContext.try_get(), "fw_metadata", None)
 
 
-def overwrites_what_trains() -> bool:
+def _overwrites_what_trains() -> bool:
     """Whether the region writes into inputs that get gradients: torch copies what it wrote into what it was given."""
     told = getattr(forward_metadata(), "input_info", None) or ()
     return any(one.requires_grad and (one.mutates_data or one.mutates_metadata) for one in told)

@@ -21,14 +21,7 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.lowering import make_fallback
 from torch._inductor.virtualized import V
 
-from lmswap.capture.aot import (
-    GraphHandler,
-    allow_retain_graph,
-    boxed,
-    overwrites_what_trains,
-    parameters_of,
-    refuse_rewriters,
-)
+from lmswap.capture.aot import GraphHandler, boxed, parameters_of, prepare_forward, refuse_rewriters
 from lmswap.capture.arrival import Arrival
 from lmswap.capture.gates import hand_on
 from lmswap.capture.order import chain_calls, check_order
@@ -96,7 +89,7 @@ def _compile(graph: fx.GraphModule, examples: Sequence[Any], **how: Any) -> Boxe
     phase = "inference" if how.get("is_inference") else "backward" if how.get("is_backward") else "forward"
     own: _Variant = variant(graph)
     if phase == "forward":
-        own.prepare_forward()
+        prepare_forward(own.arrival)
     if phase == "inference":
         own.edit_inference(graph)
     if len(results_by_part(graph.graph)) > 1:
@@ -122,14 +115,8 @@ class _Variant(Variant):
     def __init__(
         self, handler: CompiledGraphHandler, arrival: Arrival, own_parameters: Callable[[fx.Graph], Collection[int]]
     ) -> None:
-        self._handler, self._arrival, self._own_parameters = handler, arrival, own_parameters
+        self._handler, self.arrival, self._own_parameters = handler, arrival, own_parameters
         self.recorded = handler.recorded
-
-    def prepare_forward(self) -> None:
-        """The forward graph is about to be compiled."""
-        allow_retain_graph()
-        if overwrites_what_trains():
-            self._arrival.come_at_once()
 
     def in_parts(self, backward: fx.GraphModule, how: dict[str, Any]) -> BoxedFunction:
         """Compiles a backward that hands gradients over, each part by itself."""
@@ -146,7 +133,7 @@ class _Variant(Variant):
         """See `Variant`."""
         parameters = self._own_parameters(forward.graph)
         _rewrite((forward, backward), lambda: self._handler.training(forward, backward, num_user_outputs, parameters))
-        self._arrival.come_in(results_by_part(backward.graph))
+        self.arrival.come_in(results_by_part(backward.graph))
 
     def edit_inference(self, graph: fx.GraphModule) -> None:
         """Edits a graph without backward in place."""
@@ -154,7 +141,7 @@ class _Variant(Variant):
 
     def run(self, compiled: BoxedFunction, arguments: Sequence[Any]) -> Any:
         """See `Variant`."""
-        return compiled([*self._arrival.in_order(arguments)])
+        return compiled([*self.arrival.in_order(arguments)])
 
 
 class _Partitioner(CustomPartitionerFn):

@@ -28,15 +28,13 @@ from typing import Any
 
 import torch
 
+from lmswap.execute.blocks import Extent, Moves, Taken, run_around, takes, within
 from lmswap.execute.streams import current_stream_of
 from lmswap.ir.places import SMALL_BYTES, Place
 
 _log = logging.getLogger(__name__)
 
-Extent = tuple[int, int]  # address, bytes
 _Segment = dict[str, Any]  # of torch's allocator, as it describes it
-# What the allocator does at one opening: (bytes, address) takes, (0, address) gives back.
-_Moves = tuple[tuple[int, int], ...]
 # Results of the last step are in an old pool until the next one has its own, or a step longer.
 _LEAVING = 3
 # Segments begin with other free blocks where the caller holds other results of the step before; more kinds of
@@ -49,7 +47,7 @@ class Script:
     """The openings of one segment's run, in order: the places that are free for what is allocated next."""
 
     openings: Sequence[Sequence[Place]]
-    known: dict[tuple[Extent, ...], list[_Moves]] = field(default_factory=dict)  # by the free extents at the beginning
+    known: dict[tuple[Extent, ...], list[Moves]] = field(default_factory=dict)  # by the free extents at the beginning
 
 
 _arenas: weakref.WeakSet[Arena] = weakref.WeakSet()
@@ -70,8 +68,12 @@ def placing(arena: Arena | None, script: Script | None) -> Iterator[Callable[[],
         yield arena.allocating
 
 
-class _Taken(Exception):
-    """A place is not free."""
+class _NoRoom(Exception):
+    """Nothing beside the arena is large enough for a result."""
+
+    def __init__(self, nbytes: int) -> None:
+        super().__init__(nbytes)
+        self.nbytes = nbytes
 
 
 class Arena:
@@ -90,7 +92,7 @@ class Arena:
         self._num_leaving = 0  # steps at whose beginning an old arena may still be given back
         self._is_open = False  # a segment runs
         self._script: Script | None = None  # of the segment that runs; None if it lets the allocator choose
-        self._moves: list[_Moves] = []
+        self._moves: list[Moves] = []
         self._next = 0
         self._free_at_first: tuple[Extent, ...] = ()
         self.num_unplaced = 0  # runs of segments in which a place was not free
@@ -192,12 +194,8 @@ class Arena:
             if self._next < len(self._moves):
                 self._make(self._moves[self._next])
             else:
-                closing = _takes(self._free())
-                self._make(closing)
-                opening = self._work_out(self._script.openings[self._next])
-                self._make(opening)
-                self._moves.append((*closing, *opening))
-        except (_Taken, torch.OutOfMemoryError) as error:
+                self._moves.append(self._find_out(self._script.openings[self._next]))
+        except (Taken, torch.OutOfMemoryError) as error:
             self._script.known.pop(self._free_at_first, None)
             self._give_up(error)
         self._next += 1
@@ -210,8 +208,8 @@ class Arena:
                 self._give(self._base)
             self._script, self._next = script, 0
             free = self._free_at_first = tuple(self._free())
-            self._make(_takes(free))
-        except (_Taken, torch.OutOfMemoryError) as error:  # where something still holds an old arena there is no room
+            self._make(takes(free))
+        except (Taken, torch.OutOfMemoryError) as error:  # where something still holds an old arena there is no room
             self._give_up(error)
             return
         if free not in script.known and len(script.known) >= _MOST_BEGINNINGS:
@@ -229,7 +227,23 @@ class Arena:
             self._give(address)
         self._script = None
 
-    def _work_out(self, places: Sequence[Place]) -> _Moves:
+    def _find_out(self, places: Sequence[Place]) -> Moves:
+        """Opens ``places`` and closes all else that is free; what that takes where memory beside the arena suffices."""
+        closing = takes(self._free())
+        self._make(closing)
+        while True:
+            try:
+                opening = self._work_out(places)
+                break
+            except _NoRoom as missing:
+                assert self._script is not None
+                self._script.known.pop(self._free_at_first, None)  # the next run begins with what is taken now
+                self._take(missing.nbytes)
+                self._make(takes(self._free()))  # what is left of its segment
+        self._make(opening)
+        return (*closing, *opening)
+
+    def _work_out(self, places: Sequence[Place]) -> Moves:
         """What opens ``places`` when all that is free and can be held is held."""
         closed, loose = dict(self._holds), dict(self._free())
         moves, opened = list[tuple[int, int]](), list[tuple[int, int]]()
@@ -237,10 +251,10 @@ class Arena:
             if place.offset is not None:
                 start, segment = self._base + place.offset, self._inside
             else:
-                start = self._room_beside(place.nbytes, closed, loose, opened)
+                start = self._room_beside(place.nbytes, closed, opened)
                 segment = self._segment_of(start)
             stop = start + place.nbytes
-            low, high = _run_around(start, stop, _within(segment, closed), _within(segment, loose))
+            low, high = run_around(start, stop, within(segment, closed), within(segment, loose))
             moves += [(0, address) for address in closed if low <= address < high]
             for pieces in (closed, loose):
                 for address in [address for address in pieces if low <= address < high]:
@@ -253,8 +267,8 @@ class Arena:
             opened.append((start, stop))
         return (*moves, *((0, address) for address, _ in opened))
 
-    def _room_beside(self, nbytes: int, closed: dict[int, int], loose: dict[int, int], opened: Sequence[Extent]) -> int:
-        """Where a result is to begin: in the smallest of ``closed`` that is large enough, or in memory that is new.
+    def _room_beside(self, nbytes: int, closed: Mapping[int, int], opened: Sequence[Extent]) -> int:
+        """Where a result is to begin: in the smallest of ``closed`` that is large enough.
 
         It touches nothing that is ``opened`` with it, from where to where: the two would be one to the allocator.
         """
@@ -263,33 +277,26 @@ class Arena:
         def is_apart(address: int) -> bool:
             return ends.isdisjoint((address, address + nbytes))
 
-        while True:
-            beside = ((size, address) for address, size in closed.items() if address not in self._inside)
-            fitting = [(size, address) for size, address in beside if size >= nbytes and is_apart(address)]
-            if fitting:
-                return min(fitting)[1]
-            assert self._script is not None
-            self._script.known.pop(self._free_at_first, None)  # the next run begins with it
-            held = {*self._holds}
-            segment = self._segment_of(self._take(nbytes))
-            self._make(_takes(self._free()))  # what is left of the segment
-            closed.update({address: size for address, size in self._holds.items() if address not in held})
-            loose.update(_within(segment, dict(self._free())))
+        beside = ((size, address) for address, size in closed.items() if address not in self._inside)
+        fitting = [(size, address) for size, address in beside if size >= nbytes and is_apart(address)]
+        if not fitting:
+            raise _NoRoom(nbytes)
+        return min(fitting)[1]
 
     def _segment_of(self, address: int) -> range:
         ranges = (range(segment["address"], segment["address"] + segment["total_size"]) for segment in self._segments())
         return next(addresses for addresses in ranges if address in addresses)
 
-    def _make(self, moves: _Moves) -> None:
+    def _make(self, moves: Moves) -> None:
         for nbytes, address in moves:
             if not nbytes:
                 if address not in self._holds:
-                    raise _Taken(f"what is to be free at {address - self._base} is not held")
+                    raise Taken(f"what is to be free at {address - self._base} is not held")
                 self._give(address)
                 continue
             taken = self._take(nbytes)
             if taken != address:
-                raise _Taken(f"{nbytes} bytes were free at {taken - self._base} instead of {address - self._base}")
+                raise Taken(f"{nbytes} bytes were free at {taken - self._base} instead of {address - self._base}")
 
     def _free(self) -> list[Extent]:
         """What neither tensors nor this object hold of the arena and beside it, by address."""
@@ -313,33 +320,3 @@ class Arena:
 
     def _give(self, address: int) -> None:
         deque(map(torch._C._cuda_cudaCachingAllocator_raw_delete, filter(self._holds.pop, (address,))), maxlen=0)
-
-
-def _within(addresses: range, pieces: Mapping[int, int]) -> dict[int, int]:
-    return {address: nbytes for address, nbytes in pieces.items() if address in addresses}
-
-
-def _takes(free: Sequence[Extent]) -> _Moves:
-    """What takes of ``free`` all that can be held: what is large enough, the smallest, and the lowest of equal ones."""
-    return tuple(sorted((nbytes, address) for address, nbytes in free if nbytes > SMALL_BYTES))
-
-
-def _run_around(start: int, stop: int, closed: Mapping[int, int], loose: Mapping[int, int]) -> Extent:
-    """Where the free memory begins and ends, all of it that has to be let go of for a place in [start, stop).
-
-    That is what lies under it, what is ``loose`` beside that, which the allocator adds to it, and as much of what is
-    ``closed`` beside it that a rest is none or can be held.
-    """
-    free = {**closed, **loose}
-    below = {address + nbytes: address for address, nbytes in free.items()}
-    low = next((address for address, nbytes in free.items() if address <= start < address + nbytes), start)
-    high = low
-    while high < stop:
-        if high not in free:
-            raise _Taken(f"a tensor lies at {high}, where {stop - start} bytes are needed from {start} on")
-        high += free[high]
-    while low in below and (below[low] in loose or 0 < start - low <= SMALL_BYTES):
-        low = below[low]
-    while high in free and (high in loose or 0 < high - stop <= SMALL_BYTES):
-        high += free[high]
-    return low, high

@@ -22,7 +22,8 @@ from lmswap.execute.graph import BoxedFunction, SegmentGraph, compile_boxed, is_
 Results = dict[int, Any]  # of a backward, by position
 Handing = Iterator[Results]  # as they are made
 Around = Callable[[], AbstractContextManager[None]]
-Backward = Callable[[list[Any]], Handing]  # it empties the list that it is called with
+Backward = Callable[[list[Any]], Handing]  # it empties the list that it is called with; so do
+Parts = Callable[[list[Any], Around], Handing]
 
 # A cut costs the host some 50 µs. DistributedDataParallel reduces 1 MiB first, and then 25 MiB at a time.
 _LEAST_BYTES, _MOST_PARTS = 2**20, 32
@@ -58,9 +59,6 @@ def results_by_part(graph: fx.Graph) -> list[list[int]]:
     for position, result in enumerate(output.args[0]):
         positions[part_of.get(result, -1)].append(position)
     return positions
-
-
-Parts = Callable[[list[Any], Around], Handing]  # it empties the list that it is called with
 
 
 def compile_parts(

@@ -209,8 +209,10 @@ class Lessons:
 
     def _room_left(self, step: PlannedStep) -> str | None:
         """Whether ``step`` needs less beside the arena, as its caller holds less than was reckoned with; in words."""
+        if step.places is None or not (step.plan.swaps or step.plan.reruns):
+            return None
         places = self._planner.find_places(step.joined.program, step.costs, step.plan)
-        if step.places is None or places is None or not (step.plan.swaps or step.plan.reruns):
+        if places is None:
             return None
         freed_bytes = step.places.results_bytes - places.results_bytes
         return has_room(freed_bytes) if freed_bytes > GROWTH_BYTES else None
