@@ -53,6 +53,8 @@ class Streams:
             )
 
     def _name(self, stream: int) -> torch.cuda.Stream:
+        if stream == 0:  # of which torch 2.11 would make a new stream instead
+            return torch.cuda.default_stream(self._device)
         if stream not in self._named:
             named = torch.cuda.ExternalStream(stream, device=self._device)  # type: ignore[no-untyped-call]
             self._named[stream] = named
