@@ -8,28 +8,22 @@ state. Each network is trained in a process of its own for each share, beside pl
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 import lmswap
-from benchmarks.programs.models import Gpt, VisionTransformer, resnet50
+from benchmarks.first_hour.networks import Network, digest, networks
 from lmswap.bench.compact import to_json
 from lmswap.bench.unet3d.files import write_text
-from lmswap.bench.unet3d.loss import weighted_dice_loss
-from lmswap.bench.unet3d.network import UNet3d
 from lmswap.bench.unet3d.study import describe_machine
 from lmswap.errors import PlanInfeasible
 from lmswap.reporting.text import print_result
@@ -37,63 +31,7 @@ from lmswap.reporting.text import print_result
 _SHARES = (0.7, 0.5, 0.3)
 _CARD = 1.02  # of the budget: what torch may take, beside the context
 _STEPS = 6  # after the fourth plans are final
-_DIGEST_BYTES = 16
 _REFUSAL = f"{PlanInfeasible.__module__}.{PlanInfeasible.__name__}:"
-_VOXELS = (144, 144, 144)  # of a scan, on a card and emulated
-
-
-@dataclass(frozen=True)
-class Network:
-    """A model, the tensors of one step, and its loss of what the model returns and the last of them."""
-
-    make_model: Callable[[], nn.Module]
-    make_batch: Callable[[], tuple[Tensor, ...]]
-    loss: Callable[[Tensor, Tensor], Tensor]
-    dtype: torch.dtype = torch.float32
-    is_autocast: bool = False  # to bfloat16, with weights in float32
-
-
-def _scan(dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
-    return torch.randn(1, 4, *_VOXELS).to(dtype), (torch.rand(1, 3, *_VOXELS) < 0.1).to(dtype)
-
-
-def _images(count: int, side: int) -> tuple[Tensor, ...]:
-    return torch.randn(count, 3, side, side), torch.randint(1000, (count,))
-
-
-def _texts(count: int, tokens: int, words: int) -> tuple[Tensor, ...]:
-    text = torch.randint(words, (count, tokens + 1))
-    return text[:, :-1].contiguous(), text[:, 1:].contiguous()
-
-
-def networks(*, are_small: bool) -> dict[str, Network]:
-    """By name; large ones are those of benchmarks/programs.
-
-    Small ones have plans in 30 %: of smaller steps, what is fixed is more than that. The U-Net is one in both.
-    """
-    images, pixels, texts, tokens, words = (64, 128, 16, 256, 2048) if are_small else (64, 224, 8, 1024, 50257)
-    vit = {"layers": 8, "width": 192, "heads": 3} if are_small else {"layers": 12, "width": 768, "heads": 12}
-    gpt = {"layers": 10, "width": 192, "heads": 3} if are_small else {"layers": 24, "width": 1024, "heads": 16}
-    bf16 = torch.bfloat16
-    return {
-        "unet3d": Network(UNet3d, _scan, weighted_dice_loss),
-        "unet3d_bf16": Network(UNet3d, partial(_scan, bf16), weighted_dice_loss, bf16),
-        "resnet50": Network(resnet50, partial(_images, images, pixels), cross_entropy),
-        "gpt": Network(
-            partial(Gpt, **gpt, tokens=tokens, words=words), partial(_texts, texts, tokens, words), _own_loss
-        ),
-        "gpt_autocast": Network(
-            partial(Gpt, **gpt, tokens=tokens, words=words),
-            partial(_texts, texts, tokens, words),
-            _own_loss,
-            is_autocast=True,
-        ),
-        "vit": Network(partial(VisionTransformer, **vit, size=pixels), partial(_images, 64, pixels), cross_entropy),
-    }
-
-
-def _own_loss(loss: Tensor, _: Tensor) -> Tensor:
-    return loss
 
 
 def train(network: Network, budget_bytes: int | None) -> dict[str, Any]:
@@ -111,7 +49,7 @@ def train(network: Network, budget_bytes: int | None) -> dict[str, Any]:
         torch.cuda.reset_peak_memory_stats()
         started = time.perf_counter()
         with torch.autocast("cuda", torch.bfloat16, enabled=network.is_autocast):
-            loss = network.loss(model(*batch) if network.loss is _own_loss else model(batch[0]), batch[-1])
+            loss = network.loss_of(model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
@@ -126,14 +64,7 @@ def train(network: Network, budget_bytes: int | None) -> dict[str, Any]:
             }
         )
     between_bytes = torch.cuda.memory_allocated() - sum(tensor.nbytes for tensor in batch)
-    return {"losses": losses, "weights": _digest(model), "between_bytes": between_bytes, "steps": steps}
-
-
-def _digest(model: nn.Module) -> str:
-    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-    for tensor in (*model.parameters(), *model.buffers()):
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+    return {"losses": losses, "weights": digest(model), "between_bytes": between_bytes, "steps": steps}
 
 
 def study(names: Sequence[str], known: Sequence[Mapping[str, Any]], *, are_small: bool) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,85 @@
+"""Which networks are trained in the first hour, on what, and with which loss?"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from benchmarks.programs.models import Gpt, VisionTransformer, resnet50
+from lmswap.bench.unet3d.loss import weighted_dice_loss
+from lmswap.bench.unet3d.network import UNet3d
+
+_DIGEST_BYTES = 16
+_VOXELS = (144, 144, 144)  # of a scan, on a card and emulated
+
+
+@dataclass(frozen=True)
+class Network:
+    """A model, the tensors of one step, and its loss of what the model returns and the last of them."""
+
+    make_model: Callable[[], nn.Module]
+    make_batch: Callable[[], tuple[Tensor, ...]]
+    loss: Callable[[Tensor, Tensor], Tensor]
+    dtype: torch.dtype = torch.float32
+    is_autocast: bool = False  # to bfloat16, with weights in float32
+
+    def loss_of(self, model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
+        """What a step minimizes; some models return it themselves."""
+        return self.loss(model(*batch) if self.loss is _own_loss else model(batch[0]), batch[-1])
+
+
+def _scan(dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
+    return torch.randn(1, 4, *_VOXELS).to(dtype), (torch.rand(1, 3, *_VOXELS) < 0.1).to(dtype)
+
+
+def _images(count: int, side: int) -> tuple[Tensor, ...]:
+    return torch.randn(count, 3, side, side), torch.randint(1000, (count,))
+
+
+def _texts(count: int, tokens: int, words: int) -> tuple[Tensor, ...]:
+    text = torch.randint(words, (count, tokens + 1))
+    return text[:, :-1].contiguous(), text[:, 1:].contiguous()
+
+
+def networks(*, are_small: bool) -> dict[str, Network]:
+    """By name; large ones are those of benchmarks/programs.
+
+    Small ones have plans in 30 %: of smaller steps, what is fixed is more than that. The U-Net is one in both.
+    """
+    images, pixels, texts, tokens, words = (64, 128, 16, 256, 2048) if are_small else (64, 224, 8, 1024, 50257)
+    vit = {"layers": 8, "width": 192, "heads": 3} if are_small else {"layers": 12, "width": 768, "heads": 12}
+    gpt = {"layers": 10, "width": 192, "heads": 3} if are_small else {"layers": 24, "width": 1024, "heads": 16}
+    bf16 = torch.bfloat16
+    return {
+        "unet3d": Network(UNet3d, _scan, weighted_dice_loss),
+        "unet3d_bf16": Network(UNet3d, partial(_scan, bf16), weighted_dice_loss, bf16),
+        "resnet50": Network(resnet50, partial(_images, images, pixels), cross_entropy),
+        "gpt": Network(
+            partial(Gpt, **gpt, tokens=tokens, words=words), partial(_texts, texts, tokens, words), _own_loss
+        ),
+        "gpt_autocast": Network(
+            partial(Gpt, **gpt, tokens=tokens, words=words),
+            partial(_texts, texts, tokens, words),
+            _own_loss,
+            is_autocast=True,
+        ),
+        "vit": Network(partial(VisionTransformer, **vit, size=pixels), partial(_images, 64, pixels), cross_entropy),
+    }
+
+
+def _own_loss(loss: Tensor, _: Tensor) -> Tensor:
+    return loss
+
+
+def digest(model: nn.Module) -> str:
+    """Equal for two models whose parameters and buffers have the same bits."""
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    for tensor in (*model.parameters(), *model.buffers()):
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
