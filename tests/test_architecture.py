@@ -51,3 +51,9 @@ def test_the_cpp_core_includes_no_foreign_header():
     assert len(core) > 10
     offenders = [path.name for path in core if path.name != "bind.cpp" and foreign.search(path.read_text())]
     assert offenders == []
+
+
+def test_the_cpp_core_reads_no_text_by_streams_which_a_second_libstdcpp_of_the_process_breaks():
+    streams = re.compile(r"#\s*include\s*<(iostream|fstream|sstream|istream|ostream|iomanip|locale|regex|filesystem)>")
+    core = [*ROOT.glob("csrc/**/*.h"), *ROOT.glob("csrc/**/*.cpp")]
+    assert [path.name for path in core if streams.search(path.read_text())] == []

@@ -1,14 +1,17 @@
 """What does a budget cost in time? Networks by plain torch, without a budget, and within 70, 50 and 30 %.
 
 All ways of a network are trained in one process, one after the other, plain torch twice: what it does not repeat the
-bits of, nobody can. ``python -m benchmarks.first_hour.speed FILE``; the shares are those of `cards`.
+bits of, nobody can. ``python -m benchmarks.first_hour.speed FILE``; the shares are those of `cards`. With
+``--repeatable`` torch chooses algorithms that repeat their bits, where it has them; they take longer.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -70,7 +73,7 @@ def train(network: Network, budget: int | str | None) -> dict[str, Any]:
     torch.cuda.synchronize()
     wall_seconds = time.perf_counter() - begun
     found = {
-        "seconds": [a.elapsed_time(b) / 1e3 for a, b in zip(marks, marks[1:], strict=False)],
+        "seconds": [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(marks)],
         "queued_seconds": queued_seconds / _STEADY_STEPS,
         "wall_seconds": wall_seconds / _STEADY_STEPS,
         "first_seconds": first_seconds,
@@ -144,25 +147,33 @@ def main() -> int:
     parser.add_argument("result", type=Path, nargs="?")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--networks", nargs="+", metavar="NAME", choices=networks(are_small=True))
+    parser.add_argument("--repeatable", action="store_true")
     parser.add_argument("--one", metavar="NETWORK")
     options = parser.parse_args()
     known = networks(are_small=options.small)
+    how = [f"--{name}" for name in ("small", "repeatable") if getattr(options, name)]
     if options.one:
+        if options.repeatable:
+            torch.use_deterministic_algorithms(True, warn_only=True)
+            torch.utils.deterministic.fill_uninitialized_memory = False  # which has no part in the bits
         for run in ways(known[options.one]):
             sys.stdout.write(json.dumps({"network": options.one, **run}) + "\n")
             sys.stdout.flush()
         return 0
-    return _keep(options.result, options.networks or [*known], are_small=options.small)
+    return _keep(options.result, options.networks or [*known], how)
 
 
-def _keep(path: Path, names: Sequence[str], *, are_small: bool) -> int:
-    head = {"device": torch.cuda.get_device_name(), "host": asdict(describe_machine()), "are_small": are_small}
+def _keep(path: Path, names: Sequence[str], how: Sequence[str]) -> int:
+    head = {"device": torch.cuda.get_device_name(), "host": asdict(describe_machine()), "how": [*how]}
     runs: dict[str, list[dict[str, Any]]] = {}
     has_failed = False
     for name in names:
         runs[name] = []
-        command = [sys.executable, "-m", "benchmarks.first_hour.speed", "--one", name, *["--small"] * are_small]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        command = [sys.executable, "-m", "benchmarks.first_hour.speed", "--one", name, *how]
+        environment = dict(os.environ)
+        if "--repeatable" in how:
+            environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # else torch warns that cuBLAS may not
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
             assert process.stdout is not None
             for line in process.stdout:
                 runs[name].append(json.loads(line))

@@ -4,11 +4,11 @@
 #include <array>
 #include <chrono>
 #include <exception>
-#include <sstream>
 #include <string_view>
 #include <thread>
 
 #include "lmswap/error.h"
+#include "lmswap/text.h"
 
 namespace lmswap {
 namespace {
@@ -56,8 +56,7 @@ Faults::Rule Faults::parse_rule(const std::string& text) {
 }
 
 Faults::Faults(const std::string& specification) {
-  std::istringstream stream(specification);
-  for (std::string text; std::getline(stream, text, ',');) rules_.push_back(parse_rule(text));
+  for (const std::string& text : split(specification, ',')) rules_.push_back(parse_rule(text));
 }
 
 Fault Faults::next(const std::string& call) {

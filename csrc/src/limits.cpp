@@ -2,17 +2,17 @@
 
 #include <sys/resource.h>
 
-#include <fstream>
 #include <system_error>
 #include <utility>
+
+#include "lmswap/text.h"
 
 namespace lmswap {
 namespace {
 
 std::string number_of_threads() {
-  std::ifstream status("/proc/self/status");
-  for (std::string word; status >> word;) {
-    if (word == "Threads:" && status >> word) return word;
+  for (const std::string& line : split(read_file("/proc/self/status"), '\n')) {
+    if (line.starts_with("Threads:")) return line.substr(line.find_last_of("\t ") + 1);
   }
   return "unknown";
 }
@@ -25,16 +25,15 @@ std::string limit_of_user() {
 
 // Of both versions of control groups; in a container the path may be one that is only outside of it.
 std::string limit_of_group() {
-  std::ifstream groups("/proc/self/cgroup");
-  for (std::string line; std::getline(groups, line);) {
+  for (const std::string& line : split(read_file("/proc/self/cgroup"), '\n')) {
     const size_t first = line.find(':'), second = line.find(':', first + 1);
     if (second == std::string::npos) continue;
     const std::string controllers = line.substr(first + 1, second - first - 1);
     if (!controllers.empty() && controllers != "pids") continue;
     const std::string root = controllers.empty() ? "/sys/fs/cgroup" : "/sys/fs/cgroup/pids";
     for (const std::string& folder : {root + line.substr(second + 1), root}) {
-      std::string limit;
-      if (std::ifstream(folder + "/pids.max") >> limit && limit != "max") return limit;
+      const std::vector<std::string> limit = split(read_file(folder + "/pids.max"), '\n');
+      if (!limit.empty() && limit[0] != "max") return limit[0];
     }
   }
   return "no limit known";

@@ -11,7 +11,6 @@
 #include <cerrno>
 #include <cstdio>
 #include <exception>
-#include <fstream>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -19,6 +18,7 @@
 
 #include "lmswap/error.h"
 #include "lmswap/limits.h"
+#include "lmswap/text.h"
 #include "lmswap/tiers/arena.h"
 
 namespace lmswap {
@@ -48,8 +48,7 @@ int prefer_node(std::byte* begin, uint64_t nbytes, int node) {
 std::optional<cpu_set_t> cpus_of_node(int node, const std::string& nodes) {
   cpu_set_t cpus;
   CPU_ZERO(&cpus);
-  std::ifstream file(nodes + "/node" + std::to_string(node) + "/cpulist");
-  for (std::string part; std::getline(file, part, ',');) {
+  for (const std::string& part : split(read_file(nodes + "/node" + std::to_string(node) + "/cpulist"), ',')) {
     size_t first = 0, last = 0;
     const int num_read = std::sscanf(part.c_str(), "%zu-%zu", &first, &last);
     for (last = num_read == 1 ? first : last; num_read > 0 && first <= last; ++first) CPU_SET(first, &cpus);
@@ -147,8 +146,7 @@ int numa_node_of(std::string pci_address, const std::string& devices) {
   std::transform(pci_address.begin(), pci_address.end(), pci_address.begin(),
                  [](unsigned char letter) { return static_cast<char>(std::tolower(letter)); });
   int node = -1;
-  std::ifstream file(devices + "/" + pci_address + "/numa_node");
-  return file >> node ? node : -1;
+  return std::sscanf(read_file(devices + "/" + pci_address + "/numa_node").c_str(), "%d", &node) == 1 ? node : -1;
 }
 
 }  // namespace lmswap

@@ -11,10 +11,10 @@
 #include <climits>
 #include <list>
 #include <random>
-#include <sstream>
 #include <utility>
 
 #include "lmswap/error.h"
+#include "lmswap/text.h"
 
 namespace lmswap {
 namespace {
@@ -43,13 +43,12 @@ class Descriptor {
 
 bool is_trusted(uid_t owner) { return owner == 0 || owner == geteuid(); }
 
-std::list<std::string> split(const std::string& path) {
-  std::list<std::string> parts;
-  std::istringstream stream(path);
-  for (std::string part; std::getline(stream, part, '/');) {
-    if (!part.empty() && part != ".") parts.push_back(part);
+std::list<std::string> names_in(const std::string& path) {
+  std::list<std::string> names;
+  for (const std::string& name : split(path, '/')) {
+    if (!name.empty() && name != ".") names.push_back(name);
   }
-  return parts;
+  return names;
 }
 
 Descriptor start_of(const std::string& path) {
@@ -74,7 +73,7 @@ int open_trusted(const std::string& path) {
   constexpr int kMostLinks = 40;  // as the kernel
   if (path.empty()) throw tier_error(path, "is no path");
   Descriptor here = start_of(path);
-  std::list<std::string> parts = split(path);
+  std::list<std::string> parts = names_in(path);
   struct stat status = {};
   for (int num_links = 0; !parts.empty();) {
     const std::string name = std::move(parts.front());
@@ -87,7 +86,7 @@ int open_trusted(const std::string& path) {
       if (++num_links > kMostLinks) throw tier_error(path, "cannot be used: " + errno_text(ELOOP));
       const std::string target = target_of(path, name, next.get(), status.st_uid);
       if (target.front() == '/') here = start_of(target);
-      parts.splice(parts.begin(), split(target));
+      parts.splice(parts.begin(), names_in(target));
     } else if (S_ISDIR(status.st_mode)) {
       here = std::move(next);
     } else {
