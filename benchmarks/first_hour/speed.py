@@ -154,7 +154,7 @@ def main() -> int:
     how = [f"--{name}" for name in ("small", "repeatable") if getattr(options, name)]
     if options.one:
         if options.repeatable:
-            torch.use_deterministic_algorithms(True, warn_only=True)
+            torch.use_deterministic_algorithms(True)
             torch.utils.deterministic.fill_uninitialized_memory = False  # which has no part in the bits
         for run in ways(known[options.one]):
             sys.stdout.write(json.dumps({"network": options.one, **run}) + "\n")

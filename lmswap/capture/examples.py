@@ -47,8 +47,11 @@ class Examples:
 
     def learn(self, node: fx.Node, made: Sequence[torch.device] | None) -> None:
         """Notes where the tensors that ``node`` makes really lie; None: it could not be run."""
-        for position, fake in enumerate(tensors(node.meta.get("val"))):
-            device = made[position] if made is not None else None
+        fakes = tensors(node.meta.get("val"))
+        if made is not None and len(made) != len(fakes):  # a gradient that nobody asks for may be traced, but not made
+            return
+        devices: Sequence[torch.device | None] = [None] * len(fakes) if made is None else made
+        for fake, device in zip(fakes, devices, strict=True):
             is_unknown = device is None and torch.Tag.nondeterministic_seeded in _tags(node)
             if is_unknown or (device is not None and device.type != fake.device.type):
                 self._devices[_identity(fake)] = device

@@ -8,12 +8,13 @@ taken away, and torch's own code decides, by device, dtype and strides, as it do
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._C import DispatchKey
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.variables import ConstantVariable, TorchInGraphFunctionVariable
@@ -29,13 +30,14 @@ AS_CALLED = {name: False for name in ("enable_dynamo_decompositions",) if hasatt
 ROUNDED_OTHERWISE = "results may differ from those of plain torch by rounding"  # a note on a model begins so
 _LOW = (torch.float16, torch.bfloat16)
 _KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
-# These overwrite running statistics that their schemas call read-only; torch traces others in their place.
+# These overwrite running statistics that their schemas call read-only; others are traced in their place.
 _SECRET_WRITERS = (torch.ops.aten.native_batch_norm, torch.ops.aten.cudnn_batch_norm)
+_CUDNN_BATCH_NORM = torch.ops.aten.cudnn_batch_norm.default
 # What torch traces for this one draws in another order where strides are unusual.
 _BERNOULLI = torch.ops.aten.bernoulli_.float
 _FORMULA = "the formula of its gradient looks at values, which no trace has, and takes another way there"
 _PIECES = "eager torch writes its pieces in place, where kernels that take several numbers at once round otherwise"
-_CUDNN = "eager torch may run cuDNN's batch norm, which overwrites statistics that it calls read-only"
+_FROZEN = "eager torch may run cuDNN's batch norm also where statistics are only read"
 _ZEROS = "zeros in its gradient may have the other sign"
 _SUM = "a trace sums the gradient of its value over all elements, eager torch over those that are filled"
 _CAST = "eager torch casts a weight once under autocast, and sums its gradient in the lower precision"
@@ -53,9 +55,7 @@ _DIFFERING: dict[OpOverload[..., Any], tuple[tuple[str, ...], str]] = {
     _ATEN.nanmedian.default: (_EVERYWHERE, _ZEROS),
     _ATEN.masked_fill.Tensor: (_EVERYWHERE, _SUM),
     _ATEN.unsafe_split.Tensor: (("cpu",), _PIECES),  # seen: GRUCell of 16 numbers
-    _ATEN._native_batch_norm_legit.default: (("cuda",), _CUDNN),
-    _ATEN._native_batch_norm_legit.no_stats: (("cuda",), _CUDNN),
-    _ATEN._native_batch_norm_legit_functional.default: (("cuda",), _CUDNN),
+    _ATEN._batch_norm_no_update.default: (("cuda",), _FROZEN),
 }
 
 
@@ -112,19 +112,43 @@ def whole_functions() -> Iterator[None]:
 @contextmanager
 def whole_operators() -> Iterator[None]:
     """Traces meanwhile what eager torch runs."""
-    taken = [(op, key, op.py_kernels.pop(key)) for op in _rewritten() for key in _KEYS if key in op.py_kernels]
-    _BERNOULLI.py_kernels[DispatchKey.Autograd] = draw_in_place
-    changed = {_BERNOULLI, *(op for op, *_ in taken)}
+    own: dict[OpOverload[..., Any], Callable[..., Any]] = {_BERNOULLI: draw_in_place, _CUDNN_BATCH_NORM: _normalize}
+    changed = {*_rewritten(), *own}
+    taken = [(op, key, op.py_kernels.pop(key)) for op in changed for key in _KEYS if key in op.py_kernels]
+    for op, kernel in own.items():
+        op.py_kernels[DispatchKey.Autograd] = kernel
     for op in changed:
         op._dispatch_cache.clear()
     try:
         yield
     finally:
-        del _BERNOULLI.py_kernels[DispatchKey.Autograd]
+        for op in own:
+            del op.py_kernels[DispatchKey.Autograd]
         for op, key, kernel in taken:
             op.py_kernels[key] = kernel
         for op in changed:
             op._dispatch_cache.clear()
+
+
+def _normalize(  # noqa: PLR0917 (as the operator has them)
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
+    """Batch norm by the operators that say what they overwrite, and choose cuDNN's kernel as eager torch does.
+
+    For `cudnn_batch_norm` torch would trace its own, which rounds otherwise: on an H200 ResNet-50 had other losses.
+    """
+    if not training:
+        return _ATEN._batch_norm_no_update.default(x, weight, bias, running_mean, running_var, momentum, eps)
+    if running_mean is None or running_var is None:  # those that are overwritten nobody reads
+        running_mean, running_var = torch.zeros_like(weight), torch.zeros_like(weight)
+    return _ATEN._batch_norm_with_update.default(x, weight, bias, running_mean, running_var, momentum, eps)
 
 
 def _rewritten() -> list[OpOverload]:

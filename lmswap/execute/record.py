@@ -61,7 +61,7 @@ class Recorder:
         self._clock, self._memory = clock, memory
         self._current = MarkedStep(time.perf_counter())
         self._ops: list[int] = []  # marks of the segment under way
-        self._begun_seconds = 0.0  # host time when it began
+        self._begun_seconds = 0.0  # host time when it began, or would have begun without marks between its ops
         self._watches = False  # whether somebody looks at its memory
         self._begun_bytes = 0  # what tensors held when it began
         self._curves: dict[SegmentKey, Curve] = {}  # of planned segments: they allocate alike in each step
@@ -126,7 +126,8 @@ class Recorder:
     def memory_changed(self) -> None:
         """Adds a point to the memory curve, where it is neither told nor known."""
         if self._watches:
-            self._look(self._clock.mark())
+            with self._besides():
+                self._look(self._clock.mark())
 
     def forget_curves(self) -> None:
         """Looks again at what segments hold: they are about to follow other plans."""
@@ -169,7 +170,15 @@ class Recorder:
     def begin_op(self) -> None:
         """The next op of the segment begins; the first one began with it."""
         if self.times_ops:
-            self._ops.append(self._clock.mark())
+            with self._besides():
+                self._ops.append(self._clock.mark())
+
+    @contextmanager
+    def _besides(self) -> Iterator[None]:
+        """What the host does meanwhile is no part of the segment: other steps do without."""
+        begun = time.perf_counter()
+        yield
+        self._begun_seconds += time.perf_counter() - begun
 
     def end_segment(self, key: SegmentKey, start: int, follows: Graphs = ()) -> None:
         """The run that `begin_segment` began is over; it followed the plan of ``follows`` to its end."""

@@ -150,7 +150,7 @@ def host_link(device: torch.device) -> HostLink:
         return HostLink("unknown", f"unknown: NVML does not start ({error})")
     try:
         handle = find_gpu(pynvml, str(torch.cuda.get_device_properties(device).uuid))
-        source = torch.empty(2**26, dtype=torch.uint8, pin_memory=True)
+        source = torch.empty(2**26, dtype=torch.uint8, device="cpu", pin_memory=True)
         target = torch.empty_like(source, device=device)
         for _ in range(32):  # 2 GiB: 30 ms and more on any link, longer than the questions take
             target.copy_(source, non_blocking=True)

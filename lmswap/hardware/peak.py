@@ -131,7 +131,7 @@ def _beside_compute(
 def _pinned_buffer() -> torch.Tensor:
     import torch
 
-    return torch.empty(_COPY_BYTES, dtype=torch.uint8, pin_memory=True)
+    return torch.empty(_COPY_BYTES, dtype=torch.uint8, device="cpu", pin_memory=True)
 
 
 def _device_buffer(device: torch.device) -> torch.Tensor:

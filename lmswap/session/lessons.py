@@ -166,8 +166,7 @@ class Lessons:
         ``released`` are the outputs and tangents that the caller did not hold; predictions count on that, plans do not.
         """
         seconds = () if record is None else tuple(map(sum, record.op_seconds()))
-        of_host = () if record is None else record.host_seconds()
-        self._plans.put(replace(step, segment_seconds=seconds, host_seconds=of_host, released=released))
+        self._plans.put(replace(step, segment_seconds=seconds, released=released))
 
     def _learn(self, step: PlannedStep, shown: Shown) -> bool:
         """Predicts from what the last step took, and plans again if the prediction was off, or the plan may be slow.
@@ -190,7 +189,7 @@ class Lessons:
             predicted=step.predicted,
             measured=record.timeline(program.buffer_names, other_bytes=0),
             op_seconds=_without_marks(record.op_seconds(), step.segment_seconds),
-            host_seconds=step.host_seconds,
+            host_seconds=record.host_seconds(),  # in the step before, the arena found out where blocks come to lie
         )
         if found is None:
             return False

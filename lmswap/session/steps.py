@@ -51,7 +51,6 @@ class PlannedStep:
     allowance: Allowance
     origin: str  # of the plan: "made in 1.2 s", "from cache"
     segment_seconds: tuple[float, ...] = ()  # of compute in a step that ran, where it is known
-    host_seconds: tuple[float | None, ...] = ()  # of queueing it, likewise, where the device waited for that
     released: frozenset[int] = frozenset()  # outputs and tangents that the caller does not hold, as far as known
     places: Places | None = None  # where its tensors lie, with an arena
     is_overdrawn: bool = False  # takes more than its allowance, and no plan was found that does not

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 
 import pytest
 
@@ -357,6 +358,24 @@ def test_what_a_plan_does_not_know_is_called_by_its_number():
     record = StepRecord(STEP, (SegmentRun((0, "forward"), 0.0, (), 2.0),), (), tuple(moved))
     names = [span.name for span in record.timeline(("conv", "relu"), other_bytes=0).spans if span.nbytes]
     assert names == ["conv", "relu", "buffer 7"]
+
+
+def test_what_marks_between_ops_take_is_not_what_the_host_takes_to_queue_them():
+    class Slow(Ticks):
+        def mark(self) -> int:
+            time.sleep(0.02)
+            return super().mark()
+
+    recorder, clock = Recorder(Slow(), Memory()), time.perf_counter()
+    recorder.time_ops()
+    with recorder.segment((0, "forward")):
+        for _ in range(20):
+            recorder.begin_op()
+    with recorder.segment((0, "backward")):
+        pass
+    forward = recorder.last().segments[0]
+    assert time.perf_counter() - clock > 20 * 0.02
+    assert 0 <= forward.queued_seconds - forward.begun_seconds < 10 * 0.02  # marks at both ends are
 
 
 def test_a_step_is_host_bound_where_the_device_has_run_what_the_host_has_only_just_queued():

@@ -40,7 +40,7 @@ def test_kineto_and_the_engine_tell_of_the_same_copies():
     assert (seen.num_steps, own.num_steps) == (3, 3)
     for way in ("copies_in", "copies_out"):
         assert getattr(seen, way).nbytes == getattr(own, way).nbytes > 0
-        assert getattr(seen, way).num_copies == getattr(own, way).num_copies
+        assert getattr(seen, way).num_copies >= getattr(own, way).num_copies > 0  # which the engine cuts in pieces
         assert getattr(seen, way).bytes_per_second == pytest.approx(getattr(own, way).bytes_per_second, rel=0.2)
     assert profile.is_valid
     assert 0 < seen.utilization <= 1
@@ -51,7 +51,8 @@ def test_an_emulated_link_shows_in_the_tools_column_as_lmswap_paced_it():
     profile = profiled(link="2GB/s")
     seen, own = profile.figures
     assert "Link EMULATED: 2 GB/s out, 2 GB/s in" in str(profile)
-    assert seen.copies_out == own.copies_out
+    assert (seen.copies_out.num_copies, seen.copies_out.nbytes) == (own.copies_out.num_copies, own.copies_out.nbytes)
+    assert seen.copies_out.bytes_per_second == pytest.approx(own.copies_out.bytes_per_second)
     assert seen.copies_out.bytes_per_second < 2.1e9
     assert seen.compute_seconds != own.compute_seconds
 
@@ -61,7 +62,7 @@ def test_batches_from_pageable_memory_are_no_valid_measurement():
         parameter = nn.Parameter(torch.ones(1, device="cuda"))
         optimizer = torch.optim.SGD([parameter], lr=0.1)
         for _ in range(2):
-            (parameter * torch.ones(2**20).cuda()).sum().backward()
+            (parameter * torch.ones(2**20, device="cpu").cuda()).sum().backward()
             optimizer.step()
     assert not profile.is_valid
     assert profile.figures[0].num_pageable == 2

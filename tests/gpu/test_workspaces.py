@@ -1,10 +1,13 @@
 """What libraries take for good is there before a step, in the threads of forward and backward; CUDA only."""
 
+import gc
 import time
 
 import pytest
 import torch
+from torch import nn
 
+import lmswap
 from lmswap.hardware.workspaces import take_workspaces
 
 pytestmark = [
@@ -65,6 +68,32 @@ def test_they_are_taken_in_the_middle_of_a_trace():
     torch.compiler.reset()
     torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2, device="cuda"))
     assert taken[0] > 0
+
+
+def test_measuring_the_ops_of_a_model_takes_no_third_one():
+    def train():
+        torch.compiler.reset()
+        model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)).cuda()
+        lmswap.enable(model, budget="1GiB")
+        for _ in range(3):
+            model(torch.ones(64, 64, device="cuda")).sum().backward()
+        lmswap.disable(model)
+        del model
+        gc.collect()
+
+    without = bytes_taken_for_good(step)
+    torch._C._cuda_clearCublasWorkspaces()
+    assert bytes_taken_for_good(train) == without
+
+
+def test_a_model_is_measured_in_inference_mode_too():
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)).cuda()
+    x = torch.ones(64, 64, device="cuda")
+    with torch.inference_mode():
+        expected = model(x)
+        lmswap.enable(model, budget="1GiB")
+        assert torch.equal(model(x), expected)
+    lmswap.disable(model)
 
 
 def test_there_are_none_on_a_cpu():
