@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.case_study.findings import headline
 from benchmarks.case_study.results import Results
-from benchmarks.first_hour import cards
+from benchmarks.first_hour import cards, speed
 from benchmarks.peers.results import describe, from_fields
 from lmswap.ir.bytesize import format_bytes
 
@@ -64,6 +64,10 @@ def _cards(found: Mapping[str, Any]) -> list[str]:
     return cards.lines(found)
 
 
+def _speed(found: Mapping[str, Any]) -> list[str]:
+    return speed.lines(found)
+
+
 def _repeats(found: Mapping[str, Any]) -> list[str]:
     return [
         f"- cuDNN's {kind}: {sum(of['not_repeated'].values())} of {of['ops']} ops: "
@@ -96,6 +100,7 @@ def _peers(found: Mapping[str, Any]) -> list[str]:
 _SUMMARIES: dict[str, Callable[[Mapping[str, Any]], list[str]]] = {
     "facts": _facts,
     "tests": _tests,
+    "speed": _speed,
     "cards": _cards,
     "repeats": _repeats,
     "compared": _compared,

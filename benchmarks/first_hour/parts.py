@@ -22,11 +22,12 @@ class Part:
 def parts(folder: Path, small: int, large: int) -> list[Part]:
     """All parts, for images of ``small``³ and ``large``³; each writes into a folder of its own below ``folder``."""
     own, sizes = "benchmarks.first_hour", (str(small), str(large))
-    facts, suite, cards, repeats, compared, study, peers = (
+    facts, suite, speed, cards, repeats, compared, study, peers = (
         folder / name / f"{file}.json"
         for name, file in (
             ("facts", "facts"),
             ("tests", "tests"),
+            ("speed", "speed"),
             ("cards", "cards"),
             ("repeats", "repeats"),
             ("compared", "compared"),
@@ -43,6 +44,12 @@ def parts(folder: Path, small: int, large: int) -> list[Part]:
             "The tests of the GPU, each in a process of its own",
             ("-m", f"{own}.suite", str(suite), "tests/gpu"),
             suite,
+        ),
+        Part(
+            "speed",
+            "What budgets cost in time",
+            ("-m", f"{own}.speed", str(speed), *["--small"] * (large < _FULL)),
+            speed,
         ),
         Part(
             "cards",

@@ -1,8 +1,8 @@
 """What does a budget cost in time? Networks by plain torch, without a budget, and within 70, 50 and 30 %.
 
 All ways of a network are trained in one process, one after the other, plain torch twice: what it does not repeat the
-bits of, nobody can. ``python -m benchmarks.first_hour.speed FILE``; the shares are those of `cards`. With
-``--repeatable`` torch chooses algorithms that repeat their bits, where it has them; they take longer.
+bits of, nobody can; `cards` asks for kernels that do, and has the same shares.
+``python -m benchmarks.first_hour.speed FILE``.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import argparse
 import gc
 import itertools
 import json
-import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,8 @@ from benchmarks.first_hour.networks import Network, digest, networks
 from lmswap.bench.compact import to_json
 from lmswap.bench.unet3d.files import write_text
 from lmswap.bench.unet3d.study import describe_machine
-from lmswap.errors import LmswapError
+from lmswap.errors import LmswapError, PlanInfeasible
+from lmswap.hardware.device import describe_device
 from lmswap.reporting.text import print_result
 
 _SHARES = (0.7, 0.5, 0.3)
@@ -42,40 +43,25 @@ _OF_REPORT = (
 
 
 def train(network: Network, budget: int | str | None) -> dict[str, Any]:
-    """Trains plainly, or with lmswap within ``budget``; seconds of steady steps, on the device's clock and the host's.
-
-    Steady steps are queued without waiting for any of them.
-    """
+    """Trains plainly, or with lmswap within ``budget``: first steps, and steady ones, which wait for nothing."""
     torch.compiler.reset()
     gc.collect()
     torch.cuda.empty_cache()
     torch.manual_seed(0)
     model = network.make_model().to("cuda", network.dtype)
     batch = [tensor.to("cuda") for tensor in network.make_batch()]
-    optimizer = torch.optim.Adam(model.parameters())
+    step = partial(_step, network, model, batch, torch.optim.Adam(model.parameters()))
     torch.cuda.reset_peak_memory_stats()
     begun = time.perf_counter()
     if budget is not None:
         lmswap.enable(model, budget)
-    losses = [_step(network, model, batch, optimizer).item()]
+    losses = [step().item()]
     first_seconds = time.perf_counter() - begun
-    losses += [_step(network, model, batch, optimizer).item() for _ in range(_LEARNING_STEPS - 1)]
+    losses += [step().item() for _ in range(_LEARNING_STEPS - 1)]
     retries = torch.cuda.memory_stats()["num_alloc_retries"]
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(_STEADY_STEPS + 1)]  # type: ignore[no-untyped-call]
-    torch.cuda.synchronize()
-    begun = time.perf_counter()
-    marks[0].record()
-    steady = []
-    for mark in marks[1:]:
-        steady.append(_step(network, model, batch, optimizer))
-        mark.record()
-    queued_seconds = time.perf_counter() - begun
-    torch.cuda.synchronize()
-    wall_seconds = time.perf_counter() - begun
+    seconds, steady = _timed(step)
     found = {
-        "seconds": [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(marks)],
-        "queued_seconds": queued_seconds / _STEADY_STEPS,
-        "wall_seconds": wall_seconds / _STEADY_STEPS,
+        **seconds,
         "first_seconds": first_seconds,
         "reserved_bytes": torch.cuda.max_memory_reserved(),
         "between_bytes": torch.cuda.memory_allocated(),
@@ -88,6 +74,23 @@ def train(network: Network, budget: int | str | None) -> dict[str, Any]:
         found["report"] = {name: getattr(report, name) for name in _OF_REPORT}
         lmswap.disable(model)
     return found
+
+
+def _timed(step: Callable[[], Tensor]) -> tuple[dict[str, Any], list[Tensor]]:
+    """Seconds of steady steps: of each by the device's clock, of queueing one, and of one by the host's clock."""
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(_STEADY_STEPS + 1)]  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    marks[0].record()
+    losses = []
+    for mark in marks[1:]:
+        losses.append(step())
+        mark.record()
+    queued_seconds = (time.perf_counter() - begun) / _STEADY_STEPS
+    torch.cuda.synchronize()
+    wall_seconds = (time.perf_counter() - begun) / _STEADY_STEPS
+    seconds = [before.elapsed_time(after) / 1e3 for before, after in itertools.pairwise(marks)]
+    return {"seconds": seconds, "queued_seconds": queued_seconds, "wall_seconds": wall_seconds}, losses
 
 
 def _step(network: Network, model: nn.Module, batch: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> Tensor:
@@ -110,6 +113,8 @@ def ways(network: Network) -> Iterator[dict[str, Any]]:
         try:
             run |= train(network, budget)
             run["same"] = {key: run[key] == plain[key] for key in ("losses", "weights")}
+        except PlanInfeasible as error:
+            run["refused"] = str(error)
         except (LmswapError, RuntimeError) as error:
             run["failure"] = f"{type(error).__name__}: {error}"[:600]
         yield run
@@ -124,8 +129,8 @@ def lines(found: Mapping[str, Any]) -> list[str]:
 def _rows(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     known = {run["way"]: statistics.median(run["seconds"]) for run in runs if "seconds" in run}
     for run in runs:
-        if "failure" in run:
-            yield f"| {run['network']} | {run['way']} | {run['failure'][:200]} |" + " |" * 6
+        if said := run.get("refused") or run.get("failure"):
+            yield f"| {run['network']} | {run['way']} | {said[:200]} |" + " |" * 6
             continue
         seconds, report = known[run["way"]], run.get("report")
         cells = [run["network"], run["way"], f"{seconds:.4f}", f"{seconds / known['plain torch']:.3f} ×"]
@@ -147,33 +152,26 @@ def main() -> int:
     parser.add_argument("result", type=Path, nargs="?")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--networks", nargs="+", metavar="NAME", choices=networks(are_small=True))
-    parser.add_argument("--repeatable", action="store_true")
     parser.add_argument("--one", metavar="NETWORK")
     options = parser.parse_args()
     known = networks(are_small=options.small)
-    how = [f"--{name}" for name in ("small", "repeatable") if getattr(options, name)]
     if options.one:
-        if options.repeatable:
-            torch.use_deterministic_algorithms(True)
-            torch.utils.deterministic.fill_uninitialized_memory = False  # which has no part in the bits
         for run in ways(known[options.one]):
             sys.stdout.write(json.dumps({"network": options.one, **run}) + "\n")
             sys.stdout.flush()
         return 0
-    return _keep(options.result, options.networks or [*known], how)
+    return _keep(options.result, options.networks or [*known], are_small=options.small)
 
 
-def _keep(path: Path, names: Sequence[str], how: Sequence[str]) -> int:
-    head = {"device": torch.cuda.get_device_name(), "host": asdict(describe_machine()), "how": [*how]}
+def _keep(path: Path, names: Sequence[str], *, are_small: bool) -> int:
+    device = describe_device(torch.device("cuda", 0))
+    head = {"device": device.name, "driver": device.driver, "host": asdict(describe_machine()), "are_small": are_small}
     runs: dict[str, list[dict[str, Any]]] = {}
     has_failed = False
     for name in names:
         runs[name] = []
-        command = [sys.executable, "-m", "benchmarks.first_hour.speed", "--one", name, *how]
-        environment = dict(os.environ)
-        if "--repeatable" in how:
-            environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # else torch warns that cuBLAS may not
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        command = [sys.executable, "-m", "benchmarks.first_hour.speed", "--one", name, *["--small"] * are_small]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             for line in process.stdout:
                 runs[name].append(json.loads(line))

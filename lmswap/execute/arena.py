@@ -307,9 +307,12 @@ class Arena:
     def _segments(self) -> list[_Segment]:
         if self._pool is None:
             return []
-        # torch.cuda.memory_snapshot says in a third number whether it wants traces, and loses a reference to True or
-        # False each time (seen: 2.13); Python 3.11, which counts them, ends when none is left.
-        found: list[_Segment] = torch._C._cuda_memorySnapshot(self._pool.id)["segments"]
+        # Of each number in what it is given torch gives up a reference that it does not own (2.11 to 2.13): those of
+        # later pools than the 256th are objects of their own, and were freed twice, which ended processes later on.
+        pool = self._pool.id
+        for number in pool:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(number))
+        found: list[_Segment] = torch._C._cuda_memorySnapshot(pool)["segments"]
         return found
 
     def _take(self, nbytes: int) -> int:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks.first_hour import __main__ as first_hour
-from benchmarks.first_hour import cards, suite
+from benchmarks.first_hour import cards, speed, suite
 from benchmarks.first_hour.page import page, summary
 from benchmarks.first_hour.parts import Part, parts
 from benchmarks.peers.cell import Cell, Outcome
@@ -40,6 +40,32 @@ FOUND = {
     "tests": {
         "collected": 3,
         "tests": [{"test": "tests/gpu/a.py::test_b", "outcome": "failed"}, {"outcome": "passed"}],
+    },
+    "speed": {
+        "networks": {
+            "gpt": [
+                {"network": "gpt", "way": "plain torch", "seconds": [0.9, 1.0, 1.2], "reserved_bytes": 2**31},
+                {
+                    "network": "gpt",
+                    "way": "without a budget",
+                    "budget_bytes": "auto",
+                    "seconds": [1.1],
+                    "reserved_bytes": 2**31,
+                    "report": {"predicted_seconds": None, "measured_seconds": 1.0, "swapped_out_bytes": 0},
+                    "same": {"losses": True, "weights": False},
+                },
+                {
+                    "network": "gpt",
+                    "way": "50%",
+                    "budget_bytes": 2**30,
+                    "seconds": [1.21],
+                    "reserved_bytes": 2**29,
+                    "report": {"predicted_seconds": 1.15, "measured_seconds": 1.2, "swapped_out_bytes": 2**28},
+                    "same": {"losses": True, "weights": True},
+                },
+                {"network": "gpt", "way": "30%", "budget_bytes": 2**29, "refused": "no plan fits"},
+            ]
+        }
     },
     "cards": {
         "card": 1.02,
@@ -102,6 +128,10 @@ def test_the_page_says_of_every_part_on_which_device_and_with_which_code_it_was(
         "512.00 MiB of 8.00 GiB are contexts'",
         "of 3 tests 1 passed, 0 skipped, 1 failed",
         "failed: tests/gpu/a.py::test_b",
+        "| gpt | plain torch | 1.0000 | 1.000 × |  |  | 2048 MiB |  |  |",
+        "| gpt | without a budget | 1.1000 | 1.100 × | 1.000 × |  | 2048 MiB | 0 MiB | others |",
+        "| gpt | 50% | 1.2100 | 1.210 × | 1.100 × | 1.1500 for 1.2000 | 0.500 of it | 256 MiB | same |",
+        "| gpt | 30% | no plan fits |",
         "gpt within 50%, 1024 MiB: reserved 0.500 of it, 0 retries after step 3, the bits of plain torch",
         "gpt within 30%, 512 MiB: no plan fits",
         "2 of 9 ops: 2 aten.index_add.default",
@@ -305,6 +335,19 @@ def test_a_test_that_takes_too_long_is_ended_with_all_that_it_started(its_tests,
     code, found = its_tests(f"def test_a(): subprocess.run([sys.executable, '-c', {child!r}])\n")
     assert (code, found["test_a"]["outcome"], found["test_a"]["end"]) == (1, "failed", "took more than 10 s")
     check_dead(tmp_path / "child")
+
+
+@pytest.mark.parametrize(("last", "code"), [("refused", 0), ("failure", 1)])
+def test_speeds_are_kept_as_they_are_found_and_a_refusal_is_an_answer(tmp_path, monkeypatch, last, code):
+    runs = [FOUND["speed"]["networks"]["gpt"][0], {"network": "gpt", "way": "30%", last: "why"}]
+    script = tmp_path / "python"
+    script.write_text("#!/bin/sh\n" + "".join(f"echo '{json.dumps(run)}'\n" for run in runs))
+    script.chmod(0o755)
+    monkeypatch.setattr(speed.sys, "executable", str(script))
+    monkeypatch.setattr(speed, "describe_device", lambda _: DeviceInfo("cuda:0", "Some GPU", 1, 1, "2.13.0", "580"))
+    assert speed._keep(tmp_path / "speed.json", ["gpt"], are_small=True) == code
+    found = json.loads((tmp_path / "speed.json").read_text())
+    assert (found["device"], found["driver"], found["networks"]) == ("Some GPU", "580", {"gpt": runs})
 
 
 @pytest.fixture

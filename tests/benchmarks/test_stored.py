@@ -12,6 +12,7 @@ import pytest
 from benchmarks.case_study.results import Results as CaseStudy
 from benchmarks.conformance.results import read_results as read_conformance
 from benchmarks.distributed.results import Results as Distributed
+from benchmarks.first_hour import speed
 from benchmarks.peers.results import read_results as read_peers
 from benchmarks.programs.compare import read_outcomes
 
@@ -33,3 +34,9 @@ def test_stored_results_are_what_the_code_of_today_writes_of_them(name: str, tmp
 
 def test_the_outcomes_that_plans_are_compared_with_can_be_read():
     assert read_outcomes(STORED / "programs.json")
+
+
+@pytest.mark.parametrize("path", [*(STORED / "h200").glob("*unet3d*.json"), *(STORED / "h200").glob("*resnet50*.json")])
+def test_the_tables_of_a_real_gpu_are_those_of_its_figures(path: Path):
+    page = (STORED / "h200" / "README.md").read_text()
+    assert "\n".join(speed.lines(json.loads(path.read_text()))) in page

@@ -4,7 +4,7 @@ import gc
 import itertools
 import sys
 from collections.abc import Callable
-from types import CodeType, FrameType
+from types import CodeType, FrameType, SimpleNamespace
 
 import pytest
 import torch
@@ -191,6 +191,16 @@ def test_a_signal_at_any_moment_leaves_nothing_held(arena):
         assert torch.cuda.memory_allocated() == before
         assert held_bytes(DEVICE) == 0
     assert number > 100
+
+
+def test_looking_at_a_pool_takes_no_reference_from_the_numbers_that_name_it(arena, monkeypatch):
+    """Torch does, and numbers above 256 are objects that are freed."""
+    numbers = (int("1000001"), int("1000002"))  # made at run time: nobody else holds them
+    monkeypatch.setattr(arena, "_pool", SimpleNamespace(id=numbers))
+    before = [*map(sys.getrefcount, numbers)]
+    for _ in range(10):
+        assert arena.reserved_bytes == 0  # there is no such pool
+    assert all(now >= was for now, was in zip(map(sys.getrefcount, numbers), before, strict=True))
 
 
 def test_an_arena_is_made_anew_on_the_stream_of_the_next_step(arena):

@@ -327,7 +327,7 @@ def test_an_arena_follows_the_model_to_another_stream():
         for _ in range(2):
             step()
         torch.cuda.synchronize()
-    (segment,) = (s for s in torch.cuda.memory_snapshot(arena._pool.id) if s["address"] == arena._base)
+    (segment,) = (s for s in arena._segments() if s["address"] == arena._base)
     assert segment["stream"] == stream.cuda_stream
     assert arena.reserved_bytes == before
     assert arena.num_unplaced == 0
