@@ -38,14 +38,16 @@ def watch_gradients(outputs: Iterable[Any], notice: Callable[[], str]) -> None:
         handles.pop().remove()
         sentence = notice()
         apply: Callable[[Tensor, str], Tensor] = _Once.apply
-        return tuple(
-            apply(gradient, sentence) if gradient is not None and gradient.requires_grad else gradient
-            for gradient in gradients
-        )
+        return tuple(None if gradient is None else apply(_differentiable(gradient), sentence) for gradient in gradients)
 
     handles: list[Any] = []
     disable: Callable[..., Any] = torch.compiler.disable  # a model may run a backward where Dynamo traces it
     node.register_prehook(disable(begins))
+
+
+def _differentiable(gradient: Tensor) -> Tensor:
+    """With torch 2.11 some are not, and would be taken for constants: nobody would hear of it."""
+    return gradient if gradient.requires_grad else gradient.detach().requires_grad_()
 
 
 class _Once(torch.autograd.Function):
