@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <utility>
 
 #include "lmswap/engine.h"
@@ -238,6 +239,59 @@ void bind_engine(nb::module_& module) {
       .def("close", [](PyEngine& self) { self.get().close(); }, WithoutLock());
 }
 
+// What an arena holds of torch's memory and no tensor does, by address. The allocator is called by torch's own two
+// functions for Python, so that nothing here links to torch. A signal's handler runs before or after a call of this,
+// and never between what the allocator did and what is known to be held.
+class Holds {
+ public:
+  Holds(nb::callable take, nb::callable give) : take_(std::move(take)), give_(std::move(give)) {}
+
+  uint64_t take(uint64_t nbytes, uint64_t stream) {
+    const auto address = nb::cast<uint64_t>(take_(nbytes, stream));
+    held_.emplace(address, nbytes);
+    return address;
+  }
+
+  bool give(uint64_t address) {
+    if (held_.erase(address) == 0) return false;
+    give_(address);
+    return true;
+  }
+
+  void give_all() {
+    while (!held_.empty()) give(held_.begin()->first);
+  }
+
+  // The first of `moves` that did not go as it says, and where its bytes were found; None where all did.
+  nb::object make(const nb::tuple& moves, uint64_t stream) {
+    for (const nb::handle move : moves) {
+      const auto nbytes = nb::cast<uint64_t>(move[0]), address = nb::cast<uint64_t>(move[1]);
+      const uint64_t found = nbytes != 0 ? take(nbytes, stream) : give(address) ? address : 0;
+      if (found != address) return nb::make_tuple(nbytes, address, found);
+    }
+    return nb::none();
+  }
+
+  nb::dict held() const {
+    nb::dict held;
+    for (const auto& [address, nbytes] : held_) held[nb::int_(address)] = nbytes;
+    return held;
+  }
+
+ private:
+  nb::callable take_, give_;
+  std::map<uint64_t, uint64_t> held_;
+};
+
+void bind_holds(nb::module_& module) {
+  nb::class_<Holds>(module, "Holds")
+      .def(nb::init<nb::callable, nb::callable>(), "take"_a, "give"_a)
+      .def("take", &Holds::take, "nbytes"_a, "stream"_a)
+      .def("give_all", &Holds::give_all)
+      .def("make", &Holds::make, "moves"_a, "stream"_a)
+      .def("held", &Holds::held);
+}
+
 void bind_device(nb::module_& module) {
   module.def(
       "device_bytes",
@@ -294,6 +348,7 @@ NB_MODULE(_C, module) {
   nb::set_leak_warnings(false);
   nb::register_exception_translator(lmswap::translate_error);
   lmswap::bind_engine(module);
+  lmswap::bind_holds(module);
   lmswap::bind_device(module);
   lmswap::bind_heap(module);
 }

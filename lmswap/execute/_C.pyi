@@ -4,6 +4,7 @@ Errors are raised as `lmswap.errors.TierError`, `DriverError`, `TransferError` a
 release the GIL. Times are seconds of CLOCK_MONOTONIC, the clock of `time.perf_counter`.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 class TransferRecord(NamedTuple):
@@ -150,6 +151,27 @@ class Engine:
     def live_handles(self) -> int: ...
     def close(self) -> None:
         """Waits for the lanes, gives everything back; tokens that outlive it are harmless. Idempotent."""
+
+class Holds:
+    """What an arena holds of torch's memory and no tensor does; a signal's handler never comes in between."""
+
+    def __init__(self, take: Callable[[int, int], int], give: Callable[[int], object]) -> None:
+        """``take`` allocates bytes on a stream and gives the address, at which ``give`` frees them."""
+
+    def take(self, nbytes: int, stream: int) -> int:
+        """Holds so many bytes more; where they lie."""
+
+    def give_all(self) -> None:
+        """Holds nothing any more."""
+
+    def make(self, moves: tuple[tuple[int, int], ...], stream: int) -> tuple[int, int, int] | None:
+        """For each move (bytes, address) takes so many, which have to lie there, or, of 0 bytes, gives that back.
+
+        Where one does not go as it says no other is made: bytes, address, and where they were found, 0: nowhere.
+        """
+
+    def held(self) -> dict[int, int]:
+        """Bytes by address."""
 
 def device_bytes(device: int, library: str = "libcuda.so.1") -> tuple[int, int]:
     """What is free of a GPU's memory, and all of it, asked in a context that is there for the question only."""

@@ -19,7 +19,6 @@ import ctypes
 import logging
 import os
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from typing import Any
 
 import torch
 
+from lmswap.execute import _C
 from lmswap.execute.blocks import Extent, Moves, Taken, run_around, takes, within
 from lmswap.execute.streams import current_stream_of
 from lmswap.ir.places import SMALL_BYTES, Place
@@ -55,7 +55,7 @@ _arenas: weakref.WeakSet[Arena] = weakref.WeakSet()
 
 def held_bytes(device: torch.device) -> int:
     """What arenas of ``device`` hold now and no tensor does, though torch counts it as allocated."""
-    return sum(sum(arena._holds.values()) for arena in _arenas if arena.device == device)
+    return sum(sum(arena._holds.held().values()) for arena in _arenas if arena.device == device)
 
 
 @contextmanager
@@ -88,7 +88,10 @@ class Arena:
         self._pool: torch.cuda.MemPool | None = None
         self._stream = self._base = 0
         self._inside = range(0)  # addresses of its segment
-        self._holds: dict[int, int] = {}  # by address: bytes that no tensor holds
+        # What no tensor holds.
+        self._holds = _C.Holds(
+            torch._C._cuda_cudaCachingAllocator_raw_alloc, torch._C._cuda_cudaCachingAllocator_raw_delete
+        )
         self._num_leaving = 0  # steps at whose beginning an old arena may still be given back
         self._is_open = False  # a segment runs
         self._script: Script | None = None  # of the segment that runs; None if it lets the allocator choose
@@ -203,9 +206,9 @@ class Arena:
     def _begin(self, script: Script) -> None:
         try:
             if not self._base:
-                self._base = self._take(self.nbytes)
+                self._base = self._holds.take(self.nbytes, self._stream)
                 self._inside = self._segment_of(self._base)
-                self._give(self._base)
+                self._holds.give_all()
             self._script, self._next = script, 0
             free = self._free_at_first = tuple(self._free())
             self._make(takes(free))
@@ -223,8 +226,7 @@ class Arena:
         self._let_go()
 
     def _let_go(self) -> None:
-        for address in [*self._holds]:
-            self._give(address)
+        self._holds.give_all()
         self._script = None
 
     def _find_out(self, places: Sequence[Place]) -> Moves:
@@ -238,14 +240,14 @@ class Arena:
             except _NoRoom as missing:
                 assert self._script is not None
                 self._script.known.pop(self._free_at_first, None)  # the next run begins with what is taken now
-                self._take(missing.nbytes)
+                self._holds.take(missing.nbytes, self._stream)
                 self._make(takes(self._free()))  # what is left of its segment
         self._make(opening)
         return (*closing, *opening)
 
     def _work_out(self, places: Sequence[Place]) -> Moves:
         """What opens ``places`` when all that is free and can be held is held."""
-        closed, loose = dict(self._holds), dict(self._free())
+        closed, loose = self._holds.held(), dict(self._free())
         moves, opened = list[tuple[int, int]](), list[tuple[int, int]]()
         for place in places:
             if place.offset is not None:
@@ -288,15 +290,12 @@ class Arena:
         return next(addresses for addresses in ranges if address in addresses)
 
     def _make(self, moves: Moves) -> None:
-        for nbytes, address in moves:
-            if not nbytes:
-                if address not in self._holds:
-                    raise Taken(f"what is to be free at {address - self._base} is not held")
-                self._give(address)
-                continue
-            taken = self._take(nbytes)
-            if taken != address:
-                raise Taken(f"{nbytes} bytes were free at {taken - self._base} instead of {address - self._base}")
+        if (failed := self._holds.make(moves, self._stream)) is None:
+            return
+        nbytes, address, found = failed
+        if not nbytes:
+            raise Taken(f"what is to be free at {address - self._base} is not held")
+        raise Taken(f"{nbytes} bytes were free at {found - self._base} instead of {address - self._base}")
 
     def _free(self) -> list[Extent]:
         """What neither tensors nor this object hold of the arena and beside it, by address."""
@@ -314,12 +313,3 @@ class Arena:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(number))
         found: list[_Segment] = torch._C._cuda_memorySnapshot(pool)["segments"]
         return found
-
-    def _take(self, nbytes: int) -> int:
-        # Each is one call into C: a signal's handler that raises cannot come between the allocator and what is held.
-        taken = map(torch._C._cuda_cudaCachingAllocator_raw_alloc, (nbytes,), (self._stream,))
-        self._holds.update(zip(taken, (nbytes,), strict=False))
-        return next(reversed(self._holds))
-
-    def _give(self, address: int) -> None:
-        deque(map(torch._C._cuda_cudaCachingAllocator_raw_delete, filter(self._holds.pop, (address,))), maxlen=0)
