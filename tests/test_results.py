@@ -64,7 +64,7 @@ def runs():
 @pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
 def test_what_was_measured_is_what_is_stored(page, runs):
     shown = {row.pop("run"): row for row in table(page, "run")}
-    assert len(shown) >= 7
+    assert len(shown) >= 4
     assert shown == {name: {column: runs[name][column] for column in row} for name, row in shown.items()}
 
 
@@ -163,3 +163,61 @@ def test_what_is_claimed_of_conformance_soak_and_fuzzing_was_found(claims):
 def test_the_page_of_conformance_is_that_of_its_results():
     page = (RESULTS / "conformance_cpu.md").read_text(encoding="utf-8")
     assert render(read_results(RESULTS / "conformance_cpu.json")) == page
+
+
+WAYS = {
+    "plain torch": "plain torch",
+    "no budget": "without a budget",
+    "70 %": "70%",
+    "50 %": "50%",
+}  # as pages call them
+
+
+@pytest.fixture(scope="module")
+def seen_on_a_gpu():
+    """By network and way, as tables write them."""
+    found = {}
+    for network in ("unet3d", "resnet50"):
+        stored = json.loads((RESULTS / "h200" / f"speed_{network}.json").read_text(encoding="utf-8"))
+        runs = {run["way"]: run for run in stored["networks"][network] if "seconds" in run}
+        steps = {way: median(run["seconds"]) for way, run in runs.items()}
+        for title, way in WAYS.items():
+            if way not in runs:
+                continue
+            run, report = runs[way], runs[way].get("report")
+            is_bound = isinstance(run.get("budget_bytes"), int)
+            share = f"{run['reserved_bytes'] / run['budget_bytes']:.3f} of " if is_bound else ""
+            moved = [report[name] for name in ("swapped_out_bytes", "recomputed_bytes")] if report else None
+            found[network, title] = {
+                "reserved": share or f"{run['reserved_bytes'] / GIB:.2f} GiB",
+                "step": f"{1e3 * steps[way]:.1f} ms",
+                "over plain torch": f"{steps[way] / steps['plain torch']:.3f} ×" if report else "",
+                "over no budget": f"{steps[way] / steps['without a budget']:.3f} ×" if is_bound else "",
+                "moved out / again": [f"{nbytes / GIB:.2f} GiB" if nbytes else "–" for nbytes in moved or ()],
+                "predicted": f"{1e3 * report['predicted_seconds']:.1f} ms, took {1e3 * report['measured_seconds']:.1f}"
+                if report
+                else "–",
+            }
+            assert all(run.get("same", {"": True}).values())
+    return found
+
+
+def test_readmes_figures_of_a_gpu_are_those_that_were_stored(seen_on_a_gpu):
+    rows = table("README.md", "H200")
+    assert len(rows) == 3
+    for row in rows:
+        found = seen_on_a_gpu["unet3d", row["H200"]]
+        assert row["reserved"].startswith(found["reserved"])
+        assert (row["step"], row["predicted, forward and backward"]) == (found["step"], found["predicted"])
+
+
+def test_the_tables_figures_of_a_gpu_are_those_that_were_stored(seen_on_a_gpu):
+    rows, network = table("docs/results.md", "network |  | step"), ""
+    assert len(rows) == len(seen_on_a_gpu)
+    for row in rows:
+        network = row["network"] or network
+        found = seen_on_a_gpu["unet3d" if network.startswith("3D U-Net") else "resnet50", row[""]]
+        assert row["reserved"].startswith(found["reserved"])
+        assert [row[name] for name in ("moved out", "computed again")] == (found["moved out / again"] or ["", ""])
+        for name in ("step", "over plain torch", "over no budget"):
+            assert row[name] == found[name]
