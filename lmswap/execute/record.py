@@ -126,8 +126,9 @@ class Recorder:
     def memory_changed(self) -> None:
         """Adds a point to the memory curve, where it is neither told nor known."""
         if self._watches:
-            with self._besides():
-                self._look(self._clock.mark())
+            begun = time.perf_counter()
+            self._look(self._clock.mark())
+            self._passed_since(begun)
 
     def forget_curves(self) -> None:
         """Looks again at what segments hold: they are about to follow other plans."""
@@ -170,14 +171,12 @@ class Recorder:
     def begin_op(self) -> None:
         """The next op of the segment begins; the first one began with it."""
         if self.times_ops:
-            with self._besides():
-                self._ops.append(self._clock.mark())
+            begun = time.perf_counter()
+            self._ops.append(self._clock.mark())
+            self._passed_since(begun)
 
-    @contextmanager
-    def _besides(self) -> Iterator[None]:
-        """What the host does meanwhile is no part of the segment: other steps do without."""
-        begun = time.perf_counter()
-        yield
+    def _passed_since(self, begun: float) -> None:
+        """What the host did since then is no part of the segment: other steps do without."""
         self._begun_seconds += time.perf_counter() - begun
 
     def end_segment(self, key: SegmentKey, start: int, follows: Graphs = ()) -> None:
