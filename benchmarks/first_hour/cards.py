@@ -23,14 +23,13 @@ from typing import Any
 import torch
 
 import lmswap
-from benchmarks.first_hour.networks import Network, digest, networks
+from benchmarks.first_hour.networks import SHARES, Network, digest, networks
 from lmswap.bench.compact import to_json
 from lmswap.bench.unet3d.files import write_text
 from lmswap.bench.unet3d.study import describe_machine
 from lmswap.errors import PlanInfeasible
 from lmswap.reporting.text import print_result
 
-_SHARES = (0.7, 0.5, 0.3)
 _CARD = 1.02  # of the budget: what torch may take, beside the context
 _STEPS = 6  # after the fourth plans are final
 _REFUSAL = f"{PlanInfeasible.__module__}.{PlanInfeasible.__name__}:"
@@ -80,7 +79,7 @@ def study(names: Sequence[str], known: Sequence[Mapping[str, Any]], *, are_small
         if "failure" in plain:
             continue
         between_bytes, peak_bytes = plain["between_bytes"], max(step["reserved_bytes"] for step in plain["steps"])
-        for share in _SHARES:
+        for share in SHARES:
             budget_bytes = int(between_bytes + share * (peak_bytes - between_bytes))
             run = ended.get((name, share))
             if run is None:

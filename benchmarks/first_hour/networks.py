@@ -15,6 +15,7 @@ from benchmarks.programs.models import Gpt, VisionTransformer, resnet50
 from lmswap.bench.unet3d.loss import weighted_dice_loss
 from lmswap.bench.unet3d.network import UNet3d
 
+SHARES = (0.7, 0.5, 0.3)  # of a step's bytes beyond what is there between steps: the budgets
 _DIGEST_BYTES = 16
 _VOXELS = (144, 144, 144)  # of a scan, on a card and emulated
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 import lmswap
-from benchmarks.first_hour.networks import Network, digest, networks
+from benchmarks.first_hour.networks import SHARES, Network, digest, networks
 from lmswap.bench.compact import to_json
 from lmswap.bench.unet3d.files import write_text
 from lmswap.bench.unet3d.study import describe_machine
@@ -33,7 +33,6 @@ from lmswap.errors import LmswapError, PlanInfeasible
 from lmswap.hardware.device import describe_device
 from lmswap.reporting.text import print_result
 
-_SHARES = (0.7, 0.5, 0.3)
 _LEARNING_STEPS = 6  # after the fourth plans are final
 _STEADY_STEPS = 10
 _OF_REPORT = (
@@ -107,7 +106,7 @@ def ways(network: Network) -> Iterator[dict[str, Any]]:
     plain = {"way": "plain torch", **train(network, None)}
     yield plain
     between_bytes, peak_bytes = plain["between_bytes"], plain["reserved_bytes"]
-    budgets = {f"{share:.0%}": int(between_bytes + share * (peak_bytes - between_bytes)) for share in _SHARES}
+    budgets = {f"{share:.0%}": int(between_bytes + share * (peak_bytes - between_bytes)) for share in SHARES}
     for way, budget in {"plain torch again": None, "without a budget": "auto", **budgets}.items():
         run: dict[str, Any] = {"way": way, "budget_bytes": budget}
         try:
