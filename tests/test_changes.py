@@ -62,8 +62,9 @@ def normalize(model):
 
 
 def allow_no_flash(_model):
+    before = torch.backends.cuda.flash_sdp_enabled()  # an emulated GPU has none
     torch.backends.cuda.enable_flash_sdp(False)
-    return lambda: torch.backends.cuda.enable_flash_sdp(True)
+    return lambda: torch.backends.cuda.enable_flash_sdp(before)
 
 
 CHANGES = {

@@ -276,10 +276,11 @@ SQUEEZED = {
 
 @pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")
 @pytest.mark.parametrize("squeezed", SQUEEZED)
-def test_a_step_for_which_no_plan_fits_any_more_goes_on_with_its_plan(squeezed, tmp_path):
+def test_a_step_for_which_no_plan_fits_any_more_goes_on_with_its_plan(squeezed, tmp_path, device):
     case, file = SQUEEZED[squeezed], tmp_path / "plan.json"
     expected, _ = train_with(**case)
-    actual, notes = train_with(**case, save=file, budget="50%")
+    # On a GPU, what a step hands over lies in a segment of 20 MiB at least.
+    actual, notes = train_with(**case, save=file, budget="50%" if device.type == "cpu" else "100%")
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
     stays = [note for note in notes if note.startswith("the plan stays as it was after step ")]
     assert len(stays) == (case["losses"][0] is heavy_loss or "held_bytes" in case)  # said once

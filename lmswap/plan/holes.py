@@ -30,11 +30,12 @@ def plan_around_holes(
     without holes, ``placed_bytes`` says what a plan takes with them when it is changed by such a share.
 
     Raises:
-        PlanInfeasible: none was found; the bytes that it says are needed are those with holes.
+        PlanInfeasible: none was found; it says how many bytes the plan needs, with holes, that took the fewest.
     """
     lost_bytes = too_few_bytes = 0  # that plans were kept from using
     enough_bytes: int | None = None
     found: list[tuple[Plan, float]] = []
+    placed: list[int] = []
     refusal: PlanInfeasible | None = None
     while enough_bytes is None or enough_bytes - too_few_bytes > _CLOSE_ENOUGH * most_bytes:
         try:
@@ -43,7 +44,8 @@ def plan_around_holes(
             refusal, enough_bytes = error, lost_bytes
         else:
             for share in _SHARES if plan.swaps else _SHARES[:1]:
-                excess_bytes = placed_bytes(plan, share) - most_bytes
+                placed.append(placed_bytes(plan, share))
+                excess_bytes = placed[-1] - most_bytes
                 if excess_bytes <= 0:
                     found.append((plan, share))
                     enough_bytes = lost_bytes
@@ -61,7 +63,7 @@ def plan_around_holes(
     assert refusal is not None
     raise PlanInfeasible(
         budget_bytes=most_bytes,
-        needed_bytes=refusal.needed_bytes + enough_bytes,
+        needed_bytes=min(placed, default=refusal.needed_bytes + enough_bytes),
         where=refusal.where,
         live=refusal.live,
         policy=refusal.policy,

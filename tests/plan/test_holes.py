@@ -61,6 +61,20 @@ def test_a_step_that_fits_nowhere_is_refused_by_what_it_needs():
     assert steps.num_made == 1
 
 
+def test_the_bytes_that_are_said_are_those_of_a_plan_that_there_is_where_places_take_much_more_than_it():
+    """As with results, of which few lie in a segment of 20 MiB."""
+    steps = Steps(200, 0.0)
+
+    def placed_bytes(plan: Plan, share: float) -> int:
+        return plan.predicted_peak_bytes + 900
+
+    with pytest.raises(PlanInfeasible) as refused:
+        plan_around_holes(steps.plan_within, placed_bytes, 1000)
+    needed_bytes = refused.value.needed_bytes
+    plan, _ = plan_around_holes(steps.plan_within, placed_bytes, needed_bytes)
+    assert placed_bytes(plan, 0.0) <= needed_bytes < 1.1 * (200 + 900)
+
+
 def test_the_fastest_of_those_that_fit_is_taken_where_a_smaller_one_is_faster():
     def plan_within(most_bytes: int) -> Plan:
         return Plan("p", most_bytes, (), 1.0 if most_bytes == 800 else 5.0, most_bytes)
