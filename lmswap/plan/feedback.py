@@ -70,16 +70,19 @@ def compare(
     measured: Timeline,
     op_seconds: Sequence[Sequence[float]],
     host_seconds: Sequence[float | None] = (),
+    segment_seconds: Sequence[float] = (),
 ) -> Feedback | None:
     """Corrects the seconds of ops, those of the host, and the rates of copies by direction, to what was measured.
 
     ``op_seconds`` is, by segment, what the runs of its ops took to compute, without waits for copies; where it has
     another number of them, as one for all, they share the sum as predicted. ``host_seconds`` is, by segment, what the
-    host took to queue it if the device waited for that. None if other segments ran than the program has.
+    host took to queue it if the device waited for that; ``segment_seconds`` what it took in a step whose ops were not
+    timed. None if other segments ran than the program has.
     """
     runs = schedule(program, plan.reruns)
     if len(op_seconds) != len(program.segments):
         return None
+    op_seconds = _without_marks(op_seconds, segment_seconds)
     if machine.host is None or len(host_seconds) != len(op_seconds):
         host_seconds = [None] * len(op_seconds)
     times = _op_times(runs, predicted, op_seconds, host_seconds)
@@ -97,6 +100,29 @@ def compare(
         worst=max(times, key=lambda time: time.error_seconds),
         host_seconds=sum(seconds for seconds in host_seconds if seconds is not None),
     )
+
+
+def host_as_measured(program: Program, plan: Plan, machine: Machine, host_seconds: Sequence[float | None]) -> Machine:
+    """``machine``, whose host takes what it took for the segments of a step that the device waited for."""
+    if machine.host is None or len(host_seconds) != len(program.segments):
+        return machine
+    return replace(machine, host=_host(schedule(program, plan.reruns), plan, machine.host, host_seconds))
+
+
+def _without_marks(
+    op_seconds: Sequence[Sequence[float]], segment_seconds: Sequence[float]
+) -> Sequence[Sequence[float]]:
+    """``op_seconds``, scaled where their segment took less in a step whose ops were not timed.
+
+    Marks between ops take time; memory that was touched for the first time did in the step before.
+    """
+    if len(segment_seconds) != len(op_seconds):
+        return op_seconds
+    found = []
+    for ops, before in zip(op_seconds, segment_seconds, strict=True):
+        scale = min(1.0, before / sum(ops)) if any(ops) else 1.0
+        found.append([scale * seconds for seconds in ops])
+    return found
 
 
 def _op_times(

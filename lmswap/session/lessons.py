@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from lmswap.analyze.memory import StepMemory
 from lmswap.capture.loss import loss_bytes
 from lmswap.errors import PlanInfeasible, TierError
 from lmswap.execute.engine import SwapEngine
@@ -19,7 +17,7 @@ from lmswap.ir.plan import Plan
 from lmswap.options import Options
 from lmswap.plan import simulate
 from lmswap.plan.cache import Planned
-from lmswap.plan.feedback import compare
+from lmswap.plan.feedback import compare, host_as_measured
 from lmswap.session.allowance import GROWTH_BYTES, Budget
 from lmswap.session.compression import Compression
 from lmswap.session.notes import Notes
@@ -69,6 +67,8 @@ class Lessons:
         self._shown: dict[int, Shown] = {}  # by the graph that a step begins with: what the last such step showed
         self._outgrown: set[tuple[int, ...]] = set()  # steps that were planned again for what others hold
         self._compression = Compression(tier, engine)
+        self._num_found_out = 0  # by the arena, until the last step
+        self._of_host: dict[tuple[int, ...], Plan] = {}  # by step: the plan for which the host's time was read
 
     def note(self, followed: Followed) -> None:
         """Keeps what a step showed, which has just ended, until one begins with the same graph."""
@@ -77,7 +77,9 @@ class Lessons:
         num_runs = self._num_runs[graphs]
         # Verification takes time of its own, which teaches nothing.
         num_steady = num_runs if is_as_planned and not self._options.verify else 0
-        record = self._engine.recorder.last() if num_steady in (STEADY_STEP - 1, STEADY_STEP) else None
+        shows_host = self._shows_host(graphs)
+        teaches = num_steady in (STEADY_STEP - 1, STEADY_STEP) or (num_steady > STEADY_STEP and shows_host)
+        record = self._engine.recorder.last() if teaches else None
         self._shown[graphs[0]] = Shown(graphs, ended, record, num_runs, num_steady)
 
     def take(self, first: int) -> Shown | None:
@@ -105,6 +107,8 @@ class Lessons:
             is_other |= self._learn(self._plans[graphs], shown)
         if num_steady == STEADY_STEP + 1:
             is_other |= self._settle(self._plans[graphs], shown)
+        if num_steady > STEADY_STEP and shown.record is not None and not is_other:
+            self._learn_host(self._plans[graphs], shown.record)
         return is_other
 
     def _heed_losses(self, step: PlannedStep) -> bool:
@@ -175,7 +179,7 @@ class Lessons:
         """
         self._memory.tidy()  # tracing and timing leave up to 30 MiB, which steps would not use again
         self._holding.assume_seen()
-        step = self._with_growth(step, _small_bytes(step, self._memory.counted_from_bytes()), shown.ended)
+        step = self._with_growth(step, step.small_bytes(self._memory.counted_from_bytes()), shown.ended)
         record = shown.record if self._options.plan is None else None
         if record is None:
             return False
@@ -188,8 +192,9 @@ class Lessons:
             tier=self._tier,
             predicted=step.predicted,
             measured=record.timeline(program.buffer_names, other_bytes=0),
-            op_seconds=_without_marks(record.op_seconds(), step.segment_seconds),
+            op_seconds=record.op_seconds(),
             host_seconds=record.host_seconds(),  # in the step before, the arena found out where blocks come to lie
+            segment_seconds=step.segment_seconds,
         )
         if found is None:
             return False
@@ -205,6 +210,25 @@ class Lessons:
         if reason is not None:
             return self._make_again(step, reason, remembers=True, priced=step.plan)
         return self._search_on(step)
+
+    def _shows_host(self, graphs: tuple[int, ...]) -> bool:
+        """Whether the step that has just ended is the first with its plan in which nothing was done once and for all.
+
+        Code that runs for the first time takes the host longer, and so does the arena that finds out where to put what.
+        """
+        arena, step, known = self._engine.arena, self._plans.get(graphs), self._of_host.get(graphs)
+        before, self._num_found_out = self._num_found_out, arena.num_found_out if arena is not None else 0
+        if before != self._num_found_out or step is None or step.machine.host is None or self._options.plan is not None:
+            return False
+        return known is None or not _is_same(known, step.plan)
+
+    def _learn_host(self, step: PlannedStep, record: StepRecord) -> None:
+        """Predicts from what the host took for a step like all that follow."""
+        program = step.joined.program
+        machine = host_as_measured(program, step.plan, step.machine, record.host_seconds())
+        if machine != step.machine:
+            self._price_again(replace(step, machine=machine))
+        self._of_host[step.graphs] = step.plan
 
     def _room_left(self, step: PlannedStep) -> str | None:
         """Whether ``step`` needs less beside the arena, as its caller holds less than was reckoned with; in words."""
@@ -317,26 +341,3 @@ class Lessons:
 
 def _is_same(plan: Plan, other: Plan) -> bool:
     return (plan.swaps, plan.reruns) == (other.swaps, other.reruns)
-
-
-def _small_bytes(step: PlannedStep, from_bytes: int) -> int:
-    """The most that buffers of less than ``from_bytes`` hold together in a step."""
-    program, costs = step.joined.program, step.costs
-    small_curve = StepMemory(program, costs).curve - StepMemory(program, costs, from_bytes).curve
-    return int(small_curve.max(initial=0))
-
-
-def _without_marks(
-    op_seconds: Sequence[Sequence[float]], segment_seconds: Sequence[float]
-) -> Sequence[Sequence[float]]:
-    """``op_seconds``, scaled where their segment took less in the step before, whose ops were not timed.
-
-    Marks between ops take time; memory that was touched for the first time did in the step before.
-    """
-    if len(segment_seconds) != len(op_seconds):
-        return op_seconds
-    found = []
-    for ops, before in zip(op_seconds, segment_seconds, strict=True):
-        scale = min(1.0, before / sum(ops)) if any(ops) else 1.0
-        found.append([scale * seconds for seconds in ops])
-    return found

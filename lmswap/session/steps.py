@@ -10,6 +10,7 @@ from importlib.metadata import version
 
 import torch
 
+from lmswap.analyze.memory import StepMemory
 from lmswap.capture.join import Joined
 from lmswap.capture.loss import without_losses
 from lmswap.errors import PlanInfeasible, PlanMismatch
@@ -60,6 +61,12 @@ class PlannedStep:
         """By how much its plan takes more than the allowance."""
         placed_bytes = self.places.total_bytes if self.places else 0
         return max(self.plan.predicted_peak_bytes, placed_bytes) - self.allowance.step_bytes
+
+    def small_bytes(self, from_bytes: int) -> int:
+        """The most that buffers of less than ``from_bytes`` hold together."""
+        program, costs = self.joined.program, self.costs
+        small_curve = StepMemory(program, costs).curve - StepMemory(program, costs, from_bytes).curve
+        return int(small_curve.max(initial=0))
 
     @property
     def backwards(self) -> tuple[int, ...]:

@@ -1,10 +1,16 @@
 """The properties of tests/test_enable.py on a CUDA device; skipped where there is none."""
 
+import json
+
 import pytest
 import torch
+from torch import nn
 
 import lmswap
 from lmswap.errors import OptionError
+from lmswap.execute.step import StepRecord
+from lmswap.hardware import measure
+from lmswap.ir.machine import Host, Link, Machine, Rate, Tier
 from tests.models import CASES, Case
 
 pytestmark = [
@@ -118,3 +124,31 @@ def test_an_allocator_without_settings_to_look_at_serves_a_model_that_has_no_pla
     monkeypatch.setattr(torch.cuda.memory, "_snapshot", refuse)
     _, report = train(CASES["encoder"], "swap_all")
     assert report.swapped_out_bytes > 0
+
+
+def test_what_the_host_takes_is_read_again_when_nothing_is_done_for_the_first_time(monkeypatch, tmp_path):
+    link, host = Link(Rate.constant(2e10), Rate.constant(2e10)), Host(1e-5, 1e-5)
+    machine = Machine("of this test", 2**34, 50e9, 10e9, 1e-6, (Tier("host", 2**34, link),), host)
+    monkeypatch.setenv("LMSWAP_CACHE_DIR", str(tmp_path))
+    measure._cache_file(torch.device("cuda:0"), "host", "").write(json.loads(machine.to_json()))
+    taken, num_asked = [50.0], []  # seconds of a segment that the device waited for
+
+    def host_seconds(record):
+        num_asked.append(record.step.number)
+        return tuple(taken[0] for _ in record.segments)
+
+    monkeypatch.setattr(StepRecord, "host_seconds", host_seconds)
+    torch.compiler.reset()
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8))).cuda()
+    lmswap.enable(model, budget="1GiB", compiler="fx")
+    predicted = []
+    for number in range(10):
+        if number == 4:  # what the third took is learned when the fourth begins
+            taken[0] = 1e-3
+        model(torch.ones(64, 64, device="cuda")).square().mean().backward()
+        model.zero_grad()
+        predicted.append(lmswap.api._sessions[model].current_step().plan.predicted_seconds)
+    assert predicted[3] > 90
+    assert predicted[-1] < 50
+    assert num_asked[-1] < 8  # later steps are not waited for
+    lmswap.disable(model)

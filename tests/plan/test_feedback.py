@@ -6,7 +6,7 @@ from lmswap.ir.machine import Host
 from lmswap.ir.plan import Plan, Rerun, Swap
 from lmswap.ir.timeline import Lane, Span, Timeline
 from lmswap.plan import simulate
-from lmswap.plan.feedback import compare
+from lmswap.plan.feedback import compare, host_as_measured
 from tests.ir.build import build, unit_machine
 
 # `a` of 4 bytes is away from op 1 to op 3: 4 s out, 4 s in; `b` is made again before op 3.
@@ -154,6 +154,23 @@ def test_where_the_device_waited_the_host_is_corrected_and_its_ops_are_not():
     assert made.machine.host.copy_seconds == pytest.approx(3.0)
     assert made.costs.seconds == STEP.costs.seconds
     assert made.host_seconds == 21.0
+
+
+def test_the_host_is_corrected_by_itself_as_it_is_with_all_else():
+    machine = replace(MACHINE, host=Host(2.0, 1.0))
+    assert host_as_measured(STEP.program, PLAN, machine, (21.0, None)).host.op_seconds == pytest.approx(6.0)
+    assert host_as_measured(STEP.program, PLAN, machine, (None, None)) == machine
+    assert host_as_measured(STEP.program, PLAN, machine, (21.0,)) == machine  # of another step
+    assert host_as_measured(STEP.program, PLAN, MACHINE, (21.0, None)) == MACHINE
+
+
+def test_ops_take_no_longer_together_than_their_segment_did_untimed():
+    timed = [(2.0, 4.0, 18.0), (2.0, 3.0)]
+    for before, forward in (((12.0, 9.0), 12.0), ((30.0, 9.0), 24.0), ((), 24.0)):
+        predicted = simulate(STEP.program, STEP.costs, MACHINE, PLAN)
+        how = {"predicted": predicted, "measured": measured(24.0, 5.0), "op_seconds": timed, "segment_seconds": before}
+        made = compare(STEP.program, STEP.costs, MACHINE, PLAN, tier="host", **how)
+        assert made.costs.seconds[STEP.op("f3")] == pytest.approx(18.0 * forward / 24.0)
 
 
 def test_an_op_takes_no_longer_than_a_segment_that_waited():
