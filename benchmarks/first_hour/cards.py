@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 import lmswap
-from benchmarks.first_hour.networks import SHARES, Network, digest, networks
+from benchmarks.first_hour.networks import Network, budgets, digest, networks
 from lmswap.bench.compact import to_json
 from lmswap.bench.unet3d.files import write_text
 from lmswap.bench.unet3d.study import describe_machine
@@ -51,13 +51,7 @@ def train(network: Network, budget_bytes: int | None) -> dict[str, Any]:
         batch = [tensor.to("cuda") for tensor in network.make_batch()]
         torch.cuda.reset_peak_memory_stats()
         started = time.perf_counter()
-        with torch.autocast("cuda", torch.bfloat16, enabled=network.is_autocast):
-            loss = network.loss_of(model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-        del loss
+        losses.append(network.step(model, batch, optimizer).item())
         steps.append(
             {
                 "seconds": time.perf_counter() - started,
@@ -79,8 +73,7 @@ def study(names: Sequence[str], known: Sequence[Mapping[str, Any]], *, are_small
         if "failure" in plain:
             continue
         between_bytes, peak_bytes = plain["between_bytes"], max(step["reserved_bytes"] for step in plain["steps"])
-        for share in SHARES:
-            budget_bytes = int(between_bytes + share * (peak_bytes - between_bytes))
+        for share, budget_bytes in budgets(between_bytes, peak_bytes).items():
             run = ended.get((name, share))
             if run is None:
                 run = {"network": name, "share": share, "budget_bytes": budget_bytes}

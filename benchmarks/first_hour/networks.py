@@ -15,7 +15,7 @@ from benchmarks.programs.models import Gpt, VisionTransformer, resnet50
 from lmswap.bench.unet3d.loss import weighted_dice_loss
 from lmswap.bench.unet3d.network import UNet3d
 
-SHARES = (0.7, 0.5, 0.3)  # of a step's bytes beyond what is there between steps: the budgets
+_SHARES = (0.7, 0.5, 0.3)
 _DIGEST_BYTES = 16
 _VOXELS = (144, 144, 144)  # of a scan, on a card and emulated
 
@@ -30,9 +30,14 @@ class Network:
     dtype: torch.dtype = torch.float32
     is_autocast: bool = False  # to bfloat16, with weights in float32
 
-    def loss_of(self, model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
-        """What a step minimizes; some models return it themselves."""
-        return self.loss(model(*batch) if self.loss is _own_loss else model(batch[0]), batch[-1])
+    def step(self, model: nn.Module, batch: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> Tensor:
+        """Trains a step, and gives its loss, which some models return themselves."""
+        with torch.autocast("cuda", torch.bfloat16, enabled=self.is_autocast):
+            loss = self.loss(model(*batch) if self.loss is _own_loss else model(batch[0]), batch[-1])
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
 
 
 def _scan(dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
@@ -76,6 +81,11 @@ def networks(*, are_small: bool) -> dict[str, Network]:
 
 def _own_loss(loss: Tensor, _: Tensor) -> Tensor:
     return loss
+
+
+def budgets(between_bytes: int, peak_bytes: int) -> dict[float, int]:
+    """By share of what a step takes beyond what is there between steps: with that, in bytes."""
+    return {share: int(between_bytes + share * (peak_bytes - between_bytes)) for share in _SHARES}
 
 
 def digest(model: nn.Module) -> str:

@@ -60,14 +60,6 @@ def _tests(found: Mapping[str, Any]) -> list[str]:
     return [f"- of {found['collected']} tests {counts}", *(f"- failed: {name}" for name in failed)]
 
 
-def _cards(found: Mapping[str, Any]) -> list[str]:
-    return cards.lines(found)
-
-
-def _speed(found: Mapping[str, Any]) -> list[str]:
-    return speed.lines(found)
-
-
 def _repeats(found: Mapping[str, Any]) -> list[str]:
     return [
         f"- cuDNN's {kind}: {sum(of['not_repeated'].values())} of {of['ops']} ops: "
@@ -100,8 +92,8 @@ def _peers(found: Mapping[str, Any]) -> list[str]:
 _SUMMARIES: dict[str, Callable[[Mapping[str, Any]], list[str]]] = {
     "facts": _facts,
     "tests": _tests,
-    "speed": _speed,
-    "cards": _cards,
+    "speed": speed.lines,
+    "cards": cards.lines,
     "repeats": _repeats,
     "compared": _compared,
     "case-study": _case_study,

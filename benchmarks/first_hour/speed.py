@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import lmswap
-from benchmarks.first_hour.networks import SHARES, Network, digest, networks
+from benchmarks.first_hour.networks import Network, budgets, digest, networks
 from lmswap.bench.compact import to_json
 from lmswap.bench.unet3d.files import write_text
 from lmswap.bench.unet3d.study import describe_machine
@@ -49,7 +49,7 @@ def train(network: Network, budget: int | str | None) -> dict[str, Any]:
     torch.manual_seed(0)
     model = network.make_model().to("cuda", network.dtype)
     batch = [tensor.to("cuda") for tensor in network.make_batch()]
-    step = partial(_step, network, model, batch, torch.optim.Adam(model.parameters()))
+    step = partial(network.step, model, batch, torch.optim.Adam(model.parameters()))
     torch.cuda.reset_peak_memory_stats()
     begun = time.perf_counter()
     if budget is not None:
@@ -92,22 +92,13 @@ def _timed(step: Callable[[], Tensor]) -> tuple[dict[str, Any], list[Tensor]]:
     return {"seconds": seconds, "queued_seconds": queued_seconds, "wall_seconds": wall_seconds}, losses
 
 
-def _step(network: Network, model: nn.Module, batch: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> Tensor:
-    with torch.autocast("cuda", torch.bfloat16, enabled=network.is_autocast):
-        loss = network.loss_of(model, batch)
-    loss.backward()  # type: ignore[no-untyped-call]
-    optimizer.step()
-    optimizer.zero_grad()
-    return loss.detach()
-
-
 def ways(network: Network) -> Iterator[dict[str, Any]]:
     """Every way of training a network; what cannot be planned or goes wrong is said and ends nothing."""
     plain = {"way": "plain torch", **train(network, None)}
     yield plain
-    between_bytes, peak_bytes = plain["between_bytes"], plain["reserved_bytes"]
-    budgets = {f"{share:.0%}": int(between_bytes + share * (peak_bytes - between_bytes)) for share in SHARES}
-    for way, budget in {"plain torch again": None, "without a budget": "auto", **budgets}.items():
+    shares = budgets(plain["between_bytes"], plain["reserved_bytes"])
+    within = {f"{share:.0%}": nbytes for share, nbytes in shares.items()}
+    for way, budget in {"plain torch again": None, "without a budget": "auto", **within}.items():
         run: dict[str, Any] = {"way": way, "budget_bytes": budget}
         try:
             run |= train(network, budget)
@@ -175,7 +166,7 @@ def _keep(path: Path, names: Sequence[str], *, are_small: bool) -> int:
             for line in process.stdout:
                 runs[name].append(json.loads(line))
                 write_text(path, to_json({**head, "networks": runs}))
-                print_result("\n".join([*_rows(runs[name])][-1:]))
+                print_result([*_rows(runs[name])][-1])
         has_failed |= process.returncode != 0 or any("failure" in run for run in runs[name])
     return int(has_failed)
 

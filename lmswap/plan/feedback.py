@@ -104,7 +104,7 @@ def compare(
 
 def host_as_measured(program: Program, plan: Plan, machine: Machine, host_seconds: Sequence[float | None]) -> Machine:
     """``machine``, whose host takes what it took for the segments of a step that the device waited for."""
-    if machine.host is None or len(host_seconds) != len(program.segments):
+    if len(host_seconds) != len(program.segments):
         return machine
     return replace(machine, host=_host(schedule(program, plan.reruns), plan, machine.host, host_seconds))
 
