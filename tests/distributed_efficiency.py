@@ -10,5 +10,5 @@ from tests.distributed_training import Network
 
 if __name__ == "__main__":
     task = Task(lambda: Network(2), lambda: (torch.zeros(1, 3, 64, 64),), ())
-    efficiency.MODELS["unet3d"] = efficiency.Model("tiny", task, "1GiB")
+    efficiency.MODELS["small"]["unet3d"] = efficiency.Model("tiny", task)
     sys.exit(efficiency.main())

@@ -130,6 +130,34 @@ def deeply(model):
     yield from plainly(model, steps=3, batch=lambda: torch.randn(2**17, 32))
 
 
+def scaled(model):
+    """In fp16 with a loss scale so large that some first steps are left out, those of all ranks."""
+    device_type = next(model.parameters()).device.type
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scaler = torch.amp.GradScaler(device_type, init_scale=2.0**40, growth_interval=2)
+    scales = []
+    for _ in range(8):
+        x = torch.randn(2**16, 32)
+        with torch.autocast(device_type, torch.float16):
+            loss = model(x).float().square().mean()
+        scaler.scale(loss).backward()
+        yield from (loss.detach().clone(), *map(torch.nan_to_num, gradients(model)))
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        scales.append(scaler.get_scale())
+    assert sorted(scales) != scales, "no step was left out"
+    yield torch.tensor(scales)
+
+
+def holding_more(model):
+    """Something else comes into use beside the steps, on one rank more than on the other, so that they plan again."""
+    held = []
+    for _ in range(7):
+        yield from plainly(model, steps=1, batch=lambda: torch.randn(2**17, 32))
+        held.append(torch.zeros(2**20 * (2 + 2 * dist.get_rank())))
+
+
 def gradients(model):
     """Copies of them; graphs give zeros where torch itself gives no gradient."""
     found = [p.grad if isinstance(p.grad, torch.Tensor) else torch.zeros(()) for p in model.parameters()]
@@ -191,6 +219,15 @@ CASES = [
     Case("hooks", enable={"compiler": "eager"}),
     Case("half of the memory, auto", enable={"policy": "auto"}, **_TIGHT),
     Case("half of the memory, recompute", enable={"policy": "recompute"}, is_slow=True, **_TIGHT),
+    Case("more and more is held beside", make=Deep, train=holding_more, budgets=("300MiB", "300MiB"), is_slow=True),
+    Case(
+        "loss scaling in fp16",
+        make=Deep,
+        train=scaled,
+        budgets=("150MiB", "150MiB"),
+        enable={"policy": "auto"},
+        is_slow=True,
+    ),
     Case("other plans", enable={"policy": "swap"}, **{**_TIGHT, "budgets": ("220MiB", "400MiB")}),
     *_both("fully_shard", share=sharded),
     Case(
@@ -235,6 +272,7 @@ def run(case, *, is_enabled):
         "budget_bytes": report.budget_bytes,
         "left_bytes": report.tier_used_bytes,
         "notes": [*report.notes],
+        "plan": report.plan_origin,
     }
     lmswap.disable(managed)
     return found, told
@@ -320,6 +358,12 @@ def test_every_rank_has_the_bits_that_it_has_without_lmswap(seen, case):
 def test_every_rank_keeps_its_budget(seen, case):
     for rank in seen[case.name]:
         assert 0 < rank["peak_bytes"] <= rank["budget_bytes"]
+
+
+@pytest.mark.parametrize("case", params(case for case in CASES if case.train is holding_more))
+def test_ranks_that_hold_more_beside_their_steps_plan_them_again_while_they_train_together(seen, case):
+    for rank in seen[case.name]:
+        assert "made again" in rank["plan"]
 
 
 def test_ranks_that_plan_differently_train_together(seen):

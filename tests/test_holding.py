@@ -8,6 +8,7 @@ from torch import nn
 
 from lmswap.ir.program import BufferKind
 from lmswap.session.holding import Holding
+from lmswap.session.trained import Trained
 
 OUTPUT, GRADIENT = BufferKind.OUTPUT, BufferKind.GRADIENT
 
@@ -30,7 +31,7 @@ def run(holding, weight, *, at_begin, in_backward):
 )
 def test_what_steps_have_shown_is_reckoned_with(at_begin, in_backward, num_held):
     weight = nn.Parameter(torch.ones(3))
-    holding = Holding([weight])
+    holding = Holding(Trained([weight]))
     assert holding.num_held == {OUTPUT: 2, GRADIENT: 2}
     run(holding, weight, at_begin=False, in_backward=False)
     run(holding, weight, at_begin=at_begin, in_backward=in_backward)
@@ -43,7 +44,7 @@ def test_what_steps_have_shown_is_reckoned_with(at_begin, in_backward, num_held)
 
 def test_where_there_is_room_for_less_less_is_reckoned_with_and_no_more_after_steps_have_shown_more():
     weight = nn.Parameter(torch.ones(3))
-    holding = Holding([weight])
+    holding = Holding(Trained([weight]))
     found = []
     while holding.assume_less():
         found.append(holding.num_held)
@@ -54,7 +55,7 @@ def test_where_there_is_room_for_less_less_is_reckoned_with_and_no_more_after_st
 
 
 def test_what_should_not_have_been_held_has_the_most_reckoned_with_once():
-    holding = Holding([])
+    holding = Holding(Trained([]))
     assert holding.assume_seen()
     assert holding.assume_most()
     assert holding.num_held == {OUTPUT: 2, GRADIENT: 2}
@@ -63,7 +64,8 @@ def test_what_should_not_have_been_held_has_the_most_reckoned_with_once():
 
 
 def test_no_parameter_is_kept_alive():
-    holding = Holding([nn.Parameter(torch.ones(3))])
+    trained = Trained([nn.Parameter(torch.ones(3))])
     gc.collect()
-    holding.look()
-    assert holding.parameter_bytes == 12
+    assert not trained.have_gradients()
+    assert trained.coming_state_bytes() == 0
+    assert trained.nbytes == 12

@@ -24,6 +24,7 @@ from lmswap.plan.certify import certify
 from lmswap.session import lessons, planner
 from lmswap.session.allowance import Allowance, Budget
 from lmswap.session.notes import Notes
+from lmswap.session.trained import Trained
 from tests.ir.build import build
 from tests.models import CASES, LARGE, Case, tight_budget
 
@@ -323,7 +324,7 @@ class FakeMemory:
     ],
 )
 def test_a_growth_comes_out_of_the_margin_as_far_as_that_goes(base, reserve, margin, small, expected):
-    budget = Budget(Options.parse("1GiB"), "cpu", FakeMemory(), 0, notes=Notes("Net"))
+    budget = Budget(Options.parse("1GiB"), "cpu", FakeMemory(), Trained([]), notes=Notes("Net"))
     planned = Allowance(2**30, base * 2**20, 0, reserve * 2**20, margin * 2**20)
     grown = budget.with_growth(planned, small * 2**20, 0)
     assert (grown.base_bytes, grown.margin_bytes) == tuple(2**20 * nbytes for nbytes in expected)
@@ -337,7 +338,7 @@ def test_a_growth_comes_out_of_the_margin_as_far_as_that_goes(base, reserve, mar
 def test_the_code_of_a_large_program_is_reserved_where_it_takes_the_devices_memory(device, num_ops, margin):
     views = [f"v{n} 0: a{n} ->" for n in range(num_ops)]  # ops that make nothing count for nothing
     step = build("\n".join(["forward", *(f"f{n} 1: x -> a{n}" for n in range(num_ops)), *views]))
-    budget = Budget(Options.parse("1GiB"), device, FakeMemory(), 0, notes=Notes("Net"))
+    budget = Budget(Options.parse("1GiB"), device, FakeMemory(), Trained([]), notes=Notes("Net"))
     assert budget.allowance(step.program, step.costs).margin_bytes == margin * 2**20
 
 

@@ -51,7 +51,7 @@ RECIPES = {
         efficiency.add_arguments,
         (1, 2, 4),
         budget=None,
-        models=tuple(efficiency.MODELS),
+        models=efficiency.NAMES,
     ),
     "scale": Choice("ResNet-50: a larger batch on one rank, or more ranks", resnet50.add_arguments, (2,), "115%"),
 }

@@ -26,28 +26,28 @@ from benchmarks.distributed.entry import measure, recipe_parser
 from benchmarks.distributed.ranks import Ranks
 from benchmarks.distributed.results import Efficiency, Prediction, Results, describe_origin
 from benchmarks.distributed.sums import SumProbe
-from benchmarks.peers.tasks import Task
+from benchmarks.peers.tasks import TASKS, Task
 from benchmarks.programs.models import Bottleneck, Gpt, TransformerBlock, resnet50
 from lmswap.bench.unet3d.commands.arguments import positive
 from lmswap.bench.unet3d.network import DecoderLevel, EncoderLevel, UNet3d
-from lmswap.ir.bytesize import parse_bytes
 from lmswap.ir.network import Network
 from lmswap.ir.ranks import Ranks as SimulatedRanks
 from lmswap.plan.ranks import RanksStep, predict_ranks
+from lmswap.reporting.report import Report
 from lmswap.session.pinned import PinnedPlans
 
 MOST_RANKS = 256
 TURNS = 8
+BUDGET = "60%"  # of what the step's tensors take unplanned, where none is asked for
 WARM_UP_STEPS = 5  # lmswap captures and measures in the first, and plans again until the fourth
 
 
 @dataclass(frozen=True)
 class Model:
-    """What is trained, and what each rank may take for it where it is not said."""
+    """What is trained, and what it is called in tables."""
 
     title: str
     task: Task
-    budget: str
 
 
 def _words(batch: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -56,44 +56,51 @@ def _words(batch: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 MODELS = {
-    "unet3d": Model(
-        "3D U-Net, 48³",
-        Task(UNet3d, lambda: (torch.randn(1, 4, 48, 48, 48),), (EncoderLevel, DecoderLevel)),
-        "360MiB",
-    ),
-    "resnet50": Model(
-        "ResNet-50, 32 x 80 x 80", Task(resnet50, lambda: (torch.randn(32, 3, 80, 80),), (Bottleneck,)), "640MiB"
-    ),
-    "gpt": Model(
-        "GPT, 4 layers",
-        Task(
-            lambda: Gpt(layers=4, width=384, heads=6, tokens=128, words=1024),
-            lambda: _words(8, 128),
-            (TransformerBlock,),
+    "small": {
+        "unet3d": Model(
+            "3D U-Net, 48³", Task(UNet3d, lambda: (torch.randn(1, 4, 48, 48, 48),), (EncoderLevel, DecoderLevel))
         ),
-        "240MiB",
-    ),
+        "resnet50": Model(
+            "ResNet-50, 32 x 80 x 80", Task(resnet50, lambda: (torch.randn(32, 3, 80, 80),), (Bottleneck,))
+        ),
+        "gpt": Model(
+            "GPT, 4 layers",
+            Task(
+                lambda: Gpt(layers=4, width=384, heads=6, tokens=128, words=1024),
+                lambda: _words(8, 128),
+                (TransformerBlock,),
+            ),
+        ),
+    },
+    "full": {
+        "unet3d": Model("3D U-Net, 192³", TASKS["full"]["unet3d"]),
+        "resnet50": Model("ResNet-50, 64 x 224 x 224", TASKS["full"]["resnet50"]),
+        "gpt": Model("GPT-2 medium, 8 x 1024", TASKS["full"]["gpt"]),
+    },
 }
+NAMES = tuple(MODELS["full"])
+SIZES = {"cpu": "small", "cuda": "full"}  # where none is asked for
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures as one of the ranks that torchrun started; 0 if all of them finished."""
     parser = recipe_parser("efficiency", __doc__, add_arguments)
-    parser.add_argument("--model", choices=MODELS, default="unet3d", help="(%(default)s)")
+    parser.add_argument("--model", choices=NAMES, default="unet3d", help="(%(default)s)")
     parser.add_argument("--turns-port", type=int, metavar="PORT", help="of a store that says when this group's turn is")
     arguments = parser.parse_args(argv)
     return measure(partial(_measure, arguments=arguments), arguments.record)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares how often to measure."""
+    """Declares what to measure, and how often."""
+    default = SIZES["cuda" if torch.cuda.is_available() else "cpu"]
+    parser.add_argument("--size", choices=MODELS, default=default, help="of models and batches (%(default)s)")
     parser.add_argument("--turns", type=positive, default=TURNS, metavar="N", help="that are timed (%(default)s)")
 
 
 def _measure(ranks: Ranks, *, arguments: argparse.Namespace) -> Results:
-    model = MODELS[arguments.model]
-    budget_bytes = parse_bytes(arguments.budget or model.budget)
-    training = _Training(ranks, model.task, budget_bytes)
+    model = MODELS[arguments.size][arguments.model]
+    training = _Training(ranks, model.task, arguments.budget or BUDGET)
     probe = SumProbe(ranks) if ranks.size > 1 else None
     turns = Turns(ranks, arguments.turns_port)
     alone: list[float] = []
@@ -106,13 +113,13 @@ def _measure(ranks: Ranks, *, arguments: argparse.Namespace) -> Results:
         if probe is not None:
             probe.sample()
     network = probe.network() if probe is not None else None
-    predicted = training.predict(network)
+    predicted, report = training.predict(network), training.report()
     point = Efficiency(
         name=model.title,
         ranks=ranks.size,
         has_cores=ranks.local_size * torch.get_num_threads() <= len(os.sched_getaffinity(0)),
-        budget_bytes=budget_bytes,
-        swapped_bytes=training.swapped_bytes(),
+        budget_bytes=report.budget_bytes,
+        swapped_bytes=report.swapped_out_bytes,
         alone_seconds=tuple(alone),
         together_seconds=tuple(together),
         network=network,
@@ -136,13 +143,13 @@ def _timed(step: Callable[[], None]) -> float:
 class _Training:
     """A network under a budget that this rank trains for itself, or with the others."""
 
-    def __init__(self, ranks: Ranks, task: Task, budget_bytes: int) -> None:
+    def __init__(self, ranks: Ranks, task: Task, budget: str) -> None:
         """Warms up, as ranks that train together do."""
         torch.manual_seed(0)
         with ranks.device:
             self._network, self._batch = task.make_model(), task.make_batch()
         self._ranks, self._task = ranks, task
-        lmswap.enable(self._network, budget=budget_bytes)
+        lmswap.enable(self._network, budget=budget)
         self._shared = ranks.share(self._network)
         self._optimizer = torch.optim.SGD(self._network.parameters(), lr=1e-4)
         for _ in range(WARM_UP_STEPS):
@@ -162,9 +169,9 @@ class _Training:
         self._optimizer.step()
         self._optimizer.zero_grad()
 
-    def swapped_bytes(self) -> int:
-        """That left the device in the last step."""
-        return lmswap.report(self._network).swapped_out_bytes
+    def report(self) -> Report:
+        """Of the last step."""
+        return lmswap.report(self._network)
 
     def predict(self, network: Network | None) -> list[Prediction]:
         """Of these ranks, and of twice as many and so on, each of whose machines is like this one.

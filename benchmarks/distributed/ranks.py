@@ -72,7 +72,8 @@ def joined() -> Iterator[Ranks]:
     make_first_calls()
     backend = "nccl" if num_gpus else "gloo"
     store = _connect("group")
-    distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_TIMEOUT)
+    gpu = device if num_gpus else None
+    distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_TIMEOUT, device_id=gpu)
     with alarmed(_connect("alarm"), rank, size):
         yield Ranks(rank, size, local_rank, local_size, device, backend)
         distributed.destroy_process_group()

@@ -41,17 +41,21 @@ def plan_around_holes(
         try:
             plan = plan_within(most_bytes - lost_bytes)
         except PlanInfeasible as error:
-            refusal, enough_bytes = error, lost_bytes
+            refusal = error
+            if lost_bytes == enough_bytes:
+                break
+            # Next comes the smallest plan that there is: if its places are too large, those of others are.
+            enough_bytes = lost_bytes = most_bytes - error.needed_bytes
+            continue
+        for share in _SHARES if plan.swaps else _SHARES[:1]:
+            placed.append(placed_bytes(plan, share))
+            excess_bytes = placed[-1] - most_bytes
+            if excess_bytes <= 0:
+                found.append((plan, share))
+                enough_bytes = lost_bytes
+                break
         else:
-            for share in _SHARES if plan.swaps else _SHARES[:1]:
-                placed.append(placed_bytes(plan, share))
-                excess_bytes = placed[-1] - most_bytes
-                if excess_bytes <= 0:
-                    found.append((plan, share))
-                    enough_bytes = lost_bytes
-                    break
-            else:
-                too_few_bytes = lost_bytes
+            too_few_bytes = lost_bytes
         if enough_bytes is None:  # more and more: a little less to plan with can leave the places as they are
             lost_bytes += max(excess_bytes, lost_bytes // 2, most_bytes // _STEPS)
         elif enough_bytes == 0:
@@ -63,7 +67,7 @@ def plan_around_holes(
     assert refusal is not None
     raise PlanInfeasible(
         budget_bytes=most_bytes,
-        needed_bytes=min(placed, default=refusal.needed_bytes + enough_bytes),
+        needed_bytes=min(placed, default=refusal.needed_bytes),
         where=refusal.where,
         live=refusal.live,
         policy=refusal.policy,

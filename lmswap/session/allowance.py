@@ -15,6 +15,7 @@ from lmswap.ir.costs import OpCosts
 from lmswap.ir.program import Program
 from lmswap.options import Options
 from lmswap.session.notes import Notes
+from lmswap.session.trained import Trained
 
 # Kept free beside the plan: what the process grows by between planning and the end of the first steps (generated code,
 # kernels' own caches) and what allocators round up.
@@ -28,11 +29,9 @@ GROWTH_BYTES = 8 * 2**20
 # Of the margin, what stays free when the growth that it was there for is known: peaks of steps differ by up to 9 MiB,
 # and compiling a plan that is made again leaves 10 to 14 MiB.
 _STEADY_MARGIN_BYTES = 24 * 2**20
-# What appears with the first optimizer step, in parameters: Adam's two values for each, and on a GPU, where it takes
-# all of them at once, a temporary one.
-_STATE, _STATE_UNDER_WAY = 2, 1
-# Likewise on a GPU, where torch keeps what was given up: DistributedDataParallel makes its buckets anew after it.
-_REBUILT = 1
+# What else comes with the first step on a GPU, where torch keeps what was given up, in parameters: optimizers take all
+# of them at once, with a temporary value each, and DistributedDataParallel makes its buckets anew.
+_UNDER_WAY, _REBUILT = 1, 1
 # Of what is free, "auto" leaves a part to whatever else uses the device.
 _AUTO_SHARE = 0.9
 _AUTO = f"what was free when the model was enabled, less {1 - _AUTO_SHARE:.0%} for others"
@@ -84,7 +83,7 @@ class Budget:
         options: Options,
         device_type: str,
         memory: DeviceMemory,
-        trainable_bytes: int,
+        trained: Trained,
         *,
         notes: Notes,
         arena: Arena | None = None,
@@ -97,7 +96,7 @@ class Budget:
             OptionError: the budget is more than the device has.
         """
         self.has_trained = False  # the optimizer's state is there
-        self._memory, self._trainable_bytes, self._arena = memory, trainable_bytes, arena
+        self._memory, self._trained, self._arena = memory, trained, arena
         self._outside_bytes = 0  # what the steps that ran have taken outside of the arena at most
         self._margin_bytes, self._code_bytes = _MARGIN_BYTES[device_type], _CODE_BYTES[device_type]
         self._scatters = device_type == "cuda" and arena is None  # the CPU's heap moves its pages instead
@@ -150,12 +149,13 @@ class Budget:
 
     def _reserve_bytes(self, program: Program, base_bytes: int) -> int:
         """What a training step will take outside of what is planned for it: optimizer and, beside an arena, loss."""
-        if self._arena is None:
-            return 0 if self.has_trained else _STATE * self._trainable_bytes
         if self.has_trained:
-            return max(0, self._outside_bytes - base_bytes)
-        to_stay = _STATE + _REBUILT * trains_together()
-        return to_stay * self._trainable_bytes + max(_STATE_UNDER_WAY * self._trainable_bytes, assumed_bytes(program))
+            return max(0, self._outside_bytes - base_bytes) if self._arena is not None else 0
+        state_bytes = self._trained.coming_state_bytes()
+        if self._arena is None:
+            return state_bytes
+        rebuilt_bytes = _REBUILT * trains_together() * self._trained.nbytes
+        return state_bytes + rebuilt_bytes + max(_UNDER_WAY * self._trained.nbytes, assumed_bytes(program))
 
     def has_run(self) -> None:
         """A training step is over, and no other has begun: what it took outside of the arena is reserved still."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Mapping, Sequence
-
-from torch import Tensor
+from collections.abc import Mapping
 
 from lmswap.ir.program import BufferKind
+from lmswap.session.trained import Trained
 
 # How many of each kind may be there at once, from what is safest to what takes least. A loop forgets the outputs of one
 # step when it has those of the next. Gradients are added to, or are there until the next backward, or until the step's
@@ -24,10 +22,8 @@ _ADDED_TO, _UNTIL_BACKWARD, _UNTIL_END = range(3)
 class Holding:
     """What plans reckon with: the most there may be, until steps have shown how much there is."""
 
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
-        """``parameters`` are those that are trained."""
-        self.parameter_bytes = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
-        self._parameters = [weakref.ref(parameter) for parameter in parameters]
+    def __init__(self, trained: Trained) -> None:
+        self._trained = trained
         self.level = _ADDED_TO  # the higher, the less
         self._seen, self._is_known = _UNTIL_END, False
 
@@ -38,10 +34,7 @@ class Holding:
 
     def look(self, *, in_backward: bool = False) -> None:
         """A step begins, or its backward does: are the last one's gradients still there?"""
-        if self._is_known or self._seen == _ADDED_TO:
-            return
-        found = (parameter() for parameter in self._parameters)
-        if any(parameter.grad is not None for parameter in found if parameter is not None):
+        if not self._is_known and self._seen != _ADDED_TO and self._trained.have_gradients():
             self._seen = _ADDED_TO if in_backward else _UNTIL_BACKWARD
 
     def assume_less(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 from lmswap.capture.loss import LossMeter, loss_bytes, without_losses
@@ -93,6 +94,7 @@ class Planner:
         parameters: dict[str, Any] = {"effort": effort} if policy == "auto" else {}
         limits: dict[str, Any] = {"tier": self._tier, "min_swap_bytes": self._options.min_swap_bytes}
 
+        @cache  # whatever callers hold, plans of as many bytes are the same
         def plan_within(most_bytes: int) -> Plan:
             return make_plan(
                 policy,

@@ -49,6 +49,7 @@ from lmswap.session.overruns import Overruns
 from lmswap.session.pinned import PinnedOptions, PinnedPlans
 from lmswap.session.planner import Planner
 from lmswap.session.steps import PlannedStep, StepPlans
+from lmswap.session.trained import Trained
 from lmswap.waiting import told
 
 _log = logging.getLogger(__name__)
@@ -74,7 +75,8 @@ class Session:
         options = pinned.complete(options) if pinned is not None else options
         self.name, self.options, self.device = name, options, device
         self.notes, self.verified = Notes(name), Verified(name) if options.verify else None
-        self._holding = Holding(parameters)
+        trained = Trained(parameters)
+        self._holding = Holding(trained)
         with ExitStack() as undoing:
             opened = open_device(device, options, pinned)
             self.tier, self.machine, native = opened.tier, opened.machine, opened.native
@@ -85,8 +87,7 @@ class Session:
             arena = Arena(device) if has_places(device, options) else None
             self.engine = SwapEngine(device, native, self.memory, describe=self._describe, audit=audit, arena=arena)
             self.recorder = self.engine.recorder
-            nbytes = self._holding.parameter_bytes
-            self.budget = Budget(options, device.type, self.memory, nbytes, notes=self.notes, arena=arena)
+            self.budget = Budget(options, device.type, self.memory, trained, notes=self.notes, arena=arena)
             undoing.pop_all()
         self._overruns = Overruns(name)
         self.notes.extend(describe_choices(options, device, opened))

@@ -61,6 +61,14 @@ def test_a_step_that_fits_nowhere_is_refused_by_what_it_needs():
     assert steps.num_made == 1
 
 
+def test_where_the_smallest_plan_has_too_large_places_no_other_is_tried():
+    steps = Steps(800, 0.5)
+    with pytest.raises(PlanInfeasible) as refused:
+        plan_around_holes(steps.plan_within, steps.placed_bytes, 1000)
+    assert refused.value.needed_bytes == 1200
+    assert steps.num_made == 3  # of 1000 bytes, of 500, and the smallest
+
+
 def test_the_bytes_that_are_said_are_those_of_a_plan_that_there_is_where_places_take_much_more_than_it():
     """As with results, of which few lie in a segment of 20 MiB."""
     steps = Steps(200, 0.0)

@@ -1,0 +1,61 @@
+"""What do trained parameters bring along beside a step? Gradients that are still there, and an optimizer's state."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
+
+# How many values an optimizer keeps for each of a parameter's, by the settings of its group (torch 2.11 to 2.13).
+_Settings = Mapping[str, Any]
+_STATE: Mapping[type[Optimizer], Callable[[_Settings], int]] = {
+    SGD: lambda group: int(group["momentum"] != 0),
+    RMSprop: lambda group: 1 + (group["momentum"] > 0) + group["centered"],
+    Adam: lambda group: 2 + group["amsgrad"],
+    AdamW: lambda group: 2 + group["amsgrad"],
+}
+_STATE_OF_OTHERS = 2  # Adam's
+
+
+class Trained:
+    """A model's trained parameters, none of which it keeps alive."""
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self.nbytes = sum(parameter.nbytes for parameter in parameters)
+        self._parameters = [weakref.ref(parameter) for parameter in parameters]
+
+    def have_gradients(self) -> bool:
+        """Whether some have one now."""
+        return any(parameter.grad is not None for parameter in self._alive())
+
+    def coming_state_bytes(self) -> int:
+        """What optimizers have yet to allocate for them; two values each where none is there that has the parameter."""
+        num_values = _values_to_come()
+        return sum(num_values.get(id(parameter), _STATE_OF_OTHERS) * parameter.nbytes for parameter in self._alive())
+
+    def _alive(self) -> Iterator[Tensor]:
+        return (parameter for found in self._parameters if (parameter := found()) is not None)
+
+
+def _values_to_come() -> dict[int, int]:
+    """By id of each parameter of a living optimizer, how many values for each of its own are not there yet.
+
+    Where several have it the least counts: libraries wrap a torch optimizer in one of a class of theirs.
+    """
+    found: dict[int, int] = {}
+    for optimizer in [each for each in gc.get_objects() if issubclass(type(each), Optimizer)]:
+        num_values = _STATE.get(type(optimizer), _of_others)
+        there = getattr(optimizer, "state", {})  # one that is being made has none yet
+        for group in getattr(optimizer, "param_groups", ()):
+            for parameter in group["params"]:
+                to_come = 0 if parameter in there else num_values(group)
+                found[id(parameter)] = min(to_come, found.get(id(parameter), to_come))
+    return found
+
+
+def _of_others(_: _Settings) -> int:
+    return _STATE_OF_OTHERS

@@ -1,0 +1,105 @@
+"""What optimizers are said to allocate yet is what they do allocate, whichever way they come to be there."""
+
+import copy
+import gc
+
+import pytest
+import torch
+from torch import nn, optim
+
+from lmswap.session.trained import Trained
+
+OPTIMIZERS = {
+    "SGD": lambda p: optim.SGD(p, lr=0.1),
+    "SGD with momentum": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+    "Adam": optim.Adam,
+    "AMSGrad": lambda p: optim.Adam(p, amsgrad=True),
+    "AdamW": optim.AdamW,
+    "RMSprop": optim.RMSprop,
+    "RMSprop, centered, with momentum": lambda p: optim.RMSprop(p, momentum=0.9, centered=True),
+    "Adagrad": optim.Adagrad,  # its state is there from the start
+    "NAdam": optim.NAdam,
+    "Adadelta": optim.Adadelta,
+}
+
+
+class Wrapping(optim.Optimizer):
+    """As libraries do it: a class of its own, with all that another optimizer has."""
+
+    def __init__(self, wrapped):
+        self.wrapped = wrapped
+
+    @property
+    def param_groups(self):
+        return self.wrapped.param_groups
+
+    @property
+    def state(self):
+        return self.wrapped.state
+
+
+@pytest.fixture(autouse=True)
+def without_optimizers_of_others():
+    gc.collect()
+
+
+def make():
+    return [nn.Parameter(torch.ones(64, 3)), nn.Parameter(torch.ones(7, dtype=torch.bfloat16))]
+
+
+def take_step(optimizer, parameters):
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+
+
+def state_bytes(optimizer):
+    found = (value for state in optimizer.state.values() for value in state.values())
+    return sum(value.nbytes for value in found if isinstance(value, torch.Tensor) and value.ndim)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_what_is_said_to_come_is_what_the_first_step_allocates(name):
+    parameters = make()
+    trained, optimizer = Trained(parameters), OPTIMIZERS[name](parameters)
+    before_bytes, said_bytes = state_bytes(optimizer), trained.coming_state_bytes()
+    take_step(optimizer, parameters)
+    assert said_bytes == state_bytes(optimizer) - before_bytes
+    assert trained.coming_state_bytes() == 0
+
+
+def test_two_values_come_for_each_of_a_parameter_that_no_optimizer_has():
+    known, unknown = make()
+    trained = Trained([known, unknown])
+    assert trained.coming_state_bytes() == 2 * trained.nbytes
+    optimizer = optim.SGD([known], lr=0.1)
+    assert trained.coming_state_bytes() == 2 * unknown.nbytes
+    del optimizer
+    assert trained.coming_state_bytes() == 2 * trained.nbytes
+
+
+def test_a_state_that_a_checkpoint_brings_does_not_come_again():
+    parameters = make()
+    first = optim.Adam(parameters)
+    take_step(first, parameters)
+    state = copy.deepcopy(first.state_dict())
+    others = make()
+    trained, optimizer = Trained(others), optim.Adam(others)
+    assert trained.coming_state_bytes() == 2 * trained.nbytes
+    optimizer.load_state_dict(state)
+    assert trained.coming_state_bytes() == 0
+
+
+def test_an_optimizer_that_wraps_another_adds_nothing():
+    parameters = make()
+    trained, optimizer = Trained(parameters), Wrapping(optim.SGD(parameters, lr=0.1, momentum=0.9))
+    assert trained.coming_state_bytes() == trained.nbytes
+    assert optimizer.param_groups
+
+
+def test_groups_count_by_their_own_settings():
+    one, other = make()
+    trained = Trained([one, other])
+    optimizer = optim.SGD([{"params": [one], "momentum": 0.9}, {"params": [other]}], lr=0.1)
+    assert trained.coming_state_bytes() == one.nbytes
+    assert optimizer.param_groups
