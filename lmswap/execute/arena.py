@@ -133,6 +133,11 @@ class Arena:
             if not is_child:
                 torch.cuda.empty_cache()
 
+    def rest(self) -> None:
+        """Leaves its memory to something else until the next segment, if nothing lies in it."""
+        if self._base and not self._is_open and self._is_empty():
+            self._make_anew()
+
     def begin_step(self) -> None:
         """A step begins on the current stream: of another one's arena the allocator would give it nothing."""
         if self._num_leaving:
@@ -147,10 +152,12 @@ class Arena:
 
     def _fit(self) -> None:
         """Makes the arena anew if it is to be another, and nothing lies in it."""
-        if self._base and (self.nbytes != self._wanted_bytes or self._is_spoiled):
-            (own,) = (segment for segment in self._segments() if segment["address"] == self._base)
-            if not own["allocated_size"]:
-                self._make_anew()
+        if self._base and (self.nbytes != self._wanted_bytes or self._is_spoiled) and self._is_empty():
+            self._make_anew()
+
+    def _is_empty(self) -> bool:
+        (own,) = (segment for segment in self._segments() if segment["address"] == self._base)
+        return not own["allocated_size"]
 
     @contextmanager
     def segment(self, script: Script) -> Iterator[None]:

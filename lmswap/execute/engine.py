@@ -153,6 +153,11 @@ class SwapEngine:
         if self.arena is not None:
             self.arena.begin_step()
 
+    def make_room(self) -> None:
+        """Between segments: something else is about to need memory of the device."""
+        if self.arena is not None:
+            self.arena.rest()
+
     def sweep(self) -> None:
         """Lets go of tensors whose copies ended although nobody waited for them: an exception cut the step short.
 

@@ -106,6 +106,7 @@ class CapturedGraph:
 
     def capture(self, module: fx.GraphModule, inputs: Sequence[Any]) -> None:
         """Traces the region, plans it by itself and compiles it; ``module``, Dynamo's graph, is consumed."""
+        self.session.engine.make_room()  # for its ops, which are tried
         compile_region = _region_compiler(self.session.options.compiler)
         self._take(compile_region(module, inputs, _PlannedGraph(self)))
 

@@ -99,6 +99,20 @@ def test_boxed_code_frees_inputs_and_values_at_their_last_use():
     assert alive == [1, 1, 1, 1]
 
 
+def test_boxed_code_calls_operators_themselves_and_leaves_the_graph_as_it_is():
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    doubled = graph.call_function(torch.ops.aten.mul.Scalar, (x, 2.0))
+    graph.output((graph.call_function(torch.ops.aten.sub.Tensor, (doubled, x), {"alpha": 3}),))
+    module = fx.GraphModule(nn.Module(), graph)
+    function = compile_boxed(module)
+    assert function([torch.ones(4)])[0].tolist() == [-1.0] * 4
+    called = {function.__globals__[name] for name in function.__code__.co_names if name in function.__globals__}
+    assert called == {torch.ops.aten.mul.Scalar._op, torch.ops.aten.sub.Tensor._op}
+    targets = [node.target for node in module.graph.nodes if node.op == "call_function"]
+    assert targets == [torch.ops.aten.mul.Scalar, torch.ops.aten.sub.Tensor]
+
+
 def test_backward_frees_what_it_has_read():
     kept = []
 

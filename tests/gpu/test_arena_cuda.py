@@ -228,6 +228,26 @@ def test_a_closed_arena_takes_nothing_of_the_device(arena):
     assert torch.cuda.memory_reserved() == reserved
 
 
+def test_an_arena_that_rests_takes_nothing_of_the_device_until_the_next_segment_and_stays_where_something_lies_in_it(
+    arena,
+):
+    script = Script([[place(0, 10)], [place(10, 30)]])
+    for is_kept in (False, True):
+        with arena.segment(script), arena.allocating():
+            arena.advance()
+            arena.rest()  # not while a segment runs
+            kept = tensor(10)
+            arena.advance()
+            tensor(30)
+        if not is_kept:
+            del kept
+        reserved = torch.cuda.memory_reserved()
+        arena.rest()
+        gone = reserved - torch.cuda.memory_reserved()
+        assert gone == 0 if is_kept else gone >= arena.nbytes
+    assert arena.num_unplaced == 0
+
+
 def test_what_others_allocate_lies_elsewhere(arena):
     base = first_address(arena)
     outside = [tensor(3) for _ in range(5)]

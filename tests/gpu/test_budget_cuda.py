@@ -37,8 +37,8 @@ class Wide(nn.Module):
         return x.mean(1)
 
 
-def batch():
-    return torch.randn(90_000, 32, device="cpu").cuda()
+def batch(num_rows=90_000):
+    return torch.randn(num_rows, 32, device="cpu").cuda()
 
 
 def make_model():
@@ -104,6 +104,42 @@ def test_a_card_that_has_the_budget_runs_the_step(plain, share, policy):
     assert max(reserved) <= budget
     assert report.highest_peak_bytes <= budget
     assert retries[-1] == retries[2]
+
+
+def rounds(budget=None):
+    """Steps, validations and steps of another shape in turns: their results, and what was reserved at most in each."""
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    torch.cuda.empty_cache()
+    model = make_model()
+    if budget is not None:
+        lmswap.enable(model, budget=budget)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    results, reserved = [], []
+    for what in ["train"] * 4 + 2 * ["validate", "train", "train fewer"]:
+        torch.cuda.reset_peak_memory_stats()
+        rows = batch(250_000 if what == "train fewer" else 300_000)
+        with torch.set_grad_enabled(what != "validate"), torch.autocast("cuda", enabled=what == "validate"):
+            loss = (model(rows).float() ** 2).mean()
+        if what != "validate":
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        results.append(loss.detach().cpu())
+        del loss, rows
+        reserved.append((torch.cuda.max_memory_reserved(), what))
+    if budget is not None:
+        lmswap.disable(model)
+    return results, reserved
+
+
+@pytest.mark.slow
+def test_what_begins_when_a_model_has_been_trained_for_some_steps_keeps_the_budget_while_its_ops_are_tried():
+    expected, reserved = rounds()
+    budget = int(0.4 * max(reserved)[0])
+    results, reserved = rounds(budget)
+    assert all(map(torch.equal, results, expected))
+    assert max(reserved)[0] <= budget, max(reserved)
 
 
 @pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")  # by the tensor that is to be seen
