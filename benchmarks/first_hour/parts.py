@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _FULL = 144  # images on a real GPU; smaller ones are for a rehearsal
+# In which every step is a CPU's: those of the U-Net, of one size only, are 10 to 20 s long.
+_REHEARSED = ("--small", "--networks", "resnet50", "gpt")
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ def parts(folder: Path, small: int, large: int) -> list[Part]:
             ("peers", "gpt"),
         )
     )
+    rehearsed = _REHEARSED if large < _FULL else ()
     compare = ("-m", "lmswap", "bench", "unet3d", "compare", "--sizes", *sizes)
     case_study = ("-m", "benchmarks.case_study", "--sizes", *sizes, "--ladder", "--repeats", "1")
     return [
@@ -48,13 +51,13 @@ def parts(folder: Path, small: int, large: int) -> list[Part]:
         Part(
             "speed",
             "What budgets cost in time",
-            ("-m", f"{own}.speed", str(speed), *["--small"] * (large < _FULL)),
+            ("-m", f"{own}.speed", str(speed), *rehearsed),
             speed,
         ),
         Part(
             "cards",
-            "Six networks on cards of their budgets",
-            ("-m", f"{own}.cards", str(cards), *["--small"] * (large < _FULL)),
+            "Networks on cards of their budgets",
+            ("-m", f"{own}.cards", str(cards), *rehearsed),
             cards,
         ),
         Part(
