@@ -8,6 +8,7 @@
 #include <array>
 #include <map>
 #include <utility>
+#include <vector>
 
 #include "lmswap/engine.h"
 #include "lmswap/error.h"
@@ -262,12 +263,22 @@ class Holds {
     while (!held_.empty()) give(held_.begin()->first);
   }
 
-  // The first of `moves` that did not go as it says, and where its bytes were found; None where all did.
+  // The first of `moves` that did not go as it says, and where its bytes were found; None where all did. Takes of as
+  // many bytes in a row may come in any order: of equal blocks the allocator hands out that of its older segment first.
   nb::object make(const nb::tuple& moves, uint64_t stream) {
-    for (const nb::handle move : moves) {
-      const auto nbytes = nb::cast<uint64_t>(move[0]), address = nb::cast<uint64_t>(move[1]);
-      const uint64_t found = nbytes != 0 ? take(nbytes, stream) : give(address) ? address : 0;
-      if (found != address) return nb::make_tuple(nbytes, address, found);
+    const auto end = moves.end();
+    for (auto move = moves.begin(); move != end;) {
+      const auto nbytes = nb::cast<uint64_t>((*move)[0]);
+      std::vector<uint64_t> asked, found;
+      do {
+        asked.push_back(nb::cast<uint64_t>((*move)[1]));
+        found.push_back(nbytes != 0 ? take(nbytes, stream) : give(asked.back()) ? asked.back() : 0);
+        ++move;
+      } while (move != end && nbytes != 0 && nb::cast<uint64_t>((*move)[0]) == nbytes);
+      std::ranges::sort(asked);
+      std::ranges::sort(found);
+      const auto [at, instead] = std::ranges::mismatch(asked, found);
+      if (at != asked.end()) return nb::make_tuple(nbytes, *at, *instead);
     }
     return nb::none();
   }

@@ -316,6 +316,30 @@ def test_results_lie_beside_the_arena_and_take_turns_in_two_memories(arena):
     assert seen[1:3] == seen[3:5]  # nothing more is taken of the device
 
 
+@pytest.mark.parametrize("leaves_room_before", [False, True])
+def test_what_is_free_beside_the_arena_may_be_as_large_as_a_hole_in_it_wherever_it_lies(arena, leaves_room_before):
+    """Of equal blocks the allocator hands out that of its older segment first, not the lower one."""
+    before = tensor(64) if leaves_room_before else None
+    base = first_address(arena)
+    del before
+    torch.cuda.empty_cache()
+    forward, backward = Script([[anywhere(6)], [place(6, 34)]]), Script([[place(0, 6)]])
+    held = None
+    for _ in range(4):
+        with arena.segment(forward), arena.allocating():
+            arena.advance()
+            result = tensor(6)
+            arena.advance()
+            saved = tensor(34)
+        assert held is None or held.data_ptr() != result.data_ptr()
+        held = result  # that of the step before dies
+        with arena.segment(backward), arena.allocating():
+            arena.advance()
+            assert tensor(6).data_ptr() == base
+        del saved
+    assert arena.num_unplaced == 0
+
+
 def test_two_results_that_come_together_are_not_taken_for_one_of_twice_the_size(arena):
     base = first_address(arena)
     script = Script([[place(3, 8), anywhere(4), anywhere(4)], [place(20, 2)]])
