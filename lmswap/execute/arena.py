@@ -47,6 +47,7 @@ class Script:
     """The openings of one segment's run, in order: the places that are free for what is allocated next."""
 
     openings: Sequence[Sequence[Place]]
+    arena_bytes: int = 0  # in which they lie; 0: in any
     known: dict[tuple[Extent, ...], list[Moves]] = field(default_factory=dict)  # by the free extents at the beginning
 
 
@@ -83,7 +84,7 @@ class Arena:
         self.device = device
         self._process = os.getpid()
         self._current_stream = current_stream_of(device)
-        self.nbytes = self._wanted_bytes = 0
+        self.nbytes = self._least_bytes = 0
         self._is_spoiled = False  # the pool has more than it was planned to, as the allocator placed tensors by itself
         self._pool: torch.cuda.MemPool | None = None
         self._stream = self._base = 0
@@ -113,8 +114,8 @@ class Arena:
         return sum(int(segment["allocated_size"]) for segment in self._segments())
 
     def resize(self, nbytes: int) -> None:
-        """From the next segment on the arena has at least ``nbytes``, and no more as soon as nothing lies in it."""
-        self._wanted_bytes = nbytes
+        """From the next segment on the arena has ``nbytes``, or what its script needs, as soon as nothing is in it."""
+        self._least_bytes = nbytes
         if nbytes > self.nbytes or not self._base:
             self._make_anew()
 
@@ -148,12 +149,15 @@ class Arena:
 
     def _make_anew(self) -> None:
         self.close()
-        self.nbytes, self._is_spoiled = self._wanted_bytes, False
+        self.nbytes, self._is_spoiled = self._least_bytes, False
 
-    def _fit(self) -> None:
+    def _fit(self, script: Script) -> None:
         """Makes the arena anew if it is to be another, and nothing lies in it."""
-        if self._base and (self.nbytes != self._wanted_bytes or self._is_spoiled) and self._is_empty():
+        nbytes = max(script.arena_bytes, self._least_bytes)
+        if self._base and (self.nbytes != nbytes or self._is_spoiled) and self._is_empty():
             self._make_anew()
+        if not self._base:
+            self.nbytes = nbytes
 
     def _is_empty(self) -> bool:
         (own,) = (segment for segment in self._segments() if segment["address"] == self._base)
@@ -170,7 +174,7 @@ class Arena:
             yield
             return
         self._stream = stream
-        self._fit()
+        self._fit(script)
         try:
             with self._pooled():
                 self._begin(script)

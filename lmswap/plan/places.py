@@ -64,6 +64,19 @@ def find_places(
     return Places(openings, packing.capacity_bytes, _results_bytes(beside), _small_bytes(stays))
 
 
+def common_arena_bytes(steps: Iterable[tuple[Places, int]], tolerated_bytes: int) -> int:
+    """How large an arena is between steps, each of whose places may take so many bytes.
+
+    As large as any of them wants it, if that fits beside what any of them hands over; else as small as any of them
+    can do with, and it is made anew where others begin.
+    """
+    placed = [*steps]
+    sizes = [places.arena_bytes for places, _ in placed]
+    beside_bytes = max(places.total_bytes - places.arena_bytes for places, _ in placed)
+    fits = max(sizes) + beside_bytes <= min(most_bytes for _, most_bytes in placed) + tolerated_bytes
+    return max(sizes) if fits else min(sizes)
+
+
 @dataclass(frozen=True, slots=True)
 class _Stay:
     """A tensor's time on the device, in moments, and what took its memory: a moment, and the buffer that was copied.

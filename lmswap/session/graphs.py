@@ -281,7 +281,7 @@ class _PlannedGraph(aot.GraphHandler):
             openings = [opening for opening in places.openings if segment.start <= opening.position < segment.stop]
             ops = [opening.position - segment.start for opening in openings if not opening.is_copy_in]
             insert_before(graph, ops, self._session.engine.arena.advance)
-            yield graph.phase, Script([opening.places for opening in openings])
+            yield graph.phase, Script([opening.places for opening in openings], places.arena_bytes)
 
     def _reference(self, lowered: Lowered, plan: Plan) -> Reference | None:
         """What runs beside the graphs to verify them; None if that was not asked for or ``plan`` changes nothing."""

@@ -27,6 +27,7 @@ from lmswap.ir.timeline import Timeline
 from lmswap.options import Options
 from lmswap.plan import price_again, simulate
 from lmswap.plan.cache import PlanCache, Planned
+from lmswap.plan.places import common_arena_bytes
 from lmswap.reporting.text import format_seconds
 from lmswap.session.allowance import GROWTH_BYTES, Allowance, Budget
 from lmswap.session.pinned import PinnedPlans
@@ -199,7 +200,8 @@ class StepPlans:
         step = PlannedStep(graphs, joined, costs, machine, plan, predicted, allowance, origin, places=places)
         self._steps[graphs] = step
         if self._engine.arena is not None:
-            self._engine.arena.resize(max(known.places.arena_bytes for known in self._steps.values() if known.places))
+            placed = ((known.places, known.allowance.step_bytes) for known in self._steps.values() if known.places)
+            self._engine.arena.resize(common_arena_bytes(placed, GROWTH_BYTES))
         _log.info(
             "planned the step of graphs %s, %s: %d of %d buffers swapped, %d ops run again, peak %s of a budget of %s",
             ", ".join(map(str, graphs)),

@@ -228,6 +228,20 @@ def test_a_closed_arena_takes_nothing_of_the_device(arena):
     assert torch.cuda.memory_reserved() == reserved
 
 
+def test_an_arena_is_as_large_as_the_segment_that_runs_needs_it(arena):
+    small, large = Script([[place(0, 30)]], 30 * UNIT_BYTES), Script([[place(0, 60)]], 60 * UNIT_BYTES)
+    any_size = Script([[place(0, 20)]])
+    arena.resize(20 * UNIT_BYTES)
+    seen = []
+    for script, count in ((small, 30), (large, 60), (small, 30), (any_size, 20), (large, 60)):
+        with arena.segment(script), arena.allocating():
+            arena.advance()
+            tensor(count)
+        seen.append(arena.nbytes // UNIT_BYTES)
+        assert arena.nbytes <= torch.cuda.memory_reserved() <= arena.nbytes + 2 * 2**20
+    assert seen == [30, 60, 30, 20, 60]
+
+
 def test_an_arena_that_rests_takes_nothing_of_the_device_until_the_next_segment_and_stays_where_something_lies_in_it(
     arena,
 ):

@@ -5,6 +5,8 @@ import torch
 
 from lmswap import api
 
+_compile = torch.compile
+
 
 @pytest.fixture(autouse=True)
 def own_graphs():
@@ -23,3 +25,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.parent.name == "integrations":
             item.add_marker(pytest.mark.filterwarnings("ignore", "error::lmswap.errors.NotManaged"))
+
+
+def pytest_collection_finish():
+    """Lightning, once imported, has its own in the place of `torch.compile`, for all tests of this process."""
+    torch.compile = _compile

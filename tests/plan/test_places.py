@@ -14,7 +14,7 @@ from lmswap.ir.places import APART_BYTES, BLOCK_BYTES, SMALL_BYTES, Place, Place
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import LOSS, BufferKind, Op, Program
 from lmswap.ir.schedule import schedule
-from lmswap.plan.places import find_places
+from lmswap.plan.places import common_arena_bytes, find_places
 from tests.ir.build import Step, build
 from tests.ir.strategies import steps
 from tests.plan.random_swaps import random_plans
@@ -242,3 +242,11 @@ def test_small_tensors_have_no_place_but_are_counted():
     assert not places.openings
     assert places.arena_bytes == 0
     assert places.small_bytes >= 2 * SCALE
+
+
+def test_steps_share_an_arena_as_large_as_the_largest_wants_it_where_that_fits_beside_all_results():
+    training, validation = Places((), 100, 60, 5), Places((), 180, 0, 5)
+    assert common_arena_bytes([(training, 250), (validation, 250)], 0) == 180
+    assert common_arena_bytes([(training, 244), (validation, 250)], 0) == 100
+    assert common_arena_bytes([(training, 244), (validation, 250)], 1) == 180
+    assert common_arena_bytes([(training, 10)], 0) == 100  # no plan was found that fits
