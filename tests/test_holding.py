@@ -54,6 +54,17 @@ def test_where_there_is_room_for_less_less_is_reckoned_with_and_no_more_after_st
     assert holding.num_held == {OUTPUT: 1}
 
 
+@pytest.mark.parametrize(("at_begin", "least"), [(True, {OUTPUT: 2, GRADIENT: 1}), (False, {OUTPUT: 1})])
+def test_no_less_is_reckoned_with_than_steps_have_shown(at_begin, least):
+    weight = nn.Parameter(torch.ones(3))
+    holding = Holding(Trained([weight]))
+    run(holding, weight, at_begin=at_begin, in_backward=False)
+    holding.assume_seen()
+    while holding.assume_less():
+        pass
+    assert holding.num_held == least
+
+
 def test_what_should_not_have_been_held_has_the_most_reckoned_with_once():
     holding = Holding(Trained([]))
     assert holding.assume_seen()

@@ -44,8 +44,7 @@ def plan_around_holes(
             refusal = error
             if lost_bytes == enough_bytes:
                 break
-            # Next comes the smallest plan that there is: if its places are too large, those of others are.
-            enough_bytes = lost_bytes = most_bytes - error.needed_bytes
+            enough_bytes = lost_bytes = most_bytes - error.needed_bytes  # next comes the smallest plan that there is
             continue
         for share in _SHARES if plan.swaps else _SHARES[:1]:
             placed.append(placed_bytes(plan, share))
@@ -55,7 +54,10 @@ def plan_around_holes(
                 enough_bytes = lost_bytes
                 break
         else:
-            too_few_bytes = lost_bytes
+            if lost_bytes != enough_bytes:
+                too_few_bytes = lost_bytes
+            elif excess_bytes > _CLOSE_ENOUGH * most_bytes:
+                break  # no other takes so much less
         if enough_bytes is None:  # more and more: a little less to plan with can leave the places as they are
             lost_bytes += max(excess_bytes, lost_bytes // 2, most_bytes // _STEPS)
         elif enough_bytes == 0:

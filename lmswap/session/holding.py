@@ -38,8 +38,9 @@ class Holding:
             self._seen = _ADDED_TO if in_backward else _UNTIL_BACKWARD
 
     def assume_less(self) -> bool:
-        """There is no room for as much; whether less can be reckoned with."""
-        can = self.level + 1 < len(_LEVELS)
+        """There is no room for as much; whether less can be reckoned with, which is not what steps have shown."""
+        less = self.level + 1
+        can = less < len(_LEVELS) and not (self._is_known and self._seen < less <= _UNTIL_END)
         self.level += can
         return can
 
@@ -55,4 +56,5 @@ class Holding:
         can = self.level > _ADDED_TO and self._seen != _ADDED_TO
         if can:
             self.level = self._seen = _ADDED_TO
+            self._is_known = False
         return can
