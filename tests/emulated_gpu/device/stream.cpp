@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <thread>
 #include <utility>
 
 namespace emulated_gpu {
@@ -11,10 +10,7 @@ void Stream::submit(Work work) {
   const std::lock_guard lock(mutex_);
   queue_.emplace_back(std::move(work), now());
   ++num_submitted_;
-  if (!has_thread_) {
-    has_thread_ = true;
-    std::thread([self = shared_from_this()] { self->run(); }).detach();
-  }
+  if (!thread_.joinable()) thread_ = std::thread([self = shared_from_this()] { self->run(); });
   changed_.notify_all();
 }
 
@@ -34,9 +30,17 @@ bool Stream::is_idle() {
 }
 
 void Stream::close() {
-  const std::lock_guard lock(mutex_);
-  is_closed_ = true;
-  changed_.notify_all();
+  {
+    const std::lock_guard lock(mutex_);
+    is_closed_ = true;
+    changed_.notify_all();
+  }
+  if (!thread_.joinable()) return;
+  if (is_idle()) {
+    thread_.join();
+  } else {
+    thread_.detach();
+  }
 }
 
 void Stream::run() {

@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <thread>
 
 #include "vector_clock.h"
 
@@ -27,7 +28,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
   void wait_for_room(size_t most_queued);
   void wait();  // for what is queued now
   bool is_idle();
-  void close();  // the thread ends when it has done what is queued
+  void close();  // the thread has ended then, or, where work is queued, ends when that is done
 
   const uint32_t number;
   const int device;
@@ -41,7 +42,8 @@ class Stream : public std::enable_shared_from_this<Stream> {
   std::deque<std::pair<Work, double>> queue_;  // and when it was submitted
   double seconds_ = 0;                         // when the last of its work ended
   uint64_t num_submitted_ = 0, num_finished_ = 0;
-  bool has_thread_ = false, is_closed_ = false;
+  bool is_closed_ = false;
+  std::thread thread_;
 };
 
 // Of all streams of one queue: each waits for its turn.
