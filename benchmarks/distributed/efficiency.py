@@ -30,6 +30,7 @@ from benchmarks.peers.tasks import TASKS, Task
 from benchmarks.programs.models import Bottleneck, Gpt, TransformerBlock, resnet50
 from lmswap.bench.unet3d.commands.arguments import positive
 from lmswap.bench.unet3d.network import DecoderLevel, EncoderLevel, UNet3d
+from lmswap.hardware.device import default_device
 from lmswap.ir.network import Network
 from lmswap.ir.ranks import Ranks as SimulatedRanks
 from lmswap.plan.ranks import RanksStep, predict_ranks
@@ -93,8 +94,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares what to measure, and how often."""
-    default = SIZES["cuda" if torch.cuda.is_available() else "cpu"]
-    parser.add_argument("--size", choices=MODELS, default=default, help="of models and batches (%(default)s)")
+    size = SIZES[default_device().type]
+    parser.add_argument("--size", choices=MODELS, default=size, help="of models and batches (%(default)s)")
     parser.add_argument("--turns", type=positive, default=TURNS, metavar="N", help="that are timed (%(default)s)")
 
 

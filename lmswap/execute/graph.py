@@ -109,7 +109,7 @@ def compile_boxed(module: fx.GraphModule) -> BoxedFunction:
     """Compiles ``module`` to a function of one list, which it empties, so that inputs too die at their last use."""
     targets = {node: node.target for node in module.graph.nodes}
     called = {target for target in targets.values() if type(target) is torch._ops.OpOverload}
-    called_by: dict[object, Callable[..., Any]] = {**{operator: _Direct(operator) for operator in called}, **COPIES}
+    called_by: dict[object, Callable[..., Any]] = {operator: _Direct(operator) for operator in called} | COPIES
     for node, target in targets.items():
         node.target = called_by.get(target, target)
     module.graph.set_codegen(_BoxedCodeGen())

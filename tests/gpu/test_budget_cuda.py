@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import lmswap
+from tests.gpu import trainings
 from tests.models import quick_of
 
 pytestmark = [
@@ -59,9 +60,7 @@ def card_of(nbytes):
 
 def train(budget=None, *, num_steps=6, **options):
     """Losses and gradients, and by step what the allocator reserved at most and how often it had to flush its cache."""
-    torch.manual_seed(0)
-    torch.compiler.reset()
-    torch.cuda.empty_cache()
+    trainings.begin()
     model = make_model()
     if budget is not None:
         lmswap.enable(model, budget=budget, **options)
@@ -108,9 +107,7 @@ def test_a_card_that_has_the_budget_runs_the_step(plain, share, policy):
 
 def rounds(budget=None):
     """Steps, validations and steps of another shape in turns: their results, and what was reserved at most in each."""
-    torch.manual_seed(0)
-    torch.compiler.reset()
-    torch.cuda.empty_cache()
+    trainings.begin()
     model = make_model()
     if budget is not None:
         lmswap.enable(model, budget=budget)
@@ -171,9 +168,7 @@ class Images(nn.Module):
 
 def loop_of(order, budget=None, *, num_steps=6):
     """Losses and parameters of a loop that keeps the outputs of one step until it has those of the next."""
-    torch.manual_seed(0)
-    torch.compiler.reset()
-    torch.cuda.empty_cache()
+    trainings.begin()
     with torch.device("cpu"):
         model = Images().cuda()
     if budget is not None:
@@ -197,10 +192,7 @@ def loop_of(order, budget=None, *, num_steps=6):
     results += [parameter.detach().cpu() for parameter in model.parameters()]
     if budget is None:
         return results, reserved
-    report, arena = lmswap.report(model), lmswap.api._sessions[model].engine.arena
-    lmswap.disable(model)
-    assert arena.num_unplaced == 0
-    assert report.swapped_out_bytes + (report.recomputed_bytes or 0) > 0
+    trainings.end(model)
     assert torch.cuda.memory_stats()["num_alloc_retries"] == retries
     return results, reserved
 
