@@ -39,7 +39,7 @@ def pinned_plans(draw):
         budget_bytes = 2 * peak_bytes
         plan = make_plan(policy, step.program, step.costs, machine, budget_bytes=budget_bytes, **limits)
     options = PinnedOptions(budget_bytes, policy, "host", "fx", 1, None)
-    return PinnedPlans("random", options, ((step.program, Planned(plan, step.costs, machine)),))
+    return PinnedPlans("random", options, ((step.program, Planned(plan, step.costs, machine, budget_bytes)),))
 
 
 class Broken(nn.Module):

@@ -6,6 +6,7 @@ import gc
 import pytest
 import torch
 from torch import nn, optim
+from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from lmswap.session.trained import Trained
 
@@ -66,6 +67,18 @@ def test_what_is_said_to_come_is_what_the_first_step_allocates(name):
     take_step(optimizer, parameters)
     assert said_bytes == state_bytes(optimizer) - before_bytes
     assert trained.coming_state_bytes() == 0
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_step_of_an_optimizer_is_seen_until_it_is_gone(name):
+    parameters, others, num_looking_on = make(), make(), len(_global_optimizer_post_hooks)
+    trained = Trained(parameters)
+    take_step(OPTIMIZERS[name](others), others)
+    assert not trained.were_stepped
+    take_step(OPTIMIZERS[name]([*others, parameters[0]]), others + parameters)
+    assert trained.were_stepped
+    del trained
+    assert len(_global_optimizer_post_hooks) == num_looking_on
 
 
 def test_two_values_come_for_each_of_a_parameter_that_no_optimizer_has():

@@ -113,6 +113,10 @@ class Arena:
         """What tensors hold of that, as long as no segment runs."""
         return sum(int(segment["allocated_size"]) for segment in self._segments())
 
+    def num_given_back(self) -> int:
+        """How many segments torch has given back to the device by now, its own included."""
+        return int(torch._C._cuda_memoryStats(self.device.index or 0)["segment"]["all"]["freed"])
+
     def resize(self, nbytes: int) -> None:
         """From the next segment on the arena has ``nbytes``, or what its script needs, as soon as nothing is in it."""
         self._least_bytes = nbytes

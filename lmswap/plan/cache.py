@@ -33,12 +33,13 @@ class Planned:
     plan: Plan
     costs: OpCosts
     machine: Machine
+    step_bytes: int  # that its step might occupy: what the plan had, and what holes and results take beside its places
 
     def serves(self, budget_bytes: int, slack_bytes: int) -> bool:
         """Whether the plan keeps to ``budget_bytes`` and uses them, give or take ``slack_bytes``, as starts differ."""
         keeps_all = not self.plan.swaps and not self.plan.reruns
         tolerated_bytes = max(slack_bytes, _BUDGET_TOLERANCE * budget_bytes)
-        is_near = abs(self.plan.budget_bytes - budget_bytes) <= tolerated_bytes
+        is_near = abs(self.step_bytes - budget_bytes) <= tolerated_bytes
         return self.plan.predicted_peak_bytes <= budget_bytes + slack_bytes and (keeps_all or is_near)
 
     def to_data(self) -> dict[str, Any]:
@@ -47,6 +48,7 @@ class Planned:
             "plan": json.loads(self.plan.to_json()),
             "costs": asdict(self.costs),
             "machine": json.loads(self.machine.to_json()),
+            "step_bytes": self.step_bytes,
         }
 
     @staticmethod
@@ -56,8 +58,8 @@ class Planned:
         Raises:
             LmswapError, or one of `DAMAGE`: it is damaged.
         """
-        machine = Machine.from_json(json.dumps(data["machine"]))
-        return Planned(Plan.from_json(json.dumps(data["plan"])), _costs(data["costs"], num_ops), machine)
+        plan, machine = Plan.from_json(json.dumps(data["plan"])), Machine.from_json(json.dumps(data["machine"]))
+        return Planned(plan, _costs(data["costs"], num_ops), machine, int(data["step_bytes"]))
 
 
 class PlanCache:
@@ -74,14 +76,17 @@ class PlanCache:
             "link": _digest(_of_no_capacity(machine).to_json()),
         }
 
-    def read(self, program: Program) -> Planned | None:
-        """The plan of ``program`` that was written last, checked against it; None if there is none that is sound."""
-        file = self._file(program)
+    def read(self, program: Program, *, spares: bool = False) -> Planned | None:
+        """The plan of ``program`` that was written last, checked against it; None if there is none that is sound.
+
+        With ``spares`` it is the one for when steps have shown that they spare some of what was reserved beside it.
+        """
+        file = self._file(program, spares)
         return self._sound(program, file.read, f"the remembered plan {file.path}")
 
-    def write(self, program: Program, planned: Planned) -> None:
-        """Puts ``planned`` in the place of what was remembered for ``program``."""
-        self._file(program).write(planned.to_data())
+    def write(self, program: Program, planned: Planned, *, spares: bool = False) -> None:
+        """Puts ``planned`` in the place of what was remembered for ``program``; ``spares`` as in `read`."""
+        self._file(program, spares).write(planned.to_data())
 
     def name(self, program: Program) -> str:
         """What all plans of ``program`` have in common that may take each other's place, as a word."""
@@ -111,8 +116,8 @@ class PlanCache:
     def _key(self, program: Program) -> dict[str, Any]:
         return {**self._kind, "program": _digest(program.to_json())}
 
-    def _file(self, program: Program) -> CacheFile:
-        return CacheFile.locate("plan", self._key(program))
+    def _file(self, program: Program, spares: bool) -> CacheFile:
+        return CacheFile.locate("plan", {**self._key(program), "spares": spares})
 
     def _present(self, planned: Planned) -> Planned:
         """``planned`` on its machine with the capacity of now."""

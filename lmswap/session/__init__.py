@@ -8,7 +8,7 @@ to follow one.
 
 from lmswap.session.graphs import SavedSequence
 from lmswap.session.opening import WHAT_VERIFY_DOES
+from lmswap.session.planned import PlannedStep
 from lmswap.session.session import UNPLANNED, Session
-from lmswap.session.steps import PlannedStep
 
 __all__ = ["UNPLANNED", "WHAT_VERIFY_DOES", "PlannedStep", "SavedSequence", "Session"]

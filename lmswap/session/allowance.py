@@ -48,6 +48,7 @@ class Allowance:
     planned_margin_bytes: int
     grown_bytes: int = 0  # what has come into use since, between steps
     scattered_bytes: int = 0  # what steps took beyond the budget, as tensors lay scattered: of no use to the next ones
+    spared_bytes: int = 0  # that were in reserve, until steps had shown that they do not need them
 
     @property
     def base_bytes(self) -> int:
@@ -98,6 +99,7 @@ class Budget:
         self.has_trained = False  # the optimizer's state is there
         self._memory, self._trained, self._arena = memory, trained, arena
         self._outside_bytes = 0  # what the steps that ran have taken outside of the arena at most
+        self._num_given_back = 0  # segments, until the step began that shows what it takes
         self._margin_bytes, self._code_bytes = _MARGIN_BYTES[device_type], _CODE_BYTES[device_type]
         self._scatters = device_type == "cuda" and arena is None  # the CPU's heap moves its pages instead
         self._share, self._notes, self._most_peak_bytes = options.budget_share, notes, 0
@@ -163,6 +165,11 @@ class Budget:
         if self._arena is not None:
             self._outside_bytes = self._used_outside()
 
+    def watch(self) -> None:
+        """The step begins that shows what it takes outside of an arena, see `without_spare`."""
+        if self._arena is not None:
+            self._trained.were_stepped, self._num_given_back = False, self._arena.num_given_back()
+
     def _used_outside(self) -> int:
         return self._memory.used_bytes() - (self._arena.reserved_bytes if self._arena else 0)
 
@@ -188,3 +195,19 @@ class Budget:
             grown_bytes=max(0, in_use_bytes - planned.found_bytes - planned.reserve_bytes),
             scattered_bytes=planned.scattered_bytes + over_bytes,
         )
+
+    def without_spare(self, planned: Allowance) -> Allowance:
+        """``planned`` without what is reserved and the step that was watched did not take, where it shows that.
+
+        It does where an optimizer ran in it, and torch has kept whatever was given up. A budget that is a share is made
+        of what is reserved, and stays as it was told.
+        """
+        if self._arena is None or self._share is not None or not self._trained.were_stepped:
+            return planned
+        if self._arena.num_given_back() != self._num_given_back:
+            return planned
+        taken_bytes = max(0, max(self._outside_bytes, self._used_outside()) - planned.found_bytes)
+        spared_bytes = planned.reserve_bytes - taken_bytes - self._trained.coming_state_bytes()
+        if spared_bytes <= GROWTH_BYTES:
+            return planned
+        return replace(planned, reserve_bytes=planned.reserve_bytes - spared_bytes, spared_bytes=spared_bytes)

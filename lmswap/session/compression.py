@@ -8,7 +8,7 @@ from lmswap.execute.tiers import MOST_RATIO
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.machine import Machine
 from lmswap.session.notes import warn
-from lmswap.session.steps import PlannedStep
+from lmswap.session.planned import PlannedStep
 
 # Compressed memory is planned to be full to this share: what a U-Net swaps took 0.87 to 0.89 of its bytes, by plan.
 _FULL_SHARE = 0.9

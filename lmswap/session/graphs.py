@@ -48,7 +48,8 @@ from lmswap.ir.verified import Verified
 from lmswap.options import Options
 from lmswap.rewrite.insert import insert_swaps
 from lmswap.rewrite.rerun import run_again
-from lmswap.session.steps import PlannedStep, StepPlans
+from lmswap.session.planned import PlannedStep
+from lmswap.session.steps import StepPlans
 
 
 class Owner(Protocol):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
-from typing import NamedTuple
 
 from lmswap.capture.loss import loss_bytes
 from lmswap.errors import PlanInfeasible, TierError
@@ -17,14 +16,15 @@ from lmswap.ir.plan import Plan
 from lmswap.options import Options
 from lmswap.plan import simulate
 from lmswap.plan.cache import Planned
-from lmswap.plan.feedback import compare, host_as_measured
+from lmswap.plan.feedback import Feedback, compare, host_as_measured
 from lmswap.session.allowance import GROWTH_BYTES, Budget
 from lmswap.session.compression import Compression
 from lmswap.session.notes import Notes
-from lmswap.session.order import Followed
+from lmswap.session.order import Followed, Shown
+from lmswap.session.planned import PlannedStep
 from lmswap.session.planner import Planner
 from lmswap.session.reasons import has_grown, has_room, holds_more, was_off
-from lmswap.session.steps import FROM_CACHE, FROM_OTHER_RANK, PlannedStep, StepPlans
+from lmswap.session.steps import FROM_CACHE, FROM_OTHER_RANK, StepPlans
 
 # Earlier steps touch their memory for the first time, and choose algorithms.
 STEADY_STEP = 3
@@ -32,16 +32,6 @@ STEADY_STEP = 3
 # and for one that by what was measured may be slower than the best by more than this share. A gain of less is none.
 _SECOND_EFFORT = 4
 _WORTH_SEARCHING = 0.01
-
-
-class Shown(NamedTuple):
-    """What a step showed that followed its plan, for when one begins that is like it."""
-
-    graphs: tuple[int, ...]
-    ended: EndedStep
-    record: StepRecord | None  # of a step that others are predicted by
-    num_runs: int  # of the step until then, this one included
-    num_steady: int  # likewise, if they teach how long it takes; else 0
 
 
 class Lessons:
@@ -95,6 +85,7 @@ class Lessons:
         if num_steady == STEADY_STEP - 1:
             self._keep(self._plans[graphs], shown.record, released)
             self._engine.recorder.time_ops()
+            self._budget.watch()
         over_bytes = shown.ended.peaks.used_bytes - self._plans[graphs].allowance.budget_bytes
         if self._engine.arena is not None and (shown.num_runs == 1 or over_bytes > 0):
             self._memory.trim()  # batches beside the next ones, say, leave memory in pieces that losses do not fit into
@@ -201,14 +192,26 @@ class Lessons:
         self._planner.lend_memory(program)
         step = replace(step, costs=found.costs, machine=found.machine)
         step = self._price_again(replace(step, machine=self._compression.as_needed(step)))
+        return self._answer(step, found)
+
+    def _answer(self, step: PlannedStep, found: Feedback) -> bool:
+        """Plans ``step`` again, by whose last run it is priced, if that has ``found`` a reason to; whether it did.
+
+        A plan of an earlier process for the same reason does as well.
+        """
+        step = replace(step, allowance=self._budget.without_spare(step.allowance))
+        self._plans.put(step)
         # A search has shown that no plan takes less, or none was for: nothing is swapped without a backward.
-        if step.is_overdrawn or not step.backwards:
+        if (step.is_overdrawn and not step.allowance.spared_bytes) or not step.backwards:
             return False
+        if (known := self._plans.remembered_sparing(step)) is not None:
+            reason = f"{self._after_step()} {FROM_CACHE}: {has_room(step.allowance.spared_bytes)}"
+            return self._put_in_force(step, known, reason)
         if found.is_off:
-            return self._make_measured(step, was_off(found, program))
-        reason = has_grown(step.allowance) if self._is_outgrown(step) else self._room_left(step)
-        if reason is not None:
-            return self._make_again(step, reason, remembers=True, priced=step.plan)
+            return self._make_measured(step, was_off(found, step.joined.program))
+        changed = has_grown(step.allowance) if self._is_outgrown(step) else self._room_left(step)
+        if changed is not None:
+            return self._make_again(step, changed, remembers=True, priced=step.plan)
         return self._search_on(step)
 
     def _shows_host(self, graphs: tuple[int, ...]) -> bool:
@@ -231,14 +234,14 @@ class Lessons:
         self._of_host[step.graphs] = step.plan
 
     def _room_left(self, step: PlannedStep) -> str | None:
-        """Whether ``step`` needs less beside the arena, as its caller holds less than was reckoned with; in words."""
+        """Whether ``step`` needs less beside the arena than was reckoned with: in reserve, or for results; in words."""
         if step.places is None or not (step.plan.swaps or step.plan.reruns):
             return None
         places = self._planner.find_places(step.joined.program, step.costs, step.plan)
         if places is None:
             return None
-        freed_bytes = step.places.results_bytes - places.results_bytes
-        return has_room(freed_bytes) if freed_bytes > GROWTH_BYTES else None
+        spared_bytes, results_bytes = step.allowance.spared_bytes, step.places.results_bytes - places.results_bytes
+        return has_room(spared_bytes, results_bytes) if spared_bytes + results_bytes > GROWTH_BYTES else None
 
     def _settle(self, step: PlannedStep, shown: Shown) -> bool:
         """Reads again what is in use between steps: a new plan's graphs are compiled, what searching left is used up.
@@ -252,7 +255,7 @@ class Lessons:
         planned = self._plans.told_again(step.joined.program, step.allowance)
         if planned is None or _is_same(planned.plan, step.plan):
             return False
-        return self._put_in_force(step, planned, f"after step {self._engine.recorder.num_steps}: {FROM_OTHER_RANK}")
+        return self._put_in_force(step, planned, f"{self._after_step()}: {FROM_OTHER_RANK}")
 
     def _with_growth(self, step: PlannedStep, small_bytes: int, ended: EndedStep) -> PlannedStep:
         """``step`` with what is in use between steps now, the places of small tensors included."""
@@ -263,7 +266,7 @@ class Lessons:
         """``step``, whose plan was made by other costs, with a prediction by its own."""
         priced = self._plans.priced(step)
         self._memory.tidy()
-        self._plans.remember(step.joined.program, priced)
+        self._plans.remember(step.joined.program, priced, spares=step.allowance.spared_bytes > 0)
         return self._plans.predict(replace(step, plan=priced.plan))
 
     @staticmethod
@@ -291,7 +294,7 @@ class Lessons:
             return False
         is_other = self._make_again(step, reason, most_seconds=most_seconds, remembers=True, priced=step.plan)
         made = self._plans[step.graphs]
-        self._plans.tell_again(program, Planned(made.plan, made.costs, made.machine))
+        self._plans.tell_again(program, Planned(made.plan, made.costs, made.machine, made.planned_bytes))
         return is_other
 
     def _make_again(
@@ -308,7 +311,7 @@ class Lessons:
         Only if there is one that takes ``most_seconds``; whether it is another plan. ``priced`` is the old plan where
         its certificate is by these costs, and need not be found again.
         """
-        reason = f"after step {self._engine.recorder.num_steps}: {reason}"
+        reason = f"{self._after_step()}: {reason}"
         if self._options.plan is not None:
             self._notes.append(f"the plan stays that of '{self._options.plan}' {reason}")
             return False
@@ -323,10 +326,13 @@ class Lessons:
             return False
         if plan.predicted_seconds > most_seconds:
             return False
-        planned = Planned(plan, step.costs, step.machine)
+        planned = Planned(plan, step.costs, step.machine, step.allowance.step_bytes)
         if remembers:
-            self._plans.remember(program, planned)
+            self._plans.remember(program, planned, spares=step.allowance.spared_bytes > 0)
         return self._put_in_force(step, planned, reason)
+
+    def _after_step(self) -> str:
+        return f"after step {self._engine.recorder.num_steps}"
 
     def _put_in_force(self, step: PlannedStep, planned: Planned, reason: str) -> bool:
         """Puts ``planned`` in the place of ``step``'s plan, and says so; whether it is another plan."""

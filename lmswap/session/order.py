@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from lmswap.execute.record import Recorder
-from lmswap.execute.step import EndedStep
+from lmswap.execute.step import EndedStep, StepRecord
 from lmswap.session.notes import Notes
-from lmswap.session.steps import PlannedStep, StepPlans
+from lmswap.session.planned import PlannedStep
+from lmswap.session.steps import StepPlans
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,16 @@ class Ran:
     def is_as_planned(self, step: PlannedStep) -> bool:
         """Whether each graph ran once, and backward in the order of ``step``."""
         return step.backwards == self.backwards and len(set(self.forwards)) == len(self.forwards)
+
+
+class Shown(NamedTuple):
+    """What a step showed that followed its plan, for when one begins that is like it."""
+
+    graphs: tuple[int, ...]
+    ended: EndedStep
+    record: StepRecord | None  # of a step that others are predicted by
+    num_runs: int  # of the step until then, this one included
+    num_steady: int  # likewise, if they teach how long it takes; else 0
 
 
 class Followed(NamedTuple):

@@ -21,9 +21,11 @@ def holds_more(nbytes: int) -> str:
     return f"{format_bytes(nbytes)} more are held between steps than was planned for"
 
 
-def has_room(nbytes: int) -> str:
-    """The caller holds fewer gradients of the last step than it might have."""
-    return f"gradients of the last step are not held for as long as they might be, which leaves {format_bytes(nbytes)}"
+def has_room(spared_bytes: int, results_bytes: int = 0) -> str:
+    """Less is needed beside the step's places: of what was reserved, and for gradients that the caller may hold."""
+    spared = f"the loss and the optimizer need {format_bytes(spared_bytes)} less than was reserved for them"
+    held = "gradients of the last step are not held for as long as they might be, which leaves "
+    return "; ".join([spared] * (spared_bytes > 0) + [held + format_bytes(results_bytes)] * (results_bytes > 0))
 
 
 def was_off(found: Feedback, program: Program) -> str:

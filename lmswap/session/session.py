@@ -47,8 +47,9 @@ from lmswap.session.opening import describe_choices, has_places, open_device
 from lmswap.session.order import Ran, StepOrder
 from lmswap.session.overruns import Overruns
 from lmswap.session.pinned import PinnedOptions, PinnedPlans
+from lmswap.session.planned import PlannedStep
 from lmswap.session.planner import Planner
-from lmswap.session.steps import PlannedStep, StepPlans
+from lmswap.session.steps import StepPlans
 from lmswap.session.trained import Trained
 from lmswap.waiting import told
 

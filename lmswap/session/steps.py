@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from importlib.metadata import version
 
 import torch
 
-from lmswap.analyze.memory import StepMemory
 from lmswap.capture.join import Joined
 from lmswap.capture.loss import without_losses
 from lmswap.errors import PlanInfeasible, PlanMismatch
@@ -20,10 +19,7 @@ from lmswap.hardware.node import Node
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Machine
-from lmswap.ir.places import Places
-from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
-from lmswap.ir.timeline import Timeline
 from lmswap.options import Options
 from lmswap.plan import price_again, simulate
 from lmswap.plan.cache import PlanCache, Planned
@@ -31,6 +27,7 @@ from lmswap.plan.places import common_arena_bytes
 from lmswap.reporting.text import format_seconds
 from lmswap.session.allowance import GROWTH_BYTES, Allowance, Budget
 from lmswap.session.pinned import PinnedPlans
+from lmswap.session.planned import PlannedStep
 from lmswap.session.planner import Planner
 
 _log = logging.getLogger(__name__)
@@ -38,41 +35,6 @@ _log = logging.getLogger(__name__)
 # Origins of plans.
 FROM_CACHE, FROM_OTHER_RANK = "from cache", "made by another rank of this machine"
 _NO_BUDGET_BYTES = 2**62
-
-
-@dataclass(frozen=True)
-class PlannedStep:
-    """One or more graphs that run as one step, and the plan they follow."""
-
-    graphs: tuple[int, ...]
-    joined: Joined
-    costs: OpCosts
-    machine: Machine
-    plan: Plan
-    predicted: Timeline
-    allowance: Allowance
-    origin: str  # of the plan: "made in 1.2 s", "from cache"
-    segment_seconds: tuple[float, ...] = ()  # of compute in a step that ran, where it is known
-    released: frozenset[int] = frozenset()  # outputs and tangents that the caller does not hold, as far as known
-    places: Places | None = None  # where its tensors lie, with an arena
-    is_overdrawn: bool = False  # takes more than its allowance, and no plan was found that does not
-
-    @property
-    def excess_bytes(self) -> int:
-        """By how much its plan takes more than the allowance."""
-        placed_bytes = self.places.total_bytes if self.places else 0
-        return max(self.plan.predicted_peak_bytes, placed_bytes) - self.allowance.step_bytes
-
-    def small_bytes(self, from_bytes: int) -> int:
-        """The most that buffers of less than ``from_bytes`` hold together."""
-        program, costs = self.joined.program, self.costs
-        small_curve = StepMemory(program, costs).curve - StepMemory(program, costs, from_bytes).curve
-        return int(small_curve.max(initial=0))
-
-    @property
-    def backwards(self) -> tuple[int, ...]:
-        """The graphs in the order in which their backwards are planned to run."""
-        return tuple(self.graphs[s.graph] for s in self.joined.program.segments if s.phase == "backward")
 
 
 class StepPlans:
@@ -182,7 +144,8 @@ class StepPlans:
         plan = self._planner.search(
             joined.program, costs, machine, allowance, policy="swap_all", budget_bytes=_NO_BUDGET_BYTES
         )
-        return self.adopt(graphs, joined, Planned(plan, costs, machine), allowance, "swaps whatever it can")
+        planned = Planned(plan, costs, machine, allowance.step_bytes)
+        return self.adopt(graphs, joined, planned, allowance, "swaps whatever it can")
 
     def adopt(
         self, graphs: tuple[int, ...], joined: Joined, planned: Planned, allowance: Allowance, origin: str
@@ -197,7 +160,18 @@ class StepPlans:
             self._reserve(tier, nbytes)
         predicted = simulate(joined.program, costs, machine, plan)
         places = self._planner.fit_places(joined.program, costs, plan, allowance.step_bytes + GROWTH_BYTES)
-        step = PlannedStep(graphs, joined, costs, machine, plan, predicted, allowance, origin, places=places)
+        step = PlannedStep(
+            graphs,
+            joined,
+            costs,
+            machine,
+            plan,
+            predicted,
+            allowance,
+            origin,
+            planned_bytes=planned.step_bytes,
+            places=places,
+        )
         self._steps[graphs] = step
         if self._engine.arena is not None:
             placed = ((known.places, known.allowance.step_bytes) for known in self._steps.values() if known.places)
@@ -241,7 +215,7 @@ class StepPlans:
         """The plan of ``step``, priced and certified by the costs that are known now."""
         program, min_swap_bytes = step.joined.program, self._options.min_swap_bytes
         plan = price_again(step.plan, program, step.costs, step.machine, tier=self._tier, min_swap_bytes=min_swap_bytes)
-        return Planned(plan, step.costs, step.machine)
+        return Planned(plan, step.costs, step.machine, step.planned_bytes)
 
     def least_bytes(self, step: PlannedStep) -> int:
         """The least budget found for ``step``, by the model's policy; one that is a little less may do, too."""
@@ -251,9 +225,15 @@ class StepPlans:
             return error.needed_bytes
         return step.allowance.fixed_bytes
 
-    def remember(self, program: Program, planned: Planned) -> None:
-        """For the next process that runs ``program``."""
-        self._cache.write(program, planned)
+    def remember(self, program: Program, planned: Planned, *, spares: bool = False) -> None:
+        """For the next process that runs ``program``; with ``spares``, for when it has shown that it spares memory."""
+        self._cache.write(program, planned, spares=spares)
+
+    def remembered_sparing(self, step: PlannedStep) -> Planned | None:
+        """What an earlier process planned for ``step`` when it had shown as well that it spares some of its reserve."""
+        known = self._cache.read(step.joined.program, spares=True) if step.allowance.spared_bytes else None
+        serves = known is not None and self._still_serves(known, step.joined.program, step.allowance)
+        return known if serves else None
 
     def _still_serves(self, known: Planned, program: Program, allowance: Allowance) -> bool:
         most_bytes = allowance.step_bytes + GROWTH_BYTES

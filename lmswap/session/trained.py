@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 # How many values an optimizer keeps for each of a parameter's, by the settings of its group (torch 2.11 to 2.13).
 _Settings = Mapping[str, Any]
@@ -27,10 +28,26 @@ class Trained:
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self.nbytes = sum(parameter.nbytes for parameter in parameters)
         self._parameters = [weakref.ref(parameter) for parameter in parameters]
+        self.were_stepped = False  # by an optimizer
+        self._look_on()
 
     def have_gradients(self) -> bool:
         """Whether some have one now."""
         return any(parameter.grad is not None for parameter in self._alive())
+
+    def _look_on(self) -> None:
+        """Begins to note when an optimizer takes a step, which foreach and fused ones' parameters do not tell."""
+        this = weakref.ref(self)
+
+        def looks_on(optimizer: Optimizer, *_: Any) -> None:
+            if (trained := this()) is not None and not trained.were_stepped:
+                trained.were_stepped = trained._are_some_of(optimizer)
+
+        weakref.finalize(self, register_optimizer_step_post_hook(looks_on).remove)
+
+    def _are_some_of(self, optimizer: Optimizer) -> bool:
+        of_optimizer = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        return any(id(parameter) in of_optimizer for parameter in self._alive())
 
     def coming_state_bytes(self) -> int:
         """What optimizers have yet to allocate for them; two values each where none is there that has the parameter."""

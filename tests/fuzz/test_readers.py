@@ -135,9 +135,9 @@ def test_a_plan_file(data):
 def test_a_remembered_plan(data, folder, monkeypatch):
     monkeypatch.setenv("LMSWAP_CACHE_DIR", str(folder))
     cache = PlanCache(MACHINE, {}, **LIMITS)
-    sound = Planned(PLAN, STEP.costs, MACHINE)
+    sound = Planned(PLAN, STEP.costs, MACHINE, PLAN.budget_bytes)
     cache.write(STEP.program, sound)
-    path = cache._file(STEP.program).path
+    path = cache._file(STEP.program, spares=False).path
     path.write_text(data.draw(damaged(path.read_text())), "utf-8", "surrogatepass")
     found = cache.read(STEP.program)
     assert found is None or simulate(STEP.program, found.costs, found.machine, found.plan).seconds >= 0

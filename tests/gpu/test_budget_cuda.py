@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 import lmswap
+from lmswap.plan import feedback
+from lmswap.session.steps import FROM_CACHE
 from tests.gpu import trainings
 from tests.models import quick_of
 
@@ -137,6 +139,89 @@ def test_what_begins_when_a_model_has_been_trained_for_some_steps_keeps_the_budg
     results, reserved = rounds(budget)
     assert all(map(torch.equal, results, expected))
     assert max(reserved)[0] <= budget, max(reserved)
+
+
+class Heavy(nn.Module):
+    """Whose parameters, of which an optimizer may take copies, are a good part of what a step takes."""
+
+    def __init__(self, width: int = 1024, depth: int = 8) -> None:
+        super().__init__()
+        kinds = 4 * (nn.Tanh, nn.Sigmoid)
+        self.blocks = nn.Sequential(
+            *(nn.Sequential(nn.Linear(width, width), *(kind() for kind in kinds)) for _ in range(depth))
+        )
+
+    def forward(self, x):
+        return self.blocks(x)
+
+
+def heavy(make_optimizer, budget=None, *, num_steps=6, steps_of_optimizer=1, empties=False):
+    """Losses of some steps, what was reserved at most in each, and the report."""
+    trainings.begin()
+    with torch.device("cpu"):
+        model = Heavy().cuda()
+    if budget is not None:
+        lmswap.enable(model, budget=budget)
+    optimizer = make_optimizer(model.parameters())
+    results, reserved, report = [], [], None
+    for step in range(num_steps):
+        torch.cuda.reset_peak_memory_stats()
+        loss = model(torch.randn(1024, 1024, device="cpu").cuda()).square().mean()
+        loss.backward()
+        if (step + 1) % steps_of_optimizer == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        if empties:
+            torch.cuda.empty_cache()
+        results.append(loss.detach().cpu())
+        del loss
+        reserved.append(torch.cuda.max_memory_reserved())
+    if budget is not None:
+        report = lmswap.report(model)
+        trainings.end(model)
+    return results, reserved, report
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+SPARED = "less than was reserved for them"
+
+
+@pytest.mark.slow
+def test_what_an_optimizer_turns_out_not_to_need_is_the_plans(monkeypatch):
+    monkeypatch.setattr(feedback, "TOLERANCE", 1e6)  # or times may be the reason for another plan
+    expected, reserved, _ = heavy(sgd)
+    budget = int(0.8 * max(reserved))
+    reports = []
+    for origin in ("replanned after step 3: the loss and the optimizer", "replanned after step 3 from cache: the loss"):
+        results, reserved, report = heavy(sgd, budget)
+        assert all(map(torch.equal, results, expected))
+        assert max(reserved) <= budget
+        assert [note for note in report.notes if note.startswith(origin) and SPARED in note], report.notes
+        reports.append(report)
+    trained_bytes = sum(parameter.nbytes for parameter in Heavy().parameters())
+    assert reports[0].reserve_bytes == reports[1].reserve_bytes < trained_bytes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "habits",
+    [{"make_optimizer": torch.optim.Adam}, {"steps_of_optimizer": 2}, {"empties": True}],
+    ids=["copies", "accumulation", "an emptied cache"],
+)
+def test_what_an_optimizer_needs_or_may_need_stays_reserved(habits):
+    expected, reserved, _ = heavy(**{"make_optimizer": sgd, **habits})
+    budget = int(0.8 * max(reserved))
+    results, reserved, report = heavy(budget=budget, **{"make_optimizer": sgd, **habits})
+    assert all(map(torch.equal, results, expected))
+    assert max(reserved) <= budget
+    assert not [note for note in report.notes if SPARED in note]
+    assert report.plan_origin != FROM_CACHE
+    *_, again = heavy(budget=budget, num_steps=2, **{"make_optimizer": sgd, **habits})
+    assert again.plan_origin == FROM_CACHE  # for the same memory, of which results take some beside the places
+    assert report.reserve_bytes >= sum(parameter.nbytes for parameter in Heavy().parameters())
 
 
 @pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")  # by the tensor that is to be seen

@@ -1,14 +1,17 @@
 """How do trainings of these tests begin, and what must hold of each when it has ended?"""
 
+import gc
+
 import torch
 
 import lmswap
 
 
 def begin():
-    """Every training draws and captures anew, and finds nothing that torch keeps of the one before."""
+    """Every training draws and captures anew, and finds nothing that is left of the one before."""
     torch.manual_seed(0)
     torch.compiler.reset()
+    gc.collect()
     torch.cuda.empty_cache()
 
 

@@ -1,0 +1,50 @@
+"""What is one planned step? Its graphs, the plan that they follow, and what that was made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lmswap.analyze.memory import StepMemory
+from lmswap.capture.join import Joined
+from lmswap.ir.costs import OpCosts
+from lmswap.ir.machine import Machine
+from lmswap.ir.places import Places
+from lmswap.ir.plan import Plan
+from lmswap.ir.timeline import Timeline
+from lmswap.session.allowance import Allowance
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """One or more graphs that run as one step, and the plan they follow."""
+
+    graphs: tuple[int, ...]
+    joined: Joined
+    costs: OpCosts
+    machine: Machine
+    plan: Plan
+    predicted: Timeline
+    allowance: Allowance
+    origin: str  # of the plan: "made in 1.2 s", "from cache"
+    segment_seconds: tuple[float, ...] = ()  # of compute in a step that ran, where it is known
+    released: frozenset[int] = frozenset()  # outputs and tangents that the caller does not hold, as far as known
+    planned_bytes: int = 0  # that its tensors might occupy when the plan was made
+    places: Places | None = None  # where its tensors lie, with an arena
+    is_overdrawn: bool = False  # takes more than its allowance, and no plan was found that does not
+
+    @property
+    def excess_bytes(self) -> int:
+        """By how much its plan takes more than the allowance."""
+        placed_bytes = self.places.total_bytes if self.places else 0
+        return max(self.plan.predicted_peak_bytes, placed_bytes) - self.allowance.step_bytes
+
+    def small_bytes(self, from_bytes: int) -> int:
+        """The most that buffers of less than ``from_bytes`` hold together."""
+        program, costs = self.joined.program, self.costs
+        small_curve = StepMemory(program, costs).curve - StepMemory(program, costs, from_bytes).curve
+        return int(small_curve.max(initial=0))
+
+    @property
+    def backwards(self) -> tuple[int, ...]:
+        """The graphs in the order in which their backwards are planned to run."""
+        return tuple(self.graphs[s.graph] for s in self.joined.program.segments if s.phase == "backward")
