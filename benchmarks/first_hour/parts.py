@@ -9,6 +9,7 @@ from pathlib import Path
 _FULL = 144  # images on a real GPU; smaller ones are for a rehearsal
 # In which every step is a CPU's: those of the U-Net, of one size only, are 10 to 20 s long.
 _REHEARSED = ("--small", "--networks", "resnet50", "gpt")
+_PATIENT = ("--seconds", "600")  # some tests take a minute and a half there, where nothing else runs
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ def parts(folder: Path, small: int, large: int) -> list[Part]:
             ("peers", "gpt"),
         )
     )
-    rehearsed = _REHEARSED if large < _FULL else ()
+    rehearsed, patient = (_REHEARSED, _PATIENT) if large < _FULL else ((), ())
     compare = ("-m", "lmswap", "bench", "unet3d", "compare", "--sizes", *sizes)
     case_study = ("-m", "benchmarks.case_study", "--sizes", *sizes, "--ladder", "--repeats", "1")
     return [
@@ -45,7 +46,7 @@ def parts(folder: Path, small: int, large: int) -> list[Part]:
         Part(
             "tests",
             "The tests of the GPU, each in a process of its own",
-            ("-m", f"{own}.suite", str(suite), "tests/gpu"),
+            ("-m", f"{own}.suite", str(suite), "tests/gpu", *patient),
             suite,
         ),
         Part(

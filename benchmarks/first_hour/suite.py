@@ -1,11 +1,12 @@
 """Do the tests of the GPU pass, each in a process of its own? One that breaks the device breaks no other.
 
 ``python -m benchmarks.first_hour.suite FILE TESTS``. Tests that FILE has the outcome of run no more, but those that
-failed, which are tried again after all others.
+failed, which are tried again after all others. ``--seconds`` is what each may take.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -20,13 +21,12 @@ from lmswap.bench.compact import to_json
 from lmswap.bench.unet3d.files import write_text
 from lmswap.reporting.text import print_result
 
-_LIMIT_SECONDS = 120
 _HOW = ("-m", "pytest", "--device", "cuda", "-q", "-p", "no:cacheprovider")
 
 
-def run(path: Path, tests: Sequence[str]) -> int:
+def run(path: Path, tests: Sequence[str], seconds: float) -> int:
     """Runs what ``path`` does not know yet, and keeps each outcome there; 0 if there are tests and none failed."""
-    code, text = _pytest("--collect-only", *tests)
+    code, text = _pytest(seconds, "--collect-only", *tests)
     names = [line for line in text.splitlines() if "::" in line]
     if code != 0 or not names:
         print_result(f"no tests: {text}")
@@ -36,36 +36,41 @@ def run(path: Path, tests: Sequence[str]) -> int:
     failed = [name for name, test in found.items() if test["outcome"] == "failed"]
     to_do = [name for name in names if name not in found] + failed
     for number, name in enumerate(to_do, 1):
-        found[name] = _outcome(name)
+        found[name] = _outcome(name, seconds)
         write_text(path, to_json({"collected": len(names), "tests": [*found.values()]}))
         print_result(f"{number} of {len(to_do)}: {name} {found[name]['outcome']}, {found[name]['seconds']:.1f} s")
     return int(any(test["outcome"] == "failed" for test in found.values()))
 
 
-def _outcome(name: str) -> dict[str, object]:
+def _outcome(name: str, most_seconds: float) -> dict[str, object]:
     """How a test ended: "passed", "skipped" or "failed", with the end of what it printed."""
     started = time.perf_counter()
-    code, text = _pytest(name)
+    code, text = _pytest(most_seconds, name)
     last = text.strip().splitlines()[-1:] or [""]
     outcome = "failed" if code != 0 else "skipped" if "skipped" in last[0] else "passed"
     seconds = time.perf_counter() - started
     return {"test": name, "outcome": outcome, "seconds": seconds, "end": last[0] if code == 0 else text[-2000:]}
 
 
-def _pytest(*arguments: str) -> tuple[int | None, str]:
+def _pytest(seconds: float, *arguments: str) -> tuple[int | None, str]:
     """Exit status, None if it took too long, and what was printed."""
     command = [sys.executable, *_HOW, *arguments]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, process_group=0
     ) as process:
         try:
-            text, _ = process.communicate(timeout=_LIMIT_SECONDS)
+            text, _ = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
-            text = f"took more than {_LIMIT_SECONDS} s"
+            text = f"took more than {seconds:g} s"
         with suppress(ProcessLookupError):  # what it has started would hold the device, and the pipe
             os.killpg(process.pid, signal.SIGKILL)
         return process.returncode, text
 
 
 if __name__ == "__main__":
-    sys.exit(run(Path(sys.argv[1]), sys.argv[2:]))
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.first_hour.suite", description=__doc__)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("tests", nargs="+")
+    parser.add_argument("--seconds", type=float, default=120)
+    asked = parser.parse_args()
+    sys.exit(run(asked.file, asked.tests, asked.seconds))

@@ -298,9 +298,9 @@ def its_tests(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(suite, "_HOW", ("-m", "pytest", "-q", "-p", "no:cacheprovider"))
 
-    def run(text):
+    def run(text, most_seconds=60):
         Path("test_some.py").write_text(f"import os, subprocess, sys, time, pytest\n{text}")
-        code = suite.run(Path("found.json"), ["test_some.py"])
+        code = suite.run(Path("found.json"), ["test_some.py"], most_seconds)
         found = json.loads(Path("found.json").read_text()) if Path("found.json").exists() else None
         return code, found and {test["test"].partition("::")[2]: test for test in found["tests"]}
 
@@ -329,10 +329,9 @@ def test_tests_go_on_where_they_were_stopped_and_what_failed_runs_again_at_last(
 
 
 @pytest.mark.slow
-def test_a_test_that_takes_too_long_is_ended_with_all_that_it_started(its_tests, tmp_path, monkeypatch):
-    monkeypatch.setattr(suite, "_LIMIT_SECONDS", 10)
+def test_a_test_that_takes_too_long_is_ended_with_all_that_it_started(its_tests, tmp_path):
     child = f"import os, time; open({str(tmp_path / 'child')!r}, 'w').write(str(os.getpid())); time.sleep(600)"
-    code, found = its_tests(f"def test_a(): subprocess.run([sys.executable, '-c', {child!r}])\n")
+    code, found = its_tests(f"def test_a(): subprocess.run([sys.executable, '-c', {child!r}])\n", 10)
     assert (code, found["test_a"]["outcome"], found["test_a"]["end"]) == (1, "failed", "took more than 10 s")
     check_dead(tmp_path / "child")
 
