@@ -54,6 +54,27 @@ def test_where_there_is_room_for_less_less_is_reckoned_with_and_no_more_after_st
     assert holding.num_held == {OUTPUT: 1}
 
 
+@pytest.mark.parametrize(
+    ("num_less", "at_begin", "in_backward", "is_short"),
+    [
+        (0, True, True, False),
+        (1, True, False, False),
+        (1, True, True, True),
+        (2, True, False, True),
+        (3, True, False, True),
+        (3, False, False, False),
+    ],
+)
+def test_gradients_that_are_held_for_longer_than_there_is_room_for_are_seen(num_less, at_begin, in_backward, is_short):
+    weight = nn.Parameter(torch.ones(3))
+    holding = Holding(Trained([weight]))
+    for _ in range(num_less):
+        holding.assume_less()
+    assert not holding.is_short
+    run(holding, weight, at_begin=at_begin, in_backward=in_backward)
+    assert holding.is_short == is_short
+
+
 @pytest.mark.parametrize(("at_begin", "least"), [(True, {OUTPUT: 2, GRADIENT: 1}), (False, {OUTPUT: 1})])
 def test_no_less_is_reckoned_with_than_steps_have_shown(at_begin, least):
     weight = nn.Parameter(torch.ones(3))

@@ -24,9 +24,14 @@ def step(number, mib, sequence=(FORWARD, BACKWARD), follows=(0,)):
     return EndedStep(number, sequence, follows, Peaks(used_bytes=int(mib * MIB)))
 
 
-def tell(overruns, ended, *, num_models=1, is_hooked=False, is_as_planned=True):
+def tell(overruns, ended, *, num_models=1, is_hooked=False, is_as_planned=True, holds_gradients=False):
     overruns.tell(
-        ended, budget_bytes=100 * MIB, num_models=num_models, is_hooked=is_hooked, is_as_planned=is_as_planned
+        ended,
+        budget_bytes=100 * MIB,
+        num_models=num_models,
+        is_hooked=is_hooked,
+        is_as_planned=is_as_planned,
+        holds_gradients=holds_gradients,
     )
 
 
@@ -72,6 +77,7 @@ def test_planning_again_is_no_news_in_a_step_like_one_that_was_told_of():
         (step(3, 120, follows=()), {"is_as_planned": False}, "planned apart"),
         (step(3, 120, follows=()), {"is_as_planned": False, "is_hooked": True}, "no step before it"),
         (step(3, 120), {"num_models": 2}, "several models are enabled"),
+        (step(3, 120), {"holds_gradients": True}, "no room for a second set"),
         (step(3, 120), {}, "tensors outside of the model"),
     ],
 )

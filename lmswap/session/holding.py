@@ -32,6 +32,11 @@ class Holding:
         """By kind how many tensors of it have to have memory at once."""
         return _LEVELS[self.level]
 
+    @property
+    def is_short(self) -> bool:
+        """Whether gradients are held for longer than there is room for."""
+        return self._seen < min(self.level, _UNTIL_END)
+
     def look(self, *, in_backward: bool = False) -> None:
         """A step begins, or its backward does: are the last one's gradients still there?"""
         if not self._is_known and self._seen != _ADDED_TO and self._trained.have_gradients():

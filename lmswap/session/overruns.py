@@ -17,6 +17,7 @@ _UNPLANNED = "it was like no step before it and followed no plan; the next like 
 _APART = "its graphs were planned apart, or ran in another order than they were planned for"
 _INFERENCE = "it had no backward, and nothing of a forward alone is swapped"
 _OUTSIDE = "tensors outside of the model, such as the loss's, the optimizer's or the data, took more than was expected"
+_GRADIENTS = "gradients of the step before are still there, and the budget leaves no room for a second set of them"
 _OTHERS = "several models are enabled, and each one's budget counts what all of them hold"
 
 
@@ -33,17 +34,27 @@ class Overruns:
         self._prepared_in.add(step)
 
     def tell(
-        self, step: EndedStep, *, budget_bytes: int, num_models: int, is_hooked: bool, is_as_planned: bool
+        self,
+        step: EndedStep,
+        *,
+        budget_bytes: int,
+        num_models: int,
+        is_hooked: bool,
+        is_as_planned: bool,
+        holds_gradients: bool,
     ) -> None:
         """Warns of ``step`` if it exceeded the budget and that was not said yet.
 
         ``num_models`` are enabled on the device; ``is_hooked`` says whether hooks, not graphs, served the step,
-        ``is_as_planned`` whether it followed one plan, in its order.
+        ``is_as_planned`` whether it followed one plan, in its order, and ``holds_gradients`` whether gradients of the
+        step before are held for longer than that has room for.
         """
         excess_bytes = step.peaks.used_bytes - budget_bytes
         if excess_bytes <= 0:
             return
-        reason = self._reason(step, num_models=num_models, is_hooked=is_hooked, is_as_planned=is_as_planned)
+        reason = self._reason(step, is_hooked=is_hooked, is_as_planned=is_as_planned)
+        if reason is None:
+            reason = _GRADIENTS if holds_gradients else _OTHERS if num_models > 1 else _OUTSIDE
         told = self._told_bytes
         # What that takes comes on top of what else exceeds the budget: that is told of by itself, not again.
         told_bytes = max(told.values(), default=0) if reason == _PREPARED else told.get(reason, 0)
@@ -58,7 +69,8 @@ class Overruns:
         )
         warn(sentence, BudgetExceeded)
 
-    def _reason(self, step: EndedStep, *, num_models: int, is_hooked: bool, is_as_planned: bool) -> str:
+    def _reason(self, step: EndedStep, *, is_hooked: bool, is_as_planned: bool) -> str | None:
+        """What was special about ``step`` itself, if anything."""
         forwards = Counter(graph for graph, phase in step.sequence if phase == "forward")
         most = max(forwards.values(), default=0)
         if step.number in self._prepared_in:
@@ -69,4 +81,4 @@ class Overruns:
             return f"{most} forwards ran before their backward, and all they save is held at once"
         if not is_as_planned:
             return _UNPLANNED if is_hooked else _APART
-        return _OTHERS if num_models > 1 else _OUTSIDE
+        return None

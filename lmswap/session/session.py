@@ -295,6 +295,7 @@ class Session:
                 num_models=num_models,
                 is_hooked=UNPLANNED in ran or any(isinstance(self.graphs[graph], SavedSequence) for graph in ran),
                 is_as_planned=plan is not None and plan.backwards == Ran.of(step).backwards,
+                holds_gradients=self._holding.is_short,
             )
 
     def _describe(self, number: int) -> tuple[str, str]:
