@@ -1,7 +1,8 @@
 """Do the tests of the GPU pass, each in a process of its own? One that breaks the device breaks no other.
 
 ``python -m benchmarks.first_hour.suite FILE TESTS``. Tests that FILE has the outcome of run no more, but those that
-failed, which are tried again after all others. ``--seconds`` is what each may take.
+failed, which are tried again after all others. ``--seconds`` is what each may take. Several run beside each other where
+there are cores for it: half of what a test takes is the start of its process.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,10 +23,11 @@ from lmswap.bench.compact import to_json
 from lmswap.bench.unet3d.files import write_text
 from lmswap.reporting.text import print_result
 
+_MOST_AT_ONCE, _CORES_EACH = 4, 4
 _HOW = ("-m", "pytest", "--device", "cuda", "-q", "-p", "no:cacheprovider")
 
 
-def run(path: Path, tests: Sequence[str], seconds: float) -> int:
+def run(path: Path, tests: Sequence[str], seconds: float, num_at_once: int) -> int:
     """Runs what ``path`` does not know yet, and keeps each outcome there; 0 if there are tests and none failed."""
     code, text = _pytest(seconds, "--collect-only", *tests)
     names = [line for line in text.splitlines() if "::" in line]
@@ -35,10 +38,13 @@ def run(path: Path, tests: Sequence[str], seconds: float) -> int:
     found = {test["test"]: test for test in known if test["test"] in names}
     failed = [name for name, test in found.items() if test["outcome"] == "failed"]
     to_do = [name for name in names if name not in found] + failed
-    for number, name in enumerate(to_do, 1):
-        found[name] = _outcome(name, seconds)
-        write_text(path, to_json({"collected": len(names), "tests": [*found.values()]}))
-        print_result(f"{number} of {len(to_do)}: {name} {found[name]['outcome']}, {found[name]['seconds']:.1f} s")
+    with ThreadPoolExecutor(num_at_once) as pool:
+        running = {pool.submit(_outcome, name, seconds): name for name in to_do}
+        for number, ended in enumerate(as_completed(running), 1):
+            name = running[ended]
+            found[name] = ended.result()
+            write_text(path, to_json({"collected": len(names), "tests": [*found.values()]}))
+            print_result(f"{number} of {len(to_do)}: {name} {found[name]['outcome']}, {found[name]['seconds']:.1f} s")
     return int(any(test["outcome"] == "failed" for test in found.values()))
 
 
@@ -73,4 +79,5 @@ if __name__ == "__main__":
     parser.add_argument("tests", nargs="+")
     parser.add_argument("--seconds", type=float, default=120)
     asked = parser.parse_args()
-    sys.exit(run(asked.file, asked.tests, asked.seconds))
+    num_at_once = max(1, min(_MOST_AT_ONCE, len(os.sched_getaffinity(0)) // _CORES_EACH))
+    sys.exit(run(asked.file, asked.tests, asked.seconds, num_at_once))

@@ -298,9 +298,9 @@ def its_tests(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(suite, "_HOW", ("-m", "pytest", "-q", "-p", "no:cacheprovider"))
 
-    def run(text, most_seconds=60):
+    def run(text, most_seconds=60, num_at_once=1):
         Path("test_some.py").write_text(f"import os, subprocess, sys, time, pytest\n{text}")
-        code = suite.run(Path("found.json"), ["test_some.py"], most_seconds)
+        code = suite.run(Path("found.json"), ["test_some.py"], most_seconds, num_at_once)
         found = json.loads(Path("found.json").read_text()) if Path("found.json").exists() else None
         return code, found and {test["test"].partition("::")[2]: test for test in found["tests"]}
 
@@ -326,6 +326,14 @@ def test_tests_go_on_where_they_were_stopped_and_what_failed_runs_again_at_last(
     assert [test["outcome"] for test in found.values()] == ["passed", "skipped", "passed"]
     said = [line.split()[3:5] for line in capsys.readouterr().out.splitlines()]
     assert said == [["test_some.py::test_c", "passed,"], ["test_some.py::test_a", "passed,"]]
+
+
+def test_several_run_beside_each_other(its_tests):
+    waits = "open('{}', 'w').close()\n    while not os.path.exists('{}'): time.sleep(0.1)\n"
+    both = f"def test_a():\n    {waits.format('a', 'b')}\ndef test_b():\n    {waits.format('b', 'a')}"
+    code, found = its_tests(both, num_at_once=2)
+    assert code == 0
+    assert found.keys() == {"test_a", "test_b"}
 
 
 @pytest.mark.slow
