@@ -209,10 +209,10 @@ class Lessons:
             return self._put_in_force(step, known, reason)
         if found.is_off:
             return self._make_measured(step, was_off(found, step.joined.program))
-        changed = has_grown(step.allowance) if self._is_outgrown(step) else self._room_left(step)
-        if changed is not None:
-            return self._make_again(step, changed, remembers=True, priced=step.plan)
-        return self._search_on(step)
+        if self._is_outgrown(step):
+            return self._make_again(step, has_grown(step.allowance), remembers=True, priced=step.plan)
+        room = self._room_left(step)
+        return self._make_measured(step, room) if room is not None else self._search_on(step)
 
     def _shows_host(self, graphs: tuple[int, ...]) -> bool:
         """Whether the step that has just ended is the first with its plan in which nothing was done once and for all.
