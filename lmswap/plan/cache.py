@@ -8,7 +8,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from lmswap.errors import LmswapError
 from lmswap.hardware.cache import CacheFile
@@ -26,6 +26,13 @@ _BUDGET_TOLERANCE = 0.01
 DAMAGE = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError)
 
 
+class Room(NamedTuple):
+    """The memory that a plan was made for."""
+
+    step_bytes: int  # that its step might occupy: what the plan had, and what holes and results take beside its places
+    spared_bytes: int = 0  # the part of it that would be reserved, had steps not shown that they do not need it
+
+
 @dataclass(frozen=True)
 class Planned:
     """A plan and what it was made from: costs measured on ``machine``, as they were found then."""
@@ -33,13 +40,13 @@ class Planned:
     plan: Plan
     costs: OpCosts
     machine: Machine
-    step_bytes: int  # that its step might occupy: what the plan had, and what holes and results take beside its places
+    room: Room
 
     def serves(self, budget_bytes: int, slack_bytes: int) -> bool:
         """Whether the plan keeps to ``budget_bytes`` and uses them, give or take ``slack_bytes``, as starts differ."""
         keeps_all = not self.plan.swaps and not self.plan.reruns
         tolerated_bytes = max(slack_bytes, _BUDGET_TOLERANCE * budget_bytes)
-        is_near = abs(self.step_bytes - budget_bytes) <= tolerated_bytes
+        is_near = abs(self.room.step_bytes - budget_bytes) <= tolerated_bytes
         return self.plan.predicted_peak_bytes <= budget_bytes + slack_bytes and (keeps_all or is_near)
 
     def to_data(self) -> dict[str, Any]:
@@ -48,7 +55,7 @@ class Planned:
             "plan": json.loads(self.plan.to_json()),
             "costs": asdict(self.costs),
             "machine": json.loads(self.machine.to_json()),
-            "step_bytes": self.step_bytes,
+            "room": self.room._asdict(),
         }
 
     @staticmethod
@@ -59,7 +66,8 @@ class Planned:
             LmswapError, or one of `DAMAGE`: it is damaged.
         """
         plan, machine = Plan.from_json(json.dumps(data["plan"])), Machine.from_json(json.dumps(data["machine"]))
-        return Planned(plan, _costs(data["costs"], num_ops), machine, int(data["step_bytes"]))
+        room = Room(int(data["room"]["step_bytes"]), int(data["room"]["spared_bytes"]))
+        return Planned(plan, _costs(data["costs"], num_ops), machine, room)
 
 
 class PlanCache:
@@ -84,9 +92,9 @@ class PlanCache:
         file = self._file(program, spares)
         return self._sound(program, file.read, f"the remembered plan {file.path}")
 
-    def write(self, program: Program, planned: Planned, *, spares: bool = False) -> None:
-        """Puts ``planned`` in the place of what was remembered for ``program``; ``spares`` as in `read`."""
-        self._file(program, spares).write(planned.to_data())
+    def write(self, program: Program, planned: Planned) -> None:
+        """Puts ``planned`` in the place of what was remembered for ``program``, and sparing as it does."""
+        self._file(program, planned.room.spared_bytes > 0).write(planned.to_data())
 
     def name(self, program: Program) -> str:
         """What all plans of ``program`` have in common that may take each other's place, as a word."""

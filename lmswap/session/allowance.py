@@ -14,6 +14,7 @@ from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.program import Program
 from lmswap.options import Options
+from lmswap.plan.cache import Room
 from lmswap.session.notes import Notes
 from lmswap.session.trained import Trained
 
@@ -70,6 +71,15 @@ class Allowance:
     def step_bytes(self) -> int:
         """What the step's own tensors may occupy."""
         return self.budget_bytes - self.fixed_bytes
+
+    @property
+    def room(self) -> Room:
+        """What a plan is made for that keeps to it."""
+        return Room(self.step_bytes, self.spared_bytes)
+
+    def sparing(self, nbytes: int) -> Allowance:
+        """For when so much of what is reserved is not needed."""
+        return replace(self, reserve_bytes=self.reserve_bytes - nbytes, spared_bytes=nbytes)
 
     def with_held(self, nbytes: int) -> Allowance:
         """For when tensors outside of the step hold so much more."""
@@ -208,6 +218,4 @@ class Budget:
             return planned
         taken_bytes = max(0, max(self._outside_bytes, self._used_outside()) - planned.found_bytes)
         spared_bytes = planned.reserve_bytes - taken_bytes - self._trained.coming_state_bytes()
-        if spared_bytes <= GROWTH_BYTES:
-            return planned
-        return replace(planned, reserve_bytes=planned.reserve_bytes - spared_bytes, spared_bytes=spared_bytes)
+        return planned.sparing(spared_bytes) if spared_bytes > GROWTH_BYTES else planned

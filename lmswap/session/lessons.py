@@ -266,7 +266,7 @@ class Lessons:
         """``step``, whose plan was made by other costs, with a prediction by its own."""
         priced = self._plans.priced(step)
         self._memory.tidy()
-        self._plans.remember(step.joined.program, priced, spares=step.allowance.spared_bytes > 0)
+        self._plans.remember(step.joined.program, priced)
         return self._plans.predict(replace(step, plan=priced.plan))
 
     @staticmethod
@@ -294,7 +294,7 @@ class Lessons:
             return False
         is_other = self._make_again(step, reason, most_seconds=most_seconds, remembers=True, priced=step.plan)
         made = self._plans[step.graphs]
-        self._plans.tell_again(program, Planned(made.plan, made.costs, made.machine, made.planned_bytes))
+        self._plans.tell_again(program, Planned(made.plan, made.costs, made.machine, made.room))
         return is_other
 
     def _make_again(
@@ -326,9 +326,9 @@ class Lessons:
             return False
         if plan.predicted_seconds > most_seconds:
             return False
-        planned = Planned(plan, step.costs, step.machine, step.allowance.step_bytes)
+        planned = Planned(plan, step.costs, step.machine, step.allowance.room)
         if remembers:
-            self._plans.remember(program, planned, spares=step.allowance.spared_bytes > 0)
+            self._plans.remember(program, planned)
         return self._put_in_force(step, planned, reason)
 
     def _after_step(self) -> str:

@@ -11,6 +11,7 @@ from lmswap.ir.machine import Machine
 from lmswap.ir.places import Places
 from lmswap.ir.plan import Plan
 from lmswap.ir.timeline import Timeline
+from lmswap.plan.cache import Room
 from lmswap.session.allowance import Allowance
 
 
@@ -25,10 +26,10 @@ class PlannedStep:
     plan: Plan
     predicted: Timeline
     allowance: Allowance
+    room: Room  # that the plan was made for
     origin: str  # of the plan: "made in 1.2 s", "from cache"
     segment_seconds: tuple[float, ...] = ()  # of compute in a step that ran, where it is known
     released: frozenset[int] = frozenset()  # outputs and tangents that the caller does not hold, as far as known
-    planned_bytes: int = 0  # that its tensors might occupy when the plan was made
     places: Places | None = None  # where its tensors lie, with an arena
     is_overdrawn: bool = False  # takes more than its allowance, and no plan was found that does not
 

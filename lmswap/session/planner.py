@@ -61,12 +61,12 @@ class Planner:
             TierError: no plan fits the tier.
         """
         try:
-            return Planned(self.search(program, costs, machine, allowance), costs, machine, allowance.step_bytes)
+            return Planned(self.search(program, costs, machine, allowance), costs, machine, allowance.room)
         except PlanInfeasible:
             lean = self.losses.unassumed(costs, program, graphs)
             if lean == costs:
                 raise
-        planned = Planned(self.search(program, lean, machine, allowance), lean, machine, allowance.step_bytes)
+        planned = Planned(self.search(program, lean, machine, allowance), lean, machine, allowance.room)
         assumed = format_bytes(loss_bytes(costs, program))
         self._notes.append(f"the budget leaves less than {assumed} to the loss: one that takes as much exceeds it")
         return planned

@@ -121,6 +121,7 @@ class StepPlans:
         """
         allowance = self._budget.allowance(joined.program, known.costs if known is not None else costs)
         if known is not None and self._pinned is not None:
+            allowance = allowance.sparing(min(known.room.spared_bytes, allowance.reserve_bytes))
             self._refuse_outgrown(known, joined.program, allowance)
             return self.adopt(graphs, joined, known, allowance, f"that of '{self._options.plan}'")
         if known is not None and self._still_serves(known, joined.program, allowance):
@@ -144,7 +145,7 @@ class StepPlans:
         plan = self._planner.search(
             joined.program, costs, machine, allowance, policy="swap_all", budget_bytes=_NO_BUDGET_BYTES
         )
-        planned = Planned(plan, costs, machine, allowance.step_bytes)
+        planned = Planned(plan, costs, machine, allowance.room)
         return self.adopt(graphs, joined, planned, allowance, "swaps whatever it can")
 
     def adopt(
@@ -161,16 +162,7 @@ class StepPlans:
         predicted = simulate(joined.program, costs, machine, plan)
         places = self._planner.fit_places(joined.program, costs, plan, allowance.step_bytes + GROWTH_BYTES)
         step = PlannedStep(
-            graphs,
-            joined,
-            costs,
-            machine,
-            plan,
-            predicted,
-            allowance,
-            origin,
-            planned_bytes=planned.step_bytes,
-            places=places,
+            graphs, joined, costs, machine, plan, predicted, allowance, planned.room, origin, places=places
         )
         self._steps[graphs] = step
         if self._engine.arena is not None:
@@ -215,7 +207,7 @@ class StepPlans:
         """The plan of ``step``, priced and certified by the costs that are known now."""
         program, min_swap_bytes = step.joined.program, self._options.min_swap_bytes
         plan = price_again(step.plan, program, step.costs, step.machine, tier=self._tier, min_swap_bytes=min_swap_bytes)
-        return Planned(plan, step.costs, step.machine, step.planned_bytes)
+        return Planned(plan, step.costs, step.machine, step.room)
 
     def least_bytes(self, step: PlannedStep) -> int:
         """The least budget found for ``step``, by the model's policy; one that is a little less may do, too."""
@@ -225,9 +217,9 @@ class StepPlans:
             return error.needed_bytes
         return step.allowance.fixed_bytes
 
-    def remember(self, program: Program, planned: Planned, *, spares: bool = False) -> None:
-        """For the next process that runs ``program``; with ``spares``, for when it has shown that it spares memory."""
-        self._cache.write(program, planned, spares=spares)
+    def remember(self, program: Program, planned: Planned) -> None:
+        """For the next process that runs ``program``."""
+        self._cache.write(program, planned)
 
     def remembered_sparing(self, step: PlannedStep) -> Planned | None:
         """What an earlier process planned for ``step`` when it had shown as well that it spares some of its reserve."""

@@ -155,13 +155,17 @@ class Heavy(nn.Module):
         return self.blocks(x)
 
 
-def heavy(make_optimizer, budget=None, *, num_steps=6, steps_of_optimizer=1, empties=False):
-    """Losses of some steps, what was reserved at most in each, and the report."""
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def heavy(make_optimizer=sgd, *, num_steps=6, steps_of_optimizer=1, empties=False, saved=None, **options):
+    """Losses of some steps, what was reserved at most in each, and the report; the plan is ``saved``."""
     trainings.begin()
     with torch.device("cpu"):
         model = Heavy().cuda()
-    if budget is not None:
-        lmswap.enable(model, budget=budget)
+    if options:
+        lmswap.enable(model, **options)
     optimizer = make_optimizer(model.parameters())
     results, reserved, report = [], [], None
     for step in range(num_steps):
@@ -176,33 +180,35 @@ def heavy(make_optimizer, budget=None, *, num_steps=6, steps_of_optimizer=1, emp
         results.append(loss.detach().cpu())
         del loss
         reserved.append(torch.cuda.max_memory_reserved())
-    if budget is not None:
+    if saved is not None:
+        lmswap.save_plan(model, saved)
+    if options:
         report = lmswap.report(model)
         trainings.end(model)
     return results, reserved, report
-
-
-def sgd(parameters):
-    return torch.optim.SGD(parameters, lr=0.1)
 
 
 SPARED = "less than was reserved for them"
 
 
 @pytest.mark.slow
-def test_what_an_optimizer_turns_out_not_to_need_is_the_plans(monkeypatch):
+def test_what_an_optimizer_turns_out_not_to_need_is_the_plans(monkeypatch, tmp_path):
     monkeypatch.setattr(feedback, "TOLERANCE", 1e6)  # or times may be the reason for another plan
-    expected, reserved, _ = heavy(sgd)
+    expected, reserved, _ = heavy()
     budget = int(0.8 * max(reserved))
     reports = []
     for origin in ("replanned after step 3: the loss and the optimizer", "replanned after step 3 from cache: the loss"):
-        results, reserved, report = heavy(sgd, budget)
+        results, reserved, report = heavy(budget=budget, saved=tmp_path / "plan.json")
         assert all(map(torch.equal, results, expected))
         assert max(reserved) <= budget
         assert [note for note in report.notes if note.startswith(origin) and SPARED in note], report.notes
         reports.append(report)
     trained_bytes = sum(parameter.nbytes for parameter in Heavy().parameters())
     assert reports[0].reserve_bytes == reports[1].reserve_bytes < trained_bytes
+    results, reserved, report = heavy(plan=tmp_path / "plan.json")
+    assert all(map(torch.equal, results, expected))
+    assert max(reserved) <= budget
+    assert report.swapped_out_bytes == reports[1].swapped_out_bytes
 
 
 @pytest.mark.slow
@@ -212,14 +218,14 @@ def test_what_an_optimizer_turns_out_not_to_need_is_the_plans(monkeypatch):
     ids=["copies", "accumulation", "an emptied cache"],
 )
 def test_what_an_optimizer_needs_or_may_need_stays_reserved(habits):
-    expected, reserved, _ = heavy(**{"make_optimizer": sgd, **habits})
+    expected, reserved, _ = heavy(**habits)
     budget = int(0.8 * max(reserved))
-    results, reserved, report = heavy(budget=budget, **{"make_optimizer": sgd, **habits})
+    results, reserved, report = heavy(budget=budget, **habits)
     assert all(map(torch.equal, results, expected))
     assert max(reserved) <= budget
     assert not [note for note in report.notes if SPARED in note]
     assert report.plan_origin != FROM_CACHE
-    *_, again = heavy(budget=budget, num_steps=2, **{"make_optimizer": sgd, **habits})
+    *_, again = heavy(budget=budget, num_steps=2, **habits)
     assert again.plan_origin == FROM_CACHE  # for the same memory, of which results take some beside the places
     assert report.reserve_bytes >= sum(parameter.nbytes for parameter in Heavy().parameters())
 
