@@ -70,15 +70,29 @@ def test_what_is_said_to_come_is_what_the_first_step_allocates(name):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_step_of_an_optimizer_is_seen_until_it_is_gone(name):
-    parameters, others, num_looking_on = make(), make(), len(_global_optimizer_post_hooks)
+def test_a_step_of_an_optimizer_is_seen_by_who_looks_on(name):
+    parameters, others = make(), make()
     trained = Trained(parameters)
+    both = OPTIMIZERS[name]([*others, parameters[0]])
+    take_step(both, others + parameters)
+    trained.look_on()
     take_step(OPTIMIZERS[name](others), others)
-    assert not trained.were_stepped
-    take_step(OPTIMIZERS[name]([*others, parameters[0]]), others + parameters)
-    assert trained.were_stepped
+    assert not trained.were_stepped()
+    trained.look_on()
+    take_step(both, others + parameters)
+    assert trained.were_stepped()
+
+
+@pytest.mark.parametrize("ends", [Trained.were_stepped, lambda _: None], ids=["asked", "gone"])
+def test_nothing_looks_on_for_longer_than_somebody_wants_to_know(ends):
+    num_before, trained = len(_global_optimizer_post_hooks), Trained(make())
+    assert len(_global_optimizer_post_hooks) == num_before
+    trained.look_on()
+    trained.look_on()
+    assert len(_global_optimizer_post_hooks) == num_before + 1
+    ends(trained)
     del trained
-    assert len(_global_optimizer_post_hooks) == num_looking_on
+    assert len(_global_optimizer_post_hooks) == num_before
 
 
 def test_two_values_come_for_each_of_a_parameter_that_no_optimizer_has():

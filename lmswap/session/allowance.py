@@ -178,7 +178,8 @@ class Budget:
     def watch(self) -> None:
         """The step begins that shows what it takes outside of an arena, see `without_spare`."""
         if self._arena is not None:
-            self._trained.were_stepped, self._num_given_back = False, self._arena.num_given_back()
+            self._trained.look_on()
+            self._num_given_back = self._arena.num_given_back()
 
     def _used_outside(self) -> int:
         return self._memory.used_bytes() - (self._arena.reserved_bytes if self._arena else 0)
@@ -212,7 +213,8 @@ class Budget:
         It does where an optimizer ran in it, and torch has kept whatever was given up. A budget that is a share is made
         of what is reserved, and stays as it was told.
         """
-        if self._arena is None or self._share is not None or not self._trained.were_stepped:
+        were_stepped = self._trained.were_stepped()
+        if self._arena is None or self._share is not None or not were_stepped:
             return planned
         if self._arena.num_given_back() != self._num_given_back:
             return planned

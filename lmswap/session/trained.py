@@ -28,22 +28,30 @@ class Trained:
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self.nbytes = sum(parameter.nbytes for parameter in parameters)
         self._parameters = [weakref.ref(parameter) for parameter in parameters]
-        self.were_stepped = False  # by an optimizer
-        self._look_on()
+        self._was_stepped = False  # by an optimizer, since somebody looks on
+        self._stop_looking_on: Callable[[], object] | None = None
 
     def have_gradients(self) -> bool:
         """Whether some have one now."""
         return any(parameter.grad is not None for parameter in self._alive())
 
-    def _look_on(self) -> None:
-        """Begins to note when an optimizer takes a step, which foreach and fused ones' parameters do not tell."""
+    def look_on(self) -> None:
+        """Begins to note whether an optimizer takes a step, which foreach and fused ones' parameters do not tell."""
         this = weakref.ref(self)
 
         def looks_on(optimizer: Optimizer, *_: Any) -> None:
-            if (trained := this()) is not None and not trained.were_stepped:
-                trained.were_stepped = trained._are_some_of(optimizer)
+            if (trained := this()) is not None:
+                trained._was_stepped |= trained._are_some_of(optimizer)
 
-        weakref.finalize(self, register_optimizer_step_post_hook(looks_on).remove)
+        self.were_stepped()
+        self._stop_looking_on = weakref.finalize(self, register_optimizer_step_post_hook(looks_on).remove)
+
+    def were_stepped(self) -> bool:
+        """Whether one has since `look_on`, which ends here."""
+        if self._stop_looking_on is not None:
+            self._stop_looking_on()
+        seen, self._was_stepped = self._was_stepped, False
+        return seen
 
     def _are_some_of(self, optimizer: Optimizer) -> bool:
         of_optimizer = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
