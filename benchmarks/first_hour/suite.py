@@ -27,9 +27,9 @@ _MOST_AT_ONCE, _CORES_EACH = 4, 4
 _HOW = ("-m", "pytest", "--device", "cuda", "-q", "-p", "no:cacheprovider")
 
 
-def run(path: Path, tests: Sequence[str], seconds: float, num_at_once: int) -> int:
+def run(path: Path, tests: Sequence[str], most_seconds: float, num_at_once: int) -> int:
     """Runs what ``path`` does not know yet, and keeps each outcome there; 0 if there are tests and none failed."""
-    code, text = _pytest(seconds, "--collect-only", *tests)
+    code, text = _pytest(most_seconds, "--collect-only", *tests)
     names = [line for line in text.splitlines() if "::" in line]
     if code != 0 or not names:
         print_result(f"no tests: {text}")
@@ -39,7 +39,7 @@ def run(path: Path, tests: Sequence[str], seconds: float, num_at_once: int) -> i
     failed = [name for name, test in found.items() if test["outcome"] == "failed"]
     to_do = [name for name in names if name not in found] + failed
     with ThreadPoolExecutor(num_at_once) as pool:
-        running = {pool.submit(_outcome, name, seconds): name for name in to_do}
+        running = {pool.submit(_outcome, name, most_seconds): name for name in to_do}
         for number, ended in enumerate(as_completed(running), 1):
             name = running[ended]
             found[name] = ended.result()
@@ -58,16 +58,16 @@ def _outcome(name: str, most_seconds: float) -> dict[str, object]:
     return {"test": name, "outcome": outcome, "seconds": seconds, "end": last[0] if code == 0 else text[-2000:]}
 
 
-def _pytest(seconds: float, *arguments: str) -> tuple[int | None, str]:
+def _pytest(most_seconds: float, *arguments: str) -> tuple[int | None, str]:
     """Exit status, None if it took too long, and what was printed."""
     command = [sys.executable, *_HOW, *arguments]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, process_group=0
     ) as process:
         try:
-            text, _ = process.communicate(timeout=seconds)
+            text, _ = process.communicate(timeout=most_seconds)
         except subprocess.TimeoutExpired:
-            text = f"took more than {seconds:g} s"
+            text = f"took more than {most_seconds:g} s"
         with suppress(ProcessLookupError):  # what it has started would hold the device, and the pipe
             os.killpg(process.pid, signal.SIGKILL)
         return process.returncode, text

@@ -52,9 +52,8 @@ class Overruns:
         excess_bytes = step.peaks.used_bytes - budget_bytes
         if excess_bytes <= 0:
             return
-        reason = self._reason(step, is_hooked=is_hooked, is_as_planned=is_as_planned)
-        if reason is None:
-            reason = _GRADIENTS if holds_gradients else _OTHERS if num_models > 1 else _OUTSIDE
+        around = _GRADIENTS if holds_gradients else _OTHERS if num_models > 1 else _OUTSIDE
+        reason = self._reason(step, is_hooked=is_hooked, is_as_planned=is_as_planned) or around
         told = self._told_bytes
         # What that takes comes on top of what else exceeds the budget: that is told of by itself, not again.
         told_bytes = max(told.values(), default=0) if reason == _PREPARED else told.get(reason, 0)
