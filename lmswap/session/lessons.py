@@ -267,7 +267,7 @@ class Lessons:
         priced = self._plans.priced(step)
         self._memory.tidy()
         self._plans.remember(step.joined.program, priced)
-        return self._plans.predict(replace(step, plan=priced.plan))
+        return self._plans.predict(priced)
 
     @staticmethod
     def _is_outgrown(step: PlannedStep) -> bool:
@@ -293,8 +293,7 @@ class Lessons:
         if self._plans.is_left_to_others(program):
             return False
         is_other = self._make_again(step, reason, most_seconds=most_seconds, remembers=True, priced=step.plan)
-        made = self._plans[step.graphs]
-        self._plans.tell_again(program, Planned(made.plan, made.costs, made.machine, made.room))
+        self._plans.tell_again(program, self._plans[step.graphs])
         return is_other
 
     def _make_again(

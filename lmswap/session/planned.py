@@ -6,27 +6,20 @@ from dataclasses import dataclass
 
 from lmswap.analyze.memory import StepMemory
 from lmswap.capture.join import Joined
-from lmswap.ir.costs import OpCosts
-from lmswap.ir.machine import Machine
 from lmswap.ir.places import Places
-from lmswap.ir.plan import Plan
 from lmswap.ir.timeline import Timeline
-from lmswap.plan.cache import Room
+from lmswap.plan.cache import Planned
 from lmswap.session.allowance import Allowance
 
 
 @dataclass(frozen=True)
-class PlannedStep:
+class PlannedStep(Planned):
     """One or more graphs that run as one step, and the plan they follow."""
 
     graphs: tuple[int, ...]
     joined: Joined
-    costs: OpCosts
-    machine: Machine
-    plan: Plan
     predicted: Timeline
     allowance: Allowance
-    room: Room  # that the plan was made for
     origin: str  # of the plan: "made in 1.2 s", "from cache"
     segment_seconds: tuple[float, ...] = ()  # of compute in a step that ran, where it is known
     released: frozenset[int] = frozenset()  # outputs and tangents that the caller does not hold, as far as known

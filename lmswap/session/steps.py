@@ -161,10 +161,9 @@ class StepPlans:
             self._reserve(tier, nbytes)
         predicted = simulate(joined.program, costs, machine, plan)
         places = self._planner.fit_places(joined.program, costs, plan, allowance.step_bytes + GROWTH_BYTES)
-        step = PlannedStep(
-            graphs, joined, costs, machine, plan, predicted, allowance, planned.room, origin, places=places
+        step = self._steps[graphs] = PlannedStep(
+            plan, costs, machine, planned.room, graphs, joined, predicted, allowance, origin, places=places
         )
-        self._steps[graphs] = step
         if self._engine.arena is not None:
             placed = ((known.places, known.allowance.step_bytes) for known in self._steps.values() if known.places)
             self._engine.arena.resize(common_arena_bytes(placed, GROWTH_BYTES))
@@ -203,11 +202,11 @@ class StepPlans:
         """Keeps what is known of a step now, whose plan stays."""
         self._steps[step.graphs] = step
 
-    def priced(self, step: PlannedStep) -> Planned:
-        """The plan of ``step``, priced and certified by the costs that are known now."""
+    def priced(self, step: PlannedStep) -> PlannedStep:
+        """``step`` with its plan priced and certified by the costs that are known now."""
         program, min_swap_bytes = step.joined.program, self._options.min_swap_bytes
         plan = price_again(step.plan, program, step.costs, step.machine, tier=self._tier, min_swap_bytes=min_swap_bytes)
-        return Planned(plan, step.costs, step.machine, step.room)
+        return replace(step, plan=plan)
 
     def least_bytes(self, step: PlannedStep) -> int:
         """The least budget found for ``step``, by the model's policy; one that is a little less may do, too."""

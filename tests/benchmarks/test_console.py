@@ -20,8 +20,8 @@ def printed(width, runs=None):
 def test_no_figure_is_cut_off(width):
     text = printed(width)
     assert "…" not in text
-    row = next(line.split() for line in text.splitlines() if line.startswith(" 128³ swapped  "))
-    assert row == ["128³", "swapped", "0.98", "0.97", "0.87", "4.50", "0.10", "0.29", "0.29", "-0.500000"]
+    row = next(line.split() for line in text.splitlines() if line.startswith("128³ swapped  "))
+    assert row == ["128³", "swapped", "0.98", "0.97", "0.87", "4.50", "0.10", "0.29", "0.29", "0.10", "-0.5000"]
 
 
 def test_says_on_what_data_the_losses_are():

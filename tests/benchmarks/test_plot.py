@@ -44,6 +44,12 @@ def test_shows_plain_and_swapped_memory_and_the_copies(figure):
     assert "swap out  300.00 MiB" in text and "swap in  300.00 MiB" in text and "stalled  0.1 s" in text
 
 
+def test_says_how_much_was_computed_again_which_has_no_lane(figure):
+    drawn = figure(*good_runs())
+    titles = [axes.get_title(loc="left") for axes in drawn.axes]
+    assert titles == ["128³ plain: peak 1.95 GiB", "128³ swapped: peak 990.00 MiB; 100.00 MiB computed again", ""]
+
+
 def test_claims_the_smaller_memory_only_if_it_was_kept(figure):
     runs = good_runs()
     over = replace(runs[2], peak_bytes=1001 * MIB)

@@ -71,7 +71,7 @@ def print_study(console: Console, study: Study, verdicts: list[Verdict]) -> None
     console.print(
         f"\n[dim]{escape(device)}; {escape(machine.cpu)}, {threads} threads, {format_bytes(machine.memory_bytes)} of "
         f"memory; torch {machine.torch}. Loss: weighted Dice on {len(study.subjects)} subjects, {study.data}. Step: "
-        "median of all but the first. Tensors, stalled, out and in: of one step.[/]"
+        "median of all but the first. Tensors, stall, out, in and again (what is computed again): of one step.[/]"
     )
 
 
@@ -82,10 +82,12 @@ def _table(study: Study) -> Table:
         title_justify="left",
         title_style="",
         box=None,
+        pad_edge=False,
     )
     table.add_column("\nrun", no_wrap=True)
     for heading in (
-        "budget\nGiB", "peak\nGiB", "tensors\nGiB", "step\ns", "stalled\ns", "out\nGiB", "in\nGiB", "last\nloss",
+        "budget\nGiB", "peak\nGiB", "tensors\nGiB", "step\ns", "stall\ns", "out\nGiB", "in\nGiB", "again\nGiB",
+        "last\nloss",
     ):  # fmt: skip
         table.add_column(heading, justify="right", no_wrap=True)
     for run in study.runs:
@@ -102,7 +104,8 @@ def _row(run: Run) -> tuple[str, ...]:
         "–" if swapping is None or swapping.stall_seconds is None else f"{swapping.stall_seconds:.2f}",
         _gib(swapping.out_bytes if swapping else None),
         _gib(swapping.in_bytes if swapping else None),
-        f"{run.losses[-1]:.6f}",
+        _gib(swapping.recomputed_bytes if swapping else None),
+        f"{run.losses[-1]:.4f}",
     )
 
 

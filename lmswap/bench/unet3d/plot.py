@@ -87,7 +87,7 @@ def _draw_memory(axes: Axes, run: Run, top: float) -> None:
     axes.set_ylabel("memory, GiB")
     axes.grid(axis="y", color=_FAINT, linewidth=0.5)
     axes.set_axisbelow(True)
-    axes.set_title(f"{run.configuration.name}: peak {format_bytes(run.peak_bytes)}", loc="left", fontsize=10.5)
+    axes.set_title(_heading(run), loc="left", fontsize=10.5)
     axes.fill_between(*_curve(run.memory), color=_MEMORY, alpha=0.22, linewidth=0)
     axes.plot(*_curve(run.memory), color=_MEMORY, linewidth=1.1)
     tensors = run.swapping.tensor_memory if run.swapping is not None else ()
@@ -101,6 +101,12 @@ def _draw_memory(axes: Axes, run: Run, top: float) -> None:
             va="top",
             fontsize=8.5,
         )
+
+
+def _heading(run: Run) -> str:
+    again_bytes = (run.swapping.recomputed_bytes or 0) if run.swapping is not None else 0
+    again = f"; {format_bytes(again_bytes)} computed again" if again_bytes else ""
+    return f"{run.configuration.name}: peak {format_bytes(run.peak_bytes)}{again}"
 
 
 def _curve(samples: Sequence[tuple[float, int]]) -> tuple[list[float], list[float]]:
