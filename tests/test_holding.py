@@ -75,6 +75,24 @@ def test_gradients_that_are_held_for_longer_than_there_is_room_for_are_seen(num_
     assert holding.is_short == is_short
 
 
+@pytest.mark.parametrize("with_arena", [False, True])
+@pytest.mark.parametrize("num_less", [0, 1])
+@pytest.mark.parametrize(("at_begin", "in_backward"), [(False, False), (True, False), (True, True)])
+def test_gradients_may_be_added_up_if_a_backward_begins_with_some_or_if_both_had_no_room(
+    with_arena, num_less, at_begin, in_backward
+):
+    weight = nn.Parameter(torch.ones(3))
+    holding = Holding(Trained([weight]))
+    for _ in range(num_less):
+        holding.assume_less()
+    assert not holding.may_add_up(with_arena=with_arena)
+    run(holding, weight, at_begin=at_begin, in_backward=in_backward)
+    has_room = with_arena and num_less == 0
+    assert holding.may_add_up(with_arena=with_arena) == (in_backward or (at_begin and not has_room))
+    holding.assume_seen()
+    assert holding.may_add_up(with_arena=with_arena) == in_backward
+
+
 @pytest.mark.parametrize(("at_begin", "least"), [(True, {OUTPUT: 2, GRADIENT: 1}), (False, {OUTPUT: 1})])
 def test_no_less_is_reckoned_with_than_steps_have_shown(at_begin, least):
     weight = nn.Parameter(torch.ones(3))

@@ -21,7 +21,7 @@ from lmswap.plan import _POLICIES, feedback, make_plan, simulate
 from lmswap.plan.auto import plan_auto
 from lmswap.plan.baselines import plan_swap_all
 from lmswap.plan.certify import certify
-from lmswap.session import lessons, planner
+from lmswap.session import lessons, planned, planner
 from lmswap.session.allowance import Allowance, Budget
 from lmswap.session.notes import Notes
 from lmswap.session.trained import Trained
@@ -368,7 +368,7 @@ def test_a_growth_beyond_the_margin_is_planned_for(step, monkeypatch):
     budget = tight_budget(train(LARGE, policy="none")[1], 0.97)
     expected, _ = train(LARGE, num_steps=5, budget=budget, policy="auto")
     monkeypatch.setattr(Budget, "with_growth", with_growth)
-    monkeypatch.setattr(lessons, "GROWTH_BYTES", 2**20)
+    monkeypatch.setattr(planned, "GROWTH_BYTES", 2**20)
     actual, report = train(LARGE, num_steps=5, budget=budget, policy="auto")
     assert re.search(rf"made again after step {step}: .* MiB more are in use between steps", report.plan_origin)
     assert report.predicted_peak_bytes <= budget
@@ -380,7 +380,7 @@ def test_a_growth_beyond_the_margin_is_planned_for(step, monkeypatch):
 def test_a_plan_made_again_leaves_nothing_of_what_the_old_one_held(monkeypatch):
     monkeypatch.setattr(feedback, "TOLERANCE", 1e6)
     monkeypatch.setattr(Budget, "with_growth", lambda _, planned, *_bytes: leaving(30 * 2**20, planned))  # of 36
-    monkeypatch.setattr(lessons, "GROWTH_BYTES", 2**20)
+    monkeypatch.setattr(planned, "GROWTH_BYTES", 2**20)
     torch.compiler.reset()
     model = lmswap.enable(LARGE.make(), "4GiB", min_swap_bytes=SMALL)
     used, held = lmswap.api._sessions[model].memory, []

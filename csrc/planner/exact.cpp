@@ -85,6 +85,7 @@ bool Exact::prepare() {
     if (step_.life[buffer] == Life::kActivation || uses.size() == 0) continue;
     std::size_t start = uses[0], stop = num_ops;
     const bool is_tangent = step_.life[buffer] == Life::kTangent;
+    if (step_.life[buffer] == Life::kToLastUse) stop = static_cast<std::size_t>(uses[uses.size() - 1]) + 1;
     if (is_tangent) {
       start = step_.segments[step_.segment_of[uses[0]]].start;
       stop = step_.segments[step_.segment_of[uses[uses.size() - 1]]].stop;

@@ -58,6 +58,7 @@ enum class Life : std::uint8_t {
   kActivation,  // from the op that makes it to its last use; may leave, may be made again
   kToEnd,       // from the op that makes it to the end of the step
   kTangent,     // as long as the segments that use it
+  kToLastUse,   // from the op that makes it to its last use, on the device all the time
 };
 
 struct Segment {

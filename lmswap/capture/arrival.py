@@ -4,8 +4,9 @@ Autograd takes up what a captured backward gives in an order of its own. But hoo
 or step an optimizer, and DistributedDataParallel fills its buckets in the order of the first step: how a sum over more
 than two processes is rounded depends on where in its bucket a number lies. So gradients arrive in the order of eager
 torch: it is read off the region's autograd graph when that is traced, and kept by nodes that pass gradients on, the
-last of which runs first. Where processes sum them, those that a part of the backward makes go through a gate of their
-own, so that they are summed while the next part computes; see `lmswap.capture.gates`.
+last of which runs first. Where processes sum them, or they are added to those of the steps before, those that a part
+of the backward makes go through a gate of their own, so that they are summed while the next part computes, or are added
+and let go of before it does; see `lmswap.capture.gates`.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ class Arrival:
 
     def in_order(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """The region's real ``inputs``, through which gradients arrive in that order."""
-        if not (self._order and torch.is_grad_enabled() and (trains_together() or any(map(_is_heard, inputs)))):
+        matters = trains_together() or len(self._parts) > 1 or any(map(_is_heard, inputs))
+        if not (self._order and torch.is_grad_enabled() and matters):
             return inputs
         given = list(inputs)
         groups = self._groups([position for position, value in enumerate(given) if _trains(value)])

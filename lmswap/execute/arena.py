@@ -35,6 +35,8 @@ from lmswap.ir.places import SMALL_BYTES, Place
 _log = logging.getLogger(__name__)
 
 _Segment = dict[str, Any]  # of torch's allocator, as it describes it
+# What decides where a segment's tensors come to lie: whether its results are added to others, and what is free.
+_Beginning = tuple[bool, tuple[Extent, ...]]
 # Results of the last step are in an old pool until the next one has its own, or a step longer.
 _LEAVING = 3
 # Segments begin with other free blocks where the caller holds other results of the step before; more kinds of
@@ -48,7 +50,7 @@ class Script:
 
     openings: Sequence[Sequence[Place]]
     arena_bytes: int = 0  # in which they lie; 0: in any
-    known: dict[tuple[Extent, ...], list[Moves]] = field(default_factory=dict)  # by the free extents at the beginning
+    known: dict[_Beginning, list[Moves]] = field(default_factory=dict)
 
 
 _arenas: weakref.WeakSet[Arena] = weakref.WeakSet()
@@ -60,12 +62,17 @@ def held_bytes(device: torch.device) -> int:
 
 
 @contextmanager
-def placing(arena: Arena | None, script: Script | None) -> Iterator[Callable[[], AbstractContextManager[None]]]:
-    """A segment runs, and each of its parts in the context that is given; without places anywhere."""
+def placing(
+    arena: Arena | None, script: Script | None, *, adds_up: bool = False
+) -> Iterator[Callable[[], AbstractContextManager[None]]]:
+    """A segment runs, and each of its parts in the context that is given; without places anywhere.
+
+    See `Arena.segment` for ``adds_up``.
+    """
     if arena is None or script is None:
         yield nullcontext
         return
-    with arena.segment(script):
+    with arena.segment(script, adds_up=adds_up):
         yield arena.allocating
 
 
@@ -98,7 +105,7 @@ class Arena:
         self._script: Script | None = None  # of the segment that runs; None if it lets the allocator choose
         self._moves: list[Moves] = []
         self._next = 0
-        self._free_at_first: tuple[Extent, ...] = ()
+        self._beginning: _Beginning = False, ()
         self.num_unplaced = 0  # runs of segments in which a place was not free
         self.num_found_out = 0  # openings that were worked out, which takes the host half a millisecond each
         _arenas.add(self)
@@ -168,10 +175,11 @@ class Arena:
         return not own["allocated_size"]
 
     @contextmanager
-    def segment(self, script: Script) -> Iterator[None]:
+    def segment(self, script: Script, *, adds_up: bool = False) -> Iterator[None]:
         """A segment runs; what it allocates within `allocating` goes to its places as long as these are free.
 
-        On another stream than the step's first segment it has none.
+        On another stream than the step's first segment it has none. Results that are handed over in its midst stay
+        there, or, with ``adds_up``, are added to others and free again.
         """
         stream = self._current_stream()
         if not self.nbytes or (self._base and stream != self._stream):
@@ -181,7 +189,7 @@ class Arena:
         self._fit(script)
         try:
             with self._pooled():
-                self._begin(script)
+                self._begin(script, adds_up)
             self._is_open = True
             yield
         finally:
@@ -215,25 +223,25 @@ class Arena:
             else:
                 self._moves.append(self._find_out(self._script.openings[self._next]))
         except (Taken, torch.OutOfMemoryError) as error:
-            self._script.known.pop(self._free_at_first, None)
+            self._script.known.pop(self._beginning, None)
             self._give_up(error)
         self._next += 1
 
-    def _begin(self, script: Script) -> None:
+    def _begin(self, script: Script, adds_up: bool) -> None:
         try:
             if not self._base:
                 self._base = self._holds.take(self.nbytes, self._stream)
                 self._inside = self._segment_of(self._base)
                 self._holds.give_all()
             self._script, self._next = script, 0
-            free = self._free_at_first = tuple(self._free())
-            self._make(takes(free))
+            beginning = self._beginning = adds_up, tuple(self._free())
+            self._make(takes(beginning[1]))
         except (Taken, torch.OutOfMemoryError) as error:  # where something still holds an old arena there is no room
             self._give_up(error)
             return
-        if free not in script.known and len(script.known) >= _MOST_BEGINNINGS:
+        if beginning not in script.known and len(script.known) >= _MOST_BEGINNINGS:
             script.known.clear()
-        self._moves = script.known.setdefault(free, [])
+        self._moves = script.known.setdefault(beginning, [])
 
     def _give_up(self, error: Exception) -> None:
         _log.info("the allocator places the rest of this segment: %s", error)
@@ -256,7 +264,7 @@ class Arena:
                 break
             except _NoRoom as missing:
                 assert self._script is not None
-                self._script.known.pop(self._free_at_first, None)  # the next run begins with what is taken now
+                self._script.known.pop(self._beginning, None)  # the next run begins with what is taken now
                 self._holds.take(missing.nbytes, self._stream)
                 self._make(takes(self._free()))  # what is left of its segment
         self._make(opening)

@@ -185,6 +185,10 @@ class SwapEngine:
             self.arena.close()
             self.arena = None
 
+    def refuse_closed(self) -> None:
+        """Raises TransferError when it is closed, or belongs to the process that this one was forked from."""
+        ops.find_engine(self.number)
+
     def close(self) -> None:
         """Waits for copies under way and gives all memory and files back. Idempotent."""
         ops.ENGINES.pop(self.number, None)

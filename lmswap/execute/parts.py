@@ -37,11 +37,16 @@ def hand_over(*_: Any) -> None:
 torch.fx.node.has_side_effect(hand_over)  # dead-code elimination must leave it alone
 
 
+def part_bytes(nbytes: int) -> int:
+    """Of ``nbytes`` of results, how many are made before they are handed over."""
+    return max(_LEAST_BYTES, nbytes // _MOST_PARTS)
+
+
 def mark_hand_overs(graph: SegmentGraph) -> None:
     """Puts marks into a backward graph, each behind the op that completes enough of its results."""
     complete = _complete(graph)
     sizes = {result: result.meta["val"].nbytes for results in complete.values() for result in results}
-    enough = max(_LEAST_BYTES, sum(sizes.values()) // _MOST_PARTS)
+    enough = part_bytes(sum(sizes.values()))
     waiting: list[fx.Node] = []
     for node in list(graph.module.graph.nodes):
         waiting += complete.get(node, ())

@@ -91,6 +91,10 @@ class Plan:
         bound_seconds = self.certificate.seconds if self.certificate else 0.0
         return self.predicted_seconds / bound_seconds - 1 if bound_seconds else None
 
+    def acts_as(self, other: Plan) -> bool:
+        """Whether both swap and compute again the same at the same times."""
+        return (self.swaps, self.reruns) == (other.swaps, other.reruns)
+
     def to_json(self) -> str:
         """The plan as JSON text; `from_json` reads it back equal."""
         return json.dumps({"schema": SCHEMA, **asdict(self)}, separators=(",", ":"))

@@ -35,7 +35,11 @@ class BufferKind(StrEnum):
     OUTPUT = "output"  # shares storage with something handed to the caller: lives to the end of the step
     TANGENT = "tangent"  # gradient handed to a backward segment: lives from its start
     GRADIENT = "gradient"  # what a backward segment hands out: lives to the end of the step
+    ADDED = "added"  # a gradient that is handed out as it is made, and added to the one that the caller has
     ACTIVATION = "activation"  # made and last used inside the step: the only kind that can be swapped
+
+
+_GRADIENTS = (BufferKind.GRADIENT, BufferKind.ADDED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +155,20 @@ class Program:
             if segment.start <= index < segment.stop:
                 return segment
         raise IndexError(f"op {index} of {len(self.ops)}")
+
+    def bytes_of(self, kind: BufferKind) -> int:
+        """What its buffers of ``kind`` have together."""
+        return sum(buffer.nbytes for buffer in self.buffers if buffer.kind is kind)
+
+    @cached_property
+    def kind_of_gradients(self) -> BufferKind | None:
+        """GRADIENT or ADDED, as its gradients are; None if it has none."""
+        return next((buffer.kind for buffer in self.buffers if buffer.kind in _GRADIENTS), None)
+
+    def with_gradients(self, kind: BufferKind) -> Program:
+        """The step whose gradients are of ``kind``, GRADIENT or ADDED."""
+        buffers = (replace(buffer, kind=kind) if buffer.kind in _GRADIENTS else buffer for buffer in self.buffers)
+        return replace(self, buffers=tuple(buffers))
 
     def up_to(self, stop: int) -> Program:
         """The step broken off before op ``stop``."""

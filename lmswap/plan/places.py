@@ -43,11 +43,12 @@ def find_places(
     """Gives every tensor that the ops and copies of ``plan`` allocate a place for as long as it is there.
 
     Tangents and the scratch of losses have none: the caller allocates them. What the caller may hold when the next step
-    runs lies beside the arena; ``num_held`` says of each such kind how many may be there at once.
+    runs lies beside the arena; ``num_held`` says of each such kind how many may be there at once. Gradients that are
+    added to others become the caller's, or go up in one that is.
     """
     runs = schedule(program, plan.reruns)
     memory = StepMemory(runs.program, runs.costs(costs))
-    stays = _with_rivals(_stays(memory, plan.swaps, num_held))
+    stays = _with_rivals(_stays(memory, plan.swaps, {BufferKind.ADDED: 1, **num_held}))
     large = [stay for stay in stays if stay.block.nbytes > SMALL_BYTES]
     inside, beside = ([stay for stay in large if bool(stay.num_held) == is_held] for is_held in (False, True))
     packing = pack(_blocks(inside), BLOCK_BYTES, apart_bytes=APART_BYTES, most_visits=_MOST_VISITS)
@@ -61,7 +62,8 @@ def find_places(
         Opening(moment // _MOMENTS, moment % _MOMENTS == _COPY_IN, tuple(sorted(places, key=_by_offset)))
         for (moment, _), places in _in_order(found, plan.swaps)
     )
-    return Places(openings, packing.capacity_bytes, _results_bytes(beside), _small_bytes(stays))
+    results_bytes = _results_bytes(beside) + _added_bytes(memory)
+    return Places(openings, packing.capacity_bytes, results_bytes, _small_bytes(stays))
 
 
 def common_arena_bytes(steps: Iterable[tuple[Places, int]], tolerated_bytes: int) -> int:
@@ -190,6 +192,16 @@ def _results_bytes(results: Iterable[_Stay]) -> int:
     # Those that are taken at once do not touch, which may need another one.
     apart = any(count > 1 for count in together.values())
     return own_bytes + (len(shared) + apart) * _SHARED_SEGMENT_BYTES
+
+
+def _added_bytes(memory: StepMemory) -> int:
+    """What gradients that go up in the caller's take beside those, until they have, which are as large."""
+    kind_of, ranges = memory.program.buffers, memory.ranges.values()
+    added = [
+        Block(r.start, r.stop, kind_of[r.buffer].nbytes) for r in ranges if kind_of[r.buffer].kind is BufferKind.ADDED
+    ]
+    at_once_bytes = live_bytes(added, _SEGMENT_UNIT_BYTES)
+    return at_once_bytes + _SHARED_SEGMENT_BYTES if added else 0
 
 
 def _small_bytes(stays: Sequence[_Stay]) -> int:

@@ -19,6 +19,7 @@ _REASON_BY_KIND = {
     BufferKind.OUTPUT: "keep: shares memory with an output",
     BufferKind.TANGENT: "keep: a tangent, the caller holds it",
     BufferKind.GRADIENT: "keep: a gradient, it is handed out",
+    BufferKind.ADDED: "keep: a gradient, it is added to one that is there",
 }
 
 

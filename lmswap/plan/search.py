@@ -22,6 +22,7 @@ _LIFE = {
     BufferKind.OUTPUT: 1,
     BufferKind.GRADIENT: 1,
     BufferKind.TANGENT: 2,
+    BufferKind.ADDED: 3,
 }
 
 # The smallest buffers, of this share of the budget together, are planned as always there: without them an evaluation

@@ -48,6 +48,7 @@ from lmswap.ir.verified import Verified
 from lmswap.options import Options
 from lmswap.rewrite.insert import insert_swaps
 from lmswap.rewrite.rerun import run_again
+from lmswap.session.holding import Holding
 from lmswap.session.planned import PlannedStep
 from lmswap.session.steps import StepPlans
 
@@ -63,6 +64,7 @@ class Owner(Protocol):
     meter: OpMeter
     losses: LossMeter
     plans: StepPlans
+    holding: Holding
     verified: Verified | None
 
     def plan_alone(self, graph: CapturedGraph, lowered: Lowered) -> Plan:
@@ -145,6 +147,7 @@ class _PlannedGraph(aot.GraphHandler):
         self._graph, self._session, self._step = graph, graph.session, step
         self._segments: dict[str, SegmentGraph] = {}  # rewritten, by phase
         self._scripts: dict[str, Script] = {}  # by phase: where its tensors go; none where they have no places
+        self._adds_up = False  # hands gradients over as they are made, to be added to others
 
     def made(self, node: fx.Node) -> Sequence[torch.Tensor] | None:
         """See `lmswap.capture.aot.GraphHandler`."""
@@ -200,7 +203,10 @@ class _PlannedGraph(aot.GraphHandler):
         def run(arguments: list[Any]) -> Generator[Results, None, None]:
             timed = compile_parts(with_begins(segment, recorder.begin_op)) if recorder.times_ops else None
             handover.begins_backward(arguments, positions)
-            with placing(arena, script) as allocating, self._running("backward"):
+            with (
+                placing(arena, script, adds_up=self._adds_up and self._session.holding.has_gradients()) as allocating,
+                self._running("backward"),
+            ):
                 yield from (timed or parts)(arguments, allocating)
             handover.ran_backward()
 
@@ -264,10 +270,11 @@ class _PlannedGraph(aot.GraphHandler):
         insert_swaps(runs, graphs, plan, engine=session.engine.number, first_buffer=first_buffer)
         self._segments = {graph.phase: graph for graph in graphs}
         step = session.plans[self._follows]
+        self._adds_up = step.adds_up
         self._scripts = {} if step.places is None else dict(self._write_scripts(step, step.places, graphs))
         if reference:
             reference.join(graphs)
-        elif trains_together() and "backward" in self._segments:
+        elif (trains_together() or self._adds_up) and "backward" in self._segments:
             mark_hand_overs(self._segments["backward"])
 
     def _write_scripts(

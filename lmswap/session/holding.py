@@ -32,6 +32,19 @@ class Holding:
         """By kind how many tensors of it have to have memory at once."""
         return _LEVELS[self.level]
 
+    def may_add_up(self, *, with_arena: bool) -> bool:
+        """Whether gradients are added to those of the steps before, as far as steps have shown.
+
+        A backward shows it. Where both have no room, a step does as well that begins with some: to hand gradients over
+        that would have gone before the backward costs little.
+        """
+        is_certain = self._is_known or (with_arena and self.level == _ADDED_TO)
+        return self._seen <= (_ADDED_TO if is_certain else _UNTIL_BACKWARD)
+
+    def has_gradients(self) -> bool:
+        """Whether gradients are there now, to which those of a backward would be added."""
+        return self._trained.have_gradients()
+
     @property
     def is_short(self) -> bool:
         """Whether gradients are held for longer than there is room for."""

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from dataclasses import replace
 
+from lmswap.capture.arrival import trains_together
 from lmswap.capture.loss import loss_bytes
 from lmswap.errors import PlanInfeasible, TierError
 from lmswap.execute.engine import SwapEngine
@@ -13,17 +14,19 @@ from lmswap.execute.step import EndedStep, StepRecord
 from lmswap.hardware.memory import DeviceMemory
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.plan import Plan
+from lmswap.ir.program import BufferKind
 from lmswap.options import Options
 from lmswap.plan import simulate
 from lmswap.plan.cache import Planned
-from lmswap.plan.feedback import Feedback, compare, host_as_measured
+from lmswap.plan.feedback import Feedback, compare
 from lmswap.session.allowance import GROWTH_BYTES, Budget
 from lmswap.session.compression import Compression
+from lmswap.session.hosttime import HostTime
 from lmswap.session.notes import Notes
 from lmswap.session.order import Followed, Shown
 from lmswap.session.planned import PlannedStep
 from lmswap.session.planner import Planner
-from lmswap.session.reasons import has_grown, has_room, holds_more, was_off
+from lmswap.session.reasons import ADDS_UP, has_grown, has_room, holds_more, was_off
 from lmswap.session.steps import FROM_CACHE, FROM_OTHER_RANK, StepPlans
 
 # Earlier steps touch their memory for the first time, and choose algorithms.
@@ -57,17 +60,17 @@ class Lessons:
         self._shown: dict[int, Shown] = {}  # by the graph that a step begins with: what the last such step showed
         self._outgrown: set[tuple[int, ...]] = set()  # steps that were planned again for what others hold
         self._compression = Compression(tier, engine)
-        self._num_found_out = 0  # by the arena, until the last step
-        self._of_host: dict[tuple[int, ...], Plan] = {}  # by step: the plan for which the host's time was read
+        self._host_time = HostTime(engine)
 
     def note(self, followed: Followed) -> None:
         """Keeps what a step showed, which has just ended, until one begins with the same graph."""
         ended, graphs, is_as_planned = followed
-        self._num_runs[graphs] += 1
-        num_runs = self._num_runs[graphs]
+        num_runs = self._num_runs[graphs] = self._num_runs[graphs] + 1
         # Verification takes time of its own, which teaches nothing.
         num_steady = num_runs if is_as_planned and not self._options.verify else 0
-        shows_host = self._shows_host(graphs)
+        self._host_time.step_ended()
+        step = self._plans.get(graphs) if self._options.plan is None else None
+        shows_host = step is not None and self._host_time.is_shown(step)
         teaches = num_steady in (STEADY_STEP - 1, STEADY_STEP) or (num_steady > STEADY_STEP and shows_host)
         record = self._engine.recorder.last() if teaches else None
         self._shown[graphs[0]] = Shown(graphs, ended, record, num_runs, num_steady)
@@ -89,7 +92,8 @@ class Lessons:
         over_bytes = shown.ended.peaks.used_bytes - self._plans[graphs].allowance.budget_bytes
         if self._engine.arena is not None and (shown.num_runs == 1 or over_bytes > 0):
             self._memory.trim()  # batches beside the next ones, say, leave memory in pieces that losses do not fit into
-        is_other = self._make_room(self._plans[graphs])
+        is_other = self._heed_added(self._plans[graphs])
+        is_other |= self._make_room(self._plans[graphs])
         is_other |= self._heed_unplaced(self._plans[graphs])
         is_other |= self._heed_compressed(self._plans[graphs])
         if shown.num_runs == 1:
@@ -99,7 +103,9 @@ class Lessons:
         if num_steady == STEADY_STEP + 1:
             is_other |= self._settle(self._plans[graphs], shown)
         if num_steady > STEADY_STEP and shown.record is not None and not is_other:
-            self._learn_host(self._plans[graphs], shown.record)
+            step = self._plans[graphs]  # predicted by what the host took for one like all that follow
+            if (machine := self._host_time.read(step, shown.record)) != step.machine:
+                self._price_again(replace(step, machine=machine))
         return is_other
 
     def _heed_losses(self, step: PlannedStep) -> bool:
@@ -120,6 +126,27 @@ class Lessons:
         taken = format_bytes(loss_bytes(costs, program))
         return self._make_again(heeding, f"the loss takes {taken}, more than the plan leaves it", remembers=True)
 
+    def _heed_added(self, step: PlannedStep) -> bool:
+        """Hands gradients over as they are made once a loop adds them up and memory is short; whether it begins to.
+
+        Ranks do so anyway, and what verifies a backward has to have all that it gives.
+        """
+        can_begin = step.joined.program.kind_of_gradients is BufferKind.GRADIENT
+        if not can_begin or trains_together() or self._options.verify:
+            return False
+        is_outgrown = self._budget.outgrown_bytes(step.allowance) > GROWTH_BYTES
+        is_short = is_outgrown or step.plan.swaps or step.plan.reruns or step.is_overdrawn
+        if not is_short or not self._holding.may_add_up(with_arena=self._engine.arena is not None):
+            return False
+        adding = self._plans.add_up(step)
+        self._memory.trim()  # what steps held at most is more than they will
+        self._planner.lend_memory(adding.joined.program)
+        if (known := self._plans.remembered_again(adding)) is not None:
+            self._put_in_force(adding, known, ADDS_UP, FROM_CACHE)
+        else:
+            self._make_again(adding, ADDS_UP, remembers=True)
+        return True
+
     def _make_room(self, step: PlannedStep) -> bool:
         """Plans again, once, when tensors outside of the step hold more than planned; whether its plan is another."""
         more_bytes = self._budget.outgrown_bytes(step.allowance)
@@ -130,7 +157,7 @@ class Lessons:
         return self._make_again(replace(step, allowance=step.allowance.with_held(more_bytes)), holds_more(more_bytes))
 
     def _heed_unplaced(self, step: PlannedStep) -> bool:
-        """Reckons with more that the caller holds, once, when something still lay where another tensor was to lie.
+        """Reckons with more that is held, once, when something still lay where another tensor was to lie.
 
         Whether the step's plan or places are others then.
         """
@@ -204,34 +231,14 @@ class Lessons:
         # A search has shown that no plan takes less, or none was for: nothing is swapped without a backward.
         if (step.is_overdrawn and not step.allowance.spared_bytes) or not step.backwards:
             return False
-        if (known := self._plans.remembered_sparing(step)) is not None:
-            reason = f"{self._after_step()} {FROM_CACHE}: {has_room(step.allowance.spared_bytes)}"
-            return self._put_in_force(step, known, reason)
+        if step.allowance.spared_bytes and (known := self._plans.remembered_again(step)) is not None:
+            return self._put_in_force(step, known, has_room(step.allowance.spared_bytes), FROM_CACHE)
         if found.is_off:
             return self._make_measured(step, was_off(found, step.joined.program))
-        if self._is_outgrown(step):
+        if step.is_outgrown:
             return self._make_again(step, has_grown(step.allowance), remembers=True, priced=step.plan)
         room = self._room_left(step)
         return self._make_measured(step, room) if room is not None else self._search_on(step)
-
-    def _shows_host(self, graphs: tuple[int, ...]) -> bool:
-        """Whether the step that has just ended is the first with its plan in which nothing was done once and for all.
-
-        Code that runs for the first time takes the host longer, and so does the arena that finds out where to put what.
-        """
-        arena, step, known = self._engine.arena, self._plans.get(graphs), self._of_host.get(graphs)
-        before, self._num_found_out = self._num_found_out, arena.num_found_out if arena is not None else 0
-        if before != self._num_found_out or step is None or step.machine.host is None or self._options.plan is not None:
-            return False
-        return known is None or not _is_same(known, step.plan)
-
-    def _learn_host(self, step: PlannedStep, record: StepRecord) -> None:
-        """Predicts from what the host took for a step like all that follow."""
-        program = step.joined.program
-        machine = host_as_measured(program, step.plan, step.machine, record.host_seconds())
-        if machine != step.machine:
-            self._price_again(replace(step, machine=machine))
-        self._of_host[step.graphs] = step.plan
 
     def _room_left(self, step: PlannedStep) -> str | None:
         """Whether ``step`` needs less beside the arena than was reckoned with: in reserve, or for results; in words."""
@@ -249,13 +256,13 @@ class Lessons:
         Whether the plan had to be made again for that, or another rank has made it again, and is another.
         """
         step = self._with_growth(step, 0, shown.ended)  # the last step has left them in use
-        if self._is_outgrown(step):
+        if step.is_outgrown:
             self._planner.lend_memory(step.joined.program)
             return self._make_again(step, has_grown(step.allowance), remembers=True)
         planned = self._plans.told_again(step.joined.program, step.allowance)
-        if planned is None or _is_same(planned.plan, step.plan):
+        if planned is None or planned.plan.acts_as(step.plan):
             return False
-        return self._put_in_force(step, planned, f"{self._after_step()}: {FROM_OTHER_RANK}")
+        return self._put_in_force(step, planned, FROM_OTHER_RANK)
 
     def _with_growth(self, step: PlannedStep, small_bytes: int, ended: EndedStep) -> PlannedStep:
         """``step`` with what is in use between steps now, the places of small tensors included."""
@@ -269,10 +276,6 @@ class Lessons:
         self._plans.remember(step.joined.program, priced)
         return self._plans.predict(priced)
 
-    @staticmethod
-    def _is_outgrown(step: PlannedStep) -> bool:
-        return step.excess_bytes > GROWTH_BYTES and not step.is_overdrawn
-
     def _search_on(self, step: PlannedStep) -> bool:
         """Searches for longer where the plan may not be the best by what was measured."""
         if self._options.policy != "auto" or step.origin == FROM_CACHE or step.plan.certificate is None:
@@ -281,8 +284,7 @@ class Lessons:
         if excess <= _WORTH_SEARCHING:
             return False
         reason = f"the plan was {excess:.1%} above the best possible, and a longer search found a faster one"
-        most_seconds = (1 - _WORTH_SEARCHING) * step.plan.predicted_seconds
-        return self._make_measured(step, reason, most_seconds=most_seconds)
+        return self._make_measured(step, reason, most_seconds=(1 - _WORTH_SEARCHING) * step.plan.predicted_seconds)
 
     def _make_measured(self, step: PlannedStep, reason: str, *, most_seconds: float = math.inf) -> bool:
         """`_make_again` by what the last step took, by which ``step`` is priced: on the first rank of a machine only.
@@ -310,9 +312,9 @@ class Lessons:
         Only if there is one that takes ``most_seconds``; whether it is another plan. ``priced`` is the old plan where
         its certificate is by these costs, and need not be found again.
         """
-        reason = f"{self._after_step()}: {reason}"
+        after = self._after_step()
         if self._options.plan is not None:
-            self._notes.append(f"the plan stays that of '{self._options.plan}' {reason}")
+            self._notes.append(f"the plan stays that of '{self._options.plan}' {after}: {reason}")
             return False
         program = step.joined.program
         try:
@@ -320,7 +322,7 @@ class Lessons:
                 program, step.costs, step.machine, step.allowance, effort=_SECOND_EFFORT, priced=priced
             )
         except (PlanInfeasible, TierError) as error:
-            self._notes.append(f"the plan stays as it was {reason}; {error}")
+            self._notes.append(f"the plan stays as it was {after}: {reason}; {error}")
             self._plans.keep(replace(step, allowance=replace(step.allowance, scattered_bytes=0)))
             return False
         if plan.predicted_seconds > most_seconds:
@@ -333,16 +335,13 @@ class Lessons:
     def _after_step(self) -> str:
         return f"after step {self._engine.recorder.num_steps}"
 
-    def _put_in_force(self, step: PlannedStep, planned: Planned, reason: str) -> bool:
-        """Puts ``planned`` in the place of ``step``'s plan, and says so; whether it is another plan."""
+    def _put_in_force(self, step: PlannedStep, planned: Planned, reason: str, source: str = "") -> bool:
+        """Puts ``planned``, which may come from elsewhere, in the place of ``step``'s plan; whether it is another."""
+        reason = " ".join(filter(None, (self._after_step(), source))) + f": {reason}"
         adopted = self._plans.adopt(step.graphs, step.joined, planned, step.allowance, f"made again {reason}")
         self._plans.put(replace(adopted, released=step.released))
-        is_same = _is_same(planned.plan, step.plan)
+        is_same = planned.plan.acts_as(step.plan)
         if not is_same:
             self._memory.trim()  # what the old plan's steps held at most may be more than the new one's will
         self._notes.append(f"replanned {reason}" + ("; the plan is the same" if is_same else ""))
         return not is_same
-
-
-def _is_same(plan: Plan, other: Plan) -> bool:
-    return (plan.swaps, plan.reruns) == (other.swaps, other.reruns)

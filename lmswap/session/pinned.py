@@ -18,7 +18,7 @@ from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.emulation import EmulatedLink
 from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Decision, Plan
-from lmswap.ir.program import Op, Program
+from lmswap.ir.program import BufferKind, Op, Program
 from lmswap.options import Options
 from lmswap.plan import check
 from lmswap.plan.cache import DAMAGE, Planned
@@ -204,10 +204,10 @@ def _decisions(program: Program, plan: Plan) -> list[dict[str, Any]]:
 
 
 def _nameless(program: Program) -> Program:
-    """``program`` without what people call things, which a comment more in a model's file changes."""
+    """``program`` without what people call things, which a comment more in a model's file changes, as it begins."""
     ops = tuple(replace(op, name="", source="", module="") for op in program.ops)
     values = tuple(replace(value, name="") for value in program.values)
-    return replace(program, name="", ops=ops, values=values)
+    return replace(program.with_gradients(BufferKind.GRADIENT), name="", ops=ops, values=values)
 
 
 def _difference(known: Program, program: Program) -> tuple[int, str]:

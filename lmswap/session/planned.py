@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from lmswap.analyze.memory import StepMemory
 from lmswap.capture.join import Joined
 from lmswap.ir.places import Places
+from lmswap.ir.program import BufferKind
 from lmswap.ir.timeline import Timeline
 from lmswap.plan.cache import Planned
-from lmswap.session.allowance import Allowance
+from lmswap.session.allowance import GROWTH_BYTES, Allowance
 
 
 @dataclass(frozen=True)
@@ -32,11 +33,21 @@ class PlannedStep(Planned):
         placed_bytes = self.places.total_bytes if self.places else 0
         return max(self.plan.predicted_peak_bytes, placed_bytes) - self.allowance.step_bytes
 
+    @property
+    def is_outgrown(self) -> bool:
+        """Whether it takes so much more that another plan is due, and it is not known that there is none."""
+        return self.excess_bytes > GROWTH_BYTES and not self.is_overdrawn
+
     def small_bytes(self, from_bytes: int) -> int:
         """The most that buffers of less than ``from_bytes`` hold together."""
         program, costs = self.joined.program, self.costs
         small_curve = StepMemory(program, costs).curve - StepMemory(program, costs, from_bytes).curve
         return int(small_curve.max(initial=0))
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether its gradients are handed over as they are made, to be added to those of the steps before."""
+        return self.joined.program.kind_of_gradients is BufferKind.ADDED
 
     @property
     def backwards(self) -> tuple[int, ...]:

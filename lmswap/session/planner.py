@@ -49,7 +49,8 @@ class Planner:
         self._engine, self._memory, self._notes = engine, memory, notes
         self.losses = LossMeter(memory)
         self.holding = holding
-        self._placed: tuple[Plan, Mapping[BufferKind, int], Places] | None = None  # the last plan that has found places
+        # What has found places last, and which.
+        self._placed: tuple[tuple[Program, Plan, Mapping[BufferKind, int]], Places] | None = None
 
     def first(
         self, graphs: tuple[int, ...], program: Program, costs: OpCosts, machine: Machine, allowance: Allowance
@@ -170,10 +171,10 @@ class Planner:
         """Where the tensors of ``plan``'s step lie; asked twice for a plan that is adopted, found once."""
         if self._engine.arena is None:
             return None
-        num_held = self.holding.num_held
-        if self._placed is None or self._placed[0] is not plan or self._placed[1] is not num_held:
-            self._placed = plan, num_held, find_places(program, costs, plan, num_held=num_held)
-        return self._placed[2]
+        asked = program, plan, self.holding.num_held
+        if self._placed is None or any(one is not other for one, other in zip(asked, self._placed[0], strict=True)):
+            self._placed = asked, find_places(program, costs, plan, num_held=asked[2])
+        return self._placed[1]
 
     def fit_places(self, program: Program, costs: OpCosts, plan: Plan, most_bytes: int) -> Places | None:
         """`find_places` of a plan that was made elsewhere, perhaps reckoning with less that the caller holds."""

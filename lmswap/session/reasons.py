@@ -21,6 +21,9 @@ def holds_more(nbytes: int) -> str:
     return f"{format_bytes(nbytes)} more are held between steps than was planned for"
 
 
+ADDS_UP = "gradients are added to those of the steps before: each is handed over as it is made from now on"
+
+
 def has_room(spared_bytes: int, results_bytes: int = 0) -> str:
     """Less is needed beside the step's places: of what was reserved, and for gradients that the caller may hold."""
     spared = f"the loss and the optimizer need {format_bytes(spared_bytes)} less than was reserved for them"

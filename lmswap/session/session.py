@@ -77,7 +77,7 @@ class Session:
         self.name, self.options, self.device = name, options, device
         self.notes, self.verified = Notes(name), Verified(name) if options.verify else None
         trained = Trained(parameters)
-        self._holding = Holding(trained)
+        self.holding = Holding(trained)
         with ExitStack() as undoing:
             opened = open_device(device, options, pinned)
             self.tier, self.machine, native = opened.tier, opened.machine, opened.native
@@ -94,7 +94,7 @@ class Session:
         self.notes.extend(describe_choices(options, device, opened))
         self.graphs: list[CapturedGraph | SavedSequence] = []
         planner = Planner(
-            options, self.tier, engine=self.engine, memory=self.memory, holding=self._holding, notes=self.notes
+            options, self.tier, engine=self.engine, memory=self.memory, holding=self.holding, notes=self.notes
         )
         self.losses = planner.losses
         self.plans = StepPlans(
@@ -212,9 +212,10 @@ class Session:
         return graph_plan(step.joined, step.plan, 0, lowered.program)
 
     def check_caller(self) -> None:
-        """Raises ForkedProcess in a child that was forked since then, OptionError while a CUDA graph is captured."""
+        """Raises ForkedProcess in a forked child, TransferError once disabled, OptionError in a CUDA graph."""
         if os.getpid() != self._process:
             raise ForkedProcess(self.name)
+        self.engine.refuse_closed()
         self.engine.streams.refuse_capture(self.name)
 
     def _differentiates_twice(self) -> str:
@@ -242,7 +243,7 @@ class Session:
             self.note_once(SEVERAL)
         if self.recorder.current_sequence:
             return
-        self._holding.look()
+        self.holding.look()
         if followed := self._order.note_ended():
             self._lessons.note(followed)
         if graph is None:
@@ -263,7 +264,7 @@ class Session:
 
     def begins(self, backward: AtWork) -> AtWork:
         """A backward is about to run."""
-        self._holding.look(in_backward=True)
+        self.holding.look(in_backward=True)
         self._backwards.end()
         return self._backwards.add(backward)
 
@@ -286,16 +287,15 @@ class Session:
         for step in (*self.recorder.take_ended(), *([under_way] if under_way is not None else [])):
             if self.verified is not None:  # checks take memory of their own, as the notes say
                 continue
-            num_models = sum(session.device == self.device for session in Session._open)
             plan = self.plans.get(step.follows)
             ran = {graph for graph, _ in step.sequence}
             self._overruns.tell(
                 step,
                 budget_bytes=self.budget.nbytes,
-                num_models=num_models,
+                num_models=sum(session.device == self.device for session in Session._open),
                 is_hooked=UNPLANNED in ran or any(isinstance(self.graphs[graph], SavedSequence) for graph in ran),
                 is_as_planned=plan is not None and plan.backwards == Ran.of(step).backwards,
-                holds_gradients=self._holding.is_short,
+                holds_gradients=self.holding.is_short and not (plan is not None and plan.adds_up),
             )
 
     def _describe(self, number: int) -> tuple[str, str]:

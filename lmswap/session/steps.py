@@ -14,12 +14,13 @@ from lmswap.capture.join import Joined
 from lmswap.capture.loss import without_losses
 from lmswap.errors import PlanInfeasible, PlanMismatch
 from lmswap.execute.engine import SwapEngine
+from lmswap.execute.parts import part_bytes
 from lmswap.hardware.memory import DeviceMemory
 from lmswap.hardware.node import Node
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Machine
-from lmswap.ir.program import Program
+from lmswap.ir.program import BufferKind, Program
 from lmswap.options import Options
 from lmswap.plan import price_again, simulate
 from lmswap.plan.cache import PlanCache, Planned
@@ -202,6 +203,15 @@ class StepPlans:
         """Keeps what is known of a step now, whose plan stays."""
         self._steps[step.graphs] = step
 
+    def add_up(self, step: PlannedStep) -> PlannedStep:
+        """``step`` by its plan, with gradients handed over as they are made, and added to those of the steps before."""
+        program = step.joined.program.with_gradients(BufferKind.ADDED)
+        part = part_bytes(program.bytes_of(BufferKind.ADDED))
+        allowance = step.allowance.with_held(part + max(0, self._budget.outgrown_bytes(step.allowance)))
+        adding = self.adopt(step.graphs, replace(step.joined, program=program), step, allowance, step.origin)
+        self.put(replace(adding, segment_seconds=step.segment_seconds, released=step.released))
+        return self._steps[step.graphs]
+
     def priced(self, step: PlannedStep) -> PlannedStep:
         """``step`` with its plan priced and certified by the costs that are known now."""
         program, min_swap_bytes = step.joined.program, self._options.min_swap_bytes
@@ -220,9 +230,11 @@ class StepPlans:
         """For the next process that runs ``program``."""
         self._cache.write(program, planned)
 
-    def remembered_sparing(self, step: PlannedStep) -> Planned | None:
-        """What an earlier process planned for ``step`` when it had shown as well that it spares some of its reserve."""
-        known = self._cache.read(step.joined.program, spares=True) if step.allowance.spared_bytes else None
+    def remembered_again(self, step: PlannedStep) -> Planned | None:
+        """What an earlier process planned for ``step`` when it had shown as much as it has now."""
+        if self._pinned is not None:
+            return None
+        known = self._cache.read(step.joined.program, spares=step.allowance.spared_bytes > 0)
         serves = known is not None and self._still_serves(known, step.joined.program, step.allowance)
         return known if serves else None
 

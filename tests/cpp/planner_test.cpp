@@ -36,7 +36,8 @@ Case random_case(unsigned seed, int depth) {
     step.scratch_bytes.push_back(draw(0, 5) == 0 ? draw(1, 3) : 0);
     step.repeatable.push_back(draw(0, 4) > 0 ? 1 : 0);
     step.nbytes.push_back(draw(0, 9));
-    step.life.push_back(draw(0, 9) == 0 ? Life::kToEnd : Life::kActivation);
+    const int kind = draw(0, 14);
+    step.life.push_back(kind == 0 ? Life::kToEnd : kind == 1 ? Life::kToLastUse : Life::kActivation);
   }
   step.reads = Rows(reads);
   step.writes = Rows(writes);

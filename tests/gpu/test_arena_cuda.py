@@ -330,6 +330,28 @@ def test_results_lie_beside_the_arena_and_take_turns_in_two_memories(arena):
     assert seen[1:3] == seen[3:5]  # nothing more is taken of the device
 
 
+def test_results_that_are_added_to_others_are_free_again_for_the_next_ones(arena):
+    base = first_address(arena)
+    script = Script([[anywhere(6)], [place(3, 5)], [anywhere(6)], [place(20, 5)]])
+    held, reserved_bytes = [], []
+    for _ in range(4):
+        for adds_up in (False, True):
+            with arena.segment(script, adds_up=adds_up):
+                for position in (3, 20):
+                    with arena.allocating():
+                        arena.advance()
+                        result = tensor(6)
+                        arena.advance()
+                        assert tensor(5).data_ptr() - base == position * UNIT_BYTES
+                    if not adds_up:
+                        held.append(result)
+                    del result
+            reserved_bytes.append(arena.reserved_bytes)
+        held.clear()
+    assert arena.num_unplaced == 0
+    assert len({*reserved_bytes[1:]}) == 1
+
+
 @pytest.mark.parametrize("leaves_room_before", [False, True])
 def test_what_is_free_beside_the_arena_may_be_as_large_as_a_hole_in_it_wherever_it_lies(arena, leaves_room_before):
     """Of equal blocks the allocator hands out that of its older segment first, not the lower one."""

@@ -10,6 +10,7 @@ from torch import nn
 
 import lmswap
 from lmswap.plan import feedback
+from lmswap.session.reasons import ADDS_UP
 from lmswap.session.steps import FROM_CACHE
 from tests.gpu import trainings
 from tests.models import quick_of
@@ -228,6 +229,18 @@ def test_what_an_optimizer_needs_or_may_need_stays_reserved(habits):
     *_, again = heavy(budget=budget, num_steps=2, **habits)
     assert again.plan_origin == FROM_CACHE  # for the same memory, of which results take some beside the places
     assert report.reserve_bytes >= sum(parameter.nbytes for parameter in Heavy().parameters())
+
+
+@pytest.mark.slow
+def test_gradients_that_are_added_up_have_room_once():
+    habits = {"make_optimizer": torch.optim.Adam, "steps_of_optimizer": 2}
+    expected, reserved, _ = heavy(**habits)
+    budget = int(0.62 * max(reserved))  # a second set of 32 MiB would exceed it
+    for source in ("", " from cache"):
+        results, reserved, report = heavy(budget=budget, **habits)
+        assert all(map(torch.equal, results, expected))
+        assert max(reserved) <= budget
+        assert [note for note in report.notes if ADDS_UP in note] == [f"replanned after step 1{source}: {ADDS_UP}"]
 
 
 @pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")  # by the tensor that is to be seen
