@@ -132,11 +132,11 @@ class Lessons:
         Ranks do so anyway, and what verifies a backward has to have all that it gives.
         """
         can_begin = step.joined.program.kind_of_gradients is BufferKind.GRADIENT
-        if not can_begin or trains_together() or self._options.verify:
+        adds_up = self._holding.may_add_up(with_arena=self._engine.arena is not None)
+        if not (can_begin and adds_up) or trains_together() or self._options.verify:
             return False
-        is_outgrown = self._budget.outgrown_bytes(step.allowance) > GROWTH_BYTES
-        is_short = is_outgrown or step.plan.swaps or step.plan.reruns or step.is_overdrawn
-        if not is_short or not self._holding.may_add_up(with_arena=self._engine.arena is not None):
+        is_short = step.plan.swaps or step.plan.reruns or step.is_overdrawn
+        if not is_short and self._budget.outgrown_bytes(step.allowance) <= GROWTH_BYTES:
             return False
         adding = self._plans.add_up(step)
         self._memory.trim()  # what steps held at most is more than they will
