@@ -23,7 +23,7 @@ MODELS["broken"] = Case(Broken, lambda: torch.randn(64, 128))
 
 @pytest.fixture(autouse=True)
 def no_plans_from_the_cache(monkeypatch):
-    monkeypatch.setattr("lmswap.session.steps.PlanCache.read", lambda cache, program: None)
+    monkeypatch.setattr("lmswap.session.steps.PlanCache.read", lambda cache, program, **_: None)
 
 
 def plan_at_random(seed: int, share: float = 0.5):

@@ -10,6 +10,7 @@ import lmswap
 from lmswap.errors import PlanInfeasible
 from lmswap.plan import feedback
 from lmswap.session.planner import Planner
+from lmswap.session.reasons import ADDS_UP
 from tests.models import CASES, Broken, Case
 
 BROKEN = Case(Broken, lambda: torch.randn(64, 128))
@@ -61,7 +62,8 @@ def test_a_prediction_that_is_off_is_made_again_though_another_step_runs_between
     assert all(map(torch.equal, actual, expected))
     assert step.origin.startswith("made again after step ")
     num_trained = 1 if between is validate else 2  # nothing is planned for a step without a backward
-    assert sum(note.startswith("replanned ") for note in notes) == num_trained
+    made_again = [note for note in notes if note.startswith("replanned ") and ADDS_UP not in note]
+    assert len(made_again) == num_trained
 
 
 @pytest.mark.parametrize("between", [validate, train_on_half])

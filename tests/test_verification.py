@@ -31,7 +31,7 @@ MODELS["broken"] = Case(Broken, lambda: torch.randn(64, 128))
 
 @pytest.fixture(autouse=True)
 def no_plans_from_the_cache(monkeypatch):
-    monkeypatch.setattr("lmswap.session.steps.PlanCache.read", lambda cache, program: None)
+    monkeypatch.setattr("lmswap.session.steps.PlanCache.read", lambda cache, program, **_: None)
 
 
 def enable(case: Case, *, verify: bool = True, policy: str = "swap_all") -> nn.Module:
