@@ -133,6 +133,12 @@ def no_plans_of_other_tests():
 
 
 @pytest.fixture
+def no_plans_from_the_cache(monkeypatch):
+    """Every model is planned anew."""
+    monkeypatch.setattr("lmswap.session.steps.PlanCache.read", lambda cache, program, **_: None)
+
+
+@pytest.fixture
 def no_garbage():
     """What tests before this one left in cycles is collected now, not while this one counts memory."""
     gc.collect()

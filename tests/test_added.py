@@ -21,11 +21,8 @@ pytestmark = pytest.mark.cpu_only("its bytes are those of a step on the CPU; tes
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.inner, self.outer = (
-            nn.LayerNorm(WIDTH),
-            nn.Linear(WIDTH, 3 * WIDTH),
-            nn.Linear(3 * WIDTH, WIDTH),
-        )
+        self.norm = nn.LayerNorm(WIDTH)
+        self.inner, self.outer = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(3 * WIDTH, WIDTH)
 
     def forward(self, x):
         return x + self.outer(nn.functional.gelu(self.inner(self.norm(x))))

@@ -21,9 +21,7 @@ MODELS = {name: CASES[name] for name in ("resnet", "encoder", "shared_views")}
 MODELS["broken"] = Case(Broken, lambda: torch.randn(64, 128))
 
 
-@pytest.fixture(autouse=True)
-def no_plans_from_the_cache(monkeypatch):
-    monkeypatch.setattr("lmswap.session.steps.PlanCache.read", lambda cache, program, **_: None)
+pytestmark = pytest.mark.usefixtures("no_plans_from_the_cache")
 
 
 def plan_at_random(seed: int, share: float = 0.5):

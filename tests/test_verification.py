@@ -29,9 +29,7 @@ MODELS = {name: CASES[name] for name in ("resnet", "encoder", "shared_views")}
 MODELS["broken"] = Case(Broken, lambda: torch.randn(64, 128))
 
 
-@pytest.fixture(autouse=True)
-def no_plans_from_the_cache(monkeypatch):
-    monkeypatch.setattr("lmswap.session.steps.PlanCache.read", lambda cache, program, **_: None)
+pytestmark = pytest.mark.usefixtures("no_plans_from_the_cache")
 
 
 def enable(case: Case, *, verify: bool = True, policy: str = "swap_all") -> nn.Module:

@@ -8,6 +8,8 @@ from lmswap.plan.feedback import Feedback
 from lmswap.reporting.text import format_seconds
 from lmswap.session.allowance import Allowance
 
+ADDS_UP = "gradients are added to those of the steps before: each is handed over as it is made from now on"
+
 
 def has_grown(allowance: Allowance) -> str:
     """More is in use between steps than was planned for."""
@@ -19,9 +21,6 @@ def has_grown(allowance: Allowance) -> str:
 def holds_more(nbytes: int) -> str:
     """Tensors outside of the step hold ``nbytes`` more than was planned for."""
     return f"{format_bytes(nbytes)} more are held between steps than was planned for"
-
-
-ADDS_UP = "gradients are added to those of the steps before: each is handed over as it is made from now on"
 
 
 def has_room(spared_bytes: int, results_bytes: int = 0) -> str:
