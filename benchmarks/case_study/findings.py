@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 
 from benchmarks.case_study.cells import NOT_YET, NOTHING, Table, median_of, percent, ratio_name, times, utilization
-from benchmarks.case_study.links import describe_link
+from benchmarks.case_study.links import TOO_FAST, describe_link, named_links
 from benchmarks.case_study.ratios import Spread, overhead
 from benchmarks.case_study.results import Ladder, LinkRuns, Links, Results
 from lmswap.bench.unet3d.measured import Run
@@ -113,6 +113,7 @@ def link_table(results: Results) -> Table | None:
                 rows.append((ratio_name(link), name, *_link_cells(runs, links)))
     how = "; ".join(f"{link.name}: {describe_link(link)}" for link in links.links)
     unreached = [link.name for link in links.links if link.link is None]
+    too_fast = [name for name in named_links(results.settings.device) if links.of(name) is None]
     return Table(
         f"{results.settings.large}³ under the same budget over several links",
         ("ratio of transfer to compute", "policy", "step (s)", "overhead", "utilization", "out (GiB)", "in (GiB)",
@@ -121,7 +122,8 @@ def link_table(results: Results) -> Table | None:
         f"{how}. The step saves {links.saved_bytes / 1e9:.2f} GB for its backward pass and computes "
         f"{links.forward_seconds:.2f} s forward. Out, in, stalled, exposed: of one step. Achieved: over the seconds of "
         "copies. Exposed: copying while nothing computes; hidden: the share of copying under compute."
-        + "".join(f" The ratio wanted for {name} needs a faster link than this device has." for name in unreached),
+        + "".join(f" The ratio wanted for {name} needs a faster link than this device has." for name in unreached)
+        + (f" Left out, {TOO_FAST}: {', '.join(too_fast)}." if too_fast else ""),
     )  # fmt: skip
 
 

@@ -18,10 +18,12 @@ from benchmarks.case_study.runner import Runner, Trial
 from lmswap.bench.unet3d.measured import Failure, Run, Swapping
 from lmswap.hardware.device import default_device, default_tier
 from lmswap.hardware.measure import describe_machine
-from lmswap.ir.emulation import PRESETS
+from lmswap.ir.emulation import PRESETS, EmulatedLink
+from lmswap.ir.machine import Link
 
 # The device's own link is trusted to give this share of what it was measured to give at its best.
 _TRUSTED_SHARE = 0.95
+TOO_FAST = "as this device copies nothing as fast, its own memory included"
 
 
 def compare_links(runner: Runner, ladder: Ladder) -> Links | None:
@@ -47,6 +49,8 @@ def compare_links(runner: Runner, ladder: Ladder) -> Links | None:
 
     for link in links:
         runner.console.print(f"{link.name}: {describe_link(link)}", highlight=False)
+    if too_fast := [name for name in named_links(settings.device) if name not in runs]:
+        runner.console.print(f"{', '.join(too_fast)}: left out, {TOO_FAST}", highlight=False)
     for repeat in range(settings.repeats):
         beside = Trial(runner.configuration(settings.large, "none"), unswapped, unswapped_failures)
         swapped = [trial(link, "auto", repeat) for link in links]
@@ -71,17 +75,30 @@ def basis_of(unswapped: Sequence[Run]) -> Swapping | None:
 
 
 def choose_links(device: str, basis: Swapping) -> list[LinkRuns]:
-    """The links to compare, without runs: each system's by its ratio, on a GPU also those with a name."""
+    """The links to compare, without runs: each system's by its ratio, on a GPU also those with a name.
+
+    A system's that nothing here copies as fast as is the device's own; one with a name is left out.
+    """
     at_once = basis.saved_bytes / basis.forward_seconds
     links = []
     for system in SYSTEMS:
-        wanted = at_once / system.ratio
-        links.append(_over_device(device, system.key, format_rate(wanted), wanted, at_once))
-    if device != "cpu":
-        for name, preset in PRESETS.items():
-            rate = min(preset.out_bytes_per_second, preset.in_bytes_per_second)
-            links.append(_over_device(device, name, name, rate, at_once))
+        rate = at_once / system.ratio
+        if (tier := _tier_as_fast(device, EmulatedLink(rate, rate))) is not None:
+            links.append(LinkRuns(system.key, rate, format_rate(rate), tier, system.ratio))
+        else:
+            own = _own_link(device, default_tier(device))
+            rate = min(own.out_rate.bytes_per_second, own.in_rate.bytes_per_second)
+            links.append(LinkRuns(system.key, rate, None, "auto", at_once / rate))
+    for name in named_links(device):
+        rate = min(PRESETS[name].out_bytes_per_second, PRESETS[name].in_bytes_per_second)
+        if (tier := _tier_as_fast(device, PRESETS[name])) is not None:
+            links.append(LinkRuns(name, rate, name, tier, at_once / rate))
     return links
+
+
+def named_links(device: str) -> tuple[str, ...]:
+    """Those that have a name and that a device of this type is set beside, if it copies as fast."""
+    return () if device == "cpu" else tuple(PRESETS)
 
 
 def format_rate(bytes_per_second: float) -> str:
@@ -98,16 +115,20 @@ def describe_link(link: LinkRuns) -> str:
     return f"emulated: copies paced to {rate}{held}"
 
 
-def _over_device(device: str, name: str, link: str, wanted: float, at_once: float) -> LinkRuns:
-    """Paced where the device's own link is faster; else over spare memory of a GPU, and on a CPU the link as it is."""
-    tier = default_tier(device)
-    own = describe_machine(default_device(), tier).tier(tier).link
-    own_bytes_per_second = min(own.out_rate.bytes_per_second, own.in_rate.bytes_per_second)
-    if wanted <= _TRUSTED_SHARE * own_bytes_per_second:
-        return LinkRuns(name, wanted, link, "auto", at_once / wanted)
-    if device == "cpu":
-        return LinkRuns(name, own_bytes_per_second, None, "auto", at_once / own_bytes_per_second)
-    return LinkRuns(name, wanted, link, "device", at_once / wanted)
+def _tier_as_fast(device: str, wanted: EmulatedLink) -> str | None:
+    """Over which tier copies can be paced to ``wanted``: the device's own, else spare memory of a GPU; None if none."""
+    for tier, asked in (("auto", default_tier(device)), ("device", "device")):
+        if asked == "device" and device == "cpu":
+            continue
+        own = _own_link(device, asked)
+        outs = wanted.out_bytes_per_second <= _TRUSTED_SHARE * own.out_rate.bytes_per_second
+        if outs and wanted.in_bytes_per_second <= _TRUSTED_SHARE * own.in_rate.bytes_per_second:
+            return tier
+    return None
+
+
+def _own_link(device: str, tier: str) -> Link:
+    return describe_machine(default_device(), tier).tier(tier).link
 
 
 def _with_picture(runs: Sequence[Run]) -> tuple[Run, ...]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from benchmarks.case_study import __main__ as command
+from benchmarks.case_study import findings
 from benchmarks.case_study import ladder as ladder_stage
 from benchmarks.case_study import links as links_stage
 from benchmarks.case_study import replicas as replicas_stage
@@ -137,14 +138,39 @@ def test_every_repeat_goes_through_all_links_beside_unlimited_memory(disk):
     assert drawn == [[False, True]] * 2
 
 
-def test_on_a_gpu_a_link_faster_than_its_own_is_held_in_spare_device_memory(monkeypatch):
-    link = Link(Rate.constant(50e9), Rate.constant(55e9))
-    machine = Machine("gpu", 2**37, 1e13, 1e12, 0.0, (Tier("host", 2**36, link),))
-    monkeypatch.setattr(links_stage, "describe_machine", lambda _device, _tier: machine)
-    basis = replace(unswapped(5.0).swapping, saved_bytes=12_000_000_000, forward_seconds=0.1)
-    found = {link.name: (link.link, link.tier) for link in links_stage.choose_links("cuda", basis)}
+@pytest.fixture
+def gpu(monkeypatch):
+    """Makes a machine of a GPU whose link to the host, and whose own memory, copy that fast each way, in GB/s."""
+
+    def make(host, device):
+        tiers = [Tier(name, 2**36, Link(Rate.constant(r * 1e9), Rate.constant(r * 1e9)))
+                 for name, r in (("host", host), ("device", device))]  # fmt: skip
+        machine = Machine("gpu", 2**37, 1e13, 1e12, 0.0, tuple(tiers))
+        monkeypatch.setattr(links_stage, "describe_machine", lambda _device, _tier: machine)
+        return replace(unswapped(5.0).swapping, saved_bytes=12_000_000_000, forward_seconds=0.1)
+
+    return make
+
+
+def test_on_a_gpu_a_link_faster_than_its_own_is_held_in_spare_device_memory(gpu):
+    found = {link.name: (link.link, link.tier) for link in links_stage.choose_links("cuda", gpu(50, 1000))}
     assert found["x86"] == ("36.36GB/s", "auto") and found["ac922"] == ("240GB/s", "device")
     assert found["pcie3"] == ("pcie3", "auto") and found["c2c"] == ("c2c", "device")
+
+
+def test_a_link_that_a_gpus_own_memory_is_too_slow_for_is_left_out_and_a_system_has_its_own(gpu):
+    found = {link.name: (link.link, link.tier) for link in links_stage.choose_links("cuda", gpu(11.5, 50))}
+    assert found["x86"] == ("36.36GB/s", "device") and found["ac922"] == (None, "auto")
+    assert found["pcie3"] == ("pcie3", "device")  # 10.9 GB/s in, but 11.7 out
+    assert found.keys() == {"x86", "ac922", "pcie3", "pcie4"}
+
+
+def test_links_that_were_left_out_are_told():
+    results = make_results()
+    results = replace(results, settings=replace(results.settings, device="cuda"))
+    told = findings.link_table(results).note
+    assert "Left out, as this device copies nothing as fast, its own memory included: pcie3, pcie4," in told
+    assert "Left out" not in findings.link_table(make_results()).note
 
 
 def links_of(runner):
