@@ -2,6 +2,7 @@
 
 import gc
 import json
+import logging
 import os
 from pathlib import Path
 
@@ -20,6 +21,9 @@ from tests.emulated_driver import EmulatedDriver
 settings.register_profile("lmswap", max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("thorough", settings.get_profile("lmswap"), max_examples=100)
 settings.load_profile("lmswap")
+
+# pytest listens to this one, and torch writes each graph out in full for whoever listens.
+logging.getLogger("torch.__trace").addHandler = lambda _handler: None
 
 
 @pytest.fixture(autouse=True, scope="module")

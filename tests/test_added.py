@@ -69,7 +69,10 @@ def notes_of(report):
     return [note for note in report.notes if ADDS_UP in note]
 
 
-@pytest.mark.parametrize("habits", [{}, {"zeroes": False}], ids=["let go of", "filled with zeros"])
+@pytest.mark.parametrize(
+    "habits",
+    [pytest.param({}, id="let go of"), pytest.param({"zeroes": False}, id="filled with zeros", marks=pytest.mark.slow)],
+)
 def test_gradients_that_are_added_up_have_room_once(plain, habits):
     actual, report = train(budget=BUDGET, **habits)
     assert actual == plain
@@ -87,6 +90,7 @@ def test_their_plan_is_remembered(plain, monkeypatch):
         assert notes_of(report) == [f"replanned after step 1{source}: {ADDS_UP}"]
 
 
+@pytest.mark.slow
 def test_a_second_set_of_them_would_have_had_no_room(plain):
     """What verifies a backward has to have all that it gives."""
     actual, report = train(budget=BUDGET, verify=True)

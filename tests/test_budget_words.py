@@ -104,7 +104,7 @@ def notes_of(report, word):
 
 
 @pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")  # of first steps
-@pytest.mark.parametrize("compiler", ["fx", "eager"])
+@pytest.mark.parametrize("compiler", ["fx", pytest.param("eager", marks=pytest.mark.slow)])
 def test_a_share_is_one_of_what_the_steps_tensors_take_unplanned_and_is_kept_to(compiler):
     expected, plain = train(deep, images, "auto", compiler=compiler)
     found, report = train(deep, images, "50%", compiler=compiler)

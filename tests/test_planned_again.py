@@ -123,8 +123,7 @@ MODELS = {
 }
 WHICH = [
     *(("fx", name) for name in MODELS),
-    pytest.param(("inductor", "checkpoints"), marks=pytest.mark.slow),
-    ("inductor", "branches"),
+    *(pytest.param(("inductor", name), marks=pytest.mark.slow) for name in ("checkpoints", "branches")),
 ]
 
 

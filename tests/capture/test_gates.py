@@ -80,7 +80,7 @@ def same(some, others):
     return all(map(torch.equal, some, others)) and len(some) == len(others) > 0
 
 
-@pytest.mark.parametrize("compiler", ["fx", "inductor"])
+@pytest.mark.parametrize("compiler", ["fx", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_each_layers_gradient_arrives_before_the_backward_of_the_next_begins(compiler):
     model = enabled(compiler=compiler)
     for number, layer in enumerate(model.layers):

@@ -12,6 +12,7 @@ from lmswap import api
 from lmswap.errors import OptionError
 from lmswap.execute.streams import SEVERAL
 from tests.emulated_gpu import machine
+from tests.models import quick_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -241,8 +242,13 @@ def report_of(model, compiler="eager", *, verify=False, **how):
     return report
 
 
-@pytest.mark.parametrize("compiler", ["eager", "fx"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "compiler"),
+    quick_of(
+        itertools.product(MODELS, ["eager", "fx"]),
+        [*((name, "fx") for name in MODELS), ("shared_input", "eager"), ("backward_elsewhere", "eager")],
+    ),
+)
 def test_a_model_that_computes_on_several_streams_gets_plain_torchs_bits(name, compiler):
     torch.manual_seed(0)
     notes = report_of(MODELS[name]().cuda(), compiler).notes
@@ -250,7 +256,9 @@ def test_a_model_that_computes_on_several_streams_gets_plain_torchs_bits(name, c
         assert notes.count(SEVERAL) == ("elsewhere" not in name)
 
 
-@pytest.mark.parametrize("name", ["side_first", "shared_input", "backward_elsewhere_inside"])
+@pytest.mark.parametrize(
+    "name", quick_of(["side_first", "shared_input", "backward_elsewhere_inside"], ["backward_elsewhere_inside"])
+)
 def test_what_is_saved_on_several_streams_is_verified(name):
     torch.manual_seed(0)
     assert report_of(MODELS[name]().cuda(), verify=True).verified.num_saved > 0
