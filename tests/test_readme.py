@@ -138,6 +138,13 @@ def test_make_knows_each_target(command):
     assert done.returncode == 0, done.stderr
 
 
+def test_what_make_runs_keeps_its_modules_compiled_wherever_it_runs(monkeypatch):
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    asks = 'asks: ; @echo "[$$PYTHONDONTWRITEBYTECODE]"'
+    told = subprocess.run(["make", "--no-print-directory", f"--eval={asks}", "asks"], cwd=ROOT, capture_output=True)
+    assert told.stdout == b"[]\n"
+
+
 def write_plan(path: Path) -> None:
     names: dict[str, Any] = {}
     exec(PREAMBLE, names)
