@@ -117,13 +117,12 @@ def describe_link(link: LinkRuns) -> str:
 
 def _tier_as_fast(device: str, wanted: EmulatedLink) -> str | None:
     """Over which tier copies can be paced to ``wanted``: the device's own, else spare memory of a GPU; None if none."""
-    for tier, asked in (("auto", default_tier(device)), ("device", "device")):
-        if asked == "device" and device == "cpu":
-            continue
-        own = _own_link(device, asked)
-        outs = wanted.out_bytes_per_second <= _TRUSTED_SHARE * own.out_rate.bytes_per_second
-        if outs and wanted.in_bytes_per_second <= _TRUSTED_SHARE * own.in_rate.bytes_per_second:
-            return tier
+    tiers = {"auto": default_tier(device)} | ({} if device == "cpu" else {"device": "device"})
+    for asked, tier in tiers.items():
+        own = _own_link(device, tier)
+        sends = wanted.out_bytes_per_second <= _TRUSTED_SHARE * own.out_rate.bytes_per_second
+        if sends and wanted.in_bytes_per_second <= _TRUSTED_SHARE * own.in_rate.bytes_per_second:
+            return asked
     return None
 
 
