@@ -1,4 +1,4 @@
-"""What may a region not hold, though Dynamo captures it? What its graph would not do as plain torch does."""
+"""What may a region not hold, or not without a word, though Dynamo captures it? What its graph does otherwise."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ _NUMPY = tuple(
     for name in ("numpy_to_tensor_wrapper", "numpy_method_wrapper", "numpy_operator_wrapper")
     if hasattr(utils, name)
 )
+FLEX_ATTENTION = (
+    "flex_attention runs in these graphs as plain torch runs it where nobody compiles it: with a matrix of all scores; "
+    "where your own code compiles it, that takes less time and memory and rounds otherwise, and so does lmswap with "
+    'compiler="inductor"'
+)
 
 
 def refuse_streams(region: fx.GraphModule) -> None:
@@ -33,6 +38,11 @@ def refuse_numpy(region: fx.GraphModule) -> None:
     """Raises CaptureError if torch would compute in NumPy's place: other bits, and other random numbers."""
     if any(isinstance(node.target, _NUMPY) for node in _nodes(region)):
         raise CaptureError("the model's code computes with NumPy, in whose place a graph would take torch")
+
+
+def has_flex_attention(region: fx.GraphModule) -> bool:
+    """Whether Dynamo's graph of a region holds it as one op, which only Inductor computes without a matrix."""
+    return any(node.target is torch.ops.higher_order.flex_attention for node in _nodes(region))
 
 
 def _nodes(region: fx.GraphModule) -> Iterator[fx.Node]:

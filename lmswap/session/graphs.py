@@ -16,6 +16,7 @@ from lmswap.capture.join import graph_plan
 from lmswap.capture.loss import LossMeter
 from lmswap.capture.lower import Lowered, lower_inference, lower_training
 from lmswap.capture.measure import OpMeter
+from lmswap.capture.refused import FLEX_ATTENTION, has_flex_attention
 from lmswap.capture.results import input_names, results
 from lmswap.capture.stages import Compiled
 from lmswap.capture.whole import differing
@@ -110,6 +111,8 @@ class CapturedGraph:
     def capture(self, module: fx.GraphModule, inputs: Sequence[Any]) -> None:
         """Traces the region, plans it by itself and compiles it; ``module``, Dynamo's graph, is consumed."""
         self.session.engine.make_room()  # for its ops, which are tried
+        if self.session.options.compiler == "fx" and has_flex_attention(module):
+            self.session.note_once(FLEX_ATTENTION)
         compile_region = _region_compiler(self.session.options.compiler)
         self._take(compile_region(module, inputs, _PlannedGraph(self)))
 
