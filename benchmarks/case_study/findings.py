@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 
 from benchmarks.case_study.cells import NOT_YET, NOTHING, Table, median_of, percent, ratio_name, times, utilization
-from benchmarks.case_study.links import TOO_FAST, describe_link, named_links
+from benchmarks.case_study.links import TOO_FAST, describe_link, left_out
 from benchmarks.case_study.ratios import Spread, overhead
 from benchmarks.case_study.results import Ladder, LinkRuns, Links, Results
 from lmswap.bench.unet3d.measured import Run
@@ -113,7 +113,7 @@ def link_table(results: Results) -> Table | None:
                 rows.append((ratio_name(link), name, *_link_cells(runs, links)))
     how = "; ".join(f"{link.name}: {describe_link(link)}" for link in links.links)
     unreached = [link.name for link in links.links if link.link is None]
-    too_fast = [name for name in named_links(results.settings.device) if links.of(name) is None]
+    too_fast = left_out(results.settings.device, links.links)
     return Table(
         f"{results.settings.large}³ under the same budget over several links",
         ("ratio of transfer to compute", "policy", "step (s)", "overhead", "utilization", "out (GiB)", "in (GiB)",

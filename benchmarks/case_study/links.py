@@ -9,7 +9,7 @@ are compared too, at their own rates.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from benchmarks.case_study.published import SYSTEMS
@@ -49,7 +49,7 @@ def compare_links(runner: Runner, ladder: Ladder) -> Links | None:
 
     for link in links:
         runner.console.print(f"{link.name}: {describe_link(link)}", highlight=False)
-    if too_fast := [name for name in named_links(settings.device) if name not in runs]:
+    if too_fast := left_out(settings.device, links):
         runner.console.print(f"{', '.join(too_fast)}: left out, {TOO_FAST}", highlight=False)
     for repeat in range(settings.repeats):
         beside = Trial(runner.configuration(settings.large, "none"), unswapped, unswapped_failures)
@@ -80,25 +80,26 @@ def choose_links(device: str, basis: Swapping) -> list[LinkRuns]:
     A system's that nothing here copies as fast as is the device's own; one with a name is left out.
     """
     at_once = basis.saved_bytes / basis.forward_seconds
+    own = _link_of(default_tier(device))
+    tiers = {"auto": own} if device == "cpu" else {"auto": own, "device": _link_of("device")}
     links = []
     for system in SYSTEMS:
         rate = at_once / system.ratio
-        if (tier := _tier_as_fast(device, EmulatedLink(rate, rate))) is not None:
+        if (tier := _tier_as_fast(tiers, EmulatedLink(rate, rate))) is not None:
             links.append(LinkRuns(system.key, rate, format_rate(rate), tier, system.ratio))
         else:
-            own = _own_link(device, default_tier(device))
             rate = min(own.out_rate.bytes_per_second, own.in_rate.bytes_per_second)
             links.append(LinkRuns(system.key, rate, None, "auto", at_once / rate))
-    for name in named_links(device):
-        rate = min(PRESETS[name].out_bytes_per_second, PRESETS[name].in_bytes_per_second)
-        if (tier := _tier_as_fast(device, PRESETS[name])) is not None:
+    for name, preset in _named_links(device).items():
+        if (tier := _tier_as_fast(tiers, preset)) is not None:
+            rate = min(preset.out_bytes_per_second, preset.in_bytes_per_second)
             links.append(LinkRuns(name, rate, name, tier, at_once / rate))
     return links
 
 
-def named_links(device: str) -> tuple[str, ...]:
-    """Those that have a name and that a device of this type is set beside, if it copies as fast."""
-    return () if device == "cpu" else tuple(PRESETS)
+def left_out(device: str, links: Sequence[LinkRuns]) -> list[str]:
+    """The links with a name that are not among ``links``: nothing on ``device`` copies as fast."""
+    return [name for name in _named_links(device) if all(link.name != name for link in links)]
 
 
 def format_rate(bytes_per_second: float) -> str:
@@ -115,18 +116,21 @@ def describe_link(link: LinkRuns) -> str:
     return f"emulated: copies paced to {rate}{held}"
 
 
-def _tier_as_fast(device: str, wanted: EmulatedLink) -> str | None:
-    """Over which tier copies can be paced to ``wanted``: the device's own, else spare memory of a GPU; None if none."""
-    tiers = {"auto": default_tier(device)} | ({} if device == "cpu" else {"device": "device"})
-    for asked, tier in tiers.items():
-        own = _own_link(device, tier)
+def _named_links(device: str) -> Mapping[str, EmulatedLink]:
+    """Those that a device of this type is set beside."""
+    return {} if device == "cpu" else PRESETS
+
+
+def _tier_as_fast(tiers: Mapping[str, Link], wanted: EmulatedLink) -> str | None:
+    """Over which of ``tiers``, from the one to prefer on, copies can be paced to ``wanted``; None if over none."""
+    for tier, own in tiers.items():
         sends = wanted.out_bytes_per_second <= _TRUSTED_SHARE * own.out_rate.bytes_per_second
         if sends and wanted.in_bytes_per_second <= _TRUSTED_SHARE * own.in_rate.bytes_per_second:
-            return asked
+            return tier
     return None
 
 
-def _own_link(device: str, tier: str) -> Link:
+def _link_of(tier: str) -> Link:
     return describe_machine(default_device(), tier).tier(tier).link
 
 
