@@ -73,6 +73,11 @@ def is_projection(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target is operator.getitem
 
 
+def named_by(node: fx.Node) -> Any:
+    """What a node of kind "get_attr" names in its graph's module: a constant, or a graph for a higher-order op to run."""
+    return operator.attrgetter(str(node.target))(node.graph.owning_module)
+
+
 def is_whole(value: fx.Node) -> bool:
     """Whether ``value`` shows every byte of its memory once, as traced."""
     tensor = value.meta["val"]

@@ -76,3 +76,38 @@ def test_an_op_that_refuses_made_up_inputs_is_run_on_them_once(refusals, monkeyp
     metered(monkeypatch, Case(Choosy, lambda: torch.rand(4, 5)), times=2)
     assert len(refusals) == 1
     assert "only large numbers" in caplog.text
+
+
+@pytest.fixture
+def runs():
+    """How often each of two operators ran."""
+    counts = {"first": 0, "second": 0}
+    library = torch.library.Library("lmswap_counted", "DEF")
+
+    def counted(name):
+        def kernel(x):
+            counts[name] += 1
+            return x * 2
+
+        return kernel
+
+    for name in counts:
+        library.define(f"{name}(Tensor x) -> Tensor")
+        library.impl(name, counted(name), "CPU")
+        torch.library.register_fake(f"lmswap_counted::{name}", torch.empty_like, lib=library)
+    yield counts
+    library._destroy()
+
+
+class Branching(nn.Module):
+    def forward(self, x):
+        ops, never = torch.ops.lmswap_counted, x.sum() < 0
+        return sum(torch.cond(never, op, torch.neg, (x,)) for op in (ops.first, ops.second))
+
+
+def test_ops_that_run_graphs_are_timed_with_their_graphs_and_told_apart_by_them(runs, monkeypatch, caplog):
+    caplog.set_level(logging.INFO, "lmswap.capture.measure")
+    with torch.no_grad():
+        metered(monkeypatch, Case(Branching, lambda: torch.rand(4, 5)))
+    assert not caplog.messages
+    assert all(runs.values()), runs
