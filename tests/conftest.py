@@ -36,14 +36,17 @@ def what_was_there_is_no_garbage():
     gc.freeze()
 
 
-@pytest.fixture(autouse=True, scope="session")
-def kernels_of_this_run(tmp_path_factory):
-    """Inductor compiles each kernel once for all tests and what they start, and finds none of earlier runs."""
+@pytest.fixture(scope="session")
+def folder_of_this_run(tmp_path_factory):
     folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent  # which the workers share
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder  # which the workers share
+
+
+@pytest.fixture(autouse=True, scope="session")
+def kernels_of_this_run(folder_of_this_run):
+    """Inductor compiles each kernel once for all tests and what they start, and finds none of earlier runs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder_of_this_run / "inductor"))
         yield
 
 
@@ -118,8 +121,8 @@ def machine_of_all_tests(request, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def emulated_driver_of_this_run(tmp_path_factory):
-    return EmulatedDriver(tmp_path_factory.mktemp("emulated_driver"))
+def emulated_driver_of_this_run(folder_of_this_run):
+    return EmulatedDriver(folder_of_this_run)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ Device memory is the emulated GPU's, at addresses that nobody can follow; a test
 """
 
 import ctypes
+import fcntl
 import os
 import subprocess
 from collections.abc import Iterator
@@ -32,14 +33,17 @@ class DeviceTensor:
 
 
 class EmulatedDriver:
-    """A library in the place of libcuda, strict about misuse."""
+    """A library in the place of libcuda, strict about misuse; compiled where ``folder`` has none."""
 
     def __init__(self, folder: Path) -> None:
         self.path = str(folder / "libemulated_driver.so")
         faces = (_SOURCES / "faces" / f"{name}.cpp" for name in ("attributes", "control", "driver"))
         sources = [*_SOURCES.glob("device/*.cpp"), *faces]
         command = ["c++", "-std=c++20", "-O0", "-shared", "-fPIC", "-o", self.path, *sources, "-lpthread"]
-        subprocess.run(command, check=True)
+        with (folder / "emulated_driver.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another process of this run may be at it
+            if not Path(self.path).exists():
+                subprocess.run(command, check=True)
         os.environ.setdefault("EMULATED_GPU_DEVICES", "2")  # one to compute, and its peer
         self._library = ctypes.CDLL(self.path)
         for told in (self._library.emulated_gpu_take_violations, self._library.emulated_gpu_held):

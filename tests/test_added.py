@@ -99,6 +99,7 @@ def test_a_second_set_of_them_would_have_had_no_room(plain):
     assert any("81.00 MiB more are held between steps" in note and "cannot fit" in note for note in report.notes)
 
 
+@pytest.mark.slow
 def test_the_plan_that_is_kept_of_them_is_followed_from_their_first_step_on(plain, tmp_path):
     path = tmp_path / "step.json"
     train(budget=BUDGET, saved=path)

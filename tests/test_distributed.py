@@ -207,9 +207,9 @@ _TIGHT = {"make": Deep, "train": deeply, "budgets": ("220MiB", "220MiB")}
 CASES = [
     *(Case(f"enabled {where}", where=where, is_slow=where != "before") for where in ("before", "after", "inside")),
     *_both("no_sync", train=accumulating),
-    *_both("a branch not taken", train=branching, options=_UNUSED),
+    *(replace(case, is_slow=True) for case in _both("a branch not taken", train=branching, options=_UNUSED)),
     *(replace(case, is_slow=True) for case in _both("static graph", options=_STATIC)),
-    *_both("uneven inputs", train=uneven),
+    *(replace(case, is_slow=True) for case in _both("uneven inputs", train=uneven)),
     Case("a bucket for each layer", options={"bucket_cap_mb": 0.01}, is_slow=True),
     Case("gradients are views of buckets, no_sync", train=accumulating, options=_VIEWS, is_slow=True),
     Case("compressed to fp16", train=compressed, is_slow=True),
@@ -228,7 +228,7 @@ CASES = [
         enable={"policy": "auto"},
         is_slow=True,
     ),
-    Case("other plans", enable={"policy": "swap"}, **{**_TIGHT, "budgets": ("220MiB", "400MiB")}),
+    Case("other plans", enable={"policy": "swap"}, is_slow=True, **{**_TIGHT, "budgets": ("220MiB", "400MiB")}),
     *_both("fully_shard", share=sharded),
     Case(
         "fully_shard, resharded",

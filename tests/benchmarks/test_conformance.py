@@ -77,8 +77,8 @@ def sampled(case):
 
 DRAWN = [case.model for case in cases(["operators"], paths=["hooks"]) if sampled(case)]
 CASES = [
-    # Dynamo takes seconds to trace recurrent cells, which hooks serve as well.
-    pytest.param(package, model, path, marks=[pytest.mark.slow] * (package == "recurrent" and path == "graphs"))
+    # Dynamo takes a second to trace what hooks serve as well, and several for recurrent cells.
+    pytest.param(package, model, path, marks=[pytest.mark.slow] * (package in ("recurrent", "drawn") and path == "graphs"))
     for package, models in {**HARD, "drawn": [*DRAWN, "nn.functional.dropout", "transpose"]}.items()
     for model in models
     for path in PATHS

@@ -177,7 +177,7 @@ TEST_P(ChecksummedCopies, no_byte_changes_in_the_file_unseen) {
   open(kPageBytes + 77);
   const Token token = out(kPageBytes);
   wait_until_written(token);
-  for (uint64_t i = 0; i < nbytes_; i += i % 97 == 0 || i > kPageBytes - 8 ? 1 : 5) {
+  for (uint64_t i = 0; i < nbytes_; i += i % 997 == 0 || i > kPageBytes - 8 ? 1 : 31) {
     flip(kPageBytes + i, std::byte{0x10});
     ASSERT_EQ(first_change(token), 0u) << i;
     flip(kPageBytes + i, std::byte{0x10});
