@@ -38,12 +38,13 @@ class EmulatedDriver:
     def __init__(self, folder: Path) -> None:
         self.path = str(folder / "libemulated_driver.so")
         faces = (_SOURCES / "faces" / f"{name}.cpp" for name in ("attributes", "control", "driver"))
-        sources = [*_SOURCES.glob("device/*.cpp"), *faces]
-        command = ["c++", "-std=c++20", "-O0", "-shared", "-fPIC", "-o", self.path, *sources, "-lpthread"]
+        # As one: one by one they take 16 s instead of 5, of which most reads the same headers.
+        whole = "\n".join(f'#include "{source}"' for source in (*_SOURCES.glob("device/*.cpp"), *faces))
+        command = ["c++", "-std=c++20", "-O0", "-shared", "-fPIC", "-o", self.path, "-x", "c++", "-", "-lpthread"]
         with (folder / "emulated_driver.lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # another process of this run may be at it
             if not Path(self.path).exists():
-                subprocess.run(command, check=True)
+                subprocess.run(command, input=whole, text=True, check=True)
         os.environ.setdefault("EMULATED_GPU_DEVICES", "2")  # one to compute, and its peer
         self._library = ctypes.CDLL(self.path)
         for told in (self._library.emulated_gpu_take_violations, self._library.emulated_gpu_held):

@@ -81,6 +81,7 @@ def test_gradients_that_are_added_up_have_room_once(plain, habits):
     assert any(note.startswith("replanned after step 1") for note in notes_of(report))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_garbage")
 def test_their_plan_is_remembered(plain, monkeypatch):
     monkeypatch.setattr(memory, "resident_bytes", bytes_of_the_heap)  # or what a process has grown by is another
@@ -120,6 +121,7 @@ def test_with_inductor_too():
     assert notes_of(report) == [f"replanned after step 1: {ADDS_UP}"]
 
 
+@pytest.mark.slow
 def test_gradients_of_each_step_alone_come_together():
     report = train(budget=BUDGET, steps_of_optimizer=1)[1]
     assert not notes_of(report)

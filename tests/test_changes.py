@@ -210,6 +210,7 @@ def test_enabling_draws_no_random_number_of_pythons():
     assert random.random() == random.Random(0).random()
 
 
+@pytest.mark.slow
 def test_what_the_first_use_in_a_process_imports_draws_none_either():
     script = "import random, lmswap; random.seed(0); lmswap.enable; lmswap.profile; print(random.random())"
     command = [sys.executable, "-c", script]

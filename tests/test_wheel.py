@@ -59,6 +59,7 @@ def elsewhere(fresh, tmp_path):
     return lambda program, *arguments: run(fresh / program, *arguments, cwd=tmp_path, env=environment)
 
 
+@pytest.mark.slow
 def test_by_the_page_a_script_of_ones_own_trains_under_its_budget(elsewhere, tmp_path):
     page = (ROOT / "docs" / "getting-started.md").read_text(encoding="utf-8")
     (script,) = re.findall(r"^## A first result\n.*?^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)

@@ -74,7 +74,7 @@ def is_projection(node: fx.Node) -> bool:
 
 
 def named_by(node: fx.Node) -> Any:
-    """What a node of kind "get_attr" names in its graph's module: a constant, or a graph for a higher-order op to run."""
+    """What a "get_attr" node names in its graph's module: a constant, or a graph that a higher-order op runs."""
     return operator.attrgetter(str(node.target))(node.graph.owning_module)
 
 

@@ -236,6 +236,7 @@ def check_dead(written):
     assert not is_alive(number)
 
 
+@pytest.mark.slow
 def test_a_part_that_takes_too_long_is_ended_with_all_that_it_started(hour, tmp_path):
     code, results = hour("--limit", "5", slow=starts(tmp_path / "child", "time.sleep(600)"), after="")
     assert code == 1

@@ -84,6 +84,7 @@ def test_bits_are_the_same_whether_the_two_reach_each_other_or_not_and_the_repor
     assert re.search(rf"swapped tensors go to cuda:{peer} \(Emulated GPU\), {way}", note)
 
 
+@pytest.mark.slow
 def test_two_models_on_two_gpus_swap_into_each_other(emulated_gpu):
     devices = ("cuda:0", "cuda:1")
     expected, _ = steps("cuda:0", policy="none", tier="host")

@@ -243,6 +243,7 @@ def test_gradients_that_are_added_up_have_room_once():
         assert [note for note in report.notes if ADDS_UP in note] == [f"replanned after step 1{source}: {ADDS_UP}"]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")  # by the tensor that is to be seen
 def test_the_peak_that_users_read_is_not_reset_by_steps(plain):
     _, peak_bytes = plain
@@ -301,6 +302,7 @@ def loop_of(order, budget=None, *, num_steps=6):
     return results, reserved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "order",
     quick_of(
@@ -351,6 +353,7 @@ def test_what_is_held_over_to_the_next_step_is_never_overwritten_and_gets_places
     lmswap.disable(model)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")  # by the step that is differentiated twice
 def test_a_model_that_goes_on_under_hooks_leaves_its_arena(plain):
     _, peak_bytes = plain
