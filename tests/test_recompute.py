@@ -1,13 +1,16 @@
 """Plans that compute again, carried out by enabled models end to end."""
 
 import random
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
 import lmswap
+from lmswap.errors import OptionError
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import BufferKind
 from lmswap.ir.schedule import schedule
@@ -154,3 +157,46 @@ def test_what_plain_torch_has_not_saved_may_be_written_between_forward_and_backw
     actual, recomputed_bytes = train_writing(WRITES[written], policy="none")
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
     assert recomputed_bytes > 0
+
+
+def train_without_onednn(around, **options):
+    """Trains with kernels for the forward that round otherwise than those of the backward."""
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    model, results = CASES["resnet"].make(), []
+    if options:
+        lmswap.enable(model, **options)
+    try:
+        for step in range(3):
+            torch.manual_seed(step)
+            model.zero_grad()
+            with around():
+                loss = CASES["resnet"].loss(model(CASES["resnet"].batch()))
+            loss.backward()
+            results += [loss.detach().clone(), *(parameter.grad.clone() for parameter in model.parameters())]
+    finally:
+        if options:
+            lmswap.disable(model)
+    return results
+
+
+@pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN")
+def test_what_would_run_again_under_other_settings_of_torchs_is_refused(monkeypatch):
+    without = partial(torch.backends.mkldnn.flags, enabled=False)
+    expected = train_without_onednn(without)
+    assert not all(map(torch.equal, expected, train_without_onednn(nullcontext)))
+    assert all(map(torch.equal, expected, train_without_onednn(without, policy="swap_all", min_swap_bytes=4096)))
+    monkeypatch.setattr("lmswap.session.planner.make_plan", plan_all_again)
+    with pytest.raises(OptionError, match=r"round otherwise: torch\.backends\.mkldnn\.enabled was False and is True"):
+        train_without_onednn(without, policy="none")
+
+
+@pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN")
+def test_settings_may_change_between_steps(monkeypatch):
+    monkeypatch.setattr("lmswap.session.planner.make_plan", plan_all_again)
+    model = lmswap.enable(CASES["resnet"].make(), policy="none")
+    for enabled in (True, False, True):
+        with torch.backends.mkldnn.flags(enabled=enabled):
+            CASES["resnet"].loss(model(CASES["resnet"].batch())).backward()
+    assert lmswap.report(model).recomputed_bytes > 0
+    lmswap.disable(model)

@@ -40,6 +40,7 @@ from lmswap.execute.parts import (
 from lmswap.execute.plain import PlainTorch
 from lmswap.execute.record import Recorder
 from lmswap.execute.reference import REFERENCE, Reference
+from lmswap.execute.settings import FirstRuns
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.places import Places
 from lmswap.ir.plan import Decision, Plan
@@ -150,6 +151,7 @@ class _PlannedGraph(aot.GraphHandler):
         self._graph, self._session, self._step = graph, graph.session, step
         self._segments: dict[str, SegmentGraph] = {}  # rewritten, by phase
         self._scripts: dict[str, Script] = {}  # by phase: where its tensors go; none where they have no places
+        self._first_runs: FirstRuns | None = None  # of ops that run again in the backward
         self._adds_up = False  # hands gradients over as they are made, to be added to others
 
     def made(self, node: fx.Node) -> Sequence[torch.Tensor] | None:
@@ -246,6 +248,8 @@ class _PlannedGraph(aot.GraphHandler):
     def _running(self, phase: str) -> Iterator[None]:
         """A segment runs, from its first op to its last."""
         session = self._session
+        if self._first_runs:
+            self._first_runs.begins(phase)
         session.losses.begins(self._graph.index, phase)
         with session.recorder.segment((self._graph.index, phase), lambda: self._follows):
             yield
@@ -272,6 +276,7 @@ class _PlannedGraph(aot.GraphHandler):
         runs, graphs = run_again(lowered.program, lowered.graphs, plan.reruns)
         insert_swaps(runs, graphs, plan, engine=session.engine.number, first_buffer=first_buffer)
         self._segments = {graph.phase: graph for graph in graphs}
+        self._first_runs = FirstRuns(session.name) if plan.reruns and "backward" in self._segments else None
         step = session.plans[self._follows]
         self._adds_up = step.adds_up
         self._scripts = {} if step.places is None else dict(self._write_scripts(step, step.places, graphs))
