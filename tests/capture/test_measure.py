@@ -5,6 +5,7 @@ import logging
 import pytest
 import torch
 from torch import nn
+from torch._higher_order_ops import while_loop
 
 from lmswap.analyze.cost import unit
 from lmswap.capture.measure import OpMeter
@@ -111,3 +112,15 @@ def test_ops_that_run_graphs_are_timed_with_their_graphs_and_told_apart_by_them(
         metered(monkeypatch, Case(Branching, lambda: torch.rand(4, 5)))
     assert not caplog.messages
     assert all(runs.values()), runs
+
+
+class Looping(nn.Module):
+    def forward(self, x):
+        return while_loop(lambda x: (x != x.round()).any(), lambda x: (x + 1,), (x,))
+
+
+@pytest.mark.timeout(60)
+def test_loops_that_made_up_values_may_never_end_are_not_tried(monkeypatch):
+    with torch.no_grad():
+        (recording,) = metered(monkeypatch, Case(Looping, lambda: torch.ones(4, 5)))
+    assert any(op.target == "while_loop" for lowered in recording.lowered for op in lowered.program.ops)
