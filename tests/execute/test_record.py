@@ -210,6 +210,11 @@ def test_what_compute_waits_for_is_no_ops_time():
     assert StepRecord(STEP, (forward, backward), (), waits).op_seconds() == ((2.0, 2.0, 4.0), (4.0,))
 
 
+def test_an_op_that_two_readings_of_a_gpus_clock_tell_the_times_of_took_no_less_than_nothing():
+    run = SegmentRun((0, "forward"), 1.0, (2.0, 1.75), 3.0)
+    assert StepRecord(STEP, (run,), (), ()).op_seconds() == ((1.0, 0.0, 1.0),)
+
+
 def test_forwards_without_a_backward_do_not_pile_up():
     clock = Ticks()
     recorder = Recorder(clock, Memory())
