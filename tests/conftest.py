@@ -4,6 +4,7 @@ import gc
 import json
 import logging
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,13 @@ def what_was_there_is_no_garbage():
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def ctrl_c_is_heard():
+    """Shells have what they start in the background ignore it, and so do the processes that tests start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

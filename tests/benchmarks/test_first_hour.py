@@ -250,18 +250,8 @@ def test_nothing_that_a_part_started_outlives_it(hour, tmp_path):
     check_dead(tmp_path / "child")
 
 
-@pytest.fixture
-def hears_ctrl_c():
-    """Whoever starts the tests in the background may have them ignore it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.parametrize("sent", ["SIGINT", "SIGTERM", "SIGHUP"])
-def test_what_is_interrupted_ends_with_all_that_it_started_and_keeps_what_was_found(
-    hour, tmp_path, capsys, sent, hears_ctrl_c
-):
+def test_what_is_interrupted_ends_with_all_that_it_started_and_keeps_what_was_found(hour, tmp_path, capsys, sent):
     before = signal.getsignal(signal.SIGTERM)
     interrupts = f"import signal; os.kill(os.getppid(), signal.{sent}); time.sleep(600)"
     code, results = hour(good=finds(1, tmp_path / "good"), bad=starts(tmp_path / "child", interrupts), other="")

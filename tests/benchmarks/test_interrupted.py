@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -74,17 +75,21 @@ def test_ctrl_c_at_a_terminal_is_told_of_once_by_whoever_was_started(arguments, 
         start_new_session=True,
     )
     until = time.monotonic() + 60
-    while not any(child in command for command in commands(process.pid)) and time.monotonic() < until:
-        time.sleep(0.1)
-    time.sleep(8)  # it imports torch, and begins
-    os.killpg(process.pid, signal.SIGINT)
-    said, _ = process.communicate(timeout=120)
-    assert process.returncode == 130
-    assert "Traceback" not in said
-    assert said.endswith(f"{arguments[0]}: interrupted\n")
-    while (left := [*commands(process.pid)]) and time.monotonic() < until + 120:
-        time.sleep(0.1)
-    assert not left
+    try:
+        while not any(child in command for command in commands(process.pid)) and time.monotonic() < until:
+            time.sleep(0.1)
+        time.sleep(8)  # it imports torch, and begins
+        os.killpg(process.pid, signal.SIGINT)
+        said, _ = process.communicate(timeout=120)
+        assert process.returncode == 130
+        assert "Traceback" not in said
+        assert said.endswith(f"{arguments[0]}: interrupted\n")
+        while (left := [*commands(process.pid)]) and time.monotonic() < until + 120:
+            time.sleep(0.1)
+        assert not left
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def commands(session):
