@@ -65,13 +65,14 @@ class Deep(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first, self.last = nn.Linear(32, 32), nn.Linear(32, 4)
+        self.layers = nn.ModuleList([nn.Linear(32, 32), nn.Linear(32, 4)])
 
     def forward(self, x):
-        x = self.first(x)
+        first, last = self.layers
+        x = first(x)
         for _ in range(23):
             x = torch.sin(x)
-        return self.last(x)
+        return last(x)
 
 
 def batch():
@@ -236,6 +237,16 @@ CASES = [
         options={"reshard_after_forward": True},
         enable={"compiler": "eager"},
         is_slow=True,
+    ),
+    *(
+        Case(
+            f"fully_shard, half of the memory, {policy}",
+            share=sharded,
+            enable={"policy": policy},
+            is_slow=True,
+            **_TIGHT,
+        )
+        for policy in ("auto", "swap", "swap_all")
     ),
     Case("four processes", world=4, is_slow=True),
     Case("four processes, PowerSGD", world=4, train=of_low_rank, is_slow=True),
