@@ -17,7 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 
 from lmswap.capture.lower import is_foreign, tensors
-from lmswap.execute.graph import is_projection, named_by
+from lmswap.execute.graph import is_projection, value_of
 
 _PATTERN = 2**16
 
@@ -65,8 +65,7 @@ class Examples:
         storages: dict[int, torch.Tensor] = {}
 
         def example(given: fx.Node) -> Any:
-            value = named_by(given) if given.op == "get_attr" else given.meta.get("val")
-            return pytree.tree_map_only(torch.Tensor, lambda fake: self._tensor(fake, storages), value)
+            return pytree.tree_map_only(torch.Tensor, lambda fake: self._tensor(fake, storages), value_of(given))
 
         args, kwargs = fx.map_arg((node.args, node.kwargs), example)
         return args, kwargs

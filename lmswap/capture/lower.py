@@ -20,7 +20,7 @@ from torch.utils.flop_counter import flop_registry
 from lmswap.capture.draws import is_random
 from lmswap.errors import CaptureError
 from lmswap.execute.draws import state_of
-from lmswap.execute.graph import SegmentGraph, gather_projections, is_projection
+from lmswap.execute.graph import SegmentGraph, gather_projections, is_projection, value_of
 from lmswap.ir.program import LOSS, Buffer, BufferKind, Op, Program, Segment, Value
 from lmswap.userline import is_users
 
@@ -194,9 +194,7 @@ class _Lowering:
             self.ops.append(Op(len(self.ops), "loss", LOSS, source="", reads=(), writes=(), is_repeatable=False))
 
     def _add_value(self, graph: SegmentGraph, node: fx.Node) -> None:
-        tensor = node.meta.get("val")
-        if node.op == "get_attr" and tensor is None:
-            tensor = getattr(graph.module, str(node.target), None)
+        tensor = value_of(node)
         if not isinstance(tensor, torch.Tensor):
             return
         buffer, _ = self.buffer(tensor)

@@ -26,7 +26,7 @@ from lmswap.capture.schemas import check_schema
 from lmswap.capture.trials import ScratchMeter, Trial, try_by_clock, try_by_events
 from lmswap.errors import CaptureError, DriverError
 from lmswap.execute.draws import generator_states, set_generator_states
-from lmswap.execute.graph import SegmentGraph, named_by
+from lmswap.execute.graph import SegmentGraph, value_of
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.costs import OpCosts, Piece
 from lmswap.ir.places import SMALL_BYTES
@@ -217,9 +217,7 @@ def _outline(tensor: torch.Tensor) -> torch.Tensor:
 
 def _signature(node: fx.Node) -> Any:
     def describe(leaf: Any) -> Any:
-        value = leaf.meta.get("val") if isinstance(leaf, fx.Node) else leaf
-        if isinstance(leaf, fx.Node) and leaf.op == "get_attr":
-            value = named_by(leaf)
+        value = value_of(leaf) if isinstance(leaf, fx.Node) else leaf
         if isinstance(value, fx.GraphModule):  # that a higher-order op runs
             return tuple(map(_signature, value.graph.nodes))
         if isinstance(value, torch.Tensor):

@@ -73,9 +73,12 @@ def is_projection(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target is operator.getitem
 
 
-def named_by(node: fx.Node) -> Any:
-    """What a "get_attr" node names in its graph's module: a constant, or a graph that a higher-order op runs."""
-    return operator.attrgetter(str(node.target))(node.graph.owning_module)
+def value_of(node: fx.Node) -> Any:
+    """What ``node`` was traced to give; else what it names: a constant, or a graph that a higher-order op runs."""
+    value = node.meta.get("val")
+    if value is None and node.op == "get_attr":
+        return operator.attrgetter(str(node.target))(node.graph.owning_module)
+    return value
 
 
 def is_whole(value: fx.Node) -> bool:
