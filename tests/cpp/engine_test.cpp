@@ -41,6 +41,9 @@ std::vector<Setup> setups(const std::vector<bool>& pacings) {
       for (const bool is_paced : pacings) setups.push_back({device, tier, is_paced});
     }
   }
+  for (const std::string tier : {"host", "disk"}) {
+    for (const bool is_paced : pacings) setups.push_back({"emulated_one_queue", tier, is_paced});
+  }
   return setups;
 }
 
@@ -80,7 +83,8 @@ class EngineConformance : public testing::TestWithParam<Setup> {
   std::string failing(Direction direction, uint64_t out_bytes = 0) const {
     const bool is_out = direction == Direction::kOut;
     if (tier() == "device" || tier() == "peer") {  // both ways are one call
-      const uint64_t chunk_bytes = GetParam().is_paced ? Pacer(kSlowBytesPerSecond).chunk_bytes() : out_bytes;
+      const bool in_chunks = GetParam().is_paced && !device_->driver->can_wait_for_host();
+      const uint64_t chunk_bytes = in_chunks ? Pacer(kSlowBytesPerSecond).chunk_bytes() : out_bytes;
       const uint64_t num_out = is_out ? 0 : (out_bytes + chunk_bytes - 1) / chunk_bytes;
       return "copy_between@" + std::to_string(num_out + 1) + "=fail";
     }

@@ -19,6 +19,8 @@ namespace {
 
 using test::Arrival;
 using test::Bytes;
+using test::Held;
+using test::is_done_while;
 using test::make_bytes;
 using test::make_test_device;
 using test::TestDevice;
@@ -27,39 +29,10 @@ using test::Token;
 
 constexpr uint64_t kBytes = 5 * kRequestBytes + 17;  // more requests than pieces
 
-// Holds up the device's stream until it is let go, which it is at the latest when the test ends.
-class Held {
- public:
-  explicit Held(TestDevice& device) {
-    device.driver->call_back(device.stream, [held = let_go_.get_future().share()](int) { held.wait(); });
-  }
-  ~Held() { let_go(); }
-  void let_go() {
-    if (is_held_) let_go_.set_value();
-    is_held_ = false;
-  }
-
- private:
-  std::promise<void> let_go_;
-  bool is_held_ = true;
-};
-
-// Whether it comes to its end although the stream is held; lets go of that if not.
-template <typename Run>
-bool is_done_while(Held& held, Run run) {
-  auto done = std::async(std::launch::async, run);
-  const bool is_done = done.wait_for(std::chrono::seconds(20)) == std::future_status::ready;
-  held.let_go();
-  done.get();
-  return is_done;
-}
-
 class GatedEngine : public testing::Test {
  protected:
   void open(const std::string& faults = "", bool can_wait = true, double most_delay_seconds = 0) {
-    if (!can_wait) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1", 1);
-    device_ = make_test_device("emulated", faults, most_delay_seconds);
-    unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
+    device_ = make_test_device(can_wait ? "emulated" : "emulated_one_queue", faults, most_delay_seconds);
     engine_ = Engine::open(device_->driver, device_->faults, Pacers{});
     engine_->open_disk_tier(directory_.path(), 256 << 20, 1);
     source_ = device_->allocate(kBytes);

@@ -87,7 +87,7 @@ class RefusedMemory : public testing::TestWithParam<std::string> {
  protected:
   std::unique_ptr<Mover> make_mover(IoPool& pool) const {
     if (GetParam() == "direct") return std::make_unique<DirectMover>(pool, 2, Pacer());
-    if (GetParam() == "gated") return std::make_unique<GatedMover>(device_->driver, pool, 2);
+    if (GetParam() == "gated") return std::make_unique<GatedMover>(device_->driver, pool, 2, Pacer());
     return std::make_unique<StagedMover>(device_->driver, pool, 2, Pacer());
   }
   const std::unique_ptr<test::TestDevice> device_ = make_test_device(GetParam() == "direct" ? "host" : "emulated");

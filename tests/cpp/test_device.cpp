@@ -162,8 +162,11 @@ bool has_cuda(int device) {
 std::unique_ptr<TestDevice> make_test_device(const std::string& kind, const std::string& faults,
                                              double most_delay_seconds) {
   if (kind == "host") return std::make_unique<HostDevice>(faults);
-  const char* library = kind == "emulated" ? LMSWAP_EMULATED_GPU : "libcuda.so.1";
-  return std::make_unique<CudaDevice>(library, faults, most_delay_seconds);
+  const char* library = kind == "cuda" ? "libcuda.so.1" : LMSWAP_EMULATED_GPU;
+  if (kind == "emulated_one_queue") setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1", 1);
+  auto device = std::make_unique<CudaDevice>(library, faults, most_delay_seconds);
+  unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  return device;
 }
 
 System& calm_emulated_gpu() {

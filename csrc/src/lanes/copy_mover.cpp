@@ -15,7 +15,10 @@ constexpr uint64_t kPieceBytes = uint64_t{32} << 20;
 }  // namespace
 
 CopyMover::CopyMover(std::shared_ptr<Driver> driver, Pacer pacer)
-    : driver_(std::move(driver)), stream_(driver_), pacer_(std::move(pacer)) {}
+    : driver_(std::move(driver)),
+      stream_(driver_),
+      link_(GatedLink::make(driver_, pacer)),
+      pacer_(link_ ? Pacer() : std::move(pacer)) {}
 
 void CopyMover::move(const TransferPointer& transfer) {
   // `ready` protects the device memory: on the way out what the caller's stream writes into it, on the way in what
@@ -28,15 +31,17 @@ void CopyMover::move(const TransferPointer& transfer) {
   for (const TransferPointer& fence : transfer->fences) {
     if (!fence->has_failed()) queue_behind(*transfer, fence->done);
   }
-  // The emulated link starts when the bytes are there, not when the copy is queued; a lane's thread may block.
+  if (link_) link_->begin(*transfer);
+  // An emulated link starts when the bytes are there, not when the copy is queued; a lane's thread may block.
   const double ready_seconds = pacer_.is_limiting() ? transfer->wait_ready() : 0;
   if (last_done_) transfer->begin_behind(last_done_);
   const uint64_t chunk_bytes = pacer_.is_limiting() ? pacer_.chunk_bytes() : kPieceBytes;
   for (uint64_t begin = 0; begin < transfer->block.nbytes; begin += chunk_bytes) {
     const uint64_t nbytes = std::min(chunk_bytes, transfer->block.nbytes - begin);
     copy(*transfer, begin, nbytes);
-    if (pacer_.is_limiting()) transfer->begin_on_link(pacer_.pace(nbytes, ready_seconds));
+    if (pacer_.is_limiting()) transfer->link_start->note(pacer_.pace(nbytes, ready_seconds));
   }
+  if (link_) link_->end(stream_.handle());
   transfer->done->record(stream_.handle());
   last_done_ = transfer->done;
 }

@@ -18,7 +18,7 @@ void DirectMover::move(const TransferPointer& transfer) {
   for (uint64_t begin = 0; begin < transfer->block.nbytes && !transfer->is_failing(); begin += kRequestBytes) {
     const uint64_t nbytes = std::min(kRequestBytes, transfer->block.nbytes - begin);
     request(transfer, begin, nbytes);
-    if (pacer_.is_limiting()) transfer->begin_on_link(pacer_.pace(nbytes, ready_seconds));
+    if (pacer_.is_limiting()) transfer->link_start->note(pacer_.pace(nbytes, ready_seconds));
   }
 }
 

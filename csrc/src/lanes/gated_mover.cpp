@@ -35,10 +35,11 @@ std::string Marks::error_text() const {
   return "the device failed while a copy waited for it: CUDA's error " + std::to_string(code_);
 }
 
-GatedMover::GatedMover(std::shared_ptr<Driver> driver, IoPool& pool, int num_pieces)
+GatedMover::GatedMover(std::shared_ptr<Driver> driver, IoPool& pool, int num_pieces, const Pacer& pacer)
     : driver_(std::move(driver)),
       pool_(pool),
       stream_(driver_),
+      link_(GatedLink::make(driver_, pacer)),
       memory_(driver_, static_cast<uint64_t>(num_pieces) * kRequestBytes + kPageBytes) {
   auto* gates = reinterpret_cast<uint64_t*>(memory_.data() + static_cast<uint64_t>(num_pieces) * kRequestBytes);
   for (uint64_t i = 0; i < static_cast<uint64_t>(num_pieces); ++i) {
@@ -86,6 +87,7 @@ void GatedMover::queue(Transfer& transfer) {
     if (!fence->is_failing()) fence->done->make_wait(stream_.handle());
   }
   transfer.mark_start(stream_.handle());
+  if (link_) link_->begin(transfer);
   queue_mark(announce({}));
   for (uint64_t begin = 0; begin < transfer.block.nbytes; begin += kRequestBytes) {
     Piece& piece = *pieces_[num_requests_++ % pieces_.size()];
@@ -101,6 +103,7 @@ void GatedMover::queue(Transfer& transfer) {
     }
     queue_mark(mark);
   }
+  if (link_) link_->end(stream_.handle());
 }
 
 uint64_t GatedMover::announce(Request request) {

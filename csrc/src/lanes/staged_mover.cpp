@@ -31,7 +31,7 @@ void StagedMover::move(const TransferPointer& transfer) {
   for (uint64_t begin = 0; begin < transfer->block.nbytes && !transfer->is_failing(); begin += kRequestBytes) {
     const uint64_t nbytes = std::min(kRequestBytes, transfer->block.nbytes - begin);
     request(transfer, next_piece(), begin, nbytes);
-    if (pacer_.is_limiting()) transfer->begin_on_link(pacer_.pace(nbytes, ready_seconds));
+    if (pacer_.is_limiting()) transfer->link_start->note(pacer_.pace(nbytes, ready_seconds));
   }
   if (transfer->direction == Direction::kIn || transfer->is_failing()) return;
   // Out of the device after the last queued copy, though not yet in the file.

@@ -170,7 +170,7 @@ std::string Transfer::error_text() const {
 }
 
 double Transfer::start_seconds() const {
-  if (link_seconds_ > 0) return link_seconds_;
+  if (link_start->seconds() > 0) return link_start->seconds();
   if (start_) return start_->seconds();
   double seconds = ready.seconds();
   for (const auto& event : behind_) seconds = std::max(seconds, event->seconds());

@@ -11,9 +11,9 @@ namespace {
 
 // Both ways by one kind of mover: they wait for one another on the device or on the host.
 std::unique_ptr<Mover> make_mover(const std::shared_ptr<Driver>& driver, IoPool& pool, int num_requests,
-                                  const Pacer& pacer, bool is_paced) {
+                                  const Pacer& pacer) {
   if (driver->device_is_host()) return std::make_unique<DirectMover>(pool, num_requests, pacer);
-  if (driver->can_wait_for_host() && !is_paced) return std::make_unique<GatedMover>(driver, pool, num_requests);
+  if (driver->can_wait_for_host()) return std::make_unique<GatedMover>(driver, pool, num_requests, pacer);
   return std::make_unique<StagedMover>(driver, pool, num_requests, pacer);
 }
 
@@ -25,7 +25,7 @@ IoTier::IoTier(std::string name, const std::shared_ptr<Driver>& driver, std::sha
     : Tier(std::move(name), limit_bytes),
       faults_(std::move(faults)),
       pool_(io_threads),
-      out_(make_mover(driver, pool_, 2 * io_threads, pacers.out, pacers.is_limiting()), true),
-      in_(make_mover(driver, pool_, 2 * io_threads, pacers.in, pacers.is_limiting()), true) {}
+      out_(make_mover(driver, pool_, 2 * io_threads, pacers.out), true),
+      in_(make_mover(driver, pool_, 2 * io_threads, pacers.in), true) {}
 
 }  // namespace lmswap

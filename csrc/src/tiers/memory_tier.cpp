@@ -28,6 +28,10 @@ Words words_of(Place place) {
   return {};
 }
 
+bool needs_thread(const Driver& driver, const Pacers& pacers) {
+  return pacers.is_limiting() && !driver.can_wait_for_host();
+}
+
 // What the driver's words leave out; nothing where it cannot say.
 std::string free_text(Driver& driver) {
   try {
@@ -40,14 +44,15 @@ std::string free_text(Driver& driver) {
 
 }  // namespace
 
-// When one lane has a thread both do: a transfer may wait for one of the other lane, and the caller must not.
+// A lane that is paced has a thread where the device cannot wait for the emulated link. When one has a thread both do:
+// a transfer may wait for one of the other lane, and the caller must not.
 MemoryTier::MemoryTier(std::shared_ptr<Driver> driver, Place place, std::shared_ptr<Driver> holder,
                        uint64_t limit_bytes, const Pacers& pacers)
     : Tier(words_of(place).tier, limit_bytes),
       place_(place),
       holder_(std::move(holder)),
-      out_(std::make_unique<CopyMover>(driver, pacers.out), pacers.is_limiting()),
-      in_(std::make_unique<CopyMover>(driver, pacers.in), pacers.is_limiting()) {}
+      out_(std::make_unique<CopyMover>(driver, pacers.out), needs_thread(*driver, pacers)),
+      in_(std::make_unique<CopyMover>(driver, pacers.in), needs_thread(*driver, pacers)) {}
 
 Lane& MemoryTier::lane(Direction direction) { return direction == Direction::kOut ? out_ : in_; }
 

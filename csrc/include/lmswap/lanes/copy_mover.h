@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "lmswap/driver/stream.h"
+#include "lmswap/lanes/gated_link.h"
 #include "lmswap/lanes/mover.h"
 #include "lmswap/lanes/pacer.h"
 
@@ -23,7 +24,8 @@ class CopyMover final : public Mover {
   std::shared_ptr<Driver> driver_;
   Stream stream_;
   std::shared_ptr<Event> last_done_;  // of the lane's last copy; none yet
-  Pacer pacer_;
+  std::unique_ptr<GatedLink> link_;   // none: what is paced blocks
+  Pacer pacer_;                       // the same link, if so
 };
 
 }  // namespace lmswap

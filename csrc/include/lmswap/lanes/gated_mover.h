@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "lmswap/driver/stream.h"
+#include "lmswap/lanes/gated_link.h"
 #include "lmswap/lanes/mover.h"
 #include "lmswap/lanes/window.h"
 #include "lmswap/tiers/io_pool.h"
@@ -45,7 +46,7 @@ class Marks {
 
 class GatedMover final : public Mover {
  public:
-  GatedMover(std::shared_ptr<Driver> driver, IoPool& pool, int num_pieces);
+  GatedMover(std::shared_ptr<Driver> driver, IoPool& pool, int num_pieces, const Pacer& pacer);
   ~GatedMover() override;
   void issue(const TransferPointer& transfer) noexcept override;
   void move(const TransferPointer& transfer) override { serve(transfer); }
@@ -86,7 +87,8 @@ class GatedMover final : public Mover {
   std::shared_ptr<Driver> driver_;
   IoPool& pool_;
   Stream stream_;
-  PinnedMemory memory_;  // the pieces, and a page for the gates
+  std::unique_ptr<GatedLink> link_;  // none where the lane is not paced
+  PinnedMemory memory_;              // the pieces, and a page for the gates
   std::vector<std::unique_ptr<Piece>> pieces_;
   uint64_t num_requests_ = 0, num_marks_ = 0, last_queued_mark_ = 0;  // of who issues
   std::shared_ptr<Marks> marks_ = std::make_shared<Marks>();

@@ -4,7 +4,7 @@
 //                 device <-> its own spare memory, or a peer's
 //   DirectMover   ordinary memory <-> file         requests of the I/O pool, straight from and to the tensor
 //   GatedMover    device <-> file                  both of these, through pieces of pinned memory
-//   StagedMover   device <-> file                  the same where the device cannot wait for the host, or paced
+//   StagedMover   device <-> file                  the same where the device cannot wait for the host
 #pragma once
 
 #include "lmswap/lanes/transfer.h"

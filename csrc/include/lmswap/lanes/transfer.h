@@ -7,6 +7,7 @@
 // its copies off the device are queued, and lands when the bytes are in the file.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -32,6 +33,19 @@ struct Block {
   std::shared_ptr<Storage> storage;
   uint64_t offset = 0;
   uint64_t nbytes = 0;
+};
+
+// Since when an emulated link has been busy with a transfer. The link's thread may have only this of it in the end.
+class LinkStart {
+ public:
+  void note(double seconds) {  // of each chunk; the first counts
+    double none = 0;
+    seconds_.compare_exchange_strong(none, seconds);
+  }
+  double seconds() const { return seconds_; }  // 0: on no such link
+
+ private:
+  std::atomic<double> seconds_ = 0;
 };
 
 class Transfer {
@@ -60,12 +74,11 @@ class Transfer {
   std::shared_ptr<Checksums> checksums;
   std::byte filler{0};  // of a fill
 
+  const std::shared_ptr<LinkStart> link_start = std::make_shared<LinkStart>();
+
   // The lane is one part; requests that run on other threads are more. True: this was the last.
   void begin_part();
   bool finish_part();
-
-  // On a paced lane: that the emulated link has been busy with this transfer from then on.
-  void begin_on_link(double seconds) { link_seconds_ = link_seconds_ > 0 ? link_seconds_ : seconds; }
 
   // What settle will say; the first text is kept.
   void fail(std::string_view text) noexcept;
@@ -124,8 +137,7 @@ class Transfer {
   std::optional<uint64_t> changed_at_;  // the first MiB of those found
   double landed_seconds_ = 0;
   std::optional<StreamHandle> waited_by_;       // the last stream that was made to wait for it
-  double link_seconds_ = 0;                     // of the lane until it is finished; so are the next two
-  std::unique_ptr<Event> start_;                // none: the events of `behind_` tell
+  std::unique_ptr<Event> start_;                // of the lane until it is finished; none: the events of `behind_` tell
   std::vector<std::shared_ptr<Event>> behind_;  // what the lane was to do before it
 };
 

@@ -1,4 +1,4 @@
-"""With the disk tier the host goes on while neither the GPU nor the disk has come so far, whatever fails later."""
+"""The host goes on while neither the GPU nor the disk, nor a paced link, has come so far, whatever fails later."""
 
 import threading
 
@@ -13,14 +13,14 @@ from lmswap.execute import _C
 TOO_LONG = 60  # seconds, after which a host that waits is let go on
 
 
-def enable(monkeypatch, *, policy="swap_all", faults="", compiler="eager"):
+def enable(monkeypatch, *, policy="swap_all", faults="", compiler="eager", tier="disk", link=None):
     engine = _C.Engine
     monkeypatch.setattr("lmswap.session.opening._C.Engine", lambda **options: engine(**options, faults=faults))
     torch.manual_seed(0)
     torch.compiler.reset()
     layers = [layer for _ in range(4) for layer in (nn.Linear(64, 64, device="cpu"), nn.Tanh())]
     model = nn.Sequential(*layers).cuda()
-    return lmswap.enable(model, policy=policy, tier="disk", min_swap_bytes=4096, compiler=compiler)
+    return lmswap.enable(model, policy=policy, tier=tier, link=link, min_swap_bytes=4096, compiler=compiler)
 
 
 def forward(model):
@@ -74,8 +74,11 @@ def backward_while_held(emulated_gpu, model):
     return came.is_set()
 
 
-def test_the_host_comes_to_the_end_of_a_backward_that_the_gpu_has_not_begun(monkeypatch, emulated_gpu, plain):
-    model = enable(monkeypatch)
+@pytest.mark.parametrize(("tier", "link"), [("disk", None), ("disk", "50MB/s"), ("host", "50MB/s")])
+def test_the_host_comes_to_the_end_of_a_backward_that_the_gpu_has_not_begun(
+    tier, link, monkeypatch, emulated_gpu, plain
+):
+    model = enable(monkeypatch, tier=tier, link=link)
     for _ in range(4):  # which are timed
         step(model)
     for _ in range(2):
