@@ -147,15 +147,19 @@ gpu-first-hour: $(VENV)/ready
 endif
 
 # torch's CUDA build, which is the default one, without NVIDIA's libraries; emulated ones are built into their place.
-$(GPU_VENV)/installed: pyproject.toml constraints.txt $(shell find csrc -type f -not -name '.*')
+$(GPU_VENV)/packages: pyproject.toml constraints.txt
 	@echo "Setting up $(GPU_VENV) with $(PYTHON): torch for CUDA, 530 MB; a minute or more"
 	@$(PYTHON) -m venv $(GPU_VENV)
 	@$(GPU_BIN)/python $(INSTALL) --upgrade pip
 	@$(GPU_BIN)/python $(INSTALL) --no-deps torch===$$(sed -n 's/^torch==//p' constraints.txt)
-	@echo "Setting up $(GPU_VENV): what torch and lmswap need, 400 MB, and lmswap itself; a minute or two"
+	@echo "Setting up $(GPU_VENV): what torch and lmswap need, 400 MB; a minute"
 	@mkdir -p build
 	@$(GPU_BIN)/python tests/emulated_gpu/requirements.py > build/requirements-gpu.txt
 	@$(GPU_BIN)/python $(INSTALL) --no-warn-conflicts --requirement build/requirements-gpu.txt
+	@touch $@
+
+$(GPU_VENV)/installed: $(GPU_VENV)/packages $(shell find csrc -type f -not -name '.*')
+	@echo "Setting up $(GPU_VENV): lmswap itself; seconds, where .venv has it"
 	@$(GPU_BIN)/python $(INSTALL_TOOLS) --no-warn-conflicts
 	@$(BUILT_WITH_TOOLS) $(GPU_BIN)/python $(INSTALL) --no-warn-conflicts --no-deps --no-build-isolation --editable .
 	@touch $@

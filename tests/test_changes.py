@@ -14,6 +14,7 @@ from torch.nn.utils import parametrizations, parametrize
 
 import lmswap
 from lmswap.errors import ManyTraces, OptionError
+from tests.models import quick_of
 from tests.test_hard_cases import swapping
 
 FACTOR = 1.0
@@ -124,7 +125,21 @@ def trained(change, *, managed):
     return found, moved
 
 
-@pytest.mark.parametrize("change", CHANGES)
+# One of each way in which Dynamo may come to know of it.
+QUICK = [
+    "hook",
+    "hook_of_all_in_backward",
+    "hook_of_a_weight",
+    "attribute",
+    "global",
+    "module",
+    "eval",
+    "tied",
+    "frozen",
+]
+
+
+@pytest.mark.parametrize("change", quick_of(CHANGES, QUICK))
 def test_what_changes_between_steps_is_seen(change):
     expected, _ = trained(CHANGES[change], managed=False)
     actual, moved = trained(CHANGES[change], managed=True)

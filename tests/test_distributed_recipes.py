@@ -308,8 +308,9 @@ class TinyLauncher(Launcher):
 
 @pytest.mark.slow
 def test_a_group_of_ranks_measures_what_they_cost_each_other_in_its_turns(tmp_path):
-    (results,) = compare_in_turns(TinyLauncher(2), ["unet3d"], [2], ["--turns", "2"])
-    (found,) = results.efficiencies
+    (results,) = compare_in_turns(TinyLauncher(2), ["unet3d"], [1, 2], ["--turns", "2"])
+    alone, found = results.efficiencies
+    assert (alone.ranks, alone.budget_bytes) == (1, found.budget_bytes)  # a share of what one takes
     assert found.ranks == 2
     assert len(found.alone_seconds) == len(found.together_seconds) == 2
     least_seconds = SimulatedRanks(2, found.network).all_reduce_seconds(2**10)

@@ -121,8 +121,9 @@ MODELS = {
     "tensors of another class": Case(OfTwo, rows),
     "autocast in one graph": Case(PartlyCast, rows),
 }
+QUICK = ["several graphs", "branches", "checkpoints", "tensors of another class"]
 WHICH = [
-    *(("fx", name) for name in MODELS),
+    *(pytest.param(("fx", name), marks=[pytest.mark.slow] * (name not in QUICK)) for name in MODELS),
     *(pytest.param(("inductor", name), marks=pytest.mark.slow) for name in ("checkpoints", "branches")),
 ]
 

@@ -33,6 +33,11 @@ class Turns:
         self._store = distributed.TCPStore("127.0.0.1", port, is_master=False, timeout=_TIMEOUT) if has_store else None
         self._number = 0
 
+    def tell_budget(self, nbytes: int) -> None:
+        """Of each rank; said before the first turn."""
+        if self._store is not None:
+            self._store.set("budget", str(nbytes))
+
     def wait(self) -> None:
         """Waits without taking a core from who computes."""
         if self._store is not None:
@@ -77,6 +82,11 @@ class Group:
         """It has told what it found, or failed."""
         return self._process.poll() is not None
 
+    @property
+    def budget_bytes(self) -> int:
+        """Of each of its ranks, once it has warmed up."""
+        return int(self._store.get("budget"))
+
     def take_turn(self) -> None:
         """Lets it take one, and waits for that; nothing if it has ended."""
         if not self.has_ended:
@@ -104,12 +114,18 @@ def compare_in_turns(
 ) -> Iterator[Results]:
     """Measures each model's efficiency on all numbers of ranks, of which one computes at a time.
 
+    A budget that is a share is one of what the first of them take, and the same bytes for the others: more ranks hold
+    more, and steps compare where budgets do.
+
     Raises:
         RanksFailed: some did not finish.
     """
     for model in models:
         with ExitStack() as running:
             given = [*options, "--model", model]
-            groups = [running.enter_context(Group(launcher, "efficiency", num, given)) for num in ranks]
+            groups: list[Group] = []
+            for num in ranks:
+                same = ["--budget", f"{groups[0].budget_bytes} B"] if groups else []
+                groups.append(running.enter_context(Group(launcher, "efficiency", num, [*given, *same])))
             take_turns(groups)
             yield join([group.results() for group in groups])

@@ -104,6 +104,7 @@ def _measure(ranks: Ranks, *, arguments: argparse.Namespace) -> Results:
     training = _Training(ranks, model.task, arguments.budget or BUDGET)
     probe = SumProbe(ranks) if ranks.size > 1 else None
     turns = Turns(ranks, arguments.turns_port)
+    turns.tell_budget(training.report().budget_bytes)
     alone: list[float] = []
     together: list[float] = []
     for turn in range(arguments.turns):

@@ -72,7 +72,7 @@ def memory():
 
 
 def sampled(case):
-    return hashlib.sha256(case.model.encode()).digest()[0] < 2  # of 256: a few modules and operators
+    return hashlib.sha256(case.model.encode()).digest()[0] < 1  # of 256: a few modules and operators
 
 
 DRAWN = [case.model for case in cases(["operators"], paths=["hooks"]) if sampled(case)]

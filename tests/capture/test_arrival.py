@@ -65,7 +65,7 @@ def arrivals(make, inputs, *, is_enabled):
     return arrived
 
 
-@pytest.fixture(params=[True, False], ids=["by and by", "at once"])
+@pytest.fixture(params=[True, pytest.param(False, marks=pytest.mark.slow)], ids=["by and by", "at once"])
 def _by_and_by(request, monkeypatch):
     monkeypatch.setattr(parts, "_LEAST_BYTES", 1 if request.param else 2**40)
 

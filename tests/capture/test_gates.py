@@ -106,7 +106,8 @@ def test_every_policy_has_the_bits_of_plain_torch(policy):
     lmswap.disable(model)
 
 
-@pytest.mark.parametrize("policy", ["swap_all", pytest.param("none", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["swap_all", "none"])
 def test_inductors_backward_in_parts_has_the_bits_of_its_backward_as_a_whole(policy, monkeypatch):
     def trained():
         model = enabled(compiler="inductor", policy=policy)

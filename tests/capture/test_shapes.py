@@ -62,7 +62,11 @@ def results(model: nn.Module, call, batches: Iterable[tuple[object, ...]]) -> li
     ("kind", "batches"),
     [
         (Pixels, images((4, 16), (4, 16), (3, 16), (1, 16), (4, 16), (4, 20), (2, 24), (2, 20))),
-        (Pixels, [(torch.randn(4, 3, 16, 16), num) for num in (200, 200, 150, 151, 200)]),
+        pytest.param(
+            Pixels,
+            [(torch.randn(4, 3, 16, 16), num) for num in (200, 200, 150, 151, 200)],
+            marks=pytest.mark.slow,
+        ),
         (Pixels, [(torch.randn(batch, 3, 16, 16), 99, 1 / batch) for batch in (4, 3, 4, 2)]),
         (
             Lists,

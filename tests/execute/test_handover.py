@@ -8,6 +8,7 @@ from torch import nn
 
 import lmswap
 from lmswap.ir.program import BufferKind
+from tests.models import quick_of
 from tests.test_known_failures import session_of
 
 # Tensors of 4 MiB each; what one holds beside them is in parameters, which live outside of the step.
@@ -60,7 +61,7 @@ def output_is_saved():
     return nn.Sequential(chain(), nn.Sigmoid())
 
 
-@pytest.mark.parametrize("make_model", [chain, output_is_saved])
+@pytest.mark.parametrize("make_model", quick_of([chain, output_is_saved], [output_is_saved]))
 @pytest.mark.parametrize(
     ("take", "released"),
     [
