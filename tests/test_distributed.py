@@ -38,7 +38,7 @@ from lmswap.session.steps import StepPlans
 from tests.emulated_gpu import machine
 from tests.processes import end, start, take_gpu, take_violations
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = pytest.mark.timeout(3600)  # the first test waits for the processes of all
 over_gloo = pytest.mark.cpu_only("by what gloo says, or by made-up measurements of CPUs")
 
 _TIMEOUT = timedelta(seconds=300)  # of a collective: a busy machine is no deadlock
@@ -343,7 +343,7 @@ def seen(request, tmp_path_factory):
     asked = {case.name for case in CASES for item in request.session.items if f"[{case.name}]" in item.name}
     names, device = {*asked, "other plans"}, request.config.getoption("--device")
     for world in sorted({case.world for case in CASES if case.name in names} - too_large(device)):
-        end(start(run_cases, world, str(folder), names, device), seconds=900)
+        end(start(run_cases, world, str(folder), names, device), seconds=120 * len(names))
 
     def of(case):
         files = [folder / f"{case.name}-{rank}.json" for rank in range(case.world)]

@@ -180,6 +180,7 @@ def train_without_onednn(around, **options):
     return results
 
 
+@pytest.mark.cpu_only("oneDNN's kernels are the CPU's")
 @pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN")
 def test_what_would_run_again_under_other_settings_of_torchs_is_refused(monkeypatch):
     without = partial(torch.backends.mkldnn.flags, enabled=False)

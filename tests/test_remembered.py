@@ -227,7 +227,7 @@ def test_tensors_that_others_hold_meanwhile_are_planned_for():
     torch.manual_seed(0)
     model = lmswap.enable(WIDE.make(), policy="swap_all", min_swap_bytes=SMALL)
     held = []
-    for _ in range(3):
+    for _ in range(4):
         WIDE.loss(model(WIDE.batch())).backward()
         held.append(torch.ones(16 * 2**20))  # 64 MiB; 32 MiB of them are in reserve for an optimizer
     report = lmswap.report(model)
