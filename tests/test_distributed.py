@@ -6,6 +6,7 @@ without lmswap and with it; every rank compares for itself.
 """
 
 import contextlib
+import gc
 import json
 import os
 import re
@@ -312,6 +313,9 @@ def run_cases(rank, world, folder, names, device):
             continue
         store = dist.FileStore(f"{folder}/store-{number}", world)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=_TIMEOUT)
+        gc.collect()  # what the cases before this one left in cycles holds arenas
+        if device == "cuda":
+            torch.cuda.empty_cache()
         started = time.perf_counter()
         try:
             seen = outcome(case)
