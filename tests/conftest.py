@@ -17,6 +17,7 @@ from lmswap.hardware import measure
 from lmswap.hardware.disk import swap_directory
 from lmswap.ir.machine import Link, Machine, Rate, Tier
 from tests.emulated_driver import EmulatedDriver
+from tests.processes import give_back_memory
 
 # A busy machine is not a wrong result. Each run draws other examples, `make test-all` more, and `make fuzz` many.
 settings.register_profile("lmswap", max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -87,8 +88,7 @@ def device(request):
     if device.type == "cpu":
         yield device
         return
-    gc.collect()  # what tests before this one left in cycles holds arenas
-    torch.cuda.empty_cache()
+    give_back_memory()
     torch.set_default_device(device)
     yield device
     torch.set_default_device(None)

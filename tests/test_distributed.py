@@ -6,7 +6,6 @@ without lmswap and with it; every rank compares for itself.
 """
 
 import contextlib
-import gc
 import json
 import os
 import re
@@ -37,7 +36,7 @@ from lmswap.plan import feedback, make_plan
 from lmswap.session import planner
 from lmswap.session.steps import StepPlans
 from tests.emulated_gpu import machine
-from tests.processes import end, start, take_gpu, take_violations
+from tests.processes import end, give_back_memory, start, take_gpu, take_violations
 
 pytestmark = pytest.mark.timeout(3600)  # the first test waits for the processes of all
 over_gloo = pytest.mark.cpu_only("by what gloo says, or by made-up measurements of CPUs")
@@ -313,9 +312,7 @@ def run_cases(rank, world, folder, names, device):
             continue
         store = dist.FileStore(f"{folder}/store-{number}", world)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=_TIMEOUT)
-        gc.collect()  # what the cases before this one left in cycles holds arenas
-        if device == "cuda":
-            torch.cuda.empty_cache()
+        give_back_memory()
         started = time.perf_counter()
         try:
             seen = outcome(case)

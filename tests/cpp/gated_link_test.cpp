@@ -4,69 +4,27 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <future>
-#include <optional>
-#include <thread>
 #include <vector>
 
-#include "../emulated_gpu/device/system.h"
-#include "lmswap/engine.h"
-#include "test_device.h"
+#include "gated_swaps.h"
 
 namespace lmswap {
 namespace {
 
-using test::Bytes;
-using test::Held;
-using test::is_done_while;
-using test::make_bytes;
 using test::make_test_device;
-using test::TestDevice;
-using test::TestDirectory;
 using test::Token;
 
 constexpr uint64_t kBytes = (5 << 20) + 17;  // more than a chunk
 constexpr double kBytesPerSecond = 1e9;
 constexpr double kLeastSeconds = static_cast<double>(kBytes) / kBytesPerSecond;
 
-class GatedLinkTest : public testing::TestWithParam<std::string> {
+class GatedLinkTest : public test::GatedSwaps, public testing::WithParamInterface<std::string> {
  protected:
+  GatedLinkTest() : GatedSwaps(GetParam(), kBytes) {}
   void open(double most_delay_seconds = 0, Pacers pacers = {Pacer(kBytesPerSecond), Pacer(kBytesPerSecond)}) {
-    device_ = make_test_device("emulated", "", most_delay_seconds);
-    engine_ = Engine::open(device_->driver, device_->faults, std::move(pacers));
-    test::open_tier(*engine_, GetParam(), 64 << 20, directory_.path());
-    engine_->reserve(GetParam(), 4 * kBytes);
-    source_ = device_->allocate(kBytes);
-    target_ = device_->allocate(kBytes);
-    device_->upload(source_, make_bytes(kBytes, 1));
-    device_->upload(target_, make_bytes(kBytes, 2));
-  }
-  void TearDown() override {
-    engine_->close();
-    for (const uint64_t pointer : {source_, target_}) device_->free(pointer);
-    EXPECT_EQ(device_->violations(), std::vector<std::string>{});
-  }
-
-  Token out() {
-    Token token(engine_->out_start(1, GetParam(), 0, source_, kBytes, device_->stream));
-    engine_->out_done(token.handle(), device_->stream);
-    return token;
-  }
-  void in(const Token& token, int num_copies = 1) {
-    std::vector<int64_t> transfers;
-    for (int i = 0; i < num_copies; ++i) {
-      transfers.push_back(engine_->in_start(1, token.handle(), target_, kBytes, device_->stream));
-    }
-    for (const int64_t transfer : transfers) engine_->in_done(token.handle(), transfer, device_->stream);
-  }
-  void there_and_back(int num_times) {
-    std::optional<Token> token;
-    for (int i = 0; i < num_times; ++i) {
-      token.emplace(out());
-      in(*token);
-    }
+    GatedSwaps::open(make_test_device("emulated", "", most_delay_seconds), std::move(pacers));
+    test::open_tier(*engine_, tier_, 64 << 20, directory_.path());
+    engine_->reserve(tier_, 4 * kBytes);
   }
   std::vector<TransferRecord> records(size_t count) {
     std::vector<TransferRecord> records;
@@ -75,20 +33,13 @@ class GatedLinkTest : public testing::TestWithParam<std::string> {
     }
     return records;
   }
-  Bytes arrived() { return device_->download(target_, kBytes); }
-
-  TestDirectory directory_;
-  std::unique_ptr<TestDevice> device_;
-  std::shared_ptr<Engine> engine_;
-  uint64_t source_ = 0, target_ = 0;
 };
 
 TEST_P(GatedLinkTest, the_host_goes_on_while_the_device_has_not_begun) {
   open();
-  Held held(*device_);
-  EXPECT_TRUE(is_done_while(held, [&] { there_and_back(3); }));
+  there_and_back_while_held(3);
   engine_->confirm();
-  EXPECT_EQ(arrived(), make_bytes(kBytes, 1));
+  EXPECT_EQ(arrived(), sent());
   for (const TransferRecord& record : records(6)) {
     EXPECT_GE(record.end_seconds - record.start_seconds, (1 - 1e-6) * kLeastSeconds);
   }
@@ -96,10 +47,9 @@ TEST_P(GatedLinkTest, the_host_goes_on_while_the_device_has_not_begun) {
 
 TEST_P(GatedLinkTest, a_link_of_one_way_leaves_the_other_as_it_is) {
   open(0, {Pacer(), Pacer(kBytesPerSecond)});
-  Held held(*device_);
-  EXPECT_TRUE(is_done_while(held, [&] { there_and_back(2); }));
+  there_and_back_while_held(2);
   engine_->confirm();
-  EXPECT_EQ(arrived(), make_bytes(kBytes, 1));
+  EXPECT_EQ(arrived(), sent());
   for (const TransferRecord& record : records(4)) {
     EXPECT_GE(record.end_seconds - record.start_seconds, record.is_in ? (1 - 1e-6) * kLeastSeconds : 0);
   }
@@ -110,8 +60,8 @@ TEST_P(GatedLinkTest, late_copies_change_no_byte) {
   for (int i = 0; i < 3; ++i) {
     there_and_back(2);
     engine_->confirm();
-    EXPECT_EQ(arrived(), make_bytes(kBytes, 1));
-    device_->upload(target_, make_bytes(kBytes, 2));
+    EXPECT_EQ(arrived(), sent());
+    forget_arrived();
   }
 }
 
@@ -122,7 +72,11 @@ TEST_P(GatedLinkTest, a_link_that_is_busy_when_bytes_come_goes_on_with_them_with
   records(1);
   bool goes_on = false;
   for (int i = 0; i < 50 && !goes_on; ++i) {
-    in(token, 2);
+    std::vector<int64_t> transfers;
+    for (int copy = 0; copy < 2; ++copy) {
+      transfers.push_back(engine_->in_start(1, token.handle(), target_, kBytes, device_->stream));
+    }
+    for (const int64_t transfer : transfers) engine_->in_done(token.handle(), transfer, device_->stream);
     const std::vector<TransferRecord> both = records(2);
     goes_on = std::abs(both[1].start_seconds - both[0].start_seconds - kLeastSeconds) < 1e-6;
   }
@@ -132,19 +86,7 @@ TEST_P(GatedLinkTest, a_link_that_is_busy_when_bytes_come_goes_on_with_them_with
 
 TEST_P(GatedLinkTest, queues_that_are_full_or_shared_hold_up_nobody_for_ever) {
   open();
-  for (const emulated_gpu::Queues queues : {emulated_gpu::Queues{false, 3}, {true, 0}, {true, 3}}) {
-    emulated_gpu::System::instance().configure(queues);
-    auto done = std::async(std::launch::async, [&] {
-      there_and_back(3);
-      engine_->confirm();
-    });
-    if (done.wait_for(std::chrono::minutes(2)) != std::future_status::ready) {
-      std::fputs("the host waits for ever, and so would whoever wanted to give anything back\n", stderr);
-      std::abort();
-    }
-    EXPECT_EQ(arrived(), make_bytes(kBytes, 1));
-    device_->upload(target_, make_bytes(kBytes, 2));
-  }
+  there_and_back_whatever_the_queues();
 }
 
 // Each call of a copy, by its number: what was queued before it runs, and the next copy is as good as any.
@@ -164,23 +106,15 @@ TEST_P(GatedLinkTest, a_call_that_fails_is_told_and_holds_up_nothing) {
       faults.mend();
       in(token);
       engine_->confirm();
-      EXPECT_EQ(arrived(), make_bytes(kBytes, 1)) << call << " " << nth;
-      device_->upload(target_, make_bytes(kBytes, 2));
+      EXPECT_EQ(arrived(), sent()) << call << " " << nth;
+      forget_arrived();
     }
   }
 }
 
 TEST_P(GatedLinkTest, an_engine_that_closes_ends_what_was_queued) {
   open();
-  Held held(*device_);
-  there_and_back(2);
-  auto later = std::async(std::launch::async, [&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    held.let_go();
-  });
-  engine_->close();
-  later.get();
-  EXPECT_EQ(arrived(), make_bytes(kBytes, 1));
+  close_while_held(2);
 }
 
 INSTANTIATE_TEST_SUITE_P(Tiers, GatedLinkTest, testing::Values("host", "device", "peer", "disk", "compressed"),

@@ -4,83 +4,37 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <cstdio>
-#include <cstdlib>
 #include <future>
-#include <optional>
 #include <thread>
 
-#include "../emulated_gpu/device/system.h"
-#include "lmswap/engine.h"
-#include "test_device.h"
+#include "gated_swaps.h"
 
 namespace lmswap {
 namespace {
 
-using test::Arrival;
 using test::Bytes;
 using test::Held;
-using test::is_done_while;
 using test::make_bytes;
 using test::make_test_device;
-using test::TestDevice;
-using test::TestDirectory;
 using test::Token;
 
 constexpr uint64_t kBytes = 5 * kRequestBytes + 17;  // more requests than pieces
 
-class GatedEngine : public testing::Test {
+class GatedEngine : public test::GatedSwaps {
  protected:
+  GatedEngine() : GatedSwaps("disk", kBytes) {}
   void open(const std::string& faults = "", bool can_wait = true, double most_delay_seconds = 0) {
-    device_ = make_test_device(can_wait ? "emulated" : "emulated_one_queue", faults, most_delay_seconds);
-    engine_ = Engine::open(device_->driver, device_->faults, Pacers{});
+    const char* kind = can_wait ? "emulated" : "emulated_one_queue";
+    GatedSwaps::open(make_test_device(kind, faults, most_delay_seconds), Pacers{});
     engine_->open_disk_tier(directory_.path(), 256 << 20, 1);
-    source_ = device_->allocate(kBytes);
-    target_ = device_->allocate(kBytes);
-    device_->upload(source_, make_bytes(kBytes, 1));
-    device_->upload(target_, make_bytes(kBytes, 2));
   }
-  void TearDown() override {
-    engine_->close();
-    for (const uint64_t pointer : {source_, target_}) device_->free(pointer);
-    EXPECT_EQ(device_->violations(), std::vector<std::string>{});
-  }
-
-  Token out() {
-    Token token(engine_->out_start(1, "disk", 0, source_, kBytes, device_->stream));
-    engine_->out_done(token.handle(), device_->stream);
-    return token;
-  }
-  int64_t in(const Token& token) {
-    const int64_t transfer = engine_->in_start(1, token.handle(), target_, kBytes, device_->stream);
-    engine_->in_done(token.handle(), transfer, device_->stream);
-    return transfer;
-  }
-  // There and back, to its end although the device has not begun; then it may.
-  Token swap_while_held(int num_times = 1) {
-    Held held(*device_);
-    std::optional<Token> token;
-    EXPECT_TRUE(is_done_while(held, [&] {
-      for (int i = 0; i < num_times; ++i) {
-        token.emplace(out());
-        in(*token);
-      }
-    }));
-    return std::move(*token);
-  }
-  Bytes arrived() { return device_->download(target_, kBytes); }
-
-  TestDirectory directory_;
-  std::unique_ptr<TestDevice> device_;
-  std::shared_ptr<Engine> engine_;
-  uint64_t source_ = 0, target_ = 0;
 };
 
 TEST_F(GatedEngine, the_host_goes_on_while_neither_device_nor_disk_has_begun) {
   open();
-  const Token token = swap_while_held(3);
+  const Token token = there_and_back_while_held(3);
   engine_->confirm();
-  EXPECT_EQ(arrived(), make_bytes(kBytes, 1));
+  EXPECT_EQ(arrived(), sent());
 }
 
 TEST_F(GatedEngine, pieces_are_used_again_only_when_device_and_disk_are_done_with_them) {
@@ -89,14 +43,14 @@ TEST_F(GatedEngine, pieces_are_used_again_only_when_device_and_disk_are_done_wit
     const Token token = out();
     in(token);
     engine_->confirm();
-    EXPECT_EQ(arrived(), make_bytes(kBytes, 1));
-    device_->upload(target_, make_bytes(kBytes, 2));
+    EXPECT_EQ(arrived(), sent());
+    forget_arrived();
   }
 }
 
 TEST_F(GatedEngine, a_read_that_fails_when_the_host_has_gone_on_is_told_in_the_end_and_gives_zeros) {
   open("read@2=fail");
-  const Token token = swap_while_held();
+  const Token token = there_and_back_while_held();
   EXPECT_ERROR(engine_->confirm(), ErrorKind::kTransfer, "fail");
   const Bytes found = arrived(), sent = make_bytes(kBytes, 1);
   EXPECT_EQ(Bytes(found.begin(), found.begin() + kRequestBytes), Bytes(sent.begin(), sent.begin() + kRequestBytes));
@@ -109,22 +63,22 @@ TEST_F(GatedEngine, a_read_that_fails_when_the_host_has_gone_on_is_told_in_the_e
 
 TEST_F(GatedEngine, a_write_that_fails_when_the_host_has_gone_on_is_told_by_the_copy_in) {
   open("write@3=fail");
-  Token token = swap_while_held();
+  Token token = there_and_back_while_held();
   EXPECT_ERROR(engine_->confirm(), ErrorKind::kTransfer, "never reached the tier");
   EXPECT_EQ(arrived(), Bytes(kBytes));
   token = out();
   in(token);
   engine_->confirm();
-  EXPECT_EQ(arrived(), make_bytes(kBytes, 1));
+  EXPECT_EQ(arrived(), sent());
 }
 
 TEST_F(GatedEngine, what_failed_in_a_step_that_was_cut_short_is_not_told_by_the_next) {
   open("read@1=fail");
-  const Token token = swap_while_held();
+  const Token token = there_and_back_while_held();
   engine_->forget_unconfirmed();
   in(token);
   engine_->confirm();
-  EXPECT_EQ(arrived(), make_bytes(kBytes, 1));
+  EXPECT_EQ(arrived(), sent());
 }
 
 TEST_F(GatedEngine, the_memory_of_a_failed_copy_counts_as_used_until_the_device_is_through_with_it) {
@@ -165,28 +119,12 @@ TEST_F(GatedEngine, the_memory_of_a_copy_whose_end_cannot_be_recorded_is_used_un
   }
   in(token);
   engine_->confirm();
-  EXPECT_EQ(arrived(), make_bytes(kBytes, 1));
+  EXPECT_EQ(arrived(), sent());
 }
 
 TEST_F(GatedEngine, queues_that_are_full_or_shared_hold_up_nobody_for_ever) {
   open("write@*=jitter:0.003,read@*=jitter:0.003");
-  for (const emulated_gpu::Queues queues : {emulated_gpu::Queues{false, 3}, {true, 0}, {true, 3}}) {
-    emulated_gpu::System::instance().configure(queues);
-    auto done = std::async(std::launch::async, [&] {
-      std::optional<Token> token;
-      for (int step = 0; step < 3; ++step) {
-        token.emplace(out());
-        in(*token);
-      }
-      engine_->confirm();
-    });
-    if (done.wait_for(std::chrono::minutes(2)) != std::future_status::ready) {
-      std::fputs("the host waits for ever, and so would whoever wanted to give anything back\n", stderr);
-      std::abort();
-    }
-    EXPECT_EQ(arrived(), make_bytes(kBytes, 1));
-    device_->upload(target_, make_bytes(kBytes, 2));
-  }
+  there_and_back_whatever_the_queues();
 }
 
 TEST_F(GatedEngine, where_all_streams_share_a_queue_the_host_waits) {
@@ -194,21 +132,12 @@ TEST_F(GatedEngine, where_all_streams_share_a_queue_the_host_waits) {
   EXPECT_FALSE(device_->driver->can_wait_for_host());
   const Token token = out();
   in(token);
-  EXPECT_EQ(arrived(), make_bytes(kBytes, 1));
+  EXPECT_EQ(arrived(), sent());
 }
 
 TEST_F(GatedEngine, an_engine_that_closes_ends_what_was_queued) {
   open();
-  Held held(*device_);
-  const Token token = out();
-  in(token);
-  std::thread later([&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    held.let_go();
-  });
-  engine_->close();
-  later.join();
-  EXPECT_EQ(arrived(), make_bytes(kBytes, 1));
+  close_while_held(1);
 }
 
 TEST(Marks, a_mark_that_was_skipped_is_not_waited_for_and_says_nothing_of_others) {

@@ -1,11 +1,9 @@
 // A device for tests: a driver, memory of that device, and slow kernels on a stream that stands for torch's.
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <future>
 #include <memory>
 #include <string>
 #include <utility>
@@ -61,38 +59,10 @@ class TestDevice {
 };
 
 // "host", "emulated" (tests/emulated_gpu), "emulated_one_queue", which cannot wait for the host, or "cuda" (the
-// machine's). `faults` as in faults.h; on the emulated GPU, the
-// driver's calls may be told to fail by number. `most_delay_seconds`: everything queued is late by up to this, where
-// the device can do so.
+// machine's). `faults` as in faults.h; on the emulated GPU, the driver's calls may be told to fail by number.
+// `most_delay_seconds`: everything queued is late by up to this, where the device can do so.
 std::unique_ptr<TestDevice> make_test_device(const std::string& kind, const std::string& faults = "",
                                              double most_delay_seconds = 0);
-
-// Holds up the device's stream until it is let go, which it is at the latest when the test ends.
-class Held {
- public:
-  explicit Held(TestDevice& device) {
-    device.driver->call_back(device.stream, [held = let_go_.get_future().share()](int) { held.wait(); });
-  }
-  ~Held() { let_go(); }
-  void let_go() {
-    if (is_held_) let_go_.set_value();
-    is_held_ = false;
-  }
-
- private:
-  std::promise<void> let_go_;
-  bool is_held_ = true;
-};
-
-// Whether it comes to its end although the stream is held; lets go of that if not.
-template <typename Run>
-bool is_done_while(Held& held, Run run) {
-  auto done = std::async(std::launch::async, run);
-  const bool is_done = done.wait_for(std::chrono::seconds(20)) == std::future_status::ready;
-  held.let_go();
-  done.get();
-  return is_done;
-}
 
 // The emulated GPU, without delays, planned faults and violations. Everything made before stays valid.
 emulated_gpu::System& calm_emulated_gpu();

@@ -51,6 +51,14 @@ def same(found, expected):
     return all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
+def warmed_up(monkeypatch, **how):
+    """A model whose first steps, which are timed, are over."""
+    model = enable(monkeypatch, **how)
+    for _ in range(4):
+        step(model)
+    return model
+
+
 def backward_while_held(emulated_gpu, model):
     """Runs a step whose backward the GPU cannot begin; whether the host came to the backward's last gradient."""
     came = threading.Event()
@@ -78,9 +86,7 @@ def backward_while_held(emulated_gpu, model):
 def test_the_host_comes_to_the_end_of_a_backward_that_the_gpu_has_not_begun(
     tier, link, monkeypatch, emulated_gpu, plain
 ):
-    model = enable(monkeypatch, tier=tier, link=link)
-    for _ in range(4):  # which are timed
-        step(model)
+    model = warmed_up(monkeypatch, tier=tier, link=link)
     for _ in range(2):
         assert backward_while_held(emulated_gpu, model)
         assert same(gradients(model), plain)
@@ -102,9 +108,7 @@ def test_late_copies_and_requests_change_no_bit(compiler, monkeypatch, emulated_
 def test_streams_that_share_a_queue_and_queues_that_are_full_hold_up_nobody_for_ever(
     queues, compiler, monkeypatch, emulated_gpu, plain
 ):
-    model = enable(monkeypatch, compiler=compiler, faults="read@*=jitter:0.003,write@*=jitter:0.003")
-    for _ in range(4):
-        step(model)
+    model = warmed_up(monkeypatch, compiler=compiler, faults="read@*=jitter:0.003,write@*=jitter:0.003")
     emulated_gpu.configure_queues(**queues)
     for _ in range(2):
         assert same(step(model), plain)
@@ -137,9 +141,7 @@ def test_a_step_ends_in_the_error_that_the_host_did_not_wait_for(fault, error, c
 
 
 def test_a_read_that_fails_when_the_host_has_gone_on_is_told_by_the_backward(monkeypatch, emulated_gpu, plain):
-    model = enable(monkeypatch, faults="read@34=fail")  # of at most 8 in a step
-    for _ in range(4):
-        step(model)
+    model = warmed_up(monkeypatch, faults="read@34=fail")  # of at most 8 in a step
     with pytest.raises(TransferError, match="read"):
         for _ in range(12):
             assert backward_while_held(emulated_gpu, model)
@@ -148,9 +150,7 @@ def test_a_read_that_fails_when_the_host_has_gone_on_is_told_by_the_backward(mon
 
 
 def test_what_failed_in_a_step_that_the_user_cut_short_is_not_told_by_the_next(monkeypatch, emulated_gpu, plain):
-    model = enable(monkeypatch, faults="read@34=fail")  # of at most 8 in a step
-    for _ in range(4):
-        step(model)
+    model = warmed_up(monkeypatch, faults="read@34=fail")  # of at most 8 in a step
 
     def cut(_):
         raise KeyError("the user's own")

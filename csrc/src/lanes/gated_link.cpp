@@ -1,6 +1,7 @@
 #include "lmswap/lanes/gated_link.h"
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "lmswap/clock.h"
@@ -36,8 +37,7 @@ GatedLink::~GatedLink() {
 }
 
 void GatedLink::begin(const Transfer& transfer) {
-  transfer.ready.make_wait(arrivals_.handle());
-  if (transfer.source && !transfer.source->is_failing()) transfer.source->done->make_wait(arrivals_.handle());
+  transfer.make_wait_ready(arrivals_.handle());
   // Made here, as a callback has nobody to tell that there is no memory left.
   auto arrived = std::make_shared<std::list<Passage>>();
   arrived->push_back({num_begun_ + 1, transfer.block.nbytes, 0, transfer.link_start});

@@ -81,8 +81,7 @@ void GatedMover::queue(Transfer& transfer) {
     if (fence->direction == Direction::kAudit || fence->direction == Direction::kFill) fence->wait_landed();
   }
   // `ready` protects the device memory, as in CopyMover; the others' order is that of the gates, told to the device.
-  transfer.ready.make_wait(stream_.handle());
-  if (transfer.source && !transfer.source->is_failing()) transfer.source->done->make_wait(stream_.handle());
+  transfer.make_wait_ready(stream_.handle());
   for (const TransferPointer& fence : transfer.fences) {
     if (!fence->is_failing()) fence->done->make_wait(stream_.handle());
   }

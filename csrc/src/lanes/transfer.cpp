@@ -105,6 +105,11 @@ double Transfer::wait_ready() const {
   return std::max(ready.seconds(), source->end_seconds());
 }
 
+void Transfer::make_wait_ready(StreamHandle stream) const {
+  ready.make_wait(stream);
+  if (source && !source->is_failing()) source->done->make_wait(stream);
+}
+
 bool Transfer::wait_landed() const {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return state_ == State::kLanded || state_ == State::kFailed; });

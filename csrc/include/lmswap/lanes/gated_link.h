@@ -9,7 +9,6 @@
 // driver's, and it keeps nothing alive whose end would.
 #pragma once
 
-#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <list>

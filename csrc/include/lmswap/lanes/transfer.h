@@ -104,7 +104,8 @@ class Transfer {
   // Blocks until the bytes are there to be copied: `ready`, and `done` of the source, which has landed. Says since
   // when.
   double wait_ready() const;
-  bool wait_landed() const;  // blocks; false if it failed
+  void make_wait_ready(StreamHandle stream) const;  // the same by a stream; a source that fails is not waited for
+  bool wait_landed() const;                         // blocks; false if it failed
   // Blocks until issued; throws Error(kTransfer) if it failed. `arrival` is recorded when the stream comes to the wait.
   void make_wait(StreamHandle stream, Event& arrival);
 
