@@ -1,4 +1,7 @@
-"""Small models that between them have what makes capture hard; each comes with a batch and a loss."""
+"""Small models that between them have what makes capture hard; each comes with a batch and a loss.
+
+Nothing is there more often than it takes: a test spends its time in torch's tracing, which takes as long as there are ops.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,7 @@ from lmswap.reporting import Report
 
 
 class ShallowUNet3d(nn.Module):
-    """Two of the five levels of the benchmark's network, whose kinds of ops are all there in a third of their number.
-
-    A test spends its time in torch's tracing, which takes as long as there are ops.
-    """
+    """Two of the five levels of the benchmark's network, whose kinds of ops are all there in a third of their number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,8 +59,8 @@ class ResNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, 16, 7, 2, 3, bias=False)
-        self.blocks = nn.Sequential(ResidualBlock(16, 16, 1), ResidualBlock(16, 32, 2), ResidualBlock(32, 64, 2))
-        self.head = nn.Linear(64, 10)
+        self.blocks = nn.Sequential(ResidualBlock(16, 16, 1), ResidualBlock(16, 32, 2))
+        self.head = nn.Linear(32, 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = F.max_pool2d(F.relu(self.stem(x)), 3, 2, 1)
@@ -74,7 +74,7 @@ class Encoder(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(50, 64)
         layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.1, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
         self.head = nn.Linear(64, 50)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:

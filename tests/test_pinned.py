@@ -2,6 +2,9 @@
 
 import json
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -84,12 +87,21 @@ def train(make, batch, *, save=None, num_steps=6, **options):
     return results, report
 
 
+@cache
+def plan_of_resnet():
+    """What is written of a plan that swaps all it can."""
+    make, batch, _ = MODELS["resnet"]
+    with TemporaryDirectory() as folder:
+        train(make, batch, save=f"{folder}/step.json", num_steps=2, **OPTIONS)
+        return Path(f"{folder}/step.json").read_text()
+
+
 @pytest.fixture
 def file(tmp_path):
-    """A small net's plan, which swaps all it can."""
-    make, batch, _ = MODELS["resnet"]
-    train(make, batch, save=tmp_path / "step.json", num_steps=2, **OPTIONS)
-    return tmp_path / "step.json"
+    """A small net's plan."""
+    file = tmp_path / "step.json"
+    file.write_text(plan_of_resnet())
+    return file
 
 
 def swaps_of(file):

@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-namespace lmswap {
+namespace lmswap::arena_test {
 namespace {
 
 // The same, page by page, the slow and obvious way.
@@ -121,4 +121,4 @@ TEST(Arena, grows_by_what_merges_with_the_free_end) {
 }
 
 }  // namespace
-}  // namespace lmswap
+}  // namespace lmswap::arena_test

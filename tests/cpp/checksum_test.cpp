@@ -13,7 +13,7 @@
 #include "lmswap/engine.h"
 #include "test_device.h"
 
-namespace lmswap {
+namespace lmswap::checksum_test {
 namespace {
 
 using test::Arrival;
@@ -283,4 +283,4 @@ INSTANTIATE_TEST_SUITE_P(Ways, ChecksummedCopies,
                          });
 
 }  // namespace
-}  // namespace lmswap
+}  // namespace lmswap::checksum_test

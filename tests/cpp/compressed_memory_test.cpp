@@ -13,7 +13,7 @@
 #include "lmswap/tiers/float_codec.h"
 #include "test_device.h"
 
-namespace lmswap {
+namespace lmswap::compressed_memory_test {
 namespace {
 
 using test::Bytes;
@@ -176,4 +176,4 @@ TEST_F(CompressedMemoryTest, tells_of_what_fails) {
 }
 
 }  // namespace
-}  // namespace lmswap
+}  // namespace lmswap::compressed_memory_test

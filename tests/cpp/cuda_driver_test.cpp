@@ -12,7 +12,7 @@
 #include "lmswap/tiers/storage.h"
 #include "test_device.h"
 
-namespace lmswap {
+namespace lmswap::cuda_driver_test {
 namespace {
 
 using test::make_test_device;
@@ -211,4 +211,4 @@ TEST_F(CudaDriverTest, serves_threads_that_never_had_a_context) {
 }
 
 }  // namespace
-}  // namespace lmswap
+}  // namespace lmswap::cuda_driver_test

@@ -16,7 +16,7 @@
 #include "failing_system.h"
 #include "test_device.h"
 
-namespace lmswap {
+namespace lmswap::direct_file_test {
 namespace {
 
 using test::make_bytes;
@@ -192,4 +192,4 @@ TEST_F(DirectFileTest, bypasses_the_page_cache) {
 }
 
 }  // namespace
-}  // namespace lmswap
+}  // namespace lmswap::direct_file_test

@@ -12,7 +12,7 @@
 #include "lmswap/tiers/storage.h"
 #include "test_device.h"
 
-namespace lmswap {
+namespace lmswap::driver_test {
 namespace {
 
 using test::make_bytes;
@@ -162,4 +162,4 @@ TEST(HostDriver, fails_on_demand_with_the_call_and_the_bytes) {
 }
 
 }  // namespace
-}  // namespace lmswap
+}  // namespace lmswap::driver_test

@@ -16,8 +16,11 @@ LMSWAP_CUDA_FUNCTIONS(LMSWAP_DECLARE)
 #undef LMSWAP_DECLARE
 }
 
-namespace lmswap {
+namespace lmswap::emulated_gpu_test {
 namespace {
+
+using cuda::Event;
+using cuda::Stream;
 
 class EmulatedGpu : public testing::Test {
  protected:
@@ -267,4 +270,4 @@ TEST_F(EmulatedGpu, allows_reads_beside_each_other) {
 }
 
 }  // namespace
-}  // namespace lmswap
+}  // namespace lmswap::emulated_gpu_test

@@ -16,7 +16,7 @@
 #include "lmswap/clock.h"
 #include "test_device.h"
 
-namespace lmswap {
+namespace lmswap::engine_test {
 namespace {
 
 using test::Arrival;
@@ -672,4 +672,4 @@ TEST_F(RoomMaking, is_done_by_one_thread_for_all_that_wait) {
 }
 
 }  // namespace
-}  // namespace lmswap
+}  // namespace lmswap::engine_test

@@ -11,7 +11,7 @@
 #include "lmswap/engine.h"
 #include "test_device.h"
 
-namespace lmswap {
+namespace lmswap::failing_calls_test {
 namespace {
 
 using test::Arrival;
@@ -248,4 +248,4 @@ INSTANTIATE_TEST_SUITE_P(Calls, FailingHostCalls,
                          [](const auto& info) { return std::string(info.param.tier) + "_" + info.param.name; });
 
 }  // namespace
-}  // namespace lmswap
+}  // namespace lmswap::failing_calls_test

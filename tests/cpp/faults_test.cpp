@@ -4,7 +4,7 @@
 
 #include "test_device.h"
 
-namespace lmswap {
+namespace lmswap::faults_test {
 namespace {
 
 TEST(Faults, hit_the_nth_call_and_no_other) {
@@ -41,4 +41,4 @@ TEST(Faults, refuse_what_cannot_be_read) {
 }
 
 }  // namespace
-}  // namespace lmswap
+}  // namespace lmswap::faults_test

@@ -10,7 +10,7 @@
 #include "lmswap/tiers/arena.h"
 #include "test_device.h"
 
-namespace lmswap {
+namespace lmswap::float_codec_test {
 namespace {
 
 using test::Bytes;
@@ -119,4 +119,4 @@ TEST_F(FloatCodecTest, touches_nothing_else_for_encodings_that_are_damaged) {
 }
 
 }  // namespace
-}  // namespace lmswap
+}  // namespace lmswap::float_codec_test

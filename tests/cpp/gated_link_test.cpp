@@ -8,7 +8,7 @@
 
 #include "gated_swaps.h"
 
-namespace lmswap {
+namespace lmswap::gated_link_test {
 namespace {
 
 using test::make_test_device;
@@ -121,4 +121,4 @@ INSTANTIATE_TEST_SUITE_P(Tiers, GatedLinkTest, testing::Values("host", "device",
                          [](const auto& info) { return info.param; });
 
 }  // namespace
-}  // namespace lmswap
+}  // namespace lmswap::gated_link_test

@@ -9,7 +9,7 @@
 
 #include "gated_swaps.h"
 
-namespace lmswap {
+namespace lmswap::gated_mover_test {
 namespace {
 
 using test::Bytes;
@@ -166,4 +166,4 @@ TEST(Marks, a_device_that_failed_ends_all_waits) {
 }
 
 }  // namespace
-}  // namespace lmswap
+}  // namespace lmswap::gated_mover_test

@@ -12,7 +12,7 @@
 #include "lmswap/tiers/host_range.h"
 #include "test_device.h"
 
-namespace lmswap {
+namespace lmswap::host_limits_test {
 namespace {
 
 using test::make_test_device;
@@ -115,4 +115,4 @@ INSTANTIATE_TEST_SUITE_P(Movers, RefusedMemory, testing::Values("direct", "stage
                          [](const auto& info) { return info.param; });
 
 }  // namespace
-}  // namespace lmswap
+}  // namespace lmswap::host_limits_test

@@ -19,7 +19,7 @@
 #include "lmswap/tiers/arena.h"
 #include "test_device.h"
 
-namespace lmswap {
+namespace lmswap::host_range_test {
 namespace {
 
 constexpr uint64_t kHugePageBytes = 2 << 20;
@@ -182,4 +182,4 @@ TEST(NumaNode, is_the_one_that_the_kernel_knows_for_the_device) {
 }
 
 }  // namespace
-}  // namespace lmswap
+}  // namespace lmswap::host_range_test

@@ -7,7 +7,7 @@
 
 #include "lmswap/lanes/window.h"
 
-namespace lmswap {
+namespace lmswap::io_pool_test {
 namespace {
 
 TEST(IoPool, runs_jobs_in_order_and_all_of_them_before_it_ends) {
@@ -60,4 +60,4 @@ TEST(Window, keeps_out_what_exceeds_its_size) {
 }
 
 }  // namespace
-}  // namespace lmswap
+}  // namespace lmswap::io_pool_test

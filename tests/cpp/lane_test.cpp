@@ -7,7 +7,7 @@
 #include "lmswap/lanes/window.h"
 #include "test_device.h"
 
-namespace lmswap {
+namespace lmswap::lane_test {
 namespace {
 
 using test::make_test_device;
@@ -128,4 +128,4 @@ TEST(Lane, begins_only_when_source_and_fences_have_landed) {
 }
 
 }  // namespace
-}  // namespace lmswap
+}  // namespace lmswap::lane_test

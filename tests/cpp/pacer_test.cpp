@@ -14,7 +14,7 @@
 #include "lmswap/lanes/shared_link.h"
 #include "test_device.h"
 
-namespace lmswap {
+namespace lmswap::pacer_test {
 namespace {
 
 using test::TestDirectory;
@@ -135,4 +135,4 @@ TEST_F(SharedLinkTest, a_lock_of_somebody_else_is_an_error_and_not_a_hang) {
 }
 
 }  // namespace
-}  // namespace lmswap
+}  // namespace lmswap::pacer_test

@@ -5,7 +5,7 @@
 #include "lmswap/tiers/direct_file.h"
 #include "test_device.h"
 
-namespace lmswap {
+namespace lmswap::staged_mover_test {
 namespace {
 
 using test::make_bytes;
@@ -41,4 +41,4 @@ TEST(StagedMover, uses_a_piece_again_only_when_device_and_disk_are_done_with_it)
 }
 
 }  // namespace
-}  // namespace lmswap
+}  // namespace lmswap::staged_mover_test

@@ -8,7 +8,7 @@
 #include "lmswap/engine.h"
 #include "test_device.h"
 
-namespace lmswap {
+namespace lmswap::stress_test {
 namespace {
 
 using test::make_bytes;
@@ -122,4 +122,4 @@ INSTANTIATE_TEST_SUITE_P(Devices, Stress, testing::ValuesIn(test::test_device_ki
                          [](const auto& info) { return info.param; });
 
 }  // namespace
-}  // namespace lmswap
+}  // namespace lmswap::stress_test

@@ -11,7 +11,7 @@
 #include "failing_system.h"
 #include "test_device.h"
 
-namespace lmswap {
+namespace lmswap::swap_directory_test {
 namespace {
 
 using test::TestDirectory;
@@ -130,4 +130,4 @@ TEST_F(NamedSwapFile, is_not_left_behind_where_it_cannot_be_removed_while_it_is_
 }
 
 }  // namespace
-}  // namespace lmswap
+}  // namespace lmswap::swap_directory_test

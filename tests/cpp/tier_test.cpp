@@ -12,7 +12,7 @@
 #include "lmswap/tiers/memory_tier.h"
 #include "test_device.h"
 
-namespace lmswap {
+namespace lmswap::tier_test {
 namespace {
 
 using test::make_test_device;
@@ -314,4 +314,4 @@ INSTANTIATE_TEST_SUITE_P(Tiers, TierConformance, testing::ValuesIn(test::tier_se
                          [](const auto& info) { return info.param.tier + "_on_" + info.param.device; });
 
 }  // namespace
-}  // namespace lmswap
+}  // namespace lmswap::tier_test

@@ -12,7 +12,7 @@
 #include "lmswap/engine.h"
 #include "test_device.h"
 
-namespace lmswap {
+namespace lmswap::upkeep_test {
 namespace {
 
 using test::Arrival;
@@ -274,4 +274,4 @@ INSTANTIATE_TEST_SUITE_P(All, UpkeepConformance, testing::ValuesIn(test::tier_se
                          [](const auto& info) { return info.param.tier + "_on_" + info.param.device; });
 
 }  // namespace
-}  // namespace lmswap
+}  // namespace lmswap::upkeep_test

@@ -15,10 +15,6 @@
 namespace lmswap {
 namespace {
 
-Error tier_error(const std::string& directory, const std::string& text) {
-  return Error(ErrorKind::kTier, "disk tier in '" + directory + "': " + text);
-}
-
 std::string room_text(int descriptor) {
   struct statvfs room;
   if (fstatvfs(descriptor, &room) != 0) return "unknown";
@@ -54,12 +50,12 @@ bool is_page_aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(p
 
 DirectFile::DirectFile(const SwapDirectory& directory, uint64_t nbytes, std::shared_ptr<Faults> faults)
     : IoStorage("disk", nbytes, directory.open_unnamed(), std::move(faults)) {
-  if (descriptor() < 0) throw tier_error(directory.path(), "no file can be made there: " + errno_text(errno));
+  if (descriptor() < 0) throw directory_error(directory.path(), "no file can be made there: " + errno_text(errno));
   const std::string room = room_text(descriptor());  // before a reservation that fails has taken what it could
   const bool is_full = this->faults().next_after_delay("reserve").fail;
   const int code = is_full ? ENOSPC : reserve(descriptor(), nbytes);
   if (code == 0) return;
-  throw tier_error(directory.path(),
+  throw directory_error(directory.path(),
                    "cannot reserve " + format_bytes(nbytes) + ": " + errno_text(code) + advice_on(code, nbytes, room));
 }
 

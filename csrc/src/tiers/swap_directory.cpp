@@ -19,10 +19,6 @@
 namespace lmswap {
 namespace {
 
-Error tier_error(const std::string& directory, const std::string& text) {
-  return Error(ErrorKind::kTier, "disk tier in '" + directory + "': " + text);
-}
-
 class Descriptor {
  public:
   explicit Descriptor(int value) : value_(value) {}
@@ -58,20 +54,20 @@ Descriptor start_of(const std::string& path) {
 // Where a link of a trusted user leads to.
 std::string target_of(const std::string& directory, const std::string& name, int link, uid_t owner) {
   if (!is_trusted(owner)) {
-    throw tier_error(directory, "'" + name + "' on the way to it is a symbolic link of another user (" +
+    throw directory_error(directory, "'" + name + "' on the way to it is a symbolic link of another user (" +
                                     std::to_string(owner) +
                                     "), who may lead it elsewhere at any time; name the directory itself");
   }
   std::array<char, PATH_MAX> target;
   const ssize_t length = readlinkat(link, "", target.data(), target.size());
-  if (length <= 0) throw tier_error(directory, "cannot be used: " + errno_text(errno));
+  if (length <= 0) throw directory_error(directory, "cannot be used: " + errno_text(errno));
   return {target.data(), static_cast<size_t>(length)};
 }
 
 // Goes down the path part by part, each relative to the one before: what is looked at is what is opened.
 int open_trusted(const std::string& path) {
   constexpr int kMostLinks = 40;  // as the kernel
-  if (path.empty()) throw tier_error(path, "is no path");
+  if (path.empty()) throw directory_error(path, "is no path");
   Descriptor here = start_of(path);
   std::list<std::string> parts = names_in(path);
   struct stat status = {};
@@ -80,25 +76,25 @@ int open_trusted(const std::string& path) {
     parts.pop_front();
     Descriptor next(openat(here.get(), name.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
     if (next.get() < 0 || fstat(next.get(), &status) != 0) {
-      throw tier_error(path, "cannot be used: " + errno_text(errno));
+      throw directory_error(path, "cannot be used: " + errno_text(errno));
     }
     if (S_ISLNK(status.st_mode)) {
-      if (++num_links > kMostLinks) throw tier_error(path, "cannot be used: " + errno_text(ELOOP));
+      if (++num_links > kMostLinks) throw directory_error(path, "cannot be used: " + errno_text(ELOOP));
       const std::string target = target_of(path, name, next.get(), status.st_uid);
       if (target.front() == '/') here = start_of(target);
       parts.splice(parts.begin(), names_in(target));
     } else if (S_ISDIR(status.st_mode)) {
       here = std::move(next);
     } else {
-      throw tier_error(path, "is not a directory");
+      throw directory_error(path, "is not a directory");
     }
   }
-  if (fstat(here.get(), &status) != 0) throw tier_error(path, "cannot be used: " + errno_text(errno));
+  if (fstat(here.get(), &status) != 0) throw directory_error(path, "cannot be used: " + errno_text(errno));
   const bool is_ours = is_trusted(status.st_uid);
   const mode_t writable = is_ours ? S_IWOTH : S_IWGRP | S_IWOTH;  // a group of our own is the default of many systems
   if ((status.st_mode & writable) != 0 && (status.st_mode & S_ISVTX) == 0) {
     const std::string owner = is_ours ? "" : "belongs to another user (" + std::to_string(status.st_uid) + ") and ";
-    throw tier_error(path,
+    throw directory_error(path,
                      owner + "is open to others, who may change what is in it; make one of your own, and chmod 700 it");
   }
   return here.give();
@@ -107,10 +103,10 @@ int open_trusted(const std::string& path) {
 void check_filesystem(const std::string& path, int descriptor) {
   struct statfs filesystem;
   if (fstatfs(descriptor, &filesystem) != 0) {
-    throw tier_error(path, "its filesystem cannot be asked for its kind: " + errno_text(errno));
+    throw directory_error(path, "its filesystem cannot be asked for its kind: " + errno_text(errno));
   }
   if (filesystem.f_type == TMPFS_MAGIC || filesystem.f_type == RAMFS_MAGIC) {
-    throw tier_error(path,
+    throw directory_error(path,
                      "the directory is memory (tmpfs or ramfs), so swapping to it would free nothing; "
                      "name a directory on a real disk");
   }
@@ -118,14 +114,18 @@ void check_filesystem(const std::string& path, int descriptor) {
 
 }  // namespace
 
+Error directory_error(const std::string& directory, const std::string& text) {
+  return Error(ErrorKind::kTier, "disk tier in '" + directory + "': " + text);
+}
+
 SwapDirectory::SwapDirectory(const std::string& path) : path_(path), descriptor_(open_trusted(path)) {
   Descriptor owned(descriptor_);  // until nothing throws any more
   check_filesystem(path, descriptor_);
   const Descriptor file(open_unnamed());
   if (file.get() < 0 && errno == EINVAL) {
-    throw tier_error(path, "its filesystem has no direct I/O (O_DIRECT); name another disk");
+    throw directory_error(path, "its filesystem has no direct I/O (O_DIRECT); name another disk");
   }
-  if (file.get() < 0) throw tier_error(path, "no file can be made there: " + errno_text(errno));
+  if (file.get() < 0) throw directory_error(path, "no file can be made there: " + errno_text(errno));
   owned.give();
 }
 

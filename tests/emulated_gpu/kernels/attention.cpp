@@ -4,11 +4,12 @@
 
 #include <cmath>
 
+#include "draws.h"
+
 namespace emulated_gpu {
 namespace {
 
 constexpr int64_t kRowsOfATile = 32;  // sums are kept for whole tiles
-constexpr uint64_t kDrawsOfACall = 4;
 
 double scale_of(const at::Tensor& query, std::optional<double> scale) {
   return scale ? *scale : 1 / std::sqrt(static_cast<double>(query.size(-1)));
@@ -35,11 +36,8 @@ at::Tensor kept(const at::Tensor& weights, int64_t seed, int64_t offset, double 
 at::Tensor on_host(uint64_t number) { return at::scalar_tensor(static_cast<int64_t>(number), at::dtype(at::kLong)); }
 
 std::tuple<at::Tensor, at::Tensor> draw_seed(c10::Device device) {
-  auto* cuda = at::check_generator<at::CUDAGeneratorImpl>(at::cuda::detail::getDefaultCUDAGenerator(device.index()));
-  const std::lock_guard<std::mutex> lock(cuda->mutex_);
-  const uint64_t offset = cuda->get_offset();
-  cuda->set_offset(offset + kDrawsOfACall);
-  return {on_host(cuda->current_seed()), on_host(offset)};
+  const auto [seed, offset] = draw_next(at::cuda::detail::getDefaultCUDAGenerator(device.index()));
+  return {on_host(seed), on_host(offset)};
 }
 
 }  // namespace

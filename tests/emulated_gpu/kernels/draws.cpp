@@ -12,14 +12,19 @@ constexpr uint64_t kPrime = 1000003;   // seeds that differ by little must not m
 
 }  // namespace
 
-at::Generator draw_from(const c10::IValue& given, c10::Device device) {
-  at::Generator generator = at::cuda::detail::getDefaultCUDAGenerator(device.index());
-  if (given.isGenerator() && given.toGenerator().device().is_cuda()) generator = given.toGenerator();
+Draw draw_next(const at::Generator& generator) {
   auto* cuda = at::check_generator<at::CUDAGeneratorImpl>(generator);
   const std::lock_guard<std::mutex> lock(cuda->mutex_);
   const uint64_t offset = cuda->get_offset();
   cuda->set_offset(offset + kDrawsOfACall);
-  return at::detail::createCPUGenerator(cuda->current_seed() * kPrime + offset);
+  return {cuda->current_seed(), offset};
+}
+
+at::Generator draw_from(const c10::IValue& given, c10::Device device) {
+  at::Generator generator = at::cuda::detail::getDefaultCUDAGenerator(device.index());
+  if (given.isGenerator() && given.toGenerator().device().is_cuda()) generator = given.toGenerator();
+  const auto [seed, offset] = draw_next(generator);
+  return at::detail::createCPUGenerator(seed * kPrime + offset);
 }
 
 DrawsFromDefault::DrawsFromDefault(c10::Device device) {

@@ -4,9 +4,18 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/ivalue.h>
 
+#include <cstdint>
+
 namespace emulated_gpu {
 
-// The CUDA generator moves on when the call is made, as Philox's does. None: the device's default one.
+struct Draw {
+  uint64_t seed, offset;
+};
+
+// Where a CUDA generator stands; it moves on, as Philox's does when a call is made.
+Draw draw_next(const at::Generator& generator);
+
+// A generator for one call's numbers. None: those of the device's default one.
 at::Generator draw_from(const c10::IValue& generator, c10::Device device);
 
 // While it lives, the CPU's default generator is one drawn from the device's default one.

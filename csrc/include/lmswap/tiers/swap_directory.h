@@ -3,7 +3,12 @@
 
 #include <string>
 
+#include "lmswap/error.h"
+
 namespace lmswap {
+
+// A tier error that says in which directory.
+Error directory_error(const std::string& directory, const std::string& text);
 
 class SwapDirectory {
  public:
