@@ -1,6 +1,7 @@
 """Small models that between them have what makes capture hard; each comes with a batch and a loss.
 
-Nothing is there more often than it takes: a test spends its time in torch's tracing, which takes as long as there are ops.
+Nothing is there more often than it takes: a test spends its time in torch's tracing, which takes as long as there are
+ops.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from lmswap.reporting import Report
 
 
 class ShallowUNet3d(nn.Module):
-    """Two of the five levels of the benchmark's network, whose kinds of ops are all there in a third of their number."""
+    """Two of the five levels of the benchmark's network, which have all its kinds of ops in a third of their number."""
 
     def __init__(self) -> None:
         super().__init__()

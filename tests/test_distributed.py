@@ -61,7 +61,7 @@ class Net(nn.Module):
 
 
 class Deep(nn.Module):
-    """Whose step takes 24 tensors of 16 MiB."""
+    """Whose step takes 24 tensors of 8 MiB."""
 
     def __init__(self):
         super().__init__()
@@ -128,7 +128,7 @@ def of_low_rank(model):
 
 
 def deeply(model):
-    yield from plainly(model, steps=3, batch=lambda: torch.randn(2**17, 32))
+    yield from plainly(model, steps=3, batch=lambda: torch.randn(2**16, 32))
 
 
 def scaled(model):
@@ -155,7 +155,7 @@ def holding_more(model):
     """Something else comes into use beside the steps, on one rank more than on the other, so that they plan again."""
     held = []
     for _ in range(7):
-        yield from plainly(model, steps=1, batch=lambda: torch.randn(2**17, 32))
+        yield from plainly(model, steps=1, batch=lambda: torch.randn(2**16, 32))
         held.append(torch.zeros(2**20 * (2 + 2 * dist.get_rank())))
 
 
@@ -204,7 +204,7 @@ def _both(name, **how):
 
 
 _UNUSED, _STATIC, _VIEWS = {"find_unused_parameters": True}, {"static_graph": True}, {"gradient_as_bucket_view": True}
-_TIGHT = {"make": Deep, "train": deeply, "budgets": ("220MiB", "220MiB")}
+_TIGHT = {"make": Deep, "train": deeply, "budgets": ("150MiB", "150MiB")}
 CASES = [
     *(Case(f"enabled {where}", where=where, is_slow=where != "before") for where in ("before", "after", "inside")),
     *_both("no_sync", train=accumulating),
@@ -220,7 +220,7 @@ CASES = [
     Case("hooks", enable={"compiler": "eager"}),
     Case("half of the memory, auto", enable={"policy": "auto"}, **_TIGHT),
     Case("half of the memory, recompute", enable={"policy": "recompute"}, is_slow=True, **_TIGHT),
-    Case("more and more is held beside", make=Deep, train=holding_more, budgets=("300MiB", "300MiB"), is_slow=True),
+    Case("more and more is held beside", make=Deep, train=holding_more, budgets=("200MiB", "200MiB"), is_slow=True),
     Case(
         "loss scaling in fp16",
         make=Deep,
@@ -229,7 +229,7 @@ CASES = [
         enable={"policy": "auto"},
         is_slow=True,
     ),
-    Case("other plans", enable={"policy": "swap"}, is_slow=True, **{**_TIGHT, "budgets": ("220MiB", "400MiB")}),
+    Case("other plans", enable={"policy": "swap"}, is_slow=True, **{**_TIGHT, "budgets": ("150MiB", "250MiB")}),
     *_both("fully_shard", share=sharded),
     Case(
         "fully_shard, resharded",
@@ -449,13 +449,13 @@ def plan_together(rank, world, folder):
     """Trains under the same budget on all ranks, then under another on each; writes down by which plans."""
     started_by_torchrun(rank, world, folder)
     told = []
-    for budgets in (("220MiB",) * world, ("220MiB", "400MiB")):
+    for budgets in (("150MiB",) * world, ("150MiB", "250MiB")):
         torch.compiler.reset()
         torch.manual_seed(0)
         network = Deep()
         lmswap.enable(network, budget=budgets[rank], policy="swap", compiler="fx")
         model = DDP(network)
-        losses = [*plainly(model, steps=1, batch=lambda: torch.randn(2**17, 32))]
+        losses = [*plainly(model, steps=1, batch=lambda: torch.randn(2**16, 32))]
         (session,) = api.sessions()
         step = session.current_step()
         told.append(
@@ -498,7 +498,7 @@ def plan_again(rank, world, folder, ranks_that_learn):
 
     def large_batch():
         steps.append(len(steps))
-        return torch.randn(2**17, 32)
+        return torch.randn(2**16, 32)
 
     def swapping_more(policy, *args, **kwargs):
         made.append(len(steps))
@@ -512,7 +512,7 @@ def plan_again(rank, world, folder, ranks_that_learn):
     tell_again, StepPlans.tell_again = StepPlans.tell_again, telling
     torch.manual_seed(0)
     network = Deep()
-    lmswap.enable(network, budget="400MiB", policy="swap", compiler="fx")
+    lmswap.enable(network, budget="250MiB", policy="swap", compiler="fx")
     losses = [*plainly(DDP(network), steps=6, batch=large_batch)]
     (session,) = api.sessions()
     step = session.current_step()

@@ -275,8 +275,9 @@ def test_a_bit_that_changed_in_host_memory_is_caught_and_training_does_not_go_on
 KILLED = """
 import os, signal, sys, torch, lmswap
 from tests.models import CASES
-model = lmswap.enable(CASES["resnet"].make(), policy="swap_all", min_swap_bytes=4096, disk_directory=sys.argv[1])
-loss = CASES["resnet"].loss(model(CASES["resnet"].batch()))
+case = CASES["shared_views"]
+model = lmswap.enable(case.make(), policy="swap_all", min_swap_bytes=4096, disk_directory=sys.argv[1])
+loss = case.loss(model(case.batch()))
 assert lmswap.api._sessions[model].engine.native.live_handles() > 0
 os.kill(os.getpid(), signal.SIGKILL)
 """

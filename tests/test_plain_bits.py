@@ -169,8 +169,12 @@ def strides(tensor):
     return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
 
 
-def named(cases):
-    return [pytest.param(make, shape, id=name) for name, make, shape in cases]
+def named(cases, *, quick=""):
+    """As a test's parameters; those in whose names ``quick`` is run on each change, the others in `make test-all`."""
+    return [
+        pytest.param(make, shape, id=name, marks=[pytest.mark.slow] * (quick not in name))
+        for name, make, shape in cases
+    ]
 
 
 LOSSES = ("sum", "square", "contiguous")
@@ -183,12 +187,12 @@ def test_dropout(make, shape, autocast):
 
 
 @pytest.mark.parametrize("loss", quick_of(LOSSES, ["square"]))
-@pytest.mark.parametrize(("make", "shape"), named(norm_cases()))
+@pytest.mark.parametrize(("make", "shape"), named(norm_cases(), quick="4 dims"))
 def test_norms(make, shape, loss):
     check(make, shape, losses(loss))
 
 
-@pytest.mark.parametrize(("make", "shape"), named(norm_cases()))
+@pytest.mark.parametrize(("make", "shape"), named(norm_cases(), quick="5 dims"))
 def test_norms_in_evaluation_mode(make, shape):
     check(make, shape, losses("contiguous"), is_training=False)
 

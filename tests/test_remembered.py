@@ -208,7 +208,7 @@ def test_planning_between_steps_takes_what_the_heap_lends_it_and_the_rest_stays_
 
 
 class Wide(nn.Module):
-    """Its parameters, and so its gradients, have 16 MiB; a step holds some 60 MiB."""
+    """Its parameters, and so its gradients, have 16 MiB; a step holds some 30 MiB."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -220,7 +220,7 @@ class Wide(nn.Module):
         return x
 
 
-WIDE = Case(Wide, lambda: torch.randn(2048, 1024))
+WIDE = Case(Wide, lambda: torch.randn(1024, 1024))
 
 
 def test_tensors_that_others_hold_meanwhile_are_planned_for():

@@ -122,7 +122,7 @@ def test_all_is_told_after_whatever_has_run(path, kind, tmp_path):
     model = swapping(Net(middle), path)
     loop = Loop(model, middle, draw)
     look(model, tmp_path)
-    actions = [*draw.sample(ACTIONS, len(ACTIONS)), *draw.choices(ACTIONS, k=6)]
+    actions = [*draw.sample(ACTIONS, len(ACTIONS)), *draw.choices(ACTIONS, k=3)]
     for action in actions:
         getattr(loop, action)()
         look(model, tmp_path, draws=action == "keep_and_train")

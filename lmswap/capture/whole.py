@@ -155,4 +155,4 @@ def _rewritten() -> list[OpOverload]:
     """The operators for which torch has Python code above autograd."""
     packets = [value for value in vars(torch.ops.aten).values() if isinstance(value, OpOverloadPacket)]
     known = [value for packet in packets for value in vars(packet).values() if isinstance(value, OpOverload)]
-    return [op for op in known if op.overloadpacket not in _SECRET_WRITERS]
+    return [op for op in known if op.py_kernels and op.overloadpacket not in _SECRET_WRITERS]

@@ -76,9 +76,10 @@ def sampled(case):
 
 
 DRAWN = [case.model for case in cases(["operators"], paths=["hooks"]) if sampled(case)]
-HOOKS_DO = {"recurrent", "drawn"}  # Dynamo takes a second to trace what they serve as well, several for recurrent cells
+# Dynamo takes a second to trace what hooks serve as well, several for recurrent cells.
+QUICKLY_TRACED = {"nn.BatchNorm1d", "nn.functional.rrelu", "logsumexp"}
 CASES = [
-    pytest.param(package, model, path, marks=[pytest.mark.slow] * (package in HOOKS_DO and path == "graphs"))
+    pytest.param(package, model, path, marks=[pytest.mark.slow] * (path == "graphs" and model not in QUICKLY_TRACED))
     for package, models in {**HARD, "drawn": [*DRAWN, "nn.functional.dropout", "transpose"]}.items()
     for model in models
     for path in PATHS

@@ -106,13 +106,13 @@ def test_nothing_is_saved_that_no_op_reads():
             super()._rewrite(lowered)
             rewritten.append([graph.module.graph for graph in lowered.graphs])
 
-    for seed in range(20):
+    for seed in range(6):
         torch.compiler.reset()
         model, handler = PartReadLate(), Kept(seed, 0.8)
         expected = torch.autograd.grad(model(rows), model.parameters())
         model.compile(backend=functools.partial(compile_region, handler=handler), dynamic=False)
         assert all(map(torch.equal, torch.autograd.grad(model(rows), model.parameters()), expected))
-    assert len(rewritten) == 20
+    assert len(rewritten) == 6
     for _, backward in rewritten:  # which would hold it to its end
         assert all(node.users for node in backward.find_nodes(op="placeholder"))
 
