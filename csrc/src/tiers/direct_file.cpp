@@ -55,8 +55,8 @@ DirectFile::DirectFile(const SwapDirectory& directory, uint64_t nbytes, std::sha
   const bool is_full = this->faults().next_after_delay("reserve").fail;
   const int code = is_full ? ENOSPC : reserve(descriptor(), nbytes);
   if (code == 0) return;
-  throw directory_error(directory.path(),
-                   "cannot reserve " + format_bytes(nbytes) + ": " + errno_text(code) + advice_on(code, nbytes, room));
+  throw directory_error(directory.path(), "cannot reserve " + format_bytes(nbytes) + ": " + errno_text(code) +
+                                              advice_on(code, nbytes, room));
 }
 
 void DirectFile::write(uint64_t offset, const std::byte* source, uint64_t nbytes, Bounce bounce) {

@@ -55,8 +55,8 @@ Descriptor start_of(const std::string& path) {
 std::string target_of(const std::string& directory, const std::string& name, int link, uid_t owner) {
   if (!is_trusted(owner)) {
     throw directory_error(directory, "'" + name + "' on the way to it is a symbolic link of another user (" +
-                                    std::to_string(owner) +
-                                    "), who may lead it elsewhere at any time; name the directory itself");
+                                         std::to_string(owner) +
+                                         "), who may lead it elsewhere at any time; name the directory itself");
   }
   std::array<char, PATH_MAX> target;
   const ssize_t length = readlinkat(link, "", target.data(), target.size());
@@ -94,8 +94,8 @@ int open_trusted(const std::string& path) {
   const mode_t writable = is_ours ? S_IWOTH : S_IWGRP | S_IWOTH;  // a group of our own is the default of many systems
   if ((status.st_mode & writable) != 0 && (status.st_mode & S_ISVTX) == 0) {
     const std::string owner = is_ours ? "" : "belongs to another user (" + std::to_string(status.st_uid) + ") and ";
-    throw directory_error(path,
-                     owner + "is open to others, who may change what is in it; make one of your own, and chmod 700 it");
+    throw directory_error(
+        path, owner + "is open to others, who may change what is in it; make one of your own, and chmod 700 it");
   }
   return here.give();
 }
@@ -107,8 +107,8 @@ void check_filesystem(const std::string& path, int descriptor) {
   }
   if (filesystem.f_type == TMPFS_MAGIC || filesystem.f_type == RAMFS_MAGIC) {
     throw directory_error(path,
-                     "the directory is memory (tmpfs or ramfs), so swapping to it would free nothing; "
-                     "name a directory on a real disk");
+                          "the directory is memory (tmpfs or ramfs), so swapping to it would free nothing; "
+                          "name a directory on a real disk");
   }
 }
 
