@@ -64,22 +64,23 @@ test-all: lint test-python-all
 	$(BIN)/python -m benchmarks.tests_kept build/tests.xml
 
 # The editable install builds the C++ extension; C++ sources are listed so that a change builds it again. What builds it
-# lies in a folder for all environments: their objects are then each other's, and those of the wheel that
-# tests/test_wheel.py makes.
+# lies in a folder for all environments, and is put there once: their objects are then each other's, and those of the
+# wheel that tests/test_wheel.py makes.
 # Modules are compiled as they are imported: all at once would be 53 of the 71 s that torch, scipy, matplotlib and the
 # like take to install. Where the environment forbids that they are kept, as images for containers like to, each process
 # compiles them anew: `import torch` takes 5.3 s instead of 1.6, and the demo's runs 10 s to begin.
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := -m pip install --quiet --no-compile --constraint constraints.txt
 BUILD_TOOLS := scikit-build-core nanobind setuptools-scm cmake ninja
-INSTALL_TOOLS := $(INSTALL) --target build/tools --upgrade $(BUILD_TOOLS)
+INSTALL_TOOLS := $(INSTALL) --no-warn-conflicts --target build/tools --upgrade $(BUILD_TOOLS)
+get_tools = [ build/tools/ready -nt constraints.txt ] || { $(1)/python $(INSTALL_TOOLS) && touch build/tools/ready; }
 BUILT_WITH_TOOLS := PYTHONPATH=$(CURDIR)/build/tools PATH=$(CURDIR)/build/tools/bin:$$PATH
 $(VENV)/ready: pyproject.toml constraints.txt $(shell find csrc -type f -not -name '.*')
 	@echo "Setting up $(VENV) with $(PYTHON)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python $(INSTALL) --upgrade pip
 	@echo "Setting up $(VENV): torch, 200 MB, or some 3 GB where it comes with CUDA; a minute or more"
-	@$(BIN)/python $(INSTALL_TOOLS)
+	@$(call get_tools,$(BIN))
 	@$(BIN)/python $(INSTALL) torch
 	@echo "Setting up $(VENV): lmswap, its C++ extension compiled, and its tools, 200 MB; a minute or two"
 	@$(BUILT_WITH_TOOLS) $(BIN)/python $(INSTALL) --no-deps --no-build-isolation --editable .
@@ -160,7 +161,7 @@ $(GPU_VENV)/packages: pyproject.toml constraints.txt
 
 $(GPU_VENV)/installed: $(GPU_VENV)/packages $(shell find csrc -type f -not -name '.*')
 	@echo "Setting up $(GPU_VENV): lmswap itself; seconds, where .venv has it"
-	@$(GPU_BIN)/python $(INSTALL_TOOLS) --no-warn-conflicts
+	@$(call get_tools,$(GPU_BIN))
 	@$(BUILT_WITH_TOOLS) $(GPU_BIN)/python $(INSTALL) --no-warn-conflicts --no-deps --no-build-isolation --editable .
 	@touch $@
 

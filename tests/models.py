@@ -6,7 +6,7 @@ ops.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -169,8 +169,10 @@ CASES = {
 LARGE = Case(CASES["resnet"].make, lambda: torch.randn(16, 3, 192, 192))
 
 
-def quick_of(cases: Iterable[Any], quick: Collection[Any]) -> list[Any]:
+def quick_of(cases: Iterable[Any], quick: Sequence[Any]) -> list[Any]:
     """All ``cases`` as a test's parameters; those in ``quick`` run on each change, the others in `make test-all`."""
+    cases = list(cases)
+    assert all(case in cases for case in quick), "what is to run on each change is no case"
     return [
         pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=[pytest.mark.slow] * (case not in quick))
         for case in cases
