@@ -1,4 +1,7 @@
-"""Settings for all tests."""
+"""Settings for all tests.
+
+The process that hands tests out to others loads this too, and waits for what is imported here: torch is not.
+"""
 
 import gc
 import json
@@ -8,31 +11,28 @@ import signal
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
-from torch._dynamo import guards
-
-import lmswap
-from lmswap import api
-from lmswap.hardware import measure
-from lmswap.hardware.disk import swap_directory
-from lmswap.ir.machine import Link, Machine, Rate, Tier
-from tests.emulated_driver import EmulatedDriver
-from tests.processes import give_back_memory
 
 # A busy machine is not a wrong result. Each run draws other examples, `make test-all` more, and `make fuzz` many.
 settings.register_profile("lmswap", max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("thorough", settings.get_profile("lmswap"), max_examples=100)
 settings.load_profile("lmswap")
 
-# Python looks for garbage by itself so seldom that it takes 4 % of the tests' time instead of 8.
-gc.set_threshold(20_000, 20, 20)
-
-# After each trace torch empties the CPU's caches, to write into a log how long its guards take: 31 ms.
-guards.profile_guard_manager = lambda *_: 0.0
-
 # pytest listens to this one, and torch writes each graph out in full for whoever listens.
 logging.getLogger("torch.__trace").addHandler = lambda _handler: None
+
+
+def pytest_configure(config):
+    if config.getoption("hypothesis_profile") != "thorough":  # by `make test-all`, which leaves it to Python
+        gc.set_threshold(20_000, 20, 20)  # so seldom that it takes 4 % of the tests' time instead of 8
+
+
+@pytest.fixture(autouse=True, scope="session")
+def guards_are_not_timed():
+    """After each trace torch empties the CPU's caches, to write into a log how long its guards take: 31 ms."""
+    from torch._dynamo import guards
+
+    guards.profile_guard_manager = lambda *_: 0.0
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -83,6 +83,9 @@ def pytest_runtest_makereport(item, call):
     """A test that failed leaves no model enabled to the next one."""
     report = yield
     if report.failed:
+        import lmswap
+        from lmswap import api
+
         for model in [*api._sessions]:
             lmswap.disable(model)
     return report
@@ -91,6 +94,10 @@ def pytest_runtest_makereport(item, call):
 @pytest.fixture(autouse=True)
 def device(request):
     """Where the test runs: tensors and modules that name no device are made there."""
+    import torch
+
+    from tests.processes import give_back_memory
+
     device = torch.device(request.config.getoption("--device"))
     if device.type == "cpu":
         yield device
@@ -113,6 +120,12 @@ def machine_of_all_tests(request, tmp_path_factory):
 
     Nothing is read from the user's cache or written to it.
     """
+    import torch
+
+    from lmswap.hardware import measure
+    from lmswap.hardware.disk import swap_directory
+    from lmswap.ir.machine import Link, Machine, Rate, Tier
+
     directory = swap_directory()
     tiers = [("cpu", "disk", directory, 1e9), ("cpu", "compressed", "", 1e9), ("cpu", "host", "", 2e10)]
     if request.config.getoption("--device") == "cuda":
@@ -137,6 +150,8 @@ def machine_of_all_tests(request, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def emulated_driver_of_this_run(folder_of_this_run):
+    from tests.emulated_driver import EmulatedDriver
+
     return EmulatedDriver(folder_of_this_run)
 
 
