@@ -319,7 +319,8 @@ def test_backwards_in_another_order_are_planned_for_when_that_order_recurs(no_ga
     torch.compiler.reset()
     torch.manual_seed(0)
     plain = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(8)])
-    model, data = copy.deepcopy(plain), torch.randn(2**15, 64)  # 8 MiB, as each activation
+    # Each activation has 16 MiB: what a second forward holds is more than is kept free.
+    model, data = copy.deepcopy(plain), torch.randn(2**16, 64)
 
     def drive(model):
         for step in range(5):  # in the third the runs are told apart, and their order is seen
@@ -329,10 +330,9 @@ def test_backwards_in_another_order_are_planned_for_when_that_order_recurs(no_ga
         yield [p.grad.clone() for p in model.parameters()]
 
     *_, expected = drive(plain)
-    lmswap.enable(model, budget="182MiB", min_swap_bytes=4096)
-    with pytest.warns(BudgetExceeded) as told:
+    lmswap.enable(model, budget="270MiB", min_swap_bytes=4096)
+    with pytest.warns(BudgetExceeded):  # of the first step
         *_, report, actual = drive(model)
-    assert any("2 forwards ran before their backward" in str(warning.message) for warning in told)
     assert all(map(torch.equal, actual, expected))
     callers_bytes = 2 * data.nbytes  # the second loss's batch and what its mean reads
     assert report.measured.peak_bytes <= report.predicted_peak_bytes + callers_bytes + 2**20
