@@ -323,16 +323,18 @@ def test_backwards_in_another_order_are_planned_for_when_that_order_recurs(no_ga
     model, data = copy.deepcopy(plain), torch.randn(2**16, 64)
 
     def drive(model):
-        for step in range(5):  # in the third the runs are told apart, and their order is seen
-            for loss in [model(data * number).square().mean() for number in (step, step + 1)]:
+        for step in range(8):  # the fourth is the first of two runs; in the sixth they are told apart
+            num_runs = 1 if step < 3 else 2
+            for loss in [model(data * number).square().mean() for number in range(step, step + num_runs)]:
                 loss.backward()
             yield lmswap.report(model) if model is not plain else None
         yield [p.grad.clone() for p in model.parameters()]
 
     *_, expected = drive(plain)
     lmswap.enable(model, budget="270MiB", min_swap_bytes=4096)
-    with pytest.warns(BudgetExceeded):  # of the first step
+    with pytest.warns(BudgetExceeded) as told:
         *_, report, actual = drive(model)
+    assert any("2 forwards ran before their backward" in str(warning.message) for warning in told)
     assert all(map(torch.equal, actual, expected))
     callers_bytes = 2 * data.nbytes  # the second loss's batch and what its mean reads
     assert report.measured.peak_bytes <= report.predicted_peak_bytes + callers_bytes + 2**20
