@@ -138,8 +138,13 @@ test-emulated-gpu: $(GPU_VENV)/ready
 	OMP_NUM_THREADS=1 $(GPU_BIN)/python -m pytest -p tests.emulated_gpu.plugin --device cuda --numprocesses 2 --dist worksteal $(TESTS)
 
 # What decides most on a new GPU, in parts of at most ten minutes; it goes on where it was stopped. DEVICE=emulated
-# rehearses it on the emulated one. ARGUMENTS="--parts tests" and the like go to python -m benchmarks.first_hour.
-ifeq ($(DEVICE),emulated)
+# rehearses it on the emulated one. DEVICE=bare uses what is installed for PYTHON, on a machine without a network.
+# ARGUMENTS="--parts headline" and the like go to python -m benchmarks.first_hour.
+ifeq ($(DEVICE),bare)
+gpu-first-hour:
+	$(PYTHON) -m pip install --quiet --no-index --no-deps --no-build-isolation --editable .
+	$(PYTHON) -m benchmarks.first_hour $(ARGUMENTS)
+else ifeq ($(DEVICE),emulated)
 gpu-first-hour: $(GPU_VENV)/ready
 	PYTEST_ADDOPTS="-p tests.emulated_gpu.plugin" $(ON_EMULATED_GPU) -m benchmarks.first_hour --sizes 48 64 $(ARGUMENTS)
 else

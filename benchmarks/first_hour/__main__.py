@@ -1,6 +1,6 @@
 """Runs the first hour on a GPU: ``python -m benchmarks.first_hour``.
 
-Each part runs in a process of its own and is ended after ten minutes. The same command goes on where it was stopped:
+Each part runs in a process of its own and is ended at its limit. The same command goes on where it was stopped:
 parts that have ended well are not run again with the same code, and what others found until then is kept.
 """
 
@@ -30,7 +30,6 @@ from lmswap.bench.unet3d.files import write_text
 from lmswap.bench.unet3d.study import describe_machine
 from lmswap.hardware.device import describe_device
 
-LIMIT_SECONDS = 600.0
 SCHEMA = "lmswap.first_hour/2"
 DONE = "done"
 _SILENT_SECONDS = 10.0  # of a part, until it is said that it still runs
@@ -63,7 +62,7 @@ def _run_all(arguments: argparse.Namespace, console: Console) -> int:
             console.print(f"[dim]{part.title}: done before[/]")
             continue
         console.rule(part.title)
-        ended[part.name] = {**_run(part, arguments.limit, console), "origin": origin}
+        ended[part.name] = {**_run(part, arguments.limit or part.limit_seconds, console), "origin": origin}
         found[part.name] = json.loads(part.result.read_text()) if part.result.exists() else None
         ended[part.name]["summary"] = summary(part.name, found[part.name]) if found[part.name] else []
         console.print(f"{ended[part.name]['outcome']}, {ended[part.name]['seconds']:.0f} s", highlight=False)
@@ -125,7 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--parts", nargs="+", choices=names, metavar="PART", help=f"only these, of {', '.join(names)} (all)"
     )
-    parser.add_argument("--limit", type=float, default=LIMIT_SECONDS, metavar="SECONDS", help="of a part (600)")
+    parser.add_argument("--limit", type=float, metavar="SECONDS", help="of each part, instead of its own")
     parser.add_argument("--output", type=Path, default=Path("first-hour-output"), help="for what the parts write")
     parser.add_argument("--results", type=Path, default=Path(__file__).parents[1] / "results", help="for JSON and page")
     return parser

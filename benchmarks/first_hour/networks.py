@@ -9,15 +9,15 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from benchmarks.programs.models import Gpt, VisionTransformer, resnet50
+from benchmarks.programs.models import Gpt, TransformerBlock, VisionTransformer, resnet50
 from lmswap.bench.unet3d.loss import weighted_dice_loss
-from lmswap.bench.unet3d.network import UNet3d
+from lmswap.bench.unet3d.network import DecoderLevel, EncoderLevel, UNet3d
 
-_SHARES = (0.7, 0.5, 0.3)
+SHARES = (0.7, 0.5, 0.3)
 _DIGEST_BYTES = 16
-_VOXELS = (144, 144, 144)  # of a scan, on a card and emulated
+_SIDE = 144  # of a scan, on a card and emulated
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,9 @@ class Network:
     loss: Callable[[Tensor, Tensor], Tensor]
     dtype: torch.dtype = torch.float32
     is_autocast: bool = False  # to bfloat16, with weights in float32
+    blocks: tuple[type[nn.Module], ...] = ()  # which users would checkpoint
 
-    def step(self, model: nn.Module, batch: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> Tensor:
+    def step(self, model: Callable[..., Tensor], batch: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> Tensor:
         """Trains a step, and gives its loss, which some models return themselves."""
         with torch.autocast("cuda", torch.bfloat16, enabled=self.is_autocast):
             loss = self.loss(model(*batch) if self.loss is _own_loss else model(batch[0]), batch[-1])
@@ -40,8 +41,30 @@ class Network:
         return loss.detach()
 
 
-def _scan(dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
-    return torch.randn(1, 4, *_VOXELS).to(dtype), (torch.rand(1, 3, *_VOXELS) < 0.1).to(dtype)
+def unet3d(side: int, dtype: torch.dtype = torch.float32) -> Network:
+    """The 3D U-Net on one scan of ``side``³ voxels."""
+    return Network(UNet3d, partial(_scan, side, dtype), weighted_dice_loss, dtype, blocks=(EncoderLevel, DecoderLevel))
+
+
+def monai_unet(side: int, *, checkpoints: bool = False) -> Network:
+    """MONAI's residual UNet of five levels, or its variant that checkpoints each, on one scan of ``side``³ voxels."""
+    from monai.networks.nets import UNet  # noqa: PLC0415
+    from monai.networks.nets.unet import CheckpointUNet  # noqa: PLC0415
+
+    kind = CheckpointUNet if checkpoints else UNet
+    model = partial(kind, 3, 4, 3, channels=(32, 64, 128, 256, 320), strides=(2, 2, 2, 2), num_res_units=2)
+    return Network(model, partial(_scan, side, torch.float32), _logits_loss)
+
+
+def gpt_1b() -> Network:
+    """A GPT of 1.0 B parameters in bfloat16, on one text of 8,192 tokens."""
+    model = partial(Gpt, layers=24, width=1792, heads=14, tokens=8192, words=50257)
+    return Network(model, partial(_texts, 1, 8192, 50257), _own_loss, torch.bfloat16, blocks=(TransformerBlock,))
+
+
+def _scan(side: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    voxels = (side, side, side)
+    return torch.randn(1, 4, *voxels).to(dtype), (torch.rand(1, 3, *voxels) < 0.1).to(dtype)
 
 
 def _images(count: int, side: int) -> tuple[Tensor, ...]:
@@ -61,13 +84,15 @@ def networks(*, are_small: bool) -> dict[str, Network]:
     images, pixels, texts, tokens, words = (64, 128, 16, 256, 2048) if are_small else (64, 224, 8, 1024, 50257)
     vit = {"layers": 8, "width": 192, "heads": 3} if are_small else {"layers": 12, "width": 768, "heads": 12}
     gpt = {"layers": 10, "width": 192, "heads": 3} if are_small else {"layers": 24, "width": 1024, "heads": 16}
-    bf16 = torch.bfloat16
     return {
-        "unet3d": Network(UNet3d, _scan, weighted_dice_loss),
-        "unet3d_bf16": Network(UNet3d, partial(_scan, bf16), weighted_dice_loss, bf16),
+        "unet3d": unet3d(_SIDE),
+        "unet3d_bf16": unet3d(_SIDE, torch.bfloat16),
         "resnet50": Network(resnet50, partial(_images, images, pixels), cross_entropy),
         "gpt": Network(
-            partial(Gpt, **gpt, tokens=tokens, words=words), partial(_texts, texts, tokens, words), _own_loss
+            partial(Gpt, **gpt, tokens=tokens, words=words),
+            partial(_texts, texts, tokens, words),
+            _own_loss,
+            blocks=(TransformerBlock,),
         ),
         "gpt_autocast": Network(
             partial(Gpt, **gpt, tokens=tokens, words=words),
@@ -79,13 +104,17 @@ def networks(*, are_small: bool) -> dict[str, Network]:
     }
 
 
+def _logits_loss(logits: Tensor, truth: Tensor) -> Tensor:
+    return binary_cross_entropy_with_logits(logits, truth)
+
+
 def _own_loss(loss: Tensor, _: Tensor) -> Tensor:
     return loss
 
 
-def budgets(between_bytes: int, peak_bytes: int) -> dict[float, int]:
+def budgets(between_bytes: int, peak_bytes: int, shares: Sequence[float] = SHARES) -> dict[float, int]:
     """By share of what a step takes beyond what is there between steps: with that, in bytes."""
-    return {share: int(between_bytes + share * (peak_bytes - between_bytes)) for share in _SHARES}
+    return {share: int(between_bytes + share * (peak_bytes - between_bytes)) for share in shares}
 
 
 def digest(model: nn.Module) -> str:

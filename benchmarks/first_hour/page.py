@@ -8,7 +8,6 @@ from typing import Any
 from benchmarks.case_study.findings import headline
 from benchmarks.case_study.results import Results
 from benchmarks.first_hour import cards, speed
-from benchmarks.peers.results import describe, from_fields
 from lmswap.ir.bytesize import format_bytes
 
 
@@ -85,8 +84,28 @@ def _case_study(found: Mapping[str, Any]) -> list[str]:
     return [f"- {headline(results)}", *failures]
 
 
-def _peers(found: Mapping[str, Any]) -> list[str]:
-    return ["```", *(describe(outcome) for outcome in from_fields(found).outcomes), "```"]
+def _stalls(found: Mapping[str, Any]) -> list[str]:
+    columns = ("way", "kernels, ms", "idle", "of it beside copies", "copying", "slowed by copies", "in / out, GB/s")
+    table = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for run in (run for runs in found["networks"].values() for run in runs if run.get("kernels")):
+        kernels = run["kernels"]
+        names = ("busy_seconds", "idle_seconds", "idle_copying_seconds", "copying_seconds", "slowed_seconds")
+        cells = [run["way"], *(f"{1e3 * kernels[name]:.2f}" for name in names)]
+        cells.append(" / ".join(f"{copies['bytes_per_second'] / 1e9:.1f}" for copies in kernels["copies"].values()))
+        table.append(f"| {' | '.join(cells)} |")
+    return [*speed.lines(found), "", *table]
+
+
+def _mapped(found: Mapping[str, Any]) -> list[str]:
+    table = ["| kernel on pinned host memory | bits | GB/s | over device memory |", "|---" * 4 + "|"]
+    for row in found.get("kernels", ()):
+        if "failure" in row:
+            table.append(f"| {row['operation']} | {row['failure']} | | |")
+            continue
+        over = row["mapped_seconds"] / row["device_seconds"]
+        bits = "same" if row["same"] else "others"
+        table.append(f"| {row['operation']} | {bits} | {row['bytes_per_second'] / 1e9:.1f} | {over:.2f} × |")
+    return table
 
 
 _SUMMARIES: dict[str, Callable[[Mapping[str, Any]], list[str]]] = {
@@ -97,5 +116,8 @@ _SUMMARIES: dict[str, Callable[[Mapping[str, Any]], list[str]]] = {
     "repeats": _repeats,
     "compared": _compared,
     "case-study": _case_study,
-    "peers": _peers,
+    "headline": speed.lines,
+    "stalls": _stalls,
+    "peers": speed.lines,
+    "mapped": _mapped,
 }

@@ -1,4 +1,4 @@
-"""What is tried in the first hour on a GPU, and by which command? In the order of what decides most."""
+"""The parts of the first hour on a GPU and their commands, in the order of what decides most."""
 
 from __future__ import annotations
 
@@ -6,78 +6,66 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_FULL = 144  # images on a real GPU; smaller ones are for a rehearsal
-# In which every step is a CPU's: those of the U-Net, of one size only, are 10 to 20 s long.
+_FULL = 144  # side of an image on a real GPU; smaller ones are for a rehearsal
+# On an emulated GPU every step takes a CPU's time: those of the U-Net at 144³, which has one size only, 10 to 20 s.
 _REHEARSED = ("--small", "--networks", "resnet50", "gpt")
 _PATIENT = ("--seconds", "600")  # some tests take a minute and a half there, where nothing else runs
 
 
 @dataclass(frozen=True)
 class Part:
-    """One process. ``title`` is what the page calls it; what it finds it writes to ``result``."""
+    """One process, which writes ``result`` as it goes.
+
+    ``limit_seconds`` is enough on an H200 with 16 cores; ``title`` is the heading of its section on the page.
+    """
 
     name: str
     title: str
     command: Sequence[str]  # of python
     result: Path
+    limit_seconds: float = 600.0
 
 
 def parts(folder: Path, small: int, large: int) -> list[Part]:
     """All parts, for images of ``small``³ and ``large``³; each writes into a folder of its own below ``folder``."""
     own, sizes = "benchmarks.first_hour", (str(small), str(large))
-    facts, suite, speed, cards, repeats, compared, study, peers = (
-        folder / name / f"{file}.json"
-        for name, file in (
-            ("facts", "facts"),
-            ("tests", "tests"),
-            ("speed", "speed"),
-            ("cards", "cards"),
-            ("repeats", "repeats"),
-            ("compared", "compared"),
-            ("case-study", "results"),
-            ("peers", "gpt"),
-        )
-    )
-    rehearsed, patient = (_REHEARSED, _PATIENT) if large < _FULL else ((), ())
+    is_rehearsal = large < _FULL
+    rehearsed, patient, emulated = (_REHEARSED, _PATIENT, ("--small",)) if is_rehearsal else ((), (), ())
+
+    def part(name: str, title: str, seconds: float, module: str, *arguments: str) -> Part:
+        result = folder / name / f"{name}.json"
+        return Part(name, title, ("-m", module, str(result), *arguments), result, seconds)
+
+    def study(name: str, title: str, seconds: float, *arguments: str) -> Part:
+        result = folder / name / f"{name}.json"
+        command = ("-m", f"{own}.studies", name, str(result), "--sizes", *sizes, *arguments)
+        return Part(name, title, command, result, seconds)
+
+    compared, paced = folder / "compared" / "compared.json", folder / "case-study" / "results.json"
     compare = ("-m", "lmswap", "bench", "unet3d", "compare", "--sizes", *sizes)
-    case_study = ("-m", "benchmarks.case_study", "--sizes", *sizes, "--ladder", "--repeats", "1")
+    case_study = ("-m", "benchmarks.case_study", "--sizes", *sizes, "--repeats", "1")
     return [
-        Part("facts", "The machine, and what its calls cost", ("-m", f"{own}.facts", str(facts)), facts),
-        Part(
-            "tests",
-            "The tests of the GPU, each in a process of its own",
-            ("-m", f"{own}.suite", str(suite), "tests/gpu", *patient),
-            suite,
-        ),
-        Part(
-            "speed",
-            "What budgets cost in time",
-            ("-m", f"{own}.speed", str(speed), *rehearsed),
-            speed,
-        ),
-        Part(
-            "cards",
-            "Networks on cards of their budgets",
-            ("-m", f"{own}.cards", str(cards), *rehearsed),
-            cards,
-        ),
-        Part(
+        study("headline", f"{large}³ in the memory that plain torch reserves for {small}³", 200, *emulated),
+        study("stalls", f"Stalls at {small}³, by Kineto", 120, *emulated),
+        study("peers", "Other ways to need less memory, and lmswap at their peaks", 240, *emulated),
+        Part("case-study", "The case study", (*case_study, "--output", str(paced.parent)), paced),
+        part("tests", "The tests of the GPU", 150, f"{own}.suite", "-m", "not slow", "tests/gpu", *patient),
+        part("mapped", "Kernels on pinned host memory", 60, f"{own}.mapped", *emulated),
+        part("facts", "The machine, and what its calls cost", 60, f"{own}.facts"),
+        study("speed", "What budgets cost in time", 240, *rehearsed),
+        part("cards", "Networks on cards of their budgets", 600, f"{own}.cards", *rehearsed),
+        part(
             "repeats",
             "Ops that do not repeat their bits, from a second thread too",
-            ("-m", f"{own}.repeats", str(repeats), "--size", sizes[0]),
-            repeats,
+            120,
+            f"{own}.repeats",
+            "--size",
+            sizes[0],
         ),
         Part(
             "compared",
-            f"{large}³ in the memory of {small}³",
+            f"{large}³ in the memory of {small}³, by the benchmark's command",
             (*compare, "--folder", str(compared.parent), "--json", str(compared)),
             compared,
-        ),
-        Part("case-study", "The case study", (*case_study, "--output", str(study.parent)), study),
-        Part(
-            "peers",
-            "What PyTorch offers besides",
-            ("-m", "benchmarks.peers", "--models", "gpt", "--budgets", "50", "--output", str(peers.parent)),
-            peers,
         ),
     ]

@@ -1,0 +1,173 @@
+"""Kernels on CUDA tensors that lie in pinned host memory: right or not, and at which rate; and rates of copies.
+
+What plans need that let kernels read host copies in place (zero-copy access), or stream an optimizer step:
+``python -m benchmarks.first_hour.mapped FILE``. An emulated GPU knows no mapped host memory: ``--small`` rehearses with
+tensors on the device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from lmswap.bench.compact import to_json
+from lmswap.bench.unet3d.files import write_text
+from lmswap.reporting.text import print_result
+
+_REPEATS = 5
+_kept: list[Tensor] = []  # pinned memory that tensors of the device lie in
+
+
+def mapped(tensor: Tensor, *, is_mapped: bool) -> Tensor:
+    """A tensor of the device with the bytes of ``tensor``, in pinned host memory if ``is_mapped``."""
+    if not is_mapped:
+        return tensor.cuda()
+    host = tensor.cpu().pin_memory()
+    _kept.append(host)
+    storage = torch._C._construct_storage_from_data_pointer(host.data_ptr(), torch.device("cuda", 0), host.nbytes)
+    return torch.empty(0, dtype=host.dtype, device="cuda").set_(storage, 0, host.shape, host.stride())
+
+
+def seconds_of(run: Callable[[], object]) -> float:
+    """The median of some runs by the device's clock, after one to warm up."""
+    run()
+    times: list[float] = []
+    for _ in range(_REPEATS):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin.record()
+        run()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / 1e3)
+    return statistics.median(times)
+
+
+Operation = Callable[[Tensor], Tensor]
+
+
+def operations(width: int) -> Iterator[tuple[str, Tensor, Operation]]:
+    """By name: an operand and what is computed of it."""
+    bf16 = torch.bfloat16
+    matrix = torch.randn(width, width)
+    wide, thin = (torch.randn(rows, width, dtype=bf16, device="cuda") for rows in (width, 256))
+    rows = torch.randint(width, (width // 8,), device="cuda")
+    image = torch.randn(2, 64, width // 64, width // 64, device="cuda")
+    scan = torch.randn(1, 32, 24, 24, 24, device="cuda")
+    heads = torch.randn(1, 8, width // 4, 64, dtype=bf16, device="cuda")
+    yield "elementwise add", matrix, lambda a: a + 1.0
+    yield "elementwise add of half a line, odd offset", matrix, lambda a: a.view(-1)[1::2] + 1.0
+    yield "sum", matrix, lambda a: a.sum(1)
+    yield "layer norm weights", torch.randn(width), lambda a: functional.layer_norm(wide.float(), (width,), a)
+    yield "matrix product, fp32", matrix, lambda a: thin.float() @ a
+    yield f"matrix product, bf16, {width} rows", matrix.to(bf16), lambda a: wide @ a
+    yield "matrix product, bf16, 256 rows", matrix.to(bf16), lambda a: thin @ a
+    yield "transposed matrix product, bf16", matrix.to(bf16), lambda a: functional.linear(thin, a)
+    yield (
+        "attention keys",
+        torch.randn(1, 8, width // 4, 64).to(bf16),
+        lambda a: functional.scaled_dot_product_attention(heads, a, heads),
+    )
+    yield "conv2d weights", torch.randn(64, 64, 3, 3), lambda a: functional.conv2d(image, a, padding=1)
+    yield "conv2d input", image.cpu(), lambda a: functional.conv2d(a, image[:1, :, :3, :3].repeat(64, 1, 1, 1))
+    yield "conv3d weights", torch.randn(64, 32, 3, 3, 3), lambda a: functional.conv3d(scan, a, padding=1)
+    yield "rows of a table", matrix, lambda a: a.index_select(0, rows)
+    yield "embedding", matrix, lambda a: functional.embedding(rows, a)
+    yield "copy to the device", matrix, lambda a: a.clone()
+
+
+def kernels(width: int, *, is_mapped: bool) -> list[dict[str, Any]]:
+    """Of each operation: same bits as on device memory, seconds on both, bytes of the operand over seconds."""
+    found = []
+    for name, operand, compute in operations(width):
+        row: dict[str, Any] = {"operation": name, "bytes": operand.nbytes}
+        try:
+            here, there = operand.cuda(), mapped(operand, is_mapped=is_mapped)
+            row["same"] = torch.equal(compute(here), compute(there))
+            row["device_seconds"], row["mapped_seconds"] = (
+                seconds_of(partial(compute, tensor)) for tensor in (here, there)
+            )
+            row["bytes_per_second"] = operand.nbytes / row["mapped_seconds"]
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            row["failure"] = str(error)[:200]
+        found.append(row)
+        print_result(str(row))
+    return found
+
+
+def optimizer_step(nbytes: int, *, is_mapped: bool) -> dict[str, Any]:
+    """A fused Adam step whose parameter, gradient and state lie on the device, and in pinned memory."""
+    found: dict[str, Any] = {"parameter_bytes": nbytes}
+    results = []
+    for where in (False, is_mapped):
+        torch.manual_seed(0)
+        parameter = torch.nn.Parameter(mapped(torch.randn(nbytes // 4), is_mapped=where))
+        parameter.grad = mapped(torch.randn(nbytes // 4), is_mapped=where)
+        optimizer = torch.optim.Adam([parameter], fused=True)
+        state = optimizer.state[parameter]
+        state["step"] = torch.zeros((), device="cuda")
+        for name in ("exp_avg", "exp_avg_sq"):
+            state[name] = mapped(torch.zeros(nbytes // 4), is_mapped=where)
+        found["mapped_seconds" if where else "device_seconds"] = seconds_of(optimizer.step)
+        results.append(parameter.detach().cpu().clone())
+    found["same"] = torch.equal(*results)
+    # It reads four tensors and writes three.
+    found["read_bytes_per_second"] = 4 * nbytes / found.get("mapped_seconds", found["device_seconds"])
+    print_result(str(found))
+    return found
+
+
+def copy_rates(largest_bytes: int) -> list[dict[str, Any]]:
+    """Bytes per second in, out, and of both at once, by size of a copy."""
+    host = torch.empty(2, largest_bytes, dtype=torch.uint8, pin_memory=True)
+    device = torch.empty(2, largest_bytes, dtype=torch.uint8, device="cuda")
+    lanes = [(torch.cuda.Stream(), device[0], host[0]), (torch.cuda.Stream(), host[1], device[1])]  # type: ignore[no-untyped-call]
+    found = []
+    for nbytes in (2**power for power in range(16, largest_bytes.bit_length(), 2)):
+        count = max(1, largest_bytes // nbytes // 4)
+
+        def copy(ways: Sequence[int], nbytes: int = nbytes, count: int = count) -> None:
+            for stream, _, _ in lanes:
+                stream.wait_stream(torch.cuda.default_stream())
+            for stream, target, source in (lanes[way] for way in ways):
+                with torch.cuda.stream(stream):
+                    for _ in range(count):
+                        target[:nbytes].copy_(source[:nbytes], non_blocking=True)
+            for stream, _, _ in lanes:
+                torch.cuda.default_stream().wait_stream(stream)
+
+        row: dict[str, Any] = {"copy_bytes": nbytes}
+        for name, ways in {"in": (0,), "out": (1,), "both": (0, 1)}.items():
+            row[f"{name}_bytes_per_second"] = count * nbytes * len(ways) / seconds_of(partial(copy, ways))
+        found.append(row)
+        print_result(str(row))
+    return found
+
+
+def main() -> None:
+    """Measure all, and write what is known after each part."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("result", type=Path)
+    parser.add_argument("--small", action="store_true", help="tensors on the device, for an emulated GPU")
+    options = parser.parse_args()
+    width, nbytes = (512, 2**20) if options.small else (8192, 2**28)
+    found: dict[str, Any] = {"device": torch.cuda.get_device_name(), "is_mapped": not options.small}
+    for name, measure in {
+        "copies": lambda: copy_rates(nbytes),
+        "kernels": lambda: kernels(width, is_mapped=not options.small),
+        "optimizer_step": lambda: optimizer_step(nbytes, is_mapped=not options.small),
+    }.items():
+        found[name] = measure()
+        write_text(options.result, to_json(found))
+
+
+if __name__ == "__main__":
+    main()
