@@ -224,6 +224,11 @@ void bind_engine(nb::module_& module) {
           "forget_marks", [](PyEngine& self, const std::vector<int64_t>& marks) { self.get().forget_marks(marks); },
           "marks"_a, WithoutLock())
       .def(
+          "hold", [](PyEngine& self, uint64_t stream, double most_seconds) { self.get().hold(stream, most_seconds); },
+          "stream"_a, "most_seconds"_a, WithoutLock())
+      .def(
+          "let_go", [](PyEngine& self) { self.get().let_go(); }, WithoutLock())
+      .def(
           "tier_stats",
           [stats_type](PyEngine& self, const std::string& tier) {
             TierStats stats;

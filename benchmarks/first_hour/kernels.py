@@ -20,15 +20,21 @@ _LONGEST = 15  # kernels that are listed by name
 
 
 def record_kernels(step: Callable[[], object], path: Path) -> dict[str, Any]:
-    """Run two steps under torch.profiler, keep their trace as ``path``.gz, and return the figures of one."""
+    """Run two steps under torch.profiler, keep their trace as ``path``.gz, and return the figures of one.
+
+    Where the device cannot be traced, as an emulated one, they are empty but for the "failure".
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     step()
     torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-        for _ in range(_STEPS):
-            step()
-        torch.cuda.synchronize()
-    profiler.export_chrome_trace(str(path))
+    try:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+            for _ in range(_STEPS):
+                step()
+            torch.cuda.synchronize()
+        profiler.export_chrome_trace(str(path))
+    except RuntimeError as error:
+        return {"failure": str(error)}
     text = path.read_text()
     path.unlink()
     with gzip.open(f"{path}.gz", "wt") as file:

@@ -87,7 +87,7 @@ def _case_study(found: Mapping[str, Any]) -> list[str]:
 def _stalls(found: Mapping[str, Any]) -> list[str]:
     columns = ("way", "kernels, ms", "idle", "of it beside copies", "copying", "slowed by copies", "in / out, GB/s")
     table = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    for run in (run for runs in found["networks"].values() for run in runs if run.get("kernels")):
+    for run in (run for runs in found["networks"].values() for run in runs if "busy_seconds" in run.get("kernels", {})):
         kernels = run["kernels"]
         names = ("busy_seconds", "idle_seconds", "idle_copying_seconds", "copying_seconds", "slowed_seconds")
         cells = [run["way"], *(f"{1e3 * kernels[name]:.2f}" for name in names)]

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "lmswap/clock.h"
@@ -364,6 +365,33 @@ void Engine::forget_marks(const std::vector<int64_t>& marks) {
   for (const int64_t mark : marks) marks_.erase(mark);
 }
 
+// The callback's thread is the driver's, and others' callbacks wait behind it: hence the limit.
+void Engine::hold(StreamHandle stream, double most_seconds) {
+  let_go();
+  const auto hold = std::make_shared<Hold>();
+  const std::lock_guard lock(mutex_);
+  check_open();
+  driver_->call_back(stream, [hold, limit = std::chrono::duration<double>(most_seconds)](int) {
+    std::unique_lock waiting(hold->mutex);
+    hold->changed.wait_for(waiting, limit, [&] { return hold->is_over; });
+  });
+  hold_ = hold;
+}
+
+void Engine::let_go() {
+  std::shared_ptr<Hold> hold;
+  {
+    const std::lock_guard lock(mutex_);
+    hold.swap(hold_);
+  }
+  if (!hold) return;
+  {
+    const std::lock_guard lock(hold->mutex);
+    hold->is_over = true;
+  }
+  hold->changed.notify_all();
+}
+
 void Engine::release(int64_t number) noexcept {
   if (getpid() != process_) return;
   std::shared_ptr<Storage> storage;  // given back after the lock: freeing pinned memory takes its time
@@ -391,6 +419,7 @@ uint64_t Engine::live_handles() {
 
 void Engine::close() {
   if (getpid() != process_) return;
+  let_go();
   // Destroyed after the lock is given back, in this order from below: records and handles, then the lanes, which end
   // what was queued first, then the driver.
   std::shared_ptr<Driver> driver;

@@ -147,6 +147,15 @@ class Engine:
     def forget_marks(self, marks: list[int]) -> None:
         """Marks that nobody will take."""
 
+    def hold(self, stream: int, most_seconds: float) -> None:
+        """Makes ``stream`` wait for `let_go`, or for ``most_seconds``, before it runs what is queued after this call.
+
+        Nothing waits on the host driver. A hold that is in force ends.
+        """
+
+    def let_go(self) -> None:
+        """Ends the hold in force, if there is one."""
+
     def tier_stats(self, tier: str) -> TierStats: ...
     def live_handles(self) -> int: ...
     def close(self) -> None:

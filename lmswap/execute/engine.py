@@ -14,6 +14,7 @@ from lmswap.execute.record import Recorder, TensorMemory
 from lmswap.execute.streams import Streams
 
 _numbers = itertools.count(1)
+_MOST_HELD_SECONDS = 1.0  # more than a host takes to queue what it queues during a hold
 
 
 class SwapEngine:
@@ -132,9 +133,19 @@ class SwapEngine:
         return BytesChanged(*self._describe(found.swap), found.nbytes, where, found.offset_bytes)
 
     def mark(self) -> int:
-        """See `lmswap.execute.record.Clock`; so are the next four."""
+        """See `lmswap.execute.record.Clock`; so are the next seven."""
         ops.find_engine(self.number)  # raises where the model was disabled, or this is a forked child
         return self.native.mark(self._stream())
+
+    @property
+    def can_hold(self) -> bool:  # noqa: D102
+        return self.device.type == "cuda"
+
+    def hold(self) -> None:  # noqa: D102
+        self.native.hold(self._stream(), _MOST_HELD_SECONDS)
+
+    def let_go(self) -> None:  # noqa: D102
+        self.native.let_go()
 
     def take_mark(self, mark: int) -> float:  # noqa: D102
         return self.native.take_mark(mark)

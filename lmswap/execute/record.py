@@ -12,6 +12,9 @@ from typing import Protocol
 from lmswap.execute._C import TransferRecord
 from lmswap.execute.step import Curve, EndedStep, Graphs, MarkedStep, Peaks, SegmentKey, SegmentRun, StepRecord
 
+# A step whose ops are timed is queued so many ops at a time, and the device begins with them when all are queued: with
+# a mark between two ops the host is slower than many a device. A stream holds about a thousand pieces of work.
+_OPS_HELD = 128
 # Forwards whose backward never comes, as in evaluation with gradients on, are without end; no step has so many runs.
 _MOST_WAITING = 256
 
@@ -21,6 +24,16 @@ class Clock(Protocol):
 
     def mark(self) -> int:
         """Marks what the device has been given so far."""
+
+    @property
+    def can_hold(self) -> bool:
+        """Whether the device runs behind the host, and can be made to wait for it."""
+
+    def hold(self) -> None:
+        """Makes the device wait with what is queued from now on, until `let_go`."""
+
+    def let_go(self) -> None:
+        """The device goes on."""
 
     def take_mark(self, mark: int) -> float:
         """When the device passed it, in seconds of CLOCK_MONOTONIC; waits for that."""
@@ -61,6 +74,7 @@ class Recorder:
         self._clock, self._memory = clock, memory
         self._current = MarkedStep(time.perf_counter())
         self._ops: list[int] = []  # marks of the segment under way
+        self._holds: list[tuple[int, int]] = []  # marks before and after each time that the device was held in it
         self._begun_seconds = 0.0  # host time when it began, or would have begun without marks between its ops
         self._watches = False  # whether somebody looks at its memory
         self._begun_bytes = 0  # what tensors held when it began
@@ -161,6 +175,9 @@ class Recorder:
         elif key in self._current.sequence:
             self._wait()
         self._ops.clear()
+        self._holds.clear()
+        if self.times_ops and self._clock.can_hold:
+            self._hold(self._clock.mark())
         self._begun_seconds = time.perf_counter()
         is_wanted = self.times_ops or bool(self.observers) or key not in self._curves
         self._watches = is_wanted and not self._memory.tells_changes()
@@ -173,7 +190,14 @@ class Recorder:
         if self.times_ops:
             begun = time.perf_counter()
             self._ops.append(self._clock.mark())
+            if self._holds and len(self._ops) % _OPS_HELD == 0:
+                self._clock.let_go()
+                self._hold(self._ops[-1])
             self._passed_since(begun)
+
+    def _hold(self, before: int) -> None:
+        self._clock.hold()
+        self._holds.append((before, self._clock.mark()))
 
     def _passed_since(self, begun: float) -> None:
         """What the host did since then is no part of the segment: other steps do without."""
@@ -182,6 +206,8 @@ class Recorder:
     def end_segment(self, key: SegmentKey, start: int, follows: Graphs = ()) -> None:
         """The run that `begin_segment` began is over; it followed the plan of ``follows`` to its end."""
         step = self._current
+        if self._holds:
+            self._clock.let_go()
         if all(mark != start for mark, _ in step.memory):
             return  # of a step that is over: the run was broken off, and whoever held it let it go only now
         end = self._clock.mark()
@@ -191,7 +217,7 @@ class Recorder:
             step.peaks = step.peaks.with_others(Peaks(tensor_bytes=highest_bytes))
         step.is_watched |= self._watches
         host = self._begun_seconds, time.perf_counter()
-        step.runs.append(SegmentRun(key, start, tuple(self._ops), end, follows, *host))
+        step.runs.append(SegmentRun(key, start, tuple(self._ops), end, follows, *host, tuple(self._holds)))
         self._watches = False
         self._look(end)
 
@@ -278,6 +304,7 @@ class Recorder:
                 run.follows,
                 run.begun_seconds,
                 run.queued_seconds,
+                tuple((seconds[before], seconds[after]) for before, after in run.holds),
             )
             for run in step.runs
         )

@@ -48,6 +48,7 @@ class SegmentRun(NamedTuple, Generic[Time]):
     follows: Graphs = ()  # the plan that it followed to its end; empty: none
     begun_seconds: float = 0.0  # host time when it began to be queued
     queued_seconds: float = 0.0  # host time when all of it was with the device
+    holds: tuple[tuple[Time, Time], ...] = ()  # when the device waited for the host to queue some ops at once
 
 
 @dataclass
@@ -76,6 +77,7 @@ class MarkedStep:
     def marks(self) -> list[int]:
         """All of them, in the order in which they were made."""
         runs = {mark for run in self.runs for mark in (run.start, *run.ops, run.end)}
+        runs |= {mark for run in self.runs for hold in run.holds for mark in hold}
         return sorted(runs | {mark for mark, _ in self.memory})
 
     @property
@@ -136,18 +138,18 @@ class StepRecord:
         """By run of a segment: what the host took to queue it, if the device had to wait for that."""
         return tuple(
             run.queued_seconds - run.begun_seconds
-            if run.end - run.queued_seconds < _LEAST_LAG * (run.end - run.start)
+            if not run.holds and run.end - run.queued_seconds < _LEAST_LAG * (run.end - run.start)
             else None
             for run in self.segments
         )
 
     def op_seconds(self) -> tuple[tuple[float, ...], ...]:
-        """By run of a segment: seconds from where each op began to where the next did, less waits for copies.
+        """By run of a segment: seconds from where each op began to where the next did, less waits for copies and host.
 
         One number for all of its ops where they were not timed.
         """
-        waits = sorted((r.wait_start_seconds, r.wait_end_seconds) for r in self.transfers)
-        clock = [0.0, *(seconds for wait in waits for seconds in wait)]  # compute waits for one copy after the other
+        waits = sorted([*((r.wait_start_seconds, r.wait_end_seconds) for r in self.transfers), *self._holds()])
+        clock = [0.0, *(seconds for wait in waits for seconds in wait)]  # compute waits for one after the other
         waited = np.cumsum([0.0, *(seconds for start, end in waits for seconds in (0.0, end - start))])
         found = []
         for run in self.segments:
@@ -156,6 +158,9 @@ class StepRecord:
             passed = np.maximum.accumulate(begins - np.interp(begins, clock, waited))
             found.append(tuple(np.diff(passed).tolist()))
         return tuple(found)
+
+    def _holds(self) -> list[tuple[float, float]]:
+        return [hold for run in self.segments for hold in run.holds]
 
     def timeline(self, names: Sequence[str], *, other_bytes: int) -> Timeline:
         """The step as spans from 0 on.
@@ -166,15 +171,18 @@ class StepRecord:
             other_bytes: what counts against the budget beside tensors; added to the memory curve.
         """
         origin = self.begun_seconds
-        waits = sorted((r.wait_start_seconds, r.wait_end_seconds, r.swap) for r in self.transfers)
+        waits: list[tuple[float, float, Lane, int | None]] = [
+            *((r.wait_start_seconds, r.wait_end_seconds, Lane.STALL, r.swap) for r in self.transfers),
+            *((start, end, Lane.HOST, None) for start, end in self._holds()),
+        ]
+        waits.sort(key=lambda wait: wait[:2])
         spans = []
         for (graph, phase), start, _, end, *_ in self.segments:
             clock = start
-            for wait_start, wait_end, buffer in waits:
+            for wait_start, wait_end, lane, buffer in waits:
                 if start <= wait_start <= wait_end <= end:  # both 0 where nothing waited
                     spans.append(Span(Lane.COMPUTE, f"{phase} {graph}", clock - origin, wait_start - origin))
-                    stall = Span(Lane.STALL, "wait", wait_start - origin, wait_end - origin, buffer=buffer)
-                    spans.append(stall)
+                    spans.append(Span(lane, "wait", wait_start - origin, wait_end - origin, buffer=buffer))
                     clock = wait_end
             spans.append(Span(Lane.COMPUTE, f"{phase} {graph}", clock - origin, end - origin))
         for record in self.transfers:

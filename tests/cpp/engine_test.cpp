@@ -367,6 +367,36 @@ TEST_P(EngineConformance, marks_tell_when_the_stream_passed_them) {
   EXPECT_ERROR(engine_->mark(device_->stream), ErrorKind::kOption, "closed");
 }
 
+TEST_P(EngineConformance, a_held_stream_waits_until_it_is_let_go) {
+  if (device_->driver->device_is_host()) GTEST_SKIP() << "its stream is the calling thread";
+  constexpr double kForever = 600;
+  engine_->hold(device_->stream, kForever);
+  const int64_t first = engine_->mark(device_->stream);
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  const double let_go = monotonic_seconds();
+  engine_->let_go();
+  EXPECT_GE(engine_->take_mark(first), let_go - 1e-3);
+  engine_->let_go();  // nothing is held
+  engine_->hold(device_->stream, kForever);
+  engine_->hold(device_->stream, kForever);  // ends the first
+  const int64_t second = engine_->mark(device_->stream);
+  engine_->let_go();
+  EXPECT_GT(engine_->take_mark(second), let_go);
+  engine_->hold(device_->stream, kForever);
+  engine_->close();
+  device_->driver->synchronize_stream(device_->stream);
+  EXPECT_ERROR(engine_->hold(device_->stream, kForever), ErrorKind::kOption, "closed");
+}
+
+TEST_P(EngineConformance, a_held_stream_waits_no_longer_than_it_is_told) {
+  const double before = monotonic_seconds();
+  engine_->hold(device_->stream, 0.02);
+  engine_->take_mark(engine_->mark(device_->stream));
+  const double seconds = monotonic_seconds() - before;
+  if (!device_->driver->device_is_host()) EXPECT_GE(seconds, 0.02);
+  EXPECT_LT(seconds, 60);
+}
+
 TEST_P(EngineConformance, a_target_may_be_larger_than_what_was_swapped_out) {
   const uint64_t pointer = allocate(kPage), target = allocate(2 * kPage);
   const auto bytes = make_bytes(kPage, 1), earlier = make_bytes(2 * kPage, 2);

@@ -1,5 +1,6 @@
 """Ops are metered on a GPU without harm, and what does not repeat its bits there is not computed again."""
 
+import statistics
 import time
 
 import pytest
@@ -8,10 +9,12 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import lmswap
+from lmswap import api
 from lmswap.analyze.cost import unit
 from lmswap.capture.measure import OpMeter
 from lmswap.capture.trials import seconds_by_events
 from lmswap.errors import DriverError
+from lmswap.execute.engine import SwapEngine
 from lmswap.hardware.memory import device_memory
 from tests.capture.captured import Recording, capture
 from tests.models import Case
@@ -216,3 +219,25 @@ def test_the_host_s_time_for_queueing_an_op_is_not_the_op_s(emulated_gpu):
     torch.cuda.synchronize()
     emulated_gpu.configure_compute(memory_rate=2e9, latency_seconds=1e-4)  # a fill takes 1 ms
     assert seconds_by_events(run, x.device, 3, host_seconds) < host_seconds / 2  # of the emulated device's clock
+
+
+def test_ops_are_timed_as_they_run_where_the_host_takes_longer_for_them_than_the_device(emulated_gpu, monkeypatch):
+    kernel_seconds, mark_seconds = 1e-3, 4e-3
+    mark = SwapEngine.mark
+
+    def slow_mark(engine):
+        time.sleep(mark_seconds)
+        return mark(engine)
+
+    emulated_gpu.configure_compute(latency_seconds=kernel_seconds)
+    model = nn.Sequential(nn.Linear(8, 8), *(nn.Tanh() for _ in range(20))).cuda()
+    lmswap.enable(model, policy="none")
+    monkeypatch.setattr(SwapEngine, "mark", slow_mark)
+    for _ in range(4):
+        model(torch.ones(8, 8, device="cuda")).sum().backward()
+    step = api._session(model).current_step()
+    ops = step.joined.program.ops
+    tanhs = [seconds for op, seconds in zip(ops, step.costs.seconds, strict=True) if op.target.startswith("aten.tanh")]
+    assert len(tanhs) == 40
+    assert kernel_seconds <= statistics.median(tanhs) < 2 * kernel_seconds
+    lmswap.disable(model)

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from lmswap.execute import record
 from lmswap.execute._C import TransferRecord
 from lmswap.execute.record import _MOST_WAITING, Recorder
 from lmswap.execute.step import NO_PEAKS, EndedStep, SegmentRun, StepRecord
@@ -16,6 +17,8 @@ STEP = EndedStep(1, ((0, "forward"), (0, "backward")), (0,), NO_PEAKS)
 
 class Ticks:
     """A clock that counts its marks."""
+
+    can_hold = False
 
     def __init__(self) -> None:
         self.marks = 0
@@ -381,6 +384,57 @@ def test_what_marks_between_ops_take_is_not_what_the_host_takes_to_queue_them():
     forward = recorder.last().segments[0]
     assert time.perf_counter() - clock > 20 * 0.02
     assert 0 <= forward.queued_seconds - forward.begun_seconds < 10 * 0.02  # marks at both ends are
+
+
+class Holding(Ticks):
+    """Which notes when the device is held, let go and marked."""
+
+    can_hold = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: list[str] = []
+
+    def hold(self) -> None:
+        self.log.append("hold")
+
+    def let_go(self) -> None:
+        self.log.append("let go")
+
+    def mark(self) -> int:
+        self.log.append("mark")
+        return super().mark()
+
+
+def test_a_device_is_held_while_ops_that_are_timed_are_queued(monkeypatch):
+    monkeypatch.setattr(record, "_OPS_HELD", 2)
+    recorder = Recorder(clock := Holding(), Memory())
+    recorder.time_ops()
+    with recorder.segment((0, "forward")):
+        for _ in range(3):
+            recorder.begin_op()
+    assert clock.log == ["mark", "hold", *4 * ["mark"], "let go", "hold", "mark", "mark", "let go", "mark"]
+    clock.log.clear()
+    with recorder.segment((0, "backward")):
+        pass
+    assert clock.log == ["mark", "hold", "mark", "mark", "let go", "mark"]
+    step = recorder.last()
+    assert step.op_seconds() == ((1.0, 1.0, 1.0, 1.0), (1.0,))  # a tick each, without those of holds
+    assert step.host_seconds() == (None, None)  # whatever the clocks say
+    spans = [(span.lane, span.seconds) for span in step.timeline((), other_bytes=0).spans]
+    assert spans == [("compute", 2.0), ("host", 1.0), ("compute", 2.0), ("compute", 1.0)]
+    assert sorted(clock.taken) == list(range(1, clock.marks + 1))
+    with recorder.segment((0, "forward")):
+        recorder.begin_op()
+    assert "hold" not in clock.log[5:]
+
+
+def test_a_run_that_is_broken_off_lets_the_device_go():
+    recorder = Recorder(clock := Holding(), Memory())
+    recorder.time_ops()
+    with pytest.raises(ZeroDivisionError), recorder.segment((0, "forward")):
+        raise ZeroDivisionError
+    assert clock.log[-2:] == ["let go", "mark"]
 
 
 def test_a_step_is_host_bound_where_the_device_has_run_what_the_host_has_only_just_queued():
