@@ -46,7 +46,7 @@ def train(
         network: what is trained.
         budget: of `lmswap.enable`; None for training without lmswap.
         wrap: another way to need less memory.
-        traces: folder for a Kineto trace of two further steps and, with lmswap, its report, program and plan as JSON;
+        traces: folder for a Kineto trace of two further steps and, with lmswap, its report and plan as JSON;
             None: nothing is kept.
     """
     torch.compiler.reset()
@@ -86,7 +86,6 @@ def train(
         found["report"] = {name: getattr(report, name) for name in _OF_REPORT}
         if traces is not None:
             write_text(traces / "report.json", report.to_json())
-            write_text(traces / "program.json", lmswap.program(model).to_json())
             lmswap.save_plan(model, traces / "plan.json")
         lmswap.disable(model)
     return found
