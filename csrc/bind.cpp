@@ -224,6 +224,8 @@ void bind_engine(nb::module_& module) {
           "forget_marks", [](PyEngine& self, const std::vector<int64_t>& marks) { self.get().forget_marks(marks); },
           "marks"_a, WithoutLock())
       .def(
+          "can_hold", [](PyEngine& self) { return self.get().can_hold(); }, WithoutLock())
+      .def(
           "hold", [](PyEngine& self, uint64_t stream, double most_seconds) { self.get().hold(stream, most_seconds); },
           "stream"_a, "most_seconds"_a, WithoutLock())
       .def(

@@ -113,6 +113,9 @@ class LateEngine:
     def take_records(self) -> list[object]:
         return []
 
+    def can_hold(self) -> bool:
+        return False
+
     def mark(self, stream: int) -> int:
         return 0
 

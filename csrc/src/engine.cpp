@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "lmswap/clock.h"
@@ -365,31 +364,23 @@ void Engine::forget_marks(const std::vector<int64_t>& marks) {
   for (const int64_t mark : marks) marks_.erase(mark);
 }
 
-// The callback's thread is the driver's, and others' callbacks wait behind it: hence the limit.
-void Engine::hold(StreamHandle stream, double most_seconds) {
-  let_go();
-  const auto hold = std::make_shared<Hold>();
+bool Engine::can_hold() {
   const std::lock_guard lock(mutex_);
   check_open();
-  driver_->call_back(stream, [hold, limit = std::chrono::duration<double>(most_seconds)](int) {
-    std::unique_lock waiting(hold->mutex);
-    hold->changed.wait_for(waiting, limit, [&] { return hold->is_over; });
-  });
-  hold_ = hold;
+  return driver_->can_wait_for_host();
+}
+
+void Engine::hold(StreamHandle stream, double most_seconds) {
+  const std::lock_guard lock(mutex_);
+  check_open();
+  if (!driver_->can_wait_for_host()) throw option_error("streams of this device cannot wait for the host");
+  if (!hold_) hold_ = std::make_unique<StreamHold>(driver_);
+  hold_->begin(stream, most_seconds);
 }
 
 void Engine::let_go() {
-  std::shared_ptr<Hold> hold;
-  {
-    const std::lock_guard lock(mutex_);
-    hold.swap(hold_);
-  }
-  if (!hold) return;
-  {
-    const std::lock_guard lock(hold->mutex);
-    hold->is_over = true;
-  }
-  hold->changed.notify_all();
+  const std::lock_guard lock(mutex_);
+  if (hold_) hold_->end();
 }
 
 void Engine::release(int64_t number) noexcept {
@@ -419,7 +410,6 @@ uint64_t Engine::live_handles() {
 
 void Engine::close() {
   if (getpid() != process_) return;
-  let_go();
   // Destroyed after the lock is given back, in this order from below: records and handles, then the lanes, which end
   // what was queued first, then the driver.
   std::shared_ptr<Driver> driver;
@@ -430,8 +420,10 @@ void Engine::close() {
   std::map<int64_t, std::unique_ptr<Event>> marks;
   std::map<int64_t, TransferPointer> audits;
   std::deque<TransferPointer> unconfirmed;
+  std::unique_ptr<StreamHold> hold;
   const std::lock_guard lock(mutex_);
   is_open_ = false;
+  hold.swap(hold_);
   driver.swap(driver_);
   tiers.swap(tiers_);
   upkeep.swap(upkeep_lane_);

@@ -147,10 +147,13 @@ class Engine:
     def forget_marks(self, marks: list[int]) -> None:
         """Marks that nobody will take."""
 
+    def can_hold(self) -> bool:
+        """Whether streams of this device can wait for the host, and hold up no others meanwhile."""
+
     def hold(self, stream: int, most_seconds: float) -> None:
         """Makes ``stream`` wait for `let_go`, or for ``most_seconds``, before it runs what is queued after this call.
 
-        Nothing waits on the host driver. A hold that is in force ends.
+        A hold that is in force ends. Raises OptionError where `can_hold` is false.
         """
 
     def let_go(self) -> None:

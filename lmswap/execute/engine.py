@@ -139,7 +139,7 @@ class SwapEngine:
 
     @property
     def can_hold(self) -> bool:  # noqa: D102
-        return self.device.type == "cuda"
+        return self.native.can_hold()
 
     def hold(self) -> None:  # noqa: D102
         self.native.hold(self._stream(), _MOST_HELD_SECONDS)

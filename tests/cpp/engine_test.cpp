@@ -368,7 +368,7 @@ TEST_P(EngineConformance, marks_tell_when_the_stream_passed_them) {
 }
 
 TEST_P(EngineConformance, a_held_stream_waits_until_it_is_let_go) {
-  if (device_->driver->device_is_host()) GTEST_SKIP() << "its stream is the calling thread";
+  if (!engine_->can_hold()) GTEST_SKIP() << "its streams cannot wait for the host";
   constexpr double kForever = 600;
   engine_->hold(device_->stream, kForever);
   const int64_t first = engine_->mark(device_->stream);
@@ -389,12 +389,13 @@ TEST_P(EngineConformance, a_held_stream_waits_until_it_is_let_go) {
 }
 
 TEST_P(EngineConformance, a_held_stream_waits_no_longer_than_it_is_told) {
+  if (!engine_->can_hold()) {
+    EXPECT_ERROR(engine_->hold(device_->stream, 1), ErrorKind::kOption, "cannot wait for the host");
+    return;
+  }
   const double before = monotonic_seconds();
   engine_->hold(device_->stream, 0.02);
-  engine_->take_mark(engine_->mark(device_->stream));
-  const double seconds = monotonic_seconds() - before;
-  if (!device_->driver->device_is_host()) EXPECT_GE(seconds, 0.02);
-  EXPECT_LT(seconds, 60);
+  EXPECT_GE(engine_->take_mark(engine_->mark(device_->stream)) - before, 0.02);
 }
 
 TEST_P(EngineConformance, a_target_may_be_larger_than_what_was_swapped_out) {

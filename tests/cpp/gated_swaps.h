@@ -19,18 +19,12 @@ namespace lmswap::test {
 // Holds up the device's stream until it is let go, which it is at the latest when the test ends.
 class Held {
  public:
-  explicit Held(TestDevice& device) {
-    device.driver->call_back(device.stream, [held = let_go_.get_future().share()](int) { held.wait(); });
-  }
-  ~Held() { let_go(); }
-  void let_go() {
-    if (is_held_) let_go_.set_value();
-    is_held_ = false;
-  }
+  explicit Held(TestDevice& device) : hold_(device.driver) { hold_.begin(device.stream, kForever); }
+  void let_go() { hold_.end(); }
 
  private:
-  std::promise<void> let_go_;
-  bool is_held_ = true;
+  static constexpr double kForever = 600;
+  StreamHold hold_;
 };
 
 // Whether it comes to its end although the stream is held; lets go of that if not.

@@ -239,5 +239,5 @@ def test_ops_are_timed_as_they_run_where_the_host_takes_longer_for_them_than_the
     ops = step.joined.program.ops
     tanhs = [seconds for op, seconds in zip(ops, step.costs.seconds, strict=True) if op.target.startswith("aten.tanh")]
     assert len(tanhs) == 40
-    assert kernel_seconds <= statistics.median(tanhs) < 2 * kernel_seconds
+    assert 0.9 * kernel_seconds < statistics.median(tanhs) < 2 * kernel_seconds
     lmswap.disable(model)

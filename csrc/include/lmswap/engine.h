@@ -7,7 +7,6 @@
 
 #include <sys/types.h>
 
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -19,6 +18,7 @@
 
 #include "lmswap/dlpack.h"
 #include "lmswap/lanes/pacer.h"
+#include "lmswap/stream_hold.h"
 #include "lmswap/tiers/tier.h"
 
 namespace lmswap {
@@ -69,6 +69,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   int64_t mark(StreamHandle stream);
   double take_mark(int64_t mark);
   void forget_marks(const std::vector<int64_t>& marks);
+  bool can_hold();
   void hold(StreamHandle stream, double most_seconds);
   void let_go();
 
@@ -89,12 +90,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
     int64_t handle;
     std::shared_ptr<Event> wait_start;
     double waited_seconds = 0;
-  };
-  // A stream waits, in a callback, until the host has queued more work behind it.
-  struct Hold {
-    std::mutex mutex;
-    std::condition_variable changed;
-    bool is_over = false;
   };
   // Whose deleter gives the handle back.
   struct Token {
@@ -128,7 +123,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::unique_ptr<Lane> upkeep_lane_;  // none where nothing is to be done
   std::map<int64_t, Handle> handles_;
   std::map<int64_t, std::unique_ptr<Event>> marks_;
-  std::shared_ptr<Hold> hold_;                 // none while no stream waits for the host
+  std::unique_ptr<StreamHold> hold_;           // none until a stream is held
   std::map<int64_t, TransferPointer> audits_;  // by the copy that they are of, until their sums are taken
   std::deque<TransferPointer> unconfirmed_;    // copies in that a stream waits for and that may still fail
   std::map<int64_t, Flight> flights_;          // until they failed, or were waited for and taken as records

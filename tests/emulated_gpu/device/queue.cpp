@@ -217,6 +217,8 @@ int System::wait_value(void* handle, void* word, uint64_t value) {
   return kSuccess;
 }
 
+constexpr double kLongestCall = 0.5;  // seconds: long for a thread that others keep from running
+
 int System::call_back(void* handle, std::function<void(int code)> call) {
   const std::lock_guard lock(mutex_);
   const auto stream = find_stream(handle);
@@ -225,9 +227,12 @@ int System::call_back(void* handle, std::function<void(int code)> call) {
   stream->clock.join(host_);
   submit(*stream, [this, clock = stream->clock, call = std::move(call)](double begin) {
     tell(clock);
+    const double called = now();
     is_calling_back = true;
     call(faults.broken());
     is_calling_back = false;
+    // A real driver's lock is held meanwhile.
+    if (now() - called > kLongestCall) report("a callback that lasts: nobody can call the driver meanwhile", kSuccess);
     return std::max(begin, now());
   });
   return kSuccess;
