@@ -119,5 +119,6 @@ _SUMMARIES: dict[str, Callable[[Mapping[str, Any]], list[str]]] = {
     "headline": speed.lines,
     "stalls": _stalls,
     "peers": speed.lines,
+    "links": _stalls,
     "mapped": _mapped,
 }

@@ -41,14 +41,14 @@ def parts(folder: Path, small: int, large: int) -> list[Part]:
         command = ("-m", f"{own}.studies", name, str(result), "--sizes", *sizes, *arguments)
         return Part(name, title, command, result, seconds)
 
-    compared, paced = folder / "compared" / "compared.json", folder / "case-study" / "results.json"
+    compared, cases = folder / "compared" / "compared.json", folder / "case-study" / "results.json"
     compare = ("-m", "lmswap", "bench", "unet3d", "compare", "--sizes", *sizes)
     case_study = ("-m", "benchmarks.case_study", "--sizes", *sizes, "--repeats", "1")
     return [
         study("headline", f"{large}³ in the memory that plain torch reserves for {small}³", 200, *emulated),
         study("stalls", f"Stalls at {small}³, by Kineto", 120, *emulated),
         study("peers", "Other ways to need less memory, and lmswap at their peaks", 240, *emulated),
-        Part("case-study", "The case study", (*case_study, "--output", str(paced.parent)), paced),
+        study("links", "The case study's step over two links", 180, *emulated),
         part("tests", "The tests of the GPU", 150, f"{own}.suite", "-m", "not slow", "tests/gpu", *patient),
         part("mapped", "Kernels on pinned host memory", 60, f"{own}.mapped", *emulated),
         part("facts", "The machine, and what its calls cost", 60, f"{own}.facts"),
@@ -68,4 +68,5 @@ def parts(folder: Path, small: int, large: int) -> list[Part]:
             (*compare, "--folder", str(compared.parent), "--json", str(compared)),
             compared,
         ),
+        Part("case-study", "The case study", (*case_study, "--output", str(cases.parent)), cases),
     ]

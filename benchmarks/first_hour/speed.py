@@ -33,18 +33,19 @@ _OF_REPORT = (
     *("swapped_out_bytes", "recomputed_bytes", "base_bytes", "margin_bytes", "predicted_peak_bytes", "notes"),
 )
 
+Options = Mapping[str, Any]
 # Takes a model and gives what is called in its place.
 Wrapper = Callable[[nn.Module], AbstractContextManager[Callable[..., Tensor]]]
 
 
 def train(
-    network: Network, budget: int | str | None, *, wrap: Wrapper = nullcontext, traces: Path | None = None
+    network: Network, options: Options | None, *, wrap: Wrapper = nullcontext, traces: Path | None = None
 ) -> dict[str, Any]:
-    """Train plainly, or with lmswap within ``budget``: first steps, then steady ones, between which nothing waits.
+    """Train plainly, or with lmswap: first steps, then steady ones, between which nothing waits.
 
     Args:
         network: what is trained.
-        budget: of `lmswap.enable`; None for training without lmswap.
+        options: arguments of `lmswap.enable`; None for training without lmswap.
         wrap: another way to need less memory.
         traces: folder for a Kineto trace of two further steps and, with lmswap, its report and plan as JSON;
             None: nothing is kept.
@@ -58,8 +59,8 @@ def train(
     optimizer = torch.optim.Adam(model.parameters())
     torch.cuda.reset_peak_memory_stats()
     begun = time.perf_counter()
-    if budget is not None:
-        lmswap.enable(model, budget)
+    if options is not None:
+        lmswap.enable(model, **options)
     with wrap(model) as call:
         step = partial(network.step, call, batch, optimizer)
         losses, first_steps = [], []
@@ -81,7 +82,7 @@ def train(
         }
         if traces is not None:
             found["kernels"] = record_kernels(step, traces / "kineto.json")
-    if budget is not None:
+    if options is not None:
         report = lmswap.report(model)
         found["report"] = {name: getattr(report, name) for name in _OF_REPORT}
         if traces is not None:
@@ -112,15 +113,15 @@ def attempt(
     way: str,
     plain: Mapping[str, Any],
     network: Network,
-    budget: int | str | None,
+    options: Options | None,
     *,
     wrap: Wrapper = nullcontext,
     traces: Path | None = None,
 ) -> dict[str, Any]:
     """One way of training beside ``plain``; a plan that does not fit, or an error, is a result and ends nothing."""
-    run: dict[str, Any] = {"way": way, "budget_bytes": budget}
+    run: dict[str, Any] = {"way": way, "budget_bytes": options["budget"] if options else None}
     try:
-        run |= train(network, budget, wrap=wrap, traces=traces)
+        run |= train(network, options, wrap=wrap, traces=traces)
         run["same"] = {key: run[key] == plain[key] for key in ("losses", "weights")}
     except PlanInfeasible as error:
         run["refused"] = str(error)

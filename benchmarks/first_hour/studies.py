@@ -6,7 +6,8 @@ soon as they are there:
 - headline: the 3D U-Net at the larger size in the memory that plain torch reserves for the smaller, fp32 and bf16
 - stalls: the smaller at 70, 50 and 40 %, each with a Kineto trace of steady steps beside lmswap's report
 - peers: what users would take instead, each at its own peak, and lmswap within that peak
-- speed: six networks without a budget and within 70, 50 and 30 %
+- links: the larger in the memory of the smaller, over the machine's own link and paced to PCIe 3
+- speed: six networks without a budget and within 70, 50 and 30 %, and a step of some 10 ms without a budget
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.first_hour.networks import SHARES, Network, budgets, gpt_1b, monai_unet, networks, unet3d
+from benchmarks.first_hour.networks import SHARES, Network, budgets, few_images, gpt_1b, monai_unet, networks, unet3d
 from benchmarks.first_hour.speed import NO_BUDGET, PLAIN, PLAIN_AGAIN, Wrapper, attempt, rows, train
 from benchmarks.peers.tasks import Task
 from benchmarks.peers.ways import PEERS
@@ -48,9 +49,9 @@ def within_shares(network: Network, shares: Sequence[float], traces: Path | None
     plain = {"way": PLAIN, **train(network, None, traces=_in(traces, "plain"))}
     yield plain
     yield attempt(PLAIN_AGAIN, plain, network, None)
-    yield attempt(NO_BUDGET, plain, network, "auto", traces=_in(traces, "no_budget"))
+    yield attempt(NO_BUDGET, plain, network, {"budget": "auto"}, traces=_in(traces, "no_budget"))
     for share, nbytes in budgets(plain["between_bytes"], plain["reserved_bytes"], shares).items():
-        yield attempt(f"{share:.0%}", plain, network, nbytes, traces=_in(traces, f"{share:.0%}"))
+        yield attempt(f"{share:.0%}", plain, network, {"budget": nbytes}, traces=_in(traces, f"{share:.0%}"))
 
 
 def in_memory_of(smaller: Network, network: Network, traces: Path | None = None) -> Runs:
@@ -60,8 +61,9 @@ def in_memory_of(smaller: Network, network: Network, traces: Path | None = None)
     plain = {"way": PLAIN, **train(network, None)}
     yield plain
     yield attempt(PLAIN_AGAIN, plain, network, None)
-    yield attempt("in the smaller's memory", plain, network, small["reserved_bytes"], traces=_in(traces, "budget"))
-    yield attempt(NO_BUDGET, plain, network, "auto", traces=_in(traces, "no_budget"))
+    within = {"budget": small["reserved_bytes"]}
+    yield attempt("in the smaller's memory", plain, network, within, traces=_in(traces, "budget"))
+    yield attempt(NO_BUDGET, plain, network, {"budget": "auto"}, traces=_in(traces, "no_budget"))
 
 
 def beside_peers(network: Network, peers: Mapping[str, tuple[Network, Wrapper]]) -> Runs:
@@ -73,7 +75,19 @@ def beside_peers(network: Network, peers: Mapping[str, tuple[Network, Wrapper]])
         peer = attempt(name, plain, changed, None, wrap=wrap)
         yield peer
         if "reserved_bytes" in peer:
-            yield attempt(f"lmswap within the peak of {name}", plain, network, peer["reserved_bytes"])
+            yield attempt(f"lmswap within the peak of {name}", plain, network, {"budget": peer["reserved_bytes"]})
+
+
+def over_links(smaller: Network, network: Network, traces: Path | None = None) -> Runs:
+    """``network`` in the memory of ``smaller`` over the machine's own link and PCIe 3, by two policies."""
+    budget = train(smaller, None)["reserved_bytes"]
+    plain = {"way": PLAIN, **train(network, None, traces=_in(traces, "plain"))}
+    yield plain
+    for link in (None, "pcie3"):
+        for policy in ("tflms", "auto"):
+            way = f"{policy}, {'paced to PCIe 3' if link else 'own link'}"
+            options = {"budget": budget, "policy": policy, "link": link}
+            yield attempt(way, plain, network, options, traces=_in(traces, way.replace(" ", "_")))
 
 
 def _torch_peers(network: Network) -> dict[str, tuple[Network, Wrapper]]:
@@ -106,7 +120,11 @@ def studies(
         },
         "stalls": {"unet3d": partial(within_shares, unet3d(small), _STALL_SHARES, traces)},
         "peers": peers,
-        "speed": {name: partial(within_shares, network, SHARES) for name, network in known.items()},
+        "links": {"unet3d": partial(over_links, unet3d(small), unet3d(large), traces)},
+        "speed": {
+            **{name: partial(within_shares, network, SHARES) for name, network in known.items()},
+            "resnet50_few": partial(within_shares, few_images(are_small=are_small), ()),
+        },
     }
 
 

@@ -12,11 +12,10 @@ import pytest
 import torch
 
 from benchmarks.first_hour import __main__ as first_hour
-from benchmarks.first_hour import cards, speed, suite
+from benchmarks.first_hour import cards, studies, suite
+from benchmarks.first_hour.kernels import kernel_figures
 from benchmarks.first_hour.page import page, summary
 from benchmarks.first_hour.parts import Part, parts
-from benchmarks.peers.cell import Cell, Outcome
-from benchmarks.peers.results import Results
 from lmswap.bench.unet3d.study import describe_machine
 from lmswap.hardware.device import DeviceInfo
 from tests.benchmarks.studies import make_results
@@ -28,6 +27,51 @@ def step(reserved_bytes, *, retries):
     return {"reserved_bytes": reserved_bytes, "retries": retries}
 
 
+def way(name, seconds, reserved_bytes, **rest):
+    return {"network": "gpt", "way": name, "seconds": seconds, "reserved_bytes": reserved_bytes, **rest}
+
+
+def of_report(predicted_seconds, measured_seconds, swapped_out_bytes):
+    return {
+        "predicted_seconds": predicted_seconds,
+        "measured_seconds": measured_seconds,
+        "swapped_out_bytes": swapped_out_bytes,
+    }
+
+
+KERNELS = {
+    "busy_seconds": 0.08,
+    "idle_seconds": 0.005,
+    "idle_copying_seconds": 0.004,
+    "copying_seconds": 0.05,
+    "slowed_seconds": 0.001,
+    "copies": {"HtoD": {"bytes_per_second": 55e9}, "DtoH": {"bytes_per_second": 54e9}},
+}
+SPEED = {
+    "networks": {
+        "gpt": [
+            way("plain torch", [0.9, 1.0, 1.2], 2**31),
+            way(
+                "without a budget",
+                [1.1],
+                2**31,
+                budget_bytes="auto",
+                report=of_report(None, 1.0, 0),
+                same={"losses": True, "weights": False},
+            ),
+            way(
+                "50%",
+                [1.21],
+                2**29,
+                budget_bytes=2**30,
+                report=of_report(1.15, 1.2, 2**28),
+                same={"losses": True, "weights": True},
+                kernels=KERNELS,
+            ),
+            {"network": "gpt", "way": "30%", "budget_bytes": 2**29, "refused": "no plan fits"},
+        ]
+    }
+}
 FOUND = {
     "facts": {
         "used_by_contexts_bytes": 2**29,
@@ -41,31 +85,18 @@ FOUND = {
         "collected": 3,
         "tests": [{"test": "tests/gpu/a.py::test_b", "outcome": "failed"}, {"outcome": "passed"}],
     },
-    "speed": {
-        "networks": {
-            "gpt": [
-                {"network": "gpt", "way": "plain torch", "seconds": [0.9, 1.0, 1.2], "reserved_bytes": 2**31},
-                {
-                    "network": "gpt",
-                    "way": "without a budget",
-                    "budget_bytes": "auto",
-                    "seconds": [1.1],
-                    "reserved_bytes": 2**31,
-                    "report": {"predicted_seconds": None, "measured_seconds": 1.0, "swapped_out_bytes": 0},
-                    "same": {"losses": True, "weights": False},
-                },
-                {
-                    "network": "gpt",
-                    "way": "50%",
-                    "budget_bytes": 2**30,
-                    "seconds": [1.21],
-                    "reserved_bytes": 2**29,
-                    "report": {"predicted_seconds": 1.15, "measured_seconds": 1.2, "swapped_out_bytes": 2**28},
-                    "same": {"losses": True, "weights": True},
-                },
-                {"network": "gpt", "way": "30%", "budget_bytes": 2**29, "refused": "no plan fits"},
-            ]
-        }
+    **dict.fromkeys(("headline", "stalls", "peers", "links", "speed"), SPEED),
+    "mapped": {
+        "kernels": [
+            {
+                "operation": "sum",
+                "same": True,
+                "bytes_per_second": 50e9,
+                "device_seconds": 0.001,
+                "mapped_seconds": 0.05,
+            },
+            {"operation": "attention", "failure": "no kernel"},
+        ]
     },
     "cards": {
         "card": 1.02,
@@ -101,11 +132,7 @@ FOUND = {
 
 def test_the_page_says_of_every_part_on_which_device_and_with_which_code_it_was(tmp_path):
     make_results().write(tmp_path / "results.json")
-    Results({}, (Outcome(Cell("gpt", "small", "cuda", "swap", 50, 2**20), "infeasible", needed_bytes=2**21),)).write(
-        tmp_path / "gpt.json"
-    )
-    written = {"case-study": tmp_path / "results.json", "peers": tmp_path / "gpt.json"}
-    found = {**FOUND, **{name: json.loads(path.read_text()) for name, path in written.items()}}
+    found = {**FOUND, "case-study": json.loads((tmp_path / "results.json").read_text())}
     names = [part.name for part in parts(Path(), 144, 192)]
     assert found.keys() == set(names)
     ended = [
@@ -137,7 +164,9 @@ def test_the_page_says_of_every_part_on_which_device_and_with_which_code_it_was(
         "2 of 9 ops: 2 aten.index_add.default",
         "| 192³, lmswap | 2.00 GiB | 1.00 GiB | 0.500 |",
         "- 128³ under the 96³ budget",
-        "gpt          swap                  50 %  needs 2.00 MiB",
+        "| 50% | 80.00 | 5.00 | 4.00 | 50.00 | 1.00 | 55.0 / 54.0 |",
+        "| sum | same | 50.0 | 50.00 × |",
+        "| attention | no kernel | | |",
     ):
         assert part in text
 
@@ -285,17 +314,21 @@ def test_without_a_gpu_it_says_what_can_be_done(monkeypatch, capsys):
 
 @pytest.fixture
 def its_tests(tmp_path, monkeypatch):
-    """Runs a file of tests as those of the GPU are run; gives exit status and outcomes."""
+    """Runs a file of tests as those of the GPU are run; gives exit status, and outcomes in order of their end."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(suite, "_HOW", ("-m", "pytest", "-q", "-p", "no:cacheprovider"))
+    monkeypatch.setattr(suite, "_HOW", ("-m", "pytest", "-p", "no:cacheprovider"))
 
-    def run(text, most_seconds=60, num_at_once=1):
+    def run(text, most_seconds=60, **options):
         Path("test_some.py").write_text(f"import os, subprocess, sys, time, pytest\n{text}")
-        code = suite.run(Path("found.json"), ["test_some.py"], most_seconds, num_at_once)
+        code = suite.run(Path("found.json"), ["test_some.py"], most_seconds, **options)
         found = json.loads(Path("found.json").read_text()) if Path("found.json").exists() else None
         return code, found and {test["test"].partition("::")[2]: test for test in found["tests"]}
 
     return run
+
+
+def outcomes(found):
+    return {name: test["outcome"] for name, test in found.items()}
 
 
 def test_tests_that_are_not_found_have_not_passed(its_tests, capsys):
@@ -307,45 +340,90 @@ def test_tests_that_are_not_found_have_not_passed(its_tests, capsys):
 def test_tests_go_on_where_they_were_stopped_and_what_failed_runs_again_at_last(its_tests, capsys):
     some = "def test_a(): assert os.path.exists('more')\ndef test_b(): pytest.skip('why')\n"
     code, found = its_tests(some)
-    assert code == 1
-    assert [test["outcome"] for test in found.values()] == ["failed", "skipped"]
-    assert "assert os.path.exists" in found["test_a"]["end"]
+    assert (code, outcomes(found)) == (1, {"test_a": "failed", "test_b": "skipped"})
+    assert "assert os.path.exists" in Path("found.log").read_text()
     capsys.readouterr()
     Path("more").touch()
     code, found = its_tests(some + "def test_c(): pass")
-    assert code == 0
-    assert [test["outcome"] for test in found.values()] == ["passed", "skipped", "passed"]
-    said = [line.split()[3:5] for line in capsys.readouterr().out.splitlines()]
+    assert (code, outcomes(found)) == (0, {"test_a": "passed", "test_b": "skipped", "test_c": "passed"})
+    said = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
     assert said == [["test_some.py::test_c", "passed,"], ["test_some.py::test_a", "passed,"]]
 
 
-def test_several_run_beside_each_other(its_tests):
-    waits = "open('{}', 'w').close()\n    while not os.path.exists('{}'): time.sleep(0.1)\n"
-    both = f"def test_a():\n    {waits.format('a', 'b')}\ndef test_b():\n    {waits.format('b', 'a')}"
-    code, found = its_tests(both, num_at_once=2)
-    assert code == 0
-    assert found.keys() == {"test_a", "test_b"}
+def test_tests_run_in_one_process_and_what_ends_it_fails_alone(its_tests):
+    numbers = "def note(): open('numbers', 'a').write(f'{os.getpid()} ')\n"
+    bodies = {"test_a": "note()", "test_b": "os.kill(os.getpid(), 9)", "test_c": "note()", "test_d": "note()"}
+    code, found = its_tests(numbers + "".join(f"def {name}(): {body}\n" for name, body in bodies.items()))
+    assert (code, outcomes(found)) == (1, {**dict.fromkeys(bodies, "passed"), "test_b": "failed"})
+    first, second, third = Path("numbers").read_text().split()
+    assert first != second == third
 
 
-@pytest.mark.slow
+def test_parameters_with_spaces_are_names_and_marks_choose(its_tests):
+    some = "@pytest.mark.parametrize('a', ['one two'])\ndef test_a(a): pass\n@pytest.mark.skip\ndef test_b(): pass\n"
+    code, found = its_tests(some, marks="not skip")
+    assert (code, outcomes(found)) == (0, {"test_a[one two]": "passed"})
+
+
 def test_a_test_that_takes_too_long_is_ended_with_all_that_it_started(its_tests, tmp_path):
     child = f"import os, time; open({str(tmp_path / 'child')!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     code, found = its_tests(f"def test_a(): subprocess.run([sys.executable, '-c', {child!r}])\n", 10)
-    assert (code, found["test_a"]["outcome"], found["test_a"]["end"]) == (1, "failed", "took more than 10 s")
+    assert (code, outcomes(found)) == (1, {"test_a": "failed"})
+    assert "test_some.py::test_a" in found["test_a"]["end"]
     check_dead(tmp_path / "child")
 
 
 @pytest.mark.parametrize(("last", "code"), [("refused", 0), ("failure", 1)])
 def test_speeds_are_kept_as_they_are_found_and_a_refusal_is_an_answer(tmp_path, monkeypatch, last, code):
-    runs = [FOUND["speed"]["networks"]["gpt"][0], {"network": "gpt", "way": "30%", last: "why"}]
+    runs = [SPEED["networks"]["gpt"][0], {"network": "gpt", "way": "30%", last: "why"}]
     script = tmp_path / "python"
     script.write_text("#!/bin/sh\n" + "".join(f"echo '{json.dumps(run)}'\n" for run in runs))
     script.chmod(0o755)
-    monkeypatch.setattr(speed.sys, "executable", str(script))
-    monkeypatch.setattr(speed, "describe_device", lambda _: DeviceInfo("cuda:0", "Some GPU", 1, 1, "2.13.0", "580"))
-    assert speed._keep(tmp_path / "speed.json", ["gpt"], are_small=True) == code
+    monkeypatch.setattr(studies.sys, "executable", str(script))
+    monkeypatch.setattr(studies, "describe_device", lambda _: DeviceInfo("cuda:0", "Some GPU", 1, 1, "2.13.0", "580"))
+    assert studies.keep(tmp_path / "speed.json", ["speed", "speed.json"], ["gpt"]) == code
     found = json.loads((tmp_path / "speed.json").read_text())
     assert (found["device"], found["driver"], found["networks"]) == ("Some GPU", "580", {"gpt": runs})
+
+
+def event(category, name, start, seconds, **arguments):
+    return {"ph": "X", "cat": category, "name": name, "ts": start, "dur": seconds, "args": arguments}
+
+
+def test_a_step_s_kernels_are_told_from_idle_time_and_those_beside_copies_from_those_alone():
+    grid = {"grid": [1, 2, 3]}
+    events = [
+        event("kernel", "conv", 0, 100, **grid),  # alone
+        event("kernel", "conv", 150, 120, **grid),  # beside a copy
+        event("kernel", "conv", 300, 500, grid=[9]),  # another grid: nothing to compare it with
+        event("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", 120, 200, bytes=1000),
+        event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 700, 100, bytes=2000),
+        event("gpu_memcpy", "Memcpy DtoD (Device -> Device)", 0, 800, bytes=9000),
+        event("cuda_runtime", "cudaLaunchKernel", 0, 900),
+    ]
+    found = kernel_figures(events, steps=2)
+    microseconds = {name: round(2e6 * value) for name, value in found.items() if name.endswith("_seconds")}
+    assert microseconds == {
+        "kernel_seconds": 720,
+        "busy_seconds": 720,
+        "idle_seconds": 80,
+        "idle_copying_seconds": 60,
+        "copying_seconds": 300,
+        "slowed_seconds": 20,
+        "compared_seconds": 120,
+    }
+    assert found["copies"]["DtoH"] == {"num": 0.5, "bytes": 500, "bytes_per_second": pytest.approx(5e6)}
+    assert list(found["longest"]) == ["conv"]
+    assert kernel_figures([event("cuda_runtime", "cudaLaunchKernel", 0, 900)], steps=1) == {}
+
+
+def test_every_study_knows_its_networks_and_refuses_others(monkeypatch, capsys):
+    known = studies.studies((48, 64), are_small=True, traces=None)
+    assert {"headline", "stalls", "peers", "links", "speed"} == set(known)
+    monkeypatch.setattr(studies.sys, "argv", ["studies", "headline", "out.json", "--networks", "vit"])
+    with pytest.raises(SystemExit):
+        studies.main()
+    assert "headline has unet3d, unet3d_bf16, not vit" in capsys.readouterr().err
 
 
 @pytest.fixture
