@@ -64,13 +64,8 @@ class Options:
         Raises:
             OptionError: an unknown name or a byte count that cannot be read; says which and what would be valid.
         """
-        _one_of("policy", policy, POLICIES)
         tier, peer = _tier_and_peer(tier)
-        _one_of("compiler", compiler, COMPILERS)
-        if compiler == "eager" and policy in NEEDS_GRAPHS:
-            raise OptionError(
-                f"policy '{policy}' computes tensors again, which needs graphs; compiler='eager' has none"
-            )
+        check_names(policy, tier, compiler)
         for name, given in (("verify", verify), ("wipe", wipe), ("together", together)):
             if not isinstance(given, bool):
                 raise OptionError(f"{name} must be True or False, not {given!r}")
@@ -135,8 +130,16 @@ def _tier_and_peer(tier: str) -> tuple[str, str | None]:
         if not number.isdecimal():
             raise OptionError(f"tier {tier!r} names no GPU; write its number as torch counts, such as 'peer:1'")
         return name, f"cuda:{int(number)}"
-    _one_of("tier", tier, TIERS)
     return tier, None
+
+
+def check_names(policy: str, tier: str, compiler: str) -> None:
+    """Raises OptionError if one of them is unknown, or if they exclude each other."""
+    _one_of("policy", policy, POLICIES)
+    _one_of("tier", tier, TIERS)
+    _one_of("compiler", compiler, COMPILERS)
+    if compiler == "eager" and policy in NEEDS_GRAPHS:
+        raise OptionError(f"policy '{policy}' computes tensors again, which needs graphs; compiler='eager' has none")
 
 
 def _one_of(what: str, given: object, known: tuple[str, ...]) -> None:

@@ -16,6 +16,7 @@ import lmswap
 from lmswap import cli
 from lmswap.analyze.memory import StepMemory
 from lmswap.errors import LmswapError, OptionError, PlanInfeasible, PlanMismatch
+from lmswap.ir.emulation import EmulatedLink
 from lmswap.plan import make_plan
 from lmswap.plan.cache import Planned, Room
 from lmswap.session import planner
@@ -284,3 +285,50 @@ def test_steps_of_one_file_only_are_a_difference(file, tmp_path, capsys):
     train(*MODELS["two graphs"][:2], save=tmp_path / "other.json", num_steps=2, **OPTIONS)
     assert cli.main(["diff", str(file), str(tmp_path / "other.json")]) == 1
     assert f"is only in {file}" in capsys.readouterr().out.replace("\n", "")
+
+
+@pytest.fixture
+def paced(tmp_path):
+    """A small net's plan for an emulated link, as JSON has it."""
+    file = tmp_path / "paced.json"
+    train(
+        *MODELS["resnet"][:2], save=file, num_steps=2, link=EmulatedLink(40e6, 50e6, str(tmp_path / "bus")), **OPTIONS
+    )
+    (tmp_path / "bus").unlink()
+    return file
+
+
+def test_a_plan_file_that_names_the_file_of_a_shared_link_is_refused_and_touches_no_file(paced, tmp_path):
+    data = json.loads(paced.read_text())
+    planted, empty = tmp_path / "planted", tmp_path / "empty"
+    empty.touch()
+    for path in (planted, empty):
+        data["options"]["link"]["shared_file"] = str(path)
+        paced.write_text(json.dumps(data))
+        with pytest.raises(OptionError, match=f"its link is shared by the file '{path}', which a plan must not choose"):
+            lmswap.enable(CASES["resnet"].make(), plan=paced)
+    assert not planted.exists() and empty.read_bytes() == b""
+
+
+def test_a_plan_of_a_shared_link_is_saved_without_the_file_and_followed_with_the_one_that_is_given(paced, tmp_path):
+    assert json.loads(paced.read_text())["options"]["link"]["shared_file"] is None
+    bus = tmp_path / "another bus"
+    _, alone = train(*MODELS["resnet"][:2], num_steps=2, plan=paced)
+    assert alone.emulated_link == EmulatedLink(40e6, 50e6)
+    _, shared = train(*MODELS["resnet"][:2], num_steps=2, plan=paced, link=EmulatedLink(40e6, 50e6, str(bus)))
+    assert shared.emulated_link == EmulatedLink(40e6, 50e6, str(bus)) and bus.exists()
+    with pytest.raises(OptionError, match=r"link was given as 0.04 GB/s out, 0.06 GB/s in"):
+        lmswap.enable(CASES["resnet"].make(), plan=paced, link=EmulatedLink(40e6, 60e6))
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("policy", "best"), ("tier", "tape"), ("compiler", "gcc"), ("compiler", "eager")]
+)
+def test_options_of_a_plan_file_are_checked_as_arguments_are(file, option, value):
+    data = json.loads(file.read_text())
+    data["options"].update({"policy": "recompute", option: value})
+    file.write_text(json.dumps(data))
+    with pytest.raises(
+        OptionError, match=f"plan '{file}' cannot be followed: .*({option} '{value}'|'{value}' has none)"
+    ):
+        lmswap.enable(CASES["resnet"].make(), plan=file)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lmswap.errors import OptionError
 from lmswap.ir.bytesize import parse_bytes
@@ -30,6 +30,11 @@ class EmulatedLink:
                 raise OptionError(f"the rates of an emulated link are bytes per second, 1e6 or more, not {rate!r}")
         if self.shared_file is not None and (not isinstance(self.shared_file, str) or not self.shared_file):
             raise OptionError(f"shared_file must be a path as a string, not {self.shared_file!r}")
+
+    @property
+    def unshared(self) -> EmulatedLink:
+        """A link of the same rates that no other process shares."""
+        return replace(self, shared_file=None)
 
     @staticmethod
     def parse(text: str) -> EmulatedLink:

@@ -19,7 +19,7 @@ from lmswap.ir.emulation import EmulatedLink
 from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Decision, Plan
 from lmswap.ir.program import BufferKind, Op, Program
-from lmswap.options import Options
+from lmswap.options import Options, check_names
 from lmswap.plan import check
 from lmswap.plan.cache import DAMAGE, Planned
 from lmswap.reporting.decisions import buffer_decisions
@@ -30,7 +30,10 @@ _LONGEST_LINE = 1000  # characters; an op that reads a hundred buffers
 
 @dataclass(frozen=True)
 class PinnedOptions:
-    """The arguments of `lmswap.enable` that plans depend on, as the model that was saved had them."""
+    """The arguments of `lmswap.enable` that plans depend on, as the model that was saved had them.
+
+    ``link`` is unshared: which file a link is shared by is the choice of whoever enables the model, as every path is.
+    """
 
     budget_bytes: int
     policy: str
@@ -42,9 +45,8 @@ class PinnedOptions:
     @staticmethod
     def of(options: Options, *, budget_bytes: int, tier: str) -> PinnedOptions:
         """What a model has that was enabled with ``options``, where "auto" was read as this budget and tier."""
-        return PinnedOptions(
-            budget_bytes, options.policy, tier, options.compiler, options.min_swap_bytes, link=options.link
-        )
+        link = options.link.unshared if options.link else None
+        return PinnedOptions(budget_bytes, options.policy, tier, options.compiler, options.min_swap_bytes, link)
 
 
 @dataclass(frozen=True)
@@ -108,8 +110,9 @@ class PinnedPlans:
             OptionError: something else was asked for.
         """
         defaults = Options.parse()
+        unshared = replace(given, link=given.link.unshared if given.link else None)
         for field in fields(PinnedOptions):
-            asked, pinned = getattr(given, field.name), getattr(self.options, field.name)
+            asked, pinned = getattr(unshared, field.name), getattr(self.options, field.name)
             if asked not in (getattr(defaults, field.name), pinned):
                 name = field.name.removesuffix("_bytes") if field.name == "budget_bytes" else field.name
                 here, there = _said_apart(field.name, asked, pinned)
@@ -119,7 +122,8 @@ class PinnedPlans:
                 )
         if given.budget_share is not None:
             raise OptionError(f"a plan's budget is bytes: leave budget out beside plan '{given.plan}', or plan anew")
-        return replace(given, **{field.name: getattr(self.options, field.name) for field in fields(PinnedOptions)})
+        pinned = {field.name: getattr(self.options, field.name) for field in fields(PinnedOptions)}
+        return replace(given, **pinned | {"link": given.link or self.options.link})
 
     def check_device(self, machine: Machine) -> None:
         """Raises PlanMismatch if a plan was made for another device, or needs more of its tier than there is."""
@@ -155,15 +159,22 @@ class PinnedPlans:
 
 
 def _options(data: Mapping[str, Any]) -> PinnedOptions:
-    link = data["link"]
-    return PinnedOptions(
+    link = None if data["link"] is None else EmulatedLink(**data["link"])
+    if link is not None and link.shared_file is not None:
+        raise OptionError(
+            f"its link is shared by the file {link.shared_file!r}, which a plan must not choose: set shared_file to "
+            "null there, and give enable() an EmulatedLink of these rates with that file"
+        )
+    options = PinnedOptions(
         budget_bytes=int(data["budget_bytes"]),
         policy=str(data["policy"]),
         tier=str(data["tier"]),
         compiler=str(data["compiler"]),
         min_swap_bytes=int(data["min_swap_bytes"]),
-        link=None if link is None else EmulatedLink(**link),
+        link=link,
     )
+    check_names(options.policy, options.tier, options.compiler)
+    return options
 
 
 def _step(data: Mapping[str, Any], options: PinnedOptions) -> tuple[Program, Planned]:

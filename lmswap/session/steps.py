@@ -71,7 +71,7 @@ class StepPlans:
                 "policy": options.policy,
                 "compiler": options.compiler,
                 "budget": options.budget_bytes if options.budget_share is None else options.budget_share,
-                "emulated": asdict(replace(options.link, shared_file=None)) if options.link else None,
+                "emulated": asdict(options.link.unshared) if options.link else None,
                 "is_shared": options.link is not None and options.link.shared_file is not None,
             },
             tier=tier,
