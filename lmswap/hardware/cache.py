@@ -19,6 +19,8 @@ from typing import Any
 
 _log = logging.getLogger(__name__)
 
+_WRITABLE_BY_OTHERS = 0o022  # by a group, too: who is in it may change
+
 
 @dataclass(frozen=True)
 class CacheFile:
@@ -58,7 +60,7 @@ class CacheFile:
         if self.path is None:
             return
         try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make_private(self.path.parent)
             _check_own(self.path.parent)
             _replace(self.path, json.dumps({**data, "key": self.key}, indent=1))
         except (OSError, ValueError) as error:
@@ -71,16 +73,25 @@ def _read_own(path: Path) -> str:
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, encoding="utf-8") as file:
         status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & _WRITABLE_BY_OTHERS:
             raise ValueError("it is not a file that only this user may write")
         return file.read()
 
 
 def _check_own(directory: Path) -> None:
-    """Raises ValueError if the directory, or the link that stands for it, is another user's."""
+    """Raises ValueError if others may write in the directory, or it, or the link that stands for it, is theirs."""
     for status in (directory.lstat(), directory.stat()):
         if status.st_uid != os.geteuid():
             raise ValueError(f"'{directory}' belongs to another user ({status.st_uid})")
+    if status.st_mode & _WRITABLE_BY_OTHERS:
+        raise ValueError(f"others may write in '{directory}': its mode is {status.st_mode & 0o7777:o}; chmod 700 it")
+
+
+def _make_private(directory: Path) -> None:
+    """Makes ``directory``, and what is missing above it: each for this user alone, whatever the umask."""
+    if not directory.is_dir():
+        _make_private(directory.parent)  # mkdir(parents=True) would make these with the mode that the umask leaves
+        directory.mkdir(mode=0o700, exist_ok=True)
 
 
 def _replace(path: Path, text: str) -> None:

@@ -85,13 +85,30 @@ def test_a_pipe_is_refused_and_does_not_block(directory):
         file.read()
 
 
-def test_a_directory_is_made_for_this_user_alone(directory):
-    mask = os.umask(0)
+@pytest.mark.parametrize("mask", [0, 0o002, 0o022])
+def test_a_directory_and_what_is_missing_above_it_are_made_for_this_user_alone(tmp_path, monkeypatch, mask):
+    directory = tmp_path / "new home" / ".cache" / "lmswap"
+    monkeypatch.setenv("LMSWAP_CACHE_DIR", str(directory))
+    before = os.umask(mask)
     try:
         CacheFile.locate("plan", {}).write({})
     finally:
-        os.umask(mask)
-    assert directory.stat().st_mode & 0o777 == 0o700
+        os.umask(before)
+    made = [directory, *directory.parents[: directory.parents.index(tmp_path)]]
+    assert [path.stat().st_mode & 0o777 for path in made] == [0o700] * 3
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770, 0o702])
+def test_a_directory_that_others_may_write_in_is_neither_read_nor_written(directory, mode, caplog):
+    file = CacheFile.locate("machine", {})
+    file.write({"n": 1})
+    directory.chmod(mode)
+    with pytest.raises(ValueError, match=f"others may write in '{directory}': its mode is {mode:o}; chmod 700 it"):
+        file.read()
+    file.write({"n": 2})
+    assert "others may write in" in caplog.text
+    directory.chmod(0o755)
+    assert file.read() == {"n": 1}
 
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make what belongs to others")
