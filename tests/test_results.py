@@ -202,13 +202,44 @@ def seen_on_a_gpu():
     return found
 
 
-def test_readmes_figures_of_a_gpu_are_those_that_were_stored(seen_on_a_gpu):
-    rows = table("README.md", "H200")
-    assert len(rows) == 3
+HEADLINE = {
+    "144³, plain torch": ("unet3d", "plain torch, the smaller size"),
+    "192³, plain torch": ("unet3d", "plain torch"),
+    "192³, no budget": ("unet3d", "without a budget"),
+    "**192³ in the memory of 144³**": ("unet3d", "in the smaller's memory"),
+    "**192³ in bf16 in the memory of 144³**": ("unet3d_bf16", "in the smaller's memory"),
+    "fp32, plain torch": ("unet3d", "plain torch"),
+    "fp32, no budget": ("unet3d", "without a budget"),
+    "**fp32, in 6.52 GiB**": ("unet3d", "in the smaller's memory"),
+    "bf16, plain torch": ("unet3d_bf16", "plain torch"),
+    "bf16, no budget": ("unet3d_bf16", "without a budget"),
+    "**bf16, in 3.34 GiB**": ("unet3d_bf16", "in the smaller's memory"),
+}
+
+
+@pytest.mark.parametrize(("page", "column"), [("README.md", "H200"), ("docs/results.md", "at 192³")])
+def test_the_headline_s_figures_are_those_that_were_stored(page, column):
+    stored = json.loads((RESULTS / "h200" / "headline.json").read_text(encoding="utf-8"))["networks"]
+    rows = table(page, column)
+    assert {row[column] for row in rows} <= HEADLINE.keys() and len(rows) >= 5
     for row in rows:
-        found = seen_on_a_gpu["unet3d", row["H200"]]
-        assert row["reserved"].startswith(found["reserved"])
-        assert (row["step"], row["predicted, forward and backward"]) == (found["step"], found["predicted"])
+        network, way = HEADLINE[row[column]]
+        runs = {run["way"]: run for run in stored[network]}
+        run, plain = runs[way], median(runs["plain torch"]["seconds"])
+        assert all(run.get("same", {"": True}).values())
+        seconds, report, budget_bytes = median(run["seconds"]), run.get("report"), run.get("budget_bytes")
+        assert row["step"].strip("*") == f"{1e3 * seconds:.1f} ms"
+        is_bound = isinstance(budget_bytes, int)
+        nbytes = f"{(budget_bytes if is_bound else run['reserved_bytes']) / GIB:.2f} GiB"
+        share = f"{run['reserved_bytes'] / budget_bytes:.3f} of" if is_bound else ""
+        assert row["reserved"] in (nbytes, f"{share} {nbytes}", f"{share} it")
+        if report is None:
+            continue
+        assert row["over plain torch"] == f"{seconds / plain:.3f} ×"
+        predicted = f"{1e3 * report['predicted_seconds']:.1f} ms, took {1e3 * report['measured_seconds']:.1f}"
+        assert row.get("predicted, forward and backward", predicted) == predicted
+        for name, nbytes in (("moved out", "swapped_out_bytes"), ("computed again", "recomputed_bytes")):
+            assert row.get(name, "–") in (f"{report[nbytes] / GIB:.2f} GiB", "–")
 
 
 def test_the_tables_figures_of_a_gpu_are_those_that_were_stored(seen_on_a_gpu):

@@ -13,6 +13,7 @@ from benchmarks.case_study.results import Results as CaseStudy
 from benchmarks.conformance.results import read_results as read_conformance
 from benchmarks.distributed.results import Results as Distributed
 from benchmarks.first_hour import speed
+from benchmarks.first_hour.page import summary
 from benchmarks.peers.results import read_results as read_peers
 from benchmarks.programs.compare import read_outcomes
 
@@ -36,7 +37,16 @@ def test_the_outcomes_that_plans_are_compared_with_can_be_read():
     assert read_outcomes(STORED / "programs.json")
 
 
-@pytest.mark.parametrize("path", [*(STORED / "h200").glob("*unet3d*.json"), *(STORED / "h200").glob("*resnet50*.json")])
+OF_SPEED = ("*unet3d*.json", "*resnet50*.json", "headline*.json", "stalls.json")
+
+
+@pytest.mark.parametrize("path", [path for pattern in OF_SPEED for path in (STORED / "h200").glob(pattern)])
 def test_the_tables_of_a_real_gpu_are_those_of_its_figures(path: Path):
     page = (STORED / "h200" / "README.md").read_text()
     assert "\n".join(speed.lines(json.loads(path.read_text()))) in page
+
+
+@pytest.mark.parametrize("part", ["stalls", "mapped"])
+def test_the_other_tables_of_a_real_gpu_are_those_of_its_figures(part: str):
+    found = json.loads((STORED / "h200" / f"{part}.json").read_text())
+    assert "\n".join(summary(part, found)) in (STORED / "h200" / "README.md").read_text()
