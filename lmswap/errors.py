@@ -1,6 +1,8 @@
-"""Every exception and warning of lmswap. Each keeps its numbers as fields and builds its sentence. Imports nothing."""
+"""Every exception and warning of lmswap. Each keeps its numbers as fields and builds its sentence."""
 
 from __future__ import annotations
+
+from lmswap.terminal import escape_controls
 
 
 def without_path(error: Exception) -> str:
@@ -9,7 +11,10 @@ def without_path(error: Exception) -> str:
 
 
 class LmswapError(Exception):
-    """Base of all errors that lmswap raises on purpose."""
+    """Base of all errors that lmswap raises on purpose; a traceback shows their names out of files escaped."""
+
+    def __str__(self) -> str:
+        return escape_controls(super().__str__())
 
 
 class BudgetExceeded(UserWarning):

@@ -7,8 +7,14 @@ import os
 from collections.abc import Mapping
 
 from lmswap.errors import OptionError
+from lmswap.terminal import escape_controls
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
+
+class _Formatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return escape_controls(super().format(record))
 
 
 def log_as_asked(environment: Mapping[str, str] = os.environ) -> None:
@@ -23,7 +29,7 @@ def log_as_asked(environment: Mapping[str, str] = os.environ) -> None:
     if level not in LEVELS:
         raise OptionError(f"LMSWAP_LOG_LEVEL is '{level}'; it can be {', '.join(LEVELS)}")
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(_Formatter("%(levelname)s %(name)s: %(message)s"))
     handler.addFilter(lambda _: not logging.getLogger().hasHandlers())  # asked when something is said, not now
     logger = logging.getLogger("lmswap")
     logger.setLevel(level)

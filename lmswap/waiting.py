@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from lmswap.terminal import escape_controls
+
 _log = logging.getLogger(__name__)
 
 _PATIENCE_SECONDS = 3.0
@@ -43,5 +45,5 @@ def told(what: str) -> Iterator[None]:
 
 
 def _write(sentence: str) -> None:
-    sys.stderr.write(f"lmswap: {sentence}\n")
+    sys.stderr.write(f"lmswap: {escape_controls(sentence)}\n")
     sys.stderr.flush()

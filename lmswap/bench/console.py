@@ -1,15 +1,27 @@
-"""Where do benchmarks print? On a console that takes any text, whatever characters the output has."""
+"""The console on which benchmarks print: it takes any text, whatever characters the output has."""
 
 from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Iterable
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from lmswap.terminal import escape_controls
+
+
+class _EscapingConsole(Console):
+    """Escapes control characters of what is printed; its own, which move the cursor and colour, it keeps."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.is_control else segment._replace(text=escape_controls(segment.text))
 
 
 def make_console() -> Console:
-    """A console on standard output; characters that it cannot have, as ``³`` under ``LC_ALL=C``, are escaped."""
+    """A console on standard output; control characters, and what it cannot have, are escaped."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-    return Console()
+    return _EscapingConsole()

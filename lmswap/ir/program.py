@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from lmswap.errors import CaptureError
+from lmswap.terminal import escape_controls
 
 if TYPE_CHECKING:
     import networkx
@@ -245,7 +246,7 @@ class Program:
                 made = " ".join(f"%{b}:{self.buffers[b].nbytes}" for b in op.writes) or "-"
                 used = " ".join(f"%{b}" for b in op.reads)
                 lines.append(f"  {op.index:>5} {made} = {op.target}({used})  {op.source}".rstrip())
-        return "\n".join(lines)
+        return escape_controls("\n".join(lines))
 
 
 def _fields(record: DataclassInstance) -> dict[str, Any]:

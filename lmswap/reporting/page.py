@@ -48,7 +48,7 @@ def write_page(
     _add_lanes(figure, timelines)
     _add_buffers(figure, shown)
     figure.update_layout(
-        title=title,
+        title=_escape(title),
         height=sum(heights) + 160,
         barmode="overlay",
         bargap=0.15,
@@ -110,7 +110,7 @@ def _add_lanes(figure: Figure, timelines: Sequence[Timeline]) -> None:
 
 
 def _add_buffers(figure: Figure, decisions: Sequence[BufferDecision]) -> None:
-    labels = {row.buffer: f"{row.name} · {format_bytes(row.nbytes)}" for row in decisions}
+    labels = {row.buffer: f"{_escape(row.name)} · {format_bytes(row.nbytes)}" for row in decisions}
     for decision, colour in _DECISION_COLOURS.items():
         bars = [
             (labels[row.buffer], start, end - start, _life(row, start, end))

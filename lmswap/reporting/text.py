@@ -8,17 +8,22 @@ from typing import TextIO
 
 from rich.console import Console, RenderableType
 
+from lmswap.terminal import escape_controls
+
 WIDTH = 120
 
 
 def render_text(*parts: RenderableType, width: int = WIDTH) -> str:
-    """Renders tables and sentences one below the other as plain text, without colours or trailing spaces."""
+    """Renders tables and sentences one below the other as plain text, without colours or trailing spaces.
+
+    Control characters are escaped.
+    """
     file = io.StringIO()
     # A width and no terminal: the text is the same in a log, a file and a test.
     console = Console(file=file, width=width, color_system=None, force_terminal=False)
     for part in parts:
         console.print(part, highlight=False, markup=False)
-    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+    return escape_controls("\n".join(line.rstrip() for line in file.getvalue().removesuffix("\n").split("\n")))
 
 
 def render_html(*parts: RenderableType, width: int = WIDTH) -> str:
@@ -56,8 +61,8 @@ def format_excess(excess: float | None) -> str:
 def print_result(text: str, file: TextIO | None = None) -> None:
     """Prints what a command found, on standard output unless ``file`` is given, and at once.
 
-    Characters that the output cannot have are escaped: names in files may be anything.
+    Control characters, and what the output's encoding does not have, are escaped: names in files may be anything.
     """
     file = file or sys.stdout
     encoding = file.encoding or "utf-8"
-    print(text.encode(encoding, "backslashreplace").decode(encoding), file=file, flush=True)
+    print(escape_controls(text).encode(encoding, "backslashreplace").decode(encoding), file=file, flush=True)

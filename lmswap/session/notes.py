@@ -6,6 +6,7 @@ import logging
 import warnings
 from collections.abc import Iterable
 
+from lmswap.terminal import escape_controls
 from lmswap.userline import users_frame
 
 _log = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ class Notes(list[str]):
 
 def warn(sentence: str, category: type[Warning]) -> None:
     """Warns people of what their own line does, and the log."""
+    sentence = escape_controls(sentence)
     if _log.hasHandlers():  # without any, logging would print it a second time
         _log.warning("%s", sentence)
     frame = users_frame()

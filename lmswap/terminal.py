@@ -1,0 +1,16 @@
+"""Text on its way to a terminal, where control characters are commands.
+
+They set the title, fill the clipboard, hide or reorder lines, and names in files may hold them: whatever lmswap prints,
+logs, warns of or raises goes through `escape_controls`.
+"""
+
+from __future__ import annotations
+
+
+def escape_controls(text: str) -> str:
+    """``text`` with all but printable characters and line ends escaped, as in a string literal of Python."""
+    return "\n".join(line if line.isprintable() else "".join(map(_escape, line)) for line in text.split("\n"))
+
+
+def _escape(character: str) -> str:
+    return character if character.isprintable() else character.encode("unicode_escape").decode()
