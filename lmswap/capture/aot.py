@@ -126,7 +126,7 @@ class _Variant(Variant):
         """Makes the forward graph runnable; so do the next two."""
         prepare_forward(self._arrival)
         _take_tangents_as_they_come()
-        return boxed(self._handler.compiled(graph, "forward"))
+        return boxed(_keep_output_strides(self._handler.compiled(graph, "forward")))
 
     def backward(self, graph: fx.GraphModule) -> BoxedFunction:
         backward, tangents = self._handler.compiled_backward(graph), self._tangents
@@ -225,6 +225,29 @@ def _take_tangents_as_they_come() -> None:
     for tangent in getattr(forward_metadata(), "subclass_tangent_meta", None) or ():
         if isinstance(tangent, PlainTensorMeta):
             tangent.memory_format = MemoryFormatMeta(size=as_it_is, stride=as_it_is)
+
+
+def _keep_output_strides(forward: BoxedFunction) -> BoxedFunction:
+    """Make views of intermediates outputs of their own, with the strides that they have in plain torch.
+
+    AOTAutograd would do it by ``aten._unsafe_view``, which computes the strides of dimensions of size 1 anew (torch
+    2.13): a convolution behind the region then takes a channels-last image for a contiguous one, and rounds otherwise.
+    """
+    metadata = forward_metadata()
+    positions = [metadata.num_mutated_inp_runtime_indices + index for index in metadata.unsafe_view_out_indices]
+    if not positions:
+        return forward
+    metadata.unsafe_view_out_indices, metadata.num_unsafe_view_outputs = [], 0
+
+    def run(arguments: list[Any]) -> list[Any]:
+        outputs = [*forward(arguments)]
+        for position in positions:
+            view = outputs[position]
+            own = torch.ops.aten._unsafe_view(view, view.shape)
+            outputs[position] = own.as_strided_(view.shape, view.stride(), view.storage_offset())
+        return outputs
+
+    return run
 
 
 def forward_metadata() -> Any:
