@@ -179,7 +179,7 @@ $(GPU_VENV)/ready: $(GPU_VENV)/installed $(shell find tests/emulated_gpu -name '
 soak: $(VENV)/ready
 	$(BIN)/python -m benchmarks.soak $(if $(STEPS),--steps $(STEPS))
 
-# TIMES as many random models, plans and files as CI tries; the counts go to benchmarks/results/fuzz_cpu.json.
+# TIMES as many random examples as CI tries, drawn anew; the counts go to benchmarks/results/fuzz_cpu.json.
 TIMES ?= 50
 fuzz: $(VENV)/ready
 	$(BIN)/python -m benchmarks.fuzz --times $(TIMES)

@@ -1,8 +1,10 @@
-"""How much was fuzzed? Random models under random plans and delays, and damaged files: many times as many as in CI.
+"""How much was fuzzed? Random models under random plans and delays, damaged files and all else that tests draw.
 
     python -m benchmarks.fuzz --times 50
 
-The cases themselves are tests/fuzz; this runs them and keeps what they counted.
+CI tries the same few examples each time; these are many times as many, drawn anew. The cases are those of all tests
+that draw examples; this runs them and keeps what they counted. One that fails is printed as the call of its test, to be
+made an `@example` of it.
 """
 
 from __future__ import annotations
@@ -25,13 +27,12 @@ from lmswap.bench.unet3d.study import describe_machine
 from lmswap.reporting.text import print_result
 
 RESULTS = Path(__file__).parent / "results" / "fuzz_cpu.json"
-_FOLDER = "tests/fuzz"
-_MODELS = "test_models.py"  # all others read files
+_MODELS, _FILES = "fuzz/test_models.py", "fuzz/test_readers.py"  # all others are of parts
 
 
 def counts(output: str) -> dict[str, int]:
     """Cases that passed by test, from what hypothesis prints of its statistics."""
-    parts = re.split(rf"^{_FOLDER}/(\S+):$", output, flags=re.MULTILINE)[1:]
+    parts = re.split(r"^tests/(.+::.+):$", output, flags=re.MULTILINE)[1:]
     return {
         name: sum(int(number) for number in re.findall(r"(\d+) passing", text))
         for name, text in zip(parts[::2], parts[1::2], strict=True)
@@ -40,7 +41,7 @@ def counts(output: str) -> dict[str, int]:
 
 def fuzz(times: int) -> tuple[int, dict[str, int]]:
     """Runs ``times`` as many cases as CI does, shown while they run; pytest's exit code, and cases by test."""
-    command = [sys.executable, "-m", "pytest", _FOLDER, "--timeout", "0", "--show-capture", "no"]
+    command = [sys.executable, "-m", "pytest", "tests", "-m", "hypothesis", "--timeout", "0", "--show-capture", "no"]
     environment = {**os.environ, "LMSWAP_FUZZ": str(times)}
     lines: list[str] = []
     with subprocess.Popen(
@@ -76,18 +77,24 @@ def _run(options: argparse.Namespace) -> int:
     if not cases or not all(cases.values()):
         print_result(f"the tests passed, but what hypothesis prints of them cannot be counted: {cases}")
         return 1
-    models = sum(number for name, number in cases.items() if name.startswith(_MODELS))
-    files = sum(cases.values()) - models
+    models, files = (
+        sum(number for name, number in cases.items() if name.startswith(module)) for module in (_MODELS, _FILES)
+    )
+    parts = sum(cases.values()) - models - files
     record = {
         "machine": asdict(describe_machine()),
         "times": options.times,
         "seconds": round(time.monotonic() - started),
         "models": models,
         "files": files,
+        "parts": parts,
         "cases": cases,
     }
     write_text(options.output, json.dumps(record, indent=1) + "\n")
-    print_result(f"{models} random models under random plans and delays, {files} damaged files: all passed")
+    print_result(
+        f"{models} random models under random plans and delays, {files} damaged files, {parts} cases of parts: "
+        "all passed"
+    )
     return 0
 
 

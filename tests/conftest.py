@@ -13,8 +13,18 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# A busy machine is not a wrong result. Each run draws other examples, `make test-all` more, and `make fuzz` many.
-settings.register_profile("lmswap", max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+from tests.cases import FACTOR, IS_FUZZING
+
+# A busy machine is not a wrong result. Examples are fixed, so that a failure is the change's and not the draw's; `make
+# test-all` tries more of them, and `make fuzz` draws others. What those find becomes an `@example`.
+settings.register_profile(
+    "lmswap",
+    max_examples=10 * FACTOR,
+    derandomize=not IS_FUZZING,
+    database=None,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.register_profile("thorough", settings.get_profile("lmswap"), max_examples=100)
 settings.load_profile("lmswap")
 

@@ -5,13 +5,14 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 import lmswap
 from lmswap.errors import BudgetExceeded, TierError
 from lmswap.execute import _C
+from tests.cases import cases
 from tests.models import CASES, LARGE, Case, quick_of, tight_budget
 
 SMALL = 4096
@@ -189,7 +190,7 @@ def arrays(draw) -> torch.Tensor:
     return torch.empty(nbytes + shift, dtype=torch.uint8)[shift:].copy_(values.to(dtype).view(torch.uint8)[:nbytes])
 
 
-@settings(max_examples=60, deadline=None)
+@cases(60)
 @given(arrays(), st.integers(0, 64))
 def test_any_bytes_come_back_and_never_take_more(values, page):
     engine = _C.Engine(driver="host")

@@ -19,7 +19,7 @@ tests/fuzz/test_models.py::test_a_model:
 
   - Stopped because settings.max_examples=25
 
-tests/fuzz/test_readers.py::test_a_file:
+tests/plan/test_ranks.py::test_a_part[of two, [a b]]:
 
   - during generate phase (0.31 seconds):
     - Typical runtimes: ~ 1-5 ms, of which < 1ms in data generation
@@ -32,10 +32,13 @@ tests/fuzz/test_readers.py::test_a_file:
 
 
 def test_the_cases_that_passed_are_counted_by_test():
-    assert fuzz.counts(PRINTED) == {"test_models.py::test_a_model": 24, "test_readers.py::test_a_file": 50}
+    assert fuzz.counts(PRINTED) == {
+        "fuzz/test_models.py::test_a_model": 24,
+        "plan/test_ranks.py::test_a_part[of two, [a b]]": 50,
+    }
 
 
-@pytest.mark.parametrize("outcome", [(1, {"test_models.py::test_a_model": 24}), (0, {"a": 0, "b": 5}), (0, {})])
+@pytest.mark.parametrize("outcome", [(1, {"fuzz/test_models.py::test_a_model": 24}), (0, {"a": 0, "b": 5}), (0, {})])
 def test_nothing_is_written_when_a_case_failed_or_was_not_counted(outcome, monkeypatch, tmp_path):
     monkeypatch.setattr(fuzz, "fuzz", lambda times: outcome)
     assert fuzz.main(["--output", str(tmp_path / "fuzz.json")]) == 1

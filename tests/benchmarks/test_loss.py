@@ -1,10 +1,11 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lmswap.bench.unet3d.loss import weighted_dice_loss
+from tests.cases import cases
 
 SHAPE = (2, 3, 4, 5, 6)
 
@@ -18,7 +19,7 @@ def reference(probability, truth):
     return -np.mean(terms)
 
 
-@settings(max_examples=30, deadline=None)
+@cases(30)
 @given(seed=st.integers(0, 2**32 - 1), share=st.floats(0, 1))
 def test_is_minus_the_mean_dice_over_batch_and_labels(seed, share):
     generator = torch.Generator().manual_seed(seed)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import fx, nn
 from torch.nn import functional as F  # noqa: N812
@@ -13,6 +13,7 @@ from lmswap.capture.aot import boxed, compile_region
 from lmswap.capture.measure import OpMeter
 from lmswap.errors import TransferError
 from tests.capture.captured import Recording
+from tests.cases import cases
 
 
 class Comparing(Recording):
@@ -196,7 +197,7 @@ class Function(nn.Module):
         return self.function(x)
 
 
-@settings(max_examples=25)
+@cases(25)
 @given(
     names=st.lists(st.sampled_from(sorted(LAYERS)), min_size=1, max_size=4),
     shape=st.sampled_from([(2, 8, 4, 4), (1, 8, 4, 4)]),

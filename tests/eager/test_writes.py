@@ -5,11 +5,12 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 import lmswap
+from tests.cases import cases
 from tests.eager.writing import Writing, instructions, train
 
 
@@ -37,10 +38,11 @@ def compare(program, policy):
     return expected, moved_bytes
 
 
+@pytest.mark.hypothesis
 def test_random_programs_that_write_what_was_saved_have_the_bits_of_plain_torch():
     happened = Counter()
 
-    @settings(max_examples=50, derandomize=True, suppress_health_check=list(HealthCheck))
+    @cases(50)
     @given(instructions)
     def run(program):
         expected, moved_bytes = compare(program, "swap_all")

@@ -28,7 +28,7 @@ from lmswap.plan import simulate, verify
 from lmswap.rewrite.insert import insert_swaps
 from lmswap.rewrite.rerun import run_again
 from tests.capture.captured import METER, NoMemory
-from tests.fuzz.cases import cases
+from tests.cases import cases
 from tests.fuzz.models import RandomModel, models
 from tests.ir.build import unit_machine
 from tests.rewrite.random_plans import random_plan

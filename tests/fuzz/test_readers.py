@@ -39,7 +39,7 @@ from lmswap.profiling.readers import read_traces
 from lmswap.profiling.readers.own import write_traces
 from lmswap.profiling.trace import Stall, Trace
 from tests.benchmarks.scans import KINDS, random_volumes
-from tests.fuzz.cases import cases
+from tests.cases import cases
 from tests.ir.build import build, unit_machine
 from tests.ir.damage import damaged
 from tests.profiling import files

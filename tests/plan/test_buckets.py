@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed import _compute_bucket_assignment_by_size
 
@@ -21,7 +21,6 @@ def backward(sizes):
     return build(text, sizes=dict(zip(names, sizes, strict=True)), outputs="y", tangents="t", gradients=" ".join(names))
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.sampled_from([4, MIB - 4, MIB, 12 * MIB, 24 * MIB, 25 * MIB - 4, 40 * MIB]), min_size=1, max_size=12)
 )

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lmswap.analyze.memory import StepMemory
@@ -85,7 +85,6 @@ def test_bound_is_below_the_optimum_of_tiny_steps(tight, machine):
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(st.data(), steps(), machines(), st.integers(0, 3))
 def test_bound_is_below_every_policys_plan(data, step, machine, min_swap_bytes):
     memory = StepMemory(step.program, step.costs)
@@ -109,7 +108,6 @@ def test_bound_is_below_every_policys_plan(data, step, machine, min_swap_bytes):
         assert found.seconds <= plan.predicted_seconds * (1 + 1e-9)
 
 
-@settings(deadline=None)
 @given(steps(), machines(), st.integers(0, 3))
 def test_bound_is_what_the_ops_or_the_host_take_when_the_step_fits(step, machine, spare_bytes):
     peak_bytes = StepMemory(step.program, step.costs).peak.nbytes
@@ -118,7 +116,6 @@ def test_bound_is_what_the_ops_or_the_host_take_when_the_step_fits(step, machine
     assert bound(step, machine, peak_bytes + spare_bytes) == Certificate(least_seconds)
 
 
-@settings(deadline=None)
 @given(st.data(), steps(), machines())
 def test_what_is_proven_for_a_budget_holds_for_smaller_ones(data, step, machine):
     peak_bytes = StepMemory(step.program, step.costs).peak.nbytes

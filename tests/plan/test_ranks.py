@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lmswap.analyze.memory import StepMemory
@@ -176,7 +176,6 @@ def in_mib(step, machine):
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(st.data(), steps(), machines(), networks())
 def test_no_policy_is_below_the_bound_nor_hides_more_than_there_is(data, step, machine, network):
     step, machine = in_mib(step, machine)

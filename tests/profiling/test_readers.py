@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lmswap.errors import TraceError
@@ -15,6 +15,7 @@ from lmswap.profiling.figures import figures_of
 from lmswap.profiling.readers import read_traces
 from lmswap.profiling.readers.own import write_traces
 from lmswap.profiling.trace import Stall, Trace
+from tests.cases import cases
 from tests.profiling import files
 
 WITH_STEPS = {
@@ -245,7 +246,7 @@ def contents(tmp_path_factory):
     return [write(folder / f"file {number}").read_bytes() for number, write in enumerate(writers)]
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@cases(150)
 @given(
     which=st.integers(0, 3), damage=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), min_size=1, max_size=8)
 )
