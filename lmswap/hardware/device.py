@@ -56,7 +56,7 @@ def describe_device(device: torch.device) -> DeviceInfo:
 
 
 def _cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
         key, _, value = line.partition(":")
         if key.strip() == "model name":
             return value.strip()

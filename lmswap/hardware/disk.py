@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -12,7 +15,10 @@ from pathlib import Path
 from lmswap.errors import TierError
 from lmswap.ir.bytesize import format_bytes
 
+_libc = ctypes.CDLL(None)
+
 _IN_MEMORY = {"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"}
+_RAM_DISK = re.compile(r"/dev/z?ram\d+")
 
 
 @dataclass(frozen=True)
@@ -27,8 +33,8 @@ class Directory:
 
     @property
     def is_memory(self) -> bool:
-        """Whether its files are main memory, so that swapping to it would free nothing."""
-        return self.filesystem in _IN_MEMORY
+        """Whether its files are main memory by what it is called, so that swapping to it would free nothing."""
+        return self.filesystem in _IN_MEMORY or _RAM_DISK.fullmatch(self.source) is not None
 
 
 def describe_directory(path: str, mountinfo: Path = Path("/proc/self/mountinfo")) -> Directory:
@@ -55,7 +61,7 @@ def swap_directory(directory: str | None = None, needed_bytes: int = 0) -> str:
     """
     refusals = []
     directory = directory or os.environ.get("LMSWAP_DISK_DIRECTORY")
-    for path in [directory] if directory else list(dict.fromkeys([tempfile.gettempdir(), "/var/tmp"])):
+    for path in [directory] if directory else list(dict.fromkeys([_temporary_directory(), "/var/tmp"])):
         refusal = _refusal(path, needed_bytes)
         if refusal is None:
             return path
@@ -66,7 +72,25 @@ def swap_directory(directory: str | None = None, needed_bytes: int = 0) -> str:
     )
 
 
+def _temporary_directory() -> str:
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError as error:  # a machine that is mounted read-only
+        raise TierError(
+            f"no directory for swap files: {error.strerror}. Name one on a disk by disk_directory=... or "
+            "LMSWAP_DISK_DIRECTORY"
+        ) from error
+
+
 def _refusal(path: str, needed_bytes: int) -> str | None:
+    """Why ``path`` cannot hold swap files; None if it can."""
+    try:
+        return _fault(path, needed_bytes)
+    except OSError as error:
+        return f"'{path}' cannot be used: {error.strerror}"
+
+
+def _fault(path: str, needed_bytes: int) -> str | None:
     if not Path(path).is_dir():
         return f"'{path}' is not a directory"
     if not os.access(path, os.W_OK | os.X_OK):
@@ -74,7 +98,7 @@ def _refusal(path: str, needed_bytes: int) -> str | None:
     if _is_open_to_all(path):
         return f"'{path}' is open to all users, who may change what is in it (chmod 700 or 1777 it)"
     found = describe_directory(path)
-    if found.is_memory:
+    if found.is_memory or _keeps_pages(path):
         return f"'{path}' is memory, not a disk ({found.filesystem})"
     if found.free_bytes < needed_bytes:
         return f"'{path}' has {format_bytes(found.free_bytes)} free, {format_bytes(needed_bytes)} are needed"
@@ -87,16 +111,40 @@ def _is_open_to_all(path: str) -> bool:
     return bool(mode & stat.S_IWOTH) and not mode & stat.S_ISVTX
 
 
+def _keeps_pages(path: str) -> bool:
+    """Whether a file there stays in the page cache when it could leave it: there is no disk below that has its bytes.
+
+    An overlay's name does not say what it lies on, and in a container that cannot be looked up. The file's second page
+    is never written: where mincore calls it resident, as sandboxes do of all pages, nothing is known.
+    """
+    page_bytes = mmap.PAGESIZE
+    with tempfile.TemporaryFile(dir=path, buffering=0) as file:
+        file.write(bytes(page_bytes))
+        file.truncate(2 * page_bytes)
+        os.fdatasync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        with mmap.mmap(file.fileno(), 2 * page_bytes) as mapped:
+            start, resident = ctypes.c_char.from_buffer(mapped), (ctypes.c_ubyte * 2)()
+            _libc.mincore(ctypes.byref(start), ctypes.c_size_t(2 * page_bytes), resident)
+            del start  # it would keep the mapping
+    return [flags & 1 for flags in resident] == [1, 0]
+
+
 def _mount_of(device: int, path: str, mountinfo: Path) -> tuple[str, str]:
     """(file system, source) of the mount that holds ``path``: by device number, else (btrfs, overlay) by path."""
-    number = f"{os.major(device)}:{os.minor(device)}"
+    number = f"{os.major(device)}:{os.minor(device)}".encode()
     best, best_rank = ("unknown", "unknown"), (False, -1)
-    for line in mountinfo.read_text(encoding="utf-8").splitlines():
-        mount, _, described = line.partition(" - ")
-        fields, (filesystem, source, *_) = mount.split(), described.split()
-        point = fields[4].encode().decode("unicode_escape")  # spaces are written \040
+    for line in mountinfo.read_bytes().split(b"\n")[:-1]:  # names are bytes, of any encoding
+        mount, _, described = line.partition(b" - ")
+        fields, (filesystem, source, *_) = mount.split(b" "), described.split(b" ")
+        point = _unescape(fields[4])
         if Path(path).is_relative_to(point):
             rank = (fields[2] == number, len(point))
             if rank >= best_rank:  # of two on one point the later one is on top
-                best, best_rank = (filesystem, source), rank
+                best, best_rank = (_unescape(filesystem), _unescape(source)), rank
     return best
+
+
+def _unescape(field: bytes) -> str:
+    """A name out of the kernel's tables, which write a space, and what else would end a field, in octal."""
+    return os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match[1], 8)]), field))

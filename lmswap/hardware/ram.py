@@ -6,6 +6,7 @@ Resident memory is the budget of a CPU model; available memory bounds what can b
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,10 +76,10 @@ def _cgroup_limits(root: Path) -> Iterator[tuple[int, int]]:
     Page cache that the kernel would drop first counts as used in the kernel's figure, not in this one.
     """
     try:
-        memberships = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+        memberships = os.fsdecode((root / "proc/self/cgroup").read_bytes())  # names of any bytes but line ends
     except OSError:
         return
-    for membership in memberships:
+    for membership in filter(None, memberships.split("\n")):
         _, controllers, group = membership.split(":", 2)
         if controllers == "":
             mount, names = root / "sys/fs/cgroup", ("memory.max", "memory.current", "inactive_file")

@@ -1,4 +1,5 @@
 import mmap
+import os
 
 import pytest
 
@@ -12,7 +13,7 @@ def machine(root, *, cgroup, files):
     """A file tree like /proc and /sys of a machine with 64 GiB, 48 of them available."""
     (root / "proc/self").mkdir(parents=True)
     (root / "proc/meminfo").write_text(f"MemTotal: {64 * 2**20} kB\nMemFree: 1 kB\nMemAvailable: {48 * 2**20} kB\n")
-    (root / "proc/self/cgroup").write_text(cgroup)
+    (root / "proc/self/cgroup").write_bytes(os.fsencode(cgroup))
     for path, text in files.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text)
@@ -94,3 +95,10 @@ def test_a_kernel_that_cannot_reset_the_peak_is_an_error_that_says_so(monkeypatc
     monkeypatch.setattr(ram.Path, "write_text", refuse)
     with pytest.raises(DriverError, match=r"/proc/self/clear_refs failed .*Permission denied"):
         ram.reset_peak_resident()
+
+
+@pytest.mark.parametrize("name", [b"caf\xe9.slice", b"two\xc2\x85lines", b"a:b"], ids=repr)
+def test_the_limit_of_a_cgroup_counts_whatever_bytes_its_name_has(tmp_path, name):
+    group = os.fsdecode(name)
+    found = machine(tmp_path, cgroup=f"0::/{group}\n", files=version2(group, 4 * GIB, GIB))
+    assert found.total_bytes == 4 * GIB
