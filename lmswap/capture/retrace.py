@@ -68,7 +68,7 @@ def may_differ(node: fx.Node) -> bool:
         return False
     # Views and pointwise operators derive their strides by the same rules in a trace, but for sides of length 1.
     is_ruled = node.target.is_view or torch.Tag.pointwise in node.target.tags
-    return not is_ruled or any(1 in value.shape for value in tensors(node.meta["val"]))
+    return not is_ruled or any(1 in value.shape for value in tensors(node.meta.get("val")))
 
 
 def _trace(node: fx.Node) -> bool:
@@ -77,7 +77,7 @@ def _trace(node: fx.Node) -> bool:
     target: Callable[..., Any] = node.target  # type: ignore[assignment]
     with tensors((args, kwargs))[0].fake_mode:  # type: ignore[attr-defined]
         value = target(*args, **kwargs)
-    if not _is_view(node, value) and not any(map(_looks_otherwise, tensors(value), tensors(node.meta["val"]))):
+    if not _is_view(node, value) and not any(map(_looks_otherwise, tensors(value), tensors(node.meta.get("val")))):
         return False
     node.meta["val"] = value
     return True
@@ -85,7 +85,7 @@ def _trace(node: fx.Node) -> bool:
 
 def _correct(node: fx.Node, made: Sequence[torch.Tensor]) -> bool:
     """Gives ``node`` fakes that look as what was ``made``; whether they differ from those that it had."""
-    traced = tensors(node.meta["val"])
+    traced = tensors(node.meta.get("val"))  # none of an operator that returns nothing
     if len(made) != len(traced) or not any(map(_looks_otherwise, made, traced)):
         return False
     real, is_view = iter(made), _is_view(node, node.meta["val"])

@@ -1,7 +1,9 @@
-"""Does an operator that somebody registered with torch do what its schema says? Found out by running it.
+"""Checks operators that others registered with torch against their schemas, by running them.
 
-Where memory is written or shared by others than a graph says, bytes would be copied out before they are what plain
-torch's backward would read, or be taken for two buffers' that are one's.
+Where memory is written or shared otherwise than a graph says, bytes would be copied out before they are what plain
+torch's backward reads, or one buffer would be taken for two. Where an operator changes the size of a storage, or gives
+a tensor another one, no graph says how much memory its buffers occupy: torch's own `inductor::resize_storage_bytes_`
+does, which Dynamo traces for ``x.untyped_storage().resize_(0)``.
 """
 
 from __future__ import annotations
@@ -15,36 +17,49 @@ from torch import fx
 from lmswap.capture.lower import source_line, tensors
 from lmswap.errors import CaptureError
 
+_ANNOTATE = "annotate its schema, as in Tensor(a!) for what is written"
+_USE_HOOKS = 'saved-tensor hooks serve a model that moves its own memory: compiler="eager"'
+
 
 def check_schema(node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Runs the operator of ``node`` once on ``args`` and ``kwargs``.
 
     Raises:
-        CaptureError: it writes what its schema calls read-only, or returns memory of its arguments that its schema
-            calls fresh.
+        CaptureError: it resizes or replaces the storage of an argument, writes what its schema calls read-only, or
+            returns memory of its arguments that its schema calls fresh.
     """
     target: torch._ops.OpOverload[..., Any] = node.target  # type: ignore[assignment]
     arguments, returns = target._schema.arguments, target._schema.returns
     by_name = {**dict(zip((argument.name for argument in arguments), args, strict=False)), **kwargs}
-    read_only = [
-        (argument.name, tensors(by_name.get(argument.name))) for argument in arguments if not _writes(argument)
-    ]
-    before = [(name, given, given.clone()) for name, values in read_only for given in values]
+    given = [(argument, tensor) for argument in arguments for tensor in tensors(by_name.get(argument.name))]
+    storages = [tensor.untyped_storage() for _, tensor in given]
+    sizes = [storage.nbytes() for storage in storages]
+    before = [(argument, tensor, tensor.clone()) for argument, tensor in given if not _writes(argument)]
     made = tensors(target(*args, **kwargs))
-    for name, given, kept in before:
-        if not torch.equal(_bytes(given), _bytes(kept)):
-            _refuse(node, f"writes its argument '{name}', which its schema calls read-only")
-    storages = {given.untyped_storage()._cdata for given in tensors(by_name)}
+    for (argument, tensor), storage, nbytes in zip(given, storages, sizes, strict=True):
+        _check_storage(node, argument.name, tensor, storage, nbytes)  # first: of freed memory no byte can be compared
+    for argument, tensor, kept in before:
+        if not torch.equal(_bytes(tensor), _bytes(kept)):
+            _refuse(node, f"writes its argument '{argument.name}', which its schema calls read-only", _ANNOTATE)
+    own = {storage._cdata for storage in storages}
     is_fresh = all(value.alias_info is None for value in returns)
-    if is_fresh and any(tensor.untyped_storage()._cdata in storages for tensor in made):
-        _refuse(node, "returns memory of its arguments, which its schema calls fresh")
+    if is_fresh and any(tensor.untyped_storage()._cdata in own for tensor in made):
+        _refuse(node, "returns memory of its arguments, which its schema calls fresh", _ANNOTATE)
 
 
-def _refuse(node: fx.Node, does: str) -> NoReturn:
+def _check_storage(node: fx.Node, name: str, tensor: torch.Tensor, storage: torch.UntypedStorage, nbytes: int) -> None:
+    """Refuses ``node`` if the argument ``name`` does not lie in ``storage``, of ``nbytes``, as it did before."""
+    found = tensor.untyped_storage()
+    if found._cdata != storage._cdata:
+        _refuse(node, f"replaces the storage of its argument '{name}'", _USE_HOOKS)
+    if found.nbytes() != nbytes:
+        change = f"from {nbytes} to {found.nbytes()} bytes"
+        _refuse(node, f"resizes the storage of its argument '{name}' {change}", _USE_HOOKS)
+
+
+def _refuse(node: fx.Node, does: str, remedy: str) -> NoReturn:
     where = f"op '{node.name}' ({', '.join(filter(None, (str(node.target), source_line(node))))})"
-    raise CaptureError(
-        f"{where} {does}: nothing can be planned for it; annotate its schema, as in Tensor(a!) for what is written"
-    )
+    raise CaptureError(f"{where} {does}: nothing can be planned for it; {remedy}")
 
 
 def _writes(argument: Any) -> bool:
