@@ -14,6 +14,7 @@ import stat
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -109,9 +110,18 @@ def _replace(path: Path, text: str) -> None:
 def cache_directory() -> Path | None:
     """Where files are kept: $LMSWAP_CACHE_DIR, else $XDG_CACHE_HOME/lmswap, by default ~/.cache/lmswap.
 
-    None where $LMSWAP_CACHE_DIR is set and empty: then nothing is kept or read.
+    None where $LMSWAP_CACHE_DIR is set and empty, or this user has no home: then nothing is kept or read.
     """
     chosen = os.environ.get("LMSWAP_CACHE_DIR")
     if chosen is not None:
         return Path(chosen) if chosen else None
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lmswap"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lmswap"
+    except RuntimeError:  # neither $HOME nor an entry in passwd, as in a container under a user of its own
+        _warn_of_no_home()
+        return None
+
+
+@cache
+def _warn_of_no_home() -> None:
+    _log.warning("user %d has no home: the next process will measure and plan anew; set LMSWAP_CACHE_DIR", os.geteuid())

@@ -54,6 +54,17 @@ def test_the_directory_is_lmswaps_own_then_the_desktops_then_the_users(monkeypat
     assert cache_directory() == tmp_path / ".cache" / "lmswap"
 
 
+def test_a_user_without_a_home_remembers_nothing_and_is_told_how_to_once(monkeypatch, caplog):
+    for name in ("LMSWAP_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda _: {}["no such user"])
+    for _ in range(2):
+        file = CacheFile.locate("plan", {})
+        file.write({"n": 1})
+        assert file.read() is None
+    assert caplog.text.count("has no home") == 1 and "set LMSWAP_CACHE_DIR" in caplog.text
+
+
 def test_a_symbolic_link_in_a_files_place_is_neither_read_nor_written_through(directory, tmp_path):
     file, target = CacheFile.locate("plan", {}), tmp_path / "precious"
     file.write({"n": 1})
