@@ -9,6 +9,7 @@
 #include <string>
 
 #include "lmswap/error.h"
+#include "lmswap/heap/bindings.h"
 
 namespace lmswap::heap {
 namespace {
@@ -104,6 +105,75 @@ TEST_P(Interposer, RefusesBadArgumentsWithAReason) {
   EXPECT_THROW(install(kThreshold, {}), Error);
   EXPECT_THROW(install(kThreshold, {"libnot_loaded.so"}), Error);
   EXPECT_THROW(install(kThreshold, {"libgcc_s.so.1"}), Error) << "calls no posix_memalign";
+}
+
+// The torch of a platform where its CPU allocator is not built on posix_memalign.
+struct Allocator {
+  void* const library = dlopen(LMSWAP_HEAP_ALLOCATOR, RTLD_LAZY | RTLD_LOCAL);
+  void* (*const allocate)(size_t) = reinterpret_cast<void* (*)(size_t)>(dlsym(library, "allocator_allocate"));
+  void (*const free)(void*) = reinterpret_cast<void (*)(void*)>(dlsym(library, "allocator_free"));
+};
+
+class InterposedAllocator : public testing::Test {
+ protected:
+  void SetUp() override { install(kThreshold, {file_name(LMSWAP_HEAP_ALLOCATOR)}); }
+  void TearDown() override {
+    uninstall();
+    EXPECT_EQ(stats().live_bytes, 0u) << "a test left a block behind";
+  }
+  Allocator allocator_;
+};
+
+TEST_F(InterposedAllocator, ServesLargeBlocksAndLeavesOthersToTheAllocator) {
+  void* const large = allocator_.allocate(kThreshold);
+  void* const small = allocator_.allocate(kThreshold - 1);
+  EXPECT_TRUE(is_served(large));
+  EXPECT_FALSE(is_served(small));
+  allocator_.free(large);
+  allocator_.free(small);
+  allocator_.free(nullptr);
+}
+
+TEST_F(InterposedAllocator, BlocksOfBeforeAndAfterReturnToWhereTheyCameFrom) {
+  void* const served = allocator_.allocate(kMiB);
+  uninstall();
+  void* const own = allocator_.allocate(kMiB);
+  EXPECT_FALSE(is_served(own));
+  install(kThreshold, {file_name(LMSWAP_HEAP_ALLOCATOR)});
+  allocator_.free(own);
+  allocator_.free(served);
+}
+
+TEST_F(InterposedAllocator, IsNotReplacedWhileItFillsItsMemory) {
+  auto* const fills = static_cast<bool*>(dlsym(allocator_.library, "FLAGS_caffe2_cpu_allocator_do_zero_fill"));
+  *fills = true;
+  auto* const block = static_cast<char*>(allocator_.allocate(kMiB));
+  *fills = false;
+  EXPECT_FALSE(is_served(block));
+  EXPECT_EQ(block[kMiB - 1], 0);
+  allocator_.free(block);
+}
+
+// As a memory profiler does it that begins, or ends, while blocks of the heap are live.
+int num_blocks_profiled = 0;
+void profiled_free(void* block) {
+  ++num_blocks_profiled;
+  ::free(block);
+}
+
+TEST_P(Interposer, AProfilerThatPatchesTheSameBindingsGetsNoBlockOfTheHeap) {
+  const Allocator tensors;
+  install(kThreshold, {file_name(GetParam()), file_name(LMSWAP_HEAP_ALLOCATOR)});
+  void* const live = client_.allocate(64, kMiB);
+  ASSERT_TRUE(is_served(live));
+  for (const Binding& binding : Library::find(file_name(GetParam())).bindings_of("free"))
+    binding.write(reinterpret_cast<uintptr_t>(&profiled_free));
+  tensors.free(tensors.allocate(64));
+  client_.free(live);
+  EXPECT_EQ(num_blocks_profiled, 0);
+  void* const later = client_.allocate(64, kMiB);
+  EXPECT_TRUE(is_served(later));
+  client_.free(later);
 }
 
 INSTANTIATE_TEST_SUITE_P(Bound, Interposer, testing::Values(LMSWAP_HEAP_CLIENT_LAZY, LMSWAP_HEAP_CLIENT_NOW),

@@ -1,33 +1,20 @@
 #include "lmswap/heap/interpose.h"
 
-#include <elf.h>
-#include <link.h>
 #include <pthread.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <cstdlib>
+#include <deque>
+#include <iterator>
 #include <mutex>
-#include <string_view>
 
 #include "lmswap/error.h"
+#include "lmswap/heap/bindings.h"
 
 namespace lmswap::heap {
 namespace {
-
-#if defined(__x86_64__)
-constexpr bool binds_symbol(uint64_t type) {
-  return type == R_X86_64_JUMP_SLOT || type == R_X86_64_GLOB_DAT || type == R_X86_64_64;
-}
-#elif defined(__aarch64__)
-constexpr bool binds_symbol(uint64_t type) {
-  return type == R_AARCH64_JUMP_SLOT || type == R_AARCH64_GLOB_DAT || type == R_AARCH64_ABS64;
-}
-#else
-#error "the relocation types of this architecture are not known here"
-#endif
 
 constexpr size_t kNotServing = SIZE_MAX;
 
@@ -38,11 +25,65 @@ std::atomic<size_t> g_threshold_bytes{kNotServing};
 const size_t g_page_bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
 const size_t g_memory_bytes = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * g_page_bytes;
 
-int served_posix_memalign(void** block, size_t alignment, size_t nbytes) {
+// torch's CPU allocator: c10::alloc_cpu(size_t) and c10::free_cpu(void*), as the libraries define them.
+using AllocCpu = void* (*)(size_t);
+using FreeCpu = void (*)(void*);
+constexpr const char* kAllocCpu = "_ZN3c109alloc_cpuEm";
+constexpr const char* kFreeCpu = "_ZN3c108free_cpuEPv";
+std::atomic<AllocCpu> g_alloc_cpu{nullptr};
+std::atomic<FreeCpu> g_free_cpu{nullptr};
+
+// Flags by which C++ programs make alloc_cpu fill what it returns.
+constexpr const char* kFillFlags[] = {"FLAGS_caffe2_cpu_allocator_do_zero_fill",
+                                      "FLAGS_caffe2_cpu_allocator_do_junk_fill"};
+std::atomic<const bool*> g_fill_flags[2] = {nullptr, nullptr};
+
+struct Patch {
+  Binding binding;
+  uintptr_t address;
+};
+// All that is written into bindings; replaced as a whole.
+std::atomic<const std::vector<Patch>*> g_patches{nullptr};
+std::mutex g_patches_mutex;
+
+void write_patches(const std::vector<Patch>& patches) {
+  for (const Patch& patch : patches)
+    if (patch.binding.read() != patch.address) patch.binding.write(patch.address);
+}
+
+/// Other tools write the same bindings, at any time: memray and heaptrack when they begin and end, and when a library
+/// is loaded. A block of the heap that reached their `free` would end the process. Called for each tensor, by functions
+/// that such tools do not know.
+void keep_patches() noexcept {
+  const std::vector<Patch>& patches = *g_patches.load(std::memory_order_acquire);
+  const auto is_kept = [](const Patch& patch) { return patch.binding.read() == patch.address; };
+  if (std::all_of(patches.begin(), patches.end(), is_kept)) return;
+  try {
+    const std::lock_guard guard(g_patches_mutex);
+    write_patches(patches);
+  } catch (const std::exception& error) {
+    complain("another tool has replaced bindings that the heap needs: " + std::string(error.what()));
+  }
+}
+
+/// A block of the heap, or nullptr where another allocator has to serve.
+void* serve(size_t nbytes) {
   // More than the machine has is the C library's to refuse, in the way that callers know.
-  if (nbytes >= g_threshold_bytes.load(std::memory_order_acquire) && nbytes <= g_memory_bytes &&
-      alignment <= g_page_bytes) {
-    if (void* const served = g_heap.load(std::memory_order_acquire)->allocate(nbytes)) {
+  if (nbytes < g_threshold_bytes.load(std::memory_order_acquire) || nbytes > g_memory_bytes) return nullptr;
+  return g_heap.load(std::memory_order_acquire)->allocate(nbytes);
+}
+
+/// Whether the block was one of the heap's, and is freed.
+bool take_back(void* block) {
+  PageHeap* const heap = g_heap.load(std::memory_order_acquire);
+  if (heap == nullptr || !heap->owns(block)) return false;
+  heap->free(block);
+  return true;
+}
+
+int served_posix_memalign(void** block, size_t alignment, size_t nbytes) {
+  if (alignment <= g_page_bytes) {
+    if (void* const served = serve(nbytes)) {
       *block = served;
       return 0;
     }
@@ -51,124 +92,91 @@ int served_posix_memalign(void** block, size_t alignment, size_t nbytes) {
 }
 
 void served_free(void* block) {
-  PageHeap* const heap = g_heap.load(std::memory_order_acquire);
-  if (heap != nullptr && heap->owns(block)) {
-    heap->free(block);
-  } else {
-    ::free(block);
+  if (!take_back(block)) ::free(block);
+}
+
+bool is_filled() {
+  for (const std::atomic<const bool*>& flag : g_fill_flags) {
+    const bool* const value = flag.load(std::memory_order_relaxed);
+    if (value != nullptr && *value) return true;
   }
+  return false;
+}
+
+void* served_alloc_cpu(size_t nbytes) {
+  keep_patches();
+  void* const served = is_filled() ? nullptr : serve(nbytes);
+  return served != nullptr ? served : g_alloc_cpu.load(std::memory_order_acquire)(nbytes);
+}
+
+void served_free_cpu(void* block) {
+  keep_patches();
+  if (!take_back(block)) g_free_cpu.load(std::memory_order_acquire)(block);
 }
 
 struct Replacement {
-  std::string_view symbol;
+  const char* symbol;
   uintptr_t address;
 };
-
-// `free` before `posix_memalign`: no block of the heap may exist while a library frees elsewhere.
-const Replacement kReplacements[] = {
-    {"free", reinterpret_cast<uintptr_t>(&served_free)},
-    {"posix_memalign", reinterpret_cast<uintptr_t>(&served_posix_memalign)},
+struct Pair {
+  Replacement free, allocate;
+};
+const Pair kPairs[] = {
+    {{"free", reinterpret_cast<uintptr_t>(&served_free)},
+     {"posix_memalign", reinterpret_cast<uintptr_t>(&served_posix_memalign)}},
+    {{kFreeCpu, reinterpret_cast<uintptr_t>(&served_free_cpu)},
+     {kAllocCpu, reinterpret_cast<uintptr_t>(&served_alloc_cpu)}},
 };
 
-/// What of a loaded object is needed to find and write its bindings.
-struct LoadedObject {
-  const char* strings = nullptr;
-  const ElfW(Sym) * symbols = nullptr;
-  struct Table {
-    const ElfW(Rela) * entries = nullptr;
-    size_t count = 0;
-  };
-  Table bindings[2];  // DT_JMPREL, DT_RELA
-  uintptr_t base = 0;
-  Range read_only;  // RELRO: write-protected once the linker is done
-};
-
-LoadedObject describe(const dl_phdr_info& info) {
-  LoadedObject object;
-  object.base = info.dlpi_addr;
-  const ElfW(Dyn)* dynamic = nullptr;
-  for (size_t i = 0; i < info.dlpi_phnum; ++i) {
-    const ElfW(Phdr) & header = info.dlpi_phdr[i];
-    if (header.p_type == PT_DYNAMIC) dynamic = reinterpret_cast<const ElfW(Dyn)*>(object.base + header.p_vaddr);
-    if (header.p_type == PT_GNU_RELRO) object.read_only = {object.base + header.p_vaddr, header.p_memsz};
-  }
-  for (; dynamic != nullptr && dynamic->d_tag != DT_NULL; ++dynamic) {
-    // glibc has relocated these pointers in place, other C libraries have not.
-    const uintptr_t value = dynamic->d_un.d_ptr;
-    const uintptr_t address = value < object.base ? object.base + value : value;
-    switch (dynamic->d_tag) {
-      case DT_STRTAB:
-        object.strings = reinterpret_cast<const char*>(address);
-        break;
-      case DT_SYMTAB:
-        object.symbols = reinterpret_cast<const ElfW(Sym)*>(address);
-        break;
-      case DT_JMPREL:
-        object.bindings[0].entries = reinterpret_cast<const ElfW(Rela)*>(address);
-        break;
-      case DT_PLTRELSZ:
-        object.bindings[0].count = dynamic->d_un.d_val / sizeof(ElfW(Rela));
-        break;
-      case DT_RELA:
-        object.bindings[1].entries = reinterpret_cast<const ElfW(Rela)*>(address);
-        break;
-      case DT_RELASZ:
-        object.bindings[1].count = dynamic->d_un.d_val / sizeof(ElfW(Rela));
-        break;
-      default:
-        break;
-    }
-  }
-  return object;
+bool calls_both(const Library& library, const Pair& pair) {
+  return !library.bindings_of(pair.free.symbol).empty() && !library.bindings_of(pair.allocate.symbol).empty();
 }
 
-std::vector<uintptr_t*> bindings_of(const LoadedObject& object, std::string_view symbol) {
-  std::vector<uintptr_t*> slots;
-  for (const LoadedObject::Table& table : object.bindings) {
-    for (size_t i = 0; i < table.count; ++i) {
-      const ElfW(Rela) & entry = table.entries[i];
-      if (!binds_symbol(ELF64_R_TYPE(entry.r_info))) continue;
-      if (object.strings + object.symbols[ELF64_R_SYM(entry.r_info)].st_name == symbol)
-        slots.push_back(reinterpret_cast<uintptr_t*>(object.base + entry.r_offset));
-    }
+Library find_client(const std::string& name) {
+  Library library = Library::find(name);
+  if (std::none_of(std::begin(kPairs), std::end(kPairs), [&](const Pair& pair) { return calls_both(library, pair); }))
+    throw Error(ErrorKind::kOption, "heap_install: '" + name +
+                                        "' calls neither posix_memalign and free nor c10::alloc_cpu and c10::free_cpu: "
+                                        "nothing to serve");
+  return library;
+}
+
+void find_originals(const Library& library) {
+  if (void* const found = library.find_definition(kFreeCpu)) g_free_cpu = reinterpret_cast<FreeCpu>(found);
+  if (void* const found = library.find_definition(kAllocCpu)) g_alloc_cpu = reinterpret_cast<AllocCpu>(found);
+  for (size_t i = 0; i < std::size(kFillFlags); ++i)
+    if (const void* const found = library.find_definition(kFillFlags[i]))
+      g_fill_flags[i] = static_cast<const bool*>(found);
+}
+
+/// What to write into the bindings of `libraries`, functions that free first: no block of the heap may exist while a
+/// library frees elsewhere.
+std::vector<Patch> patches_of(const std::vector<Library>& libraries) {
+  std::vector<Patch> patches;
+  for (const auto replacement : {&Pair::free, &Pair::allocate})
+    for (const Library& library : libraries)
+      for (const Pair& pair : kPairs)
+        if (calls_both(library, pair))
+          for (const Binding& binding : library.bindings_of((pair.*replacement).symbol))
+            patches.push_back({binding, (pair.*replacement).address});
+  return patches;
+}
+
+/// Serves `libraries`, which are never unloaded, beside those that were served before.
+void patch(const std::vector<Library>& libraries) {
+  static auto* const clients = new std::vector<Library>;
+  static auto* const all_patches = new std::deque<std::vector<Patch>>;  // threads may still read earlier ones
+  const std::lock_guard guard(g_patches_mutex);
+  const size_t num_before = clients->size();
+  for (const Library& library : libraries) {
+    const auto is_it = [&](const Library& client) { return client.path() == library.path(); };
+    if (std::none_of(clients->begin(), clients->end(), is_it)) clients->push_back(library);
   }
-  return slots;
-}
-
-void write_binding(const LoadedObject& object, uintptr_t* slot, uintptr_t value) {
-  const auto address = reinterpret_cast<uintptr_t>(slot);
-  void* const page = reinterpret_cast<void*>(address / g_page_bytes * g_page_bytes);
-  // RELRO is protected up to the last page boundary inside it.
-  const bool is_read_only =
-      address >= object.read_only.start && address < object.read_only.end() / g_page_bytes * g_page_bytes;
-  if (is_read_only && mprotect(page, g_page_bytes, PROT_READ | PROT_WRITE) != 0)
-    throw Error(ErrorKind::kOption,
-                "heap_install: the bindings of a library cannot be made writable: " + errno_text(errno));
-  std::atomic_ref<uintptr_t>(*slot).store(value, std::memory_order_release);
-  if (is_read_only) mprotect(page, g_page_bytes, PROT_READ);
-}
-
-LoadedObject find_loaded(const std::string& library) {
-  struct Search {
-    std::string_view name;
-    LoadedObject found;
-  } search{library, {}};
-  dl_iterate_phdr(
-      [](dl_phdr_info* info, size_t, void* data) {
-        auto& wanted = *static_cast<Search*>(data);
-        const std::string_view path(info->dlpi_name);
-        if (path.substr(path.rfind('/') + 1) != wanted.name) return 0;
-        wanted.found = describe(*info);
-        return 1;
-      },
-      &search);
-  if (search.found.symbols == nullptr)
-    throw Error(ErrorKind::kOption,
-                "heap_install: no loaded object is called '" + library + "'; import it first, and give its file name");
-  if (bindings_of(search.found, "posix_memalign").empty() || bindings_of(search.found, "free").empty())
-    throw Error(ErrorKind::kOption,
-                "heap_install: '" + library + "' does not call both posix_memalign and free: nothing to serve");
-  return search.found;
+  if (clients->size() > num_before) {
+    all_patches->push_back(patches_of(*clients));
+    g_patches.store(&all_patches->back(), std::memory_order_release);
+  }
+  write_patches(all_patches->back());
 }
 
 void make_heap() {
@@ -190,13 +198,11 @@ void install(size_t threshold_bytes, const std::vector<std::string>& libraries) 
   const std::lock_guard guard(mutex);
   if (threshold_bytes == 0) throw Error(ErrorKind::kOption, "heap_install: the threshold must be at least 1 byte");
   if (libraries.empty()) throw Error(ErrorKind::kOption, "heap_install: name at least one library to serve");
-  std::vector<LoadedObject> objects;
-  for (const std::string& library : libraries) objects.push_back(find_loaded(library));
+  std::vector<Library> clients;
+  for (const std::string& library : libraries) clients.push_back(find_client(library));
   if (g_heap.load() == nullptr) make_heap();
-  for (const Replacement& replacement : kReplacements)
-    for (const LoadedObject& object : objects)
-      for (uintptr_t* const slot : bindings_of(object, replacement.symbol))
-        write_binding(object, slot, replacement.address);
+  for (const Library& client : clients) find_originals(client);
+  patch(clients);
   g_heap.load()->set_limit(0);
   g_threshold_bytes.store(threshold_bytes, std::memory_order_release);
 }
