@@ -471,6 +471,17 @@ TEST(PageHeapDeathTest, MakesDoWithFewerAddressesUnderALimit) {
   EXPECT_EXIT(serve_under_limit(), testing::ExitedWithCode(0), "");
 }
 
+TEST(PageHeapDeathTest, LeavesHalfOfTheAddressesToOthersUnderALimit) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto map_under_limit = [] {
+    limit_addresses(8192 * kMiB);
+    const PageHeap heap(size_t{1} << 40);
+    const void* const others = mmap(nullptr, 3900 * kMiB, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    std::_Exit(others == MAP_FAILED ? 2 : 0);
+  };
+  EXPECT_EXIT(map_under_limit(), testing::ExitedWithCode(0), "");
+}
+
 TEST(PageHeapDeathTest, SaysSoWhenThereAreNoAddresses) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto make_under_limit = [] {

@@ -1,12 +1,14 @@
 #include "lmswap/heap/heap.h"
 
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <iterator>
 
 #include "lmswap/clock.h"
@@ -47,6 +49,16 @@ bool map_again(uintptr_t start, size_t nbytes) {
   }
   advise(start, start + nbytes, MADV_HUGEPAGE);
   return true;
+}
+
+/// Half of the addresses that the process may still have: threads, other allocators and compiled code need some, too.
+size_t most_addresses() {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return SIZE_MAX / 2;
+  size_t num_pages = 0;  // that the process has
+  std::ifstream("/proc/self/statm") >> num_pages;
+  const size_t has_bytes = num_pages * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  return limit.rlim_cur > has_bytes ? (limit.rlim_cur - has_bytes) / 2 : 0;
 }
 
 /// Lets the kernel use huge pages that lie wholly inside `fresh`, and no others that it touches: a huge page becomes
@@ -107,7 +119,8 @@ void RangeSet::unlink(std::map<uintptr_t, size_t>::const_iterator range) {
 }
 
 PageHeap::PageHeap(size_t reserve_bytes) : page_bytes_(static_cast<size_t>(sysconf(_SC_PAGESIZE))) {
-  for (size_t nbytes = round_up(reserve_bytes, kGrowBytes); nbytes >= kGrowBytes; nbytes /= 2) {
+  for (size_t nbytes = round_up(std::min(reserve_bytes, most_addresses()), kGrowBytes); nbytes >= kGrowBytes;
+       nbytes /= 2) {
     void* const base = mmap(nullptr, nbytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (base == MAP_FAILED) continue;
     reserved_ = {reinterpret_cast<uintptr_t>(base), nbytes};

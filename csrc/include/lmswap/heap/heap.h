@@ -92,7 +92,8 @@ class RangeSet {
 /// The heap proper. Thread-safe: one mutex, held for microseconds per block of megabytes.
 class PageHeap {
  public:
-  /// Reserves addresses only, and halves the reservation until the process's limits allow it.
+  /// Reserves addresses only, at most half of those that the process may still have (ulimit -v), and halves the
+  /// reservation until the kernel allows it.
   /// Throws Error(kOption) when not even 64 MiB of addresses are to be had.
   explicit PageHeap(size_t reserve_bytes);
   ~PageHeap();
