@@ -21,7 +21,7 @@
 namespace lmswap {
 namespace {
 
-constexpr int kOldestVersion = 11070;  // the first with all the symbols
+constexpr int kOldestVersion = 12000;  // the first with all the symbols
 
 std::string version_text(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
@@ -73,6 +73,7 @@ class CudaDriver final : public Driver {
   void free_device(uint64_t device) noexcept override;
   DeviceBytes device_bytes() override;
   StreamHandle create_stream() override;
+  StreamId stream_id(StreamHandle stream) override;
   void destroy_stream(StreamHandle stream) noexcept override;
   void synchronize_stream(StreamHandle stream) override;
   EventHandle create_event() override;
@@ -104,10 +105,25 @@ class CudaDriver final : public Driver {
     bool is_recorded = false;  // since it was created, or given out again
     std::shared_ptr<Base> base;
   };
+  // This thread's calls break no capture of a CUDA graph that another one has begun, for as long as one of these
+  // lives: in torch's default mode any thread's query, wait or allocation would, although it has no part in the graph.
+  class Uncaptured {
+   public:
+    explicit Uncaptured(const CudaDriver& driver) : driver_(driver) { exchange(); }
+    ~Uncaptured() { exchange(); }
+    Uncaptured(const Uncaptured&) = delete;
+    Uncaptured& operator=(const Uncaptured&) = delete;
+
+   private:
+    void exchange() { driver_.call_.thread_exchange_capture_mode(&mode_); }  // it fails only where other calls will
+
+    const CudaDriver& driver_;
+    cuda::CaptureMode mode_ = cuda::kCaptureModeRelaxed;
+  };
   // The primary context is current for as long as one of these lives.
   class Current {
    public:
-    explicit Current(const CudaDriver& driver) : driver_(driver) {
+    explicit Current(const CudaDriver& driver) : driver_(driver), uncaptured_(driver) {
       cuda::Context current = nullptr;
       driver.check(driver.call_.context_get_current(&current), "cuCtxGetCurrent");
       if (current == driver.context_) return;
@@ -124,6 +140,7 @@ class CudaDriver final : public Driver {
 
    private:
     const CudaDriver& driver_;
+    const Uncaptured uncaptured_;
     bool is_pushed_ = false;
   };
 
@@ -161,6 +178,7 @@ class CudaDriver final : public Driver {
   std::set<std::byte*> pieces_;  // where what is registered begins
   std::mutex base_mutex_;
   std::shared_ptr<Base> base_;
+  double next_base_seconds_ = 0;  // when it is to be measured again
   // A step needs as many events as the one before it: the driver takes a microsecond or two to make or destroy one.
   std::mutex idle_mutex_;
   std::vector<std::unique_ptr<TimedEvent>> idle_events_;
@@ -368,6 +386,12 @@ void CudaDriver::destroy_stream(StreamHandle stream) noexcept {
   give_back([&] { call_.stream_destroy(stream_of(stream)); });
 }
 
+StreamId CudaDriver::stream_id(StreamHandle stream) {
+  unsigned long long id = 0;
+  check(run_on(stream, [&] { return call_.stream_get_id(stream_of(stream), &id); }), "cuStreamGetId");
+  return id;
+}
+
 void CudaDriver::synchronize_stream(StreamHandle stream) {
   const Current current(*this);
   check(call_.stream_synchronize(stream_of(stream)), "cuStreamSynchronize");
@@ -438,6 +462,7 @@ void CudaDriver::wait_event(StreamHandle stream, EventHandle event, EventHandle 
 
 bool CudaDriver::query_event(EventHandle event) {
   const cuda::Event own = recorded(event, "cuEventQuery").event;
+  const Uncaptured uncaptured(*this);
   const cuda::Result result = run_on_own([&] { return call_.event_query(own); });
   if (result == cuda::kNotReady) return false;
   check(result, "cuEventQuery");
@@ -446,11 +471,13 @@ bool CudaDriver::query_event(EventHandle event) {
 
 void CudaDriver::synchronize_event(EventHandle event) {
   const cuda::Event own = recorded(event, "cuEventSynchronize").event;
+  const Uncaptured uncaptured(*this);
   check(run_on_own([&] { return call_.event_synchronize(own); }), "cuEventSynchronize");
 }
 
 double CudaDriver::event_seconds(EventHandle event) {
   const TimedEvent& timed_event = recorded(event, "cuEventElapsedTime");
+  const Uncaptured uncaptured(*this);
   float milliseconds = 0;
   check(run_on_own([&] { return call_.event_elapsed_time(&milliseconds, timed_event.base->event, timed_event.event); }),
         "cuEventElapsedTime");
@@ -480,13 +507,19 @@ void CudaDriver::call_back(StreamHandle stream, std::function<void(int code)> ca
 std::shared_ptr<CudaDriver::Base> CudaDriver::current_base() {
   constexpr double kOldestSeconds = 10;
   const std::lock_guard lock(base_mutex_);
-  if (!base_ || monotonic_seconds() - base_->seconds > kOldestSeconds) base_ = measure_base();
+  const double now = monotonic_seconds();
+  if (base_ && now < next_base_seconds_) return base_;
+  next_base_seconds_ = now + kOldestSeconds;
+  base_ = measure_base();
   return base_;
 }
 
-// The event happens between two looks at the clock; of some tries the one where they lie closest counts.
+// The event happens between two looks at the clock; of some tries the one where they lie closest counts. Where the
+// clock's stream has to share a queue of the hardware, it may wait there for the disk: then the base before is the
+// better one.
 std::shared_ptr<CudaDriver::Base> CudaDriver::measure_base() {
   constexpr int kNumTries = 4;
+  constexpr double kMostSeconds = 1e-3;
   const Current current(*this);
   std::shared_ptr<Base> best;
   double best_width = std::numeric_limits<double>::infinity();
@@ -498,6 +531,7 @@ std::shared_ptr<CudaDriver::Base> CudaDriver::measure_base() {
     check(call_.event_record(base->event, clock_stream_), "cuEventRecord");
     check(call_.event_synchronize(base->event), "cuEventSynchronize");
     const double width = monotonic_seconds() - before;
+    if (base_ && width > kMostSeconds) return base_;
     base->seconds = before + width / 2;
     if (width < best_width) best_width = width, best = base;
   }

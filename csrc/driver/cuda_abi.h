@@ -8,6 +8,7 @@
 namespace lmswap::cuda {
 
 using Result = int;
+using CaptureMode = int;
 using Device = int;
 using DevicePointer = unsigned long long;
 using Context = struct ContextTag*;
@@ -26,6 +27,7 @@ inline constexpr unsigned kMemHostRegisterDeviceMap = 2;
 inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr unsigned kEventBlockingSync = 1;
 inline constexpr unsigned kWaitUntilAtLeast = 0;
+inline constexpr CaptureMode kCaptureModeRelaxed = 2;
 inline constexpr int kCanWaitForValues = 122;  // attribute: of 64 bits
 
 // X(member, symbol, parameters): symbols by their full name, since the bare ones of some are an older ABI.
@@ -53,6 +55,8 @@ inline constexpr int kCanWaitForValues = 122;  // attribute: of 64 bits
   X(stream_create, cuStreamCreate, (Stream*, unsigned))                                               \
   X(stream_destroy, cuStreamDestroy_v2, (Stream))                                                     \
   X(stream_synchronize, cuStreamSynchronize, (Stream))                                                \
+  X(stream_get_id, cuStreamGetId, (Stream, unsigned long long*))                                      \
+  X(thread_exchange_capture_mode, cuThreadExchangeStreamCaptureMode, (CaptureMode*))                  \
   X(stream_wait_event, cuStreamWaitEvent, (Stream, Event, unsigned))                                  \
   X(stream_wait_value, cuStreamWaitValue64_v2, (Stream, DevicePointer, uint64_t, unsigned))           \
   X(stream_add_callback, cuStreamAddCallback, (Stream, Callback, void*, unsigned))                    \

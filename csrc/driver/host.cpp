@@ -2,6 +2,7 @@
 // calling thread, which has always done its work already and waits by blocking.
 #include <unistd.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
@@ -41,6 +42,8 @@ class HostStream {
     changed_.notify_all();
   }
 
+  StreamId id() const { return id_; }
+
   void synchronize() {
     std::unique_lock lock(mutex_);
     const uint64_t last = num_submitted_;
@@ -63,6 +66,9 @@ class HostStream {
     }
   }
 
+  inline static std::atomic<StreamId> num_made_ = 0;
+
+  const StreamId id_ = ++num_made_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::function<void()>> queue_;
@@ -145,6 +151,8 @@ class HostDriver final : public Driver {
   void synchronize_stream(StreamHandle stream) override {
     if (stream != 0) stream_of(stream).synchronize();
   }
+
+  StreamId stream_id(StreamHandle stream) override { return stream == 0 ? 0 : stream_of(stream).id(); }
 
   EventHandle create_event() override {
     return reinterpret_cast<EventHandle>(new std::shared_ptr<HostEvent>(std::make_shared<HostEvent>()));

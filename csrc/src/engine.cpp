@@ -15,6 +15,11 @@
 namespace lmswap {
 namespace {
 
+template <typename T>
+void leak(T& held) {
+  static_cast<void>(new T(std::move(held)));
+}
+
 Error option_error(const std::string& text) { return Error(ErrorKind::kOption, text); }
 
 void check_threads(int io_threads) {
@@ -56,9 +61,11 @@ Engine::Engine(std::shared_ptr<Driver> driver, std::shared_ptr<Faults> faults, P
 
 Engine::~Engine() {
   close();
-  // Only in a forked child is anything left, and there the lanes' threads do not exist: joining them would hang.
-  if (!tiers_.empty()) static_cast<void>(new std::map(std::move(tiers_)));
-  static_cast<void>(upkeep_lane_.release());
+  if (getpid() == process_) return;
+  // In a forked child there are no threads to join, the device is not to be called, and any lock may be held by a
+  // thread that is not there.
+  leak(driver_), leak(tiers_), leak(upkeep_lane_), leak(handles_), leak(marks_), leak(hold_), leak(audits_);
+  leak(unconfirmed_), leak(flights_);
 }
 
 void Engine::check_open() const {
@@ -178,13 +185,14 @@ TransferPointer Engine::launch(Direction direction, int64_t swap, int64_t number
   Handle& handle = handles_.at(number);
   auto transfer = std::make_shared<Transfer>(driver_, direction, ++last_number_, swap, pointer, handle.block);
   // What the stream has waited for is looked at before `ready` is recorded, which is then behind it.
+  const StreamId waiting = driver_->stream_id(stream);
   if (direction == Direction::kOut) {
-    transfer->fences = handle.tier->fences(handle.block, stream);
+    transfer->fences = handle.tier->fences(handle.block, waiting);
     // An audit compares more, and says on which part of the way bytes were changed.
     if (!upkeep_.audits) transfer->checksums = make_checksums(handle.block.nbytes, transfer->number);
   } else {
     transfer->source = handle.transfers.front();
-    transfer->is_behind_source = transfer->source->precedes(stream);
+    transfer->is_behind_source = transfer->source->precedes(waiting);
     transfer->checksums = transfer->source->checksums;
   }
   // `ready` protects the device memory at `pointer`: see the movers, which make their lanes wait for it.
@@ -302,13 +310,16 @@ std::vector<uint64_t> Engine::take_checksums(int64_t number) {
 std::vector<TransferRecord> Engine::take_records() {
   const std::lock_guard lock(mutex_);
   std::vector<TransferRecord> records;
-  std::erase_if(flights_, [&](const auto& entry) {
-    const auto& [number, flight] = entry;
+  std::vector<int64_t> ended;  // forgotten when all have been read, as an event that cannot be asked throws
+  for (const auto& [number, flight] : flights_) {
     const Transfer& transfer = *flight.transfer;
-    if (!transfer.is_finished()) return false;
-    if (transfer.has_failed()) return true;  // its handle tells of the error for as long as anyone may wait for it
+    if (!transfer.is_finished()) continue;
+    if (transfer.has_failed()) {
+      ended.push_back(number);  // its handle tells of the error for as long as anyone may wait for it
+      continue;
+    }
     const bool was_waited_for = flight.wait_start && flight.wait_start->is_finished();
-    if (!was_waited_for && (flight.wait_start || handles_.contains(flight.handle))) return false;
+    if (!was_waited_for && (flight.wait_start || handles_.contains(flight.handle))) continue;
     TransferRecord record{transfer.swap,
                           transfer.direction == Direction::kIn,
                           transfer.block.nbytes,
@@ -320,8 +331,9 @@ std::vector<TransferRecord> Engine::take_records() {
       record.wait_end_seconds = std::max({record.wait_start_seconds, transfer.done->seconds(), flight.waited_seconds});
     }
     records.push_back(record);
-    return true;
-  });
+    ended.push_back(number);
+  }
+  for (const int64_t number : ended) flights_.erase(number);
   std::sort(records.begin(), records.end(),
             [](const TransferRecord& a, const TransferRecord& b) { return a.end_seconds < b.end_seconds; });
   return records;
@@ -385,7 +397,7 @@ void Engine::let_go() {
 
 void Engine::release(int64_t number) noexcept {
   if (getpid() != process_) return;
-  std::shared_ptr<Storage> storage;  // given back after the lock: freeing pinned memory takes its time
+  Tier::Storages dropped;  // given back after the lock: freeing pinned memory takes its time
   const std::lock_guard lock(mutex_);
   const auto handle = handles_.find(number);
   if (handle == handles_.end()) return;  // the engine was closed
@@ -394,7 +406,7 @@ void Engine::release(int64_t number) noexcept {
     if (user->direction == Direction::kIn) audits_.erase(user->number);  // nobody can wait for it any more
   }
   if (upkeep_lane_) fill(handle->second, users);
-  storage = handle->second.tier->release(handle->second.block, users);
+  dropped = handle->second.tier->release(handle->second.block, users);
   handles_.erase(handle);
 }
 

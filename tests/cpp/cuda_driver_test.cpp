@@ -1,11 +1,14 @@
 // What only the CUDA driver does: opening the library, contexts, and the driver's own words in errors.
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <map>
 #include <string>
 #include <thread>
 
 #include "../emulated_gpu/device/system.h"
+#include "lmswap/clock.h"
 #include "lmswap/driver/event.h"
 #include "lmswap/driver/stream.h"
 #include "lmswap/tiers/arena.h"
@@ -208,6 +211,27 @@ TEST_F(CudaDriverTest, serves_threads_that_never_had_a_context) {
     event.record(stream.handle());
     event.synchronize();
   }).join();
+}
+
+// Where all streams share a queue, the clock's waits there for whatever holds up another one.
+TEST_F(CudaDriverTest, times_are_right_where_the_clock_was_held_up_one_queue_slow) {
+  const auto device = make_test_device("emulated_one_queue");
+  Event before(device->driver), after(device->driver);
+  before.record(device->stream);
+  before.synchronize();
+  std::this_thread::sleep_for(std::chrono::milliseconds(10'100));  // now the clock is set anew
+  gpu_.configure(emulated_gpu::Queues{true, 0});
+  std::atomic<bool> is_held = true;
+  gpu_.run_on_host(reinterpret_cast<void*>(device->stream), [&] { is_held.wait(true); });
+  std::thread later([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    is_held = false;
+    is_held.notify_all();
+  });
+  after.record(device->stream);
+  later.join();
+  after.synchronize();
+  EXPECT_NEAR(after.seconds(), monotonic_seconds(), 0.05);
 }
 
 }  // namespace

@@ -5,7 +5,9 @@
 #include <sys/fsuid.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -51,6 +53,14 @@ class DirectFileTest : public testing::Test {
     }
   }
 
+  // The file has no name: found among our descriptors by its size.
+  static int find_file(off_t nbytes) {
+    for (int descriptor = 3; descriptor < 256; ++descriptor) {
+      if (lseek(descriptor, 0, SEEK_END) == nbytes && (fcntl(descriptor, F_GETFL) & O_DIRECT)) return descriptor;
+    }
+    return -1;
+  }
+
   TestDirectory directory_;
 };
 
@@ -72,6 +82,54 @@ TEST_F(DirectFileTest, leaves_no_name_and_no_room_behind) {
     EXPECT_TRUE(std::filesystem::is_empty(directory_.path()));
   }
   EXPECT_TRUE(std::filesystem::is_empty(directory_.path()));
+}
+
+// As a data loader's worker has it open, which lives for longer than the file is used.
+TEST_F(DirectFileTest, leaves_no_room_to_a_forked_child_that_has_it_open) {
+  auto file = std::make_unique<DirectFile>(directory_.path(), 1 << 20, std::make_shared<Faults>(""));
+  const int descriptor = find_file(1 << 20);
+  int ended[2] = {};
+  ASSERT_EQ(pipe(ended), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    struct stat status = {};
+    char byte = 0;
+    const bool had_room = fstat(descriptor, &status) == 0 && status.st_blocks * 512 >= 1 << 20;
+    close(ended[1]);
+    const bool has_ended = read(ended[0], &byte, 1) == 0;
+    _exit(had_room && has_ended && fstat(descriptor, &status) == 0 && status.st_blocks == 0 ? 0 : 1);
+  }
+  file.reset();
+  close(ended[0]);
+  close(ended[1]);
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+TEST_F(DirectFileTest, is_left_alone_by_a_forked_child_that_ends_it) {
+  auto file = std::make_unique<DirectFile>(directory_.path(), 1 << 20, std::make_shared<Faults>(""));
+  const pid_t child = fork();
+  if (child == 0) {
+    file.reset();
+    _exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  expect_round_trip(*file, 0, 1 << 20, 0);
+}
+
+TEST_F(DirectFileTest, is_written_in_place_where_the_filesystem_would_not_do_so) {
+  test::num_overwritten_in_place = 0;
+  const DirectFile file(directory_.path(), 1 << 20, std::make_shared<Faults>(""));
+  EXPECT_EQ(test::num_overwritten_in_place, 1);
+}
+
+TEST_F(DirectFileTest, refuses_a_disk_whose_blocks_are_larger_than_a_page) {
+  test::block_bytes = 2 * kPageBytes;
+  EXPECT_ERROR(SwapDirectory{directory_.path()}, ErrorKind::kTier, "blocks of more than 4096 bytes");
+  test::block_bytes = 1;
+  EXPECT_NO_THROW(SwapDirectory{directory_.path()});
 }
 
 TEST_F(DirectFileTest, tells_of_failing_reads_and_writes) {
@@ -175,11 +233,7 @@ TEST_F(DirectFileTest, refuses_a_directory_that_cannot_be_written) {
 TEST_F(DirectFileTest, bypasses_the_page_cache) {
   DirectFile file(directory_.path(), 1 << 20, std::make_shared<Faults>(""));
   expect_round_trip(file, 0, 1 << 20, 0);
-  // The file has no name: found among our descriptors by its size, mapped, and asked for its resident pages.
-  int found = -1;
-  for (int descriptor = 3; descriptor < 256 && found < 0; ++descriptor) {
-    if (lseek(descriptor, 0, SEEK_END) == (1 << 20) && (fcntl(descriptor, F_GETFL) & O_DIRECT)) found = descriptor;
-  }
+  const int found = find_file(1 << 20);
   ASSERT_GE(found, 0);
   void* mapped = mmap(nullptr, 1 << 20, PROT_READ, MAP_SHARED, found, 0);
   ASSERT_NE(mapped, MAP_FAILED);

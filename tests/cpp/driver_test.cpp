@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <set>
 
 #include "lmswap/clock.h"
 #include "lmswap/driver/event.h"
@@ -50,6 +51,16 @@ TEST_P(DriverConformance, copies_out_and_in_exactly) {
   driver_->copy_in(pointer_, memory.data(), kBytes, stream.handle());
   stream.synchronize();
   EXPECT_EQ(device_->download(pointer_, kBytes), other);
+}
+
+TEST_P(DriverConformance, ids_tell_streams_apart_also_where_one_has_the_handle_of_another_before_it) {
+  std::set<StreamId> ids{driver_->stream_id(0)};
+  const Stream kept(driver_);
+  ids.insert(driver_->stream_id(kept.handle()));
+  for (int i = 0; i < 8; ++i) ids.insert(driver_->stream_id(Stream(driver_).handle()));
+  EXPECT_EQ(ids.size(), 10u);
+  EXPECT_TRUE(ids.contains(driver_->stream_id(kept.handle())));
+  EXPECT_TRUE(ids.contains(driver_->stream_id(0)));
 }
 
 TEST_P(DriverConformance, copies_within_the_device_exactly) {

@@ -72,6 +72,21 @@ class EmulatedGpu : public testing::Test {
   DevicePointer device_ = 0;
 };
 
+TEST_F(EmulatedGpu, reports_calls_that_break_the_capture_of_a_graph) {
+  cuEventRecord(event_, first_);
+  gpu_.is_capturing = true;
+  EXPECT_EQ(cuEventQuery(event_), 900);
+  expect_violation("cuEventQuery: while a graph is captured");
+  CaptureMode mode = kCaptureModeRelaxed;
+  cuThreadExchangeStreamCaptureMode(&mode);
+  EXPECT_EQ(mode, 0);
+  EXPECT_EQ(cuEventSynchronize(event_), kSuccess);
+  cuThreadExchangeStreamCaptureMode(&mode);
+  cuStreamSynchronize(first_);
+  expect_violation("cuStreamSynchronize");
+  gpu_.is_capturing = false;
+}
+
 TEST_F(EmulatedGpu, reports_unrecorded_events) {
   cuStreamWaitEvent(first_, event_, 0);
   expect_violation("never recorded");

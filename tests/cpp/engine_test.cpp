@@ -560,16 +560,20 @@ TEST_P(EngineConformance, a_forked_child_lets_go_without_harm) {
   std::vector<Token> tokens;
   tokens.push_back(out(pointer, kPage));
   while (!engine_->is_finished(engine_->out_transfer(tokens.front().handle()))) std::this_thread::yield();
+  const int64_t mark = engine_->mark(device_->stream);
+  if (engine_->can_hold()) engine_->hold(device_->stream, 0.001);
+  const uint64_t num_idle_events = device_->driver->num_idle_events();
   const pid_t child = fork();
   if (child == 0) {
     tokens.clear();
     engine_.reset();
-    _exit(0);
+    _exit(device_->driver->num_idle_events() == num_idle_events ? 0 : 1);
   }
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
   EXPECT_EQ(engine_->live_handles(), 1u);
+  EXPECT_GT(engine_->take_mark(mark), 0);
 }
 
 class PacedEngine : public EngineConformance {};

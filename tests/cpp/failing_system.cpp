@@ -2,8 +2,11 @@
 
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <linux/fs.h>
 #include <pthread.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -60,6 +63,25 @@ extern "C" int openat(int directory, const char* path, int flags, ...) {
   if (descriptor < 0 || (flags & O_DIRECT) == 0 || has_direct_io) return descriptor;
   close(descriptor);
   return fail(EINVAL);
+}
+
+extern "C" ssize_t pwrite(int descriptor, const void* bytes, size_t nbytes, off_t offset) {
+  if (nbytes < block_bytes) return fail(EINVAL);
+  return syscall(SYS_pwrite64, descriptor, bytes, nbytes, offset);
+}
+
+// Flags of files as a filesystem has them that knows all.
+extern "C" int ioctl(int descriptor, unsigned long request, ...) noexcept {
+  va_list rest;
+  va_start(rest, request);
+  void* const argument = va_arg(rest, void*);
+  va_end(rest);
+  if (request == FS_IOC_GETFLAGS) return *static_cast<int*>(argument) = 0;
+  if (request != FS_IOC_SETFLAGS) return static_cast<int>(syscall(SYS_ioctl, descriptor, request, argument));
+  struct stat status = {};
+  const bool is_empty = fstat(descriptor, &status) == 0 && status.st_blocks == 0;
+  num_overwritten_in_place += is_empty && (*static_cast<int*>(argument) & FS_NOCOW_FL) != 0;
+  return 0;
 }
 
 extern "C" int unlinkat(int directory, const char* path, int flags) noexcept {

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "gated_swaps.h"
+#include "lmswap/tiers/direct_file.h"
 
 namespace lmswap::gated_mover_test {
 namespace {
@@ -122,6 +123,16 @@ TEST_F(GatedEngine, the_memory_of_a_copy_whose_end_cannot_be_recorded_is_used_un
   EXPECT_EQ(arrived(), sent());
 }
 
+TEST_F(GatedEngine, records_are_kept_where_reading_one_of_them_fails) {
+  open();
+  const Token token = there_and_back(3);
+  engine_->confirm();
+  device_->driver->synchronize_stream(device_->stream);
+  emulated_gpu::System::instance().faults.plan("cuEventElapsedTime", 7, 999);
+  EXPECT_ERROR(engine_->take_records(), ErrorKind::kDriver, "999");
+  EXPECT_EQ(engine_->take_records().size(), 6u);
+}
+
 TEST_F(GatedEngine, queues_that_are_full_or_shared_hold_up_nobody_for_ever) {
   open("write@*=jitter:0.003,read@*=jitter:0.003");
   there_and_back_whatever_the_queues();
@@ -138,6 +149,85 @@ TEST_F(GatedEngine, where_all_streams_share_a_queue_the_host_waits) {
 TEST_F(GatedEngine, an_engine_that_closes_ends_what_was_queued) {
   open();
   close_while_held(1);
+}
+
+// Streams of which another one is known by the handle from some moment on, as a stream that was made where one was
+// destroyed; and how often a stream was made to wait.
+class ReusedHandles final : public test::ForwardingDriver {
+ public:
+  using ForwardingDriver::ForwardingDriver;
+  StreamId stream_id(StreamHandle stream) override { return ForwardingDriver::stream_id(stream) + num_reused; }
+  void wait_event(StreamHandle stream, EventHandle event, EventHandle arrival) override {
+    ++num_waits;
+    ForwardingDriver::wait_event(stream, event, arrival);
+  }
+  std::atomic<uint64_t> num_reused = 0;
+  std::atomic<int> num_waits = 0;
+};
+
+TEST(Engine, a_stream_with_the_handle_of_one_before_it_is_behind_none_of_its_copies) {
+  const auto device = make_test_device("emulated");
+  const auto driver = std::make_shared<ReusedHandles>(device->driver);
+  const auto engine = Engine::open(driver, device->faults, Pacers{});
+  engine->open_host_tier(1 << 20);
+  const uint64_t pointer = device->allocate(kPageBytes);
+  {
+    Held held(*device);  // so that no copy ends, of which the next would have to know
+    int num_waits[2] = {};
+    for (const bool is_reused : {false, true}) {
+      Token first(engine->out_start(1, "host", 0, pointer, kPageBytes, device->stream));
+      engine->out_done(first.handle(), device->stream);
+      first.reset();
+      driver->num_reused += is_reused;
+      driver->num_waits = 0;
+      const Token second(engine->out_start(1, "host", 0, pointer, kPageBytes, device->stream));
+      num_waits[is_reused] = driver->num_waits;
+      engine->out_done(second.handle(), device->stream);
+    }
+    EXPECT_EQ(num_waits[false], 1) << "for what the stream was given before";
+    EXPECT_GT(num_waits[true], 1) << "for the copy of the other stream, too";
+  }
+  engine->close();
+  device->free(pointer);
+  EXPECT_EQ(device->violations(), std::vector<std::string>{});
+}
+
+// A device that has fallen off the bus: it runs nothing more, calls back nobody, and says so only when it is asked.
+class LostDriver final : public test::ForwardingDriver {
+ public:
+  using ForwardingDriver::ForwardingDriver;
+  void record_event(EventHandle, StreamHandle) override {}
+  void wait_event(StreamHandle, EventHandle, EventHandle) override {}
+  bool query_event(EventHandle) override { throw lost("query_event"); }
+  void synchronize_stream(StreamHandle) override { throw lost("synchronize_stream"); }
+  void synchronize_event(EventHandle) override { throw lost("synchronize_event"); }
+  void wait_value(StreamHandle, const uint64_t*, uint64_t) override {}
+  void call_back(StreamHandle, std::function<void(int)>) override {}
+  void copy_out(void*, uint64_t, uint64_t, StreamHandle) override {}
+  void copy_in(uint64_t, const void*, uint64_t, StreamHandle) override {}
+
+ private:
+  static Error lost(const std::string& call) { return Error(ErrorKind::kDriver, call + " failed: the device is lost"); }
+};
+
+TEST(GatedMover, closing_ends_copies_of_a_device_that_is_lost) {
+  const test::TestDirectory directory;
+  const auto device = make_test_device("emulated");
+  const auto lost = std::make_shared<LostDriver>(device->driver);
+  const Block block{std::make_shared<DirectFile>(directory.path(), kBytes, device->faults), 0, kBytes};
+  const auto transfer = std::make_shared<Transfer>(lost, Direction::kOut, 1, 1, device->allocate(kBytes), block);
+  auto closed = std::async(std::launch::async, [&] {
+    IoPool pool(1);
+    Lane lane(std::make_unique<GatedMover>(lost, pool, 2, Pacer()), true);
+    lane.submit(transfer);
+  });
+  if (closed.wait_for(std::chrono::seconds(20)) != std::future_status::ready) {
+    std::fputs("closing waits for ever\n", stderr);
+    std::abort();
+  }
+  EXPECT_FALSE(transfer->wait_landed());
+  EXPECT_NE(transfer->error_text().find("the device is lost"), std::string::npos) << transfer->error_text();
+  device->free(transfer->device);
 }
 
 TEST(Marks, a_mark_that_was_skipped_is_not_waited_for_and_says_nothing_of_others) {

@@ -122,6 +122,7 @@ class ForwardingDriver : public Driver {
   StreamHandle create_stream() override { return driver_->create_stream(); }
   void destroy_stream(StreamHandle stream) noexcept override { driver_->destroy_stream(stream); }
   void synchronize_stream(StreamHandle stream) override { driver_->synchronize_stream(stream); }
+  StreamId stream_id(StreamHandle stream) override { return driver_->stream_id(stream); }
   EventHandle create_event() override { return driver_->create_event(); }
   void destroy_event(EventHandle event) noexcept override { driver_->destroy_event(event); }
   void record_event(EventHandle event, StreamHandle stream) override { driver_->record_event(event, stream); }

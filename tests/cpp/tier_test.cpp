@@ -164,6 +164,25 @@ TEST_P(TierConformance, records_of_past_copies_keep_no_memory) {
   EXPECT_EQ(storage.use_count(), is_extended() ? 1 : 0);  // the tier keeps what can be extended
 }
 
+TEST_P(TierConformance, records_of_copies_that_ended_later_keep_no_slab_that_is_replaced) {
+  const auto tier = make_tier();
+  if (is_extended()) GTEST_SKIP() << "the slab grows";
+  for (const bool is_noticed_by_a_release : {false, true}) {
+    tier->reserve(8 * kPage, true, lock_);
+    std::optional<Block> block = tier->take(0, kPage, lock_), other = tier->take(kPage, kPage, lock_);
+    const std::weak_ptr<Storage> storage = block->storage;
+    const TransferPointer user = make_user(*block);
+    if (!is_noticed_by_a_release) tier->release(*other, {});
+    tier->release(*block, {user});
+    finish(user);
+    if (is_noticed_by_a_release) tier->release(*other, {});
+    block.reset();
+    other.reset();
+    tier->reserve(16 * kPage, true, lock_);
+    EXPECT_TRUE(storage.expired());
+  }
+}
+
 TEST_P(TierConformance, a_refused_reservation_changes_nothing) {
   const auto tier = make_tier();
   tier->reserve(4 * kPage, false, lock_);

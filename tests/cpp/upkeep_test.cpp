@@ -8,6 +8,7 @@
 #include <map>
 #include <thread>
 
+#include "../emulated_gpu/device/system.h"
 #include "lmswap/checksum.h"
 #include "lmswap/engine.h"
 #include "test_device.h"
@@ -268,6 +269,34 @@ TEST_P(UpkeepConformance, failing_copies_leave_nothing_behind_either) {
   out_done(token);
   in_done(in(token, b_));
   EXPECT_EQ(device_->download(b_, kBytes), bytes);
+}
+
+// Of another model's step, say, on other streams: whatever is called here, on whatever thread, does not break it.
+TEST(UpkeepOnAGpu, breaks_no_capture_of_a_graph) {
+  for (const bool can_wait : {true, false}) {
+    const auto device = make_test_device(can_wait ? "emulated" : "emulated_one_queue");
+    const TestDirectory directory;
+    const uint64_t pointer = device->allocate(kBytes);
+    emulated_gpu::System& gpu = emulated_gpu::System::instance();
+    gpu.is_capturing = true;
+    for (const std::string& tier : test::tiers_of("emulated")) {
+      const auto engine = Engine::open(device->driver, device->faults, Pacers{}, {.audits = true, .wipes = true});
+      test::open_tier(*engine, tier, kLimit, directory.path());
+      for (int i = 0; i < 2; ++i) {
+        const Token token(engine->out_start(1, tier, 0, pointer, kBytes, device->stream));
+        engine->out_done(token.handle(), device->stream);
+        const int64_t transfer = engine->in_start(1, token.handle(), pointer, kBytes, device->stream);
+        engine->in_done(token.handle(), transfer, device->stream);
+        engine->confirm();
+        engine->take_checksums(transfer);
+      }
+      engine->take_records();
+      engine->close();
+    }
+    gpu.is_capturing = false;
+    EXPECT_EQ(device->violations(), std::vector<std::string>{});
+    device->free(pointer);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, UpkeepConformance, testing::ValuesIn(test::tier_setups()),

@@ -14,7 +14,13 @@ void Marks::pass(uint64_t number, int code) {
   const std::lock_guard lock(mutex_);
   last_ = number;
   skipped_.erase(skipped_.begin(), skipped_.lower_bound(number));
-  if (code != 0) code_ = code;
+  if (code != 0) error_ = "CUDA's error " + std::to_string(code);
+  changed_.notify_all();
+}
+
+void Marks::fail(const std::string& text) {
+  const std::lock_guard lock(mutex_);
+  error_ = text;
   changed_.notify_all();
 }
 
@@ -26,13 +32,13 @@ void Marks::skip(uint64_t number) {
 
 bool Marks::await(uint64_t number) {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return last_ >= number || skipped_.contains(number) || code_ != 0; });
-  return code_ == 0;
+  changed_.wait(lock, [&] { return last_ >= number || skipped_.contains(number) || !error_.empty(); });
+  return error_.empty();
 }
 
 std::string Marks::error_text() const {
   const std::lock_guard lock(mutex_);
-  return "the device failed while a copy waited for it: CUDA's error " + std::to_string(code_);
+  return "the device failed while a copy waited for it: " + error_;
 }
 
 GatedMover::GatedMover(std::shared_ptr<Driver> driver, IoPool& pool, int num_pieces, const Pacer& pacer)
@@ -188,6 +194,16 @@ void GatedMover::open_gate(Transfer& transfer, const Request& request) {
     std::memset(request.piece->data, 0, request.nbytes);
   }
   std::atomic_ref<uint64_t>(*request.piece->gate).store(request.use + 1, std::memory_order_release);
+}
+
+// A device that is lost may call back nobody any more, and the lane's thread would wait for ever. It is asked here, as
+// nobody else calls the driver now: whoever calls may be held up until gates are opened, which the thread does.
+void GatedMover::end() noexcept {
+  try {
+    stream_.synchronize();
+  } catch (const Error& error) {
+    marks_->fail(error.what());
+  }
 }
 
 void GatedMover::drain() noexcept {

@@ -13,6 +13,7 @@ Lane::Lane(std::unique_ptr<Mover> mover, bool has_thread) : mover_(std::move(mov
 }
 
 Lane::~Lane() {
+  mover_->end();
   {
     const std::lock_guard lock(mutex_);
     is_closing_ = true;
@@ -37,10 +38,11 @@ void Lane::run() {
   for (;;) {
     changed_.wait(lock, [&] { return is_closing_ || !queue_.empty(); });
     if (queue_.empty()) return;
-    const TransferPointer transfer = std::move(queue_.front());
+    TransferPointer transfer = std::move(queue_.front());
     queue_.pop_front();
     lock.unlock();
     start(transfer);
+    transfer.reset();  // not under the lock: the last owner of a slab gives that back
     lock.lock();
   }
 }

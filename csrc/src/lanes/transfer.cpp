@@ -117,6 +117,7 @@ bool Transfer::wait_landed() const {
 }
 
 void Transfer::make_wait(StreamHandle stream, Event& arrival) {
+  const StreamId waiting = driver_->stream_id(stream);
   // `done` protects the bytes only once it is recorded: waiting for an event that is not is a no-op.
   const bool must_block = state() == State::kQueued;
   if (must_block) {
@@ -131,7 +132,7 @@ void Transfer::make_wait(StreamHandle stream, Event& arrival) {
     done->make_wait(stream, arrival);
   }
   const std::lock_guard lock(mutex_);
-  waited_by_ = stream;
+  waited_by_ = waiting;
 }
 
 void Transfer::check_not_failed() const {
@@ -140,7 +141,7 @@ void Transfer::check_not_failed() const {
   if (state_ == State::kFailed) throw Error(ErrorKind::kTransfer, error_);
 }
 
-bool Transfer::precedes(StreamHandle stream) const {
+bool Transfer::precedes(StreamId stream) const {
   const std::lock_guard lock(mutex_);
   return state_ == State::kLanded && waited_by_ == stream;
 }

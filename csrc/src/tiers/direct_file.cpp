@@ -1,6 +1,8 @@
 #include "lmswap/tiers/direct_file.h"
 
 #include <fcntl.h>
+#include <linux/fs.h>
+#include <sys/ioctl.h>
 #include <sys/statvfs.h>
 
 #include <algorithm>
@@ -19,6 +21,15 @@ std::string room_text(int descriptor) {
   struct statvfs room;
   if (fstatvfs(descriptor, &room) != 0) return "unknown";
   return format_bytes(static_cast<uint64_t>(room.f_bavail) * room.f_frsize);
+}
+
+// On a filesystem that writes no block twice (btrfs) only the first write would go to what was reserved, and a full
+// disk would be an error in the midst of a step. Told of an empty file; others do not know the word, or ignore it.
+void overwrite_in_place(int descriptor) {
+  int flags = 0;
+  if (ioctl(descriptor, FS_IOC_GETFLAGS, &flags) != 0) return;
+  flags |= FS_NOCOW_FL;
+  static_cast<void>(ioctl(descriptor, FS_IOC_SETFLAGS, &flags));
 }
 
 // Until it is whole: a signal, of a profiler for one, interrupts it. What was reserved by then stays so.
@@ -53,6 +64,7 @@ DirectFile::DirectFile(const SwapDirectory& directory, uint64_t nbytes, std::sha
   if (descriptor() < 0) throw directory_error(directory.path(), "no file can be made there: " + errno_text(errno));
   const std::string room = room_text(descriptor());  // before a reservation that fails has taken what it could
   const bool is_full = this->faults().next_after_delay("reserve").fail;
+  overwrite_in_place(descriptor());
   const int code = is_full ? ENOSPC : reserve(descriptor(), nbytes);
   if (code == 0) return;
   throw directory_error(directory.path(), "cannot reserve " + format_bytes(nbytes) + ": " + errno_text(code) +

@@ -1,19 +1,37 @@
 #include "lmswap/tiers/io_storage.h"
 
+#include <pthread.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <utility>
 
 #include "lmswap/error.h"
 
 namespace lmswap {
+namespace {
+
+std::atomic<uint64_t> num_forks = 0;
+[[maybe_unused]] const int kIsCounting = pthread_atfork(nullptr, [] { ++num_forks; }, nullptr);
+
+}  // namespace
 
 IoStorage::IoStorage(std::string tier, uint64_t nbytes, int descriptor, std::shared_ptr<Faults> faults)
-    : Storage(nbytes), tier_(std::move(tier)), descriptor_(descriptor), faults_(std::move(faults)) {}
+    : Storage(nbytes),
+      tier_(std::move(tier)),
+      descriptor_(descriptor),
+      process_(getpid()),
+      num_forks_before_(num_forks),
+      faults_(std::move(faults)) {}
 
 IoStorage::~IoStorage() {
-  if (descriptor_ >= 0) close(descriptor_);
+  if (descriptor_ < 0) return;
+  // A child that was forked meanwhile has the file open, too, and would keep its pages or its room for as long as it
+  // lives, as a data loader's worker does.
+  const bool may_be_held = getpid() == process_ && num_forks != num_forks_before_;
+  if (may_be_held && ftruncate(descriptor_, 0) != 0) complain("a swap file was not emptied: " + errno_text(errno));
+  close(descriptor_);
 }
 
 // Calls `move(done, left, fault)` until all is moved: the kernel may move less than asked for, or be interrupted.

@@ -15,6 +15,7 @@
 
 #include "lmswap/error.h"
 #include "lmswap/text.h"
+#include "lmswap/tiers/arena.h"
 
 namespace lmswap {
 namespace {
@@ -112,6 +113,18 @@ void check_filesystem(const std::string& path, int descriptor) {
   }
 }
 
+// Disks with larger blocks than a page, which Linux knows from 6.15 on, open files for direct I/O and refuse to write
+// single pages.
+void check_blocks(const std::string& path, int descriptor) {
+  alignas(kPageBytes) static constexpr std::byte kPage[kPageBytes] = {};
+  if (pwrite(descriptor, kPage, kPageBytes, 0) == static_cast<ssize_t>(kPageBytes)) return;
+  if (errno == EINVAL) {
+    throw directory_error(
+        path, "direct I/O there is in blocks of more than " + std::to_string(kPageBytes) + " bytes; name another disk");
+  }
+  throw directory_error(path, "nothing can be written there: " + errno_text(errno));
+}
+
 }  // namespace
 
 Error directory_error(const std::string& directory, const std::string& text) {
@@ -126,6 +139,7 @@ SwapDirectory::SwapDirectory(const std::string& path) : path_(path), descriptor_
     throw directory_error(path, "its filesystem has no direct I/O (O_DIRECT); name another disk");
   }
   if (file.get() < 0) throw directory_error(path, "no file can be made there: " + errno_text(errno));
+  check_blocks(path, file.get());
   owned.give();
 }
 

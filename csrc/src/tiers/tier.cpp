@@ -27,16 +27,18 @@ void Tier::reserve(uint64_t nbytes, bool anew, std::unique_lock<std::mutex>& loc
   const bool is_replaced = has_kept() && slabs_.front().arena.used_bytes() == 0;
   check_limit(nbytes, stats().capacity_bytes - (is_replaced ? kept_bytes : 0));
   if (has_kept()) slabs_.front().is_kept = false;
-  forget_finished_users();  // they hold on to their slabs
-  // Given back first, not after: the old and the new slab may not fit beside each other.
-  drop_empty_slabs();
-  add_slab(nbytes, true, lock);
+  Storages replaced = forget_finished_users();  // they hold on to their slabs
+  drop_empty_slabs(replaced);
+  add_slab(nbytes, true, lock, std::move(replaced));
 }
 
-void Tier::add_slab(uint64_t nbytes, bool is_kept, std::unique_lock<std::mutex>& lock) {
+void Tier::add_slab(uint64_t nbytes, bool is_kept, std::unique_lock<std::mutex>& lock, Storages replaced) {
   check_limit(nbytes, stats().capacity_bytes);
   std::shared_ptr<Storage> storage;
-  make_unlocked(lock, [&] { storage = make_storage(nbytes); });
+  make_unlocked(lock, [&] {
+    replaced.clear();  // first, not after: the old and the new slab may not fit beside each other
+    storage = make_storage(nbytes);
+  });
   slabs_.insert(is_kept ? slabs_.begin() : slabs_.end(), {std::move(storage), Arena(nbytes), is_kept});
 }
 
@@ -80,8 +82,12 @@ std::shared_ptr<Storage> Tier::make_storage(uint64_t nbytes) {
           }};
 }
 
-void Tier::drop_empty_slabs() {
-  std::erase_if(slabs_, [](const Slab& slab) { return !slab.is_kept && slab.arena.used_bytes() == 0; });
+void Tier::drop_empty_slabs(Storages& dropped) {
+  std::erase_if(slabs_, [&](Slab& slab) {
+    if (slab.is_kept || slab.arena.used_bytes() > 0) return false;
+    dropped.push_back(std::move(slab.storage));
+    return true;
+  });
 }
 
 void Tier::check_limit(uint64_t more_bytes, uint64_t kept_bytes) const {
@@ -135,39 +141,45 @@ Block Tier::hold(Slab& slab, uint64_t offset, uint64_t nbytes) {
   return Block{slab.storage, offset, nbytes};
 }
 
-std::shared_ptr<Storage> Tier::release(const Block& block, const std::vector<TransferPointer>& users) {
+Tier::Storages Tier::release(const Block& block, const std::vector<TransferPointer>& users) {
   used_bytes_ -= round_to_pages(block.nbytes);
   const auto slab =
       std::find_if(slabs_.begin(), slabs_.end(), [&](const Slab& other) { return other.storage == block.storage; });
+  Storages dropped;
   // The first copy into the block ran behind those of its holders before: who waits for the one waits for the others.
   const bool has_landed = !users.empty() && users.front()->has_landed();
   std::erase_if(users_, [&](const TransferPointer& user) {
-    return user->has_failed() || (has_landed && is_within(user->block, block));
+    if (!user->has_failed() && !(has_landed && is_within(user->block, block))) return false;
+    dropped.push_back(user->take_storage());
+    return true;
   });
   for (const TransferPointer& user : users) {
     // Of copies that a stream waited for, in the slab that stays, the device need not be asked in each step.
     const bool must_ask_for = must_ask(user);
     if (user->has_failed() || (must_ask_for && user->is_finished())) {
-      user->forget_storage();
+      dropped.push_back(user->take_storage());
     } else {
       users_.push_back(user);
       asks_ |= must_ask_for;
     }
   }
   slab->arena.release(block.offset);
-  std::shared_ptr<Storage> storage = slab->storage;
-  drop_empty_slabs();
-  return storage;
+  drop_empty_slabs(dropped);
+  return dropped;
 }
 
 // They finish about in the order in which their blocks were released. To ask each of them at each copy would be
 // quadratic: a host that is a step ahead has a step's copies under way.
-void Tier::forget_finished_users() {
+Tier::Storages Tier::forget_finished_users() {
   const auto unfinished =
       std::find_if(users_.begin(), users_.end(), [](const TransferPointer& user) { return !user->is_finished(); });
+  Storages dropped;
+  std::transform(users_.begin(), unfinished, std::back_inserter(dropped),
+                 [](const TransferPointer& user) { return user->take_storage(); });
   users_.erase(users_.begin(), unfinished);
   most_users_ = std::max(kFewUsers, 2 * users_.size());
   asks_ = std::any_of(users_.begin(), users_.end(), [&](const TransferPointer& user) { return must_ask(user); });
+  return dropped;
 }
 
 // Whether it matters when the copy has ended: its slab is given back with its last block, or no stream is behind it.
@@ -176,7 +188,7 @@ bool Tier::must_ask(const TransferPointer& user) const {
   return !is_kept || !user->was_waited_for();
 }
 
-std::vector<TransferPointer> Tier::fences(const Block& block, StreamHandle stream) {
+std::vector<TransferPointer> Tier::fences(const Block& block, StreamId stream) {
   if (users_.size() > most_users_ || asks_) forget_finished_users();
   std::vector<TransferPointer> fences;
   std::copy_if(users_.begin(), users_.end(), std::back_inserter(fences), [&](const TransferPointer& user) {

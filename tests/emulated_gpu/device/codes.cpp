@@ -38,6 +38,8 @@ CodeText text_of(int code) {
       return {"CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", "part of the memory is registered already"};
     case kHostMemoryNotRegistered:
       return {"CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", "memory was not registered"};
+    case kStreamCaptureUnsupported:
+      return {"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing"};
     case kNotSupported:
       return {"CUDA_ERROR_NOT_SUPPORTED", "operation not supported by the emulated GPU"};
     default:

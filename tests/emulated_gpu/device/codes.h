@@ -22,6 +22,7 @@ enum Code : int {
   kAlreadyRegistered = 712,
   kHostMemoryNotRegistered = 713,
   kNotSupported = 801,
+  kStreamCaptureUnsupported = 900,
 };
 
 struct CodeText {

@@ -136,6 +136,7 @@ class System {
   Faults faults;
   std::atomic<bool> is_initialized{false};  // by cuInit, or by the runtime's first call
   std::atomic<double> late_seconds{0};  // by which kernels took longer than they were set to: times of the host's cores
+  std::atomic<bool> is_capturing{false};  // some thread, a CUDA graph of streams that have no part in what is called
   std::atomic<bool> ignores_waits_of_the_driver{false};  // what a user of the driver would do that forgot to wait
 
  private:

@@ -1,7 +1,10 @@
 // libcuda: the calls of CUDA's driver that lmswap and torch make.
 //
 // Stricter than CUDA: a call names only streams and events of the device whose context is current.
+#include <algorithm>
 #include <cstdio>
+#include <iterator>
+#include <string_view>
 #include <tuple>
 #include <type_traits>
 
@@ -35,9 +38,23 @@ int device_of(CUcontext context) {
   return device < static_cast<uintptr_t>(System::instance().num_devices()) ? static_cast<int>(device) : -1;
 }
 
+thread_local lmswap::cuda::CaptureMode capture_mode = 0;  // of all threads' captures, as CUDA's threads begin
+
+// What CUDA calls unsafe while a thread captures a graph in the mode of torch's: it fails, and so does the capture.
+bool breaks_capture(const char* symbol) {
+  constexpr std::string_view kUnsafe[] = {"cuEventQuery",         "cuEventSynchronize",  "cuStreamQuery",
+                                          "cuStreamSynchronize",  "cuMemAlloc_v2",       "cuMemFree_v2",
+                                          "cuMemHostRegister_v2", "cuMemHostUnregister", "cuEventElapsedTime"};
+  return capture_mode != lmswap::cuda::kCaptureModeRelaxed &&
+         std::find(std::begin(kUnsafe), std::end(kUnsafe), symbol) != std::end(kUnsafe);
+}
+
 template <typename Call>
 CUresult call(const char* symbol, Call run) {
   return enter(symbol, [&](System& system) -> int {
+    if (system.is_capturing && breaks_capture(symbol)) {
+      return system.report(std::string(symbol) + ": while a graph is captured", kStreamCaptureUnsupported);
+    }
     if (system.is_initialized) return run(system);
     return system.report(std::string(symbol) + ": before cuInit", kNotInitialized);
   });
@@ -243,6 +260,19 @@ DRIVER cuStreamDestroy_v2(CUstream stream) {
 }
 DRIVER cuStreamSynchronize(CUstream stream) {
   return call_in_context(__func__, [=](System& system) { return system.wait_stream(stream); }, stream);
+}
+DRIVER cuStreamGetId(CUstream stream, unsigned long long* id) {
+  const auto run = [=](System& system) -> int {
+    const int device = stream == nullptr ? current_device() : system.device_of_stream(stream);
+    if (device < 0) return system.report("cuStreamGetId: not a stream", kInvalidHandle);
+    // Handles are never given out again here; those of default streams, which are all 0, are told apart by the device.
+    return *id = stream == nullptr ? static_cast<unsigned>(device) : reinterpret_cast<uintptr_t>(stream), kSuccess;
+  };
+  return call_in_context(__func__, run, stream);
+}
+DRIVER cuThreadExchangeStreamCaptureMode(lmswap::cuda::CaptureMode* mode) {
+  System::instance().calls.add(__func__);
+  return std::swap(*mode, capture_mode), CUDA_SUCCESS;
 }
 DRIVER cuStreamQuery(CUstream stream) {
   return call_in_context(__func__, [=](System& system) { return system.query_stream(stream); }, stream);

@@ -20,6 +20,7 @@
 namespace lmswap {
 
 using StreamHandle = uintptr_t;  // 0: the device's default stream; on the host driver the calling thread itself
+using StreamId = uint64_t;       // a handle may be given out again, an id is not
 using EventHandle = uintptr_t;
 using DeviceHandle = uintptr_t;  // on CUDA its context; on the host driver always 0
 
@@ -60,6 +61,9 @@ class Driver {
   virtual StreamHandle create_stream() = 0;
   virtual void destroy_stream(StreamHandle stream) noexcept = 0;
   virtual void synchronize_stream(StreamHandle stream) = 0;
+  // Of a stream for as long as the process lives; that of a default stream is of the calling thread's, where each
+  // thread has one.
+  virtual StreamId stream_id(StreamHandle stream) = 0;
 
   virtual EventHandle create_event() = 0;
   // Those that nobody holds and that are kept for the next ones.

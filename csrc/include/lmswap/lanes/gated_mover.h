@@ -33,6 +33,7 @@ class Marks {
  public:
   void pass(uint64_t number, int code);  // in the order of numbers
   void skip(uint64_t number);            // it was not queued
+  void fail(const std::string& text);    // the device has, and passes no more of them
   bool await(uint64_t number);           // blocks until it has passed or was skipped; false: the device has failed
   std::string error_text() const;
 
@@ -41,7 +42,7 @@ class Marks {
   std::condition_variable changed_;
   uint64_t last_ = 0;
   std::set<uint64_t> skipped_;
-  int code_ = 0;
+  std::string error_;
 };
 
 class GatedMover final : public Mover {
@@ -52,6 +53,7 @@ class GatedMover final : public Mover {
   void move(const TransferPointer& transfer) override { serve(transfer); }
   void give_up(const TransferPointer& transfer) noexcept override { serve(transfer); }
   void complete(const TransferPointer& transfer) noexcept override { transfer->settle(); }
+  void end() noexcept override;
   void drain() noexcept override;
 
  private:

@@ -29,6 +29,9 @@ class Mover {
   // The last part has ended, here or on another thread: records what is left to record and settles the transfer.
   virtual void complete(const TransferPointer& transfer) noexcept = 0;
 
+  // Nothing more is queued, and the lane's thread is about to be waited for.
+  virtual void end() noexcept {}
+
   // Blocks until nothing started here is under way.
   virtual void drain() noexcept = 0;
 };

@@ -98,8 +98,9 @@ class Transfer {
   // Landed, or failed if any part failed. Unless it was issued, the device no longer touches what failed.
   void settle();
 
-  // Of a finished transfer: its record may be taken much later, and must not keep memory until then.
-  void forget_storage() { block.storage.reset(); }
+  // Of a transfer that has ended, or that others run behind: its record may be taken much later, and must not keep
+  // memory until then.
+  std::shared_ptr<Storage> take_storage() { return std::move(block.storage); }
 
   // Blocks until the bytes are there to be copied: `ready`, and `done` of the source, which has landed. Says since
   // when.
@@ -110,7 +111,7 @@ class Transfer {
   void make_wait(StreamHandle stream, Event& arrival);
 
   // Without asking the device: that it has landed, and that whatever `stream` is given from now on runs behind it.
-  bool precedes(StreamHandle stream) const;
+  bool precedes(StreamId stream) const;
   bool was_waited_for() const;  // landed, and some stream is behind it
   bool has_landed() const;
 
@@ -137,7 +138,7 @@ class Transfer {
   std::string error_;
   std::optional<uint64_t> changed_at_;  // the first MiB of those found
   double landed_seconds_ = 0;
-  std::optional<StreamHandle> waited_by_;       // the last stream that was made to wait for it
+  std::optional<StreamId> waited_by_;           // the last stream that was made to wait for it
   std::unique_ptr<Event> start_;                // of the lane until it is finished; none: the events of `behind_` tell
   std::vector<std::shared_ptr<Event>> behind_;  // what the lane was to do before it
 };

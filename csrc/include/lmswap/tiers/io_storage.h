@@ -1,6 +1,8 @@
 // Storage that the CPU reads and writes by requests, on threads of the I/O pool: a file, on a disk or in memory only.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -41,6 +43,8 @@ class IoStorage : public Storage {
 
   const std::string tier_;
   const int descriptor_;
+  const pid_t process_;
+  const uint64_t num_forks_before_;
   const std::shared_ptr<Faults> faults_;
 };
 

@@ -40,12 +40,13 @@ class Tier {
   // `anew`: in a new slab also where the one that there is would do; its bytes are given back.
   void reserve(uint64_t nbytes, bool anew, std::unique_lock<std::mutex>& lock);
   Block take(uint64_t offset, uint64_t nbytes, std::unique_lock<std::mutex>& lock);
-  // `users` are copies that may still read or write the block's bytes: its next holder waits for them. Returns the
+  // `users` are copies that may still read or write the block's bytes: its next holder waits for them. Returns what
   // storage to let go of outside the lock.
-  std::shared_ptr<Storage> release(const Block& block, const std::vector<TransferPointer>& users);
-  // Copies that may still read or write bytes of the block on behalf of its previous holders, and that `stream` is not
-  // behind anyhow.
-  std::vector<TransferPointer> fences(const Block& block, StreamHandle stream);
+  using Storages = std::vector<std::shared_ptr<Storage>>;
+  Storages release(const Block& block, const std::vector<TransferPointer>& users);
+  // Copies that may still read or write bytes of the block on behalf of its previous holders, and that the stream is
+  // not behind anyhow.
+  std::vector<TransferPointer> fences(const Block& block, StreamId stream);
 
   // From now on, slabs that are given back are overwritten with zeros.
   void wipe_slabs() { wipes_ = true; }
@@ -68,14 +69,14 @@ class Tier {
     bool is_kept = false;  // the one that plans are for; the others are given back with their last block
   };
   void check_limit(uint64_t more_bytes, uint64_t kept_bytes) const;
-  void drop_empty_slabs();
-  void forget_finished_users();
+  void drop_empty_slabs(Storages& dropped);
+  Storages forget_finished_users();
   bool must_ask(const TransferPointer& user) const;
   std::shared_ptr<Storage> make_storage(uint64_t nbytes);
   bool has_kept() const { return !slabs_.empty() && slabs_.front().is_kept; }
   std::optional<Block> find_room(uint64_t offset, uint64_t nbytes);
   void make_room(uint64_t nbytes, std::unique_lock<std::mutex>& lock);
-  void add_slab(uint64_t nbytes, bool is_kept, std::unique_lock<std::mutex>& lock);
+  void add_slab(uint64_t nbytes, bool is_kept, std::unique_lock<std::mutex>& lock, Storages replaced = {});
   void extend_slab(uint64_t more_bytes, std::unique_lock<std::mutex>& lock);
   template <typename Make>
   void make_unlocked(std::unique_lock<std::mutex>& lock, Make make);
