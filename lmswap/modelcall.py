@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from lmswap.capture.aot import refuse_rewriters
 from lmswap.capture.asked import describe_questions, heard_questions
+from lmswap.capture.checkpointed import marked_checkpoints
 from lmswap.capture.dressed import call_undressed, is_dressed
 from lmswap.capture.fakes import unlogged_failures
 from lmswap.capture.lower import tensors
@@ -171,6 +172,7 @@ class ModelCall:
                 _calling,
                 torch._dynamo.config.patch(TRACING),
                 whole_functions(),
+                marked_checkpoints(),
                 heard_questions() as questions,
                 unlogged_failures(),
                 self._hooks.on(*hooks),

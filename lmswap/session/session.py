@@ -21,6 +21,7 @@ from torch._dynamo.exc import RestartAnalysis, SkipFrame
 
 from lmswap.analyze.cost import roofline
 from lmswap.capture.aot import without_hooks
+from lmswap.capture.checkpointed import refuse_effects
 from lmswap.capture.join import graph_plan, join, join_costs
 from lmswap.capture.lower import Lowered
 from lmswap.capture.measure import OpMeter
@@ -135,6 +136,7 @@ class Session:
         try:
             with without_hooks(), told(f"{self.name}: tracing, timing and planning what has not run before"):
                 refuse_streams(module)
+                refuse_effects(module)
                 if self.runs_uncaptured:
                     refuse_numpy(module)
                 graph.capture(module, inputs)

@@ -1,0 +1,126 @@
+"""Regions of `torch.utils.checkpoint` that do more in eager mode than in a trace.
+
+Eager torch runs such a region again in the backward, with all its effects: batch norm's running statistics are updated
+twice, random numbers are drawn a second time unless the RNG state is preserved. A trace has the region once, and a plan
+that recomputes its ops repeats none of these. A reentrant checkpoint of which no argument requires a gradient yields
+none in eager mode, where a trace differentiates through it. torch.compile of 2.13 has these differences too, without a
+warning. Such regions are left to eager torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, fx
+from torch._dispatch.python import enable_python_dispatcher
+from torch._dynamo.variables import TensorVariable
+from torch._dynamo.variables.higher_order_ops import CheckpointHigherOrderVariable
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lmswap.capture.lower import source_line, tensors
+from lmswap.errors import CaptureError
+
+_CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
+_YIELDS_NONE = "lmswap_yields_no_gradients"  # in the meta of a node
+_Call = Callable[..., Any]
+
+
+@contextmanager
+def marked_checkpoints() -> Iterator[None]:
+    """Marks, in graphs that Dynamo captures, reentrant checkpoints of which no argument requires a gradient.
+
+    The arguments of a node do not tell: they include what the region reads from closures and containers, which eager
+    torch does not look into.
+    """
+    original: _Call = CheckpointHigherOrderVariable._call_function
+
+    def call(self: Any, tracer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        given = [arg for arg in args[1:] if isinstance(arg, TensorVariable)]
+        result = original(self, tracer, args, kwargs)
+        if not any(arg.as_proxy().node.meta["example_value"].requires_grad for arg in given):
+            (*_, node) = tracer.output.graph.find_nodes(op="call_function", target=_CHECKPOINT)
+            node.meta[_YIELDS_NONE] = True
+        return result
+
+    with mock.patch.object(CheckpointHigherOrderVariable, "_call_function", call):
+        yield
+
+
+def refuse_effects(region: fx.GraphModule) -> None:
+    """Raises CaptureError if a checkpoint in Dynamo's graph of ``region`` has effects that a trace has not."""
+    if not torch.is_grad_enabled():  # nothing is recomputed
+        return
+    for part in region.modules():
+        if isinstance(part, fx.GraphModule):
+            for node in part.graph.find_nodes(op="call_function", target=_CHECKPOINT):
+                _refuse_node(part, node)
+
+
+def _refuse_node(owner: fx.GraphModule, node: fx.Node) -> None:
+    is_reentrant = node.kwargs.get("use_reentrant") is not False  # torch's default is True
+    if is_reentrant and node.meta.get(_YIELDS_NONE):
+        _refuse(node, "is reentrant and no argument requires a gradient: eager torch passes no gradient through it")
+    effects = _run(owner, node)
+    if effects.written is not None:
+        _refuse(node, f"writes into a buffer or an input ({effects.written}): eager torch does so twice in a step")
+    if effects.drawn is not None and node.kwargs.get("preserve_rng_state") is False:
+        _refuse(node, f"has preserve_rng_state=False and draws ({effects.drawn}): eager torch draws anew each time")
+
+
+def _refuse(node: fx.Node, does: str) -> None:
+    raise CaptureError(
+        f"torch.utils.checkpoint ({source_line(node)}) {does}, and a trace does not; saved-tensor hooks serve such a "
+        'model: compiler="eager"'
+    )
+
+
+def _run(owner: fx.GraphModule, node: fx.Node) -> _Effects:
+    """The effects of the region of a checkpoint, run once on fake tensors."""
+    body, *given = node.args
+    region = owner.get_submodule(body.target)  # type: ignore[union-attr, arg-type]
+    mode = next(fake.fake_mode for fake in tensors(list(map(_example, given))) if hasattr(fake, "fake_mode"))
+    with torch.no_grad(), mode:
+        copies = [pytree.tree_map_only(Tensor, Tensor.clone, _example(argument)) for argument in given]
+        effects = _Effects(tensors(copies))
+        with enable_python_dispatcher(), effects:
+            region(*copies)
+    return effects
+
+
+def _example(argument: Any) -> Any:
+    return argument.meta["example_value"] if isinstance(argument, fx.Node) else argument
+
+
+class _Effects(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The last operator that writes into the given tensors, and the last that draws random numbers."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, given: Sequence[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.written: str | None = None
+        self.drawn: str | None = None
+        self._storages = {tensor.untyped_storage()._cdata for tensor in given}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if isinstance(func, OpOverload):
+            if any(tensor.untyped_storage()._cdata in self._storages for tensor in _written(func, args, kwargs)):
+                self.written = str(func)
+            if torch.Tag.nondeterministic_seeded in func.tags:
+                self.drawn = str(func)
+        return func(*args, **kwargs)
+
+
+def _written(func: OpOverload[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """The arguments of a call that the operator's schema declares as written."""
+    names = [argument.name for argument in func._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    writes = [argument for argument in func._schema.arguments if argument.alias_info and argument.alias_info.is_write]
+    return tensors([given.get(argument.name) for argument in writes])
