@@ -139,6 +139,8 @@ void Exact::move_buffers(int number) {
     const int used_in = now.used_in[index];
     // Leaving belongs to the segment of the last use: at its end, the next segment may have begun, but no run in it.
     const bool may_leave = used_in == segment || (now.is_at_border && used_in == segment - 1);
+    // A backward that follows its forward at once can take the buffer over with the copy, and release it.
+    const bool may_be_released = may_leave || (used_in == segment - 1 && step_.hands_on(used_in, segment));
     if (now.rank == 0 && is_here && !is_copied && !is_arriving && may_leave && limits_.may_swap &&
         nbytes >= limits_.min_swap_bytes) {
       State out = now;
@@ -152,7 +154,7 @@ void Exact::move_buffers(int number) {
       gone.rank = 1;
       gone.last = index;
       gone.here &= ~self;
-      if (is_copied && may_leave && now.copied_in[index] == used_in) {
+      if (is_copied && may_be_released && now.copied_in[index] == used_in) {
         gone.clock = std::max(gone.clock, gone.copied_at[index]);
         add(gone, number, Act::kRelease, index);
         gone.clock = now.clock;

@@ -81,8 +81,12 @@ void Placer::collect(const Schedule& schedule) {
                              : std::max(stretch.last_write + 1, schedule.segment_start[origin]);
     if (before_it >= 0) trips_[before_it].is_last = false;
     last_trip_[stretch.copy] = static_cast<int>(trips_.size());
+    // A backward that follows its forward at once can take the buffer over with the copy, and release it.
+    const bool hands_over =
+        destination != origin && schedule.segment_start[destination] == schedule.segment_stop[origin];
     trips_.push_back({stretch.copy, stretch.last_write, stretch.after, stretch.before, nbytes, earliest,
-                      schedule.segment_stop[origin], schedule.segment_start[destination], true});
+                      hands_over ? stretch.before : schedule.segment_stop[origin], schedule.segment_start[destination],
+                      true});
     resident_[stretch.after + 1] -= nbytes;
     resident_[stretch.before] += nbytes;
   }
@@ -187,7 +191,8 @@ inline void Placer::settle(int at) {
   settle_segment(at);
 }
 
-// At the end of a segment what has not been released stays, if there is room until it is wanted, or is waited for.
+// At the end of a segment what has not been released, and cannot be later, stays, if there is room until it is wanted,
+// or is waited for.
 void Placer::settle_segment(int at) {
   std::vector<int> outgoing(leaving_.begin() + static_cast<std::ptrdiff_t>(next_leaving_), leaving_.end());
   outgoing.insert(outgoing.end(), copied_.begin(), copied_.end());
@@ -196,13 +201,15 @@ void Placer::settle_segment(int at) {
   copied_.clear();
   left_.clear();
   next_leaving_ = 0;
-  std::sort(outgoing.begin(), outgoing.end());  // what is wanted back first has the best claim to stay
-  for (const int number : outgoing) {
+  std::erase_if(outgoing, [&](int number) { return !is_outgoing(trips_[number]); });
+  const auto ending = std::partition(outgoing.begin(), outgoing.end(), [&](int n) { return trips_[n].limit != at; });
+  std::sort(outgoing.begin(), ending, [&](int a, int b) { return trips_[a].out_number < trips_[b].out_number; });
+  std::for_each(outgoing.begin(), ending, [&](int number) { add_outgoing(number); });
+  std::sort(ending, outgoing.end());  // what is wanted back first has the best claim to stay
+  for (auto found = ending; found != outgoing.end(); ++found) {
+    const int number = *found;
     const auto& trip = trips_[number];
-    if (!is_outgoing(trip)) continue;
-    if (trip.limit != at) {
-      add_outgoing(number);
-    } else if (promised_.last_over(at, trip.before, budget_bytes_ - trip.nbytes) < 0) {
+    if (promised_.last_over(at, trip.before, budget_bytes_ - trip.nbytes) < 0) {
       stay(number, at);
     } else {
       release(number, at);

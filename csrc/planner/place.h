@@ -47,7 +47,7 @@ class Placer {
     int copy, last_write, after, before;
     Bytes nbytes;
     int earliest;         // run before which its copy out may be queued
-    int limit;            // run before which it must have been released, or stay
+    int limit;            // run before which it must have been released, or stay: its next use, or its segment's end
     int return_earliest;  // run before which its copy in may be queued
     bool is_last;         // of this copy of the buffer
     int out_start = -2;   // -2: not queued; -1: needs no copy

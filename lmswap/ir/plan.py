@@ -50,7 +50,8 @@ class Swap:
         memory held #########.......#########
 
     ``out_start`` the copy out is queued (None: an earlier swap of this buffer left a copy that is still good);
-    ``release`` compute waits for that copy, the device memory is free from here on (it may equal ``out_start``);
+    ``release`` compute waits for that copy, the device memory is free from here on (it may equal ``out_start``); a
+    copy out that a forward has queued may be waited for in its backward, if this follows at once;
     ``in_start`` device memory is taken and the copy in is queued; ``first_use`` compute waits for it.
     The tier's bytes [offset, offset + nbytes) are held from the first out_start to the last first_use.
     At one position, all out_starts come first, then the releases, the in_starts, and the first_uses.

@@ -4,8 +4,8 @@ One pass over the step in simulated time. A copy out starts right after the last
 the copy has ended, or earlier, with a stall, where an op needs the bytes. A copy in starts as late as it can still
 arrive in time, in order of need: later where there is no room, and then with a stall.
 
-Every function hands on tokens, not positions, so release lies in the segment that used the buffer last, and in_start
-in the one that uses it next.
+Release lies in the segment that used the buffer last, which hands on a token then, and in_start in the one that uses it
+next. The search of csrc/planner also releases in a backward what its forward still copies.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ residency   the buffer is there at each of its uses, and comes back only to be u
 copy        the copy out holds what the buffer held when it was released
 overlap     a buffer is away once at a time
 segments    out_start and release lie in the segment of the last use before, in_start and first_use in that of the next;
+            release may lie in the next one too, where it follows at once and takes the buffer over;
             a copy that is used again has come to its segment with the buffer
 lanes       swaps are listed in order of need, which breaks ties between copies queued at one position
 tier        places are whole pages, within the capacity, and disjoint while they are held
@@ -190,7 +191,8 @@ def _check_segments(program: Program, swap: Swap, earlier: Sequence[Swap], uses:
     origin = _segment(program, max(use for use in uses if use < swap.release))
     destination = _segment(program, min(use for use in uses if use >= swap.first_use))
     start = swap.release if swap.out_start is None else swap.out_start
-    if not origin.start <= start <= swap.release <= origin.stop:
+    takes_over = _hands_on(origin, destination) and origin.stop == destination.start
+    if not origin.start <= start <= origin.stop or not (swap.release <= origin.stop or takes_over):
         raise PlanInvalid(
             "segments",
             f"leaves from {start} to {swap.release}, its last user runs in [{origin.start}, {origin.stop})",

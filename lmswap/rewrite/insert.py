@@ -8,11 +8,13 @@ Each swap becomes up to four ops (lmswap.execute.ops)::
     ready = in_done(flat, token)  compute waits for it; views of the buffer are made anew from its bytes
 
 The token stands for the buffer wherever the graphs hand it on: it takes the place of every value of that buffer among
-the forward's saved outputs and the backward's inputs.
+the forward's saved outputs and the backward's inputs. Where the backward waits for a copy out that the forward has
+queued, one of these values is handed on beside the token, and holds the memory until then.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -26,6 +28,7 @@ from lmswap.errors import PlanInvalid
 from lmswap.execute import ops
 from lmswap.execute.graph import SegmentGraph, is_whole
 from lmswap.ir.plan import Plan, Swap
+from lmswap.ir.program import Program
 from lmswap.ir.schedule import Schedule
 from lmswap.rewrite.views import users_from, view_of
 
@@ -63,23 +66,34 @@ def insert_swaps(
     editors = [_Editor(graph, plan, engine, names) for graph in graphs]
     program, segments = runs.program, runs.program.segments
     actions: list[list[_Action]] = [[] for _ in segments]
+    last_uses = _last_uses(program, plan)
     for number, swap in enumerate(plan.swaps):
-        before = segments.index(program.segment_of(swap.release - 1))
+        before = segments.index(program.segment_of(last_uses[number]))
         after = segments.index(program.segment_of(swap.first_use))
+        is_late = swap.out_start is not None and swap.release > segments[before].stop
         if swap.out_start is not None:
             actions[before].append(_Action(swap.out_start, _Rank.OUT_START, number))
-        actions[before].append(_Action(swap.release, _Rank.RELEASE, number))
+        actions[after if is_late else before].append(_Action(swap.release, _Rank.RELEASE, number))
         actions[after].append(_Action(swap.in_start, _Rank.IN_START, number))
         actions[after].append(_Action(swap.first_use, _Rank.FIRST_USE, number))
         if before != after:
-            editors[before].hands_on.add(swap.buffer)
-            editors[after].takes_over(swap, editors[before].graph)
+            editors[before].hands_on[swap.buffer] = is_late
+            editors[after].takes_over(swap, editors[before].graph, is_late=is_late)
     for editor, segment, todo in zip(editors, segments, actions, strict=True):
         for action in sorted(todo):
             editor.carry_out(action, offset=action.position - segment.start)
         editor.finish()
     for forward, backward in pairwise(graphs):
         _save_what_is_read(forward, backward)
+
+
+def _last_uses(program: Program, plan: Plan) -> list[int]:
+    """By swap of ``plan``: the last op before it that uses its buffer."""
+    uses: dict[int, list[int]] = {swap.buffer: [] for swap in plan.swaps}
+    for op in program.ops:
+        for buffer in uses.keys() & {*op.reads, *op.writes}:
+            uses[buffer].append(op.index)
+    return [uses[swap.buffer][bisect_left(uses[swap.buffer], swap.release) - 1] for swap in plan.swaps]
 
 
 def _save_what_is_read(forward: SegmentGraph, backward: SegmentGraph) -> None:
@@ -103,7 +117,7 @@ class _Editor:
 
     def __init__(self, graph: SegmentGraph, plan: Plan, engine: int, names: Sequence[int]) -> None:
         self.graph, self.plan, self.engine, self._names = graph, plan, engine, names
-        self.hands_on: set[int] = set()  # buffers that leave through the saved outputs
+        self.hands_on: dict[int, bool] = {}  # buffers that leave through the saved outputs: whether as a tensor, too
         self._taken_over: list[int] = []  # buffers that arrive as a token
         self._tokens: dict[int, fx.Node] = {}  # the latest copy of each buffer
         self._sources: dict[int, fx.Node] = {}  # the node that a copy out under way reads
@@ -127,8 +141,11 @@ class _Editor:
                 case _Rank.FIRST_USE:
                     self._first_use(swap, anchor)
 
-    def takes_over(self, swap: Swap, origin: SegmentGraph) -> None:
-        """Replaces the inputs that brought ``swap``'s buffer from ``origin``'s saved outputs by one token."""
+    def takes_over(self, swap: Swap, origin: SegmentGraph, *, is_late: bool) -> None:
+        """Replaces the inputs that brought ``swap``'s buffer from ``origin``'s saved outputs by one token.
+
+        The first of them stays if ``is_late``: the buffer is released in this graph.
+        """
         inputs = sorted(node for node in self._values.get(swap.buffer, []) if node.op == "placeholder")
         if not inputs:
             raise PlanInvalid("hand-over", f"the {origin.phase} graph does not save it", buffer=swap.buffer)
@@ -140,15 +157,19 @@ class _Editor:
         )
         self._tokens[swap.buffer] = token
         self._taken_over.append(swap.buffer)
+        if is_late:
+            self._sources[swap.buffer] = inputs[0]
 
     def finish(self) -> None:
         """Hands tokens on instead of tensors, drops what nothing reads any more, and checks the graph."""
         self._replace_saved_outputs()
         for buffer in self._taken_over:
             for node in [node for node in self._values[buffer] if node.op == "placeholder"]:
-                if node.users:
-                    raise PlanInvalid("residency", f"'{next(iter(node.users))}' reads it while away", buffer=buffer)
-                self.graph.module.graph.erase_node(node)
+                users = [user for user in node.users if user.target is not ops.out_done]
+                if users:
+                    raise PlanInvalid("residency", f"'{users[0]}' reads it while away", buffer=buffer)
+                if not node.users:
+                    self.graph.module.graph.erase_node(node)
         for node in self.graph.module.graph.find_nodes(op="call_function", target=ops.rng_state):
             if not node.users:  # nothing draws again from it
                 self.graph.module.graph.erase_node(node)
@@ -166,8 +187,8 @@ class _Editor:
         self._tokens[swap.buffer], self._sources[swap.buffer] = token, source
 
     def _release(self, swap: Swap) -> None:
-        if swap.out_start is not None:
-            self._call(ops.out_done, (self._tokens[swap.buffer], self._sources.pop(swap.buffer), self.engine), None)
+        if (source := self._sources.pop(swap.buffer, None)) is not None:
+            self._call(ops.out_done, (self._tokens[swap.buffer], source, self.engine), None)
 
     def _in_start(self, swap: Swap) -> None:
         example: torch.Tensor = self._values[swap.buffer][0].meta["val"]
@@ -214,6 +235,8 @@ class _Editor:
             elif buffer not in placed:
                 placed.add(buffer)
                 kept.append((self._tokens[buffer], position))
+                if self.hands_on[buffer]:
+                    kept.append((node, position))
                 if "saved_tensor_with_no_vc_check" in node.meta:
                     self._tokens[buffer].meta["saved_tensor_with_no_vc_check"] = node.meta[
                         "saved_tensor_with_no_vc_check"

@@ -23,14 +23,17 @@ def random_plans(draw: st.DrawFn, step: Step) -> Plan:
         writes = ranges[gap.buffer].writes
         last_write = max(write for write in writes if write <= gap.after)
         copied, returned = copies.get(gap.buffer, (-1, -1))
+        # A backward that follows its forward at once takes the buffer over until its copy has ended.
+        takes_over = origin != destination and origin.stop == destination.start
+        latest = gap.before if takes_over else min(gap.before, origin.stop)
         is_good = copied > last_write and origin.start <= returned
         if is_good and draw(st.booleans()):
             out_start = None
-            release = draw(st.integers(gap.after + 1, min(gap.before, origin.stop)))
+            release = draw(st.integers(gap.after + 1, latest))
         else:
             earliest = max(last_write + 1, origin.start, returned)
             copied = out_start = draw(st.integers(earliest, min(gap.before, origin.stop)))
-            release = draw(st.integers(max(out_start, gap.after + 1), min(gap.before, origin.stop)))
+            release = draw(st.integers(max(out_start, gap.after + 1), latest))
         in_start = draw(st.integers(max(release, destination.start), gap.before))
         first_use = draw(st.integers(in_start, gap.before))
         if gap.buffer not in copies:

@@ -507,3 +507,31 @@ def test_a_budget_that_fits_everything_costs_nothing(step, machine):
     none_seconds = plan_of("none", step, peak_of(step), machine).predicted_seconds
     assert plan.predicted_seconds == none_seconds >= max(host_seconds, sum(step.costs.seconds)) * (1 - 1e-12)
     assert machine.host or none_seconds == pytest.approx(sum(step.costs.seconds))
+
+
+OUT_IN_BACKWARD = build(
+    """
+    forward
+    f1 1!random: X -> a
+    f2 1: a -> y
+    backward
+    g3 4: t -> b
+    g2 1: b -> m gm
+    g1 9: gm -> n
+    g0 1: n a -> gx
+    """,
+    sizes={"X": 0, "a": 4, "y": 0, "t": 0, "b": 1, "m": 4, "gm": 1, "n": 1, "gx": 1},
+    outputs="y",
+    tangents="t",
+    gradients="gx",
+)
+
+
+@pytest.mark.parametrize("find", [search.plan_exactly, search.plan_search])
+def test_copies_out_go_on_while_the_backward_begins_and_stall_nothing(find):
+    # a, 4 bytes, is idle from 2 on, leaves in 4 s, and is in nobody's way before g2, which begins at 6.
+    problem = problem_of(OUT_IN_BACKWARD, 7)
+    plan = find(problem, policy="swap", may_redo=False)
+    (swap,) = plan.swaps
+    assert OUT_IN_BACKWARD.program.segments[0].stop < swap.release <= 3
+    assert plan.predicted_seconds == sum(OUT_IN_BACKWARD.costs.seconds)

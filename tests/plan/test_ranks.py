@@ -88,11 +88,11 @@ def test_sums_have_their_full_rate_while_compute_waits_for_copies():
         f1 1!random: x -> a
         f2 1: x -> b
         backward
-        g3 2: t -> gv
+        g3 2: t -> gv s
         g2 3: b -> m
         g1 1: t a -> gw
         """,
-        sizes={"x": 0, "a": 4 * MIB, "b": 0, "m": 4 * MIB, "gv": MIB, "gw": MIB, "t": 0},
+        sizes={"x": 0, "a": 4 * MIB, "b": 0, "s": 4 * MIB, "m": 4 * MIB, "gv": MIB, "gw": MIB, "t": 0},
         tangents="t",
         gradients="gv gw",
     )
@@ -147,11 +147,11 @@ def test_the_bound_counts_the_waits_before_a_bucket_is_complete():
         f1 2!random: x -> a
         f2 1: x -> b
         backward
-        g3 1: t -> gv
+        g3 1: t -> gv s
         g2 3: b -> m
         g1 1: t a -> gw
         """,
-        sizes={"x": 0, "a": 4 * MIB, "b": MIB, "m": 4 * MIB, "gv": MIB, "gw": MIB, "t": 0},
+        sizes={"x": 0, "a": 4 * MIB, "b": MIB, "s": 4 * MIB, "m": 4 * MIB, "gv": MIB, "gw": MIB, "t": 0},
         tangents="t",
         gradients="gv gw",
     )

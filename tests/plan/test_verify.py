@@ -130,6 +130,38 @@ def test_a_broken_rule_is_found(rule: str, swaps):
     assert found.value.rule == rule
 
 
+ADJACENT = build(
+    """
+    forward
+    f1 1: x -> a
+    f2 1: a -> b
+    f3 1: b -> y
+    backward
+    g3 1: t -> c
+    g2 1: b c -> d
+    g1 1: a d -> gx
+    """,
+    outputs="y",
+    tangents="t",
+    gradients="gx",
+)
+
+
+@pytest.mark.parametrize(
+    ("out_start", "release", "is_valid"), [(2, 3, True), (2, 5, True), (3, 4, True), (4, 5, False)]
+)
+def test_a_backward_that_follows_its_forward_may_wait_for_copies_that_this_has_queued(out_start, release, is_valid):
+    plan = unpredicted([swap(ADJACENT.id("a"), out_start, release, 5, 5)])
+    timeline = simulate(ADJACENT.program, ADJACENT.costs, MACHINE, plan)
+    plan = replace(plan, predicted_peak_bytes=timeline.peak_bytes)
+    if is_valid:
+        verify(ADJACENT.program, ADJACENT.costs, MACHINE, plan)
+        return
+    with pytest.raises(PlanInvalid) as found:
+        verify(ADJACENT.program, ADJACENT.costs, MACHINE, plan)
+    assert found.value.rule == "segments"
+
+
 def test_an_activation_that_two_graphs_share_cannot_be_handed_on():
     step = build("forward 0\nf1 1: x -> a\nf2 1: a -> b\nforward 1\nf3 1: b -> c\nf4 1: c a -> y", outputs="y")
     plan = Plan("hand-made", 99, (swap(step.id("a"), 2, 2, 3, 3),), 1.0, 4, {"host": 4096})

@@ -26,7 +26,8 @@ def random_plan(program: Program, rng: random.Random, *, share: float = 0.7, tie
                 has_copy = has_copy and here == there  # the token does not cross beside a kept tensor
                 continue
             out_start = rng.randint(before + 1, min(here.stop, after))
-            release = rng.randint(out_start, min(here.stop, after))
+            is_late = here.hands_on_to(there) and here.stop == there.start and rng.random() < 0.5
+            release = rng.randint(out_start, after if is_late else min(here.stop, after))
             in_start = rng.randint(max(release, there.start), after)
             keep_copy = has_copy and rng.random() < 0.7
             swaps.append(Swap(buffer.id, tier, offset, None if keep_copy else out_start, release, in_start, after))

@@ -3,11 +3,13 @@ import random
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from lmswap.capture.aot import GraphHandler, compile_region
 from lmswap.capture.lower import lower_inference, lower_training
+from lmswap.execute import ops
 from lmswap.execute.graph import compile_boxed
-from lmswap.ir.plan import Plan
+from lmswap.ir.plan import Plan, Swap
 from lmswap.ir.schedule import schedule
 from lmswap.rewrite.insert import insert_swaps
 from tests.capture.captured import METER
@@ -115,6 +117,73 @@ def test_nothing_is_saved_that_no_op_reads():
     assert len(rewritten) == 6
     for _, backward in rewritten:  # which would hold it to its end
         assert all(node.users for node in backward.find_nodes(op="placeholder"))
+
+
+class Watching(MemoryEngine):
+    """Which sees whose memory is still held when something comes back."""
+
+    def __init__(self):
+        super().__init__()
+        self.released, self.num_held = [], []
+
+    def out_done(self, token, x):
+        super().out_done(token, x)
+        self.released.append(StorageWeakRef(x.untyped_storage()))
+
+    def in_start(self, token, buffer, device):
+        self.num_held.append(sum(not storage.expired() for storage in self.released))
+        return super().in_start(token, buffer, device)
+
+
+def test_a_backward_waits_for_the_copies_that_its_forward_has_queued_and_frees_their_memory():
+    rows = torch.randn(4, 16)
+
+    class Late(RandomlySwapped):
+        def _rewrite(self, lowered):
+            forward, backward = lowered.program.segments
+            swaps = []
+            for buffer in lowered.program.buffers:
+                uses = [op.index for op in lowered.program.ops if buffer.id in (*op.reads, *op.writes)]
+                here, there = ([use for use in uses if part.start <= use < part.stop] for part in (forward, backward))
+                if buffer.is_swappable and here and there and there[0] > backward.start + 1:
+                    release = backward.start + 1
+                    swaps.append(Swap(buffer.id, "disk", 0, here[-1] + 1, release, there[0], there[0]))
+            swaps.sort(key=lambda swap: swap.first_use)
+            plan = Plan("late", 2**62, tuple(swaps), 0.0, 0, {"disk": 2**20})
+            insert_swaps(schedule(lowered.program, ()), lowered.graphs, plan, engine=self.engine.number)
+            self.num_swaps = len(swaps)
+            self.graphs = [graph.module.graph for graph in lowered.graphs]
+
+    model, handler = PartReadLate(), Late(0, 1.0)
+    handler.engine = Watching()
+    expected = torch.autograd.grad(model(rows), model.parameters())
+    model.compile(backend=functools.partial(compile_region, handler=handler), dynamic=False)
+    assert all(map(torch.equal, torch.autograd.grad(model(rows), model.parameters()), expected))
+    forward, backward = handler.graphs
+    assert handler.num_swaps > 3
+    assert not forward.find_nodes(op="call_function", target=ops.out_done)
+    assert len(backward.find_nodes(op="call_function", target=ops.out_done)) == handler.num_swaps
+    assert handler.engine.num_in == handler.num_swaps
+    assert not any(handler.engine.num_held)
+
+
+class Gentle(MemoryEngine):
+    """Which leaves what is released to whoever else may hold it, as real memory is left."""
+
+    def out_done(self, token, x):
+        pass
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_backward_that_is_run_twice_finds_what_its_forward_swapped(seed):
+    rows, model, handler = torch.randn(4, 16), PartReadLate(), RandomlySwapped(seed, 0.9)
+    handler.engine = Gentle()
+    expected = torch.autograd.grad(model(rows), model.parameters())
+    model.compile(backend=functools.partial(compile_region, handler=handler), dynamic=False)
+    loss = model(rows)
+    for is_last in (False, True):
+        found = torch.autograd.grad(loss, model.parameters(), retain_graph=not is_last)
+        assert all(map(torch.equal, found, expected))
 
 
 def test_a_graph_without_tensors_stays_as_it_is():
