@@ -236,7 +236,7 @@ def test_a_damaged_compressed_file_is_one_line(tmp_path, capsys, content):
         (["--budget", "1GiB", "--machine", __file__], "test_cli.py': not a machine description"),
         (["--budget", "1GiB", "--ranks", "2"], "--ranks needs --network: a file, or one of ac922, x86"),
         (["--budget", "1GiB", "--ranks", "2", "--network", "nvlink"], "takes a file, or one of ac922, x86"),
-        (["--budget", "1GiB", "--ranks", "2", "--network", "."], "cannot read '.': Is a directory"),
+        (["--budget", "1GiB", "--ranks", "2", "--network", "."], "cannot read '.': it is a directory, not a file"),
         (["--budget", "1GiB", "--ranks", "2", "--network", __file__], "test_cli.py': not a network description"),
         (["--budget", "1GiB", "--ranks", "9", "--network", "x86"], "is one node of 8 ranks, not of 9"),
         (["--budget", "1GiB", "--ranks", "0", "--network", "x86"], "there must be 1 rank or more, not 0"),

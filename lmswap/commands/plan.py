@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,11 +15,11 @@ from rich.text import Text
 
 from lmswap.commands.ranks import plan_ranks, ranks_figures, ranks_text
 from lmswap.errors import LmswapError, OptionError, without_path
+from lmswap.files import read_text
 from lmswap.ir.bytesize import SHARE, format_bytes, parse_budget, parse_bytes, parse_share
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Machine
 from lmswap.ir.network import PRESETS, Network
-from lmswap.ir.packed import unpack
 from lmswap.ir.plan import Decision, Plan
 from lmswap.ir.program import Program
 from lmswap.ir.ranks import Ranks
@@ -112,7 +112,7 @@ def _ranks(
     """What is printed of several ranks."""
     if options.network is None:
         raise OptionError(f"--ranks needs --network: {_NETWORKS}")
-    if options.network not in PRESETS and not Path(options.network).exists():
+    if options.network not in PRESETS and not os.path.lexists(options.network):
         raise OptionError(f"no network is called '{options.network}', and no file: --network takes {_NETWORKS}")
     network = PRESETS.get(options.network) or _load(options.network, Network.from_json)
     ranks = Ranks(options.ranks, network)
@@ -171,16 +171,11 @@ def _this_machine(tier: str | None) -> Machine:
 
 def _load(path: str, parse: Callable[[str], _Described]) -> _Described:
     """What ``parse`` makes of the text of a file; its errors name the file."""
-    text = _read(path)
+    try:
+        text = read_text(path)
+    except (OSError, ValueError) as error:
+        raise OptionError(f"cannot read '{path}': {without_path(error)}") from error
     try:
         return parse(text)
     except LmswapError as error:
         raise type(error)(f"cannot read '{path}': {error}") from error
-
-
-def _read(path: str) -> str:
-    try:
-        data = Path(path).read_bytes()
-        return (unpack(data) if path.endswith(".gz") else data).decode()
-    except (OSError, ValueError, EOFError, zlib.error) as error:
-        raise OptionError(f"cannot read '{path}': {without_path(error)}") from error

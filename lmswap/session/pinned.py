@@ -10,10 +10,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any
 
 from lmswap.errors import LmswapError, OptionError, PlanMismatch, without_path
+from lmswap.files import read_text
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.emulation import EmulatedLink
 from lmswap.ir.machine import Machine
@@ -97,9 +97,11 @@ class PinnedPlans:
             OptionError, PlanMismatch: as `from_json`, or it cannot be read.
         """
         try:
-            return PinnedPlans.from_json(Path(path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
+            text = read_text(path)
+        except (OSError, ValueError) as error:
             raise OptionError(f"cannot read plan '{path}': {without_path(error)}") from error
+        try:
+            return PinnedPlans.from_json(text)
         except LmswapError as error:
             raise type(error)(f"plan '{path}' cannot be followed: {error}") from error
 

@@ -199,7 +199,7 @@ REFUSED = {
         b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k", "pid": 0}]}',
         "no times",
     ),
-    "is zipped and cut": (b"\x1f\x8b\x08\x00", "damaged: EOFError"),
+    "is zipped and cut": (b"\x1f\x8b\x08\x00", "it is a damaged gzip file"),
     "has no known unit": (files.nvprof_csv_text().replace("us,us", "min,us").encode(), "unit 'min'"),
     "has no unit row": (files.nvprof_csv_text().replace("us,us,", "").encode(), "unit"),
     "has a summary": (b'"Start","Duration","Name"\nus,us,\n', "no column Size, Device: record with --print-gpu-trace"),

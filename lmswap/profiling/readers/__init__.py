@@ -5,13 +5,12 @@ from __future__ import annotations
 import csv
 import json
 import sqlite3
-import zlib
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from lmswap.errors import TraceError, without_path
-from lmswap.ir.packed import unpack
+from lmswap.files import open_file, read_text
 from lmswap.profiling.readers import kineto, nsys, nvprof_csv, nvprof_sqlite, own
 from lmswap.profiling.readers.tables import Tables
 from lmswap.profiling.trace import Trace
@@ -19,7 +18,7 @@ from lmswap.profiling.trace import Trace
 _KNOWN = "a trace of Kineto (JSON), nsys (SQLite), nvprof (SQLite or CSV) or lmswap"
 # What comes of files that are cut short, or whose fields are of another kind than their format says.
 _DAMAGE = (
-    *(sqlite3.Error, zlib.error, csv.Error, EOFError, RecursionError),
+    *(sqlite3.Error, csv.Error, RecursionError),
     *(LookupError, TypeError, AttributeError, ValueError, ArithmeticError),
 )
 
@@ -46,15 +45,14 @@ def read_traces(path: str | Path) -> tuple[Trace, ...]:
 
 
 def _read(path: Path) -> tuple[Trace, ...]:
-    with path.open("rb") as file:
+    with open_file(path) as file:
         head = file.read(2**16)
     if head.startswith(b"SQLite format 3\0"):
         _check_length(path, head)
         return _read_tables(path)
     if path.suffix in (".nsys-rep", ".qdrep"):
         raise TraceError(f"it is a report of nsys; 'nsys export --type sqlite {path}' makes the file that is read")
-    content = path.read_bytes()
-    text = (unpack(content) if head.startswith(b"\x1f\x8b") else content).decode()
+    text = read_text(path)
     if text.lstrip().startswith("{"):
         return _read_json(text)
     if nvprof_csv.is_mine(text):

@@ -1,0 +1,73 @@
+"""Files that a user names: plans, programs, machines, networks and profiles, read as text if that is what they are."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import io
+import os
+import stat
+import zlib
+from pathlib import Path
+
+_MOST_BYTES = 2**30  # of text; what Python makes of JSON takes ten times as much
+# Programs and profilers' JSON pack to a 12th to a 17th; what packs better than this is no text of theirs. The format
+# itself goes up to 1032.
+_MOST_TIMES = 100
+_PIECE_BYTES = 2**20
+_LIMIT = "no more than 1.00 GiB of text are read"
+_GZIP = b"\x1f\x8b"
+
+_KINDS = {stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket", stat.S_IFDIR: "directory"}
+
+
+def open_file(path: str | Path) -> io.BufferedReader:
+    """Opens a regular file; a FIFO, a terminal or a device might wait for ever or never end.
+
+    Raises:
+        OSError: there is no such file, or it is of another kind.
+    """
+    if "\0" in str(path):
+        raise OSError(errno.EINVAL, "a path cannot hold NUL")
+    kind = stat.S_IFMT(Path(path).stat().st_mode)
+    if kind != stat.S_IFREG:
+        raise OSError(errno.EINVAL, f"it is a {_KINDS.get(kind, 'device')}, not a file")
+    # O_NONBLOCK: some files of the kernel wait for what comes next, and a FIFO may have taken this one's place.
+    return os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a regular file, unpacked if it is a gzip file, whatever its name.
+
+    Raises:
+        OSError: it cannot be read, is no regular file, or has more than 1 GiB.
+        ValueError: it is not UTF-8, a damaged gzip file, or one that can only be meant to fill memory.
+    """
+    with open_file(path) as file:
+        if (nbytes := os.fstat(file.fileno()).st_size) > _MOST_BYTES:
+            raise OSError(errno.EFBIG, f"it has {nbytes / 2**30:.2f} GiB, and {_LIMIT}")
+        content = _read(file, _MOST_BYTES)
+        if content is None:  # the kernel's own have no length beforehand
+            raise OSError(errno.EFBIG, f"it does not end, and {_LIMIT}")
+    return (_unpack(content) if content.startswith(_GZIP) else content).decode()
+
+
+def _read(file: io.BufferedIOBase, most_bytes: int) -> bytearray | None:
+    """All that ``file`` holds; None if that is more than ``most_bytes``."""
+    content = bytearray()
+    while piece := file.read(_PIECE_BYTES):
+        content += piece
+        if len(content) > most_bytes:
+            return None
+    return content
+
+
+def _unpack(packed: bytearray) -> bytearray:
+    try:
+        with gzip.open(io.BytesIO(packed)) as file:
+            content = _read(file, min(_MOST_BYTES, _MOST_TIMES * len(packed)))
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"it is a damaged gzip file: {error}") from error
+    if content is None:
+        raise ValueError(f"it unpacks to more than {_MOST_TIMES} times its {len(packed)} bytes, or than 1 GiB")
+    return content
