@@ -175,7 +175,6 @@ class Session:
         Raises:
             PlanInfeasible: no plan fits the budget.
         """
-        self._leave_arena()
         sequence = SavedSequence(self, len(self.graphs), recorded)
         self.graphs.append(sequence)
         self.budget.has_trained = True
@@ -187,8 +186,11 @@ class Session:
         self._compile((sequence.index,))
         return sequence
 
-    def _leave_arena(self) -> None:
-        """A model that hooks serve runs its own code, which allocates what and when it likes."""
+    def leave_arena(self) -> None:
+        """Give the arena's memory back: a model that hooks serve runs its own code, which allocates elsewhere.
+
+        From the first such step on, which has no plan: the arena would occupy a part of the budget that nothing uses.
+        """
         if self.engine.arena is not None:
             self.engine.leave_arena()
             self.budget.leave_arena()

@@ -369,13 +369,46 @@ def test_a_model_that_goes_on_under_hooks_leaves_its_arena(plain):
     model.zero_grad()
     del loss, gradient
     gc.collect()
-    arena = lmswap.api._sessions[model].engine.arena
+    arena, found = lmswap.api._sessions[model].engine.arena, []
     assert arena.reserved_bytes > 0
+    model.out[0].register_forward_pre_hook(lambda *_: found.append(arena.reserved_bytes))
     for _ in range(3):
         model(rows).mean().backward()
         model.zero_grad()
-    assert arena.reserved_bytes == 0
+    assert found == [0, 0, 0]
     assert lmswap.api._sessions[model].engine.arena is None
+    lmswap.disable(model)
+
+
+class Interrupted(nn.Module):
+    """Two halves that graphs are captured of, and between them code that none is, which saves much for backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = Wide(), nn.Linear(32, 32)
+
+    @torch.compiler.disable
+    def aside(self, x):
+        return torch.sin(torch.sin(x))
+
+    def forward(self, x):
+        x = torch.tanh(x * self.first(x)[:, None])
+        return torch.tanh(self.last(self.aside(x)))
+
+
+@pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")  # by the first step, of several graphs
+def test_no_arena_lies_idle_beside_the_first_step_that_hooks_serve():
+    trainings.begin()
+    with torch.device("cpu"):
+        model = Interrupted().cuda()
+    lmswap.enable(model, budget="1GiB", policy="swap_all")
+    arena, found = lmswap.api._sessions[model].engine.arena, []
+    for _ in range(3):
+        model(batch()).mean().backward()
+        found.append(arena.reserved_bytes)
+    assert found[0] > 0
+    assert found[1:] == [0, 0]
+    assert any("saved outside of its graphs" in note for note in lmswap.report(model).notes)
     lmswap.disable(model)
 
 
