@@ -30,7 +30,7 @@ from lmswap.capture.surroundings import Surroundings, computes_otherwise_without
 from lmswap.capture.whole import ROUNDED_OTHERWISE, whole_functions
 from lmswap.eager.actions import PlannedEvents
 from lmswap.eager.check import SavedCheck
-from lmswap.eager.hooks import Hooks
+from lmswap.eager.hooks import Hooks, disabled_by
 from lmswap.eager.step import EagerStep, storages_of
 from lmswap.errors import CaptureError, LmswapError, ManyTraces, NotManaged, OptionError, PlanInfeasible
 from lmswap.execute.step import SegmentKey
@@ -91,8 +91,8 @@ class ModelCall:
         self._session.check_caller()
         if torch.is_grad_enabled():
             UNCALLED.discard(self._model)
-        if peek_interpreter_stack() is not None:
-            return self._call_transformed(args, kwargs)
+        if (place := _unmanageable_place()) is not None:
+            return self._call_unmanaged(place, args, kwargs)
         self._hooks.take_back()
         refuse_rewriters()
         if self._session.leaves_graphs:
@@ -221,11 +221,11 @@ class ModelCall:
                 what = f"{step.num_storages} large tensors were saved outside of its graphs"
             self._leave_graphs(f"{what}: {'; '.join(dict.fromkeys(reasons)) or 'TORCH_LOGS=graph_breaks shows why'}")
 
-    def _call_transformed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs the model plainly under a transform of torch.func, which takes neither graphs nor hooks."""
+    def _call_unmanaged(self, where: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the model in eager mode ``where`` neither graphs nor hooks can serve it, and warn once."""
         note = (
-            f"{self._session.name} was called under a transform of torch.func (grad, vmap, jvp ...): such calls are "
-            "not managed, and take as much memory as without lmswap"
+            f"{self._session.name} was called {where}: such calls are not managed, and take as much memory as without "
+            "lmswap"
         )
         if note not in self._session.notes:
             self._session.notes.append(note)
@@ -247,7 +247,6 @@ class ModelCall:
         if not torch.is_grad_enabled():
             return self._plain(*args, **kwargs)
         self._end_segment()  # of a backward that raised
-        self._session.leave_arena()
         self._plan_finished()
         kind = self._kind(args, kwargs)
         self._refuse(kind)
@@ -335,6 +334,15 @@ class ModelCall:
 
     def _sequence(self, events: PlannedEvents) -> SavedSequence:
         return next(sequence for sequence in self._sequences if sequence.index == events.graph)
+
+
+def _unmanageable_place() -> str | None:
+    """Where the model is called now, if neither graphs nor hooks can serve it there."""
+    if peek_interpreter_stack() is not None:
+        return "under a transform of torch.func (grad, vmap, jvp ...)"
+    if (message := disabled_by()) is not None:
+        return f'where saved-tensor hooks are disabled ("{message}")'
+    return None
 
 
 def _follows(step: EagerStep) -> tuple[int, ...]:

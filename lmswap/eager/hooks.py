@@ -1,4 +1,9 @@
-"""How do saved-tensor hooks surround a call, whatever ends it? They are torch's, on a stack of each thread."""
+"""Saved-tensor hooks around a call, whatever ends it, and around code that torch lets disable them.
+
+Hooks are torch's, on a stack of each thread. torch.func's transforms (grad, vjp, jacrev, hessian, vmap) disable them
+for as long as they run, and torch refuses that while any are pushed. Those of an enabled model may be disabled: what is
+saved meanwhile stays on the device, as without lmswap.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +15,30 @@ from typing import Any
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
+_Pair = tuple[Callable[..., Any], Callable[..., Any]]
+_refuse_or_disable: Callable[..., None] = torch._C._autograd._saved_tensors_hooks_disable  # torch's
+
+
+class _Pushed(threading.local):
+    """The hooks of all enabled models in this thread."""
+
+    def __init__(self) -> None:
+        self.pairs: list[_Pair] = []
+
+
+_PUSHED = _Pushed()
+
+
+def disable_hooks(message: str, fail_if_non_empty: bool = True) -> None:
+    """Stand in for torch's function of the same signature, which does not fail because of hooks of enabled models."""
+    top: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    _refuse_or_disable(message, fail_if_non_empty and top not in _PUSHED.pairs)
+
+
+def disabled_by() -> str | None:
+    """What torch would say to who pushes hooks now, because they are disabled; None if they are not."""
+    return torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
+
 
 class Hooks(threading.local):
     """Those that one model pushes, a pair at a time.
@@ -18,12 +47,17 @@ class Hooks(threading.local):
     what others save from then on.
     """
 
-    _pushed: tuple[Callable[..., Any], Callable[..., Any]] | None = None
+    _pushed: _Pair | None = None
+
+    def __init__(self) -> None:
+        # For good: threads share torch's module, and without hooks of an enabled model both do the same.
+        torch._C._autograd._saved_tensors_hooks_disable = disable_hooks
 
     @contextmanager
     def on(self, pack: Callable[..., Any], unpack: Callable[..., Any]) -> Iterator[None]:
         """Surrounds what saves tensors."""
-        self._pushed = pack, unpack
+        self._pushed = pair = pack, unpack
+        _PUSHED.pairs.append(pair)
         try:
             with saved_tensors_hooks(pack, unpack):
                 yield
@@ -33,5 +67,7 @@ class Hooks(threading.local):
     def take_back(self) -> None:
         """Pops what was left behind, as by a second signal; nothing of this model runs in this thread."""
         left, self._pushed = self._pushed, None
+        if left in _PUSHED.pairs:
+            _PUSHED.pairs.remove(left)
         if left is not None and torch._C._autograd._top_saved_tensors_default_hooks(True) == left:
             torch._C._autograd._pop_saved_tensors_default_hooks()
