@@ -12,6 +12,7 @@
 
 #include "lmswap/engine.h"
 #include "lmswap/error.h"
+#include "lmswap/float_mode.h"
 #include "lmswap/heap/heap.h"
 #include "lmswap/heap/interpose.h"
 #include "lmswap/lanes/shared_link.h"
@@ -321,6 +322,8 @@ void bind_device(nb::module_& module) {
       "device"_a, "library"_a = "libcuda.so.1");
 }
 
+void bind_float_mode(nb::module_& module) { module.def("float_mode", &float_mode); }
+
 void bind_heap(nb::module_& module) {
   const nb::object stats_type =
       named_tuple(module, "HeapStats",
@@ -368,5 +371,6 @@ NB_MODULE(_C, module) {
   lmswap::bind_engine(module);
   lmswap::bind_holds(module);
   lmswap::bind_device(module);
+  lmswap::bind_float_mode(module);
   lmswap::bind_heap(module);
 }

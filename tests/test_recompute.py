@@ -1,7 +1,7 @@
 """Plans that compute again, carried out by enabled models end to end."""
 
 import random
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -190,6 +190,37 @@ def test_what_would_run_again_under_other_settings_of_torchs_is_refused(monkeypa
     monkeypatch.setattr("lmswap.session.planner.make_plan", plan_all_again)
     with pytest.raises(OptionError, match=r"round otherwise: torch\.backends\.mkldnn\.enabled was False and is True"):
         train_without_onednn(without, policy="none")
+
+
+@contextmanager
+def flushing_denormals():
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
+
+
+@contextmanager
+def another_number_of_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.cpu_only("a GPU's ops depend on neither")
+@pytest.mark.parametrize(
+    ("around", "name"), [(flushing_denormals, "set_flush_denormal"), (another_number_of_threads, "get_num_threads")]
+)
+def test_recomputation_by_a_thread_in_another_mode_is_refused(around, name, monkeypatch):
+    expected = train_without_onednn(around)
+    assert all(map(torch.equal, expected, train_without_onednn(around, policy="swap_all", min_swap_bytes=4096)))
+    monkeypatch.setattr("lmswap.session.planner.make_plan", plan_all_again)
+    with pytest.raises(OptionError, match=rf"round otherwise: torch\.{name}"):
+        train_without_onednn(around, policy="none")
 
 
 @pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN")

@@ -195,6 +195,9 @@ class HeapStats(NamedTuple):
     peak_resident_bytes: int  # live + retained, since reset_peak
     num_fresh_pages: int  # 4 KiB pages handed out that the kernel had to fault in, since install
 
+def float_mode() -> int:
+    """How this thread computes with floating-point numbers: bits of MXCSR or FPCR for denormals, NaN and rounding."""
+
 def heap_install(threshold_bytes: int, libraries: list[str]) -> None:
     """Serves the large host allocations of ``libraries`` (loaded objects, by file name) from a recycling heap."""
 

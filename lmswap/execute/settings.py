@@ -1,13 +1,15 @@
-"""Does what runs again round as it did? Only under its first run's settings: torch chooses kernels by them."""
+"""Settings under which ops compute, and the refusal to recompute any under others: their results would differ."""
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from lmswap.errors import OptionError
+from lmswap.execute import _C
 
 _NAMES = (
     "backends.fp32_precision",
@@ -27,13 +29,25 @@ _NAMES = (
     "backends.mkldnn.rnn.fp32_precision",
 )
 _read = operator.attrgetter(*_NAMES)
+_CALLS: dict[str, Callable[[], Any]] = {
+    "are_deterministic_algorithms_enabled()": torch.are_deterministic_algorithms_enabled,
+    "backends.cuda.preferred_blas_library()": torch.backends.cuda.preferred_blas_library,
+    "backends.cuda.preferred_linalg_library()": torch.backends.cuda.preferred_linalg_library,
+}
+# Of a GPU's ops neither these nor the host's arithmetic decide; autograd calls them on a thread of its own, too.
+_CALLS_ON_CPU: dict[str, Callable[[], Any]] = {
+    "get_num_threads()": torch.get_num_threads,
+    "backends.nnpack.flags()": torch._C._get_nnpack_enabled,
+    "set_flush_denormal(), or another floating-point mode of the thread,": _C.float_mode,  # torch has no getter
+}
 
 
 class FirstRuns:
-    """The settings under which one graph's forwards ran, whose ops run again in its backwards."""
+    """The settings under which one graph's forwards ran on ``device``, whose ops run again in its backwards."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, device: torch.device) -> None:
         self._model = model
+        self._calls = _CALLS | _CALLS_ON_CPU if device.type == "cpu" else _CALLS
         self._settings: set[tuple[Any, ...]] = set()  # of forwards since the last one that followed a backward
         self._is_over = False
 
@@ -43,7 +57,7 @@ class FirstRuns:
         Raises:
             OptionError: it is a backward, and would compute under other settings than a forward.
         """
-        now = (torch.are_deterministic_algorithms_enabled(), *_read(torch))
+        now = (*(call() for call in self._calls.values()), *_read(torch))
         if phase == "backward":
             self._is_over = True
             for before in self._settings - {now}:
@@ -55,7 +69,7 @@ class FirstRuns:
             self._settings.add(now)
 
     def _refuse(self, before: tuple[Any, ...], now: tuple[Any, ...]) -> None:
-        names = ("are_deterministic_algorithms_enabled()", *_NAMES)
+        names = (*self._calls, *_NAMES)
         others = ", ".join(
             f"torch.{name} was {first} and is {second}"
             for name, first, second in zip(names, before, now, strict=True)

@@ -276,7 +276,9 @@ class _PlannedGraph(aot.GraphHandler):
         runs, graphs = run_again(lowered.program, lowered.graphs, plan.reruns)
         insert_swaps(runs, graphs, plan, engine=session.engine.number, first_buffer=first_buffer)
         self._segments = {graph.phase: graph for graph in graphs}
-        self._first_runs = FirstRuns(session.name) if plan.reruns and "backward" in self._segments else None
+        self._first_runs = None
+        if plan.reruns and "backward" in self._segments:
+            self._first_runs = FirstRuns(session.name, session.device)
         step = session.plans[self._follows]
         self._adds_up = step.adds_up
         self._scripts = {} if step.places is None else dict(self._write_scripts(step, step.places, graphs))
