@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <ctime>
 
 #ifdef __SSE2__
 #include <emmintrin.h>
@@ -33,12 +34,17 @@ uint64_t halves(__m128i sums) {
   return two[0] + two[1];
 }
 
+// By which the loop is ahead of itself: without, 6 GB/s instead of 10, where merely reading them gives 11 (a busy
+// Xeon).
+constexpr uint64_t kAheadBytes = 4096;
+
 // Of whole groups. By hand, since no compiler finds the multiplication of 32-bit words: of bytes that are in no cache
 // 28 GB/s instead of 4, where merely reading them gives 32 (AMD EPYC 9004, g++ 12).
 uint64_t sum_groups(const std::byte* bytes, uint64_t nbytes, uint64_t word) {
   __m128i sums[4] = {}, weights[2] = {factors(word), factors(word + 4)};
   const __m128i next = _mm_set1_epi32(static_cast<int>(2 * kGroupBytes / sizeof(uint32_t) * kOdd));
   for (uint64_t i = 0; i < nbytes; i += kGroupBytes) {
+    __builtin_prefetch(bytes + i + kAheadBytes);
     for (int half = 0; half < 2; ++half) {
       const __m128i words = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes + i + 16 * half));
       const __m128i odd_words = _mm_srli_epi64(words, 32), odd_weights = _mm_srli_epi64(weights[half], 32);
@@ -69,7 +75,40 @@ uint64_t sum_words(const std::byte* bytes, uint64_t nbytes, uint64_t word) {
   return sum;
 }
 
+// Spends what its thread computes for as long as it lives.
+class Spender {
+ public:
+  explicit Spender(SumBudget* budget) : budget_(budget), began_(budget == nullptr ? 0 : thread_seconds()) {}
+  ~Spender() {
+    if (budget_ != nullptr) budget_->spend(thread_seconds() - began_);
+  }
+  Spender(const Spender&) = delete;
+  Spender& operator=(const Spender&) = delete;
+
+ private:
+  static double thread_seconds() {
+    timespec time = {};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+  }
+
+  SumBudget* const budget_;
+  const double began_;
+};
+
 }  // namespace
+
+bool SumBudget::is_left(double now) {
+  const std::lock_guard lock(mutex_);
+  seconds_ = std::min(seconds_ + share_ * (now - refilled_), share_ * kMostSeconds);
+  refilled_ = now;
+  return seconds_ > 0;
+}
+
+void SumBudget::spend(double seconds) {
+  const std::lock_guard lock(mutex_);
+  seconds_ -= seconds;
+}
 
 uint64_t Checksums::sum(const std::byte* bytes, uint64_t nbytes) const {
   if (stride_ == 1) return sum_words(bytes, nbytes, 0);
@@ -81,12 +120,14 @@ uint64_t Checksums::sum(const std::byte* bytes, uint64_t nbytes) const {
 }
 
 void Checksums::note(uint64_t begin, const std::byte* bytes, uint64_t nbytes) {
+  const Spender spender(budget_.get());
   for (uint64_t i = 0; i < nbytes; i += kChecksumBytes) {
     sums_[(begin + i) / kChecksumBytes] = sum(bytes + i, std::min(kChecksumBytes, nbytes - i));
   }
 }
 
 std::optional<uint64_t> Checksums::first_change(uint64_t begin, const std::byte* bytes, uint64_t nbytes) const {
+  const Spender spender(budget_.get());
   for (uint64_t i = 0; i < nbytes; i += kChecksumBytes) {
     if (sum(bytes + i, std::min(kChecksumBytes, nbytes - i)) != sums_[(begin + i) / kChecksumBytes]) return begin + i;
   }

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "lmswap/clock.h"
@@ -29,18 +30,15 @@ void check_threads(int io_threads) {
                      std::to_string(kMostThreads));
 }
 
-// Of copies of more than a MiB a quarter is compared, others of their bytes in each copy: a request that went
-// elsewhere, was lost or came too early is seen at once, a byte that is wrong each time within some steps. Measured as
-// the share of a step's CPU time, within half of the peak and by 21.6 GB/s on a busy machine (AMD EPYC): all bytes of a
-// 3D U-Net at 64^3 (0.69 GB in 1.93 s) cost 1.7 %, of a GPT of 8 layers (0.86 GB in 2.8 s) 1.5 %, so that a quarter,
-// which takes 2.7 times less, costs 0.6 %. The I/O threads do it, but where all cores compute, compute waits for them.
+// All bytes are compared for as long as that takes a hundredth of the processor's time, and of copies of more than a
+// MiB only a quarter beyond that, others of their bytes in each copy: a request that went elsewhere, was lost or came
+// too early is seen at once, a byte that is wrong each time within some steps. The I/O threads do it, but where all
+// cores compute, compute waits for them: within half of the peak, by 21.6 GB/s on a busy machine (AMD EPYC), all bytes
+// of a 3D U-Net at 64^3 (0.69 GB in 1.93 s) cost 1.7 % of a step, of a GPT of 8 layers (0.86 GB in 2.8 s) 1.5 %.
+constexpr double kShare = 0.01;
 constexpr uint64_t kStride = 4;
 
-std::shared_ptr<Checksums> make_checksums(uint64_t nbytes, int64_t number) {
-  if (nbytes <= kChecksumBytes) return std::make_shared<Checksums>(nbytes);
-  const auto mixed = static_cast<uint32_t>(number) * 0x9e3779b1;  // numbers may recur modulo 4 from step to step
-  return std::make_shared<Checksums>(nbytes, kStride, (mixed >> 16) % kStride);
-}
+double share_of_all_cores() { return kShare * std::max(1U, std::thread::hardware_concurrency()); }
 
 }  // namespace
 
@@ -54,6 +52,7 @@ Engine::Engine(std::shared_ptr<Driver> driver, std::shared_ptr<Faults> faults, P
       pacers_(std::move(pacers)),
       upkeep_(upkeep),
       process_(getpid()),
+      sum_budget_(std::make_shared<SumBudget>(share_of_all_cores(), monotonic_seconds())),
       driver_(std::move(driver)) {
   if (upkeep_.audits || upkeep_.wipes)
     upkeep_lane_ = std::make_unique<Lane>(std::make_unique<UpkeepMover>(driver_), true);
@@ -179,6 +178,16 @@ int64_t Engine::in_start(int64_t swap, int64_t handle, uint64_t pointer, uint64_
   return launch(Direction::kIn, swap, handle, pointer, stream)->number;
 }
 
+std::shared_ptr<Checksums> Engine::make_checksums(const Transfer& transfer) const {
+  const uint64_t nbytes = transfer.block.nbytes;
+  if (nbytes <= kChecksumBytes || sum_budget_->is_left(transfer.queued_seconds)) {
+    return std::make_shared<Checksums>(nbytes, 1, 0, sum_budget_);
+  }
+  const auto mixed =
+      static_cast<uint32_t>(transfer.number) * 0x9e3779b1;  // numbers may recur modulo 4 from step to step
+  return std::make_shared<Checksums>(nbytes, kStride, (mixed >> 16) % kStride, sum_budget_);
+}
+
 // Queues a copy on its lane, under the lock: what a transfer waits for is always queued before it.
 TransferPointer Engine::launch(Direction direction, int64_t swap, int64_t number, uint64_t pointer,
                                StreamHandle stream) {
@@ -189,7 +198,7 @@ TransferPointer Engine::launch(Direction direction, int64_t swap, int64_t number
   if (direction == Direction::kOut) {
     transfer->fences = handle.tier->fences(handle.block, waiting);
     // An audit compares more, and says on which part of the way bytes were changed.
-    if (!upkeep_.audits) transfer->checksums = make_checksums(handle.block.nbytes, transfer->number);
+    if (!upkeep_.audits) transfer->checksums = make_checksums(*transfer);
   } else {
     transfer->source = handle.transfers.front();
     transfer->is_behind_source = transfer->source->precedes(waiting);

@@ -7,18 +7,44 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <mutex>
 #include <optional>
+#include <utility>
 #include <vector>
 
 namespace lmswap {
 
 inline constexpr uint64_t kChecksumBytes = 1 << 20;  // of one sum
 
+// What share of the processor's time sums may take. Where nothing was summed for a while, as much as in the last
+// seconds may be made up for.
+class SumBudget {
+ public:
+  explicit SumBudget(double share, double now) : share_(share), seconds_(share * kMostSeconds), refilled_(now) {}
+
+  bool is_left(double now);
+  void spend(double seconds);
+
+ private:
+  static constexpr double kMostSeconds = 10;
+
+  const double share_;
+  std::mutex mutex_;
+  double seconds_;   // that may be spent; less than none where more was
+  double refilled_;  // when
+};
+
 class Checksums {
  public:
-  // Of all of `nbytes`; or, of each MiB, of every stride-th stretch of 64 KiB, from that numbered `first` on.
-  explicit Checksums(uint64_t nbytes, uint64_t stride = 1, uint64_t first = 0)
-      : stride_(stride), first_(first), sums_((nbytes + kChecksumBytes - 1) / kChecksumBytes) {}
+  // Of all of `nbytes`; or, of each MiB, of every stride-th stretch of 64 KiB, from that numbered `first` on. The time
+  // that it takes is spent of `budget`, if there is one.
+  explicit Checksums(uint64_t nbytes, uint64_t stride = 1, uint64_t first = 0,
+                     std::shared_ptr<SumBudget> budget = nullptr)
+      : stride_(stride),
+        first_(first),
+        budget_(std::move(budget)),
+        sums_((nbytes + kChecksumBytes - 1) / kChecksumBytes) {}
 
   // Of the bytes from `begin` on, which begin a MiB and end one, or the whole. Threads may note different parts at
   // once.
@@ -33,6 +59,7 @@ class Checksums {
   uint64_t sum(const std::byte* bytes, uint64_t nbytes) const;
 
   uint64_t stride_, first_;
+  std::shared_ptr<SumBudget> budget_;
   std::vector<uint64_t> sums_;
 };
 

@@ -106,6 +106,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   TransferPointer find_transfer(int64_t handle, int64_t number);
   void add_tier(const std::string& name, const std::function<std::unique_ptr<Tier>()>& make);
   TransferPointer launch(Direction direction, int64_t swap, int64_t handle, uint64_t pointer, StreamHandle stream);
+  std::shared_ptr<Checksums> make_checksums(const Transfer& transfer) const;
   void fill(const Handle& handle, std::vector<TransferPointer>& users) noexcept;
   void wait_for(int64_t handle, int64_t number, StreamHandle stream);
   void release(int64_t handle) noexcept;
@@ -114,6 +115,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   const Pacers pacers_;
   const Upkeep upkeep_;
   const pid_t process_;  // a forked child has neither the threads nor the device: it leaves everything alone
+  const std::shared_ptr<SumBudget> sum_budget_;
 
   std::mutex mutex_;
   bool is_open_ = true;
