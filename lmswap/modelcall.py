@@ -247,6 +247,7 @@ class ModelCall:
         if not torch.is_grad_enabled():
             return self._plain(*args, **kwargs)
         self._end_segment()  # of a backward that raised
+        self._session.leave_arena()
         self._plan_finished()
         kind = self._kind(args, kwargs)
         self._refuse(kind)
