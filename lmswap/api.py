@@ -258,7 +258,7 @@ def save_plan(model: nn.Module, path: str | PathLike[str]) -> None:
     _planned(model)
     try:
         Path(path).write_text(_session(model).pinned().to_json(), encoding="utf-8")
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a path with NUL is a ValueError
         raise OptionError(f"cannot write plan '{path}': {without_path(error)}") from error
 
 

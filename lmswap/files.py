@@ -6,6 +6,7 @@ import errno
 import gzip
 import io
 import os
+import re
 import stat
 import zlib
 from pathlib import Path
@@ -16,9 +17,15 @@ _MOST_BYTES = 2**30  # of text; what Python makes of JSON takes ten times as muc
 _MOST_TIMES = 100
 _PIECE_BYTES = 2**20
 _LIMIT = "no more than 1.00 GiB of text are read"
+_SURROGATE = re.compile(r"[\ud800-\udfff]")  # what stands for a byte that is not UTF-8, see os.fsdecode
 _GZIP = b"\x1f\x8b"
 
 _KINDS = {stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket", stat.S_IFDIR: "directory"}
+
+
+def is_path(path: object) -> bool:
+    """Whether it is a path that the engine can be given, too: it takes UTF-8, which names need not be."""
+    return isinstance(path, str) and path != "" and "\0" not in path and _SURROGATE.search(path) is None
 
 
 def open_file(path: str | Path) -> io.BufferedReader:

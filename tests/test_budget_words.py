@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import lmswap
-from lmswap.errors import OptionError, PlanInfeasible
+from lmswap.errors import OptionError, PlanInfeasible, TierError
 from lmswap.ir.bytesize import format_bytes
 from lmswap.options import Options
 from tests.models import Broken
@@ -152,4 +152,32 @@ def test_what_is_not_planned_has_no_least_budget():
     model = lmswap.enable(deep())
     with pytest.raises(OptionError, match="nothing is planned yet"):
         lmswap.least_budget(model)
+    lmswap.disable(model)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({name: number} for name in ("budget", "host_budget", "min_swap_bytes") for number in (10**400, "9" * 400)),
+        {"budget": "9" * 400 + "%"},
+        {"link": "9" * 400 + "GB/s"},
+        {"plan": "step\0.json"},
+        {"plan": "a" * 5000},
+        {"disk_directory": "a" * 5000},
+        {"disk_directory": "a\0b"},
+        {"disk_directory": "/tmp/caf\udce9"},
+    ],
+    ids=" ".join,
+)
+def test_numbers_and_paths_that_no_machine_has_are_refused_by_enable(options):
+    with pytest.raises((OptionError, TierError)):
+        lmswap.enable(nn.Linear(8, 8), **options)
+
+
+def test_a_plan_cannot_be_saved_under_a_name_that_no_file_can_have(tmp_path):
+    model = lmswap.enable(nn.Sequential(nn.Linear(64, 64), nn.Tanh()))
+    model(torch.randn(8, 64)).sum().backward()
+    for name in ("step\0.json", "a" * 5000):
+        with pytest.raises(OptionError, match=r"cannot write plan '.*': (embedded null byte|File name too long)"):
+            lmswap.save_plan(model, f"{tmp_path}/{name}")
     lmswap.disable(model)

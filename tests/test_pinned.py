@@ -332,3 +332,13 @@ def test_options_of_a_plan_file_are_checked_as_arguments_are(file, option, value
         OptionError, match=f"plan '{file}' cannot be followed: .*({option} '{value}'|'{value}' has none)"
     ):
         lmswap.enable(CASES["resnet"].make(), plan=file)
+
+
+@pytest.mark.parametrize("option", ["budget_bytes", "min_swap_bytes"])
+@pytest.mark.parametrize("nbytes", [10**400, 2**63, 0, -1], ids=["400 digits", "2^63", "0", "-1"])
+def test_byte_counts_of_a_plan_file_are_checked_as_arguments_are(file, option, nbytes):
+    data = json.loads(file.read_text())
+    data["options"][option] = nbytes
+    file.write_text(json.dumps(data))
+    with pytest.raises(OptionError, match=f"{option.removesuffix('_bytes')}.* (is beyond 1048576|must be more than 0)"):
+        lmswap.enable(CASES["resnet"].make(), plan=file)

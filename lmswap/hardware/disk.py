@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmswap.errors import TierError
+from lmswap.files import is_path
 from lmswap.ir.bytesize import format_bytes
 
 _libc = ctypes.CDLL(None)
@@ -84,6 +85,8 @@ def _temporary_directory() -> str:
 
 def _refusal(path: str, needed_bytes: int) -> str | None:
     """Why ``path`` cannot hold swap files; None if it can."""
+    if not is_path(path):
+        return f"'{path}' is not a path of UTF-8"
     try:
         return _fault(path, needed_bytes)
     except OSError as error:

@@ -10,6 +10,8 @@ from lmswap.errors import OptionError
 # What else than bytes may stand for a budget, as errors say it.
 AUTO, SHARE = '"auto"', 'a share, "50%"'
 
+MOST_BYTES = 2**60  # what sums of a few of them leave in the engine's 64 bits
+_MOST_SHARE = 1000.0
 _LEAST_BYTES = 2**20  # of a budget without a unit: what is less was meant in another one
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
@@ -24,7 +26,7 @@ def parse_bytes(text: float | str, *, what: str = "budget", also: tuple[str, ...
     there, `AUTO` or `SHARE`; errors say it.
 
     Raises:
-        OptionError: not a number with a known unit, or not positive.
+        OptionError: not a number with a known unit, not positive, or more than `MOST_BYTES`.
     """
     is_whole = isinstance(text, int) or (isinstance(text, float) and text.is_integer())
     if isinstance(text, bool) or not (is_whole or isinstance(text, str)):
@@ -34,10 +36,12 @@ def parse_bytes(text: float | str, *, what: str = "budget", also: tuple[str, ...
         if match is None or match[2].lower() not in _UNITS:
             instead = _with_whole_unit(match) or f"an int, or a number with a unit, {_words(also)}"
             raise OptionError(f"{what} {text!r} is not a byte count; write {instead}")
-        nbytes = int(float(match[1]) * _UNITS[match[2].lower()])
+        count = float(match[1]) * _UNITS[match[2].lower()]
     else:
-        nbytes = int(text)
-    if nbytes <= 0:
+        count = text
+    if abs(count) > MOST_BYTES:  # said without the number, which may have thousands of digits
+        raise OptionError(f"{what} is beyond {format_bytes(MOST_BYTES)}, more than any machine has; check its unit")
+    if (nbytes := int(count)) <= 0:
         raise OptionError(f"{what} must be more than 0 bytes, got {text!r}")
     return nbytes
 
@@ -62,7 +66,7 @@ def parse_share(text: str, *, of: str) -> float | None:
     """Reads a share such as "40%"; None if ``text`` is none, but maybe a byte count. ``of`` is said in the error.
 
     Raises:
-        OptionError: not a number above 0.
+        OptionError: not a number above 0 and up to 100,000.
     """
     if not text.strip().endswith("%"):
         return None
@@ -70,8 +74,11 @@ def parse_share(text: str, *, of: str) -> float | None:
         share = float(text.strip().removesuffix("%")) / 100
     except ValueError:
         share = math.nan
-    if not 0 < share < math.inf:
-        raise OptionError(f"budget {text!r} is not a share of {of}; write a number above 0, such as 40%")
+    if not 0 < share <= _MOST_SHARE:
+        raise OptionError(
+            f"budget {text!r} is not a share of {of}; write a number above 0 and up to {100 * _MOST_SHARE:.0f}, such "
+            "as 40%"
+        )
     return share
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from lmswap.errors import LmswapError, OptionError, PlanMismatch, without_path
 from lmswap.files import read_text
-from lmswap.ir.bytesize import format_bytes
+from lmswap.ir.bytesize import format_bytes, parse_bytes
 from lmswap.ir.emulation import EmulatedLink
 from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Decision, Plan
@@ -168,11 +168,11 @@ def _options(data: Mapping[str, Any]) -> PinnedOptions:
             "null there, and give enable() an EmulatedLink of these rates with that file"
         )
     options = PinnedOptions(
-        budget_bytes=int(data["budget_bytes"]),
+        budget_bytes=parse_bytes(data["budget_bytes"]),
         policy=str(data["policy"]),
         tier=str(data["tier"]),
         compiler=str(data["compiler"]),
-        min_swap_bytes=int(data["min_swap_bytes"]),
+        min_swap_bytes=parse_bytes(data["min_swap_bytes"], what="min_swap_bytes"),
         link=link,
     )
     check_names(options.policy, options.tier, options.compiler)

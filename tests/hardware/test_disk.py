@@ -205,6 +205,12 @@ def test_a_directory_in_which_nothing_can_be_written_is_refused(monkeypatch, tmp
         disk.swap_directory(str(tmp_path))
 
 
+@pytest.mark.parametrize("path", ["a\0b", "/tmp/caf\udce9"])
+def test_a_path_that_the_engine_cannot_be_given_is_refused(path):
+    with pytest.raises(TierError, match="is not a path of UTF-8"):
+        disk.swap_directory(path)
+
+
 def test_a_path_that_is_too_long_is_refused():
     with pytest.raises(TierError, match="cannot be used: File name too long"):
         disk.swap_directory("a" * 5000)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmswap.errors import OptionError
-from lmswap.ir.bytesize import AUTO, SHARE, format_bytes, parse_budget, parse_bytes
+from lmswap.ir.bytesize import AUTO, SHARE, format_bytes, parse_budget, parse_bytes, parse_share
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,21 @@ def test_numbers_and_units_are_read(text, nbytes):
 def test_anything_else_is_refused(text):
     with pytest.raises(OptionError, match="budget"):
         parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["9" * 400, "9" * 5000 + "GiB", "1048577 TiB", 10**400, 10**5000, -(10**5000), 1e300], ids=type
+)
+def test_more_than_any_machine_has_is_refused_however_long_the_number_is(text):
+    with pytest.raises(OptionError, match=r"host_budget is beyond 1048576.00 TiB, more than any machine has"):
+        parse_bytes(text, what="host_budget")
+
+
+@pytest.mark.parametrize("text", ["9" * 400 + "%", "1e300%", "100001 %", "inf%", "nan%", "0%", "-5%"])
+def test_a_share_is_above_0_and_of_a_size_that_can_be_meant(text):
+    with pytest.raises(OptionError, match="is not a share of the peak; write a number above 0 and up to 100000"):
+        parse_share(text, of="the peak")
+    assert parse_share("100000 %", of="the peak") == 1000
 
 
 @pytest.mark.parametrize("text", ["6G", "6Gi", " 6 g "])

@@ -58,3 +58,18 @@ def test_a_copy_takes_the_longer_of_the_link_and_the_pace(nbytes, asked, latency
     longest = max(measured.seconds(nbytes), nbytes / asked)
     assert paced.seconds(nbytes) >= longest * 0.999
     assert paced.seconds(nbytes) <= max(longest, measured.seconds(2**20), 2**20 / asked) * 1.5
+
+
+@pytest.mark.parametrize("rate", [10**400, 10**5000, 1e300], ids=type)
+def test_a_rate_beyond_all_links_is_refused_however_long_the_number_is(rate):
+    for rates in ((rate, 1e9), (1e9, rate)):
+        with pytest.raises(OptionError, match=r"at most 1.15e\+18 bytes per second"):
+            EmulatedLink(*rates)
+    with pytest.raises(OptionError, match="link is beyond"):
+        EmulatedLink.parse("9" * 400 + "GB/s")
+
+
+@pytest.mark.parametrize("path", ["", "bus\0", "caf\udce9", 5])
+def test_a_shared_file_has_a_path_that_a_file_can_have(path):
+    with pytest.raises(OptionError, match="shared_file must be a path as a string"):
+        EmulatedLink(1e9, 1e9, shared_file=path)
