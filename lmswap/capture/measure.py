@@ -27,6 +27,7 @@ from lmswap.capture.trials import ScratchMeter, Trial, try_by_clock, try_by_even
 from lmswap.errors import CaptureError, DriverError
 from lmswap.execute.draws import generator_states, set_generator_states
 from lmswap.execute.graph import SegmentGraph, value_of
+from lmswap.execute.storage import has_plain_storage
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.costs import OpCosts, Piece
 from lmswap.ir.places import SMALL_BYTES
@@ -152,6 +153,7 @@ class OpMeter:
             check_schema(node, args, kwargs)
         if self._device.type == "cpu":
             trial = try_by_clock(lambda: target(*args, **kwargs), self._meter)
+            _check_storages(node, trial.made)
             return _measured(trial, None)
         states = generator_states(self._device) if is_random(node) else None
 
@@ -161,6 +163,7 @@ class OpMeter:
             return target(*args, **kwargs)
 
         trial = try_by_events(run, self._meter, self._device, compared=lambda made: not _is_idle_seed(node, made))
+        _check_storages(node, trial.made)
         results = [nbytes for nbytes in _storage_bytes(trial.made) if nbytes > SMALL_BYTES]
         if trial.scratch_bytes <= SMALL_BYTES and len(results) < 2:  # nothing to be told apart
             return _measured(trial, None)
@@ -193,6 +196,16 @@ def _measured(trial: Trial, pieces: tuple[Piece, ...] | None) -> _Measured:
     made = tuple(map(_outline, trial.made))
     devices = tuple(tensor.device for tensor in trial.made)
     return _Measured(trial.seconds, pieces, made, devices, trial.repeats)
+
+
+def _check_storages(node: fx.Node, made: Iterable[torch.Tensor]) -> None:
+    """Raises CaptureError for a quantized tensor or the like, which torch 2.13 may trace as one of plain numbers."""
+    other = next((tensor for tensor in made if not has_plain_storage(tensor.resolve_conj().resolve_neg())), None)
+    if other is not None:
+        raise CaptureError(
+            f"op '{node.name}' ({source_line(node)}) makes a tensor of {other.dtype} in layout {other.layout}, whose "
+            "bytes alone are not its values"
+        )
 
 
 def _scratch_bytes(pieces: Iterable[Piece]) -> int:

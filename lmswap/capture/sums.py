@@ -17,6 +17,7 @@ from lmswap.capture.arrival import taker
 from lmswap.capture.gates import End
 from lmswap.capture.whole import ROUNDED_OTHERWISE
 from lmswap.execute.parts import Handing, Results
+from lmswap.execute.storage import has_plain_storage
 
 VIEWS = (
     f"{ROUNDED_OTHERWISE}: a graph returns several views of one tensor, whose gradients are added up before those of "
@@ -163,4 +164,4 @@ def _is_hooked(node: Any) -> bool:
 
 def _identity(gradient: Tensor) -> tuple[int, int]:
     """Another where something was added, in place or not."""
-    return gradient.data_ptr() if gradient.layout is torch.strided else id(gradient), gradient._version
+    return gradient.data_ptr() if has_plain_storage(gradient) else gradient._cdata, gradient._version

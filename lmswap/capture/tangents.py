@@ -23,6 +23,7 @@ from lmswap.capture.retrace import Made, retrace
 from lmswap.execute import ops
 from lmswap.execute.graph import is_captured, is_whole
 from lmswap.execute.parts import Backward, Handing
+from lmswap.execute.storage import has_plain_storage
 
 _log = logging.getLogger(__name__)
 # Where the backward of an operator has its gradient made contiguous, as a formula of autograd's.
@@ -152,7 +153,11 @@ class Tangents:
             return set()
         pairs = zip(self._nodes, given, strict=True)
         # A hook of the user's may have put another tensor there.
-        return {node for node, tangent in pairs if not any(tangent is other for other in present) and not tangent.any()}
+        return {
+            node
+            for node, tangent in pairs
+            if not any(tangent is other for other in present) and has_plain_storage(tangent) and not tangent.any()
+        }
 
     def _runs_as_planned(self, given: Sequence[torch.Tensor]) -> bool:
         """Whether the graph can read tangents that lie as those ``given``, and what the plan moves lies as traced."""

@@ -18,6 +18,7 @@ from lmswap.eager.check import SavedCheck
 from lmswap.eager.recording import Recorded, Recording
 from lmswap.eager.saved import SavedStorage, SavedTensor, is_torchs_own
 from lmswap.execute import ops
+from lmswap.execute.storage import has_plain_storage
 from lmswap.hardware.memory import DeviceMemory
 
 
@@ -171,10 +172,10 @@ class EagerStep:
 
     def _can_leave(self, tensor: torch.Tensor) -> bool:
         """Whether its bytes are a large storage's, on the device, and free to go once autograd alone holds them."""
-        if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.device != self._host.device:
+        if not _is_plain(tensor) or tensor.device != self._host.device:
             return False
         storage = tensor.untyped_storage()
-        if storage.nbytes() < self._host.min_swap_bytes or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
+        if storage.nbytes() < self._host.min_swap_bytes:
             return False
         if self._resident is None:
             self._resident = self._find_resident()
@@ -297,16 +298,16 @@ class EagerStep:
         self.recording.begin(phase, [n for n, storage in self._by_number.items() if storage.is_on_device])
 
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
-
-
 def storages_of(tensors: Sequence[object]) -> frozenset[int]:
     """The identities of the storages of all plain tensors among ``tensors``, which must live on."""
     return frozenset(
-        tensor.untyped_storage()._cdata
-        for tensor in tensors
-        if type(tensor) in _PLAIN and isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided
+        tensor.untyped_storage()._cdata for tensor in tensors if isinstance(tensor, torch.Tensor) and _is_plain(tensor)
     )
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether what its storage holds is all of ``tensor``."""
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and has_plain_storage(tensor)
 
 
 def _runs_foreign_code(node: Any) -> bool:

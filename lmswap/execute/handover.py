@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from lmswap.execute.graph import SegmentGraph
+from lmswap.execute.storage import has_plain_storage
 from lmswap.ir.program import BufferKind, Program
 
 _WeakStorage: Any = StorageWeakRef  # has no type hints
@@ -53,7 +54,11 @@ class Handover:
 
     def _watch(self, values: Sequence[Any], positions: Positions) -> None:
         found = {buffer: values[position] for position, buffer in positions.items()}
-        self._watched = {b: _WeakStorage(v.untyped_storage()) for b, v in found.items() if isinstance(v, Tensor)}
+        self._watched = {
+            buffer: _WeakStorage(value.untyped_storage())
+            for buffer, value in found.items()
+            if isinstance(value, Tensor) and has_plain_storage(value)
+        }
 
     def _expired(self) -> frozenset[int]:
         return frozenset(buffer for buffer, storage in self._watched.items() if storage.expired())

@@ -25,6 +25,7 @@ from lmswap.execute.compare import difference
 from lmswap.execute.draws import generator_states, set_generator_states
 from lmswap.execute.graph import is_captured
 from lmswap.execute.record import Recorder
+from lmswap.execute.storage import has_plain_storage
 from lmswap.ir.verified import Verified
 
 Region = Callable[..., Sequence[Any]]
@@ -33,6 +34,7 @@ Gradients = tuple[torch.Tensor | None, ...]
 _MOST_VIEWS = 8  # between an output and the node of the graphs
 _VIEWS = "outputs are views that torch makes of what the graphs give"
 _TWICE = "they are themselves differentiated"
+_NOT_PLAIN = "they are no plain tensors, as in a batch of gradients, and are not compared without swaps either"
 _NO_COPIES = "its inputs cannot be copied, since they share memory or are no plain tensors"
 
 
@@ -175,6 +177,9 @@ class PlainTorch:
         def ran(made: Gradients, given: Gradients) -> None:
             if all(gradient is None for gradient in given):
                 return
+            if not all(gradient is None or has_plain_storage(gradient) for gradient in given):
+                self._leaves_out("gradients", into, _NOT_PLAIN)
+                return
             is_unseen = any(gradient is not None and number not in of for number, gradient in enumerate(given))
             if torch.is_grad_enabled() or is_unseen:
                 self._leaves_out("gradients", into, _VIEWS if is_unseen else _TWICE)
@@ -235,7 +240,7 @@ class PlainTorch:
 def _can_be_copied(arguments: Sequence[Any]) -> bool:
     """Whether copies can stand for ``arguments``: not where two that autograd knows apart show the same memory."""
     tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
-    if any(type(tensor) not in (torch.Tensor, torch.nn.Parameter) for tensor in tensors):
+    if not all(type(t) in (torch.Tensor, torch.nn.Parameter) and has_plain_storage(t) for t in tensors):
         return False
     storages = [tensor.untyped_storage()._cdata for tensor in tensors if tensor.requires_grad]
     return len(set(storages)) == len(storages)

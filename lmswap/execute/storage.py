@@ -1,0 +1,21 @@
+"""The tensors that can be moved as bytes: those whose storage holds their values."""
+
+from __future__ import annotations
+
+import functools
+import operator
+
+import torch
+
+# Torch dispatches every other kind of tensor by a key of its own: zeros without memory (forward-mode AD), wrappers of
+# torch.func's transforms, nested, sparse, quantized and MKL-DNN tensors, conjugated and negated views, fakes, and
+# subclasses that handle operators themselves. A kind that torch adds is then none of ours until it is listed here.
+_KEYS = ("ADInplaceOrView", "CPU", "AutogradCPU", "AutocastCPU", "CUDA", "AutogradCUDA", "AutocastCUDA")
+_PLAIN: int = functools.reduce(
+    operator.or_, (torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)).raw_repr() for key in _KEYS)
+)
+
+
+def has_plain_storage(tensor: torch.Tensor) -> bool:
+    """Whether ``tensor`` has a storage whose bytes, by dtype, shape, strides and offset, are its values."""
+    return not torch._C._dispatch_keys(tensor).raw_repr() & ~_PLAIN
