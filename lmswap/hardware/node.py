@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from lmswap.errors import RankMissing, TierError
+from lmswap.errors import OptionError, RankMissing, TierError
 
 _POLL_SECONDS = 0.01  # a wait of the store's own would keep other threads from it
 
@@ -24,15 +25,19 @@ _LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LO
 
 
 def num_local_processes() -> int:
-    """How many processes of this machine train together, and share its memory: what their launcher tells each."""
-    return max(1, next(filter(None, map(_told, _LOCAL_SIZES)), 1))
+    """How many processes of this machine train together, and share its memory: what their launcher tells each.
+
+    Raises:
+        OptionError: a launcher's variable is no number of processes.
+    """
+    return next(filter(None, map(_local_size, _LOCAL_SIZES)), 1)
 
 
 def may_have_neighbours() -> bool:
     """Whether several processes train together, and no launcher says how many of them are on this machine."""
     from torch import distributed
 
-    if not (distributed.is_available() and distributed.is_initialized()) or any(map(_told, _LOCAL_SIZES)):
+    if not (distributed.is_available() and distributed.is_initialized()) or any(map(_local_size, _LOCAL_SIZES)):
         return False
     return distributed.get_world_size() > 1
 
@@ -48,12 +53,18 @@ class Node:
 
     @staticmethod
     def here() -> Node | None:
-        """The ranks that torchrun started here and torch.distributed has joined; None if this is the only one."""
+        """The ranks that torchrun started here and torch.distributed has joined; None if this is the only one.
+
+        Raises:
+            OptionError: the launcher's variables are no numbers, or no ranks of this machine.
+        """
         from torch import distributed
 
         count, rank = num_local_processes(), _told("LOCAL_RANK")
         if count == 1 or rank is None or not (distributed.is_available() and distributed.is_initialized()):
             return None
+        if rank >= count:
+            raise OptionError(f"LOCAL_RANK is {rank}, and the ranks of this machine are 0 to {count - 1}")
         store: Any = distributed.distributed_c10d._get_default_store()
         told = _told("GROUP_RANK")  # a launcher that is not torchrun may not say which machine this is
         machine = socket.gethostname() if told is None else told
@@ -127,5 +138,17 @@ class Node:
 
 
 def _told(name: str) -> int | None:
+    """The number in an environment variable; None if it is not set, or empty."""
     found = os.environ.get(name, "")
-    return int(found) if found.isdecimal() else None
+    if not found:
+        return None
+    if not re.fullmatch("[0-9]{1,9}", found):
+        raise OptionError(f"the environment variable {name} is {found!r}: a launcher sets it to a whole number")
+    return int(found)
+
+
+def _local_size(name: str) -> int | None:
+    count = _told(name)
+    if count == 0:
+        raise OptionError(f"the environment variable {name} is 0: it counts this process, too")
+    return count

@@ -8,8 +8,10 @@ from datetime import timedelta
 import pytest
 import torch
 from torch import distributed as dist
+from torch import nn
 
-from lmswap.errors import LmswapError, RankMissing, TierError
+import lmswap
+from lmswap.errors import LmswapError, OptionError, RankMissing, TierError
 from lmswap.hardware.node import Node, may_have_neighbours
 
 
@@ -176,3 +178,29 @@ def test_torchrun_says_who_is_here(monkeypatch):
         monkeypatch.setenv(name, value)
     node = Node.here()
     assert (node.rank, node.count) == (1, 2)
+
+
+@pytest.mark.usefixtures("joined")
+@pytest.mark.parametrize("name", ["LOCAL_WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK"])
+@pytest.mark.parametrize("value", ["abc", "-1", "2.0", " 2", "2(x3)", "²", "9" * 5000])
+def test_a_launchers_variable_that_is_no_number_is_refused_by_name(monkeypatch, name, value):
+    for known, number in {**LAUNCHED, name: value}.items():
+        monkeypatch.setenv(known, number)
+    with pytest.raises(OptionError, match=f"environment variable {name} is '.*': a launcher sets it to a whole number"):
+        Node.here()
+
+
+@pytest.mark.parametrize("name", ["LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE"])
+@pytest.mark.parametrize("value", ["0", "abc"])
+def test_a_number_of_processes_that_cannot_be_is_refused_also_where_a_process_trains_alone(monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(OptionError, match=f"environment variable {name} is .*{value}"):
+        lmswap.enable(nn.Linear(8, 8))
+
+
+@pytest.mark.usefixtures("joined")
+def test_a_rank_that_is_none_of_this_machines_is_refused_before_it_waits(monkeypatch):
+    for name, value in {**LAUNCHED, "LOCAL_RANK": "2"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(OptionError, match="LOCAL_RANK is 2, and the ranks of this machine are 0 to 1"):
+        Node.here()
