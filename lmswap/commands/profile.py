@@ -30,8 +30,8 @@ def add_to(commands: Commands) -> None:
     parser.add_argument(
         "--tool", default="auto", help="kineto, nsys, nvprof, lmswap (its own record); default: what works best here"
     )
-    parser.add_argument("--steps", metavar="A:B", help="steps A to B-1, from 0 in the epoch; default: 5:10")
-    parser.add_argument("--epoch", type=int, help="from 1; default: 1")
+    parser.add_argument("--steps", metavar="A:B", help="steps A to B-1, from 0; default: 5:10")
+    parser.add_argument("--epoch", type=int, help="count steps in this epoch, from 1; default: across all")
     parser.add_argument("--steps-per-epoch", type=int, metavar="N", help="for a script without a DataLoader")
     parser.add_argument("--stop", action="store_true", help="end the script when the steps are over")
     parser.add_argument("--read", metavar="FILE", help="a file that Kineto, nsys, nvprof or lmswap wrote before")
@@ -90,7 +90,7 @@ def _profile(options: argparse.Namespace, command: list[str]) -> Profile:
     from lmswap.profiling.tools import choose, look
     from lmswap.profiling.window import Window
 
-    window = Window.parse(options.steps, 1 if options.epoch is None else options.epoch, options.steps_per_epoch)
+    window = Window.parse(options.steps, options.epoch, options.steps_per_epoch)
     tool, note = choose(options.tool, look())
     if note:
         print_result(f"lmswap: {note}", sys.stderr)  # now: the script may run for hours

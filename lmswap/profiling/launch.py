@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import accumulate
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -24,6 +25,10 @@ from lmswap.profiling.window import Window
 REQUEST, OUTCOME, OWN = "request.json", "outcome.json", "lmswap.json"
 TOOL_FILES = {"kineto": "kineto.json", "nsys": "nsys.sqlite", "nvprof": "nvprof.sqlite"}
 _PYTHON = re.compile(r"python[0-9.]*")
+_SPANS_EPOCHS = (
+    "an epoch ended before the last of these steps: what ran between the two epochs, such as validation, counts to the "
+    "first step of the second"
+)
 # Of Python's own options, those that take a value in the next argument.
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
@@ -60,14 +65,17 @@ def profile_command(command: Sequence[str], window: Window, *, tool: str, folder
     (folder / REQUEST).write_text(json.dumps(request), encoding="utf-8")
     returncode = subprocess.run(under(tool, watched, folder), check=False).returncode
     outcome = _outcome(folder)
-    if outcome.get("error"):
+    if outcome.get("error") and (stop or returncode == 0):
         raise WindowError(str(outcome["error"]))
     if returncode != 0:
         raise ScriptFailed(returncode)
     if outcome.get("first") is None:
         raise window.refuse(outcome.get("epochs", []))
-    traces = _traces(tool, folder, int(outcome["first"]), window.stop - window.first)
-    return Profile(f"{window} of {' '.join(command)}", traces)
+    first, num_steps = int(outcome["first"]), window.stop - window.first
+    traces = _traces(tool, folder, first, num_steps)
+    began = accumulate(outcome["epochs"])  # the later epochs, with these steps
+    notes = [_SPANS_EPOCHS] if any(first <= step < first + num_steps for step in began) else []
+    return Profile(f"{window} of {' '.join(command)}", traces, notes)
 
 
 def under(tool: str, command: Sequence[str], folder: Path) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -57,8 +58,9 @@ class Recording:
 
     def stop(self) -> None:
         """Ends the recording; what follows the last step that ended is not part of any."""
-        for recorder in self._recorders:
-            recorder.stop()
+        with ExitStack() as stopping:  # each, though another fails
+            for recorder in reversed(self._recorders):
+                stopping.callback(recorder.stop)
 
 
 class KinetoRecorder:

@@ -11,6 +11,7 @@ import json
 import runpy
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +26,10 @@ if TYPE_CHECKING:
 
 
 class Watch:
-    """Records the window of a script, and ends the script if that cannot be done.
+    """Records the window of a script, and changes nothing of what the script does: what fails here is only noted.
 
-    ``first`` is the number of the window's first step among all steps, None until the window is over.
+    ``first`` is the number of the window's first step among all steps, None until the window is over. With ``stop`` the
+    script ends when the window is over, or cannot be had any more.
     """
 
     def __init__(self, tool: str, window: Window, folder: Path, *, stop: bool = False) -> None:
@@ -41,8 +43,7 @@ class Watch:
     def close(self) -> None:
         """Says in the folder what was seen."""
         self._counter.close()
-        if self._recording is not None:
-            self._recording.stop()
+        self._drop()
         self._tell()
 
     def _tell(self) -> None:
@@ -54,24 +55,37 @@ class Watch:
             self._own.optimizer_ran(name, began, ended)
 
     def _step_ended(self, epoch: int, step: int, number: int) -> None:
+        if self.first is not None or self.error:
+            return
         try:
             self._follow(epoch, step, number)
-        except LmswapError as error:
-            self.error = str(error)
-            raise SystemExit(2) from error
+        except Exception as error:  # the script's steps go on, whatever fails
+            self.error = str(error) if isinstance(error, LmswapError) else f"{type(error).__name__}: {error}"
+            self._drop()
+            with suppress(OSError):  # it is told again at the end
+                self._tell()
+        if self._stop and (self.error or self.first is not None):
+            raise SystemExit(2 if self.error else 0)
+
+    def _drop(self) -> None:
+        """Ends a recording that will not be used."""
+        recording, self._recording = self._recording, None
+        if recording is not None:
+            with suppress(Exception):
+                recording.stop()
 
     def _follow(self, epoch: int, step: int, number: int) -> None:
         window = self._window
-        if self._recording is not None:
-            if epoch != window.epoch:
-                raise window.refuse(self._counter.epochs)
-            self._recording.step_ended(is_last=step + 1 == window.stop)
-            if step + 1 == window.stop:
-                self._finish(number)
-        elif self.first is None and (epoch, step + 1) == (window.epoch, window.first):
-            self._recording = Recording(self._recorders(), number + 1)
-        elif self.first is None and epoch > window.epoch:
+        if window.is_past(epoch):
             raise window.refuse(self._counter.epochs)
+        index = window.index(epoch, step, number)
+        if self._recording is not None:
+            assert index is not None
+            self._recording.step_ended(is_last=index + 1 == window.stop)
+            if index + 1 == window.stop:
+                self._finish(number)
+        elif index is not None and index + 1 == window.first:
+            self._recording = Recording(self._recorders(), number + 1)
 
     def _recorders(self) -> list[StepRecorder]:
         recorders: list[StepRecorder] = []
@@ -95,8 +109,6 @@ class Watch:
         self.first = number + 1 - len(self._recording.steps)
         self._recording = None
         self._tell()  # now, for a script may end without saying so
-        if self._stop:
-            raise SystemExit(0)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Window:
-    """Steps [first, stop) of an epoch; steps count from 0 within it, epochs from 1.
+    """Steps [first, stop) of all, or of one ``epoch``; steps count from 0, epochs from 1.
 
     The default comes after lmswap's last planning, which follows the third step.
     """
 
     first: int = 5
     stop: int = 10
-    epoch: int = 1
+    epoch: int | None = None
     steps_per_epoch: int | None = None
 
     def __post_init__(self) -> None:
@@ -38,8 +38,10 @@ class Window:
                 f"steps {self.first}:{self.stop} cannot be profiled: the first must be at least 1, since a step begins "
                 "where the one before it ended, and the second larger than the first"
             )
-        if self.epoch < 1:
+        if self.epoch is not None and self.epoch < 1:
             raise OptionError(f"epoch {self.epoch} cannot be profiled: epochs count from 1")
+        if self.epoch is None and self.steps_per_epoch is not None:
+            raise OptionError("--steps-per-epoch is for steps of one epoch: say which with --epoch")
         if self.steps_per_epoch is not None and self.steps_per_epoch < self.stop:
             raise OptionError(
                 f"steps {self.first}:{self.stop} need an epoch of at least {self.stop} steps, "
@@ -47,7 +49,7 @@ class Window:
             )
 
     @staticmethod
-    def parse(steps: str | None, epoch: int = 1, steps_per_epoch: int | None = None) -> Window:
+    def parse(steps: str | None, epoch: int | None = None, steps_per_epoch: int | None = None) -> Window:
         """Reads "20:50", the steps 20 to 49; None stands for the default.
 
         Raises:
@@ -59,13 +61,27 @@ class Window:
     def refuse(self, epochs: list[int]) -> WindowError:
         """The error of a script that did not have these steps; ``epochs`` is how many each of its epochs had."""
         had = ", ".join(f"epoch {number} had {steps} steps" for number, steps in enumerate(epochs, start=1))
+        options = "--steps" if self.epoch is None else "--steps and --epoch"
+        if self.epoch is None and epochs:
+            had = f"it had {sum(epochs)}"
         return WindowError(
             f"the script did not have all {self}: {had or 'no optimizer made a step in it'}. Choose others with "
-            "--steps and --epoch" + ("" if self.steps_per_epoch else ", or say --steps-per-epoch")
+            + options
+            + ("" if self.epoch is None or self.steps_per_epoch else ", or say --steps-per-epoch")
         )
 
+    def index(self, epoch: int, step: int, number: int) -> int | None:
+        """Where step ``number`` of all, which is ``step`` of ``epoch``, counts from for this window; None: nowhere."""
+        if self.epoch is None:
+            return number
+        return step if epoch == self.epoch else None
+
+    def is_past(self, epoch: int) -> bool:
+        """Whether no step of ``epoch`` or later can be of this window."""
+        return self.epoch is not None and epoch > self.epoch
+
     def __str__(self) -> str:
-        return f"steps {self.first} to {self.stop - 1} of epoch {self.epoch}"
+        return f"steps {self.first} to {self.stop - 1}" + (f" of epoch {self.epoch}" if self.epoch is not None else "")
 
 
 def parse_steps(text: str) -> tuple[int, int]:

@@ -159,17 +159,51 @@ def test_a_script_that_ends_early_says_how_many_steps_it_had(run_inside):
     assert run_inside(PLAIN, Window(5, 10)) == (None, {"first": None, "epochs": [8], "error": ""})
 
 
-def test_a_window_that_its_epoch_cannot_fill_is_given_up_at_once(run_inside, capsys):
+LOOPS = PLAIN.replace("    (parameter", "  for _ in torch.utils.data.DataLoader(range(3)):\n    (parameter")
+
+
+@pytest.mark.parametrize("window", [Window(2, 4, epoch=1), Window(5, 7, epoch=1)])
+def test_a_window_that_its_epoch_cannot_fill_is_given_up_and_the_script_runs_to_its_end(window, run_inside, capsys):
+    code, outcome = run_inside(LOOPS, window)
+    assert code is None
+    assert f"did not have all {window}: epoch 1 had 3 steps, epoch 2 had 1 steps" in outcome["error"]
+    assert sum(outcome["epochs"]) == 24
+    assert "came to its end" in capsys.readouterr().out
+    code, outcome = run_inside(LOOPS, window, stop=True)
+    assert (code, outcome["epochs"]) == (2, [3, 1])
+    assert "came to its end" not in capsys.readouterr().out
+
+
+def test_without_a_loader_the_steps_of_an_epoch_are_said(run_inside):
     code, outcome = run_inside(PLAIN, Window(1, 3, epoch=2, steps_per_epoch=3))
     assert (code, outcome["first"], outcome["epochs"]) == (None, 4, [3, 3, 2])
-    loops = PLAIN.replace("    (parameter", "  for _ in torch.utils.data.DataLoader(range(3)):\n    (parameter")
-    capsys.readouterr()
-    code, outcome = run_inside(loops, Window(2, 4, epoch=1))
-    assert code == 2
-    assert "did not have all steps 2 to 3 of epoch 1: epoch 1 had 3 steps, epoch 2 had 1 steps" in outcome["error"]
-    assert "came to its end" not in capsys.readouterr().out
-    code, outcome = run_inside(loops, Window(5, 7, epoch=1))
-    assert (code, outcome["epochs"]) == (2, [3, 1])
+
+
+def test_steps_count_across_epochs_where_no_epoch_is_chosen(script, capfd, tmp_path):
+    (tmp_path / "kept").mkdir()
+    command = script(LOOPS)
+    assert cli.main(["profile", "--tool", "kineto", "--keep", "kept", *command]) == 0  # the default steps
+    printed = " ".join(capfd.readouterr().out.split())
+    assert "came to its end" in printed
+    assert "steps 5 to 9 of python train.py" in printed
+    assert "an epoch ended before the last of these steps" in printed
+    (trace,) = read_traces("kept/kineto.json")
+    assert [step.number for step in trace.timeline.steps] == [5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize(
+    ("owner", "fails"),
+    [
+        (run.KinetoRecorder, "start"),
+        (run.KinetoRecorder, "step_ended"),
+        (torch.profiler.profile, "export_chrome_trace"),
+    ],
+)
+def test_a_profiler_that_fails_changes_nothing_of_what_the_script_does(owner, fails, run_inside, capsys, monkeypatch):
+    monkeypatch.setattr(owner, fails, lambda *_: (_ for _ in ()).throw(OSError("no space left")))
+    code, outcome = run_inside(PLAIN, Window(2, 4))
+    assert (code, outcome) == (None, {"first": None, "epochs": [8], "error": "OSError: no space left"})
+    assert "came to its end" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", [["package/script.py"], ["-m", "package.module"]])
@@ -185,7 +219,7 @@ def test_scripts_and_modules_find_their_neighbours_and_their_arguments(command, 
 
 def test_without_an_enabled_model_lmswaps_record_is_refused(run_inside):
     code, outcome = run_inside(PLAIN, Window(2, 4), tool="lmswap")
-    assert code == 2
+    assert (code, outcome["epochs"]) == (None, [8])
     assert "no model is enabled in this process" in outcome["error"]
     assert "profile with the tool kineto" in outcome["error"]
 
@@ -245,6 +279,7 @@ def test_a_script_that_fails_gives_its_exit_code(script, tmp_path, capfd):
         (["profile", "--read", "x", "--epoch", "2"], "a file numbers its steps without epochs"),
         (["profile", "--read", "missing"], "cannot read 'missing': No such file"),
         (["profile", "--json", "no/where.json", "--read", "x"], "folder 'no' does not exist"),
+        (["profile", "--steps-per-epoch", "20", "--", "python", "t.py"], "say which with --epoch"),
         (["profile", "--steps", "9", "--", "python", "t.py"], "steps '9' are not FIRST:STOP"),
         (["profile", "train.py", "--lr", "1"], "lmswap profile -- python train.py --lr 1"),
         (["profile", "--steps", "5:10", "python", "train.py"], "lmswap profile -- python train.py"),
