@@ -10,14 +10,16 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
-from inspect import GEN_RUNNING, getgeneratorstate
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx
 
 from lmswap.errors import OptionError
 from lmswap.execute.graph import BoxedFunction, SegmentGraph, compile_boxed, is_projection
+
+_Given = TypeVar("_Given")
 
 Results = dict[int, Any]  # of a backward, by position
 Handing = Iterator[Results]  # as they are made
@@ -83,31 +85,41 @@ def compile_parts(
 
 
 class AtWork:
-    """A backward that has begun, and gives its results part by part."""
+    """A backward that has begun, and gives its results part by part: one thread's at a time.
 
-    def __init__(self, parts: Generator[Results, None, None]) -> None:
-        self._parts = parts
+    Raises OptionError from each of its methods while a part runs in another thread.
+    """
+
+    def __init__(self, model: str, parts: Generator[Results, None, None]) -> None:
+        self._model, self._parts = model, parts
         self._early: deque[Results] = deque()
 
     def __iter__(self) -> Handing:
         return self
 
     def __next__(self) -> Results:
-        return self._early.popleft() if self._early else next(self._parts)
-
-    @property
-    def is_running(self) -> bool:
-        """Whether one of its parts runs at this moment, in another thread."""
-        return getgeneratorstate(self._parts) == GEN_RUNNING
+        return self._early.popleft() if self._early else self._alone(self._parts.__next__)
 
     def finish(self) -> None:
         """Runs the rest now; what it gives is kept for who asks."""
-        self._early.extend(self._parts)
+        self._alone(partial(self._early.extend, self._parts))
 
     def close(self) -> None:
         """Ends it where it is: nobody will ask for the rest."""
-        self._parts.close()
+        self._alone(self._parts.close)
         self._early.clear()
+
+    def _alone(self, run: Callable[[], _Given]) -> _Given:
+        """What ``run``, a method of the generator's, gives; CPython itself checks that no other thread is in one."""
+        try:
+            return run()
+        except ValueError as error:
+            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+                raise  # by the code of a part
+            raise OptionError(
+                f"{self._model} was called while its backward runs in another thread; an enabled model is for one "
+                "thread at a time: take turns, or call a copy there (copy.deepcopy gives a plain one)"
+            ) from error
 
 
 class Backwards:
@@ -117,8 +129,9 @@ class Backwards:
         self._model = model
         self._at_work: weakref.WeakSet[AtWork] = weakref.WeakSet()
 
-    def add(self, backward: AtWork) -> AtWork:
-        """It begins."""
+    def add(self, parts: Generator[Results, None, None]) -> AtWork:
+        """A backward of these parts begins."""
+        backward = AtWork(self._model, parts)
         self._at_work.add(backward)
         return backward
 
@@ -131,11 +144,6 @@ class Backwards:
         for backward in [*self._at_work]:
             if torch._C._current_graph_task_id() >= 0:
                 backward.finish()
-            elif backward.is_running:
-                raise OptionError(
-                    f"{self._model} was called while its backward runs in another thread; an enabled model is for one "
-                    "thread at a time: take turns, or call a copy there (copy.deepcopy gives a plain one)"
-                )
             else:  # autograd is not in it any more: an exception cut it short
                 backward.close()
         self._at_work.clear()

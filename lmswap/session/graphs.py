@@ -27,7 +27,6 @@ from lmswap.execute.engine import SwapEngine
 from lmswap.execute.graph import BoxedFunction, SegmentGraph, compile_boxed, copy_graph, insert_before, with_begins
 from lmswap.execute.handover import Handover, handed_over
 from lmswap.execute.parts import (
-    AtWork,
     Backward,
     Handing,
     Parts,
@@ -72,7 +71,7 @@ class Owner(Protocol):
     def plan_alone(self, graph: CapturedGraph, lowered: Lowered) -> Plan:
         """Plans a graph that was just captured."""
 
-    def begins(self, backward: AtWork) -> AtWork:
+    def begins(self, parts: Generator[Results, None, None]) -> Handing:
         """A backward is about to run."""
 
     def tell_overruns(self) -> None:
@@ -216,7 +215,7 @@ class _PlannedGraph(aot.GraphHandler):
             handover.ran_backward()
 
         def begin(arguments: list[Any]) -> Handing:
-            return self._session.begins(AtWork(run(arguments)))
+            return self._session.begins(run(arguments))
 
         reference: Reference | None = module.meta.get(REFERENCE)
         return at_once(reference.beside(lambda arguments: all_of(begin(arguments)), "backward")) if reference else begin
@@ -237,7 +236,7 @@ class _PlannedGraph(aot.GraphHandler):
             with self._running("backward"):
                 yield from parts(arguments, nullcontext)
 
-        return lambda arguments: self._session.begins(AtWork(run(arguments)))
+        return lambda arguments: self._session.begins(run(arguments))
 
     @property
     def _follows(self) -> tuple[int, ...]:

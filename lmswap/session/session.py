@@ -11,7 +11,7 @@ import logging
 import os
 import traceback
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
 from typing import Any, ClassVar
 
@@ -32,7 +32,7 @@ from lmswap.errors import CaptureError, ForkedProcess, LmswapError, PlanInfeasib
 from lmswap.execute.arena import Arena
 from lmswap.execute.audit import Audit
 from lmswap.execute.engine import SwapEngine
-from lmswap.execute.parts import AtWork, Backwards
+from lmswap.execute.parts import Backwards, Handing, Results
 from lmswap.execute.streams import SEVERAL
 from lmswap.hardware.memory import DeviceMemory, device_memory
 from lmswap.hardware.workspaces import take_workspaces
@@ -266,11 +266,11 @@ class Session:
             if self.recorder.times_ops:
                 self._overruns.prepared_in(self.recorder.num_steps + 1)
 
-    def begins(self, backward: AtWork) -> AtWork:
+    def begins(self, parts: Generator[Results, None, None]) -> Handing:
         """A backward is about to run."""
         self.holding.look(in_backward=True)
         self._backwards.end()
-        return self._backwards.add(backward)
+        return self._backwards.add(parts)
 
     def current_step(self) -> PlannedStep | None:
         """The plan that the last step that trained followed, or of the first that will run; None if it followed none.
