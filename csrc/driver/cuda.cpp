@@ -171,6 +171,7 @@ class CudaDriver final : public Driver {
   cuda::Device device_ = 0;
   cuda::Context context_ = nullptr;
   cuda::Stream clock_stream_ = nullptr;  // never has work, so that a base happens when it is recorded
+  unsigned long long default_stream_id_ = 0;
   int node_ = -1;
   bool can_wait_for_host_ = false;
   std::mutex host_mutex_;
@@ -191,6 +192,7 @@ CudaDriver::CudaDriver(const std::string& library, int device) : library_(librar
   try {
     const Current current(*this);
     check(call_.stream_create(&clock_stream_, cuda::kStreamNonBlocking), "cuStreamCreate");
+    check(call_.stream_get_id(nullptr, &default_stream_id_), "cuStreamGetId");
     node_ = numa_node_of(pci_address());
     can_wait_for_host_ = has_own_queues();
   } catch (const Error&) {
@@ -386,9 +388,11 @@ void CudaDriver::destroy_stream(StreamHandle stream) noexcept {
   give_back([&] { call_.stream_destroy(stream_of(stream)); });
 }
 
+// The context's default stream is always the same, and the one that most models compute on.
 StreamId CudaDriver::stream_id(StreamHandle stream) {
+  if (stream == 0) return default_stream_id_;
   unsigned long long id = 0;
-  check(run_on(stream, [&] { return call_.stream_get_id(stream_of(stream), &id); }), "cuStreamGetId");
+  check(run_on_own([&] { return call_.stream_get_id(stream_of(stream), &id); }), "cuStreamGetId");
   return id;
 }
 

@@ -221,17 +221,21 @@ TEST_F(CudaDriverTest, times_are_right_where_the_clock_was_held_up_one_queue_slo
   before.synchronize();
   std::this_thread::sleep_for(std::chrono::milliseconds(10'100));  // now the clock is set anew
   gpu_.configure(emulated_gpu::Queues{true, 0});
-  std::atomic<bool> is_held = true;
-  gpu_.run_on_host(reinterpret_cast<void*>(device->stream), [&] { is_held.wait(true); });
-  std::thread later([&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(200));
-    is_held = false;
-    is_held.notify_all();
+  std::atomic<bool> is_over = false;
+  std::thread holder([&] {  // more than the device can run, so that there is never none
+    for (int i = 0; i < 15 && !is_over; ++i) {
+      gpu_.run_on_host(reinterpret_cast<void*>(device->stream),
+                       [] { std::this_thread::sleep_for(std::chrono::milliseconds(200)); });
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
   });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
   after.record(device->stream);
-  later.join();
+  is_over = true;
   after.synchronize();
   EXPECT_NEAR(after.seconds(), monotonic_seconds(), 0.05);
+  holder.join();
+  device->driver->synchronize_stream(device->stream);
 }
 
 }  // namespace

@@ -61,8 +61,7 @@ class Driver {
   virtual StreamHandle create_stream() = 0;
   virtual void destroy_stream(StreamHandle stream) noexcept = 0;
   virtual void synchronize_stream(StreamHandle stream) = 0;
-  // Of a stream for as long as the process lives; that of a default stream is of the calling thread's, where each
-  // thread has one.
+  // Of a stream for as long as the process lives.
   virtual StreamId stream_id(StreamHandle stream) = 0;
 
   virtual EventHandle create_event() = 0;
