@@ -9,6 +9,7 @@ from torch.autograd import forward_ad
 from torch.nn import functional as F  # noqa: N812
 
 import lmswap
+from lmswap.errors import DoubleBackward
 
 PATHS = ("fx", "eager")
 
@@ -153,3 +154,24 @@ def test_a_batched_gradient_that_a_hook_replaces_is_taken_as_it_comes(path):
         return torch.autograd.grad(output, [x], torch.ones(4, *output.shape), is_grads_batched=True)
 
     assert_equal_bits(rows(enabled), rows(model))
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_batched_gradients_that_can_be_differentiated_are_torchs_once_hooks_serve_the_model(path):
+    torch.compiler.reset()
+    model = TwoOutputs()
+    enabled = swapping(copy.deepcopy(model), path)
+
+    def penalty(model):
+        torch.manual_seed(0)
+        x = torch.randn(8, 16, requires_grad=True)
+        output, _ = model(x)
+        (rows,) = torch.autograd.grad(output, x, torch.ones(4, *output.shape), create_graph=True, is_grads_batched=True)
+        return torch.autograd.grad(rows.square().sum(), [x, model.first.weight])
+
+    if path == "fx":
+        with pytest.raises(DoubleBackward, match="take the step again"):
+            penalty(enabled)
+    for _ in range(2):
+        assert_equal_bits(penalty(enabled), penalty(model))
+    assert lmswap.report(enabled).swapped_out_bytes > 0

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lmswap.errors import DoubleBackward
 from lmswap.execute.graph import is_captured
+from lmswap.execute.storage import has_plain_storage
 
 Gradients = tuple[Tensor | None, ...]
 
@@ -22,14 +23,18 @@ _MOST_VIEWS = 8  # between an output and that node
 def watch_gradients(outputs: Iterable[Any], notice: Callable[[], str]) -> None:
     """Calls ``notice`` when a backward with create_graph=True has gone through the graph that gave ``outputs``.
 
-    What it returns is the DoubleBackward that whoever differentiates those gradients gets.
+    What it returns is the DoubleBackward that whoever differentiates those gradients gets; of a batch of gradients
+    (is_grads_batched), whoever asks for them.
     """
     node = next(filter(None, map(_captured_node, outputs)), None)
     if node is None:
         return
 
-    def begins(_: Gradients) -> None:
+    def begins(given: Gradients) -> None:
         if torch.is_grad_enabled():
+            # A batch of gradients (legacy vmap) is differentiated below its wrapper, where no node of ours would be.
+            if not all(gradient is None or has_plain_storage(gradient) for gradient in given):
+                raise DoubleBackward(notice())
             # Only now: for a hook that runs after it, autograd would keep what the node was given until then.
             running: Any = torch._C._current_autograd_node()  # `node` would own itself
             handles.append(running.register_hook(ran))
