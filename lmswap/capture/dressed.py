@@ -14,16 +14,17 @@ from torch.overrides import handle_torch_function
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-_PLAIN = torch.Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
-
 
 def is_dressed(value: Any) -> bool:
-    """Whether its class handles torch's functions; those that hold other tensors inside, tracing knows."""
+    """Whether its class handles torch's functions, as subclasses do by default; tracing knows those that hold others.
+
+    A trace of a subclass with that default fails in torch 2.13 ("Multiple dispatch failed").
+    """
     holds_others: bool = is_traceable_wrapper_subclass(value)
     if holds_others or not isinstance(value, torch.Tensor):
         return False
-    handles = type(value).__torch_function__
-    return handles is not torch._C._disabled_torch_function_impl and getattr(handles, "__func__", None) is not _PLAIN
+    handles = type(value).__torch_function__  # parameters and buffers do not
+    return type(value) is not torch.Tensor and handles is not torch._C._disabled_torch_function_impl
 
 
 def call_undressed(

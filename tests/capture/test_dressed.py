@@ -67,6 +67,23 @@ def test_bits_are_plain_torchs_and_the_class_dresses_the_output(compiler):
     lmswap.disable(model)
 
 
+class Bare(torch.Tensor):
+    """A class that only has a name."""
+
+
+def test_a_subclass_without_code_of_its_own_goes_through_graphs_too():
+    torch.compiler.reset()
+    model = Scaled()
+    _, expected = step(model, torch.ones(64, 64).as_subclass(Bare), torch.ones(64))
+    lmswap.enable(model, policy="swap_all", min_swap_bytes=1024)
+    for _ in range(2):
+        output, found = step(model, torch.ones(64, 64).as_subclass(Bare), torch.ones(64))
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+        assert type(output) is Bare
+    assert lmswap.report(model).swapped_out_bytes > 0
+    lmswap.disable(model)
+
+
 def test_gradients_reach_inputs_of_that_class():
     model = lmswap.enable(Scaled(), "6GiB")
     x = torch.randn(8, 64, requires_grad=True)
