@@ -63,7 +63,8 @@ class SwapEngine:
         # What torch.from_dlpack calls, after 3 µs of looking at what it was given.
         token: torch.Tensor = torch._C._from_dlpack(capsule)
         handle = int(token)
-        self._held[self.native.out_transfer(handle)] = self._starting.pop(id(x))
+        self._held[self.native.out_transfer(handle)] = x
+        self._starting.pop(id(x), None)  # another thread's `sweep` may have seen that the copy has ended
         self.recorder.tier_holds(self.native.tier_stats(tier).used_bytes)
         if self._audit is not None:
             self._audit.leaves(handle, buffer, storage, first, nbytes)
@@ -94,7 +95,8 @@ class SwapEngine:
         landing = flat if self._audit is None else self._audit.landing(flat)
         self._starting[id(landing)] = landing
         transfer = self.native.in_start(buffer, handle, landing.data_ptr(), nbytes, self._stream())
-        self._held[transfer] = self._starting.pop(id(landing))
+        self._held[transfer] = landing
+        self._starting.pop(id(landing), None)
         self._arriving[handle] = transfer
         if self._audit is not None:
             self._audit.arrives(transfer, landing)
@@ -175,12 +177,15 @@ class SwapEngine:
         What failed in that step is not told by the next.
         """
         self.native.forget_unconfirmed()
-        for transfer in [transfer for transfer in self._held if self.native.is_finished(transfer)]:
-            del self._held[transfer]
+        # Copies of what is iterated over: another thread may begin or end transfers meanwhile.
+        for transfer in filter(self.native.is_finished, list(self._held)):
+            self._held.pop(transfer, None)
         if self._starting and self.native.is_idle():
             self._starting.clear()
         # Saved-tensor hooks may wait, after a sweep, for a copy that ended before it.
-        self._arriving = {handle: transfer for handle, transfer in self._arriving.items() if self._is_live(handle)}
+        for handle in list(self._arriving):
+            if not self._is_live(handle):
+                self._arriving.pop(handle, None)
         if self._audit is not None and self.native.live_handles() == 0:
             self._audit.forget()
 
