@@ -17,6 +17,7 @@ from lmswap.bench.unet3d.cli import make_parser
 from lmswap.commands.doctor import doctor_text
 from lmswap.commands.plan import plan_figures, plan_text
 from lmswap.errors import LmswapError, PlanInfeasible
+from lmswap.hardware.survey import survey
 from lmswap.ir.machine import Link, Machine, Rate, Tier
 from lmswap.ir.network import PRESETS
 from lmswap.ir.plan import Rerun
@@ -83,6 +84,15 @@ def test_doctor_describes_this_machine(tmp_path, capsys):
         assert f"\n{line} " in done.out
     assert f"in '{tmp_path}' on " in " ".join(done.out.split())  # long paths begin a line of their own
     assert "What lmswap will do here" in done.out
+
+
+@pytest.mark.usefixtures("unit_machine")
+@pytest.mark.cpu_only("a GPU's default tier is not the disk")
+def test_doctor_warns_of_zfs_as_the_disk_tiers_filesystem(tmp_path):
+    found = survey(str(tmp_path))
+    assert "ZFS" not in doctor_text(found)
+    on_zfs = replace(found.directory, filesystem="zfs")
+    assert "ZFS reserves no room" in doctor_text(replace(found, directory=on_zfs))
 
 
 @pytest.mark.usefixtures("unit_machine")

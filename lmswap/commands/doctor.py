@@ -124,10 +124,16 @@ def _consequences(found: Survey) -> list[str]:
     tier_given = "" if name == default else f', tier="{name}"'
     when = "by default" if name == default else f"only if asked to: the {default} tier is not available"
     round_trip = tier.link.out_rate.seconds(2**30) + tier.link.in_rate.seconds(2**30)
-    return [
+    sentences = [
         f"lmswap.enable(model, budget=...{tier_given}) swaps a model on {device} to the {name} tier {when}.",
         f"1 GiB takes {format_seconds(tier.link.out_rate.seconds(2**30))} out and "
         f"{format_seconds(tier.link.in_rate.seconds(2**30))} back in; copies run beside compute.",
         f"They stay hidden while a step computes {machine.flops_per_second * round_trip / 2**30:,.0f} FLOP or more for "
         "each byte that it swaps; beyond that, compute waits.",
     ]
+    if name == "disk" and found.directory is not None and found.directory.filesystem == "zfs":
+        sentences.append(
+            "ZFS reserves no room for files, so that a full disk shows in a step only; before version 2.3 it also keeps "
+            "in memory what is swapped. Prefer another filesystem: --disk-directory."
+        )
+    return sentences

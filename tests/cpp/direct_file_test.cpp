@@ -88,16 +88,18 @@ TEST_F(DirectFileTest, leaves_no_name_and_no_room_behind) {
 TEST_F(DirectFileTest, leaves_no_room_to_a_forked_child_that_has_it_open) {
   auto file = std::make_unique<DirectFile>(directory_.path(), 1 << 20, std::make_shared<Faults>(""));
   const int descriptor = find_file(1 << 20);
+  struct stat before = {};
+  ASSERT_EQ(fstat(descriptor, &before), 0);
+  EXPECT_GE(before.st_blocks * 512, 1 << 20);
   int ended[2] = {};
   ASSERT_EQ(pipe(ended), 0);
   const pid_t child = fork();
   if (child == 0) {
     struct stat status = {};
     char byte = 0;
-    const bool had_room = fstat(descriptor, &status) == 0 && status.st_blocks * 512 >= 1 << 20;
     close(ended[1]);
     const bool has_ended = read(ended[0], &byte, 1) == 0;
-    _exit(had_room && has_ended && fstat(descriptor, &status) == 0 && status.st_blocks == 0 ? 0 : 1);
+    _exit(has_ended && fstat(descriptor, &status) == 0 && status.st_blocks == 0 ? 0 : 1);
   }
   file.reset();
   close(ended[0]);
@@ -204,6 +206,15 @@ TEST_F(DirectFileTest, says_which_limit_a_file_is_too_large_for) {
   for (const std::string& text : {of_process, of_filesystem, of_kind}) {
     EXPECT_EQ(text.find("free there"), std::string::npos) << text;
   }
+}
+
+TEST_F(DirectFileTest, says_to_make_room_only_where_room_is_missing) {
+  for (const int code : {EIO, EPERM, ENODEV, EROFS, ENXIO}) {
+    const std::string text = refusal(directory_.path(), 2 << 20, code);
+    EXPECT_EQ(text.find("oom"), std::string::npos) << text;
+    EXPECT_NE(text.find("the kernel's log (dmesg)"), std::string::npos) << text;
+  }
+  EXPECT_NE(refusal(directory_.path(), 2 << 20, ENOSPC).find("Make room"), std::string::npos);
 }
 
 TEST_F(DirectFileTest, refuses_directories_that_cannot_serve) {

@@ -50,8 +50,11 @@ std::string advice_on(int code, uint64_t nbytes, const std::string& room) {
              " free: make room within it, have it raised, or name another directory";
     case EOPNOTSUPP:
       return ". The filesystem there reserves no room for files: name a directory of another one";
-    default:
+    case ENOSPC:
       return "; free there: " + room + ". Make room or name another directory";
+    default:
+      return ". The disk or its filesystem may be faulty: look into the kernel's log (dmesg), or name another "
+             "directory";
   }
 }
 
