@@ -133,7 +133,7 @@ def _consequences(found: Survey) -> list[str]:
     ]
     if name == "disk" and found.directory is not None and found.directory.filesystem == "zfs":
         sentences.append(
-            "ZFS reserves no room for files, so that a full disk shows in a step only; before version 2.3 it also keeps "
-            "in memory what is swapped. Prefer another filesystem: --disk-directory."
+            "ZFS reserves no room for files, so that a full disk shows in a step only; before version 2.3 it also "
+            "keeps in memory what is swapped. Prefer another filesystem: --disk-directory."
         )
     return sentences
