@@ -11,7 +11,7 @@ from lmswap.errors import OptionError
 AUTO, SHARE = '"auto"', 'a share, "50%"'
 
 MOST_BYTES = 2**60  # what sums of a few of them leave in the engine's 64 bits
-_MOST_SHARE = 1000.0
+_MOST_SHARE = 1e6
 _LEAST_BYTES = 2**20  # of a budget without a unit: what is less was meant in another one
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
@@ -66,7 +66,7 @@ def parse_share(text: str, *, of: str) -> float | None:
     """Reads a share such as "40%"; None if ``text`` is none, but maybe a byte count. ``of`` is said in the error.
 
     Raises:
-        OptionError: not a number above 0 and up to 100,000.
+        OptionError: not a number above 0 and up to 100,000,000.
     """
     if not text.strip().endswith("%"):
         return None
