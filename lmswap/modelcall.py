@@ -2,7 +2,8 @@
 
 A call goes through torch.compile first. If it captured nothing, or ops outside of its graphs saved tensors that are
 large enough to swap, then from the next call on the whole model is served by the hooks of `lmswap.eager`, and the
-report says so and why. Graph breaks with nothing large between them stay graphs.
+report says so and why. Graph breaks with nothing large between them stay graphs. Calls without gradients go neither
+way.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from lmswap.capture.dressed import call_undressed, is_dressed
 from lmswap.capture.fakes import unlogged_failures
 from lmswap.capture.lower import tensors
 from lmswap.capture.recompiles import MAX_GRAPHS, TRACING, CompiledCall, Recompiles, too_many
-from lmswap.capture.surroundings import Surroundings, computes_otherwise_without_gradients
+from lmswap.capture.surroundings import Surroundings
 from lmswap.capture.whole import ROUNDED_OTHERWISE, whole_functions
 from lmswap.eager.actions import PlannedEvents
 from lmswap.eager.check import SavedCheck
@@ -65,7 +66,6 @@ class ModelCall:
         self._sequences: list[SavedSequence] = []
         self._recompiles = Recompiles(session.name)
         self._traced_in: Surroundings | None = None
-        self._is_plain_without_gradients = computes_otherwise_without_gradients(model)
         self._last_of_kind: dict[Hashable, SavedSequence] = {}
         self._infeasible: dict[Hashable, PlanInfeasible] = {}
         self._finished: list[EagerStep] = []  # recorded, not yet planned for
@@ -89,8 +89,9 @@ class ModelCall:
         if dressed:
             return call_undressed(self, dressed, args, kwargs)
         self._session.check_caller()
-        if torch.is_grad_enabled():
-            UNCALLED.discard(self._model)
+        if not torch.is_grad_enabled():
+            return self._call_without_gradients(args, kwargs)
+        UNCALLED.discard(self._model)
         if (place := _unmanageable_place()) is not None:
             return self._call_unmanaged(place, args, kwargs)
         self._hooks.take_back()
@@ -100,8 +101,6 @@ class ModelCall:
         self._check_device()
         try:  # no context: a signal could come as it is left
             self._inside.is_running = True
-            if not torch.is_grad_enabled() and self._is_plain_without_gradients:
-                return self._plain(*args, **kwargs)
             self._look_around()
             if self._compiled is None:
                 return self._call_hooked(args, kwargs)
@@ -197,7 +196,7 @@ class ModelCall:
                 result = self._plain(*args, **kwargs)  # raises the error as torch gives it without tracing
         if questions and session.graphs:
             session.may_go_another_way(describe_questions(questions))
-        if len(session.graphs) > num_graphs and torch.is_grad_enabled():
+        if len(session.graphs) > num_graphs:
             told = self._recompiles.add(tuple(tensor.shape for tensor in tensors((args, kwargs))))
             if told is not None:
                 warn(told, ManyTraces)
@@ -215,11 +214,19 @@ class ModelCall:
             session.note_once(_SUMMED_BY_GRAPH)
         if session.graphs:
             step.recording = None  # it knows nothing of what the graphs did
-        if torch.is_grad_enabled() and (step.num_storages or not session.graphs):
+        if step.num_storages or not session.graphs:
             what = "it captured no part of the model"
             if session.graphs:
                 what = f"{step.num_storages} large tensors were saved outside of its graphs"
             self._leave_graphs(f"{what}: {'; '.join(dict.fromkeys(reasons)) or 'TORCH_LOGS=graph_breaks shows why'}")
+
+    def _call_without_gradients(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the model in eager mode: nothing is saved that could be swapped, and traces are few, and for training."""
+        session = self._session
+        session.prepare(None)
+        session.engine.make_room()
+        with session.recorder.segment((UNPLANNED, "inference"), tuple):
+            return self._plain(*args, **kwargs)
 
     def _call_unmanaged(self, where: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model in eager mode ``where`` neither graphs nor hooks can serve it, and warn once."""
@@ -244,8 +251,6 @@ class ModelCall:
 
     def _call_hooked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the model as it is under saved-tensor hooks, by the plan of the last step of this kind."""
-        if not torch.is_grad_enabled():
-            return self._plain(*args, **kwargs)
         self._end_segment()  # of a backward that raised
         self._session.leave_arena()
         self._plan_finished()

@@ -9,10 +9,12 @@ import numpy
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.nn.modules.module import register_module_forward_hook, register_module_full_backward_hook
 from torch.nn.utils import parametrizations, parametrize
 
 import lmswap
+from lmswap.capture.recompiles import MAX_GRAPHS
 from lmswap.errors import ManyTraces, OptionError
 from tests.models import quick_of
 from tests.test_hard_cases import swapping
@@ -171,6 +173,44 @@ def test_numpy_in_a_model_stays_numpy_and_draws_what_it_draws():
         found.append([loss.item(), numpy.random.rand(), *(p.grad.sum().item() for p in model.parameters())])
         lmswap.disable(model)
     assert found[0] == found[1]
+
+
+class Growing(nn.Module):
+    """Decodes token by token: each call sees a longer cache, which it keeps."""
+
+    def __init__(self):
+        super().__init__()
+        self.take, self.give = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, tokens, cache=None):
+        seen = self.take(tokens)
+        cache = seen if cache is None else torch.cat([cache, seen], 1)
+        return torch.tanh(self.give(cache.softmax(1).sum(1, keepdim=True) + tokens)), cache
+
+
+@pytest.mark.parametrize("compiler", quick_of(["fx", "inductor"], ["fx"]))
+@pytest.mark.parametrize("without_gradients", [torch.no_grad, torch.inference_mode])
+def test_forwards_without_gradients_are_plain_and_leave_all_traces_to_training(compiler, without_gradients):
+    def decode(model):
+        with without_gradients():
+            tokens, cache = torch.ones(2, 1, 16), None
+            for _ in range(MAX_GRAPHS + 8):
+                tokens, cache = model(tokens, cache)
+        return tokens
+
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    model = Growing()
+    expected = decode(model)
+    swapping(model, compiler)
+    traced = counters["frames"]["total"]
+    assert torch.equal(decode(model), expected)
+    assert counters["frames"]["total"] == traced
+    for length in (3, 4):
+        model(torch.ones(2, length, 16))[0].square().mean().backward()
+    assert torch.equal(decode(model), expected)
+    assert "instead of torch.compile" not in " ".join(lmswap.report(model).notes)
+    lmswap.disable(model)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

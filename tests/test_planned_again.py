@@ -205,14 +205,13 @@ def test_a_step_that_is_planned_again_is_traced_no_more(which, plans, regions, t
     assert len(actual) == len(expected) and all(map(torch.equal, actual, expected))
 
 
-def test_a_forward_without_gradients_is_traced_no_more(plans, traces, monkeypatch):
+def test_a_forward_that_nothing_trains_in_is_traced_no_more(plans, traces, monkeypatch):
     torch.compiler.reset()
     monkeypatch.setattr(planner, "make_plan", plan_at_random(0))
     model, data = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(4)]), rows()
     expected = model(data).detach()
-    lmswap.enable(model, "4GiB", min_swap_bytes=1)
-    with torch.no_grad():
-        assert all(torch.equal(model(data), expected) for _ in range(NUM_STEPS))
+    lmswap.enable(model.requires_grad_(False), "4GiB", min_swap_bytes=1)
+    assert all(torch.equal(model(data), expected) for _ in range(NUM_STEPS))
     assert len(plans) >= 3 and all(plan.swaps and plan.reruns for plan in plans)
     assert len(traces) == 1
     lmswap.disable(model)
@@ -236,8 +235,9 @@ def test_a_backward_that_runs_first_when_another_plan_is_in_force_is_that_of_its
             backward(model(rows(), way).square().mean())
         for way in (0, 1, 0, 1):
             held.append(model(rows(), way).square().mean())
-            with torch.no_grad():
-                found += [model(rows(), 0) for _ in range(3)]  # shows that no backward is waited for
+            model.requires_grad_(False)
+            found += [model(rows(), 0) for _ in range(3)]  # shows that no backward is waited for
+            model.requires_grad_(True)
             backward(model(rows(), 1 - way).square().mean())
             backward(held.pop())
         return found

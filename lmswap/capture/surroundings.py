@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
-from torch import nn
 from torch.nn.modules import module as torch_module
 
 _CUDA = torch.backends.cuda
@@ -44,11 +43,3 @@ class Surroundings(NamedTuple):
         if self.attention != before.attention and any("attention" in op for op in ops):
             return "torch.backends.cuda allows attention other kernels now than when it was traced"
         return None
-
-
-def computes_otherwise_without_gradients(model: nn.Module) -> bool:
-    """Whether modules of torch go another way where no gradient is asked for, unless they are being traced.
-
-    nn.TransformerEncoder then packs what no mask hides, and gives zeros for the rest.
-    """
-    return any(isinstance(module, nn.TransformerEncoder) for module in model.modules())

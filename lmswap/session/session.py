@@ -292,7 +292,7 @@ class Session:
             if self.verified is not None:  # checks take memory of their own, as the notes say
                 continue
             plan = self.plans.get(step.follows)
-            ran = {graph for graph, _ in step.sequence}
+            ran = {graph for graph, phase in step.sequence if phase != "inference"}
             self._overruns.tell(
                 step,
                 budget_bytes=self.budget.nbytes,

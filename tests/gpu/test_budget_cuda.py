@@ -118,7 +118,7 @@ def rounds(budget=None):
     results, reserved = [], []
     for what in ["train"] * 4 + 2 * ["validate", "train", "train fewer"]:
         torch.cuda.reset_peak_memory_stats()
-        rows = batch(250_000 if what == "train fewer" else 300_000)
+        rows = batch({"train": 300_000, "train fewer": 250_000, "validate": 100_000}[what])
         with torch.set_grad_enabled(what != "validate"), torch.autocast("cuda", enabled=what == "validate"):
             loss = (model(rows).float() ** 2).mean()
         if what != "validate":

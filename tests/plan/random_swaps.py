@@ -29,7 +29,7 @@ def random_plans(draw: st.DrawFn, step: Step) -> Plan:
         is_good = copied > last_write and origin.start <= returned
         if is_good and draw(st.booleans()):
             out_start = None
-            release = draw(st.integers(gap.after + 1, latest))
+            release = draw(st.integers(gap.after + 1, min(gap.before, origin.stop)))
         else:
             earliest = max(last_write + 1, origin.start, returned)
             copied = out_start = draw(st.integers(earliest, min(gap.before, origin.stop)))

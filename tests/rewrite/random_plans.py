@@ -26,10 +26,11 @@ def random_plan(program: Program, rng: random.Random, *, share: float = 0.7, tie
                 has_copy = has_copy and here == there  # the token does not cross beside a kept tensor
                 continue
             out_start = rng.randint(before + 1, min(here.stop, after))
-            is_late = here.hands_on_to(there) and here.stop == there.start and rng.random() < 0.5
+            keep_copy = has_copy and rng.random() < 0.7
+            takes_over = here.hands_on_to(there) and here.stop == there.start
+            is_late = takes_over and not keep_copy and rng.random() < 0.5  # it waits for a copy out
             release = rng.randint(out_start, after if is_late else min(here.stop, after))
             in_start = rng.randint(max(release, there.start), after)
-            keep_copy = has_copy and rng.random() < 0.7
             swaps.append(Swap(buffer.id, tier, offset, None if keep_copy else out_start, release, in_start, after))
             has_copy = True
     rng.shuffle(swaps)
