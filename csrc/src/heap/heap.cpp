@@ -8,11 +8,11 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <iterator>
 
 #include "lmswap/clock.h"
 #include "lmswap/error.h"
+#include "lmswap/text.h"
 
 namespace lmswap::heap {
 namespace {
@@ -55,8 +55,7 @@ bool map_again(uintptr_t start, size_t nbytes) {
 size_t most_addresses() {
   rlimit limit = {};
   if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return SIZE_MAX / 2;
-  size_t num_pages = 0;  // that the process has
-  std::ifstream("/proc/self/statm") >> num_pages;
+  const size_t num_pages = std::strtoull(read_file("/proc/self/statm").c_str(), nullptr, 10);  // that the process has
   const size_t has_bytes = num_pages * static_cast<size_t>(sysconf(_SC_PAGESIZE));
   return limit.rlim_cur > has_bytes ? (limit.rlim_cur - has_bytes) / 2 : 0;
 }
