@@ -190,7 +190,7 @@ def _check_overlap(swap: Swap, earlier: Sequence[Swap]) -> None:
 def _check_segments(program: Program, swap: Swap, earlier: Sequence[Swap], uses: list[int]) -> None:
     origin = _segment(program, max(use for use in uses if use < swap.release))
     destination = _segment(program, min(use for use in uses if use >= swap.first_use))
-    start = swap.release if swap.out_start is None else swap.out_start
+    start = origin.start if swap.out_start is None else swap.out_start
     takes_over = _hands_on(origin, destination) and origin.stop == destination.start
     if not origin.start <= start <= origin.stop or not (swap.release <= origin.stop or takes_over):
         raise PlanInvalid(
