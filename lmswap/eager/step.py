@@ -8,7 +8,7 @@ rule), what is needed is fetched when it is needed; and it is recorded, so that 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -70,12 +70,13 @@ class EagerStep:
         self._host, self._find_resident = host, resident
         self._resident: frozenset[int] | None = None  # asked for when a large tensor is saved
         self.kind, self.planned = kind, planned
+        self.graph: int | None = planned.graph if planned is not None else None  # as it began, for records
         self.recording: Recording | None = None  # of a step without a plan, unless it cannot be planned for
         self._base_bytes = host.memory.used_tensor_bytes() if records else 0
         self._streams = ops.find_engine(host.engine_number).streams
         self._stream = self._streams.current()  # that the model was called on
-        self._by_storage: weakref.WeakValueDictionary[int, SavedStorage] = weakref.WeakValueDictionary()
-        self._by_number: weakref.WeakValueDictionary[int, SavedStorage] = weakref.WeakValueDictionary()
+        self._by_storage: dict[int, weakref.ref[SavedStorage]] = {}
+        self._by_number: dict[int, weakref.ref[SavedStorage]] = {}
         self.num_storages = 0  # that were saved and can leave
         self._leaving: dict[int, _Departure] = {}  # by number: what others still hold
         self._saves: list[tuple[int, int]] = []
@@ -128,7 +129,7 @@ class EagerStep:
     @property
     def holds_storages(self) -> bool:
         """Whether anything that it saved and that can leave is needed still."""
-        return len(self._by_number) > 0
+        return next(self._living(), None) is not None
 
     def make_way(self) -> None:
         """Another forward begins before the backward of this one: no plan was made for what both hold together."""
@@ -186,13 +187,13 @@ class EagerStep:
         lies_in, stream = tensor.untyped_storage(), self._streams.current()
         if stream != self._stream:
             self._streams.together |= {stream, self._stream}
-        known = self._by_storage.get(lies_in._cdata)
+        known = _living(self._by_storage.get(lies_in._cdata))
         if known is not None and known.lies_in(lies_in):
             known.is_used_on(stream)
             return known
         storage = SavedStorage(self._host.engine_number, self.num_storages, tensor, stream, self._host.check)
         self.num_storages += 1
-        self._by_storage[lies_in._cdata] = self._by_number[storage.number] = storage
+        self._by_storage[lies_in._cdata] = self._by_number[storage.number] = weakref.ref(storage)
         return storage
 
     def _begin_node(self, running: tuple[int, int], name: str, storage: SavedStorage) -> None:
@@ -258,7 +259,7 @@ class EagerStep:
     def _reach(self, position: int) -> None:
         """The step is at that position of its plan, if it has one: does what is due, and what could not be done yet."""
         for number, (tier, offset, release) in list(self._leaving.items()):
-            storage = self._by_number.get(number)
+            storage = self._numbered(number)
             if storage is None or storage.leave(tier, offset):
                 del self._leaving[number]
             if storage is not None and release <= position:
@@ -270,14 +271,14 @@ class EagerStep:
         if actions is None:
             return
         for swap in actions.outs:
-            if (storage := self._by_number.get(swap.buffer)) is not None and not storage.leave(swap.tier, swap.offset):
+            if (storage := self._numbered(swap.buffer)) is not None and not storage.leave(swap.tier, swap.offset):
                 self._leaving[swap.buffer] = _Departure(swap.tier, swap.offset, swap.release)
         for number in actions.releases:
-            if (storage := self._by_number.get(number)) is not None and number not in self._leaving:
+            if (storage := self._numbered(number)) is not None and number not in self._leaving:
                 storage.release()
         for number in actions.ins:
             self._leaving.pop(number, None)
-            if (storage := self._by_number.get(number)) is not None:
+            if (storage := self._numbered(number)) is not None:
                 storage.come_back()
 
     def _send_all_away(self) -> None:
@@ -295,7 +296,18 @@ class EagerStep:
 
     def _begin_interval(self, phase: str) -> None:
         assert self.recording is not None
-        self.recording.begin(phase, [n for n, storage in self._by_number.items() if storage.is_on_device])
+        self.recording.begin(phase, [storage.number for storage in self._living() if storage.is_on_device])
+
+    def _numbered(self, number: int) -> SavedStorage | None:
+        return _living(self._by_number.get(number))
+
+    def _living(self) -> Iterator[SavedStorage]:
+        # Dictionaries of weak references would do the same by callbacks, in which the interrupt of a signal is lost.
+        return filter(None, map(_living, self._by_number.values()))
+
+
+def _living(reference: weakref.ref[SavedStorage] | None) -> SavedStorage | None:
+    return reference() if reference is not None else None
 
 
 def storages_of(tensors: Sequence[object]) -> frozenset[int]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from lmswap.execute.graph import SegmentGraph
 from lmswap.execute.storage import has_plain_storage
 from lmswap.ir.program import BufferKind, Program
 
-_WeakStorage: Any = StorageWeakRef  # has no type hints
+_STORAGES: Any = torch.UntypedStorage  # its private methods have no type hints
 Positions = Mapping[int, int]  # in what a graph returns or is called with → buffer
 
 
@@ -35,7 +35,9 @@ class Handover:
     """
 
     def __init__(self) -> None:
-        self._watched: dict[int, Any] = {}  # by buffer
+        # By buffer: torch's weak references to storages, as numbers. Its `StorageWeakRef` runs Python code when it is
+        # dropped, in which the interrupt of a signal would be lost.
+        self._watched: dict[int, int] = {}
         self._dropped: frozenset[int] = frozenset()
         self.released: frozenset[int] = frozenset()  # outputs gone when backward began, others when it had ended
 
@@ -54,11 +56,20 @@ class Handover:
 
     def _watch(self, values: Sequence[Any], positions: Positions) -> None:
         found = {buffer: values[position] for position, buffer in positions.items()}
+        self._forget()
         self._watched = {
-            buffer: _WeakStorage(value.untyped_storage())
+            buffer: _STORAGES._weak_ref(value.untyped_storage())
             for buffer, value in found.items()
             if isinstance(value, Tensor) and has_plain_storage(value)
         }
 
     def _expired(self) -> frozenset[int]:
-        return frozenset(buffer for buffer, storage in self._watched.items() if storage.expired())
+        return frozenset(buffer for buffer, storage in self._watched.items() if _STORAGES._expired(storage))
+
+    def _forget(self) -> None:
+        watched, self._watched = self._watched, {}
+        for storage in watched.values():
+            _STORAGES._free_weak_ref(storage)
+
+    def __del__(self) -> None:
+        self._forget()

@@ -127,12 +127,12 @@ class Backwards:
 
     def __init__(self, model: str) -> None:
         self._model = model
-        self._at_work: weakref.WeakSet[AtWork] = weakref.WeakSet()
+        self._at_work: list[weakref.ref[AtWork]] = []  # no set with callbacks, in which interrupts are lost
 
     def add(self, parts: Generator[Results, None, None]) -> AtWork:
         """A backward of these parts begins."""
         backward = AtWork(self._model, parts)
-        self._at_work.add(backward)
+        self._at_work.append(weakref.ref(backward))
         return backward
 
     def end(self) -> None:
@@ -141,7 +141,7 @@ class Backwards:
         Raises:
             OptionError: it runs in another thread.
         """
-        for backward in [*self._at_work]:
+        for backward in filter(None, [reference() for reference in self._at_work]):
             if torch._C._current_graph_task_id() >= 0:
                 backward.finish()
             else:  # autograd is not in it any more: an exception cut it short
