@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._C._functorch import peek_interpreter_stack
-from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, TorchRuntimeError
+from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._dynamo.utils import graph_break_reasons
 from torch.utils import _pytree as pytree
 
@@ -26,14 +26,14 @@ from lmswap.capture.checkpointed import marked_checkpoints
 from lmswap.capture.dressed import call_undressed, is_dressed
 from lmswap.capture.fakes import unlogged_failures
 from lmswap.capture.lower import tensors
-from lmswap.capture.recompiles import MAX_GRAPHS, TRACING, CompiledCall, Recompiles, too_many
+from lmswap.capture.recompiles import MAX_GRAPHS, TRACING, CompiledCall, Recompiles, TraceFailed, too_many
 from lmswap.capture.surroundings import Surroundings
 from lmswap.capture.whole import ROUNDED_OTHERWISE, whole_functions
 from lmswap.eager.actions import PlannedEvents
 from lmswap.eager.check import SavedCheck
 from lmswap.eager.hooks import Hooks, disabled_by
 from lmswap.eager.step import EagerStep, storages_of
-from lmswap.errors import CaptureError, LmswapError, ManyTraces, NotManaged, OptionError, PlanInfeasible
+from lmswap.errors import CaptureError, ManyTraces, NotManaged, OptionError, PlanInfeasible
 from lmswap.execute.step import SegmentKey
 from lmswap.options import NEEDS_GRAPHS
 from lmswap.session import UNPLANNED, WHAT_VERIFY_DOES, SavedSequence, Session
@@ -69,8 +69,7 @@ class ModelCall:
         self._last_of_kind: dict[Hashable, SavedSequence] = {}
         self._infeasible: dict[Hashable, PlanInfeasible] = {}
         self._finished: list[EagerStep] = []  # recorded, not yet planned for
-        self._saving: weakref.WeakSet[EagerStep] = weakref.WeakSet()  # whose backward has not let go of them
-        self._graphs: weakref.WeakKeyDictionary[EagerStep, int] = weakref.WeakKeyDictionary()  # as records know them
+        self._saving: list[weakref.ref[EagerStep]] = []  # whose backward may not have let go of them
         self._backward: tuple[SegmentKey, int, EagerStep] | None = None  # the recorder's segment under way
         self._compiled: Callable[..., Any] | None = None
         if session.options.compiler == "eager":
@@ -135,7 +134,7 @@ class ModelCall:
 
     def backward_begins(self, step: EagerStep) -> None:  # noqa: D102
         self._end_segment()
-        key = (self._graphs.get(step, UNPLANNED), "backward")
+        key = (_known_as(step), "backward")
         self._backward = (key, self._session.recorder.begin_segment(key), step)
 
     def begin_op(self) -> None:  # noqa: D102
@@ -165,7 +164,7 @@ class ModelCall:
         disable: Callable[..., Any] = torch.compiler.disable  # or the hooks would be traced too
         hooks = disable(step.pack), disable(step.unpack)
         had_run = session.recorder.num_steps, session.recorder.current_sequence
-        failure: TorchRuntimeError | None = None
+        failure: str | None = None
         try:
             with (
                 _calling,
@@ -177,20 +176,15 @@ class ModelCall:
                 self._hooks.on(*hooks),
             ):
                 result = compiled(*args, **kwargs)
-        except BackendCompilerFailed as error:
-            inner = getattr(error, "inner_exception", None)
-            if isinstance(inner, LmswapError):
-                raise inner.with_traceback(None) from None  # of frames in torch's compiler there is a page
-            raise
         except FailOnRecompileLimitHit:
             if had_run != (session.recorder.num_steps, session.recorder.current_sequence):
                 raise CaptureError(f"{session.name}: {too_many()}") from None
             self._leave_graphs(too_many())
             return self._call_hooked(args, kwargs)
-        except TorchRuntimeError as error:  # the model's own code raised while it was traced
+        except TraceFailed as error:
             if had_run != (session.recorder.num_steps, session.recorder.current_sequence):
-                raise  # what has run already must not run again
-            failure = error.with_traceback(None)
+                raise error.error from None  # what has run already must not run again
+            failure = str(error)
         if failure is not None:
             with self._hooks.on(*hooks):
                 result = self._plain(*args, **kwargs)  # raises the error as torch gives it without tracing
@@ -202,7 +196,7 @@ class ModelCall:
                 warn(told, ManyTraces)
         reasons = [_sentence(reason) for reason in graph_break_reasons[num_breaks:]]
         if failure is not None:
-            reasons.append(str(failure).strip().split("\n")[0])
+            reasons.append(failure)
         self._learn(step, reasons)
         step.end_forward()
         return result
@@ -257,15 +251,15 @@ class ModelCall:
         kind = self._kind(args, kwargs)
         self._refuse(kind)
         sequence = self._last_of_kind.get(kind)
-        others = [step for step in self._saving if step.holds_storages]
+        saving = (reference() for reference in self._saving)
+        others = [step for step in saving if step is not None and step.holds_storages]
         self._session.prepare(sequence)
         for other in others:
             other.make_way()
         planned = sequence.events if sequence and not others else None
         step = self._step(planned, kind, args, kwargs, records=sequence is None)
-        self._saving.add(step)
-        self._graphs[step] = step.planned.graph if step.planned is not None else UNPLANNED
-        with self._session.recorder.segment((self._graphs[step], "forward"), lambda: _follows(step)):
+        self._saving = [weakref.ref(saving) for saving in (*others, step)]
+        with self._session.recorder.segment((_known_as(step), "forward"), lambda: _follows(step)):
             with self._hooks.on(step.pack, step.unpack):
                 result = self._plain(*args, **kwargs)
             step.end_forward()
@@ -349,6 +343,11 @@ def _unmanageable_place() -> str | None:
     if (message := disabled_by()) is not None:
         return f'where saved-tensor hooks are disabled ("{message}")'
     return None
+
+
+def _known_as(step: EagerStep) -> int:
+    """The graph that records of ``step`` name, by the plan that it began with."""
+    return step.graph if step.graph is not None else UNPLANNED
 
 
 def _follows(step: EagerStep) -> tuple[int, ...]:

@@ -42,6 +42,21 @@ class Dual(Net):
             return made.primal.sum() + made.tangent.square().sum()
 
 
+class DualGroups(Net):
+    """The same of a normalization, which torch 2.13 fails to trace: that left the thread without autograd."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.GroupNorm(4, 48)
+
+    def forward(self, x):
+        def scores(x):
+            return self.last(torch.sigmoid(self.norm(self.first(x))))
+
+        made, tangent = torch.func.jvp(scores, (x,), (torch.ones_like(x),))
+        return made.sum() + tangent.square().sum()
+
+
 class Jacobian(Net):
     """A penalty on the Jacobian of each sample, by forward mode under a vmap."""
 
@@ -92,7 +107,7 @@ def train(model):
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("kind", [Dual, Jacobian, KeepsZeros, KeepsSparse, KeepsQuantized])
+@pytest.mark.parametrize("kind", [Dual, DualGroups, Jacobian, KeepsZeros, KeepsSparse, KeepsQuantized])
 def test_tensors_that_are_saved_without_plain_storage_stay_and_the_bits_are_torchs(kind, path):
     torch.compiler.reset()
     model = kind()

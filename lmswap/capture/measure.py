@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from lmswap.capture.draws import is_random
 from lmswap.capture.examples import Examples, makers_of_seeds, only_looks
+from lmswap.capture.interrupts import raise_interrupt
 from lmswap.capture.loss import assumed_bytes
 from lmswap.capture.lower import is_foreign, source_line, tensors
 from lmswap.capture.pieces import take_apart
@@ -140,6 +141,7 @@ class OpMeter:
             except torch.OutOfMemoryError:
                 pass  # once more, when what the error holds is gone, and what torch keeps
             except Exception as error:  # an operator may refuse made-up inputs with any error
+                raise_interrupt(error)
                 self._check_device(node, error)
                 _log.info("op %s takes no made-up inputs, its cost is estimated: %s", node.target, error)
                 return _REFUSED

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import re
+import traceback
 from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
+from types import MethodType
 from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo import trace_rules
-from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, TorchRuntimeError
+from torch._dynamo import convert_frame, trace_rules
+from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, TorchDynamoException
 from torch._dynamo.external_utils import wrap_inline
 from torch._dynamo.utils import counters, get_compilation_metrics
 
+from lmswap.capture.interrupts import chained, interrupt_in
 from lmswap.capture.whole import AS_CALLED
+from lmswap.errors import LmswapError
 
 # Graphs per model (shapes × train/eval × graph breaks) before torch stops compiling it; as many steps that save
 # different tensors get a plan each.
@@ -35,6 +41,14 @@ TRACING = {
 }
 _MANY = 5  # a batch, a last one that is smaller, and the same of a second data set are four
 _COSTS = "Each is traced and planned by itself, which takes seconds and some memory"
+
+
+class TraceFailed(Exception):
+    """Torch could not trace the model's code, or that raised while it was traced; ``error`` is what torch raised."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        super().__init__(next(iter(str(error).strip().splitlines()), type(error).__name__))
 
 
 class Recompiles:
@@ -89,28 +103,73 @@ class CompiledCall:
 
     def __init__(self, model: nn.Module, backend: Callable[..., Any]) -> None:
         call: Callable[..., Any] = model._call_impl
-        self._call = wrap_inline(call) if trace_rules.check(model.forward) else call
+        # As `torch.compile` asks; of another callable that stands for a method, such as a partial, torch finds no file.
+        is_method = isinstance(model.forward, MethodType)
+        self._call = wrap_inline(call) if is_method and trace_rules.check(model.forward) else call
         self._backend, self._num_made = backend, 0
         self._make()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's outputs, by its graphs."""
+        """The model's outputs, by its graphs.
+
+        Raises:
+            TraceFailed: torch failed to trace the code, or the code raised while it was traced.
+        """
         num_traced = _num_traced()
-        try:
-            return self._compiled(*args, **kwargs)
-        except (BackendCompilerFailed, FailOnRecompileLimitHit, TorchRuntimeError):  # of the trace itself
-            raise
-        except BaseException:
-            # Torch does not look again at code that raised while it was traced, though it has traces of it that serve.
-            if _num_traced() != num_traced and self._num_made < MAX_GRAPHS:
-                self._make()
-            raise
+        # Guards of a trace that failed are garbage in cycles, and when they are collected they put back what *they*
+        # found: where a jvp fails to be traced, torch 2.13 leaves the thread without autograd. Seen before they are.
+        with _keeping_dispatch_keys():
+            try:
+                return self._compiled(*args, **kwargs)
+            except BaseException as error:
+                if _num_traced() == num_traced:
+                    raise
+                if not _is_of_trace(error):
+                    # Torch had given up on tracing the code that raised, and would not look again at it, though it has
+                    # traces of it that serve. Unless it was a signal's handler, which torch tries to trace, too.
+                    if self._num_made < MAX_GRAPHS and interrupt_in(error) is None:
+                        self._make()
+                    raise
+                failed = _as_raised(error)
+                for each in chained(error):
+                    traceback.clear_frames(each.__traceback__)
+            gc.collect()
+        raise failed
 
     def _make(self) -> None:
         self._compiled: Callable[..., Any] = torch.compile(
             self._call, backend=self._backend, dynamic=False, **_recompile_arguments()
         )
         self._num_made += 1
+
+
+def _keeping_dispatch_keys() -> AbstractContextManager[None]:
+    """Leaves the dispatcher's keys of this thread as they are now."""
+    guard: Any = torch._C._ForceDispatchKeyGuard
+    keys: AbstractContextManager[None] = guard(
+        torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    )
+    return keys
+
+
+def _is_of_trace(error: BaseException) -> bool:
+    """Whether torch was tracing where it was raised, and not running code."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return isinstance(error, TorchDynamoException) or any(
+        frame.f_code.co_filename == convert_frame.__file__ for frame in frames
+    )
+
+
+def _as_raised(error: BaseException) -> BaseException:
+    """What the caller of a model gets for ``error``, which a trace of it raised."""
+    if (interrupt := interrupt_in(error)) is not None:
+        return interrupt
+    inner = getattr(error, "inner_exception", None)
+    if isinstance(inner, LmswapError):
+        inner.__suppress_context__ = True
+        return inner.with_traceback(None)  # of frames in torch's compiler there is a page
+    is_final = isinstance(error, (BackendCompilerFailed, FailOnRecompileLimitHit, LmswapError))
+    return error if is_final or not isinstance(error, Exception) else TraceFailed(error)
 
 
 def _num_traced() -> int:

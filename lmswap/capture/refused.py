@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import fx
 from torch._dynamo import utils
+from torch.autograd import forward_ad
 
 from lmswap.errors import CaptureError
 
@@ -38,6 +39,12 @@ def refuse_numpy(region: fx.GraphModule) -> None:
     """Raises CaptureError if torch would compute in NumPy's place: other bits, and other random numbers."""
     if any(isinstance(node.target, _NUMPY) for node in _nodes(region)):
         raise CaptureError("the model's code computes with NumPy, in whose place a graph would take torch")
+
+
+def refuse_forward_mode() -> None:
+    """Raise CaptureError where code runs under forward-mode AD: what torch calls a graph by has no formula for it."""
+    if forward_ad._current_level >= 0:
+        raise CaptureError("the model's code computes forward-mode derivatives of it (torch.autograd.forward_ad)")
 
 
 def has_flex_attention(region: fx.GraphModule) -> bool:

@@ -18,6 +18,7 @@ import torch
 from torch import fx
 from torch._prims_common import suggest_memory_format
 
+from lmswap.capture.interrupts import raise_interrupt
 from lmswap.capture.lower import tensors
 from lmswap.capture.retrace import Made, retrace
 from lmswap.execute import ops
@@ -172,6 +173,7 @@ class Tangents:
         try:
             retrace(graph, [copies[node] for node in self._nodes], self._made)
         except Exception as error:  # an operator may refuse a layout with any error
+            raise_interrupt(error)
             _log.info("a backward cannot read tangents with strides of %s: %s", [t.stride() for t in given], error)
             return False
         moved = [source for node in copies if node.target in _MOVERS for source in node.all_input_nodes]

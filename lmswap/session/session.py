@@ -22,10 +22,11 @@ from torch._dynamo.exc import RestartAnalysis, SkipFrame
 from lmswap.analyze.cost import roofline
 from lmswap.capture.aot import without_hooks
 from lmswap.capture.checkpointed import refuse_effects
+from lmswap.capture.interrupts import interrupt_in
 from lmswap.capture.join import graph_plan, join, join_costs
 from lmswap.capture.lower import Lowered
 from lmswap.capture.measure import OpMeter
-from lmswap.capture.refused import refuse_numpy, refuse_streams
+from lmswap.capture.refused import refuse_forward_mode, refuse_numpy, refuse_streams
 from lmswap.capture.twice import watch_gradients
 from lmswap.eager.recording import Recorded
 from lmswap.errors import CaptureError, ForkedProcess, LmswapError, PlanInfeasible, TierError
@@ -135,20 +136,18 @@ class Session:
         self._overruns.prepared_in(self.recorder.num_steps + 1)
         try:
             with without_hooks(), told(f"{self.name}: tracing, timing and planning what has not run before"):
+                refuse_forward_mode()
                 refuse_streams(module)
                 refuse_effects(module)
                 if self.runs_uncaptured:
                     refuse_numpy(module)
                 graph.capture(module, inputs)
-        except RestartAnalysis:  # torch will trace again, with more for constants
+        except BaseException as error:
             self.graphs.remove(graph)
-            raise
-        except Exception as error:
-            if not self.runs_uncaptured or (isinstance(error, LmswapError) and not isinstance(error, CaptureError)):
+            if not self.runs_uncaptured or not _is_of_capture(error):
                 raise
             # Below it torch adds a page of traceback, which is for the log.
             reason = next(iter(str(error).strip().splitlines()), "no message")
-            self.graphs.remove(graph)
             note = f"a graph could not be planned for: {type(error).__name__}: {reason}"
             self.note_once(note)
             _log.warning("%s: %s", self.name, note)
@@ -350,3 +349,10 @@ class Session:
         for index in indices:
             self.graphs[index].follow(indices)
         self.memory.collect()
+
+
+def _is_of_capture(error: BaseException) -> bool:
+    """Whether ``error`` says that a graph cannot be captured, in which case the code that it stands for can run."""
+    if not isinstance(error, Exception) or isinstance(error, RestartAnalysis):  # torch traces again, with constants
+        return False
+    return (isinstance(error, CaptureError) or not isinstance(error, LmswapError)) and interrupt_in(error) is None

@@ -1,0 +1,158 @@
+"""What a signal's handler raises reaches the caller, whoever's code it interrupts, and costs no trace."""
+
+import contextlib
+import copy
+import functools
+import random
+import signal
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+from torch._dynamo.variables.builder import VariableBuilder
+
+import lmswap
+from lmswap.capture.interrupts import interrupt_in, raise_interrupt
+from lmswap.capture.measure import OpMeter
+from lmswap.session import Session
+
+
+class Stop(Exception):
+    """What the handlers of these tests raise."""
+
+
+class Handler:
+    def __call__(self, *_):
+        raise Stop
+
+    def method(self, *_):
+        raise Stop
+
+
+def handle(*_):
+    raise Stop
+
+
+@contextlib.contextmanager
+def handling(handler=handle):
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def interrupted():
+    signal.raise_signal(signal.SIGALRM)
+
+
+def wrapped():
+    try:
+        interrupted()
+    except Exception as error:
+        raise RuntimeError("something failed").with_traceback(error.__traceback__) from None
+
+
+@pytest.mark.parametrize(
+    "handler", [handle, Handler(), Handler().method, functools.partial(handle, 1), lambda *_: handle()]
+)
+@pytest.mark.parametrize("run", [interrupted, wrapped])
+def test_what_a_handler_raised_is_found_under_what_was_raised_in_its_place(handler, run):
+    with handling(handler):
+        try:
+            run()
+        except Exception as error:
+            assert type(interrupt_in(error)) is Stop
+            with pytest.raises(Stop):
+                raise_interrupt(error)
+
+
+def test_other_errors_are_no_interrupts():
+    with handling():
+        try:
+            raise ValueError("not a signal's") from Stop()
+        except ValueError as error:
+            assert interrupt_in(error) is None
+            raise_interrupt(error)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(96, 96) for _ in range(4)])
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.nn.functional.silu(layer(x))
+        return x
+
+
+def train(model, seed):
+    model.zero_grad()
+    loss = model(torch.randn(128, 96, generator=torch.Generator().manual_seed(seed))).square().mean()
+    loss.backward()
+    return [loss.detach(), *(parameter.grad.clone() for parameter in model.parameters())]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (VariableBuilder, "__call__"),  # torch reads the model's code
+        (torch._dynamo.utils, "run_node"),  # and runs an operator on fakes
+        (Session, "plan_alone"),
+        (OpMeter, "_try"),
+    ],
+)
+def test_an_interrupt_of_a_trace_reaches_the_caller_and_the_next_call_is_captured(owner, name, monkeypatch):
+    torch.compiler.reset()
+    model = Net()
+    expected = train(model, 0)
+    lmswap.enable(model, policy="swap_all", min_swap_bytes=1024)
+    own, is_first = getattr(owner, name), [True]
+
+    def interrupt_once(*args, **kwargs):
+        if is_first.pop() if is_first else False:
+            interrupted()
+        return own(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, interrupt_once)
+    with handling(), pytest.raises(Stop):
+        train(model, 0)
+    assert not is_first
+    assert all(map(torch.equal, train(model, 0), expected))
+    report = lmswap.report(model)
+    assert report.swapped_out_bytes > 0
+    assert not any(note.startswith("path:") for note in report.notes)
+    lmswap.disable(model)
+
+
+@pytest.mark.parametrize("path", ["fx", "eager"])
+def test_steps_under_a_storm_of_signals_are_lost_or_right_and_nothing_is_traced_anew(path):
+    torch.compiler.reset()
+    plain = Net()
+    model = lmswap.enable(copy.deepcopy(plain), policy="swap_all", min_swap_bytes=1024, compiler=path)
+    for seed in range(6):
+        train(model, seed)
+    draw, num_traced, num_lost = random.Random(0), counters["frames"]["total"], 0
+    with handling():
+        for seed in range(150):
+            expected = train(plain, seed)
+            try:
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-5, 0.01))
+                    found = train(model, seed)
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+            except Stop:
+                num_lost += 1
+            else:
+                assert all(map(torch.equal, found, expected))
+    assert num_lost > 0
+    # Torch tries to trace the handler, once; and where a guard is interrupted it traces the model.
+    assert counters["frames"]["total"] - num_traced <= 4
+    for seed in range(3):
+        assert all(map(torch.equal, train(model, seed), train(plain, seed)))
+    assert not any(note.startswith("path:") and "asked for" not in note for note in lmswap.report(model).notes)
+    lmswap.disable(model)
