@@ -187,10 +187,14 @@ def _copy_mutated_inputs(joint: fx.Graph) -> set[fx.Node]:
 
 
 def boxed(function: BoxedFunction) -> BoxedFunction:
-    """Marks ``function`` as one that takes a list and empties it; AOTAutograd then keeps no second reference."""
+    """Marks ``function`` as one that takes a list and empties it; AOTAutograd then keeps no second reference.
+
+    Its ops run as traced: torch itself disables autocast only for the backward of a forward that ran under it.
+    """
 
     def run(arguments: list[Any]) -> Any:
-        return function(arguments)
+        with torch._C._DisableAutocast():
+            return function(arguments)
 
     run._boxed_call = True  # type: ignore[attr-defined]
     return run

@@ -35,6 +35,7 @@ _MOST_VIEWS = 8  # between an output and the node of the graphs
 _VIEWS = "outputs are views that torch makes of what the graphs give"
 _TWICE = "they are themselves differentiated"
 _NOT_PLAIN = "they are no plain tensors, as in a batch of gradients, and are not compared without swaps either"
+_CAST = "backward() ran under autocast, as the notes say"
 _NO_COPIES = "its inputs cannot be copied, since they share memory or are no plain tensors"
 
 
@@ -179,6 +180,9 @@ class PlainTorch:
                 return
             if not all(gradient is None or has_plain_storage(gradient) for gradient in given):
                 self._leaves_out("gradients", into, _NOT_PLAIN)
+                return
+            if torch._C._is_any_autocast_enabled():
+                self._leaves_out("gradients", into, _CAST)
                 return
             is_unseen = any(gradient is not None and number not in of for number, gradient in enumerate(given))
             if torch.is_grad_enabled() or is_unseen:
