@@ -32,6 +32,7 @@ from lmswap.capture.whole import ROUNDED_OTHERWISE, whole_functions
 from lmswap.eager.actions import PlannedEvents
 from lmswap.eager.check import SavedCheck
 from lmswap.eager.hooks import Hooks, disabled_by
+from lmswap.eager.recording import Recorded
 from lmswap.eager.step import EagerStep, storages_of
 from lmswap.errors import CaptureError, ManyTraces, NotManaged, OptionError, PlanInfeasible
 from lmswap.execute.step import SegmentKey
@@ -44,6 +45,7 @@ _SUMMED_BY_GRAPH = (
     f"{ROUNDED_OTHERWISE}: a step runs several graphs, and the gradient of what more than one of them uses is summed "
     "graph by graph"
 )
+_MOST_ORDERS = 256  # of saved tensors that are remembered until they recur
 # The settings of Dynamo and torch's tracing flags are the process's: another thread's model must not be compiled anew
 # while this one is called.
 _calling = threading.RLock()
@@ -67,6 +69,7 @@ class ModelCall:
         self._recompiles = Recompiles(session.name)
         self._traced_in: Surroundings | None = None
         self._last_of_kind: dict[Hashable, SavedSequence] = {}
+        self._unplanned: dict[int, None] = {}  # hashes of orders that ran once, the latest last
         self._infeasible: dict[Hashable, PlanInfeasible] = {}
         self._finished: list[EagerStep] = []  # recorded, not yet planned for
         self._saving: list[weakref.ref[EagerStep]] = []  # whose backward may not have let go of them
@@ -131,6 +134,9 @@ class ModelCall:
     def known_steps(self) -> Sequence[PlannedEvents]:
         """See `lmswap.eager.step.Host`; so are the next three."""
         return [sequence.events for sequence in reversed(self._sequences)]
+
+    def spare_bytes(self) -> int:  # noqa: D102
+        return min((sequence.spare_bytes for sequence in self._sequences), default=0)
 
     def backward_begins(self, step: EagerStep) -> None:  # noqa: D102
         self._end_segment()
@@ -283,7 +289,7 @@ class ModelCall:
             recorded = step.recording.recorded()
             same = (other for other in self._sequences if other.events.is_of(recorded))
             sequence = next(same, None)
-            if sequence is None and len(self._sequences) < MAX_GRAPHS:
+            if sequence is None and len(self._sequences) < MAX_GRAPHS and self._recurs(recorded):
                 try:
                     sequence = self._session.plan_recorded(recorded)
                 except PlanInfeasible as error:
@@ -293,6 +299,19 @@ class ModelCall:
                 self._say_planned(sequence)
             if sequence is not None:
                 self._last_of_kind[step.kind] = sequence
+
+    def _recurs(self, recorded: Recorded) -> bool:
+        """Whether a step like it ran before; the first of all steps is expected to recur.
+
+        A model that saves other tensors in each step, as a mixture of experts does, would be planned in each.
+        """
+        order = hash((recorded.saves, recorded.needs))
+        if not self._sequences or order in self._unplanned:
+            return True
+        self._unplanned[order] = None
+        if len(self._unplanned) > _MOST_ORDERS:
+            del self._unplanned[next(iter(self._unplanned))]
+        return False
 
     def _refuse(self, kind: Hashable) -> None:
         policy = self._session.options.policy
@@ -309,7 +328,7 @@ class ModelCall:
             events = sequence.events
             self._session.notes.append(
                 f"after step {self._session.recorder.num_steps}: it saved {len(events.saves)} and needed "
-                f"{len(events.needs)} tensors in an order not seen before, so it ran unplanned; now it has plan "
+                f"{len(events.needs)} tensors in an order that has run twice without a plan; now it has plan "
                 f"{len(self._sequences)}"
             )
         if len(self._sequences) == MAX_GRAPHS:

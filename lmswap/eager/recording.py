@@ -52,11 +52,15 @@ class Group:
 
 @dataclass(frozen=True)
 class Interval:
-    """What ran between two events: seconds, highest tensor bytes since the step began, storages there at its start."""
+    """What ran between two events: seconds, highest tensor bytes since the step began, storages there at its start.
+
+    Those that ``stayed`` could have been away.
+    """
 
     seconds: float
     peak_bytes: int
     present: frozenset[int]
+    stayed: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -100,13 +104,14 @@ class Recording:
         self._forward, self._backward = list(so_far.forward), list(so_far.backward)
         self._loss, self._held = so_far.loss, so_far.held
         self._into: list[Interval] | None = None  # where the interval under way goes; None: nowhere
-        self._present: frozenset[int] = frozenset()
+        self._present = self._stayed = frozenset[int]()
         self._started = 0.0
 
-    def begin(self, phase: str, present: Collection[int]) -> None:
-        """Something begins to run: ``phase`` is "forward", "loss" or "backward"."""
+    def begin(self, phase: str, present: Collection[int], stayed: Collection[int]) -> None:
+        """Something begins to run: ``phase`` is "forward", "loss" or "backward"; see `Interval` for the rest."""
         self._into = {"forward": self._forward, "backward": self._backward}.get(phase, [])
-        self._present, self._kept_bytes = frozenset(present), self._find_kept_bytes()
+        self._present, self._stayed = frozenset(present), frozenset(stayed)
+        self._kept_bytes = self._find_kept_bytes()
         self._memory.synchronize()
         self._memory.reset_tensor_peak()
         self._started = time.perf_counter()
@@ -118,7 +123,7 @@ class Recording:
         self._memory.synchronize()
         seconds = time.perf_counter() - self._started
         peak_bytes = self._memory.peak_tensor_bytes() - self._base_bytes - self._kept_bytes
-        interval = Interval(seconds, peak_bytes, self._present)
+        interval = Interval(seconds, peak_bytes, self._present, self._stayed)
         self._into.append(interval)
         if self._into is not self._forward and self._into is not self._backward:
             self._loss = interval
@@ -187,7 +192,7 @@ class _Lowering:
         """One op: it uses what an event names, and what others held while it ran, which cannot be away then."""
         written = {number for op in self.ops for number in op.writes}
         there = (interval.present | set(numbers)) & self.first.keys()
-        tracked_bytes = sum(self.first[number].nbytes for number in there)
+        tracked_bytes = sum(self.first[number].nbytes for number in there | interval.stayed & self.first.keys())
         used = sorted(there - self.kept | set(numbers))
         self.ops.append(
             Op(

@@ -1,8 +1,9 @@
 """What happens when autograd saves a tensor, and when it needs it again? One forward, and the backwards through it.
 
 A step follows a plan for as long as its events are those that were planned for. From the first other event on it is
-served without one, correct and slowly: whatever is saved leaves as soon as it may (`lmswap.eager.saved` has the
-rule), what is needed is fetched when it is needed; and it is recorded, so that the next step like it can be planned.
+served without one: what is saved stays as far as steps that are known left room for it, and whatever else is saved
+leaves as soon as it may (`lmswap.eager.saved` has the rule), and is fetched when it is needed, which is slow; and it is
+recorded, so that the next step like it can be planned.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ class Host(Protocol):
 
     def known_steps(self) -> Sequence[PlannedEvents]:
         """Steps that there are plans for, the best guess first."""
+
+    def spare_bytes(self) -> int:
+        """What a step without a plan may keep of what it saves."""
 
     def backward_begins(self, step: EagerStep) -> None:
         """A backward pass has reached the model."""
@@ -79,6 +83,8 @@ class EagerStep:
         self._by_number: dict[int, weakref.ref[SavedStorage]] = {}
         self.num_storages = 0  # that were saved and can leave
         self._leaving: dict[int, _Departure] = {}  # by number: what others still hold
+        self._staying = set[int]()  # by number: what is kept without a plan
+        self._spare_bytes = host.spare_bytes() if planned is None else 0  # what else may be
         self._saves: list[tuple[int, int]] = []
         self._needs: list[int] | None = None  # None while the forward runs
         self._task = -1  # autograd's number of the backward pass
@@ -104,7 +110,7 @@ class EagerStep:
         if self._host.check is not None:
             saved.by = self._host.check.saved_by(self._host.module_names)
         if self.planned is None:
-            self._leaving[storage.number] = _Departure(self._host.tier, offset=0, release=0)
+            self._send_away(storage)
         self._reach(position)
         if self.planned is not None:
             self._host.begin_op()
@@ -133,9 +139,9 @@ class EagerStep:
 
     def make_way(self) -> None:
         """Another forward begins before the backward of this one: no plan was made for what both hold together."""
-        if self.planned is not None:
-            self.planned = None
-            self._send_all_away()
+        self.planned, self._spare_bytes = None, 0
+        self._staying.clear()
+        self._send_all_away()
 
     def unpack(self, saved: SavedTensor) -> torch.Tensor:
         """Autograd needs what it saved."""
@@ -228,7 +234,7 @@ class EagerStep:
 
     def _let_go(self, storage: SavedStorage) -> None:
         if not storage.release() and self.planned is None:
-            self._leaving[storage.number] = _Departure(self._host.tier, offset=0, release=0)
+            self._send_away(storage)
 
     def _end_backward(self) -> None:
         self._end_node()
@@ -248,7 +254,7 @@ class EagerStep:
                 for passed in range(1, position):
                     self._act(other.at(passed))
                 return
-        self.planned = None
+        self.planned, self._spare_bytes = None, self._host.spare_bytes()
         if self._needs:
             so_far = left.step.until_group(len(self._needs) - 1)
         else:
@@ -282,8 +288,20 @@ class EagerStep:
                 storage.come_back()
 
     def _send_all_away(self) -> None:
-        self._leaving = dict.fromkeys(self._by_number, _Departure(self._host.tier, offset=0, release=0))
+        self._leaving.clear()
+        for storage in self._living():
+            self._send_away(storage)
         self._reach(0)
+
+    def _send_away(self, storage: SavedStorage) -> None:
+        """Without a plan: ``storage`` is to leave as soon as it may, unless there is room for it."""
+        if storage.number in self._staying:
+            return
+        if storage.is_on_device and storage.nbytes <= self._spare_bytes:
+            self._spare_bytes -= storage.nbytes
+            self._staying.add(storage.number)
+        else:
+            self._leaving[storage.number] = _Departure(self._host.tier, offset=0, release=0)
 
     def _is_last_need(self, storage: SavedStorage) -> bool:
         assert self.planned is not None and self._needs is not None
@@ -296,7 +314,8 @@ class EagerStep:
 
     def _begin_interval(self, phase: str) -> None:
         assert self.recording is not None
-        self.recording.begin(phase, [storage.number for storage in self._living() if storage.is_on_device])
+        present = {storage.number for storage in self._living() if storage.is_on_device}
+        self.recording.begin(phase, present - self._staying, present & self._staying)
 
     def _numbered(self, number: int) -> SavedStorage | None:
         return _living(self._by_number.get(number))

@@ -20,6 +20,7 @@ from typing import Any
 
 _log = logging.getLogger(__name__)
 
+_MOST_BYTES = 256 * 2**20  # of files of one kind; a plan takes some 0.1 to 5 MiB
 _WRITABLE_BY_OTHERS = 0o022  # by a group, too: who is in it may change
 
 
@@ -64,8 +65,19 @@ class CacheFile:
             _make_private(self.path.parent)
             _check_own(self.path.parent)
             _replace(self.path, json.dumps({**data, "key": self.key}, indent=1))
+            _remove_oldest(self.path)
         except (OSError, ValueError) as error:
             _log.warning("%s cannot be written, the next process will start anew: %s", self.path, error)
+
+
+def _remove_oldest(written: Path) -> None:
+    """Keep the files of the kind of ``written`` within their bound: those that were written first go."""
+    kept_bytes, kind = 0, written.name.rpartition("-")[0]
+    files = [(path, path.stat()) for path in written.parent.glob(f"{kind}-*.json")]
+    for path, status in sorted(files, key=lambda file: (file[0] != written, -file[1].st_mtime_ns)):
+        kept_bytes += status.st_size
+        if kept_bytes > _MOST_BYTES and path != written:
+            path.unlink(missing_ok=True)
 
 
 def _read_own(path: Path) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import fx
 
+from lmswap.analyze.memory import StepMemory
 from lmswap.capture import aot
 from lmswap.capture.arrival import trains_together
 from lmswap.capture.join import graph_plan
@@ -320,6 +321,13 @@ class SavedSequence:
         self._session, self.index, self._recorded = session, index, recorded
         self.program, self.costs = lower_recorded(recorded, session.name)
         self.events: PlannedEvents
+        saved_bytes = sum(buffer.nbytes for buffer in self.program.buffers)
+        self._other_bytes = max(0, StepMemory(self.program, self.costs).peak.nbytes - saved_bytes)
+
+    @property
+    def spare_bytes(self) -> int:
+        """What a step like this one, but in another order, may keep on the device of what it saves."""
+        return self._session.plans[self.index,].allowance.step_bytes - self._other_bytes
 
     def follow(self, graphs: tuple[int, ...]) -> None:
         """Takes up the plan of the step of ``graphs``, for steps that begin from now on."""

@@ -2,6 +2,7 @@ import os
 
 import pytest
 
+from lmswap.hardware import cache
 from lmswap.hardware.cache import CacheFile, cache_directory
 
 
@@ -34,6 +35,18 @@ def test_damage_is_a_value_error(directory, text):
     file.path.write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(ValueError):
         file.read()
+
+
+def test_files_of_a_kind_are_bounded_and_the_oldest_go(directory, monkeypatch):
+    other, *files = (CacheFile.locate(kind, {"n": n}) for n, kind in enumerate(["machine", *["plan"] * 8]))
+    other.write({})
+    for age, file in enumerate(files):
+        file.write({"steps": "x" * 1000})
+        os.utime(file.path, (age, age))
+    monkeypatch.setattr(cache, "_MOST_BYTES", 4 * files[0].path.stat().st_size)
+    files[2].write({"steps": "y" * 1000})
+    assert [file.read() is not None for file in files] == [False, False, True, False, False, True, True, True]
+    assert other.read() is not None
 
 
 def test_an_empty_directory_name_switches_it_off(monkeypatch):
