@@ -32,7 +32,6 @@ from lmswap.capture.whole import ROUNDED_OTHERWISE, whole_functions
 from lmswap.eager.actions import PlannedEvents
 from lmswap.eager.check import SavedCheck
 from lmswap.eager.hooks import Hooks, disabled_by
-from lmswap.eager.recording import Recorded
 from lmswap.eager.step import EagerStep, storages_of
 from lmswap.errors import CaptureError, ManyTraces, NotManaged, OptionError, PlanInfeasible
 from lmswap.execute.step import SegmentKey
@@ -45,7 +44,9 @@ _SUMMED_BY_GRAPH = (
     f"{ROUNDED_OTHERWISE}: a step runs several graphs, and the gradient of what more than one of them uses is summed "
     "graph by graph"
 )
-_MOST_ORDERS = 256  # of saved tensors that are remembered until they recur
+# Orders of saved tensors that ran once: how many are remembered until they recur, and how many are recorded before any
+# has; and how many steps are recorded when one has that was not.
+_MOST_ORDERS, _FEW_ORDERS, _RECORDED_STEPS = 256, 4, 16
 # The settings of Dynamo and torch's tracing flags are the process's: another thread's model must not be compiled anew
 # while this one is called.
 _calling = threading.RLock()
@@ -70,6 +71,7 @@ class ModelCall:
         self._traced_in: Surroundings | None = None
         self._last_of_kind: dict[Hashable, SavedSequence] = {}
         self._unplanned: dict[int, None] = {}  # hashes of orders that ran once, the latest last
+        self._num_to_record = 0  # steps, since an order recurred that was not recorded
         self._infeasible: dict[Hashable, PlanInfeasible] = {}
         self._finished: list[EagerStep] = []  # recorded, not yet planned for
         self._saving: list[weakref.ref[EagerStep]] = []  # whose backward may not have let go of them
@@ -153,6 +155,8 @@ class ModelCall:
             self._finished.append(step)
         elif step.planned is not None:
             self._last_of_kind[step.kind] = self._sequence(step.planned)
+        elif not step.runs_backward and self._recurs(hash(step.order)):
+            self._num_to_record = _RECORDED_STEPS
         self._session.tell_overruns()
 
     def _end_segment(self) -> None:
@@ -263,7 +267,8 @@ class ModelCall:
         for other in others:
             other.make_way()
         planned = sequence.events if sequence and not others else None
-        step = self._step(planned, kind, args, kwargs, records=sequence is None)
+        records = (sequence is None or not others) and self._records()
+        step = self._step(planned, kind, args, kwargs, records=records)
         self._saving = [weakref.ref(saving) for saving in (*others, step)]
         with self._session.recorder.segment((_known_as(step), "forward"), lambda: _follows(step)):
             with self._hooks.on(step.pack, step.unpack):
@@ -274,7 +279,7 @@ class ModelCall:
                 "a forward began before the backward of an earlier one had ended: for the budget's sake both went on "
                 "without a plan, and swapped everything"
             )
-        elif step.planned is None and step.recording is None:
+        elif step.runs_backward:
             self._session.note_once(
                 "steps that run a backward inside of the forward have no plan: everything is swapped"
             )
@@ -288,8 +293,8 @@ class ModelCall:
                 continue
             recorded = step.recording.recorded()
             same = (other for other in self._sequences if other.events.is_of(recorded))
-            sequence = next(same, None)
-            if sequence is None and len(self._sequences) < MAX_GRAPHS and self._recurs(recorded):
+            sequence, order = next(same, None), hash((recorded.saves, recorded.needs))
+            if sequence is None and len(self._sequences) < MAX_GRAPHS and self._recurs(order):
                 try:
                     sequence = self._session.plan_recorded(recorded)
                 except PlanInfeasible as error:
@@ -300,13 +305,23 @@ class ModelCall:
             if sequence is not None:
                 self._last_of_kind[step.kind] = sequence
 
-    def _recurs(self, recorded: Recorded) -> bool:
-        """Whether a step like it ran before; the first of all steps is expected to recur.
+    def _records(self) -> bool:
+        """Whether the next step is recorded where it has no plan, which takes as long as a short step itself.
 
-        A model that saves other tensors in each step, as a mixture of experts does, would be planned in each.
+        A model that saves other tensors in each step, as a mixture of experts does, records the first few, and then
+        again when an order has recurred.
         """
-        order = hash((recorded.saves, recorded.needs))
-        if not self._sequences or order in self._unplanned:
+        if len(self._unplanned) < _FEW_ORDERS:
+            return True
+        self._num_to_record = max(0, self._num_to_record - 1)
+        return self._num_to_record > 0
+
+    def _recurs(self, order: int) -> bool:
+        """Whether a step of that order ran before without a plan; the first of all is expected to recur."""
+        if not self._sequences:
+            return True
+        if order in self._unplanned:
+            del self._unplanned[order]
             return True
         self._unplanned[order] = None
         if len(self._unplanned) > _MOST_ORDERS:

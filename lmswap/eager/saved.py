@@ -86,7 +86,7 @@ class SavedStorage:
 
     def leave(self, tier: str, offset: int) -> bool:
         """Queues the copy out, if it may leave; it stays on the device until `release`. Whether a copy counts now."""
-        if self._token is None and self._tensor is not None and self._may_leave():
+        if self._token is None and self._tensor is not None and self.may_leave():
             self._place = (tier, offset)
             engine = ops.find_engine(self._engine)
             with engine.streams.at(self._stream):  # on which they were written, or waited for
@@ -143,7 +143,8 @@ class SavedStorage:
         """Somebody who may write has the bytes: what is in the tier counts no more."""
         self._token = None
 
-    def _may_leave(self) -> bool:
+    def may_leave(self) -> bool:
+        """Whether nobody else holds it, on one stream."""
         # Of a storage that was resized, a plan's place in the tier would hold a part.
         is_whole = self._storage is not None and self._storage.nbytes() == self.nbytes
         return is_whole and not self._stays and self._is_alone()

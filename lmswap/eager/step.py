@@ -70,13 +70,17 @@ class EagerStep:
         kind: Hashable = None,
         records: bool = True,
     ) -> None:
-        """``resident`` gives the identities of storages that live on whatever autograd does."""
+        """``resident`` gives the identities of storages that live on whatever autograd does.
+
+        Without a plan, and where it leaves its plan, it ``records`` what happens.
+        """
         self._host, self._find_resident = host, resident
         self._resident: frozenset[int] | None = None  # asked for when a large tensor is saved
         self.kind, self.planned = kind, planned
         self.graph: int | None = planned.graph if planned is not None else None  # as it began, for records
         self.recording: Recording | None = None  # of a step without a plan, unless it cannot be planned for
-        self._base_bytes = host.memory.used_tensor_bytes() if records else 0
+        self._records, self._base_bytes = records, host.memory.used_tensor_bytes() if records else 0
+        self.runs_backward = False  # inside of the forward
         self._streams = ops.find_engine(host.engine_number).streams
         self._stream = self._streams.current()  # that the model was called on
         self._by_storage: dict[int, weakref.ref[SavedStorage]] = {}
@@ -131,6 +135,11 @@ class EagerStep:
         self._reach(position)
         if self.recording is not None:
             self._begin_interval("loss")
+
+    @property
+    def order(self) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
+        """What it has saved and needed until now, as in `Recorded`."""
+        return tuple(self._saves), tuple(self._needs or ())
 
     @property
     def holds_storages(self) -> bool:
@@ -206,7 +215,7 @@ class EagerStep:
         self._end_node()
         self._node = running
         if self._needs is None:  # the model itself runs a backward
-            self._needs, self.planned, self.recording = [], None, None
+            self._needs, self.planned, self.recording, self.runs_backward = [], None, None, True
         if running[0] != self._task:
             self._task = running[0]
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
@@ -222,7 +231,8 @@ class EagerStep:
         if self.planned is not None:
             self._host.begin_op()
         elif self.recording is not None:
-            self.recording.begin_group(name, storage.number, self._leaving)
+            held = (s.number for s in self._living() if s.number in self._staying and not s.may_leave())
+            self.recording.begin_group(name, storage.number, {*self._leaving, *held})
             self._begin_interval("backward")
 
     def _end_node(self) -> None:
@@ -260,7 +270,8 @@ class EagerStep:
         else:
             so_far = left.step.until_pack(len(self._saves) - (self._needs is None))
             self._send_all_away()
-        self._record(so_far)
+        if self._records:
+            self._record(so_far)
 
     def _reach(self, position: int) -> None:
         """The step is at that position of its plan, if it has one: does what is due, and what could not be done yet."""
@@ -314,8 +325,9 @@ class EagerStep:
 
     def _begin_interval(self, phase: str) -> None:
         assert self.recording is not None
-        present = {storage.number for storage in self._living() if storage.is_on_device}
-        self.recording.begin(phase, present - self._staying, present & self._staying)
+        present = {storage.number: storage for storage in self._living() if storage.is_on_device}
+        stayed = {number for number in present.keys() & self._staying if present[number].may_leave()}
+        self.recording.begin(phase, present.keys() - stayed, stayed)
 
     def _numbered(self, number: int) -> SavedStorage | None:
         return _living(self._by_number.get(number))

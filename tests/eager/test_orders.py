@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import lmswap
+from lmswap.eager.recording import Recording
 from lmswap.session import Session
 from tests.test_known_failures import session_of
 
@@ -60,11 +61,23 @@ def expected(orders):
 
 
 def test_an_order_is_planned_when_it_recurs_and_the_first_at_once(planned):
-    orders = [*ORDERS[:12], ORDERS[20], ORDERS[20], ORDERS[20], ORDERS[20]]
+    orders = [*ORDERS[:3], *ORDERS[20:21] * 4]
     model = enabled()
     assert all(map(torch.equal, train(model, orders), expected(orders)))
     assert len(planned) == 2
     assert session_of(model).current_step() is not None  # of the last order
+    lmswap.disable(model)
+
+
+def test_steps_that_never_recur_are_recorded_no_more_until_one_does(planned, monkeypatch):
+    recorded, record = [], Recording.recorded
+    monkeypatch.setattr(Recording, "recorded", lambda *given: recorded.append(0) or record(*given))
+    model = enabled()
+    train(model, ORDERS[:20])
+    assert len(recorded) < 8
+    train(model, [ORDERS[7], ORDERS[21], *ORDERS[7:8] * 4])
+    assert len(planned) == 2
+    assert session_of(model).current_step() is not None
     lmswap.disable(model)
 
 
