@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 
@@ -42,3 +43,21 @@ def _outwards(frame: FrameType | None) -> list[FrameType]:
         frames.append(frame)
         frame = frame.f_back
     return frames
+
+
+def user_line_and_module(names: Mapping[int, str]) -> tuple[str, str]:
+    """The innermost line of the user's own code that runs now, "unet.py:88", and the innermost module's name.
+
+    ``names`` are those of modules by identity.
+    """
+    source, module = "", ""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not (source and module):
+        path = frame.f_code.co_filename
+        if not source and is_users(path):
+            source = f"{path.rsplit('/', 1)[-1]}:{frame.f_lineno}"
+        owner = frame.f_locals.get("self")
+        if not module and isinstance(owner, torch.nn.Module):
+            module = names.get(id(owner), "")
+        frame = frame.f_back
+    return source, module

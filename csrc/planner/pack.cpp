@@ -87,7 +87,8 @@ class Packer {
     return offset;
   }
 
-  // What one of those that are met pushes it away from may be too near to another one.
+  // What one of those that are met pushes it away from may be too near to another one; what lies further below than
+  // that is met no more.
   Bytes beside_all_met(const Block& block, Bytes offset) {
     for (Bytes before = -1; offset != before;) {
       before = offset;
@@ -95,6 +96,8 @@ class Packer {
       for (const auto& other : met_) offset = next_allowed(block, other, offset);
       visits_ += static_cast<std::int64_t>(met_.size());
     }
+    std::erase_if(met_,
+                  [&](const Placed& other) { return other.offset + other.block.nbytes + apart_bytes_ <= offset; });
     return offset;
   }
 

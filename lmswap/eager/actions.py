@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -45,12 +46,14 @@ class PlannedEvents:
 
 
 def _by_position(swaps: Sequence[Swap]) -> dict[int, Actions]:
-    positions = {at for swap in swaps for at in (swap.out_start, swap.release, swap.in_start) if at is not None}
+    outs = defaultdict[int | None, list[Swap]](list)
+    releases, ins = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
+    for swap in swaps:
+        outs[swap.out_start].append(swap)
+        releases[swap.release].append(swap.buffer)
+        ins[swap.in_start].append(swap.buffer)
     return {
-        at: Actions(
-            tuple(swap for swap in swaps if swap.out_start == at),
-            tuple(swap.buffer for swap in swaps if swap.release == at),
-            tuple(swap.buffer for swap in swaps if swap.in_start == at),
-        )
-        for at in positions
+        at: Actions(tuple(outs.get(at, ())), tuple(releases.get(at, ())), tuple(ins.get(at, ())))
+        for at in {*outs, *releases, *ins}
+        if at is not None
     }

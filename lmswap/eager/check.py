@@ -6,18 +6,18 @@ step: where it is what the storage holds by then, to the bit, so are all outputs
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from lmswap.eager.recording import where
+from lmswap.eager.alive import Alive
 from lmswap.errors import ResultDiffers
 from lmswap.execute.compare import difference
 from lmswap.execute.record import Recorder
 from lmswap.ir.verified import Verified
+from lmswap.userline import user_line_and_module
 
 
 class Kept(Protocol):
@@ -40,20 +40,28 @@ class SavedCheck:
     def __init__(self, verified: Verified, recorder: Recorder) -> None:
         """``recorder`` knows the number of the step."""
         self._verified, self._recorder = verified, recorder
-        self._away: weakref.WeakSet[Kept] = weakref.WeakSet()
+        self._away = Alive[Kept]()  # by identity
+        self._bytes: dict[int, int] = {}  # of these, by identity
+        self._kept_bytes = 0
 
     def kept_bytes(self) -> int:
         """What is on the device for the checks only; plans are made from what is recorded meanwhile."""
-        return sum(storage.nbytes for storage in self._away)
+        for identity in self._away.take_dead():
+            self._kept_bytes -= self._bytes.pop(identity)
+        return self._kept_bytes
 
     def saved_by(self, names: Mapping[int, str]) -> SavedBy:
         """Who saves a tensor now; ``names`` are those of the model's modules by identity."""
-        source, module = where(names)
+        source, module = user_line_and_module(names)
         return SavedBy(module, source)
 
     def has_left(self, storage: Kept) -> None:
         """The device memory of ``storage`` would be free if it were not kept to be compared."""
-        self._away.add(storage)
+        kept_bytes = self.kept_bytes()  # without the dead, whose identities are given again
+        if id(storage) not in self._bytes:
+            self._away[id(storage)] = storage
+            self._bytes[id(storage)] = storage.nbytes
+            self._kept_bytes = kept_bytes + storage.nbytes
 
     def compare(self, by: SavedBy, expected: torch.Tensor, restored: torch.Tensor, node: str) -> None:
         """``node`` of the backward takes ``restored`` back, where torch itself would give it ``expected``.

@@ -13,19 +13,17 @@ back at its start. Only there can anything be done, so only there do ops begin.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from types import FrameType
 
 import torch
-from torch import nn
 
+from lmswap.eager.presence import Presence
 from lmswap.hardware.memory import DeviceMemory
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.program import Buffer, BufferKind, Op, Program, Segment, Value
-from lmswap.userline import is_users
+from lmswap.userline import user_line_and_module
 
 
 @dataclass(frozen=True)
@@ -52,15 +50,15 @@ class Group:
 
 @dataclass(frozen=True)
 class Interval:
-    """What ran between two events: seconds, highest tensor bytes since the step began, storages there at its start.
+    """What ran between two events: seconds, highest tensor bytes since the step began, what was there at its start.
 
-    Those that ``stayed`` could have been away.
+    ``present`` are storages that others held, and ``stayed_bytes`` those of further ones, which neither event names.
     """
 
     seconds: float
     peak_bytes: int
     present: frozenset[int]
-    stayed: frozenset[int]
+    stayed_bytes: int
 
 
 @dataclass(frozen=True)
@@ -96,21 +94,31 @@ class Recorded:
 class Recording:
     """Writes down a step that follows no plan, from its beginning or from where it left its plan."""
 
-    def __init__(self, memory: DeviceMemory, base_bytes: int, so_far: Recorded, kept_bytes: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        memory: DeviceMemory,
+        base_bytes: int,
+        so_far: Recorded,
+        presence: Presence,
+        kept_bytes: Callable[[], int],
+    ) -> None:
         """``kept_bytes`` is what only checks keep on the device, beyond the step's own."""
         self._memory, self._base_bytes, self._find_kept_bytes = memory, base_bytes, kept_bytes
+        self.presence = presence
         self._kept_bytes = 0  # when the interval under way began
-        self._packs, self._groups = list(so_far.packs), list(so_far.groups)
+        self._packs = list(so_far.packs)
+        self._groups = [(group.node, dict.fromkeys(group.numbers)) for group in so_far.groups]
         self._forward, self._backward = list(so_far.forward), list(so_far.backward)
         self._loss, self._held = so_far.loss, so_far.held
         self._into: list[Interval] | None = None  # where the interval under way goes; None: nowhere
-        self._present = self._stayed = frozenset[int]()
+        self._present, self._stayed_bytes = frozenset[int](), 0
         self._started = 0.0
 
-    def begin(self, phase: str, present: Collection[int], stayed: Collection[int]) -> None:
-        """Something begins to run: ``phase`` is "forward", "loss" or "backward"; see `Interval` for the rest."""
+    def begin(self, phase: str) -> None:
+        """Something begins to run: ``phase`` is "forward", "loss" or "backward"."""
         self._into = {"forward": self._forward, "backward": self._backward}.get(phase, [])
-        self._present, self._stayed = frozenset(present), frozenset(stayed)
+        self._present, self._stayed_bytes, held = self.presence.look()
+        self._held |= held
         self._kept_bytes = self._find_kept_bytes()
         self._memory.synchronize()
         self._memory.reset_tensor_peak()
@@ -123,7 +131,7 @@ class Recording:
         self._memory.synchronize()
         seconds = time.perf_counter() - self._started
         peak_bytes = self._memory.peak_tensor_bytes() - self._base_bytes - self._kept_bytes
-        interval = Interval(seconds, peak_bytes, self._present, self._stayed)
+        interval = Interval(seconds, peak_bytes, self._present, self._stayed_bytes)
         self._into.append(interval)
         if self._into is not self._forward and self._into is not self._backward:
             self._loss = interval
@@ -131,26 +139,25 @@ class Recording:
 
     def pack(self, number: int, nbytes: int, tensor: torch.Tensor, names: Mapping[int, str]) -> None:
         """A storage was saved; ``names`` are those of the model's modules by identity."""
-        source, module = where(names)
+        source, module = user_line_and_module(names)
         dtype, view = str(tensor.dtype).removeprefix("torch."), (tuple(tensor.shape), tuple(tensor.stride()))
         self._packs.append(Pack(number, nbytes, dtype, *view, int(tensor.storage_offset()), source, module))
 
     def begin_group(self, node: str, number: int, held: Collection[int]) -> None:
-        """A backward node takes back its first storage; ``held`` are those that others have on the device."""
-        if not self._groups:
-            self._held |= frozenset(held)
-        self._groups.append(Group(node, (number,)))
+        """A backward node takes back its first storage; ``held`` are those that others hold into the backward."""
+        self._held |= frozenset(held)
+        self._groups.append((node, {number: None}))
 
-    def take_more(self, number: int) -> None:
-        """The same node takes back another one."""
-        group = self._groups[-1]
-        if number not in group.numbers:
-            self._groups[-1] = replace(group, numbers=(*group.numbers, number))
+    def take_more(self, number: int, stayed_bytes: int) -> None:
+        """The same node takes back another one; ``stayed_bytes`` of it were among those that could have been away."""
+        self._stayed_bytes -= stayed_bytes
+        self._groups[-1][1][number] = None
 
     def recorded(self) -> Recorded:
         """The step so far."""
         intervals = tuple(self._forward), self._loss, tuple(self._backward)
-        return Recorded(tuple(self._packs), tuple(self._groups), *intervals, self._held)
+        groups = tuple(Group(node, tuple(numbers)) for node, numbers in self._groups)
+        return Recorded(tuple(self._packs), groups, *intervals, self._held)
 
 
 def lower_recorded(step: Recorded, name: str) -> tuple[Program, OpCosts]:
@@ -164,6 +171,7 @@ class _Lowering:
     ops: list[Op] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     scratch_bytes: list[int] = field(default_factory=list)
+    written: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.first: dict[int, Pack] = {}
@@ -190,9 +198,8 @@ class _Lowering:
 
     def _add(self, what: str, pack: Pack | None, interval: Interval, numbers: tuple[int, ...]) -> None:
         """One op: it uses what an event names, and what others held while it ran, which cannot be away then."""
-        written = {number for op in self.ops for number in op.writes}
         there = (interval.present | set(numbers)) & self.first.keys()
-        tracked_bytes = sum(self.first[number].nbytes for number in there | interval.stayed & self.first.keys())
+        tracked_bytes = interval.stayed_bytes + sum(self.first[number].nbytes for number in there)
         used = sorted(there - self.kept | set(numbers))
         self.ops.append(
             Op(
@@ -200,12 +207,13 @@ class _Lowering:
                 name=f"{what} {len(self.ops)}",
                 target=what,
                 source=pack.source if pack else "",
-                reads=tuple(number for number in used if number in written),
-                writes=tuple(number for number in used if number not in written),
+                reads=tuple(number for number in used if number in self.written),
+                writes=tuple(number for number in used if number not in self.written),
                 is_repeatable=False,
                 module=pack.module if pack else "",
             )
         )
+        self.written.update(used)
         self.seconds.append(interval.seconds)
         self.scratch_bytes.append(max(0, interval.peak_bytes - tracked_bytes))
 
@@ -229,18 +237,3 @@ class _Lowering:
             )
             for number, pack in sorted(self.first.items())
         )
-
-
-def where(names: Mapping[int, str]) -> tuple[str, str]:
-    """The innermost line of the user's own code that runs now, "unet.py:88", and the innermost module's name."""
-    source, module = "", ""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not (source and module):
-        path = frame.f_code.co_filename
-        if not source and is_users(path):
-            source = f"{path.rsplit('/', 1)[-1]}:{frame.f_lineno}"
-        owner = frame.f_locals.get("self")
-        if not module and isinstance(owner, nn.Module):
-            module = names.get(id(owner), "")
-        frame = frame.f_back
-    return source, module

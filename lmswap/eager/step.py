@@ -9,13 +9,16 @@ recorded, so that the next step like it can be planned.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from lmswap.eager.actions import Actions, PlannedEvents
+from lmswap.eager.alive import Alive
 from lmswap.eager.check import SavedCheck
+from lmswap.eager.presence import Presence
 from lmswap.eager.recording import Recorded, Recording
 from lmswap.eager.saved import SavedStorage, SavedTensor, is_torchs_own
 from lmswap.execute import ops
@@ -48,6 +51,11 @@ class Host(Protocol):
 
     def backward_ends(self, step: EagerStep) -> None:
         """That pass is over; not called if it raised."""
+
+
+# At each event so many storages that others held are tried again, the latest: some models collect thousands. All are
+# tried when so many events have passed that it comes to the same.
+_MOST_TRIED = 64
 
 
 class _Departure(NamedTuple):
@@ -83,10 +91,11 @@ class EagerStep:
         self.runs_backward = False  # inside of the forward
         self._streams = ops.find_engine(host.engine_number).streams
         self._stream = self._streams.current()  # that the model was called on
-        self._by_storage: dict[int, weakref.ref[SavedStorage]] = {}
-        self._by_number: dict[int, weakref.ref[SavedStorage]] = {}
+        self._storages = Alive[SavedStorage]()  # by number
+        self._numbers: dict[int, int] = {}  # by the storage's identity
         self.num_storages = 0  # that were saved and can leave
         self._leaving: dict[int, _Departure] = {}  # by number: what others still hold
+        self._num_events = 0  # since all of these were tried
         self._staying = set[int]()  # by number: what is kept without a plan
         self._spare_bytes = host.spare_bytes() if planned is None else 0  # what else may be
         self._saves: list[tuple[int, int]] = []
@@ -95,8 +104,7 @@ class EagerStep:
         self._node: tuple[int, int] | None = None  # that pass, and the number of its node that runs
         self._in_use: list[weakref.ref[SavedStorage]] = []  # what that node took back, and no other will need
         if planned is None and records:
-            self._record(Recorded())
-            self._begin_interval("forward")
+            self._record(Recorded()).begin("forward")
 
     def pack(self, tensor: torch.Tensor) -> SavedTensor:
         """Autograd saves ``tensor``."""
@@ -120,7 +128,7 @@ class EagerStep:
             self._host.begin_op()
         elif self.recording is not None:
             self.recording.pack(storage.number, storage.nbytes, tensor, self._host.module_names)
-            self._begin_interval("forward")
+            self.recording.begin("forward")
         return saved
 
     def end_forward(self) -> None:
@@ -134,7 +142,7 @@ class EagerStep:
             self._leave_plan(position)
         self._reach(position)
         if self.recording is not None:
-            self._begin_interval("loss")
+            self.recording.begin("loss")
 
     @property
     def order(self) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
@@ -144,12 +152,14 @@ class EagerStep:
     @property
     def holds_storages(self) -> bool:
         """Whether anything that it saved and that can leave is needed still."""
-        return next(self._living(), None) is not None
+        return next(iter(self._storages), None) is not None
 
     def make_way(self) -> None:
         """Another forward begins before the backward of this one: no plan was made for what both hold together."""
         self.planned, self._spare_bytes = None, 0
         self._staying.clear()
+        if self.recording is not None:
+            self.recording.presence.watch_all()
         self._send_all_away()
 
     def unpack(self, saved: SavedTensor) -> torch.Tensor:
@@ -160,15 +170,18 @@ class EagerStep:
         if storage is None:
             return saved.restore()
         if node is None:  # somebody looks at what a grad_fn has saved
+            if self.recording is not None:
+                self.recording.presence.watch(storage)
             tensor = self._restored(saved, "a look at grad_fn")
             storage.is_given_to_others()
             self._let_go(storage)
             return tensor
         running = (torch._C._current_graph_task_id(), node._sequence_nr())
+        stayed_bytes = self.recording.presence.watch(storage) if self.recording is not None else 0
         if running != self._node:
             self._begin_node(running, node.name(), storage)
         elif self.recording is not None:
-            self.recording.take_more(storage.number)
+            self.recording.take_more(storage.number, stayed_bytes)
         if self.planned is None or self._is_last_need(storage):
             self._in_use.append(weakref.ref(storage))
         tensor = self._restored(saved, node.name())
@@ -202,13 +215,16 @@ class EagerStep:
         lies_in, stream = tensor.untyped_storage(), self._streams.current()
         if stream != self._stream:
             self._streams.together |= {stream, self._stream}
-        known = _living(self._by_storage.get(lies_in._cdata))
-        if known is not None and known.lies_in(lies_in):
-            known.is_used_on(stream)
-            return known
-        storage = SavedStorage(self._host.engine_number, self.num_storages, tensor, stream, self._host.check)
-        self.num_storages += 1
-        self._by_storage[lies_in._cdata] = self._by_number[storage.number] = weakref.ref(storage)
+        storage = self._storages.get(self._numbers.get(lies_in._cdata))
+        if storage is not None and storage.lies_in(lies_in):
+            storage.is_used_on(stream)
+        else:
+            storage = SavedStorage(self._host.engine_number, self.num_storages, tensor, stream, self._host.check)
+            self.num_storages += 1
+            self._numbers[lies_in._cdata] = storage.number
+            self._storages[storage.number] = storage
+        if self.recording is not None:
+            self.recording.presence.watch(storage)
         return storage
 
     def _begin_node(self, running: tuple[int, int], name: str, storage: SavedStorage) -> None:
@@ -231,9 +247,13 @@ class EagerStep:
         if self.planned is not None:
             self._host.begin_op()
         elif self.recording is not None:
-            held = (s.number for s in self._living() if s.number in self._staying and not s.may_leave())
-            self.recording.begin_group(name, storage.number, {*self._leaving, *held})
-            self._begin_interval("backward")
+            self.recording.begin_group(name, storage.number, self._held_by_others() if at == 0 else ())
+            self.recording.begin("backward")
+
+    def _held_by_others(self) -> set[int]:
+        """The numbers of those that could not leave until now."""
+        staying = (storage for storage in self._storages if storage.number in self._staying)
+        return {*self._leaving, *(storage.number for storage in staying if not storage.may_leave())}
 
     def _end_node(self) -> None:
         """What the last node took back stays only if somebody will need it again before it is fetched again."""
@@ -275,11 +295,16 @@ class EagerStep:
 
     def _reach(self, position: int) -> None:
         """The step is at that position of its plan, if it has one: does what is due, and what could not be done yet."""
-        for number, (tier, offset, release) in list(self._leaving.items()):
-            storage = self._numbered(number)
-            if storage is None or storage.leave(tier, offset):
+        self._num_events += 1
+        tries_all = self._num_events * _MOST_TRIED >= len(self._leaving)
+        if tries_all:
+            self._num_events = 0
+        for number in list(self._leaving if tries_all else islice(reversed(self._leaving), _MOST_TRIED)):
+            tier, offset, release = self._leaving[number]
+            storage = self._storages.get(number)
+            if storage is None or number in self._staying or storage.leave(tier, offset):
                 del self._leaving[number]
-            if storage is not None and release <= position:
+            if storage is not None and release <= position and number not in self._staying:
                 storage.release()
         if self.planned is not None:
             self._act(self.planned.at(position))
@@ -288,19 +313,19 @@ class EagerStep:
         if actions is None:
             return
         for swap in actions.outs:
-            if (storage := self._numbered(swap.buffer)) is not None and not storage.leave(swap.tier, swap.offset):
+            if (storage := self._storages.get(swap.buffer)) is not None and not storage.leave(swap.tier, swap.offset):
                 self._leaving[swap.buffer] = _Departure(swap.tier, swap.offset, swap.release)
         for number in actions.releases:
-            if (storage := self._numbered(number)) is not None and number not in self._leaving:
+            if (storage := self._storages.get(number)) is not None and number not in self._leaving:
                 storage.release()
         for number in actions.ins:
             self._leaving.pop(number, None)
-            if (storage := self._numbered(number)) is not None:
+            if (storage := self._storages.get(number)) is not None:
                 storage.come_back()
 
     def _send_all_away(self) -> None:
         self._leaving.clear()
-        for storage in self._living():
+        for storage in self._storages:
             self._send_away(storage)
         self._reach(0)
 
@@ -318,27 +343,12 @@ class EagerStep:
         assert self.planned is not None and self._needs is not None
         return len(self._needs) > self.planned.last_need.get(storage.number, -1)
 
-    def _record(self, so_far: Recorded) -> None:
+    def _record(self, so_far: Recorded) -> Recording:
         check = self._host.check
         kept_bytes = check.kept_bytes if check is not None else lambda: 0
-        self.recording = Recording(self._host.memory, self._base_bytes, so_far, kept_bytes)
-
-    def _begin_interval(self, phase: str) -> None:
-        assert self.recording is not None
-        present = {storage.number: storage for storage in self._living() if storage.is_on_device}
-        stayed = {number for number in present.keys() & self._staying if present[number].may_leave()}
-        self.recording.begin(phase, present.keys() - stayed, stayed)
-
-    def _numbered(self, number: int) -> SavedStorage | None:
-        return _living(self._by_number.get(number))
-
-    def _living(self) -> Iterator[SavedStorage]:
-        # Dictionaries of weak references would do the same by callbacks, in which the interrupt of a signal is lost.
-        return filter(None, map(_living, self._by_number.values()))
-
-
-def _living(reference: weakref.ref[SavedStorage] | None) -> SavedStorage | None:
-    return reference() if reference is not None else None
+        presence = Presence(self._storages, self._staying)
+        self.recording = Recording(self._host.memory, self._base_bytes, so_far, presence, kept_bytes)
+        return self.recording
 
 
 def storages_of(tensors: Sequence[object]) -> frozenset[int]:

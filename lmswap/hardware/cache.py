@@ -64,7 +64,7 @@ class CacheFile:
         try:
             _make_private(self.path.parent)
             _check_own(self.path.parent)
-            _replace(self.path, json.dumps({**data, "key": self.key}, indent=1))
+            _replace(self.path, json.dumps({**data, "key": self.key}))
             _remove_oldest(self.path)
         except (OSError, ValueError) as error:
             _log.warning("%s cannot be written, the next process will start anew: %s", self.path, error)

@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lmswap.errors import OptionError
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 _Described = TypeVar("_Described")
+
+
+def fields_of(record: DataclassInstance) -> dict[str, Any]:
+    """What asdict gives, without copies of all that there is, which take five times as long."""
+    return {each.name: getattr(record, each.name) for each in fields(record)}
+
+
+def as_json(data: Mapping[str, Any]) -> str:
+    """``data`` as compact JSON text; dataclasses in it by their fields."""
+    return json.dumps(data, default=fields_of, separators=(",", ":"))
 
 
 def read_description(text: str, schema: str, build: Callable[[Mapping[str, Any]], _Described], what: str) -> _Described:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from lmswap.ir.certificate import Certificate
-from lmswap.ir.description import read_description
+from lmswap.ir.description import as_json, fields_of, read_description
 
 SCHEMA = "lmswap.plan/1"
 
@@ -98,7 +97,7 @@ class Plan:
 
     def to_json(self) -> str:
         """The plan as JSON text; `from_json` reads it back equal."""
-        return json.dumps({"schema": SCHEMA, **asdict(self)}, separators=(",", ":"))
+        return as_json({"schema": SCHEMA, **fields_of(self)})
 
     @staticmethod
     def from_json(text: str) -> Plan:

@@ -6,19 +6,20 @@ Time in a Program is the index of an op in ``ops``; a *position* ``p`` means "ju
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from lmswap.errors import CaptureError
+from lmswap.ir.description import as_json, fields_of
 from lmswap.terminal import escape_controls
 
 if TYPE_CHECKING:
     import networkx
-    from _typeshed import DataclassInstance
 
 SCHEMA = "lmswap.program/3"
 # The target of the op that ends a forward segment: the caller's code, up to the segment that runs next. It names no
@@ -210,7 +211,12 @@ class Program:
 
     def to_json(self) -> str:
         """The program as JSON text; `from_json` reads it back equal."""
-        return json.dumps({"schema": SCHEMA, **_fields(self)}, default=_fields, separators=(",", ":"))
+        return as_json({"schema": SCHEMA, **fields_of(self)})
+
+    @cached_property
+    def digest(self) -> str:
+        """What no other program has."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     @staticmethod
     def from_json(text: str) -> Program:
@@ -247,11 +253,6 @@ class Program:
                 used = " ".join(f"%{b}" for b in op.reads)
                 lines.append(f"  {op.index:>5} {made} = {op.target}({used})  {op.source}".rstrip())
         return escape_controls("\n".join(lines))
-
-
-def _fields(record: DataclassInstance) -> dict[str, Any]:
-    """What asdict gives, without copies of all that there is, which take five times as long."""
-    return {each.name: getattr(record, each.name) for each in fields(record)}
 
 
 def _op(record: Mapping[str, Any]) -> Op:

@@ -7,12 +7,13 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from lmswap.errors import LmswapError
 from lmswap.hardware.cache import CacheFile
 from lmswap.ir.costs import OpCosts, Piece
+from lmswap.ir.description import as_json, fields_of
 from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
@@ -53,7 +54,7 @@ class Planned:
         """In JSON's own types; `from_data` reads it back equal."""
         return {
             "plan": json.loads(self.plan.to_json()),
-            "costs": asdict(self.costs),
+            "costs": json.loads(as_json(fields_of(self.costs))),
             "machine": json.loads(self.machine.to_json()),
             "room": self.room._asdict(),
         }
@@ -122,7 +123,7 @@ class PlanCache:
         return planned
 
     def _key(self, program: Program) -> dict[str, Any]:
-        return {**self._kind, "program": _digest(program.to_json())}
+        return {**self._kind, "program": program.digest}
 
     def _file(self, program: Program, spares: bool) -> CacheFile:
         return CacheFile.locate("plan", {**self._key(program), "spares": spares})

@@ -98,6 +98,12 @@ def test_a_block_fits_into_a_hole_of_just_its_size():
     assert pack(blocks).capacity_bytes == live_bytes(blocks) == 2 * PAGE_BYTES
 
 
+def test_ten_thousand_blocks_that_are_held_at_once_are_packed():
+    # In a second; with a time that grows with the cube of their number it would be eight minutes.
+    blocks = [Block(at, 20_000 - at, PAGE_BYTES) for at in range(10_000)]
+    assert pack(blocks).capacity_bytes == live_bytes(blocks)
+
+
 def test_a_copy_keeps_its_place_for_all_swaps_that_it_serves():
     step = build("inference\nf1 1: x -> a b\nf2 1: a b -> c\nf3 1: a b c -> y", sizes={"a": 1, "b": 1})
     a, b = step.id("a"), step.id("b")

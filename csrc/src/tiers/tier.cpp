@@ -11,9 +11,11 @@
 namespace lmswap {
 namespace {
 
-bool is_within(const Block& inner, const Block& outer) {
-  return inner.storage == outer.storage && inner.offset >= outer.offset &&
-         inner.offset + inner.nbytes <= outer.offset + outer.nbytes;
+Tier::Storages storages_of(const std::vector<TransferPointer>& users) {
+  Tier::Storages storages;
+  std::transform(users.begin(), users.end(), std::back_inserter(storages),
+                 [](const TransferPointer& user) { return user->take_storage(); });
+  return storages;
 }
 
 }  // namespace
@@ -117,18 +119,19 @@ std::optional<Block> Tier::find_room(uint64_t offset, uint64_t nbytes) {
   return std::nullopt;
 }
 
-// What can be extended is, by no little: the tensors of a step without a plan come one by one. By less where that is
-// not to be had, down to what is missing.
+// The tensors of a step without a plan come one by one, and may be thousands: room is made for many at once, and for
+// the more the more there are. For less where that is not to be had, down to what is missing.
 void Tier::make_room(uint64_t nbytes, std::unique_lock<std::mutex>& lock) {
-  constexpr uint64_t kLeastBytes = 256 << 20;
-  if (!is_extended()) return add_slab(nbytes, false, lock);
+  constexpr uint64_t kShare = 4;
   const uint64_t capacity_bytes = stats().capacity_bytes;
   const uint64_t left_bytes = (limit_bytes_ - capacity_bytes) / kPageBytes * kPageBytes;
-  const uint64_t missing_bytes = nbytes - (has_kept() ? slabs_.front().arena.free_bytes_at_end() : 0);
-  for (uint64_t asked_bytes = std::min(kLeastBytes, left_bytes);; asked_bytes /= 2) {
+  const bool is_grown = is_extended() && has_kept();
+  const uint64_t missing_bytes = nbytes - (is_grown ? slabs_.front().arena.free_bytes_at_end() : 0);
+  const uint64_t wanted_bytes = more_at_once_bytes() > 0 ? std::max(more_at_once_bytes(), capacity_bytes / kShare) : 0;
+  for (uint64_t asked_bytes = std::min(wanted_bytes, left_bytes);; asked_bytes /= 2) {
     const uint64_t more_bytes = std::max(missing_bytes, round_to_pages(asked_bytes));
     try {
-      return has_kept() ? extend_slab(more_bytes, lock) : add_slab(more_bytes, true, lock);
+      return is_grown ? extend_slab(more_bytes, lock) : add_slab(more_bytes, is_extended(), lock);
     } catch (const Error&) {
       if (more_bytes == missing_bytes) throw;
     }
@@ -147,19 +150,14 @@ Tier::Storages Tier::release(const Block& block, const std::vector<TransferPoint
       std::find_if(slabs_.begin(), slabs_.end(), [&](const Slab& other) { return other.storage == block.storage; });
   Storages dropped;
   // The first copy into the block ran behind those of its holders before: who waits for the one waits for the others.
-  const bool has_landed = !users.empty() && users.front()->has_landed();
-  std::erase_if(users_, [&](const TransferPointer& user) {
-    if (!user->has_failed() && !(has_landed && is_within(user->block, block))) return false;
-    dropped.push_back(user->take_storage());
-    return true;
-  });
+  if (!users.empty() && users.front()->has_landed()) dropped = storages_of(users_.take_within(block));
   for (const TransferPointer& user : users) {
     // Of copies that a stream waited for, in the slab that stays, the device need not be asked in each step.
     const bool must_ask_for = must_ask(user);
     if (user->has_failed() || (must_ask_for && user->is_finished())) {
       dropped.push_back(user->take_storage());
     } else {
-      users_.push_back(user);
+      users_.add(user);
       asks_ |= must_ask_for;
     }
   }
@@ -171,15 +169,10 @@ Tier::Storages Tier::release(const Block& block, const std::vector<TransferPoint
 // They finish about in the order in which their blocks were released. To ask each of them at each copy would be
 // quadratic: a host that is a step ahead has a step's copies under way.
 Tier::Storages Tier::forget_finished_users() {
-  const auto unfinished =
-      std::find_if(users_.begin(), users_.end(), [](const TransferPointer& user) { return !user->is_finished(); });
-  Storages dropped;
-  std::transform(users_.begin(), unfinished, std::back_inserter(dropped),
-                 [](const TransferPointer& user) { return user->take_storage(); });
-  users_.erase(users_.begin(), unfinished);
+  const auto finished = users_.take_first([](const TransferPointer& user) { return !user->is_finished(); });
   most_users_ = std::max(kFewUsers, 2 * users_.size());
-  asks_ = std::any_of(users_.begin(), users_.end(), [&](const TransferPointer& user) { return must_ask(user); });
-  return dropped;
+  asks_ = users_.any_of([&](const TransferPointer& user) { return must_ask(user); });
+  return storages_of(finished);
 }
 
 // Whether it matters when the copy has ended: its slab is given back with its last block, or no stream is behind it.
@@ -190,12 +183,8 @@ bool Tier::must_ask(const TransferPointer& user) const {
 
 std::vector<TransferPointer> Tier::fences(const Block& block, StreamId stream) {
   if (users_.size() > most_users_ || asks_) forget_finished_users();
-  std::vector<TransferPointer> fences;
-  std::copy_if(users_.begin(), users_.end(), std::back_inserter(fences), [&](const TransferPointer& user) {
-    const Block& other = user->block;
-    return other.storage == block.storage && other.offset < block.offset + block.nbytes &&
-           block.offset < other.offset + other.nbytes && !user->precedes(stream) && !user->is_finished();
-  });
+  std::vector<TransferPointer> fences = users_.meeting(block);
+  std::erase_if(fences, [&](const TransferPointer& user) { return user->precedes(stream) || user->is_finished(); });
   return fences;
 }
 

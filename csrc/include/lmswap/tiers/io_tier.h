@@ -18,6 +18,7 @@ class IoTier : public Tier {
   // Its storages are of the kind `IoStorage`.
   IoTier(std::string name, const std::shared_ptr<Driver>& driver, std::shared_ptr<Faults> faults, uint64_t limit_bytes,
          int io_threads, const Pacers& pacers);
+  uint64_t more_at_once_bytes() const override { return kMoreAtOnceBytes; }
   const std::shared_ptr<Faults>& faults() const { return faults_; }
 
  private:

@@ -21,6 +21,8 @@ class MemoryTier final : public Tier {
 
  protected:
   std::shared_ptr<Storage> allocate(uint64_t nbytes) override;
+  // Memory of a device is scarce, and had at once.
+  uint64_t more_at_once_bytes() const override { return place_ == Place::kHost ? kMoreAtOnceBytes : 0; }
   bool is_extended() const override { return place_ == Place::kHost && holder_->host_memory_grows(); }
   void extend(Storage& storage, uint64_t nbytes) override;
 

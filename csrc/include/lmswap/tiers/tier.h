@@ -2,8 +2,8 @@
 //
 // `reserve` makes one slab, and blocks lie in it where the plan says. Where storage can be extended (pinned memory),
 // the slab grows, for a plan that needs more and for blocks that fit nowhere, and keeps what it has: pinning and giving
-// back stop the device. Elsewhere a larger slab replaces it, which is given back with its last block, and a block that
-// fits nowhere gets a slab of its own. All within the limit.
+// back stop the device. Elsewhere a larger slab replaces it, which is given back with its last block, and blocks that
+// fit nowhere get further slabs. All within the limit.
 #pragma once
 
 #include <condition_variable>
@@ -17,8 +17,11 @@
 
 #include "lmswap/lanes/lane.h"
 #include "lmswap/tiers/arena.h"
+#include "lmswap/tiers/past_users.h"
 
 namespace lmswap {
+
+inline constexpr uint64_t kMoreAtOnceBytes = 256 << 20;
 
 struct TierStats {
   uint64_t capacity_bytes = 0;  // reserved now
@@ -57,6 +60,8 @@ class Tier {
  protected:
   Tier(std::string name, uint64_t limit_bytes) : name_(std::move(name)), limit_bytes_(limit_bytes) {}
   virtual std::shared_ptr<Storage> allocate(uint64_t nbytes) = 0;
+  // Room for blocks that fit nowhere is made for so many bytes at once; 0: for each by itself.
+  virtual uint64_t more_at_once_bytes() const { return 0; }
   virtual bool is_extended() const { return false; }
   virtual void extend(Storage&, uint64_t) {}  // one that `allocate` made, to so many bytes
   uint64_t limit_bytes() const { return limit_bytes_; }
@@ -84,10 +89,10 @@ class Tier {
 
   const std::string name_;
   const uint64_t limit_bytes_;
-  std::list<Slab> slabs_;               // the one that is kept first
-  std::vector<TransferPointer> users_;  // of released blocks, in the order of their release; some may have finished
-  size_t most_users_ = kFewUsers;       // when there are more, those that have finished are looked for
-  bool asks_ = false;                   // or when of one of them it matters
+  std::list<Slab> slabs_;          // the one that is kept first
+  PastUsers users_;                // of released blocks, in the order of their release; some may have finished
+  size_t most_users_ = kFewUsers;  // when there are more, those that have finished are looked for
+  bool asks_ = false;              // or when of one of them it matters
   bool wipes_ = false;
   uint64_t used_bytes_ = 0, peak_used_bytes_ = 0;
   bool is_making_room_ = false;  // by one thread at a time

@@ -1,0 +1,130 @@
+"""Steps that save thousands of tensors are recorded and planned in time and files in proportion."""
+
+import itertools
+import resource
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import lmswap
+from tests.models import quick_of
+
+_LMSWAP = str(Path(lmswap.__file__).parent)
+
+
+class Chain(nn.Module):
+    """Saves a tensor of 4 KiB for each of its ops."""
+
+    def __init__(self, length):
+        super().__init__()
+        self.length = length
+        self.weight = nn.Parameter(torch.full((1024,), 0.01))
+
+    def forward(self, x):
+        for _ in range(self.length):
+            x = torch.sin(x + self.weight)
+        return x
+
+
+class Packed(torch.autograd.Function):
+    """One op that saves all its inputs, as reversible and fused ones do."""
+
+    @staticmethod
+    def forward(ctx, *tensors):
+        ctx.save_for_backward(*tensors)
+        return sum(tensor.sum() for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return tuple(gradient.expand_as(tensor) for tensor in ctx.saved_tensors)
+
+
+class OneNode(nn.Module):
+    """Its one backward node takes back as many tensors as there are weights."""
+
+    def __init__(self, length):
+        super().__init__()
+        self.weights = nn.ParameterList(nn.Parameter(torch.full((1024,), 0.01)) for _ in range(length))
+
+    def forward(self, x):
+        return Packed.apply(*(x * weight for weight in self.weights))
+
+
+def hooked(model, **options):
+    return lmswap.enable(model, compiler="eager", min_swap_bytes=1024, **options)
+
+
+@contextmanager
+def counted_instructions():
+    """Counts the instructions of Python that lmswap's code executes: the same on every machine."""
+    counts = [0]
+
+    def trace(frame, event, argument):
+        if not frame.f_code.co_filename.startswith(_LMSWAP):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        counts[0] += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield counts
+    finally:
+        sys.settrace(before)
+
+
+def instructions(model, options):
+    """Of a first step, which is recorded, and of the second, which is planned for."""
+    hooked(model, **options)
+    with counted_instructions() as counts:
+        for _ in range(2):
+            model(torch.ones(1024)).sum().backward()
+    lmswap.disable(model)
+    return counts[0]
+
+
+class Collected(Chain):
+    """A chain whose forward collects what it saves, as loops over time steps do."""
+
+    def forward(self, x):
+        collected = []
+        for _ in range(self.length):
+            x = torch.sin(x + self.weight)
+            collected.append(x)
+        return torch.stack(collected).mean()
+
+
+OPTIONS = {
+    "all leave": {"policy": "swap_all"},
+    "all stay": {"budget": "4GiB"},
+    "verified": {"policy": "swap_all", "verify": True},
+}
+
+
+@pytest.mark.parametrize(
+    ("network", "options"),
+    quick_of(itertools.product([Chain, Collected, OneNode], OPTIONS), [(Chain, "all leave"), (Collected, "all leave")]),
+)
+def test_recording_takes_as_many_instructions_for_each_tensor_however_many_there_are(network, options):
+    instructions(network(8), OPTIONS[options])  # what is done once
+    few, many = (instructions(network(length), OPTIONS[options]) for length in (80, 400))
+    assert many <= 5 * few
+
+
+def test_as_many_files_are_open_for_many_tensors_as_for_few():
+    model = hooked(Chain(600), policy="swap_all")
+    plain = Chain(600)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (300, hard))
+    try:
+        for chain in (model, plain):
+            chain(torch.ones(1024)).sum().backward()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert torch.equal(model.weight.grad, plain.weight.grad)
+    assert lmswap.report(model).tier_peak_bytes >= 590 * 4096
