@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import gc
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -134,6 +135,11 @@ def enable(
     device = one_device([*parameters, *model.buffers()])
     disable(model)
     session = _make_session(type(model).__name__, options, device, trained(parameters))
+    _guard_compile()
+    if model._compiled_call_impl is not None:
+        session.notes.append(
+            f"what {session.name}.compile() made does not run while the model is enabled; lmswap.disable brings it back"
+        )
     model._compiled_call_impl = ModelCall(model, session, instead_of=model._compiled_call_impl)
     _sessions[model] = session
     UNCALLED.add(model, session.name)
@@ -151,7 +157,7 @@ def disable(model: nn.Module) -> None:
         return
     if model in _sessions:
         del _sessions[model]
-        if isinstance(model._compiled_call_impl, ModelCall):  # else it was compiled since
+        if isinstance(model._compiled_call_impl, ModelCall):
             model._compiled_call_impl = model._compiled_call_impl.instead_of
     UNCALLED.discard(model)
     _compiled[:] = [known for known in _compiled if known[1] is not session]
@@ -294,6 +300,25 @@ def _make_session(name: str, options: Options, device: torch.device, parameters:
     if session.verified is not None:
         _verified.append(session.verified)
     return session
+
+
+def _guard_compile() -> None:
+    """Let ``model.compile()`` refuse enabled models, from now on: it would take lmswap's place without a word."""
+    compile_in_place = nn.Module.compile
+    if getattr(compile_in_place, "refuses_enabled", False):
+        return
+
+    @functools.wraps(compile_in_place)
+    def compile_or_refuse(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        if self in _sessions:
+            raise OptionError(
+                f"{type(self).__name__} is enabled, and what compile() makes would run instead of it: take "
+                "lmswap.enable(model, compiler='inductor') for compiled graphs, or call lmswap.disable(model) first"
+            )
+        compile_in_place(self, *args, **kwargs)
+
+    compile_or_refuse.refuses_enabled = True  # type: ignore[attr-defined]
+    nn.Module.compile = compile_or_refuse  # type: ignore[method-assign]
 
 
 @atexit.register

@@ -274,6 +274,7 @@ class ModelCall:
             with self._hooks.on(step.pack, step.unpack):
                 result = self._plain(*args, **kwargs)
             step.end_forward()
+        self._session.tell_overruns()
         if others and sequence:
             self._session.note_once(
                 "a forward began before the backward of an earlier one had ended: for the budget's sake both went on "

@@ -112,13 +112,34 @@ def test_a_model_that_was_compiled_is_given_back_compiled():
     compiled = model._compiled_call_impl
     lmswap.disable(lmswap.enable(model))
     assert model._compiled_call_impl is compiled
-    lmswap.enable(model)
-    model.compile(backend="eager")
-    compiled = model._compiled_call_impl
-    lmswap.disable(model)
-    assert model._compiled_call_impl is compiled
     with pytest.raises(OptionError, match=r"enable that, and do not compile it"):
         lmswap.enable(torch.compile(model))
+
+
+class Doubled(nn.Sequential):
+    """Code of its own, which torch.compile captures."""
+
+    def forward(self, x):
+        return super().forward(x) * 2
+
+
+@pytest.mark.parametrize("make", [lambda: nn.Linear(4, 4), lambda: Doubled(nn.Linear(4, 4), nn.Tanh())])
+def test_an_enabled_model_is_not_compiled_in_place_and_what_was_compiled_before_comes_back(make):
+    model, graphs, plain = make(), [], make()
+    model.compile(backend=lambda graph, _: graphs.append(graph) or graph)
+    lmswap.enable(model)
+    assert any("compile() made does not run while the model is enabled" in note for note in lmswap.report(model).notes)
+    model(torch.ones(2, 4)).sum().backward()
+    assert not graphs
+    with pytest.raises(OptionError, match="is enabled, and what compile"):
+        model.compile()
+    model(torch.ones(2, 4)).sum().backward()
+    assert lmswap.report(model).steps == 2
+    plain.compile(backend="eager")  # a model that is not enabled may be compiled
+    lmswap.disable(model)
+    model(torch.ones(2, 4))
+    assert len(graphs) == isinstance(model, Doubled)  # torch captures none of its own modules' code
+    model.compile(backend="eager")
 
 
 def test_who_asks_around_the_enabled_module_is_told_where_it_is():

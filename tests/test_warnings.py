@@ -75,6 +75,7 @@ def test_planning_again_is_no_news_in_a_step_like_one_that_was_told_of():
         (step(2, 120), {}, "graphs were captured"),
         (step(3, 120, [(1, "inference")], (1,)), {}, "no backward"),
         (step(3, 120, [FORWARD] * 4 + [BACKWARD] * 4), {}, "4 forwards ran before their backward"),
+        (step(3, 120, [FORWARD] * 4), {}, "several forwards ran and no backward"),
         (step(3, 120, follows=()), {"is_as_planned": False}, "planned apart"),
         (step(3, 120, follows=()), {"is_as_planned": False, "is_hooked": True}, "no step before it"),
         (step(3, 120), {"num_models": 2}, "several models are enabled"),
@@ -124,6 +125,33 @@ def test_what_exceeds_the_budget_after_the_backward_is_told_of_at_the_next_call(
         model(batch())
     assert caught[0].filename == __file__
     monkeypatch.undo()
+    lmswap.disable(model)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_forwards_that_hold_more_than_the_budget_warn_though_no_backward_runs(path, monkeypatch):
+    torch.compiler.reset()
+    model = swapping(Net(), path)
+    memory, budget_bytes = session_of(model).memory, lmswap.report(model).budget_bytes
+    outputs = [model(batch())]
+    monkeypatch.setattr(memory, "lap_peaks", lambda: (budget_bytes + 3 * MIB, MIB))
+    with pytest.warns(BudgetExceeded, match=r"3\.00 MiB more .*several forwards ran and no backward") as caught:
+        outputs.append(model(batch()))
+    assert caught[0].filename == __file__
+    outputs.append(model(batch()))  # told of once
+    with pytest.warns(BudgetExceeded, match="3 forwards ran before their backward"):
+        sum(output.square().mean() for output in outputs).backward()
+    monkeypatch.undo()
+    lmswap.disable(model)
+
+
+@pytest.mark.slow
+def test_all_that_kept_outputs_hold_counts_against_the_budget():
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(8)))
+    lmswap.enable(model, budget="180MiB")
+    with pytest.warns(BudgetExceeded, match="no backward"):
+        kept = [model(torch.randn(4096, 256)) for _ in range(6)]  # of 64 MiB each
+    assert len(kept) == 6
     lmswap.disable(model)
 
 

@@ -137,6 +137,17 @@ class Recorder:
         peaks = self._current.peaks.with_others(self._lap_peaks())
         return replace(self._current.ended, number=self.num_steps + 1, peaks=peaks)
 
+    def unclaimed(self) -> EndedStep | None:
+        """Forwards of one graph so far, if several ran and no backward has come; they are steps of their own yet."""
+        if not self._waiting or any(phase == "backward" for _, phase in self._current.sequence):
+            return None
+        forwards = [*self._waiting, self._current]
+        peaks = self._lap_peaks()
+        for forward in forwards:
+            peaks = peaks.with_others(forward.peaks)
+        sequence = tuple(key for forward in forwards for key in forward.sequence)
+        return EndedStep(self.num_steps + 1, sequence, (), peaks)
+
     def memory_changed(self) -> None:
         """Adds a point to the memory curve, where it is neither told nor known."""
         if self._watches:

@@ -255,7 +255,7 @@ class _PlannedGraph(aot.GraphHandler):
             yield
         session.engine.confirm()
         session.losses.ran(self._graph.index, phase)
-        if phase == "backward":
+        if phase != "inference":
             session.tell_overruns()
 
     def _rewrite(self, lowered: Lowered) -> None:

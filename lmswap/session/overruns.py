@@ -15,6 +15,10 @@ _GROWTH_TOLD = 0.25
 _PREPARED = "graphs were captured, timed or planned in it, which takes memory that later steps do not need"
 _UNPLANNED = "it was like no step before it and followed no plan; the next like it has one"
 _APART = "its graphs were planned apart, or ran in another order than they were planned for"
+_NO_BACKWARD = (
+    "several forwards ran and no backward, and all that they save is held until one does: call the model under "
+    "torch.no_grad() where none follows"
+)
 _INFERENCE = "it had no backward, and nothing of a forward alone is swapped"
 _OUTSIDE = "tensors outside of the model, such as the loss's, the optimizer's or the data, took more than was expected"
 _GRADIENTS = "gradients of the step before are still there, and the budget leaves no room for a second set of them"
@@ -72,6 +76,8 @@ class Overruns:
         """What was special about ``step`` itself, if anything."""
         forwards = Counter(graph for graph, phase in step.sequence if phase == "forward")
         most = max(forwards.values(), default=0)
+        if most > 1 and not step.trains:
+            return _NO_BACKWARD
         if step.number in self._prepared_in:
             return _PREPARED
         if not step.trains:

@@ -285,8 +285,8 @@ class Session:
         return PinnedPlans(self.name, kept, self.plans.in_force())
 
     def tell_overruns(self) -> None:
-        """Warns of steps that held more than the budget: those that have ended, and one whose backward has."""
-        under_way = self.recorder.complete()
+        """Warns of what held more than the budget: steps that ended, or whose backward has, forwards without any."""
+        under_way = self.recorder.complete() or self.recorder.unclaimed()
         for step in (*self.recorder.take_ended(), *([under_way] if under_way is not None else [])):
             if self.verified is not None:  # checks take memory of their own, as the notes say
                 continue
