@@ -137,16 +137,17 @@ class Recorder:
         peaks = self._current.peaks.with_others(self._lap_peaks())
         return replace(self._current.ended, number=self.num_steps + 1, peaks=peaks)
 
-    def unclaimed(self) -> EndedStep | None:
-        """Forwards of one graph so far, if several ran and no backward has come; they are steps of their own yet."""
-        if not self._waiting or any(phase == "backward" for _, phase in self._current.sequence):
-            return None
-        forwards = [*self._waiting, self._current]
+    @property
+    def pending_sequence(self) -> tuple[SegmentKey, ...]:
+        """What ran since the last step that ended: of one step, or, until a backward tells, of one for each forward."""
+        return tuple(key for step in (*self._waiting, self._current) for key in step.sequence)
+
+    def pending(self) -> EndedStep:
+        """That as one step."""
         peaks = self._lap_peaks()
-        for forward in forwards:
-            peaks = peaks.with_others(forward.peaks)
-        sequence = tuple(key for forward in forwards for key in forward.sequence)
-        return EndedStep(self.num_steps + 1, sequence, (), peaks)
+        for step in (*self._waiting, self._current):
+            peaks = peaks.with_others(step.peaks)
+        return EndedStep(self.num_steps + 1, self.pending_sequence, (), peaks)
 
     def memory_changed(self) -> None:
         """Adds a point to the memory curve, where it is neither told nor known."""

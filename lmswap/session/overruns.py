@@ -76,7 +76,7 @@ class Overruns:
         """What was special about ``step`` itself, if anything."""
         forwards = Counter(graph for graph, phase in step.sequence if phase == "forward")
         most = max(forwards.values(), default=0)
-        if most > 1 and not step.trains:
+        if sum(forwards.values()) > 1 and not step.trains:
             return _NO_BACKWARD
         if step.number in self._prepared_in:
             return _PREPARED

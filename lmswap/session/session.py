@@ -34,6 +34,7 @@ from lmswap.execute.arena import Arena
 from lmswap.execute.audit import Audit
 from lmswap.execute.engine import SwapEngine
 from lmswap.execute.parts import Backwards, Handing, Results
+from lmswap.execute.step import EndedStep, SegmentKey
 from lmswap.execute.streams import SEVERAL
 from lmswap.hardware.memory import DeviceMemory, device_memory
 from lmswap.hardware.workspaces import take_workspaces
@@ -286,20 +287,32 @@ class Session:
 
     def tell_overruns(self) -> None:
         """Warns of what held more than the budget: steps that ended, or whose backward has, forwards without any."""
-        under_way = self.recorder.complete() or self.recorder.unclaimed()
+        under_way = self.recorder.complete() or self._forwards_alone()
         for step in (*self.recorder.take_ended(), *([under_way] if under_way is not None else [])):
             if self.verified is not None:  # checks take memory of their own, as the notes say
                 continue
             plan = self.plans.get(step.follows)
-            ran = {graph for graph, phase in step.sequence if phase != "inference"}
             self._overruns.tell(
                 step,
                 budget_bytes=self.budget.nbytes,
                 num_models=sum(session.device == self.device for session in Session._open),
-                is_hooked=UNPLANNED in ran or any(isinstance(self.graphs[graph], SavedSequence) for graph in ran),
+                is_hooked=self._is_hooked(step.sequence),
                 is_as_planned=plan is not None and plan.backwards == Ran.of(step).backwards,
                 holds_gradients=self.holding.is_short and not (plan is not None and plan.adds_up),
             )
+
+    def _forwards_alone(self) -> EndedStep | None:
+        """Several calls of the model that no backward has followed; graphs that run once each may be one call's."""
+        sequence = self.recorder.pending_sequence
+        forwards = [graph for graph, phase in sequence if phase == "forward"]
+        if len(forwards) < 2 or any(phase == "backward" for _, phase in sequence):
+            return None
+        are_calls = len(set(forwards)) < len(forwards) or self._is_hooked(sequence)
+        return self.recorder.pending() if are_calls else None
+
+    def _is_hooked(self, sequence: Sequence[SegmentKey]) -> bool:
+        ran = {graph for graph, phase in sequence if phase != "inference"}
+        return UNPLANNED in ran or any(isinstance(self.graphs[graph], SavedSequence) for graph in ran)
 
     def _describe(self, number: int) -> tuple[str, str]:
         return self.plans.describe(number, {graph for graph, _ in self.recorder.current_sequence})
