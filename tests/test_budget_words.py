@@ -1,5 +1,6 @@
 """What people write as a budget is what they mean by it, or is refused with what they may have meant."""
 
+import re
 from functools import cache
 from pathlib import Path
 
@@ -130,6 +131,26 @@ def test_a_share_of_more_than_there_is_is_what_auto_would_be():
     _, report = train(lambda: nn.Linear(128, 128), images, "1000000%")
     (note,) = notes_of(report, "1e+06%")
     assert "but no more than what was free when the model was enabled, less 10% for others" in note
+
+
+@pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")  # of first steps
+@pytest.mark.parametrize("compiler", ["fx", "eager"])
+def test_a_share_that_is_too_small_is_the_least_that_works_and_says_so(compiler):
+    expected, _ = train(deep, images, "auto", compiler=compiler)
+    found, report = train(deep, images, "1%", compiler=compiler)
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+    assert report.swapped_out_bytes > 0
+    (note,) = (note for note in report.notes if "is too small for this step" in note)
+    share = float(re.search(r"the least that works, ([0-9.]+)%, is taken", note).group(1))
+    assert 10 < share < 50
+    assert note.endswith(format_bytes(report.budget_bytes))
+    assert train(deep, images, f"{share + 3}%", compiler=compiler)[1].notes  # of other starts, a little more may be it
+
+
+def test_a_share_whose_least_is_more_than_there_is_is_refused(monkeypatch):
+    monkeypatch.setattr("lmswap.hardware.memory.CpuMemory.free_bytes", lambda memory: 0)
+    with pytest.raises(PlanInfeasible, match="it needs at least"):
+        train(deep, images, "2%")
 
 
 @pytest.mark.parametrize("policy", ["auto", pytest.param("swap", marks=pytest.mark.slow)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from lmswap.analyze.memory import StepMemory
@@ -139,6 +140,21 @@ class Budget:
             f"budget '{given}' is {format_bytes(self.nbytes)}: so much of {format_bytes(peak_bytes)} that "
             f"the step's tensors take unplanned, and {format_bytes(fixed_bytes)} for all else{at_most}"
         )
+
+    def widened(self, planned: Allowance, needed_bytes: int) -> Allowance | None:
+        """``planned`` with the least budget that works in the place of a share that does not.
+
+        None where the budget is no share, or the device does not have that much.
+        """
+        if self._share is None or not planned.budget_bytes < needed_bytes <= self._auto_bytes:
+            return None
+        self.nbytes = max(self.nbytes, needed_bytes)
+        least = (needed_bytes - planned.fixed_bytes) / self._most_peak_bytes
+        self._notes.append(
+            f"budget '{100 * self._share:g}%' is too small for this step: the least that works, "
+            f"{math.ceil(1000 * least) / 10:g}%, is taken, {format_bytes(needed_bytes)}"
+        )
+        return replace(planned, budget_bytes=self.nbytes)
 
     def allowance(self, program: Program, costs: OpCosts) -> Allowance:
         """What a step of ``program`` may occupy now; less than nothing where the rest exceeds the budget.

@@ -131,7 +131,14 @@ class StepPlans:
         costs = self._planner.with_losses(costs, joined.program, graphs)
 
         def plan() -> Planned:
-            return self._planner.first(graphs, joined.program, costs, machine, allowance)
+            nonlocal allowance
+            while True:
+                try:
+                    return self._planner.first(graphs, joined.program, costs, machine, allowance)
+                except PlanInfeasible as error:
+                    if (wider := self._budget.widened(allowance, error.needed_bytes)) is None:
+                        raise
+                    allowance = wider
 
         started = time.perf_counter()
         planned, is_own = self._plan_together(joined.program, allowance, plan) if known is None else (plan(), True)
