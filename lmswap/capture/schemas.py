@@ -16,6 +16,7 @@ from torch import fx
 
 from lmswap.capture.lower import source_line, tensors
 from lmswap.errors import CaptureError
+from lmswap.execute.storage import element_bytes
 
 _ANNOTATE = "annotate its schema, as in Tensor(a!) for what is written"
 _USE_HOOKS = 'saved-tensor hooks serve a model that moves its own memory: compiler="eager"'
@@ -39,7 +40,7 @@ def check_schema(node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     for (argument, tensor), storage, nbytes in zip(given, storages, sizes, strict=True):
         _check_storage(node, argument.name, tensor, storage, nbytes)  # first: of freed memory no byte can be compared
     for argument, tensor, kept in before:
-        if not torch.equal(_bytes(tensor), _bytes(kept)):
+        if not torch.equal(element_bytes(tensor), element_bytes(kept)):
             _refuse(node, f"writes its argument '{argument.name}', which its schema calls read-only", _ANNOTATE)
     own = {storage._cdata for storage in storages}
     is_fresh = all(value.alias_info is None for value in returns)
@@ -64,7 +65,3 @@ def _refuse(node: fx.Node, does: str, remedy: str) -> NoReturn:
 
 def _writes(argument: Any) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)

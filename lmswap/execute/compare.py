@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from lmswap.execute.storage import element_bytes
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -24,7 +26,7 @@ def difference(expected: Any, actual: Any) -> Difference | None:
         return None if type(expected) is type(actual) and expected == actual else _of_kind(expected, actual)
     if (expected.dtype, expected.shape, expected.device) != (actual.dtype, actual.shape, actual.device):
         return _of_kind(_kind(expected), _kind(actual))
-    before, after = _bytes(expected), _bytes(actual)
+    before, after = element_bytes(expected), element_bytes(actual)
     if torch.equal(before, after):
         return None
     differs = (before != after).view(-1, expected.element_size()).any(1)
@@ -42,7 +44,3 @@ def _of_kind(expected: Any, actual: Any) -> Difference:
 
 def _kind(tensor: torch.Tensor) -> str:
     return f"{tensor.dtype} of shape {list(tensor.shape)} on {tensor.device}"
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().contiguous().view(-1).view(torch.uint8)

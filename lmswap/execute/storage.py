@@ -19,3 +19,9 @@ _PLAIN: int = functools.reduce(
 def has_plain_storage(tensor: torch.Tensor) -> bool:
     """Whether ``tensor`` has a storage whose bytes, by dtype, shape, strides and offset, are its values."""
     return not torch._C._dispatch_keys(tensor).raw_repr() & ~_PLAIN
+
+
+def element_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of the elements of ``tensor``, in their order."""
+    whole = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return whole.as_strided((whole.numel(),), (1,)).view(torch.uint8)  # one element may have any stride
