@@ -23,13 +23,29 @@ if TYPE_CHECKING:
     from lmswap.api import program as program
     from lmswap.api import report as report
     from lmswap.api import save_plan as save_plan
+    from lmswap.errors import LmswapError as LmswapError
     from lmswap.ir.emulation import EmulatedLink as EmulatedLink
     from lmswap.profiling.context import profile as profile
 
     __version__: str
 
-__all__ = ["EmulatedLink", "disable", "enable", "explain", "least_budget", "profile", "program", "report", "save_plan"]
-_ORIGINS = {"EmulatedLink": "lmswap.ir.emulation", "profile": "lmswap.profiling.context"}  # the others: lmswap.api
+__all__ = [
+    "EmulatedLink",
+    "LmswapError",
+    "disable",
+    "enable",
+    "explain",
+    "least_budget",
+    "profile",
+    "program",
+    "report",
+    "save_plan",
+]
+_ORIGINS = {  # the others: lmswap.api
+    "EmulatedLink": "lmswap.ir.emulation",
+    "LmswapError": "lmswap.errors",
+    "profile": "lmswap.profiling.context",
+}
 
 if "torch" in sys.modules:
     importlib.import_module("lmswap.hardware.first_calls").make_first_calls()

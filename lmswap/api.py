@@ -9,11 +9,12 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Never, TypeVar
 
 import torch
 from torch import fx, nn
 
+from lmswap.analyze.memory import StepMemory
 from lmswap.capture.shapes import by_shape, has_open_sizes
 from lmswap.errors import OptionError, without_path
 from lmswap.execute.step import StepRecord
@@ -25,9 +26,10 @@ from lmswap.ir.verified import Verified
 from lmswap.logs import log_as_asked
 from lmswap.modelcall import ModelCall
 from lmswap.modules import check_apart, check_module, one_device, parameters_of, trained
-from lmswap.options import Options
+from lmswap.options import Options, refuse_unknown
 from lmswap.reporting import Explanation, Report, make_explanation, make_report
 from lmswap.session import PlannedStep, Session
+from lmswap.torch_version import warn_untested
 from lmswap.uncalled import UNCALLED
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
@@ -55,6 +57,7 @@ def enable(
     link: str | EmulatedLink | None = None,
     plan: str | PathLike[str] | None = None,
     together: bool = True,
+    **unknown: Never,
 ) -> ModuleT:
     """Makes ``model`` train within a byte budget; the same object comes back, and the training loop stays as it was.
 
@@ -101,6 +104,7 @@ def enable(
         together: where torchrun started several processes on this machine and torch.distributed is initialized, they
             measure and plan together: all of them must then enable a model at this point, or each with
             ``together=False``. No collective is issued.
+        **unknown: refused, with the option that may have been meant.
 
     Raises:
         OptionError: an argument cannot be read or cannot be had on this device, or a module inside of ``model``, or
@@ -113,6 +117,7 @@ def enable(
         PlanInfeasible: raised by the first call of the model, before any op has run: no plan fits the budget; with
             saved-tensor hooks by the second call, since they know the step when it is over.
     """
+    refuse_unknown(unknown)
     options = Options.parse(
         budget,
         host_budget=host_budget,
@@ -128,6 +133,7 @@ def enable(
         together=together,
     )
     check_module(model)
+    warn_untested()
     if _sessions:
         gc.collect()  # models that nobody holds any more: cycles keep them, and what they hold would count as in use
     check_apart(model, _sessions.keyrefs())  # a list: other threads may enable models meanwhile
@@ -196,6 +202,7 @@ def report(model: nn.Module) -> Report:
         plan=step.plan if step else None,
         predicted=step.predicted if step else None,
         placed_bytes=step.places.total_bytes if step and step.places else None,
+        unplanned_step_bytes=StepMemory(step.joined.program, step.costs).peak.nbytes if step else None,
         free_seconds=step.costs.free_seconds if step else None,
         steps=recorder.num_steps,
         step=last.step.number if last else None,

@@ -29,6 +29,10 @@ class ManyTraces(UserWarning):
     """An enabled model is traced anew for one input shape, or one number, after the other; training goes on."""
 
 
+class UntestedTorch(UserWarning):
+    """The version of torch is not one that lmswap is tested with."""
+
+
 class OptionError(LmswapError, ValueError):
     """An argument of a public function is unknown or cannot be used; nothing was started."""
 

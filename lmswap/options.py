@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from os import PathLike, fspath
 from typing import Any
@@ -109,11 +110,19 @@ class Options:
         Raises:
             OptionError: as `parse`, or a name that `lmswap.enable` does not have.
         """
-        known = inspect.signature(Options.parse).parameters
-        for name in options:
-            if name not in known:
-                raise OptionError(f"unknown option {name!r}; lmswap has {', '.join(known)}")
+        refuse_unknown(options)
         return Options.parse(**options)
+
+
+def refuse_unknown(names: Iterable[str]) -> None:
+    """Raises OptionError if one of the names is no option, with the one that may have been meant."""
+    known = list(inspect.signature(Options.parse).parameters)
+    for name in names:
+        if name in known:
+            continue
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"lmswap has {', '.join(known)}"
+        raise OptionError(f"unknown option {name!r}; {hint}")
 
 
 def _budget(budget: float | str) -> tuple[int | None, float | None]:

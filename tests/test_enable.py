@@ -588,8 +588,10 @@ def test_bad_options_are_refused_at_enable(arguments, complaint):
 
 
 def test_unknown_options_are_refused():
-    with pytest.raises(TypeError, match="colour"):
+    with pytest.raises(OptionError, match="unknown option 'colour'; lmswap has budget, "):
         lmswap.enable(nn.Linear(2, 2), colour="red")
+    with pytest.raises(OptionError, match="unknown option 'polcy'; did you mean 'policy'"):
+        lmswap.enable(nn.Linear(2, 2), polcy="swap")
     compiled = torch.compile(nn.Linear(2, 2), backend="lmswap", options={"colour": "red"})
     with pytest.raises(Exception, match="unknown option 'colour'"):
         compiled(torch.randn(2, 2))

@@ -108,6 +108,7 @@ def make_report(
     plan: Plan | None = None,
     predicted: Timeline | None = None,
     placed_bytes: int | None = None,
+    unplanned_step_bytes: int | None = None,
     free_seconds: float | None = None,
     steps: int = 0,
     step: int | None = None,
@@ -132,7 +133,8 @@ def make_report(
     ``model`` and ``device`` are names for people, "UNet3d" and "cuda:0 (NVIDIA H200)"; ``policy`` is the one asked for,
     whatever way the plan was found in. ``program``, ``plan`` and ``predicted`` (the simulator's timeline,
     whose memory counts what the step itself allocates) come together or not at all, before the first step; where its
-    tensors have planned places on the device, these take ``placed_bytes``.
+    tensors have planned places on the device, these take ``placed_bytes``. Without a plan the step's own tensors would
+    take ``unplanned_step_bytes``.
     ``measured`` is step number ``step``, its memory counted like the budget, empty where it was not recorded.
     ``notes`` are sentences for people, such as a module that runs uncaptured and why.
     """
@@ -156,6 +158,7 @@ def make_report(
         step=step,
         trains=trains,
         predicted_peak_bytes=_predicted_peak(predicted, placed_bytes, fixed),
+        unplanned_peak_bytes=unplanned_step_bytes + fixed if unplanned_step_bytes is not None else None,
         measured_peak_bytes=measured_peak_bytes,
         measured_tensor_peak_bytes=measured_tensor_peak_bytes,
         highest_peak_bytes=highest_peak_bytes,

@@ -22,6 +22,7 @@ class StepFigures:
     The budget is made of what was there before the step (``base_bytes``), an allowance for the allocator and for
     scratch of kernels (``reserve_bytes``), a margin that stays free (``margin_bytes``), and the rest, which the plan
     fills. Peaks and memory curves count like the budget: base and reserve are part of the predicted ones.
+    Without a plan the peak would be ``unplanned_peak_bytes``, as predicted.
     ``measured_tensor_peak_bytes`` is the part of the measured peak that tensors held, None where it is not known. Tier
     bytes are what the plan needs there, what the tier holds now, held at most in that step and has ever held, and what
     is reserved for that, which took ``tier_reserve_seconds``; ``host_budget_bytes`` is what it may hold. Memory or disk
@@ -52,6 +53,7 @@ class StepFigures:
     step: int | None
     trains: bool
     predicted_peak_bytes: int | None
+    unplanned_peak_bytes: int | None
     measured_peak_bytes: int | None
     measured_tensor_peak_bytes: int | None
     highest_peak_bytes: int | None

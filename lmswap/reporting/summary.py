@@ -22,6 +22,7 @@ def summarize(step: StepFigures) -> Group:
     steps = f"after {step.steps} step{'' if step.steps == 1 else 's'}" if step.steps else "before the first step"
     parts: list[RenderableType] = [
         Text(f"lmswap report: {step.model} on {step.device}, {steps}", style="bold"),
+        *(Text(sentence) for sentence in _gain(step)),
         Text(_state(step)),
         *([Text(_quality(step))] if step.predicted_seconds is not None else []),
         *([Text(_emulation(step))] if step.emulated_link is not None else []),
@@ -39,6 +40,20 @@ def summarize(step: StepFigures) -> Group:
     return Group(*parts)
 
 
+def _gain(step: StepFigures) -> Iterator[str]:
+    """What the plan saves and costs, where it does."""
+    peak_bytes, unplanned_bytes = step.measured_peak_bytes, step.unplanned_peak_bytes
+    if not step.swapped_out_bytes and not step.recomputed_bytes:
+        return
+    if peak_bytes is None or unplanned_bytes is None or peak_bytes >= unplanned_bytes:
+        return
+    saved, peak, unplanned = map(format_bytes, (unplanned_bytes - peak_bytes, peak_bytes, unplanned_bytes))
+    cost = ""
+    if step.free_seconds and step.predicted_seconds is not None:
+        cost = f"; step {100 * max(0.0, step.predicted_seconds / step.free_seconds - 1):.1f} % longer"
+    yield f"Saves {saved}: peak {peak} instead of {unplanned} (predicted without a plan){cost}."
+
+
 def _state(step: StepFigures) -> str:
     if step.predicted is None:
         return _unplanned_state(step)
@@ -46,9 +61,8 @@ def _state(step: StepFigures) -> str:
     remade = [row for row in step.decisions if row.decision is Decision.RECOMPUTE]
     remade_bytes = format_bytes(sum(row.nbytes for row in remade))
     if not swapped and remade:
-        are = f"{'is' if len(remade) == 1 else 'are'} computed again"
-        which = f"{len(remade)} of {len(step.decisions)} buffers, {remade_bytes},"
-        return f"Nothing is swapped, and {which} {are} (policy '{step.policy}')."
+        which = f"{remade_bytes} ({len(remade)} of {len(step.decisions)} buffers)"
+        return f"Nothing is swapped: policy '{step.policy}' recomputes {which}."
     if not swapped:
         why = (
             "this policy never swaps"
@@ -57,9 +71,9 @@ def _state(step: StepFigures) -> str:
         )
         return f"Swapping is off (policy '{step.policy}'): {why}."
     planned = (
-        f"policy '{step.policy}' sends {len(swapped)} of {len(step.decisions)} buffers, "
-        f"{format_bytes(sum(row.nbytes for row in swapped))}, to the {step.tier} tier"
-        + (f" and computes {len(remade)}, {remade_bytes}, again" if remade else "")
+        f"policy '{step.policy}' swaps {format_bytes(sum(row.nbytes for row in swapped))} "
+        f"({len(swapped)} of {len(step.decisions)} buffers) to the {step.tier} tier"
+        + (f" and recomputes {remade_bytes} ({len(remade)})" if remade else "")
     )
     if step.swapped_out_bytes is None:
         return f"Swapping is planned, not yet run: {planned}."
@@ -84,7 +98,7 @@ def _whose(step: StepFigures) -> str:
     if later:
         text += f" Since then the model ran {later} time{'' if later == 1 else 's'} without one, as in validation."
     if step.predicted is not None:
-        text += " Error: of the prediction, against the measurement."
+        text += " Error: predicted / measured - 1."
     return text
 
 
@@ -139,7 +153,7 @@ def _figures(step: StepFigures) -> Table:
     if step.measured_tensor_peak_bytes is not None:
         table.add_row("  of it tensors", "", format_bytes(step.measured_tensor_peak_bytes), "")
     table.add_row("step", *_seconds(step.predicted_seconds, step.measured_seconds))
-    table.add_row("  of it stalled", *_seconds(stall, step.stall_seconds))
+    table.add_row("  of it stalled", *_stalls(step, stall))
     table.add_row("swapped out", *_bytes(out, step.swapped_out_bytes))
     table.add_row("swapped in", *_bytes(in_, step.swapped_in_bytes))
     if step.recomputed_bytes:
@@ -192,6 +206,13 @@ def _bytes(predicted: int | None, measured: int | None) -> tuple[str, str, str]:
         _NOT_YET if measured is None else format_bytes(measured),
         format_error(predicted, measured),
     )
+
+
+def _stalls(step: StepFigures, predicted: float | None) -> tuple[str, str, str]:
+    """Of stalls below a hundredth of the step no error is told: it would be one of nothing."""
+    told = _seconds(predicted, step.stall_seconds)
+    longest = max(predicted or 0.0, step.stall_seconds or 0.0)
+    return told if longest >= 0.01 * (step.measured_seconds or 0.0) else (*told[:2], "–")
 
 
 def _seconds(predicted: float | None, measured: float | None) -> tuple[str, str, str]:

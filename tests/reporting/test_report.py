@@ -12,7 +12,7 @@ from tests.reporting.small_step import MIB, PLAN, PROGRAM, planned_report, repor
 
 GOLDEN = """\
 lmswap report: Small on cpu (unit machine), after 3 steps
-Swapping is on: policy 'swap_all' sends 1 of 6 buffers, 3.00 MiB, to the disk tier.
+Swapping is on: policy 'swap_all' swaps 3.00 MiB (1 of 6 buffers) to the disk tier.
 Plan: made in 20 ms; step 5.50 s, 10.0 % over unlimited memory, at most 10.0 % above the best possible for this order of
 operations.
 
@@ -27,12 +27,38 @@ disk tier, peak    3.00 MiB   3.00 MiB     0.0 %
 
 Budget 12.00 MiB = 2.00 MiB before the step + 1.00 MiB reserve + 1.00 MiB margin + 8.00 MiB for the step's tensors.
 The measured peak is 75 % of the budget.
-Measured figures are of step 3, the last with a backward. Error: of the prediction, against the measurement.
+Measured figures are of step 3, the last with a backward. Error: predicted / measured - 1.
 Note: module 'Head' runs uncaptured, because it calls numpy."""
 
 
 def test_the_text_is_the_same_to_the_letter():
     assert str(report(notes=["module 'Head' runs uncaptured, because it calls numpy."])) == GOLDEN
+
+
+def test_what_the_plan_saves_and_costs_is_said_first_where_something_was_saved():
+    sentence = "Saves 2.00 MiB: peak 9.00 MiB instead of 11.00 MiB (predicted without a plan); step 10.0 % longer."
+    lines = str(report(unplanned_step_bytes=8 * MIB)).splitlines()
+    assert lines[1] == sentence
+    assert "Saves" not in str(report(unplanned_step_bytes=6 * MIB))
+    assert "Saves" not in str(planned_report(unplanned_step_bytes=8 * MIB))
+
+
+def test_no_error_is_told_of_stalls_that_are_no_part_of_the_step():
+    spans = tuple(span for span in timeline("measured").spans if span.lane is not Lane.STALL)
+    (line,) = (
+        line
+        for line in str(
+            report(
+                measured=replace(timeline("measured"), spans=spans),
+                predicted=replace(
+                    timeline("predicted"),
+                    spans=tuple(s for s in timeline("predicted").spans if s.lane is not Lane.STALL),
+                ),
+            )
+        ).splitlines()
+        if "of it stalled" in line
+    )
+    assert line.split()[-5:] == ["0", "s", "0", "s", "–"]
 
 
 @pytest.mark.parametrize("variable", ["COLUMNS", "FORCE_COLOR", "NO_COLOR", "TERM"])
@@ -62,10 +88,10 @@ def test_what_second_runs_write_is_reported_as_recomputed():
     predicted = replace(timeline("predicted"), spans=spans)
     made = report(plan=replace(PLAN, swaps=(), reruns=reruns), predicted=predicted)
     assert made.recomputed_bytes == 2 * MIB
-    assert "Nothing is swapped, and 1 of 6 buffers, 2.00 MiB, is computed again (policy 'swap_all')." in str(made)
+    assert "Nothing is swapped: policy 'swap_all' recomputes 2.00 MiB (1 of 6 buffers)." in str(made)
     both = report(plan=replace(PLAN, swaps=(), reruns=(Rerun(op=0, position=3), *reruns)), predicted=predicted)
-    assert "Nothing is swapped, and 2 of 6 buffers, 5.00 MiB, are computed again (policy 'swap_all')." in str(both)
-    assert "to the disk tier and computes 1, 2.00 MiB, again" in str(
+    assert "Nothing is swapped: policy 'swap_all' recomputes 5.00 MiB (2 of 6 buffers)." in str(both)
+    assert "to the disk tier and recomputes 2.00 MiB (1)" in str(
         report(plan=replace(PLAN, reruns=reruns), predicted=predicted)
     )
 
@@ -87,7 +113,7 @@ def test_before_the_first_step_nothing_is_measured_and_the_text_says_so():
     assert [getattr(made, field) for field in fields] == [None] * 5
     assert "before the first step" in str(made)
     assert str(made).count("not yet measured") == 6
-    assert "Swapping is planned, not yet run: policy 'swap_all' sends 1 of 6 buffers" in str(made)
+    assert "Swapping is planned, not yet run: policy 'swap_all' swaps 3.00 MiB (1 of 6 buffers)" in str(made)
 
 
 def test_before_the_capture_nothing_is_predicted_either():
@@ -111,7 +137,7 @@ def test_policy_none_says_that_it_never_swaps():
 def test_the_policy_is_the_one_that_was_asked_for():
     for inner in ("search", "auto (tflms)", "swap_all"):
         text = str(report(policy="auto", plan=replace(PLAN, policy=inner)))
-        assert "policy 'auto' sends 1 of 6 buffers" in text
+        assert "policy 'auto' swaps 3.00 MiB (1 of 6 buffers)" in text
         assert inner not in text
 
 
