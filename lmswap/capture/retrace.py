@@ -54,8 +54,9 @@ def may_differ(node: fx.Node) -> bool:
     """Whether torch's trace of ``node`` may be otherwise than what its operator makes.
 
     Seen on CPUs: where an input is not contiguous, other strides (max_unpool2d; gradients of batch norm, log_softmax
-    and padding), also of sides of length 1 (views), by which a convolution chooses its layout; where norms of bfloat16
-    have weights of float32, results of float32.
+    and padding), also of sides of length 1 (views), by which a convolution chooses its layout; where an input is a part
+    of its storage, a result that is such a part of its own (copy: AOTAutograd of torch 2.13 traces a whole one); where
+    norms of bfloat16 have weights of float32, results of float32.
     """
     if not isinstance(node.target, torch._ops.OpOverload) or node.target in _PRODUCTS:
         return False
@@ -64,7 +65,7 @@ def may_differ(node: fx.Node) -> bool:
     inputs = [value for given in node.all_input_nodes for value in tensors(given.meta["val"])]
     if len({value.dtype for value in inputs if value.is_floating_point()}) > 1:
         return True
-    if all(value.stride() == make_contiguous_strides_for(value.shape) for value in inputs):
+    if all(map(_is_whole, inputs)):
         return False
     # Views and pointwise operators derive their strides by the same rules in a trace, but for sides of length 1.
     is_ruled = node.target.is_view or torch.Tag.pointwise in node.target.tags
@@ -77,7 +78,7 @@ def _trace(node: fx.Node) -> bool:
     target: Callable[..., Any] = node.target  # type: ignore[assignment]
     with tensors((args, kwargs))[0].fake_mode:  # type: ignore[attr-defined]
         value = target(*args, **kwargs)
-    if not _is_view(node, value) and not any(map(_looks_otherwise, tensors(value), tensors(node.meta.get("val")))):
+    if not _is_view(node, value) and not any(map(_lies_otherwise, tensors(value), tensors(node.meta.get("val")))):
         return False
     node.meta["val"] = value
     return True
@@ -86,9 +87,10 @@ def _trace(node: fx.Node) -> bool:
 def _correct(node: fx.Node, made: Sequence[torch.Tensor]) -> bool:
     """Gives ``node`` fakes that look as what was ``made``; whether they differ from those that it had."""
     traced = tensors(node.meta.get("val"))  # none of an operator that returns nothing
-    if len(made) != len(traced) or not any(map(_looks_otherwise, made, traced)):
+    is_view = _is_view(node, node.meta.get("val"))
+    if len(made) != len(traced) or not any(map(_looks_otherwise if is_view else _lies_otherwise, made, traced)):
         return False
-    real, is_view = iter(made), _is_view(node, node.meta["val"])
+    real = iter(made)
 
     def corrected(fake: torch.Tensor) -> torch.Tensor:
         found = next(real)
@@ -108,6 +110,18 @@ def _is_view(node: fx.Node, value: Any) -> bool:
     given = [tensor for other in node.all_input_nodes for tensor in tensors(other.meta["val"])]
     storages = {tensor.untyped_storage()._cdata for tensor in given}
     return any(tensor.untyped_storage()._cdata in storages for tensor in tensors(value))
+
+
+def _is_whole(value: torch.Tensor) -> bool:
+    """Whether ``value`` is contiguous and all of its storage."""
+    is_all = value.untyped_storage().nbytes() == value.numel() * value.element_size()
+    return is_all and value.stride() == make_contiguous_strides_for(value.shape)
+
+
+def _lies_otherwise(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether they look otherwise, or are other parts of their storages."""
+    parts = [(tensor.storage_offset(), tensor.untyped_storage().nbytes()) for tensor in (one, other)]
+    return _looks_otherwise(one, other) or parts[0] != parts[1]
 
 
 def _looks_otherwise(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -46,7 +46,7 @@ _of_parent: set[int] = set()  # numbers of engines that a fork left to the paren
 
 _library = torch.library.Library("lmswap", "DEF")  # type: ignore[no-untyped-call]
 _SCHEMAS = (
-    "out_start(Tensor x, int engine, int buffer, str tier, int offset, bool is_whole, ScalarType dtype, "
+    "out_start(Tensor x, int engine, int buffer, str tier, int offset, int? start, ScalarType dtype, "
     "int[] size, int[] stride) -> Tensor",
     "out_done(Tensor token, Tensor x, int engine) -> ()",
     "in_start(Tensor token, int engine, int buffer, int nbytes, Device device) -> Tensor",
@@ -107,7 +107,7 @@ def _out_start(  # noqa: PLR0917 - the operator's own signature
     buffer: int,
     tier: str,
     offset: int,
-    is_whole: bool,
+    start: int | None,  # where ``x`` begins in its storage, all of which is moved; None: ``x`` is all that is moved
     dtype: torch.dtype,
     size: list[int],
     stride: list[int],
@@ -130,7 +130,13 @@ def _out_start(  # noqa: PLR0917 - the operator's own signature
             f"an operator made {x.dtype} of shape {list(x.shape)} where torch traced {dtype}: its bytes could not be "
             f"read back as what they are; keep it in place with min_swap_bytes of more than {x.nbytes}"
         )
-    return find_engine(engine).out_start(x, buffer, tier, offset, is_whole)
+    if start is not None and x.storage_offset() != start and x.numel() > 0:
+        raise TransferError(
+            f"an operator made a tensor of shape {list(x.shape)} that begins at element {x.storage_offset()} of its "
+            f'storage, where torch traced {start}: other bytes would be read back; use compiler="eager", or keep it '
+            f"in place with min_swap_bytes of more than {x.untyped_storage().nbytes()}"
+        )
+    return find_engine(engine).out_start(x, buffer, tier, offset, start is None)
 
 
 def _lies_otherwise(x: torch.Tensor, stride: list[int]) -> bool:

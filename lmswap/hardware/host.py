@@ -77,7 +77,7 @@ def _make_trips(engine: SwapEngine, tier: str, x: torch.Tensor) -> None:
     out_start, out_done, in_start, in_done, view_bytes = (ops.COPIES[kernel] for kernel in kernels)
     shape, stride = list(x.shape), list(x.stride())
     for number in range(_TRIPS):
-        token = out_start(x, engine.number, 0, tier, number * _NBYTES, True, x.dtype, shape, stride)
+        token = out_start(x, engine.number, 0, tier, number * _NBYTES, None, x.dtype, shape, stride)
         out_done(token, x, engine.number)
         flat = in_start(token, engine.number, 0, _NBYTES, x.device)
         flat = in_done(flat, token, engine.number)

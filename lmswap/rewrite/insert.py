@@ -181,8 +181,9 @@ class _Editor:
             raise PlanInvalid("residency", "nothing holds its bytes when the copy out starts", buffer=swap.buffer)
         name = self._names[swap.buffer]
         traced = source.meta["val"]
+        start = None if is_whole(source) else int(traced.storage_offset())
         geometry = traced.dtype, list(traced.shape), list(traced.stride())
-        arguments = (source, self.engine, name, swap.tier, swap.offset, is_whole(source), *geometry)
+        arguments = (source, self.engine, name, swap.tier, swap.offset, start, *geometry)
         token = self._call(ops.out_start, arguments, self._fake((1,), torch.int64, torch.device("cpu")))
         self._tokens[swap.buffer], self._sources[swap.buffer] = token, source
 

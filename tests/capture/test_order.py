@@ -21,7 +21,7 @@ torch.ops.lmswap.out_done.default(buf1, arg0, 1)
 def planned() -> fx.Graph:
     graph = fx.Graph()
     given, other = graph.placeholder("given"), graph.placeholder("other")
-    token = graph.call_function(ops.out_start, (given, 1, 8, "host", 0, True, torch.float32, [4, 4], [4, 1]))
+    token = graph.call_function(ops.out_start, (given, 1, 8, "host", 0, None, torch.float32, [4, 4], [4, 1]))
     graph.call_function(torch.ops.aten.mm.default, (given, other))
     graph.call_function(ops.out_done, (token, given, 1))
     graph.output(())

@@ -12,6 +12,7 @@ import lmswap
 from lmswap.capture.aot import boxed, compile_region
 from lmswap.capture.measure import OpMeter
 from lmswap.errors import TransferError
+from lmswap.execute import ops
 from tests.capture.captured import Recording
 from tests.cases import cases
 
@@ -50,7 +51,8 @@ class _Nodes(fx.Interpreter):
 
 
 def _geometry(tensor: torch.Tensor) -> object:
-    return tensor.dtype, tensor.shape, tensor.stride() if tensor.numel() else ()
+    lies = tensor.stride(), tensor.storage_offset(), tensor.untyped_storage().nbytes()
+    return tensor.dtype, tensor.shape, lies if tensor.numel() else ()
 
 
 def train(model, example: torch.Tensor, **how) -> Comparing:
@@ -99,7 +101,22 @@ class Bags(nn.Module):
         return self.bags(indices, torch.arange(0, 128, 16)) * x.sum()
 
 
-CASES = {Depthwise: (1, 196, 64), MixedNorm: (8, 16), Bags: (8, 16)}
+class CopiedInto(nn.Module):
+    """torch traces the copy into a part of a tensor as all of a storage; it is the same part of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        rows, columns = y * 2, y * 3
+        rows[2:] = y[:6].exp()
+        columns[:, 4] = y[:, 5].exp()
+        return torch.tanh(rows + columns)
+
+
+CASES = {Depthwise: (1, 196, 64), MixedNorm: (8, 16), Bags: (8, 16), CopiedInto: (8, 16)}
 
 
 @pytest.mark.parametrize("model", CASES)
@@ -124,6 +141,11 @@ def test_it_is_swapped_with_the_same_bits(model):
         assert policy == "none" or lmswap.report(enabled).swapped_out_bytes > 0
         lmswap.disable(enabled)
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_what_begins_elsewhere_in_its_storage_than_traced_is_not_swapped_but_named():
+    with pytest.raises(TransferError, match=r"\[6\] that begins at element 2 of its storage, where torch traced 0"):
+        ops.out_start(torch.zeros(8)[2:], 1, 0, "host", 0, 0, torch.float32, [6], [1])
 
 
 @pytest.mark.parametrize(

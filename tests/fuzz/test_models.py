@@ -172,6 +172,14 @@ FOUND = {
   self.seen.add_(1)
   return (x * (v.sum() + self.seen[1:].sin()).sum(),)
 """,
+    # A copy into a part of a tensor is such a part of a storage of its own: it came back as if it lay at its beginning.
+    "a copy into a part": """
+  v = torch.rand_like(x)
+  v[2:, 0] = v[2:, -1]
+  w = x * 3
+  w[1:] = v[:3].exp()
+  return (v, w)
+""",
     # The second run of an op that draws got two devices: its own argument and the generator's.
     "an op that draws is told its device": """
   v = torch.rand_like(x) + torch.randperm(4)
