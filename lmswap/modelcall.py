@@ -138,6 +138,8 @@ class ModelCall:
         return [sequence.events for sequence in reversed(self._sequences)]
 
     def spare_bytes(self) -> int:  # noqa: D102
+        if self._session.options.policy == "swap_all":
+            return 0
         return min((sequence.spare_bytes for sequence in self._sequences), default=0)
 
     def backward_begins(self, step: EagerStep) -> None:  # noqa: D102
@@ -277,8 +279,8 @@ class ModelCall:
         self._session.tell_overruns()
         if others and sequence:
             self._session.note_once(
-                "a forward began before the backward of an earlier one had ended: for the budget's sake both went on "
-                "without a plan, and swapped everything"
+                "a forward began before the backward of an earlier one had ended: both went on without a plan, and "
+                "kept only what the budget surely has room for"
             )
         elif step.runs_backward:
             self._session.note_once(

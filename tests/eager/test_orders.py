@@ -8,6 +8,7 @@ from torch import nn
 
 import lmswap
 from lmswap.eager.recording import Recording
+from lmswap.modelcall import ModelCall
 from lmswap.session import Session
 from tests.test_known_failures import session_of
 
@@ -90,7 +91,8 @@ def test_where_everything_fits_a_step_without_a_plan_keeps_it():
     lmswap.disable(model)
 
 
-def test_what_a_step_kept_without_a_plan_may_leave_in_the_plan_for_it():
+def test_what_a_step_kept_without_a_plan_may_leave_in_the_plan_for_it(monkeypatch):
+    monkeypatch.setattr(ModelCall, "spare_bytes", lambda call: 2**30 if call.known_steps() else 0)
     model = enabled(policy="swap_all")
     swapped = []
     for order in (ORDERS[0], *ORDERS[1:2] * 3):
@@ -116,4 +118,17 @@ def test_where_it_does_not_fit_a_step_without_a_plan_keeps_a_part_and_the_budget
     for report in others:
         assert 0 < report.swapped_out_bytes < first.swapped_out_bytes
     assert others[-1].highest_peak_bytes <= 256 * 2**20
+    lmswap.disable(model)
+
+
+def test_policy_swap_all_swaps_all_of_steps_without_a_plan():
+    model = enabled(policy="swap_all")
+    train(model, ORDERS[:1] * 3)
+    model.order = ORDERS[0]
+    outputs, used_bytes = [], []
+    for _ in range(3):  # the second has no plan, as the backward of the first has not run
+        outputs.append(model(torch.randn(512, 64)))
+        used_bytes.append(lmswap.report(model).tier_used_bytes)
+    assert used_bytes[0] > 0
+    assert used_bytes[1] - used_bytes[0] >= used_bytes[0] <= used_bytes[2] - used_bytes[1]
     lmswap.disable(model)
