@@ -129,6 +129,8 @@ def test_an_interrupt_of_a_trace_reaches_the_caller_and_the_next_call_is_capture
     lmswap.disable(model)
 
 
+# A file of /proc that was just opened as a signal came is closed when it is dropped, and Python says so.
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore:.*FileIO:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("path", ["fx", "eager"])
 def test_steps_under_a_storm_of_signals_are_lost_or_right_and_nothing_is_traced_anew(path):
     torch.compiler.reset()
