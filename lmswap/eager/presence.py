@@ -65,10 +65,12 @@ class Presence:
                 self._take_to_stay(storage)
             else:
                 used.append(storage)
-        held, used = used[:-_MOST_USED], used[-_MOST_USED:]
+        # What a plan kept that the step has left is used by nobody, and may leave by the next one.
+        held = [storage for storage in used[:-_MOST_USED] if not storage.may_leave()]
         for storage in held:
             self._take_to_stay(storage)
-        numbers, held_numbers = (frozenset(storage.number for storage in each) for each in (used, held))
+        held_numbers = frozenset(storage.number for storage in held)
+        numbers = frozenset(storage.number for storage in used) - held_numbers
         return Present(numbers, self._stayed_bytes, held_numbers)
 
     def _take_to_stay(self, storage: SavedStorage) -> None:
