@@ -169,6 +169,13 @@ CASES = {
 LARGE = Case(CASES["resnet"].make, lambda: torch.randn(16, 3, 192, 192))
 
 
+# The parameter of tests that run compilers.
+INDUCTOR = pytest.param(
+    "inductor",
+    marks=[pytest.mark.slow, pytest.mark.real_gpu("Inductor's kernels are Triton's, which are not emulated")],
+)
+
+
 def quick_of(cases: Iterable[Any], quick: Sequence[Any]) -> list[Any]:
     """All ``cases`` as a test's parameters; those in ``quick`` run on each change, the others in `make test-all`."""
     cases = list(cases)

@@ -16,7 +16,7 @@ from torch.nn.utils import parametrizations, parametrize
 import lmswap
 from lmswap.capture.recompiles import MAX_GRAPHS
 from lmswap.errors import ManyTraces, OptionError
-from tests.models import quick_of
+from tests.models import INDUCTOR, quick_of
 from tests.test_hard_cases import swapping
 
 FACTOR = 1.0
@@ -188,19 +188,7 @@ class Growing(nn.Module):
         return torch.tanh(self.give(cache.softmax(1).sum(1, keepdim=True) + tokens)), cache
 
 
-@pytest.mark.parametrize(
-    "compiler",
-    [
-        "fx",
-        pytest.param(
-            "inductor",
-            marks=[
-                pytest.mark.slow,
-                pytest.mark.real_gpu("Inductor's kernels are Triton's, which are not emulated"),
-            ],
-        ),
-    ],
-)
+@pytest.mark.parametrize("compiler", ["fx", INDUCTOR])
 @pytest.mark.parametrize("without_gradients", [torch.no_grad, torch.inference_mode])
 def test_forwards_without_gradients_are_plain_and_leave_all_traces_to_training(compiler, without_gradients):
     def decode(model):

@@ -21,7 +21,7 @@ import lmswap
 from lmswap.errors import BytesChanged, DriverError, LmswapError, TierError, TransferError
 from lmswap.execute import _C
 from lmswap.hardware.measure import describe_machine
-from tests.models import CASES
+from tests.models import CASES, INDUCTOR
 
 CASE = CASES["shared_views"]
 ENGINE = _C.Engine
@@ -225,20 +225,7 @@ def test_a_byte_that_changed_on_the_disk_is_caught(monkeypatch, tmp_path, verify
     lmswap.disable(model)
 
 
-@pytest.mark.parametrize(
-    "compiler",
-    [
-        "fx",
-        "eager",
-        pytest.param(
-            "inductor",
-            marks=[
-                pytest.mark.slow,
-                pytest.mark.real_gpu("Inductor's kernels are Triton's, which are not emulated"),
-            ],
-        ),
-    ],
-)
+@pytest.mark.parametrize("compiler", ["fx", "eager", INDUCTOR])
 def test_a_bit_that_flips_on_its_way_from_the_disk_is_an_error_and_no_gradient(monkeypatch, compiler):
     model = enable_on_a_disk_that(monkeypatch, "read@2=flip", compiler=compiler)
     with pytest.raises(BytesChanged, match=r"buffer '.+', made by .* were changed on the way out"):

@@ -48,10 +48,16 @@ def _gain(step: StepFigures) -> Iterator[str]:
     if peak_bytes is None or unplanned_bytes is None or peak_bytes >= unplanned_bytes:
         return
     saved, peak, unplanned = map(format_bytes, (unplanned_bytes - peak_bytes, peak_bytes, unplanned_bytes))
-    cost = ""
-    if step.free_seconds and step.predicted_seconds is not None:
-        cost = f"; step {100 * max(0.0, step.predicted_seconds / step.free_seconds - 1):.1f} % longer"
+    longer = _longer(step)
+    cost = f"; step {longer} longer" if longer else ""
     yield f"Saves {saved}: peak {peak} instead of {unplanned} (predicted without a plan){cost}."
+
+
+def _longer(step: StepFigures) -> str:
+    """The share by which the predicted step exceeds one in unlimited memory, "3.0 %", or "" if it is not known."""
+    if not step.free_seconds or step.predicted_seconds is None:
+        return ""
+    return f"{100 * max(0.0, step.predicted_seconds / step.free_seconds - 1):.1f} %"
 
 
 def _state(step: StepFigures) -> str:
@@ -117,10 +123,8 @@ def _host(step: StepFigures) -> Iterator[str]:
 def _quality(step: StepFigures) -> str:
     assert step.predicted_seconds is not None
     excess = step.predicted_seconds / step.bound_seconds - 1 if step.bound_seconds else None
-    over = ""
-    if step.free_seconds:
-        share = max(0.0, step.predicted_seconds / step.free_seconds - 1)
-        over = f"{100 * share:.1f} % over unlimited memory, "
+    longer = _longer(step)
+    over = f"{longer} over unlimited memory, " if longer else ""
     seconds = format_seconds(step.predicted_seconds)
     text = f"Plan: {step.plan_origin}; step {seconds}, {over}{format_excess(excess)}."
     if step.tier_reserved_bytes:
@@ -209,10 +213,10 @@ def _bytes(predicted: int | None, measured: int | None) -> tuple[str, str, str]:
 
 
 def _stalls(step: StepFigures, predicted: float | None) -> tuple[str, str, str]:
-    """Of stalls below a hundredth of the step no error is told: it would be one of nothing."""
-    told = _seconds(predicted, step.stall_seconds)
+    """The row of stalled seconds, without an error where stalls are below 1 % of the step."""
+    cells = _seconds(predicted, step.stall_seconds)
     longest = max(predicted or 0.0, step.stall_seconds or 0.0)
-    return told if longest >= 0.01 * (step.measured_seconds or 0.0) else (*told[:2], "–")
+    return cells if longest >= 0.01 * (step.measured_seconds or 0.0) else (*cells[:2], "–")
 
 
 def _seconds(predicted: float | None, measured: float | None) -> tuple[str, str, str]:
