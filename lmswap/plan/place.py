@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from lmswap.analyze.liveness import Gap
 from lmswap.ir.plan import Swap
@@ -99,7 +100,7 @@ class _Placement:
         self._resident_bytes = 0
         self._copies: dict[int, _Trip] = {}  # by buffer: its last copy out
         self._latest: dict[int, _Trip] = {}  # by buffer: its last trip back
-        self._outgoing: list[_Trip] = []  # queued and not yet released, first in first out
+        self._outgoing: OrderedDict[_Trip, None] = OrderedDict()  # queued and not yet released: in order of their ends
         self._ripe: list[tuple[int, int, _Trip]] = []  # heap by need: their copies in may start
         # What each op will find resident at least: every gap to come is taken as away from end to end, copies in that
         # were started early are counted. While this is within the budget, releasing on demand always makes room.
@@ -134,7 +135,7 @@ class _Placement:
             self._lanes.queue_copy()
             _, trip.out_end = self._lanes.copy(Lane.OUT, self._link, trip.nbytes)
             self._copies[trip.gap.buffer] = trip
-            self._outgoing.append(trip)
+            self._outgoing[trip] = None
             if self._sync_out:
                 self._stall_and_free(trip, position)
 
@@ -152,8 +153,7 @@ class _Placement:
         for trip in self._needed.get(position, ()):
             if trip.release is None and not trip.is_kept:
                 self._keep(trip, position)
-        finished = [trip for trip in self._outgoing if trip.out_end <= self._lanes.clock]
-        for trip in finished:
+        for trip in list(takewhile(lambda trip: trip.out_end <= self._lanes.clock, self._outgoing)):
             self._stall_and_free(trip, position)
         for trip in reversed(self._limited.get(position, ())):  # what is wanted back first has the best claim to stay
             if trip.release is None and not trip.is_kept:
@@ -165,7 +165,7 @@ class _Placement:
     def _release_on_demand(self, position: int) -> None:
         returning = sum(trip.nbytes for trip in self._needed.get(position, ()) if self._is_away(trip))
         while self._resident_bytes + returning + self._op_bytes(position) > self._problem.budget_bytes:
-            self._stall_and_free(self._outgoing[0], position)
+            self._stall_and_free(next(iter(self._outgoing)), position)
 
     def _start_ins(self, position: int) -> None:
         for trip in self._wishing.get(position, ()):
@@ -199,7 +199,7 @@ class _Placement:
 
     def _stall_and_free(self, trip: _Trip, position: int) -> None:
         self._lanes.wait(trip.out_end)
-        self._outgoing.remove(trip)
+        del self._outgoing[trip]
         self._free(trip, position)
 
     def _free(self, trip: _Trip, position: int) -> None:
@@ -209,7 +209,7 @@ class _Placement:
     def _keep(self, trip: _Trip, position: int) -> None:
         """Gives a swap up whose copy out is still under way: the buffer stays until its next use."""
         trip.is_kept = True
-        self._outgoing.remove(trip)
+        del self._outgoing[trip]
         self._promised[position : trip.gap.before] += trip.nbytes
 
     def _bring_back(self, trip: _Trip, position: int) -> None:

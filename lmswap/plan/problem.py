@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+
 from lmswap.analyze.liveness import Gap, segment_by_op, swappable_gaps
 from lmswap.analyze.memory import Bytes, StepMemory
 from lmswap.errors import PlanInfeasible
@@ -77,10 +79,11 @@ class Problem:
 
     def curve_without(self, gaps: Sequence[Gap]) -> Bytes:
         """Bytes by op with the buffers of ``gaps`` away for all of each gap: the least that swapping them leaves."""
-        curve = self.memory.curve.copy()
+        changes = np.zeros(len(self.memory.curve) + 1, np.int64)
         for gap in gaps:
-            curve[gap.after + 1 : gap.before] -= self.nbytes(gap.buffer)
-        return curve
+            changes[gap.after + 1] -= self.nbytes(gap.buffer)
+            changes[gap.before] += self.nbytes(gap.buffer)
+        return self.memory.curve + np.cumsum(changes[:-1])
 
     def fits(self, gaps: Sequence[Gap]) -> bool:
         """Whether swapping in ``gaps`` can keep the step within the budget."""

@@ -2,18 +2,14 @@
 
 import itertools
 import resource
-import sys
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 import lmswap
+from tests.instructions import counted_instructions
 from tests.models import quick_of
-
-_LMSWAP = str(Path(lmswap.__file__).parent)
 
 
 class Chain(nn.Module):
@@ -58,26 +54,6 @@ def hooked(model, **options):
     return lmswap.enable(model, compiler="eager", min_swap_bytes=1024, **options)
 
 
-@contextmanager
-def counted_instructions():
-    """Counts the instructions of Python that lmswap's code executes: the same on every machine."""
-    counts = [0]
-
-    def trace(frame, event, argument):
-        if not frame.f_code.co_filename.startswith(_LMSWAP):
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        counts[0] += event == "opcode"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        yield counts
-    finally:
-        sys.settrace(before)
-
-
 def instructions(model, options):
     """Of a first step, which is recorded, and of the second, which is planned for."""
     hooked(model, **options)
@@ -112,7 +88,7 @@ OPTIONS = {
 )
 def test_recording_takes_as_many_instructions_for_each_tensor_however_many_there_are(network, options):
     instructions(network(8), OPTIONS[options])  # what is done once
-    few, many = (instructions(network(length), OPTIONS[options]) for length in (80, 400))
+    few, many = (instructions(network(length), OPTIONS[options]) for length in (40, 200))
     assert many <= 5 * few
 
 

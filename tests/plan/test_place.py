@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from lmswap.analyze.liveness import Gap
 from lmswap.ir.plan import Plan
 from lmswap.ir.timeline import Lane
 from lmswap.plan import simulate
 from lmswap.plan.place import place
+from tests.instructions import counted_instructions
 from tests.ir.build import build, unit_machine
 from tests.plan.problems import problem_of
 
@@ -110,3 +113,21 @@ def test_release_waits_are_paid_only_under_pressure():
     # a leaves from 2 on for 3.3 s. f3, a b c, is 7 bytes; f4, a c d, is 6; by f5 a has left.
     assert positions(place(problem_of(step, 7), [gap], wishes={gap: 5})) == [(2, 4, 5, 5)]
     assert positions(place(problem_of(step, 6), [gap], wishes={gap: 5})) == [(2, 2, 5, 5)]
+
+
+def chain(length):
+    forward = "\n".join(f"f{i} 1: {f'a{i - 1}' if i else 'x'} -> a{i}" for i in range(length))
+    backward = "\n".join(f"g{i} 1: g{i + 1} a{i} -> g{i}" for i in reversed(range(length)))
+    text = f"forward\n{forward}\nf 1: a{length - 1} -> y\nbackward\ng 1: t -> g{length}\n{backward}"
+    return build(text, outputs="y", tangents="t", gradients="g0")
+
+
+@pytest.mark.parametrize("link", [0.1, 0.5, 10.0])  # bytes per second beside ops of 1 s: how long copies queue up
+def test_placing_takes_as_many_instructions_for_each_swap_however_many_there_are(link):
+    counted = {}
+    for length in (1, 50, 400):
+        problem = problem_of(chain(length), 10 * length, unit_machine(out=link, into=link))
+        with counted_instructions() as counts:
+            place(problem, problem.gaps)
+        counted[length] = counts[0]
+    assert counted[400] <= 9 * counted[50]

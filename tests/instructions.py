@@ -1,0 +1,29 @@
+"""How much Python a computation executes: a measure of its time that is the same on every machine."""
+
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import lmswap
+
+_LMSWAP = str(Path(lmswap.__file__).parent)
+
+
+@contextmanager
+def counted_instructions():
+    """Count the instructions of Python that lmswap's code executes."""
+    counts = [0]
+
+    def trace(frame, event, argument):
+        if not frame.f_code.co_filename.startswith(_LMSWAP):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        counts[0] += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield counts
+    finally:
+        sys.settrace(before)
