@@ -237,16 +237,18 @@ def least_budget(model: nn.Module) -> int:
     return _session(model).plans.least_bytes(_planned(model))
 
 
-def explain(model: nn.Module) -> Explanation:
+def explain(model: nn.Module, *, all_buffers: bool = False) -> Explanation:
     """For each buffer of ``model``'s step: its size, who makes and last uses it, the decision and the reason.
 
-    The step is the last one that `report` tells of; where that followed no plan, the one that was planned last.
+    The step is the last one that `report` tells of; where that followed no plan, the one that was planned last. Of the
+    buffers the ten largest are printed, with ``all_buffers`` all.
 
     Raises:
         OptionError: the model is not enabled, or nothing is planned yet.
     """
     step = _planned(model)
-    return make_explanation(step.joined.program, step.plan, policy=_session(model).options.policy)
+    policy = _session(model).options.policy
+    return make_explanation(step.joined.program, step.plan, policy=policy, all_buffers=all_buffers)
 
 
 def program(model: nn.Module) -> Program:

@@ -22,6 +22,7 @@ from lmswap.ir.machine import Link, Machine, Rate, Tier
 from lmswap.ir.network import PRESETS
 from lmswap.ir.plan import Rerun
 from lmswap.plan import POLICIES
+from tests.ir.build import build
 from tests.reporting.small_step import MIB, PLAN, PROGRAM
 
 UNIT_LINK = Link(Rate.constant(2**30), Rate.constant(2**29), both_factor=0.5, busy_factor=0.75)
@@ -134,7 +135,7 @@ def test_a_plan_is_made_and_printed(files, capsys):
     text = capsys.readouterr().out
     assert "Small: 5 ops, 7 buffers" in text
     assert "of a budget of 8.00 MiB" in text
-    assert "small.py:8 convolution" in text
+    assert "conv  small.py:8" in text
 
 
 def test_a_plan_as_json_has_the_figures(files, capsys):
@@ -147,6 +148,20 @@ def test_a_plan_as_json_has_the_figures(files, capsys):
     assert 0 < data["lower_bound_seconds"] <= data["step_seconds"]
     assert data["planning_seconds"] > 0
     assert data["tier_bytes"] == {}
+
+
+def test_a_plan_names_the_ten_largest_buffers_unless_all_are_asked_for(tmp_path, capsys):
+    ops = "\n".join(f"f{number} 1: b{number} -> b{number + 1}" for number in range(12))
+    step = build(f"forward\n{ops}", sizes={f"b{number}": MIB for number in range(13)}, outputs="b12")
+    (tmp_path / "long.json").write_text(step.program.to_json())
+    (tmp_path / "machine.json").write_text(MACHINE.to_json())
+    command = ["plan", str(tmp_path / "long.json"), "--budget", "64MiB", "--machine", str(tmp_path / "machine.json")]
+    shown = {}
+    for more in ([], ["--all-buffers"]):
+        assert cli.main([*command, *more]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        shown[bool(more)] = sum(line.startswith("1.00 MiB  keep") for line in lines)
+    assert shown == {False: 10, True: 12}
 
 
 def test_the_figures_count_what_is_swapped_and_what_is_computed_again():

@@ -94,6 +94,16 @@ def module_path(node: fx.Node) -> str:
     return re.sub(r"^[LG]\['\w+'\]\.?", "", path)
 
 
+def made_by(node: fx.Node, phase: str) -> str:
+    """What people call that which ``node`` makes: "encoder.0.conv: convolution", or by line, "add (unet.py:90)"."""
+    packet = getattr(node.target, "overloadpacket", None)
+    operator = str(packet or node.target).removeprefix("aten.")
+    module, where = module_path(node), source_line(node).partition(" ")[0]
+    is_backward = phase == "backward" and not operator.endswith("_backward")
+    aside = ", ".join([where] * bool(where and not module) + ["backward"] * is_backward)
+    return f"{module}: " * bool(module) + operator + f" ({aside})" * bool(aside)
+
+
 def _lower(
     graphs: tuple[SegmentGraph, ...], parameters: Collection[int], name: str, repeats: Callable[[fx.Node], bool]
 ) -> Lowered:
@@ -102,6 +112,9 @@ def _lower(
         gather_projections(graph.module.graph)
         lowering.add_graph(graph)
     kinds = _buffer_kinds(graphs, parameters, lowering)
+    for buffer, kind in kinds.items():
+        if kind is BufferKind.TANGENT:
+            lowering.names[buffer] = "gradient of an output"
     segments, start = [], 0
     for graph in graphs:
         segments.append(Segment(0, graph.phase, start, start + len(graph.ops)))
@@ -109,7 +122,7 @@ def _lower(
     program = Program(
         name=name,
         ops=tuple(lowering.ops),
-        buffers=tuple(Buffer(i, nbytes, kinds[i]) for i, nbytes in enumerate(lowering.nbytes)),
+        buffers=tuple(Buffer(i, nbytes, kinds[i], lowering.names[i]) for i, nbytes in enumerate(lowering.nbytes)),
         values=tuple(lowering.values),
         segments=tuple(segments),
     )
@@ -124,6 +137,7 @@ class _Lowering:
         self.ops: list[Op] = []
         self.values: list[Value] = []
         self.nbytes: list[int] = []
+        self.names: list[str] = []  # of buffers
         self._storages: dict[int, int] = {}  # the fakes live in node.meta while this runs, so addresses are unique
         self._named: set[tuple[str, int]] = set()
         self._devices: list[str] = []  # their types, by buffer
@@ -147,6 +161,7 @@ class _Lowering:
             return known, False
         self._storages[storage._cdata] = len(self.nbytes)
         self.nbytes.append(_static(storage.nbytes(), "storage size"))
+        self.names.append("")
         self._devices.append(tensor.device.type)
         return len(self.nbytes) - 1, True
 
@@ -169,6 +184,7 @@ class _Lowering:
             buffer, is_new = self.buffer(tensor)
             if is_new:
                 made.append(buffer)
+                self.names[buffer] = made_by(node, graph.phase)
         self._add_value(graph, node)
         index, is_view = len(self.ops), not made and not mutated and _returns_alias(node)
         graph.ops.append(node)

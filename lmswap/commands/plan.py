@@ -28,7 +28,7 @@ from lmswap.plan import POLICIES
 from lmswap.reporting import make_explanation
 from lmswap.reporting.decisions import buffer_decisions
 from lmswap.reporting.page import check_can_write, write_page
-from lmswap.reporting.text import format_excess, format_seconds, print_result, render_text
+from lmswap.reporting.text import TERMINAL_WIDTH, format_excess, format_seconds, print_result, render_text
 
 if TYPE_CHECKING:
     from lmswap.analyze.memory import StepMemory
@@ -62,6 +62,7 @@ def add_to(commands: Commands) -> None:
     parser.add_argument("--min-swap", metavar="BYTES", default="1MiB", help="smaller buffers stay; default: 1MiB")
     parser.add_argument("--ranks", type=int, metavar="N", help="predict 1, 2, 4 … N ranks that train together")
     parser.add_argument("--network", metavar="FILE|NAME", help="a network description, ac922 or x86; for --ranks")
+    parser.add_argument("--all-buffers", action="store_true", help="print all buffers, not the ten largest")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     parser.add_argument("--html", metavar="FILE", help="write the predicted step as a page, too; not of ranks")
     parser.set_defaults(run=run)
@@ -96,7 +97,8 @@ def run(options: argparse.Namespace) -> int:
     figures = plan_figures(program, plan, planning_seconds)
     if page is not None:
         _write_page(page, program, plan, simulate(program, costs, machine, plan), machine)
-    print_result(json.dumps(figures, indent=1) if options.json else plan_text(program, plan, machine, figures))
+    text = plan_text(program, plan, machine, figures, all_buffers=options.all_buffers)
+    print_result(json.dumps(figures, indent=1) if options.json else text)
     return 0
 
 
@@ -147,7 +149,9 @@ def plan_figures(program: Program, plan: Plan, planning_seconds: float) -> dict[
     }
 
 
-def plan_text(program: Program, plan: Plan, machine: Machine, figures: dict[str, Any]) -> str:
+def plan_text(
+    program: Program, plan: Plan, machine: Machine, figures: dict[str, Any], *, all_buffers: bool = False
+) -> str:
     """What is printed without `--json`."""
     table = Table.grid(padding=(0, 2))
     table.add_row("program", f"{program.name}: {len(program.ops)} ops, {len(program.buffers)} buffers")
@@ -156,9 +160,8 @@ def plan_text(program: Program, plan: Plan, machine: Machine, figures: dict[str,
     table.add_row("peak", f"{format_bytes(plan.predicted_peak_bytes)} of a budget of {format_bytes(plan.budget_bytes)}")
     table.add_row("step", f"{format_seconds(plan.predicted_seconds)} (predicted from the machine's rates)")
     table.add_row("bound", f"{format_seconds(figures['lower_bound_seconds'])}: {format_excess(plan.excess)}")
-    for decision in ("kept", "swapped", "recomputed"):
-        table.add_row(decision, format_bytes(figures[f"{decision}_bytes"]))
-    return render_text(table, Text(), make_explanation(program, plan, policy=plan.policy))
+    explanation = make_explanation(program, plan, policy=plan.policy, all_buffers=all_buffers)
+    return render_text(table, Text(), explanation.tables(), width=TERMINAL_WIDTH)
 
 
 def _this_machine(tier: str | None) -> Machine:

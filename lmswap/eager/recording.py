@@ -220,7 +220,7 @@ class _Lowering:
     def _buffers(self) -> tuple[Buffer, ...]:
         kinds = dict.fromkeys(self.kept, BufferKind.OUTPUT)
         return tuple(
-            Buffer(number, pack.nbytes, kinds.get(number, BufferKind.ACTIVATION))
+            Buffer(number, pack.nbytes, kinds.get(number, BufferKind.ACTIVATION), _name(pack))
             for number, pack in sorted(self.first.items())
         )
 
@@ -237,3 +237,10 @@ class _Lowering:
             )
             for number, pack in sorted(self.first.items())
         )
+
+
+def _name(pack: Pack) -> str:
+    """What people call it: by module, or else by line."""
+    if pack.module:
+        return f"{pack.module}: saved tensor"
+    return f"saved tensor ({pack.source})" if pack.source else ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -52,6 +53,7 @@ class Buffer:
     id: int
     nbytes: int
     kind: BufferKind
+    name: str = ""  # the module and operator that make it, "encoder.0.conv: convolution", or "" where nobody said
 
     def __post_init__(self) -> None:
         if not 0 <= self.nbytes <= _MOST_BYTES:
@@ -180,10 +182,15 @@ class Program:
 
     @cached_property
     def buffer_names(self) -> tuple[str, ...]:
-        """For each buffer the name of its first value, for messages."""
+        """What people call each buffer: its own name, or else its first value's; numbered where several have one."""
         names = [f"buffer {buffer.id}" for buffer in self.buffers]
         for value in reversed(self.values):
             names[value.buffer] = value.name
+        counts: Counter[str] = Counter()
+        for buffer in self.buffers:
+            name = buffer.name or names[buffer.id]
+            counts[name] += 1
+            names[buffer.id] = name if counts[name] == 1 else f"{name} #{counts[name]}"
         return tuple(names)
 
     def to_networkx(self) -> networkx.DiGraph[int]:
@@ -233,7 +240,7 @@ class Program:
             return Program(
                 name=str(data["name"]),
                 ops=tuple(_op(record) for record in data["ops"]),
-                buffers=tuple(Buffer(int(r["id"]), int(r["nbytes"]), BufferKind(r["kind"])) for r in data["buffers"]),
+                buffers=tuple(_buffer(record) for record in data["buffers"]),
                 values=tuple(_value(record) for record in data["values"]),
                 segments=tuple(
                     Segment(int(r["graph"]), str(r["phase"]), int(r["start"]), int(r["stop"])) for r in data["segments"]
@@ -253,6 +260,11 @@ class Program:
                 used = " ".join(f"%{b}" for b in op.reads)
                 lines.append(f"  {op.index:>5} {made} = {op.target}({used})  {op.source}".rstrip())
         return escape_controls("\n".join(lines))
+
+
+def _buffer(record: Mapping[str, Any]) -> Buffer:
+    # Files of earlier versions have no names.
+    return Buffer(int(record["id"]), int(record["nbytes"]), BufferKind(record["kind"]), str(record.get("name", "")))
 
 
 def _op(record: Mapping[str, Any]) -> Op:

@@ -94,10 +94,10 @@ class _Expansion:
 
     def _remake(self, buffer: int) -> int:
         made = len(self._buffers)
-        self._buffers.append(Buffer(made, self._program.buffers[buffer].nbytes, BufferKind.ACTIVATION))
+        again = f"{self._program.buffer_names[buffer]} again"
+        self._buffers.append(Buffer(made, self._program.buffers[buffer].nbytes, BufferKind.ACTIVATION, again))
         self._buffer_origins.append(buffer)
         shape = self._value_of.get(buffer)
         if shape is not None:
-            again = f"{shape.name} again"
-            self._values.append(replace(shape, id=len(self._values), name=again, buffer=made))
+            self._values.append(replace(shape, id=len(self._values), name=f"{shape.name} again", buffer=made))
         return made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.plan import Decision, Plan
 from lmswap.ir.program import Op, Program
 from lmswap.ir.schedule import schedule
@@ -54,8 +55,10 @@ def buffer_decisions(program: Program, plan: Plan, predicted: Timeline | None = 
             made_at=first[buffer.id].source if buffer.id in first else "",
             last_used_by=last[buffer.id].target if buffer.id in last else "",
             last_used_at=last[buffer.id].source if buffer.id in last else "",
-            # A reason stands beside its decision here and need not name it again.
-            reason=plan.reasons.get(buffer.id, "").removeprefix(f"{decisions[buffer.id]}: "),
+            # A reason stands beside decision and size here and need not name them again.
+            reason=plan.reasons.get(buffer.id, "")
+            .removeprefix(f"{decisions[buffer.id]}: ")
+            .removeprefix(f"{format_bytes(buffer.nbytes)} "),
             resident=resident.get(buffer.id, ()),
         )
         for buffer in program.buffers

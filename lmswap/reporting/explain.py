@@ -1,79 +1,75 @@
-"""The decision for each buffer as a table: how large, where it is made and last used, what happens to it, and why."""
+"""The decision for each buffer as a table: how large, what makes and last uses it, what happens to it, and why."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from lmswap.ir.bytesize import format_bytes
+from lmswap.ir.description import fields_of
 from lmswap.ir.plan import Decision, Plan
 from lmswap.ir.program import Program
 from lmswap.reporting.decisions import BufferDecision, buffer_decisions
-from lmswap.reporting.text import format_excess, format_seconds, render_html, render_text
+from lmswap.reporting.text import TERMINAL_WIDTH, format_excess, format_seconds, render_html, render_text
 
 SCHEMA = "lmswap.explanation/1"
-MAX_ROWS = 40  # of the printed table: a screen; `to_json` has all of them
+MAX_ROWS = 10  # of the printed table, unless all are asked for; `to_json` has all of them
 
 _STYLES = {Decision.KEEP: "", Decision.SWAP: "yellow", Decision.RECOMPUTE: "cyan"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explanation:
-    """The decisions for one model, largest buffer first. Prints as a table; iterate ``decisions`` for all of them."""
+    """The decisions for one model, largest buffer first. Prints as a table of the ten largest, or of all.
+
+    Iterate ``decisions`` for all of them.
+    """
 
     model: str
     policy: str
     decisions: tuple[BufferDecision, ...]
     predicted_seconds: float
     excess: float | None  # see `Plan.excess`
+    all_buffers: bool = False  # print all of them
 
     def __post_init__(self) -> None:
         largest_first = sorted(self.decisions, key=lambda decision: (-decision.nbytes, decision.buffer))
         object.__setattr__(self, "decisions", tuple(largest_first))
 
     def __rich__(self) -> Group:
-        """The tables, for `rich.print`; an operator alone is on the line where the buffer is made."""
-        heading = f"{self.model}: decisions of policy '{self.policy}', largest buffer first"
-        quality = f"step {format_seconds(self.predicted_seconds)}, {format_excess(self.excess)}"
-        return Group(Text(heading, style="bold"), Text(quality), Text(), self._rows(), Text(), self._totals())
+        """The tables, for `rich.print`."""
+        heading = Text(f"{self.model}: decisions of policy '{self.policy}'", style="bold")
+        quality = Text(f"step {format_seconds(self.predicted_seconds)}, {format_excess(self.excess)}")
+        return Group(heading, quality, Text(), self.tables())
+
+    def tables(self) -> Group:
+        """How many bytes are kept, swapped and made again, and below that the largest buffers, or all."""
+        shown = self.decisions if self.all_buffers else self.decisions[:MAX_ROWS]
+        rest = self.decisions[len(shown) :]
+        parts: list[RenderableType] = [self._totals(), Text(), _rows(shown)]
+        if rest:
+            smaller = f"{len(rest)} smaller buffers, {format_bytes(_total_bytes(rest))} together, are not shown"
+            parts += [Text(), Text(f"{smaller}; all_buffers=True or --all-buffers prints them.")]
+        return Group(*parts)
 
     def __str__(self) -> str:
-        return render_text(self)
+        return render_text(self, width=TERMINAL_WIDTH)
 
     def _repr_html_(self) -> str:
-        return render_html(self)
+        return render_html(self, width=TERMINAL_WIDTH)
 
     def __repr__(self) -> str:
         return f"<explanation of {self.model}: {len(self.decisions)} decisions; print it, or see its fields>"
 
     def to_json(self) -> str:
         """All decisions as JSON text, schema "lmswap.explanation/1"; sizes in bytes."""
-        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1)
-
-    def _rows(self) -> Table:
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", expand=True)
-        table.add_column("size", justify="right", no_wrap=True)
-        table.add_column("made", ratio=11, overflow="ellipsis", no_wrap=True)
-        table.add_column("last used", ratio=9, overflow="ellipsis", no_wrap=True)
-        table.add_column("decision", no_wrap=True)
-        table.add_column("why", ratio=9, overflow="fold")
-        for row in self.decisions[:MAX_ROWS]:
-            is_same_line = bool(row.made_at) and row.made_at == row.last_used_at
-            table.add_row(
-                format_bytes(row.nbytes),
-                Text(_place(row.made_by, row.made_at)),
-                Text(_operator(row.last_used_by) if is_same_line else _place(row.last_used_by, row.last_used_at)),
-                Text(row.decision, style=_STYLES[row.decision]),
-                Text(row.reason),
-            )
-        rest = self.decisions[MAX_ROWS:]
-        if rest:
-            table.add_row(format_bytes(_total_bytes(rest)), Text(f"in {len(rest)} smaller buffers, not shown"))
-        return table
+        record = fields_of(self)
+        del record["all_buffers"]
+        return json.dumps({"schema": SCHEMA, **record}, indent=1, default=fields_of)
 
     def _totals(self) -> Table:
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
@@ -86,20 +82,37 @@ class Explanation:
         return table
 
 
-def make_explanation(program: Program, plan: Plan, *, policy: str) -> Explanation:
+def make_explanation(program: Program, plan: Plan, *, policy: str, all_buffers: bool = False) -> Explanation:
     """Explains ``plan`` in the terms of ``program``, the step that it was made for; ``policy`` is the one asked for."""
     decisions = buffer_decisions(program, plan)
-    return Explanation(program.name, policy, decisions, plan.predicted_seconds, plan.excess)
+    return Explanation(program.name, policy, decisions, plan.predicted_seconds, plan.excess, all_buffers)
 
 
-def _place(target: str, source: str) -> str:
-    """Where, by which operator (one line has several), and the code: "unet.py:88 convolution: y = self.conv(x)"."""
-    where, _, code = source.partition(" ")
-    return f"{where} {_operator(target)}".strip() + (f": {code}" if code else "")
+def _rows(decisions: tuple[BufferDecision, ...]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("size", justify="right", no_wrap=True)
+    table.add_column("decision", no_wrap=True)
+    table.add_column("buffer, and why", ratio=1)
+    for row in decisions:
+        made = Text(_made(row), no_wrap=True, overflow="ellipsis")
+        why = Text("; ".join(filter(None, (row.reason, _last_use(row)))))
+        table.add_row(format_bytes(row.nbytes), Text(row.decision, style=_STYLES[row.decision]), Group(made, why))
+    return table
 
 
-def _operator(target: str) -> str:
-    return target.removeprefix("aten.").removesuffix(".default") or "outside the step"
+def _made(row: BufferDecision) -> str:
+    """Its name, and the line that makes it, whose place may be part of the name."""
+    where, _, code = row.made_at.partition(" ")
+    return f"{row.name}  {code if where in row.name else row.made_at}".rstrip()
+
+
+def _last_use(row: BufferDecision) -> str:
+    if not row.last_used_by:
+        return ""
+    where, _, _ = row.last_used_at.partition(" ")
+    operator = row.last_used_by.removeprefix("aten.").removesuffix(".default")
+    is_other_line = bool(where) and row.last_used_at != row.made_at
+    return f"last used by {operator}" + f" ({where})" * is_other_line
 
 
 def _total_bytes(rows: tuple[BufferDecision, ...]) -> int:

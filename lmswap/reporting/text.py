@@ -11,6 +11,7 @@ from rich.console import Console, RenderableType
 from lmswap.terminal import escape_controls
 
 WIDTH = 120
+TERMINAL_WIDTH = 80  # of what people read most: a terminal as it opens shows it whole
 
 
 def render_text(*parts: RenderableType, width: int = WIDTH) -> str:

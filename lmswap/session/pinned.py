@@ -220,7 +220,8 @@ def _nameless(program: Program) -> Program:
     """``program`` without what people call things, which a comment more in a model's file changes, as it begins."""
     ops = tuple(replace(op, name="", source="", module="") for op in program.ops)
     values = tuple(replace(value, name="") for value in program.values)
-    return replace(program.with_gradients(BufferKind.GRADIENT), name="", ops=ops, values=values)
+    buffers = tuple(replace(buffer, name="") for buffer in program.with_gradients(BufferKind.GRADIENT).buffers)
+    return replace(program, name="", ops=ops, buffers=buffers, values=values)
 
 
 def _difference(known: Program, program: Program) -> tuple[int, str]:

@@ -1,4 +1,5 @@
 import copy
+import re
 
 import pytest
 import torch
@@ -205,6 +206,27 @@ def test_ops_belong_to_the_innermost_module_and_their_backward_to_the_same():
     assert modules["forward", "addmm"] == "blocks.1.0"
     assert modules["forward", "gelu"] == modules["backward", "gelu_backward"] == "blocks.1.1"
     assert modules["forward", "exp"] == modules["backward", "mul"] == ""
+
+
+def test_buffers_are_named_by_module_and_operator_and_by_line_where_the_model_itself_makes_them():
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.GELU())
+
+        def forward(self, x):
+            return self.blocks(x).exp() * 2
+
+    recording, _ = capture(Model(), torch.randn(2, 4))
+    program = recording.lowered[0].program
+    names = set(program.buffer_names)
+    assert {"blocks.0: addmm", "blocks.2: gelu", "blocks.2: gelu_backward", "blocks.0: mm (backward)"} <= names
+    assert "gradient of an output" in names
+    assert len(names) == len(program.buffers)  # those of batch norm are numbered
+    (own,) = [name for name in names if name.startswith("exp ")]
+    assert re.fullmatch(r"exp \(test_lower\.py:\d+\)", own)
+    made = {buffer for op in program.ops for buffer in op.writes}
+    assert [name for buffer, name in enumerate(program.buffer_names) if buffer in made and "getitem" in name] == []
 
 
 def test_paths_begin_below_the_model_also_where_torch_itself_made_it():

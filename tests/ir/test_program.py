@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from lmswap.analyze.cost import roofline
 from lmswap.errors import CaptureError, LmswapError
+from lmswap.ir.plan import Rerun
 from lmswap.ir.program import Buffer, BufferKind, Program, Segment
+from lmswap.ir.schedule import schedule
 from lmswap.plan import make_plan
 from tests.ir.build import build, unit_machine
 from tests.ir.damage import damaged
@@ -32,6 +34,18 @@ STEP = build(
 @given(steps())
 def test_json_keeps_every_program(step):
     assert Program.from_json(step.program.to_json()) == step.program
+
+
+def test_buffers_have_names_of_their_own_and_those_of_older_files_their_first_values():
+    named = replace(STEP.program, buffers=tuple(replace(b, name="block: add") for b in STEP.program.buffers))
+    count = len(named.buffers)
+    assert named.buffer_names == ("block: add", *(f"block: add #{number}" for number in range(2, count + 1)))
+    assert Program.from_json(named.to_json()) == named
+    data = json.loads(named.to_json())
+    for record in data["buffers"]:
+        del record["name"]
+    assert Program.from_json(json.dumps(data)).buffer_names == STEP.program.buffer_names
+    assert schedule(named, [Rerun(0, 2)]).program.buffer_names[count:] == ("block: add #3 again",)
 
 
 @given(st.data(), steps(most_ops=4))
