@@ -32,8 +32,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Three runs in a row on two cores shared with other processes gave 49 and 107 GFLOP/s, minutes apart.
-_COMPUTE_SECONDS = 1 / 3
+# Longer would not help: three runs in a row on two cores shared with other processes gave 49 and 107 GFLOP/s, minutes
+# apart.
+_COMPUTE_SECONDS = 0.1
+_LEAST_RUNS = 3
 # What all processes of a machine that train together may take. Pinned pages cannot be taken back by the kernel; the
 # rest is for data loaders, the page cache and other processes.
 _PINNED_SHARE = 0.8
@@ -47,7 +49,7 @@ def describe_machine(device: torch.device, tier: str, where: str | None = None, 
     Tiers are "host", "disk", "compressed" and, of a CUDA device, "device", its own spare memory, and "peer", that of
     another GPU. ``where`` is what was asked of `locate_tier`, or what it gave.
 
-    Measures where no earlier measurement is found, or always with ``refresh``; that takes two to six seconds.
+    Measures where no earlier measurement is found, or always with ``refresh``; that takes one to four seconds.
 
     Raises:
         OptionError: an unknown tier, or no other GPU.
@@ -227,7 +229,7 @@ def _op_seconds(device: torch.device) -> float:
 
 
 def _best_seconds(device: torch.device, run: Callable[[], object]) -> float:
-    """The best of the runs in a third of a second: what the device can do, not what its other users leave."""
+    """The best of the runs in a tenth of a second: what the device can do, not what its other users leave."""
     import torch
 
     def timed() -> float:
@@ -239,7 +241,7 @@ def _best_seconds(device: torch.device, run: Callable[[], object]) -> float:
 
     timed()  # warms up
     until = time.perf_counter() + _COMPUTE_SECONDS
-    best = timed()
+    best = min(timed() for _ in range(_LEAST_RUNS))
     while time.perf_counter() < until:
         best = min(best, timed())
     return best

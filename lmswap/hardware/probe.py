@@ -29,10 +29,12 @@ _SIZES = (2**18, 2**20, 2**22, 2**24, 2**26)
 _REPEATS = 3
 _BURST_BYTES = 2**24  # per copy where several follow each other
 _BURST_COPIES = 12  # at most; fewer where they would take longer than this:
-_BURST_SECONDS = 0.2
+_BURST_SECONDS = 0.1
 MEASURED_BYTES = max(_SIZES[-1], _BURST_COPIES * _BURST_BYTES)  # of the tier, by `measure_link`
 _BOTH_COPIES = 6  # of the faster direction
-_PAIRS = 5  # alone and beside compute; one pair alone moves by tens of percent on a virtual machine
+# Alone and beside compute; one pair alone moves by tens of percent on a virtual machine. The first number is enough
+# where they differ by no more than the last.
+_LEAST_PAIRS, _MOST_PAIRS, _CLOSE = 3, 5, 0.1
 # A slow disk ends the series early: beyond its last point a rate is linear.
 _MAX_SECONDS_PER_SIZE = 0.5
 _MAX_WAIT_SECONDS = 60.0  # for copies that take 1 s on a disk of 100 MB/s; longer is a failure, not a measurement
@@ -40,7 +42,7 @@ _LEAST_FACTOR = 0.05
 
 
 def measure_link(device: torch.device, tier: str, where: str) -> Link:
-    """Measures the way from ``device`` to ``tier``, which lies at ``where`` (see `open_tier`); one to ten seconds.
+    """Measures the way from ``device`` to ``tier``, which lies at ``where`` (see `open_tier`); one to four seconds.
 
     Raises:
         TierError: the tier cannot be had.
@@ -152,31 +154,43 @@ class LinkProbe:
         run_seconds = compute(_REPEATS) / _REPEATS
         copy_factors, compute_factors = [], []
         for start, seconds in ((self._start_out, out_seconds), (self._start_in, in_seconds)):
-            count = max(1, min(_BURST_COPIES, round(_BURST_SECONDS / seconds)))
-            self._end(start(count))  # warms up
-            pairs = [self._beside(start, count, compute, run_seconds) for _ in range(_PAIRS)]
-            copying, computing = zip(*pairs, strict=True)
-            copy_factors.append(statistics.median(copying))
-            compute_factors.append(statistics.median(computing))
+            copying, computing = self._beside(start, seconds, compute, run_seconds)
+            copy_factors.append(copying)
+            compute_factors.append(computing)
         out_lost, in_lost = (1 - factor for factor in compute_factors)
         lost_seconds = out_seconds * out_lost + in_seconds * in_lost
         return min(copy_factors), 1 - lost_seconds / (out_seconds + in_seconds)
 
     def _beside(
-        self, start: Callable[[int], _Burst], count: int, compute: Callable[[int], float], run_seconds: float
+        self, start: Callable[[int], _Burst], seconds: float, compute: Callable[[int], float], run_seconds: float
     ) -> tuple[float, float]:
-        """See `busy_factors`; of one direction, ``start``: ``count`` copies alone, then beside ``compute``."""
+        """See `busy_factors`; of one direction, ``start``, whose copies take ``seconds`` each."""
+        count = max(1, min(_BURST_COPIES, round(_BURST_SECONDS / seconds)))
         alone_seconds = self._end(start(count))
-        # What is timed lies within the copies, and all that runs lasts longer than they do, if either loses half.
+        # What is timed lies within the copies, if either loses half.
         num_timed = max(1, int(alone_seconds / 2 / run_seconds))
-        num_rest = math.ceil(2 * alone_seconds / run_seconds) + 1
+        pairs: list[tuple[float, float]] = []
         before_seconds = compute(num_timed)
-        burst = start(count)
-        beside_seconds = compute(num_timed)
-        compute(num_rest)
-        copy_seconds = self._end(burst)
-        compute_seconds = (before_seconds + compute(num_timed)) / 2  # others' load may have changed meanwhile
-        return _share(alone_seconds, copy_seconds), _share(compute_seconds, beside_seconds)
+        while len(pairs) < _LEAST_PAIRS or (len(pairs) < _MOST_PAIRS and not _are_close(pairs)):
+            alone_seconds = self._end(start(count))
+            burst = start(count)
+            beside_seconds = compute(num_timed)
+            self._compute_on(compute, math.ceil(2 * alone_seconds / run_seconds) + 1)
+            copy_seconds = self._end(burst)
+            del burst  # gives its room in the tier back
+            after_seconds = compute(num_timed)
+            compute_seconds = (before_seconds + after_seconds) / 2  # others' load may have changed meanwhile
+            pairs.append((_share(alone_seconds, copy_seconds), _share(compute_seconds, beside_seconds)))
+            before_seconds = after_seconds
+        copying, computing = zip(*pairs, strict=True)
+        return statistics.median(copying), statistics.median(computing)
+
+    def _compute_on(self, compute: Callable[[int], float], most_runs: int) -> None:
+        """Runs ``compute`` until the copies that are under way have ended."""
+        for _ in range(most_runs):
+            if self._engine.is_idle():
+                return
+            compute(1)
 
     def _start_out(self, count: int) -> _Burst:
         return [self._copy_out(number * _BURST_BYTES, _BURST_BYTES) for number in range(count)], []
@@ -233,6 +247,10 @@ class LinkProbe:
             if len(records) < count:
                 time.sleep(1e-4)
         return records
+
+
+def _are_close(pairs: Sequence[tuple[float, float]]) -> bool:
+    return all(max(shares) - min(shares) <= _CLOSE for shares in zip(*pairs, strict=True))
 
 
 def _share(part: float, whole: float) -> float:

@@ -34,7 +34,7 @@ class Survey:
 
 
 def survey(disk_directory: str | None = None) -> Survey:
-    """Looks at the default device, its link and its tiers, and measures them anew; takes one to six seconds."""
+    """Looks at the default device, its link and its tiers, and measures them anew; takes one to ten seconds."""
     import torch
 
     device = default_device()

@@ -29,6 +29,9 @@ class FakeEngine:
     def in_done(self, handle, transfer, stream):
         self._run()
 
+    def is_idle(self):
+        return not any(self.waiting.values())
+
     def take_records(self):
         taken, self.records = self.records, []
         return taken

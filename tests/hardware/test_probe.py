@@ -51,3 +51,22 @@ def test_more_convolutions_take_more_time():
     compute = convolution(CPU)
     compute(1)
     assert 0 < compute(1) < compute(20)
+
+
+def test_a_machine_without_noise_is_known_after_few_copies_beside_compute():
+    engine = FakeEngine(2**30, 2**29, 1.0, beside=(0.8, 0.9))
+    LinkProbe(CPU, "disk", engine).busy_factors(engine.compute, 2.0**-6, 2.0**-5)
+    assert engine.clock < 3.0
+
+
+def test_a_noisy_machine_is_measured_until_others_load_is_outvoted():
+    engine, num_beside = FakeEngine(2**30, 2**30, 1.0), []
+
+    def compute(count):
+        if count > 1 and not engine.is_idle():
+            num_beside.append(count)
+            return engine.compute(count) * (2.0 if len(num_beside) <= 2 else 1.0)
+        return engine.compute(count)
+
+    factors = LinkProbe(CPU, "disk", engine).busy_factors(compute, 2.0**-6, 2.0**-6)
+    assert factors == pytest.approx((1.0, 1.0))
