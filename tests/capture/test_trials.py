@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from lmswap.capture.examples import _fill
-from lmswap.capture.trials import have_same_bytes
+from lmswap.capture import trials
+from lmswap.capture.trials import have_same_bytes, try_by_clock
 
 TENSORS = {
     "scalar": torch.tensor(1.0),
@@ -43,3 +44,36 @@ def test_floats_are_made_up_as_probabilities(dtype):
     assert values.min() >= 0
     assert values.max() <= 1
     assert values.unique().numel() > 3
+
+
+class _NoMemory:
+    def used_tensor_bytes(self):
+        return 0
+
+    peak_tensor_bytes = used_tensor_bytes
+
+    def reset_tensor_peak(self):
+        pass
+
+    synchronize = trim = reset_tensor_peak
+
+
+@pytest.mark.parametrize(
+    ("seconds", "num_runs", "best"),
+    [
+        ((0.02, 0.02, 0.01), 2, 0.02),  # nothing was left to warm up
+        ((0.02, 0.03, 0.01), 2, 0.02),
+        ((0.03, 0.02, 0.01), 3, 0.01),
+        ((0.3, 0.2, 0.1), 2, 0.2),  # takes long
+    ],
+)
+def test_an_op_runs_a_third_time_only_where_that_may_show_more(monkeypatch, seconds, num_runs, best):
+    now, due = [0.0], list(seconds)
+    monkeypatch.setattr(trials.time, "perf_counter", lambda: now[0])
+
+    def run():
+        now[0] += due.pop(0)
+        return torch.ones(1)
+
+    assert try_by_clock(run, _NoMemory()).seconds == pytest.approx(best)
+    assert len(seconds) - len(due) == num_runs
