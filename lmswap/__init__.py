@@ -60,8 +60,11 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("lmswap.errors")
     if name in __all__:
         drawn = random.getstate()  # rich draws a number as it is imported
+        told = importlib.import_module("lmswap.waiting").told
         try:
-            return getattr(importlib.import_module(_ORIGINS.get(name, "lmswap.api")), name)
+            with told("importing what torch.compile needs"):
+                module = importlib.import_module(_ORIGINS.get(name, "lmswap.api"))
+            return getattr(module, name)
         finally:
             random.setstate(drawn)
     raise AttributeError(f"module 'lmswap' has no attribute '{name}'")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ from lmswap.options import NEEDS_GRAPHS
 from lmswap.session import UNPLANNED, WHAT_VERIFY_DOES, SavedSequence, Session
 from lmswap.session.notes import warn
 from lmswap.uncalled import UNCALLED
+from lmswap.waiting import told
 
 _SUMMED_BY_GRAPH = (
     f"{ROUNDED_OTHERWISE}: a step runs several graphs, and the gradient of what more than one of them uses is summed "
@@ -179,6 +181,7 @@ class ModelCall:
         failure: str | None = None
         try:
             with (
+                told(f"{session.name}, first call", "tracing") if is_first else nullcontext(),
                 _calling,
                 torch._dynamo.config.patch(TRACING),
                 whole_functions(),
@@ -203,9 +206,9 @@ class ModelCall:
         if questions and session.graphs:
             session.may_go_another_way(describe_questions(questions))
         if len(session.graphs) > num_graphs:
-            told = self._recompiles.add(tuple(tensor.shape for tensor in tensors((args, kwargs))))
-            if told is not None:
-                warn(told, ManyTraces)
+            warning = self._recompiles.add(tuple(tensor.shape for tensor in tensors((args, kwargs))))
+            if warning is not None:
+                warn(warning, ManyTraces)
         reasons = [_sentence(reason) for reason in graph_break_reasons[num_breaks:]]
         if failure is not None:
             reasons.append(failure)

@@ -30,6 +30,7 @@ from lmswap.errors import CaptureError
 from lmswap.execute import ops
 from lmswap.execute.graph import BoxedFunction, is_whole
 from lmswap.execute.parts import Backward, Parts, compile_parts, results_by_part
+from lmswap.waiting import told
 
 # What comes back from a tier has the strides that were traced; Inductor would choose others for what it saves.
 # A replayed CUDA graph would copy to and from where its buffers lay when it was captured.
@@ -95,7 +96,8 @@ def _compile(graph: fx.GraphModule, examples: Sequence[Any], **how: Any) -> Boxe
     if len(results_by_part(graph.graph)) > 1:
         return boxed(own.in_parts(graph, how))
     is_rewritten = graph.meta.get(_IS_REWRITTEN)
-    function = _as_planned(graph, examples, how) if is_rewritten else compile_fx_inner(graph, examples, **how)
+    with told("a graph for Inductor", "compiling"):
+        function = _as_planned(graph, examples, how) if is_rewritten else compile_fx_inner(graph, examples, **how)
     return boxed(own.recorded(function, phase))
 
 

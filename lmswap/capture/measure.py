@@ -33,6 +33,7 @@ from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.costs import OpCosts, Piece
 from lmswap.ir.places import SMALL_BYTES
 from lmswap.ir.program import LOSS, Program
+from lmswap.waiting import progress
 
 _log = logging.getLogger(__name__)
 
@@ -76,15 +77,24 @@ class OpMeter:
         """
         nodes = [node for graph in graphs for node in graph.ops]
         estimated = self._estimate(program)
+        keys = [
+            None if op.is_view or op.target == LOSS else _signature(node)
+            for op, node in zip(program.ops, nodes, strict=True)
+        ]
+        to_time = {key: estimated.seconds[index] for index, key in enumerate(keys) if key and key not in self._known}
+        num_timed, timed_seconds, all_seconds = 0, 0.0, sum(to_time.values())
         seconds: list[float] = []
         pieces: list[tuple[Piece, ...]] = []
         with self._alone():
-            for op, node in zip(program.ops, nodes, strict=True):
+            for op, node, key in zip(program.ops, nodes, keys, strict=True):
                 if op.target == LOSS:
                     seconds.append(0.0)
                     pieces.append((Piece(assumed_bytes(program)),))
                     continue
-                measured = _NOTHING if op.is_view else self._measure(node)
+                measured = _NOTHING if op.is_view else self._measure(node, key)
+                if key in to_time:
+                    num_timed, timed_seconds = num_timed + 1, timed_seconds + to_time.pop(key)
+                    progress(num_timed, num_timed + len(to_time), timed_seconds / (all_seconds or 1.0))
                 seconds.append(estimated.seconds[op.index] if measured.seconds is None else measured.seconds)
                 pieces.append(measured.pieces)
         return OpCosts(tuple(seconds), tuple(map(_scratch_bytes, pieces)), "measured", tuple(pieces))
@@ -121,10 +131,10 @@ class OpMeter:
         ):
             yield
 
-    def _measure(self, node: fx.Node) -> _Measured:
+    def _measure(self, node: fx.Node, key: Any = None) -> _Measured:
         for maker in makers_of_seeds(node):
             self._measure(maker)
-        key = _signature(node)
+        key = key or _signature(node)
         if key not in self._known:
             self._known[key] = _NOTHING if only_looks(node) else self._run(node)
         self._examples.learn(node, self._known[key].devices)

@@ -34,6 +34,7 @@ from torch._guards import TracingContext, tracing
 
 from lmswap.capture.fakes import unwarned_failures
 from lmswap.execute.graph import BoxedFunction, copy_module
+from lmswap.waiting import stage
 
 _VARIANT = "lmswap_variant"  # in the meta of a graph
 _WRITTEN_ON = (ViewAndMutationMeta, SubclassMeta, SubclassCreationMeta)
@@ -147,7 +148,8 @@ class _Traced:
             updated_flat_args=_own(self._capture.updated_flat_args),
             maybe_subclass_meta=_own(self._capture.maybe_subclass_meta),
         )
-        compiled, _ = aot_stage2_compile(state, capture, cut, *self._compilers)
+        with stage("compiling"):
+            compiled, _ = aot_stage2_compile(state, capture, cut, *self._compilers)
         return compiled
 
     @contextmanager

@@ -134,6 +134,11 @@ def cache_directory() -> Path | None:
         return None
 
 
+def remembers() -> bool:
+    """Whether the next process finds what this one found out."""
+    return cache_directory() is not None
+
+
 @cache
 def _warn_of_no_home() -> None:
     _log.warning("user %d has no home: the next process will measure and plan anew; set LMSWAP_CACHE_DIR", os.geteuid())

@@ -36,6 +36,7 @@ from lmswap.execute.engine import SwapEngine
 from lmswap.execute.parts import Backwards, Handing, Results
 from lmswap.execute.step import EndedStep, SegmentKey
 from lmswap.execute.streams import SEVERAL
+from lmswap.hardware.cache import remembers
 from lmswap.hardware.memory import DeviceMemory, device_memory
 from lmswap.hardware.workspaces import take_workspaces
 from lmswap.ir.plan import Plan
@@ -54,7 +55,7 @@ from lmswap.session.planned import PlannedStep
 from lmswap.session.planner import Planner
 from lmswap.session.steps import StepPlans
 from lmswap.session.trained import Trained
-from lmswap.waiting import told
+from lmswap.waiting import stage, told
 
 _log = logging.getLogger(__name__)
 
@@ -136,7 +137,7 @@ class Session:
         self.graphs.append(graph)
         self._overruns.prepared_in(self.recorder.num_steps + 1)
         try:
-            with without_hooks(), told(f"{self.name}: tracing, timing and planning what has not run before"):
+            with without_hooks(), told(f"{self.name}, a new graph", "tracing"):
                 refuse_forward_mode()
                 refuse_streams(module)
                 refuse_effects(module)
@@ -162,7 +163,8 @@ class Session:
             self.check_caller()
             with without_hooks():
                 self.prepare(graph)
-                outputs = graph.due().function(*arguments)
+                with stage("running"):
+                    outputs = graph.due().function(*arguments)
             if torch.is_grad_enabled():
                 watch_gradients(outputs, self._differentiates_twice)
             return outputs
@@ -199,12 +201,17 @@ class Session:
         """Plans a graph that was just captured, with what the device has left at this moment."""
         joined = join([lowered.program])
         known = self.plans.remembered(joined.program)
-        graph.costs = known.costs if known else self.meter.costs(lowered.program, lowered.graphs)
+        if known:
+            graph.costs = known.costs
+        else:
+            with stage("timing ops", is_remembered=remembers()):
+                graph.costs = self.meter.costs(lowered.program, lowered.graphs)
         if any("mm" in op.target for op in lowered.program.ops):  # mm, addmm, bmm, baddbmm
             take_workspaces(self.device)
         ran = [index for index, phase in self.recorder.current_sequence if phase == "forward"]
         try:
-            step = self.plans.make((graph.index,), joined, graph.costs, known)
+            with stage("planning", is_remembered=remembers() and known is None):
+                step = self.plans.make((graph.index,), joined, graph.costs, known)
         except PlanInfeasible:
             if not ran:
                 raise
@@ -359,8 +366,9 @@ class Session:
     def _compile(self, indices: tuple[int, ...]) -> None:
         self._overruns.prepared_in(self.recorder.num_steps + 1)
         self.recorder.forget_curves()
-        for index in indices:
-            self.graphs[index].follow(indices)
+        with told(f"{self.name}, another plan", "compiling"):
+            for index in indices:
+                self.graphs[index].follow(indices)
         self.memory.collect()
 
 

@@ -8,6 +8,7 @@ from torch import nn
 from torch._higher_order_ops import while_loop
 
 from lmswap.analyze.cost import unit
+from lmswap.capture import measure
 from lmswap.capture.measure import OpMeter
 from tests.capture.captured import NoMemory, Recording, capture
 from tests.models import CASES, Case
@@ -124,3 +125,18 @@ def test_loops_that_made_up_values_may_never_end_are_not_tried(monkeypatch):
     with torch.no_grad():
         (recording,) = metered(monkeypatch, Case(Looping, lambda: torch.ones(4, 5)))
     assert any(op.target == "while_loop" for lowered in recording.lowered for op in lowered.program.ops)
+
+
+def test_progress_counts_the_ops_that_are_timed_once_for_all_like_them(monkeypatch):
+    told = []
+    monkeypatch.setattr(measure, "progress", lambda *of: told.append(of))
+    model = nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(8, 8), nn.GELU())])
+    case = Case(lambda: model, lambda: torch.rand(4, 8, requires_grad=True))
+    (recording,) = metered(monkeypatch, case)
+    total = len(told)
+    assert 0 < total < sum(not op.is_view for op in recording.lowered[0].program.ops)
+    assert [count for count, _, _ in told] == list(range(1, total + 1))
+    assert {of for _, of, _ in told} == {total}
+    shares = [share for _, _, share in told]
+    assert shares == sorted(shares)
+    assert shares[-1] == pytest.approx(1.0)

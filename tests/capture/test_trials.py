@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from lmswap.capture.examples import _fill
 from lmswap.capture import trials
+from lmswap.capture.examples import _fill
 from lmswap.capture.trials import have_same_bytes, try_by_clock
 
 TENSORS = {
