@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Certificate:
     """No plan for one program, machine, tier and budget takes less than ``seconds``: weak duality, by these prices.
 
@@ -29,6 +29,9 @@ class Certificate:
     memory_prices: tuple[float, ...] = ()  # by cut: seconds per byte
     out_prices: tuple[float, ...] = (0.0,)  # by zone: seconds per second of the lane
     in_prices: tuple[float, ...] = (0.0,)
+
+    def __repr__(self) -> str:
+        return f"<certificate of {self.seconds:.4g} s, by {len(self.cuts)} cuts; see its fields>"
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.certificate import Certificate
 from lmswap.ir.description import as_json, fields_of, read_description
+from lmswap.terminal import escape_controls
 
 SCHEMA = "lmswap.plan/1"
 
@@ -65,7 +67,7 @@ class Swap:
     first_use: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """Second runs in order of execution, swaps in order of need (``first_use``), and what both are predicted to cost.
 
@@ -94,6 +96,23 @@ class Plan:
     def acts_as(self, other: Plan) -> bool:
         """Whether both swap and compute again the same at the same times."""
         return (self.swaps, self.reruns) == (other.swaps, other.reruns)
+
+    def __repr__(self) -> str:
+        return f"<{self._heading()}; print it, or see its fields>"
+
+    def __str__(self) -> str:
+        lines = [self._heading()]
+        for swap in self.swaps:
+            out = "copied before" if swap.out_start is None else f"out from {swap.out_start}"
+            back = f"in from {swap.in_start} to {swap.first_use}"
+            lines.append(f"  buffer {swap.buffer} to {swap.tier}: {out}, gone from {swap.release}, {back}")
+        lines += [f"  op {rerun.op} again before op {rerun.position}" for rerun in self.reruns]
+        return escape_controls("\n".join(lines))
+
+    def _heading(self) -> str:
+        moved = f"swaps: {len(self.swaps)}, second runs: {len(self.reruns)}"
+        memory = f"{format_bytes(self.predicted_peak_bytes)} of {format_bytes(self.budget_bytes)}"
+        return escape_controls(f"plan by policy '{self.policy}' ({moved}, {memory}, {self.predicted_seconds:.4g} s)")
 
     def to_json(self) -> str:
         """The plan as JSON text; `from_json` reads it back equal."""

@@ -122,7 +122,7 @@ class Segment:
         return self == other or crosses
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Program:
     """One step: forward segments, then backward segments in reverse order of graphs."""
 
@@ -250,6 +250,10 @@ class Program:
             raise CaptureError(f"not a program file: {error}") from error
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise CaptureError(f"program file is damaged: {type(error).__name__} {error}") from error
+
+    def __repr__(self) -> str:
+        size = f"{len(self.ops)} ops, {len(self.buffers)} buffers"
+        return escape_controls(f"<program {self.name}: {size}; print it, or see its fields>")
 
     def __str__(self) -> str:
         lines = [f"program {self.name}: {len(self.ops)} ops, {len(self.buffers)} buffers"]

@@ -55,7 +55,7 @@ class Step:
     end_seconds: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Timeline:
     """The spans of one step, or of several: then ``steps`` says which, and seconds count from the first one's start.
 
@@ -66,6 +66,10 @@ class Timeline:
     spans: tuple[Span, ...]
     memory: tuple[tuple[float, int], ...]
     steps: tuple[Step, ...] = ()
+
+    def __repr__(self) -> str:
+        size = f"{len(self.spans)} spans, {len(self.memory)} points of memory"
+        return f"<{self.source} timeline of {self.seconds:.4g} s: {size}; see its fields>"
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
