@@ -36,6 +36,7 @@ from lmswap.eager.hooks import Hooks, disabled_by
 from lmswap.eager.step import EagerStep, storages_of
 from lmswap.errors import CaptureError, ManyTraces, NotManaged, OptionError, PlanInfeasible
 from lmswap.execute.step import SegmentKey
+from lmswap.frames import shortened
 from lmswap.options import NEEDS_GRAPHS
 from lmswap.session import UNPLANNED, WHAT_VERIFY_DOES, SavedSequence, Session
 from lmswap.session.notes import warn
@@ -111,6 +112,8 @@ class ModelCall:
             if self._compiled is None:
                 return self._call_hooked(args, kwargs)
             return self._call_captured(self._compiled, args, kwargs)
+        except Exception as error:
+            raise shortened(error)  # noqa: B904 - itself
         finally:
             self._inside.is_running = False
 
@@ -175,8 +178,7 @@ class ModelCall:
         num_graphs = len(session.graphs)
         is_first = num_graphs == 0
         step = self._step(None, self._kind(args, kwargs) if is_first else None, args, kwargs, records=is_first)
-        disable: Callable[..., Any] = torch.compiler.disable  # or the hooks would be traced too
-        hooks = disable(step.pack), disable(step.unpack)
+        hooks = step.untraced_pack, step.untraced_unpack
         had_run = session.recorder.num_steps, session.recorder.current_sequence
         failure: str | None = None
         try:

@@ -114,11 +114,10 @@ class Tangents:
 
     def watch(self, outputs: Any) -> None:
         """Lets the backward of this call, which gave ``outputs``, look which gradients it is given."""
-        disable: Callable[..., Any] = torch.compiler.disable  # as in `lmswap.capture.twice`
         functions: set[Any] = {output.grad_fn for output in outputs if isinstance(output, torch.Tensor)}
         for function in functions:
             if is_captured(function):
-                function.register_prehook(disable(self._begins))
+                function.register_prehook(self._begins)
 
     def run(self, backward: Backward, arguments: list[Any]) -> Handing:
         """What ``backward`` gives for ``arguments``; None for what no existing gradient goes into."""
@@ -141,6 +140,7 @@ class Tangents:
             for position, result in given.items()
         }
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # as in `lmswap.capture.twice`
     def _begins(self, gradients: Sequence[torch.Tensor | None]) -> None:
         if torch._C._is_any_autocast_enabled():
             self._note(CAST)

@@ -189,6 +189,10 @@ class EagerStep:
             storage.is_given_to_others()
         return tensor
 
+    # Where Dynamo looks on, it would trace them. Made here: that takes longer than a short op.
+    untraced_pack: Any = torch.compiler.disable(pack)  # type: ignore[no-untyped-call]
+    untraced_unpack: Any = torch.compiler.disable(unpack)  # type: ignore[no-untyped-call]
+
     def _restored(self, saved: SavedTensor, node: str) -> torch.Tensor:
         tensor, storage = saved.restore(), saved.storage
         if storage is not None:

@@ -15,6 +15,8 @@ from lmswap.errors import DriverError
 
 _log = logging.getLogger(__name__)
 
+_READ_BYTES = 2**14  # at once: of /proc/self/status mostly all
+
 
 @dataclass(frozen=True)
 class Ram:
@@ -26,12 +28,12 @@ class Ram:
 
 def resident_bytes() -> int:
     """What this process holds in main memory now (VmRSS)."""
-    return _status("VmRSS")
+    return _status(b"VmRSS")
 
 
 def peak_resident_bytes() -> int:
     """The highest `resident_bytes` since the process began or `reset_peak_resident` was called (VmHWM)."""
-    return _status("VmHWM")
+    return _status(b"VmHWM")
 
 
 def reset_peak_resident() -> None:
@@ -41,7 +43,11 @@ def reset_peak_resident() -> None:
         DriverError: the kernel or its sandbox does not offer it.
     """
     try:
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        file = os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(file, b"5")
+        finally:
+            os.close(file)
     except OSError as error:
         raise DriverError(
             f"the peak of resident memory cannot be measured here: writing /proc/self/clear_refs failed ({error}); "
@@ -62,12 +68,17 @@ def read_ram(root: Path = Path("/")) -> Ram:
     return Ram(total_bytes, available_bytes)
 
 
-def _status(key: str) -> int:
-    with Path("/proc/self/status").open(encoding="ascii", errors="replace") as lines:
-        for line in lines:
-            if line.startswith(f"{key}:"):
-                return int(line.split()[1]) * 1024
-    raise DriverError(f"the kernel does not tell this process's memory: /proc/self/status has no {key}")
+def _status(key: bytes) -> int:
+    # Asked several times in a step: pathlib and text files would take three times as long as the kernel.
+    file = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)  # of this process, also after a fork
+    try:
+        lines = b"".join(iter(lambda: os.read(file, _READ_BYTES), b""))
+    finally:
+        os.close(file)
+    _, found, rest = lines.partition(b"\n%b:" % key)
+    if not found:
+        raise DriverError(f"the kernel does not tell this process's memory: /proc/self/status has no {key.decode()}")
+    return int(rest.split(maxsplit=1)[0]) * 1024
 
 
 def _cgroup_limits(root: Path) -> Iterator[tuple[int, int]]:

@@ -88,11 +88,18 @@ def test_resident_memory_rises_by_what_is_touched_and_its_peak_stays_until_reset
     assert ram.peak_resident_bytes() < before + slack
 
 
-def test_a_kernel_that_cannot_reset_the_peak_is_an_error_that_says_so(monkeypatch):
-    def refuse(self, *_, **__):
-        raise PermissionError(13, "Permission denied", str(self))
+def test_a_status_of_many_pieces_is_read_to_its_end(monkeypatch):
+    monkeypatch.setattr(ram, "_READ_BYTES", 100)
+    assert ram.resident_bytes() > MIB
+    with pytest.raises(DriverError, match="has no VmNone"):
+        ram._status(b"VmNone")
 
-    monkeypatch.setattr(ram.Path, "write_text", refuse)
+
+def test_a_kernel_that_cannot_reset_the_peak_is_an_error_that_says_so(monkeypatch):
+    def refuse(path, *_):
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(ram.os, "open", refuse)
     with pytest.raises(DriverError, match=r"/proc/self/clear_refs failed .*Permission denied"):
         ram.reset_peak_resident()
 
