@@ -220,6 +220,7 @@ def report(model: nn.Module) -> Report:
         tier_reserve_seconds=tier.reserve_seconds,
         tier_resident_bytes=tier.peak_resident_bytes,
         notes=session.notes,
+        plan_notes=session.plan_notes,
         verified=session.verified,
     )
 
@@ -247,8 +248,15 @@ def explain(model: nn.Module, *, all_buffers: bool = False) -> Explanation:
         OptionError: the model is not enabled, or nothing is planned yet.
     """
     step = _planned(model)
-    policy = _session(model).options.policy
-    return make_explanation(step.joined.program, step.plan, policy=policy, all_buffers=all_buffers)
+    session = _session(model)
+    return make_explanation(
+        step.joined.program,
+        step.plan,
+        policy=session.options.policy,
+        plan_notes=session.plan_notes,
+        free_seconds=step.costs.free_seconds,
+        all_buffers=all_buffers,
+    )
 
 
 def program(model: nn.Module) -> Program:

@@ -66,7 +66,7 @@ def plain():
 
 
 def notes_of(report):
-    return [note for note in report.notes if ADDS_UP in note]
+    return [note for note in report.plan_notes if ADDS_UP in note]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_second_set_of_them_would_have_had_no_room(plain):
     actual, report = train(budget=BUDGET, verify=True)
     assert actual == plain
     assert not notes_of(report)
-    assert any("81.00 MiB more are held between steps" in note and "cannot fit" in note for note in report.notes)
+    assert any("81.00 MiB more are held between steps" in note and "cannot fit" in note for note in report.plan_notes)
 
 
 @pytest.mark.slow

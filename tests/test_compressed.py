@@ -135,7 +135,7 @@ def test_tensors_that_compress_less_than_before_are_told_of_and_planned_for():
         _, report = train(
             RECTIFIED, batch=lambda: torch.rand(512, 512), policy="swap_all", num_steps=4, host_budget=3 * MIB
         )
-    assert any("compressed tensors took" in note for note in report.notes)
+    assert any("compressed tensors took" in note for note in report.plan_notes)
     assert unplanned.tier_resident_bytes == 0
 
 
@@ -144,7 +144,7 @@ def test_a_plan_that_stays_though_they_compress_less_can_be_saved_and_followed(t
     train(RECTIFIED, policy="swap_all", num_steps=4)
     options = {"batch": lambda: torch.rand(512, 512), "num_steps": 2, "host_budget": 3 * MIB}
     expected, report = train(RECTIFIED, **options, policy="swap_all", save=tmp_path / "plan.json")
-    assert any(note.startswith("the plan stays as it was after step 1: compressed tens") for note in report.notes)
+    assert any(note.startswith("the plan stays as it was after step 1: compressed tens") for note in report.plan_notes)
     actual, _ = train(RECTIFIED, **options, plan=tmp_path / "plan.json")
     assert same(actual, expected)
 
@@ -158,7 +158,7 @@ def test_where_they_compress_less_a_plan_that_can_computes_again_what_there_is_n
     limit_bytes = sparse_ones.tier_planned_bytes // 4
     with pytest.warns(BudgetExceeded, match="compressed tensors took "):
         _, report = train(MIXING, **options, host_budget=limit_bytes, batch=lambda: torch.rand(2048, 512))
-    assert any(note.startswith("replanned after step 1: compressed tensors took ") for note in report.notes)
+    assert any(note.startswith("replanned after step 1: compressed tensors took ") for note in report.plan_notes)
     assert report.recomputed_bytes > 0
     assert report.swapped_out_bytes <= limit_bytes
 

@@ -145,10 +145,10 @@ def test_a_prediction_that_is_off_is_made_again_once_from_what_was_measured(monk
         path.unlink()
     actual, report = train(num_steps=6)
     assert equal_bits(actual, expected)
-    (note,) = [note for note in report.notes if "replanned" in note]
+    (note,) = [note for note in report.plan_notes if "replanned" in note]
     assert note.startswith("replanned after step 3: measured ")
     assert re.search(r"predicted; most off is op '\S+' \(models\.py:\d+ .*\): [^ ]+ \S+ against ", note)
-    assert report.plan_origin.startswith("made again after step 3")
+    assert report.plan_origin == "made again after step 3"
     monkeypatch.setattr(feedback, "TOLERANCE", 1e6)
     assert train(num_steps=3)[1].predicted_seconds == pytest.approx(report.predicted_seconds)  # remembered
 
@@ -174,7 +174,7 @@ def test_a_plan_that_stays_is_predicted_by_what_was_measured(monkeypatch):
     assert report.predicted_seconds == pytest.approx(seconds) == pytest.approx(report.predicted.seconds)
     assert sum(found.costs.seconds) <= report.bound_seconds <= seconds
     assert report.plan_origin.startswith("made in")
-    assert not any("replanned" in note for note in report.notes)
+    assert not any("replanned" in note for note in report.plan_notes)
     assert train(LARGE, num_steps=3, **tight)[1].predicted_seconds == pytest.approx(seconds)  # remembered
 
 
@@ -231,7 +231,7 @@ def test_tensors_that_others_hold_meanwhile_are_planned_for():
         WIDE.loss(model(WIDE.batch())).backward()
         held.append(torch.ones(16 * 2**20))  # 64 MiB; 32 MiB of them are in reserve for an optimizer
     report = lmswap.report(model)
-    assert [note for note in report.notes if "more are held between steps than was planned for" in note]
+    assert [note for note in report.plan_notes if "more are held between steps than was planned for" in note]
     assert report.base_bytes > 32 * 2**20
     lmswap.disable(model)
 
@@ -434,7 +434,7 @@ def test_a_plan_that_may_not_be_the_best_is_searched_for_again_after_the_first_s
     tight = {"policy": "auto", "budget": tight_budget(unplanned, 0.9), "link": "100MB/s"}
     monkeypatch.setitem(_POLICIES, "auto", hasty_auto)
     monkeypatch.setattr(lessons, "_WORTH_SEARCHING", 10.0)  # no plan is as bad
-    assert not any("replanned" in note for note in train(LARGE, num_steps=6, **tight)[1].notes)
+    assert not any("replanned" in note for note in train(LARGE, num_steps=6, **tight)[1].plan_notes)
     monkeypatch.undo()
     monkeypatch.setattr(feedback, "TOLERANCE", 1e6)
     monkeypatch.setitem(_POLICIES, "auto", hasty_auto)
@@ -448,11 +448,11 @@ def test_a_plan_that_may_not_be_the_best_is_searched_for_again_after_the_first_s
     assert asked[-1][2:] == (learnt[-1].costs, learnt[-1].machine) != asked[0][2:]
     assert bounded.count(learnt[-1].costs) == 1  # what was measured is new; the search goes on by the same bound
     assert equal_bits(actual, expected)
-    (note,) = [note for note in report.notes if "replanned" in note]
+    (note,) = [note for note in report.plan_notes if "replanned" in note]
     assert re.fullmatch(
         r"replanned after step 3: the plan was [\d.]+% above .* a longer search found a faster one", note
     )
-    assert report.plan_origin == f"made again {note.removeprefix('replanned ')}"
+    assert report.plan_origin == "made again after step 3"
     _, second = train(LARGE, num_steps=3, **tight)
     assert second.predicted_seconds == pytest.approx(report.predicted_seconds)
     assert train(LARGE, num_steps=5, **tight)[1].plan_origin == "from cache"  # and not searched for once more

@@ -43,7 +43,7 @@ def train(model: nn.Module, case: Case, between) -> list[torch.Tensor]:
 
 
 def trained(case: Case, between, **options):
-    """Results without and with lmswap, what is planned of the last step, and the notes."""
+    """Results without and with lmswap, what is planned of the last step, and what became of plans."""
     torch.manual_seed(0)
     expected = train(case.make(), case, between)
     torch.compiler.reset()
@@ -53,7 +53,7 @@ def trained(case: Case, between, **options):
     report, step = lmswap.report(model), lmswap.api._sessions[model].current_step()
     lmswap.disable(model)
     assert any(row.decision == "swap" for row in report.decisions)
-    return expected, actual, step, report.notes
+    return expected, actual, step, report.plan_notes
 
 
 @pytest.mark.parametrize(
@@ -114,6 +114,6 @@ def test_an_order_that_no_plan_serves_is_tried_once(monkeypatch):
     for _ in range(5):
         step((0, 1))
     assert len(tried) == 1
-    notes = lmswap.report(model).notes
+    notes = lmswap.report(model).plan_notes
     assert any("the plan stays as it was though graphs ran backward in another order" in note for note in notes)
     lmswap.disable(model)

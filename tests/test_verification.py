@@ -70,7 +70,7 @@ def test_verified_steps_are_the_same_steps_and_all_of_them_is_counted(name):
     assert verified.num_differences == 0
     assert verified.unrepeatable == []
     assert f"{verified.num_gradients} gradients compared to the bit" in " ".join(str(report).split())
-    assert "the budget, which is not kept" in " ".join(str(report).split())
+    assert "The budget is not kept while verifying." in str(report)
 
 
 @pytest.mark.parametrize("name", quick_of(["encoder", "shared_views", "broken"], ["shared_views"]))
@@ -277,7 +277,7 @@ def test_a_flipped_bit_is_found_where_it_was_flipped(damage, where, monkeypatch)
     case = MODELS["shared_views"]
     with_engine(monkeypatch, Breakage(damage=damage))
     model = enable(case)
-    with pytest.raises(BytesChanged, match=rf"buffer '\w+', made by op .*, were changed {where}.*at byte 0") as caught:
+    with pytest.raises(BytesChanged, match=rf"buffer '[^']+', made by op .*, were changed {where}.*at byte 0") as caught:
         step(case, model)
     program = lmswap.program(model)
     maker = next(op for op in program.ops if program.buffer_names.index(caught.value.buffer) in op.writes)

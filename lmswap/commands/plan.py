@@ -104,8 +104,13 @@ def run(options: argparse.Namespace) -> int:
 
 def _write_page(path: Path, program: Program, plan: Plan, predicted: Timeline, machine: Machine) -> None:
     title = f"{program.name} on {machine.name}: policy {plan.policy}"
+    summary = [
+        ("peak", f"{format_bytes(plan.predicted_peak_bytes)} predicted"),
+        ("budget", format_bytes(plan.budget_bytes)),
+        ("step", f"{format_seconds(plan.predicted_seconds)} predicted"),
+    ]
     decisions = buffer_decisions(program, plan, predicted)
-    write_page(path, (predicted,), decisions, title=title, budget_bytes=plan.budget_bytes)
+    write_page(path, (predicted,), decisions, title=title, budget_bytes=plan.budget_bytes, summary=summary)
 
 
 def _ranks(

@@ -16,7 +16,8 @@ from lmswap.reporting.lives import lives
 class BufferDecision:
     """The fate of one buffer. Operators are those of the traced step; lines are the user's, "" where unknown.
 
-    ``resident`` is from when to when it lies on the device, in seconds of the predicted step; () without a prediction.
+    ``resident`` is from when to when it lies on the device, () without a prediction, in seconds of the timeline that
+    ``clock`` names: "measured" where a step has run as planned, or else "predicted".
     """
 
     buffer: int
@@ -29,15 +30,18 @@ class BufferDecision:
     last_used_at: str
     reason: str
     resident: tuple[tuple[float, float], ...] = ()
+    clock: str = ""
 
 
-def buffer_decisions(program: Program, plan: Plan, predicted: Timeline | None = None) -> tuple[BufferDecision, ...]:
+def buffer_decisions(
+    program: Program, plan: Plan, predicted: Timeline | None = None, measured: Timeline | None = None
+) -> tuple[BufferDecision, ...]:
     """One decision for each buffer that the step allocates, in the program's order.
 
     Parameters and inputs are left out: they live outside the step, and no plan can move them.
     """
     decisions = schedule(program, plan.reruns).decisions(plan)
-    resident = lives(program, plan, predicted) if predicted is not None else {}
+    resident, clock = lives(program, plan, predicted, measured) if predicted is not None else ({}, "")
     first: dict[int, Op] = {}
     last: dict[int, Op] = {}
     for op in program.ops:
@@ -60,6 +64,7 @@ def buffer_decisions(program: Program, plan: Plan, predicted: Timeline | None = 
             .removeprefix(f"{decisions[buffer.id]}: ")
             .removeprefix(f"{format_bytes(buffer.nbytes)} "),
             resident=resident.get(buffer.id, ()),
+            clock=clock,
         )
         for buffer in program.buffers
         if not buffer.is_resident and buffer.nbytes > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
@@ -14,7 +15,7 @@ from lmswap.ir.description import fields_of
 from lmswap.ir.plan import Decision, Plan
 from lmswap.ir.program import Program
 from lmswap.reporting.decisions import BufferDecision, buffer_decisions
-from lmswap.reporting.text import TERMINAL_WIDTH, format_excess, format_seconds, render_html, render_text
+from lmswap.reporting.text import TERMINAL_WIDTH, format_excess, format_longer, format_seconds, render_html, render_text
 
 SCHEMA = "lmswap.explanation/1"
 MAX_ROWS = 10  # of the printed table, unless all are asked for; `to_json` has all of them
@@ -34,6 +35,8 @@ class Explanation:
     decisions: tuple[BufferDecision, ...]
     predicted_seconds: float
     excess: float | None  # see `Plan.excess`
+    free_seconds: float | None = None  # of the same step in unlimited memory
+    plan_notes: tuple[str, ...] = ()  # on what became of its plans
     all_buffers: bool = False  # print all of them
 
     def __post_init__(self) -> None:
@@ -43,8 +46,10 @@ class Explanation:
     def __rich__(self) -> Group:
         """The tables, for `rich.print`."""
         heading = Text(f"{self.model}: decisions of policy '{self.policy}'", style="bold")
-        quality = Text(f"step {format_seconds(self.predicted_seconds)}, {format_excess(self.excess)}")
-        return Group(heading, quality, Text(), self.tables())
+        longer = format_longer(self.predicted_seconds, self.free_seconds)
+        parts = [f"step {format_seconds(self.predicted_seconds)}", longer and f"{longer} over unlimited memory"]
+        quality = Text(", ".join([*filter(None, parts), format_excess(self.excess)]))
+        return Group(heading, quality, *map(Text, self.plan_notes), Text(), self.tables())
 
     def tables(self) -> Group:
         """How many bytes are kept, swapped and made again, and below that the largest buffers, or all."""
@@ -82,10 +87,26 @@ class Explanation:
         return table
 
 
-def make_explanation(program: Program, plan: Plan, *, policy: str, all_buffers: bool = False) -> Explanation:
+def make_explanation(
+    program: Program,
+    plan: Plan,
+    *,
+    policy: str,
+    free_seconds: float | None = None,
+    plan_notes: Sequence[str] = (),
+    all_buffers: bool = False,
+) -> Explanation:
     """Explains ``plan`` in the terms of ``program``, the step that it was made for; ``policy`` is the one asked for."""
-    decisions = buffer_decisions(program, plan)
-    return Explanation(program.name, policy, decisions, plan.predicted_seconds, plan.excess, all_buffers)
+    return Explanation(
+        program.name,
+        policy,
+        buffer_decisions(program, plan),
+        plan.predicted_seconds,
+        plan.excess,
+        free_seconds,
+        tuple(plan_notes),
+        all_buffers,
+    )
 
 
 def _rows(decisions: tuple[BufferDecision, ...]) -> Table:

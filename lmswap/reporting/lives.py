@@ -1,23 +1,33 @@
-"""When does each buffer lie on the device, by a plan? Program + plan + predicted timeline → seconds, for people."""
+"""When does each buffer lie on the device, by a plan? Program + plan + timelines → seconds, for people."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
+from collections.abc import Sequence
+from itertools import accumulate, groupby
 
 from lmswap.analyze.liveness import live_ranges
 from lmswap.ir.plan import Plan, Swap
 from lmswap.ir.program import Program
 from lmswap.ir.schedule import schedule
-from lmswap.ir.timeline import Lane, Timeline
+from lmswap.ir.timeline import Lane, Span, Timeline
 
 Lives = dict[int, tuple[tuple[float, float], ...]]  # by buffer of the program: (start, end), in seconds of the step
 
 
-def lives(program: Program, plan: Plan, predicted: Timeline) -> Lives:
-    """From when to when each buffer of the step takes memory; one that is away meanwhile has several times."""
+def lives(program: Program, plan: Plan, predicted: Timeline, measured: Timeline | None = None) -> tuple[Lives, str]:
+    """From when to when each buffer of the step takes memory; one that is away meanwhile has several times.
+
+    Also says whose seconds these are: those of ``measured`` if its passes are the plan's. Within a pass, whose ops are
+    not timed in each step, compute goes on as predicted.
+    """
     runs = schedule(program, plan.reruns)
     begins = [span.start_seconds for span in predicted.spans if span.lane is Lane.COMPUTE]  # by op
     begins.append(predicted.seconds)
+    as_measured = _begins_measured(runs.program, predicted, measured) if measured is not None else None
+    clock = predicted if measured is None or as_measured is None else measured
+    begins = as_measured or begins
     away: dict[int, list[Swap]] = defaultdict(list)
     for swap in sorted(plan.swaps, key=lambda swap: swap.release):
         away[swap.buffer].append(swap)
@@ -26,4 +36,26 @@ def lives(program: Program, plan: Plan, predicted: Timeline) -> Lives:
         edges = [live.start, *(edge for swap in away[buffer] for edge in (swap.release, swap.in_start)), live.stop]
         times = [begins[edge] for edge in edges]
         found[runs.buffers[buffer]] += zip(times[::2], times[1::2], strict=True)
-    return {buffer: tuple(sorted(times)) for buffer, times in found.items()}
+    return {buffer: tuple(sorted(times)) for buffer, times in found.items()}, clock.source
+
+
+def _begins_measured(program: Program, predicted: Timeline, measured: Timeline) -> list[float] | None:
+    """When each op began in ``measured``, and when the last ended; None where other passes ran than are planned."""
+    compute = [span for span in measured.spans if span.lane is Lane.COMPUTE]
+    passes = [list(spans) for _, spans in groupby(compute, key=lambda span: span.name)]
+    if [spans[0].name.partition(" ")[0] for spans in passes] != [segment.phase for segment in program.segments]:
+        return None
+    op_seconds = [span.seconds for span in predicted.spans if span.lane is Lane.COMPUTE]
+    begins: list[float] = []
+    for segment, spans in zip(program.segments, passes, strict=True):
+        passed = list(accumulate(op_seconds[segment.start : segment.stop], initial=0.0))
+        begins += [_within(spans, before / (passed[-1] or 1.0)) for before in passed[:-1]]
+    return [*begins, compute[-1].end_seconds]
+
+
+def _within(spans: Sequence[Span], share: float) -> float:
+    """When ``share`` of the seconds of ``spans`` was over."""
+    passed = list(accumulate((span.seconds for span in spans), initial=0.0))
+    at = share * passed[-1]
+    which = min(bisect_right(passed, at), len(spans)) - 1
+    return spans[which].start_seconds + at - passed[which]

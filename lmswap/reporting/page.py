@@ -1,62 +1,84 @@
-"""A step as a page that answers when pointed at: memory over time, what ran on each lane, and each buffer's life."""
+"""A step as a page that answers when pointed at: memory over time, what ran on each lane, and each buffer's life.
+
+The page is one file, page.html beside this one, with the step as JSON in it: a browser needs nothing else to draw it.
+"""
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Sequence
+import html
+import json
+import re
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lmswap.errors import OptionError
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.plan import Decision
-from lmswap.ir.timeline import Span, Timeline
+from lmswap.ir.timeline import Lane, Span, Timeline
 from lmswap.reporting.decisions import BufferDecision
-from lmswap.reporting.picture import LANE_COLOURS, curve
-from lmswap.reporting.text import format_seconds
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
+from lmswap.reporting.picture import curve
 
 MAX_BUFFERS = 120  # drawn, the largest first: two screens
-_MAX_SPANS = 4000  # of a lane; of more, neighbours are drawn as one: a page of 4,000 still scrolls at once
+# Of a lane, or points of a curve, as many as fit into that; of more, neighbours are drawn as one.
+_MOST_SPANS, _MOST_BYTES = (4000, 2000, 1000, 500), 900_000
+_WIDE = 1e6  # of the whole step, in the page's coordinates
+_SHORTEST_GAP = 0.002  # of the step, that is drawn as what happens outside of the model
 
-_DECISION_COLOURS = {Decision.KEEP: "#8a949e", Decision.SWAP: "#e69f00", Decision.RECOMPUTE: "#56b4e9"}
-_MEMORY_COLOURS = {"predicted": "#56b4e9", "measured": "#0072b2"}
-_ROW_PIXELS, _LANE_PIXELS, _MEMORY_PIXELS = 11, 26, 280
+_TEMPLATE = Path(__file__).with_name("page.html")
+# Of Okabe and Ito's palette, told apart also by colour-blind readers: no two of what is drawn in one panel are alike.
+_SOURCES = {"predicted": "#cc79a7", "measured": "#0072b2"}
+_DECISIONS = {Decision.KEEP: "#8a949e", Decision.SWAP: "#e69f00", Decision.RECOMPUTE: "#56b4e9"}
 
 
 def write_page(
-    path: Path, timelines: Sequence[Timeline], decisions: Sequence[BufferDecision], *, title: str, budget_bytes: int
+    path: Path,
+    timelines: Sequence[Timeline],
+    decisions: Sequence[BufferDecision],
+    *,
+    title: str,
+    budget_bytes: int,
+    summary: Sequence[tuple[str, str]],
 ) -> None:
-    """Writes ``path``, an HTML file that needs no network: 5 MB, nearly all of it plotly's script.
+    """Writes ``path``, an HTML file that needs no network, of less than 1 MB; ``summary`` are names and figures.
 
     Raises:
-        OptionError: nothing to draw yet, an ending that is not .html, a folder that does not exist, or no plotly.
+        OptionError: nothing to draw yet, an ending that is not .html, or a folder that does not exist.
     """
     if not timelines:
         raise OptionError("there is nothing to draw yet: run a training step first")
     check_can_write(path)
-    from plotly.subplots import make_subplots
+    about = {"title": title, "summary": summary, "budget": budget_bytes}
+    for most in _MOST_SPANS:
+        # A browser may take any "<" in it for the end of the element that holds it.
+        step = json.dumps({**about, **_step(timelines, decisions, most)}, separators=(",", ":")).replace("<", "\\u003c")
+        if len(step) <= _MOST_BYTES:
+            break
+    filled = {"title": html.escape(title), "step": step}
+    template = _TEMPLATE.read_text(encoding="utf-8")
+    path.write_text(re.sub("@(title|step)@", lambda found: filled[found[1]], template), encoding="utf-8")
 
+
+def _step(timelines: Sequence[Timeline], decisions: Sequence[BufferDecision], most: int) -> dict[str, Any]:
+    """What is drawn, of each lane and curve ``most`` parts."""
+    seconds = max(timeline.seconds for timeline in timelines) or 1.0
+    names: dict[str, int] = {}
     shown = _largest(decisions)
-    num_lanes = sum(len(timeline.lanes) for timeline in timelines)
-    heights = [_MEMORY_PIXELS, _LANE_PIXELS * num_lanes, _ROW_PIXELS * max(len(shown), 1)]
-    figure: Figure = make_subplots(rows=3, shared_xaxes=True, row_heights=heights, vertical_spacing=40 / sum(heights))
-    _add_memory(figure, timelines, budget_bytes)
-    _add_lanes(figure, timelines)
-    _add_buffers(figure, shown)
-    figure.update_layout(
-        title=_escape(title),
-        height=sum(heights) + 160,
-        barmode="overlay",
-        bargap=0.15,
-        template="plotly_white",
-        hovermode="closest",
-    )
-    figure.update_xaxes(ticksuffix=" s", showticklabels=True)
-    figure.write_html(path, include_plotlyjs=True, config={"displaylogo": False})
+    return {
+        "seconds": seconds,
+        "sources": {timeline.source: _SOURCES[timeline.source] for timeline in timelines},
+        "decisions": {decision: colour for decision, colour in _DECISIONS.items() if _has(shown, decision)},
+        "clock": shown[0].clock if shown else "",
+        "memory": [
+            {"source": timeline.source, "points": _points(timeline, seconds, most)}
+            for timeline in timelines
+            if timeline.memory
+        ],
+        "lanes": _lanes(timelines, seconds, names, most),
+        "names": list(names),
+        "buffers": [_buffer(row, seconds) for row in shown],
+    }
 
 
 def check_can_write(path: Path) -> None:
@@ -65,8 +87,6 @@ def check_can_write(path: Path) -> None:
         raise OptionError(f"cannot write '{path}': the name must end in .html")
     if not path.parent.is_dir():
         raise OptionError(f"cannot write '{path}': folder '{path.parent}' does not exist")
-    if importlib.util.find_spec("plotly") is None:
-        raise OptionError("a page needs plotly, which is not installed: pip install 'lmswap[page]'")
 
 
 def _largest(decisions: Sequence[BufferDecision]) -> list[BufferDecision]:
@@ -75,78 +95,60 @@ def _largest(decisions: Sequence[BufferDecision]) -> list[BufferDecision]:
     return sorted(placed, key=lambda row: row.resident[0])
 
 
-def _add_memory(figure: Figure, timelines: Sequence[Timeline], budget_bytes: int) -> None:
-    for timeline in timelines:
-        if not timeline.memory:
-            continue
-        seconds, nbytes = curve(timeline)
-        figure.add_scatter(
-            x=seconds,
-            y=[count / 2**20 for count in nbytes],
-            line={"shape": "hv", "color": _MEMORY_COLOURS[timeline.source], "width": 1.5},
-            name=f"memory, {timeline.source}",
-            hovertemplate="%{y:,.1f} MiB at %{x:.4g} s",
-            row=1,
-            col=1,
-        )
-    figure.add_hline(
-        y=budget_bytes / 2**20, line_dash="dash", annotation_text=f"budget {format_bytes(budget_bytes)}", row=1, col=1
+def _has(decisions: Iterable[BufferDecision], decision: Decision) -> bool:
+    return any(row.decision is decision for row in decisions)
+
+
+def _points(timeline: Timeline, seconds: float, most: int) -> list[tuple[int, int]]:
+    """The memory curve; of many neighbours the highest, where the first of them is."""
+    points = list(zip(*curve(timeline), strict=True))
+    group = -(-len(points) // most)
+    some = [points[start : start + group] for start in range(0, len(points), group)]
+    return [(_place(near[0][0], seconds), int(max(nbytes for _, nbytes in near))) for near in some]
+
+
+def _lanes(timelines: Sequence[Timeline], seconds: float, names: dict[str, int], most: int) -> list[dict[str, Any]]:
+    """A row for each lane of each timeline, predicted above measured; ``names`` of what ran are numbered."""
+    rows = []
+    for lane in Lane:
+        for timeline in timelines:
+            if lane not in timeline.lanes:
+                continue
+            spans = [
+                (_place(span.start_seconds, seconds), _place(span.seconds, seconds), _number(span, names), span.nbytes)
+                for span in _few([span for span in timeline.spans if span.lane is lane], most)
+            ]
+            if lane is Lane.COMPUTE:
+                spans += [
+                    (_place(start, seconds), _place(end - start, seconds), -1, 0) for start, end in _gaps(timeline)
+                ]
+            rows.append({"label": f"{lane}, {timeline.source}", "source": timeline.source, "spans": spans})
+    return rows
+
+
+def _number(span: Span, names: dict[str, int]) -> int:
+    return names.setdefault(span.name, len(names))
+
+
+def _gaps(timeline: Timeline) -> list[tuple[float, float]]:
+    """When the model's graphs neither ran nor waited, between the first and the last of them."""
+    inside = sorted(
+        (span.start_seconds, span.end_seconds)
+        for span in timeline.spans
+        if span.lane in (Lane.COMPUTE, Lane.STALL, Lane.HOST)
     )
-    figure.update_yaxes(title_text="MiB", rangemode="tozero", row=1, col=1)
+    gaps, until = [], inside[0][1] if inside else 0.0
+    shortest = _SHORTEST_GAP * timeline.seconds
+    for start, end in inside:
+        if start - until > shortest:
+            gaps.append((until, start))
+        until = max(until, end)
+    return gaps
 
 
-def _add_lanes(figure: Figure, timelines: Sequence[Timeline]) -> None:
-    for timeline in timelines:
-        for lane in timeline.lanes:
-            spans = _few([span for span in timeline.spans if span.lane is lane])
-            _add_bars(
-                figure,
-                [(f"{lane}, {timeline.source}", span.start_seconds, span.seconds, _about(span)) for span in spans],
-                name=f"{lane}, {timeline.source}",
-                colour=LANE_COLOURS[lane],
-                row=2,
-            )
-    figure.update_yaxes(autorange="reversed", row=2, col=1)
-
-
-def _add_buffers(figure: Figure, decisions: Sequence[BufferDecision]) -> None:
-    labels = {row.buffer: f"{_escape(row.name)} · {format_bytes(row.nbytes)}" for row in decisions}
-    for decision, colour in _DECISION_COLOURS.items():
-        bars = [
-            (labels[row.buffer], start, end - start, _life(row, start, end))
-            for row in decisions
-            for start, end in row.resident
-            if row.decision is decision
-        ]
-        _add_bars(figure, bars, name=f"buffers: {decision}", colour=colour, row=3)
-    order = [labels[row.buffer] for row in decisions]
-    figure.update_yaxes(categoryorder="array", categoryarray=order, autorange="reversed", row=3, col=1)
-    figure.update_yaxes(tickfont={"size": 9}, dtick=1, row=3, col=1)
-
-
-def _add_bars(figure: Figure, bars: list[tuple[str, float, float, str]], *, name: str, colour: str, row: int) -> None:
-    """Adds horizontal bars of (label, start, length, what is said of it)."""
-    if not bars:
-        return
-    labels, starts, lengths, texts = zip(*bars, strict=True)
-    figure.add_bar(
-        y=labels,
-        base=starts,
-        x=lengths,
-        orientation="h",
-        marker={"color": colour, "line": {"width": 0}},
-        hovertext=texts,
-        hovertemplate="%{hovertext}<extra></extra>",
-        textposition="none",
-        name=name,
-        row=row,
-        col=1,
-    )
-
-
-def _few(spans: list[Span]) -> list[Span]:
-    """``spans``, neighbours drawn as one if there are too many."""
-    group = -(-len(spans) // _MAX_SPANS)
+def _few(spans: list[Span], most: int) -> list[Span]:
+    """``spans``, neighbours drawn as one if there are more than ``most``."""
+    group = -(-len(spans) // most)
     if group <= 1:
         return spans
     joined = []
@@ -158,23 +160,19 @@ def _few(spans: list[Span]) -> list[Span]:
     return joined
 
 
-def _about(span: Span) -> str:
-    moved = f"<br>{format_bytes(span.nbytes)}" if span.nbytes else ""
-    when = f"{format_seconds(span.seconds)} from {format_seconds(span.start_seconds)}"
-    return f"<b>{_escape(span.name)}</b><br>{when}{moved}"
+def _buffer(row: BufferDecision, seconds: float) -> dict[str, Any]:
+    """One buffer's row: where it lies on the page, and what is said when it is pointed at."""
+    return {
+        "label": f"{row.name} · {format_bytes(row.nbytes)}",
+        "decision": row.decision,
+        "bars": [(_place(start, seconds), _place(end - start, seconds)) for start, end in row.resident],
+        "about": [
+            row.reason,
+            f"made by {row.made_by or 'the caller'} {row.made_at}".rstrip(),
+            f"last used by {row.last_used_by} {row.last_used_at}".rstrip(),
+        ],
+    }
 
 
-def _life(row: BufferDecision, start: float, end: float) -> str:
-    return "<br>".join(
-        [
-            f"<b>{_escape(row.name)}</b>, {format_bytes(row.nbytes)}: {row.decision}",
-            f"on the device from {format_seconds(start)} to {format_seconds(end)} (predicted)",
-            _escape(f"made by {row.made_by or 'the caller'} {row.made_at}"),
-            _escape(f"last used by {row.last_used_by} {row.last_used_at}"),
-            _escape(row.reason),
-        ]
-    )
-
-
-def _escape(text: Any) -> str:
-    return str(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+def _place(at_seconds: float, seconds: float) -> int:
+    return round(_WIDE * at_seconds / seconds)

@@ -21,8 +21,8 @@ from lmswap.reporting.metrics import PREFIX, metrics_of
 from lmswap.reporting.page import write_page
 from lmswap.reporting.picture import write_picture
 from lmswap.reporting.step import StepFigures
-from lmswap.reporting.summary import summarize
-from lmswap.reporting.text import render_html, render_text
+from lmswap.reporting.summary import figures_of, summarize
+from lmswap.reporting.text import TERMINAL_WIDTH, render_html, render_text
 
 SCHEMA = "lmswap.report/3"
 
@@ -36,10 +36,10 @@ class Report(StepFigures):
         return summarize(self)
 
     def __str__(self) -> str:
-        return render_text(self)
+        return render_text(self, width=TERMINAL_WIDTH)
 
     def _repr_html_(self) -> str:
-        return render_html(self)
+        return render_html(self, width=TERMINAL_WIDTH)
 
     def __repr__(self) -> str:
         return f"<report of {self.model} after {self.steps} steps; print it, or see its fields>"
@@ -69,13 +69,19 @@ class Report(StepFigures):
     def to_html(self, path: str | Path) -> None:
         """Writes a page on the step that answers when pointed at: memory, lanes, and the life of each large buffer.
 
-        It needs no network; plotly writes it (``pip install 'lmswap[page]'``).
+        It is one file, and needs no network.
 
         Raises:
-            OptionError: nothing to draw yet, an ending that is not .html, a folder that does not exist, or no plotly.
+            OptionError: nothing to draw yet, an ending that is not .html, or a folder that does not exist.
         """
-        title = f"{self.model} on {self.device}: policy {self.policy}, tier {self.tier}"
-        write_page(Path(path), self._timelines(), self.decisions, title=title, budget_bytes=self.budget_bytes)
+        write_page(
+            Path(path),
+            self._timelines(),
+            self.decisions,
+            title=f"{self.model} on {self.device}: policy {self.policy}, tier {self.tier}",
+            budget_bytes=self.budget_bytes,
+            summary=figures_of(self),
+        )
 
     def to_chrome_trace(self, path: str | Path) -> None:
         """Writes both timelines in the trace event format, which Perfetto and chrome://tracing open.
@@ -126,6 +132,7 @@ def make_report(
     tier_reserve_seconds: float = 0.0,
     tier_resident_bytes: int = 0,
     notes: Sequence[str] = (),
+    plan_notes: Sequence[str] = (),
     verified: Verified | None = None,
 ) -> Report:
     """Builds the report of one model from what the stages left; arguments are its fields of that name.
@@ -136,7 +143,8 @@ def make_report(
     tensors have planned places on the device, these take ``placed_bytes``. Without a plan the step's own tensors would
     take ``unplanned_step_bytes``.
     ``measured`` is step number ``step``, its memory counted like the budget, empty where it was not recorded.
-    ``notes`` are sentences for people, such as a module that runs uncaptured and why.
+    ``notes`` are sentences for people, such as a module that runs uncaptured and why; ``plan_notes`` tell what became
+    of its plans.
     """
     fixed = base_bytes + reserve_bytes
     if predicted is not None:
@@ -181,9 +189,12 @@ def make_report(
         tier_reserved_bytes=tier_reserved_bytes,
         tier_reserve_seconds=tier_reserve_seconds,
         tier_resident_bytes=tier_resident_bytes,
-        decisions=buffer_decisions(program, plan, predicted) if program is not None and plan is not None else (),
+        decisions=buffer_decisions(program, plan, predicted, measured)
+        if program is not None and plan is not None
+        else (),
         verified=verified,
         notes=tuple(notes),
+        plan_notes=tuple(plan_notes),
         predicted=predicted,
         measured=measured,
     )

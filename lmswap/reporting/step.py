@@ -34,8 +34,9 @@ class StepFigures:
     ``emulated_link`` is what copies were paced to, None where they ran at the machine's own speed;
     ``out_bytes_per_second`` and ``in_bytes_per_second`` are what they reached while at least one was under way. The
     step would take ``free_seconds`` with unlimited memory, and no plan is faster than ``bound_seconds`` while ops keep
-    their order; ``plan_origin`` says where the plan comes from: "made in 1.2 s", "from cache". ``verified`` is what
-    verification has checked, None where it was not asked for.
+    their order; ``plan_origin`` says where the plan comes from: "made in 1.2 s", "from cache", "made again after step
+    3". ``verified`` is what verification has checked, None where it was not asked for. ``plan_notes`` are sentences on
+    what became of its plans, which `explain` prints; ``notes`` are all others.
     """
 
     model: str
@@ -79,5 +80,6 @@ class StepFigures:
     decisions: tuple[BufferDecision, ...]
     verified: Verified | None
     notes: tuple[str, ...]
+    plan_notes: tuple[str, ...]
     predicted: Timeline | None
     measured: Timeline | None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -12,7 +13,7 @@ from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.plan import Decision
 from lmswap.ir.timeline import Lane
 from lmswap.reporting.step import StepFigures
-from lmswap.reporting.text import format_error, format_excess, format_seconds
+from lmswap.reporting.text import format_error, format_longer, format_seconds
 
 _NOT_YET = "not yet measured"
 
@@ -20,16 +21,17 @@ _NOT_YET = "not yet measured"
 def summarize(step: StepFigures) -> Group:
     """What happened in the step, its figures, its budget, and what else is to be known."""
     steps = f"after {step.steps} step{'' if step.steps == 1 else 's'}" if step.steps else "before the first step"
+    gain = _gain(step)
     parts: list[RenderableType] = [
         Text(f"lmswap report: {step.model} on {step.device}, {steps}", style="bold"),
-        *(Text(sentence) for sentence in _gain(step)),
+        *([Text(gain)] if gain else []),
         Text(_state(step)),
-        *([Text(_quality(step))] if step.predicted_seconds is not None else []),
+        *(Text(sentence) for sentence in _plan(step, tells_cost=not gain)),
         *([Text(_emulation(step))] if step.emulated_link is not None else []),
         Text(),
         _figures(step),
         Text(),
-        Text(_budget(step)),
+        Text(_budget(step) if step.verified is None else "The budget is not kept while verifying."),
     ]
     if step.measured is not None:
         parts.append(Text(_whose(step)))
@@ -40,24 +42,39 @@ def summarize(step: StepFigures) -> Group:
     return Group(*parts)
 
 
-def _gain(step: StepFigures) -> Iterator[str]:
-    """What the plan saves and costs, where it does."""
+def figures_of(step: StepFigures) -> list[tuple[str, str]]:
+    """What one wants to know first, in names and figures: peak, budget, what is saved, and the step."""
+    figures = [("peak", _beside(format_bytes, step.predicted_peak_bytes, step.measured_peak_bytes))]
+    if step.verified is None:
+        figures.append(("budget", format_bytes(step.budget_bytes)))
+    if (saved_bytes := _saved_bytes(step)) is not None:
+        figures.append(("saved", format_bytes(saved_bytes)))
+    return [*figures, ("step", _beside(format_seconds, step.predicted_seconds, step.measured_seconds))]
+
+
+def _beside(write: Callable[[Any], str], predicted: float | None, measured: float | None) -> str:
+    expected = f"{write(predicted)} predicted" if predicted is not None else "not predicted"
+    return expected if measured is None else f"{write(measured)}, {expected}"
+
+
+def _saved_bytes(step: StepFigures) -> int | None:
+    """By how much the measured peak is lower than without a plan; None where nothing is saved."""
     peak_bytes, unplanned_bytes = step.measured_peak_bytes, step.unplanned_peak_bytes
-    if not step.swapped_out_bytes and not step.recomputed_bytes:
-        return
-    if peak_bytes is None or unplanned_bytes is None or peak_bytes >= unplanned_bytes:
-        return
-    saved, peak, unplanned = map(format_bytes, (unplanned_bytes - peak_bytes, peak_bytes, unplanned_bytes))
-    longer = _longer(step)
-    cost = f"; step {longer} longer" if longer else ""
-    yield f"Saves {saved}: peak {peak} instead of {unplanned} (predicted without a plan){cost}."
+    has_moved = step.swapped_out_bytes or step.recomputed_bytes
+    if step.verified is not None or not has_moved or peak_bytes is None or unplanned_bytes is None:
+        return None
+    return unplanned_bytes - peak_bytes if peak_bytes < unplanned_bytes else None
 
 
-def _longer(step: StepFigures) -> str:
-    """The share by which the predicted step exceeds one in unlimited memory, "3.0 %", or "" if it is not known."""
-    if not step.free_seconds or step.predicted_seconds is None:
+def _gain(step: StepFigures) -> str:
+    """What the plan saves and costs, "" where nothing is saved."""
+    saved_bytes, peak_bytes = _saved_bytes(step), step.measured_peak_bytes
+    if saved_bytes is None or peak_bytes is None:
         return ""
-    return f"{100 * max(0.0, step.predicted_seconds / step.free_seconds - 1):.1f} %"
+    saved, peak, unplanned = map(format_bytes, (saved_bytes, peak_bytes, peak_bytes + saved_bytes))
+    longer = format_longer(step.predicted_seconds, step.free_seconds)
+    cost = f"; step {longer} longer" if longer else ""
+    return f"Saves {saved}: peak {peak} instead of {unplanned} (predicted without a plan){cost}."
 
 
 def _state(step: StepFigures) -> str:
@@ -99,12 +116,11 @@ def _unplanned_state(step: StepFigures) -> str:
 def _whose(step: StepFigures) -> str:
     """Which step the measured figures are of, and what ran since."""
     kind = "the last with a backward" if step.trains else "which had no backward, as none so far"
-    text = f"Measured figures are of step {step.step}, {kind}."
+    error = "; error = predicted / measured - 1" if step.predicted is not None else ""
+    text = f"Measured in step {step.step}, {kind}{error}."
     later = step.steps - (step.step or 0)
     if later:
         text += f" Since then the model ran {later} time{'' if later == 1 else 's'} without one, as in validation."
-    if step.predicted is not None:
-        text += " Error: predicted / measured - 1."
     return text
 
 
@@ -120,20 +136,19 @@ def _host(step: StepFigures) -> Iterator[str]:
         )
 
 
-def _quality(step: StepFigures) -> str:
-    assert step.predicted_seconds is not None
-    excess = step.predicted_seconds / step.bound_seconds - 1 if step.bound_seconds else None
-    longer = _longer(step)
-    over = f"{longer} over unlimited memory, " if longer else ""
-    seconds = format_seconds(step.predicted_seconds)
-    text = f"Plan: {step.plan_origin}; step {seconds}, {over}{format_excess(excess)}."
+def _plan(step: StepFigures, *, tells_cost: bool) -> Iterator[str]:
+    """Where the plan comes from, what it costs, and what it took of its tier; `explain` says why it is as it is."""
+    if step.predicted_seconds is None:
+        return
+    longer = format_longer(step.predicted_seconds, step.free_seconds)
+    cost = f"; costs {longer} over unlimited memory" if longer and tells_cost else ""
+    yield f"Plan: {step.plan_origin}{cost}."
     if step.tier_reserved_bytes:
         took = format_seconds(step.tier_reserve_seconds)
-        text += f"\nThe {step.tier} tier has {format_bytes(step.tier_reserved_bytes)}, reserved in {took}."
+        yield f"The {step.tier} tier has {format_bytes(step.tier_reserved_bytes)}, reserved in {took}."
     if step.tier == "compressed" and step.tier_resident_bytes:
         taken, held = format_bytes(step.tier_resident_bytes), format_bytes(step.tier_highest_bytes)
-        text += f"\nSwapped tensors took {taken} of host memory for {held}."
-    return text
+        yield f"Swapped tensors took {taken} of host memory for {held}."
 
 
 def _emulation(step: StepFigures) -> str:

@@ -52,6 +52,13 @@ def format_error(predicted: float | None, measured: float | None) -> str:
     return f"{percent:+.1f} %" if percent else "0.0 %"
 
 
+def format_longer(seconds: float | None, free_seconds: float | None) -> str:
+    """Writes by which share a step exceeds one in unlimited memory, "3.0 %"; "" if it is not known."""
+    if not free_seconds or seconds is None:
+        return ""
+    return f"{100 * max(0.0, seconds / free_seconds - 1):.1f} %"
+
+
 def format_excess(excess: float | None) -> str:
     """Writes how good a plan is, from its `Plan.excess`: 0.03 -> "at most 3.0 % above the best possible"."""
     if excess is None:

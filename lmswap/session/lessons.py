@@ -52,7 +52,7 @@ class Lessons:
         budget: Budget,
         notes: Notes,
     ) -> None:
-        """``notes`` is where sentences for people go."""
+        """``notes`` is where sentences for people on its plans go."""
         self._options, self._tier, self._holding = options, tier, planner.holding
         self._plans, self._planner, self._engine, self._memory = plans, planner, engine, memory
         self._budget, self._notes = budget, notes
@@ -337,11 +337,11 @@ class Lessons:
 
     def _put_in_force(self, step: PlannedStep, planned: Planned, reason: str, source: str = "") -> bool:
         """Puts ``planned``, which may come from elsewhere, in the place of ``step``'s plan; whether it is another."""
-        reason = " ".join(filter(None, (self._after_step(), source))) + f": {reason}"
-        adopted = self._plans.adopt(step.graphs, step.joined, planned, step.allowance, f"made again {reason}")
+        when = " ".join(filter(None, (self._after_step(), source)))
+        adopted = self._plans.adopt(step.graphs, step.joined, planned, step.allowance, f"made again {when}")
         self._plans.put(replace(adopted, released=step.released))
         is_same = planned.plan.acts_as(step.plan)
         if not is_same:
             self._memory.trim()  # what the old plan's steps held at most may be more than the new one's will
-        self._notes.append(f"replanned {reason}" + ("; the plan is the same" if is_same else ""))
+        self._notes.append(f"replanned {when}: {reason}" + ("; the plan is the same" if is_same else ""))
         return not is_same

@@ -16,7 +16,7 @@ def crowded_out(graph: int, after: int | None) -> str:
     """Says that no plan of ``graph`` fits where it was found: in the step of graph ``after``, or in one by itself."""
     if after is None:
         return f"no plan of graph {graph} fits the budget beside what was in use when it was found: it swaps all it can"
-    return f"graph {graph} was found after graph {after} had been planned: the first step could not keep to the budget"
+    return f"graph {graph} was found after graph {after} had been planned: it may have exceeded the budget once"
 
 
 class Notes(list[str]):

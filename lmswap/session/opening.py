@@ -21,12 +21,11 @@ from lmswap.session.pinned import PinnedPlans
 
 # What verify=True does and leaves, by what runs the model.
 WHAT_VERIFY_DOES = {
-    "fx": "verify=True: each graph also runs without swaps, beside the budget, which is not kept; its copies and "
-    "checks are part of the measured times",
+    "fx": "verify=True: each graph also runs without swaps; that, its copies and checks are part of the measured times",
     "inductor": "verify=True checks the transfers only: a step that Inductor compiles without copies in it may fuse "
     "otherwise, and differ in the last bits; compiler='fx' compares results too",
     "eager": "verify=True: under saved-tensor hooks the model's own code runs, once; what it saves stays on the device "
-    "too, beside the budget, and is compared to the bit with what the backward takes back: no more can differ",
+    "too, and is compared to the bit with what the backward takes back: no more can differ",
 }
 
 

@@ -80,6 +80,7 @@ class Session:
         options = pinned.complete(options) if pinned is not None else options
         self.name, self.options, self.device = name, options, device
         self.notes, self.verified = Notes(name), Verified(name) if options.verify else None
+        self.plan_notes = Notes(name)  # on what became of its plans
         trained = Trained(parameters)
         self.holding = Holding(trained)
         with ExitStack() as undoing:
@@ -98,7 +99,7 @@ class Session:
         self.notes.extend(describe_choices(options, device, opened))
         self.graphs: list[CapturedGraph | SavedSequence] = []
         planner = Planner(
-            options, self.tier, engine=self.engine, memory=self.memory, holding=self.holding, notes=self.notes
+            options, self.tier, engine=self.engine, memory=self.memory, holding=self.holding, notes=self.plan_notes
         )
         self.losses = planner.losses
         self.plans = StepPlans(
@@ -121,7 +122,7 @@ class Session:
             engine=self.engine,
             memory=self.memory,
             budget=self.budget,
-            notes=self.notes,
+            notes=self.plan_notes,
         )
         self.meter = OpMeter(device, self.memory, lambda program: roofline(program, self.machine), self.note_once)
         self.has_hooks = False  # somebody can serve the model without graphs
@@ -219,7 +220,7 @@ class Session:
             # of them share one plan, which fits or says why not.
             step = self.plans.swap_all((graph.index,), joined, graph.costs)
             # A step that is complete is over, though nobody has ended it yet.
-            self.notes.append(crowded_out(graph.index, ran[-1] if self.recorder.complete() is None else None))
+            self.plan_notes.append(crowded_out(graph.index, ran[-1] if self.recorder.complete() is None else None))
         return graph_plan(step.joined, step.plan, 0, lowered.program)
 
     def check_caller(self) -> None:
@@ -341,7 +342,9 @@ class Session:
         except (PlanInfeasible, TierError) as error:
             if self.plans.get(ran.forwards) is None:
                 raise
-            self.note_once(f"the plan stays as it was though graphs ran backward in another order: {error}")
+            self.plan_notes.append_once(
+                f"the plan stays as it was though graphs ran backward in another order: {error}"
+            )
             self._order.cannot_plan(ran)
             return False
         self._compile(indices)

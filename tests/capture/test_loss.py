@@ -86,7 +86,7 @@ def planned(loss: Loss, share: float, num_layers: int = 12) -> Planned:
     torch.compiler.reset()
     model = lmswap.enable(Classifier(num_layers), budget=budget_bytes)
     peaks, budgets = train(model, loss, num_steps=6)
-    step, notes = session_of(model).current_step(), list(session_of(model).notes)
+    step, notes = session_of(model).current_step(), list(session_of(model).plan_notes)
     lmswap.disable(model)
     return Planned(peaks, budgets, step, notes)
 

@@ -202,7 +202,7 @@ def test_what_an_optimizer_turns_out_not_to_need_is_the_plans(monkeypatch, tmp_p
         results, reserved, report = heavy(budget=budget, saved=tmp_path / "plan.json")
         assert all(map(torch.equal, results, expected))
         assert max(reserved) <= budget
-        assert [note for note in report.notes if note.startswith(origin) and SPARED in note], report.notes
+        assert [note for note in report.plan_notes if note.startswith(origin) and SPARED in note], report.plan_notes
         reports.append(report)
     trained_bytes = sum(parameter.nbytes for parameter in Heavy().parameters())
     assert reports[0].reserve_bytes == reports[1].reserve_bytes < trained_bytes
@@ -224,7 +224,7 @@ def test_what_an_optimizer_needs_or_may_need_stays_reserved(habits):
     results, reserved, report = heavy(budget=budget, **habits)
     assert all(map(torch.equal, results, expected))
     assert max(reserved) <= budget
-    assert not [note for note in report.notes if SPARED in note]
+    assert not [note for note in report.plan_notes if SPARED in note]
     assert report.plan_origin != FROM_CACHE
     *_, again = heavy(budget=budget, num_steps=2, **habits)
     assert again.plan_origin == FROM_CACHE  # for the same memory, of which results take some beside the places
@@ -240,7 +240,7 @@ def test_gradients_that_are_added_up_have_room_once():
         results, reserved, report = heavy(budget=budget, **habits)
         assert all(map(torch.equal, results, expected))
         assert max(reserved) <= budget
-        assert [note for note in report.notes if ADDS_UP in note] == [f"replanned after step 1{source}: {ADDS_UP}"]
+        assert [note for note in report.plan_notes if ADDS_UP in note] == [f"replanned after step 1{source}: {ADDS_UP}"]
 
 
 @pytest.mark.slow

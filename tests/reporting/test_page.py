@@ -1,72 +1,149 @@
-import importlib.util
+import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 
 import pytest
 
 from lmswap.errors import OptionError
+from lmswap.ir.timeline import Lane, Span, Timeline
 from lmswap.reporting.decisions import buffer_decisions
 from lmswap.reporting.lives import lives
-from tests.reporting.small_step import PLAN, PROGRAM, planned_report, report, timeline
+from tests.reporting.small_step import MIB, PLAN, PROGRAM, planned_report, report, timeline
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
 
+LIVES = {
+    1: ((0.0, 3.0), (3.0, 5.5)),  # leaves and comes back just before op 3
+    2: ((1.0, 4.5),),
+    3: ((2.0, 5.5),),  # handed to the caller
+    4: ((3.0, 5.5),),
+    5: ((3.0, 5.5),),
+    6: ((4.5, 5.5),),
+}
+
+
 def test_a_buffer_lies_on_the_device_but_for_while_it_is_away():
     found = lives(PROGRAM, PLAN, timeline("predicted"))  # its last op begins at 4.5 s and ends at 5.5
-    assert found == {
-        1: ((0.0, 3.0), (3.0, 5.5)),  # leaves and comes back just before op 3
-        2: ((1.0, 4.5),),
-        3: ((2.0, 5.5),),  # handed to the caller
-        4: ((3.0, 5.5),),
-        5: ((3.0, 5.5),),
-        6: ((4.5, 5.5),),
-    }
+    assert found == (LIVES, "predicted")
     assert [row.resident for row in buffer_decisions(PROGRAM, PLAN)] == [()] * 6
 
 
-def written(tmp_path):
-    report().to_html(tmp_path / "step.html")
+def test_where_a_step_ran_as_planned_its_buffers_lie_on_the_device_by_its_clock():
+    ran = (("forward 7", 10, 16), ("backward 7", 20, 22), ("backward 7", 30, 32))  # waits in its backward
+    measured = Timeline("measured", tuple(Span(Lane.COMPUTE, *span) for span in ran), ())
+    # Forward ops of 1 s take 2, those of the backward 2 of the 4 in which nothing waits.
+    assert lives(PROGRAM, PLAN, timeline("predicted"), measured) == (
+        {
+            1: ((10, 20), (20, 32)),
+            2: ((12, 30),),
+            3: ((14, 32),),
+            4: ((20, 32),),
+            5: ((20, 32),),
+            6: ((30, 32),),
+        },
+        "measured",
+    )
+    again = replace(measured, spans=(*measured.spans, Span(Lane.COMPUTE, "forward 7", 40, 46)))
+    assert lives(PROGRAM, PLAN, timeline("predicted"), again) == (LIVES, "predicted")
+    assert {row.clock for row in buffer_decisions(PROGRAM, PLAN, timeline("predicted"), measured)} == {"measured"}
+
+
+def written(tmp_path, **changes):
+    report(**changes).to_html(tmp_path / "step.html")
     return (tmp_path / "step.html").read_text()
 
 
+def drawn(page):
+    return json.loads(re.search(r'<script type="application/json" id="step">(.*)</script>', page)[1])
+
+
 def test_a_page_tells_of_each_buffer_and_lane_and_needs_no_network(tmp_path):
-    page = written(tmp_path)
-    drawn = page[page.rindex("Plotly.newPlot(") :]
-    for words in ("memory, predicted", "memory, measured", "stall, measured", "buffers: swap", "buffers: keep"):
-        assert words in drawn
-    assert "budget 12.00 MiB" in drawn
-    assert "small.py:8 x = self.conv(x)" in drawn
-    assert "idle for 2 ops" in drawn
-    assert re.findall(r"<(?:script|link)[^>]*(?:src|href)=", page) == []
+    page = written(tmp_path, unplanned_step_bytes=8 * MIB)
+    step = drawn(page)
+    assert "<title>Small on cpu (unit machine): policy swap_all, tier disk</title>" in page
+    assert '<meta name="viewport"' in page
+    assert step["summary"] == [
+        ["peak", "9.00 MiB, 10.00 MiB predicted"],
+        ["budget", "12.00 MiB"],
+        ["saved", "2.00 MiB"],
+        ["step", "6.00 s, 5.50 s predicted"],
+    ]
+    assert [lane["label"] for lane in step["lanes"]] == [
+        f"{lane}, {source}" for lane in ("compute", "stall", "out", "in") for source in ("predicted", "measured")
+    ]
+    assert len({*step["sources"].values(), *step["decisions"].values()}) == 4  # keep and swap; none is computed again
+    (conv,) = [buffer for buffer in step["buffers"] if buffer["label"].startswith("conv")]
+    assert (conv["label"], conv["decision"]) == ("conv · 3.00 MiB", "swap")
+    assert conv["about"][:2] == ["idle for 2 ops", "made by aten.convolution.default small.py:8 x = self.conv(x)"]
+    assert re.findall(r"(?:src|href)=|https?://(?!www\.w3\.org)", page) == []
+
+
+def test_the_time_between_the_passes_is_drawn_as_no_part_of_the_model(tmp_path):
+    spans = (Span(Lane.COMPUTE, "forward 0", 0, 2), Span(Lane.COMPUTE, "backward 0", 3, 6))
+    step = drawn(written(tmp_path, measured=Timeline("measured", spans, ())))
+    (lane,) = [lane for lane in step["lanes"] if lane["label"] == "compute, measured"]
+    assert [span[:3] for span in lane["spans"]][-1] == [
+        pytest.approx(1e6 / 3, abs=1),
+        pytest.approx(1e6 / 6, abs=1),
+        -1,
+    ]
+
+
+def test_a_page_stays_small_however_many_ops_there_are(tmp_path):
+    spans = tuple(
+        Span(lane, f"{lane} of a module with a long name {number}", number, number + 0.5, 2**30)
+        for lane in (Lane.COMPUTE, Lane.STALL, Lane.OUT, Lane.IN)
+        for number in range(5_000)
+    )
+    memory = tuple((number / 2, 2**30 + number) for number in range(10_000))
+    many = Timeline("measured", spans, memory)
+    size = len(written(tmp_path, measured=many, predicted=replace(many, source="predicted")))
+    assert size < 10**6
+
+
+def test_names_are_text_whatever_they_hold(tmp_path):
+    evil = "</script><script>alert('@step@')</script><b>"
+    page = written(tmp_path, model=evil)
+    assert evil not in page
+    assert drawn(page)["title"].startswith(evil)
+    assert page.count("<script") == page.count("</script") == 2
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
-def test_a_browser_draws_the_page(tmp_path):
-    written(tmp_path)
+def test_a_browser_draws_the_page_and_tells_what_is_pointed_at(tmp_path):
+    page = written(tmp_path)
+    point = """<script>
+      const bars = [...document.querySelectorAll("rect")];
+      bars.at(-1).dispatchEvent(new PointerEvent("pointermove", {bubbles: true}));
+    </script></body>"""
+    (tmp_path / "pointed.html").write_text(page.replace("</body>", point))
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=20000", "--dump-dom"]
     seen = subprocess.run(
-        [*command, f"--user-data-dir={tmp_path}", str(tmp_path / "step.html")],
+        [*command, f"--user-data-dir={tmp_path}", str(tmp_path / "pointed.html")],
         capture_output=True,
         text=True,
         timeout=120,
     ).stdout
-    assert len(re.findall(r'<g class="trace bars"', seen)) >= 8  # lanes, and buffers by decision
-    for words in ("budget 12.00 MiB", "compute, measured", "conv · 3.00 MiB"):
-        assert f">{words}</text>" in seen
+    step = drawn(page)
+    num_spans = sum(len(lane["spans"]) for lane in step["lanes"])
+    assert seen.count("<rect ") == num_spans + sum(len(buffer["bars"]) for buffer in step["buffers"])
+    assert seen.count("<path ") == 3  # the two curves and the budget
+    for words in ("budget", "compute, measured", "conv · 3.00 MiB", "12.00 MiB"):
+        assert f">{words}</" in seen
+    about = seen[seen.index('<div id="about"') :]
+    assert "<div>keep: a gradient</div><div>on the device for 1 s from 4.5 s (predicted)</div>" in about
 
 
-def test_what_cannot_be_written_is_refused_before_anything_is(tmp_path, monkeypatch):
+def test_what_cannot_be_written_is_refused_before_anything_is(tmp_path):
     with pytest.raises(OptionError, match=r"must end in \.html"):
         report().to_html(tmp_path / "step.htm")
     with pytest.raises(OptionError, match=r"folder '.*missing' does not exist"):
         report().to_html(tmp_path / "missing" / "step.html")
     with pytest.raises(OptionError, match="run a training step first"):
         planned_report(program=None, plan=None, predicted=None).to_html(tmp_path / "step.html")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(OptionError, match=r"pip install 'lmswap\[page\]'"):
-        report().to_html(tmp_path / "step.html")
     assert list(tmp_path.iterdir()) == []
 
 
