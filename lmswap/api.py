@@ -117,21 +117,24 @@ def enable(
         PlanInfeasible: raised by the first call of the model, before any op has run: no plan fits the budget; with
             saved-tensor hooks by the second call, since they know the step when it is over.
     """
-    refuse_unknown(unknown)
-    options = Options.parse(
-        budget,
-        host_budget=host_budget,
-        policy=policy,
-        tier=tier,
-        compiler=compiler,
-        min_swap_bytes=min_swap_bytes,
-        verify=verify,
-        wipe=wipe,
-        disk_directory=disk_directory,
-        link=link,
-        plan=plan,
-        together=together,
-    )
+    try:
+        refuse_unknown(unknown)
+        options = Options.parse(
+            budget,
+            host_budget=host_budget,
+            policy=policy,
+            tier=tier,
+            compiler=compiler,
+            min_swap_bytes=min_swap_bytes,
+            verify=verify,
+            wipe=wipe,
+            disk_directory=disk_directory,
+            link=link,
+            plan=plan,
+            together=together,
+        )
+    except OptionError as error:
+        raise error.with_traceback(None) from None  # where it was read says nothing to the caller
     check_module(model)
     warn_untested()
     if _sessions:

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import os
 import traceback
 
 import pytest
@@ -52,9 +53,10 @@ def test_an_error_of_the_model_under_tracing_is_the_one_that_torch_gives_and_no_
             model(wrong)
         assert (type(caught.value), str(caught.value)) == (type(expected.value), str(expected.value))
         assert caught.value.__context__ is None
-        assert len(traceback.extract_tb(caught.value.__traceback__)) <= 3 + len(
-            traceback.extract_tb(expected.value.__traceback__)
-        )
+        frames, plainly = (traceback.extract_tb(raised.value.__traceback__) for raised in (caught, expected))
+        assert len(frames) <= 2 + len(plainly)
+        assert [frame.name for frame in frames if "/_functorch/" in frame.filename] == []
+        assert [frame.name for frame in frames if f"{os.sep}lmswap{os.sep}" in frame.filename] == ["__call__"]
         model(batch()).square().mean().backward()
     assert not any("path:" in note for note in lmswap.report(model).notes)
     lmswap.disable(model)

@@ -277,7 +277,9 @@ def test_a_flipped_bit_is_found_where_it_was_flipped(damage, where, monkeypatch)
     case = MODELS["shared_views"]
     with_engine(monkeypatch, Breakage(damage=damage))
     model = enable(case)
-    with pytest.raises(BytesChanged, match=rf"buffer '[^']+', made by op .*, were changed {where}.*at byte 0") as caught:
+    with pytest.raises(
+        BytesChanged, match=rf"buffer '[^']+', made by op .*, were changed {where}.*at byte 0"
+    ) as caught:
         step(case, model)
     program = lmswap.program(model)
     maker = next(op for op in program.ops if program.buffer_names.index(caught.value.buffer) in op.writes)

@@ -1,0 +1,43 @@
+"""Which frames of a traceback tell the user anything? Not those of torch's compiler and of lmswap between their own."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+from lmswap.userline import is_users
+
+_LMSWAP = f"{Path(__file__).parent}/"
+_TORCH = Path(torch.__file__).parent
+_COMPILER = (f"{_TORCH}/_dynamo/", f"{_TORCH}/_functorch/", f"{_TORCH}/_inductor/", f"{_TORCH}/_compile.py")
+_GENERATED = "<eval_with_key>"  # the code of fx's graphs
+
+
+def shortened(error: Exception) -> Exception:
+    """``error``, raised by a model's code or by an op of its graphs, without frames that only run them.
+
+    One that lmswap or torch's compiler has raised by a mistake of its own keeps all.
+    """
+    frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if not frames or (_runs_models(frames[-1]) and not frames[-1].startswith(_GENERATED)):
+        return error
+    kept: TracebackType | None = None
+    for entry in reversed(_entries(error.__traceback__)):
+        if not _runs_models(entry.tb_frame.f_code.co_filename):
+            kept = TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return error.with_traceback(kept)
+
+
+def _entries(entry: TracebackType | None) -> list[TracebackType]:
+    found = []
+    while entry is not None:
+        found.append(entry)
+        entry = entry.tb_next
+    return found
+
+
+def _runs_models(path: str) -> bool:
+    return path.startswith((*_COMPILER, _GENERATED)) or (path.startswith(_LMSWAP) and not is_users(path))

@@ -1,0 +1,56 @@
+"""What a traceback through an enabled model shows, and what it keeps."""
+
+import traceback
+
+import pytest
+import torch
+from torch import nn
+
+import lmswap
+from lmswap.errors import OptionError
+from lmswap.session.graphs import CapturedGraph
+
+
+def names(error):
+    return [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+
+
+def test_an_error_of_a_graphs_op_shows_the_users_calls_and_no_compiler():
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(8, 8)
+
+        def forward(self, x, index):
+            return self.inner(x)[index]
+
+    torch.compiler.reset()
+    model = lmswap.enable(Outer(), "2GiB")
+    x = torch.randn(4, 8)
+    model(x, torch.tensor([0, 1])).sum().backward()
+    with pytest.raises(IndexError) as caught:
+        model(x, torch.tensor([0, 9]))  # which only the op itself can see
+    files = [frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert not any("_functorch" in file or "eval_with_key" in file for file in files)
+    assert "forward" in names(caught.value)
+    assert names(caught.value).count("__call__") == 1
+    lmswap.disable(model)
+
+
+def test_an_error_of_lmswap_itself_keeps_its_frames(monkeypatch):
+    torch.compiler.reset()
+    model = lmswap.enable(nn.Linear(8, 8), "2GiB")
+    model(torch.randn(4, 8)).sum().backward()
+
+    monkeypatch.setattr(CapturedGraph, "due", None)  # not callable
+    with pytest.raises(TypeError) as caught:
+        model(torch.randn(4, 8))
+    assert "_call_captured" in names(caught.value)
+    lmswap.disable(model)
+
+
+@pytest.mark.parametrize("wrong", [{"budget": "1XB"}, {"polcy": "auto"}])
+def test_an_option_that_cannot_be_read_shows_no_more_than_the_call(wrong):
+    with pytest.raises(OptionError) as caught:
+        lmswap.enable(nn.Linear(2, 2), **wrong)
+    assert names(caught.value)[1:] == ["enable"]
