@@ -27,7 +27,14 @@ from lmswap.capture.checkpointed import marked_checkpoints
 from lmswap.capture.dressed import call_undressed, is_dressed
 from lmswap.capture.fakes import unlogged_failures
 from lmswap.capture.lower import tensors
-from lmswap.capture.recompiles import MAX_GRAPHS, TRACING, CompiledCall, Recompiles, TraceFailed, too_many
+from lmswap.capture.recompiles import (
+    MAX_GRAPHS,
+    CompiledCall,
+    Recompiles,
+    TraceFailed,
+    too_many,
+    tracing_settings,
+)
 from lmswap.capture.surroundings import Surroundings
 from lmswap.capture.whole import ROUNDED_OTHERWISE, whole_functions
 from lmswap.eager.actions import PlannedEvents
@@ -185,7 +192,7 @@ class ModelCall:
             with (
                 told(f"{session.name}, first call", "tracing") if is_first else nullcontext(),
                 _calling,
-                torch._dynamo.config.patch(TRACING),
+                tracing_settings(),
                 whole_functions(),
                 marked_checkpoints(),
                 heard_questions() as questions,

@@ -14,7 +14,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.nn.utils import parametrizations, parametrize
 
 import lmswap
-from lmswap.capture.recompiles import MAX_GRAPHS
+from lmswap.capture.recompiles import MAX_GRAPHS, TRACING
 from lmswap.errors import ManyTraces, OptionError
 from tests.models import INDUCTOR, quick_of
 from tests.test_hard_cases import swapping
@@ -244,7 +244,7 @@ def test_a_number_that_changes_in_each_step_is_told_of_and_training_goes_on_by_h
     torch.compiler.reset()
     for name in ("lmswap.capture.recompiles.MAX_GRAPHS", "lmswap.modelcall.MAX_GRAPHS"):
         monkeypatch.setattr(name, 6)
-    monkeypatch.setitem(lmswap.modelcall.TRACING, "recompile_limit", 6)
+    monkeypatch.setitem(TRACING, "recompile_limit", 6)
     torch.manual_seed(0)
     expected = with_another_number_in_each(Attention())
     torch.manual_seed(0)

@@ -6,8 +6,8 @@ import gc
 import inspect
 import re
 import traceback
-from collections.abc import Callable, Hashable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import MethodType
 from typing import Any
 
@@ -41,6 +41,20 @@ TRACING = {
 }
 _MANY = 5  # a batch, a last one that is smaller, and the same of a second data set are four
 _COSTS = "Each is traced and planned by itself, which takes seconds and some memory"
+
+
+@contextmanager
+def tracing_settings() -> Iterator[None]:
+    """Sets `TRACING` meanwhile; `torch._dynamo.config.patch` would make a class of its own in each call."""
+    config = torch._dynamo.config
+    before = {name: getattr(config, name) for name in TRACING}
+    try:
+        for name, value in TRACING.items():
+            setattr(config, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(config, name, value)
 
 
 class TraceFailed(Exception):
@@ -98,7 +112,7 @@ def _why() -> str:
 class CompiledCall:
     """What `nn.Module.compile` makes, but also for modules of torch itself (nn.Sequential), which Dynamo passes by.
 
-    It is to be called under `TRACING`.
+    It is to be called under `tracing_settings`.
     """
 
     def __init__(self, model: nn.Module, backend: Callable[..., Any]) -> None:

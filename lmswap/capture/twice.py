@@ -6,6 +6,7 @@ The backward graphs of torch.compile have no backward of their own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,8 +47,12 @@ def watch_gradients(outputs: Iterable[Any], notice: Callable[[], str]) -> None:
         return tuple(None if gradient is None else apply(_differentiable(gradient), sentence) for gradient in gradients)
 
     handles: list[Any] = []
-    disable: Callable[..., Any] = torch.compiler.disable  # a model may run a backward where Dynamo traces it
-    node.register_prehook(disable(begins))
+    node.register_prehook(partial(_untraced, begins))
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # a model may run a backward where Dynamo traces it
+def _untraced(hook: Callable[[Gradients], None], given: Gradients) -> None:
+    hook(given)
 
 
 def _differentiable(gradient: Tensor) -> Tensor:

@@ -83,9 +83,9 @@ class MarkedStep:
     @property
     def is_complete(self) -> bool:
         """Whether every forward segment has seen its backward; some see several, with retain_graph=True."""
-        forwards = Counter(graph for graph, phase in self.sequence if phase == "forward")
-        backwards = Counter(graph for graph, phase in self.sequence if phase == "backward")
-        return bool(self.runs) and forwards <= backwards
+        counts = Counter(self.sequence)
+        is_run = [num <= counts[graph, "backward"] for (graph, phase), num in counts.items() if phase == "forward"]
+        return bool(self.runs) and all(is_run)
 
     @property
     def ended(self) -> EndedStep:

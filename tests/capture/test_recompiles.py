@@ -9,6 +9,7 @@ from torch import nn
 from torch._dynamo.variables.builder import VariableBuilder
 
 import lmswap
+from lmswap.capture.recompiles import TRACING, tracing_settings
 
 
 class Net(nn.Module):
@@ -91,3 +92,18 @@ def test_a_model_that_torchs_compiler_fails_on_is_served_by_hooks_and_a_note_say
     (note,) = [note for note in report.notes if note.startswith("path:")]
     assert "of the compiler's own" in note
     assert report.swapped_out_bytes > 0
+
+
+def test_the_settings_of_dynamo_hold_for_a_call_and_come_back_whatever_ends_it():
+    config = torch._dynamo.config
+    before = {name: getattr(config, name) for name in TRACING}
+    assert before != TRACING
+
+    def call():
+        with tracing_settings():
+            assert {name: getattr(config, name) for name in TRACING} == TRACING
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        call()
+    assert {name: getattr(config, name) for name in TRACING} == before
