@@ -60,8 +60,8 @@ def describe_machine(device: torch.device, tier: str, where: str | None = None, 
     cache = _cache_file(device, tier, where)
     machine = None if refresh else _remembered(cache)
     if machine is None:
-        each = "this machine and number of threads" if device.type == "cpu" else "this machine"
-        with told(f"measuring {describe_device(device)} and its {tier} tier, once for {each}"):
+        once = "once for each number of threads" if device.type == "cpu" else "once for this machine"
+        with told(f"measuring {device} and its {tier} tier, {once}"):
             machine = _measure_machine(device, tier, where)
         cache.write(json.loads(machine.to_json()))
     measured = machine.tier(tier)
