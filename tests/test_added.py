@@ -11,9 +11,9 @@ from lmswap.hardware import memory
 from lmswap.session.reasons import ADDS_UP
 from tests.test_remembered import bytes_of_the_heap
 
-# A set of gradients is 81 MiB. With one of them a step takes some 145 MiB, of which 64 are kept free; with two 225.
+# A set of gradients is 81 MiB. With one of them a step takes some 110 MiB, of which 26 are kept free; with two 190.
 WIDTH, DEPTH, BATCH = 768, 6, 256
-BUDGET = "180MiB"
+BUDGET = "145MiB"
 
 pytestmark = pytest.mark.cpu_only("its bytes are those of a step on the CPU; tests/gpu/test_budget_cuda.py has a GPU's")
 

@@ -69,7 +69,7 @@ def test_the_second_start_neither_times_ops_nor_plans_and_gives_the_same_bits(mo
     actual, second = train()
     assert equal_bits(actual, expected)
     assert second.plan_origin == "from cache"
-    assert "Plan: from cache; step" in str(second)
+    assert "Plan: from cache" in str(second)
     assert second.decisions == first.decisions
     assert second.bound_seconds == first.bound_seconds
     assert {path.stat().st_mode & 0o777 for path in plan_files()} == {0o600}
@@ -336,9 +336,9 @@ def test_a_growth_comes_out_of_the_margin_as_far_as_that_goes(base, reserve, mar
 
 
 @pytest.mark.parametrize(
-    ("device", "num_ops", "margin"), [("cpu", 1000, 64), ("cpu", 2048, 104), ("cpu", 4096, 184), ("cuda", 4096, 32)]
+    ("device", "num_ops", "margin"), [("cpu", 0, 24), ("cpu", 128, 29), ("cpu", 4096, 184), ("cuda", 4096, 32)]
 )
-def test_the_code_of_a_large_program_is_reserved_where_it_takes_the_devices_memory(device, num_ops, margin):
+def test_code_has_a_part_in_the_margin_where_it_takes_the_devices_memory(device, num_ops, margin):
     views = [f"v{n} 0: a{n} ->" for n in range(num_ops)]  # ops that make nothing count for nothing
     step = build("\n".join(["forward", *(f"f{n} 1: x -> a{n}" for n in range(num_ops)), *views]))
     budget = Budget(Options.parse("1GiB"), device, FakeMemory(), Trained([]), notes=Notes("Net"))
@@ -373,7 +373,8 @@ def test_a_growth_beyond_the_margin_is_planned_for(step, monkeypatch):
     monkeypatch.setattr(Budget, "with_growth", with_growth)
     monkeypatch.setattr(planned, "GROWTH_BYTES", 2**20)
     actual, report = train(LARGE, num_steps=5, budget=budget, policy="auto")
-    assert re.search(rf"made again after step {step}: .* MiB more are in use between steps", report.plan_origin)
+    assert report.plan_origin == f"made again after step {step}"
+    assert re.search(r"MiB more are in use between steps", report.plan_notes[-1])
     assert report.predicted_peak_bytes <= budget
     assert equal_bits(actual, expected)
 

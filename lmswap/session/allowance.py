@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from lmswap.analyze.memory import StepMemory
 from lmswap.capture.arrival import trains_together
@@ -19,20 +20,35 @@ from lmswap.plan.cache import Room
 from lmswap.session.notes import Notes
 from lmswap.session.trained import Trained
 
-# Kept free beside the plan: what the process grows by between planning and the end of the first steps (generated code,
-# kernels' own caches) and what allocators round up.
-_MARGIN_BYTES = {"cpu": 64 * 2**20, "cuda": 32 * 2**20}
-# Of large programs by op that makes something, where the host's memory is the device's: their code, and what making it
-# a second time leaves. Of GPTs with 1,631 and 3,262 such ops and a ResNet with 3,302 it came to 57, 121 and 115 MiB
-# (torch 2.13, Python 3.11).
-_CODE_BYTES = {"cpu": 40 * 2**10, "cuda": 0}
+
+class _Margin(NamedTuple):
+    """What stays free beside a plan: so much, and so much for each op that makes something."""
+
+    fixed_bytes: int
+    op_bytes: int = 0
+
+    def of(self, program: Program) -> int:
+        return self.fixed_bytes + self.op_bytes * sum(bool(op.writes) for op in program.ops)
+
+
+_ON_CUDA = _Margin(32 * 2**20)  # what allocators round up
+# On a CPU what the process grows by between planning and the end of the first steps: code, and what making it a second
+# time leaves, kernels' caches, threads and buffers of the tier. Peaks of first steps were over the prediction by 14,
+# 15, 27, 29 and 33 MiB in networks of 61, 123, 164, 164 and 420 ops, by 57, 121 and 115 MiB in GPTs of 1,631 and 3,262
+# and a ResNet of 3,302 (torch 2.13, Python 3.11).
+_MARGIN = {"cpu": _Margin(24 * 2**20, 40 * 2**10), "cuda": _ON_CUDA}
+# Where nothing is swapped or recomputed: by 8, 8 and 16 MiB in networks of 61, 164 and 420 ops.
+_MARGIN_UNMOVED = {"cpu": _Margin(8 * 2**20, 20 * 2**10), "cuda": _ON_CUDA}
+# Once growth is known, what a plan that is made again then adds: 6 MiB for 164 ops, 9 for 420.
+_MARGIN_SETTLED = {"cpu": _Margin(6 * 2**20, 8 * 2**10), "cuda": _ON_CUDA}
+# What torch.distributed takes for the first step of ranks: over gloo the peak was 30 MiB further over the prediction.
+_JOINED_BYTES = {"cpu": 40 * 2**20, "cuda": 0}
 # What is in use before the step may exceed what was planned for before it is planned again: a part of the margin.
 GROWTH_BYTES = 8 * 2**20
-# Of the margin, what stays free when the growth that it was there for is known: peaks of steps differ by up to 9 MiB,
-# and compiling a plan that is made again leaves 10 to 14 MiB.
+# Of the margin, what stays free at least while the growth that it is there for is not settled.
 _STEADY_MARGIN_BYTES = 24 * 2**20
-# What else comes with the first step on a GPU, where torch keeps what was given up, in parameters: optimizers take all
-# of them at once, with a temporary value each, and DistributedDataParallel makes its buckets anew.
+# What else comes with the first step, in parameters: on a GPU, where torch keeps what was given up, optimizers take all
+# of them at once, with a temporary value each; DistributedDataParallel makes its buckets anew.
 _UNDER_WAY, _REBUILT = 1, 1
 # Of what is free, "auto" leaves a part to whatever else uses the device.
 _AUTO_SHARE = 0.9
@@ -49,8 +65,9 @@ class Allowance:
     reserve_bytes: int
     planned_margin_bytes: int
     grown_bytes: int = 0  # what has come into use since, between steps
+    settled_margin_bytes: int | None = None  # what still has to stay free, once growth is known
     scattered_bytes: int = 0  # what steps took beyond the budget, as tensors lay scattered: of no use to the next ones
-    spared_bytes: int = 0  # that were in reserve, until steps had shown that they do not need them
+    spared_bytes: int = 0  # of reserve or margin, until steps had shown that they do not need them
 
     @property
     def base_bytes(self) -> int:
@@ -59,7 +76,9 @@ class Allowance:
 
     @property
     def margin_bytes(self) -> int:
-        """What stays free: growth is taken from what was planned as far as that goes."""
+        """What stays free: growth is taken from what was planned as far as that goes, until it is known."""
+        if self.settled_margin_bytes is not None:
+            return self.settled_margin_bytes
         least_bytes = min(_STEADY_MARGIN_BYTES, self.planned_margin_bytes)
         return max(least_bytes, self.planned_margin_bytes - self.grown_bytes)
 
@@ -81,6 +100,15 @@ class Allowance:
     def sparing(self, nbytes: int) -> Allowance:
         """For when so much of what is reserved is not needed."""
         return replace(self, reserve_bytes=self.reserve_bytes - nbytes, spared_bytes=nbytes)
+
+    def settled(self, margin_bytes: int) -> Allowance:
+        """For when growth is known, and no more than ``margin_bytes`` have to stay free."""
+        spared_bytes = self.spared_bytes + max(0, self.margin_bytes - margin_bytes)
+        return replace(self, settled_margin_bytes=margin_bytes, spared_bytes=spared_bytes)
+
+    def at_start(self) -> Allowance:
+        """What was planned with before the first step, as it will be in the next process."""
+        return replace(self, grown_bytes=0, settled_margin_bytes=None, scattered_bytes=0)
 
     def with_held(self, nbytes: int) -> Allowance:
         """For when tensors outside of the step hold so much more."""
@@ -111,7 +139,7 @@ class Budget:
         self._memory, self._trained, self._arena = memory, trained, arena
         self._outside_bytes = 0  # what the steps that ran have taken outside of the arena at most
         self._num_given_back = 0  # segments, until the step began that shows what it takes
-        self._margin_bytes, self._code_bytes = _MARGIN_BYTES[device_type], _CODE_BYTES[device_type]
+        self._device_type = device_type
         self._scatters = device_type == "cuda" and arena is None  # the CPU's heap moves its pages instead
         self._share, self._notes, self._most_peak_bytes = options.budget_share, notes, 0
         total_bytes, free_bytes = memory.total_bytes(), memory.free_bytes()
@@ -165,25 +193,32 @@ class Budget:
         base_bytes, tensor_bytes = self._used_outside(), self._tensors_outside()
         trains = any(segment.phase == "backward" for segment in program.segments)
         reserve_bytes = self._reserve_bytes(program, base_bytes) if trains else 0
-        margin_bytes = self._margin_of(program)
+        margin_bytes = _MARGIN[self._device_type].of(program) + self._joined_bytes()
         allowance = Allowance(self.nbytes, base_bytes, tensor_bytes, reserve_bytes, margin_bytes)
         if self._share is not None:
             self._take_share(self._share, StepMemory(program, costs).peak.nbytes, allowance.fixed_bytes)
         return replace(allowance, budget_bytes=self.nbytes)
 
-    def _margin_of(self, program: Program) -> int:
-        num_making = sum(bool(op.writes) for op in program.ops)
-        return max(self._margin_bytes, _STEADY_MARGIN_BYTES + num_making * self._code_bytes)
+    def unmoved(self, planned: Allowance, program: Program) -> Allowance:
+        """``planned`` for a step of ``program`` that swaps and recomputes nothing, which grows by less."""
+        margin_bytes = _MARGIN_UNMOVED[self._device_type].of(program) + self._joined_bytes()
+        return replace(planned, planned_margin_bytes=margin_bytes)
+
+    def settled(self, planned: Allowance, program: Program) -> Allowance:
+        """``planned`` with no more free than steps of ``program`` need whose growth is known."""
+        return planned.settled(min(planned.margin_bytes, _MARGIN_SETTLED[self._device_type].of(program)))
+
+    def _joined_bytes(self) -> int:
+        return _JOINED_BYTES[self._device_type] if trains_together() else 0
 
     def _reserve_bytes(self, program: Program, base_bytes: int) -> int:
         """What a training step will take outside of what is planned for it: optimizer and, beside an arena, loss."""
         if self.has_trained:
             return max(0, self._outside_bytes - base_bytes) if self._arena is not None else 0
-        state_bytes = self._trained.coming_state_bytes()
+        coming_bytes = self._trained.coming_state_bytes() + _REBUILT * trains_together() * self._trained.nbytes
         if self._arena is None:
-            return state_bytes
-        rebuilt_bytes = _REBUILT * trains_together() * self._trained.nbytes
-        return state_bytes + rebuilt_bytes + max(_UNDER_WAY * self._trained.nbytes, assumed_bytes(program))
+            return coming_bytes
+        return coming_bytes + max(_UNDER_WAY * self._trained.nbytes, assumed_bytes(program))
 
     def has_run(self) -> None:
         """A training step is over, and no other has begun: what it took outside of the arena is reserved still."""

@@ -26,7 +26,7 @@ from lmswap.session.notes import Notes
 from lmswap.session.order import Followed, Shown
 from lmswap.session.planned import PlannedStep
 from lmswap.session.planner import Planner
-from lmswap.session.reasons import ADDS_UP, has_grown, has_room, holds_more, was_off
+from lmswap.session.reasons import ADDS_UP, has_grown, has_room, holds_more, is_settled, was_off
 from lmswap.session.steps import FROM_CACHE, FROM_OTHER_RANK, StepPlans
 
 # Earlier steps touch their memory for the first time, and choose algorithms.
@@ -35,6 +35,8 @@ STEADY_STEP = 3
 # and for one that by what was measured may be slower than the best by more than this share. A gain of less is none.
 _SECOND_EFFORT = 4
 _WORTH_SEARCHING = 0.01
+# What a plan may use once growth is known is worth a new one if it is more than this share of the budget.
+_WORTH_USING = 0.04
 
 
 class Lessons:
@@ -256,13 +258,29 @@ class Lessons:
         Whether the plan had to be made again for that, or another rank has made it again, and is another.
         """
         step = self._with_growth(step, 0, shown.ended)  # the last step has left them in use
+        if (step.plan.swaps or step.plan.reruns) and not trains_together():  # ranks follow the first
+            step = replace(step, allowance=self._budget.settled(step.allowance, step.joined.program))
+            self._plans.put(step)
         if step.is_outgrown:
             self._planner.lend_memory(step.joined.program)
             return self._make_again(step, has_grown(step.allowance), remembers=True)
         planned = self._plans.told_again(step.joined.program, step.allowance)
-        if planned is None or planned.plan.acts_as(step.plan):
+        if planned is not None and not planned.plan.acts_as(step.plan):
+            return self._put_in_force(step, planned, FROM_OTHER_RANK)
+        return self._use_margin(step)
+
+    def _use_margin(self, step: PlannedStep) -> bool:
+        """Plans again for what of the margin is not needed, if that is worth it; whether the plan is another."""
+        room_bytes = step.allowance.step_bytes - step.room.step_bytes
+        can_use = step.allowance.settled_margin_bytes is not None and self._options.policy != "swap_all"
+        is_worth = room_bytes > max(GROWTH_BYTES, _WORTH_USING * step.allowance.budget_bytes)
+        if not (can_use and is_worth) or step.is_overdrawn or self._options.plan is not None:
             return False
-        return self._put_in_force(step, planned, FROM_OTHER_RANK)
+        reason = is_settled(room_bytes)
+        if (known := self._plans.remembered_again(step)) is not None:
+            return self._put_in_force(step, known, reason, FROM_CACHE)
+        self._planner.lend_memory(step.joined.program)
+        return self._make_again(step, reason, remembers=True)
 
     def _with_growth(self, step: PlannedStep, small_bytes: int, ended: EndedStep) -> PlannedStep:
         """``step`` with what is in use between steps now, the places of small tensors included."""

@@ -30,6 +30,11 @@ def has_room(spared_bytes: int, results_bytes: int = 0) -> str:
     return "; ".join([spared] * (spared_bytes > 0) + [held + format_bytes(results_bytes)] * (results_bytes > 0))
 
 
+def is_settled(nbytes: int) -> str:
+    """Steps have grown by so much less than the margin leaves to them."""
+    return f"the margin can be smaller by {format_bytes(nbytes)}, as growth is known now"
+
+
 def was_off(found: Feedback, program: Program) -> str:
     """By how much the prediction was off, and which op most."""
     measured, predicted = format_seconds(found.measured_seconds), format_seconds(found.predicted_seconds)

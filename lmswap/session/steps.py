@@ -10,6 +10,7 @@ from importlib.metadata import version
 
 import torch
 
+from lmswap.analyze.memory import StepMemory
 from lmswap.capture.join import Joined
 from lmswap.capture.loss import without_losses
 from lmswap.errors import PlanInfeasible, PlanMismatch
@@ -136,9 +137,13 @@ class StepPlans:
                 try:
                     return self._planner.first(graphs, joined.program, costs, machine, allowance)
                 except PlanInfeasible as error:
-                    if (wider := self._budget.widened(allowance, error.needed_bytes)) is None:
-                        raise
-                    allowance = wider
+                    least = self._least(error, joined.program, costs, allowance)
+                    if least.needed_bytes <= allowance.budget_bytes:
+                        allowance = self._budget.unmoved(allowance, joined.program)
+                    elif (wider := self._budget.widened(allowance, least.needed_bytes)) is not None:
+                        allowance = wider
+                    else:
+                        raise least from None
 
         started = time.perf_counter()
         planned, is_own = self._plan_together(joined.program, allowance, plan) if known is None else (plan(), True)
@@ -226,12 +231,31 @@ class StepPlans:
         return replace(step, plan=plan)
 
     def least_bytes(self, step: PlannedStep) -> int:
-        """The least budget found for ``step``, by the model's policy; one that is a little less may do, too."""
+        """The least budget found for ``step``, by the model's policy; one that is a little less may do, too.
+
+        It is for a process that begins with it, whose first steps leave no less free than those of this one.
+        """
+        allowance, program = step.allowance.at_start(), step.joined.program
         try:
-            self._planner.search(step.joined.program, step.costs, step.machine, step.allowance, budget_bytes=1)
+            self._planner.search(program, step.costs, step.machine, allowance, budget_bytes=1)
         except PlanInfeasible as error:
-            return error.needed_bytes
-        return step.allowance.fixed_bytes
+            return self._least(error, program, step.costs, allowance).needed_bytes
+        return allowance.fixed_bytes
+
+    def _least(self, refusal: PlanInfeasible, program: Program, costs: OpCosts, allowance: Allowance) -> PlanInfeasible:
+        """``refusal``, or that of a step that swaps and recomputes nothing where this needs less."""
+        unmoved, peak = self._budget.unmoved(allowance, program), StepMemory(program, costs).peak
+        needed_bytes = unmoved.fixed_bytes + peak.nbytes
+        if needed_bytes >= refusal.needed_bytes:
+            return refusal
+        op = program.ops[peak.op]
+        return PlanInfeasible(
+            budget_bytes=refusal.budget_bytes,
+            needed_bytes=needed_bytes,
+            where=f"op {peak.op} '{op.name}'" + (f" ({op.source})" if op.source else ""),
+            live=(*peak.live[:4], ("in use before the step and reserved", unmoved.fixed_bytes)),
+            policy=refusal.policy,
+        )
 
     def remember(self, program: Program, planned: Planned) -> None:
         """For the next process that runs ``program``."""
