@@ -8,7 +8,7 @@ GPU_BIN := $(GPU_VENV)/bin
 ON_EMULATED_GPU := PYTHONPATH=$(CURDIR)/tests/emulated_gpu/started:$(CURDIR) $(GPU_BIN)/python
 JOBS ?= $(shell nproc)
 
-.PHONY: demo case-study distributed conformance docs integrations wheel test test-all test-python-all lint test-cpp test-python test-gpu test-real-gpu test-emulated-gpu gpu-first-hour soak fuzz clean
+.PHONY: demo case-study distributed conformance docs integrations wheel test test-all test-python-all lint test-cpp test-python test-gpu test-real-gpu test-emulated-gpu gpu-first-hour soak fuzz judge clean
 .DELETE_ON_ERROR:
 
 # SIZES="64 80" compares other image sides; DEVICE=emulated shows it on the emulated GPU, whose times are a CPU's.
@@ -183,6 +183,11 @@ soak: $(VENV)/ready
 TIMES ?= 50
 fuzz: $(VENV)/ready
 	$(BIN)/python -m benchmarks.fuzz --times $(TIMES)
+
+# NETWORKS drawn at random, trained within budgets from the least to their peak; benchmarks/results/judge_cpu.json.
+NETWORKS ?= 12
+judge: $(VENV)/ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.judge --networks $(NETWORKS) $(ARGUMENTS)
 
 clean:
 	rm -rf $(VENV) $(GPU_VENV) build demo-output case-study-output first-hour-output distributed-output bundle-output

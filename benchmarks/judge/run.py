@@ -1,0 +1,80 @@
+"""One run of the judge in a process of its own: ``python -m benchmarks.judge.run SEED STEPS [BUDGET]``; prints JSON.
+
+Without a budget the network is trained by plain torch. "least" asks for the least budget that is accepted, by one call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import hashlib
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import lmswap
+from benchmarks.judge.networks import Network, draw
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one network; what came of it goes to standard output."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.judge.run", description=__doc__)
+    parser.add_argument("seed", type=int)
+    parser.add_argument("steps", type=int)
+    parser.add_argument("budget", nargs="?")
+    options = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    torch.manual_seed(options.seed)
+    network = draw(options.seed)
+    model = network.make()
+    figures = _least(network, model) if options.budget == "least" else _train(network, model, options)
+    sys.stdout.write(f"{json.dumps(figures)}\n")
+    return 0
+
+
+def _least(network: Network, model: nn.Module) -> dict[str, Any]:
+    lmswap.enable(model, budget="auto")
+    model(network.batch())
+    report = lmswap.report(model)
+    return {"least_bytes": lmswap.least_budget(model), "unplanned_bytes": report.unplanned_peak_bytes}
+
+
+def _train(network: Network, model: nn.Module, options: argparse.Namespace) -> dict[str, Any]:
+    torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1)  # what the first optimizer of a process loads is no training
+    gc.collect()
+    if options.budget is not None:
+        lmswap.enable(model, budget=int(options.budget))
+    before_bytes = _status_bytes("VmRSS")
+    optimizer = network.optimizer(model)
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    digest = hashlib.sha256()
+    for step in range(options.steps):
+        torch.manual_seed(step)
+        loss = model(network.batch()).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        digest.update(loss.detach().numpy().tobytes())
+    for parameter in model.parameters():
+        digest.update(parameter.detach().numpy().tobytes())
+    figures = {"digest": digest.hexdigest(), "grown_bytes": _status_bytes("VmHWM") - before_bytes}
+    if options.budget is None:
+        return figures
+    report = lmswap.report(model)
+    names = ("measured_peak_bytes", "highest_peak_bytes", "predicted_peak_bytes", "predicted_seconds")
+    names += ("measured_seconds", "swapped_out_bytes", "recomputed_bytes")
+    return figures | {name: getattr(report, name) for name in names}
+
+
+def _status_bytes(field: str) -> int:
+    (kib,) = re.findall(rf"{field}:\s+(\d+)", Path("/proc/self/status").read_text(encoding="ascii"))
+    return 1024 * int(kib)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
