@@ -8,6 +8,7 @@ from types import TracebackType
 
 import torch
 
+from lmswap.errors import LmswapError, PlanInvalid
 from lmswap.userline import is_users
 
 _LMSWAP = f"{Path(__file__).parent}/"
@@ -17,12 +18,14 @@ _GENERATED = "<eval_with_key>"  # the code of fx's graphs
 
 
 def shortened(error: Exception) -> Exception:
-    """``error``, raised by a model's code or by an op of its graphs, without frames that only run them.
+    """``error``, of a model's code, of an op of its graphs or a refusal, without frames that only run the model.
 
     One that lmswap or torch's compiler has raised by a mistake of its own keeps all.
     """
     frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
-    if not frames or (_runs_models(frames[-1]) and not frames[-1].startswith(_GENERATED)):
+    is_refusal = isinstance(error, LmswapError) and not isinstance(error, PlanInvalid)
+    is_own = bool(frames) and _runs_models(frames[-1]) and not frames[-1].startswith(_GENERATED)
+    if is_own and not is_refusal:
         return error
     kept: TracebackType | None = None
     for entry in reversed(_entries(error.__traceback__)):

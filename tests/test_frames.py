@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import lmswap
-from lmswap.errors import OptionError
+from lmswap.errors import OptionError, PlanInfeasible
 from lmswap.session.graphs import CapturedGraph
 
 
@@ -46,6 +46,16 @@ def test_an_error_of_lmswap_itself_keeps_its_frames(monkeypatch):
     with pytest.raises(TypeError) as caught:
         model(torch.randn(4, 8))
     assert "_call_captured" in names(caught.value)
+    lmswap.disable(model)
+
+
+def test_a_budget_that_is_refused_shows_no_more_than_the_call():
+    torch.compiler.reset()
+    model = lmswap.enable(nn.Linear(8, 8), "1MiB")
+    with pytest.raises(PlanInfeasible) as caught:
+        model(torch.randn(4, 8))
+    assert names(caught.value).count("__call__") == 1
+    assert not {"_call_captured", "make", "search"} & {*names(caught.value)}
     lmswap.disable(model)
 
 
