@@ -273,7 +273,7 @@ class Lessons:
         """Plans again for what of the margin is not needed, if that is worth it; whether the plan is another."""
         room_bytes = step.allowance.step_bytes - step.room.step_bytes
         can_use = step.allowance.settled_margin_bytes is not None and self._options.policy != "swap_all"
-        is_worth = room_bytes > max(GROWTH_BYTES, _WORTH_USING * step.allowance.budget_bytes)
+        is_worth = room_bytes > _WORTH_USING * step.allowance.budget_bytes
         if not (can_use and is_worth) or step.is_overdrawn or self._options.plan is not None:
             return False
         reason = is_settled(room_bytes)
