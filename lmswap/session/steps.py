@@ -137,9 +137,10 @@ class StepPlans:
                 try:
                     return self._planner.first(graphs, joined.program, costs, machine, allowance)
                 except PlanInfeasible as error:
-                    least = self._least(error, joined.program, costs, allowance)
-                    if least.needed_bytes <= allowance.budget_bytes:
-                        allowance = self._budget.unmoved(allowance, joined.program)
+                    unmoved = self._budget.unmoved(allowance, joined.program)
+                    least = self._least(error, joined.program, costs, unmoved) if allowance != unmoved else error
+                    if least.needed_bytes <= allowance.budget_bytes and allowance != unmoved:
+                        allowance = unmoved
                     elif (wider := self._budget.widened(allowance, least.needed_bytes)) is not None:
                         allowance = wider
                     else:
@@ -239,12 +240,14 @@ class StepPlans:
         try:
             self._planner.search(program, step.costs, step.machine, allowance, budget_bytes=1)
         except PlanInfeasible as error:
-            return self._least(error, program, step.costs, allowance).needed_bytes
+            unmoved = self._budget.unmoved(allowance, program)
+            return self._least(error, program, step.costs, unmoved).needed_bytes
         return allowance.fixed_bytes
 
-    def _least(self, refusal: PlanInfeasible, program: Program, costs: OpCosts, allowance: Allowance) -> PlanInfeasible:
-        """``refusal``, or that of a step that swaps and recomputes nothing where this needs less."""
-        unmoved, peak = self._budget.unmoved(allowance, program), StepMemory(program, costs).peak
+    @staticmethod
+    def _least(refusal: PlanInfeasible, program: Program, costs: OpCosts, unmoved: Allowance) -> PlanInfeasible:
+        """``refusal``, or that of a step that swaps and recomputes nothing where this needs less, by its allowance."""
+        peak = StepMemory(program, costs).peak
         needed_bytes = unmoved.fixed_bytes + peak.nbytes
         if needed_bytes >= refusal.needed_bytes:
             return refusal
