@@ -37,14 +37,6 @@ def pytest_configure(config):
         gc.set_threshold(20_000, 20, 20)  # so seldom that it takes 4 % of the tests' time instead of 8
 
 
-@pytest.fixture(autouse=True, scope="session")
-def guards_are_not_timed():
-    """After each trace torch empties the CPU's caches, to write into a log how long its guards take: 31 ms."""
-    from torch._dynamo import guards
-
-    guards.profile_guard_manager = lambda *_: 0.0
-
-
 @pytest.fixture(autouse=True, scope="module")
 def what_was_there_is_no_garbage():
     """Many tests ask for a collection, which took up to a second where it looked through all of torch and its tools.

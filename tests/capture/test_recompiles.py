@@ -107,3 +107,12 @@ def test_the_settings_of_dynamo_hold_for_a_call_and_come_back_whatever_ends_it()
     with pytest.raises(KeyboardInterrupt):
         call()
     assert {name: getattr(config, name) for name in TRACING} == before
+
+
+def test_guards_are_not_timed_which_would_take_memory_of_the_budget(monkeypatch):
+    monkeypatch.setattr("torch._dynamo.guards.profile_guard_manager", lambda *_: pytest.fail("timed"))
+    torch.compiler.reset()
+    model = lmswap.enable(nn.Linear(8, 8), "2GiB")
+    model(torch.ones(2, 8)).sum().backward()
+    assert lmswap.report(model).steps == 1
+    lmswap.disable(model)
