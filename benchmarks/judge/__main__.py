@@ -29,6 +29,7 @@ from lmswap.reporting.text import print_result
 RESULTS = Path(__file__).parents[1] / "results" / "judge_cpu.json"
 STEPS = 8  # the plan is final from the sixth on
 USED, PREDICTED = 0.92, 0.02
+_STARTS_BYTES = 4 * 2**20  # by which the least budget differs from start to start, as docs/budget.md says
 _SLACK_BYTES, _SLACK = 8 * 2**20, 0.05
 
 
@@ -46,6 +47,8 @@ class Verdict:
 def judge(seed: int, budget_bytes: int, plain: dict[str, Any]) -> Verdict:
     """Trains the network of ``seed`` within a budget, and holds it against the ``plain`` run."""
     figures = _run(seed, STEPS, str(budget_bytes))
+    if "refused" in figures:
+        return Verdict(seed, budget_bytes, figures, ("refused",), ())
     broken, missed = [], []
     if figures["digest"] != plain["digest"]:
         broken.append("other bits than plain torch")
@@ -73,7 +76,7 @@ def judge_network(seed: int, spacing: float) -> tuple[dict[str, Any], list[Verdi
     verdicts = []
     room_bytes = max(0, least["unplanned_bytes"] - least["least_bytes"])
     for number in range(round(1 / spacing) + 1 if room_bytes else 1):
-        budget_bytes = least["least_bytes"] + round(min(1.0, number * spacing) * room_bytes)
+        budget_bytes = least["least_bytes"] + _STARTS_BYTES + round(min(1.0, number * spacing) * room_bytes)
         verdicts.append(judge(seed, budget_bytes, plain))
         print_result(f"   {_line(verdicts[-1])}")
     return bounds, verdicts
@@ -81,6 +84,8 @@ def judge_network(seed: int, spacing: float) -> tuple[dict[str, Any], list[Verdi
 
 def _line(verdict: Verdict) -> str:
     figures = verdict.figures
+    if "refused" in figures:
+        return f"{format_bytes(verdict.budget_bytes)}: BROKEN: {figures['refused']}"
     moved = figures["swapped_out_bytes"] + figures["recomputed_bytes"]
     wrong = "; ".join((*(f"BROKEN: {each}" for each in verdict.broken), *verdict.missed)) or "ok"
     return (

@@ -19,6 +19,7 @@ from torch import nn
 
 import lmswap
 from benchmarks.judge.networks import Network, draw
+from lmswap.errors import PlanInfeasible
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -32,7 +33,10 @@ def main(argv: list[str] | None = None) -> int:
     torch.manual_seed(options.seed)
     network = draw(options.seed)
     model = network.make()
-    figures = _least(network, model) if options.budget == "least" else _train(network, model, options)
+    try:
+        figures = _least(network, model) if options.budget == "least" else _train(network, model, options)
+    except PlanInfeasible as refusal:
+        figures = {"refused": str(refusal)}
     sys.stdout.write(f"{json.dumps(figures)}\n")
     return 0
 

@@ -36,6 +36,7 @@ def test_a_drawn_network_trains_and_is_the_same_each_time(seed):
     ("changed", "broken", "missed"),
     [
         ({}, (), ()),
+        ({"refused": "it does not fit"}, ("refused",), ()),
         ({"digest": "e"}, ("other bits than plain torch",), ()),
         ({"highest_peak_bytes": 101 * MIB}, ("held 101.00 MiB",), ()),
         ({"highest_peak_bytes": 90 * MIB}, (), ("used 90.0%",)),
@@ -57,4 +58,4 @@ def test_budgets_lie_from_the_least_to_the_peak(monkeypatch):
 
     monkeypatch.setattr(judge, "_run", run)
     _, verdicts = judge.judge_network(0, 0.25)
-    assert [verdict.budget_bytes // MIB for verdict in verdicts] == [60, 70, 80, 90, 100]
+    assert [verdict.budget_bytes // MIB for verdict in verdicts] == [64, 74, 84, 94, 104]
