@@ -43,7 +43,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def _least(network: Network, model: nn.Module) -> dict[str, Any]:
     lmswap.enable(model, budget="auto")
+    optimizer = network.optimizer(model)  # whose state is reserved
     model(network.batch())
+    del optimizer
     report = lmswap.report(model)
     return {"least_bytes": lmswap.least_budget(model), "unplanned_bytes": report.unplanned_peak_bytes}
 
