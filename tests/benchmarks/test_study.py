@@ -54,13 +54,22 @@ def test_the_peak_of_the_first_size_is_the_budget_of_the_others(monkeypatch, set
     ]
     assert [c.budget_bytes for c in children.asked] == [None, None, 1000 * MIB, None]
     assert result.budget_bytes == 1000 * MIB
-    assert children.needed_bytes == [0, 0, 2000 * MIB]  # swapped and unswapped at once, if there is so much
+    # All three at once, if there is so much: plain and unswapped ones take 1000 MiB for each 32³ voxels.
+    assert children.needed_bytes == [0, 1000 * MIB + 2 * 1000 * MIB * 48**3 / 32**3]
     assert result.data == "BraTS layout, as given"
 
 
 def test_with_a_budget_every_size_is_swapped(monkeypatch, settings):
     children, _ = ask(monkeypatch, settings, budget_bytes=7 * MIB)
     assert [c.name for c in children.asked if c.budget_bytes == 7 * MIB] == ["32³ swapped", "48³ swapped"]
+    assert len(children.asked) == 6
+    # The first size is tried plainly by itself, as nobody knows what it takes.
+    assert children.needed_bytes == [0, 1007 * MIB, 7 * MIB + 2 * 1000 * MIB * 48**3 / 32**3]
+
+
+def test_where_nobody_knows_what_a_plain_run_takes_none_is_tried_beside_it(monkeypatch, settings):
+    children, _ = ask(monkeypatch, settings, failing=("32³ plain",), budget_bytes=7 * MIB)
+    assert children.needed_bytes[:3] == [0, math.inf, 0]
     assert len(children.asked) == 6
 
 
@@ -71,7 +80,6 @@ def test_a_failed_run_does_not_stop_the_others(monkeypatch, settings):
         ("48³ plain", "was killed")
     ]
     assert [run.configuration.name for run in result.runs] == ["32³ plain", "48³ swapped", "48³ unswapped"]
-    assert children.needed_bytes[-1] == math.inf  # nobody knows, so they are not tried at once
 
 
 def test_without_a_budget_nothing_else_is_tried(monkeypatch, settings):

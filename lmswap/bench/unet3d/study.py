@@ -91,8 +91,8 @@ def compare(settings: Settings, on_event: OnEvent, *, command: str) -> Study:
     """Trains each size plainly, and under the budget swapped and, in the same graphs, unswapped.
 
     Where the first size sets the budget it is trained plainly only; should that fail, nothing else is tried. Any other
-    run that fails is kept as a failure, and the rest goes on. The swapped and the unswapped run take their steps in
-    turn where `run_compared` can.
+    run that fails is kept as a failure, and the rest goes on. The runs of a size take their steps in turn where
+    `run_compared` can; a plain one is part of that once another has shown what it will take.
 
     Raises:
         DataError: the scans cannot be used.
@@ -125,16 +125,23 @@ def compare(settings: Settings, on_event: OnEvent, *, command: str) -> Study:
     device = default_device().type
     budget_bytes = settings.budget_bytes
     sizes = list(settings.sizes)
+    voxel_bytes = math.inf  # of a plain run, by what the last one took
     if budget_bytes is None:
-        first = attempt(configuration(sizes.pop(0), None))
-        budget_bytes = first.peak_bytes if first is not None else None
+        first = attempt(configuration(sizes[0], None))
+        if first is not None:
+            budget_bytes, voxel_bytes = first.peak_bytes, first.peak_bytes / sizes[0] ** 3
+        sizes.pop(0)
     for size in sizes:
         if budget_bytes is None:  # what would have set it failed
             break
-        plain = attempt(configuration(size, None))
-        swapped, unswapped = configuration(size, settings.policy, budget_bytes), configuration(size, "none")
-        unswapped_bytes = plain.peak_bytes if plain is not None else math.inf  # about as much
-        attempt(swapped, unswapped, needed_bytes=budget_bytes + unswapped_bytes)
+        plain = configuration(size, None)
+        budgeted = configuration(size, settings.policy, budget_bytes), configuration(size, "none")
+        if voxel_bytes == math.inf:
+            alone = attempt(plain)
+            voxel_bytes = alone.peak_bytes / size**3 if alone is not None else math.inf
+            attempt(*budgeted, needed_bytes=budget_bytes + voxel_bytes * size**3)  # unswapped takes about as much
+        else:
+            attempt(plain, *budgeted, needed_bytes=budget_bytes + 2 * voxel_bytes * size**3)
     return Study(
         command=command,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
