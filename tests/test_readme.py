@@ -39,7 +39,7 @@ ELSEWHERE = {
     "python -m benchmarks.distributed scale --ranks 2": "tests/test_distributed_recipes.py",
     f"torchrun {ON_TWO_MACHINES} -m benchmarks.distributed.unet3d --budget 6GiB": "tests/test_distributed_recipes.py",
     "make conformance": "tests/benchmarks/test_conformance.py",
-    "make conformance soak fuzz": "tests/benchmarks/test_fuzz.py",
+    "make conformance soak fuzz judge": "tests/benchmarks/test_judge.py",
     "make wheel": "tests/test_wheel.py",
     "make soak": "tests/test_soak.py",
     "pip install shtab": "pyproject.toml",

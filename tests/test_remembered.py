@@ -70,7 +70,8 @@ def test_the_second_start_neither_times_ops_nor_plans_and_gives_the_same_bits(mo
     assert equal_bits(actual, expected)
     assert second.plan_origin == "from cache"
     assert "Plan: from cache" in str(second)
-    assert second.decisions == first.decisions
+    timeless = [[replace(made, resident=()) for made in report.decisions] for report in (first, second)]
+    assert timeless[0] == timeless[1]
     assert second.bound_seconds == first.bound_seconds
     assert {path.stat().st_mode & 0o777 for path in plan_files()} == {0o600}
 

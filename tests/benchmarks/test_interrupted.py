@@ -21,6 +21,7 @@ MEASURING = {
     "emulated.__main__": ("_fresh", []),
     "fuzz": ("fuzz", []),
     "heap.__main__": ("measure", []),
+    "judge.__main__": ("judge_network", []),
     "peers.__main__": ("run_model", []),
     "programs.__main__": ("replay", ["--quick"]),
     "soak": ("_no_memory", ["--steps", "1"]),  # in the middle of a step
