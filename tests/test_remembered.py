@@ -436,9 +436,11 @@ def test_a_plan_that_may_not_be_the_best_is_searched_for_again_after_the_first_s
     tight = {"policy": "auto", "budget": tight_budget(unplanned, 0.9), "link": "100MB/s"}
     monkeypatch.setitem(_POLICIES, "auto", hasty_auto)
     monkeypatch.setattr(lessons, "_WORTH_SEARCHING", 10.0)  # no plan is as bad
+    monkeypatch.setattr(lessons, "_WORTH_USING", 10.0)
     assert not any("replanned" in note for note in train(LARGE, num_steps=6, **tight)[1].plan_notes)
     monkeypatch.undo()
     monkeypatch.setattr(feedback, "TOLERANCE", 1e6)
+    monkeypatch.setattr(lessons, "_WORTH_USING", 10.0)
     monkeypatch.setitem(_POLICIES, "auto", hasty_auto)
     for path in plan_files():
         path.unlink()
