@@ -41,6 +41,7 @@ _MARGIN = {"cpu": _Margin(24 * 2**20, 40 * 2**10), "cuda": _ON_CUDA}
 _MARGIN_UNMOVED = {"cpu": _Margin(8 * 2**20, 20 * 2**10), "cuda": _ON_CUDA}
 # Once growth is known, what a plan that is made again then adds: 6 MiB for 164 ops, 9 for 420.
 _MARGIN_SETTLED = {"cpu": _Margin(6 * 2**20, 8 * 2**10), "cuda": _ON_CUDA}
+_KEEP_WHAT_FITS = ("auto", "none", "swap", "recompute")  # policies
 # What torch.distributed takes for the first step of ranks: over gloo the peak was 30 MiB further over the prediction.
 _JOINED_BYTES = {"cpu": 40 * 2**20, "cuda": 0}
 # What is in use before the step may exceed what was planned for before it is planned again: a part of the margin.
@@ -139,7 +140,7 @@ class Budget:
         self._memory, self._trained, self._arena = memory, trained, arena
         self._outside_bytes = 0  # what the steps that ran have taken outside of the arena at most
         self._num_given_back = 0  # segments, until the step began that shows what it takes
-        self._device_type = device_type
+        self._device_type, self._policy = device_type, options.policy
         self._scatters = device_type == "cuda" and arena is None  # the CPU's heap moves its pages instead
         self._share, self._notes, self._most_peak_bytes = options.budget_share, notes, 0
         total_bytes, free_bytes = memory.total_bytes(), memory.free_bytes()
@@ -200,7 +201,12 @@ class Budget:
         return replace(allowance, budget_bytes=self.nbytes)
 
     def unmoved(self, planned: Allowance, program: Program) -> Allowance:
-        """``planned`` for a step of ``program`` that swaps and recomputes nothing, which grows by less."""
+        """``planned`` for a step of ``program`` that swaps and recomputes nothing, which grows by less.
+
+        It is ``planned`` where the model's policy moves something whatever there is room for.
+        """
+        if self._policy not in _KEEP_WHAT_FITS:
+            return planned
         margin_bytes = _MARGIN_UNMOVED[self._device_type].of(program) + self._joined_bytes()
         return replace(planned, planned_margin_bytes=margin_bytes)
 
