@@ -39,6 +39,9 @@ TRACING = {
     "optimize_ddp": False,
     **AS_CALLED,
 }
+# What torch sets in each call of a function that was compiled with dynamic=False, and does not set back where a signal
+# comes between (2.11 to 2.13): what is compiled without lmswap would be traced for each size from then on.
+_SET_BY_TORCH = ("automatic_dynamic_shapes", "assume_static_by_default")
 _MANY = 5  # a batch, a last one that is smaller, and the same of a second data set are four
 _COSTS = "Each is traced and planned by itself, which takes seconds and some memory"
 
@@ -55,7 +58,7 @@ def tracing_settings() -> Iterator[None]:
     which takes 31 ms and, of the budget, 32 MiB.
     """
     config = torch._dynamo.config
-    before = {name: getattr(config, name) for name in TRACING}
+    before = {name: getattr(config, name) for name in (*TRACING, *_SET_BY_TORCH)}
     in_guards = vars(guards)
     time_guards = in_guards["profile_guard_manager"]
     try:

@@ -15,6 +15,7 @@ from torch._dynamo.variables.builder import VariableBuilder
 import lmswap
 from lmswap.capture.interrupts import interrupt_in, raise_interrupt
 from lmswap.capture.measure import OpMeter
+from lmswap.capture.recompiles import tracing_settings
 from lmswap.session import Session
 
 
@@ -127,6 +128,15 @@ def test_an_interrupt_of_a_trace_reaches_the_caller_and_the_next_call_is_capture
     assert report.swapped_out_bytes > 0
     assert not any(note.startswith("path:") for note in report.notes)
     lmswap.disable(model)
+
+
+def test_what_torch_sets_for_a_call_is_set_back_though_a_signal_kept_it_from_that():
+    config = torch._dynamo.config
+    before = config.automatic_dynamic_shapes
+    with pytest.raises(Stop), tracing_settings():
+        config.automatic_dynamic_shapes = not before
+        raise Stop
+    assert config.automatic_dynamic_shapes == before
 
 
 # A file of /proc that was just opened as a signal came is closed when it is dropped, and Python says so.
