@@ -59,16 +59,23 @@ def __getattr__(name: str) -> Any:
     if name == "errors":
         return importlib.import_module("lmswap.errors")
     if name in __all__:
-        drawn = random.getstate()  # rich draws a number as it is imported
-        told = importlib.import_module("lmswap.waiting").told
-        try:
-            with told("importing what torch.compile needs"):
-                module = importlib.import_module(_ORIGINS.get(name, "lmswap.api"))
-            return getattr(module, name)
-        finally:
-            random.setstate(drawn)
+        origin = _ORIGINS.get(name, "lmswap.api")
+        if origin not in sys.modules:
+            _import(origin)
+        return getattr(importlib.import_module(origin), name)
     raise AttributeError(f"module 'lmswap' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *__all__])
+
+
+def _import(module: str) -> None:
+    """Import ``module`` and report the wait. Random numbers stay as they are, though rich draws one meanwhile."""
+    drawn = random.getstate()
+    told = importlib.import_module("lmswap.waiting").told
+    try:
+        with told("importing what torch.compile needs"):
+            importlib.import_module(module)
+    finally:
+        random.setstate(drawn)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from pathlib import Path
 from types import TracebackType
 
@@ -22,13 +21,14 @@ def shortened(error: Exception) -> Exception:
 
     One that lmswap or torch's compiler has raised by a mistake of its own keeps all.
     """
-    frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    entries = _entries(error.__traceback__)
+    raised_in = entries[-1].tb_frame.f_code.co_filename if entries else ""
     is_refusal = isinstance(error, LmswapError) and not isinstance(error, PlanInvalid)
-    is_own = bool(frames) and _runs_models(frames[-1]) and not frames[-1].startswith(_GENERATED)
+    is_own = _runs_models(raised_in) and not raised_in.startswith(_GENERATED)
     if is_own and not is_refusal:
         return error
     kept: TracebackType | None = None
-    for entry in reversed(_entries(error.__traceback__)):
+    for entry in reversed(entries):
         if not _runs_models(entry.tb_frame.f_code.co_filename):
             kept = TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
     return error.with_traceback(kept)

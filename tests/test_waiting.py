@@ -135,3 +135,8 @@ def test_all_of_the_first_call_is_covered_and_later_steps_say_nothing(capsys, te
     model(torch.ones(8, 64)).sum().backward()
     assert capsys.readouterr().err == ""
     lmswap.disable(model)
+
+
+def test_names_that_are_loaded_are_read_without_a_wait(monkeypatch):
+    monkeypatch.setattr("lmswap.waiting.told", lambda *_: pytest.fail("waited"))
+    assert lmswap.report is lmswap.api.report

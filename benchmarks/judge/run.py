@@ -9,9 +9,7 @@ import argparse
 import gc
 import hashlib
 import json
-import re
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +18,7 @@ from torch import nn
 import lmswap
 from benchmarks.judge.networks import Network, draw
 from lmswap.errors import PlanInfeasible
+from lmswap.hardware.ram import peak_resident_bytes, reset_peak_resident, resident_bytes
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -55,9 +54,9 @@ def _train(network: Network, model: nn.Module, options: argparse.Namespace) -> d
     gc.collect()
     if options.budget is not None:
         lmswap.enable(model, budget=int(options.budget))
-    before_bytes = _status_bytes("VmRSS")
+    before_bytes = resident_bytes()
     optimizer = network.optimizer(model)
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    reset_peak_resident()
     digest = hashlib.sha256()
     for step in range(options.steps):
         torch.manual_seed(step)
@@ -68,18 +67,13 @@ def _train(network: Network, model: nn.Module, options: argparse.Namespace) -> d
         digest.update(loss.detach().numpy().tobytes())
     for parameter in model.parameters():
         digest.update(parameter.detach().numpy().tobytes())
-    figures = {"digest": digest.hexdigest(), "grown_bytes": _status_bytes("VmHWM") - before_bytes}
-    if options.budget is None:
-        return figures
+    figures: dict[str, Any] = {"digest": digest.hexdigest()}
+    if options.budget is None:  # else lmswap has begun the peak anew in between
+        return figures | {"grown_bytes": peak_resident_bytes() - before_bytes}
     report = lmswap.report(model)
     names = ("measured_peak_bytes", "highest_peak_bytes", "predicted_peak_bytes", "predicted_seconds")
     names += ("measured_seconds", "swapped_out_bytes", "recomputed_bytes")
     return figures | {name: getattr(report, name) for name in names}
-
-
-def _status_bytes(field: str) -> int:
-    (kib,) = re.findall(rf"{field}:\s+(\d+)", Path("/proc/self/status").read_text(encoding="ascii"))
-    return 1024 * int(kib)
 
 
 if __name__ == "__main__":

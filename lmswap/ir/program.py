@@ -102,6 +102,11 @@ class Op:
         if not 0 <= self.flops <= _MOST_FLOPS:
             raise CaptureError(f"op {self.index} '{self.name}' cannot have {self.flops} flops")
 
+    @property
+    def title(self) -> str:
+        """Its name and the user's source line, for messages: "'conv' (unet.py:88 y = self.conv(x))"."""
+        return f"'{self.name}'" + (f" ({self.source})" if self.source else "")
+
 
 @dataclass(frozen=True, slots=True)
 class Segment:

@@ -97,7 +97,7 @@ class Problem:
         return PlanInfeasible(
             budget_bytes=self.budget_bytes,
             needed_bytes=peak.nbytes,
-            where=f"op {runs.ops[peak.op]} '{op.name}'" + (f" ({op.source})" if op.source else ""),
+            where=f"op {runs.ops[peak.op]} {op.title}",
             live=peak.live,
             policy=policy,
         )
@@ -112,7 +112,7 @@ class Problem:
         return PlanInfeasible(
             budget_bytes=self.budget_bytes,
             needed_bytes=int(curve[worst]),
-            where=f"op {worst} '{op.name}'" + (f" ({op.source})" if op.source else ""),
+            where=f"op {worst} {op.title}",
             live=self.memory.largest(live, worst),
             policy=policy,
         )

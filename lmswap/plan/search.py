@@ -141,7 +141,7 @@ def _infeasible(problem: Problem, policy: str, needed_bytes: int, worst_op: int)
     return PlanInfeasible(
         budget_bytes=problem.budget_bytes,
         needed_bytes=needed_bytes,
-        where=f"op {worst_op} '{op.name}'" + (f" ({op.source})" if op.source else ""),
+        where=f"op {worst_op} {op.title}",
         live=problem.memory.largest(problem.memory.fixed_at(worst_op), worst_op),
         policy=policy,
     )

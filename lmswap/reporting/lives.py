@@ -25,9 +25,9 @@ def lives(program: Program, plan: Plan, predicted: Timeline, measured: Timeline 
     runs = schedule(program, plan.reruns)
     begins = [span.start_seconds for span in predicted.spans if span.lane is Lane.COMPUTE]  # by op
     begins.append(predicted.seconds)
-    as_measured = _begins_measured(runs.program, predicted, measured) if measured is not None else None
-    clock = predicted if measured is None or as_measured is None else measured
-    begins = as_measured or begins
+    clock = predicted
+    if measured is not None and (as_measured := _begins_measured(runs.program, predicted, measured)) is not None:
+        begins, clock = as_measured, measured
     away: dict[int, list[Swap]] = defaultdict(list)
     for swap in sorted(plan.swaps, key=lambda swap: swap.release):
         away[swap.buffer].append(swap)

@@ -104,7 +104,8 @@ class Allowance:
 
     def settled(self, margin_bytes: int) -> Allowance:
         """For when growth is known, and no more than ``margin_bytes`` have to stay free."""
-        spared_bytes = self.spared_bytes + max(0, self.margin_bytes - margin_bytes)
+        margin_bytes = min(self.margin_bytes, margin_bytes)
+        spared_bytes = self.spared_bytes + self.margin_bytes - margin_bytes
         return replace(self, settled_margin_bytes=margin_bytes, spared_bytes=spared_bytes)
 
     def at_start(self) -> Allowance:
@@ -212,7 +213,7 @@ class Budget:
 
     def settled(self, planned: Allowance, program: Program) -> Allowance:
         """``planned`` with no more free than steps of ``program`` need whose growth is known."""
-        return planned.settled(min(planned.margin_bytes, _MARGIN_SETTLED[self._device_type].of(program)))
+        return planned.settled(_MARGIN_SETTLED[self._device_type].of(program))
 
     def _joined_bytes(self) -> int:
         return _JOINED_BYTES[self._device_type] if trains_together() else 0

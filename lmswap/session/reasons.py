@@ -39,8 +39,7 @@ def was_off(found: Feedback, program: Program) -> str:
     """By how much the prediction was off, and which op most."""
     measured, predicted = format_seconds(found.measured_seconds), format_seconds(found.predicted_seconds)
     worst, op = found.worst, program.ops[found.worst.op]
-    where = f"'{op.name}'" + (f" ({op.source})" if op.source else "")
     took = f"{format_seconds(worst.measured_seconds)} against {format_seconds(worst.predicted_seconds)}"
     host = f"; the device waited for the host, which took {format_seconds(found.host_seconds)} to queue its work"
-    most = host if found.host_seconds > worst.error_seconds else f"; most off is op {where}: {took}"
+    most = host if found.host_seconds > worst.error_seconds else f"; most off is op {op.title}: {took}"
     return f"measured {measured} against {predicted} predicted{most}"

@@ -137,14 +137,16 @@ class StepPlans:
                 try:
                     return self._planner.first(graphs, joined.program, costs, machine, allowance)
                 except PlanInfeasible as error:
-                    unmoved = self._budget.unmoved(allowance, joined.program)
-                    least = self._least(error, joined.program, costs, unmoved) if allowance != unmoved else error
-                    if least.needed_bytes <= allowance.budget_bytes and allowance != unmoved:
+                    refusal, unmoved = error, self._budget.unmoved(allowance, joined.program)
+                if allowance != unmoved:
+                    refusal = self._least(refusal, joined.program, costs, unmoved)
+                    if refusal.needed_bytes <= allowance.budget_bytes:
                         allowance = unmoved
-                    elif (wider := self._budget.widened(allowance, least.needed_bytes)) is not None:
-                        allowance = wider
-                    else:
-                        raise least from None
+                        continue
+                wider = self._budget.widened(allowance, refusal.needed_bytes)
+                if wider is None:
+                    raise refusal
+                allowance = wider
 
         started = time.perf_counter()
         planned, is_own = self._plan_together(joined.program, allowance, plan) if known is None else (plan(), True)
@@ -255,7 +257,7 @@ class StepPlans:
         return PlanInfeasible(
             budget_bytes=refusal.budget_bytes,
             needed_bytes=needed_bytes,
-            where=f"op {peak.op} '{op.name}'" + (f" ({op.source})" if op.source else ""),
+            where=f"op {peak.op} {op.title}",
             live=(*peak.live[:4], ("in use before the step and reserved", unmoved.fixed_bytes)),
             policy=refusal.policy,
         )

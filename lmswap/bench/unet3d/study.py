@@ -127,10 +127,9 @@ def compare(settings: Settings, on_event: OnEvent, *, command: str) -> Study:
     sizes = list(settings.sizes)
     voxel_bytes = math.inf  # of a plain run, by what the last one took
     if budget_bytes is None:
-        first = attempt(configuration(sizes[0], None))
-        if first is not None:
-            budget_bytes, voxel_bytes = first.peak_bytes, first.peak_bytes / sizes[0] ** 3
-        sizes.pop(0)
+        size = sizes.pop(0)
+        if (first := attempt(configuration(size, None))) is not None:
+            budget_bytes, voxel_bytes = first.peak_bytes, first.peak_bytes / size**3
     for size in sizes:
         if budget_bytes is None:  # what would have set it failed
             break
