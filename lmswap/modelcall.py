@@ -19,7 +19,6 @@ from torch import nn
 from torch._C._functorch import peek_interpreter_stack
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._dynamo.utils import graph_break_reasons
-from torch.utils import _pytree as pytree
 
 from lmswap.capture.aot import refuse_rewriters
 from lmswap.capture.asked import describe_questions, heard_questions
@@ -370,8 +369,9 @@ class ModelCall:
         self, planned: PlannedEvents | None, kind: Hashable, args: Any, kwargs: Any, *, records: bool = True
     ) -> EagerStep:
         def resident() -> frozenset[int]:
-            own = (*self._model.parameters(), *self._model.buffers())
-            return storages_of([*own, *pytree.tree_leaves((args, kwargs))])
+            # As parameters() and buffers() without their names, which cost a tenth of a step of many small modules.
+            own = (held for module in self._model.modules() for held in (module._parameters, module._buffers))
+            return storages_of([*(tensor for held in own for tensor in held.values()), *tensors((args, kwargs))])
 
         return EagerStep(self, planned, resident, kind=kind, records=records)
 

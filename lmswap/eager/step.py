@@ -166,9 +166,9 @@ class EagerStep:
         """Autograd needs what it saved."""
         saved.check()
         storage = saved.storage
-        node: Any = torch._C._current_autograd_node()
         if storage is None:
             return saved.restore()
+        node: Any = torch._C._current_autograd_node()
         if node is None:  # somebody looks at what a grad_fn has saved
             if self.recording is not None:
                 self.recording.presence.watch(storage)

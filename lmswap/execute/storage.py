@@ -11,14 +11,15 @@ import torch
 # torch.func's transforms, nested, sparse, quantized and MKL-DNN tensors, conjugated and negated views, fakes, and
 # subclasses that handle operators themselves. A kind that torch adds is then none of ours until it is listed here.
 _KEYS = ("ADInplaceOrView", "CPU", "AutogradCPU", "AutocastCPU", "CUDA", "AutogradCUDA", "AutocastCUDA")
-_PLAIN: int = functools.reduce(
+_OTHER_KEYS: int = ~functools.reduce(
     operator.or_, (torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)).raw_repr() for key in _KEYS)
 )
+_dispatch_keys = torch._C._dispatch_keys  # called for each tensor that autograd saves
 
 
 def has_plain_storage(tensor: torch.Tensor) -> bool:
     """Whether ``tensor`` has a storage whose bytes, by dtype, shape, strides and offset, are its values."""
-    return not torch._C._dispatch_keys(tensor).raw_repr() & ~_PLAIN
+    return not _dispatch_keys(tensor).raw_repr() & _OTHER_KEYS
 
 
 def element_bytes(tensor: torch.Tensor) -> torch.Tensor:
