@@ -22,7 +22,7 @@ from lmswap.hardware.first_calls import make_first_calls
 from lmswap.ir.emulation import EmulatedLink
 from lmswap.ir.program import Program
 from lmswap.ir.timeline import Timeline
-from lmswap.ir.verified import Verified
+from lmswap.ir.verification import Verified
 from lmswap.logs import log_as_asked
 from lmswap.modelcall import ModelCall
 from lmswap.modules import check_apart, check_module, one_device, parameters_of, trained

@@ -20,7 +20,7 @@ from lmswap.errors import LmswapError, PlanInfeasible
 from lmswap.hardware.survey import survey
 from lmswap.ir.machine import Link, Machine, Rate, Tier
 from lmswap.ir.network import PRESETS
-from lmswap.ir.plan import Rerun
+from lmswap.ir.plan import Recompute
 from lmswap.plan import POLICIES
 from tests.ir.build import build
 from tests.reporting.small_step import MIB, PLAN, PROGRAM
@@ -165,7 +165,7 @@ def test_a_plan_names_the_ten_largest_buffers_unless_all_are_asked_for(tmp_path,
 
 
 def test_the_figures_count_what_is_swapped_and_what_is_computed_again():
-    plan = replace(PLAN, reruns=(Rerun(1, 3),))  # relu is made again for its use in backward; conv is swapped
+    plan = replace(PLAN, recomputes=(Recompute(1, 3),))  # relu is made again for its use in backward; conv is swapped
     figures = plan_figures(PROGRAM, plan, planning_seconds=0.1)
     assert (figures["swapped_bytes"], figures["recomputed_bytes"]) == (3 * MIB, 2 * MIB)
     assert figures["kept_bytes"] == 3 * MIB + 8  # grad_relu, the gradient, two scalars

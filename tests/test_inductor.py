@@ -18,7 +18,7 @@ from lmswap.capture import inductor, order
 from lmswap.errors import CaptureError
 from lmswap.ir.plan import Plan
 from lmswap.plan import simulate
-from tests.rewrite.random_reruns import recompute_all
+from tests.rewrite.random_recomputes import recompute_all
 from tests.test_recompute import plan_at_random
 
 
@@ -202,9 +202,9 @@ def test_each_second_run_of_a_product_is_a_call_of_its_own(monkeypatch, compiled
 
     def run_all_again(policy, program, costs, machine, *, budget_bytes, **limits):
         nonlocal num_planned
-        reruns = recompute_all(program)
-        num_planned = sum("mm" in program.ops[rerun.op].target for rerun in reruns)
-        plan = Plan("all", budget_bytes, (), 0.0, 0, reruns=reruns)
+        recomputes = recompute_all(program)
+        num_planned = sum("mm" in program.ops[recompute.op].target for recompute in recomputes)
+        plan = Plan("all", budget_bytes, (), 0.0, 0, recomputes=recomputes)
         return replace(plan, predicted_peak_bytes=simulate(program, costs, machine, plan).peak_bytes)
 
     expected = plain("dense", num_steps=1)

@@ -503,7 +503,7 @@ def test_nothing_is_moved_where_that_gains_nothing():
     machine = unit_machine(out=10.0, into=10.0)
     for budget_bytes in (peak, 10 * peak):
         plan = make_plan("auto", step.program, step.costs, machine, budget_bytes=budget_bytes, **limits)
-        assert plan.swaps == plan.reruns == ()
+        assert plan.swaps == plan.recomputes == ()
         assert plan.predicted_peak_bytes <= peak
 
 

@@ -106,7 +106,7 @@ def file(tmp_path):
 
 
 def swaps_of(file):
-    return [(planned.plan.swaps, planned.plan.reruns) for _, planned in PinnedPlans.read(str(file)).steps]
+    return [(planned.plan.swaps, planned.plan.recomputes) for _, planned in PinnedPlans.read(str(file)).steps]
 
 
 def changed(file, change):

@@ -200,7 +200,7 @@ def test_a_step_that_is_planned_again_is_traced_no_more(which, plans, regions, t
     actual = train(model, model, case)
     lmswap.disable(model)
     assert len(plans) >= 2 and all(plan.swaps for plan in plans)
-    assert len({plan.reruns for plan in plans}) == (len(plans) if compiler == "fx" else 1)
+    assert len({plan.recomputes for plan in plans}) == (len(plans) if compiler == "fx" else 1)
     assert len(traces) == len(regions) > 0
     assert len(actual) == len(expected) and all(map(torch.equal, actual, expected))
 
@@ -212,7 +212,7 @@ def test_a_forward_that_nothing_trains_in_is_traced_no_more(plans, traces, monke
     expected = model(data).detach()
     lmswap.enable(model.requires_grad_(False), "4GiB", min_swap_bytes=1)
     assert all(torch.equal(model(data), expected) for _ in range(NUM_STEPS))
-    assert len(plans) >= 3 and all(plan.swaps and plan.reruns for plan in plans)
+    assert len(plans) >= 3 and all(plan.swaps and plan.recomputes for plan in plans)
     assert len(traces) == 1
     lmswap.disable(model)
 

@@ -18,7 +18,7 @@ from lmswap.ir.timeline import Lane, Timeline
 from lmswap.plan import simulate, verify
 from tests.models import CASES, Broken, Case, quick_of
 from tests.rewrite.random_plans import random_plan
-from tests.rewrite.random_reruns import random_reruns, recompute_all
+from tests.rewrite.random_recomputes import random_recomputes, recompute_all
 
 MODELS = {name: CASES[name] for name in ("resnet", "encoder", "shared_views")}
 MODELS["broken"] = Case(Broken, lambda: torch.randn(64, 128))
@@ -32,10 +32,10 @@ def plan_at_random(seed: int, share: float = 0.5):
     rng = random.Random(seed)
 
     def make_plan(policy, program, costs, machine, **limits):
-        reruns = random_reruns(program, rng, share=share)
-        runs = schedule(program, reruns)
+        recomputes = random_recomputes(program, rng, share=share)
+        runs = schedule(program, recomputes)
         swaps = random_plan(runs.program, rng, share=0.5, tier=machine.tiers[0].name)
-        plan = replace(swaps, policy="random", reruns=reruns)
+        plan = replace(swaps, policy="random", recomputes=recomputes)
         plan = replace(plan, swaps=tuple(sorted(plan.swaps, key=lambda swap: swap.first_use)))
         plan = replace(plan, predicted_peak_bytes=simulate(program, costs, machine, plan).peak_bytes)
         verify(program, costs, machine, plan)
@@ -47,8 +47,10 @@ def plan_at_random(seed: int, share: float = 0.5):
 def plan_all_again(policy, program, costs, machine, **limits):
     """A planner that keeps nothing for the backward which can be made again, but for what the caller is given."""
     given = {buffer.id for buffer in program.buffers if buffer.kind is BufferKind.OUTPUT}
-    reruns = tuple(rerun for rerun in recompute_all(program) if not given.intersection(program.ops[rerun.op].writes))
-    plan = Plan("all again", 2**40, (), 1.0, 0, reruns=reruns)
+    recomputes = tuple(
+        recompute for recompute in recompute_all(program) if not given.intersection(program.ops[recompute.op].writes)
+    )
+    plan = Plan("all again", 2**40, (), 1.0, 0, recomputes=recomputes)
     plan = replace(plan, predicted_peak_bytes=simulate(program, costs, machine, plan).peak_bytes)
     verify(program, costs, machine, plan)
     return plan

@@ -420,8 +420,8 @@ def test_what_a_step_took_is_compared_op_by_op(options, monkeypatch):
     actual, _ = train(LARGE, num_steps=6, **options)
     assert equal_bits(actual, expected)
     ((program, _, _, plan), measured) = given[-1]
-    runs = schedule(program, plan.reruns).program
-    assert bool(plan.reruns) == ("policy" in options)
+    runs = schedule(program, plan.recomputes).program
+    assert bool(plan.recomputes) == ("policy" in options)
     assert [len(seconds) for seconds in measured["op_seconds"]] == [s.stop - s.start for s in runs.segments]
     assert all(seconds >= 0 for segment in measured["op_seconds"] for seconds in segment)
     assert all(sum(seconds) > 0 for seconds in measured["op_seconds"])

@@ -100,7 +100,7 @@ def plan_case(case: Case, program: Program, machine: Machine, effort: int = 1) -
     planning_seconds = time.perf_counter() - started
     figures = None
     if plan is not None:
-        decisions = schedule(program, plan.reruns).decisions(plan)
+        decisions = schedule(program, plan.recomputes).decisions(plan)
         nbytes = dict.fromkeys(Decision, 0)
         for buffer, decision in zip(program.buffers, decisions, strict=True):
             nbytes[decision] += buffer.nbytes

@@ -225,7 +225,7 @@ def _draw_policies(axes: Axes, outcomes: list[dict[str, dict[str, float]]]) -> N
 
 def _buffers(program: Program, machine: Machine, plan: Plan) -> Figure:
     """The largest buffers of the step over its ops: held, on their way, gone; and made again."""
-    runs = schedule(program, plan.reruns)
+    runs = schedule(program, plan.recomputes)
     costs = runs.costs(roofline(program, machine))
     held = StepMemory(runs.program, costs).ranges
     starts = 1e3 * np.array(StepMemory(runs.program, costs).op_starts)
@@ -263,7 +263,7 @@ def _buffers(program: Program, machine: Machine, plan: Plan) -> Figure:
 
 def _copies_by_buffer(program: Program, plan: Plan) -> dict[int, list[int]]:
     """The buffers of the schedule that second runs make, by the program's buffer that they stand for."""
-    made = [buffer for rerun in plan.reruns for buffer in program.ops[rerun.op].writes]
+    made = [buffer for recompute in plan.recomputes for buffer in program.ops[recompute.op].writes]
     copies: dict[int, list[int]] = {}
     for number, buffer in enumerate(made):
         copies.setdefault(buffer, []).append(len(program.buffers) + number)

@@ -99,7 +99,7 @@ def swappable_gaps(program: Program, ranges: Mapping[int, LiveRange], min_bytes:
         for gap in gaps(live_range)
     ]
     owner = segment_by_op(program)
-    return tuple(gap for gap in found if owner[gap.after].hands_on_to(owner[gap.before]))
+    return tuple(gap for gap in found if owner[gap.after].can_pass_values_to(owner[gap.before]))
 
 
 def segment_by_op(program: Program) -> tuple[Segment, ...]:

@@ -12,7 +12,7 @@ from itertools import accumulate
 
 from lmswap.errors import CaptureError
 from lmswap.ir.costs import OpCosts, Piece
-from lmswap.ir.plan import Plan, Rerun
+from lmswap.ir.plan import Plan, Recompute
 from lmswap.ir.program import Op, Program, Segment
 from lmswap.ir.schedule import schedule
 
@@ -78,13 +78,13 @@ def graph_plan(joined: Joined, plan: Plan, graph: int, program: Program) -> Plan
     """The part of the step's ``plan`` that ``graph`` carries out, in that graph's own numbers of ops and buffers."""
     step, shift = joined.program, joined.buffer_offsets[graph]
     in_program = _own_positions(step, graph, program)
-    reruns = tuple(
-        Rerun(in_program(rerun.op), in_program(rerun.position))
-        for rerun in plan.reruns
-        if step.segment_of(rerun.op).graph == graph
+    recomputes = tuple(
+        Recompute(in_program(recompute.op), in_program(recompute.position))
+        for recompute in plan.recomputes
+        if step.segment_of(recompute.op).graph == graph
     )
-    runs = schedule(step, plan.reruns)
-    in_schedule = _own_positions(runs.program, graph, schedule(program, reruns).program)
+    runs = schedule(step, plan.recomputes)
+    in_schedule = _own_positions(runs.program, graph, schedule(program, recomputes).program)
     of_program = range(shift, shift + len(program.buffers))
     # Both schedules number the program's buffers first and then the remade ones in order of execution.
     of_schedule = [buffer for buffer, origin in enumerate(runs.buffers) if origin in of_program]
@@ -102,7 +102,7 @@ def graph_plan(joined: Joined, plan: Plan, graph: int, program: Program) -> Plan
         if swap.buffer in own
     )
     reasons = {buffer - shift: why for buffer, why in plan.reasons.items() if buffer in of_program}
-    return replace(plan, swaps=swaps, reruns=reruns, reasons=reasons)
+    return replace(plan, swaps=swaps, recomputes=recomputes, reasons=reasons)
 
 
 def _own_positions(step: Program, graph: int, program: Program) -> Callable[[int], int]:

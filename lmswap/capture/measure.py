@@ -29,9 +29,9 @@ from lmswap.errors import CaptureError, DriverError
 from lmswap.execute.draws import generator_states, set_generator_states
 from lmswap.execute.graph import SegmentGraph, value_of
 from lmswap.execute.storage import has_plain_storage
+from lmswap.ir.arena_layout import SMALL_BYTES
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.costs import OpCosts, Piece
-from lmswap.ir.places import SMALL_BYTES
 from lmswap.ir.program import LOSS, Program
 from lmswap.waiting import progress
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmswap.ir.arena_layout import SMALL_BYTES, slot_bytes
 from lmswap.ir.costs import Piece
-from lmswap.ir.places import SMALL_BYTES, place_bytes
 
 _MOST_EVENTS = 10_000  # of one op; the most seen are 40, in the backward of an embedding
 
@@ -57,7 +57,7 @@ def _pieces(events: Iterable[dict[str, Any]], results: Mapping[int, int]) -> Ite
     for event in events:
         address, nbytes = int(event["addr"]), int(event["size"])
         if event["action"] == "alloc":
-            size = place_bytes(nbytes) if nbytes > SMALL_BYTES else nbytes
+            size = slot_bytes(nbytes) if nbytes > SMALL_BYTES else nbytes
             if not free[size]:
                 free[size].add(len(pieces[size]))
                 pieces[size].append(Piece(0))

@@ -11,7 +11,7 @@ from torch import fx
 
 from lmswap.capture.lower import source_line
 from lmswap.execute.graph import SegmentGraph
-from lmswap.ir.verified import Result
+from lmswap.ir.verification import Result
 
 _MOST_NAMED = 4
 

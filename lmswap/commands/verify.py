@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lmswap.commands import Commands
-    from lmswap.ir.verified import Verified
+    from lmswap.ir.verification import Verified
 
 _USAGE = "lmswap verify [--json FILE] train.py ...\n       lmswap verify [--json FILE] -m package ..."
 SCHEMA = "lmswap.verified/1"

@@ -16,7 +16,7 @@ from lmswap.eager.alive import Alive
 from lmswap.errors import ResultDiffers
 from lmswap.execute.compare import difference
 from lmswap.execute.record import Recorder
-from lmswap.ir.verified import Verified
+from lmswap.ir.verification import Verified
 from lmswap.userline import user_line_and_module
 
 

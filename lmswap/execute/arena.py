@@ -30,7 +30,7 @@ import torch
 from lmswap.execute import _C
 from lmswap.execute.blocks import Extent, Moves, Taken, run_around, takes, within
 from lmswap.execute.streams import current_stream_of
-from lmswap.ir.places import SMALL_BYTES, Place
+from lmswap.ir.arena_layout import SMALL_BYTES, Slot
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ _MOST_BEGINNINGS = 16
 class Script:
     """The openings of one segment's run, in order: the places that are free for what is allocated next."""
 
-    openings: Sequence[Sequence[Place]]
+    openings: Sequence[Sequence[Slot]]
     arena_bytes: int = 0  # in which they lie; 0: in any
     known: dict[_Beginning, list[Moves]] = field(default_factory=dict)
 
@@ -253,7 +253,7 @@ class Arena:
         self._holds.give_all()
         self._script = None
 
-    def _find_out(self, places: Sequence[Place]) -> Moves:
+    def _find_out(self, places: Sequence[Slot]) -> Moves:
         """Opens ``places`` and closes all else that is free; what that takes where memory beside the arena suffices."""
         self.num_found_out += 1
         closing = takes(self._free())
@@ -270,7 +270,7 @@ class Arena:
         self._make(opening)
         return (*closing, *opening)
 
-    def _work_out(self, places: Sequence[Place]) -> Moves:
+    def _work_out(self, places: Sequence[Slot]) -> Moves:
         """What opens ``places`` when all that is free and can be held is held."""
         closed, loose = self._holds.held(), dict(self._free())
         moves, opened = list[tuple[int, int]](), list[tuple[int, int]]()

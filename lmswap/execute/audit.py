@@ -20,7 +20,7 @@ import torch
 
 from lmswap.errors import BytesChanged, TransferError
 from lmswap.execute import _C
-from lmswap.ir.verified import Verified
+from lmswap.ir.verification import Verified
 
 POISON = 0xFF
 _CHUNK_BYTES = 2**20  # of one sum, as in the engine

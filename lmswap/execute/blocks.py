@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lmswap.ir.places import SMALL_BYTES
+from lmswap.ir.arena_layout import SMALL_BYTES
 
 Extent = tuple[int, int]  # address, bytes
 # What the allocator does at one opening: (bytes, address) takes, (0, address) gives back.

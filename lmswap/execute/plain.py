@@ -26,7 +26,7 @@ from lmswap.execute.draws import generator_states, set_generator_states
 from lmswap.execute.graph import is_captured
 from lmswap.execute.record import Recorder
 from lmswap.execute.storage import has_plain_storage
-from lmswap.ir.verified import Verified
+from lmswap.ir.verification import Verified
 
 Region = Callable[..., Sequence[Any]]
 Gradients = tuple[torch.Tensor | None, ...]

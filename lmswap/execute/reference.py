@@ -31,7 +31,7 @@ from lmswap.execute.graph import BoxedFunction, SegmentGraph, compile_boxed
 from lmswap.execute.record import Recorder
 from lmswap.execute.storage import has_plain_storage
 from lmswap.ir.program import Op, Program
-from lmswap.ir.verified import Result, Verified
+from lmswap.ir.verification import Result, Verified
 
 REFERENCE = "lmswap_reference"  # in the meta of both modules of a region
 _references: weakref.WeakValueDictionary[int, Reference] = weakref.WeakValueDictionary()

@@ -12,10 +12,10 @@ tier       where swapped bytes live: host (pinned or compressed memory) or disk;
 link       the path to a tier: seconds by size, out (away from the device) and in
 swap       one trip of a buffer to a tier and back
 release    the position from which the device memory of a swapped buffer is free
-recompute  to drop a buffer and make it again by a rerun, a second run of the op that made it
+recompute  to drop a buffer and make it again by a recompute, a second run of the op that made it
 keep       the opposite decision: the buffer stays on the device
 certificate  a bound on the seconds of any plan for this order of ops, with the prices that prove it
-schedule   what runs under a plan, reruns included: a program again
+schedule   what runs under a plan, recomputes included: a program again
 lane       a queue that runs beside compute: out, in; across ranks also the network
 rank       one of several processes that train a model together, each on data and a device of its own
 node       the ranks of one machine, which share its links, memory and disk

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from lmswap.errors import OptionError
-from lmswap.ir.description import read_description
+from lmswap.ir.json_io import read_record
 
 SCHEMA = "lmswap.machine/4"
 
@@ -228,7 +228,7 @@ class Machine:
         Raises:
             OptionError: not JSON, of another schema, or a field is missing or not a number.
         """
-        return read_description(text, SCHEMA, _machine, "machine description")
+        return read_record(text, SCHEMA, _machine, "machine description")
 
 
 def _machine(data: Mapping[str, Any]) -> Machine:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from lmswap.errors import OptionError
-from lmswap.ir.description import read_description
+from lmswap.ir.json_io import read_record
 from lmswap.ir.machine import Rate
 
 SCHEMA = "lmswap.network/2"
@@ -60,7 +60,7 @@ class Network:
         Raises:
             OptionError: not JSON, of another schema, or a field is missing or not a number.
         """
-        return read_description(text, SCHEMA, _network, "network description")
+        return read_record(text, SCHEMA, _network, "network description")
 
 
 def _network(data: Mapping[str, Any]) -> Network:

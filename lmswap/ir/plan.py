@@ -9,7 +9,7 @@ from typing import Any
 
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.certificate import Certificate
-from lmswap.ir.description import as_json, fields_of, read_description
+from lmswap.ir.json_io import as_json, fields_of, read_record
 from lmswap.terminal import escape_controls
 
 SCHEMA = "lmswap.plan/1"
@@ -24,7 +24,7 @@ class Decision(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Rerun:
+class Recompute:
     """A second run: op ``op`` of the program runs once more just before the op that the program has at ``position``.
 
     It makes all buffers that the op writes anew, and whatever reads one of them later reads the new one. So the old one
@@ -84,7 +84,7 @@ class Plan:
     predicted_peak_bytes: int
     tier_bytes: dict[str, int] = field(default_factory=dict)  # capacity each tier must offer
     reasons: dict[int, str] = field(default_factory=dict)  # buffer id of the program -> why, for people
-    reruns: tuple[Rerun, ...] = ()
+    recomputes: tuple[Recompute, ...] = ()
     certificate: Certificate | None = None
 
     @property
@@ -95,7 +95,7 @@ class Plan:
 
     def acts_as(self, other: Plan) -> bool:
         """Whether both swap and compute again the same at the same times."""
-        return (self.swaps, self.reruns) == (other.swaps, other.reruns)
+        return (self.swaps, self.recomputes) == (other.swaps, other.recomputes)
 
     def __repr__(self) -> str:
         return f"<{self._heading()}; print it, or see its fields>"
@@ -106,17 +106,18 @@ class Plan:
             out = "copied before" if swap.out_start is None else f"out from {swap.out_start}"
             back = f"in from {swap.in_start} to {swap.first_use}"
             lines.append(f"  buffer {swap.buffer} to {swap.tier}: {out}, gone from {swap.release}, {back}")
-        lines += [f"  op {rerun.op} again before op {rerun.position}" for rerun in self.reruns]
+        lines += [f"  op {recompute.op} again before op {recompute.position}" for recompute in self.recomputes]
         return escape_controls("\n".join(lines))
 
     def _heading(self) -> str:
-        moved = f"swaps: {len(self.swaps)}, second runs: {len(self.reruns)}"
+        moved = f"swaps: {len(self.swaps)}, second runs: {len(self.recomputes)}"
         memory = f"{format_bytes(self.predicted_peak_bytes)} of {format_bytes(self.budget_bytes)}"
         return escape_controls(f"plan by policy '{self.policy}' ({moved}, {memory}, {self.predicted_seconds:.4g} s)")
 
     def to_json(self) -> str:
         """The plan as JSON text; `from_json` reads it back equal."""
-        return as_json({"schema": SCHEMA, **fields_of(self)})
+        record = {"reruns" if name == "recomputes" else name: value for name, value in fields_of(self).items()}
+        return as_json({"schema": SCHEMA, **record})
 
     @staticmethod
     def from_json(text: str) -> Plan:
@@ -125,7 +126,7 @@ class Plan:
         Raises:
             OptionError: not JSON, of another schema, or damaged.
         """
-        return read_description(text, SCHEMA, _plan, "plan file")
+        return read_record(text, SCHEMA, _plan, "plan file")
 
 
 def _plan(data: Mapping[str, Any]) -> Plan:
@@ -137,7 +138,7 @@ def _plan(data: Mapping[str, Any]) -> Plan:
         predicted_peak_bytes=int(data["predicted_peak_bytes"]),
         tier_bytes={str(tier): int(nbytes) for tier, nbytes in data["tier_bytes"].items()},
         reasons={int(buffer): str(why) for buffer, why in data["reasons"].items()},
-        reruns=tuple(Rerun(int(record["op"]), int(record["position"])) for record in data["reruns"]),
+        recomputes=tuple(Recompute(int(record["op"]), int(record["position"])) for record in data["reruns"]),
         certificate=None if data["certificate"] is None else _certificate(data["certificate"]),
     )
 

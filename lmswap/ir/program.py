@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from lmswap.errors import CaptureError
-from lmswap.ir.description import as_json, fields_of
+from lmswap.ir.json_io import as_json, fields_of
 from lmswap.terminal import escape_controls
 
 if TYPE_CHECKING:
@@ -39,11 +39,13 @@ class BufferKind(StrEnum):
     OUTPUT = "output"  # shares storage with something handed to the caller: lives to the end of the step
     TANGENT = "tangent"  # gradient handed to a backward segment: lives from its start
     GRADIENT = "gradient"  # what a backward segment hands out: lives to the end of the step
-    ADDED = "added"  # a gradient that is handed out as it is made, and added to the one that the caller has
+    ACCUMULATED_GRADIENT = (
+        "added"  # a gradient that is handed out as it is made, and added to the one that the caller has
+    )
     ACTIVATION = "activation"  # made and last used inside the step: the only kind that can be swapped
 
 
-_GRADIENTS = (BufferKind.GRADIENT, BufferKind.ADDED)
+_GRADIENTS = (BufferKind.GRADIENT, BufferKind.ACCUMULATED_GRADIENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,7 @@ class Segment:
         if self.phase not in PHASES:
             raise CaptureError(f"segment of graph {self.graph} is '{self.phase}', none of {', '.join(PHASES)}")
 
-    def hands_on_to(self, other: Segment) -> bool:
+    def can_pass_values_to(self, other: Segment) -> bool:
         """Whether ``other`` can read what this segment made: it is the same one, or the backward of its graph."""
         crosses = (self.phase, other.phase) == ("forward", "backward") and self.graph == other.graph
         return self == other or crosses
@@ -172,11 +174,11 @@ class Program:
 
     @cached_property
     def kind_of_gradients(self) -> BufferKind | None:
-        """GRADIENT or ADDED, as its gradients are; None if it has none."""
+        """GRADIENT or ACCUMULATED_GRADIENT, as its gradients are; None if it has none."""
         return next((buffer.kind for buffer in self.buffers if buffer.kind in _GRADIENTS), None)
 
     def with_gradients(self, kind: BufferKind) -> Program:
-        """The step whose gradients are of ``kind``, GRADIENT or ADDED."""
+        """The step whose gradients are of ``kind``, GRADIENT or ACCUMULATED_GRADIENT."""
         buffers = (replace(buffer, kind=kind) if buffer.kind in _GRADIENTS else buffer for buffer in self.buffers)
         return replace(self, buffers=tuple(buffers))
 

@@ -1,4 +1,4 @@
-"""What does the device run when some ops run twice? Program + reruns → a longer Program.
+"""What does the device run when some ops run twice? Program + recomputes → a longer Program.
 
 A second run is an op like any other, which writes buffers of its own; what reads them later reads those. So liveness,
 memory, copies and graphs of a step with recomputation need no rules of their own: they are those of the schedule.
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lmswap.ir.costs import OpCosts
-from lmswap.ir.plan import Decision, Plan, Rerun
+from lmswap.ir.plan import Decision, Plan, Recompute
 from lmswap.ir.program import Buffer, BufferKind, Op, Program, Segment
 
 
@@ -46,16 +46,16 @@ class Schedule:
         return tuple(found.values())
 
 
-def schedule(program: Program, reruns: Sequence[Rerun]) -> Schedule:
-    """``program`` with ``reruns``, which are in order of execution and of ops that can run twice."""
-    if not reruns:
+def schedule(program: Program, recomputes: Sequence[Recompute]) -> Schedule:
+    """``program`` with ``recomputes``, which are in order of execution and of ops that can run twice."""
+    if not recomputes:
         return Schedule(program, tuple(range(len(program.ops))), tuple(range(len(program.buffers))))
-    return _Expansion(program, reruns).schedule()
+    return _Expansion(program, recomputes).schedule()
 
 
 class _Expansion:
-    def __init__(self, program: Program, reruns: Sequence[Rerun]) -> None:
-        self._program, self._reruns = program, reruns
+    def __init__(self, program: Program, recomputes: Sequence[Recompute]) -> None:
+        self._program, self._recomputes = program, recomputes
         self._ops: list[Op] = []
         self._origins: list[int] = []
         self._buffers = list(program.buffers)
@@ -65,20 +65,20 @@ class _Expansion:
         self._value_of = {value.buffer: value for value in reversed(program.values)}
 
     def schedule(self) -> Schedule:
-        program, next_rerun = self._program, 0
+        program, next_recompute = self._program, 0
         segments = []
         for segment in program.segments:
             start = len(self._ops)
             for index in range(segment.start, segment.stop):
-                while next_rerun < len(self._reruns) and self._reruns[next_rerun].position == index:
-                    self._run_again(program.ops[self._reruns[next_rerun].op])
-                    next_rerun += 1
+                while next_recompute < len(self._recomputes) and self._recomputes[next_recompute].position == index:
+                    self._append_recompute(program.ops[self._recomputes[next_recompute].op])
+                    next_recompute += 1
                 self._append(program.ops[index], program.ops[index].writes, program.ops[index].name)
             segments.append(Segment(segment.graph, segment.phase, start, len(self._ops)))
         longer = Program(program.name, tuple(self._ops), tuple(self._buffers), tuple(self._values), tuple(segments))
         return Schedule(longer, tuple(self._origins), tuple(self._buffer_origins))
 
-    def _run_again(self, op: Op) -> None:
+    def _append_recompute(self, op: Op) -> None:
         remade = tuple(self._remake(buffer) for buffer in op.writes)
         self._append(op, remade, f"{op.name} again")
         for buffer, new in zip(op.writes, remade, strict=True):

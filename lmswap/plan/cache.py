@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from lmswap.errors import LmswapError
 from lmswap.hardware.cache import CacheFile
 from lmswap.ir.costs import OpCosts, Piece
-from lmswap.ir.description import as_json, fields_of
+from lmswap.ir.json_io import as_json, fields_of
 from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
@@ -45,7 +45,7 @@ class Planned:
 
     def serves(self, budget_bytes: int, slack_bytes: int) -> bool:
         """Whether the plan keeps to ``budget_bytes`` and uses them, give or take ``slack_bytes``, as starts differ."""
-        keeps_all = not self.plan.swaps and not self.plan.reruns
+        keeps_all = not self.plan.swaps and not self.plan.recomputes
         tolerated_bytes = max(slack_bytes, _BUDGET_TOLERANCE * budget_bytes)
         is_near = abs(self.room.step_bytes - budget_bytes) <= tolerated_bytes
         return self.plan.predicted_peak_bytes <= budget_bytes + slack_bytes and (keeps_all or is_near)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from lmswap.analyze.memory import Bytes, StepMemory
 from lmswap.analyze.repeatable import repeatable_ops
-from lmswap.ir.plan import Plan, Rerun
+from lmswap.ir.plan import Plan, Recompute
 from lmswap.ir.program import BufferKind, Op, Program, Segment
 from lmswap.plan.finish import finish
 from lmswap.plan.problem import Problem
@@ -37,8 +37,8 @@ def plan_checkpoint(problem: Problem) -> Plan:
             fitting.setdefault(choice.depth, choice)
     if fitting:
         best = min(fitting.values(), key=lambda choice: choice.seconds)
-        return finish(problem, "checkpoint", (), _reruns(best.blocks))
-    raise problem.infeasible_with("checkpoint", _reruns(min(choices, key=lambda choice: choice.peak_bytes).blocks))
+        return finish(problem, "checkpoint", (), _recomputes(best.blocks))
+    raise problem.infeasible_with("checkpoint", _recomputes(min(choices, key=lambda choice: choice.peak_bytes).blocks))
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def _blocks(program: Program, depth: int, repeatable: Sequence[bool]) -> list[_B
             readers[buffer].append(op.index)
     found = []
     for forward in program.segments:
-        backward = next((s for s in program.segments if s != forward and forward.hands_on_to(s)), None)
+        backward = next((s for s in program.segments if s != forward and forward.can_pass_values_to(s)), None)
         if backward is None:
             continue
         for path, ops in groupby(program.ops[forward.start : forward.stop], key=module):
@@ -180,6 +180,6 @@ class _Trial:
         return lives
 
 
-def _reruns(blocks: Sequence[_Block]) -> tuple[Rerun, ...]:
-    reruns = [Rerun(op, block.position) for block in blocks for op in block.ops]
-    return tuple(sorted(reruns, key=lambda rerun: (rerun.position, rerun.op)))
+def _recomputes(blocks: Sequence[_Block]) -> tuple[Recompute, ...]:
+    recomputes = [Recompute(op, block.position) for block in blocks for op in block.ops]
+    return tuple(sorted(recomputes, key=lambda recompute: (recompute.position, recompute.op)))

@@ -35,7 +35,7 @@ class Absences:
     nbytes: Floats
     out_seconds: Floats
     in_seconds: Floats
-    rerun_seconds: Floats  # the buffer's share of a second run, by bytes
+    recompute_seconds: Floats  # the buffer's share of a second run, by bytes
 
     def __getitem__(self, chosen: Bools) -> Absences:
         return Absences(*(getattr(self, name)[chosen] for name in self.__dataclass_fields__))
@@ -60,16 +60,16 @@ def absences(memory: StepMemory, link: Link, min_swap_bytes: int) -> Absences:
         for size in set(sizes)
     }
     repeatable = repeatable_ops(program)
-    reruns = [
+    recomputes = [
         seconds[made_by] * size / made_bytes[made_by] if repeatable[made_by] else np.inf
         for (_, _, made_by, _), size in zip(gaps, sizes, strict=True)
     ]
     after, before, written, buffer = np.array(gaps, np.int64).reshape(-1, 4).T
     content = buffer * (len(program.ops) + 1) + written
     out_seconds, in_seconds = np.array([copies[size] for size in sizes]).reshape(-1, 2).T
-    nbytes, rerun_seconds = np.array(sizes, np.float64), np.array(reruns, np.float64)
-    found = Absences(after, before, written, content, nbytes, out_seconds, in_seconds, rerun_seconds)
-    return found[np.isfinite(np.minimum(out_seconds, rerun_seconds))]
+    nbytes, recompute_seconds = np.array(sizes, np.float64), np.array(recomputes, np.float64)
+    found = Absences(after, before, written, content, nbytes, out_seconds, in_seconds, recompute_seconds)
+    return found[np.isfinite(np.minimum(out_seconds, recompute_seconds))]
 
 
 def least_bytes(memory: StepMemory, found: Absences) -> Bytes:
@@ -90,7 +90,7 @@ class Contents:
     nbytes: Floats
     out_seconds: Floats
     in_seconds: Floats
-    rerun_seconds: Floats
+    recompute_seconds: Floats
 
 
 def contents(found: Absences, cuts: Ints) -> Contents:
@@ -105,7 +105,7 @@ def contents(found: Absences, cuts: Ints) -> Contents:
     gap_at[row[gap], cut] = gap
     is_idle = gap_at[:, :-1] >= 0
     made_in = np.searchsorted(cuts, gaps.written[some_gap], "right")
-    costs = (gaps.nbytes, gaps.out_seconds, gaps.in_seconds, gaps.rerun_seconds)
+    costs = (gaps.nbytes, gaps.out_seconds, gaps.in_seconds, gaps.recompute_seconds)
     return Contents(made_in, is_idle, is_idle & (gap_at[:, :-1] == gap_at[:, 1:]), *(each[some_gap] for each in costs))
 
 
@@ -147,7 +147,9 @@ class Dual:
         present, with_copy, dropped, copied, seconds = np.zeros((5, len(of.nbytes)))
         for cut in reversed(range(len(prices.memory))):
             idle, goes_on = of.is_idle[:, cut], of.goes_on[:, cut]
-            dropped = np.minimum(np.where(goes_on, dropped, np.inf), _priced(of.rerun_seconds, run[cut + 1]) + present)
+            dropped = np.minimum(
+                np.where(goes_on, dropped, np.inf), _priced(of.recompute_seconds, run[cut + 1]) + present
+            )
             copied = np.minimum(
                 np.where(goes_on, copied, np.inf), _priced(of.in_seconds, prices.into[cut + 1]) + with_copy
             )

@@ -79,7 +79,7 @@ def compare(
     host took to queue it if the device waited for that; ``segment_seconds`` what it took in a step whose ops were not
     timed. None if other segments ran than the program has.
     """
-    runs = schedule(program, plan.reruns)
+    runs = schedule(program, plan.recomputes)
     if len(op_seconds) != len(program.segments):
         return None
     op_seconds = _without_marks(op_seconds, segment_seconds)
@@ -106,7 +106,7 @@ def host_as_measured(program: Program, plan: Plan, machine: Machine, host_second
     """``machine``, whose host takes what it took for the segments of a step that the device waited for."""
     if len(host_seconds) != len(program.segments):
         return machine
-    return replace(machine, host=_host(schedule(program, plan.reruns), plan, machine.host, host_seconds))
+    return replace(machine, host=_host(schedule(program, plan.recomputes), plan, machine.host, host_seconds))
 
 
 def _without_marks(

@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from lmswap.analyze.memory import StepMemory
 from lmswap.errors import TierError
 from lmswap.ir.bytesize import format_bytes
-from lmswap.ir.plan import Plan, Rerun, Swap
+from lmswap.ir.plan import Plan, Recompute, Swap
 from lmswap.ir.schedule import schedule
 from lmswap.plan.offsets import assign_offsets
 from lmswap.plan.problem import Problem
 from lmswap.plan.simulate import simulate_swaps
 
 
-def finish(problem: Problem, policy: str, swaps: Sequence[Swap], reruns: Sequence[Rerun] = ()) -> Plan:
-    """The plan that carries out ``reruns`` and ``swaps``, with what it needs and what it is predicted to cost.
+def finish(problem: Problem, policy: str, swaps: Sequence[Swap], recomputes: Sequence[Recompute] = ()) -> Plan:
+    """The plan that carries out ``recomputes`` and ``swaps``, with what it needs and what it is predicted to cost.
 
     Raises:
         TierError: the tier is too small for what would be away at once.
     """
-    runs = schedule(problem.memory.program, reruns)
+    runs = schedule(problem.memory.program, recomputes)
     memory = StepMemory(runs.program, runs.costs(problem.memory.costs))
     placed, capacity_bytes = assign_offsets(runs.program, swaps)
     if capacity_bytes > problem.tier.held_bytes:
@@ -36,5 +36,5 @@ def finish(problem: Problem, policy: str, swaps: Sequence[Swap], reruns: Sequenc
         predicted_seconds=timeline.seconds,
         predicted_peak_bytes=timeline.peak_bytes,
         tier_bytes={problem.tier.name: capacity_bytes} if placed else {},
-        reruns=tuple(reruns),
+        recomputes=tuple(recomputes),
     )

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from lmswap.analyze.memory import StepMemory
 from lmswap.analyze.repeatable import repeatable_ops
-from lmswap.ir.plan import Plan, Rerun
+from lmswap.ir.plan import Plan, Recompute
 from lmswap.ir.program import BufferKind, Program
 from lmswap.ir.schedule import schedule
 from lmswap.plan.finish import finish
@@ -35,16 +35,16 @@ def plan_memory_budget(problem: Problem) -> Plan:
         PlanInfeasible: the step does not fit at any share.
     """
     memory, handed = problem.memory, _Handed(problem.memory.program)
-    tried: list[tuple[int, Sequence[Rerun]]] = []
+    tried: list[tuple[int, Sequence[Recompute]]] = []
     knapsack = handed.knapsack(memory)
     for share in range(_SHARES, -1, -1):
         kept = handed.values if share == _SHARES else knapsack.best(_PARTS * share // _SHARES)
-        reruns = handed.reruns(kept)
-        runs = schedule(memory.program, reruns)
+        recomputes = handed.recomputes(kept)
+        runs = schedule(memory.program, recomputes)
         peak_bytes = StepMemory(runs.program, runs.costs(memory.costs)).peak.nbytes
         if peak_bytes <= problem.budget_bytes:
-            return finish(problem, "memory_budget", (), reruns)
-        tried.append((peak_bytes, reruns))
+            return finish(problem, "memory_budget", (), recomputes)
+        tried.append((peak_bytes, recomputes))
     raise problem.infeasible_with("memory_budget", min(tried, key=lambda one: one[0])[1])
 
 
@@ -68,7 +68,7 @@ class _Handed:
         if buffer not in self._remakable:
             return False
         origin, here = self._program.segment_of(self._producer[buffer]), self._program.segment_of(reader)
-        return origin != here and origin.hands_on_to(here)
+        return origin != here and origin.can_pass_values_to(here)
 
     def knapsack(self, memory: StepMemory) -> _Knapsack:
         """Of the values, each with its bytes and the seconds of the op that makes it."""
@@ -76,9 +76,9 @@ class _Handed:
         parts = np.rint(nbytes / max(nbytes.sum(), 1.0) * _PARTS).astype(np.int64)
         return _Knapsack(self.values, parts, [memory.costs.seconds[self._producer[value]] for value in self.values])
 
-    def reruns(self, kept: Collection[int]) -> list[Rerun]:
+    def recomputes(self, kept: Collection[int]) -> list[Recompute]:
         """What is not ``kept`` is made again before the first op that reads it, after what is gone of its inputs."""
-        found: list[Rerun] = []
+        found: list[Recompute] = []
         present, gone = set(kept), set(self.values) - set(kept)
 
         def is_missing(buffer: int, position: int) -> bool:
@@ -95,7 +95,7 @@ class _Handed:
                 elif missing:
                     wanted += missing
                 else:
-                    found.append(Rerun(op.index, position))
+                    found.append(Recompute(op.index, position))
                     present.update(op.writes)
         return found
 

@@ -14,8 +14,8 @@ from itertools import pairwise
 from types import MappingProxyType
 
 from lmswap.analyze.memory import StepMemory
+from lmswap.ir.arena_layout import APART_BYTES, BLOCK_BYTES, SMALL_BYTES, ArenaLayout, Opening, Slot, slot_bytes
 from lmswap.ir.costs import OpCosts
-from lmswap.ir.places import APART_BYTES, BLOCK_BYTES, SMALL_BYTES, Opening, Place, Places, place_bytes
 from lmswap.ir.plan import Plan, Swap
 from lmswap.ir.program import LOSS, BufferKind, Program
 from lmswap.ir.schedule import schedule
@@ -39,23 +39,23 @@ def find_places(
     plan: Plan,
     *,
     num_held: Mapping[BufferKind, int] = MappingProxyType({BufferKind.OUTPUT: 1}),
-) -> Places:
+) -> ArenaLayout:
     """Gives every tensor that the ops and copies of ``plan`` allocate a place for as long as it is there.
 
     Tangents and the scratch of losses have none: the caller allocates them. What the caller may hold when the next step
     runs lies beside the arena; ``num_held`` says of each such kind how many may be there at once. Gradients that are
     added to others become the caller's, or go up in one that is.
     """
-    runs = schedule(program, plan.reruns)
+    runs = schedule(program, plan.recomputes)
     memory = StepMemory(runs.program, runs.costs(costs))
-    stays = _with_rivals(_stays(memory, plan.swaps, {BufferKind.ADDED: 1, **num_held}))
+    stays = _with_rivals(_stays(memory, plan.swaps, {BufferKind.ACCUMULATED_GRADIENT: 1, **num_held}))
     large = [stay for stay in stays if stay.block.nbytes > SMALL_BYTES]
     inside, beside = ([stay for stay in large if bool(stay.num_held) == is_held] for is_held in (False, True))
     packing = pack(_blocks(inside), BLOCK_BYTES, apart_bytes=APART_BYTES, most_visits=_MOST_VISITS)
     offsets: list[int | None] = [*packing.offsets, *[None] * len(beside)]
-    found: dict[tuple[int, int], list[Place]] = defaultdict(list)
+    found: dict[tuple[int, int], list[Slot]] = defaultdict(list)
     for offset, stay in zip(offsets, [*inside, *beside], strict=True):
-        found[stay.taken].append(Place(offset, place_bytes(stay.block.nbytes)))
+        found[stay.taken].append(Slot(offset, slot_bytes(stay.block.nbytes)))
     for swap in plan.swaps:
         found.setdefault((_COPY_IN + _MOMENTS * swap.in_start, swap.buffer), [])
     openings = tuple(
@@ -63,10 +63,10 @@ def find_places(
         for (moment, _), places in _in_order(found, plan.swaps)
     )
     results_bytes = _results_bytes(beside) + _added_bytes(memory)
-    return Places(openings, packing.capacity_bytes, results_bytes, _small_bytes(stays))
+    return ArenaLayout(openings, packing.capacity_bytes, results_bytes, _small_bytes(stays))
 
 
-def common_arena_bytes(steps: Iterable[tuple[Places, int]], tolerated_bytes: int) -> int:
+def common_arena_bytes(steps: Iterable[tuple[ArenaLayout, int]], tolerated_bytes: int) -> int:
     """How large an arena is between steps, each of whose places may take so many bytes.
 
     As large as any of them wants it, if that fits beside what any of them hands over; else as small as any of them
@@ -119,10 +119,10 @@ def _stays(memory: StepMemory, swaps: Sequence[Swap], num_held: Mapping[BufferKi
 
 def _with_rivals(stays: Sequence[_Stay]) -> list[_Stay]:
     """What is taken together with a result as large lies beside the arena, too: nobody knows who gets which memory."""
-    results = {(stay.taken, place_bytes(stay.block.nbytes)) for stay in stays if stay.num_held}
+    results = {(stay.taken, slot_bytes(stay.block.nbytes)) for stay in stays if stay.num_held}
     return [
         replace(stay, num_held=max(1, stay.num_held))
-        if (stay.taken, place_bytes(stay.block.nbytes)) in results
+        if (stay.taken, slot_bytes(stay.block.nbytes)) in results
         else stay
         for stay in stays
     ]
@@ -148,7 +148,7 @@ def _blocks(stays: Sequence[_Stay]) -> list[Block]:
         alike: dict[int, list[int]] = defaultdict(list)
         for index in group:
             blocks[index] = replace(blocks[index], group=number)
-            alike[place_bytes(blocks[index].nbytes)].append(index)
+            alike[slot_bytes(blocks[index].nbytes)].append(index)
         for equal in alike.values():
             ranks = {rank: index for index in equal if (rank := stays[index].rank) is not None}
             if len(ranks) == len(equal):
@@ -162,14 +162,14 @@ def _blocks(stays: Sequence[_Stay]) -> list[Block]:
 
 
 def _in_order(
-    found: dict[tuple[int, int], list[Place]], swaps: Sequence[Swap]
-) -> list[tuple[tuple[int, int], list[Place]]]:
+    found: dict[tuple[int, int], list[Slot]], swaps: Sequence[Swap]
+) -> list[tuple[tuple[int, int], list[Slot]]]:
     """By moment; copies in of one moment in the order of the plan, as they are started."""
     rank = {(_COPY_IN + _MOMENTS * swap.in_start, swap.buffer): number for number, swap in enumerate(swaps)}
     return sorted(found.items(), key=lambda item: (item[0][0], rank.get(item[0], 0)))
 
 
-def _by_offset(place: Place) -> tuple[bool, int]:
+def _by_offset(place: Slot) -> tuple[bool, int]:
     return place.offset is None, place.offset or 0
 
 
@@ -178,7 +178,7 @@ def _results_bytes(results: Iterable[_Stay]) -> int:
     own_bytes, shared = 0, list[int]()  # of those that they share: what is taken
     together = Counter[tuple[int, int]]()
     for stay in results:
-        nbytes = place_bytes(stay.block.nbytes)
+        nbytes = slot_bytes(stay.block.nbytes)
         if nbytes >= _OWN_SEGMENT_BYTES:
             own_bytes += stay.num_held * -(-nbytes // _SEGMENT_UNIT_BYTES) * _SEGMENT_UNIT_BYTES
             continue
@@ -198,7 +198,9 @@ def _added_bytes(memory: StepMemory) -> int:
     """What gradients that go up in the caller's take beside those, until they have, which are as large."""
     kind_of, ranges = memory.program.buffers, memory.ranges.values()
     added = [
-        Block(r.start, r.stop, kind_of[r.buffer].nbytes) for r in ranges if kind_of[r.buffer].kind is BufferKind.ADDED
+        Block(r.start, r.stop, kind_of[r.buffer].nbytes)
+        for r in ranges
+        if kind_of[r.buffer].kind is BufferKind.ACCUMULATED_GRADIENT
     ]
     at_once_bytes = live_bytes(added, _SEGMENT_UNIT_BYTES)
     return at_once_bytes + _SHARED_SEGMENT_BYTES if added else 0

@@ -21,7 +21,7 @@ def best_prices(dual: Dual, budget_bytes: int) -> Prices:
 
 def _merged(contents: Contents) -> Contents:
     """Like contents as one, largest first."""
-    costs = np.stack([contents.nbytes, contents.out_seconds, contents.in_seconds, contents.rerun_seconds], axis=1)
+    costs = np.stack([contents.nbytes, contents.out_seconds, contents.in_seconds, contents.recompute_seconds], axis=1)
     rates = np.log(np.maximum(costs[:, 1:] / costs[:, :1], 1e-30)) / _LIKE
     rates = np.where(np.isinf(rates), 2.0**30, np.rint(rates))
     key = np.column_stack([contents.made_in, contents.is_idle, contents.goes_on, rates]).astype(np.int64)
@@ -101,11 +101,11 @@ class _PriceProgram:
         """See `Dual`: what is to come from a zone on, there, and from a cut on, away, is no more than any choice."""
         of, present, with_copy, dropped, copied = self._contents, *self._to_come
         nbytes = of.nbytes / self._byte_unit
-        out_seconds, in_seconds, rerun_seconds = (
-            each / self._second_unit for each in (of.out_seconds, of.in_seconds, of.rerun_seconds)
+        out_seconds, in_seconds, recompute_seconds = (
+            each / self._second_unit for each in (of.out_seconds, of.in_seconds, of.recompute_seconds)
         )
         exists = np.arange(of.is_idle.shape[1]) >= of.made_in[:, None]
-        swappable, repeatable = np.isfinite(of.out_seconds)[:, None], np.isfinite(of.rerun_seconds)[:, None]
+        swappable, repeatable = np.isfinite(of.out_seconds)[:, None], np.isfinite(of.recompute_seconds)[:, None]
         for here in (present, with_copy):
             row, cut = np.nonzero(exists & ~of.is_idle)
             self._limit((here[row, cut], 1.0), (here[row, cut + 1], -1.0))
@@ -127,7 +127,7 @@ class _PriceProgram:
         self._limit((with_copy[row, cut], 1.0), (copied[row, cut], -1.0))
         self._limit((copied[row, cut], 1.0), (with_copy[row, cut + 1], -1.0), (self._into[cut + 1], -in_seconds[row]))
         row, cut = np.nonzero(of.is_idle & repeatable)
-        again = (self._run[cut + 1], -rerun_seconds[row])
+        again = (self._run[cut + 1], -recompute_seconds[row])
         self._limit((dropped[row, cut], 1.0), (present[row, cut + 1], -1.0), again)
         for absent, possible in ((dropped, repeatable), (copied, swappable)):
             row, cut = np.nonzero(of.goes_on & possible)

@@ -12,7 +12,7 @@ from lmswap.analyze.liveness import Gap, segment_by_op, swappable_gaps
 from lmswap.analyze.memory import Bytes, StepMemory
 from lmswap.errors import PlanInfeasible
 from lmswap.ir.machine import Link, Machine, Tier
-from lmswap.ir.plan import Rerun
+from lmswap.ir.plan import Recompute
 from lmswap.ir.program import Segment
 from lmswap.ir.schedule import schedule
 
@@ -89,9 +89,9 @@ class Problem:
         """Whether swapping in ``gaps`` can keep the step within the budget."""
         return not len(self.memory.curve) or int(self.curve_without(gaps).max()) <= self.budget_bytes
 
-    def infeasible_with(self, policy: str, reruns: Sequence[Rerun]) -> PlanInfeasible:
-        """The error that says what ``policy`` needs when it swaps nothing and runs ``reruns``: where, who is live."""
-        runs = schedule(self.memory.program, reruns)
+    def infeasible_with(self, policy: str, recomputes: Sequence[Recompute]) -> PlanInfeasible:
+        """The error with the budget that ``policy`` needs with ``recomputes`` and no swaps, and where its peak is."""
+        runs = schedule(self.memory.program, recomputes)
         peak = StepMemory(runs.program, runs.costs(self.memory.costs)).peak
         op = runs.program.ops[peak.op]
         return PlanInfeasible(

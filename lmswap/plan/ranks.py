@@ -101,7 +101,7 @@ def _arriving(
 ) -> Mapping[int, Sequence[Sum]]:
     """By position of the plan's schedule: the buckets that are complete when what runs there has run."""
     first: dict[int, int] = {}
-    for position, op in enumerate(schedule(program, plan.reruns).ops):
+    for position, op in enumerate(schedule(program, plan.recomputes).ops):
         first.setdefault(op, position)
     arriving: defaultdict[int, list[Sum]] = defaultdict(list)
     for number, (bucket, seconds) in enumerate(zip(buckets, sums, strict=True)):

@@ -19,7 +19,7 @@ _REASON_BY_KIND = {
     BufferKind.OUTPUT: "keep: shares memory with an output",
     BufferKind.TANGENT: "keep: a tangent, the caller holds it",
     BufferKind.GRADIENT: "keep: a gradient, it is handed out",
-    BufferKind.ADDED: "keep: a gradient, it is added to one that is there",
+    BufferKind.ACCUMULATED_GRADIENT: "keep: a gradient, it is added to one that is there",
 }
 
 
@@ -30,7 +30,7 @@ def find_reasons(problem: Problem, plan: Plan) -> dict[int, str]:
 
 class _Reasons:
     def __init__(self, problem: Problem, plan: Plan) -> None:
-        runs = schedule(problem.memory.program, plan.reruns)
+        runs = schedule(problem.memory.program, plan.recomputes)
         memory = StepMemory(runs.program, runs.costs(problem.memory.costs))
         timeline = simulate_swaps(memory, problem.machine, plan.swaps)
         self._problem, self._memory = problem, memory

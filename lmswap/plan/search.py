@@ -11,7 +11,7 @@ from itertools import accumulate
 from lmswap.analyze.repeatable import repeatable_ops
 from lmswap.errors import PlanInfeasible
 from lmswap.ir.machine import Host, Rate
-from lmswap.ir.plan import Plan, Rerun, Swap
+from lmswap.ir.plan import Plan, Recompute, Swap
 from lmswap.ir.program import BufferKind, Program, Segment
 from lmswap.plan import _core
 from lmswap.plan.finish import finish
@@ -22,7 +22,7 @@ _LIFE = {
     BufferKind.OUTPUT: 1,
     BufferKind.GRADIENT: 1,
     BufferKind.TANGENT: 2,
-    BufferKind.ADDED: 3,
+    BufferKind.ACCUMULATED_GRADIENT: 3,
 }
 
 # The smallest buffers, of this share of the budget together, are planned as always there: without them an evaluation
@@ -133,7 +133,7 @@ def _finish(problem: Problem, policy: str, found: _core.Found, left_out: frozens
         Swap(copies[s.copy], tier, 0, None if s.out_start < 0 else s.out_start, s.release, s.in_start, s.first_use)
         for s in found.swaps
     ]
-    return finish(problem, policy, swaps, [Rerun(op, position) for op, position in found.reruns])
+    return finish(problem, policy, swaps, [Recompute(op, position) for op, position in found.reruns])
 
 
 def _infeasible(problem: Problem, policy: str, needed_bytes: int, worst_op: int) -> PlanInfeasible:
@@ -183,5 +183,5 @@ def _make_link(problem: Problem, share: float) -> _core.Link:
 
 def _forward_of(program: Program, segment: Segment) -> int:
     """The index of the segment that hands its values on to ``segment``, or -1."""
-    found = [n for n, s in enumerate(program.segments) if s != segment and s.hands_on_to(segment)]
+    found = [n for n, s in enumerate(program.segments) if s != segment and s.can_pass_values_to(segment)]
     return found[0] if found else -1

@@ -30,7 +30,7 @@ def shorten(plan: Plan, program: Program, costs: OpCosts, machine: Machine, *, s
     """
     if not share:
         return plan
-    runs = schedule(program, plan.reruns)
+    runs = schedule(program, plan.recomputes)
     memory = StepMemory(runs.program, runs.costs(costs))
     spans = simulate_swaps(memory, machine.with_links_at(PLANNED_LINK_SHARE), plan.swaps).spans
     out_ends = _out_ends(plan.swaps, spans)

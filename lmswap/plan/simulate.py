@@ -53,7 +53,7 @@ def simulate(
     Raises:
         OptionError: the plan uses a tier that ``machine`` has not.
     """
-    runs = schedule(program, plan.reruns)
+    runs = schedule(program, plan.recomputes)
     memory = StepMemory(runs.program, runs.costs(costs), counted_from_bytes, released)
     return _Run(memory, machine, plan.swaps, lanes or Lanes(machine.host)).timeline()
 

@@ -3,9 +3,9 @@
 Naive on purpose: memory is summed anew over all buffers, trips of one buffer are compared in pairs, and so are copies
 whose places overlap. Rules, by the name that a `PlanInvalid` carries:
 
-reruns      in order; of ops that may run twice, after their first run, in a segment that their inputs are handed to;
-            every op, in both runs, reads what it reads in the program itself; a second run reads nothing that the
-            step's caller may have written since, unless plain torch would have noticed
+recomputes  in order; of repeatable ops, after their first run, in a segment that can read their inputs; every op, in
+            both runs, reads what it reads in the program itself; a recompute reads nothing that the step's caller may
+            have written since, unless plain torch would have noticed
 buffers     only known buffers that nobody outside the step can see are swapped, to a tier of the machine
 order       out_start ≤ release ≤ in_start ≤ first_use, within the program
 residency   the buffer is there at each of its uses, and comes back only to be used
@@ -45,8 +45,8 @@ def verify(program: Program, costs: OpCosts, machine: Machine, plan: Plan) -> No
     Raises:
         PlanInvalid: names the rule that is broken, where, and how.
     """
-    _check_reruns(program, plan)
-    runs = schedule(program, plan.reruns)
+    _check_recomputes(program, plan)
+    runs = schedule(program, plan.recomputes)
     _check_contents(program, runs)
     program, costs = runs.program, runs.costs(costs)
     uses: dict[int, list[int]] = {buffer.id: [] for buffer in program.buffers}
@@ -72,24 +72,30 @@ def verify(program: Program, costs: OpCosts, machine: Machine, plan: Plan) -> No
     _check_prediction(plan, peak_bytes)
 
 
-def _check_reruns(program: Program, plan: Plan) -> None:
+def _check_recomputes(program: Program, plan: Plan) -> None:
     writers = Counter(buffer for op in program.ops for buffer in set(op.writes))
     unguarded = unguarded_buffers(program)
-    for number, rerun in enumerate(plan.reruns):
-        if not 0 <= rerun.op < rerun.position < len(program.ops):
-            raise PlanInvalid("reruns", f"runs again at {rerun.position} of {len(program.ops)} ops", op=rerun.op)
-        if number and plan.reruns[number - 1].position > rerun.position:
-            raise PlanInvalid("reruns", f"listed after one at {plan.reruns[number - 1].position}", op=rerun.op)
-        if not program.ops[rerun.op].is_repeatable or not program.ops[rerun.op].writes:
-            raise PlanInvalid("reruns", "a second run gives other bits, or nothing", op=rerun.op)
-        for buffer in program.ops[rerun.op].writes:
+    for number, recompute in enumerate(plan.recomputes):
+        if not 0 <= recompute.op < recompute.position < len(program.ops):
+            raise PlanInvalid(
+                "recomputes", f"runs again at {recompute.position} of {len(program.ops)} ops", op=recompute.op
+            )
+        if number and plan.recomputes[number - 1].position > recompute.position:
+            raise PlanInvalid(
+                "recomputes", f"listed after one at {plan.recomputes[number - 1].position}", op=recompute.op
+            )
+        if not program.ops[recompute.op].is_repeatable or not program.ops[recompute.op].writes:
+            raise PlanInvalid("recomputes", "a second run gives other bits, or nothing", op=recompute.op)
+        for buffer in program.ops[recompute.op].writes:
             if writers[buffer] > 1:
-                raise PlanInvalid("reruns", "another op writes what it makes", op=rerun.op, buffer=buffer)
-        for buffer in unguarded.intersection(program.ops[rerun.op].reads):
-            raise PlanInvalid("reruns", "the caller may have written what it reads", op=rerun.op, buffer=buffer)
-        origin, segment = _segment(program, rerun.op), _segment(program, rerun.position)
+                raise PlanInvalid("recomputes", "another op writes what it makes", op=recompute.op, buffer=buffer)
+        for buffer in unguarded.intersection(program.ops[recompute.op].reads):
+            raise PlanInvalid("recomputes", "the caller may have written what it reads", op=recompute.op, buffer=buffer)
+        origin, segment = _segment(program, recompute.op), _segment(program, recompute.position)
         if origin != segment and not _hands_on(origin, segment):
-            raise PlanInvalid("reruns", f"belongs to another segment than position {rerun.position}", op=rerun.op)
+            raise PlanInvalid(
+                "recomputes", f"belongs to another segment than position {recompute.position}", op=recompute.op
+            )
 
 
 def unguarded_buffers(program: Program) -> set[int]:
@@ -128,13 +134,13 @@ def _check_contents(program: Program, runs: Schedule) -> None:
     for op, origin in zip(runs.program.ops, runs.ops, strict=True):
         read, made = planned[origin]
         if [now[buffer] for buffer in op.reads] != read:
-            raise PlanInvalid("reruns", f"run {op.index} of it reads other contents than the program's", op=origin)
+            raise PlanInvalid("recomputes", f"run {op.index} of it reads other contents than the program's", op=origin)
         for buffer, content in zip(op.writes, made, strict=True):
             now[buffer] = content
         if origin == len(first_runs):  # the first run of it; later ones find a longer list
             first_runs.append(origin)
     if first_runs != [op.index for op in program.ops]:
-        raise PlanInvalid("reruns", f"only {len(first_runs)} of {len(program.ops)} ops run in order")
+        raise PlanInvalid("recomputes", f"only {len(first_runs)} of {len(program.ops)} ops run in order")
 
 
 def _check_buffer(program: Program, machine: Machine, swap: Swap) -> None:

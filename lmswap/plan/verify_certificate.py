@@ -85,7 +85,7 @@ class _Content:
     nbytes: int
     written: int
     is_swappable: bool
-    rerun_seconds: float  # its share; infinite if it cannot be made again
+    recompute_seconds: float  # its share; infinite if it cannot be made again
     gaps: list[tuple[int, int]]  # the uses before and after
 
 
@@ -120,9 +120,9 @@ def _contents(program: Program, costs: OpCosts, min_swap_bytes: int) -> list[_Co
     contents = []
     for (buffer, written), found in gaps.items():
         nbytes, share = program.buffers[buffer].nbytes, program.buffers[buffer].nbytes / made_bytes[written]
-        rerun_seconds = costs.seconds[written] * share if written in repeatable else math.inf
-        contents.append(_Content(nbytes, written, nbytes >= min_swap_bytes, rerun_seconds, found))
-    return [content for content in contents if content.is_swappable or content.rerun_seconds < math.inf]
+        recompute_seconds = costs.seconds[written] * share if written in repeatable else math.inf
+        contents.append(_Content(nbytes, written, nbytes >= min_swap_bytes, recompute_seconds, found))
+    return [content for content in contents if content.is_swappable or content.recompute_seconds < math.inf]
 
 
 def _repeatable(program: Program) -> set[int]:
@@ -185,8 +185,10 @@ def _least_seconds(content: _Content, certificate: Certificate, link: Link) -> f
         if gap is not None:
             dropped = dropped if gap == later else math.inf
             copied = copied if gap == later else math.inf
-            if content.rerun_seconds < math.inf:
-                dropped = min(dropped, content.rerun_seconds * _run_price(out[cut + 1], into[cut + 1], link) + present)
+            if content.recompute_seconds < math.inf:
+                dropped = min(
+                    dropped, content.recompute_seconds * _run_price(out[cut + 1], into[cut + 1], link) + present
+                )
             if copies:
                 copied = min(copied, copies[1] * into[cut + 1] + with_copy)
             held = content.nbytes * certificate.memory_prices[cut]

@@ -123,7 +123,7 @@ def _waits(record: StepRecord, step: PlannedStep) -> Iterator[tuple[str, str, st
     Copies of one buffer one way run in the order in which the plan has them.
     """
     program = step.joined.program
-    runs = schedule(program, step.plan.reruns)
+    runs = schedule(program, step.plan.recomputes)
     due = _positions(step.plan, runs.buffers)
     for transfer in sorted(record.transfers, key=lambda transfer: transfer.queued_seconds):
         lane = Lane.IN if transfer.is_in else Lane.OUT

@@ -40,7 +40,7 @@ def buffer_decisions(
 
     Parameters and inputs are left out: they live outside the step, and no plan can move them.
     """
-    decisions = schedule(program, plan.reruns).decisions(plan)
+    decisions = schedule(program, plan.recomputes).decisions(plan)
     resident, clock = lives(program, plan, predicted, measured) if predicted is not None else ({}, "")
     first: dict[int, Op] = {}
     last: dict[int, Op] = {}

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lmswap.ir.bytesize import format_bytes
-from lmswap.ir.description import fields_of
+from lmswap.ir.json_io import fields_of
 from lmswap.ir.plan import Decision, Plan
 from lmswap.ir.program import Program
 from lmswap.reporting.decisions import BufferDecision, buffer_decisions

@@ -22,7 +22,7 @@ def lives(program: Program, plan: Plan, predicted: Timeline, measured: Timeline 
     Also says whose seconds these are: those of ``measured`` if its passes are the plan's. Within a pass, whose ops are
     not timed in each step, compute goes on as predicted.
     """
-    runs = schedule(program, plan.reruns)
+    runs = schedule(program, plan.recomputes)
     begins = [span.start_seconds for span in predicted.spans if span.lane is Lane.COMPUTE]  # by op
     begins.append(predicted.seconds)
     clock = predicted

@@ -14,7 +14,7 @@ from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
 from lmswap.ir.schedule import schedule
 from lmswap.ir.timeline import Lane, Timeline
-from lmswap.ir.verified import Verified
+from lmswap.ir.verification import Verified
 from lmswap.reporting.chrome import write_chrome_trace
 from lmswap.reporting.decisions import buffer_decisions
 from lmswap.reporting.metrics import PREFIX, metrics_of
@@ -211,7 +211,7 @@ def _remade_bytes(program: Program | None, plan: Plan | None) -> int:
     """What second runs write in a step."""
     if program is None or plan is None:
         return 0
-    buffers = schedule(program, plan.reruns).program.buffers
+    buffers = schedule(program, plan.recomputes).program.buffers
     return sum(buffer.nbytes for buffer in buffers[len(program.buffers) :])
 
 

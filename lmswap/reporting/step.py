@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from lmswap.ir.emulation import EmulatedLink
 from lmswap.ir.timeline import Timeline
-from lmswap.ir.verified import Verified
+from lmswap.ir.verification import Verified
 from lmswap.reporting.decisions import BufferDecision
 
 

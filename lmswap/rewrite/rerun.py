@@ -1,4 +1,4 @@
-"""How do the graphs run ops again? Program + reruns + fx graphs → its schedule, and graphs that run that.
+"""How do the graphs run ops again? Program + recomputes + fx graphs → its schedule, and graphs that run that.
 
 A second run is a copy of the op's node. Whatever reads one of its buffers later reads the copy; other views of the
 buffer are made anew from the copy's bytes. Where a second run stands in the backward graph and needs a value of the
@@ -18,28 +18,28 @@ from torch import fx
 from lmswap.errors import PlanInvalid
 from lmswap.execute.draws import draw_again, state_of
 from lmswap.execute.graph import SegmentGraph, is_projection, is_whole
-from lmswap.ir.plan import Rerun
+from lmswap.ir.plan import Recompute
 from lmswap.ir.program import Program
 from lmswap.ir.schedule import Schedule, schedule
 from lmswap.rewrite.views import geometry, users_from, view_of
 
 
 def run_again(
-    program: Program, graphs: Sequence[SegmentGraph], reruns: Sequence[Rerun]
+    program: Program, graphs: Sequence[SegmentGraph], recomputes: Sequence[Recompute]
 ) -> tuple[Schedule, tuple[SegmentGraph, ...]]:
-    """Edits ``graphs``, those of ``program``'s segments, in place so that they carry out ``reruns``.
+    """Edits ``graphs``, those of ``program``'s segments, in place so that they carry out ``recomputes``.
 
     Returns the schedule, and the same graphs as its program numbers their ops and buffers.
 
     Raises:
         PlanInvalid: a second run needs what the graphs cannot hand over to it.
     """
-    runs = schedule(program, reruns)
-    if not reruns:
+    runs = schedule(program, recomputes)
+    if not recomputes:
         return runs, tuple(graphs)
     due: dict[int, list[int]] = defaultdict(list)
-    for rerun in reruns:
-        due[rerun.position].append(rerun.op)
+    for recompute in recomputes:
+        due[recompute.position].append(recompute.op)
     nodes = [node for graph in graphs for node in graph.ops]
     values = _Values(program, itertools.count(len(program.buffers)))
     editors: list[_Editor] = []

@@ -41,12 +41,12 @@ from lmswap.execute.plain import PlainTorch
 from lmswap.execute.record import Recorder
 from lmswap.execute.reference import REFERENCE, Reference
 from lmswap.execute.settings import FirstRuns
+from lmswap.ir.arena_layout import ArenaLayout
 from lmswap.ir.costs import OpCosts
-from lmswap.ir.places import Places
 from lmswap.ir.plan import Decision, Plan
 from lmswap.ir.program import Program
 from lmswap.ir.schedule import schedule
-from lmswap.ir.verified import Verified
+from lmswap.ir.verification import Verified
 from lmswap.options import Options
 from lmswap.rewrite.insert import insert_swaps
 from lmswap.rewrite.rerun import run_again
@@ -273,11 +273,11 @@ class _PlannedGraph(aot.GraphHandler):
         else:
             plan = session.plan_alone(self._graph, lowered)
         reference = self._reference(lowered, plan)
-        runs, graphs = run_again(lowered.program, lowered.graphs, plan.reruns)
+        runs, graphs = run_again(lowered.program, lowered.graphs, plan.recomputes)
         insert_swaps(runs, graphs, plan, engine=session.engine.number, first_buffer=first_buffer)
         self._segments = {graph.phase: graph for graph in graphs}
         self._first_runs = None
-        if plan.reruns and "backward" in self._segments:
+        if plan.recomputes and "backward" in self._segments:
             self._first_runs = FirstRuns(session.name, session.device)
         step = session.plans[self._follows]
         self._adds_up = step.adds_up
@@ -288,25 +288,25 @@ class _PlannedGraph(aot.GraphHandler):
             mark_hand_overs(self._segments["backward"])
 
     def _write_scripts(
-        self, step: PlannedStep, places: Places, graphs: Sequence[SegmentGraph]
+        self, step: PlannedStep, places: ArenaLayout, graphs: Sequence[SegmentGraph]
     ) -> Iterator[tuple[str, Script]]:
         """Makes each graph tell the arena where it allocates; a copy in tells by itself."""
         assert self._session.engine.arena is not None
         which = step.graphs.index(self._graph.index)
-        segments = schedule(step.joined.program, step.plan.reruns).program.segments
+        segments = schedule(step.joined.program, step.plan.recomputes).program.segments
         own = [segment for segment in segments if segment.graph == which]
         for segment, graph in zip(own, graphs, strict=True):
             openings = [opening for opening in places.openings if segment.start <= opening.position < segment.stop]
             ops = [opening.position - segment.start for opening in openings if not opening.is_copy_in]
             insert_before(graph, ops, self._session.engine.arena.advance)
-            yield graph.phase, Script([opening.places for opening in openings], places.arena_bytes)
+            yield graph.phase, Script([opening.slots for opening in openings], places.arena_bytes)
 
     def _reference(self, lowered: Lowered, plan: Plan) -> Reference | None:
         """What runs beside the graphs to verify them; None if that was not asked for or ``plan`` changes nothing."""
         session, program = self._session, lowered.program
-        if session.verified is None or session.options.compiler != "fx" or not (plan.swaps or plan.reruns):
+        if session.verified is None or session.options.compiler != "fx" or not (plan.swaps or plan.recomputes):
             return None
-        decisions = schedule(program, plan.reruns).decisions(plan)
+        decisions = schedule(program, plan.recomputes).decisions(plan)
         moved = {buffer for buffer, decision in enumerate(decisions) if decision is not Decision.KEEP}
         graphs = [copy_graph(graph) for graph in lowered.graphs]
         described = [results(graph, self._graph.input_names, moved, program.buffer_names) for graph in graphs]

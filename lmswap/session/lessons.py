@@ -137,7 +137,7 @@ class Lessons:
         adds_up = self._holding.may_add_up(with_arena=self._engine.arena is not None)
         if not (can_begin and adds_up) or trains_together() or self._options.verify:
             return False
-        is_short = step.plan.swaps or step.plan.reruns or step.is_overdrawn
+        is_short = step.plan.swaps or step.plan.recomputes or step.is_overdrawn
         if not is_short and self._budget.outgrown_bytes(step.allowance) <= GROWTH_BYTES:
             return False
         adding = self._plans.add_up(step)
@@ -244,7 +244,7 @@ class Lessons:
 
     def _room_left(self, step: PlannedStep) -> str | None:
         """Whether ``step`` needs less beside the arena than was reckoned with: in reserve, or for results; in words."""
-        if step.places is None or not (step.plan.swaps or step.plan.reruns):
+        if step.places is None or not (step.plan.swaps or step.plan.recomputes):
             return None
         places = self._planner.find_places(step.joined.program, step.costs, step.plan)
         if places is None:
@@ -258,7 +258,7 @@ class Lessons:
         Whether the plan had to be made again for that, or another rank has made it again, and is another.
         """
         step = self._with_growth(step, 0, shown.ended)  # the last step has left them in use
-        if (step.plan.swaps or step.plan.reruns) and not trains_together():  # ranks follow the first
+        if (step.plan.swaps or step.plan.recomputes) and not trains_together():  # ranks follow the first
             step = replace(step, allowance=self._budget.settled(step.allowance, step.joined.program))
             self._plans.put(step)
         if step.is_outgrown:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from lmswap.analyze.memory import StepMemory
 from lmswap.capture.join import Joined
-from lmswap.ir.places import Places
+from lmswap.ir.arena_layout import ArenaLayout
 from lmswap.ir.program import BufferKind
 from lmswap.ir.timeline import Timeline
 from lmswap.plan.cache import Planned
@@ -24,7 +24,7 @@ class PlannedStep(Planned):
     origin: str  # of the plan: "made in 1.2 s", "from cache"
     segment_seconds: tuple[float, ...] = ()  # of compute in a step that ran, where it is known
     released: frozenset[int] = frozenset()  # outputs and tangents that the caller does not hold, as far as known
-    places: Places | None = None  # where its tensors lie, with an arena
+    places: ArenaLayout | None = None  # where its tensors lie, with an arena
     is_overdrawn: bool = False  # takes more than its allowance, and no plan was found that does not
 
     @property
@@ -47,7 +47,7 @@ class PlannedStep(Planned):
     @property
     def adds_up(self) -> bool:
         """Whether its gradients are handed over as they are made, to be added to those of the steps before."""
-        return self.joined.program.kind_of_gradients is BufferKind.ADDED
+        return self.joined.program.kind_of_gradients is BufferKind.ACCUMULATED_GRADIENT
 
     @property
     def backwards(self) -> tuple[int, ...]:

@@ -11,10 +11,10 @@ from lmswap.errors import PlanInfeasible, TierError
 from lmswap.execute.engine import SwapEngine
 from lmswap.hardware.memory import DeviceMemory
 from lmswap.hardware.node import num_local_processes
+from lmswap.ir.arena_layout import ArenaLayout
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Machine
-from lmswap.ir.places import Places
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import BufferKind, Program
 from lmswap.options import Options
@@ -51,7 +51,7 @@ class Planner:
         self.losses = LossMeter(memory)
         self.holding = holding
         # What has found places last, and which.
-        self._placed: tuple[tuple[Program, Plan, Mapping[BufferKind, int]], Places] | None = None
+        self._placed: tuple[tuple[Program, Plan, Mapping[BufferKind, int]], ArenaLayout] | None = None
 
     def first(
         self, graphs: tuple[int, ...], program: Program, costs: OpCosts, machine: Machine, allowance: Allowance
@@ -169,7 +169,7 @@ class Planner:
         places = self.find_places(program, costs, plan)
         return places.total_bytes if places is not None else 0
 
-    def find_places(self, program: Program, costs: OpCosts, plan: Plan) -> Places | None:
+    def find_places(self, program: Program, costs: OpCosts, plan: Plan) -> ArenaLayout | None:
         """Where the tensors of ``plan``'s step lie; asked twice for a plan that is adopted, found once."""
         if self._engine.arena is None:
             return None
@@ -178,7 +178,7 @@ class Planner:
             self._placed = asked, find_places(program, costs, plan, num_held=asked[2])
         return self._placed[1]
 
-    def fit_places(self, program: Program, costs: OpCosts, plan: Plan, most_bytes: int) -> Places | None:
+    def fit_places(self, program: Program, costs: OpCosts, plan: Plan, most_bytes: int) -> ArenaLayout | None:
         """`find_places` of a plan that was made elsewhere, perhaps reckoning with less that the caller holds."""
         level = self.holding.level
         while (places := self.find_places(program, costs, plan)) is not None and places.total_bytes > most_bytes:

@@ -40,7 +40,7 @@ from lmswap.hardware.cache import remembers
 from lmswap.hardware.memory import DeviceMemory, device_memory
 from lmswap.hardware.workspaces import take_workspaces
 from lmswap.ir.plan import Plan
-from lmswap.ir.verified import Verified
+from lmswap.ir.verification import Verified
 from lmswap.options import NEEDS_GRAPHS, Options
 from lmswap.session.allowance import Budget
 from lmswap.session.graphs import CapturedGraph, SavedSequence, told_apart

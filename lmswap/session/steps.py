@@ -189,7 +189,7 @@ class StepPlans:
             origin,
             len({swap.buffer for swap in plan.swaps}),
             len(joined.program.buffers),
-            len(plan.reruns),
+            len(plan.recomputes),
             format_bytes(plan.predicted_peak_bytes + allowance.base_bytes + allowance.reserve_bytes),
             format_bytes(allowance.budget_bytes),
         )
@@ -220,8 +220,8 @@ class StepPlans:
 
     def add_up(self, step: PlannedStep) -> PlannedStep:
         """``step`` by its plan, with gradients handed over as they are made, and added to those of the steps before."""
-        program = step.joined.program.with_gradients(BufferKind.ADDED)
-        part = part_bytes(program.bytes_of(BufferKind.ADDED))
+        program = step.joined.program.with_gradients(BufferKind.ACCUMULATED_GRADIENT)
+        part = part_bytes(program.bytes_of(BufferKind.ACCUMULATED_GRADIENT))
         allowance = step.allowance.with_held(part + max(0, self._budget.outgrown_bytes(step.allowance)))
         adding = self.adopt(step.graphs, replace(step.joined, program=program), step, allowance, step.origin)
         self.put(replace(adding, segment_seconds=step.segment_seconds, released=step.released))

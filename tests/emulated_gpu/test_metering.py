@@ -18,7 +18,7 @@ from lmswap.execute.engine import SwapEngine
 from lmswap.hardware.memory import device_memory
 from tests.capture.captured import Recording, capture
 from tests.models import Case
-from tests.rewrite.random_reruns import recompute_all
+from tests.rewrite.random_recomputes import recompute_all
 from tests.test_recompute import plan_at_random
 
 MIB = 2**20
@@ -171,7 +171,7 @@ def test_what_does_not_repeat_its_bits_is_not_run_again(kind, is_seen, emulated_
     lmswap.disable(plain)
     if not is_seen:  # as if every op repeated its bits
         monkeypatch.setattr(OpMeter, "repeats", lambda meter, node: True)
-    monkeypatch.setattr("tests.test_recompute.random_reruns", lambda program, rng, share: recompute_all(program))
+    monkeypatch.setattr("tests.test_recompute.random_recomputes", lambda program, rng, share: recompute_all(program))
     monkeypatch.setattr("lmswap.session.planner.make_plan", plan_at_random(0))
     emulated_gpu.configure_kernels(**{kind: True})
     model, found = train(case)

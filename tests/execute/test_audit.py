@@ -8,7 +8,7 @@ import torch
 
 from lmswap.errors import OptionError, TransferError
 from lmswap.execute.audit import Audit
-from lmswap.ir.verified import Verified
+from lmswap.ir.verification import Verified
 
 
 def test_an_audit_that_failed_is_asked_for_once_and_fails_each_time():

@@ -33,7 +33,7 @@ from tests.cases import cases
 from tests.fuzz.models import RandomModel, models
 from tests.ir.build import unit_machine
 from tests.rewrite.random_plans import random_plan
-from tests.rewrite.random_reruns import random_reruns
+from tests.rewrite.random_recomputes import random_recomputes
 
 _CALLS = ("copy_out", "copy_in", "write", "read")
 _LATE = ",".join(f"{call}@*=jitter:0.001" for call in _CALLS)
@@ -56,7 +56,7 @@ class Planned(GraphHandler):
 
     def __init__(self, engine: SwapEngine, seed: int, share: float) -> None:
         self.rng, self.engine, self.share = random.Random(seed), engine, share
-        self.num_swaps = self.num_reruns = 0
+        self.num_swaps = self.num_recomputes = 0
 
     def note(self, text):
         pass
@@ -74,15 +74,17 @@ class Planned(GraphHandler):
 
     def _rewrite(self, lowered: Lowered) -> None:
         program, costs, machine = lowered.program, unit(lowered.program), unit_machine()
-        reruns = random_reruns(program, self.rng, share=self.share / 2)
-        plan = random_plan(schedule(program, reruns).program, self.rng, share=self.share, tier=self.rng.choice(_TIERS))
-        plan = replace(plan, reruns=reruns, swaps=tuple(sorted(plan.swaps, key=lambda swap: swap.first_use)))
+        recomputes = random_recomputes(program, self.rng, share=self.share / 2)
+        plan = random_plan(
+            schedule(program, recomputes).program, self.rng, share=self.share, tier=self.rng.choice(_TIERS)
+        )
+        plan = replace(plan, recomputes=recomputes, swaps=tuple(sorted(plan.swaps, key=lambda swap: swap.first_use)))
         plan = replace(plan, predicted_peak_bytes=simulate(program, costs, machine, plan).peak_bytes)
         verify(program, costs, machine, plan)
-        runs, graphs = run_again(program, lowered.graphs, reruns)
+        runs, graphs = run_again(program, lowered.graphs, recomputes)
         insert_swaps(runs, graphs, plan, engine=self.engine.number)
         self.num_swaps += len(plan.swaps)
-        self.num_reruns += len(reruns)
+        self.num_recomputes += len(recomputes)
 
 
 class Backend:
@@ -210,4 +212,4 @@ def test_a_random_model_under_a_random_plan_gives_the_same_bits(model, seed, eng
             raise
         assume(False)
     event(f"swaps: {min(planned.num_swaps, 8) // 2 * 2} or more")
-    event(f"second runs: {min(planned.num_reruns, 8) // 2 * 2} or more")
+    event(f"second runs: {min(planned.num_recomputes, 8) // 2 * 2} or more")

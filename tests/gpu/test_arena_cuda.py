@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lmswap.execute.arena import Arena, Script, held_bytes
-from lmswap.ir.places import APART_BYTES, Place
+from lmswap.ir.arena_layout import APART_BYTES, Slot
 
 pytestmark = [
     pytest.mark.gpu,
@@ -20,8 +20,8 @@ DEVICE = torch.device("cuda:0")
 UNIT_BYTES = APART_BYTES  # in which most places here are said
 
 
-def place(first: int, count: int) -> Place:
-    return Place(first * UNIT_BYTES, count * UNIT_BYTES)
+def place(first: int, count: int) -> Slot:
+    return Slot(first * UNIT_BYTES, count * UNIT_BYTES)
 
 
 def tensor(count: int) -> torch.Tensor:
@@ -274,7 +274,7 @@ def test_places_of_any_size_lie_where_they_were_planned_to_whatever_died_beside_
     # Of each: its place, and when it comes and dies. What died is held by itself: later ones go over its borders.
     lives = [(0, 6, 0, 1), (20, 4, 1, 2), (7, 8, 2, 3), (16, 7, 3, 4), (5, 11, 3, 5), (0, 5, 4, 5), (3, 20, 5, 6)]
     lives = [(offset * half, nbytes * half, start, stop) for offset, nbytes, start, stop in lives]
-    script = Script([[Place(offset, nbytes)] for offset, nbytes, *_ in lives])
+    script = Script([[Slot(offset, nbytes)] for offset, nbytes, *_ in lives])
     for _ in range(3):
         held: dict[int, torch.Tensor] = {}
         with arena.segment(script), arena.allocating():
@@ -303,8 +303,8 @@ def test_segments_leave_the_interpreter_all_references_to_its_constants(arena):
     assert abs(sys.getrefcount(True) - before[0]) < 50 > abs(sys.getrefcount(False) - before[1])
 
 
-def anywhere(count: int) -> Place:
-    return Place(None, count * UNIT_BYTES)
+def anywhere(count: int) -> Slot:
+    return Slot(None, count * UNIT_BYTES)
 
 
 def test_results_lie_beside_the_arena_and_take_turns_in_two_memories(arena):
@@ -393,7 +393,7 @@ def test_two_results_that_come_together_are_not_taken_for_one_of_twice_the_size(
 
 @pytest.mark.parametrize("count", [30, 50])
 def test_an_arena_is_made_anew_though_the_last_steps_results_are_held(arena, count):
-    def run(*places: Place) -> torch.Tensor:
+    def run(*places: Slot) -> torch.Tensor:
         with arena.segment(Script([[places[0]], [places[1]]])), arena.allocating():
             arena.advance()
             tensor(places[0].nbytes // UNIT_BYTES)

@@ -84,7 +84,7 @@ class _Maker:
             buffers=tuple(self._buffers),
             values=tuple(Value(b.id, f"b{b.id}", b.id, "uint8", (b.nbytes,), (1,), 0) for b in self._buffers),
             segments=tuple(self._segments),
-        ).with_gradients(self._draw(st.sampled_from([BufferKind.GRADIENT, BufferKind.ADDED])))
+        ).with_gradients(self._draw(st.sampled_from([BufferKind.GRADIENT, BufferKind.ACCUMULATED_GRADIENT])))
         count = len(self._ops)
         seconds = self._draw(st.lists(SECONDS, min_size=count, max_size=count))
         scratch = self._draw(st.lists(st.sampled_from([0, 0, 0, 3]), min_size=count, max_size=count))

@@ -5,7 +5,7 @@ import pytest
 
 from lmswap.errors import OptionError
 from lmswap.ir.certificate import Certificate
-from lmswap.ir.plan import Plan, Rerun, Swap
+from lmswap.ir.plan import Plan, Recompute, Swap
 
 PLAN = Plan(
     policy="auto",
@@ -15,7 +15,7 @@ PLAN = Plan(
     predicted_peak_bytes=90,
     tier_bytes={"host": 4096},
     reasons={1: "swap: idle", 2: "keep"},
-    reruns=(Rerun(0, 3),),
+    recomputes=(Recompute(0, 3),),
     certificate=Certificate(1.2, (3,), (0.1,), (0.0, 0.5), (0.25, 0.0)),
 )
 

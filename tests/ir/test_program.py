@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lmswap.analyze.cost import roofline
 from lmswap.errors import CaptureError, LmswapError
-from lmswap.ir.plan import Rerun
+from lmswap.ir.plan import Recompute
 from lmswap.ir.program import Buffer, BufferKind, Program, Segment
 from lmswap.ir.schedule import schedule
 from lmswap.plan import make_plan
@@ -45,7 +45,7 @@ def test_buffers_have_names_of_their_own_and_those_of_older_files_their_first_va
     for record in data["buffers"]:
         del record["name"]
     assert Program.from_json(json.dumps(data)).buffer_names == STEP.program.buffer_names
-    assert schedule(named, [Rerun(0, 2)]).program.buffer_names[count:] == ("block: add #3 again",)
+    assert schedule(named, [Recompute(0, 2)]).program.buffer_names[count:] == ("block: add #3 again",)
 
 
 @given(st.data(), steps(most_ops=4))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lmswap.analyze.memory import StepMemory
 from lmswap.analyze.repeatable import repeatable_ops
 from lmswap.errors import PlanInvalid
-from lmswap.ir.plan import Plan, Rerun, Swap
+from lmswap.ir.plan import Plan, Recompute, Swap
 from lmswap.ir.schedule import schedule
 from lmswap.plan import simulate, verify
 from tests.ir.build import build
@@ -42,24 +42,26 @@ def optimum(step, machine, budget_bytes):
     """The least seconds of any plan with up to two second runs and two swaps, by trying all; infinite if none fits."""
     program = step.program
     allowed = [
-        Rerun(op.index, position)
+        Recompute(op.index, position)
         for op, is_repeatable in zip(program.ops, repeatable_ops(program), strict=True)
         for position in range(op.index + 1, len(program.ops))
-        if is_repeatable and program.segment_of(op.index).hands_on_to(program.segment_of(position))
+        if is_repeatable and program.segment_of(op.index).can_pass_values_to(program.segment_of(position))
     ]
-    allowed.sort(key=lambda rerun: rerun.position)
+    allowed.sort(key=lambda recompute: recompute.position)
     choices = [chosen for count in range(3) for chosen in itertools.product(allowed, repeat=count)]
     in_order = [c for c in choices if all(a.position <= b.position for a, b in itertools.pairwise(c))]
-    return min((least_by_swapping(step, machine, budget_bytes, reruns) for reruns in in_order), default=math.inf)
+    return min(
+        (least_by_swapping(step, machine, budget_bytes, recomputes) for recomputes in in_order), default=math.inf
+    )
 
 
-def least_by_swapping(step, machine, budget_bytes, reruns):
+def least_by_swapping(step, machine, budget_bytes, recomputes):
     """The least seconds with these second runs: each gap swapped or not, released and brought back at any position."""
-    runs = schedule(step.program, reruns)
+    runs = schedule(step.program, recomputes)
     memory = StepMemory(runs.program, runs.costs(step.costs))
     least = math.inf
     for swaps in swap_sets(memory):
-        plan = Plan("all", budget_bytes, swaps, 0.0, 0, {"host": 4096 * 100}, reruns=reruns)
+        plan = Plan("all", budget_bytes, swaps, 0.0, 0, {"host": 4096 * 100}, recomputes=recomputes)
         timeline = simulate(step.program, step.costs, machine, plan)
         if timeline.seconds < least and timeline.peak_bytes <= budget_bytes:
             try:

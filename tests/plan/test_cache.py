@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from lmswap.ir.plan import Plan, Rerun, Swap
+from lmswap.ir.plan import Plan, Recompute, Swap
 from lmswap.plan import make_plan, simulate
 from lmswap.plan.cache import PlanCache, Planned, Room
 from tests.ir.build import build, unit_machine
@@ -89,7 +89,7 @@ def test_plans_that_may_take_each_others_place_have_one_name():
     [(1000, 0, True), (990, 0, False), (1009, 0, True), (1020, 0, False), (990, 10, True), (1020, 20, True)],
 )
 def test_a_plan_serves_budgets_near_its_own_that_its_peak_keeps_to(budget_bytes, slack_bytes, serves):
-    plan = Plan("auto", 900, (), 1.0, 1000, reruns=(Rerun(0, 2),))  # the rest was lost to holes
+    plan = Plan("auto", 900, (), 1.0, 1000, recomputes=(Recompute(0, 2),))  # the rest was lost to holes
     assert Planned(plan, STEP.costs, MACHINE, Room(1000)).serves(budget_bytes, slack_bytes) is serves
 
 

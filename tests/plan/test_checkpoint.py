@@ -13,7 +13,7 @@ from torch import nn
 import lmswap
 from lmswap.analyze.memory import StepMemory
 from lmswap.errors import PlanInfeasible
-from lmswap.ir.plan import Rerun
+from lmswap.ir.plan import Recompute
 from lmswap.ir.schedule import schedule
 from lmswap.plan import make_plan
 from tests.ir.build import build, unit_machine
@@ -64,19 +64,19 @@ def plan_of(step, budget_bytes):
     )
 
 
-def reruns_of(step, plan):
+def recomputes_of(step, plan):
     ops = step.program.ops
-    return [(ops[rerun.op].name, ops[rerun.position].name) for rerun in plan.reruns]
+    return [(ops[recompute.op].name, ops[recompute.position].name) for recompute in plan.recomputes]
 
 
-def seconds_of(step, reruns):
-    return sum(schedule(step.program, reruns).costs(step.costs).seconds)
+def seconds_of(step, recomputes):
+    return sum(schedule(step.program, recomputes).costs(step.costs).seconds)
 
 
 def test_what_fits_is_left_alone():
     # f7: a b d e 16, c z y 3, scratch 20
     plan = plan_of(layers(), 39)
-    assert (plan.reruns, plan.swaps, plan.predicted_peak_bytes) == ((), (), 39)
+    assert (plan.recomputes, plan.swaps, plan.predicted_peak_bytes) == ((), (), 39)
 
 
 def test_the_first_block_runs_again_up_to_its_last_op_that_the_backward_needs():
@@ -84,7 +84,7 @@ def test_the_first_block_runs_again_up_to_its_last_op_that_the_backward_needs():
     step = layers()
     for budget_bytes in (38, 31):
         plan = plan_of(step, budget_bytes)
-        assert reruns_of(step, plan) == [("f1", "g3"), ("f2", "g3")]
+        assert recomputes_of(step, plan) == [("f1", "g3"), ("f2", "g3")]
         assert plan.predicted_peak_bytes == 31
         assert plan.predicted_seconds == sum(step.costs.seconds) + 2
 
@@ -93,7 +93,7 @@ def test_as_many_blocks_as_the_budget_asks_for():
     step = layers()
     for budget_bytes in (30, 23):
         plan = plan_of(step, budget_bytes)
-        assert reruns_of(step, plan) == [("f4", "g6"), ("f5", "g6"), ("f1", "g3"), ("f2", "g3")]
+        assert recomputes_of(step, plan) == [("f4", "g6"), ("f5", "g6"), ("f1", "g3"), ("f2", "g3")]
         assert plan.predicted_peak_bytes == 23
         assert plan.predicted_seconds == sum(step.costs.seconds) + 2 + 4
 
@@ -101,7 +101,7 @@ def test_as_many_blocks_as_the_budget_asks_for():
 def test_a_depth_that_costs_more_is_taken_where_others_do_not_fit():
     # Of all of net only z is handed on: f7 has z y 2 and 20, g6 a b c d e 17 and y t gz ge 4.
     step = layers()
-    assert reruns_of(step, plan_of(step, 22)) == [(f"f{number}", "g6") for number in range(1, 6)]
+    assert recomputes_of(step, plan_of(step, 22)) == [(f"f{number}", "g6") for number in range(1, 6)]
 
 
 def test_infeasible_says_what_would_fit():
@@ -117,7 +117,7 @@ def test_infeasible_says_what_would_fit():
 
 def test_what_random_ops_made_is_kept():
     step = layers("1!random")
-    assert reruns_of(step, plan_of(step, 35)) == [("f1", "g2")]
+    assert recomputes_of(step, plan_of(step, 35)) == [("f1", "g2")]
 
 
 def test_what_leaves_the_block_is_kept():
@@ -140,7 +140,7 @@ def test_what_leaves_the_block_is_kept():
         gradients="gx",
     )
     plan = plan_of(step, 10)  # f4: a s c y 6 and 5
-    assert (reruns_of(step, plan), plan.predicted_peak_bytes) == ([("f1", "g2")], 9)
+    assert (recomputes_of(step, plan), plan.predicted_peak_bytes) == ([("f1", "g2")], 9)
 
 
 @given(data=st.data(), step=steps())
@@ -151,9 +151,9 @@ def test_the_step_is_slower_by_the_second_runs_and_nothing_is_moved(data, step):
     except PlanInfeasible:
         return
     assert plan.swaps == ()
-    assert plan.predicted_seconds == pytest.approx(seconds_of(step, plan.reruns))
-    assert len({rerun.op for rerun in plan.reruns}) == len(plan.reruns)
-    assert all(isinstance(rerun, Rerun) for rerun in plan.reruns)
+    assert plan.predicted_seconds == pytest.approx(seconds_of(step, plan.recomputes))
+    assert len({recompute.op for recompute in plan.recomputes}) == len(plan.recomputes)
+    assert all(isinstance(recompute, Recompute) for recompute in plan.recomputes)
 
 
 class Layers(nn.Module):

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from lmswap.ir.machine import Host
-from lmswap.ir.plan import Plan, Rerun, Swap
+from lmswap.ir.plan import Plan, Recompute, Swap
 from lmswap.ir.timeline import Lane, Span, Timeline
 from lmswap.plan import simulate
 from lmswap.plan.feedback import compare, host_as_measured
@@ -32,7 +32,7 @@ PLAN = Plan(
     0.0,
     0,
     {"host": 4096},
-    reruns=(Rerun(STEP.op("f2"), 3),),
+    recomputes=(Recompute(STEP.op("f2"), 3),),
 )
 
 

@@ -38,15 +38,17 @@ def plan_of(step, budget_bytes):
     return make_plan("memory_budget", step.program, step.costs, unit_machine(), **limits)
 
 
-def reruns_of(step, budget_bytes):
+def recomputes_of(step, budget_bytes):
     ops = step.program.ops
-    return [(ops[rerun.op].name, ops[rerun.position].name) for rerun in plan_of(step, budget_bytes).reruns]
+    return [
+        (ops[recompute.op].name, ops[recompute.position].name) for recompute in plan_of(step, budget_bytes).recomputes
+    ]
 
 
 def test_what_is_dearest_to_make_again_is_kept():
     # g4: a b c y t gc 15. For two of three values there is room at 14/20; b takes 3 s, of a and c, 1 s, one goes.
-    assert reruns_of(CHAIN, 15) == []
-    assert reruns_of(CHAIN, 14) == reruns_of(CHAIN, 11) == [("f1", "g2")]
+    assert recomputes_of(CHAIN, 15) == []
+    assert recomputes_of(CHAIN, 14) == recomputes_of(CHAIN, 11) == [("f1", "g2")]
     plan = plan_of(CHAIN, 14)
     assert (plan.swaps, plan.predicted_peak_bytes, plan.predicted_seconds) == ((), 11, 11.0)
 
@@ -80,7 +82,7 @@ def test_what_is_gone_of_the_inputs_is_made_again_first(middle, again):
         gradients="gx",
     )
     # f5: c d y 11 and 20 of scratch; without c 22, or 30 where m, which cannot be made again, waits for f3.
-    assert reruns_of(step, 30) == [(name, "g4") for name in again]
+    assert recomputes_of(step, 30) == [(name, "g4") for name in again]
 
 
 @given(

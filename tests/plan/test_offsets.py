@@ -1,4 +1,4 @@
-"""Places in a tier: disjoint while held, whole pages, and close to the least that any packing needs."""
+"""ArenaLayout in a tier: disjoint while held, whole pages, and close to the least that any packing needs."""
 
 from __future__ import annotations
 

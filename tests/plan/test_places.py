@@ -1,4 +1,4 @@
-"""Places on the device: each large tensor has one for as long as it is there, and no two share bytes meanwhile."""
+"""ArenaLayout on the device: each large tensor has one for as long as it is there, and no two share bytes meanwhile."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmswap.ir.arena_layout import APART_BYTES, BLOCK_BYTES, SMALL_BYTES, ArenaLayout, Slot, slot_bytes
 from lmswap.ir.costs import OpCosts, Piece
-from lmswap.ir.places import APART_BYTES, BLOCK_BYTES, SMALL_BYTES, Place, Places, place_bytes
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import LOSS, BufferKind, Op, Program
 from lmswap.ir.schedule import schedule
@@ -41,7 +41,7 @@ def with_pieces(program: Program, costs: OpCosts, random: Random) -> OpCosts:
     return replace(costs, pieces=tuple(pieces))
 
 
-def hole_bytes(one: Place, other: Place) -> int:
+def hole_bytes(one: Slot, other: Slot) -> int:
     """Between them in the arena; negative where they share bytes."""
     assert one.offset is not None and other.offset is not None
     return max(one.offset - other.offset - other.nbytes, other.offset - one.offset - one.nbytes)
@@ -53,13 +53,13 @@ class Replay:
     Those beside the arena lie below or above it.
     """
 
-    def __init__(self, program: Program, costs: OpCosts, plan: Plan, places: Places, random: Random) -> None:
+    def __init__(self, program: Program, costs: OpCosts, plan: Plan, places: ArenaLayout, random: Random) -> None:
         """Where ``costs`` do not say in which order an op asks, ``random`` does."""
-        runs = schedule(program, plan.reruns)
+        runs = schedule(program, plan.recomputes)
         self.program, self.costs, self.plan, self.places = runs.program, runs.costs(costs), plan, places
         self.random = random
         self.openings = list(places.openings)
-        self.at: dict[object, Place] = {}
+        self.at: dict[object, Slot] = {}
         self.num_placed = 0
 
     def run(self) -> None:
@@ -115,17 +115,15 @@ class Replay:
         opening = self.openings.pop(0)
         assert (opening.position, opening.is_copy_in) == (position, is_copy_in)
         beside = self.random.choice([-1, 2**60])
-        free = sorted(
-            opening.places, key=lambda place: (place.nbytes, beside if place.offset is None else place.offset)
-        )
-        ends = {place.offset + place.nbytes for place in opening.places if place.offset is not None}
-        assert not any(place.offset in ends for place in opening.places)  # or they would be one free block
+        free = sorted(opening.slots, key=lambda place: (place.nbytes, beside if place.offset is None else place.offset))
+        ends = {place.offset + place.nbytes for place in opening.slots if place.offset is not None}
+        assert not any(place.offset in ends for place in opening.slots)  # or they would be one free block
         for tensor, nbytes in tensors:
             if nbytes <= SMALL_BYTES:
                 continue
             place = next(place for place in free if place.nbytes >= nbytes)
             free.remove(place)
-            assert place.nbytes == place_bytes(nbytes)
+            assert place.nbytes == slot_bytes(nbytes)
             self.num_placed += 1
             if isinstance(tensor, int) and self.program.buffers[tensor].kind is BufferKind.OUTPUT:
                 assert place.offset is None
@@ -164,16 +162,16 @@ def test_the_arena_is_no_larger_than_what_is_there_at_once():
     replay = Replay(program, costs, plan, places, Random(1))
     replay.run()
     assert replay.num_placed == 4
-    assert places.arena_bytes == 3 * place_bytes(8 * SCALE)
+    assert places.arena_bytes == 3 * slot_bytes(8 * SCALE)
 
 
 def test_where_nobody_knows_who_takes_which_of_two_equal_places_both_wait_for_the_last():
     program, costs = large_step()  # a and b are made by one op, a dies first
     places = find_places(program, costs, Plan("none", 2**40, (), 0.0, 0))
-    assert {place.offset for place in places.openings[0].places}.isdisjoint(
-        {place.offset for place in places.openings[2].places}
+    assert {place.offset for place in places.openings[0].slots}.isdisjoint(
+        {place.offset for place in places.openings[2].slots}
     )
-    assert places.arena_bytes == 4 * place_bytes(8 * SCALE)
+    assert places.arena_bytes == 4 * slot_bytes(8 * SCALE)
 
 
 @pytest.mark.parametrize("lower", [0, 1])
@@ -182,9 +180,9 @@ def test_where_it_is_known_the_place_of_the_one_that_dies_first_is_used_again(lo
     taken = (Piece(8 * SCALE, lower), Piece(8 * SCALE, 1 - lower))
     costs = replace(costs, pieces=(taken, (Piece(0),), (Piece(0),)))
     places = find_places(program, costs, Plan("none", 2**40, (), 0.0, 0))
-    a = sorted(places.openings[0].places, key=lambda place: place.offset)[lower]
-    assert a in places.openings[2].places
-    assert places.arena_bytes <= 3 * place_bytes(8 * SCALE) + APART_BYTES
+    a = sorted(places.openings[0].slots, key=lambda place: place.offset)[lower]
+    assert a in places.openings[2].slots
+    assert places.arena_bytes <= 3 * slot_bytes(8 * SCALE) + APART_BYTES
 
 
 def test_scratch_as_large_as_the_result_takes_no_place_for_longer_than_the_op():
@@ -194,7 +192,7 @@ def test_scratch_as_large_as_the_result_takes_no_place_for_longer_than_the_op():
         costs, scratch_bytes=(8 * SCALE, 0), pieces=((Piece(8 * SCALE, 0), Piece(8 * SCALE)), (Piece(8 * SCALE, 0),))
     )
     places = find_places(program, costs, Plan("none", 2**40, (), 0.0, 0), num_held={})
-    assert places.arena_bytes <= 2 * place_bytes(8 * SCALE) + APART_BYTES
+    assert places.arena_bytes <= 2 * slot_bytes(8 * SCALE) + APART_BYTES
 
 
 MIB = 2**20
@@ -220,10 +218,8 @@ def test_what_the_caller_holds_lies_beside_the_arena_as_often_as_it_is_held(
     program = replace(step.program, buffers=tuple(replace(buffer, nbytes=large.get(name, 1)) for buffer, name in named))
     plan = Plan("none", 2**40, (), 0.0, 0)
     places = find_places(program, step.costs, plan, num_held={BufferKind.OUTPUT: count})
-    assert all(place.offset is not None for place in places.openings[0].places)
-    assert [place.offset for opening in places.openings[1:] for place in opening.places] == [None] * bool(
-        segments_bytes
-    )
+    assert all(place.offset is not None for place in places.openings[0].slots)
+    assert [place.offset for opening in places.openings[1:] for place in opening.slots] == [None] * bool(segments_bytes)
     assert places.results_bytes == segments_bytes
     assert places.total_bytes == places.arena_bytes + segments_bytes + places.small_bytes
 
@@ -231,7 +227,7 @@ def test_what_the_caller_holds_lies_beside_the_arena_as_often_as_it_is_held(
 def test_what_is_taken_with_a_result_as_large_lies_beside_the_arena_too():
     step = build("inference\nf1 1: x -> a\nf2 1: a -> b y\nf3 1: b -> c", sizes=dict.fromkeys("abcy", 8), outputs="y")
     places = find_places(*scaled(step), Plan("none", 2**40, (), 0.0, 0))
-    offsets = [[place.offset for place in opening.places] for opening in places.openings]
+    offsets = [[place.offset for place in opening.slots] for opening in places.openings]
     assert offsets[1] == [None, None]
     assert None not in offsets[0] + offsets[2]
 
@@ -245,7 +241,7 @@ def test_small_tensors_have_no_place_but_are_counted():
 
 
 def test_steps_share_an_arena_as_large_as_the_largest_wants_it_where_that_fits_beside_all_results():
-    training, validation = Places((), 100, 60, 5), Places((), 180, 0, 5)
+    training, validation = ArenaLayout((), 100, 60, 5), ArenaLayout((), 180, 0, 5)
     assert common_arena_bytes([(training, 250), (validation, 250)], 0) == 180
     assert common_arena_bytes([(training, 244), (validation, 250)], 0) == 100
     assert common_arena_bytes([(training, 244), (validation, 250)], 1) == 180

@@ -296,7 +296,7 @@ def test_auto_reaches_the_optimum(instance: Instance):
 @pytest.mark.parametrize("instance", INSTANCES, ids=lambda instance: instance.name)
 def test_swap_alone_reaches_the_optimum_of_swapping(instance: Instance):
     plan = plan_of("swap", instance.step, instance.budget_bytes, instance.machine)
-    assert (plan.predicted_seconds, plan.reruns) == (instance.swap_seconds, ())
+    assert (plan.predicted_seconds, plan.recomputes) == (instance.swap_seconds, ())
 
 
 def test_three_live_bytes_do_not_fit_into_two():
@@ -323,10 +323,10 @@ def test_a_copy_made_again_keeps_its_number_where_the_search_left_small_buffers_
     first_copy = SimpleNamespace(copy=len(step.program.buffers), out_start=3, release=3, in_start=3, first_use=4)
     found = SimpleNamespace(reruns=[(0, 2)], swaps=[first_copy])
     problem = problem_of(step, 9)
-    monkeypatch.setattr(search, "finish", lambda problem, policy, swaps, reruns: (swaps, reruns))
+    monkeypatch.setattr(search, "finish", lambda problem, policy, swaps, recomputes: (swaps, recomputes))
     for left_out, expected in ((frozenset(), small), (frozenset({small}), large)):
-        (swap,), reruns = search._finish(problem, "search", found, left_out)
-        assert schedule(step.program, reruns).buffers[swap.buffer] == expected
+        (swap,), recomputes = search._finish(problem, "search", found, left_out)
+        assert schedule(step.program, recomputes).buffers[swap.buffer] == expected
 
 
 @pytest.mark.parametrize("asks_need", [False, True])
@@ -431,7 +431,7 @@ def test_a_plan_that_is_priced_again_is_the_same_with_figures_of_the_new_costs(p
     assert price_again(plan, step.program, step.costs, machine, **limits) == plan
     costs = replace(step.costs, seconds=tuple(3 * seconds for seconds in step.costs.seconds))
     priced = price_again(plan, step.program, costs, other, **limits)
-    assert (priced.swaps, priced.reruns, priced.policy) == (plan.swaps, plan.reruns, plan.policy)
+    assert (priced.swaps, priced.recomputes, priced.policy) == (plan.swaps, plan.recomputes, plan.policy)
     assert priced.predicted_seconds == simulate(step.program, costs, other, plan).seconds
     assert sum(costs.seconds) * (1 - 1e-12) <= priced.certificate.seconds <= priced.predicted_seconds
 
@@ -441,7 +441,7 @@ def test_a_plan_that_takes_more_than_its_budget_by_other_costs_is_priced_as_one_
     costs = replace(CHAIN.costs, scratch_bytes=(0, 0, 0, 9, 0, 0, 0, 0))
     priced = price_again(plan, CHAIN.program, costs, unit_machine(), tier="host", min_swap_bytes=1)
     assert priced.budget_bytes == priced.predicted_peak_bytes > plan.budget_bytes
-    assert (priced.swaps, priced.reruns) == (plan.swaps, plan.reruns)
+    assert (priced.swaps, priced.recomputes) == (plan.swaps, plan.recomputes)
     cheaper = price_again(priced, CHAIN.program, CHAIN.costs, unit_machine(), tier="host", min_swap_bytes=1)
     assert cheaper.predicted_peak_bytes <= 8
 

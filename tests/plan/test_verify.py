@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from lmswap.analyze.repeatable import exposed_buffers, repeatable_ops
 from lmswap.errors import PlanInvalid
-from lmswap.ir.plan import Plan, Rerun, Swap
+from lmswap.ir.plan import Plan, Recompute, Swap
 from lmswap.ir.program import BufferKind
 from lmswap.plan import simulate, verify
 from lmswap.plan.verify import unguarded_buffers
@@ -219,18 +219,18 @@ def test_a_second_run_reads_nothing_that_the_caller_may_have_written_unnoticed(m
     step = build(text, outputs="h y", tangents="t", gradients="gx")
     buffers = [replace(b, kind=BufferKind.INPUT) if b.id == step.id("n") else b for b in step.program.buffers]
     program = replace(step.program, buffers=tuple(buffers))
-    plan = Plan("hand-made", 99, (), 1.0, 0, reruns=(Rerun(step.op("f2"), step.op("g2")),))
+    plan = Plan("hand-made", 99, (), 1.0, 0, recomputes=(Recompute(step.op("f2"), step.op("g2")),))
     plan = replace(plan, predicted_peak_bytes=simulate(program, step.costs, MACHINE, plan).peak_bytes)
     assert repeatable_ops(program)[step.op("f2")] == is_allowed
     with nullcontext() if is_allowed else pytest.raises(PlanInvalid, match="the caller may have written") as found:
         verify(program, step.costs, MACHINE, plan)
-    assert is_allowed or found.value.rule == "reruns"
+    assert is_allowed or found.value.rule == "recomputes"
 
 
 def test_a_step_without_backward_may_run_again_what_reads_the_batch():
     step = build("inference\nf1 1: x -> a\nf2 1: a -> b\nf3 1: b a -> y", outputs="y")
     assert repeatable_ops(step.program)[0]
-    verify(step.program, step.costs, MACHINE, Plan("hand-made", 99, (), 1.0, 3, reruns=(Rerun(0, 2),)))
+    verify(step.program, step.costs, MACHINE, Plan("hand-made", 99, (), 1.0, 3, recomputes=(Recompute(0, 2),)))
 
 
 @given(steps())

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 from lmswap.execute._C import TransferRecord
 from lmswap.execute.step import NO_PEAKS, EndedStep, StepRecord
-from lmswap.ir.plan import Plan, Rerun, Swap
+from lmswap.ir.plan import Plan, Recompute, Swap
 from lmswap.ir.timeline import Lane, Span, Step, Timeline
 from lmswap.profiling.collect import _sum_up, _waits
 from lmswap.profiling.trace import Stall, Trace, side_by_side
@@ -60,8 +60,8 @@ SEVERAL = build(
 )
 
 
-def plan(*swaps, reruns=()):
-    return Plan("test", 0, swaps, 0.0, 0, reruns=reruns)
+def plan(*swaps, recomputes=()):
+    return Plan("test", 0, swaps, 0.0, 0, recomputes=recomputes)
 
 
 def test_a_buffer_that_leaves_twice_is_told_apart_by_the_order_of_its_copies():
@@ -93,7 +93,7 @@ def test_a_copy_that_the_plan_does_not_have_waits_at_no_known_op():
 def test_ops_are_those_of_the_schedule_and_remade_buffers_go_by_the_name_of_what_they_replace():
     # f2 runs again before g1: positions from there on are one later, and what it makes is a buffer of its own.
     b, remade = SEVERAL.id("b"), len(SEVERAL.program.buffers)
-    again = plan(Swap(remade, "disk", 0, 5, 5, 5, 5), reruns=(Rerun(SEVERAL.op("f2"), 4),))
+    again = plan(Swap(remade, "disk", 0, 5, 5, 5, 5), recomputes=(Recompute(SEVERAL.op("f2"), 4),))
     (found,) = waits(SEVERAL.program, again, back(b, 4, 1.0))
     assert found == ("g1", "test.py:5 g1", "b", Lane.IN, 1.0)
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from lmswap.ir.emulation import EmulatedLink
-from lmswap.ir.plan import Decision, Rerun
+from lmswap.ir.plan import Decision, Recompute
 from lmswap.ir.timeline import Lane, Span, Timeline
-from lmswap.ir.verified import Verified
+from lmswap.ir.verification import Verified
 from lmswap.reporting import make_explanation
 from tests.reporting.small_step import MIB, PLAN, PROGRAM, planned_report, report, timeline
 
@@ -92,16 +92,18 @@ def test_measured_fields_come_from_the_measured_timeline():
 
 
 def test_what_second_runs_write_is_reported_as_recomputed():
-    reruns = (Rerun(op=1, position=3),)  # relu again, just before its gradient
+    recomputes = (Recompute(op=1, position=3),)  # relu again, just before its gradient
     spans = tuple(Span(Lane.COMPUTE, "", second, second + 1) for second in range(7))
     predicted = replace(timeline("predicted"), spans=spans)
-    made = report(plan=replace(PLAN, swaps=(), reruns=reruns), predicted=predicted)
+    made = report(plan=replace(PLAN, swaps=(), recomputes=recomputes), predicted=predicted)
     assert made.recomputed_bytes == 2 * MIB
     assert "Nothing is swapped: policy 'swap_all' recomputes 2.00 MiB (1 of 6 buffers)." in said(made)
-    both = report(plan=replace(PLAN, swaps=(), reruns=(Rerun(op=0, position=3), *reruns)), predicted=predicted)
+    both = report(
+        plan=replace(PLAN, swaps=(), recomputes=(Recompute(op=0, position=3), *recomputes)), predicted=predicted
+    )
     assert "Nothing is swapped: policy 'swap_all' recomputes 5.00 MiB (2 of 6 buffers)." in said(both)
     assert "to the disk tier and recomputes 2.00 MiB (1)" in said(
-        report(plan=replace(PLAN, reruns=reruns), predicted=predicted)
+        report(plan=replace(PLAN, recomputes=recomputes), predicted=predicted)
     )
 
 

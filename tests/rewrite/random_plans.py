@@ -27,7 +27,7 @@ def random_plan(program: Program, rng: random.Random, *, share: float = 0.7, tie
                 continue
             out_start = rng.randint(before + 1, min(here.stop, after))
             keep_copy = has_copy and rng.random() < 0.7
-            takes_over = here.hands_on_to(there) and here.stop == there.start
+            takes_over = here.can_pass_values_to(there) and here.stop == there.start
             is_late = takes_over and not keep_copy and rng.random() < 0.5  # it waits for a copy out
             release = rng.randint(out_start, after if is_late else min(here.stop, after))
             in_start = rng.randint(max(release, there.start), after)

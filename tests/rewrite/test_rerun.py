@@ -16,7 +16,7 @@ from lmswap.analyze.memory import StepMemory
 from lmswap.capture.aot import GraphHandler, compile_region
 from lmswap.capture.lower import Lowered, lower_inference, lower_training
 from lmswap.execute.graph import compile_boxed
-from lmswap.ir.plan import Rerun
+from lmswap.ir.plan import Recompute
 from lmswap.ir.program import Program
 from lmswap.ir.schedule import schedule
 from lmswap.rewrite.insert import insert_swaps
@@ -25,9 +25,9 @@ from tests.capture.captured import METER
 from tests.models import CASES, Case, quick_of
 from tests.rewrite.memory_engine import MemoryEngine
 from tests.rewrite.random_plans import random_plan
-from tests.rewrite.random_reruns import random_reruns, recompute_all
+from tests.rewrite.random_recomputes import random_recomputes, recompute_all
 
-Chooser = Callable[[Program], Sequence[Rerun]]
+Chooser = Callable[[Program], Sequence[Recompute]]
 
 
 class Block(nn.Module):
@@ -71,7 +71,7 @@ class Rewritten(GraphHandler):
     def __init__(self, choose: Chooser, swap_share: float = 0.0, seed: int = 0) -> None:
         self.choose, self.swap_share = choose, swap_share
         self.rng, self.engine = random.Random(seed), MemoryEngine()
-        self.num_reruns = 0
+        self.num_recomputes = 0
         self.saved_bytes: list[int] = []
 
     def note(self, text):
@@ -92,9 +92,9 @@ class Rewritten(GraphHandler):
         return compile_boxed(module)
 
     def _rewrite(self, lowered: Lowered) -> None:
-        self.reruns = self.choose(lowered.program)
-        self.num_reruns += len(self.reruns)
-        runs, graphs = run_again(lowered.program, lowered.graphs, self.reruns)
+        self.recomputes = self.choose(lowered.program)
+        self.num_recomputes += len(self.recomputes)
+        runs, graphs = run_again(lowered.program, lowered.graphs, self.recomputes)
         plan = random_plan(runs.program, self.rng, share=self.swap_share)
         insert_swaps(runs, graphs, plan, engine=self.engine.number)
 
@@ -121,7 +121,7 @@ def train(case: Case, handler: Rewritten):
     return results
 
 
-def never(program: Program) -> Sequence[Rerun]:
+def never(program: Program) -> Sequence[Recompute]:
     return ()
 
 
@@ -142,9 +142,9 @@ QUICK = [("encoder", 1, 0.8), ("resnet", 0, 0.0), ("block", 1, 0.8)]
 @pytest.mark.parametrize(("name", "seed", "swap_share"), quick_of([*WAYS, ("unet3d", 1, 0.8)], QUICK))
 def test_any_valid_reruns_give_the_same_bits_as_none(name, seed, swap_share):
     rng = random.Random(seed)
-    handler = Rewritten(lambda program: random_reruns(program, rng), swap_share, seed)
+    handler = Rewritten(lambda program: random_recomputes(program, rng), swap_share, seed)
     actual = train(MODELS[name], handler)
-    assert handler.num_reruns > 10
+    assert handler.num_recomputes > 10
     assert (handler.engine.num_out > 10) == (swap_share > 0)
     assert_same_bits(actual, plain(name))
 
@@ -195,14 +195,14 @@ class Watched(Rewritten):
 
     def _rewrite(self, lowered: Lowered) -> None:
         super()._rewrite(lowered)
-        self.program = schedule(lowered.program, self.reruns).program
+        self.program = schedule(lowered.program, self.recomputes).program
         inputs = lowered.graphs[-1].module.graph.find_nodes(op="placeholder")
         self.num_tangents = sum("tangents" in node.target for node in inputs)
 
 
 @pytest.mark.parametrize(
     "choose",
-    [never, recompute_all, lambda program: random_reruns(program, random.Random(1))],
+    [never, recompute_all, lambda program: random_recomputes(program, random.Random(1))],
     ids=["never", "all", "random"],
 )
 @pytest.mark.parametrize("name", quick_of(["block", "encoder", "resnet"], ["block"]))

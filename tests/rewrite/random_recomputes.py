@@ -5,13 +5,15 @@ from __future__ import annotations
 import random
 
 from lmswap.analyze.repeatable import repeatable_ops
-from lmswap.ir.plan import Rerun
+from lmswap.ir.plan import Recompute
 from lmswap.ir.program import Program
 
 
-def random_reruns(program: Program, rng: random.Random, *, share: float = 0.5, most: int = 3) -> tuple[Rerun, ...]:
+def random_recomputes(
+    program: Program, rng: random.Random, *, share: float = 0.5, most: int = 3
+) -> tuple[Recompute, ...]:
     """About ``share`` of the ops that can run again do so, up to ``most`` times each."""
-    reruns = []
+    recomputes = []
     for op, is_repeatable in zip(program.ops, repeatable_ops(program), strict=True):
         if not is_repeatable or rng.random() > share:
             continue
@@ -19,19 +21,21 @@ def random_reruns(program: Program, rng: random.Random, *, share: float = 0.5, m
         places = [
             position
             for segment in program.segments
-            if origin.hands_on_to(segment)
+            if origin.can_pass_values_to(segment)
             for position in range(max(op.index + 1, segment.start), segment.stop)
         ]
-        reruns += [Rerun(op.index, place) for place in rng.sample(places, min(len(places), rng.randint(1, most)))]
-    rng.shuffle(reruns)
-    return tuple(sorted(reruns, key=lambda rerun: rerun.position))
+        recomputes += [
+            Recompute(op.index, place) for place in rng.sample(places, min(len(places), rng.randint(1, most)))
+        ]
+    rng.shuffle(recomputes)
+    return tuple(sorted(recomputes, key=lambda recompute: recompute.position))
 
 
-def recompute_all(program: Program) -> tuple[Rerun, ...]:
+def recompute_all(program: Program) -> tuple[Recompute, ...]:
     """Before each op of a backward pass, all of what it needs is computed again from what cannot be."""
     can_run = repeatable_ops(program)
     maker = {buffer: op.index for op in reversed(program.ops) for buffer in op.writes}
-    reruns: list[Rerun] = []
+    recomputes: list[Recompute] = []
     for op in program.ops:
         if program.segment_of(op.index).phase != "backward":
             continue
@@ -44,5 +48,5 @@ def recompute_all(program: Program) -> tuple[Rerun, ...]:
             if program.segment_of(made_by).phase == "forward":
                 needed.add(made_by)
                 pending += program.ops[made_by].reads
-        reruns += [Rerun(earlier, op.index) for earlier in sorted(needed)]
-    return tuple(reruns)
+        recomputes += [Recompute(earlier, op.index) for earlier in sorted(needed)]
+    return tuple(recomputes)

@@ -11,13 +11,13 @@ BLOCK_BYTES = 512  # the allocator's unit
 APART_BYTES = SMALL_BYTES + BLOCK_BYTES
 
 
-def place_bytes(nbytes: int) -> int:
+def slot_bytes(nbytes: int) -> int:
     """The size of the place that a tensor gets: what the allocator takes for it."""
     return -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Slot:
     """Bytes [offset, offset + nbytes) of the arena; with None as many anywhere beside it.
 
     That is where results lie: the caller holds them for as long as it likes, and an arena in which nothing lies between
@@ -30,15 +30,15 @@ class Place:
 
 @dataclass(frozen=True)
 class Opening:
-    """Places that are to be free when the step's next allocations are made."""
+    """ArenaLayout that are to be free when the step's next allocations are made."""
 
     position: int  # in the schedule: just before that op
     is_copy_in: bool  # made for a copy in, not by the op
-    places: tuple[Place, ...]
+    slots: tuple[Slot, ...]
 
 
 @dataclass(frozen=True)
-class Places:
+class ArenaLayout:
     """``openings`` in order of time, one for each copy in and each op that allocates."""
 
     openings: tuple[Opening, ...]

@@ -12,7 +12,7 @@ from lmswap.errors import OptionError
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-_Described = TypeVar("_Described")
+_Record = TypeVar("_Record")
 
 
 def fields_of(record: DataclassInstance) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def as_json(data: Mapping[str, Any]) -> str:
     return json.dumps(data, default=fields_of, separators=(",", ":"))
 
 
-def read_description(text: str, schema: str, build: Callable[[Mapping[str, Any]], _Described], what: str) -> _Described:
+def read_record(text: str, schema: str, build: Callable[[Mapping[str, Any]], _Record], what: str) -> _Record:
     """What ``build`` makes of a record of ``schema``; ``what`` names its kind for people, as "plan file".
 
     Raises:
