@@ -32,7 +32,7 @@ from lmswap.errors import BudgetExceeded, RankMissing
 from lmswap.execute import parts
 from lmswap.hardware import measure
 from lmswap.ir.machine import Link, Machine, Rate, Tier
-from lmswap.plan import feedback, make_plan
+from lmswap.plan import calibrate, make_plan
 from lmswap.session import planner
 from lmswap.session.steps import StepPlans
 from tests.emulated_gpu import machine
@@ -493,7 +493,7 @@ def test_ranks_of_a_machine_measure_together_and_follow_one_plan_where_their_bud
 def plan_again(rank, world, folder, ranks_that_learn):
     """Trains until plans are final; what is planned after the first steps, on ranks that find cause to, swaps all."""
     started_by_torchrun(rank, world, folder)
-    feedback.TOLERANCE = -1.0 if rank in ranks_that_learn else 1e6
+    calibrate.TOLERANCE = -1.0 if rank in ranks_that_learn else 1e6
     made, tells, steps = [], [], []
 
     def large_batch():

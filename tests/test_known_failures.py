@@ -291,7 +291,7 @@ def places_are_rounded_to_powers_of_two(patch: pytest.MonkeyPatch) -> None:
     def rounded(blocks, unit_bytes):
         return [replace(block, nbytes=1 << (max(block.nbytes, unit_bytes) - 1).bit_length()) for block in blocks]
 
-    patch.setattr("lmswap.plan.offsets._rounded", rounded)
+    patch.setattr("lmswap.plan.pack_tier._rounded", rounded)
 
 
 @fails_when(places_are_rounded_to_powers_of_two)

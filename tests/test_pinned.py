@@ -18,7 +18,7 @@ from lmswap.analyze.memory import StepMemory
 from lmswap.errors import LmswapError, OptionError, PlanInfeasible, PlanMismatch
 from lmswap.ir.emulation import EmulatedLink
 from lmswap.plan import make_plan
-from lmswap.plan.cache import Planned, Room
+from lmswap.plan.cache import CachedPlan, PlannedMemory
 from lmswap.session import planner
 from lmswap.session.pinned import PinnedOptions, PinnedPlans
 from tests.ir.build import build
@@ -43,7 +43,9 @@ def pinned_plans(draw):
         budget_bytes = 2 * peak_bytes
         plan = make_plan(policy, step.program, step.costs, machine, budget_bytes=budget_bytes, **limits)
     options = PinnedOptions(budget_bytes, policy, "host", "fx", 1, None)
-    return PinnedPlans("random", options, ((step.program, Planned(plan, step.costs, machine, Room(budget_bytes))),))
+    return PinnedPlans(
+        "random", options, ((step.program, CachedPlan(plan, step.costs, machine, PlannedMemory(budget_bytes))),)
+    )
 
 
 class Broken(nn.Module):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import lmswap
-from lmswap.plan import feedback
+from lmswap.plan import calibrate
 from tests.models import Case
 from tests.test_known_failures import CHAIN, SMALL, session_of
 from tests.test_recompute import plan_at_random
@@ -38,7 +38,7 @@ def test_resident_memory_grows_by_no_more_than_the_budget_in_five_steps(model, p
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))])
 def test_tensors_hold_no_more_than_was_planned_whatever_the_plan(seed, monkeypatch):
     monkeypatch.setattr("lmswap.session.planner.make_plan", plan_at_random(seed))
-    monkeypatch.setattr(feedback, "TOLERANCE", 1e6)
+    monkeypatch.setattr(calibrate, "TOLERANCE", 1e6)
     batch = CHAIN.batch()  # there before the step, as its plan has it
     case = Case(CHAIN.make, lambda: batch)
     torch.compiler.reset()

@@ -17,10 +17,10 @@ from lmswap.hardware import measure, memory
 from lmswap.hardware.cache import cache_directory
 from lmswap.ir.schedule import schedule
 from lmswap.options import Options
-from lmswap.plan import _POLICIES, feedback, make_plan, simulate
-from lmswap.plan.auto import plan_auto
+from lmswap.plan import _POLICIES, calibrate, make_plan, simulate
 from lmswap.plan.baselines import plan_swap_all
 from lmswap.plan.certify import certify
+from lmswap.plan.portfolio import plan_auto
 from lmswap.session import lessons, planned, planner
 from lmswap.session.allowance import Allowance, Budget
 from lmswap.session.notes import Notes
@@ -139,9 +139,9 @@ def test_without_a_cache_directory_nothing_is_remembered(monkeypatch, device, ti
 
 
 def test_a_prediction_that_is_off_is_made_again_once_from_what_was_measured(monkeypatch):
-    monkeypatch.setattr(feedback, "TOLERANCE", 1e6)
+    monkeypatch.setattr(calibrate, "TOLERANCE", 1e6)
     expected, _ = train(num_steps=6)
-    monkeypatch.setattr(feedback, "TOLERANCE", -1.0)
+    monkeypatch.setattr(calibrate, "TOLERANCE", -1.0)
     for path in plan_files():
         path.unlink()
     actual, report = train(num_steps=6)
@@ -150,23 +150,23 @@ def test_a_prediction_that_is_off_is_made_again_once_from_what_was_measured(monk
     assert note.startswith("replanned after step 3: measured ")
     assert re.search(r"predicted; most off is op '\S+' \(models\.py:\d+ .*\): [^ ]+ \S+ against ", note)
     assert report.plan_origin == "made again after step 3"
-    monkeypatch.setattr(feedback, "TOLERANCE", 1e6)
+    monkeypatch.setattr(calibrate, "TOLERANCE", 1e6)
     assert train(num_steps=3)[1].predicted_seconds == pytest.approx(report.predicted_seconds)  # remembered
 
 
 @pytest.mark.slow
 def test_a_plan_that_stays_is_predicted_by_what_was_measured(monkeypatch):
-    monkeypatch.setattr(feedback, "TOLERANCE", 1e6)
+    monkeypatch.setattr(calibrate, "TOLERANCE", 1e6)
     monkeypatch.setattr(lessons, "_WORTH_SEARCHING", 1e6)
     learnt = []
 
     def compare(program, costs, machine, plan, **measured):
-        found = feedback.compare(program, costs, machine, plan, **measured)
+        found = calibrate.calibrate(program, costs, machine, plan, **measured)
         costs = replace(found.costs, seconds=tuple(7.0 + seconds for seconds in found.costs.seconds))
         learnt.append((program, replace(found, costs=costs), plan))
         return replace(found, costs=costs)
 
-    monkeypatch.setattr(lessons, "compare", compare)
+    monkeypatch.setattr(lessons, "calibrate", compare)
     tight = {"policy": "swap_all", "budget": tight_budget(train(LARGE, policy="none")[1], 0.9)}
     learnt.clear()
     _, report = train(LARGE, num_steps=5, **tight)
@@ -182,7 +182,7 @@ def test_a_plan_that_stays_is_predicted_by_what_was_measured(monkeypatch):
 @pytest.mark.usefixtures("no_garbage")
 @pytest.mark.cpu_only("no heap of lmswap's serves a GPU's memory")
 def test_planning_between_steps_takes_what_the_heap_lends_it_and_the_rest_stays_for_the_next_step(monkeypatch):
-    monkeypatch.setattr(feedback, "TOLERANCE", -1.0)
+    monkeypatch.setattr(calibrate, "TOLERANCE", -1.0)
     monkeypatch.setattr(planner, "_PLANNING_BYTES", 2**23)
     monkeypatch.setattr(planner, "_PLANNING_BYTES_PER_OP", 0)
     counted, learn = [], lessons.Lessons._learn
@@ -290,7 +290,7 @@ grows = pytest.mark.cpu_only("a budget on a GPU counts what torch allocates, not
 
 @grows
 def test_planning_again_counts_what_the_process_has_grown_by_beside_tensors(monkeypatch):
-    monkeypatch.setattr(feedback, "TOLERANCE", -1.0)
+    monkeypatch.setattr(calibrate, "TOLERANCE", -1.0)
     nbytes = 128 * 2**20
     planned, again = reports_of_growth(nbytes, monkeypatch, min_swap_bytes=SMALL)
     assert again.plan_origin.startswith("made again")
@@ -300,7 +300,7 @@ def test_planning_again_counts_what_the_process_has_grown_by_beside_tensors(monk
 @grows
 @pytest.mark.parametrize("after_step", [1, 4])  # 4: the first by a plan that was made again
 def test_a_growth_that_the_margin_is_there_for_is_part_of_the_prediction_from_then_on(after_step, monkeypatch):
-    monkeypatch.setattr(feedback, "TOLERANCE", 1e6)
+    monkeypatch.setattr(calibrate, "TOLERANCE", 1e6)
     nbytes = 32 * 2**20
     planned, steady = reports_of_growth(nbytes, monkeypatch, after_step=after_step, policy="none")
     assert steady.plan_origin == planned.plan_origin
@@ -357,7 +357,7 @@ def leaving(nbytes: int, planned: Allowance) -> Allowance:
 @pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")  # which asks the real process
 @pytest.mark.parametrize("step", [3, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_growth_beyond_the_margin_is_planned_for(step, monkeypatch):
-    monkeypatch.setattr(feedback, "TOLERANCE", 1e6)
+    monkeypatch.setattr(calibrate, "TOLERANCE", 1e6)
     monkeypatch.setattr(lessons, "_WORTH_SEARCHING", 1e6)  # or step 3's search may find a plan that needs less
     # By what ops take on this machine now, or by what the process gives back meanwhile, the first plan might already
     # need no more than it will have.
@@ -383,7 +383,7 @@ def test_a_growth_beyond_the_margin_is_planned_for(step, monkeypatch):
 @pytest.mark.usefixtures("no_garbage")
 @pytest.mark.cpu_only("its bytes are those of a step on the CPU")
 def test_a_plan_made_again_leaves_nothing_of_what_the_old_one_held(monkeypatch):
-    monkeypatch.setattr(feedback, "TOLERANCE", 1e6)
+    monkeypatch.setattr(calibrate, "TOLERANCE", 1e6)
     monkeypatch.setattr(Budget, "with_growth", lambda _, planned, *_bytes: leaving(30 * 2**20, planned))  # of 36
     monkeypatch.setattr(planned, "GROWTH_BYTES", 2**20)
     torch.compiler.reset()
@@ -412,7 +412,7 @@ def hasty_auto(problem, *, effort=1):
 @pytest.mark.parametrize("options", [{}, {"compiler": "eager"}, {"policy": "recompute"}], ids=str)
 def test_what_a_step_took_is_compared_op_by_op(options, monkeypatch):
     given = []
-    monkeypatch.setattr(lessons, "compare", lambda *a, **k: given.append((a, k)) or feedback.compare(*a, **k))
+    monkeypatch.setattr(lessons, "calibrate", lambda *a, **k: given.append((a, k)) or calibrate.calibrate(*a, **k))
     if "policy" in options:
         options = {**options, "budget": tight_budget(train(LARGE, policy="none")[1], 0.9)}
     expected, _ = train(LARGE, policy="none", num_steps=6)
@@ -430,7 +430,7 @@ def test_what_a_step_took_is_compared_op_by_op(options, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.cpu_only("its budget leaves a MiB, and a GPU's allocator reserves by 20")
 def test_a_plan_that_may_not_be_the_best_is_searched_for_again_after_the_first_steps(monkeypatch):
-    monkeypatch.setattr(feedback, "TOLERANCE", 1e6)
+    monkeypatch.setattr(calibrate, "TOLERANCE", 1e6)
     expected, unplanned = train(LARGE, policy="none", num_steps=6)
     # Over so slow a link a plan that swaps all is far from the best.
     tight = {"policy": "auto", "budget": tight_budget(unplanned, 0.9), "link": "100MB/s"}
@@ -439,14 +439,14 @@ def test_a_plan_that_may_not_be_the_best_is_searched_for_again_after_the_first_s
     monkeypatch.setattr(lessons, "_WORTH_USING", 10.0)
     assert not any("replanned" in note for note in train(LARGE, num_steps=6, **tight)[1].plan_notes)
     monkeypatch.undo()
-    monkeypatch.setattr(feedback, "TOLERANCE", 1e6)
+    monkeypatch.setattr(calibrate, "TOLERANCE", 1e6)
     monkeypatch.setattr(lessons, "_WORTH_USING", 10.0)
     monkeypatch.setitem(_POLICIES, "auto", hasty_auto)
     for path in plan_files():
         path.unlink()
     learnt, asked, bounded = [], [], []
     monkeypatch.setattr("lmswap.plan.certify", lambda *a, **k: bounded.append(a[1]) or certify(*a, **k))
-    monkeypatch.setattr(lessons, "compare", lambda *a, **k: learnt.append(feedback.compare(*a, **k)) or learnt[-1])
+    monkeypatch.setattr(lessons, "calibrate", lambda *a, **k: learnt.append(calibrate.calibrate(*a, **k)) or learnt[-1])
     monkeypatch.setattr(planner, "make_plan", lambda *a, **k: asked.append(a) or make_plan(*a, **k))
     actual, report = train(LARGE, num_steps=6, **tight)
     assert asked[-1][2:] == (learnt[-1].costs, learnt[-1].machine) != asked[0][2:]

@@ -10,7 +10,7 @@ from torch import nn
 
 import lmswap
 from lmswap.errors import PlanInfeasible
-from lmswap.plan import feedback
+from lmswap.plan import calibrate
 from lmswap.session.planner import Planner
 from lmswap.session.reasons import ADDS_UP
 from tests.models import CASES, Broken, Case, quick_of
@@ -63,7 +63,7 @@ def trained(case: Case, between, **options):
     ),
 )
 def test_a_prediction_that_is_off_is_made_again_though_another_step_runs_between(between, compiler, monkeypatch):
-    monkeypatch.setattr(feedback, "TOLERANCE", -1.0)
+    monkeypatch.setattr(calibrate, "TOLERANCE", -1.0)
     expected, actual, step, notes = trained(CASES["resnet"], between, compiler=compiler)
     assert all(map(torch.equal, actual, expected))
     assert step.origin.startswith("made again after step ")

@@ -18,7 +18,7 @@ from lmswap.errors import OptionError, PlanMismatch
 from lmswap.ir.machine import Link, Machine, Rate, Tier
 from lmswap.ir.network import PRESETS
 from lmswap.plan import make_plan
-from lmswap.plan.cache import Planned, Room
+from lmswap.plan.cache import CachedPlan, PlannedMemory
 from lmswap.reporting.text import print_result, render_text
 from lmswap.session.notes import warn
 from lmswap.session.pinned import PinnedOptions, PinnedPlans
@@ -58,7 +58,9 @@ def pinned(policy="swap_all"):
     costs = roofline(PROGRAM, MACHINE)
     plan = make_plan(policy, PROGRAM, costs, MACHINE, budget_bytes=8 * MIB, tier="host", min_swap_bytes=1)
     options = PinnedOptions(8 * MIB, policy, "host", "fx", 1, None)
-    return PinnedPlans("Small", options, ((PROGRAM, Planned(plan, costs, MACHINE, Room(8 * MIB))),)).to_json()
+    return PinnedPlans(
+        "Small", options, ((PROGRAM, CachedPlan(plan, costs, MACHINE, PlannedMemory(8 * MIB))),)
+    ).to_json()
 
 
 @given(st.text(st.characters()))

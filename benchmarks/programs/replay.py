@@ -67,7 +67,7 @@ def replay(
 ) -> Iterator[Outcome]:
     """Plans every program for every machine of its number type, at every budget, with every policy.
 
-    Another ``effort`` than 1 is for policy auto; see `lmswap.plan.auto.plan_auto`.
+    Another ``effort`` than 1 is for policy auto; see `lmswap.plan.portfolio.plan_auto`.
     """
     for program_name in programs:
         program = load_program(program_name)

@@ -15,7 +15,7 @@ from lmswap.reporting.text import format_seconds, print_result, render_text
 if TYPE_CHECKING:
     from lmswap.commands import Commands
     from lmswap.ir.program import Program
-    from lmswap.plan.cache import Planned
+    from lmswap.plan.cache import CachedPlan
 
 SAME, DIFFER = 0, 1
 
@@ -55,13 +55,17 @@ def run(options: argparse.Namespace) -> int:
     return code
 
 
-def _changes(program: Program, one: Planned, other: Planned) -> list[tuple[BufferDecision, BufferDecision]]:
+def _changes(program: Program, one: CachedPlan, other: CachedPlan) -> list[tuple[BufferDecision, BufferDecision]]:
     pairs = zip(buffer_decisions(program, one.plan), buffer_decisions(program, other.plan), strict=True)
     return [(before, after) for before, after in pairs if before.decision is not after.decision]
 
 
 def _text(
-    number: int, program: Program, one: Planned, other: Planned, changes: list[tuple[BufferDecision, BufferDecision]]
+    number: int,
+    program: Program,
+    one: CachedPlan,
+    other: CachedPlan,
+    changes: list[tuple[BufferDecision, BufferDecision]],
 ) -> str:
     nbytes = sum(before.nbytes for before, _ in changes)
     rows = Table.grid(padding=(0, 2))

@@ -15,7 +15,7 @@ from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
 from lmswap.ir.ranks import Ranks
 from lmswap.plan import make_plan
-from lmswap.plan.buckets import fill_buckets
+from lmswap.plan.ddp_buckets import fill_buckets
 from lmswap.plan.ranks import RanksStep, predict_ranks
 from lmswap.reporting.text import format_seconds, render_text
 

@@ -18,13 +18,13 @@ from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
-from lmswap.plan.auto import plan_auto
 from lmswap.plan.baselines import plan_none, plan_swap_all
 from lmswap.plan.certify import certify, least_budget
 from lmswap.plan.checkpoint import plan_checkpoint
+from lmswap.plan.explain import explain_plan
 from lmswap.plan.memory_budget import plan_memory_budget
+from lmswap.plan.portfolio import plan_auto
 from lmswap.plan.problem import PLANNED_LINK_SHARE, Problem
-from lmswap.plan.reasons import find_reasons
 from lmswap.plan.search import plan_recompute, plan_swap
 from lmswap.plan.simulate import simulate
 from lmswap.plan.tflms import plan_tflms
@@ -140,7 +140,7 @@ def _explained(problem: Problem, plan: Plan, certificate: Certificate) -> Plan:
     """``plan`` with its certificate and its reasons, checked."""
     # The same seconds, summed in another order, may differ in the last bits.
     certificate = replace(certificate, seconds=min(certificate.seconds, plan.predicted_seconds))
-    plan = replace(plan, certificate=certificate, reasons=find_reasons(problem, plan))
+    plan = replace(plan, certificate=certificate, reasons=explain_plan(problem, plan))
     memory, tier = problem.memory, problem.tier.name
     check(plan, memory.program, memory.costs, problem.machine, tier=tier, min_swap_bytes=problem.min_swap_bytes)
     return plan

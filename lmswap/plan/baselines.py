@@ -8,9 +8,9 @@ import numpy as np
 
 from lmswap.analyze.liveness import Gap
 from lmswap.ir.plan import Plan
-from lmswap.plan.finish import finish
-from lmswap.plan.place import place
+from lmswap.plan.build_plan import build_plan
 from lmswap.plan.problem import Problem
+from lmswap.plan.schedule_copies import schedule_copies
 
 
 def plan_none(problem: Problem) -> Plan:
@@ -21,7 +21,7 @@ def plan_none(problem: Problem) -> Plan:
     """
     if not problem.fits(()):
         raise problem.infeasible("none", ())
-    return finish(problem, "none", ())
+    return build_plan(problem, "none", ())
 
 
 def plan_swap_all(problem: Problem) -> Plan:
@@ -32,7 +32,7 @@ def plan_swap_all(problem: Problem) -> Plan:
     """
     crossing = [gap for gap in problem.gaps if problem.is_crossing(gap)]
     gaps = add_needed_gaps(problem, crossing, policy="swap_all")
-    return finish(problem, "swap_all", place(problem, gaps, even_if_late=True))
+    return build_plan(problem, "swap_all", schedule_copies(problem, gaps, even_if_late=True))
 
 
 def add_needed_gaps(problem: Problem, chosen: Sequence[Gap], *, policy: str) -> tuple[Gap, ...]:

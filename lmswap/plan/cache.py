@@ -27,7 +27,7 @@ _BUDGET_TOLERANCE = 0.01
 DAMAGE = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError)
 
 
-class Room(NamedTuple):
+class PlannedMemory(NamedTuple):
     """The memory that a plan was made for."""
 
     step_bytes: int  # that its step might occupy: what the plan had, and what holes and results take beside its places
@@ -35,15 +35,15 @@ class Room(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Planned:
+class CachedPlan:
     """A plan and what it was made from: costs measured on ``machine``, as they were found then."""
 
     plan: Plan
     costs: OpCosts
     machine: Machine
-    room: Room
+    room: PlannedMemory
 
-    def serves(self, budget_bytes: int, slack_bytes: int) -> bool:
+    def fits(self, budget_bytes: int, slack_bytes: int) -> bool:
         """Whether the plan keeps to ``budget_bytes`` and uses them, give or take ``slack_bytes``, as starts differ."""
         keeps_all = not self.plan.swaps and not self.plan.recomputes
         tolerated_bytes = max(slack_bytes, _BUDGET_TOLERANCE * budget_bytes)
@@ -60,15 +60,15 @@ class Planned:
         }
 
     @staticmethod
-    def from_data(data: Mapping[str, Any], num_ops: int) -> Planned:
+    def from_data(data: Mapping[str, Any], num_ops: int) -> CachedPlan:
         """Reads what `to_data` gave for a program of ``num_ops``.
 
         Raises:
             LmswapError, or one of `DAMAGE`: it is damaged.
         """
         plan, machine = Plan.from_json(json.dumps(data["plan"])), Machine.from_json(json.dumps(data["machine"]))
-        room = Room(int(data["room"]["step_bytes"]), int(data["room"]["spared_bytes"]))
-        return Planned(plan, _costs(data["costs"], num_ops), machine, room)
+        room = PlannedMemory(int(data["room"]["step_bytes"]), int(data["room"]["spared_bytes"]))
+        return CachedPlan(plan, _costs(data["costs"], num_ops), machine, room)
 
 
 class PlanCache:
@@ -85,7 +85,7 @@ class PlanCache:
             "link": _digest(_of_no_capacity(machine).to_json()),
         }
 
-    def read(self, program: Program, *, spares: bool = False) -> Planned | None:
+    def read(self, program: Program, *, spares: bool = False) -> CachedPlan | None:
         """The plan of ``program`` that was written last, checked against it; None if there is none that is sound.
 
         With ``spares`` it is the one for when steps have shown that they spare some of what was reserved beside it.
@@ -93,7 +93,7 @@ class PlanCache:
         file = self._file(program, spares)
         return self._sound(program, file.read, f"the remembered plan {file.path}")
 
-    def write(self, program: Program, planned: Planned) -> None:
+    def write(self, program: Program, planned: CachedPlan) -> None:
         """Puts ``planned`` in the place of what was remembered for ``program``, and sparing as it does."""
         self._file(program, planned.room.spared_bytes > 0).write(planned.to_data())
 
@@ -101,20 +101,20 @@ class PlanCache:
         """What all plans of ``program`` have in common that may take each other's place, as a word."""
         return f"plan-{_digest(json.dumps(self._key(program), sort_keys=True))}"
 
-    def pack(self, planned: Planned) -> bytes:
+    def pack(self, planned: CachedPlan) -> bytes:
         """``planned`` for another process."""
         return gzip.compress(json.dumps(planned.to_data()).encode())
 
-    def unpack(self, program: Program, packed: bytes) -> Planned | None:
+    def unpack(self, program: Program, packed: bytes) -> CachedPlan | None:
         """What another process packed for ``program``, checked against it; None if it does not do here."""
         return self._sound(program, lambda: json.loads(gzip.decompress(packed)), "another rank's plan")
 
-    def _sound(self, program: Program, read: Callable[[], Mapping[str, Any] | None], what: str) -> Planned | None:
+    def _sound(self, program: Program, read: Callable[[], Mapping[str, Any] | None], what: str) -> CachedPlan | None:
         """The plan of what ``read`` gives, checked against ``program``; None if there is none that is sound."""
         try:
             if (data := read()) is None:
                 return None
-            planned = self._present(Planned.from_data(data, len(program.ops)))
+            planned = self._present(CachedPlan.from_data(data, len(program.ops)))
             limits: dict[str, Any] = {"tier": self._tier, "min_swap_bytes": self._min_swap_bytes}
             check(planned.plan, program, planned.costs, planned.machine, **limits)
         except (OSError, LmswapError, *DAMAGE) as error:
@@ -128,7 +128,7 @@ class PlanCache:
     def _file(self, program: Program, spares: bool) -> CacheFile:
         return CacheFile.locate("plan", {**self._key(program), "spares": spares})
 
-    def _present(self, planned: Planned) -> Planned:
+    def _present(self, planned: CachedPlan) -> CachedPlan:
         """``planned`` on its machine with the capacity of now."""
         capacity_bytes = self._machine.tier(self._tier).capacity_bytes
         tiers = tuple(replace(tier, capacity_bytes=capacity_bytes) for tier in planned.machine.tiers)

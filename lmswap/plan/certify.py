@@ -11,8 +11,8 @@ from lmswap.ir.certificate import Certificate
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Link, Machine
 from lmswap.ir.program import Program
-from lmswap.plan.dual import Ints, Prices, absences, dual, least_bytes
-from lmswap.plan.prices import best_prices
+from lmswap.plan.dual_bound import Ints, Prices, dual, idle_intervals, least_bytes
+from lmswap.plan.price_lp import best_prices
 
 # Leaving cuts out only weakens the bound, and little beyond these.
 _FULLEST, _TIGHTEST, _BETWEEN = 8, 8, 4
@@ -34,7 +34,7 @@ def certify(
     trivial = Certificate(max(memory.op_starts[-1], host_seconds))
     if not len(memory.curve) or memory.curve.max() <= budget_bytes:
         return trivial
-    found = absences(memory, link, min_swap_bytes)
+    found = idle_intervals(memory, link, min_swap_bytes)
     least = least_bytes(memory, found)
     if least.max() > budget_bytes:
         return Certificate(math.inf, (int(least.argmax()),), (0.0,), (0.0, 0.0), (0.0, 0.0))
@@ -47,7 +47,7 @@ def certify(
 
 def least_budget(memory: StepMemory, link: Link, min_swap_bytes: int) -> tuple[int, int]:
     """The bytes below which no plan goes, by the same proof, and the op where they are needed."""
-    least = least_bytes(memory, absences(memory, link, min_swap_bytes))
+    least = least_bytes(memory, idle_intervals(memory, link, min_swap_bytes))
     return int(least.max()), int(least.argmax())
 
 

@@ -19,7 +19,7 @@ from lmswap.analyze.memory import Bytes, StepMemory
 from lmswap.analyze.repeatable import repeatable_ops
 from lmswap.ir.plan import Plan, Recompute
 from lmswap.ir.program import BufferKind, Op, Program, Segment
-from lmswap.plan.finish import finish
+from lmswap.plan.build_plan import build_plan
 from lmswap.plan.problem import Problem
 
 
@@ -37,7 +37,7 @@ def plan_checkpoint(problem: Problem) -> Plan:
             fitting.setdefault(choice.depth, choice)
     if fitting:
         best = min(fitting.values(), key=lambda choice: choice.seconds)
-        return finish(problem, "checkpoint", (), _recomputes(best.blocks))
+        return build_plan(problem, "checkpoint", (), _recomputes(best.blocks))
     raise problem.infeasible_with("checkpoint", _recomputes(min(choices, key=lambda choice: choice.peak_bytes).blocks))
 
 

@@ -21,7 +21,7 @@ from lmswap.analyze.repeatable import repeatable_ops
 from lmswap.ir.plan import Plan, Recompute
 from lmswap.ir.program import BufferKind, Program
 from lmswap.ir.schedule import schedule
-from lmswap.plan.finish import finish
+from lmswap.plan.build_plan import build_plan
 from lmswap.plan.problem import Problem
 
 _PARTS = 10_000  # of all bytes: what a value's size is rounded to
@@ -43,7 +43,7 @@ def plan_memory_budget(problem: Problem) -> Plan:
         runs = schedule(memory.program, recomputes)
         peak_bytes = StepMemory(runs.program, runs.costs(memory.costs)).peak.nbytes
         if peak_bytes <= problem.budget_bytes:
-            return finish(problem, "memory_budget", (), recomputes)
+            return build_plan(problem, "memory_budget", (), recomputes)
         tried.append((peak_bytes, recomputes))
     raise problem.infeasible_with("memory_budget", min(tried, key=lambda one: one[0])[1])
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from lmswap.ir.machine import Host
 from lmswap.ir.network import Network
 from lmswap.ir.timeline import Lane, Span
-from lmswap.plan.lanes import Lanes
+from lmswap.plan.lane_model import Lanes
 
 
 @dataclass(slots=True)

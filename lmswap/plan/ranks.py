@@ -33,8 +33,8 @@ from lmswap.ir.program import Program
 from lmswap.ir.ranks import Ranks
 from lmswap.ir.schedule import schedule
 from lmswap.ir.timeline import Lane, Timeline
-from lmswap.plan.buckets import Bucket, fill_buckets
 from lmswap.plan.certify import certify
+from lmswap.plan.ddp_buckets import Bucket, fill_buckets
 from lmswap.plan.network_lane import RankLanes, Sum
 from lmswap.plan.simulate import simulate
 from lmswap.plan.verify_ranks import verify_ranks_certificate

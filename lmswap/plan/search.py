@@ -14,7 +14,7 @@ from lmswap.ir.machine import Host, Rate
 from lmswap.ir.plan import Plan, Recompute, Swap
 from lmswap.ir.program import BufferKind, Program, Segment
 from lmswap.plan import _core
-from lmswap.plan.finish import finish
+from lmswap.plan.build_plan import build_plan
 from lmswap.plan.problem import Problem
 
 _LIFE = {
@@ -39,7 +39,9 @@ def plan_swap(problem: Problem) -> Plan:
     Raises:
         PlanInfeasible: none was found that fits the budget.
     """
-    return plan_exactly(problem, policy="swap", may_redo=False) or plan_search(problem, policy="swap", may_redo=False)
+    return plan_exactly(problem, policy="swap", may_recompute=False) or plan_search(
+        problem, policy="swap", may_recompute=False
+    )
 
 
 def plan_recompute(problem: Problem) -> Plan:
@@ -52,9 +54,9 @@ def plan_recompute(problem: Problem) -> Plan:
     return exact or plan_search(problem, policy="recompute", may_swap=False)
 
 
-def plan_exactly(problem: Problem, *, policy: str, may_swap: bool = True, may_redo: bool = True) -> Plan | None:
+def plan_exactly(problem: Problem, *, policy: str, may_swap: bool = True, may_recompute: bool = True) -> Plan | None:
     """The best plan there is, by exhaustive search; None where the step is too large for that, or nothing fits."""
-    limits = _limits(problem, may_swap=may_swap, may_redo=may_redo)
+    limits = _limits(problem, may_swap=may_swap, may_recompute=may_recompute)
     found = _core.find_exactly(_make_step(problem), _make_link(problem, 1.0), limits, most_states=_MOST_EXACT_STATES)
     return _finish(problem, policy, found) if found and found.fits else None
 
@@ -64,7 +66,7 @@ def plan_search(
     *,
     policy: str,
     may_swap: bool = True,
-    may_redo: bool = True,
+    may_recompute: bool = True,
     seed: int = 1,
     effort: int = 1,
 ) -> Plan:
@@ -78,10 +80,14 @@ def plan_search(
     small = frozenset[int]() if problem.is_hopeless else _small_buffers(problem)
     # What is the step's to its end may exist a second time when its op runs again.
     step, small_bytes = _make_step(problem, small), 2 * sum(map(problem.nbytes, small))
-    evaluations = effort * _most_evaluations(len(problem.memory.program.ops)) // (1 if may_swap and may_redo else 3)
+    evaluations = (
+        effort * _most_evaluations(len(problem.memory.program.ops)) // (1 if may_swap and may_recompute else 3)
+    )
 
     def search(budget_bytes: int) -> _core.Found:
-        limits = _limits(problem, may_swap=may_swap, may_redo=may_redo, budget_bytes=budget_bytes - small_bytes)
+        limits = _limits(
+            problem, may_swap=may_swap, may_recompute=may_recompute, budget_bytes=budget_bytes - small_bytes
+        )
         target_seconds = problem.target_seconds
         return _core.search(step, link, limits, most_evaluations=evaluations, target_seconds=target_seconds, seed=seed)
 
@@ -113,13 +119,13 @@ def _most_evaluations(num_ops: int) -> int:
     return int(min(24_000, 4.8e5 / max(num_ops, 1) ** 0.5))
 
 
-def _limits(problem: Problem, *, may_swap: bool, may_redo: bool, budget_bytes: int | None = None) -> _core.Limits:
+def _limits(problem: Problem, *, may_swap: bool, may_recompute: bool, budget_bytes: int | None = None) -> _core.Limits:
     return _core.Limits(
         budget_bytes=problem.budget_bytes if budget_bytes is None else budget_bytes,
         tier_bytes=problem.tier.held_bytes,
         min_swap_bytes=problem.min_swap_bytes,
         may_swap=may_swap,
-        may_redo=may_redo,
+        may_redo=may_recompute,
     )
 
 
@@ -133,7 +139,7 @@ def _finish(problem: Problem, policy: str, found: _core.Found, left_out: frozens
         Swap(copies[s.copy], tier, 0, None if s.out_start < 0 else s.out_start, s.release, s.in_start, s.first_use)
         for s in found.swaps
     ]
-    return finish(problem, policy, swaps, [Recompute(op, position) for op, position in found.reruns])
+    return build_plan(problem, policy, swaps, [Recompute(op, position) for op, position in found.reruns])
 
 
 def _infeasible(problem: Problem, policy: str, needed_bytes: int, worst_op: int) -> PlanInfeasible:

@@ -25,7 +25,7 @@ from lmswap.ir.plan import Plan, Swap
 from lmswap.ir.program import Program
 from lmswap.ir.schedule import schedule
 from lmswap.ir.timeline import Lane, Span, Timeline
-from lmswap.plan.lanes import Lanes
+from lmswap.plan.lane_model import Lanes
 
 
 class _Rank(IntEnum):

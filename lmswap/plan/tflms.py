@@ -19,9 +19,9 @@ from lmswap.analyze.levels import levels
 from lmswap.analyze.liveness import Gap
 from lmswap.errors import OptionError
 from lmswap.ir.plan import Plan, Swap
-from lmswap.plan.finish import finish
-from lmswap.plan.place import place
+from lmswap.plan.build_plan import build_plan
 from lmswap.plan.problem import Problem
+from lmswap.plan.schedule_copies import schedule_copies
 from lmswap.plan.simulate import simulate_swaps
 
 TUNED = -1
@@ -56,7 +56,7 @@ def plan_tflms(
     if sync_mode not in range(4):
         raise OptionError(f"sync_mode must be 0, 1, 2 or 3, not {sync_mode}")
     asked = _Parameters(swapout_threshold, swapin_ahead, swapin_groupby, sync_mode)
-    return finish(problem, "tflms", _Tflms(problem).tune(asked))
+    return build_plan(problem, "tflms", _Tflms(problem).tune(asked))
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class _Tflms:
 
     def _swaps(self, parameters: _Parameters) -> tuple[Swap, ...]:
         gaps = self._gaps(parameters)
-        return place(
+        return schedule_copies(
             self._problem,
             gaps,
             wishes={gap: self._wish(gap, parameters.ahead) for gap in gaps},

@@ -1,6 +1,6 @@
 """Do a certificate's prices prove its seconds? An independent check: shares no code with `certify` or the analysis.
 
-Why the bound holds. Take any plan, and watch it while the op of each cut runs for the first time. A content (a buffer
+Why the bound holds. Take any plan, and watch it while the op of each cut runs for the first time. A version (a buffer
 since the op that wrote it last) that is idle there is present, or absent: dropped, to be made again, or copied out
 before that op began. Between two cuts, or a cut and its next use, it may come back, by a second run of the op that made
 it or by a copy in that begins after the one op and ends before the other; it may be copied out, once for as long as
@@ -22,7 +22,7 @@ is busy for more than y, and what is computed takes x + f · y at most, f the li
 α · out + β · in + γ · (compute + second runs) ≤ (α + β + γ f) · y + γ · x ≤ x + y: the time of the zone pays for all
 three, and
 
-    seconds ≥ Σ_zones γ · compute in the zone + Σ contents' cheapest ways - Σ_cuts λ · room
+    seconds ≥ Σ_zones γ · compute in the zone + Σ versions' cheapest ways - Σ_cuts λ · room
 
 where the op of a cut counts at the lower α and the lower β of the zones beside it: a copy that goes on while it runs is
 in both. Besides, no step is over before each op has run once, and the host has queued it; its time is else left out, as
@@ -64,13 +64,13 @@ def verify_certificate(
     """
     _check_shape(program, certificate)
     link = machine.tier(tier).link.while_busy
-    contents = _contents(program, costs, min_swap_bytes)
-    present = [_present_bytes(program, costs, contents, cut) for cut in certificate.cuts]
+    versions = _versions(program, costs, min_swap_bytes)
+    present = [_present_bytes(program, costs, versions, cut) for cut in certificate.cuts]
     if any(nbytes > budget_bytes for nbytes in present):
         proven = math.inf
     else:
         rooms = [budget_bytes - nbytes for nbytes in present]
-        least = math.fsum(_least_seconds(content, certificate, link) for content in contents)
+        least = math.fsum(_least_seconds(version, certificate, link) for version in versions)
         offered = math.fsum(price * room for price, room in zip(certificate.memory_prices, rooms, strict=True))
         queued = machine.host.op_seconds * len(program.ops) if machine.host else 0.0
         proven = max(costs.free_seconds, queued, _compute_seconds(costs, certificate, link) + least - offered)
@@ -79,7 +79,7 @@ def verify_certificate(
 
 
 @dataclass
-class _Content:
+class _BufferVersion:
     """What a buffer holds from the op that writes it to the next that does; it may be absent in ``gaps``."""
 
     nbytes: int
@@ -101,8 +101,8 @@ def _check_shape(program: Program, certificate: Certificate) -> None:
             raise PlanInvalid("certificate", f"{price} is no price")
 
 
-def _contents(program: Program, costs: OpCosts, min_swap_bytes: int) -> list[_Content]:
-    """All contents that can be absent."""
+def _versions(program: Program, costs: OpCosts, min_swap_bytes: int) -> list[_BufferVersion]:
+    """All versions that can be absent."""
     last_use: dict[int, int] = {}
     last_write: dict[int, int] = {}
     gaps: dict[tuple[int, int], list[tuple[int, int]]] = {}  # by buffer and op that wrote it
@@ -117,12 +117,12 @@ def _contents(program: Program, costs: OpCosts, min_swap_bytes: int) -> list[_Co
     for buffer, written in gaps:
         made_bytes[written] = made_bytes.get(written, 0) + program.buffers[buffer].nbytes
     repeatable = _repeatable(program)
-    contents = []
+    versions = []
     for (buffer, written), found in gaps.items():
         nbytes, share = program.buffers[buffer].nbytes, program.buffers[buffer].nbytes / made_bytes[written]
         recompute_seconds = costs.seconds[written] * share if written in repeatable else math.inf
-        contents.append(_Content(nbytes, written, nbytes >= min_swap_bytes, recompute_seconds, found))
-    return [content for content in contents if content.is_swappable or content.recompute_seconds < math.inf]
+        versions.append(_BufferVersion(nbytes, written, nbytes >= min_swap_bytes, recompute_seconds, found))
+    return [version for version in versions if version.is_swappable or version.recompute_seconds < math.inf]
 
 
 def _repeatable(program: Program) -> set[int]:
@@ -143,13 +143,13 @@ def _repeatable(program: Program) -> set[int]:
     }
 
 
-def _present_bytes(program: Program, costs: OpCosts, contents: list[_Content], cut: int) -> int:
+def _present_bytes(program: Program, costs: OpCosts, versions: list[_BufferVersion], cut: int) -> int:
     """What is there while the op of a cut runs, whatever the plan."""
     nbytes = costs.scratch_bytes[cut]
     for buffer, (start, stop) in _lifetimes(program).items():
         nbytes += program.buffers[buffer].nbytes if start <= cut < stop else 0
-    for content in contents:
-        nbytes -= content.nbytes if any(after < cut < before for after, before in content.gaps) else 0
+    for version in versions:
+        nbytes -= version.nbytes if any(after < cut < before for after, before in version.gaps) else 0
     return nbytes
 
 
@@ -171,27 +171,27 @@ def _lifetimes(program: Program) -> dict[int, tuple[int, int]]:
     return found
 
 
-def _least_seconds(content: _Content, certificate: Certificate, link: Link) -> float:
-    """The cheapest way through the zones, from the last backwards: what is to come by where the content is.
+def _least_seconds(version: _BufferVersion, certificate: Certificate, link: Link) -> float:
+    """The cheapest way through the zones, from the last backwards: what is to come by where the version is.
 
     ``present`` and ``with_copy`` (there is one outside too) in a zone; ``dropped`` and ``copied`` at a cut.
     """
     cuts, out, into = certificate.cuts, certificate.out_prices, certificate.in_prices
-    copies = content.is_swappable and (link.out_rate.seconds(content.nbytes), link.in_rate.seconds(content.nbytes))
+    copies = version.is_swappable and (link.out_rate.seconds(version.nbytes), link.in_rate.seconds(version.nbytes))
     present = with_copy = dropped = copied = 0.0
     later: tuple[int, int] | None = None  # the gap at the next cut
-    for cut in reversed(range(bisect_right(cuts, content.written), bisect_left(cuts, content.gaps[-1][1]))):
-        gap = next(((after, before) for after, before in content.gaps if after < cuts[cut] < before), None)
+    for cut in reversed(range(bisect_right(cuts, version.written), bisect_left(cuts, version.gaps[-1][1]))):
+        gap = next(((after, before) for after, before in version.gaps if after < cuts[cut] < before), None)
         if gap is not None:
             dropped = dropped if gap == later else math.inf
             copied = copied if gap == later else math.inf
-            if content.recompute_seconds < math.inf:
+            if version.recompute_seconds < math.inf:
                 dropped = min(
-                    dropped, content.recompute_seconds * _run_price(out[cut + 1], into[cut + 1], link) + present
+                    dropped, version.recompute_seconds * _run_price(out[cut + 1], into[cut + 1], link) + present
                 )
             if copies:
                 copied = min(copied, copies[1] * into[cut + 1] + with_copy)
-            held = content.nbytes * certificate.memory_prices[cut]
+            held = version.nbytes * certificate.memory_prices[cut]
             with_copy = min(with_copy + held, dropped, copied)
             present = min(present + held, dropped)
         if copies:

@@ -16,7 +16,7 @@ from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.program import Program
 from lmswap.options import Options
-from lmswap.plan.cache import Room
+from lmswap.plan.cache import PlannedMemory
 from lmswap.session.notes import Notes
 from lmswap.session.trained import Trained
 
@@ -94,9 +94,9 @@ class Allowance:
         return self.budget_bytes - self.fixed_bytes
 
     @property
-    def room(self) -> Room:
+    def room(self) -> PlannedMemory:
         """What a plan is made for that keeps to it."""
-        return Room(self.step_bytes, self.spared_bytes)
+        return PlannedMemory(self.step_bytes, self.spared_bytes)
 
     def sparing(self, nbytes: int) -> Allowance:
         """For when so much of what is reserved is not needed."""

@@ -6,7 +6,7 @@ from lmswap.execute.engine import SwapEngine
 from lmswap.execute.step import StepRecord
 from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Plan
-from lmswap.plan.feedback import host_as_measured
+from lmswap.plan.calibrate import host_as_measured
 from lmswap.session.planned import PlannedStep
 
 

@@ -17,8 +17,8 @@ from lmswap.ir.plan import Plan
 from lmswap.ir.program import BufferKind
 from lmswap.options import Options
 from lmswap.plan import simulate
-from lmswap.plan.cache import Planned
-from lmswap.plan.feedback import Feedback, compare
+from lmswap.plan.cache import CachedPlan
+from lmswap.plan.calibrate import Calibration, calibrate
 from lmswap.session.allowance import GROWTH_BYTES, Budget
 from lmswap.session.compression import Compression
 from lmswap.session.hosttime import HostTime
@@ -204,7 +204,7 @@ class Lessons:
         if record is None:
             return False
         program = step.joined.program
-        found = compare(
+        found = calibrate(
             program,
             step.costs,
             step.machine,
@@ -223,7 +223,7 @@ class Lessons:
         step = self._price_again(replace(step, machine=self._compression.as_needed(step)))
         return self._answer(step, found)
 
-    def _answer(self, step: PlannedStep, found: Feedback) -> bool:
+    def _answer(self, step: PlannedStep, found: Calibration) -> bool:
         """Plans ``step`` again, by whose last run it is priced, if that has ``found`` a reason to; whether it did.
 
         A plan of an earlier process for the same reason does as well.
@@ -345,7 +345,7 @@ class Lessons:
             return False
         if plan.predicted_seconds > most_seconds:
             return False
-        planned = Planned(plan, step.costs, step.machine, step.allowance.room)
+        planned = CachedPlan(plan, step.costs, step.machine, step.allowance.room)
         if remembers:
             self._plans.remember(program, planned)
         return self._put_in_force(step, planned, reason)
@@ -353,7 +353,7 @@ class Lessons:
     def _after_step(self) -> str:
         return f"after step {self._engine.recorder.num_steps}"
 
-    def _put_in_force(self, step: PlannedStep, planned: Planned, reason: str, source: str = "") -> bool:
+    def _put_in_force(self, step: PlannedStep, planned: CachedPlan, reason: str, source: str = "") -> bool:
         """Puts ``planned``, which may come from elsewhere, in the place of ``step``'s plan; whether it is another."""
         when = " ".join(filter(None, (self._after_step(), source)))
         adopted = self._plans.adopt(step.graphs, step.joined, planned, step.allowance, f"made again {when}")

@@ -21,7 +21,7 @@ from lmswap.ir.plan import Decision, Plan
 from lmswap.ir.program import BufferKind, Op, Program
 from lmswap.options import Options, check_names
 from lmswap.plan import check
-from lmswap.plan.cache import DAMAGE, Planned
+from lmswap.plan.cache import DAMAGE, CachedPlan
 from lmswap.reporting.decisions import buffer_decisions
 
 SCHEMA = "lmswap.pinned/1"
@@ -55,7 +55,7 @@ class PinnedPlans:
 
     model: str
     options: PinnedOptions
-    steps: tuple[tuple[Program, Planned], ...]
+    steps: tuple[tuple[Program, CachedPlan], ...]
 
     def to_json(self) -> str:
         """The plans as JSON text, a decision a line; `from_json` reads it back equal."""
@@ -138,7 +138,7 @@ class PinnedPlans:
                     has = format_bytes(present.held_bytes)
                     raise PlanMismatch(f"the plan needs {format_bytes(nbytes)} of tier '{tier}', which has {has}")
 
-    def find(self, program: Program) -> Planned:
+    def find(self, program: Program) -> CachedPlan:
         """What a step is to follow that computes what ``program`` computes; names and source lines may be others.
 
         Raises:
@@ -149,7 +149,7 @@ class PinnedPlans:
             return alike[1]
         raise PlanMismatch(f"the plan of {self.model} has no step like this one: {self._nearest(program)}")
 
-    def alike(self, program: Program) -> tuple[Program, Planned] | None:
+    def alike(self, program: Program) -> tuple[Program, CachedPlan] | None:
         """The step that computes what ``program`` computes."""
         wanted = _nameless(program)
         return next((step for step in self.steps if _nameless(step[0]) == wanted), None)
@@ -179,9 +179,9 @@ def _options(data: Mapping[str, Any]) -> PinnedOptions:
     return options
 
 
-def _step(data: Mapping[str, Any], options: PinnedOptions) -> tuple[Program, Planned]:
+def _step(data: Mapping[str, Any], options: PinnedOptions) -> tuple[Program, CachedPlan]:
     program = Program.from_json(json.dumps(data["program"]))
-    planned = Planned.from_data(data, len(program.ops))
+    planned = CachedPlan.from_data(data, len(program.ops))
     try:
         check(
             planned.plan,

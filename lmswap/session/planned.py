@@ -9,12 +9,12 @@ from lmswap.capture.join import Joined
 from lmswap.ir.arena_layout import ArenaLayout
 from lmswap.ir.program import BufferKind
 from lmswap.ir.timeline import Timeline
-from lmswap.plan.cache import Planned
+from lmswap.plan.cache import CachedPlan
 from lmswap.session.allowance import GROWTH_BYTES, Allowance
 
 
 @dataclass(frozen=True)
-class PlannedStep(Planned):
+class PlannedStep(CachedPlan):
     """One or more graphs that run as one step, and the plan they follow."""
 
     graphs: tuple[int, ...]

@@ -19,10 +19,10 @@ from lmswap.ir.plan import Plan
 from lmswap.ir.program import BufferKind, Program
 from lmswap.options import Options
 from lmswap.plan import make_plan, price_again
-from lmswap.plan.cache import Planned
-from lmswap.plan.holes import plan_around_holes
-from lmswap.plan.places import find_places
-from lmswap.plan.shorten import shorten
+from lmswap.plan.cache import CachedPlan
+from lmswap.plan.fit_arena import fit_arena
+from lmswap.plan.pack_arena import pack_arena
+from lmswap.plan.shrink_residency import shrink_residency
 from lmswap.session.allowance import Allowance
 from lmswap.session.holding import Holding
 from lmswap.session.notes import Notes
@@ -55,7 +55,7 @@ class Planner:
 
     def first(
         self, graphs: tuple[int, ...], program: Program, costs: OpCosts, machine: Machine, allowance: Allowance
-    ) -> Planned:
+    ) -> CachedPlan:
         """A plan, with the costs that it was made by: what a loss may take is no reason to refuse a budget.
 
         Raises:
@@ -63,12 +63,12 @@ class Planner:
             TierError: no plan fits the tier.
         """
         try:
-            return Planned(self.search(program, costs, machine, allowance), costs, machine, allowance.room)
+            return CachedPlan(self.search(program, costs, machine, allowance), costs, machine, allowance.room)
         except PlanInfeasible:
             lean = self.losses.unassumed(costs, program, graphs)
             if lean == costs:
                 raise
-        planned = Planned(self.search(program, lean, machine, allowance), lean, machine, allowance.room)
+        planned = CachedPlan(self.search(program, lean, machine, allowance), lean, machine, allowance.room)
         assumed = format_bytes(loss_bytes(costs, program))
         self._notes.append(f"the budget leaves less than {assumed} to the loss: one that takes as much exceeds it")
         return planned
@@ -111,16 +111,14 @@ class Planner:
             )
 
         def placed_bytes(plan: Plan, share: float) -> int:
-            return self.placed_bytes(program, costs, shorten(plan, program, costs, machine, share=share))
+            return self.placed_bytes(program, costs, shrink_residency(plan, program, costs, machine, share=share))
 
         most_bytes = budget_bytes or allowance.step_bytes
         try:
-            plan, longer_away = self._reckoning_with_less(
-                lambda: plan_around_holes(plan_within, placed_bytes, most_bytes)
-            )
+            plan, longer_away = self._reckoning_with_less(lambda: fit_arena(plan_within, placed_bytes, most_bytes))
             if not longer_away:
                 return plan
-            shorter = shorten(plan, program, costs, machine, share=longer_away)
+            shorter = shrink_residency(plan, program, costs, machine, share=longer_away)
             return price_again(shorter, program, costs, machine, certificate=plan.certificate, **limits)
         except PlanInfeasible as error:  # in the planner's words the budget is the step's share: say it in the user's
             raise PlanInfeasible(
@@ -175,7 +173,7 @@ class Planner:
             return None
         asked = program, plan, self.holding.num_held
         if self._placed is None or any(one is not other for one, other in zip(asked, self._placed[0], strict=True)):
-            self._placed = asked, find_places(program, costs, plan, num_held=asked[2])
+            self._placed = asked, pack_arena(program, costs, plan, num_held=asked[2])
         return self._placed[1]
 
     def fit_places(self, program: Program, costs: OpCosts, plan: Plan, most_bytes: int) -> ArenaLayout | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.program import Program
-from lmswap.plan.feedback import Feedback
+from lmswap.plan.calibrate import Calibration
 from lmswap.reporting.text import format_seconds
 from lmswap.session.allowance import Allowance
 
@@ -35,7 +35,7 @@ def is_settled(nbytes: int) -> str:
     return f"the margin can be smaller by {format_bytes(nbytes)}, as growth is known now"
 
 
-def was_off(found: Feedback, program: Program) -> str:
+def was_off(found: Calibration, program: Program) -> str:
     """By how much the prediction was off, and which op most."""
     measured, predicted = format_seconds(found.measured_seconds), format_seconds(found.predicted_seconds)
     worst, op = found.worst, program.ops[found.worst.op]

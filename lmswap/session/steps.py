@@ -24,8 +24,8 @@ from lmswap.ir.machine import Machine
 from lmswap.ir.program import BufferKind, Program
 from lmswap.options import Options
 from lmswap.plan import price_again, simulate
-from lmswap.plan.cache import PlanCache, Planned
-from lmswap.plan.places import common_arena_bytes
+from lmswap.plan.cache import CachedPlan, PlanCache
+from lmswap.plan.pack_arena import common_arena_bytes
 from lmswap.reporting.text import format_seconds
 from lmswap.session.allowance import GROWTH_BYTES, Allowance, Budget
 from lmswap.session.pinned import PinnedPlans
@@ -100,7 +100,7 @@ class StepPlans:
         made_by = f"op '{op.name}' ({', '.join(filter(None, (op.target, op.source)))})" if op else "the model's caller"
         return program.buffer_names[number], made_by
 
-    def remembered(self, program: Program) -> Planned | None:
+    def remembered(self, program: Program) -> CachedPlan | None:
         """What an earlier process planned for ``program``.
 
         Raises:
@@ -108,12 +108,12 @@ class StepPlans:
         """
         return self._cache.read(program) if self._pinned is None else self._pinned.find(program)
 
-    def in_force(self) -> tuple[tuple[Program, Planned], ...]:
+    def in_force(self) -> tuple[tuple[Program, CachedPlan], ...]:
         """The steps that are planned, priced and certified by what is known now."""
         return tuple((step.joined.program, self.priced(step)) for step in self._steps.values())
 
     def make(
-        self, graphs: tuple[int, ...], joined: Joined, costs: OpCosts, known: Planned | None = None
+        self, graphs: tuple[int, ...], joined: Joined, costs: OpCosts, known: CachedPlan | None = None
     ) -> PlannedStep:
         """Puts a plan in force: the ``known`` one if it still serves, else a new one from what is known, or ``costs``.
 
@@ -131,7 +131,7 @@ class StepPlans:
         costs, machine = (known.costs, known.machine) if known else (costs, self._machine)
         costs = self._planner.with_losses(costs, joined.program, graphs)
 
-        def plan() -> Planned:
+        def plan() -> CachedPlan:
             nonlocal allowance
             while True:
                 try:
@@ -161,11 +161,11 @@ class StepPlans:
         plan = self._planner.search(
             joined.program, costs, machine, allowance, policy="swap_all", budget_bytes=_NO_BUDGET_BYTES
         )
-        planned = Planned(plan, costs, machine, allowance.room)
+        planned = CachedPlan(plan, costs, machine, allowance.room)
         return self.adopt(graphs, joined, planned, allowance, "swaps whatever it can")
 
     def adopt(
-        self, graphs: tuple[int, ...], joined: Joined, planned: Planned, allowance: Allowance, origin: str
+        self, graphs: tuple[int, ...], joined: Joined, planned: CachedPlan, allowance: Allowance, origin: str
     ) -> PlannedStep:
         """Puts ``planned`` in force for the step of ``graphs``.
 
@@ -262,11 +262,11 @@ class StepPlans:
             policy=refusal.policy,
         )
 
-    def remember(self, program: Program, planned: Planned) -> None:
+    def remember(self, program: Program, planned: CachedPlan) -> None:
         """For the next process that runs ``program``."""
         self._cache.write(program, planned)
 
-    def remembered_again(self, step: PlannedStep) -> Planned | None:
+    def remembered_again(self, step: PlannedStep) -> CachedPlan | None:
         """What an earlier process planned for ``step`` when it had shown as much as it has now."""
         if self._pinned is not None:
             return None
@@ -274,13 +274,13 @@ class StepPlans:
         serves = known is not None and self._still_serves(known, step.joined.program, step.allowance)
         return known if serves else None
 
-    def _still_serves(self, known: Planned, program: Program, allowance: Allowance) -> bool:
+    def _still_serves(self, known: CachedPlan, program: Program, allowance: Allowance) -> bool:
         most_bytes = allowance.step_bytes + GROWTH_BYTES
         places = self._planner.fit_places(program, known.costs, known.plan, most_bytes)
         fits = places is None or places.total_bytes <= most_bytes
-        return known.serves(allowance.step_bytes, GROWTH_BYTES) and fits
+        return known.fits(allowance.step_bytes, GROWTH_BYTES) and fits
 
-    def _refuse_outgrown(self, pinned: Planned, program: Program, allowance: Allowance) -> None:
+    def _refuse_outgrown(self, pinned: CachedPlan, program: Program, allowance: Allowance) -> None:
         """A pinned plan may use the margin, as what is in use before a step differs from start to start."""
         plan = pinned.plan
         if plan.budget_bytes > allowance.budget_bytes:
@@ -298,15 +298,15 @@ class StepPlans:
             )
 
     def _plan_together(
-        self, program: Program, allowance: Allowance, plan: Callable[[], Planned]
-    ) -> tuple[Planned, bool]:
+        self, program: Program, allowance: Allowance, plan: Callable[[], CachedPlan]
+    ) -> tuple[CachedPlan, bool]:
         """What ``plan`` makes, or the first rank of this machine that planned the same step did; whether it is own.
 
         Nobody waits but for a plan that is being made: which steps other ranks will come to is not known.
         """
         if self._node is None:
             return plan(), True
-        own: list[Planned] = []
+        own: list[CachedPlan] = []
 
         def tell() -> bytes:
             own.append(plan())
@@ -322,12 +322,12 @@ class StepPlans:
         """Whether another rank of this machine is the first to plan ``program`` again by what its steps took."""
         return self._node is not None and not self._node.is_first(self._name_again(program))
 
-    def tell_again(self, program: Program, planned: Planned) -> None:
+    def tell_again(self, program: Program, planned: CachedPlan) -> None:
         """Tells the other ranks what this one, being the first, has planned again."""
         if self._node is not None:
             self._node.tell(self._name_again(program), self._cache.pack(planned))
 
-    def told_again(self, program: Program, allowance: Allowance) -> Planned | None:
+    def told_again(self, program: Program, allowance: Allowance) -> CachedPlan | None:
         """What a rank of this machine has planned again by now, if that does here."""
         told = self._node.told(self._name_again(program)) if self._node is not None else None
         return self._understood(told, program, allowance)
@@ -335,7 +335,7 @@ class StepPlans:
     def _name_again(self, program: Program) -> str:
         return f"{self._cache.name(program)}-again"
 
-    def _understood(self, told: bytes | None, program: Program, allowance: Allowance) -> Planned | None:
+    def _understood(self, told: bytes | None, program: Program, allowance: Allowance) -> CachedPlan | None:
         """The plan that another rank told, if it does here, too."""
         planned = self._cache.unpack(program, told) if told else None
         return planned if planned is not None and self._still_serves(planned, program, allowance) else None

@@ -33,7 +33,7 @@ from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
 from lmswap.ir.timeline import Lane, Span, Step, Timeline
 from lmswap.plan import make_plan, simulate
-from lmswap.plan.cache import PlanCache, Planned, Room
+from lmswap.plan.cache import CachedPlan, PlanCache, PlannedMemory
 from lmswap.profiling.figures import figures_of
 from lmswap.profiling.readers import read_traces
 from lmswap.profiling.readers.own import write_traces
@@ -135,7 +135,7 @@ def test_a_plan_file(data):
 def test_a_remembered_plan(data, folder, monkeypatch):
     monkeypatch.setenv("LMSWAP_CACHE_DIR", str(folder))
     cache = PlanCache(MACHINE, {}, **LIMITS)
-    sound = Planned(PLAN, STEP.costs, MACHINE, Room(PLAN.budget_bytes))
+    sound = CachedPlan(PLAN, STEP.costs, MACHINE, PlannedMemory(PLAN.budget_bytes))
     cache.write(STEP.program, sound)
     path = cache._file(STEP.program, spares=False).path
     path.write_text(data.draw(damaged(path.read_text())), "utf-8", "surrogatepass")

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import lmswap
-from lmswap.plan import feedback
+from lmswap.plan import calibrate
 from lmswap.session.reasons import ADDS_UP
 from lmswap.session.steps import FROM_CACHE
 from tests.gpu import trainings
@@ -194,7 +194,7 @@ SPARED = "less than was reserved for them"
 
 @pytest.mark.slow
 def test_what_an_optimizer_turns_out_not_to_need_is_the_plans(monkeypatch, tmp_path):
-    monkeypatch.setattr(feedback, "TOLERANCE", 1e6)  # or times may be the reason for another plan
+    monkeypatch.setattr(calibrate, "TOLERANCE", 1e6)  # or times may be the reason for another plan
     expected, reserved, _ = heavy()
     budget = int(0.8 * max(reserved))
     reports = []

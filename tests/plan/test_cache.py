@@ -4,7 +4,7 @@ import pytest
 
 from lmswap.ir.plan import Plan, Recompute, Swap
 from lmswap.plan import make_plan, simulate
-from lmswap.plan.cache import PlanCache, Planned, Room
+from lmswap.plan.cache import CachedPlan, PlanCache, PlannedMemory
 from tests.ir.build import build, unit_machine
 
 STEP = build(
@@ -24,17 +24,20 @@ MACHINE = unit_machine()
 LIMITS = {"tier": "host", "min_swap_bytes": 1}
 
 
-def planned() -> Planned:
-    return Planned(
-        make_plan("none", STEP.program, STEP.costs, MACHINE, budget_bytes=100, **LIMITS), STEP.costs, MACHINE, Room(110)
+def planned() -> CachedPlan:
+    return CachedPlan(
+        make_plan("none", STEP.program, STEP.costs, MACHINE, budget_bytes=100, **LIMITS),
+        STEP.costs,
+        MACHINE,
+        PlannedMemory(110),
     )
 
 
-def swapping() -> Planned:
+def swapping() -> CachedPlan:
     """`a` is away while f3 runs."""
     plan = Plan("hand-made", 100, (Swap(STEP.id("a"), "host", 0, 2, 2, 3, 3),), 6.0, 0, {"host": 4096})
     peak_bytes = simulate(STEP.program, STEP.costs, MACHINE, plan).peak_bytes
-    return Planned(replace(plan, predicted_peak_bytes=peak_bytes), STEP.costs, MACHINE, Room(110))
+    return CachedPlan(replace(plan, predicted_peak_bytes=peak_bytes), STEP.costs, MACHINE, PlannedMemory(110))
 
 
 @pytest.fixture(autouse=True)
@@ -90,12 +93,12 @@ def test_plans_that_may_take_each_others_place_have_one_name():
 )
 def test_a_plan_serves_budgets_near_its_own_that_its_peak_keeps_to(budget_bytes, slack_bytes, serves):
     plan = Plan("auto", 900, (), 1.0, 1000, recomputes=(Recompute(0, 2),))  # the rest was lost to holes
-    assert Planned(plan, STEP.costs, MACHINE, Room(1000)).serves(budget_bytes, slack_bytes) is serves
+    assert CachedPlan(plan, STEP.costs, MACHINE, PlannedMemory(1000)).fits(budget_bytes, slack_bytes) is serves
 
 
 def test_a_plan_that_keeps_everything_serves_every_budget_that_it_fits():
     plan = Plan("auto", 1000, (), 1.0, 500)
-    planned = Planned(plan, STEP.costs, MACHINE, Room(500))
-    assert planned.serves(500, 0)
-    assert planned.serves(10**9, 0)
-    assert not planned.serves(499, 0)
+    planned = CachedPlan(plan, STEP.costs, MACHINE, PlannedMemory(500))
+    assert planned.fits(500, 0)
+    assert planned.fits(10**9, 0)
+    assert not planned.fits(499, 0)

@@ -88,7 +88,7 @@ def test_the_search_expects_the_seconds_that_the_simulator_finds():
         found = _core.search(
             search._make_step(problem),
             search._make_link(problem, 1.0),
-            search._limits(problem, may_swap=True, may_redo=False),
+            search._limits(problem, may_swap=True, may_recompute=False),
             most_evaluations=500,
             target_seconds=0.0,
             seed=seed,

@@ -15,7 +15,7 @@ from lmswap.errors import OptionError, PlanInfeasible, TierError
 from lmswap.ir.machine import Host
 from lmswap.ir.plan import Decision
 from lmswap.ir.schedule import schedule
-from lmswap.plan import POLICIES, auto, make_plan, price_again, search, simulate, verify
+from lmswap.plan import POLICIES, make_plan, portfolio, price_again, search, simulate, verify
 from lmswap.plan.certify import least_budget
 from tests.ir.build import build, unit_machine
 from tests.ir.strategies import machines, steps
@@ -323,7 +323,7 @@ def test_a_copy_made_again_keeps_its_number_where_the_search_left_small_buffers_
     first_copy = SimpleNamespace(copy=len(step.program.buffers), out_start=3, release=3, in_start=3, first_use=4)
     found = SimpleNamespace(reruns=[(0, 2)], swaps=[first_copy])
     problem = problem_of(step, 9)
-    monkeypatch.setattr(search, "finish", lambda problem, policy, swaps, recomputes: (swaps, recomputes))
+    monkeypatch.setattr(search, "build_plan", lambda problem, policy, swaps, recomputes: (swaps, recomputes))
     for left_out, expected in ((frozenset(), small), (frozenset({small}), large)):
         (swap,), recomputes = search._finish(problem, "search", found, left_out)
         assert schedule(step.program, recomputes).buffers[swap.buffer] == expected
@@ -352,7 +352,7 @@ def test_nothing_is_searched_for_in_less_than_is_proved_to_be_needed(monkeypatch
         budgets.append(budget_bytes)
         return limits(problem, budget_bytes=budget_bytes, **options)
 
-    monkeypatch.setattr(auto, "plan_exactly", lambda *_, **__: None)
+    monkeypatch.setattr(portfolio, "plan_exactly", lambda *_, **__: None)
     monkeypatch.setattr(search, "_limits", note)
     with pytest.raises(PlanInfeasible) as refusal:
         plan_of("auto", CHAIN, 2)
@@ -378,10 +378,10 @@ def test_auto_tries_more_the_further_it_is_from_the_bound(bound_seconds, expecte
         tried.add("other")
         raise TierError("full")
 
-    monkeypatch.setattr(auto, "plan_exactly", lambda *_, **__: None)
-    monkeypatch.setattr(auto, "plan_search", try_search)
-    monkeypatch.setattr(auto, "_others", lambda problem: [try_other])
-    assert auto.plan_auto(problem_of(CHAIN, 5, target_seconds=bound_seconds)).policy == "auto"
+    monkeypatch.setattr(portfolio, "plan_exactly", lambda *_, **__: None)
+    monkeypatch.setattr(portfolio, "plan_search", try_search)
+    monkeypatch.setattr(portfolio, "_others", lambda problem: [try_other])
+    assert portfolio.plan_auto(problem_of(CHAIN, 5, target_seconds=bound_seconds)).policy == "auto"
     assert tried == expected
 
 
@@ -390,11 +390,11 @@ def test_what_auto_refuses_it_refuses_by_its_own_name(cheapest, monkeypatch):
     def refuse(problem, policy, **_):
         raise PlanInfeasible(budget_bytes=5, needed_bytes=6 + (policy != cheapest), where="op 0", policy=policy)
 
-    monkeypatch.setattr(auto, "plan_exactly", lambda *_, **__: None)
-    monkeypatch.setattr(auto, "plan_search", refuse)
-    monkeypatch.setattr(auto, "_others", lambda problem: [partial(refuse, policy="tflms")])
+    monkeypatch.setattr(portfolio, "plan_exactly", lambda *_, **__: None)
+    monkeypatch.setattr(portfolio, "plan_search", refuse)
+    monkeypatch.setattr(portfolio, "_others", lambda problem: [partial(refuse, policy="tflms")])
     with pytest.raises(PlanInfeasible, match="policy 'auto' cannot fit") as refusal:
-        auto.plan_auto(problem_of(CHAIN, 5))
+        portfolio.plan_auto(problem_of(CHAIN, 5))
     assert (refusal.value.policy, refusal.value.needed_bytes) == ("auto", 6)
 
 
@@ -531,7 +531,7 @@ OUT_IN_BACKWARD = build(
 def test_copies_out_go_on_while_the_backward_begins_and_stall_nothing(find):
     # a, 4 bytes, is idle from 2 on, leaves in 4 s, and is in nobody's way before g2, which begins at 6.
     problem = problem_of(OUT_IN_BACKWARD, 7)
-    plan = find(problem, policy="swap", may_redo=False)
+    plan = find(problem, policy="swap", may_recompute=False)
     (swap,) = plan.swaps
     assert OUT_IN_BACKWARD.program.segments[0].stop < swap.release <= 3
     assert plan.predicted_seconds == sum(OUT_IN_BACKWARD.costs.seconds)

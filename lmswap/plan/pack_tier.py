@@ -1,6 +1,6 @@
 """Where does each block lie that is held for a while? Lifetimes and sizes → offsets and the capacity to reserve.
 
-In a tier these are the copies of swapped buffers, in whole pages; for tensors on the device see `lmswap.plan.places`.
+In a tier these are the copies of swapped buffers, in whole pages; `lmswap.plan.pack_arena` packs device tensors.
 
 Dynamic storage allocation is NP-hard; the bytes live at once are a lower bound. See csrc/planner/pack.h.
 """

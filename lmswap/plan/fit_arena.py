@@ -10,7 +10,7 @@ from collections.abc import Callable
 from lmswap.errors import PlanInfeasible
 from lmswap.ir.plan import Plan
 
-# By how much, of what costs no time (`lmswap.plan.shorten`). The rest makes up for a link that is slower than it was
+# Shares of the free time that `lmswap.plan.shrink_residency` uses. The rest makes up for a link slower than it was
 # measured. In 21 steps (seven networks at 70, 50 and 30 % of the peak, H200) arenas take 1.07 times what is held at
 # once where nothing is away for longer (at most 1.16), 1.01 at a half (1.09) and 1.00 at all of it (1.03); on a link at
 # 70 % of its rate the steps take 1.5 % more at a half (at most 4.6), and 6.5 % at all of it (11), than where none is.
@@ -21,7 +21,7 @@ _CLOSE_ENOUGH = 1 / 32
 _STEPS = 256
 
 
-def plan_around_holes(
+def fit_arena(
     plan_within: Callable[[int], Plan], placed_bytes: Callable[[Plan, float], int], most_bytes: int
 ) -> tuple[Plan, float]:
     """The fastest plan found whose tensors, with the holes between their places, take ``most_bytes``.

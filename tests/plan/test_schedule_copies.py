@@ -8,7 +8,7 @@ from lmswap.analyze.liveness import Gap
 from lmswap.ir.plan import Plan
 from lmswap.ir.timeline import Lane
 from lmswap.plan import simulate
-from lmswap.plan.place import place
+from lmswap.plan.schedule_copies import schedule_copies
 from tests.instructions import counted_instructions
 from tests.ir.build import build, unit_machine
 from tests.plan.problems import problem_of
@@ -22,7 +22,7 @@ def test_a_link_a_tenth_slower_than_planned_for_stalls_nothing():
     # a, 9 bytes, has 40 ops of 1 s to leave and return. Copies take 9 s each, 10 s on the slower link.
     middle = "\n".join(f"m{i} 1: b -> b{i}" for i in range(40))
     step = build(f"inference\nf1 1: x -> a b\nf2 1: a -> c\n{middle}\ng1 1: a -> y", sizes={"a": 9}, outputs="y")
-    swaps = place(problem_of(step, 99), [Gap(step.id("a"), 1, 42)])
+    swaps = schedule_copies(problem_of(step, 99), [Gap(step.id("a"), 1, 42)])
     assert positions(swaps) == [(2, 12, 32, 42)]
     plan = Plan("hand-made", 99, swaps, 0.0, 0)
     timeline = simulate(step.program, step.costs, unit_machine(out=0.9, into=0.9), plan)
@@ -52,9 +52,9 @@ def test_a_copy_does_not_serve_a_function_that_it_was_not_handed_to():
     a, fast = step.id("a"), problem_of(step, 99, unit_machine(out=8, into=8))
     forward, crossing, backward = Gap(a, 0, 3), Gap(a, 3, 6), Gap(a, 6, 9)
     wishes = {gap: gap.before for gap in (forward, crossing, backward)}
-    assert [s.out_start for s in place(fast, [forward, crossing, backward], wishes=wishes)] == [1, None, None]
+    assert [s.out_start for s in schedule_copies(fast, [forward, crossing, backward], wishes=wishes)] == [1, None, None]
     # Without the crossing, a reaches the backward function itself, and no token does.
-    assert [s.out_start for s in place(fast, [forward, backward], wishes=wishes)] == [1, 7]
+    assert [s.out_start for s in schedule_copies(fast, [forward, backward], wishes=wishes)] == [1, 7]
 
 
 def test_at_the_end_of_a_segment_a_buffer_that_has_not_left_stays_if_there_is_room():
@@ -76,12 +76,12 @@ def test_at_the_end_of_a_segment_a_buffer_that_has_not_left_stays_if_there_is_ro
     )
     gaps = [Gap(step.id("a"), 1, 5), Gap(step.id("b"), 2, 4)]
     # f3 ends at 3, the copies would at 12 and 22. g2 with both, a b y t c d, is 22 bytes: neither need go.
-    assert place(problem_of(step, 22), gaps) == ()
+    assert schedule_copies(problem_of(step, 22), gaps) == ()
     # One byte less, and one must go: the one that is needed last.
-    assert positions(place(problem_of(step, 21), gaps)) == [(2, 3, 5, 5)]
+    assert positions(schedule_copies(problem_of(step, 21), gaps)) == [(2, 3, 5, 5)]
     late = {gap: gap.before for gap in gaps}
-    assert positions(place(problem_of(step, 20), gaps, wishes=late)) == [(2, 3, 5, 5)]
-    assert len(place(problem_of(step, 22), gaps, even_if_late=True)) == 2
+    assert positions(schedule_copies(problem_of(step, 20), gaps, wishes=late)) == [(2, 3, 5, 5)]
+    assert len(schedule_copies(problem_of(step, 22), gaps, even_if_late=True)) == 2
 
 
 def test_a_copy_in_waits_for_room():
@@ -100,9 +100,9 @@ def test_a_copy_in_waits_for_room():
         sizes={"a": 2, "b": 6},
         outputs="y",
     )
-    swaps = place(problem_of(step, 8), [Gap(step.id("a"), 1, 6)], wishes={Gap(step.id("a"), 1, 6): 3})
+    swaps = schedule_copies(problem_of(step, 8), [Gap(step.id("a"), 1, 6)], wishes={Gap(step.id("a"), 1, 6): 3})
     assert positions(swaps) == [(2, 2, 5, 6)]
-    roomy = place(problem_of(step, 10), [Gap(step.id("a"), 1, 6)], wishes={Gap(step.id("a"), 1, 6): 4})
+    roomy = schedule_copies(problem_of(step, 10), [Gap(step.id("a"), 1, 6)], wishes={Gap(step.id("a"), 1, 6): 4})
     assert positions(roomy) == [(2, 3, 4, 6)]
 
 
@@ -111,8 +111,8 @@ def test_release_waits_are_paid_only_under_pressure():
     step = build(text, sizes={"a": 3, "b": 2, "c": 2})
     gap = Gap(step.id("a"), 1, 5)
     # a leaves from 2 on for 3.3 s. f3, a b c, is 7 bytes; f4, a c d, is 6; by f5 a has left.
-    assert positions(place(problem_of(step, 7), [gap], wishes={gap: 5})) == [(2, 4, 5, 5)]
-    assert positions(place(problem_of(step, 6), [gap], wishes={gap: 5})) == [(2, 2, 5, 5)]
+    assert positions(schedule_copies(problem_of(step, 7), [gap], wishes={gap: 5})) == [(2, 4, 5, 5)]
+    assert positions(schedule_copies(problem_of(step, 6), [gap], wishes={gap: 5})) == [(2, 2, 5, 5)]
 
 
 def chain(length):
@@ -128,6 +128,6 @@ def test_placing_takes_as_many_instructions_for_each_swap_however_many_there_are
     for length in (1, 50, 400):
         problem = problem_of(chain(length), 10 * length, unit_machine(out=link, into=link))
         with counted_instructions() as counts:
-            place(problem, problem.gaps)
+            schedule_copies(problem, problem.gaps)
         counted[length] = counts[0]
     assert counted[400] <= 9 * counted[50]

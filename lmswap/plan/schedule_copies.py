@@ -20,12 +20,12 @@ from itertools import takewhile
 from lmswap.analyze.liveness import Gap
 from lmswap.ir.plan import Swap
 from lmswap.ir.timeline import Lane
-from lmswap.plan.lanes import Lanes
+from lmswap.plan.lane_model import Lanes
 from lmswap.plan.problem import Problem
 
 
 @dataclass(eq=False, slots=True)
-class _Trip:
+class _PendingSwap:
     """A gap under way through the pass. Positions are filled in as they are reached."""
 
     gap: Gap
@@ -39,7 +39,7 @@ class _Trip:
     is_kept: bool = False  # wanted back before its memory was free for a single op
 
 
-def place(
+def schedule_copies(
     problem: Problem,
     gaps: Sequence[Gap],
     *,
@@ -98,10 +98,12 @@ class _Placement:
         self._link = problem.planned_link
         self._lanes = Lanes(problem.machine.host)
         self._resident_bytes = 0
-        self._copies: dict[int, _Trip] = {}  # by buffer: its last copy out
-        self._latest: dict[int, _Trip] = {}  # by buffer: its last trip back
-        self._outgoing: OrderedDict[_Trip, None] = OrderedDict()  # queued and not yet released: in order of their ends
-        self._ripe: list[tuple[int, int, _Trip]] = []  # heap by need: their copies in may start
+        self._copies: dict[int, _PendingSwap] = {}  # by buffer: its last copy out
+        self._latest: dict[int, _PendingSwap] = {}  # by buffer: its last trip back
+        self._outgoing: OrderedDict[_PendingSwap, None] = (
+            OrderedDict()
+        )  # queued and not yet released: in order of their ends
+        self._ripe: list[tuple[int, int, _PendingSwap]] = []  # heap by need: their copies in may start
         # What each op will find resident at least: every gap to come is taken as away from end to end, copies in that
         # were started early are counted. While this is within the budget, releasing on demand always makes room.
         self._promised = problem.curve_without(gaps)
@@ -122,9 +124,9 @@ class _Placement:
         swaps = [self._swap(trip) for trip in self._trips if not trip.is_kept]
         return tuple(sorted(swaps, key=lambda swap: swap.first_use))
 
-    def _trip(self, gap: Gap, wish: int) -> _Trip:
+    def _trip(self, gap: Gap, wish: int) -> _PendingSwap:
         earliest = max(gap.after + 1, self._problem.segments[gap.before].start)
-        return _Trip(gap, self._problem.nbytes(gap.buffer), min(max(wish, earliest), gap.before))
+        return _PendingSwap(gap, self._problem.nbytes(gap.buffer), min(max(wish, earliest), gap.before))
 
     def _start_outs(self, position: int) -> None:
         for trip in self._leaving.get(position, ()):
@@ -139,7 +141,7 @@ class _Placement:
             if self._sync_out:
                 self._stall_and_free(trip, position)
 
-    def _has_good_copy(self, trip: _Trip) -> bool:
+    def _has_good_copy(self, trip: _PendingSwap) -> bool:
         """Whether an earlier copy is unchanged, and its token is in the function that uses the buffer now."""
         buffer, segments = trip.gap.buffer, self._problem.segments
         if buffer not in self._copies or self._copies[buffer].is_kept:
@@ -181,7 +183,7 @@ class _Placement:
                     self._bring_back(trip, position)
             heapq.heappop(self._ripe)
 
-    def _has_room(self, trip: _Trip, position: int) -> bool:
+    def _has_room(self, trip: _PendingSwap, position: int) -> bool:
         """Whether the buffer can be resident from here to its next use."""
         budget_bytes = self._problem.budget_bytes
         arriving = trip.nbytes if self._is_away(trip) else 0
@@ -194,25 +196,25 @@ class _Placement:
         memory = self._problem.memory
         return memory.born_bytes[position] + memory.costs.scratch_bytes[position]
 
-    def _is_away(self, trip: _Trip) -> bool:
+    def _is_away(self, trip: _PendingSwap) -> bool:
         return trip.release is not None and trip.in_start is None
 
-    def _stall_and_free(self, trip: _Trip, position: int) -> None:
+    def _stall_and_free(self, trip: _PendingSwap, position: int) -> None:
         self._lanes.wait(trip.out_end)
         del self._outgoing[trip]
         self._free(trip, position)
 
-    def _free(self, trip: _Trip, position: int) -> None:
+    def _free(self, trip: _PendingSwap, position: int) -> None:
         trip.release = position
         self._resident_bytes -= trip.nbytes
 
-    def _keep(self, trip: _Trip, position: int) -> None:
+    def _keep(self, trip: _PendingSwap, position: int) -> None:
         """Gives a swap up whose copy out is still under way: the buffer stays until its next use."""
         trip.is_kept = True
         del self._outgoing[trip]
         self._promised[position : trip.gap.before] += trip.nbytes
 
-    def _bring_back(self, trip: _Trip, position: int) -> None:
+    def _bring_back(self, trip: _PendingSwap, position: int) -> None:
         self._resident_bytes += trip.nbytes
         self._promised[position : trip.gap.before] += trip.nbytes
         if trip.release == position and not self._even_if_late:
@@ -225,14 +227,14 @@ class _Placement:
         if self._sync_in:
             self._lanes.wait(trip.in_end)
 
-    def _swap(self, trip: _Trip) -> Swap:
+    def _swap(self, trip: _PendingSwap) -> Swap:
         assert trip.release is not None and trip.in_start is not None
         first_use = trip.in_start if self._sync_in else trip.gap.before
         return Swap(trip.gap.buffer, self._problem.tier.name, 0, trip.out_start, trip.release, trip.in_start, first_use)
 
 
-def _by_position(pairs: Iterable[tuple[int, _Trip]]) -> dict[int, list[_Trip]]:
-    found: dict[int, list[_Trip]] = defaultdict(list)
+def _by_position(pairs: Iterable[tuple[int, _PendingSwap]]) -> dict[int, list[_PendingSwap]]:
+    found: dict[int, list[_PendingSwap]] = defaultdict(list)
     for position, trip in pairs:
         found[position].append(trip)
     return found

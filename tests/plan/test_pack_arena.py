@@ -14,7 +14,7 @@ from lmswap.ir.costs import OpCosts, Piece
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import LOSS, BufferKind, Op, Program
 from lmswap.ir.schedule import schedule
-from lmswap.plan.places import common_arena_bytes, find_places
+from lmswap.plan.pack_arena import common_arena_bytes, pack_arena
 from tests.ir.build import Step, build
 from tests.ir.strategies import steps
 from tests.plan.random_swaps import random_plans
@@ -146,7 +146,7 @@ def test_every_large_tensor_has_a_place_of_its_own_for_as_long_as_it_is_there(
     program, costs = scaled(step)
     if knows_pieces:
         costs = with_pieces(program, costs, random)
-    Replay(program, costs, plan, find_places(program, costs, plan), random).run()
+    Replay(program, costs, plan, pack_arena(program, costs, plan), random).run()
 
 
 def large_step() -> tuple[Program, OpCosts]:
@@ -158,7 +158,7 @@ def test_the_arena_is_no_larger_than_what_is_there_at_once():
     step = build("inference\nf1 1: x -> a\nf2 1: a -> b\nf3 1: b -> c\nf4 1: b c -> y", sizes=dict.fromkeys("abcy", 8))
     program, costs = scaled(step)
     plan = Plan("none", 2**40, (), 0.0, 0)
-    places = find_places(program, costs, plan)
+    places = pack_arena(program, costs, plan)
     replay = Replay(program, costs, plan, places, Random(1))
     replay.run()
     assert replay.num_placed == 4
@@ -167,7 +167,7 @@ def test_the_arena_is_no_larger_than_what_is_there_at_once():
 
 def test_where_nobody_knows_who_takes_which_of_two_equal_places_both_wait_for_the_last():
     program, costs = large_step()  # a and b are made by one op, a dies first
-    places = find_places(program, costs, Plan("none", 2**40, (), 0.0, 0))
+    places = pack_arena(program, costs, Plan("none", 2**40, (), 0.0, 0))
     assert {place.offset for place in places.openings[0].slots}.isdisjoint(
         {place.offset for place in places.openings[2].slots}
     )
@@ -179,7 +179,7 @@ def test_where_it_is_known_the_place_of_the_one_that_dies_first_is_used_again(lo
     program, costs = large_step()
     taken = (Piece(8 * SCALE, lower), Piece(8 * SCALE, 1 - lower))
     costs = replace(costs, pieces=(taken, (Piece(0),), (Piece(0),)))
-    places = find_places(program, costs, Plan("none", 2**40, (), 0.0, 0))
+    places = pack_arena(program, costs, Plan("none", 2**40, (), 0.0, 0))
     a = sorted(places.openings[0].slots, key=lambda place: place.offset)[lower]
     assert a in places.openings[2].slots
     assert places.arena_bytes <= 3 * slot_bytes(8 * SCALE) + APART_BYTES
@@ -191,7 +191,7 @@ def test_scratch_as_large_as_the_result_takes_no_place_for_longer_than_the_op():
     costs = replace(
         costs, scratch_bytes=(8 * SCALE, 0), pieces=((Piece(8 * SCALE, 0), Piece(8 * SCALE)), (Piece(8 * SCALE, 0),))
     )
-    places = find_places(program, costs, Plan("none", 2**40, (), 0.0, 0), num_held={})
+    places = pack_arena(program, costs, Plan("none", 2**40, (), 0.0, 0), num_held={})
     assert places.arena_bytes <= 2 * slot_bytes(8 * SCALE) + APART_BYTES
 
 
@@ -217,7 +217,7 @@ def test_what_the_caller_holds_lies_beside_the_arena_as_often_as_it_is_held(
     named = zip(step.program.buffers, step.program.buffer_names, strict=True)
     program = replace(step.program, buffers=tuple(replace(buffer, nbytes=large.get(name, 1)) for buffer, name in named))
     plan = Plan("none", 2**40, (), 0.0, 0)
-    places = find_places(program, step.costs, plan, num_held={BufferKind.OUTPUT: count})
+    places = pack_arena(program, step.costs, plan, num_held={BufferKind.OUTPUT: count})
     assert all(place.offset is not None for place in places.openings[0].slots)
     assert [place.offset for opening in places.openings[1:] for place in opening.slots] == [None] * bool(segments_bytes)
     assert places.results_bytes == segments_bytes
@@ -226,7 +226,7 @@ def test_what_the_caller_holds_lies_beside_the_arena_as_often_as_it_is_held(
 
 def test_what_is_taken_with_a_result_as_large_lies_beside_the_arena_too():
     step = build("inference\nf1 1: x -> a\nf2 1: a -> b y\nf3 1: b -> c", sizes=dict.fromkeys("abcy", 8), outputs="y")
-    places = find_places(*scaled(step), Plan("none", 2**40, (), 0.0, 0))
+    places = pack_arena(*scaled(step), Plan("none", 2**40, (), 0.0, 0))
     offsets = [[place.offset for place in opening.slots] for opening in places.openings]
     assert offsets[1] == [None, None]
     assert None not in offsets[0] + offsets[2]
@@ -234,7 +234,7 @@ def test_what_is_taken_with_a_result_as_large_lies_beside_the_arena_too():
 
 def test_small_tensors_have_no_place_but_are_counted():
     step = build("inference\nf1 1: x -> a\nf2 1: a -> y", sizes={"a": 1, "y": 1})
-    places = find_places(*scaled(step), Plan("none", 2**40, (), 0.0, 0))
+    places = pack_arena(*scaled(step), Plan("none", 2**40, (), 0.0, 0))
     assert not places.openings
     assert places.arena_bytes == 0
     assert places.small_bytes >= 2 * SCALE

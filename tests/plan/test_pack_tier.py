@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmswap.ir.plan import Swap
-from lmswap.plan.offsets import PAGE_BYTES, Block, assign_offsets, live_bytes, pack
+from lmswap.plan.pack_tier import PAGE_BYTES, Block, assign_offsets, live_bytes, pack
 from tests.ir.build import build
 
 BLOCKS = st.lists(

@@ -23,12 +23,12 @@ _REASON_BY_KIND = {
 }
 
 
-def find_reasons(problem: Problem, plan: Plan) -> dict[int, str]:
+def explain_plan(problem: Problem, plan: Plan) -> dict[int, str]:
     """For each buffer of the planned program, by id, what happens to it under ``plan`` and what that costs."""
-    return _Reasons(problem, plan).sentences()
+    return _Explainer(problem, plan).sentences()
 
 
-class _Reasons:
+class _Explainer:
     def __init__(self, problem: Problem, plan: Plan) -> None:
         runs = schedule(problem.memory.program, plan.recomputes)
         memory = StepMemory(runs.program, runs.costs(problem.memory.costs))

@@ -19,21 +19,21 @@ from lmswap.ir.costs import OpCosts
 from lmswap.ir.plan import Plan, Swap
 from lmswap.ir.program import LOSS, BufferKind, Program
 from lmswap.ir.schedule import schedule
-from lmswap.plan.offsets import Block, live_bytes, pack
+from lmswap.plan.pack_tier import Block, live_bytes, pack
 
 # The allocator's segments: of small tensors, of those below 10 MiB, and of a larger one alone, in whole units.
 _SMALL_SEGMENT_BYTES, _SHARED_SEGMENT_BYTES = 2 * 2**20, 20 * 2**20
 _OWN_SEGMENT_BYTES, _SEGMENT_UNIT_BYTES = 10 * 2**20, 2 * 2**20
 
 # Of 21 steps (seven networks at 70, 50 and 30 %) arenas are 1.07 times what is held at once then, and 1.16 at most;
-# with none of it 1.10 and 1.31. It takes 0.1 s. `lmswap.plan.holes` does the rest.
+# with none of it 1.10 and 1.31. It takes 0.1 s. `lmswap.plan.fit_arena` does the rest.
 _MOST_VISITS = 100_000_000
 
 # Three moments at each position: what died is free, copies in take memory, the op takes its own.
 _MOMENTS, _COPY_IN, _OP = 3, 1, 2
 
 
-def find_places(
+def pack_arena(
     program: Program,
     costs: OpCosts,
     plan: Plan,
@@ -48,14 +48,16 @@ def find_places(
     """
     runs = schedule(program, plan.recomputes)
     memory = StepMemory(runs.program, runs.costs(costs))
-    stays = _with_rivals(_stays(memory, plan.swaps, {BufferKind.ACCUMULATED_GRADIENT: 1, **num_held}))
-    large = [stay for stay in stays if stay.block.nbytes > SMALL_BYTES]
-    inside, beside = ([stay for stay in large if bool(stay.num_held) == is_held] for is_held in (False, True))
+    residencies = _with_rivals(_residencies(memory, plan.swaps, {BufferKind.ACCUMULATED_GRADIENT: 1, **num_held}))
+    large = [residency for residency in residencies if residency.block.nbytes > SMALL_BYTES]
+    inside, beside = (
+        [residency for residency in large if bool(residency.num_held) == is_held] for is_held in (False, True)
+    )
     packing = pack(_blocks(inside), BLOCK_BYTES, apart_bytes=APART_BYTES, most_visits=_MOST_VISITS)
     offsets: list[int | None] = [*packing.offsets, *[None] * len(beside)]
     found: dict[tuple[int, int], list[Slot]] = defaultdict(list)
-    for offset, stay in zip(offsets, [*inside, *beside], strict=True):
-        found[stay.taken].append(Slot(offset, slot_bytes(stay.block.nbytes)))
+    for offset, residency in zip(offsets, [*inside, *beside], strict=True):
+        found[residency.taken].append(Slot(offset, slot_bytes(residency.block.nbytes)))
     for swap in plan.swaps:
         found.setdefault((_COPY_IN + _MOMENTS * swap.in_start, swap.buffer), [])
     openings = tuple(
@@ -63,7 +65,7 @@ def find_places(
         for (moment, _), places in _in_order(found, plan.swaps)
     )
     results_bytes = _results_bytes(beside) + _added_bytes(memory)
-    return ArenaLayout(openings, packing.capacity_bytes, results_bytes, _small_bytes(stays))
+    return ArenaLayout(openings, packing.capacity_bytes, results_bytes, _small_bytes(residencies))
 
 
 def common_arena_bytes(steps: Iterable[tuple[ArenaLayout, int]], tolerated_bytes: int) -> int:
@@ -80,7 +82,7 @@ def common_arena_bytes(steps: Iterable[tuple[ArenaLayout, int]], tolerated_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class _Stay:
+class _Residency:
     """A tensor's time on the device, in moments, and what took its memory: a moment, and the buffer that was copied.
 
     Of equal ones that are taken at once, that of the lowest ``rank`` gets the lowest place; None if nobody knows it.
@@ -92,12 +94,12 @@ class _Stay:
     num_held: int = 0  # so many of them the caller may hold at once; 0: it gets none
 
 
-def _stays(memory: StepMemory, swaps: Sequence[Swap], num_held: Mapping[BufferKind, int]) -> list[_Stay]:
+def _residencies(memory: StepMemory, swaps: Sequence[Swap], num_held: Mapping[BufferKind, int]) -> list[_Residency]:
     program = memory.program
     trips: dict[int, list[Swap]] = defaultdict(list)
     for swap in sorted(swaps, key=lambda swap: swap.release):
         trips[swap.buffer].append(swap)
-    stays = []
+    residencies = []
     for buffer, live_range in memory.ranges.items():
         kind, nbytes = program.buffers[buffer].kind, program.buffers[buffer].nbytes
         if kind is BufferKind.TANGENT or not live_range.writes:
@@ -105,26 +107,30 @@ def _stays(memory: StepMemory, swaps: Sequence[Swap], num_held: Mapping[BufferKi
         start, taken = _MOMENTS * live_range.start + _OP, (_MOMENTS * live_range.start + _OP, 0)
         rank = _rank(memory, buffer, live_range.start)
         for swap in trips[buffer]:
-            stays.append(_Stay(taken, Block(start, _MOMENTS * swap.release, nbytes), rank, num_held.get(kind, 0)))
+            residencies.append(
+                _Residency(taken, Block(start, _MOMENTS * swap.release, nbytes), rank, num_held.get(kind, 0))
+            )
             start = _MOMENTS * swap.in_start + _COPY_IN
             taken, rank = (start, buffer), 0
-        stays.append(_Stay(taken, Block(start, _MOMENTS * live_range.stop, nbytes), rank, num_held.get(kind, 0)))
+        residencies.append(
+            _Residency(taken, Block(start, _MOMENTS * live_range.stop, nbytes), rank, num_held.get(kind, 0))
+        )
     for op in program.ops:
         start = _MOMENTS * op.index + _OP
         for rank, piece in enumerate(memory.costs.of(op.index)):
             if op.target != LOSS and piece.result is None:
-                stays.append(_Stay((start, 0), Block(start, start + 1, piece.nbytes), rank))
-    return [stay for stay in stays if stay.block.nbytes]
+                residencies.append(_Residency((start, 0), Block(start, start + 1, piece.nbytes), rank))
+    return [residency for residency in residencies if residency.block.nbytes]
 
 
-def _with_rivals(stays: Sequence[_Stay]) -> list[_Stay]:
+def _with_rivals(residencies: Sequence[_Residency]) -> list[_Residency]:
     """What is taken together with a result as large lies beside the arena, too: nobody knows who gets which memory."""
-    results = {(stay.taken, slot_bytes(stay.block.nbytes)) for stay in stays if stay.num_held}
+    results = {(residency.taken, slot_bytes(residency.block.nbytes)) for residency in residencies if residency.num_held}
     return [
-        replace(stay, num_held=max(1, stay.num_held))
-        if (stay.taken, slot_bytes(stay.block.nbytes)) in results
-        else stay
-        for stay in stays
+        replace(residency, num_held=max(1, residency.num_held))
+        if (residency.taken, slot_bytes(residency.block.nbytes)) in results
+        else residency
+        for residency in residencies
     ]
 
 
@@ -134,23 +140,23 @@ def _rank(memory: StepMemory, buffer: int, op: int) -> int | None:
     return next((rank for rank, piece in enumerate(memory.costs.of(op)) if piece.result == result), None)
 
 
-def _blocks(stays: Sequence[_Stay]) -> list[Block]:
+def _blocks(residencies: Sequence[_Residency]) -> list[Block]:
     """When which place is needed, and how it has to lie to others.
 
     The allocator takes low places first. Equal ones that are taken at once last equally long where nobody knows who
     gets which. Free ones that touch would be one to it, so those taken at once do not.
     """
     groups: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for index, stay in enumerate(stays):
-        groups[stay.taken].append(index)
-    blocks = [stay.block for stay in stays]
+    for index, residency in enumerate(residencies):
+        groups[residency.taken].append(index)
+    blocks = [residency.block for residency in residencies]
     for number, group in enumerate(groups.values()):
         alike: dict[int, list[int]] = defaultdict(list)
         for index in group:
             blocks[index] = replace(blocks[index], group=number)
             alike[slot_bytes(blocks[index].nbytes)].append(index)
         for equal in alike.values():
-            ranks = {rank: index for index in equal if (rank := stays[index].rank) is not None}
+            ranks = {rank: index for index in equal if (rank := residencies[index].rank) is not None}
             if len(ranks) == len(equal):
                 for below, above in pairwise(sorted(ranks)):
                     blocks[ranks[above]] = replace(blocks[ranks[above]], above=ranks[below])
@@ -173,17 +179,17 @@ def _by_offset(place: Slot) -> tuple[bool, int]:
     return place.offset is None, place.offset or 0
 
 
-def _results_bytes(results: Iterable[_Stay]) -> int:
+def _results_bytes(results: Iterable[_Residency]) -> int:
     """The segments that the allocator makes for them: large ones have one of their own."""
     own_bytes, shared = 0, list[int]()  # of those that they share: what is taken
     together = Counter[tuple[int, int]]()
-    for stay in results:
-        nbytes = slot_bytes(stay.block.nbytes)
+    for residency in results:
+        nbytes = slot_bytes(residency.block.nbytes)
         if nbytes >= _OWN_SEGMENT_BYTES:
-            own_bytes += stay.num_held * -(-nbytes // _SEGMENT_UNIT_BYTES) * _SEGMENT_UNIT_BYTES
+            own_bytes += residency.num_held * -(-nbytes // _SEGMENT_UNIT_BYTES) * _SEGMENT_UNIT_BYTES
             continue
-        together[stay.taken] += 1
-        for _ in range(stay.num_held):
+        together[residency.taken] += 1
+        for _ in range(residency.num_held):
             fitting = (number for number, taken in enumerate(shared) if taken + nbytes <= _SHARED_SEGMENT_BYTES)
             if (number := next(fitting, None)) is None:
                 shared.append(nbytes)
@@ -206,7 +212,9 @@ def _added_bytes(memory: StepMemory) -> int:
     return at_once_bytes + _SHARED_SEGMENT_BYTES if added else 0
 
 
-def _small_bytes(stays: Sequence[_Stay]) -> int:
+def _small_bytes(residencies: Sequence[_Residency]) -> int:
     """Whole segments for the most that small tensors hold at once, and one more for what lies scattered."""
-    most_bytes = live_bytes([stay.block for stay in stays if stay.block.nbytes <= SMALL_BYTES], unit_bytes=1)
+    most_bytes = live_bytes(
+        [residency.block for residency in residencies if residency.block.nbytes <= SMALL_BYTES], unit_bytes=1
+    )
     return (-(-most_bytes // _SMALL_SEGMENT_BYTES) + 1) * _SMALL_SEGMENT_BYTES

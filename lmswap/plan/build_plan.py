@@ -9,12 +9,12 @@ from lmswap.errors import TierError
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.plan import Plan, Recompute, Swap
 from lmswap.ir.schedule import schedule
-from lmswap.plan.offsets import assign_offsets
+from lmswap.plan.pack_tier import assign_offsets
 from lmswap.plan.problem import Problem
 from lmswap.plan.simulate import simulate_swaps
 
 
-def finish(problem: Problem, policy: str, swaps: Sequence[Swap], recomputes: Sequence[Recompute] = ()) -> Plan:
+def build_plan(problem: Problem, policy: str, swaps: Sequence[Swap], recomputes: Sequence[Recompute] = ()) -> Plan:
     """The plan that carries out ``recomputes`` and ``swaps``, with what it needs and what it is predicted to cost.
 
     Raises:

@@ -14,9 +14,9 @@ from lmswap.analyze.cost import roofline
 from lmswap.analyze.memory import StepMemory
 from lmswap.ir.plan import Plan, Swap
 from lmswap.plan import make_plan, price_again, simulate, verify
-from lmswap.plan.places import find_places
+from lmswap.plan.pack_arena import pack_arena
 from lmswap.plan.problem import PLANNED_LINK_SHARE
-from lmswap.plan.shorten import shorten
+from lmswap.plan.shrink_residency import shrink_residency
 from tests.ir.build import Step, build, unit_machine
 from tests.ir.strategies import machines, steps
 from tests.plan.random_swaps import random_plans
@@ -54,7 +54,7 @@ def resident_bytes(step: Step, plan: Plan) -> np.ndarray:
 def test_the_plan_keeps_every_rule_and_no_op_finds_more_than_before(data: st.DataObject, share: float, machine):
     step = data.draw(steps())
     plan = data.draw(random_plans(step))
-    shorter = shorten(plan, step.program, step.costs, machine, share=share)
+    shorter = shrink_residency(plan, step.program, step.costs, machine, share=share)
     event(f"something moved: {shorter != plan}")
     predicted = simulate(step.program, step.costs, machine, shorter)
     verify(step.program, step.costs, machine, replace(shorter, predicted_peak_bytes=predicted.peak_bytes))
@@ -65,7 +65,7 @@ def test_the_plan_keeps_every_rule_and_no_op_finds_more_than_before(data: st.Dat
 def test_the_step_takes_no_longer_on_a_link_of_the_rate_that_is_planned_for(data: st.DataObject, share: float):
     step = data.draw(steps())
     plan = data.draw(random_plans(step))
-    shorter = shorten(plan, step.program, step.costs, unit_machine(), share=share)
+    shorter = shrink_residency(plan, step.program, step.costs, unit_machine(), share=share)
     machine = unit_machine().with_links_at(PLANNED_LINK_SHARE)
     before, after = (simulate(step.program, step.costs, machine, each).seconds for each in (plan, shorter))
     assert after <= before * (1 + 1e-9)
@@ -75,7 +75,7 @@ def test_the_step_takes_no_longer_on_a_link_of_the_rate_that_is_planned_for(data
 def test_it_is_released_when_its_copy_has_ended_and_brought_back_when_it_is_wanted(share, release, in_start):
     lazy = Swap(STEP.id("a"), "host", 0, out_start=2, release=4, in_start=4, first_use=6)
     plan = Plan("hand-made", 2**30, (lazy,), 0.0, 0, {"host": 4096})
-    (swap,) = shorten(plan, STEP.program, STEP.costs, unit_machine(), share=share).swaps
+    (swap,) = shrink_residency(plan, STEP.program, STEP.costs, unit_machine(), share=share).swaps
     assert (swap.out_start, swap.first_use) == (2, 6)
     assert (swap.release, swap.in_start) == (release, in_start)
 
@@ -87,8 +87,8 @@ def test_arenas_of_large_steps_lose_next_to_nothing_to_holes(name: str, percent:
     limits = {"tier": "host", "min_swap_bytes": 2**20}
     budget_bytes = StepMemory(program, costs).peak.nbytes * percent // 100
     plan = make_plan("auto", program, costs, machine, budget_bytes=budget_bytes, **limits)
-    shorter = price_again(shorten(plan, program, costs, machine, share=1.0), program, costs, machine, **limits)
+    shorter = price_again(shrink_residency(plan, program, costs, machine, share=1.0), program, costs, machine, **limits)
     assert shorter.predicted_seconds <= plan.predicted_seconds * (1 + 1e-3)
-    wide, narrow = (find_places(program, costs, each).arena_bytes for each in (plan, shorter))
+    wide, narrow = (pack_arena(program, costs, each).arena_bytes for each in (plan, shorter))
     assert narrow <= 1.02 * shorter.predicted_peak_bytes
     assert narrow < wide

@@ -6,7 +6,7 @@ from lmswap.ir.machine import Host
 from lmswap.ir.plan import Plan, Recompute, Swap
 from lmswap.ir.timeline import Lane, Span, Timeline
 from lmswap.plan import simulate
-from lmswap.plan.feedback import compare, host_as_measured
+from lmswap.plan.calibrate import calibrate, host_as_measured
 from tests.ir.build import build, unit_machine
 
 # `a` of 4 bytes is away from op 1 to op 3: 4 s out, 4 s in; `b` is made again before op 3.
@@ -53,7 +53,7 @@ def found(timeline: Timeline, op_seconds=None, *, machine=MACHINE, host_seconds=
     phases = dict.fromkeys(span.name for span in timeline.spans if span.lane is Lane.COMPUTE)
     untimed = [(sum(span.seconds for span in timeline.spans if span.name == phase),) for phase in phases]
     measured = {"measured": timeline, "op_seconds": op_seconds or untimed, "host_seconds": host_seconds}
-    return compare(STEP.program, STEP.costs, machine, PLAN, tier="host", predicted=predicted, **measured)
+    return calibrate(STEP.program, STEP.costs, machine, PLAN, tier="host", predicted=predicted, **measured)
 
 
 def test_ops_are_scaled_by_their_segment_second_runs_counted():
@@ -139,7 +139,7 @@ def test_ops_that_were_said_to_cost_the_same_are_corrected_as_one():
     plan = Plan("none", 100, (), 8.0, 0, {})
     predicted = simulate(program, layers.costs, MACHINE, plan)
     measured = {"measured": predicted, "op_seconds": [(1.0, 3.0, 8.0)]}
-    made = compare(program, layers.costs, MACHINE, plan, tier="host", predicted=predicted, **measured)
+    made = calibrate(program, layers.costs, MACHINE, plan, tier="host", predicted=predicted, **measured)
     assert made.costs.seconds == pytest.approx((2.0, 2.0, 8.0))
 
 
@@ -169,7 +169,7 @@ def test_ops_take_no_longer_together_than_their_segment_did_untimed():
     for before, forward in (((12.0, 9.0), 12.0), ((30.0, 9.0), 24.0), ((), 24.0)):
         predicted = simulate(STEP.program, STEP.costs, MACHINE, PLAN)
         how = {"predicted": predicted, "measured": measured(24.0, 5.0), "op_seconds": timed, "segment_seconds": before}
-        made = compare(STEP.program, STEP.costs, MACHINE, PLAN, tier="host", **how)
+        made = calibrate(STEP.program, STEP.costs, MACHINE, PLAN, tier="host", **how)
         assert made.costs.seconds[STEP.op("f3")] == pytest.approx(18.0 * forward / 24.0)
 
 

@@ -22,7 +22,7 @@ from lmswap.plan.problem import PLANNED_LINK_SHARE
 from lmswap.plan.simulate import simulate_swaps
 
 
-def shorten(plan: Plan, program: Program, costs: OpCosts, machine: Machine, *, share: float) -> Plan:
+def shrink_residency(plan: Plan, program: Program, costs: OpCosts, machine: Machine, *, share: float) -> Plan:
     """``plan`` with each swapped buffer away for longer, itself where ``share`` is 0; its prediction is as it was.
 
     Each release and each copy in is moved by ``share`` of the way to where, on a link of `PLANNED_LINK_SHARE` of its

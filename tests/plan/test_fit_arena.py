@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lmswap.errors import PlanInfeasible
 from lmswap.ir.plan import Plan, Swap
-from lmswap.plan.holes import plan_around_holes
+from lmswap.plan.fit_arena import fit_arena
 
 SWAP = Swap(0, "host", 0, 1, 2, 3, 4)
 
@@ -36,7 +36,7 @@ def test_if_any_plan_fits_with_a_thirtieth_to_spare_one_is_found_and_else_the_by
 ):
     steps = Steps(least_bytes, hole_share)
     try:
-        plan, _ = plan_around_holes(steps.plan_within, steps.placed_bytes, 1000)
+        plan, _ = fit_arena(steps.plan_within, steps.placed_bytes, 1000)
     except PlanInfeasible as error:
         assert (1 + hole_share) * least_bytes > 1000 - 1000 / 30
         assert error.needed_bytes >= least_bytes
@@ -49,7 +49,7 @@ def test_if_any_plan_fits_with_a_thirtieth_to_spare_one_is_found_and_else_the_by
 
 def test_a_plan_without_holes_is_made_once():
     steps = Steps(10, 0.0)
-    plan, share = plan_around_holes(steps.plan_within, steps.placed_bytes, 1000)
+    plan, share = fit_arena(steps.plan_within, steps.placed_bytes, 1000)
     assert (plan.predicted_peak_bytes, share) == (1000, 0.0)
     assert steps.num_made == 1
 
@@ -57,14 +57,14 @@ def test_a_plan_without_holes_is_made_once():
 def test_a_step_that_fits_nowhere_is_refused_by_what_it_needs():
     steps = Steps(2000, 0.1)
     with pytest.raises(PlanInfeasible, match="at least"):
-        plan_around_holes(steps.plan_within, steps.placed_bytes, 1000)
+        fit_arena(steps.plan_within, steps.placed_bytes, 1000)
     assert steps.num_made == 1
 
 
 def test_where_the_smallest_plan_has_too_large_places_no_other_is_tried():
     steps = Steps(800, 0.5)
     with pytest.raises(PlanInfeasible) as refused:
-        plan_around_holes(steps.plan_within, steps.placed_bytes, 1000)
+        fit_arena(steps.plan_within, steps.placed_bytes, 1000)
     assert refused.value.needed_bytes == 1200
     assert steps.num_made == 3  # of 1000 bytes, of 500, and the smallest
 
@@ -77,9 +77,9 @@ def test_the_bytes_that_are_said_are_those_of_a_plan_that_there_is_where_places_
         return plan.predicted_peak_bytes + 900
 
     with pytest.raises(PlanInfeasible) as refused:
-        plan_around_holes(steps.plan_within, placed_bytes, 1000)
+        fit_arena(steps.plan_within, placed_bytes, 1000)
     needed_bytes = refused.value.needed_bytes
-    plan, _ = plan_around_holes(steps.plan_within, placed_bytes, needed_bytes)
+    plan, _ = fit_arena(steps.plan_within, placed_bytes, needed_bytes)
     assert placed_bytes(plan, 0.0) <= needed_bytes < 1.1 * (200 + 900)
 
 
@@ -88,7 +88,7 @@ def test_the_fastest_of_those_that_fit_is_taken_where_a_smaller_one_is_faster():
         return Plan("p", most_bytes, (), 1.0 if most_bytes == 800 else 5.0, most_bytes)
 
     sizes = {1000: 1200, 800: 800}
-    plan, _ = plan_around_holes(plan_within, lambda plan, share: sizes.get(plan.budget_bytes, 900), 1000)
+    plan, _ = fit_arena(plan_within, lambda plan, share: sizes.get(plan.budget_bytes, 900), 1000)
     assert plan.budget_bytes == 800
 
 
@@ -98,7 +98,7 @@ def test_buffers_are_away_for_longer_rather_than_that_a_plan_has_fewer_bytes_and
     def placed_bytes(plan: Plan, share: float) -> int:
         return int(steps.placed_bytes(plan, share) * (1 - 0.2 * share))
 
-    plan, share = plan_around_holes(steps.plan_within, placed_bytes, 1000)
+    plan, share = fit_arena(steps.plan_within, placed_bytes, 1000)
     assert (steps.num_made, share, plan.budget_bytes) == (1, 0.5, 1000)
 
 
@@ -109,5 +109,5 @@ def test_a_plan_that_swaps_nothing_is_placed_once():
         placed.append(plan.budget_bytes)
         return plan.budget_bytes + 100
 
-    plan_around_holes(lambda most_bytes: Plan("p", most_bytes, (), 1.0, min(most_bytes, 800)), placed_bytes, 1000)
+    fit_arena(lambda most_bytes: Plan("p", most_bytes, (), 1.0, min(most_bytes, 800)), placed_bytes, 1000)
     assert len(placed) == len({*placed})

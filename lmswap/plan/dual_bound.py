@@ -22,26 +22,26 @@ Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Absences:
+class IdleIntervals:
     """The gaps in which a buffer can be absent, and what it takes to bring it back: infinitely many seconds if no way.
 
-    A content is a buffer since the op that wrote it last; gaps of one content are neighbours, in order of time.
+    A version is a buffer since the op that wrote it last; gaps of one version are neighbours, in order of time.
     """
 
     after: Ints
     before: Ints
-    written: Ints  # by the op that made the content
-    content: Ints  # an id
+    written: Ints  # by the op that made the version
+    version: Ints  # an id
     nbytes: Floats
     out_seconds: Floats
     in_seconds: Floats
     recompute_seconds: Floats  # the buffer's share of a second run, by bytes
 
-    def __getitem__(self, chosen: Bools) -> Absences:
-        return Absences(*(getattr(self, name)[chosen] for name in self.__dataclass_fields__))
+    def __getitem__(self, chosen: Bools) -> IdleIntervals:
+        return IdleIntervals(*(getattr(self, name)[chosen] for name in self.__dataclass_fields__))
 
 
-def absences(memory: StepMemory, link: Link, min_swap_bytes: int) -> Absences:
+def idle_intervals(memory: StepMemory, link: Link, min_swap_bytes: int) -> IdleIntervals:
     """Every gap of the program in which a plan can have the buffer absent."""
     program, seconds = memory.program, memory.costs.seconds
     gaps = [
@@ -65,14 +65,14 @@ def absences(memory: StepMemory, link: Link, min_swap_bytes: int) -> Absences:
         for (_, _, made_by, _), size in zip(gaps, sizes, strict=True)
     ]
     after, before, written, buffer = np.array(gaps, np.int64).reshape(-1, 4).T
-    content = buffer * (len(program.ops) + 1) + written
+    version = buffer * (len(program.ops) + 1) + written
     out_seconds, in_seconds = np.array([copies[size] for size in sizes]).reshape(-1, 2).T
     nbytes, recompute_seconds = np.array(sizes, np.float64), np.array(recomputes, np.float64)
-    found = Absences(after, before, written, content, nbytes, out_seconds, in_seconds, recompute_seconds)
+    found = IdleIntervals(after, before, written, version, nbytes, out_seconds, in_seconds, recompute_seconds)
     return found[np.isfinite(np.minimum(out_seconds, recompute_seconds))]
 
 
-def least_bytes(memory: StepMemory, found: Absences) -> Bytes:
+def least_bytes(memory: StepMemory, found: IdleIntervals) -> Bytes:
     """By op: bytes that are there whatever the plan, second runs included."""
     change = np.zeros(len(memory.curve) + 1, np.int64)
     np.add.at(change, found.after + 1, found.nbytes.astype(np.int64))
@@ -81,24 +81,24 @@ def least_bytes(memory: StepMemory, found: Absences) -> Bytes:
 
 
 @dataclass(frozen=True)
-class Contents:
-    """Contents as cuts (ops, ascending) and the zones before, between and after them see them."""
+class BufferVersions:
+    """BufferVersions as cuts (ops, ascending) and the zones before, between and after them see them."""
 
     made_in: Ints  # zone
-    is_idle: Bools  # [content, cut]: it can be absent there
-    goes_on: Bools  # [content, cut]: it is idle from there past the next cut, without a use
+    is_idle: Bools  # [version, cut]: it can be absent there
+    goes_on: Bools  # [version, cut]: it is idle from there past the next cut, without a use
     nbytes: Floats
     out_seconds: Floats
     in_seconds: Floats
     recompute_seconds: Floats
 
 
-def contents(found: Absences, cuts: Ints) -> Contents:
-    """The contents that are idle at one of ``cuts``."""
+def versions(found: IdleIntervals, cuts: Ints) -> BufferVersions:
+    """The versions that are idle at one of ``cuts``."""
     first, stop = np.searchsorted(cuts, found.after, "right"), np.searchsorted(cuts, found.before, "left")
     is_cut = first < stop
     gaps, first, counts = found[is_cut], first[is_cut], (stop - first)[is_cut]
-    _, some_gap, row = np.unique(gaps.content, return_index=True, return_inverse=True)
+    _, some_gap, row = np.unique(gaps.version, return_index=True, return_inverse=True)
     gap = np.repeat(np.arange(len(first)), counts)
     cut = np.arange(len(gap)) - np.repeat(np.cumsum(counts) - counts, counts) + first[gap]
     gap_at = np.full((len(some_gap), len(cuts) + 1), -1)
@@ -106,7 +106,9 @@ def contents(found: Absences, cuts: Ints) -> Contents:
     is_idle = gap_at[:, :-1] >= 0
     made_in = np.searchsorted(cuts, gaps.written[some_gap], "right")
     costs = (gaps.nbytes, gaps.out_seconds, gaps.in_seconds, gaps.recompute_seconds)
-    return Contents(made_in, is_idle, is_idle & (gap_at[:, :-1] == gap_at[:, 1:]), *(each[some_gap] for each in costs))
+    return BufferVersions(
+        made_in, is_idle, is_idle & (gap_at[:, :-1] == gap_at[:, 1:]), *(each[some_gap] for each in costs)
+    )
 
 
 @dataclass(frozen=True)
@@ -122,8 +124,8 @@ class Prices:
 class Dual:
     """What plans have to share out at some cuts and in the zones beside them, and among whom."""
 
-    contents: Contents
-    room_bytes: Floats  # by cut: for idle contents, beside what is there whatever the plan
+    versions: BufferVersions
+    room_bytes: Floats  # by cut: for idle versions, beside what is there whatever the plan
     cut_seconds: Floats  # of compute, by cut
     zone_seconds: Floats  # of compute, by zone
     compute_factor: float  # beside copies
@@ -132,18 +134,18 @@ class Dual:
         """The seconds that ``prices`` prove."""
         at_cut = (np.minimum(lane[1:], lane[:-1]) for lane in (prices.out, prices.into))
         compute = self.zone_seconds @ self._run(prices.out, prices.into) + self.cut_seconds @ self._run(*at_cut)
-        return float(compute - self.room_bytes @ prices.memory) + self._contents_seconds(prices)
+        return float(compute - self.room_bytes @ prices.memory) + self._versions_seconds(prices)
 
     def _run(self, out: Floats, into: Floats) -> Floats:
         """The price of compute's time."""
         return np.minimum(1.0, (1 - out - into) / self.compute_factor)
 
-    def _contents_seconds(self, prices: Prices) -> float:
-        """The least that all contents cost, from the last zone backwards: what is to come by what is there and where.
+    def _versions_seconds(self, prices: Prices) -> float:
+        """The least that all versions cost, from the last zone backwards: what is to come by what is there and where.
 
         Each is present in a zone, without or with a copy outside, or absent at a cut, dropped or copied.
         """
-        of, run = self.contents, self._run(prices.out, prices.into)
+        of, run = self.versions, self._run(prices.out, prices.into)
         present, with_copy, dropped, copied, seconds = np.zeros((5, len(of.nbytes)))
         for cut in reversed(range(len(prices.memory))):
             idle, goes_on = of.is_idle[:, cut], of.goes_on[:, cut]
@@ -167,11 +169,11 @@ def _priced(seconds: Floats, price: float) -> Floats:
     return seconds * price if price > 0 else np.where(np.isinf(seconds), np.inf, 0.0)
 
 
-def dual(memory: StepMemory, found: Absences, cuts: Ints, budget_bytes: int, compute_factor: float) -> Dual:
+def dual(memory: StepMemory, found: IdleIntervals, cuts: Ints, budget_bytes: int, compute_factor: float) -> Dual:
     """The step at ``cuts``."""
     starts = np.array(memory.op_starts)
     return Dual(
-        contents(found, cuts),
+        versions(found, cuts),
         (budget_bytes - least_bytes(memory, found)[cuts]).astype(np.float64),
         starts[cuts + 1] - starts[cuts],
         starts[np.append(cuts, len(starts) - 1)] - starts[np.append(0, cuts + 1)],

@@ -1,4 +1,4 @@
-"""Which prices prove the most? The dual of planning as a linear program, in which like contents are taken together."""
+"""Which prices prove the most? The dual of planning as a linear program, in which like versions are taken together."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import csr_array
 
-from lmswap.plan.dual import Contents, Dual, Floats, Ints, Prices
+from lmswap.plan.dual_bound import BufferVersions, Dual, Floats, Ints, Prices
 
-# Of like contents; the smallest count as absent. With 80 the program takes two to four times as long (ResNet-50: 0.4
+# Of like versions; the smallest count as absent. With 80 the program takes two to four times as long (ResNet-50: 0.4
 # to 0.8 s of a second for planning), and on the U-Nets, ResNet-50, GPT and ViT it proves no more.
 _MOST_CLASSES = 40
-_LIKE = 0.03  # contents are alike if they idle at the same cuts, at seconds per byte that differ by about this share
+_LIKE = 0.03  # versions are alike if they idle at the same cuts, at seconds per byte that differ by about this share
 
 
 def best_prices(dual: Dual, budget_bytes: int) -> Prices:
@@ -19,36 +19,36 @@ def best_prices(dual: Dual, budget_bytes: int) -> Prices:
     return _PriceProgram(dual, float(max(budget_bytes, 1))).solve()
 
 
-def _merged(contents: Contents) -> Contents:
-    """Like contents as one, largest first."""
-    costs = np.stack([contents.nbytes, contents.out_seconds, contents.in_seconds, contents.recompute_seconds], axis=1)
+def _merged(versions: BufferVersions) -> BufferVersions:
+    """Like versions as one, largest first."""
+    costs = np.stack([versions.nbytes, versions.out_seconds, versions.in_seconds, versions.recompute_seconds], axis=1)
     rates = np.log(np.maximum(costs[:, 1:] / costs[:, :1], 1e-30)) / _LIKE
     rates = np.where(np.isinf(rates), 2.0**30, np.rint(rates))
-    key = np.column_stack([contents.made_in, contents.is_idle, contents.goes_on, rates]).astype(np.int64)
+    key = np.column_stack([versions.made_in, versions.is_idle, versions.goes_on, rates]).astype(np.int64)
     _, member, kind = np.unique(key, axis=0, return_index=True, return_inverse=True)
     total = np.zeros((len(member), costs.shape[1]))
     np.add.at(total, kind.ravel(), costs)
     largest = np.argsort(-total[:, 0], kind="stable")[:_MOST_CLASSES]
     shown = member[largest]
-    return Contents(contents.made_in[shown], contents.is_idle[shown], contents.goes_on[shown], *total[largest].T)
+    return BufferVersions(versions.made_in[shown], versions.is_idle[shown], versions.goes_on[shown], *total[largest].T)
 
 
 class _PriceProgram:
     """Maximise gain · x subject to rows · x ≤ limits and 0 ≤ x ≤ most.
 
     Seconds are in units of the step's compute, bytes in units of the budget. Beside the prices, x holds for each
-    content and zone or cut what `Dual` says is to come; rows hold it below each choice.
+    version and zone or cut what `Dual` says is to come; rows hold it below each choice.
     """
 
     def __init__(self, dual: Dual, byte_unit: float) -> None:
         self._dual, self._byte_unit = dual, byte_unit
         self._second_unit = float(dual.zone_seconds.sum() + dual.cut_seconds.sum()) or 1.0
-        self._contents = _merged(dual.contents)
+        self._versions = _merged(dual.versions)
         self._num_variables = 0
         self._num_rows = 0
         self._entries: list[tuple[Ints, Ints, Floats]] = []
         self._limits: list[Floats] = []
-        cuts, zones, kinds = len(dual.room_bytes), len(dual.zone_seconds), len(self._contents.nbytes)
+        cuts, zones, kinds = len(dual.room_bytes), len(dual.zone_seconds), len(self._versions.nbytes)
         self._memory, self._out, self._into, self._run = map(self._variables, (cuts, zones, zones, zones))
         self._out_at_cut, self._in_at_cut, self._run_at_cut = map(self._variables, (cuts, cuts, cuts))
         self._to_come = [self._variables(kinds, zones) for _ in range(4)]
@@ -70,7 +70,7 @@ class _PriceProgram:
         share = self._dual.compute_factor
         self._limit((self._out, 1.0), (self._into, 1.0), (self._run, share), limit=1.0)
         self._limit((self._out_at_cut, 1.0), (self._in_at_cut, 1.0), (self._run_at_cut, share), limit=1.0)
-        self._limit_contents()
+        self._limit_versions()
         row, column, value = (np.concatenate(part) for part in zip(*self._entries, strict=True))
         rows = csr_array((value, (row, column)), shape=(self._num_rows, self._num_variables))
         bounds = np.column_stack([np.zeros(self._num_variables), self._most()])
@@ -84,12 +84,12 @@ class _PriceProgram:
         gain[self._run_at_cut] = dual.cut_seconds / self._second_unit
         gain[self._memory] = -dual.room_bytes / self._byte_unit
         present = self._to_come[0]
-        gain[present[np.arange(len(present)), self._contents.made_in]] = 1.0
+        gain[present[np.arange(len(present)), self._versions.made_in]] = 1.0
         return gain
 
     def _most(self) -> Floats:
-        """Compute's time costs no more than what passes; of a content nothing is to come after its last idle cut."""
-        most, idle = np.full(self._num_variables, np.inf), self._contents.is_idle
+        """Compute's time costs no more than what passes; of a version nothing is to come after its last idle cut."""
+        most, idle = np.full(self._num_variables, np.inf), self._versions.is_idle
         most[self._run] = most[self._run_at_cut] = 1.0
         later = np.logical_or.accumulate(idle[:, ::-1], axis=1)[:, ::-1]
         is_over = np.column_stack([~later, np.ones(len(idle), bool)])
@@ -97,9 +97,9 @@ class _PriceProgram:
             most[here[is_over]] = 0.0
         return most
 
-    def _limit_contents(self) -> None:
+    def _limit_versions(self) -> None:
         """See `Dual`: what is to come from a zone on, there, and from a cut on, away, is no more than any choice."""
-        of, present, with_copy, dropped, copied = self._contents, *self._to_come
+        of, present, with_copy, dropped, copied = self._versions, *self._to_come
         nbytes = of.nbytes / self._byte_unit
         out_seconds, in_seconds, recompute_seconds = (
             each / self._second_unit for each in (of.out_seconds, of.in_seconds, of.recompute_seconds)

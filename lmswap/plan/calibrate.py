@@ -35,7 +35,7 @@ class OpTime:
 
 
 @dataclass(frozen=True)
-class Feedback:
+class Calibration:
     """One step: seconds inside its graphs as predicted and as measured, and costs that would have predicted the latter.
 
     ``worst`` is the run that was off most; ``host_seconds`` is what the host took to queue what the device waited for.
@@ -59,7 +59,7 @@ class Feedback:
         return self.error > TOLERANCE
 
 
-def compare(
+def calibrate(
     program: Program,
     costs: OpCosts,
     machine: Machine,
@@ -71,7 +71,7 @@ def compare(
     op_seconds: Sequence[Sequence[float]],
     host_seconds: Sequence[float | None] = (),
     segment_seconds: Sequence[float] = (),
-) -> Feedback | None:
+) -> Calibration | None:
     """Corrects the seconds of ops, those of the host, and the rates of copies by direction, to what was measured.
 
     ``op_seconds`` is, by segment, what the runs of its ops took to compute, without waits for copies; where it has
@@ -92,7 +92,7 @@ def compare(
         _scaled(rate, measured.busy_seconds(lane), predicted.busy_seconds(lane))
         for rate, lane in ((link.out_rate, Lane.OUT), (link.in_rate, Lane.IN))
     )
-    return Feedback(
+    return Calibration(
         predicted_seconds=predicted.seconds,
         measured_seconds=sum(map(sum, op_seconds)) + measured.lane_seconds(Lane.STALL),
         costs=replace(costs, seconds=_corrected(program, costs, times)),
