@@ -4,7 +4,7 @@
 
 The pipeline is the folder list: capture → analyze → plan → rewrite → execute → reporting; ``ir`` is all they share and
 `lmswap.api` joins them. Importing this package imports no torch: the names below load on first use. Where torch is
-loaded before, its first calls are made: see `lmswap.hardware.first_calls`.
+loaded before, its first calls are made: see `lmswap.hardware.mkl_init`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _ORIGINS = {  # the others: lmswap.api
 }
 
 if "torch" in sys.modules:
-    importlib.import_module("lmswap.hardware.first_calls").make_first_calls()
+    importlib.import_module("lmswap.hardware.mkl_init").initialize_mkl()
 
 
 def __getattr__(name: str) -> Any:

@@ -18,7 +18,7 @@ from lmswap.analyze.memory import StepMemory
 from lmswap.capture.shapes import by_shape, has_open_sizes
 from lmswap.errors import OptionError, without_path
 from lmswap.execute.step import StepRecord
-from lmswap.hardware.first_calls import make_first_calls
+from lmswap.hardware.mkl_init import initialize_mkl
 from lmswap.ir.emulation import EmulatedLink
 from lmswap.ir.program import Program
 from lmswap.ir.timeline import Timeline
@@ -35,7 +35,7 @@ from lmswap.uncalled import UNCALLED
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 log_as_asked()
-make_first_calls()  # for who has imported torch after the package
+initialize_mkl()  # for who has imported torch after the package
 
 _sessions: weakref.WeakKeyDictionary[nn.Module, Session] = weakref.WeakKeyDictionary()
 _compiled: list[tuple[Mapping[str, Any] | None, Session]] = []  # sessions of torch.compile(backend="lmswap") calls

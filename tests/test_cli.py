@@ -395,8 +395,8 @@ def test_help_needs_neither_torch_nor_matplotlib():
 def test_what_a_direction_keeps_beside_the_other_and_beside_compute_is_shown(capsys):
     from lmswap.hardware.device import DeviceInfo
     from lmswap.hardware.disk import Directory
+    from lmswap.hardware.host_memory import HostMemory
     from lmswap.hardware.link import HostLink
-    from lmswap.hardware.ram import Ram
     from lmswap.hardware.survey import Survey
 
     machine = replace(MACHINE, tiers=(Tier("host", 2**33, UNIT_LINK),))
@@ -404,7 +404,7 @@ def test_what_a_direction_keeps_beside_the_other_and_beside_compute_is_shown(cap
         device=DeviceInfo("cuda:0", "Unit GPU", 2**34, 2**33, "2.13.0", "CUDA driver 1.2"),
         num_devices=2,
         link=HostLink("pcie", "PCIe gen4 x16", 31.5e9),
-        ram=Ram(2**36, 2**35),
+        ram=HostMemory(2**36, 2**35),
         directory=Directory("/var/tmp", "xfs", "/dev/sda", 2**40, 2**39),
         peer="cuda:1 (Unit GPU), directly, by NVLink",
         machines={"host": machine, "disk": MACHINE, "peer": replace(machine, tiers=(Tier("peer", 2**32, UNIT_LINK),))},

@@ -7,7 +7,7 @@ import pytest
 from lmswap import cli
 from lmswap.commands.links import emulating_tier, links_text
 from lmswap.hardware.link import HostLink
-from lmswap.hardware.peak import PeakRate
+from lmswap.hardware.link_peak import PeakRate
 from lmswap.ir.emulation import EmulatedLink
 from lmswap.ir.machine import Link, Rate
 

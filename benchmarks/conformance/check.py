@@ -30,7 +30,7 @@ from benchmarks.conformance.training import (
 from benchmarks.conformance.trial import Trial, groups, together
 from lmswap.capture.whole import ROUNDED_OTHERWISE
 from lmswap.errors import LmswapError, PlanInfeasible
-from lmswap.hardware.first_calls import make_first_calls
+from lmswap.hardware.mkl_init import initialize_mkl
 from lmswap.options import NEEDS_GRAPHS
 from lmswap.reporting import Report
 
@@ -104,7 +104,7 @@ class Finding:
 
 def check_all(trials: Iterator[Trial], path: str, policies: Sequence[str], memory: TensorMemory) -> Iterator[Finding]:
     """Checks trials group by group, the first by all policies, the others by the first of these."""
-    make_first_calls()
+    initialize_mkl()
     for number, group in enumerate(groups(trials)):
         tried = policies if number == 0 else policies[:1]
         if len(group) == 1:

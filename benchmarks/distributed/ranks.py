@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.distributed.alarm import alarmed
 from lmswap.bench.unet3d.brats import DataError
-from lmswap.hardware.first_calls import make_first_calls
+from lmswap.hardware.mkl_init import initialize_mkl
 
 _TIMEOUT = timedelta(minutes=10)  # of a collective: the first step of a rank may capture and plan for minutes
 
@@ -69,7 +69,7 @@ def joined() -> Iterator[Ranks]:
             raise DataError(f"{local_size} ranks on a machine with {num_gpus} GPU(s): NCCL wants one for each")
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
-    make_first_calls()
+    initialize_mkl()
     backend = "nccl" if num_gpus else "gloo"
     store = _connect("group")
     gpu = device if num_gpus else None

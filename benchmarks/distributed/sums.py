@@ -17,7 +17,7 @@ import torch
 from torch import distributed
 
 from benchmarks.distributed.ranks import Ranks
-from lmswap.hardware.compute import convolution
+from lmswap.hardware.microbench import convolution
 from lmswap.ir.machine import Rate
 from lmswap.ir.network import Network
 

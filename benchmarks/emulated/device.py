@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from lmswap.hardware.host import measure_host
+from lmswap.hardware.launch_overhead import measure_host
 from lmswap.ir.machine import Link, Machine, Rate, Tier
 from tests.emulated_gpu import machine
 from tests.emulated_gpu.told import tell_lmswap

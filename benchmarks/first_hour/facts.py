@@ -14,9 +14,9 @@ import torch
 from lmswap.bench.compact import to_json
 from lmswap.bench.unet3d.files import write_text
 from lmswap.execute import _C
+from lmswap.hardware.cublas_workspace import allocate_cublas_workspaces
 from lmswap.hardware.device import describe_device
-from lmswap.hardware.host import measure_host
-from lmswap.hardware.workspaces import take_workspaces
+from lmswap.hardware.launch_overhead import measure_host
 
 _CALLS = 1000
 _PINNED_BYTES = 2**30
@@ -28,7 +28,7 @@ def facts() -> dict[str, Any]:
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)  # makes the context
     reserved_bytes = torch.cuda.memory_reserved(device)
     before = torch.cuda.memory_allocated(device)
-    take_workspaces(device)
+    allocate_cublas_workspaces(device)
     return {
         "device": describe_device(device).name,
         "total_bytes": total_bytes,

@@ -15,7 +15,7 @@ from lmswap.bench.unet3d.loss import weighted_dice_loss
 from lmswap.bench.unet3d.network import UNet3d
 from lmswap.bench.unet3d.recipe import make_optimizer
 from lmswap.execute import _C
-from lmswap.hardware.ram import peak_resident_bytes, reset_peak_resident, resident_bytes
+from lmswap.hardware.host_memory import peak_resident_bytes, reset_peak_resident, resident_bytes
 
 LIBRARIES = ["libc10.so", "libtorch_cpu.so"]
 

@@ -18,7 +18,7 @@ from torch import nn
 import lmswap
 from benchmarks.judge.networks import Network, draw
 from lmswap.errors import PlanInfeasible
-from lmswap.hardware.ram import peak_resident_bytes, reset_peak_resident, resident_bytes
+from lmswap.hardware.host_memory import peak_resident_bytes, reset_peak_resident, resident_bytes
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -16,8 +16,8 @@ import lmswap
 from benchmarks.peers.tasks import TASKS, Task
 from benchmarks.peers.ways import PEERS, Call
 from lmswap.errors import PlanInfeasible
-from lmswap.hardware.first_calls import make_first_calls
 from lmswap.hardware.memory import DeviceMemory, device_memory
+from lmswap.hardware.mkl_init import initialize_mkl
 
 WARM_UP_STEPS = 4  # the first captures, plans and compiles, the fourth may plan again
 # One right after the other, for what lmswap measures of a step beside what it predicts: between turns lie seconds in
@@ -86,7 +86,7 @@ def run_cell(cell: Cell, wait_for_turn: Callable[[], None] = lambda: None) -> Ou
 
     ``wait_for_turn`` is called before each step that is timed beside others'.
     """
-    make_first_calls()
+    initialize_mkl()
     try:
         return _train(cell, wait_for_turn)
     except PlanInfeasible as refusal:

@@ -16,7 +16,7 @@ from benchmarks.peers.cell import REFERENCE, Bits, Cell, Outcome, run_cell
 from benchmarks.peers.ways import PEERS
 from benchmarks.unheard import unheard
 from lmswap.bench.turns import take_turns
-from lmswap.hardware.ram import read_ram
+from lmswap.hardware.host_memory import read_host_memory
 
 # The modules of a training, beside the largest peak of any way.
 _PROCESS_BYTES = 2**29
@@ -64,7 +64,7 @@ def _cells(choice: Choice, model: str, peak_bytes: int) -> Iterator[Cell]:
 
 def _groups(cells: Sequence[Cell], peak_bytes: int) -> Iterator[Sequence[Cell]]:
     """Some cells at a time, if they are in memory side by side."""
-    room = read_ram().available_bytes // (peak_bytes + _PROCESS_BYTES) - 1
+    room = read_host_memory().available_bytes // (peak_bytes + _PROCESS_BYTES) - 1
     count = max(1, min(_MOST_TOGETHER, room))
     for start in range(0, len(cells), count):
         yield cells[start : start + count]

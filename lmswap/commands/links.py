@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from lmswap.commands import Commands
     from lmswap.hardware.link import HostLink
-    from lmswap.hardware.peak import PeakRate
+    from lmswap.hardware.link_peak import PeakRate
 
 _SCHEMA = "lmswap.links/2"
 
@@ -42,8 +42,8 @@ def add_to(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     """Measures the links of the default device and prints them; 2 if no tier can be had."""
     from lmswap.hardware.device import default_device, describe_device
+    from lmswap.hardware.link_peak import peak_rates
     from lmswap.hardware.measure import host_link
-    from lmswap.hardware.peak import peak_rates
 
     device = default_device()
     name, link = str(describe_device(device)), host_link(device)

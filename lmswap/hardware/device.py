@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmswap.hardware.ram import read_ram
+from lmswap.hardware.host_memory import read_host_memory
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +48,7 @@ def describe_device(device: torch.device) -> DeviceInfo:
         free_bytes, total_bytes = torch.cuda.mem_get_info(device)
         name = torch.cuda.get_device_name(device)
         return DeviceInfo(str(device), name, total_bytes, free_bytes, torch.__version__, _cuda_driver())
-    ram = read_ram()
+    ram = read_host_memory()
     threads = torch.get_num_threads()
     name = f"{_cpu_name()}, {threads} thread{'s' if threads > 1 else ''}"
     driver = f"{platform.system()} {platform.release()}"

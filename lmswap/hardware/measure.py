@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from lmswap.errors import LmswapError, OptionError
 from lmswap.hardware.cache import CacheFile
-from lmswap.hardware.compute import large_enough
 from lmswap.hardware.device import describe_device
 from lmswap.hardware.disk import describe_directory, swap_directory
-from lmswap.hardware.host import measure_host
+from lmswap.hardware.host_memory import read_host_memory
+from lmswap.hardware.launch_overhead import measure_host
 from lmswap.hardware.link import HostLink, find_gpu, read_host_link
-from lmswap.hardware.node import Node, num_local_processes
+from lmswap.hardware.local_ranks import LocalRanks, num_local_processes
+from lmswap.hardware.microbench import large_enough
 from lmswap.hardware.peer import find_peer, free_bytes, peer_key
 from lmswap.hardware.probe import measure_link
-from lmswap.hardware.ram import read_ram
 from lmswap.ir.machine import SCHEMA, Machine, Tier, slowest, slowest_host
 from lmswap.waiting import told
 
@@ -96,7 +96,7 @@ def tiers_to_try(device: torch.device) -> tuple[str, ...]:
     return (*tiers, "peer") if torch.cuda.device_count() > 1 else tiers
 
 
-def describe_share(device: torch.device, tier: str, where: str | None, node: Node) -> Machine:
+def describe_share(device: torch.device, tier: str, where: str | None, node: LocalRanks) -> Machine:
     """This machine as each of its ranks has it beside the others: the same description on all of them.
 
     Where no earlier process has, each is measured alone, in turn, and then the links of all at once. The slowest rank's
@@ -173,7 +173,7 @@ def _capacity_bytes(device: torch.device, tier: str, where: str) -> int:
         return int(_DEVICE_SHARE * free_bytes(where))
     if tier == "device":
         return int(_DEVICE_SHARE * describe_device(device).available_bytes)
-    return int(_PINNED_SHARE * read_ram().available_bytes / num_local_processes())
+    return int(_PINNED_SHARE * read_host_memory().available_bytes / num_local_processes())
 
 
 def _measure_machine(device: torch.device, tier: str, where: str) -> Machine:

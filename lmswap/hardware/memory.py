@@ -13,8 +13,8 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Protocol
 
 from lmswap.hardware.device import describe_device
-from lmswap.hardware.high_water import HighWater
-from lmswap.hardware.ram import peak_resident_bytes, read_ram, reset_peak_resident, resident_bytes
+from lmswap.hardware.host_memory import peak_resident_bytes, read_host_memory, reset_peak_resident, resident_bytes
+from lmswap.hardware.peak_tracker import PeakTracker
 
 if TYPE_CHECKING:
     import torch
@@ -81,10 +81,10 @@ class DeviceMemory(Protocol):
     def trim(self) -> None:
         """Gives back what is only kept for reuse: the next step has to fetch it anew, which takes about half of one."""
 
-    def lend(self, nbytes: int) -> None:
+    def decommit(self, nbytes: int) -> None:
         """Lends as much of what is kept for reuse to work of the host that takes it from the same memory now."""
 
-    def tidy(self) -> None:
+    def compact(self) -> None:
         """Gives back what planning left behind; what tensors will get again stays."""
 
     def collect(self) -> None:
@@ -102,23 +102,23 @@ def device_memory(device: torch.device) -> DeviceMemory:
     return CudaMemory(device) if device.type == "cuda" else CpuMemory(device)
 
 
-_RESIDENT = HighWater(peak_resident_bytes, reset_peak_resident)
+_RESIDENT = PeakTracker(peak_resident_bytes, reset_peak_resident)
 
 
 @cache
-def _live() -> HighWater:
+def _live() -> PeakTracker:
     """What is allocated on the heap."""
     from lmswap.execute import _C
 
-    return HighWater(lambda: _C.heap_stats().peak_live_bytes, _C.heap_reset_peak)
+    return PeakTracker(lambda: _C.heap_stats().peak_live_bytes, _C.heap_reset_peak)
 
 
 @cache
-def _allocated(device: torch.device) -> HighWater:
+def _allocated(device: torch.device) -> PeakTracker:
     """What torch has handed out on a GPU."""
     import torch
 
-    return HighWater(
+    return PeakTracker(
         lambda: torch.cuda.max_memory_allocated(device), lambda: torch.cuda.reset_peak_memory_stats(device)
     )
 
@@ -201,10 +201,10 @@ class CudaMemory:
     def trim(self) -> None:  # noqa: D102
         self._cuda.empty_cache()
 
-    def lend(self, nbytes: int) -> None:  # noqa: D102
+    def decommit(self, nbytes: int) -> None:  # noqa: D102
         return
 
-    def tidy(self) -> None:  # noqa: D102
+    def compact(self) -> None:  # noqa: D102
         return
 
     def collect(self) -> None:  # noqa: D102
@@ -246,10 +246,10 @@ class CpuMemory:
         return str(describe_device(self._device))
 
     def total_bytes(self) -> int:  # noqa: D102
-        return read_ram().total_bytes
+        return read_host_memory().total_bytes
 
     def free_bytes(self) -> int:  # noqa: D102
-        return read_ram().available_bytes
+        return read_host_memory().available_bytes
 
     def used_bytes(self) -> int:  # noqa: D102
         return max(0, resident_bytes() - self._base_bytes)
@@ -291,12 +291,12 @@ class CpuMemory:
 
     def trim(self) -> None:  # noqa: D102
         self._heap.heap_trim()
-        self.tidy()
+        self.compact()
 
-    def lend(self, nbytes: int) -> None:  # noqa: D102
+    def decommit(self, nbytes: int) -> None:  # noqa: D102
         self._heap.heap_lend(nbytes)
 
-    def tidy(self) -> None:
+    def compact(self) -> None:
         """Makes glibc give freed pages back, of which planning 500 ops leaves some 20 MiB; others keep none."""
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
@@ -305,7 +305,7 @@ class CpuMemory:
     def collect(self) -> None:
         """Frees graphs of no use any more, of which a replan of 4,400 ops leaves 20 MiB: takes 0.2 s."""
         gc.collect()
-        self.tidy()
+        self.compact()
 
     def synchronize(self) -> None:  # noqa: D102
         return

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
 from lmswap.errors import TransferError
-from lmswap.hardware.compute import convolution
+from lmswap.hardware.microbench import convolution
 from lmswap.ir.machine import Link, Rate
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from lmswap.errors import LmswapError
 from lmswap.hardware.device import DeviceInfo, default_device, describe_device
 from lmswap.hardware.disk import Directory, describe_directory
+from lmswap.hardware.host_memory import HostMemory, read_host_memory
 from lmswap.hardware.link import HostLink
 from lmswap.hardware.measure import describe_machine, host_link, locate_tier, tiers_to_try
 from lmswap.hardware.peer import describe_peer
-from lmswap.hardware.ram import Ram, read_ram
 from lmswap.ir.machine import Machine
 
 
@@ -26,7 +26,7 @@ class Survey:
     device: DeviceInfo
     num_devices: int
     link: HostLink
-    ram: Ram
+    ram: HostMemory
     directory: Directory | None
     peer: str | None
     machines: dict[str, Machine]
@@ -51,7 +51,7 @@ def survey(disk_directory: str | None = None) -> Survey:
         device=describe_device(device),
         num_devices=torch.cuda.device_count(),
         link=host_link(device),
-        ram=read_ram(),
+        ram=read_host_memory(),
         directory=describe_directory(places["disk"]) if "disk" in machines else None,
         peer=describe_peer(device, places["peer"]) if "peer" in machines else None,
         machines=machines,

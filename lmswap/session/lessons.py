@@ -197,7 +197,7 @@ class Lessons:
 
         Says whether the plan of ``step`` is another then. What is in use between steps is known from now on.
         """
-        self._memory.tidy()  # tracing and timing leave up to 30 MiB, which steps would not use again
+        self._memory.compact()  # tracing and timing leave up to 30 MiB, which steps would not use again
         self._holding.assume_seen()
         step = self._with_growth(step, step.small_bytes(self._memory.counted_from_bytes()), shown.ended)
         record = shown.record if self._options.plan is None else None
@@ -290,7 +290,7 @@ class Lessons:
     def _price_again(self, step: PlannedStep) -> PlannedStep:
         """``step``, whose plan was made by other costs, with a prediction by its own."""
         priced = self._plans.priced(step)
-        self._memory.tidy()
+        self._memory.compact()
         self._plans.remember(step.joined.program, priced)
         return self._plans.predict(priced)
 

@@ -11,8 +11,8 @@ from lmswap.errors import OptionError
 from lmswap.execute import _C
 from lmswap.execute.tiers import open_tier
 from lmswap.hardware.device import default_tier
+from lmswap.hardware.local_ranks import LocalRanks, may_have_neighbours
 from lmswap.hardware.measure import describe_machine, describe_share, locate_tier
-from lmswap.hardware.node import Node, may_have_neighbours
 from lmswap.hardware.peer import describe_peer
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.machine import Machine
@@ -37,7 +37,7 @@ class Opened:
     where: str
     machine: Machine
     native: _C.Engine
-    node: Node | None  # whose ranks were measured together, and plan together
+    node: LocalRanks | None  # whose ranks were measured together, and plan together
 
 
 def open_device(device: torch.device, options: Options, pinned: PinnedPlans | None) -> Opened:
@@ -51,7 +51,7 @@ def open_device(device: torch.device, options: Options, pinned: PinnedPlans | No
     _check_allocator(device)
     tier = resolve_tier(options.tier, device)
     where = locate(tier, device, options)
-    node = Node.here() if options.together else None
+    node = LocalRanks.here() if options.together else None
     measured = describe_machine(device, tier, where) if node is None else describe_share(device, tier, where, node)
     machine = as_asked(measured, tier, options)
     if pinned is not None:

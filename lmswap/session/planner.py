@@ -9,8 +9,8 @@ from typing import Any
 from lmswap.capture.loss import LossMeter, loss_bytes, without_losses
 from lmswap.errors import PlanInfeasible, TierError
 from lmswap.execute.engine import SwapEngine
+from lmswap.hardware.local_ranks import num_local_processes
 from lmswap.hardware.memory import DeviceMemory
-from lmswap.hardware.node import num_local_processes
 from lmswap.ir.arena_layout import ArenaLayout
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.costs import OpCosts
@@ -139,7 +139,7 @@ class Planner:
             share = f"{count} processes of this machine train together, as their launcher says: each may pin 1/{count}"
             raise TierError(f"{error}. {share}; host_budget sets it otherwise") from None
         finally:
-            self._memory.tidy()
+            self._memory.compact()
 
     def _reckoning_with_less(self, search: Callable[[], tuple[Plan, float]]) -> tuple[Plan, float]:
         """What ``search`` finds; where it finds nothing, less is reckoned with that the caller holds."""
@@ -160,7 +160,7 @@ class Planner:
 
     def lend_memory(self, program: Program) -> None:
         """Makes sure that planning does not come on top of what steps keep for reuse."""
-        self._memory.lend(_PLANNING_BYTES + _PLANNING_BYTES_PER_OP * len(program.ops))
+        self._memory.decommit(_PLANNING_BYTES + _PLANNING_BYTES_PER_OP * len(program.ops))
 
     def placed_bytes(self, program: Program, costs: OpCosts, plan: Plan) -> int:
         """What the step of ``plan`` takes where its tensors have places; 0 where they have none."""

@@ -37,8 +37,8 @@ from lmswap.execute.parts import Backwards, Handing, Results
 from lmswap.execute.step import EndedStep, SegmentKey
 from lmswap.execute.streams import SEVERAL
 from lmswap.hardware.cache import remembers
+from lmswap.hardware.cublas_workspace import allocate_cublas_workspaces
 from lmswap.hardware.memory import DeviceMemory, device_memory
-from lmswap.hardware.workspaces import take_workspaces
 from lmswap.ir.plan import Plan
 from lmswap.ir.verification import Verified
 from lmswap.options import NEEDS_GRAPHS, Options
@@ -208,7 +208,7 @@ class Session:
             with stage("timing ops", is_remembered=remembers()):
                 graph.costs = self.meter.costs(lowered.program, lowered.graphs)
         if any("mm" in op.target for op in lowered.program.ops):  # mm, addmm, bmm, baddbmm
-            take_workspaces(self.device)
+            allocate_cublas_workspaces(self.device)
         ran = [index for index, phase in self.recorder.current_sequence if phase == "forward"]
         try:
             with stage("planning", is_remembered=remembers() and known is None):

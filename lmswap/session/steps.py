@@ -16,8 +16,8 @@ from lmswap.capture.loss import without_losses
 from lmswap.errors import PlanInfeasible, PlanMismatch
 from lmswap.execute.engine import SwapEngine
 from lmswap.execute.parts import part_bytes
+from lmswap.hardware.local_ranks import LocalRanks
 from lmswap.hardware.memory import DeviceMemory
-from lmswap.hardware.node import Node
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Machine
@@ -53,7 +53,7 @@ class StepPlans:
         memory: DeviceMemory,
         budget: Budget,
         pinned: PinnedPlans | None,
-        node: Node | None,
+        node: LocalRanks | None,
     ) -> None:
         """Tensors get places in the arena of ``engine``, if it has one.
 
@@ -312,7 +312,7 @@ class StepPlans:
             own.append(plan())
             return self._cache.pack(own[0])
 
-        told = self._node.once(self._cache.name(program), tell)
+        told = self._node.compute_once(self._cache.name(program), tell)
         if own:
             return own[0], True
         planned = self._understood(told, program, allowance)
@@ -325,11 +325,11 @@ class StepPlans:
     def tell_again(self, program: Program, planned: CachedPlan) -> None:
         """Tells the other ranks what this one, being the first, has planned again."""
         if self._node is not None:
-            self._node.tell(self._name_again(program), self._cache.pack(planned))
+            self._node.publish(self._name_again(program), self._cache.pack(planned))
 
     def told_again(self, program: Program, allowance: Allowance) -> CachedPlan | None:
         """What a rank of this machine has planned again by now, if that does here."""
-        told = self._node.told(self._name_again(program)) if self._node is not None else None
+        told = self._node.fetch(self._name_again(program)) if self._node is not None else None
         return self._understood(told, program, allowance)
 
     def _name_again(self, program: Program) -> str:

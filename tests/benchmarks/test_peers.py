@@ -18,7 +18,7 @@ from benchmarks.peers.plot import plot
 from benchmarks.peers.results import Results, describe_origin, read_results
 from benchmarks.peers.run import Choice
 from benchmarks.peers.ways import PEERS
-from lmswap.hardware.ram import Ram
+from lmswap.hardware.host_memory import HostMemory
 from lmswap.plan import POLICIES
 
 CELL = Cell("gpt", "small", "cpu", REFERENCE, None, None)
@@ -167,7 +167,7 @@ def test_what_fits_into_memory_takes_turns_with_a_reference_of_its_own(
         return [replace(outcome, bits=(RAN.bits[0], {"loss": "c", "x": outcome.cell.way})) for outcome in found]
 
     monkeypatch.setattr(run, "run_in_turns", run_in_turns)
-    monkeypatch.setattr(run, "read_ram", lambda: Ram(2**40, available_bytes))
+    monkeypatch.setattr(run, "read_host_memory", lambda: HostMemory(2**40, available_bytes))
     found = list(run.run_model(replace(CHOICE, device=device), "gpt"))
     assert [len(ways) for ways in asked] == together
     if device == "cpu":

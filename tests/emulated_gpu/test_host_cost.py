@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import lmswap
-from lmswap.hardware.host import measure_host
+from lmswap.hardware.launch_overhead import measure_host
 from tests.models import quick_of
 
 KIB, MIB = 2**10, 2**20

@@ -9,9 +9,9 @@ from torch import distributed
 
 from lmswap.errors import OptionError, TierError
 from lmswap.hardware import measure
+from lmswap.hardware.host_memory import HostMemory
+from lmswap.hardware.local_ranks import LocalRanks
 from lmswap.hardware.measure import describe_machine, describe_share, host_link
-from lmswap.hardware.node import Node
-from lmswap.hardware.ram import Ram
 from lmswap.ir.machine import Link, Machine, Rate, Tier
 
 CPU = torch.device("cpu")
@@ -112,7 +112,7 @@ def test_capacity_is_that_of_now_and_not_remembered(cache, counted, monkeypatch,
 @pytest.mark.parametrize("launcher", ["LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE"])
 @pytest.mark.parametrize(("count", "share"), [("", 800), ("1", 800), ("8", 100)])
 def test_what_may_be_pinned_is_shared_by_the_processes_that_train_together(monkeypatch, launcher, count, share):
-    monkeypatch.setattr(measure, "read_ram", lambda: Ram(2000 * MIB, 1000 * MIB))
+    monkeypatch.setattr(measure, "read_host_memory", lambda: HostMemory(2000 * MIB, 1000 * MIB))
     monkeypatch.setenv(launcher, count)
     assert describe_machine(CPU, "host").tiers[0].capacity_bytes == share * MIB
 
@@ -138,7 +138,7 @@ def together(counted, monkeypatch, tmp_path):
 
     def describe():
         def share(rank):
-            return describe_share(CPU, "disk", str(tmp_path), Node(store, rank, len(SLOWED)))
+            return describe_share(CPU, "disk", str(tmp_path), LocalRanks(store, rank, len(SLOWED)))
 
         with ThreadPoolExecutor(len(SLOWED)) as threads:
             return list(threads.map(share, range(len(SLOWED))))

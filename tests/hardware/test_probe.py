@@ -3,7 +3,7 @@ import torch
 
 from lmswap.errors import TransferError
 from lmswap.hardware import probe as probes
-from lmswap.hardware.compute import convolution
+from lmswap.hardware.microbench import convolution
 from lmswap.hardware.probe import LinkProbe
 from tests.hardware.fake_engine import FakeEngine
 

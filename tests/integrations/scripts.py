@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lmswap.hardware.ram import peak_resident_bytes, reset_peak_resident, resident_bytes
+from lmswap.hardware.host_memory import peak_resident_bytes, reset_peak_resident, resident_bytes
 
 FEATURES, WIDTH, LAYERS, BATCH, STEPS = 4, 64, 12, 2**15, 3
 FEW = 64  # the batch where memory is not the question

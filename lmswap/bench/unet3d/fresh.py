@@ -19,7 +19,7 @@ from lmswap.bench.turns import take_turns
 from lmswap.bench.unet3d.configuration import Configuration
 from lmswap.bench.unet3d.measured import Failure, Run
 from lmswap.bench.unet3d.run import Event
-from lmswap.hardware.ram import read_ram
+from lmswap.hardware.host_memory import read_host_memory
 
 _LOG_TAIL_LINES = 15
 
@@ -139,7 +139,7 @@ def run_compared(
     they run one after another.
     """
     is_on_cpu = all(configuration.device == "cpu" for configuration in configurations)
-    if len(configurations) == 1 or not is_on_cpu or needed_bytes > read_ram().available_bytes:
+    if len(configurations) == 1 or not is_on_cpu or needed_bytes > read_host_memory().available_bytes:
         return [_outcome(each, partial(run_fresh, each, logs, on_event)) for each in configurations]
     with ExitStack() as stack:
         begun: list[FreshRun] = []

@@ -44,7 +44,7 @@ from lmswap.bench.unet3d.network import UNet3d
 from lmswap.bench.unet3d.preprocess import Cubes, load_cubes
 from lmswap.bench.unet3d.recipe import make_optimizer, make_schedule, take_step
 from lmswap.errors import LmswapError
-from lmswap.hardware.first_calls import make_first_calls
+from lmswap.hardware.mkl_init import initialize_mkl
 from lmswap.ir.emulation import EmulatedLink
 from lmswap.profiling.collect import EngineRecorder
 from lmswap.profiling.figures import Figures, figures_of
@@ -248,7 +248,7 @@ def _throttled(emit: Callable[[Event], None]) -> Callable[[int], None]:
 
 def main() -> int:
     """Runs the configuration of the command line and tells the parent; 0 if it finished."""
-    make_first_calls()
+    initialize_mkl()
     parser = argparse.ArgumentParser()
     parser.add_argument("configuration", type=Path)
     parser.add_argument("--events", type=int, default=1, metavar="FD")

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import lmswap
-from lmswap.hardware.workspaces import take_workspaces
+from lmswap.hardware.cublas_workspace import allocate_cublas_workspaces
 
 pytestmark = [
     pytest.mark.gpu,
@@ -43,9 +43,9 @@ def test_a_step_takes_no_more_after_they_were_taken():
     without = bytes_taken_for_good(step)
     assert without > 0
     torch._C._cuda_clearCublasWorkspaces()
-    assert bytes_taken_for_good(lambda: take_workspaces(torch.device("cuda"))) == without
+    assert bytes_taken_for_good(lambda: allocate_cublas_workspaces(torch.device("cuda"))) == without
     assert bytes_taken_for_good(step) == 0
-    assert bytes_taken_for_good(lambda: take_workspaces(torch.device("cuda"))) == 0
+    assert bytes_taken_for_good(lambda: allocate_cublas_workspaces(torch.device("cuda"))) == 0
 
 
 def test_there_is_one_for_forward_and_one_for_backward():
@@ -55,13 +55,13 @@ def test_there_is_one_for_forward_and_one_for_backward():
         (matrix @ matrix).cpu()
 
     of_forward = bytes_taken_for_good(multiply)
-    assert bytes_taken_for_good(lambda: take_workspaces(torch.device("cuda"))) == of_forward
+    assert bytes_taken_for_good(lambda: allocate_cublas_workspaces(torch.device("cuda"))) == of_forward
 
 
 def test_they_are_taken_in_the_middle_of_a_trace():
     def backend(module, inputs):
         with torch._subclasses.FakeTensorMode():
-            taken.append(bytes_taken_for_good(lambda: take_workspaces(torch.device("cuda"))))
+            taken.append(bytes_taken_for_good(lambda: allocate_cublas_workspaces(torch.device("cuda"))))
         return module.forward
 
     taken = []
@@ -97,4 +97,4 @@ def test_a_model_is_measured_in_inference_mode_too():
 
 
 def test_there_are_none_on_a_cpu():
-    take_workspaces(torch.device("cpu"))
+    allocate_cublas_workspaces(torch.device("cpu"))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
 
-def take_workspaces(device: torch.device) -> None:
+def allocate_cublas_workspaces(device: torch.device) -> None:
     """Takes those of this thread and of autograd's, on the current stream; nothing to do on a CPU or a second time.
 
     It may be called in the middle of a trace.

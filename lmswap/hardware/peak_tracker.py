@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable
 
 
-class HighWater:
+class PeakTracker:
     """One figure's mark, and all who watch it."""
 
     def __init__(self, read: Callable[[], int], reset: Callable[[], None]) -> None:
@@ -46,7 +46,7 @@ class HighWater:
 class Watch:
     """The highest value since it was made or last restarted."""
 
-    def __init__(self, mark: HighWater) -> None:
+    def __init__(self, mark: PeakTracker) -> None:
         self._mark = mark
         self.earlier = 0  # the highest value before the mark was last reset
 

@@ -30,9 +30,9 @@ print(before, detected())
 """
 THREADS = """
 import os, torch
-from lmswap.hardware.first_calls import make_first_calls
+from lmswap.hardware.mkl_init import initialize_mkl
 before = len(os.listdir("/proc/self/task"))
-make_first_calls()
+initialize_mkl()
 print(before, len(os.listdir("/proc/self/task")))
 """
 
@@ -77,6 +77,6 @@ class Made(Exception):
     ],
 )
 def test_benchmarks_make_the_first_calls_before_they_train_without_lmswap(monkeypatch, module, train):
-    monkeypatch.setattr(f"{module}.make_first_calls", Mock(side_effect=Made))
+    monkeypatch.setattr(f"{module}.initialize_mkl", Mock(side_effect=Made))
     with pytest.raises(Made):
         train(importlib.import_module(module))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lmswap.hardware.compute import large_enough
+from lmswap.hardware.microbench import large_enough
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def may_have_neighbours() -> bool:
     return distributed.get_world_size() > 1
 
 
-class Node:
+class LocalRanks:
     """The ranks of this machine at one of their calls of `lmswap.enable`; the first calls of all belong together."""
 
     def __init__(self, store: Any, rank: int, count: int) -> None:
@@ -52,7 +52,7 @@ class Node:
         self._seconds = store.timeout.total_seconds()
 
     @staticmethod
-    def here() -> Node | None:
+    def here() -> LocalRanks | None:
         """The ranks that torchrun started here and torch.distributed has joined; None if this is the only one.
 
         Raises:
@@ -68,7 +68,7 @@ class Node:
         store: Any = distributed.distributed_c10d._get_default_store()
         told = _told("GROUP_RANK")  # a launcher that is not torchrun may not say which machine this is
         machine = socket.gethostname() if told is None else told
-        return Node(distributed.distributed_c10d.PrefixStore(f"lmswap/{machine}", store), rank, count)
+        return LocalRanks(distributed.distributed_c10d.PrefixStore(f"lmswap/{machine}", store), rank, count)
 
     def gather(self, what: str, find: Callable[[], str], *, in_turn: bool = False) -> list[str]:
         """What each of them finds, by rank; one after the other, if ``in_turn``. An error of one is raised by all.
@@ -96,7 +96,7 @@ class Node:
                 raise TierError(f"rank {rank} of this machine: {other['error']}")
         return [str(other["found"]) for other in found]
 
-    def once(self, what: str, make: Callable[[], bytes]) -> bytes:
+    def compute_once(self, what: str, make: Callable[[], bytes]) -> bytes:
         """What the first of them that asks makes; the others wait for it. Empty if that one failed.
 
         Raises:
@@ -109,18 +109,18 @@ class Node:
         try:
             made = make()
         finally:
-            self.tell(what, made)
+            self.publish(what, made)
         return made
 
     def is_first(self, what: str) -> bool:
-        """Whether none of them has asked this before: it is this one's to make, and to `tell`."""
+        """Whether none of them has asked this before: it is this one's to make, and to `publish`."""
         return bool(self._store.add(self._key(what, "asked"), 1) == 1)
 
-    def tell(self, what: str, made: bytes) -> None:
+    def publish(self, what: str, made: bytes) -> None:
         """Tells the others what this one has made."""
         self._store.set(self._key(what, "made"), made)
 
-    def told(self, what: str) -> bytes | None:
+    def fetch(self, what: str) -> bytes | None:
         """What one of them has made by now, if it has."""
         key = self._key(what, "made")
         return bytes(self._store.get(key)) if self._store.check([key]) else None

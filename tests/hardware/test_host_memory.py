@@ -4,7 +4,7 @@ import os
 import pytest
 
 from lmswap.errors import DriverError
-from lmswap.hardware import ram
+from lmswap.hardware import host_memory
 
 GIB, MIB, PAGE = 2**30, 2**20, 4096
 
@@ -17,7 +17,7 @@ def machine(root, *, cgroup, files):
     for path, text in files.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text)
-    return ram.read_ram(root)
+    return host_memory.read_host_memory(root)
 
 
 def version2(folder, limit, used, cache=0):
@@ -28,21 +28,21 @@ def version2(folder, limit, used, cache=0):
 
 def test_without_a_cgroup_limit_the_machine_counts(tmp_path):
     found = machine(tmp_path, cgroup="0::/user/shell\n", files=version2("user/shell", "max", 5 * GIB))
-    assert found == ram.Ram(64 * GIB, 48 * GIB)
+    assert found == host_memory.HostMemory(64 * GIB, 48 * GIB)
 
 
 def test_the_tightest_of_nested_cgroups_counts(tmp_path):
     files = {**version2("job/task", 32 * GIB, 2 * GIB), **version2("job", 16 * GIB, 6 * GIB), **version2(".", "max", 0)}
-    assert machine(tmp_path, cgroup="0::/job/task\n", files=files) == ram.Ram(16 * GIB, 10 * GIB)
+    assert machine(tmp_path, cgroup="0::/job/task\n", files=files) == host_memory.HostMemory(16 * GIB, 10 * GIB)
 
 
 def test_page_cache_that_goes_first_is_available(tmp_path):
     found = machine(tmp_path, cgroup="0::/job\n", files=version2("job", 16 * GIB, 15 * GIB, cache=9 * GIB))
-    assert found == ram.Ram(16 * GIB, 10 * GIB)
+    assert found == host_memory.HostMemory(16 * GIB, 10 * GIB)
 
 
 def test_a_cgroup_over_its_limit_has_nothing_available(tmp_path):
-    assert machine(tmp_path, cgroup="0::/job\n", files=version2("job", GIB, 2 * GIB)) == ram.Ram(GIB, 0)
+    assert machine(tmp_path, cgroup="0::/job\n", files=version2("job", GIB, 2 * GIB)) == host_memory.HostMemory(GIB, 0)
 
 
 def test_version_1_in_a_container_that_sees_only_the_outer_folder(tmp_path):
@@ -53,55 +53,55 @@ def test_version_1_in_a_container_that_sees_only_the_outer_folder(tmp_path):
         f"{place}/memory.stat": f"cache 0\ntotal_inactive_file {GIB}\n",
     }
     found = machine(tmp_path, cgroup="5:cpu,cpuacct:/x\n4:memory:/docker/0123\n", files=files)
-    assert found == ram.Ram(8 * GIB, 6 * GIB)
+    assert found == host_memory.HostMemory(8 * GIB, 6 * GIB)
 
 
 def test_a_system_without_cgroups_has_no_limits(tmp_path):
     machine(tmp_path, cgroup="", files={})
     (tmp_path / "proc/self/cgroup").unlink()
-    assert ram.read_ram(tmp_path) == ram.Ram(64 * GIB, 48 * GIB)
+    assert host_memory.read_host_memory(tmp_path) == host_memory.HostMemory(64 * GIB, 48 * GIB)
 
 
 def test_a_limit_that_may_not_be_read_is_logged_and_left_out(tmp_path, caplog):
     (tmp_path / "sys/fs/cgroup/job/memory.max").mkdir(parents=True)
-    assert machine(tmp_path, cgroup="0::/job\n", files={}) == ram.Ram(64 * GIB, 48 * GIB)
+    assert machine(tmp_path, cgroup="0::/job\n", files={}) == host_memory.HostMemory(64 * GIB, 48 * GIB)
     assert "cannot be read, and is not kept to: Is a directory" in caplog.text
 
 
 def test_this_machine_can_be_read():
-    found = ram.read_ram()
+    found = host_memory.read_host_memory()
     assert 0 < found.available_bytes <= found.total_bytes
 
 
 def test_resident_memory_rises_by_what_is_touched_and_its_peak_stays_until_reset():
-    before, size = ram.resident_bytes(), 256 * MIB
+    before, size = host_memory.resident_bytes(), 256 * MIB
     block = mmap.mmap(-1, size)
     for offset in range(0, size, PAGE):
         block[offset] = 1
-    risen = ram.resident_bytes() - before
+    risen = host_memory.resident_bytes() - before
     block.close()
     slack = size // 4  # the kernel counts in batches, on each core
     assert risen > size - slack
-    assert ram.resident_bytes() < before + slack
-    assert ram.peak_resident_bytes() > before + size - slack
-    ram.reset_peak_resident()
-    assert ram.peak_resident_bytes() < before + slack
+    assert host_memory.resident_bytes() < before + slack
+    assert host_memory.peak_resident_bytes() > before + size - slack
+    host_memory.reset_peak_resident()
+    assert host_memory.peak_resident_bytes() < before + slack
 
 
 def test_a_status_of_many_pieces_is_read_to_its_end(monkeypatch):
-    monkeypatch.setattr(ram, "_READ_BYTES", 100)
-    assert ram.resident_bytes() > MIB
+    monkeypatch.setattr(host_memory, "_READ_BYTES", 100)
+    assert host_memory.resident_bytes() > MIB
     with pytest.raises(DriverError, match="has no VmNone"):
-        ram._status(b"VmNone")
+        host_memory._status(b"VmNone")
 
 
 def test_a_kernel_that_cannot_reset_the_peak_is_an_error_that_says_so(monkeypatch):
     def refuse(path, *_):
         raise PermissionError(13, "Permission denied", path)
 
-    monkeypatch.setattr(ram.os, "open", refuse)
+    monkeypatch.setattr(host_memory.os, "open", refuse)
     with pytest.raises(DriverError, match=r"/proc/self/clear_refs failed .*Permission denied"):
-        ram.reset_peak_resident()
+        host_memory.reset_peak_resident()
 
 
 @pytest.mark.parametrize("name", [b"caf\xe9.slice", b"two\xc2\x85lines", b"a:b"], ids=repr)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lmswap.errors import TierError
-from lmswap.hardware import peak
+from lmswap.hardware import link_peak
 
 
 class Gpu:
@@ -56,9 +56,9 @@ def gpu(monkeypatch):
     def stream(chosen):
         yield
 
-    monkeypatch.setattr(peak, "_pinned_buffer", lambda: Buffer("out"))
-    monkeypatch.setattr(peak, "_device_buffer", lambda device: Buffer("in"))
-    monkeypatch.setattr(peak, "convolution", lambda device: gpu.convolve)
+    monkeypatch.setattr(link_peak, "_pinned_buffer", lambda: Buffer("out"))
+    monkeypatch.setattr(link_peak, "_device_buffer", lambda device: Buffer("in"))
+    monkeypatch.setattr(link_peak, "convolution", lambda device: gpu.convolve)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: object())
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "stream", stream)
@@ -67,7 +67,7 @@ def gpu(monkeypatch):
 
 
 def test_rates_are_those_of_sixteen_copies_behind_four(gpu):
-    out, into = peak.peak_rates(torch.device("cuda", 0))
+    out, into = link_peak.peak_rates(torch.device("cuda", 0))
     assert (out.bytes_per_second, into.bytes_per_second) == (2**29 / 2, 2**29)
     assert (out.both_bytes_per_second, out.busy_bytes_per_second) == (2**29 / 2, 2**29 / 2)
     alone = gpu.log[1 : 1 + 3 * 20]
@@ -79,7 +79,7 @@ def test_rates_are_those_of_sixteen_copies_behind_four(gpu):
 
 
 def test_compute_beside_copies_takes_longer_than_they_do_and_what_it_loses_is_found(gpu):
-    out, into = peak.peak_rates(torch.device("cuda", 0))
+    out, into = link_peak.peak_rates(torch.device("cuda", 0))
     # 20 copies of 2 s: twice that is 80 s, or 160 convolutions of 0.5 s, and one more; each loses 0.1 s.
     assert "conv 161" in gpu.log
     assert out.compute_factor == pytest.approx(1 - 16.1 / 40)
@@ -91,6 +91,6 @@ def test_memory_that_cannot_be_had_is_told(gpu, monkeypatch):
     def refuse():
         raise RuntimeError("CUDA error: out of memory")
 
-    monkeypatch.setattr(peak, "_pinned_buffer", refuse)
+    monkeypatch.setattr(link_peak, "_pinned_buffer", refuse)
     with pytest.raises(TierError, match=r"copies of 512.00 MiB: CUDA error: out of memory"):
-        peak.peak_rates(torch.device("cuda", 0))
+        link_peak.peak_rates(torch.device("cuda", 0))

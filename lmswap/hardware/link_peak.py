@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lmswap.errors import TierError
-from lmswap.hardware.compute import convolution
+from lmswap.hardware.microbench import convolution
 from lmswap.ir.bytesize import format_bytes
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ _READ_BYTES = 2**14  # at once: of /proc/self/status mostly all
 
 
 @dataclass(frozen=True)
-class Ram:
+class HostMemory:
     """Main memory that this process may use: of the machine, or less where its cgroup has a limit."""
 
     total_bytes: int
@@ -55,7 +55,7 @@ def reset_peak_resident() -> None:
         ) from error
 
 
-def read_ram(root: Path = Path("/")) -> Ram:
+def read_host_memory(root: Path = Path("/")) -> HostMemory:
     """Main memory from /proc/meminfo and the limits of this process's cgroups (version 1 and 2), the least of them.
 
     ``root`` is where /proc and /sys are found.
@@ -65,7 +65,7 @@ def read_ram(root: Path = Path("/")) -> Ram:
     for limit_bytes, used_bytes in _cgroup_limits(root):
         total_bytes = min(total_bytes, limit_bytes)
         available_bytes = min(available_bytes, max(0, limit_bytes - used_bytes))
-    return Ram(total_bytes, available_bytes)
+    return HostMemory(total_bytes, available_bytes)
 
 
 def _status(key: bytes) -> int:

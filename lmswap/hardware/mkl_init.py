@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 
-def make_first_calls() -> None:
+def initialize_mkl() -> None:
     """Makes MKL choose its kernels for this process and its forks; a millisecond the first time, then microseconds.
 
     oneMKL 2024.2, which torch's wheels hold up to 2.13, detects the CPU in the first call of its vector maths (sqrt,

@@ -12,7 +12,7 @@ from torch import nn
 
 import lmswap
 from lmswap.errors import LmswapError, OptionError, RankMissing, TierError
-from lmswap.hardware.node import Node, may_have_neighbours
+from lmswap.hardware.local_ranks import LocalRanks, may_have_neighbours
 
 
 def meet(count, call, *, store=None, seconds=60, missing=()):
@@ -22,7 +22,7 @@ def meet(count, call, *, store=None, seconds=60, missing=()):
 
     def run(rank):
         try:
-            return call(Node(store, rank, count))
+            return call(LocalRanks(store, rank, count))
         except (LmswapError, torch.OutOfMemoryError) as error:
             return error
 
@@ -105,12 +105,12 @@ def test_what_several_ask_for_is_made_once():
         time.sleep(0.05)
         return bytes([0, 255, len(made)])
 
-    assert meet(4, lambda node: node.once("plan", make)) == [bytes([0, 255, 1])] * 4
+    assert meet(4, lambda node: node.compute_once("plan", make)) == [bytes([0, 255, 1])] * 4
     assert made == [1]
 
 
 def test_nobody_waits_for_one_who_does_not_ask():
-    assert meet(2, lambda node: node.once(f"plan {node.rank}", lambda: b"own")) == [b"own"] * 2
+    assert meet(2, lambda node: node.compute_once(f"plan {node.rank}", lambda: b"own")) == [b"own"] * 2
 
 
 def test_where_the_first_fails_the_others_get_nothing():
@@ -119,7 +119,7 @@ def test_where_the_first_fails_the_others_get_nothing():
     def call(node):
         if node.rank:
             started.wait(60)
-        return node.once("plan", fail)
+        return node.compute_once("plan", fail)
 
     def fail():
         started.set()
@@ -134,7 +134,7 @@ def test_where_the_first_fails_the_others_get_nothing():
 def test_a_plan_that_is_never_made_is_an_error():
     store = dist.HashStore()
     store.add("1/plan/asked", 1)  # by one that has died
-    (error,) = meet(1, lambda node: node.once("plan", bytes), store=store, seconds=0.2)
+    (error,) = meet(1, lambda node: node.compute_once("plan", bytes), store=store, seconds=0.2)
     assert isinstance(error, RankMissing)
     assert "for another rank" in str(error)
 
@@ -161,7 +161,7 @@ def test_ranks_whose_launcher_does_not_say_how_many_are_here_may_have_neighbours
 def test_without_torch_distributed_a_process_is_alone(monkeypatch):
     for name, value in LAUNCHED.items():
         monkeypatch.setenv(name, value)
-    assert Node.here() is None
+    assert LocalRanks.here() is None
 
 
 @pytest.mark.usefixtures("joined")
@@ -169,14 +169,14 @@ def test_without_torch_distributed_a_process_is_alone(monkeypatch):
 def test_a_process_that_torchrun_did_not_start_with_others_is_alone(monkeypatch, changes):
     for name, value in {**LAUNCHED, **changes}.items():
         monkeypatch.setenv(name, value)
-    assert Node.here() is None
+    assert LocalRanks.here() is None
 
 
 @pytest.mark.usefixtures("joined")
 def test_torchrun_says_who_is_here(monkeypatch):
     for name, value in LAUNCHED.items():
         monkeypatch.setenv(name, value)
-    node = Node.here()
+    node = LocalRanks.here()
     assert (node.rank, node.count) == (1, 2)
 
 
@@ -187,7 +187,7 @@ def test_a_launchers_variable_that_is_no_number_is_refused_by_name(monkeypatch, 
     for known, number in {**LAUNCHED, name: value}.items():
         monkeypatch.setenv(known, number)
     with pytest.raises(OptionError, match=f"environment variable {name} is '.*': a launcher sets it to a whole number"):
-        Node.here()
+        LocalRanks.here()
 
 
 @pytest.mark.parametrize("name", ["LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE"])
@@ -203,4 +203,4 @@ def test_a_rank_that_is_none_of_this_machines_is_refused_before_it_waits(monkeyp
     for name, value in {**LAUNCHED, "LOCAL_RANK": "2"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(OptionError, match="LOCAL_RANK is 2, and the ranks of this machine are 0 to 1"):
-        Node.here()
+        LocalRanks.here()
