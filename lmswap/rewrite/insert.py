@@ -77,7 +77,7 @@ def insert_swaps(
         actions[after].append(_Action(swap.in_start, _Rank.IN_START, number))
         actions[after].append(_Action(swap.first_use, _Rank.FIRST_USE, number))
         if before != after:
-            editors[before].hands_on[swap.buffer] = is_late
+            editors[before].passed_on[swap.buffer] = is_late
             editors[after].takes_over(swap, editors[before].graph, is_late=is_late)
     for editor, segment, todo in zip(editors, segments, actions, strict=True):
         for action in sorted(todo):
@@ -117,7 +117,7 @@ class _Editor:
 
     def __init__(self, graph: SegmentGraph, plan: Plan, engine: int, names: Sequence[int]) -> None:
         self.graph, self.plan, self.engine, self._names = graph, plan, engine, names
-        self.hands_on: dict[int, bool] = {}  # buffers that leave through the saved outputs: whether as a tensor, too
+        self.passed_on: dict[int, bool] = {}  # buffers that leave through the saved outputs: whether as a tensor, too
         self._taken_over: list[int] = []  # buffers that arrive as a token
         self._tokens: dict[int, fx.Node] = {}  # the latest copy of each buffer
         self._sources: dict[int, fx.Node] = {}  # the node that a copy out under way reads
@@ -222,7 +222,7 @@ class _Editor:
         yield from sorted(values, key=is_whole, reverse=True)
 
     def _replace_saved_outputs(self) -> None:
-        if not self.hands_on:
+        if not self.passed_on:
             return
         output = self._output()
         descriptions = output.meta.get("desc")
@@ -231,12 +231,12 @@ class _Editor:
         kept, placed = [], set()
         for position, node in enumerate(returned):
             buffer = buffer_of.get(node) if isinstance(node, fx.Node) else None
-            if position < self.graph.num_user_outputs or buffer not in self.hands_on:
+            if position < self.graph.num_user_outputs or buffer not in self.passed_on:
                 kept.append((node, position))
             elif buffer not in placed:
                 placed.add(buffer)
                 kept.append((self._tokens[buffer], position))
-                if self.hands_on[buffer]:
+                if self.passed_on[buffer]:
                     kept.append((node, position))
                 if "saved_tensor_with_no_vc_check" in node.meta:
                     self._tokens[buffer].meta["saved_tensor_with_no_vc_check"] = node.meta[

@@ -49,7 +49,7 @@ from lmswap.ir.schedule import schedule
 from lmswap.ir.verification import Verified
 from lmswap.options import Options
 from lmswap.rewrite.insert import insert_swaps
-from lmswap.rewrite.rerun import run_again
+from lmswap.rewrite.recompute import insert_recomputes
 from lmswap.session.holding import Holding
 from lmswap.session.planned import PlannedStep
 from lmswap.session.steps import StepPlans
@@ -273,7 +273,7 @@ class _PlannedGraph(aot.GraphHandler):
         else:
             plan = session.plan_alone(self._graph, lowered)
         reference = self._reference(lowered, plan)
-        runs, graphs = run_again(lowered.program, lowered.graphs, plan.recomputes)
+        runs, graphs = insert_recomputes(lowered.program, lowered.graphs, plan.recomputes)
         insert_swaps(runs, graphs, plan, engine=session.engine.number, first_buffer=first_buffer)
         self._segments = {graph.phase: graph for graph in graphs}
         self._first_runs = None

@@ -27,7 +27,7 @@ from lmswap.execute.graph import compile_boxed
 from lmswap.ir.schedule import schedule
 from lmswap.plan import simulate, verify
 from lmswap.rewrite.insert import insert_swaps
-from lmswap.rewrite.rerun import run_again
+from lmswap.rewrite.recompute import insert_recomputes
 from tests.capture.captured import METER, NoMemory
 from tests.cases import cases
 from tests.fuzz.models import RandomModel, models
@@ -81,7 +81,7 @@ class Planned(GraphHandler):
         plan = replace(plan, recomputes=recomputes, swaps=tuple(sorted(plan.swaps, key=lambda swap: swap.first_use)))
         plan = replace(plan, predicted_peak_bytes=simulate(program, costs, machine, plan).peak_bytes)
         verify(program, costs, machine, plan)
-        runs, graphs = run_again(program, lowered.graphs, recomputes)
+        runs, graphs = insert_recomputes(program, lowered.graphs, recomputes)
         insert_swaps(runs, graphs, plan, engine=self.engine.number)
         self.num_swaps += len(plan.swaps)
         self.num_recomputes += len(recomputes)

@@ -20,7 +20,7 @@ from lmswap.ir.plan import Recompute
 from lmswap.ir.program import Program
 from lmswap.ir.schedule import schedule
 from lmswap.rewrite.insert import insert_swaps
-from lmswap.rewrite.rerun import run_again
+from lmswap.rewrite.recompute import insert_recomputes
 from tests.capture.captured import METER
 from tests.models import CASES, Case, quick_of
 from tests.rewrite.memory_engine import MemoryEngine
@@ -94,7 +94,7 @@ class Rewritten(GraphHandler):
     def _rewrite(self, lowered: Lowered) -> None:
         self.recomputes = self.choose(lowered.program)
         self.num_recomputes += len(self.recomputes)
-        runs, graphs = run_again(lowered.program, lowered.graphs, self.recomputes)
+        runs, graphs = insert_recomputes(lowered.program, lowered.graphs, self.recomputes)
         plan = random_plan(runs.program, self.rng, share=self.swap_share)
         insert_swaps(runs, graphs, plan, engine=self.engine.number)
 

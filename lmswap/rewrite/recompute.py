@@ -24,7 +24,7 @@ from lmswap.ir.schedule import Schedule, schedule
 from lmswap.rewrite.views import geometry, users_from, view_of
 
 
-def run_again(
+def insert_recomputes(
     program: Program, graphs: Sequence[SegmentGraph], recomputes: Sequence[Recompute]
 ) -> tuple[Schedule, tuple[SegmentGraph, ...]]:
     """Edits ``graphs``, those of ``program``'s segments, in place so that they carry out ``recomputes``.
@@ -47,7 +47,7 @@ def run_again(
         editor = _Editor(graph, values, editors[-1] if editors else None)
         for position in range(segment.start, segment.stop):
             for op in due[position]:
-                editor.run_again(nodes[op], program.ops[op].writes, before=nodes[position])
+                editor.recompute(nodes[op], program.ops[op].writes, before=nodes[position])
             editor.run(nodes[position])
         editors.append(editor)
     for editor in editors:
@@ -90,7 +90,7 @@ class _Editor:
         for made in (node, *filter(is_projection, node.users)):
             self._enter(made, made)
 
-    def run_again(self, node: fx.Node, writes: Sequence[int], *, before: fx.Node) -> None:
+    def recompute(self, node: fx.Node, writes: Sequence[int], *, before: fx.Node) -> None:
         """Copies an op, of this graph or the forward one, and lets all from ``before`` on read what the copy writes."""
         inputs = {given: self.find(self._values.value_of.get(given, given)) for given in node.all_input_nodes}
         with self._fx.inserting_before(before):
