@@ -1,1 +1,1 @@
-"""Serves what torch.compile cannot capture: saved-tensor hooks that follow a plan made of an earlier, recorded step."""
+"""Swapping by saved-tensor hooks that follow a plan of a recorded step, for what torch.compile cannot capture."""

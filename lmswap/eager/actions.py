@@ -1,4 +1,4 @@
-"""What does a plan ask for at each event of a step? Plan → copies out, releases and copies in by position."""
+"""Actions of a plan by event of a recorded step: swap-outs, releases and swap-ins at each position."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lmswap.ir.plan import Plan, Swap
 
 @dataclass(frozen=True)
 class Actions:
-    """At one position, in this order; storages by number."""
+    """Actions at one position, executed in the order of the fields; storages by number."""
 
     outs: tuple[Swap, ...]
     releases: tuple[int, ...]
@@ -20,28 +20,28 @@ class Actions:
 
 
 class PlannedEvents:
-    """A recorded step's events, and what is to be done at each."""
+    """The events of a recorded step, with the actions planned at each."""
 
     def __init__(self, graph: int, step: Recorded, plan: Plan) -> None:
-        """``graph`` is the number under which the session knows the step."""
+        """``graph``: the session's number of the step that ``plan`` was made for."""
         self.graph, self.step = graph, step
         self.saves, self.needs = step.saves, step.needs
         self._actions = _by_position(plan.swaps)
-        # The group after which a storage is not needed any more.
+        # By storage: the index of the last group that needs it.
         self.last_need = {number: at for at, group in enumerate(step.groups) for number in group.numbers}
 
     def is_of(self, step: Recorded) -> bool:
-        """Whether ``step`` had the same events."""
+        """Return whether ``step`` had the same events."""
         return (self.saves, self.needs) == (step.saves, step.needs)
 
     def goes_on_from(self, saves: Sequence[tuple[int, int]], needs: Sequence[int] | None) -> bool:
-        """Whether a step can still become this one; ``needs`` is None while it runs forward."""
+        """Return whether a step with these events so far can still match; ``needs`` is None during the forward."""
         if needs is None:
             return self.saves[: len(saves)] == tuple(saves)
         return self.saves == tuple(saves) and self.needs[: len(needs)] == tuple(needs)
 
     def at(self, position: int) -> Actions | None:
-        """What is to be done at a position of the plan: see `lmswap.eager.recording` for which event that is."""
+        """Return the actions at a position of the plan; `lmswap.eager.recording` defines the event of each."""
         return self._actions.get(position)
 
 

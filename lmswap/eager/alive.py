@@ -1,7 +1,7 @@
-"""Objects by number, for as long as somebody else holds them.
+"""A dictionary of weakly referenced objects by number.
 
-Their weak references call nothing that is written in Python: an exception raised there, as by a signal's handler, would
-be lost.
+Callbacks of the weak references are implemented in C: an exception raised in a Python callback, for example by a signal
+handler, would be lost.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class _Numbered(weakref.ref[_T]):
 
 
 class Alive(Generic[_T]):
-    """A dictionary of weak references whose dead entries are dropped by `take_dead`."""
+    """Weak references by number; `take_dead` removes the dead entries."""
 
     def __init__(self) -> None:
         self._references: dict[int, _Numbered[_T]] = {}
@@ -30,7 +30,7 @@ class Alive(Generic[_T]):
         reference.number = number
 
     def get(self, number: int | None) -> _T | None:
-        """The object of that number, if it is alive."""
+        """Return the object of that number, or None if it is dead or unknown."""
         reference = self._references.get(number) if number is not None else None
         return reference() if reference is not None else None
 
@@ -38,7 +38,7 @@ class Alive(Generic[_T]):
         return (item for reference in self._references.values() if (item := reference()) is not None)
 
     def take_dead(self) -> Iterator[int]:
-        """The numbers of objects that died since the last call."""
+        """Yield the numbers of objects that died since the last call."""
         while self._dead:
             number = self._dead.pop().number
             del self._references[number]

@@ -1,7 +1,7 @@
-"""Does the backward take back what torch itself would give it? Each saved storage stays, beside its swapped copy.
+"""Bitwise comparison of each tensor that a backward unpacks with the original, which stays resident for it.
 
-Under saved-tensor hooks the model's own code runs, and what comes back from a tier is all that swapping can change in a
-step: where it is what the storage holds by then, to the bit, so are all outputs and gradients.
+Under saved-tensor hooks the model's own code runs, so restored tensors are all that swapping can change in a step:
+where each is bitwise identical to the current content of the original storage, so are all outputs and gradients.
 """
 
 from __future__ import annotations
@@ -21,53 +21,59 @@ from lmswap.userline import user_line_and_module
 
 
 class Kept(Protocol):
-    """A storage that was saved; see `lmswap.eager.saved.SavedStorage`."""
+    """A saved storage; see `lmswap.eager.saved.SavedStorage`."""
 
     nbytes: int
 
 
 @dataclass(frozen=True)
 class SavedBy:
-    """The module and the user's line that saved a tensor."""
+    """The module and the line of user code that saved a tensor."""
 
     module: str
     source: str
 
 
 class SavedCheck:
-    """The checks of one model's saved tensors; they are counted in ``verified``."""
+    """The comparisons for one model, counted in ``verified``."""
 
     def __init__(self, verified: Verified, recorder: Recorder) -> None:
-        """``recorder`` knows the number of the step."""
+        """``recorder``: gives the step number for errors."""
         self._verified, self._recorder = verified, recorder
         self._away = Alive[Kept]()  # by identity
         self._bytes: dict[int, int] = {}  # of these, by identity
         self._kept_bytes = 0
 
     def kept_bytes(self) -> int:
-        """What is on the device for the checks only; plans are made from what is recorded meanwhile."""
+        """Return the bytes on the device that only these comparisons keep; plans must not count them."""
         for identity in self._away.take_dead():
             self._kept_bytes -= self._bytes.pop(identity)
         return self._kept_bytes
 
     def saved_by(self, names: Mapping[int, str]) -> SavedBy:
-        """Who saves a tensor now; ``names`` are those of the model's modules by identity."""
+        """Return the module and user line that run now; ``names``: the model's module names by identity."""
         source, module = user_line_and_module(names)
         return SavedBy(module, source)
 
     def has_left(self, storage: Kept) -> None:
-        """The device memory of ``storage`` would be free if it were not kept to be compared."""
-        kept_bytes = self.kept_bytes()  # without the dead, whose identities are given again
+        """Count the device memory of ``storage``, which would be free if its original were not kept."""
+        kept_bytes = self.kept_bytes()  # drops dead entries: Python reuses their identities
         if id(storage) not in self._bytes:
             self._away[id(storage)] = storage
             self._bytes[id(storage)] = storage.nbytes
             self._kept_bytes = kept_bytes + storage.nbytes
 
     def compare(self, by: SavedBy, expected: torch.Tensor, restored: torch.Tensor, node: str) -> None:
-        """``node`` of the backward takes ``restored`` back, where torch itself would give it ``expected``.
+        """Compare a restored tensor with the original.
+
+        Args:
+            by: where the tensor was saved.
+            expected: the view of the original storage, which autograd would have used.
+            restored: the view that ``node`` of the backward gets.
+            node: the node's name.
 
         Raises:
-            ResultDiffers: they are not the same.
+            ResultDiffers: they are not bitwise identical.
         """
         self._verified.num_saved += 1
         differs = difference(expected, restored)
@@ -76,7 +82,7 @@ class SavedCheck:
         self._verified.num_differences += 1
         raise ResultDiffers(
             step=self._recorder.num_steps + 1,
-            result=f"what {node} takes back, {list(restored.shape)} of {restored.dtype}",
+            result=f"saved tensor unpacked by {node}, {list(restored.shape)} of {restored.dtype}",
             made_by=f"module '{by.module}'" + (f" ({by.source})" if by.source else ""),
             num_differing=differs.num_differing,
             num_elements=differs.num_elements,

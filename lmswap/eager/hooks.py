@@ -1,7 +1,7 @@
-"""Saved-tensor hooks around a call, whatever ends it, and around code that torch lets disable them.
+"""Saved-tensor hooks that are removed whatever ends the call, and that torch's transforms may disable.
 
-Hooks are torch's, on a stack of each thread. torch.func's transforms (grad, vjp, jacrev, hessian, vmap) disable them
-for as long as they run, and torch refuses that while any are pushed. Those of an enabled model may be disabled: what is
+torch keeps one stack of hooks per thread. The transforms of torch.func (grad, vjp, jacrev, hessian, vmap) disable hooks
+while they run, and torch raises if any are pushed then. Hooks of enabled models are exempt from that error: what is
 saved meanwhile stays on the device, as without lmswap.
 """
 
@@ -20,7 +20,7 @@ _refuse_or_disable: Callable[..., None] = torch._C._autograd._saved_tensors_hook
 
 
 class _Pushed(threading.local):
-    """The hooks of all enabled models in this thread."""
+    """The hooks of all enabled models in the current thread."""
 
     def __init__(self) -> None:
         self.pairs: list[_Pair] = []
@@ -30,32 +30,32 @@ _PUSHED = _Pushed()
 
 
 def disable_hooks(message: str, fail_if_non_empty: bool = True) -> None:
-    """Stand in for torch's function of the same signature, which does not fail because of hooks of enabled models."""
+    """Replace torch's function of the same signature; hooks of enabled models do not make it fail."""
     top: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
     _refuse_or_disable(message, fail_if_non_empty and top not in _PUSHED.pairs)
 
 
 def disabled_by() -> str | None:
-    """What torch would say to who pushes hooks now, because they are disabled; None if they are not."""
+    """Return torch's message for pushing hooks while they are disabled, or None if they are enabled."""
     return torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
 
 
 class Hooks(threading.local):
-    """Those that one model pushes, a pair at a time.
+    """The hooks that one model pushes in the current thread, one pair at a time.
 
-    torch's own context is written in Python: where a signal comes just as it is left, its hooks stay, and would see
-    what others save from then on.
+    torch's own context manager is Python code: a signal at its exit can leave the hooks on the stack, where they would
+    see tensors saved by other code.
     """
 
     _pushed: _Pair | None = None
 
     def __init__(self) -> None:
-        # For good: threads share torch's module, and without hooks of an enabled model both do the same.
+        # Permanent: threads share torch's module, and without hooks of enabled models the behaviour is torch's.
         torch._C._autograd._saved_tensors_hooks_disable = disable_hooks
 
     @contextmanager
     def on(self, pack: Callable[..., Any], unpack: Callable[..., Any]) -> Iterator[None]:
-        """Surrounds what saves tensors."""
+        """Push the hooks for the duration of the context."""
         self._pushed = pair = pack, unpack
         _PUSHED.pairs.append(pair)
         try:
@@ -65,7 +65,7 @@ class Hooks(threading.local):
             self.take_back()
 
     def take_back(self) -> None:
-        """Pops what was left behind, as by a second signal; nothing of this model runs in this thread."""
+        """Pop hooks that an interrupted `on` left; call it only while this model does not run in this thread."""
         left, self._pushed = self._pushed, None
         if left in _PUSHED.pairs:
             _PUSHED.pairs.remove(left)

@@ -1,8 +1,8 @@
-"""The saved storages that are on the device as an op of a recorded step begins.
+"""Tracks which saved storages are resident when an op of a recorded step begins.
 
-An event takes time for what changes and for what others hold, not for all that is saved: a storage that stays on the
-device, and that saved tensors alone hold, remains so until it is taken back or dies. Of many that others hold, such as
-the outputs that a loop collects, those that are held for longest are taken to stay, too.
+The cost per event is proportional to what changes and to what has other owners, not to all that is saved: a resident
+storage owned by saved tensors alone stays so until it is unpacked or dies. Of many storages with other owners, such as
+outputs collected by a training loop, those held longest are assumed to stay resident, too.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import NamedTuple
 from lmswap.eager.alive import Alive
 from lmswap.eager.saved import SavedStorage
 
-# So many that others hold are looked at in each event, and named by each op of the program.
+# Limit of storages with other owners that are examined at each event, and named by each op of the program.
 _MOST_USED = 64
 
 
 class Present(NamedTuple):
-    """Storages in use by others, by number, the bytes of those that stay, and which of these others still held."""
+    """Storages in use, by number; bytes of those kept resident; and which of the newly kept ones others still hold."""
 
     used: frozenset[int]
     stayed_bytes: int
@@ -25,34 +25,34 @@ class Present(NamedTuple):
 
 
 class Presence:
-    """Follows the storages of one step."""
+    """Tracks the storages of one step."""
 
     def __init__(self, storages: Alive[SavedStorage], staying: set[int]) -> None:
-        """``staying`` are the numbers of those that are to stay on the device though saved tensors alone hold them.
+        """``staying``: numbers of storages kept resident though saved tensors alone own them.
 
-        Those that others hold for too long are added to it.
+        Those that others hold for too long are added.
         """
         self._storages, self._staying = storages, staying
-        # By number, the latest last: what may be on the device, and may be held by others.
+        # By number, latest last: possibly resident, possibly with other owners.
         self._watched: dict[int, None] = {}
-        self._stayed: dict[int, int] = {}  # bytes by number: what others gave up, and stays
+        self._stayed: dict[int, int] = {}  # bytes by number: no other owners, kept resident
         self._stayed_bytes = 0
         self.watch_all()
 
     def watch(self, storage: SavedStorage) -> int:
-        """Others may hold ``storage`` from now on; returns the bytes by which it was among those that stayed."""
+        """Track ``storage``, which may have other owners from now on; return its bytes if it was kept, else 0."""
         self._watched.pop(storage.number, None)
         self._watched[storage.number] = None
         return self._forget(storage.number)
 
     def watch_all(self) -> None:
-        """The same for all storages."""
+        """Track all storages."""
         self._stayed.clear()
         self._stayed_bytes = 0
         self._watched.update((storage.number, None) for storage in self._storages)
 
     def look(self) -> Present:
-        """What is on the device now."""
+        """Return what is resident now."""
         for number in self._storages.take_dead():
             self._watched.pop(number, None)
             self._forget(number)
@@ -65,7 +65,7 @@ class Presence:
                 self._take_to_stay(storage)
             else:
                 used.append(storage)
-        # What a plan kept that the step has left is used by nobody, and may leave by the next one.
+        # Storages kept by a plan that the step has left have no other owners, and the next plan may swap them out.
         held = [storage for storage in used[:-_MOST_USED] if not storage.may_leave()]
         for storage in held:
             self._take_to_stay(storage)

@@ -1,4 +1,4 @@
-"""What did a step save, when was it needed again, and what did the device do in between? Events → Program and costs.
+"""Recording of a step under saved-tensor hooks, and its lowering to a Program with measured costs.
 
 ::
 
@@ -7,8 +7,8 @@
           ^pack 0     ^pack 2                   ^group 0   ^group 1
                 ^pack 1
 
-An op is what runs from one event to the next. A pack is autograd saving a tensor, a group what one backward node takes
-back at its start. Only there can anything be done, so only there do ops begin.
+An op is what runs between two events. A pack is autograd saving a tensor; a group is what one backward node unpacks, at
+its start. Hooks can act at these events only, so ops begin only there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lmswap.userline import user_line_and_module
 
 @dataclass(frozen=True)
 class Pack:
-    """A storage that was saved: its number, its size, the view of it, and the line and module that saved it."""
+    """A saved storage: its number, its bytes, the view saved, and the user's line and module that saved it."""
 
     number: int
     nbytes: int
@@ -42,7 +42,7 @@ class Pack:
 
 @dataclass(frozen=True)
 class Group:
-    """What one backward node took back: storages in order, the first when the node began."""
+    """The storages unpacked by one backward node, in order; the first begins the group."""
 
     node: str
     numbers: tuple[int, ...]
@@ -50,9 +50,9 @@ class Group:
 
 @dataclass(frozen=True)
 class Interval:
-    """What ran between two events: seconds, highest tensor bytes since the step began, what was there at its start.
+    """What ran between two events: seconds, peak tensor bytes since the step began, and what was resident at its start.
 
-    ``present`` are storages that others held, and ``stayed_bytes`` those of further ones, which neither event names.
+    ``present``: storages with other owners. ``stayed_bytes``: bytes of further ones, which neither event names.
     """
 
     seconds: float
@@ -63,36 +63,36 @@ class Interval:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A step's events and intervals; ``held`` are storages that others kept on the device into the backward."""
+    """Events and intervals of a step; ``held``: storages that others kept resident into the backward."""
 
     packs: tuple[Pack, ...] = ()
     groups: tuple[Group, ...] = ()
     forward: tuple[Interval, ...] = ()  # one before each pack, one to the end of the forward
     loss: Interval | None = None
-    backward: tuple[Interval, ...] = ()  # one behind the start of each group
+    backward: tuple[Interval, ...] = ()  # one after the start of each group
     held: frozenset[int] = frozenset()
 
     @property
     def saves(self) -> tuple[tuple[int, int], ...]:
-        """By pack: number and size of the storage. What a plan can rely on, together with ``needs``."""
+        """Number and bytes of the storage of each pack. With ``needs``, all that a plan relies on."""
         return tuple((pack.number, pack.nbytes) for pack in self.packs)
 
     @property
     def needs(self) -> tuple[int, ...]:
-        """By group: the storage that it begins with."""
+        """The first storage of each group."""
         return tuple(group.numbers[0] for group in self.groups)
 
     def until_pack(self, pack: int) -> Recorded:
-        """What a step shares with this one that goes another way at that pack, the interval before it included."""
+        """Return what this step shares with one that differs at that pack, including the interval before it."""
         return Recorded(self.packs[:pack], forward=self.forward[: pack + 1])
 
     def until_group(self, group: int) -> Recorded:
-        """What a step shares with this one that goes another way when that node of the backward begins."""
+        """Return what this step shares with one that differs when that backward node begins."""
         return replace(self, groups=self.groups[:group], backward=self.backward[:group])
 
 
 class Recording:
-    """Writes down a step that follows no plan, from its beginning or from where it left its plan."""
+    """Records a step that follows no plan, from its beginning or from where it left its plan."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Recording:
         presence: Presence,
         kept_bytes: Callable[[], int],
     ) -> None:
-        """``kept_bytes`` is what only checks keep on the device, beyond the step's own."""
+        """``base_bytes``: tensor bytes before the step; ``kept_bytes``: returns those that only verification keeps."""
         self._memory, self._base_bytes, self._find_kept_bytes = memory, base_bytes, kept_bytes
         self.presence = presence
         self._kept_bytes = 0  # when the interval under way began
@@ -110,12 +110,12 @@ class Recording:
         self._groups = [(group.node, dict.fromkeys(group.numbers)) for group in so_far.groups]
         self._forward, self._backward = list(so_far.forward), list(so_far.backward)
         self._loss, self._held = so_far.loss, so_far.held
-        self._into: list[Interval] | None = None  # where the interval under way goes; None: nowhere
+        self._into: list[Interval] | None = None  # destination of the interval under way, if one is
         self._present, self._stayed_bytes = frozenset[int](), 0
         self._started = 0.0
 
     def begin(self, phase: str) -> None:
-        """Something begins to run: ``phase`` is "forward", "loss" or "backward"."""
+        """Start an interval; ``phase`` is "forward", "loss" or "backward"."""
         self._into = {"forward": self._forward, "backward": self._backward}.get(phase, [])
         self._present, self._stayed_bytes, held = self.presence.look()
         self._held |= held
@@ -125,7 +125,7 @@ class Recording:
         self._started = time.perf_counter()
 
     def end(self) -> None:
-        """It has run."""
+        """End the interval under way, if one is."""
         if self._into is None:
             return
         self._memory.synchronize()
@@ -138,30 +138,35 @@ class Recording:
         self._into = None
 
     def pack(self, number: int, nbytes: int, tensor: torch.Tensor, names: Mapping[int, str]) -> None:
-        """A storage was saved; ``names`` are those of the model's modules by identity."""
+        """Record a saved storage; ``names``: the model's module names by identity."""
         source, module = user_line_and_module(names)
         dtype, view = str(tensor.dtype).removeprefix("torch."), (tuple(tensor.shape), tuple(tensor.stride()))
         self._packs.append(Pack(number, nbytes, dtype, *view, int(tensor.storage_offset()), source, module))
 
     def begin_group(self, node: str, number: int, held: Collection[int]) -> None:
-        """A backward node takes back its first storage; ``held`` are those that others hold into the backward."""
+        """Record that a backward node unpacks its first storage; ``held``: storages with other owners at that point."""
         self._held |= frozenset(held)
         self._groups.append((node, {number: None}))
 
     def take_more(self, number: int, stayed_bytes: int) -> None:
-        """The same node takes back another one; ``stayed_bytes`` of it were among those that could have been away."""
+        """Record another storage unpacked by that node; ``stayed_bytes``: its part of the bytes assumed evictable."""
         self._stayed_bytes -= stayed_bytes
         self._groups[-1][1][number] = None
 
     def recorded(self) -> Recorded:
-        """The step so far."""
+        """Return the step recorded so far."""
         intervals = tuple(self._forward), self._loss, tuple(self._backward)
         groups = tuple(Group(node, tuple(numbers)) for node, numbers in self._groups)
         return Recorded(tuple(self._packs), groups, *intervals, self._held)
 
 
 def lower_recorded(step: Recorded, name: str) -> tuple[Program, OpCosts]:
-    """The step as a program that plans can be made for, and what its ops cost."""
+    """Return the step as a program for the planner, and the measured costs of its ops.
+
+    Args:
+        step: a complete recording, including the loss interval.
+        name: of the program.
+    """
     return _Lowering(step).lower(name)
 
 
@@ -178,7 +183,7 @@ class _Lowering:
         for pack in self.step.packs:
             self.first.setdefault(pack.number, pack)
         needed = {number for group in self.step.groups for number in group.numbers}
-        # What the backward never asked for occupies memory until the graph is dropped.
+        # What the backward never unpacks occupies memory until the graph is dropped.
         self.kept = self.step.held | (self.first.keys() - needed)
 
     def lower(self, name: str) -> tuple[Program, OpCosts]:
@@ -188,7 +193,7 @@ class _Lowering:
         self._add("to the end of the forward", None, step.forward[-1], ())
         boundary = len(self.ops)
         assert step.loss is not None
-        # Recorded steps count seconds inside of the model only.
+        # Recorded steps count seconds inside the model only.
         self._add("loss", None, replace(step.loss, seconds=0.0), ())
         for group, interval in zip(step.groups, step.backward, strict=True):
             self._add(group.node, self.first[group.numbers[0]], interval, group.numbers)
@@ -197,7 +202,7 @@ class _Lowering:
         return program, OpCosts(tuple(self.seconds), tuple(self.scratch_bytes), "measured")
 
     def _add(self, what: str, pack: Pack | None, interval: Interval, numbers: tuple[int, ...]) -> None:
-        """One op: it uses what an event names, and what others held while it ran, which cannot be away then."""
+        """Append one op. It uses what its event names, and what others held while it ran, which must be resident."""
         there = (interval.present | set(numbers)) & self.first.keys()
         tracked_bytes = interval.stayed_bytes + sum(self.first[number].nbytes for number in there)
         used = sorted(there - self.kept | set(numbers))
@@ -240,7 +245,7 @@ class _Lowering:
 
 
 def _name(pack: Pack) -> str:
-    """What people call it: by module, or else by line."""
+    """Return the name for reports: by module, else by line."""
     if pack.module:
         return f"{pack.module}: saved tensor"
     return f"saved tensor ({pack.source})" if pack.source else ""

@@ -1,24 +1,24 @@
-"""What does autograd hold instead of a saved tensor, and when may its bytes leave? A view's description, and a storage.
+"""The storage of saved tensors, which can be swapped out, and the view of it that autograd holds instead of the tensor.
 
-Without hooks autograd keeps the tensor itself, so its backward reads what the storage holds *then*, whoever wrote it
-after it was saved: the operator that saved it before filling it (rrelu), one that goes on to write other pieces of it
-(the cells of GRU and LSTM), ``.data``, ``detach()``, ``no_grad``, an extension in C++. Version counters tell of some of
-these writes only. Hence one rule:
+Without hooks autograd keeps the tensor itself, so its backward reads what the storage holds at that time, including
+writes after the save: by the operator that saved it before filling it (rrelu), by one that writes further parts of it
+(the cells of GRU and LSTM), through ``.data``, ``detach()``, ``no_grad``, or by a C++ extension. Version counters
+detect only some of these writes. Hence one rule:
 
-    A storage leaves only while nobody but its saved tensors holds it, and its copy in the tier counts only until
-    somebody who may write is given the bytes.
+    A storage may be swapped out only while its saved tensors are its only owners, and its copy in the tier is valid
+    only until its bytes are passed to code that may write them.
 
-Who can write holds a reference, and torch counts those. What others hold stays on the device, where it would have
-stayed anyway. Memory that torch does not own alone (numpy's, a file's, another process's) may be written without a
-reference, and never leaves: see `is_torchs_own`.
+Whoever can write holds a reference, and torch counts references. What others hold stays resident, as it would without
+lmswap. Memory not allocated by torch for this process (of numpy, a file, another process) can be written without a
+reference, and is never swapped: see `is_torchs_own`.
 
-A storage is moved on the stream that the node which saved it computes on, forward and backward: what writes and reads
-it is in order there, whichever stream is current when its turn comes. What is saved on a second stream, or taken back
-on one, stays on the device from then on. Its memory is given up earlier than autograd would, and is used again when all
-streams that the model saves on have come as far: with autograd's hold on it nobody had to say who else reads it.
+A storage is copied on the stream of the node that saved it, forward and backward: its writes and reads are in order
+there, whichever stream is current. What is saved or unpacked on a second stream stays resident from then on. Its memory
+is released earlier than by autograd, and reused once all streams that the model saves on have reached that point: while
+autograd holds a tensor, no reader on another stream needs to be recorded.
 
-The bytes in the tier are owned by the storage, which only saved tensors own: a graph that is dropped, or whose backward
-raised, gives everything back by itself.
+The storage owns the bytes in the tier, and only saved tensors own the storage: a graph that is dropped, or whose
+backward raises, frees everything.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from lmswap.execute import ops
 
 
 class SavedStorage:
-    """A storage that waits for the backward pass: on the device, leaving, away, arriving, or back.
+    """The storage of saved tensors: resident, being swapped out, non-resident, or being swapped in.
 
-    ``number`` counts the storages of a step in the order in which they were first saved; ``nbytes`` is its size then.
+    ``number`` counts the storages of a step in the order of their first save; ``nbytes`` is the size at that time.
     """
 
     __slots__ = (
@@ -59,33 +59,37 @@ class SavedStorage:
     def __init__(
         self, engine: int, number: int, tensor: torch.Tensor, stream: int = 0, check: SavedCheck | None = None
     ) -> None:
-        """``tensor`` has no grad_fn, and nobody else keeps that object; with ``check``, the original is kept too.
+        """``tensor`` has no grad_fn, and that object has no other owner; ``stream`` is the one on which it is saved.
 
-        ``stream`` is the one that it is saved on.
+        With ``check``, the original is kept, too.
         """
         self.number = number
         self._engine, self._stream, self._check = engine, stream, check
-        self._stays = False  # several streams use it
-        self._tensor: torch.Tensor | None = tensor  # None while it is away
+        self._stays = False  # used on several streams
+        self._tensor: torch.Tensor | None = tensor  # None while non-resident
         self._storage: torch.UntypedStorage | None = tensor.untyped_storage()  # that of _tensor
         self.nbytes = int(self._storage.nbytes())
-        self._place: tuple[str, int] | None = None  # tier and offset that it last left to
-        self._token: torch.Tensor | None = None  # owns the tier's bytes, while these count
-        self._flat: torch.Tensor | None = None  # on its way in
+        self._place: tuple[str, int] | None = None  # tier and offset of the last swap-out
+        self._token: torch.Tensor | None = None  # owns the copy in the tier, while that is valid
+        self._flat: torch.Tensor | None = None  # target of the swap-in under way
         self.original = tensor.detach() if check else None
-        self._is_original = True  # while it has not been away
+        self._is_original = True  # until the first swap-in
 
     @property
     def is_on_device(self) -> bool:
-        """Whether its bytes occupy the device."""
+        """Whether its bytes occupy device memory."""
         return self._tensor is not None or self._flat is not None
 
     def lies_in(self, storage: torch.UntypedStorage) -> bool:
-        """Whether its bytes are there now."""
+        """Return whether ``storage`` now holds its bytes."""
         return self._storage is not None and self._storage._cdata == storage._cdata
 
     def leave(self, tier: str, offset: int) -> bool:
-        """Queues the copy out, if it may leave; it stays on the device until `release`. Whether a copy counts now."""
+        """Queue the swap-out if that is allowed; the device memory is held until `release`.
+
+        Returns:
+            Whether the tier has, or will have, a valid copy.
+        """
         if self._token is None and self._tensor is not None and self.may_leave():
             self._place = (tier, offset)
             engine = ops.find_engine(self._engine)
@@ -94,9 +98,12 @@ class SavedStorage:
         return self._token is not None
 
     def release(self) -> bool:
-        """Lets go of the device memory if it has left, or can leave to where it was; whether it is away.
+        """Free the device memory if the tier has a valid copy, or can get one at the offset of the last swap-out.
 
-        Compute waits for the copy.
+        The compute stream waits for the copy.
+
+        Returns:
+            Whether the storage is non-resident.
         """
         if self._tensor is not None and self._place is not None:
             if self._token is not None and not self._is_alone():
@@ -113,14 +120,14 @@ class SavedStorage:
         return not self.is_on_device
 
     def come_back(self) -> None:
-        """Queues the copy in, unless the bytes are there."""
+        """Queue the swap-in, unless the storage is resident."""
         if not self.is_on_device and self._token is not None:
             engine = ops.find_engine(self._engine)
             with engine.streams.at(self._stream):  # to which the memory then belongs
                 self._flat = engine.in_start(self._token, self.number, engine.device)
 
     def fetch(self) -> torch.Tensor:
-        """A tensor that shares the storage, once its bytes are there."""
+        """Return a tensor that shares the storage, after a swap-in if needed."""
         if self._tensor is None:
             self.come_back()
             assert self._flat is not None and self._token is not None
@@ -132,20 +139,20 @@ class SavedStorage:
         return self._tensor
 
     def is_used_on(self, stream: int) -> None:
-        """A node is about to use the bytes, which are there, on ``stream``, the current one."""
+        """Note that a node is about to use the resident bytes on ``stream``, the current one."""
         if stream == self._stream:
             return
         self._stays, self._token = True, None
-        if not self._is_original:  # else they are there since before the node was made
+        if not self._is_original:  # else they were resident before the node was created
             ops.find_engine(self._engine).streams.wait_for(self._stream)
 
     def is_given_to_others(self) -> None:
-        """Somebody who may write has the bytes: what is in the tier counts no more."""
+        """Invalidate the copy in the tier: code that may write gets the bytes."""
         self._token = None
 
     def may_leave(self) -> bool:
-        """Whether nobody else holds it, on one stream."""
-        # Of a storage that was resized, a plan's place in the tier would hold a part.
+        """Return whether saved tensors are its only owners and one stream uses it."""
+        # Of a resized storage, the planned extent in the tier would hold a part only.
         is_whole = self._storage is not None and self._storage.nbytes() == self.nbytes
         return is_whole and not self._stays and self._is_alone()
 
@@ -154,24 +161,24 @@ class SavedStorage:
         return self._owners() == (uses + (self._is_original and self.original is not None), references)
 
     def _owners(self) -> tuple[int, int]:
-        """How many tensors and the like use the storage, and how many names it has in Python."""
+        """Return the storage's use count in C++, and its reference count in Python."""
         storage: Any = self._storage
         uses = torch._C._storage_Use_Count(storage._cdata)
         return uses, sys.getrefcount(storage)
 
 
-# As counted of a storage that has no other owner: torch's versions count what Python holds differently.
+# Counts of a storage without other owners, measured: torch versions count Python's references differently.
 _ALONE = SavedStorage(0, 0, torch.empty(1))._owners()
 
 
 def is_torchs_own(storage: torch.UntypedStorage) -> bool:
-    """Whether torch's allocator made it for this process, so that who writes it holds a reference to it."""
+    """Return whether torch's allocator made it for this process, so that any writer holds a reference to it."""
     is_shared = storage.device.type == "cpu" and storage.is_shared()
     return storage.resizable() and not is_shared
 
 
 class SavedTensor:
-    """What a pack hook returns: how to see a storage, and at which version of the tensor it was saved.
+    """What the pack hook returns: a view of a storage, and the tensor's version at the save.
 
     With no storage it holds the tensor itself.
     """
@@ -179,7 +186,7 @@ class SavedTensor:
     __slots__ = ("_dtype", "_offset", "_shape", "_stride", "_version", "_watched", "by", "storage")
 
     def __init__(self, tensor: torch.Tensor, storage: SavedStorage | None) -> None:
-        """``tensor`` has no grad_fn."""
+        """``tensor`` has no grad_fn; ``storage`` is None if it is not swapped."""
         self.storage, self._version = storage, tensor._version
         self.by: SavedBy | None = None  # in verification
         self._watched = tensor
@@ -187,11 +194,11 @@ class SavedTensor:
             return
         self._dtype, self._shape, self._stride = tensor.dtype, tensor.shape, tensor.stride()
         self._offset = tensor.storage_offset()
-        self._watched = tensor.detach()  # counts versions with the tensor, even without its bytes
+        self._watched = tensor.detach()  # shares the tensor's version counter, without its bytes
         self._watched.data = tensor.new_empty(0)
 
     def check(self) -> None:
-        """Raises SavedTensorChanged if the tensor was changed in place since: torch looks only where no hooks are."""
+        """Raise SavedTensorChanged if the tensor was changed in place since: torch checks only where no hooks are."""
         if self._watched._version == self._version:
             return
         raise SavedTensorChanged(
@@ -201,10 +208,10 @@ class SavedTensor:
         )
 
     def restore(self) -> torch.Tensor:
-        """The tensor, bit for bit; who writes it is noticed by `check`, as if it were the one that was saved.
+        """Return the tensor, bitwise identical; it shares the version counter of the tensor saved.
 
         Raises:
-            SavedTensorChanged: its storage was made smaller since.
+            SavedTensorChanged: its storage has been shrunk since.
         """
         if self.storage is None:
             return self._watched
@@ -213,10 +220,10 @@ class SavedTensor:
         return tensor
 
     def view_of(self, whole: torch.Tensor) -> torch.Tensor:
-        """What the tensor sees of a storage, which ``whole`` shares.
+        """Return the tensor's view of the storage that ``whole`` shares.
 
         Raises:
-            SavedTensorChanged: the storage ends before.
+            SavedTensorChanged: the storage is too small for it.
         """
         storage = whole.untyped_storage()
         last = sum((size - 1) * stride for size, stride in zip(self._shape, self._stride, strict=True))

@@ -1,9 +1,9 @@
-"""What happens when autograd saves a tensor, and when it needs it again? One forward, and the backwards through it.
+"""One step under saved-tensor hooks: a forward and the backwards through it, with or without a plan.
 
-A step follows a plan for as long as its events are those that were planned for. From the first other event on it is
-served without one: what is saved stays as far as steps that are known left room for it, and whatever else is saved
-leaves as soon as it may (`lmswap.eager.saved` has the rule), and is fetched when it is needed, which is slow; and it is
-recorded, so that the next step like it can be planned.
+A step follows a plan while its events are those planned for. From the first different event on it has none: saved
+storages stay resident within the room that known steps left, all others are swapped out as soon as
+`lmswap.eager.saved` allows it and fetched on demand, which is slow. Such a step is recorded, so that the next one like
+it can be planned.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lmswap.hardware.memory import DeviceMemory
 
 
 class Host(Protocol):
-    """What a step needs to know of the model that it belongs to."""
+    """What a step uses of the model that it belongs to."""
 
     engine_number: int
     device: torch.device
@@ -35,31 +35,31 @@ class Host(Protocol):
     min_swap_bytes: int
     memory: DeviceMemory
     module_names: Mapping[int, str]  # by identity
-    check: SavedCheck | None  # what verifies saved tensors
+    check: SavedCheck | None  # in verification
 
     def known_steps(self) -> Sequence[PlannedEvents]:
-        """Steps that there are plans for, the best guess first."""
+        """Return the steps with plans, the most likely first."""
 
     def spare_bytes(self) -> int:
-        """What a step without a plan may keep of what it saves."""
+        """Return the saved bytes that a step without a plan may keep resident."""
 
     def backward_begins(self, step: EagerStep) -> None:
-        """A backward pass has reached the model."""
+        """Note that a backward pass has reached the model."""
 
     def begin_op(self) -> None:
-        """The next op of a planned step begins, but for the first of each pass."""
+        """Note the start of an op of a planned step, except for the first of each pass."""
 
     def backward_ends(self, step: EagerStep) -> None:
-        """That pass is over; not called if it raised."""
+        """Note the end of that pass; not called if it raised."""
 
 
-# At each event so many storages that others held are tried again, the latest: some models collect thousands. All are
-# tried when so many events have passed that it comes to the same.
+# Pending swap-outs retried at each event, latest first: some models collect thousands of tensors. All are retried once
+# that many events have passed that the amortized cost is the same.
 _MOST_TRIED = 64
 
 
 class _Departure(NamedTuple):
-    """Where a storage is to go as soon as it may, and from which position of the plan on its memory is to be free."""
+    """A swap-out deferred while the storage has other owners; its memory is to be free from position ``release`` on."""
 
     tier: str
     offset: int
@@ -67,7 +67,7 @@ class _Departure(NamedTuple):
 
 
 class EagerStep:
-    """Serves saved-tensor hooks. Saved tensors own the step, and it owns none of them."""
+    """Implements the saved-tensor hooks of one step. Saved tensors own the step, and it owns none of them."""
 
     def __init__(
         self,
@@ -78,37 +78,37 @@ class EagerStep:
         kind: Hashable = None,
         records: bool = True,
     ) -> None:
-        """``resident`` gives the identities of storages that live on whatever autograd does.
+        """``resident`` returns the identities of storages that outlive the step, whatever autograd does.
 
-        Without a plan, and where it leaves its plan, it ``records`` what happens.
+        Where the step has no plan, or leaves it, it is recorded if it ``records``.
         """
         self._host, self._find_resident = host, resident
-        self._resident: frozenset[int] | None = None  # asked for when a large tensor is saved
+        self._resident: frozenset[int] | None = None  # found when the first large tensor is saved
         self.kind, self.planned = kind, planned
-        self.graph: int | None = planned.graph if planned is not None else None  # as it began, for records
-        self.recording: Recording | None = None  # of a step without a plan, unless it cannot be planned for
+        self.graph: int | None = planned.graph if planned is not None else None  # of the plan at its start, for records
+        self.recording: Recording | None = None  # of a step without a plan, if it can be planned
         self._records, self._base_bytes = records, host.memory.used_tensor_bytes() if records else 0
-        self.runs_backward = False  # inside of the forward
+        self.runs_backward = False  # inside the forward
         self._streams = ops.find_engine(host.engine_number).streams
-        self._stream = self._streams.current()  # that the model was called on
+        self._stream = self._streams.current()  # on which the model was called
         self._storages = Alive[SavedStorage]()  # by number
         self._numbers: dict[int, int] = {}  # by the storage's identity
-        self.num_storages = 0  # that were saved and can leave
-        self._leaving: dict[int, _Departure] = {}  # by number: what others still hold
-        self._num_events = 0  # since all of these were tried
-        self._staying = set[int]()  # by number: what is kept without a plan
-        self._spare_bytes = host.spare_bytes() if planned is None else 0  # what else may be
+        self.num_storages = 0  # saved and swappable
+        self._leaving: dict[int, _Departure] = {}  # by number, while other owners prevent the swap-out
+        self._num_events = 0  # since all of these were retried
+        self._staying = set[int]()  # numbers of storages kept resident without a plan
+        self._spare_bytes = host.spare_bytes() if planned is None else 0  # room for more of these
         self._saves: list[tuple[int, int]] = []
         self._needs: list[int] | None = None  # None while the forward runs
-        self._task = -1  # autograd's number of the backward pass
-        self._node: tuple[int, int] | None = None  # that pass, and the number of its node that runs
-        self._in_use: list[weakref.ref[SavedStorage]] = []  # what that node took back, and no other will need
+        self._task = -1  # autograd's graph task of the backward pass
+        self._node: tuple[int, int] | None = None  # that graph task, and the sequence number of its running node
+        self._in_use: list[weakref.ref[SavedStorage]] = []  # unpacked by that node, and needed by no later one
         if planned is None and records:
             self._record(Recorded()).begin("forward")
 
     def pack(self, tensor: torch.Tensor) -> SavedTensor:
-        """Autograd saves ``tensor``."""
-        tensor = tensor.detach()  # its grad_fn would own what it has saved: a cycle that nobody could collect
+        """Pack hook: autograd saves ``tensor``."""
+        tensor = tensor.detach()  # its grad_fn owns what it has saved: a cycle that cannot be collected
         if not self._can_leave(tensor):
             return SavedTensor(tensor, None)
         storage = self._storage_of(tensor)
@@ -132,7 +132,7 @@ class EagerStep:
         return saved
 
     def end_forward(self) -> None:
-        """The model returns."""
+        """Note that the model's forward returns."""
         if self._needs is None:
             self._needs = []
         position = len(self._saves) + 1
@@ -146,16 +146,16 @@ class EagerStep:
 
     @property
     def order(self) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
-        """What it has saved and needed until now, as in `Recorded`."""
+        """The packs and needs so far, as in `Recorded`."""
         return tuple(self._saves), tuple(self._needs or ())
 
     @property
     def holds_storages(self) -> bool:
-        """Whether anything that it saved and that can leave is needed still."""
+        """Whether any swappable storage that it saved is still needed."""
         return next(iter(self._storages), None) is not None
 
     def make_way(self) -> None:
-        """Another forward begins before the backward of this one: no plan was made for what both hold together."""
+        """Evict all: another forward begins before this one's backward, and no plan covers both at once."""
         self.planned, self._spare_bytes = None, 0
         self._staying.clear()
         if self.recording is not None:
@@ -163,16 +163,16 @@ class EagerStep:
         self._send_all_away()
 
     def unpack(self, saved: SavedTensor) -> torch.Tensor:
-        """Autograd needs what it saved."""
+        """Unpack hook: autograd needs a saved tensor."""
         saved.check()
         storage = saved.storage
         if storage is None:
             return saved.restore()
         node: Any = torch._C._current_autograd_node()
-        if node is None:  # somebody looks at what a grad_fn has saved
+        if node is None:  # read as an attribute of a grad_fn
             if self.recording is not None:
                 self.recording.presence.watch(storage)
-            tensor = self._restored(saved, "a look at grad_fn")
+            tensor = self._restored(saved, "an attribute of a grad_fn")
             storage.is_given_to_others()
             self._let_go(storage)
             return tensor
@@ -189,7 +189,7 @@ class EagerStep:
             storage.is_given_to_others()
         return tensor
 
-    # Where Dynamo looks on, it would trace them. Made here: that takes longer than a short op.
+    # Dynamo would trace the hooks where it is active. Wrapped once, here: wrapping costs more than a short op.
     untraced_pack: Any = torch.compiler.disable(pack)  # type: ignore[no-untyped-call]
     untraced_unpack: Any = torch.compiler.disable(unpack)  # type: ignore[no-untyped-call]
 
@@ -204,7 +204,7 @@ class EagerStep:
         return tensor
 
     def _can_leave(self, tensor: torch.Tensor) -> bool:
-        """Whether its bytes are a large storage's, on the device, and free to go once autograd alone holds them."""
+        """Return whether its storage is large, on the device, and evictable once autograd alone owns it."""
         if not _is_plain(tensor) or tensor.device != self._host.device:
             return False
         storage = tensor.untyped_storage()
@@ -215,7 +215,7 @@ class EagerStep:
         return storage._cdata not in self._resident and is_torchs_own(storage)
 
     def _storage_of(self, tensor: torch.Tensor) -> SavedStorage:
-        """The storage as it was saved before, if it was; an address may have come to another one since."""
+        """Return the record of the tensor's storage, an existing one unless its address has been reused since."""
         lies_in, stream = tensor.untyped_storage(), self._streams.current()
         if stream != self._stream:
             self._streams.together |= {stream, self._stream}
@@ -234,7 +234,7 @@ class EagerStep:
     def _begin_node(self, running: tuple[int, int], name: str, storage: SavedStorage) -> None:
         self._end_node()
         self._node = running
-        if self._needs is None:  # the model itself runs a backward
+        if self._needs is None:  # a backward inside the model
             self._needs, self.planned, self.recording, self.runs_backward = [], None, None, True
         if running[0] != self._task:
             self._task = running[0]
@@ -255,12 +255,12 @@ class EagerStep:
             self.recording.begin("backward")
 
     def _held_by_others(self) -> set[int]:
-        """The numbers of those that could not leave until now."""
+        """Return the numbers of storages that others have held until now."""
         staying = (storage for storage in self._storages if storage.number in self._staying)
         return {*self._leaving, *(storage.number for storage in staying if not storage.may_leave())}
 
     def _end_node(self) -> None:
-        """What the last node took back stays only if somebody will need it again before it is fetched again."""
+        """Release what the last node unpacked: with a plan what no later node needs, without one all."""
         for reference in self._in_use:
             if (storage := reference()) is not None:
                 self._let_go(storage)
@@ -278,7 +278,7 @@ class EagerStep:
         self._host.backward_ends(self)
 
     def _leave_plan(self, position: int) -> None:
-        """At that position, goes over to another plan that fits what has happened, or to none."""
+        """Switch at that position to another plan that matches the events so far, or to none."""
         left = self.planned
         assert left is not None
         for other in self._host.known_steps():
@@ -298,7 +298,7 @@ class EagerStep:
             self._record(so_far)
 
     def _reach(self, position: int) -> None:
-        """The step is at that position of its plan, if it has one: does what is due, and what could not be done yet."""
+        """Execute the actions at a position of the plan, if there is one, and retry pending swap-outs."""
         self._num_events += 1
         tries_all = self._num_events * _MOST_TRIED >= len(self._leaving)
         if tries_all:
@@ -334,7 +334,7 @@ class EagerStep:
         self._reach(0)
 
     def _send_away(self, storage: SavedStorage) -> None:
-        """Without a plan: ``storage`` is to leave as soon as it may, unless there is room for it."""
+        """Without a plan: keep ``storage`` if there is room, else swap it out as soon as possible."""
         if storage.number in self._staying:
             return
         if storage.is_on_device and storage.nbytes <= self._spare_bytes:
@@ -356,17 +356,17 @@ class EagerStep:
 
 
 def storages_of(tensors: Sequence[object]) -> frozenset[int]:
-    """The identities of the storages of all plain tensors among ``tensors``, which must live on."""
+    """Return the identities of the storages of all plain tensors among ``tensors``, which must stay resident."""
     return frozenset(
         tensor.untyped_storage()._cdata for tensor in tensors if isinstance(tensor, torch.Tensor) and _is_plain(tensor)
     )
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether what its storage holds is all of ``tensor``."""
+    """Return whether its storage is all that ``tensor`` consists of."""
     return type(tensor) in (torch.Tensor, torch.nn.Parameter) and has_plain_storage(tensor)
 
 
 def _runs_foreign_code(node: Any) -> bool:
-    """Whether a node of the backward is an extension's, which may write what it has saved; torch's own do not."""
+    """Return whether a backward node is an extension's, which may write saved tensors; torch's own do not."""
     return isinstance(node, torch.autograd.function.BackwardCFunction) or node.name().startswith("torch::autograd::Cpp")
