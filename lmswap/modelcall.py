@@ -145,7 +145,7 @@ class ModelCall:
             )
 
     def known_steps(self) -> Sequence[PlannedEvents]:
-        """See `lmswap.eager.step.Host`; so are the next three."""
+        """See `lmswap.eager.step.HookContext`; so are the next three."""
         return [sequence.events for sequence in reversed(self._sequences)]
 
     def spare_bytes(self) -> int:  # noqa: D102
@@ -278,7 +278,7 @@ class ModelCall:
         others = [step for step in saving if step is not None and step.holds_storages]
         self._session.prepare(sequence)
         for other in others:
-            other.make_way()
+            other.drop_plan()
         planned = sequence.events if sequence and not others else None
         records = (sequence is None or not others) and self._records()
         step = self._step(planned, kind, args, kwargs, records=records)

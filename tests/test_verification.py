@@ -387,7 +387,8 @@ def test_under_saved_tensor_hooks_a_wrong_view_of_right_bytes_is_caught(moment, 
     fetch = SavedStorage.fetch
     # Every byte arrives, but of the place where it belongs nothing is known.
     monkeypatch.setattr(SavedStorage, "fetch", lambda self: fetch(self).view(torch.uint8).flatten().roll(4))
-    with pytest.raises(ResultDiffers, match=r"what \w+Backward0 takes back.*made by module .*models\.py:\d+") as caught:
+    message = r"saved tensor unpacked by \w+Backward0.*made by module .*models\.py:\d+"
+    with pytest.raises(ResultDiffers, match=message) as caught:
         step(case, model)
     assert caught.value.step == (1 if moment == "the recorded step" else 2)
     assert lmswap.api._sessions[model].verified.num_differences == 1

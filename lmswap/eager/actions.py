@@ -34,7 +34,7 @@ class PlannedEvents:
         """Return whether ``step`` had the same events."""
         return (self.saves, self.needs) == (step.saves, step.needs)
 
-    def goes_on_from(self, saves: Sequence[tuple[int, int]], needs: Sequence[int] | None) -> bool:
+    def can_match(self, saves: Sequence[tuple[int, int]], needs: Sequence[int] | None) -> bool:
         """Return whether a step with these events so far can still match; ``needs`` is None during the forward."""
         if needs is None:
             return self.saves[: len(saves)] == tuple(saves)

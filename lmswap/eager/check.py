@@ -40,13 +40,13 @@ class SavedCheck:
     def __init__(self, verified: Verified, recorder: Recorder) -> None:
         """``recorder``: gives the step number for errors."""
         self._verified, self._recorder = verified, recorder
-        self._away = Alive[Kept]()  # by identity
+        self._released = Alive[Kept]()  # by identity
         self._bytes: dict[int, int] = {}  # of these, by identity
         self._kept_bytes = 0
 
     def kept_bytes(self) -> int:
         """Return the bytes on the device that only these comparisons keep; plans must not count them."""
-        for identity in self._away.take_dead():
+        for identity in self._released.take_dead():
             self._kept_bytes -= self._bytes.pop(identity)
         return self._kept_bytes
 
@@ -55,11 +55,11 @@ class SavedCheck:
         source, module = user_line_and_module(names)
         return SavedBy(module, source)
 
-    def has_left(self, storage: Kept) -> None:
+    def count_released(self, storage: Kept) -> None:
         """Count the device memory of ``storage``, which would be free if its original were not kept."""
         kept_bytes = self.kept_bytes()  # drops dead entries: Python reuses their identities
         if id(storage) not in self._bytes:
-            self._away[id(storage)] = storage
+            self._released[id(storage)] = storage
             self._bytes[id(storage)] = storage.nbytes
             self._kept_bytes = kept_bytes + storage.nbytes
 

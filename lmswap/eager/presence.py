@@ -51,7 +51,7 @@ class Presence:
         self._stayed_bytes = 0
         self._watched.update((storage.number, None) for storage in self._storages)
 
-    def look(self) -> Present:
+    def observe(self) -> Present:
         """Return what is resident now."""
         for number in self._storages.take_dead():
             self._watched.pop(number, None)
@@ -61,19 +61,19 @@ class Presence:
             storage = self._storages.get(number)
             if storage is None or not storage.is_on_device:
                 del self._watched[number]
-            elif number in self._staying and storage.may_leave():
-                self._take_to_stay(storage)
+            elif number in self._staying and storage.can_swap_out():
+                self._keep(storage)
             else:
                 used.append(storage)
         # Storages kept by a plan that the step has left have no other owners, and the next plan may swap them out.
-        held = [storage for storage in used[:-_MOST_USED] if not storage.may_leave()]
+        held = [storage for storage in used[:-_MOST_USED] if not storage.can_swap_out()]
         for storage in held:
-            self._take_to_stay(storage)
+            self._keep(storage)
         held_numbers = frozenset(storage.number for storage in held)
         numbers = frozenset(storage.number for storage in used) - held_numbers
         return Present(numbers, self._stayed_bytes, held_numbers)
 
-    def _take_to_stay(self, storage: SavedStorage) -> None:
+    def _keep(self, storage: SavedStorage) -> None:
         del self._watched[storage.number]
         self._staying.add(storage.number)
         self._stayed[storage.number] = storage.nbytes

@@ -117,7 +117,7 @@ class Recording:
     def begin(self, phase: str) -> None:
         """Start an interval; ``phase`` is "forward", "loss" or "backward"."""
         self._into = {"forward": self._forward, "backward": self._backward}.get(phase, [])
-        self._present, self._stayed_bytes, held = self.presence.look()
+        self._present, self._stayed_bytes, held = self.presence.observe()
         self._held |= held
         self._kept_bytes = self._find_kept_bytes()
         self._memory.synchronize()
@@ -148,7 +148,7 @@ class Recording:
         self._held |= frozenset(held)
         self._groups.append((node, {number: None}))
 
-    def take_more(self, number: int, stayed_bytes: int) -> None:
+    def unpack_more(self, number: int, stayed_bytes: int) -> None:
         """Record another storage unpacked by that node; ``stayed_bytes``: its part of the bytes assumed evictable."""
         self._stayed_bytes -= stayed_bytes
         self._groups[-1][1][number] = None

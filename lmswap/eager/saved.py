@@ -42,11 +42,11 @@ class SavedStorage:
     __slots__ = (
         "__weakref__",
         "_check",
+        "_destination",
         "_engine",
         "_flat",
         "_is_original",
-        "_place",
-        "_stays",
+        "_is_shared",
         "_storage",
         "_stream",
         "_tensor",
@@ -65,11 +65,11 @@ class SavedStorage:
         """
         self.number = number
         self._engine, self._stream, self._check = engine, stream, check
-        self._stays = False  # used on several streams
+        self._is_shared = False  # used on several streams
         self._tensor: torch.Tensor | None = tensor  # None while non-resident
         self._storage: torch.UntypedStorage | None = tensor.untyped_storage()  # that of _tensor
         self.nbytes = int(self._storage.nbytes())
-        self._place: tuple[str, int] | None = None  # tier and offset of the last swap-out
+        self._destination: tuple[str, int] | None = None  # tier and offset of the last swap-out
         self._token: torch.Tensor | None = None  # owns the copy in the tier, while that is valid
         self._flat: torch.Tensor | None = None  # target of the swap-in under way
         self.original = tensor.detach() if check else None
@@ -80,18 +80,18 @@ class SavedStorage:
         """Whether its bytes occupy device memory."""
         return self._tensor is not None or self._flat is not None
 
-    def lies_in(self, storage: torch.UntypedStorage) -> bool:
+    def occupies(self, storage: torch.UntypedStorage) -> bool:
         """Return whether ``storage`` now holds its bytes."""
         return self._storage is not None and self._storage._cdata == storage._cdata
 
-    def leave(self, tier: str, offset: int) -> bool:
+    def swap_out(self, tier: str, offset: int) -> bool:
         """Queue the swap-out if that is allowed; the device memory is held until `release`.
 
         Returns:
             Whether the tier has, or will have, a valid copy.
         """
-        if self._token is None and self._tensor is not None and self.may_leave():
-            self._place = (tier, offset)
+        if self._token is None and self._tensor is not None and self.can_swap_out():
+            self._destination = (tier, offset)
             engine = ops.find_engine(self._engine)
             with engine.streams.at(self._stream):  # on which they were written, or waited for
                 self._token = engine.out_start(self._tensor, self.number, tier, offset, False)
@@ -105,10 +105,10 @@ class SavedStorage:
         Returns:
             Whether the storage is non-resident.
         """
-        if self._tensor is not None and self._place is not None:
+        if self._tensor is not None and self._destination is not None:
             if self._token is not None and not self._is_alone():
                 self._token = None
-            if self.leave(*self._place):
+            if self.swap_out(*self._destination):
                 assert self._token is not None
                 engine = ops.find_engine(self._engine)
                 with engine.streams.at(self._stream):
@@ -116,10 +116,10 @@ class SavedStorage:
                 engine.streams.keep_from_reuse(self._tensor, self._stream)
                 self._tensor = self._storage = None
                 if self._check is not None:
-                    self._check.has_left(self)
+                    self._check.count_released(self)
         return not self.is_on_device
 
-    def come_back(self) -> None:
+    def swap_in(self) -> None:
         """Queue the swap-in, unless the storage is resident."""
         if not self.is_on_device and self._token is not None:
             engine = ops.find_engine(self._engine)
@@ -129,7 +129,7 @@ class SavedStorage:
     def fetch(self) -> torch.Tensor:
         """Return a tensor that shares the storage, after a swap-in if needed."""
         if self._tensor is None:
-            self.come_back()
+            self.swap_in()
             assert self._flat is not None and self._token is not None
             flat, self._flat = self._flat, None
             engine = ops.find_engine(self._engine)
@@ -138,23 +138,23 @@ class SavedStorage:
             self._tensor, self._storage, self._is_original = flat, flat.untyped_storage(), False
         return self._tensor
 
-    def is_used_on(self, stream: int) -> None:
+    def note_use_on(self, stream: int) -> None:
         """Note that a node is about to use the resident bytes on ``stream``, the current one."""
         if stream == self._stream:
             return
-        self._stays, self._token = True, None
+        self._is_shared, self._token = True, None
         if not self._is_original:  # else they were resident before the node was created
             ops.find_engine(self._engine).streams.wait_for(self._stream)
 
-    def is_given_to_others(self) -> None:
+    def mark_escaped(self) -> None:
         """Invalidate the copy in the tier: code that may write gets the bytes."""
         self._token = None
 
-    def may_leave(self) -> bool:
+    def can_swap_out(self) -> bool:
         """Return whether saved tensors are its only owners and one stream uses it."""
         # Of a resized storage, the planned extent in the tier would hold a part only.
         is_whole = self._storage is not None and self._storage.nbytes() == self.nbytes
-        return is_whole and not self._stays and self._is_alone()
+        return is_whole and not self._is_shared and self._is_alone()
 
     def _is_alone(self) -> bool:
         uses, references = _ALONE

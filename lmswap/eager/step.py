@@ -26,7 +26,7 @@ from lmswap.execute.storage import has_plain_storage
 from lmswap.hardware.memory import DeviceMemory
 
 
-class Host(Protocol):
+class HookContext(Protocol):
     """What a step uses of the model that it belongs to."""
 
     engine_number: int
@@ -58,7 +58,7 @@ class Host(Protocol):
 _MOST_TRIED = 64
 
 
-class _Departure(NamedTuple):
+class _PendingSwapOut(NamedTuple):
     """A swap-out deferred while the storage has other owners; its memory is to be free from position ``release`` on."""
 
     tier: str
@@ -71,7 +71,7 @@ class EagerStep:
 
     def __init__(
         self,
-        host: Host,
+        host: HookContext,
         planned: PlannedEvents | None,
         resident: Callable[[], frozenset[int]],
         *,
@@ -94,9 +94,9 @@ class EagerStep:
         self._storages = Alive[SavedStorage]()  # by number
         self._numbers: dict[int, int] = {}  # by the storage's identity
         self.num_storages = 0  # saved and swappable
-        self._leaving: dict[int, _Departure] = {}  # by number, while other owners prevent the swap-out
+        self._pending: dict[int, _PendingSwapOut] = {}  # by number, while other owners prevent the swap-out
         self._num_events = 0  # since all of these were retried
-        self._staying = set[int]()  # numbers of storages kept resident without a plan
+        self._kept = set[int]()  # numbers of storages kept resident without a plan
         self._spare_bytes = host.spare_bytes() if planned is None else 0  # room for more of these
         self._saves: list[tuple[int, int]] = []
         self._needs: list[int] | None = None  # None while the forward runs
@@ -109,7 +109,7 @@ class EagerStep:
     def pack(self, tensor: torch.Tensor) -> SavedTensor:
         """Pack hook: autograd saves ``tensor``."""
         tensor = tensor.detach()  # its grad_fn owns what it has saved: a cycle that cannot be collected
-        if not self._can_leave(tensor):
+        if not self._is_swappable(tensor):
             return SavedTensor(tensor, None)
         storage = self._storage_of(tensor)
         saved = SavedTensor(tensor, storage)
@@ -122,8 +122,8 @@ class EagerStep:
         if self._host.check is not None:
             saved.by = self._host.check.saved_by(self._host.module_names)
         if self.planned is None:
-            self._send_away(storage)
-        self._reach(position)
+            self._evict(storage)
+        self._advance(position)
         if self.planned is not None:
             self._host.begin_op()
         elif self.recording is not None:
@@ -140,7 +140,7 @@ class EagerStep:
             self.recording.end()
         elif self.planned is not None and len(self._saves) != len(self.planned.saves):
             self._leave_plan(position)
-        self._reach(position)
+        self._advance(position)
         if self.recording is not None:
             self.recording.begin("loss")
 
@@ -154,13 +154,13 @@ class EagerStep:
         """Whether any swappable storage that it saved is still needed."""
         return next(iter(self._storages), None) is not None
 
-    def make_way(self) -> None:
+    def drop_plan(self) -> None:
         """Evict all: another forward begins before this one's backward, and no plan covers both at once."""
         self.planned, self._spare_bytes = None, 0
-        self._staying.clear()
+        self._kept.clear()
         if self.recording is not None:
             self.recording.presence.watch_all()
-        self._send_all_away()
+        self._evict_all()
 
     def unpack(self, saved: SavedTensor) -> torch.Tensor:
         """Unpack hook: autograd needs a saved tensor."""
@@ -173,20 +173,20 @@ class EagerStep:
             if self.recording is not None:
                 self.recording.presence.watch(storage)
             tensor = self._restored(saved, "an attribute of a grad_fn")
-            storage.is_given_to_others()
-            self._let_go(storage)
+            storage.mark_escaped()
+            self._release(storage)
             return tensor
         running = (torch._C._current_graph_task_id(), node._sequence_nr())
         stayed_bytes = self.recording.presence.watch(storage) if self.recording is not None else 0
         if running != self._node:
             self._begin_node(running, node.name(), storage)
         elif self.recording is not None:
-            self.recording.take_more(storage.number, stayed_bytes)
+            self.recording.unpack_more(storage.number, stayed_bytes)
         if self.planned is None or self._is_last_need(storage):
             self._in_use.append(weakref.ref(storage))
         tensor = self._restored(saved, node.name())
         if _runs_foreign_code(node):
-            storage.is_given_to_others()
+            storage.mark_escaped()
         return tensor
 
     # Dynamo would trace the hooks where it is active. Wrapped once, here: wrapping costs more than a short op.
@@ -196,14 +196,14 @@ class EagerStep:
     def _restored(self, saved: SavedTensor, node: str) -> torch.Tensor:
         tensor, storage = saved.restore(), saved.storage
         if storage is not None:
-            storage.is_used_on(self._streams.current())
+            storage.note_use_on(self._streams.current())
         if self._host.check is None or saved.by is None or storage is None or storage.original is None:
             return tensor
-        if not storage.lies_in(storage.original.untyped_storage()):
+        if not storage.occupies(storage.original.untyped_storage()):
             self._host.check.compare(saved.by, saved.view_of(storage.original), tensor, node)
         return tensor
 
-    def _can_leave(self, tensor: torch.Tensor) -> bool:
+    def _is_swappable(self, tensor: torch.Tensor) -> bool:
         """Return whether its storage is large, on the device, and evictable once autograd alone owns it."""
         if not _is_plain(tensor) or tensor.device != self._host.device:
             return False
@@ -216,16 +216,16 @@ class EagerStep:
 
     def _storage_of(self, tensor: torch.Tensor) -> SavedStorage:
         """Return the record of the tensor's storage, an existing one unless its address has been reused since."""
-        lies_in, stream = tensor.untyped_storage(), self._streams.current()
+        untyped, stream = tensor.untyped_storage(), self._streams.current()
         if stream != self._stream:
             self._streams.together |= {stream, self._stream}
-        storage = self._storages.get(self._numbers.get(lies_in._cdata))
-        if storage is not None and storage.lies_in(lies_in):
-            storage.is_used_on(stream)
+        storage = self._storages.get(self._numbers.get(untyped._cdata))
+        if storage is not None and storage.occupies(untyped):
+            storage.note_use_on(stream)
         else:
             storage = SavedStorage(self._host.engine_number, self.num_storages, tensor, stream, self._host.check)
             self.num_storages += 1
-            self._numbers[lies_in._cdata] = storage.number
+            self._numbers[untyped._cdata] = storage.number
             self._storages[storage.number] = storage
         if self.recording is not None:
             self.recording.presence.watch(storage)
@@ -247,7 +247,7 @@ class EagerStep:
             self.recording.end()
         elif self.planned is not None and self.planned.needs[at : at + 1] != (storage.number,):
             self._leave_plan(position)
-        self._reach(position)
+        self._advance(position)
         if self.planned is not None:
             self._host.begin_op()
         elif self.recording is not None:
@@ -256,19 +256,19 @@ class EagerStep:
 
     def _held_by_others(self) -> set[int]:
         """Return the numbers of storages that others have held until now."""
-        staying = (storage for storage in self._storages if storage.number in self._staying)
-        return {*self._leaving, *(storage.number for storage in staying if not storage.may_leave())}
+        staying = (storage for storage in self._storages if storage.number in self._kept)
+        return {*self._pending, *(storage.number for storage in staying if not storage.can_swap_out())}
 
     def _end_node(self) -> None:
         """Release what the last node unpacked: with a plan what no later node needs, without one all."""
         for reference in self._in_use:
             if (storage := reference()) is not None:
-                self._let_go(storage)
+                self._release(storage)
         self._in_use.clear()
 
-    def _let_go(self, storage: SavedStorage) -> None:
+    def _release(self, storage: SavedStorage) -> None:
         if not storage.release() and self.planned is None:
-            self._send_away(storage)
+            self._evict(storage)
 
     def _end_backward(self) -> None:
         self._end_node()
@@ -282,9 +282,9 @@ class EagerStep:
         left = self.planned
         assert left is not None
         for other in self._host.known_steps():
-            if other is not left and other.goes_on_from(self._saves, self._needs):
+            if other is not left and other.can_match(self._saves, self._needs):
                 self.planned = other
-                self._leaving.clear()
+                self._pending.clear()
                 for passed in range(1, position):
                     self._act(other.at(passed))
                 return
@@ -293,22 +293,22 @@ class EagerStep:
             so_far = left.step.until_group(len(self._needs) - 1)
         else:
             so_far = left.step.until_pack(len(self._saves) - (self._needs is None))
-            self._send_all_away()
+            self._evict_all()
         if self._records:
             self._record(so_far)
 
-    def _reach(self, position: int) -> None:
+    def _advance(self, position: int) -> None:
         """Execute the actions at a position of the plan, if there is one, and retry pending swap-outs."""
         self._num_events += 1
-        tries_all = self._num_events * _MOST_TRIED >= len(self._leaving)
+        tries_all = self._num_events * _MOST_TRIED >= len(self._pending)
         if tries_all:
             self._num_events = 0
-        for number in list(self._leaving if tries_all else islice(reversed(self._leaving), _MOST_TRIED)):
-            tier, offset, release = self._leaving[number]
+        for number in list(self._pending if tries_all else islice(reversed(self._pending), _MOST_TRIED)):
+            tier, offset, release = self._pending[number]
             storage = self._storages.get(number)
-            if storage is None or number in self._staying or storage.leave(tier, offset):
-                del self._leaving[number]
-            if storage is not None and release <= position and number not in self._staying:
+            if storage is None or number in self._kept or storage.swap_out(tier, offset):
+                del self._pending[number]
+            if storage is not None and release <= position and number not in self._kept:
                 storage.release()
         if self.planned is not None:
             self._act(self.planned.at(position))
@@ -317,31 +317,32 @@ class EagerStep:
         if actions is None:
             return
         for swap in actions.outs:
-            if (storage := self._storages.get(swap.buffer)) is not None and not storage.leave(swap.tier, swap.offset):
-                self._leaving[swap.buffer] = _Departure(swap.tier, swap.offset, swap.release)
+            storage = self._storages.get(swap.buffer)
+            if storage is not None and not storage.swap_out(swap.tier, swap.offset):
+                self._pending[swap.buffer] = _PendingSwapOut(swap.tier, swap.offset, swap.release)
         for number in actions.releases:
-            if (storage := self._storages.get(number)) is not None and number not in self._leaving:
+            if (storage := self._storages.get(number)) is not None and number not in self._pending:
                 storage.release()
         for number in actions.ins:
-            self._leaving.pop(number, None)
+            self._pending.pop(number, None)
             if (storage := self._storages.get(number)) is not None:
-                storage.come_back()
+                storage.swap_in()
 
-    def _send_all_away(self) -> None:
-        self._leaving.clear()
+    def _evict_all(self) -> None:
+        self._pending.clear()
         for storage in self._storages:
-            self._send_away(storage)
-        self._reach(0)
+            self._evict(storage)
+        self._advance(0)
 
-    def _send_away(self, storage: SavedStorage) -> None:
+    def _evict(self, storage: SavedStorage) -> None:
         """Without a plan: keep ``storage`` if there is room, else swap it out as soon as possible."""
-        if storage.number in self._staying:
+        if storage.number in self._kept:
             return
         if storage.is_on_device and storage.nbytes <= self._spare_bytes:
             self._spare_bytes -= storage.nbytes
-            self._staying.add(storage.number)
+            self._kept.add(storage.number)
         else:
-            self._leaving[storage.number] = _Departure(self._host.tier, offset=0, release=0)
+            self._pending[storage.number] = _PendingSwapOut(self._host.tier, offset=0, release=0)
 
     def _is_last_need(self, storage: SavedStorage) -> bool:
         assert self.planned is not None and self._needs is not None
@@ -350,7 +351,7 @@ class EagerStep:
     def _record(self, so_far: Recorded) -> Recording:
         check = self._host.check
         kept_bytes = check.kept_bytes if check is not None else lambda: 0
-        presence = Presence(self._storages, self._staying)
+        presence = Presence(self._storages, self._kept)
         self.recording = Recording(self._host.memory, self._base_bytes, so_far, presence, kept_bytes)
         return self.recording
 
