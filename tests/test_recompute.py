@@ -190,7 +190,7 @@ def test_what_would_run_again_under_other_settings_of_torchs_is_refused(monkeypa
     assert not all(map(torch.equal, expected, train_without_onednn(nullcontext)))
     assert all(map(torch.equal, expected, train_without_onednn(without, policy="swap_all", min_swap_bytes=4096)))
     monkeypatch.setattr("lmswap.session.planner.make_plan", plan_all_again)
-    with pytest.raises(OptionError, match=r"round otherwise: torch\.backends\.mkldnn\.enabled was False and is True"):
+    with pytest.raises(OptionError, match=r"round differently: torch\.backends\.mkldnn\.enabled was False and is True"):
         train_without_onednn(without, policy="none")
 
 
@@ -221,7 +221,7 @@ def test_recomputation_by_a_thread_in_another_mode_is_refused(around, name, monk
     expected = train_without_onednn(around)
     assert all(map(torch.equal, expected, train_without_onednn(around, policy="swap_all", min_swap_bytes=4096)))
     monkeypatch.setattr("lmswap.session.planner.make_plan", plan_all_again)
-    with pytest.raises(OptionError, match=rf"round otherwise: torch\.{name}"):
+    with pytest.raises(OptionError, match=rf"round differently: torch\.{name}"):
         train_without_onednn(around, policy="none")
 
 

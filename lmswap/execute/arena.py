@@ -1,16 +1,16 @@
-"""How does torch's caching allocator come to put tensors at planned places? One arena per model on a GPU.
+"""Steers torch's caching allocator to planned offsets: one arena per model on a GPU.
 
-The allocator takes the smallest free block that is large enough. So the arena, one segment of a pool of its own, is
-handed out in full: what no tensor holds is held here. Just before an op or a copy in allocates, exactly the places of
-its tensors are let go of, and each tensor finds one that it fits; what dies later is taken back at the next opening.
+The arena is one segment of a private pool. The allocator returns the smallest free block that is large enough, so all
+of the arena that no tensor holds is held here: just before an op or a swap-in allocates, exactly the planned extents of
+its tensors are freed, and each tensor gets one that it fits; freed memory is taken back at the next opening.
 
-What a step hands over lies beside the arena, in other segments of the pool: the caller may hold it for as long as it
-likes. So nothing lies in the arena between steps, and when another plan needs another size it is made anew. An arena in
-which something does lie would stay until that has died, beside the new one.
+Outputs and gradients of a step are allocated outside the arena, in other segments of the pool: the caller may keep them
+for any time. So the arena is empty between steps, and is reallocated when another plan needs another size. An arena
+that still holds a tensor would stay allocated until that dies, beside the new one.
 
-Nothing here can make two tensors share memory: all blocks are the allocator's own. If a place is not free when it is
-needed, because the caller kept a tensor for longer than planned, all is let go of and the allocator places the rest of
-the segment as it does without a plan.
+Tensors cannot overlap: all blocks are the allocator's own. If an extent is occupied when it is needed, because the
+caller kept a tensor longer than planned, everything held is freed and the allocator places the rest of the segment as
+it does without a plan (counted in `num_unplaced`).
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from lmswap.ir.arena_layout import SMALL_BYTES, Slot
 
 _log = logging.getLogger(__name__)
 
-_Segment = dict[str, Any]  # of torch's allocator, as it describes it
-# What decides where a segment's tensors come to lie: whether its results are added to others, and what is free.
+_Segment = dict[str, Any]  # of torch's allocator, as its snapshot describes it
+# What determines the offsets of a segment's tensors: whether its results are accumulated, and the free extents.
 _Beginning = tuple[bool, tuple[Extent, ...]]
-# Results of the last step are in an old pool until the next one has its own, or a step longer.
+# Results of the last step are in an old pool until the next step, or the one after it, has its own.
 _LEAVING = 3
-# Segments begin with other free blocks where the caller holds other results of the step before; more kinds of
-# beginnings than this are not remembered.
+# A segment begins with other free extents where the caller holds other results of the previous step; this many are
+# cached.
 _MOST_BEGINNINGS = 16
 
 
 @dataclass
 class Script:
-    """The openings of one segment's run, in order: the places that are free for what is allocated next."""
+    """The openings of one segment's run, in order: the extents to be free for the allocations that follow."""
 
     openings: Sequence[Sequence[Slot]]
-    arena_bytes: int = 0  # in which they lie; 0: in any
+    arena_bytes: int = 0  # of the arena that they are planned in; 0: of any
     known: dict[_Beginning, list[Moves]] = field(default_factory=dict)
 
 
@@ -57,7 +57,7 @@ _arenas: weakref.WeakSet[Arena] = weakref.WeakSet()
 
 
 def held_bytes(device: torch.device) -> int:
-    """What arenas of ``device`` hold now and no tensor does, though torch counts it as allocated."""
+    """Return the bytes held by arenas of ``device`` and by no tensor, which torch counts as allocated."""
     return sum(sum(arena._holds.held().values()) for arena in _arenas if arena.device == device)
 
 
@@ -65,7 +65,7 @@ def held_bytes(device: torch.device) -> int:
 def placing(
     arena: Arena | None, script: Script | None, *, adds_up: bool = False
 ) -> Iterator[Callable[[], AbstractContextManager[None]]]:
-    """A segment runs, and each of its parts in the context that is given; without places anywhere.
+    """Run a segment; the callable yielded gives a context for each of its parts. Without places both do nothing.
 
     See `Arena.segment` for ``adds_up``.
     """
@@ -77,7 +77,7 @@ def placing(
 
 
 class _NoRoom(Exception):
-    """Nothing beside the arena is large enough for a result."""
+    """No free extent outside the arena is large enough for a result."""
 
     def __init__(self, nbytes: int) -> None:
         super().__init__(nbytes)
@@ -85,55 +85,55 @@ class _NoRoom(Exception):
 
 
 class Arena:
-    """Device memory in which the tensors of a step lie where they were planned to."""
+    """Device memory in which the tensors of a step get their planned offsets."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._process = os.getpid()
         self._current_stream = current_stream_of(device)
         self.nbytes = self._least_bytes = 0
-        self._is_spoiled = False  # the pool has more than it was planned to, as the allocator placed tensors by itself
+        self._is_spoiled = False  # the pool has grown beyond the plan, as the allocator placed tensors
         self._pool: torch.cuda.MemPool | None = None
         self._stream = self._base = 0
         self._inside = range(0)  # addresses of its segment
-        # What no tensor holds.
+        # Blocks that no tensor holds.
         self._holds = _C.Holds(
             torch._C._cuda_cudaCachingAllocator_raw_alloc, torch._C._cuda_cudaCachingAllocator_raw_delete
         )
-        self._num_leaving = 0  # steps at whose beginning an old arena may still be given back
-        self._is_open = False  # a segment runs
-        self._script: Script | None = None  # of the segment that runs; None if it lets the allocator choose
+        self._num_leaving = 0  # steps at whose beginning an old arena may still be freed
+        self._is_open = False  # while a segment runs
+        self._script: Script | None = None  # of the running segment; None if the allocator chooses
         self._moves: list[Moves] = []
         self._next = 0
         self._beginning: _Beginning = False, ()
         self.num_unplaced = 0  # runs of segments in which a place was not free
-        self.num_found_out = 0  # openings that were worked out, which takes the host half a millisecond each
+        self.num_found_out = 0  # openings computed, which takes the host half a millisecond each
         _arenas.add(self)
 
     @property
     def reserved_bytes(self) -> int:
-        """What the arena, results and small tensors take of the device."""
+        """Device bytes reserved for the arena, results and small tensors."""
         return sum(int(segment["total_size"]) for segment in self._segments())
 
     @property
     def tensor_bytes(self) -> int:
-        """What tensors hold of that, as long as no segment runs."""
+        """Bytes of these that tensors hold; valid while no segment runs."""
         return sum(int(segment["allocated_size"]) for segment in self._segments())
 
     def num_given_back(self) -> int:
-        """How many segments torch has given back to the device by now, its own included."""
+        """Return the number of segments that torch has freed so far, in all pools."""
         return int(torch._C._cuda_memoryStats(self.device.index or 0)["segment"]["all"]["freed"])
 
     def resize(self, nbytes: int) -> None:
-        """From the next segment on the arena has ``nbytes``, or what its script needs, as soon as nothing is in it."""
+        """Set the least size of the arena, whatever scripts need; it takes effect as soon as the arena is empty."""
         self._least_bytes = nbytes
         if nbytes > self.nbytes or not self._base:
             self._make_anew()
 
     def close(self) -> None:
-        """Gives the arena back, when the last tensor in it has died, and has no bytes until `resize`. Idempotent.
+        """Free the arena once the last tensor in it has died; it has no bytes until `resize`. Idempotent.
 
-        A forked child leaves it to its parent: it has no device, and a pool that is destroyed gives memory back to it.
+        A forked child leaves it to its parent: it has no device, and destroying a pool frees device memory.
         """
         self.nbytes = 0
         if self._pool is not None:
@@ -146,12 +146,12 @@ class Arena:
                 torch.cuda.empty_cache()
 
     def rest(self) -> None:
-        """Leaves its memory to something else until the next segment, if nothing lies in it."""
+        """Free the memory until the next segment, if the arena is empty."""
         if self._base and not self._is_open and self._is_empty():
             self._make_anew()
 
     def begin_step(self) -> None:
-        """A step begins on the current stream: of another one's arena the allocator would give it nothing."""
+        """Begin a step on the current stream; an arena of another stream is reallocated, which could not serve it."""
         if self._num_leaving:
             self._num_leaving -= 1
             torch.cuda.empty_cache()
@@ -163,7 +163,7 @@ class Arena:
         self.nbytes, self._is_spoiled = self._least_bytes, False
 
     def _fit(self, script: Script) -> None:
-        """Makes the arena anew if it is to be another, and nothing lies in it."""
+        """Reallocate an empty arena if its size is to change."""
         nbytes = max(script.arena_bytes, self._least_bytes)
         if self._base and (self.nbytes != nbytes or self._is_spoiled) and self._is_empty():
             self._make_anew()
@@ -176,10 +176,10 @@ class Arena:
 
     @contextmanager
     def segment(self, script: Script, *, adds_up: bool = False) -> Iterator[None]:
-        """A segment runs; what it allocates within `allocating` goes to its places as long as these are free.
+        """Run a segment; what it allocates within `allocating` gets its planned offsets while these are free.
 
-        On another stream than the step's first segment it has none. Results that are handed over in its midst stay
-        there, or, with ``adds_up``, are added to others and free again.
+        On another stream than the step's first segment the allocator chooses. Results returned before its end stay
+        allocated, or, with ``adds_up``, are accumulated into others and free again.
         """
         stream = self._current_stream()
         if not self.nbytes or (self._base and stream != self._stream):
@@ -198,7 +198,7 @@ class Arena:
 
     @contextmanager
     def allocating(self) -> Iterator[None]:
-        """A part of the segment runs: allocations of this thread go to the arena."""
+        """Run a part of the segment: allocations of this thread go to the arena."""
         if not (self._is_open and self._base):
             yield
             return
@@ -207,14 +207,14 @@ class Arena:
 
     @contextmanager
     def _pooled(self) -> Iterator[None]:
-        with torch.cuda.device(self.device):  # of which pools and blocks are made
+        with torch.cuda.device(self.device):  # determines the device of pools and blocks
             if self._pool is None:
                 self._pool = torch.cuda.MemPool()
             with torch.cuda.use_mem_pool(self._pool):
                 yield
 
     def advance(self) -> None:
-        """The next allocations are about to be made."""
+        """Free the planned extents of the next allocations."""
         if self._script is None:
             return
         try:
@@ -236,7 +236,7 @@ class Arena:
             self._script, self._next = script, 0
             beginning = self._beginning = adds_up, tuple(self._free())
             self._make(takes(beginning[1]))
-        except (Taken, torch.OutOfMemoryError) as error:  # where something still holds an old arena there is no room
+        except (Taken, torch.OutOfMemoryError) as error:  # an old arena may still be held
             self._give_up(error)
             return
         if beginning not in script.known and len(script.known) >= _MOST_BEGINNINGS:
@@ -244,7 +244,7 @@ class Arena:
         self._moves = script.known.setdefault(beginning, [])
 
     def _give_up(self, error: Exception) -> None:
-        _log.info("the allocator places the rest of this segment: %s", error)
+        _log.info("this segment continues without planned offsets: %s", error)
         self.num_unplaced += 1
         self._is_spoiled = True
         self._let_go()
@@ -254,7 +254,7 @@ class Arena:
         self._script = None
 
     def _find_out(self, places: Sequence[Slot]) -> Moves:
-        """Opens ``places`` and closes all else that is free; what that takes where memory beside the arena suffices."""
+        """Open ``places``, close all other free extents, and return the moves; adds memory for results where needed."""
         self.num_found_out += 1
         closing = takes(self._free())
         self._make(closing)
@@ -264,14 +264,14 @@ class Arena:
                 break
             except _NoRoom as missing:
                 assert self._script is not None
-                self._script.known.pop(self._beginning, None)  # the next run begins with what is taken now
+                self._script.known.pop(self._beginning, None)  # the next run begins with the memory added here
                 self._holds.take(missing.nbytes, self._stream)
-                self._make(takes(self._free()))  # what is left of its segment
+                self._make(takes(self._free()))  # the remainder of its segment
         self._make(opening)
         return (*closing, *opening)
 
     def _work_out(self, places: Sequence[Slot]) -> Moves:
-        """What opens ``places`` when all that is free and can be held is held."""
+        """Return the moves that open ``places`` when all free memory that can be held is held."""
         closed, loose = self._holds.held(), dict(self._free())
         moves, opened = list[tuple[int, int]](), list[tuple[int, int]]()
         for place in places:
@@ -286,7 +286,7 @@ class Arena:
             for pieces in (closed, loose):
                 for address in [address for address in pieces if low <= address < high]:
                     del pieces[address]
-            # Whoever takes the place has a rest, too, that is too small to be held.
+            # A remainder too small to be held goes to the tensor that takes the place.
             start, stop = (low if start - low <= SMALL_BYTES else start), (high if high - stop <= SMALL_BYTES else stop)
             cut = [(begin, end) for begin, end in pairwise((low, start, stop, high)) if end > begin]
             moves += [(end - begin, begin) for begin, end in cut]
@@ -295,9 +295,9 @@ class Arena:
         return (*moves, *((0, address) for address, _ in opened))
 
     def _room_beside(self, nbytes: int, closed: Mapping[int, int], opened: Sequence[Extent]) -> int:
-        """Where a result is to begin: in the smallest of ``closed`` that is large enough.
+        """Return the address for a result: the smallest of ``closed`` that is large enough.
 
-        It touches nothing that is ``opened`` with it, from where to where: the two would be one to the allocator.
+        It must not touch an extent ``opened`` with it: the allocator would merge the two.
         """
         ends = {end for extent in opened for end in extent}
 
@@ -319,11 +319,11 @@ class Arena:
             return
         nbytes, address, found = failed
         if not nbytes:
-            raise Taken(f"what is to be free at {address - self._base} is not held")
-        raise Taken(f"{nbytes} bytes were free at {found - self._base} instead of {address - self._base}")
+            raise Taken(f"the block to free at offset {address - self._base} is not held")
+        raise Taken(f"{nbytes} bytes were allocated at offset {found - self._base} instead of {address - self._base}")
 
     def _free(self) -> list[Extent]:
-        """What neither tensors nor this object hold of the arena and beside it, by address."""
+        """Return the extents of the arena and beside it that neither tensors nor this object hold, by address."""
         large = (segment for segment in self._segments() if segment["segment_type"] == "large")
         blocks = (block for segment in large for block in segment["blocks"] if block["state"] == "inactive")
         return sorted((int(block["address"]), int(block["size"])) for block in blocks)
@@ -331,8 +331,8 @@ class Arena:
     def _segments(self) -> list[_Segment]:
         if self._pool is None:
             return []
-        # Of each number in what it is given torch gives up a reference that it does not own (2.11 to 2.13): those of
-        # later pools than the 256th are objects of their own, and were freed twice, which ended processes later on.
+        # torch 2.11 to 2.13 drops a reference that it does not own to each number passed: those of pools after the
+        # 256th are separate objects, which would be freed twice, crashing the process later.
         pool = self._pool.id
         for number in pool:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(number))

@@ -1,14 +1,13 @@
-"""Do bytes come back from their tier as they left it, and does anybody use memory that was given up?
+"""Checksums of every transfer at both of its ends, and poisoning of released memory.
 
-The bytes of every copy are summed at both of its ends::
+::
 
-    device ── copy out ──► tier ···· away ···· tier ── copy in ──► device
+    device ── copy out ──► tier ··· stored ··· tier ── copy in ──► device
     left                   written             read                arrived
 
-so that the first two sums that differ say where the bytes were changed. Memory that was given up is filled with 0xff,
-which is NaN in every floating-point type: what was copied out as soon as compute has waited for the copy, and what is
-copied in until compute has waited for it. Nothing waits for a copy here before compute has: that would hide who does
-not.
+The first two checksums that differ show where the bytes were changed. Released memory is filled with 0xff, NaN in every
+floating-point type: a source from when compute has waited for its swap-out, a target until compute has waited for its
+swap-in. Nothing here waits for a copy before compute does: that would hide a missing wait.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ _CHUNK_BYTES = 2**20  # of one sum, as in the engine
 _CHUNKS_AT_ONCE = 32
 _ODD = 0x9E3779B1
 
-# Tells people of a buffer, by the number under which it is moved: its name, and what makes it.
+# Returns, by the number under which a buffer is moved, its name and what makes it, for reports.
 Describe = Callable[[int], tuple[str, str]]
 
 
 @dataclass
 class _Away:
-    """A buffer that was copied out."""
+    """A buffer that was swapped out."""
 
     buffer: int
     out: int  # the transfer
@@ -41,11 +40,11 @@ class _Away:
     nbytes: int
     left: torch.Tensor
     written: list[int] | None = None
-    failed: str = ""  # why there is no ``written``, which can be asked for once; an error would keep frames alive
+    failed: str = ""  # why ``written``, which can be read once, is missing; an exception would keep frames alive
 
 
 class Audit:
-    """The checks of one engine's transfers; they are counted in ``verified``."""
+    """The checks of one engine's transfers, counted in ``verified``."""
 
     def __init__(self, native: _C.Engine, verified: Verified, describe: Describe) -> None:
         self._native, self._verified, self._describe = native, verified, describe
@@ -53,26 +52,26 @@ class Audit:
         self._landing: dict[int, torch.Tensor] = {}  # by transfer: where its bytes go until it is waited for
 
     def leaves(self, handle: int, buffer: int, storage: torch.UntypedStorage, first: int, nbytes: int) -> None:
-        """The copy out of ``nbytes`` from ``first`` on has been queued."""
+        """Note that the swap-out of ``nbytes`` from byte ``first`` of ``storage`` has been queued."""
         left = checksums(_bytes(storage, first, nbytes))
         self._away[handle] = _Away(buffer, self._native.out_transfer(handle), first, nbytes, left)
 
     def has_left(self, handle: int, storage: torch.UntypedStorage) -> None:
-        """Compute waits for the copy out from here on, and the memory is nobody's."""
+        """Poison the source: compute waits for the swap-out from here on, and the memory is released."""
         away = self._away[handle]
         self._poison(_bytes(storage, away.first, away.nbytes))
 
     def landing(self, flat: torch.Tensor) -> torch.Tensor:
-        """Memory for the copy in to go to, so that ``flat`` holds nothing until compute has waited for it."""
+        """Return separate memory for the swap-in, so that ``flat`` is poisoned until compute has waited for it."""
         self._poison(flat)
         return torch.full_like(flat, POISON)
 
     def arrives(self, transfer: int, landing: torch.Tensor) -> None:
-        """The copy in to ``landing`` has been queued."""
+        """Note that the swap-in to ``landing`` has been queued."""
         self._landing[transfer] = landing
 
     def has_arrived(self, handle: int, transfer: int, flat: torch.Tensor) -> None:
-        """Compute waits for the copy in from here on; compares all sums, before anybody uses an index that is wrong.
+        """Compare all checksums once compute waits for the swap-in: before an op can read a corrupted index.
 
         Raises:
             BytesChanged: they differ.
@@ -87,7 +86,7 @@ class Audit:
         self._count(away)
 
     def forget(self) -> None:
-        """Nothing is away any more: compares what left and never came back, and lets go of it."""
+        """Compare the swap-outs that were never swapped in, and drop all records; nothing may be non-resident."""
         self._landing.clear()
         away, self._away = self._away, {}
         for left in away.values():
@@ -127,9 +126,9 @@ class Audit:
 
 
 def checksums(flat: torch.Tensor) -> torch.Tensor:
-    """Sums of bytes, one for each begun MiB, on the device where they lie.
+    """Return one sum for each begun MiB of ``flat``, on its device.
 
-    The engine makes the same ones of a tier's bytes: csrc/include/lmswap/checksum.h.
+    The engine computes the same of a tier's bytes: csrc/include/lmswap/checksum.h.
     """
     if flat.storage_offset() % 4 or flat.data_ptr() % 4:
         flat = flat.clone()

@@ -1,4 +1,4 @@
-"""What has to be free for the allocator to put a tensor where it should lie? Arithmetic of its blocks, by address."""
+"""Arithmetic of the caching allocator's blocks: which extents must be free for a tensor to get its planned offset."""
 
 from __future__ import annotations
 
@@ -7,29 +7,32 @@ from collections.abc import Mapping, Sequence
 from lmswap.ir.arena_layout import SMALL_BYTES
 
 Extent = tuple[int, int]  # address, bytes
-# What the allocator does at one opening: (bytes, address) takes, (0, address) gives back.
+# Calls to the allocator at one opening, in order: (bytes, address) allocates, (0, address) frees.
 Moves = tuple[tuple[int, int], ...]
 
 
 class Taken(Exception):
-    """A place is not free."""
+    """A planned extent is occupied."""
 
 
 def within(addresses: range, pieces: Mapping[int, int]) -> dict[int, int]:
-    """Those of ``pieces``, bytes by address, that lie there."""
+    """Return those of ``pieces``, bytes by address, that begin within ``addresses``."""
     return {address: nbytes for address, nbytes in pieces.items() if address in addresses}
 
 
 def takes(free: Sequence[Extent]) -> Moves:
-    """What takes of ``free`` all that can be held: what is large enough, the smallest, and the lowest of equal ones."""
+    """Return the allocations that hold all of ``free`` above the small size, by size and then by address."""
     return tuple(sorted((nbytes, address) for address, nbytes in free if nbytes > SMALL_BYTES))
 
 
 def run_around(start: int, stop: int, closed: Mapping[int, int], loose: Mapping[int, int]) -> Extent:
-    """Where the free memory begins and ends, all of it that has to be let go of for a place in [start, stop).
+    """Return the extent that must be freed for a place in [start, stop), from where to where.
 
-    That is what lies under it, what is ``loose`` beside that, which the allocator adds to it, and as much of what is
-    ``closed`` beside it that a rest is none or can be held.
+    It covers the place, ``loose`` neighbours, which the allocator merges with it, and those ``closed`` neighbours
+    without which a remainder too small to be held would be left.
+
+    Raises:
+        Taken: a tensor occupies part of [start, stop).
     """
     free = {**closed, **loose}
     below = {address + nbytes: address for address, nbytes in free.items()}
@@ -37,7 +40,7 @@ def run_around(start: int, stop: int, closed: Mapping[int, int], loose: Mapping[
     high = low
     while high < stop:
         if high not in free:
-            raise Taken(f"a tensor lies at {high}, where {stop - start} bytes are needed from {start} on")
+            raise Taken(f"a tensor occupies {high}, where {stop - start} bytes are needed from {start} on")
         high += free[high]
     while low in below and (below[low] in loose or 0 < start - low <= SMALL_BYTES):
         low = below[low]

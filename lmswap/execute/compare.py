@@ -1,4 +1,4 @@
-"""Where do two results differ? Bit for bit, so that NaN equals NaN of the same payload and 0.0 is not -0.0."""
+"""Bitwise difference of two results: NaN equals NaN of the same payload, and 0.0 differs from -0.0."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lmswap.execute.storage import element_bytes
 
 @dataclass(frozen=True)
 class Difference:
-    """``first`` says at which element the first one lies, and both values there; ``is_nan``: one of them is NaN."""
+    """``first``: index of the first differing element, and both values there; ``is_nan``: one of these is NaN."""
 
     num_differing: int
     num_elements: int
@@ -21,7 +21,7 @@ class Difference:
 
 
 def difference(expected: Any, actual: Any) -> Difference | None:
-    """How ``actual`` differs from ``expected``; None if it does not."""
+    """Return how ``actual`` differs from ``expected``, or None if they are bitwise identical."""
     if not (isinstance(expected, torch.Tensor) and isinstance(actual, torch.Tensor)):
         return None if type(expected) is type(actual) and expected == actual else _of_kind(expected, actual)
     if (expected.dtype, expected.shape, expected.device) != (actual.dtype, actual.shape, actual.device):

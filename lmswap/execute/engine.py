@@ -1,4 +1,4 @@
-"""The C++ engine as graphs see it: tensors in, tokens out. One per enabled model."""
+"""The C++ engine as graphs use it: tensors in, tokens out; one per enabled model."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from lmswap.execute.record import Recorder, TensorMemory
 from lmswap.execute.streams import Streams
 
 _numbers = itertools.count(1)
-_MOST_HELD_SECONDS = 1.0  # more than a host takes to queue what it queues during a hold
+_MOST_HELD_SECONDS = 1.0  # more than a host takes to queue the ops of one hold
 
 
 class SwapEngine:
     """Moves whole storages between ``device`` and its tiers.
 
-    Tensors whose copies are under way are held here, so that an exception in mid-step cannot free memory that a copy
-    still reads or writes; `sweep` lets go of them once the copy has ended.
+    It holds the tensors of transfers under way, so that an exception in mid-step cannot free memory that a copy still
+    reads or writes; `sweep` drops them once the copy has ended.
     """
 
     def __init__(
@@ -34,37 +34,44 @@ class SwapEngine:
         audit: Audit | None = None,
         arena: Arena | None = None,
     ) -> None:
-        """``arena`` is where copies in land, if they have places."""
+        """``arena``: where swap-ins are allocated, if the plan has offsets for them."""
         self.device, self.native = device, native
         self._describe = describe
         self._audit = audit
         self.number = next(_numbers)
         self.recorder = Recorder(self, memory)
         self.arena = arena
-        self._held: dict[int, torch.Tensor] = {}  # transfer -> the tensor that it reads or writes
-        self._starting: dict[int, torch.Tensor] = {}  # likewise, until the number of their transfer is known
-        self._arriving: dict[int, int] = {}  # handle -> transfer of its copy in
+        self._held: dict[int, torch.Tensor] = {}  # by transfer: the tensor that it reads or writes
+        self._starting: dict[int, torch.Tensor] = {}  # by id, until the number of the transfer is known
+        self._arriving: dict[int, int] = {}  # by handle: the transfer of its swap-in
         self.streams = Streams(device)
         self._stream = self.streams.current
         ops.ENGINES[self.number] = self
 
     def out_start(self, x: torch.Tensor, buffer: int, tier: str, offset: int, is_whole: bool) -> torch.Tensor:
-        """Queues the copy of ``x``'s storage to ``tier``; the token is the only owner of the tier's bytes.
+        """Queue the swap-out of ``x``'s storage to ``tier``.
 
-        ``buffer`` is what the records will call it. With ``is_whole``, only ``x``'s own bytes are copied: a
-        compiler may have laid it into a larger storage.
+        Args:
+            x: a tensor on the device.
+            buffer: the number in records.
+            tier: the tier's name.
+            offset: in the tier, in bytes.
+            is_whole: copy ``x``'s own bytes only: a compiler may have placed it in a larger storage.
+
+        Returns:
+            The token, the only owner of the tier's bytes.
         """
         storage = x.untyped_storage()
         first, nbytes = 0, int(storage.nbytes())
         if is_whole:
             first, nbytes = int(x.storage_offset()) * x.element_size(), x.numel() * x.element_size()
-        self._starting[id(x)] = x  # a signal's handler may raise before the copy, now under way, has a number
+        self._starting[id(x)] = x  # a signal handler may raise before the copy has a number
         capsule = self.native.out_start(buffer, tier, offset, storage.data_ptr() + first, nbytes, self._stream())
-        # What torch.from_dlpack calls, after 3 µs of looking at what it was given.
+        # torch.from_dlpack calls this after 3 µs of argument checks.
         token: torch.Tensor = torch._C._from_dlpack(capsule)
         handle = int(token)
         self._held[self.native.out_transfer(handle)] = x
-        self._starting.pop(id(x), None)  # another thread's `sweep` may have seen that the copy has ended
+        self._starting.pop(id(x), None)  # another thread's `sweep` may have dropped it already
         self.recorder.tier_holds(self.native.tier_stats(tier).used_bytes)
         if self._audit is not None:
             self._audit.leaves(handle, buffer, storage, first, nbytes)
@@ -72,22 +79,22 @@ class SwapEngine:
         return token
 
     def out_done(self, token: torch.Tensor, x: torch.Tensor) -> None:
-        """Makes compute wait for the copy; ``x`` has no later use, so its memory is free from here on."""
+        """Make compute wait for the swap-out; ``x`` has no later use, and its memory is free from here on."""
         self.wait_out(token)
         if self._audit is not None:
             self._audit.has_left(int(token), x.untyped_storage())
 
     def wait_out(self, token: torch.Tensor) -> None:
-        """The same for a tensor that others may still use."""
+        """Make compute wait for the swap-out of a tensor that others may still use."""
         handle = int(token)
         self.native.out_done(handle, self._stream())
         self._held.pop(self.native.out_transfer(handle), None)
         self.recorder.memory_changed()
 
     def in_start(self, token: torch.Tensor, buffer: int, device: torch.device) -> torch.Tensor:
-        """Takes device memory and queues the copy into it."""
+        """Allocate device memory, queue the swap-in, and return the memory as uint8."""
         handle = int(token)
-        # What left, not what was traced: an operator may make a storage of another length than its fake kernel says.
+        # The bytes swapped out, not those traced: an operator may make a storage of another size than its fake kernel.
         nbytes = self.native.nbytes(handle)
         if self.arena is not None:
             self.arena.advance()
@@ -104,10 +111,10 @@ class SwapEngine:
         return flat
 
     def in_done(self, token: torch.Tensor, flat: torch.Tensor) -> None:
-        """Makes compute wait until the bytes of ``token`` have arrived in ``flat``, which `in_start` returned.
+        """Make compute wait for the bytes of ``token`` in ``flat``, which `in_start` returned.
 
         Raises:
-            BytesChanged: these are not the bytes that left; known of copies from disk, and of all that are audited.
+            BytesChanged: these are not the bytes swapped out; detected in copies from disk, and in all audited ones.
         """
         handle = int(token)
         transfer = self._arriving.pop(handle)
@@ -120,10 +127,10 @@ class SwapEngine:
             self._audit.has_arrived(handle, transfer, flat)
 
     def confirm(self) -> None:
-        """Raises, at the end of what was computed, what `in_done` could not tell: it does not wait for a disk's reads.
+        """Raise, at the end of a segment, errors of swap-ins that `in_done` could not see: it waits for no disk read.
 
         Raises:
-            BytesChanged: as `in_done` does.
+            BytesChanged: as `in_done`.
         """
         try:
             self.native.confirm()
@@ -135,8 +142,8 @@ class SwapEngine:
         return BytesChanged(*self._describe(found.swap), found.nbytes, where, found.offset_bytes)
 
     def mark(self) -> int:
-        """See `lmswap.execute.record.Clock`; so are the next seven."""
-        ops.find_engine(self.number)  # raises where the model was disabled, or this is a forked child
+        """See `lmswap.execute.record.Clock`, as for the next seven."""
+        ops.find_engine(self.number)  # raises if the model was disabled or this is a forked child
         return self.native.mark(self._stream())
 
     @property
@@ -162,27 +169,27 @@ class SwapEngine:
         self.native.forget_records(stop_seconds)
 
     def begin_step(self) -> None:
-        """A step begins, on the current stream."""
+        """Begin a step on the current stream."""
         if self.arena is not None:
             self.arena.begin_step()
 
     def make_room(self) -> None:
-        """Between segments: something else is about to need memory of the device."""
+        """Free memory between segments, before something else needs the device."""
         if self.arena is not None:
             self.arena.rest()
 
     def sweep(self) -> None:
-        """Lets go of tensors whose copies ended although nobody waited for them: an exception cut the step short.
+        """Drop the tensors of copies that ended without a wait, as after an exception in mid-step.
 
-        What failed in that step is not told by the next.
+        Errors of that step's copies are discarded.
         """
         self.native.forget_unconfirmed()
-        # Copies of what is iterated over: another thread may begin or end transfers meanwhile.
+        # Iterate over copies: another thread may begin or end transfers.
         for transfer in filter(self.native.is_finished, list(self._held)):
             self._held.pop(transfer, None)
         if self._starting and self.native.is_idle():
             self._starting.clear()
-        # Saved-tensor hooks may wait, after a sweep, for a copy that ended before it.
+        # Hooks may wait, after a sweep, for a swap-in that ended before it.
         for handle in list(self._arriving):
             if not self._is_live(handle):
                 self._arriving.pop(handle, None)
@@ -192,21 +199,21 @@ class SwapEngine:
     def _is_live(self, handle: int) -> bool:
         try:
             return self.native.nbytes(handle) >= 0
-        except OptionError:  # its token is gone
+        except OptionError:  # its token is dead
             return False
 
     def leave_arena(self) -> None:
-        """From now on tensors lie wherever torch's allocator puts them."""
+        """Stop using the arena: torch's allocator places tensors from here on."""
         if self.arena is not None:
             self.arena.close()
             self.arena = None
 
     def refuse_closed(self) -> None:
-        """Raises TransferError when it is closed, or belongs to the process that this one was forked from."""
+        """Raise TransferError if it is closed, or belongs to the process that this one was forked from."""
         ops.find_engine(self.number)
 
     def close(self) -> None:
-        """Waits for copies under way and gives all memory and files back. Idempotent."""
+        """Wait for copies under way, and free all memory and files. Idempotent."""
         ops.ENGINES.pop(self.number, None)
         self.native.close()
         self._held.clear()
@@ -216,7 +223,7 @@ class SwapEngine:
 
 
 def _unfilled(nbytes: int, device: torch.device) -> torch.Tensor:
-    if torch.are_deterministic_algorithms_enabled():  # torch.empty would fill it; this takes 5 µs more
+    if torch.are_deterministic_algorithms_enabled():  # torch.empty would fill it; this costs 5 µs more
         storage = torch.UntypedStorage(nbytes, device=device)  # type: ignore[no-untyped-call]
         return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
     return torch.empty(nbytes, dtype=torch.uint8, device=device)

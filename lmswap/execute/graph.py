@@ -1,4 +1,4 @@
-"""How is one captured fx graph run? As generated code that frees every value at its last use."""
+"""Execution of a captured fx graph: generated code that frees each value at its last use."""
 
 from __future__ import annotations
 
@@ -19,62 +19,62 @@ BoxedFunction = Callable[[list[Any]], Any]
 
 @dataclass
 class SegmentGraph:
-    """The fx graph of one segment beside what the Program says of it; ``ops[i]`` is op ``segment.start + i``."""
+    """The fx graph of one segment, linked to its Program; ``ops[i]`` is op ``segment.start + i``."""
 
     module: fx.GraphModule
     phase: str  # "forward", "backward" or "inference"
-    num_user_outputs: int  # leading outputs that the caller sees; the rest is saved for backward
+    num_user_outputs: int  # leading outputs returned to the caller; the rest is saved for backward
     ops: list[fx.Node] = field(default_factory=list)
     buffer_of: dict[fx.Node, int] = field(default_factory=dict)  # tensor-valued nodes only
 
 
 def copy_module(module: fx.GraphModule) -> tuple[fx.GraphModule, dict[fx.Node, fx.Node]]:
-    """A copy that can be edited apart, and the node that it has for each node; constants and fakes are the same."""
+    """Return a copy for separate editing, and its node for each node of ``module``; constants and fakes are shared."""
     (output,) = module.graph.find_nodes(op="output")
     made, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     made.output(made.graph_copy(module.graph, copies)).meta.update(output.meta)
     for copy in copies.values():
         if (state := state_of(copy)) is not None:
-            copy.meta[STATE] = copies.get(state, state)  # a backward has the forward's
+            copy.meta[STATE] = copies.get(state, state)  # in a backward, the forward's
     copied = fx.GraphModule(module, made)
-    for name, branch in copied.named_children():  # of a `torch.cond`; Inductor edits them too
+    for name, branch in copied.named_children():  # of a `torch.cond`; Inductor edits these, too
         if isinstance(branch, fx.GraphModule):
             setattr(copied, name, copy_module(branch)[0])
     return copied, copies
 
 
 def copy_graph(graph: SegmentGraph) -> SegmentGraph:
-    """A copy that can be run and edited apart from ``graph``; it has no ``ops``."""
+    """Return a copy that can be run and edited separately; it has no ``ops``."""
     module, copies = copy_module(graph.module)
     buffer_of = {copies[node]: buffer for node, buffer in graph.buffer_of.items()}
     return SegmentGraph(module, graph.phase, graph.num_user_outputs, buffer_of=buffer_of)
 
 
 def with_begins(graph: SegmentGraph, begin_op: Callable[[], None]) -> fx.GraphModule:
-    """A copy of ``graph`` that calls ``begin_op`` before each op but the first."""
+    """Return a copy of ``graph`` that calls ``begin_op`` before each op except the first."""
     timed, copies = copy_module(graph.module)
     (following,) = timed.graph.find_nodes(op="output")
     for op in reversed(graph.ops[1:]):
-        following = copies.get(op, following)  # the rewriter drops states of the generator that nobody draws from again
+        following = copies.get(op, following)  # the rewriter drops unused reads of RNG states
         with timed.graph.inserting_before(following):
             timed.graph.call_function(begin_op)
     return timed
 
 
 def insert_before(graph: SegmentGraph, ops: Collection[int], function: Callable[[], None]) -> None:
-    """Makes ``graph`` call ``function`` just before each of ``ops``, which are numbers in ``graph.ops``."""
+    """Insert a call of ``function`` before each of ``ops``, indices into ``graph.ops``."""
     for op in ops:
         with graph.module.graph.inserting_before(graph.ops[op]):
             graph.module.graph.call_function(function)
 
 
 def is_projection(node: fx.Node) -> bool:
-    """Whether ``node`` only picks one tensor out of an op's tuple; it is part of that op."""
+    """Return whether ``node`` only selects one tensor of an op's tuple; it is part of that op."""
     return node.op == "call_function" and node.target is operator.getitem
 
 
 def value_of(node: fx.Node) -> Any:
-    """What ``node`` was traced to give; else what it names: a constant, or a graph that a higher-order op runs."""
+    """Return the traced value of ``node``, or else what it names: a constant, or the graph of a higher-order op."""
     value = node.meta.get("val")
     if value is None and node.op == "get_attr":
         return operator.attrgetter(str(node.target))(node.graph.owning_module)
@@ -82,9 +82,9 @@ def value_of(node: fx.Node) -> Any:
 
 
 def is_whole(value: fx.Node) -> bool:
-    """Whether ``value`` shows every byte of its memory once, as traced."""
+    """Return whether ``value``, as traced, covers each byte of its storage exactly once."""
     tensor = value.meta["val"]
-    count = 1  # of elements that lie one behind the other
+    count = 1  # of contiguous elements
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1 and stride == count:
             count *= size
@@ -92,7 +92,7 @@ def is_whole(value: fx.Node) -> bool:
 
 
 def gather_projections(graph: fx.Graph) -> None:
-    """Moves each pick from a tuple to right behind its op, so that the tuple does not keep its other members alive."""
+    """Move each selection from a tuple to just after its op, so that the tuple does not keep other members alive."""
     for node in [node for node in graph.nodes if is_projection(node)]:
         producer = node.args[0]
         if isinstance(producer, fx.Node):
@@ -100,9 +100,9 @@ def gather_projections(graph: fx.Graph) -> None:
 
 
 class _Direct:
-    """Stands for an operator while code is generated that calls it without torch's Python around it.
+    """Placeholder of an operator while code is generated that calls it without torch's Python wrapper.
 
-    On tensors of 128 values that takes 0.5 of 2.8 us a call (600 in a row; AMD EPYC, torch 2.13).
+    For tensors of 128 values that saves 0.5 of 2.8 us per call (600 in a row; AMD EPYC, torch 2.13).
     """
 
     def __init__(self, operator: torch._ops.OpOverload) -> None:
@@ -110,11 +110,11 @@ class _Direct:
         self.function = operator._op
 
     def __call__(self, *_: object, **__: object) -> object:
-        raise AssertionError(f"{self.__name__} stands for an operator")
+        raise AssertionError(f"{self.__name__} is a placeholder of an operator")
 
 
 def compile_boxed(module: fx.GraphModule) -> BoxedFunction:
-    """Compiles ``module`` to a function of one list, which it empties, so that inputs too die at their last use."""
+    """Compile ``module`` to a function of one list, which it empties, so that inputs are freed at their last use."""
     targets = {node: node.target for node in module.graph.nodes}
     called = {target for target in targets.values() if type(target) is torch._ops.OpOverload}
     called_by: dict[object, Callable[..., Any]] = {operator: _Direct(operator) for operator in called} | COPIES
@@ -130,5 +130,5 @@ def compile_boxed(module: fx.GraphModule) -> BoxedFunction:
 
 
 def is_captured(function: Any) -> bool:
-    """Whether ``function``, a node of autograd's or None, is the one that AOTAutograd makes of a graph."""
+    """Return whether ``function``, an autograd node or None, is the one that AOTAutograd creates for a graph."""
     return function is not None and function.name().endswith("CompiledFunctionBackward")

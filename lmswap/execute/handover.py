@@ -1,4 +1,4 @@
-"""Does anybody still hold what a graph handed out, or was handed? Outputs and tangents of a step → those let go of."""
+"""Detects which outputs and tangents of a step the caller has dropped when the backward begins and when it ends."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from lmswap.execute.storage import has_plain_storage
 from lmswap.ir.program import BufferKind, Program
 
 _STORAGES: Any = torch.UntypedStorage  # its private methods have no type hints
-Positions = Mapping[int, int]  # in what a graph returns or is called with → buffer
+Positions = Mapping[int, int]  # position in a graph's results or arguments → buffer
 
 
 def handed_over(graph: SegmentGraph, program: Program) -> Positions:
-    """Where outputs are in what a forward graph returns, and outputs and tangents in what a backward is called with."""
+    """Return the positions of outputs in a forward's results, or of outputs and tangents in a backward's arguments."""
     kind, nodes = BufferKind.TANGENT, graph.module.graph.find_nodes(op="placeholder")
     if graph.phase != "backward":
         (output,) = graph.module.graph.find_nodes(op="output")
@@ -28,30 +28,30 @@ def handed_over(graph: SegmentGraph, program: Program) -> Positions:
 
 
 class Handover:
-    """Watches the memory of one graph's outputs and tangents while it trains, and holds none of it.
+    """Tracks the storages of one graph's outputs and tangents during training, by weak references.
 
-    Outputs are the caller's, who may drop them when the loss is known. Whoever calls a backward may hold its tangents
-    until it returns (torch 2.11), or hand them over for good (2.13).
+    Outputs are the caller's, who may drop them once the loss is computed. The caller of a backward may hold its
+    tangents until it returns (torch 2.11), or transfer them (2.13).
     """
 
     def __init__(self) -> None:
-        # By buffer: torch's weak references to storages, as numbers. Its `StorageWeakRef` runs Python code when it is
-        # dropped, in which the interrupt of a signal would be lost.
+        # By buffer: torch's weak references to storages, as numbers. `StorageWeakRef` runs Python code when it is
+        # dropped, where the KeyboardInterrupt of a signal would be lost.
         self._watched: dict[int, int] = {}
         self._dropped: frozenset[int] = frozenset()
-        self.released: frozenset[int] = frozenset()  # outputs gone when backward began, others when it had ended
+        self.released: frozenset[int] = frozenset()  # outputs dropped before backward began, others before it ended
 
     def ran_forward(self, values: Sequence[Any], positions: Positions) -> None:
-        """The forward graph has returned ``values``."""
+        """Track the results of the forward graph."""
         self._watch(values, positions)
 
     def begins_backward(self, arguments: Sequence[Any], positions: Positions) -> None:
-        """The backward graph is about to be called with ``arguments``."""
+        """Note which outputs have been dropped, and track the arguments of the backward graph, about to be called."""
         self._dropped = self._expired()
         self._watch(arguments, positions)
 
     def ran_backward(self) -> None:
-        """It has returned."""
+        """Note which are dropped now that the backward graph has returned."""
         self.released = self._dropped | self._expired()
 
     def _watch(self, values: Sequence[Any], positions: Positions) -> None:

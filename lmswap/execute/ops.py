@@ -1,7 +1,7 @@
-"""The operators that lmswap puts into graphs: copies, draws, and the engines that the copies reach.
+"""Custom operators that lmswap inserts into graphs: swap copies and random ops; and the table of their engines.
 
-A graph names its engine by number, so that it holds no reference to it; an engine that was closed is gone from the
-table, and a graph that still runs gets a clear error.
+Graphs refer to engines by number and hold no reference. Closed engines are not in the table, so that a graph still in
+use raises a clear error.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from lmswap.execute.streams import Streams
 
 
 class CopyEngine(Protocol):
-    """What the operators and saved-tensor hooks ask of an engine; see `lmswap.execute.engine.SwapEngine`."""
+    """What operators and saved-tensor hooks use of an engine; see `lmswap.execute.engine.SwapEngine`."""
 
     device: torch.device
     streams: Streams
 
     def out_start(self, x: torch.Tensor, buffer: int, tier: str, offset: int, is_whole: bool) -> torch.Tensor:
-        """Queues a copy to ``tier``."""
+        """Queue a swap-out to ``tier``."""
 
     def out_done(self, token: torch.Tensor, x: torch.Tensor) -> None:
-        """Makes compute wait for it; nobody uses ``x`` any more."""
+        """Make compute wait for it; ``x`` has no later use."""
 
     def wait_out(self, token: torch.Tensor) -> None:
-        """The same for a tensor that others may still use."""
+        """Make compute wait for it; others may still use the tensor."""
 
     def in_start(self, token: torch.Tensor, buffer: int, device: torch.device) -> torch.Tensor:
-        """Queues the copy back."""
+        """Queue the swap-in."""
 
     def in_done(self, token: torch.Tensor, flat: torch.Tensor) -> None:
-        """Makes compute wait for it."""
+        """Make compute wait for it."""
 
 
 ENGINES: weakref.WeakValueDictionary[int, CopyEngine] = weakref.WeakValueDictionary()
@@ -50,7 +50,7 @@ _SCHEMAS = (
     "int[] size, int[] stride) -> Tensor",
     "out_done(Tensor token, Tensor x, int engine) -> ()",
     "in_start(Tensor token, int engine, int buffer, int nbytes, Device device) -> Tensor",
-    # The alias annotations say that no copy is made: whoever holds the result holds the swapped-in memory.
+    # By the alias annotations no copy is made: the result shares the swapped-in memory.
     "in_done(Tensor(a) flat, Tensor token, int engine) -> Tensor(a)",
     "view_bytes(Tensor(a) flat, ScalarType dtype, int[] size, int[] stride, int offset, bool is_conj, bool is_neg)"
     " -> Tensor(a)",
@@ -76,7 +76,7 @@ for _op in (out_start, out_done, in_start, in_done):
 
 
 def find_engine(number: int) -> CopyEngine:
-    """The engine of that number.
+    """Return the engine of that number.
 
     Raises:
         TransferError: it was closed, or belongs to the process that this one was forked from.
@@ -93,7 +93,7 @@ def find_engine(number: int) -> CopyEngine:
 
 
 def _leave_to_parent() -> None:
-    """In a forked child the threads of its engines do not exist: waiting for them would be for ever."""
+    """Clear the table in a forked child, where the engines' threads do not exist: a wait for them would never end."""
     _of_parent.update(ENGINES)
     ENGINES.clear()
 
@@ -107,7 +107,7 @@ def _out_start(  # noqa: PLR0917 - the operator's own signature
     buffer: int,
     tier: str,
     offset: int,
-    start: int | None,  # where ``x`` begins in its storage, all of which is moved; None: ``x`` is all that is moved
+    start: int | None,  # start of ``x`` in its storage, all of which is copied; None: only ``x`` is
     dtype: torch.dtype,
     size: list[int],
     stride: list[int],
@@ -140,7 +140,7 @@ def _out_start(  # noqa: PLR0917 - the operator's own signature
 
 
 def _lies_otherwise(x: torch.Tensor, stride: list[int]) -> bool:
-    """Whether elements lie in another order than by ``stride``; strides of sizes of 1 do not count."""
+    """Return whether the order of elements differs from that of ``stride``; strides of sizes of 1 are ignored."""
     strides = zip(x.shape, x.stride(), stride, strict=True)
     return x.numel() > 0 and any(size > 1 and real != traced for size, real, traced in strides)
 
@@ -150,7 +150,7 @@ def _out_done(token: torch.Tensor, x: torch.Tensor, engine: int) -> None:
 
 
 def _in_start(token: torch.Tensor, engine: int, buffer: int, nbytes: int, device: torch.device) -> torch.Tensor:
-    return find_engine(engine).in_start(token, buffer, device)  # nbytes is what tracing is told
+    return find_engine(engine).in_start(token, buffer, device)  # nbytes is for tracing only
 
 
 def _in_done(flat: torch.Tensor, token: torch.Tensor, engine: int) -> torch.Tensor:
@@ -170,13 +170,13 @@ def _view_bytes(  # noqa: PLR0917 - the operator's own signature
     begin = flat.storage_offset() * flat.element_size() // dtype.itemsize  # offset counts from the tensor's own bytes
     view = torch.empty(0, dtype=dtype, device=flat.device)
     view.set_(flat.untyped_storage(), begin + offset, size, stride)
-    # Complex views carry what is still to be done to their elements beside the memory, not in it.
+    # Complex views store pending operations on their elements in flags, not in memory.
     view = torch._conj(view) if is_conj else view
     return torch._neg_view(view) if is_neg else view
 
 
-# Copies, as fx's generated code calls them: torch's dispatcher would take a third to a half of what a swap costs the
-# host. On the emulated GPU, 6,400 swaps each way, in turns: 174 us a swap at the least through it, 100 without.
+# Copies as called by generated code, bypassing torch's dispatcher, which takes a third to a half of a swap's host time.
+# On the emulated GPU, 6,400 swaps each way, in turns: at least 174 us a swap through it, 100 without.
 COPIES: dict[object, Callable[..., Any]] = {
     out_start: _out_start,
     out_done: _out_done,

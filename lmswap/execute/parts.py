@@ -1,7 +1,7 @@
-"""How does a backward hand gradients over while it is still at work? It is cut behind them, and runs part by part.
+"""Backward graphs that yield gradients before they end: the graph is cut at markers, and runs part by part.
 
-graph   ops … │ ops … │ ops …    │ is a mark: some gradients are made, and nothing reads their memory again
-parts   gradients ──► gradients ──► the rest; what later ones read goes from part to part
+graph   ops … │ ops … │ ops …    │ is a marker: some gradients are final, and no later op reads their memory
+parts   gradients ──► gradients ──► the rest; values for later parts are passed from part to part
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from lmswap.execute.graph import BoxedFunction, SegmentGraph, compile_boxed, is_
 _Given = TypeVar("_Given")
 
 Results = dict[int, Any]  # of a backward, by position
-Handing = Iterator[Results]  # as they are made
+Handing = Iterator[Results]  # as they are computed
 Around = Callable[[], AbstractContextManager[None]]
-Backward = Callable[[list[Any]], Handing]  # it empties the list that it is called with; so do
+Backward = Callable[[list[Any]], Handing]  # it empties the list passed; so do
 Parts = Callable[[list[Any], Around], Handing]
 
-# A cut costs the host some 50 µs. DistributedDataParallel reduces 1 MiB first, and then 25 MiB at a time.
+# A cut costs the host about 50 µs. DistributedDataParallel's first bucket has 1 MiB, the others 25 MiB.
 _LEAST_BYTES, _MOST_PARTS = 2**20, 32
 
 
 def hand_over(*_: Any) -> None:
-    """The mark: these results of the graph can be handed over here."""
-    raise AssertionError("a backward that hands over is run in parts")
+    """Marker: these results of the graph can be returned here."""
+    raise AssertionError("a backward with markers must be run in parts")
 
 
 torch.fx.node.has_side_effect(hand_over)  # dead-code elimination must leave it alone
 
 
 def part_bytes(nbytes: int) -> int:
-    """Of ``nbytes`` of results, how many are made before they are handed over."""
+    """Return the least bytes of results per part, of ``nbytes`` in all."""
     return max(_LEAST_BYTES, nbytes // _MOST_PARTS)
 
 
 def mark_hand_overs(graph: SegmentGraph) -> None:
-    """Puts marks into a backward graph, each behind the op that completes enough of its results."""
+    """Insert markers into a backward graph, each after an op that completes enough of its results."""
     complete = _complete(graph)
     sizes = {result: result.meta["val"].nbytes for results in complete.values() for result in results}
     enough = part_bytes(sum(sizes.values()))
@@ -59,7 +59,7 @@ def mark_hand_overs(graph: SegmentGraph) -> None:
 
 
 def results_by_part(graph: fx.Graph) -> list[list[int]]:
-    """The positions, among the results of ``graph``, of those that each of its parts gives."""
+    """Return, by part, the positions of its results among those of ``graph``."""
     (output,) = graph.find_nodes(op="output")
     part_of = {result: part for part, mark in enumerate(_marks(graph)) for result in mark.all_input_nodes}
     positions: list[list[int]] = [[] for _ in range(len(_marks(graph)) + 1)]
@@ -71,7 +71,7 @@ def results_by_part(graph: fx.Graph) -> list[list[int]]:
 def compile_parts(
     module: fx.GraphModule, compile_part: Callable[[fx.GraphModule], BoxedFunction] = compile_boxed
 ) -> Parts:
-    """Compiles ``module`` to functions that run one after another, each of them within a context of its own."""
+    """Compile ``module`` to functions that run one after another, each in a context of its own."""
     positions = results_by_part(module.graph)
     functions = [compile_part(part) for part in _split(module)]
 
@@ -79,15 +79,15 @@ def compile_parts(
         for function, given in zip(functions, positions, strict=True):
             with around():
                 values[:] = function(values)
-            yield {position: values.pop(0) for position in given}  # nothing of it is held here
+            yield {position: values.pop(0) for position in given}  # no reference stays here
 
     return run
 
 
 class AtWork:
-    """A backward that has begun, and gives its results part by part: one thread's at a time.
+    """A backward that has begun, and yields its results part by part, in one thread at a time.
 
-    Raises OptionError from each of its methods while a part runs in another thread.
+    Each method raises OptionError while a part runs in another thread.
     """
 
     def __init__(self, model: str, parts: Generator[Results, None, None]) -> None:
@@ -101,21 +101,21 @@ class AtWork:
         return self._early.popleft() if self._early else self._alone(self._parts.__next__)
 
     def finish(self) -> None:
-        """Runs the rest now; what it gives is kept for who asks."""
+        """Run the rest now; its results are kept for the iterator."""
         self._alone(partial(self._early.extend, self._parts))
 
     def close(self) -> None:
-        """Ends it where it is: nobody will ask for the rest."""
+        """End it where it is; the rest is never run."""
         self._alone(self._parts.close)
         self._early.clear()
 
     def _alone(self, run: Callable[[], _Given]) -> _Given:
-        """What ``run``, a method of the generator's, gives; CPython itself checks that no other thread is in one."""
+        """Return what ``run``, a method of the generator, returns; CPython detects another thread inside it."""
         try:
             return run()
         except ValueError as error:
             if error.__traceback__ is None or error.__traceback__.tb_next is not None:
-                raise  # by the code of a part
+                raise  # raised by the code of a part
             raise OptionError(
                 f"{self._model} was called while its backward runs in another thread; an enabled model is for one "
                 "thread at a time: take turns, or call a copy there (copy.deepcopy gives a plain one)"
@@ -123,39 +123,39 @@ class AtWork:
 
 
 class Backwards:
-    """The backwards of one model that are at work."""
+    """The backwards of one model that have begun and not ended."""
 
     def __init__(self, model: str) -> None:
         self._model = model
-        self._at_work: list[weakref.ref[AtWork]] = []  # no set with callbacks, in which interrupts are lost
+        self._at_work: list[weakref.ref[AtWork]] = []  # a set's callbacks would lose interrupts
 
     def add(self, parts: Generator[Results, None, None]) -> AtWork:
-        """A backward of these parts begins."""
+        """Register a backward of these parts."""
         backward = AtWork(self._model, parts)
         self._at_work.append(weakref.ref(backward))
         return backward
 
     def end(self) -> None:
-        """One segment runs at a time: if a hook calls the model, the backward that is at work goes first.
+        """Run active backwards to their end first, as one segment runs at a time: a hook may call the model.
 
         Raises:
-            OptionError: it runs in another thread.
+            OptionError: one runs in another thread.
         """
         for backward in filter(None, [reference() for reference in self._at_work]):
             if torch._C._current_graph_task_id() >= 0:
                 backward.finish()
-            else:  # autograd is not in it any more: an exception cut it short
+            else:  # autograd has left it: an exception ended the pass
                 backward.close()
         self._at_work.clear()
 
 
 def at_once(function: BoxedFunction) -> Backward:
-    """A backward that gives everything together."""
+    """Return a backward that yields all results at once."""
     return lambda arguments: iter([dict(enumerate(function(arguments)))])
 
 
 def all_of(handing: Iterable[Results]) -> list[Any]:
-    """Runs a backward to its end; everything it gives, in order."""
+    """Run a backward to its end and return all results in order."""
     made: Results = {}
     for given in handing:
         made |= given
@@ -167,9 +167,9 @@ def _marks(graph: fx.Graph) -> list[fx.Node]:
 
 
 def _complete(graph: SegmentGraph) -> dict[fx.Node, list[fx.Node]]:
-    """By node behind which they can be handed over: results in memory that the graph makes and then leaves alone."""
+    """Return, by the node after which they can be returned: results in new memory that no later node uses."""
     (output,) = graph.module.graph.find_nodes(op="output")
-    last: dict[int, fx.Node] = {}  # by buffer: what reads or shows it last
+    last: dict[int, fx.Node] = {}  # by buffer: its last reader or view
     given = {graph.buffer_of.get(node) for node in graph.module.graph.find_nodes(op="placeholder")}
     for node in graph.module.graph.nodes:
         for shown in (node, *node.all_input_nodes):
@@ -184,14 +184,14 @@ def _complete(graph: SegmentGraph) -> dict[fx.Node, list[fx.Node]]:
 
 
 def _behind_picks(node: fx.Node) -> fx.Node:
-    """Where nothing picks any more from the op's tuple, which would hold what is handed over."""
+    """Return the op's last selection from its tuple, which would keep results alive."""
     while is_projection(node.next):
         node = node.next
     return node
 
 
 def _split(module: fx.GraphModule) -> Iterator[fx.GraphModule]:
-    """The parts of ``module``: each takes what the one before returned behind the results that it gives."""
+    """Yield the parts of ``module``: each takes what the previous one returned after its results."""
     (output,) = module.graph.find_nodes(op="output")
     ends = [*_marks(module.graph), output]
     number = {node: index for index, node in enumerate(module.graph.nodes)}
@@ -208,7 +208,7 @@ def _split(module: fx.GraphModule) -> Iterator[fx.GraphModule]:
 def _part(
     module: fx.GraphModule, taken: Iterable[fx.Node], ops: Iterable[fx.Node], given: Iterable[Any]
 ) -> fx.GraphModule:
-    """The graph of ``ops``, whose inputs are ``taken`` and whose results ``given``."""
+    """Return the graph of ``ops`` with inputs ``taken`` and results ``given``."""
     part, copies = fx.Graph(), dict[Any, fx.Node]()
     for node in taken:
         copies[node] = part.placeholder(node.name)

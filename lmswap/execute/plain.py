@@ -1,13 +1,14 @@
-"""Does a captured region give what plain torch gives? Its own module is run beside its graphs, and compared to the bit.
+"""Bitwise comparison of a captured region with its own module in eager mode, in the same step.
 
-What Dynamo captured calls what the model calls, so that torch runs it as it runs the model: eager kernels, its own
-autograd. It gets copies of the inputs and the same random state, and its backward the gradients that the graphs' got::
+The module that Dynamo captured calls what the model calls, so torch runs it as it runs the model: eager kernels, its
+own autograd. It gets copies of the inputs and the same RNG state, and its backward gets the gradients that the graphs'
+got::
 
-    inputs ──► copies ──► module of the region ──► outputs ─────────── must be those of its graphs
-    gradients of the outputs ──► torch.autograd.grad ──► gradients ─── must be those of its graphs
+    inputs ──► copies ──► module of the region ──► outputs ─────────── must equal those of its graphs
+    gradients of the outputs ──► torch.autograd.grad ──► gradients ─── must equal those of its graphs
 
-A result that plain torch does not repeat cannot be compared: this is tried whenever a difference is found. Nor can the
-gradients of outputs that are views which torch made outside of the graphs: those of the views themselves nobody sees.
+Results that eager mode itself does not repeat are excluded: this is tested whenever a difference is found. So are the
+gradients of outputs that are views made by torch outside the graphs: those of the views themselves cannot be observed.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ Region = Callable[..., Sequence[Any]]
 Gradients = tuple[torch.Tensor | None, ...]
 
 _MOST_VIEWS = 8  # between an output and the node of the graphs
-_VIEWS = "outputs are views that torch makes of what the graphs give"
-_TWICE = "they are themselves differentiated"
-_NOT_PLAIN = "they are no plain tensors, as in a batch of gradients, and are not compared without swaps either"
-_CAST = "backward() ran under autocast, as the notes say"
-_NO_COPIES = "its inputs cannot be copied, since they share memory or are no plain tensors"
+_VIEWS = "outputs are views that torch makes of the graphs' outputs"
+_TWICE = "they are differentiated themselves"
+_NOT_PLAIN = "they are not plain tensors, as in a batch of gradients, and are not compared without swaps either"
+_CAST = "backward() ran under autocast, see the notes"
+_NO_COPIES = "its inputs cannot be copied, because they share memory or are not plain tensors"
 
 
 class _Given(torch.autograd.Function):
-    """The value of a leaf in other memory, which the model may write."""
+    """The value of a leaf in separate memory, which the model may write."""
 
     @staticmethod
     def forward(_: Any, leaf: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
@@ -52,7 +53,7 @@ class _Given(torch.autograd.Function):
 
 
 class _Modes:
-    """What a region's own code computes under: whether gradients are wanted, and autocast."""
+    """The modes of a region's own code: gradients and autocast."""
 
     def __init__(self, device: torch.device) -> None:
         self._has_gradients = torch.is_grad_enabled()
@@ -71,21 +72,21 @@ class _Modes:
 
 @dataclass
 class _Run:
-    """One call of the module, on copies of what the graphs are called with."""
+    """One call of the module, on copies of the graphs' inputs."""
 
-    given: list[Any]  # copies that nobody writes; of what requires a gradient, leaves
+    given: list[Any]  # copies that are never written; those that require gradients are leaves
     inputs: list[Any]
     outputs: list[Any]
-    before: list[torch.Tensor]  # states of the generators
+    before: list[torch.Tensor]  # RNG states
     after: list[torch.Tensor]
     modes: _Modes
 
     def seen(self, written: Sequence[int]) -> list[Any]:
-        """What the caller sees of it."""
+        """Return its results: outputs, inputs written in place, and RNG states."""
         return [*self.outputs, *(self.inputs[position] for position in written), *self.after]
 
     def gradients(self, of: dict[int, int], given: Gradients, into: Sequence[int]) -> list[Any]:
-        """The gradients of inputs ``into``; ``of`` says which output each of ``given`` is the gradient of."""
+        """Return the gradients of inputs ``into``; ``of``: by output, which of ``given`` is its gradient."""
         pairs = [(self.outputs[position], given[number]) for number, position in of.items()]
         outputs, tangents = zip(*((output, tangent) for output, tangent in pairs if tangent is not None), strict=True)
         leaves = [self.given[position] for position in into]
@@ -93,7 +94,7 @@ class _Run:
 
 
 class PlainTorch:
-    """The check of one region; what it compares is counted in ``verified``."""
+    """The comparison of one region with eager mode; results compared are counted in ``verified``."""
 
     def __init__(
         self,
@@ -105,17 +106,17 @@ class PlainTorch:
         recorder: Recorder,
         may_round_otherwise: Callable[[], bool],
     ) -> None:
-        """``inputs`` are the names of the inputs; see `lmswap.capture.whole` for what may round otherwise."""
+        """``inputs``: their names; see `lmswap.capture.whole` for ``may_round_otherwise``."""
         self._module, self._names, self._device = module, inputs, device
         self._verified, self._recorder, self._may_round_otherwise = verified, recorder, may_round_otherwise
         self._unrepeatable: set[str] = set()  # names
         self._written: set[int] | None = None  # positions of inputs; None until it has been seen
 
     def beside(self, graphs: Region) -> Region:
-        """What runs ``graphs`` and plain torch, and gives what ``graphs`` does.
+        """Return a function that runs ``graphs`` and eager mode, and returns the results of ``graphs``.
 
         Raises:
-            PlainTorchDiffers: by what is returned, and by its backward, when they differ.
+            PlainTorchDiffers: raised by that function, and by its backward, if results differ.
         """
         return lambda *arguments: self._run(graphs, arguments)
 
@@ -126,7 +127,7 @@ class PlainTorch:
         before = generator_states(self._device)
         run = self._plain(arguments, before)
         set_generator_states(before, self._device)
-        edges = [_edge(argument) for argument in arguments]  # what is written has others afterwards
+        edges = [_edge(argument) for argument in arguments]  # taken before the graphs run: writes change them
         outputs = graphs(*arguments)
         written = sorted(self._written or ())
         names = [f"output {i}" for i in range(len(outputs))]
@@ -139,7 +140,7 @@ class PlainTorch:
         return outputs
 
     def _plain(self, arguments: Sequence[Any], before: list[torch.Tensor]) -> _Run:
-        """Runs the module on copies of ``arguments``, and on second ones where it writes, or may."""
+        """Run the module on copies of ``arguments``; inputs that it writes, or may write, get second copies."""
         set_generator_states(before, self._device)
         given, spare = _copies(arguments), _copies(arguments) if self._written != set() else []
         is_written = [self._written is None or position in self._written for position in range(len(given))]
@@ -153,7 +154,7 @@ class PlainTorch:
         return _Run(given, inputs, outputs, before, generator_states(self._device), _Modes(self._device))
 
     def _again(self, run: _Run) -> _Run:
-        """The same run once more; generators are left as they were found."""
+        """Repeat a run; the current RNG states are restored."""
         found = generator_states(self._device)
         with run.modes:
             again = self._plain(run.given, run.before)
@@ -161,7 +162,7 @@ class PlainTorch:
         return again
 
     def _watch(self, run: _Run, edges: Sequence[Any], outputs: Sequence[Any]) -> None:
-        """Compares the gradients that the graphs' backward will give."""
+        """Compare the gradients that the graphs' backward will return."""
         ends = [edge[0] for edge in edges if edge is not None]
         node = next(filter(None, (_captured_node(output, ends) for output in outputs)), None)
         if node is None:
@@ -188,7 +189,7 @@ class PlainTorch:
             if torch.is_grad_enabled() or is_unseen:
                 self._leaves_out("gradients", into, _VIEWS if is_unseen else _TWICE)
                 return
-            if has_views:  # of another output: the sum of both came in
+            if has_views:  # their gradients are included in those of another output
                 self._leaves_out("gradients of views that are outputs", into, _VIEWS)
             states = generator_states(self._device)
             expected = run.gradients(of, given, list(into))
@@ -202,7 +203,7 @@ class PlainTorch:
         node.register_hook(disable(ran))
 
     def _leaves_out(self, what: str, inputs: Iterable[int], why: str) -> None:
-        """Says that ``what`` of the graph that has those ``inputs`` is not compared."""
+        """Record that ``what`` of the graph with those ``inputs`` is not compared."""
         names = [self._names[position] for position in inputs]
         others = f" and {len(names) - 1} other inputs" if len(names) > 1 else ""
         text = f"{what} of the graph of {names[0] if names else 'no inputs'}{others} ({why})"
@@ -212,7 +213,7 @@ class PlainTorch:
     def _compare(
         self, names: Sequence[str], expected: Sequence[Any], actual: Sequence[Any], again: Callable[[], Sequence[Any]]
     ) -> None:
-        """Checks every result; ``again`` gives what plain torch makes of them the next time."""
+        """Compare every result; ``again`` repeats the run in eager mode."""
         found = {
             name: differs
             for name, before, after in zip(names, expected, actual, strict=True)
@@ -242,7 +243,7 @@ class PlainTorch:
 
 
 def _can_be_copied(arguments: Sequence[Any]) -> bool:
-    """Whether copies can stand for ``arguments``: not where two that autograd knows apart show the same memory."""
+    """Return whether ``arguments`` can be replaced by copies: not if two that require gradients share memory."""
     tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
     if not all(type(t) in (torch.Tensor, torch.nn.Parameter) and has_plain_storage(t) for t in tensors):
         return False
@@ -251,7 +252,7 @@ def _can_be_copied(arguments: Sequence[Any]) -> bool:
 
 
 def _copies(arguments: Sequence[Any]) -> list[Any]:
-    """``arguments`` in memory of their own, laid out as they are."""
+    """Return copies with the strides and memory sharing of ``arguments``."""
     memory: dict[int, torch.UntypedStorage] = {}
     copies: list[Any] = []
     for argument in arguments:
@@ -268,7 +269,7 @@ def _copies(arguments: Sequence[Any]) -> list[Any]:
 
 
 def _input(copy: Any, argument: Any, memory: Any) -> Any:
-    """What stands for ``argument`` in ``memory``, so that its gradient goes into ``copy``."""
+    """Return the replacement of ``argument`` in ``memory``, whose gradient goes to ``copy``."""
     if not isinstance(argument, torch.Tensor) or not argument.requires_grad:
         return memory
     copy.requires_grad_()
@@ -288,7 +289,7 @@ def _function(output: Any) -> Any:
 
 
 def _captured_node(output: Any, ends: Collection[Any]) -> Any:
-    """The node of the graphs that ``output`` comes from, maybe through views; None if it is of an input (``ends``)."""
+    """Return the graphs' node that ``output`` comes from, also through views; None if it is an input's (``ends``)."""
     node = _function(output)
     for _ in range(_MOST_VIEWS):
         if node is None or node in ends:
@@ -300,7 +301,7 @@ def _captured_node(output: Any, ends: Collection[Any]) -> Any:
 
 
 def _edge(argument: Any) -> Any:
-    """Where a gradient of ``argument`` goes on to."""
+    """Return the gradient edge of ``argument``, if it requires a gradient."""
     if not isinstance(argument, torch.Tensor) or not argument.requires_grad:
         return None
     edge = torch.autograd.graph.get_gradient_edge(argument)

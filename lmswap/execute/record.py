@@ -1,4 +1,4 @@
-"""Who notes what a step does? Marks from the graphs and the engine's own records, read when the device passed them."""
+"""Recorder of steps: marks set by graphs and the engine's transfer records, read once the device has passed them."""
 
 from __future__ import annotations
 
@@ -12,74 +12,74 @@ from typing import Protocol
 from lmswap.execute._C import TransferRecord
 from lmswap.execute.step import Curve, EndedStep, Graphs, MarkedStep, Peaks, SegmentKey, SegmentRun, StepRecord
 
-# A step whose ops are timed is queued so many ops at a time, and the device begins with them when all are queued: with
-# a mark between two ops the host is slower than many a device. A stream holds about a thousand pieces of work.
+# A step whose ops are timed is queued in batches of this many ops, each started when it is fully queued: with marks
+# between ops the host is slower than many devices. A stream holds about a thousand items of queued work.
 _OPS_HELD = 128
-# Forwards whose backward never comes, as in evaluation with gradients on, are without end; no step has so many runs.
+# Limit of forwards without a backward, as in evaluation with gradients enabled; no step has so many runs.
 _MOST_WAITING = 256
 
 
 class Clock(Protocol):
-    """Where marks come from: the engine, whose marks pass when the device passes them."""
+    """The engine's marks, which pass when the device reaches them."""
 
     def mark(self) -> int:
-        """Marks what the device has been given so far."""
+        """Set a mark after the work queued so far."""
 
     @property
     def can_hold(self) -> bool:
-        """Whether the device runs behind the host, and can be made to wait for it."""
+        """Whether the device runs asynchronously to the host, and can be made to wait for it."""
 
     def hold(self) -> None:
-        """Makes the device wait with what is queued from now on, until `let_go`."""
+        """Make the device wait before the work queued from now on, until `let_go`."""
 
     def let_go(self) -> None:
-        """The device goes on."""
+        """Let the device continue."""
 
     def take_mark(self, mark: int) -> float:
-        """When the device passed it, in seconds of CLOCK_MONOTONIC; waits for that."""
+        """Return when the device passed the mark, in seconds of CLOCK_MONOTONIC; waits for that."""
 
     def take_records(self) -> list[TransferRecord]:
-        """Copies that have ended since the last call."""
+        """Return the transfers that have ended since the last call."""
 
     def forget_marks(self, marks: list[int]) -> None:
-        """Of which nobody wants to know when they were passed."""
+        """Discard marks without reading them."""
 
     def forget_records(self, stop_seconds: float) -> None:
-        """Of copies that were queued before a time of CLOCK_MONOTONIC."""
+        """Discard the records of transfers queued before that time of CLOCK_MONOTONIC."""
 
 
 class TensorMemory(Protocol):
-    """What tensors hold on the device; see `lmswap.hardware.memory.DeviceMemory`."""
+    """The device memory held by tensors; see `lmswap.hardware.memory.DeviceMemory`."""
 
     def used_tensor_bytes(self) -> int:
-        """Now, as far as the host has come."""
+        """Return the bytes now, as seen by the host."""
 
     def tells_changes(self) -> bool:
-        """Whether `tensor_changes` tells of all of them; else one has to look."""
+        """Whether `tensor_changes` reports all changes; else the memory must be sampled."""
 
     def tensor_changes(self, start_seconds: float, stop_seconds: float) -> Sequence[tuple[float, int]]:
-        """Between two times of CLOCK_MONOTONIC, beside what was read now and then."""
+        """Return the changes between two times of CLOCK_MONOTONIC, besides what has been sampled."""
 
     def start_lap(self) -> None:
-        """Starts the peaks of a lap."""
+        """Reset the peaks of the lap."""
 
     def lap_peaks(self) -> tuple[int, int]:
-        """The most since then that counts against the budget, and of tensors."""
+        """Return the peaks since then, of what counts against the budget and of tensors."""
 
 
 class Recorder:
-    """Collects marks of the step under way; they are read one step later, when the device has passed them."""
+    """Collects the marks of the step under way; they are read one step later, when the device has passed them."""
 
     def __init__(self, clock: Clock, memory: TensorMemory) -> None:
         self._clock, self._memory = clock, memory
         self._current = MarkedStep(time.perf_counter())
         self._ops: list[int] = []  # marks of the segment under way
-        self._holds: list[tuple[int, int]] = []  # marks before and after each time that the device was held in it
-        self._begun_seconds = 0.0  # host time when it began, or would have begun without marks between its ops
-        self._watches = False  # whether somebody looks at its memory
-        self._begun_bytes = 0  # what tensors held when it began
-        self._curves: dict[SegmentKey, Curve] = {}  # of planned segments: they allocate alike in each step
-        self._waiting: list[MarkedStep] = []  # forwards before it that no backward has claimed
+        self._holds: list[tuple[int, int]] = []  # marks before and after each hold of the device in it
+        self._begun_seconds = 0.0  # host time when it began, shifted by the time of marks between its ops
+        self._watches = False  # whether its memory is sampled
+        self._begun_bytes = 0  # tensor bytes when it began
+        self._curves: dict[SegmentKey, Curve] = {}  # of planned segments, which allocate alike in each step
+        self._waiting: list[MarkedStep] = []  # earlier forwards that no backward has claimed
         self._unread: MarkedStep | None = None
         self._last: StepRecord | None = None
         self._last_training: StepRecord | None = None
@@ -89,16 +89,16 @@ class Recorder:
         self.num_steps = 0
         self.ended: EndedStep | None = None  # the last step that ended
         self.trained: EndedStep | None = None  # the last of them with a backward
-        self.highest: EndedStep | None = None  # the first of them that held the most
+        self.highest: EndedStep | None = None  # the first of those with the highest peak
 
     @property
     def current_sequence(self) -> tuple[SegmentKey, ...]:
-        """Segments that have run in the step under way."""
+        """The segments that have run in the step under way."""
         return self._current.sequence
 
     @property
     def last_sequence(self) -> tuple[SegmentKey, ...]:
-        """Segments of the last step that ended."""
+        """The segments of the last step that ended."""
         return self.ended.sequence if self.ended is not None else ()
 
     @property
@@ -107,11 +107,11 @@ class Recorder:
         return self._current.times_ops
 
     def time_ops(self) -> None:
-        """Asks for the ops of the step that is about to begin to be timed."""
+        """Time the ops of the next step."""
         self._current.times_ops = True
 
     def last(self) -> StepRecord | None:
-        """The last step that ended; waits for the device."""
+        """Return the last step that ended; waits for the device."""
         self.end_if_complete()
         if self._unread is not None:
             stop = [*self._waiting, self._current][0].begun_seconds
@@ -120,18 +120,18 @@ class Recorder:
         return self._last
 
     def last_training(self) -> StepRecord | None:
-        """The last step that had a backward, or that ended if none had; waits for the device."""
+        """Return the last step with a backward, or else the last step; waits for the device."""
         last = self.last()
         return self._last_training or last
 
     def take_ended(self) -> list[EndedStep]:
-        """The steps that have ended since the last call."""
+        """Return the steps that have ended since the last call."""
         ended = list(self._untold)
         self._untold.clear()
         return ended
 
     def complete(self) -> EndedStep | None:
-        """The step under way with its peaks so far, if all has run backward and no earlier forward may belong to it."""
+        """Return the step under way with its peaks so far, if all forwards that may belong to it have run backward."""
         if self._waiting or not self._current.is_complete:
             return None
         peaks = self._current.peaks.with_others(self._lap_peaks())
@@ -139,38 +139,38 @@ class Recorder:
 
     @property
     def pending_sequence(self) -> tuple[SegmentKey, ...]:
-        """What ran since the last step that ended: of one step, or, until a backward tells, of one for each forward."""
+        """The segments since the last step that ended; until a backward shows it, these may be of several steps."""
         return tuple(key for step in (*self._waiting, self._current) for key in step.sequence)
 
     def pending(self) -> EndedStep:
-        """That as one step."""
+        """Return these segments as one step."""
         peaks = self._lap_peaks()
         for step in (*self._waiting, self._current):
             peaks = peaks.with_others(step.peaks)
         return EndedStep(self.num_steps + 1, self.pending_sequence, (), peaks)
 
     def memory_changed(self) -> None:
-        """Adds a point to the memory curve, where it is neither told nor known."""
+        """Sample the memory, unless its changes are reported or known."""
         if self._watches:
             begun = time.perf_counter()
             self._look(self._clock.mark())
             self._passed_since(begun)
 
     def forget_curves(self) -> None:
-        """Looks again at what segments hold: they are about to follow other plans."""
+        """Sample the memory of segments again: they are about to follow other plans."""
         self.last()
         self._curves.clear()
 
     def tier_holds(self, nbytes: int) -> None:
-        """So many bytes are in the tier now; to be told when they have become more."""
+        """Note the bytes held in the tier; to be called when they have increased."""
         if nbytes > self._current.peaks.tier_bytes:
             self._current.peaks = self._current.peaks.with_others(Peaks(tier_bytes=nbytes))
 
     @contextmanager
     def segment(self, key: SegmentKey, follows: Callable[[], Graphs] = tuple) -> Iterator[None]:
-        """Records one run of a segment; a forward that follows a backward begins a new step.
+        """Record one run of a segment; a forward that follows a backward begins a new step.
 
-        ``follows`` is asked at the end which plan it followed: it may have left that of its beginning.
+        ``follows`` returns, at the end, the plan followed: the segment may have left that of its beginning.
         """
         start = self.begin_segment(key)
         try:
@@ -179,7 +179,7 @@ class Recorder:
             self.end_segment(key, start, follows())
 
     def begin_segment(self, key: SegmentKey) -> int:
-        """For those who cannot wrap the run in `segment`; what it returns is for `end_segment`."""
+        """Begin a run that cannot be wrapped in `segment`; pass the return value to `end_segment`."""
         if self._begins_step(key):
             self._end_step()
         elif key[1] == "backward":
@@ -198,7 +198,7 @@ class Recorder:
         return start
 
     def begin_op(self) -> None:
-        """The next op of the segment begins; the first one began with it."""
+        """Note that the next op of the segment begins; the first begins with the segment."""
         if self.times_ops:
             begun = time.perf_counter()
             self._ops.append(self._clock.mark())
@@ -212,16 +212,16 @@ class Recorder:
         self._holds.append((before, self._clock.mark()))
 
     def _passed_since(self, begun: float) -> None:
-        """What the host did since then is no part of the segment: other steps do without."""
+        """Exclude the host's time since ``begun`` from the segment: in other steps it is not spent."""
         self._begun_seconds += time.perf_counter() - begun
 
     def end_segment(self, key: SegmentKey, start: int, follows: Graphs = ()) -> None:
-        """The run that `begin_segment` began is over; it followed the plan of ``follows`` to its end."""
+        """End the run that `begin_segment` began; ``follows``: the plan that it followed to its end."""
         step = self._current
         if self._holds:
             self._clock.let_go()
         if all(mark != start for mark, _ in step.memory):
-            return  # of a step that is over: the run was broken off, and whoever held it let it go only now
+            return  # of an earlier step: the run was interrupted, and its context closed only now
         end = self._clock.mark()
         if follows and key in self._curves and not self._watches:
             curve = step.curves[start] = self._curves[key]
@@ -234,7 +234,7 @@ class Recorder:
         self._look(end)
 
     def end_if_complete(self) -> None:
-        """Ends the step under way if all that ran forward has run backward."""
+        """End the step under way if every forward in it has had its backward."""
         if self._current.is_complete:
             self._end_step()
 
@@ -247,7 +247,7 @@ class Recorder:
         return key[1] != "backward" and any(phase == "backward" for _, phase in self._current.sequence)
 
     def _wait(self) -> None:
-        """Sets aside what ran so far: a graph runs again, either in the same step or since no backward will come."""
+        """Set aside what ran so far: a graph runs again, in the same step, or because no backward will follow."""
         self._end_lap()
         current, self._current = self._current, MarkedStep(time.perf_counter())
         self._waiting.append(current)
@@ -255,7 +255,7 @@ class Recorder:
             self._end(self._waiting.pop(0))
 
     def _claim(self, graph: int) -> None:
-        """Takes what was set aside back into the step if a backward of ``graph`` shows that it belongs there."""
+        """Merge what was set aside into the step, as far as a backward of ``graph`` shows that it belongs there."""
         while self._waiting and self._current.count(graph, "forward") <= self._current.count(graph, "backward"):
             earlier, current = self._waiting.pop(), self._current
             self._current = MarkedStep(
@@ -295,13 +295,13 @@ class Recorder:
             self._leave(unread, step)
 
     def _leave(self, step: MarkedStep, following: MarkedStep) -> None:
-        """Reads a step that nobody can ask for any more, if somebody wants to know of it; else forgets it."""
+        """Read a step that can no longer be requested, if it is needed; else discard its marks."""
         is_last_training = step.ended.trains and not following.ended.trains
         if self.observers or step.is_watched or step.times_ops or is_last_training:
             self._read(step, following.begun_seconds)
             return
         *others, last = step.marks
-        self._clock.take_mark(last)  # waits, as for a step that is read: the host stays less than two steps ahead
+        self._clock.take_mark(last)  # waits, as reading does, so that the host stays less than two steps ahead
         self._clock.forget_marks(others)
         self._clock.forget_records(following.begun_seconds)
 
@@ -321,7 +321,7 @@ class Recorder:
             for run in step.runs
         )
         memory = [(seconds[mark], nbytes) for mark, nbytes in step.memory]
-        memory += self._memory.tensor_changes(memory[0][0], memory[-1][0])  # a segment looks where it begins and ends
+        memory += self._memory.tensor_changes(memory[0][0], memory[-1][0])  # segments sample at both ends
         for run in step.runs:
             memory += self._known_memory(step, run, seconds)
         self._transfers += self._clock.take_records()
@@ -336,7 +336,7 @@ class Recorder:
     def _known_memory(
         self, step: MarkedStep, run: SegmentRun[int], seconds: dict[int, float]
     ) -> Iterator[tuple[float, int]]:
-        """What tensors held within a run that nobody watched, as in one that was; keeps it of one that was."""
+        """Yield the tensor bytes within a run that was not sampled, from one that was; store those of one that was."""
         begun_bytes = dict(step.memory)[run.start]
         start, length = seconds[run.start], seconds[run.end] - seconds[run.start]
         if run.start in step.curves:

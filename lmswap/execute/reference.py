@@ -1,15 +1,15 @@
-"""Does a graph with swaps give what it gives without them? Both are run beside each other, and compared to the bit.
+"""Bitwise comparison of a graph with swaps and recomputation to the same graph without, both run in each step.
 
-A region's graphs are copied before swaps and second runs are put into them. Each call runs the copy first, on the same
-inputs and from the same state of the random generators::
+A region's graphs are copied before they are rewritten. Each call runs the copy first, on the same inputs and from the
+same RNG state::
 
     forward:   inputs ──► copy ──► outputs, saved tensors ─┐            kept, by the number of the call
                inputs ──► with swaps ──► outputs, number ──┼─► backward's own arguments
-    backward:  saved tensors, tangents ──► copy ──► gradients           must be those that the graph with swaps gives
+    backward:  saved tensors, tangents ──► copy ──► gradients           must equal those of the graph with swaps
 
-The number travels from forward to backward as one more saved tensor; when autograd drops that, the copy's saved tensors
-go too. A result that the copies themselves do not repeat cannot be compared: this is tried in the first call, and again
-whenever a difference is found.
+The number is passed from forward to backward as an additional saved tensor; when autograd drops it, the copy's saved
+tensors are freed. Results that the copies do not repeat are excluded: this is tested in the first call, and whenever a
+difference is found.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class _Call:
     """One call of the region, from its forward on."""
 
     inputs: list[Any]
-    generators: list[torch.Tensor]  # their states before it
+    generators: list[torch.Tensor]  # RNG states before it
     saved: list[Any]
 
 
 class _Copy:
-    """A graph without swaps."""
+    """A graph without swaps or recomputation."""
 
     def __init__(
         self, graph: SegmentGraph, ops: Sequence[Op], results: tuple[Result, ...], device: torch.device
@@ -63,19 +63,19 @@ class _Copy:
         self._function = compile_boxed(graph.module)
 
     def run(self, inputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """What its caller sees, as `seen` gives it, and what it saves for backward; ``inputs`` stay as they are."""
+        """Return the results, as `seen` orders them, and the tensors saved for backward; ``inputs`` are not written."""
         given = [value.clone() if i in self._written else value for i, value in enumerate(inputs)]
         outputs = list(self._function(list(given)))
         return self.seen(outputs, given), outputs[self.num_results :]
 
     def seen(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
-        """The values of ``results`` after a run: outputs, inputs that it writes, and states of the generators."""
+        """Return the values of ``results`` after a run: outputs, inputs written in place, and RNG states."""
         written = [inputs[position] for position in self._written]
         return [*outputs[: self.num_results], *written, *generator_states(self._device)]
 
 
 class Reference:
-    """The copies of one region's graphs: of forward and backward, or that of inference."""
+    """The copies of one region's graphs: of forward and backward, or of inference."""
 
     def __init__(
         self,
@@ -87,9 +87,9 @@ class Reference:
         verified: Verified,
         recorder: Recorder,
     ) -> None:
-        """Takes ``graphs``, copies of those of ``program``'s segments; ``results`` is what their callers get of each.
+        """Take ``graphs``, copies of those of ``program``'s segments; ``results``: what each returns to its caller.
 
-        What is found is counted in ``verified``; ``recorder`` knows the number of the step.
+        Findings are counted in ``verified``; ``recorder`` gives the step number.
         """
         self._device, self._verified, self._recorder = device, verified, recorder
         self._copies = [
@@ -97,8 +97,8 @@ class Reference:
             for segment, graph, made in zip(program.segments, graphs, results, strict=True)
         ]
         self._calls: dict[int, _Call] = {}
-        self._running = threading.local()  # .call: the one whose forward runs in this thread
-        self._unrepeatable: list[set[int] | None] = [None] * len(graphs)  # positions; None until it has been tried
+        self._running = threading.local()  # .call: the call whose forward runs in this thread
+        self._unrepeatable: list[set[int] | None] = [None] * len(graphs)  # positions; None until tested
         self._number = next(_numbers)
         _references[self._number] = self
 
@@ -106,23 +106,23 @@ class Reference:
         return self  # torch copies backward graphs before it compiles them
 
     def join(self, graphs: Sequence[SegmentGraph]) -> None:
-        """Lets ``graphs``, those with swaps, find their reference and hand the number of the call on."""
+        """Link ``graphs``, those with swaps, to this reference, and pass the call's number through them."""
         for graph in graphs:
             graph.module.meta[REFERENCE] = self
         if len(graphs) == 2:
             _hand_on(graphs[0], graphs[1].module.graph, self._number)
 
     def beside(self, swapped: BoxedFunction, phase: str) -> BoxedFunction:
-        """What runs ``swapped`` and its copy, and gives what ``swapped`` does.
+        """Return a function that runs ``swapped`` and its copy, and returns the results of ``swapped``.
 
         Raises:
-            ResultDiffers: by what is returned, when they differ.
+            ResultDiffers: raised by that function if results differ.
         """
         run = self._run_backward if phase == "backward" else self._run_forward
         return lambda arguments: run(swapped, arguments)
 
     def token(self) -> torch.Tensor:
-        """The number of the call that runs in this thread, which is kept for as long as the token lives."""
+        """Return the number of the call under way in this thread; the call is kept as long as this tensor lives."""
         number = next(_numbers)
         self._calls[number] = self._running.call
         token = torch.tensor([number])
@@ -158,7 +158,7 @@ class Reference:
     def _compare(
         self, which: int, call: _Call, tangents: Sequence[Any], expected: Sequence[Any], actual: Sequence[Any]
     ) -> int:
-        """Checks every result, and gives the number of tensors that the caller gets among them."""
+        """Compare every result, and return the number of tensors among those returned to the caller."""
         found = {
             position: differs
             for position, (before, after) in enumerate(zip(expected, actual, strict=True))
@@ -186,7 +186,7 @@ class Reference:
         return sum(isinstance(value, torch.Tensor) and i not in excluded for i, value in enumerate(given))
 
     def _differ_by_themselves(self, which: int, call: _Call, tangents: Sequence[Any]) -> set[int]:
-        """Positions of results that two runs of the copies alone, from forward on, do not agree on."""
+        """Return the positions of results in which two runs of the copies alone, from the forward on, differ."""
         found = generator_states(self._device)
         first, second = self._run_copies(which, call, tangents), self._run_copies(which, call, tangents)
         set_generator_states(found, self._device)
@@ -205,12 +205,12 @@ class Reference:
 
 
 def call_token(number: int) -> torch.Tensor:
-    """In a forward graph: the token of the call that runs, see `Reference.token`."""
+    """In a forward graph: return the token of the call under way, see `Reference.token`."""
     return _references[number].token()
 
 
 def _hand_on(forward: SegmentGraph, backward: fx.Graph, number: int) -> None:
-    """Saves the token of the call in ``forward`` and takes it in ``backward``, as the first of what is saved."""
+    """Save the call's token in ``forward``, and take it in ``backward`` as its first saved value."""
     graph = forward.module.graph
     (output,) = graph.find_nodes(op="output")
     returned, descriptions = list(output.args[0]), output.meta.get("desc")

@@ -1,4 +1,4 @@
-"""Settings under which ops compute, and the refusal to recompute any under others: their results would differ."""
+"""Settings that affect the numerics of ops; recomputation is refused under other settings than the forward's."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _CALLS: dict[str, Callable[[], Any]] = {
     "backends.cuda.preferred_blas_library()": torch.backends.cuda.preferred_blas_library,
     "backends.cuda.preferred_linalg_library()": torch.backends.cuda.preferred_linalg_library,
 }
-# Of a GPU's ops neither these nor the host's arithmetic decide; autograd calls them on a thread of its own, too.
+# These, and the host's arithmetic, do not affect a GPU's ops, which autograd calls on a thread of its own.
 _CALLS_ON_CPU: dict[str, Callable[[], Any]] = {
     "get_num_threads()": torch.get_num_threads,
     "backends.nnpack.flags()": torch._C._get_nnpack_enabled,
@@ -43,7 +43,7 @@ _CALLS_ON_CPU: dict[str, Callable[[], Any]] = {
 
 
 class FirstRuns:
-    """The settings under which one graph's forwards ran on ``device``, whose ops run again in its backwards."""
+    """The settings of one graph's forwards on ``device``, whose ops are recomputed in its backwards."""
 
     def __init__(self, model: str, device: torch.device) -> None:
         self._model = model
@@ -52,10 +52,10 @@ class FirstRuns:
         self._is_over = False
 
     def begins(self, phase: str) -> None:
-        """A run of the graph is about to begin.
+        """Check the settings before a run of the graph.
 
         Raises:
-            OptionError: it is a backward, and would compute under other settings than a forward.
+            OptionError: it is a backward, and a forward ran under other settings.
         """
         now = (*(call() for call in self._calls.values()), *_read(torch))
         if phase == "backward":
@@ -76,7 +76,7 @@ class FirstRuns:
             if first != second
         )
         raise OptionError(
-            f"{self._model}'s backward would compute some of its forward again, and round otherwise: {others}. Call "
-            'backward() under the settings of the forward, or enable the model with policy="swap", which computes '
-            "nothing again"
+            f"{self._model}'s backward would recompute ops of its forward under settings that round differently: "
+            f"{others}. Call backward() under the settings of the forward, or enable the model with "
+            'policy="swap", which recomputes nothing'
         )

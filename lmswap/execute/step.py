@@ -1,4 +1,4 @@
-"""What did a step do? As it is marked while it runs, when it is over for the host, and read: a measured Timeline."""
+"""Records of a step: marked while it runs, ended for the host, and read as seconds and a measured Timeline."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from lmswap.execute._C import TransferRecord
 from lmswap.ir.timeline import Lane, Span, Timeline
 
 SegmentKey = tuple[int, str]  # graph, phase
-Graphs = tuple[int, ...]  # by which a plan is known: those of the step that it was made for
-Curve = tuple[tuple[float, int], ...]  # parts of a segment's run that were over, and bytes more than when it began
+Graphs = tuple[int, ...]  # key of a plan: the graphs of the step that it was made for
+Curve = tuple[tuple[float, int], ...]  # fraction of a segment's run, bytes above those at its start
 Time = TypeVar("Time", int, float)
 
-# A device that is behind the host by less than this share of a segment, when that is queued, had to wait for the host.
-# By benchmarks/emulated/lag.py, run twice: at most 0.06 where it was busy for up to 71 % of the segment, 0.16 and more
+# Where a device is behind the host by less than this share of a segment when that is fully queued, it waited for the
+# host. By benchmarks/emulated/lag.py, run twice: at most 0.06 where busy for up to 71 % of the segment, 0.16 and more
 # where for 86 % and more.
 _LEAST_LAG = 0.1
 
 
 class Peaks(NamedTuple):
-    """The most that a step held, of all it took: from where the one before it ended."""
+    """The highest bytes of a step, from the end of the previous one."""
 
     used_bytes: int = 0  # what counts against the budget
     tensor_bytes: int = 0
     tier_bytes: int = 0
 
     def with_others(self, others: Peaks) -> Peaks:
-        """The peaks of both together."""
+        """Return the maximum of each field."""
         return Peaks(*map(max, self, others))
 
 
@@ -39,57 +39,57 @@ NO_PEAKS = Peaks()
 
 
 class SegmentRun(NamedTuple, Generic[Time]):
-    """One run of a segment: in marks, until they are read, or in seconds of CLOCK_MONOTONIC."""
+    """One run of a segment; times are marks until they are read, then seconds of CLOCK_MONOTONIC."""
 
     key: SegmentKey
     start: Time
-    ops: tuple[Time, ...]  # where its second op began, and so on; empty in a step whose ops were not timed
+    ops: tuple[Time, ...]  # starts of its second and later ops; empty if ops were not timed
     end: Time
-    follows: Graphs = ()  # the plan that it followed to its end; empty: none
-    begun_seconds: float = 0.0  # host time when it began to be queued
-    queued_seconds: float = 0.0  # host time when all of it was with the device
-    holds: tuple[tuple[Time, Time], ...] = ()  # when the device waited for the host to queue some ops at once
+    follows: Graphs = ()  # the plan followed to its end; empty: none
+    begun_seconds: float = 0.0  # host time when queueing began
+    queued_seconds: float = 0.0  # host time when queueing ended
+    holds: tuple[tuple[Time, Time], ...] = ()  # while the device waited for a batch of ops to be queued
 
 
 @dataclass
 class MarkedStep:
-    """A step whose times are marks still: reading them would make the host wait for the device."""
+    """A step whose times are still marks: reading them makes the host wait for the device."""
 
     begun_seconds: float  # host time
     runs: list[SegmentRun[int]] = field(default_factory=list)
     memory: list[tuple[int, int]] = field(default_factory=list)  # mark, tensor bytes on the device
-    curves: dict[int, Curve] = field(default_factory=dict)  # by a run's first mark: known, so that nobody looked
+    curves: dict[int, Curve] = field(default_factory=dict)  # by a run's first mark: reused from an earlier step
     peaks: Peaks = NO_PEAKS
-    number: int = 0  # from 1 on, when it has ended
+    number: int = 0  # from 1 on, once it has ended
     times_ops: bool = False
-    is_watched: bool = False  # whether somebody looked at its memory
+    is_watched: bool = False  # whether its memory was sampled
 
     @property
     def sequence(self) -> tuple[SegmentKey, ...]:
-        """The segments that have run, in order."""
+        """The segments run so far, in order."""
         return tuple(run.key for run in self.runs)
 
     def count(self, graph: int, phase: str) -> int:
-        """How often that segment has run."""
+        """Return the number of runs of that segment."""
         return self.sequence.count((graph, phase))
 
     @property
     def marks(self) -> list[int]:
-        """All of them, in the order in which they were made."""
+        """All marks, in the order of their creation."""
         runs = {mark for run in self.runs for mark in (run.start, *run.ops, run.end)}
         runs |= {mark for run in self.runs for hold in run.holds for mark in hold}
         return sorted(runs | {mark for mark, _ in self.memory})
 
     @property
     def is_complete(self) -> bool:
-        """Whether every forward segment has seen its backward; some see several, with retain_graph=True."""
+        """Whether every forward segment has had its backward; with retain_graph=True some have several."""
         counts = Counter(self.sequence)
         is_run = [num <= counts[graph, "backward"] for (graph, phase), num in counts.items() if phase == "forward"]
         return bool(self.runs) and all(is_run)
 
     @property
     def ended(self) -> EndedStep:
-        """What is known of it without waiting for the device."""
+        """What is known without waiting for the device."""
         # A graph that trains nothing has a plan of its own, also in the middle of a step.
         plans = {run.follows for run in self.runs if run.key[1] != "inference"} or {run.follows for run in self.runs}
         follows = plans.pop() if len(plans) == 1 else ()
@@ -98,9 +98,9 @@ class MarkedStep:
 
 @dataclass(frozen=True)
 class EndedStep:
-    """A step that is over for the host: its number from 1 on, segments in order, and peaks.
+    """A step that has ended for the host: its number from 1 on, its segments in order, and its peaks.
 
-    ``follows`` is the plan that it followed as a whole, and that gives its buffers their names; empty if there is none.
+    ``follows`` is the plan that the whole step followed, which names its buffers; empty if there is none.
     """
 
     number: int
@@ -110,13 +110,13 @@ class EndedStep:
 
     @property
     def trains(self) -> bool:
-        """Whether a backward ran in it."""
+        """Whether it included a backward."""
         return any(phase == "backward" for _, phase in self.sequence)
 
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One step as it ran, in seconds of CLOCK_MONOTONIC."""
+    """A completed step, in seconds of CLOCK_MONOTONIC."""
 
     step: EndedStep
     segments: tuple[SegmentRun[float], ...]
@@ -125,17 +125,17 @@ class StepRecord:
 
     @property
     def begun_seconds(self) -> float:
-        """When its first mark was passed: second 0 of its timeline."""
+        """The time of its first mark: second 0 of its timeline."""
         return min([run.start for run in self.segments] + [seconds for seconds, _ in self.memory])
 
     @property
     def host_bound_seconds(self) -> float:
-        """Of the segments that the device had run as soon as the host had queued them: it waits for the host there."""
+        """The seconds of segments that the device ran as soon as they were queued: it waits for the host there."""
         of_host = zip(self.segments, self.host_seconds(), strict=True)
         return sum(run.end - run.start for run, seconds in of_host if seconds is not None)
 
     def host_seconds(self) -> tuple[float | None, ...]:
-        """By run of a segment: what the host took to queue it, if the device had to wait for that."""
+        """Return, for each run, the host's seconds to queue it if the device had to wait for that, else None."""
         return tuple(
             run.queued_seconds - run.begun_seconds
             if not run.holds and run.end - run.queued_seconds < _LEAST_LAG * (run.end - run.start)
@@ -144,17 +144,17 @@ class StepRecord:
         )
 
     def op_seconds(self) -> tuple[tuple[float, ...], ...]:
-        """By run of a segment: seconds from where each op began to where the next did, less waits for copies and host.
+        """Return, for each run, the seconds between the starts of its ops, without waits for copies and the host.
 
-        One number for all of its ops where they were not timed.
+        One number for all ops where they were not timed.
         """
         waits = sorted([*((r.wait_start_seconds, r.wait_end_seconds) for r in self.transfers), *self._holds()])
-        clock = [0.0, *(seconds for wait in waits for seconds in wait)]  # compute waits for one after the other
+        clock = [0.0, *(seconds for wait in waits for seconds in wait)]  # compute's waits do not overlap
         waited = np.cumsum([0.0, *(seconds for start, end in waits for seconds in (0.0, end - start))])
         found = []
         for run in self.segments:
             begins = np.array([run.start, *run.ops, run.end])
-            # A GPU's clock is compared with the host's now and then: a mark behind that may read less than one before.
+            # A GPU's clock is synchronized with the host's now and then: a later mark may have a smaller time.
             passed = np.maximum.accumulate(begins - np.interp(begins, clock, waited))
             found.append(tuple(np.diff(passed).tolist()))
         return tuple(found)
@@ -163,12 +163,12 @@ class StepRecord:
         return [hold for run in self.segments for hold in run.holds]
 
     def timeline(self, names: Sequence[str], *, other_bytes: int) -> Timeline:
-        """The step as spans from 0 on.
+        """Return the step as spans, starting at 0.
 
         Args:
             names: of the buffers, by the number under which they were moved, in the plan that the step followed; one
-                that the plan does not know, moved for another step that is not over yet, is called by its number.
-            other_bytes: what counts against the budget beside tensors; added to the memory curve.
+                outside that plan, moved for a step that has not ended yet, is named by its number.
+            other_bytes: what counts against the budget besides tensors; added to the memory curve.
         """
         origin = self.begun_seconds
         waits: list[tuple[float, float, Lane, int | None]] = [
@@ -180,7 +180,7 @@ class StepRecord:
         for (graph, phase), start, _, end, *_ in self.segments:
             clock = start
             for wait_start, wait_end, lane, buffer in waits:
-                if start <= wait_start <= wait_end <= end:  # both 0 where nothing waited
+                if start <= wait_start <= wait_end <= end:  # both 0 where compute did not wait
                     spans.append(Span(Lane.COMPUTE, f"{phase} {graph}", clock - origin, wait_start - origin))
                     spans.append(Span(lane, "wait", wait_start - origin, wait_end - origin, buffer=buffer))
                     clock = wait_end

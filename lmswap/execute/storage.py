@@ -1,4 +1,4 @@
-"""The tensors that can be moved as bytes: those whose storage holds their values."""
+"""Plain tensors, which can be copied as bytes: their storage holds their values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 # Torch dispatches every other kind of tensor by a key of its own: zeros without memory (forward-mode AD), wrappers of
 # torch.func's transforms, nested, sparse, quantized and MKL-DNN tensors, conjugated and negated views, fakes, and
-# subclasses that handle operators themselves. A kind that torch adds is then none of ours until it is listed here.
+# subclasses that handle operators themselves. A kind added by torch counts as not plain until it is listed here.
 _KEYS = ("ADInplaceOrView", "CPU", "AutogradCPU", "AutocastCPU", "CUDA", "AutogradCUDA", "AutocastCUDA")
 _OTHER_KEYS: int = ~functools.reduce(
     operator.or_, (torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)).raw_repr() for key in _KEYS)
@@ -18,11 +18,11 @@ _dispatch_keys = torch._C._dispatch_keys  # called for each tensor that autograd
 
 
 def has_plain_storage(tensor: torch.Tensor) -> bool:
-    """Whether ``tensor`` has a storage whose bytes, by dtype, shape, strides and offset, are its values."""
+    """Return whether ``tensor`` has a storage whose bytes, by dtype, shape, strides and offset, are its values."""
     return not _dispatch_keys(tensor).raw_repr() & _OTHER_KEYS
 
 
 def element_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of the elements of ``tensor``, in their order."""
+    """Return the bytes of the elements of ``tensor``, in order."""
     whole = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return whole.as_strided((whole.numel(),), (1,)).view(torch.uint8)  # one element may have any stride

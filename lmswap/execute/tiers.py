@@ -1,17 +1,17 @@
-"""How does an engine get the tier of a name? By the call that opens that kind."""
+"""Opens the tiers of an engine by name."""
 
 from __future__ import annotations
 
 from lmswap.execute._C import Engine
 
-# Compressed memory holds at most so many times what it may take: a ReLU'd tensor takes 0.47 of its bytes, zeros 0.03.
+# Bound of the compression ratio: a ReLU output compresses to 0.47 of its bytes, zeros to 0.03.
 MOST_RATIO = 8
 
 
 def open_tier(engine: Engine, tier: str, limit_bytes: int, where: str) -> None:
-    """Opens "host", "device", "peer", "disk" or "compressed" for up to ``limit_bytes``.
+    """Open "host", "device", "peer", "disk" or "compressed" with a capacity of ``limit_bytes``.
 
-    ``where`` is the directory of the disk tier's file, or the GPU whose memory the peer tier is, such as "cuda:1".
+    ``where`` is the directory of the disk tier's file, or the GPU of the peer tier, such as "cuda:1".
 
     Raises:
         TierError: the directory cannot be used.
