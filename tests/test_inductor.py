@@ -236,7 +236,7 @@ def test_code_that_swaps_at_another_place_is_refused(compiled):
     for swap in swaps:
         without = [line for i, line in enumerate(lines) if i != swap]
         for moved in (without, [*without[: products[-1]], lines[swap], *without[products[-1] :]]):
-            with pytest.raises(CaptureError, match="Inductor moved a swap"):
+            with pytest.raises(CaptureError, match="Inductor reordered a swap"):
                 order.check_order(graph, "\n".join(moved))
 
 

@@ -1,1 +1,1 @@
-"""Turns a torch step into a `Program`: AOTAutograd's forward and backward graphs, lowered, joined and timed."""
+"""Turns a torch step into a `Program`: AOTAutograd's forward and backward graphs, lowered, merged and timed."""

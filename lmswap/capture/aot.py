@@ -1,7 +1,7 @@
-"""Where does torch hand us a model's graphs? The seam to Dynamo and AOTAutograd, and nothing else.
+"""The seam to Dynamo and AOTAutograd, through which torch passes a model's graphs.
 
-The private torch names that lmswap relies on for capture are used here and in `lmswap.capture.stages` only;
-tests/capture/test_torch_seam.py guards each by its behaviour.
+Each private torch name used here and in `lmswap.capture.stages` is guarded by its behaviour in
+tests/capture/test_torch_seam.py.
 """
 
 from __future__ import annotations
@@ -38,41 +38,47 @@ class GraphHandler(Protocol):
     """What is done with the graphs of one compiled region, in this order."""
 
     def made(self, node: fx.Node) -> Sequence[torch.Tensor] | None:
-        """What an op of them really makes; see `lmswap.capture.retrace`."""
+        """Return the tensors that an op really makes; see `lmswap.capture.retrace`."""
 
     def note(self, text: str) -> None:
-        """Takes a sentence for people on how they run."""
+        """Report a sentence on how the graphs run."""
 
     def training(
         self, forward: fx.GraphModule, backward: fx.GraphModule, num_user_outputs: int, parameters: Collection[int]
     ) -> None:
-        """Edits the two graphs of a training step in place; their inputs and outputs must go on matching.
+        """Edit the two graphs of a training step in place; their inputs and outputs must continue to match.
 
-        The first ``num_user_outputs`` outputs of ``forward`` are the caller's, the rest is saved for backward;
-        ``parameters`` says which of its inputs are parameters of the model.
+        Args:
+            forward: its first ``num_user_outputs`` outputs are the caller's, the rest is saved for backward.
+            backward: takes what is saved, and the tangents.
+            num_user_outputs: see ``forward``.
+            parameters: positions of the forward's inputs that are parameters of the model.
         """
 
     def inference(self, graph: fx.GraphModule, parameters: Collection[int]) -> None:
-        """Edits a graph without backward in place."""
+        """Edit a graph without backward in place."""
 
     def compiled(self, module: fx.GraphModule, phase: str) -> BoxedFunction:
-        """Makes a graph runnable."""
+        """Compile a graph."""
 
     def compiled_backward(self, module: fx.GraphModule) -> Backward:
-        """Makes a backward graph runnable; it may give gradients part by part."""
+        """Compile a backward graph; it may yield gradients part by part."""
         return at_once(self.compiled(module, "backward"))
 
 
 def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: GraphHandler) -> Compiled:
-    """Runs AOTAutograd over one region that Dynamo captured; ``handler`` gets its graphs.
+    """Run AOTAutograd over one region that Dynamo captured; ``handler`` gets its graphs.
 
     Args:
         module: Dynamo's graph; it is consumed.
         inputs: real or fake tensors in the order of its placeholders.
         handler: see `GraphHandler`.
 
+    Returns:
+        The callable that replaces the region.
+
     Raises:
-        CaptureError: something is switched on that would change the graphs after they were planned.
+        CaptureError: something is enabled that would change the graphs after they are planned.
     """
     refuse_rewriters()
     own_parameters, arrival = parameters_of(module), Arrival()
@@ -94,7 +100,7 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Graph
 def _cut(
     joint: fx.GraphModule, joint_inputs: Any, *, handler: GraphHandler, num_fwd_outputs: int, **others: Any
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """The forward and the backward graph of a region, as every plan finds them."""
+    """Return the forward and the backward graph of a region, the same for every plan."""
     if adds_views_first(joint.graph, num_fwd_outputs):
         handler.note(VIEWS)
     allow_other_layouts(joint.graph)
@@ -123,7 +129,7 @@ class _Variant(Variant):
         self._tangents = Tangents(backward, self._handler.made, self._handler.note)
 
     def forward(self, graph: fx.GraphModule) -> BoxedFunction:
-        """Makes the forward graph runnable; so do the next two."""
+        """Compile the forward graph; likewise the next two."""
         prepare_forward(self._arrival)
         _take_tangents_as_they_come()
         return boxed(_keep_output_strides(self._handler.compiled(graph, "forward")))
@@ -150,7 +156,7 @@ class _Variant(Variant):
 
 
 def parameters_of(region: fx.GraphModule) -> Callable[[fx.Graph], set[int]]:
-    """Says of a graph that is made from Dynamo's graph of a region which of its inputs are the model's parameters."""
+    """Return a function from a graph made of Dynamo's graph ``region`` to the positions of its parameters."""
     given = region.graph.find_nodes(op="placeholder")
     own = {
         PlainAOTInput(position)
@@ -166,9 +172,9 @@ def parameters_of(region: fx.GraphModule) -> Callable[[fx.Graph], set[int]]:
 
 
 def _copy_mutated_inputs(joint: fx.Graph) -> set[fx.Node]:
-    """Lets the graphs read copies, which it gives, of the inputs that torch overwrites between forward and backward.
+    """Insert copies, as outputs, of the inputs that torch overwrites between forward and backward; return the copies.
 
-    So ops that read running statistics can run again in the backward; only the copies themselves cannot.
+    So ops that read running statistics can be recomputed in the backward; only the copies themselves cannot.
     """
     (output,) = joint.find_nodes(op="output")
     mutated = [getattr(description, "mutated_input", None) for description in output.meta.get("desc") or ()]
@@ -187,9 +193,9 @@ def _copy_mutated_inputs(joint: fx.Graph) -> set[fx.Node]:
 
 
 def boxed(function: BoxedFunction) -> BoxedFunction:
-    """Marks ``function`` as one that takes a list and empties it; AOTAutograd then keeps no second reference.
+    """Mark ``function`` as one that takes a list and empties it; AOTAutograd then keeps no second reference.
 
-    Its ops run as traced: torch itself disables autocast only for the backward of a forward that ran under it.
+    Its ops run as traced, without autocast: torch disables autocast only for a backward whose forward ran under it.
     """
 
     def run(arguments: list[Any]) -> Any:
@@ -201,21 +207,21 @@ def boxed(function: BoxedFunction) -> BoxedFunction:
 
 
 def prepare_forward(arrival: Arrival) -> None:
-    """A forward graph is about to be compiled, whose backward gives gradients in the order of ``arrival``."""
+    """Prepare for compiling a forward graph, whose backward yields gradients in the order of ``arrival``."""
     _allow_retain_graph()
     if _overwrites_what_trains():
         arrival.come_at_once()
 
 
 def _allow_retain_graph() -> None:
-    """Forbids AOTAutograd to donate saved tensors to the backward: it would refuse ``retain_graph=True`` for them."""
+    """Forbid AOTAutograd to donate saved tensors to the backward: for those it refuses ``retain_graph=True``."""
     metadata = forward_metadata()
     if getattr(metadata, "bw_donated_idxs", None):
         metadata.bw_donated_idxs = []
 
 
 class _EqualToAll:
-    """For every size, and for all strides."""
+    """Equals every size, and all strides."""
 
     def __eq__(self, _: object) -> bool:
         return True
@@ -224,7 +230,7 @@ class _EqualToAll:
 
 
 def _take_tangents_as_they_come() -> None:
-    """Forbids AOTAutograd to copy gradients into the layouts of outputs; see `lmswap.capture.tangents`."""
+    """Forbid AOTAutograd to copy gradients into the layouts of outputs; see `lmswap.capture.tangents`."""
     as_it_is: Any = _EqualToAll()
     for tangent in getattr(forward_metadata(), "subclass_tangent_meta", None) or ():
         if isinstance(tangent, PlainTensorMeta):
@@ -232,10 +238,10 @@ def _take_tangents_as_they_come() -> None:
 
 
 def _keep_output_strides(forward: BoxedFunction) -> BoxedFunction:
-    """Make views of intermediates outputs of their own, with the strides that they have in plain torch.
+    """Return views of intermediates as outputs of their own, with the strides that they have in eager mode.
 
-    AOTAutograd would do it by ``aten._unsafe_view``, which computes the strides of dimensions of size 1 anew (torch
-    2.13): a convolution behind the region then takes a channels-last image for a contiguous one, and rounds otherwise.
+    AOTAutograd would use ``aten._unsafe_view``, which recomputes the strides of dimensions of size 1 (torch 2.13): a
+    convolution after the region then takes a channels-last image for a contiguous one, and rounds differently.
     """
     metadata = forward_metadata()
     positions = [metadata.num_mutated_inp_runtime_indices + index for index in metadata.unsafe_view_out_indices]
@@ -255,18 +261,18 @@ def _keep_output_strides(forward: BoxedFunction) -> BoxedFunction:
 
 
 def forward_metadata() -> Any:
-    """What AOTAutograd knows of the region that it compiles now, or None."""
+    """Return AOTAutograd's metadata of the region being compiled, or None."""
     return getattr(TracingContext.try_get(), "fw_metadata", None)
 
 
 def _overwrites_what_trains() -> bool:
-    """Whether the region writes into inputs that get gradients: torch copies what it wrote into what it was given."""
-    told = getattr(forward_metadata(), "input_info", None) or ()
-    return any(one.requires_grad and (one.mutates_data or one.mutates_metadata) for one in told)
+    """Return whether the region writes inputs that get gradients: torch copies the written values into them."""
+    infos = getattr(forward_metadata(), "input_info", None) or ()
+    return any(one.requires_grad and (one.mutates_data or one.mutates_metadata) for one in infos)
 
 
 def refuse_rewriters() -> None:
-    """Raises CaptureError if something is on that would change graphs after they are planned."""
+    """Raise CaptureError if something is enabled that would change graphs after they are planned."""
     if torch._dynamo.compiled_autograd.in_compiled_autograd_region or torch._dynamo.config.compiled_autograd:
         raise CaptureError(
             "compiled autograd is on: it moves backward graphs elsewhere after they are planned; "
@@ -275,14 +281,14 @@ def refuse_rewriters() -> None:
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         raise CaptureError(
             "saved-tensor hooks surround the model's call (torch.autograd.graph.saved_tensors_hooks or save_on_cpu, or "
-            "torch.utils.checkpoint around it): they would move the same tensors again; leave that context, lmswap "
-            "takes its place"
+            "torch.utils.checkpoint around it): they would move the same tensors; leave that context, lmswap "
+            "replaces it"
         )
 
 
 @contextmanager
 def without_hooks() -> Iterator[None]:
-    """Takes the innermost saved-tensor hooks away meanwhile: what a compiled graph saves is planned in the graph."""
+    """Remove the innermost saved-tensor hooks for the duration: the plan covers what a compiled graph saves."""
     hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
     if hooks is None:
         yield

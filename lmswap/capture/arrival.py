@@ -1,12 +1,12 @@
-"""In which order do gradients arrive, where somebody looks at them on arrival, and how early?
+"""Makes captured backwards deliver parameter gradients in eager order, and as early as others use them.
 
-Autograd takes up what a captured backward gives in an order of its own. But hooks of parameters may draw random numbers
-or step an optimizer, and DistributedDataParallel fills its buckets in the order of the first step: how a sum over more
-than two processes is rounded depends on where in its bucket a number lies. So gradients arrive in the order of eager
-torch: it is read off the region's autograd graph when that is traced, and kept by nodes that pass gradients on, the
-last of which runs first. Where processes sum them, or they are added to those of the steps before, those that a part
-of the backward makes go through a gate of their own, so that they are summed while the next part computes, or are added
-and let go of before it does; see `lmswap.capture.gates`.
+Autograd processes the gradients of a captured backward in an order of its own. Hooks of parameters may use random
+numbers or step an optimizer, and DistributedDataParallel fills its buckets in the order of the first step: the rounding
+of an all-reduce over more than two processes depends on a number's position in its bucket. So gradients are delivered
+in eager order: it is read from the region's autograd graph at trace time, and enforced by identity nodes, the last of
+which runs first. Where processes all-reduce gradients, or they are added to those of earlier steps, each part of the
+backward has a gate for its gradients, so that they are reduced while the next part computes, or added and freed before
+it does; see `lmswap.capture.gates`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from lmswap.capture.gates import End, behind_gate, pass_gate
 
 
 def trains_together() -> bool:
-    """Whether this process is one of several that torch.distributed has joined."""
+    """Return whether this process is in a torch.distributed process group."""
     return distributed.is_available() and distributed.is_initialized()
 
 
 def taker(end: End, shape: torch.Size) -> End:
-    """Who takes a gradient of ``shape`` that a region's node gives to ``end``, behind what `Arrival` put there."""
+    """Return the node that takes a gradient of ``shape`` from ``end``, after the nodes inserted by `Arrival`."""
     node, number = behind_gate(end)
     if node is not None and node.name() == "ExpandBackward0":
         (following, _), *_ = node.next_functions
@@ -44,25 +44,25 @@ class Arrival:
 
     def __init__(self) -> None:
         self._order: Sequence[int] = ()
-        self._parts: list[list[int]] = []  # of the backward: positions of the inputs whose gradients each completes
+        self._parts: list[list[int]] = []  # by part of the backward: the inputs whose gradients it completes
 
     def listen(self, module: fx.GraphModule) -> None:
-        """Edits Dynamo's graph of the region, so that running it where it is traced tells the order."""
+        """Edit Dynamo's graph of the region so that running it during the trace records the order."""
         (output,) = module.graph.find_nodes(op="output")
         inputs = module.graph.find_nodes(op="placeholder")
         with module.graph.inserting_before(output):
             module.graph.call_function(self._traced, (output.args[0], tuple(inputs)))
 
     def come_in(self, parts: list[list[int]]) -> None:
-        """The region's backward completes the gradients of these inputs part by part."""
+        """Set, by part of the region's backward, the inputs whose gradients it completes."""
         self._parts = parts
 
     def come_at_once(self) -> None:
-        """It cannot be asked to: what comes through a gate cannot be written into."""
+        """Deliver all gradients at the end: the output of a gate cannot be written in place."""
         self._parts = []
 
     def in_order(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        """The region's real ``inputs``, through which gradients arrive in that order."""
+        """Return the region's real ``inputs``, wrapped so that gradients arrive in that order."""
         matters = trains_together() or len(self._parts) > 1 or any(map(_is_heard, inputs))
         if not (self._order and torch.is_grad_enabled() and matters):
             return inputs
@@ -71,14 +71,14 @@ class Arrival:
         for positions in reversed(groups):
             for position in reversed(positions):
                 if given[position].is_leaf:
-                    given[position] = given[position].expand_as(given[position])  # its gradient passes as it is
+                    given[position] = given[position].expand_as(given[position])  # an identity for its gradient
             if len(groups) > 1:
                 for position, value in zip(positions, pass_gate([given[p] for p in positions]), strict=True):
                     given[position] = value
         return given
 
     def _groups(self, positions: Sequence[int]) -> list[list[int]]:
-        """``positions`` in order, those together that arrive together: none waits for one that comes later."""
+        """Return ``positions`` in order, grouped by arrival, so that none waits for a later one."""
         part_of = {position: part for part, made in enumerate(self._parts) for position in made}
         turn = {position: turn for turn, position in enumerate(self._order)}
         groups: dict[int, list[int]] = {}
@@ -106,12 +106,12 @@ def _trains(value: Any) -> bool:
 
 
 def _is_heard(value: Any) -> bool:
-    """Whether hooks are told of its gradient, before it is accumulated or after."""
+    """Return whether hooks get its gradient, before or after accumulation."""
     return isinstance(value, Tensor) and bool(value._backward_hooks or value._post_accumulate_grad_hooks)
 
 
 def _run(roots: Iterable[Node], leaves: Iterable[Node]) -> list[Node]:
-    """The ``leaves`` in the order in which autograd reaches them: at once when ready; of others, the newest is next."""
+    """Return ``leaves`` in autograd's order: leaves as soon as they are ready, other nodes newest first."""
     leaves, roots = set(leaves), list(dict.fromkeys(roots))
     uses, known = Counter[Node](), list(roots)
     edges: dict[Node, list[Node]] = {}

@@ -1,7 +1,7 @@
-"""Does the model's own code ask whether it is being compiled? It may go another way then than in plain torch.
+"""Detects model code that calls ``is_compiling``, and may then compute something else than in eager mode.
 
-Seen in transformers: Llama makes a mask for its attention only where it is compiled, and rounds otherwise with it. The
-answer stays torch's: the other way is often one that torch.compile cannot capture.
+Seen in transformers: Llama creates an attention mask only when it is compiled, and rounds differently with it. torch's
+answer is kept: the eager branch often cannot be captured by torch.compile.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _QUESTIONS = (
     torch._dynamo.external_utils.is_compiling,
 )
 
-# It packs what no mask hides where it is not compiled and needs no gradient, and gives zeros for the rest.
+# When not compiled and without gradients, it packs the unmasked positions and returns zeros for the rest.
 _ASKS_TOO = nn.modules.transformer.__file__
 
 
 @contextmanager
 def heard_questions() -> Iterator[list[str]]:
-    """Gives the lines of the model's code that ask while Dynamo captures meanwhile: "model.py:12"."""
+    """Yield a list to which Dynamo's capture within adds the lines of user code that call it: "model.py:12"."""
     handlers = TorchInGraphFunctionVariable._get_handlers()
     answers = {question: handlers[question] for question in _QUESTIONS if question in handlers}
     lines: list[str] = []
@@ -48,8 +48,8 @@ def heard_questions() -> Iterator[list[str]]:
 
 
 def describe_questions(lines: list[str]) -> str:
-    """A sentence on what follows."""
+    """Return a sentence for the report."""
     return (
-        f"its code asks whether it is compiled ({', '.join(dict.fromkeys(lines))}), and may go another way there than "
-        'in plain torch, with other rounding; compiler="eager" goes the way of plain torch'
+        f"its code calls is_compiling ({', '.join(dict.fromkeys(lines))}), and may compute something else there than "
+        'plain torch, with other rounding; compiler="eager" runs the code of plain torch'
     )

@@ -1,6 +1,6 @@
-"""Which ops draw random numbers, and from what state of the generator? Forward fx graph → one that keeps the states.
+"""Random ops in graphs: makes them functional, and inserts reads of the RNG state before them.
 
-With its state beside it, an op that draws can run a second time and give the same bits.
+With its RNG state kept, a random op can be recomputed with bitwise identical results.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lmswap.execute.draws import STATE
 
 
 def draw_in_place(memory: torch.Tensor, p: float = 0.5, *, generator: torch.Generator | None = None) -> torch.Tensor:
-    """Stands for ``memory.bernoulli_(p)``, by which eager torch drops out, in a trace."""
+    """Replaces ``memory.bernoulli_(p)``, which eager dropout calls, in a trace."""
     if generator is not None:
         raise CaptureError("bernoulli_() draws from a generator of its own, whose state no graph can keep")
     layout = {"dtype": memory.dtype, "device": memory.device, "like": memory}
@@ -26,7 +26,7 @@ def draw_in_place(memory: torch.Tensor, p: float = 0.5, *, generator: torch.Gene
 
 
 def settle_draws(joint: fx.Graph) -> None:
-    """Lets what `draw_in_place` drew be used as it is, and be drawn without the memory that it stands for."""
+    """Make random ops inserted by `draw_in_place` functional: without the copy, and without the memory they fill."""
     for node in list(joint.nodes):
         if node.target is not ops.bernoulli:
             continue
@@ -37,7 +37,7 @@ def settle_draws(joint: fx.Graph) -> None:
                 and user.args[1] is node
                 and user.meta["val"].stride() == drawn.stride()
             ):
-                node.meta["val"] = user.meta["val"]  # whose memory views of it show
+                node.meta["val"] = user.meta["val"]  # which shares memory with views of it
                 user.replace_all_uses_with(node)
                 joint.erase_node(user)
         node.args = (list(drawn.shape), list(drawn.stride()), node.args[2])
@@ -47,9 +47,9 @@ def settle_draws(joint: fx.Graph) -> None:
 
 
 def save_drawn(joint: fx.Graph) -> None:
-    """Lets what is drawn inside of `torch.utils.checkpoint` be saved; a plan may still have it drawn again.
+    """Mark random results inside `torch.utils.checkpoint` as saved; a plan may still recompute them.
 
-    Torch would draw it again from a state whose size it leaves open.
+    torch would recompute them from an RNG state whose size it leaves open.
     """
     for node in joint.nodes:
         if node.op == "call_function" and "recompute" in node.meta and is_random(node):
@@ -59,9 +59,9 @@ def save_drawn(joint: fx.Graph) -> None:
 
 
 def keep_states(forward: fx.Graph) -> None:
-    """Puts a reading of the generator's state before each op of ``forward`` that draws; unread ones cost nothing.
+    """Insert a read of the RNG state before each random op of ``forward``; unused reads cost nothing.
 
-    `lmswap.rewrite` takes those out again that no second run reads.
+    `lmswap.rewrite` removes those that no recomputation uses.
     """
     for node in list(forward.nodes):
         device = _drawn_on(node)
@@ -77,7 +77,7 @@ def keep_states(forward: fx.Graph) -> None:
 
 
 def is_random(node: fx.Node) -> bool:
-    """Whether the op draws random numbers in this call: fused attention does so only to drop some of its weights."""
+    """Return whether the op is random in this call: fused attention is only with dropout."""
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False
     for position, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
@@ -88,7 +88,7 @@ def is_random(node: fx.Node) -> bool:
 
 
 def _drawn_on(node: fx.Node) -> torch.device | None:
-    """The device whose default generator the op draws from, if it does."""
+    """Return the device whose default generator the op uses, if it is random."""
     if node.op != "call_function" or not is_random(node):
         return None
     devices = {leaf.device for leaf in pytree.tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor)}

@@ -1,7 +1,7 @@
-"""What of inputs whose class handles torch's functions itself, to carry more than numbers, as MONAI's MetaTensor does?
+"""Inputs of tensor subclasses with ``__torch_function__``, which carry more than numbers, such as MONAI's MetaTensor.
 
-Tracing looks into the class at each operator and finds code that no graph takes. To the class the model's call is one
-function instead: it runs on the plain tensors, and the class dresses what comes out as it does for torch's functions.
+A trace enters the class at each operator and finds code that no graph can hold. Therefore the class sees the model's
+call as one function: it runs on plain tensors, and the class wraps its results as it does for torch's functions.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 def is_dressed(value: Any) -> bool:
-    """Whether its class handles torch's functions, as subclasses do by default; tracing knows those that hold others.
+    """Return whether its class implements ``__torch_function__``, and is not a wrapper that tracing supports.
 
-    A trace of a subclass with that default fails in torch 2.13 ("Multiple dispatch failed").
+    A trace of a subclass with the default implementation fails in torch 2.13 ("Multiple dispatch failed").
     """
     holds_others: bool = is_traceable_wrapper_subclass(value)
     if holds_others or not isinstance(value, torch.Tensor):
@@ -30,11 +30,11 @@ def is_dressed(value: Any) -> bool:
 def call_undressed(
     call: Callable[..., Any], dressed: Sequence[torch.Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
-    """``call(*args, **kwargs)`` with plain tensors for those that are ``dressed``, of the same storage and history."""
+    """Return ``call(*args, **kwargs)`` with ``dressed`` replaced by plain tensors that share storage and history."""
 
     def plain(*args: Any, **kwargs: Any) -> Any:
         undressed_args, undressed_kwargs = pytree.tree_map_only(is_dressed, _undress, (args, kwargs))
-        with torch._C._EnableTorchFunction():  # or graphs would hold for these calls only
+        with torch._C._EnableTorchFunction():  # graphs would be specialized to it otherwise
             return call(*undressed_args, **undressed_kwargs)
 
     return handle_torch_function(plain, dressed, *args, **kwargs)

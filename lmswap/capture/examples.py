@@ -1,9 +1,9 @@
-"""What is an op run on when it is timed? Made-up tensors of the dtypes, shapes and strides that it was traced with.
+"""Synthetic inputs for timing ops: tensors with the dtypes, shapes and strides of the trace.
 
-Numbers from 0 to 1 for floats (valid as probabilities, which kernels of a GPU assert: after one that fails, every later
-call of the process does), zeros for integers (valid as indices), coin flips for booleans, but true for a single one,
-which may be asserted. Where real ops put what they make elsewhere than torch traced, examples lie there too: kernels
-of attention's backward follow the address of a seed that a trace has on the GPU, and the forward made on the host.
+Floats are from 0 to 1 (valid as probabilities: a GPU kernel's failed assertion makes every later call of the process
+fail), integers zero (valid as indices), booleans random, except that a single one is true, as it may be asserted. Where
+ops return tensors on another device than traced, examples are there, too: backward kernels of attention dereference the
+address of a seed that a trace has on the GPU and the forward returns on the host.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _PATTERN = 2**16
 
 
 def only_looks(node: fx.Node) -> bool:
-    """Whether an op neither makes nor writes tensors: the values of what it reads are all that it is about."""
+    """Return whether an op neither makes nor writes tensors: it depends on the values of its inputs only."""
     is_mutable = is_foreign(node) or getattr(getattr(node.target, "_schema", None), "is_mutable", False)
     return not is_mutable and not tensors(node.meta.get("val"))
 
 
 def makers_of_seeds(node: fx.Node) -> list[fx.Node]:
-    """The ops of the same graph that draw, and whose integers ``node`` reads: by which it would draw the same again."""
+    """Return the random ops of the same graph whose integer results, RNG seeds, ``node`` reads."""
     makers = []
     for given in node.all_input_nodes:
         maker = given.args[0] if is_projection(given) else given
@@ -40,15 +40,15 @@ def makers_of_seeds(node: fx.Node) -> list[fx.Node]:
 
 
 class Examples:
-    """Makes tensors like a graph's fake ones, and knows what lies elsewhere than traced."""
+    """Makes tensors like a graph's fake ones, on the devices where ops really return them."""
 
     def __init__(self) -> None:
-        self._devices: dict[StorageWeakRef, torch.device | None] = {}  # of fakes' storages that lie elsewhere
+        self._devices: dict[StorageWeakRef, torch.device | None] = {}  # of fakes' storages on another device
 
     def learn(self, node: fx.Node, made: Sequence[torch.device] | None) -> None:
-        """Notes where the tensors that ``node`` makes really lie; None: it could not be run."""
+        """Record the devices of the tensors that ``node`` makes; None: it could not be run."""
         fakes = tensors(node.meta.get("val"))
-        if made is not None and len(made) != len(fakes):  # a gradient that nobody asks for may be traced, but not made
+        if made is not None and len(made) != len(fakes):  # an unneeded gradient may be traced, but not made
             return
         devices: Sequence[torch.device | None] = [None] * len(fakes) if made is None else made
         for fake, device in zip(fakes, devices, strict=True):
@@ -57,10 +57,10 @@ class Examples:
                 self._devices[_identity(fake)] = device
 
     def arguments(self, node: fx.Node) -> tuple[Any, Any]:
-        """Made-up arguments of one call; fakes that share a storage get tensors that share one.
+        """Return synthetic arguments of one call; fakes that share a storage get tensors that share one.
 
         Raises:
-            LookupError: nobody knows where a seed lies.
+            LookupError: the device of a seed is unknown.
         """
         storages: dict[int, torch.Tensor] = {}
 
@@ -74,7 +74,7 @@ class Examples:
         storage = fake.untyped_storage()
         device = self._devices.get(_identity(fake), fake.device)
         if device is None:
-            raise LookupError("nobody knows where the op that made its seeds has put them")
+            raise LookupError("the device of its seeds is unknown")
         if storage._cdata not in storages:
             count = max(1, storage.nbytes() // fake.element_size())
             storages[storage._cdata] = torch.empty(count, dtype=fake.dtype, device=device)
@@ -84,11 +84,11 @@ class Examples:
 
 
 def _fill(flat: torch.Tensor) -> None:
-    """Fills with repeats of a short pattern: drawing 10⁸ numbers would take longer than most ops."""
+    """Fill with repeats of a short pattern: drawing 10⁸ numbers would take longer than most ops."""
     if not (flat.dtype is torch.bool or flat.dtype.is_floating_point or flat.dtype.is_complex):
         flat.zero_()
         return
-    is_drawn = flat.dtype.itemsize > 1 or flat.dtype is torch.bool  # floats of 8 bits are not
+    is_drawn = flat.dtype.itemsize > 1 or flat.dtype is torch.bool  # uniform_ lacks floats of 8 bits
     dtype = flat.dtype if is_drawn else torch.float32
     pattern = torch.empty(min(flat.numel(), _PATTERN), dtype=dtype, device=flat.device)
     if flat.dtype is torch.bool:
@@ -103,7 +103,7 @@ def _fill(flat: torch.Tensor) -> None:
 
 
 def _identity(fake: torch.Tensor) -> StorageWeakRef:
-    """Of its memory, also for later: no other memory gets it while it is kept."""
+    """Return a key of its storage that stays unique: no other storage gets the address while the key is held."""
     return StorageWeakRef(fake.untyped_storage())  # type: ignore[no-untyped-call]
 
 

@@ -1,4 +1,4 @@
-"""What torch logs and warns of while it traces code that cannot be traced, before the model's own error, or none."""
+"""Suppresses torch's log entries and warnings about failed traces, whose errors say the same or are handled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TORCHS = logging.getLogger("torch._subclasses.fake_tensor")
 
 @contextmanager
 def unlogged_failures() -> Iterator[None]:
-    """Keeps that page from the log: the error that comes after it says what it said."""
+    """Suppress torch's log entry of a failed fake kernel: the error that follows has the same text."""
 
     def is_news(record: logging.LogRecord) -> bool:
         return not record.getMessage().startswith("failed while attempting to run meta for")
@@ -28,8 +28,8 @@ def unlogged_failures() -> Iterator[None]:
 def unwarned_failures() -> Iterator[None]:
     """Suppress the warnings, with a traceback each, by which torch's anomaly mode names the op of a failed backward.
 
-    Torch 2.13 traces backwards in anomaly mode, for the lines of user code that it shows. Where a trace fails it is
-    discarded, and the model trains without it. Filters are the process's: one thread may trace at a time.
+    torch 2.13 traces backwards in anomaly mode, to find lines of user code. A failed trace is discarded, and the model
+    trains without it. Filters are global to the process: one thread may trace at a time.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"\s*(Error detected in|Previous calculation was induced by) ")

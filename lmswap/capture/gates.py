@@ -1,12 +1,12 @@
-"""How do gradients reach autograd while the backward that makes them is still at work?
+"""Gates: autograd nodes that pass gradients on while the captured backward that computes them is still running.
 
-torch runs the backward of a captured region as one node, which gives all gradients at its end. Here it gives none, and
-each gate behind it runs on to where its own are made::
+torch runs the backward of a captured region as one node, which returns all gradients at its end. Here it returns none,
+and each gate after it runs the backward up to its own gradients::
 
-    region's node ──► gate of the first part ──► its gradients: accumulated, hooks called, summed with other processes'
+    region's node ──► gate of the first part ──► its gradients: accumulated, hooks called, all-reduced
                   ──► gate of the second     ──► …
 
-Of nodes that are ready autograd runs the newest first, and what accumulates gradients before any other.
+Of ready nodes autograd runs the newest first, and nodes that accumulate gradients before all others.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from torch import Tensor
 from lmswap.errors import CaptureError
 from lmswap.execute.parts import Handing, all_of
 
-End = tuple[Any, int]  # the autograd node that takes a gradient, None for nobody, and as which of its inputs
+End = tuple[Any, int]  # the autograd node that takes a gradient, or None, and its input's number
 
 
 class _Gate(torch.autograd.Function):
-    """Passes tensors on; their gradients are those that come, or those that a backward makes for it."""
+    """An identity; its gradients are those that arrive, or those that a running backward computes for it."""
 
     @staticmethod
     def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        ctx.running = None  # the backward that this is a gate of, while it is at work
+        ctx.running = None  # the running backward that this is a gate of
         return tuple(tensor.view_as(tensor) for tensor in tensors)
 
     @staticmethod
@@ -41,21 +41,21 @@ class _Gate(torch.autograd.Function):
 
 
 def pass_gate(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """``tensors`` as they are, behind one gate."""
+    """Return ``tensors``, as outputs of one gate."""
     apply: Callable[..., tuple[Tensor, ...]] = _Gate.apply
     return apply(*tensors)
 
 
 class _Backward:
-    """One run of a region's backward, which gates take the gradients of."""
+    """One run of a region's backward, whose gradients gates take."""
 
     def __init__(self, handing: Handing, wanted: dict[int, list[int | None]]) -> None:
-        """``wanted`` tells which results each gate passes on, by its id: it does not hold them, who hold it."""
+        """``wanted``: by a gate's id, the results that it passes on; the gates own this object, not vice versa."""
         self._handing, self._wanted = handing, wanted
         self._made: dict[int, Any] = {}
 
     def run_to(self, gate: int) -> list[Tensor | None]:
-        """The results that ``gate`` passes on; when it is the last, the backward is at its end.
+        """Run until ``gate``'s results are computed, or to the end for the last gate, and return them.
 
         Raises:
             CaptureError: another step began meanwhile.
@@ -65,7 +65,7 @@ class _Backward:
             while any(position not in self._made for position in positions if position is not None):
                 given = next(self._handing, None)
                 if given is None:
-                    raise CaptureError("a backward was still at work when the model's next step began: it is cut short")
+                    raise CaptureError("a backward was still running when the model's next step began: it was ended")
                 self._made |= given
                 del given
             if not self._wanted:
@@ -75,7 +75,7 @@ class _Backward:
 
 
 def hand_on(handing: Handing, num_results: int) -> Sequence[Any]:
-    """What the region's node, which runs now, gives for its backward: nothing, where gates give it later."""
+    """Return the gradients of the region's running node: all, or None for each if gates deliver them later."""
     gates = _gates(num_results)
     if not gates:
         return all_of(handing)
@@ -86,14 +86,14 @@ def hand_on(handing: Handing, num_results: int) -> Sequence[Any]:
 
 
 def behind_gate(end: End) -> End:
-    """Who takes what ``end`` is given: gates only pass it on."""
+    """Return the node that gets what ``end`` is given, after a gate if there is one."""
     node, number = end
     behind: End = node.next_functions[number] if _is_gate(node) else end
     return behind
 
 
 def _gates(num_results: int) -> dict[Any, list[int | None]]:
-    """The gates that all results go through, and which; none if one goes elsewhere, or a gate will not run."""
+    """Return the gates of all results, with their numbers; empty if a result has none, or a gate will not run."""
     node: Any = torch._C._current_autograd_node()
     if torch.is_grad_enabled() or len(node.next_functions) != num_results:
         return {}
@@ -111,7 +111,7 @@ def _is_gate(node: Any) -> bool:
 
 
 def _runs(node: Any) -> bool:
-    """Whether the backward that is under way will run ``node``: not if it is asked for other gradients only."""
+    """Return whether the current backward will run ``node``: not if it computes other gradients only."""
     return torch._C._will_engine_execute_node(node)
 
 

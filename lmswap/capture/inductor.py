@@ -1,8 +1,7 @@
-"""How do graphs that Inductor made get planned? The seam to compile_fx, beside that to AOTAutograd in aot.py.
+"""The seam to Inductor's compile_fx, for planning the graphs that it compiles; `lmswap.capture.aot` has the other seam.
 
-Inductor decomposes the operators and chooses itself what forward saves, so its graphs are others than those of the fx
-path and are lowered, timed and planned on their own. Graphs that need neither swaps nor second runs are left to it as
-they came.
+Inductor decomposes operators and chooses what the forward saves, so its graphs differ from those of the fx path, and
+are lowered, timed and planned separately. Graphs that need neither swaps nor recomputation are passed on unchanged.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ from lmswap.execute.graph import BoxedFunction, is_whole
 from lmswap.execute.parts import Backward, Parts, compile_parts, results_by_part
 from lmswap.waiting import told
 
-# What comes back from a tier has the strides that were traced; Inductor would choose others for what it saves.
-# A replayed CUDA graph would copy to and from where its buffers lay when it was captured.
+# Swapped-in tensors have the strides that were traced; Inductor would choose others for what it saves.
+# A replayed CUDA graph would copy to and from the addresses of its capture.
 AS_TRACED = {"layout_optimization": False, "comprehensive_padding": False, "triton.cudagraphs": False}
-# For graphs in which a plan has placed ops: the passes that move ops are off.
+# For graphs into which a plan has inserted ops: passes that move ops are off.
 _AS_PLANNED = {
     "reorder_for_peak_memory": False,
     "reorder_for_locality": False,
@@ -47,25 +46,28 @@ _READ_BYTES = (ops.out_start, ops.out_done, ops.view_bytes)
 
 
 class CompiledGraphHandler(GraphHandler, Protocol):
-    """What is done with the graphs of a region that is compiled elsewhere."""
+    """What is done with the graphs of a region that is compiled by another compiler."""
 
     def recorded(self, function: BoxedFunction, phase: str) -> BoxedFunction:
-        """Gives what runs instead of a graph's compiled function."""
+        """Return what runs in place of a graph's compiled function."""
 
     def recorded_parts(self, parts: Parts) -> Backward:
-        """Gives what runs instead of those of a backward that hands gradients over before it is at its end."""
+        """Return what runs in place of a backward that yields gradients before its end."""
 
 
 def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: CompiledGraphHandler) -> Compiled:
-    """Runs Inductor over one region that Dynamo captured; ``handler`` gets its graphs.
+    """Run Inductor over one region that Dynamo captured; ``handler`` gets its graphs.
 
     Args:
         module: Dynamo's graph; it is consumed.
         inputs: real or fake tensors in the order of its placeholders.
         handler: see `GraphHandler`; its ``compiled`` is not called.
 
+    Returns:
+        The callable that replaces the region.
+
     Raises:
-        CaptureError: as in `lmswap.capture.aot.compile_region`, or Inductor did not keep swap ops at their place.
+        CaptureError: as in `lmswap.capture.aot.compile_region`, or Inductor reordered swap ops.
     """
     refuse_rewriters()
     own_parameters, arrival = parameters_of(module), Arrival()
@@ -81,7 +83,7 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Compi
 
 @contextmanager
 def _inductors_own(fake_mode: Any) -> Iterator[None]:
-    """What Inductor surrounds AOTAutograd with."""
+    """Return the context in which Inductor runs AOTAutograd."""
     with V.set_fake_mode(fake_mode), functorch_config.patch(unlift_effect_tokens=True):
         yield
 
@@ -103,7 +105,7 @@ def _compile(graph: fx.GraphModule, examples: Sequence[Any], **how: Any) -> Boxe
 
 def _as_planned(graph: fx.GraphModule, examples: Sequence[Any], how: dict[str, Any]) -> BoxedFunction:
     output = graph.graph.output_node()
-    # Backward was planned for the strides of what forward saves: they are kept as those of user outputs are.
+    # Backward was planned for the traced strides of what forward saves: kept, as those of user outputs are.
     output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))  # type: ignore[arg-type]
     with config.patch(_AS_PLANNED):
         compiled = compile_fx_inner(graph, examples, **how)
@@ -121,7 +123,7 @@ class _Variant(Variant):
         self.recorded = handler.recorded
 
     def in_parts(self, backward: fx.GraphModule, how: dict[str, Any]) -> BoxedFunction:
-        """Compiles a backward that hands gradients over, each part by itself."""
+        """Compile each part of a backward that yields gradients before its end."""
 
         def compile_part(part: fx.GraphModule) -> BoxedFunction:
             examples = [node.meta["val"] for node in part.graph.find_nodes(op="placeholder")]
@@ -138,7 +140,7 @@ class _Variant(Variant):
         self.arrival.come_in(results_by_part(backward.graph))
 
     def edit_inference(self, graph: fx.GraphModule) -> None:
-        """Edits a graph without backward in place."""
+        """Edit a graph without backward in place."""
         _rewrite((graph,), lambda: self._handler.inference(graph, self._own_parameters(graph.graph)))
 
     def run(self, compiled: BoxedFunction, arguments: Sequence[Any]) -> Any:
@@ -158,11 +160,11 @@ class _Partitioner(CustomPartitionerFn):
         return self  # torch copies its options
 
     def uuid(self) -> None:
-        """No caching: another budget makes other graphs of the same model."""
+        """Disable caching: another budget makes other graphs of the same model."""
 
 
 def _rewrite(graphs: Sequence[fx.GraphModule], rewrite: Callable[[], None]) -> None:
-    """Runs ``rewrite`` and marks the graphs if it changed any."""
+    """Run ``rewrite``, and mark the graphs if it changed any."""
     before = [len(graph.graph.nodes) for graph in graphs]
     rewrite()
     is_rewritten = before != [len(graph.graph.nodes) for graph in graphs]
@@ -173,20 +175,20 @@ def _rewrite(graphs: Sequence[fx.GraphModule], rewrite: Callable[[], None]) -> N
 
 
 def _check_movable(graph: fx.Graph) -> None:
-    """Inductor gives each tensor just the memory that it needs: bytes of a storage that none shows are nowhere."""
+    """Raise CaptureError for sources with hidden bytes: Inductor allocates no more than a tensor's elements."""
     for node in graph.nodes:
         if node.target not in (ops.out_start, ops.view_bytes):
             continue
         source = node.args[0]
         if source.target not in (ops.in_done, ops.view_bytes) and not is_whole(source):
             raise CaptureError(
-                f"'{source.name}' does not fill its memory, and Inductor may lay it out otherwise: lmswap cannot move "
-                'it or make views of it there; use compiler="fx"'
+                f"'{source.name}' does not fill its storage, and Inductor may change its layout: lmswap cannot swap it "
+                'or take views of it there; use compiler="fx"'
             )
 
 
 def _keep_strides(graph: fx.Graph) -> None:
-    """Notes for `_lay_as_traced` how what is moved lies: later passes may put other nodes in the place of sources."""
+    """Store the strides of what is moved for `_lay_as_traced`: later passes may replace the sources."""
     for node in graph.nodes:
         if node.target in _READ_BYTES:
             node.meta[_STRIDES] = {
@@ -197,9 +199,9 @@ def _keep_strides(graph: fx.Graph) -> None:
 
 
 def _lay_as_traced(node: fx.Node, *arguments: Any, **others: Any) -> tuple[Any, Any]:
-    """Bytes are moved as they lie: what is moved has to be in memory, and to lie there as traced, when it is lowered.
+    """Realize what is moved in memory with its traced strides when it is lowered: its bytes are copied as they are.
 
-    All later readers get the same memory; an ``out_done`` with a copy of its own would not keep that which is moved.
+    All later readers get the same memory; an ``out_done`` with a copy of its own would not keep the source alive.
     """
     laid = list(arguments)
     for position, strides in node.meta[_STRIDES].items():

@@ -1,7 +1,7 @@
-"""Exceptions that a signal's handler raises in the midst of other code, which must not be taken for that code's own.
+"""Detects exceptions raised by a signal handler inside other code, which must not be taken for that code's own.
 
-Python runs handlers between any two of its instructions. Who catches `Exception` there, as torch's compiler does to
-raise one of its own, or as trials of operators do, catches what the handler raised too.
+Python runs handlers between any two of its instructions. Code that catches `Exception` there, as torch's compiler does
+to raise one of its own, or as trials of operators do, also catches what the handler raised.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 
 def interrupt_in(error: BaseException) -> BaseException | None:
-    """What a handler raised, if ``error`` is that, or was raised in its place or while it was handled."""
+    """Return a handler's exception, if ``error`` is it, or was raised in its place or while it was handled."""
     handlers = set(_handlers())
     raised_by_handler = None
     for each in chained(error):  # what was raised in its place may have its traceback: the last one is the handler's
@@ -25,14 +25,14 @@ def interrupt_in(error: BaseException) -> BaseException | None:
 
 
 def raise_interrupt(error: BaseException) -> None:
-    """Raise what a handler raised, if ``error`` comes of that."""
+    """Raise the handler's exception, if ``error`` results from one."""
     interrupt = interrupt_in(error)
     if interrupt is not None:
         raise interrupt
 
 
 def chained(error: BaseException | None) -> Iterator[BaseException]:
-    """``error`` and what it was raised from, or while that was handled."""
+    """Yield ``error``, and the errors that it was raised from, or while handling."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -41,7 +41,7 @@ def chained(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _handlers() -> Iterator[CodeType]:
-    """The code of all handlers that are Python's now."""
+    """Yield the code objects of all current Python signal handlers."""
     for number in signal.valid_signals():
         handler: Any = signal.getsignal(number)
         while isinstance(handler, functools.partial):

@@ -1,7 +1,7 @@
-"""How do several captured graphs run in one step? Programs of graphs → the Program of the step.
+"""Merges the programs of several captured graphs into the Program of a step, and splits its plan by graph.
 
-Graph breaks cut a model into graphs 0, 1, 2 …; a step runs their forwards in that order and their backwards in
-reverse, unless its losses ask for another order. A joined program counts memory and link time across all of them.
+Graph breaks cut a model into graphs 0, 1, 2 …; a step runs their forwards in that order and their backwards in reverse,
+unless its losses require another order. A merged program counts memory and link time across all of them.
 """
 
 from __future__ import annotations
@@ -19,16 +19,21 @@ from lmswap.ir.schedule import schedule
 
 @dataclass(frozen=True)
 class Joined:
-    """The step's program, and where each graph's own numbers went."""
+    """The step's program, and the offsets of each graph's buffers in it."""
 
     program: Program
     buffer_offsets: tuple[int, ...]  # buffer b of graph g is buffer b + buffer_offsets[g] of the step
 
 
 def join(programs: Sequence[Program], backwards: Iterable[int] | None = None) -> Joined:
-    """Joins the programs of graphs that run one after another; one program joins to itself.
+    """Merge the programs of graphs that run one after another; a single program is unchanged.
 
-    ``backwards`` are the graphs as their backwards run, by place in ``programs``; the last one's first if None.
+    Args:
+        programs: of the graphs, in the order of their forwards.
+        backwards: indices into ``programs`` in the order of the backwards; the reverse order if None.
+
+    Raises:
+        CaptureError: there is no program.
     """
     if not programs:
         raise CaptureError("a step needs at least one captured graph")
@@ -61,7 +66,7 @@ def join(programs: Sequence[Program], backwards: Iterable[int] | None = None) ->
 
 
 def join_costs(joined: Joined, costs: Sequence[OpCosts]) -> OpCosts:
-    """The ``costs`` of the graphs, in the order of the step's ops."""
+    """Return the ``costs`` of the graphs in the order of the step's ops."""
     seconds, scratch = [0.0] * len(joined.program.ops), [0] * len(joined.program.ops)
     pieces: list[tuple[Piece, ...]] = [()] * len(joined.program.ops)
     taken = [0] * len(costs)
@@ -75,7 +80,7 @@ def join_costs(joined: Joined, costs: Sequence[OpCosts]) -> OpCosts:
 
 
 def graph_plan(joined: Joined, plan: Plan, graph: int, program: Program) -> Plan:
-    """The part of the step's ``plan`` that ``graph`` carries out, in that graph's own numbers of ops and buffers."""
+    """Return the part of the step's ``plan`` for ``graph``, in that graph's own numbers of ops and buffers."""
     step, shift = joined.program, joined.buffer_offsets[graph]
     in_program = _own_positions(step, graph, program)
     recomputes = tuple(
@@ -106,12 +111,12 @@ def graph_plan(joined: Joined, plan: Plan, graph: int, program: Program) -> Plan
 
 
 def _own_positions(step: Program, graph: int, program: Program) -> Callable[[int], int]:
-    """From positions of ``step`` to those of ``program``, the part of it that is ``graph``."""
+    """Return the map from positions of ``step`` to those of ``program``, its part for ``graph``."""
     segments = [segment for segment in step.segments if segment.graph == graph]
 
     def own(position: int) -> int:
-        # A position on the border between two segments belongs to the graph's own one: the verifier has checked
-        # that copies out lie in the segment of the use before them and copies in in the segment of the use after.
+        # A position between two segments belongs to the graph's own segment: the verifier has checked that swap-outs
+        # lie in the segment of the previous use and swap-ins in the segment of the next one.
         for theirs, ours in zip(segments, program.segments, strict=True):
             if theirs.start <= position <= theirs.stop:
                 return position - theirs.start + ours.start

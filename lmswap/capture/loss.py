@@ -1,7 +1,7 @@
-"""How much memory does the caller's code take when a forward has run, up to what runs next? Assumed, then measured.
+"""Memory of the caller's code between a forward and the next segment: assumed at first, then measured.
 
-That code computes the loss and goes backward through it; where a graph break cut the model, it is what stands there.
-In programs an op of its own stands for it, whose scratch this is.
+That code computes the loss and starts its backward; where a graph break cut the model, it is the code between the
+graphs. Programs represent it by an op of its own, with that memory as scratch bytes.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ _ASSUMED_TENSORS, _LEAST_ITEM_BYTES = 3, 4
 
 
 class TensorPeak(Protocol):
-    """The part of `lmswap.hardware.memory.DeviceMemory` that is asked here."""
+    """The part of `lmswap.hardware.memory.DeviceMemory` used here."""
 
     def used_tensor_bytes(self) -> int:
-        """What tensors hold now."""
+        """Return the bytes of tensors now."""
 
     def peak_tensor_bytes(self) -> int:
-        """The highest value since `reset_tensor_peak`."""
+        """Return the highest value since `reset_tensor_peak`."""
 
     def reset_tensor_peak(self) -> None:
-        """Starts a new measurement."""
+        """Start a new measurement."""
 
 
 def assumed_bytes(program: Program) -> int:
-    """What a loss of a graph's outputs may take beside them, before it was seen."""
-    # Of each the first value: later ones may be expanded views of it.
+    """Return the bytes assumed for a loss of a graph's outputs, before they are measured."""
+    # The first value of each buffer: later ones may be expanded views of it.
     tangents = {value.buffer: value for value in reversed(program.values) if _is_tangent(program, value.buffer)}
     item_bytes = {buffer: getattr(torch, value.dtype).itemsize for buffer, value in tangents.items()}
     return sum(
@@ -44,7 +44,7 @@ def assumed_bytes(program: Program) -> int:
 
 
 class LossMeter:
-    """Looks on from the first forward of each graph until the next segment begins; later steps are left alone."""
+    """Measures, once per graph, from the end of its first forward to the start of the next segment."""
 
     def __init__(self, memory: TensorPeak) -> None:
         self._memory = memory
@@ -53,40 +53,40 @@ class LossMeter:
         self._seen_bytes: dict[int, int] = {}  # by graph: above what was held when its forward had run
 
     def begins(self, graph: int, phase: str) -> None:
-        """A segment is about to run. A second forward of the same graph tells that there was no loss."""
+        """Note that a segment is about to run; a second forward of the same graph shows that there was no loss."""
         if self._watched is not None and (phase == "backward" or graph != self._watched):
             self._seen_bytes[self._watched] = max(0, self._memory.peak_tensor_bytes() - self._held_bytes)
         self._watched = None
 
     def ran(self, graph: int, phase: str) -> None:
-        """It has run."""
+        """Note that the segment has run."""
         if phase == "forward" and graph not in self._seen_bytes:
             self._watched, self._held_bytes = graph, self._memory.used_tensor_bytes()
             self._memory.reset_tensor_peak()
 
     def as_seen(self, costs: OpCosts, program: Program, graphs: Sequence[int]) -> OpCosts:
-        """``costs`` of a step of ``graphs`` with what their losses took, as far as they were seen."""
+        """Return ``costs`` of a step of ``graphs`` with the measured bytes of its losses, where there are any."""
         ops = _loss_ops(program, graphs)
         return costs.with_scratch({op: self._seen_bytes[graph] for graph, op in ops if graph in self._seen_bytes})
 
     def unassumed(self, costs: OpCosts, program: Program, graphs: Sequence[int]) -> OpCosts:
-        """``costs`` of a step of ``graphs`` in which losses that were not seen take nothing."""
+        """Return ``costs`` of a step of ``graphs`` in which losses not yet measured take nothing."""
         ops = _loss_ops(program, graphs)
         return costs.with_scratch({op: 0 for graph, op in ops if graph not in self._seen_bytes})
 
 
 def loss_bytes(costs: OpCosts, program: Program) -> int:
-    """What the largest loss of the step takes."""
+    """Return the bytes of the step's largest loss."""
     return max((costs.scratch_bytes[op.index] for op in program.ops if op.target == LOSS), default=0)
 
 
 def without_losses(costs: OpCosts, program: Program) -> OpCosts:
-    """``costs`` of a step whose losses take their memory elsewhere."""
+    """Return ``costs`` of a step whose losses use memory that is counted elsewhere."""
     return costs.with_scratch({op.index: 0 for op in program.ops if op.target == LOSS})
 
 
 def _loss_ops(program: Program, graphs: Sequence[int]) -> list[tuple[int, int]]:
-    """The graph and the number of each op that stands for a loss; ``graphs`` are the step's, in forward order."""
+    """Return graph and index of each op that represents a loss; ``graphs`` are the step's, in forward order."""
     return [(graphs[program.segment_of(op.index).graph], op.index) for op in program.ops if op.target == LOSS]
 
 

@@ -1,8 +1,8 @@
-"""Which ops does a pair of fx graphs run, and which storages do they read and write? fx graphs → Program.
+"""Lowers fx graphs to a Program: the ops of a step, and the storages that each reads and writes.
 
 Aliases come from the storages of the graph's fake tensors, never from lists of operator names: two values share a
 buffer exactly when their fakes share a storage. Forward and backward graphs of one partition share fakes, so a value
-that is saved for backward is the same buffer on both sides.
+saved for backward is the same buffer in both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lmswap.execute.graph import SegmentGraph, gather_projections, is_projection
 from lmswap.ir.program import LOSS, Buffer, BufferKind, Op, Program, Segment, Value
 from lmswap.userline import is_users
 
-_TRUSTED = {"aten", "prims", "torchvision", "lmswap"}  # namespaces of operators whose schemas are tested
+_TRUSTED = {"aten", "prims", "torchvision", "lmswap"}  # namespaces of operators whose schemas their own projects test
 
 
 @dataclass
@@ -44,10 +44,18 @@ def lower_training(
     name: str,
     repeats: Callable[[fx.Node], bool] = lambda _: True,
 ) -> Lowered:
-    """Lowers the two graphs of a partition.
+    """Lower the two graphs of a partition.
 
-    ``parameters`` are the forward inputs that are the model's own; ``repeats`` says of an op whether it gives the same
-    bits again.
+    Args:
+        forward: edited in place, as ``backward`` is: selections are moved to their ops.
+        backward: of the same partition.
+        num_user_outputs: leading outputs of ``forward`` that are returned to the caller.
+        parameters: positions of forward inputs that are the model's own.
+        name: of the program.
+        repeats: whether an op's results are bitwise identical in each execution.
+
+    Raises:
+        CaptureError: a graph has a node that cannot be lowered, or a dynamic size.
     """
     graphs = (SegmentGraph(forward, "forward", num_user_outputs), SegmentGraph(backward, "backward", 0))
     return _lower(graphs, parameters, name, repeats)
@@ -60,17 +68,17 @@ def lower_inference(
     name: str,
     repeats: Callable[[fx.Node], bool] = lambda _: True,
 ) -> Lowered:
-    """Lowers a graph that has no backward."""
+    """Lower a graph without backward; see `lower_training`."""
     return _lower((SegmentGraph(graph, "inference", len(_outputs(graph))),), parameters, name, repeats)
 
 
 def tensors(values: Any) -> list[torch.Tensor]:
-    """The tensors in nested lists, tuples and dicts."""
+    """Return the tensors in nested lists, tuples and dicts."""
     return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
 
 
 def source_line(node: fx.Node) -> str:
-    """The innermost line of the user's own code that made ``node``: "unet.py:88 y = self.conv(x)", or ""."""
+    """Return the innermost line of user code that made ``node``: "unet.py:88 y = self.conv(x)", or ""."""
     trace = node.meta.get("stack_trace") or ""
     frames = re.findall(r'File "([^"]+)", line (\d+), in [^\n]*\n\s*([^\n]*)', trace)
     frames = [frame for frame in frames if is_users(frame[0])]  # one may be that of `torch.device` as a context
@@ -81,12 +89,12 @@ def source_line(node: fx.Node) -> str:
 
 
 def is_foreign(node: fx.Node) -> bool:
-    """Whether ``node`` calls an operator that somebody registered with torch: what its schema says may be wrong."""
+    """Return whether ``node`` calls an operator registered by an extension, whose schema may be wrong."""
     return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace not in _TRUSTED
 
 
 def module_path(node: fx.Node) -> str:
-    """The innermost module whose forward made ``node``, or the node it is the backward of: "encoder.0.conv", or ""."""
+    """Return the innermost module whose forward made ``node`` or the node's forward: "encoder.0.conv", or ""."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     if not stack:
         return ""
@@ -95,7 +103,7 @@ def module_path(node: fx.Node) -> str:
 
 
 def made_by(node: fx.Node, phase: str) -> str:
-    """What people call that which ``node`` makes: "encoder.0.conv: convolution", or by line, "add (unet.py:90)"."""
+    """Return the name of ``node``'s result for reports: "encoder.0.conv: convolution", or "add (unet.py:90)"."""
     packet = getattr(node.target, "overloadpacket", None)
     operator = str(packet or node.target).removeprefix("aten.")
     module, where = module_path(node), source_line(node).partition(" ")[0]
@@ -130,7 +138,7 @@ def _lower(
 
 
 class _Lowering:
-    """Numbers buffers, values and ops in the order in which the graphs show them."""
+    """Numbers buffers, values and ops in the order of their appearance in the graphs."""
 
     def __init__(self, repeats: Callable[[fx.Node], bool]) -> None:
         self._repeats = repeats
@@ -151,10 +159,10 @@ class _Lowering:
             elif node.op == "output":
                 self._add_loss(graph, node)
             else:
-                raise CaptureError(f"graph holds a node of kind '{node.op}' ({node.name}), which lmswap cannot place")
+                raise CaptureError(f"graph holds a node of kind '{node.op}' ({node.name}), which lmswap cannot lower")
 
     def buffer(self, tensor: torch.Tensor) -> tuple[int, bool]:
-        """The buffer of a fake tensor, and whether this is its first sight."""
+        """Return the buffer of a fake tensor, and whether it is new."""
         storage = tensor.untyped_storage()
         known = self._storages.get(storage._cdata)
         if known is not None:
@@ -166,7 +174,7 @@ class _Lowering:
         return len(self.nbytes) - 1, True
 
     def beside_the_device(self) -> list[int]:
-        """Buffers of graphs that compute on a GPU that lie on the CPU: masks, positions, states of generators."""
+        """Return the buffers on the CPU if others are on a GPU: masks, positions, RNG states."""
         if set(self._devices) <= {"cpu"}:
             return []
         return [buffer for buffer, device in enumerate(self._devices) if device == "cpu"]
@@ -180,7 +188,7 @@ class _Lowering:
             storage = tensor.untyped_storage()._cdata
             if storage not in given:
                 given.add(storage)
-                self._storages.pop(storage, None)  # a node that torch's own checkpointing repeats has the first's fake
+                self._storages.pop(storage, None)  # torch's checkpointing repeats nodes with the same fake
             buffer, is_new = self.buffer(tensor)
             if is_new:
                 made.append(buffer)
@@ -204,7 +212,7 @@ class _Lowering:
         )
 
     def _add_loss(self, graph: SegmentGraph, output: fx.Node) -> None:
-        """The graph returns: ``output`` stands for what its caller does then."""
+        """Add the op of the caller's code after the forward, linked to the graph's ``output``."""
         if graph.phase == "forward":
             graph.ops.append(output)
             self.ops.append(Op(len(self.ops), "loss", LOSS, source="", reads=(), writes=(), is_repeatable=False))
@@ -234,7 +242,7 @@ class _Lowering:
 def _buffer_kinds(
     graphs: Sequence[SegmentGraph], parameters: Collection[int], lowering: _Lowering
 ) -> dict[int, BufferKind]:
-    """The kind of each buffer; where several hold, the one that outlives the others wins."""
+    """Return the kind of each buffer; of several, the one with the longest lifetime."""
     kinds = dict.fromkeys(range(len(lowering.nbytes)), BufferKind.ACTIVATION)
     for graph in reversed(graphs):
         is_backward = graph.phase == "backward"
@@ -265,7 +273,7 @@ def _outputs(module: fx.GraphModule) -> list[Any]:
 
 
 def _argument_values(node: fx.Node) -> Iterable[Any]:
-    state = state_of(node)  # of the generator: what the op gives depends on it
+    state = state_of(node)  # of the RNG: the op's result depends on it
     inputs = node.all_input_nodes if state is None else [*node.all_input_nodes, state]
     return [argument.meta.get("val") for argument in inputs if not _is_tuple_node(argument)]
 
@@ -275,8 +283,8 @@ def _is_tuple_node(node: fx.Node) -> bool:
 
 
 def _mutated_values(node: fx.Node) -> list[Any]:
-    """Values of the arguments that the operator's schema declares as written in place, or that it may write."""
-    if is_foreign(node):  # nobody checks their schemas
+    """Return the values of arguments that the schema declares as written in place, or that may be written."""
+    if is_foreign(node):  # their schemas are not checked here
         return [leaf.meta.get("val") for leaf in node.all_input_nodes]
     schema = getattr(node.target, "_schema", None)
     if schema is None or not schema.is_mutable:
@@ -294,15 +302,15 @@ def _returns_alias(node: fx.Node) -> bool:
 
 
 def _is_repeatable(node: fx.Node) -> bool:
-    # Graphs can hand tensors on to each other, but no numbers.
+    # Graphs can pass tensors to each other, but no numbers.
     reads_tensors = all(isinstance(argument.meta.get("val"), torch.Tensor) for argument in node.all_input_nodes)
-    draws_anew = is_random(node) and state_of(node) is None
+    is_unseeded = is_random(node) and state_of(node) is None
     is_repeatable = bool(node.meta.get("is_repeatable", True)) and not _chooses_by_thread(node)
-    return not draws_anew and reads_tensors and is_repeatable
+    return not is_unseeded and reads_tensors and is_repeatable
 
 
 def _chooses_by_thread(node: fx.Node) -> bool:
-    """Whether a second run may round otherwise: with its benchmark on, cuDNN tries its kernels in each thread anew.
+    """Return whether recomputation may round differently: cuDNN's benchmark mode selects kernels in each thread.
 
     Backwards run in a thread of autograd's.
     """
@@ -314,7 +322,7 @@ def _chooses_by_thread(node: fx.Node) -> bool:
 _CONVOLUTIONS = (torch.ops.aten.convolution, torch.ops.aten.convolution_backward)
 
 
-# The CPU's attention is missing from torch's table; it multiplies what the CUDA one does.
+# The CPU's attention, missing from torch's table, has the products of the CUDA one.
 _SAME_FLOPS = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: torch.ops.aten._scaled_dot_product_flash_attention,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: (

@@ -1,6 +1,6 @@
-"""What does each op cost and make on this device? Each distinct one is run a few times on made-up tensors.
+"""Measures cost and results of each distinct op on the device, by a few runs on synthetic inputs.
 
-Random state is left as it was found.
+The RNG state is restored.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Measured:
-    seconds: float | None  # None: it was not run, and its time is estimated
+    seconds: float | None  # None: not run, its time is estimated
     pieces: tuple[Piece, ...]
     made: tuple[torch.Tensor, ...] | None  # on the meta device
-    devices: tuple[torch.device, ...] | None  # where they really lie
-    repeats: bool  # was seen to give the same bits again
+    devices: tuple[torch.device, ...] | None  # where the results really are
+    repeats: bool  # whether results were bitwise identical in each run
 
 
 _NOTHING = _Measured(0.0, (), (), (), repeats=True)
 _REFUSED = _Measured(None, (), None, None, repeats=False)
-# Made-up values may never end them; and what they take is a matter of values.
+# Synthetic values may never end them; and their memory depends on values.
 _LOOPS = ("while_loop", "while_loop_stack_output")
 
 
 class OpMeter:
-    """Times ops of any number of programs on one device; each distinct op only once."""
+    """Profiles ops of any number of programs on one device, each distinct op once."""
 
     def __init__(
         self,
@@ -63,17 +63,17 @@ class OpMeter:
         estimate: Callable[[Program], OpCosts],
         note: Callable[[str], None] = _log.info,
     ) -> None:
-        """``note`` takes a sentence for people on an op that could not be timed."""
+        """``meter`` measures the device's memory; ``estimate`` serves ops that cannot be run; ``note`` reports such."""
         self._device, self._meter, self._estimate, self._note = device, meter, estimate, note
         self._known: dict[Any, _Measured] = {}
         self._examples = Examples()
 
     def costs(self, program: Program, graphs: Sequence[SegmentGraph]) -> OpCosts:
-        """Seconds and scratch bytes of each op; where an op refuses made-up inputs its roofline estimate stands in.
+        """Return seconds and scratch bytes of each op; ops that reject synthetic inputs get their roofline estimate.
 
         Raises:
-            CaptureError: an operator does what its schema does not say.
-            DriverError: an operator broke the device for all that follows.
+            CaptureError: an operator does not behave as its schema says.
+            DriverError: an operator broke the device for the whole process.
         """
         nodes = [node for graph in graphs for node in graph.ops]
         estimated = self._estimate(program)
@@ -100,27 +100,27 @@ class OpMeter:
         return OpCosts(tuple(seconds), tuple(map(_scratch_bytes, pieces)), "measured", tuple(pieces))
 
     def made(self, node: fx.Node) -> tuple[torch.Tensor, ...] | None:
-        """The tensors that an op makes, without their memory; None where it refuses made-up inputs."""
+        """Return the tensors that an op makes, without their memory; None if it rejects synthetic inputs."""
         with self._alone():
             return self._measure(node).made
 
     def repeats(self, node: fx.Node) -> bool:
-        """Whether an op gives the same bits again, from another thread too.
+        """Return whether an op's results are bitwise identical in each run, also in other threads.
 
-        A CPU's kernels do. A GPU's may add in any order, and libraries choose among them by thread: what was not seen
-        to repeat its bits is not run again.
+        A CPU's kernels repeat. A GPU's may add in any order, and libraries select kernels by thread: an op that was not
+        seen to repeat is not recomputed.
         """
         if self._device.type == "cpu":
             return True
         schema = getattr(node.target, "_schema", None)
-        if schema is not None and schema.is_mutable:  # it finds other values the next time
+        if schema is not None and schema.is_mutable:  # its second run would read other values
             return False
         with self._alone():
             return self._measure(node).repeats
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Runs ops for real, in the middle of a trace, and leaves nothing of it behind."""
+        """Run ops for real in the middle of a trace, without effects on it."""
         on_gpu = self._device.type == "cuda"
         with (
             _disable_current_modes(),
@@ -149,11 +149,11 @@ class OpMeter:
             except CaptureError:
                 raise
             except torch.OutOfMemoryError:
-                pass  # once more, when what the error holds is gone, and what torch keeps
-            except Exception as error:  # an operator may refuse made-up inputs with any error
+                pass  # retried without what the error holds and torch caches
+            except Exception as error:  # operators may reject synthetic inputs with any error
                 raise_interrupt(error)
                 self._check_device(node, error)
-                _log.info("op %s takes no made-up inputs, its cost is estimated: %s", node.target, error)
+                _log.info("op %s rejects synthetic inputs, its cost is estimated: %s", node.target, error)
                 return _REFUSED
             self._meter.trim()
         return self._too_large(node)
@@ -170,40 +170,40 @@ class OpMeter:
         states = generator_states(self._device) if is_random(node) else None
 
         def run() -> Any:
-            if states is not None:  # draws repeat from the state of the generator
+            if states is not None:  # random ops repeat from the RNG state
                 set_generator_states(states, self._device)
             return target(*args, **kwargs)
 
         trial = try_by_events(run, self._meter, self._device, compared=lambda made: not _is_idle_seed(node, made))
         _check_storages(node, trial.made)
         results = [nbytes for nbytes in _storage_bytes(trial.made) if nbytes > SMALL_BYTES]
-        if trial.scratch_bytes <= SMALL_BYTES and len(results) < 2:  # nothing to be told apart
+        if trial.scratch_bytes <= SMALL_BYTES and len(results) < 2:  # a single allocation
             return _measured(trial, None)
         return _measured(trial, take_apart(lambda: tensors(run()), tensors((args, kwargs)), self._device))
 
     def _too_large(self, node: fx.Node) -> _Measured:
         nbytes = sum(_storage_bytes(tensors(node.meta.get("val"))))
         self._note(
-            f"op '{node.name}' ({source_line(node)}) did not fit on the device when it was to be timed: its time is "
-            f"estimated, and for its scratch memory counts as much as it makes, {format_bytes(nbytes)}"
+            f"op '{node.name}' ({source_line(node)}) did not fit on the device for timing: its time is "
+            f"estimated, and its scratch memory assumed to be that of its results, {format_bytes(nbytes)}"
         )
         return _Measured(None, (Piece(nbytes),), None, None, repeats=False)
 
     def _check_device(self, node: fx.Node, error: Exception) -> None:
-        """Raises if the device is lost: then all that comes would fail, wherever it stands."""
+        """Raise DriverError if the device is lost: then every later call would fail."""
         try:
             self._meter.synchronize()
         except RuntimeError as lost:
             reason = str(error).splitlines()[0]
             raise DriverError(
-                f"op '{node.name}' ({source_line(node)}) broke the device when it was timed on made-up inputs, and "
-                f"this process cannot use it any more: {reason}. Please report the op, {node.target}; "
+                f"op '{node.name}' ({source_line(node)}) broke the device when timed on synthetic inputs, and "
+                f"this process cannot use the device any more: {reason}. Please report the op, {node.target}; "
                 'lmswap.enable(model, compiler="eager") times none'
             ) from lost
 
 
 def _measured(trial: Trial, pieces: tuple[Piece, ...] | None) -> _Measured:
-    if pieces is None:  # nobody looked
+    if pieces is None:  # not traced
         pieces = (Piece(trial.scratch_bytes),)
     made = tuple(map(_outline, trial.made))
     devices = tuple(tensor.device for tensor in trial.made)
@@ -211,7 +211,7 @@ def _measured(trial: Trial, pieces: tuple[Piece, ...] | None) -> _Measured:
 
 
 def _check_storages(node: fx.Node, made: Iterable[torch.Tensor]) -> None:
-    """Raises CaptureError for a quantized tensor or the like, which torch 2.13 may trace as one of plain numbers."""
+    """Raise CaptureError for quantized tensors and the like, which torch 2.13 may trace as plain ones."""
     other = next((tensor for tensor in made if not has_plain_storage(tensor.resolve_conj().resolve_neg())), None)
     if other is not None:
         raise CaptureError(
@@ -229,7 +229,7 @@ def _storage_bytes(values: Iterable[torch.Tensor]) -> list[int]:
 
 
 def _is_idle_seed(node: fx.Node, made: torch.Tensor) -> bool:
-    """Whether ``made`` may be the seed of draws that ``node`` does not make in this call: nobody writes it then."""
+    """Return whether ``made`` may be the seed of a random op that is not random in this call: it stays unwritten."""
     may_draw = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
     return may_draw and not is_random(node) and not made.is_floating_point()
 
@@ -243,7 +243,7 @@ def _outline(tensor: torch.Tensor) -> torch.Tensor:
 def _signature(node: fx.Node) -> Any:
     def describe(leaf: Any) -> Any:
         value = value_of(leaf) if isinstance(leaf, fx.Node) else leaf
-        if isinstance(value, fx.GraphModule):  # that a higher-order op runs
+        if isinstance(value, fx.GraphModule):  # of a higher-order op
             return tuple(map(_signature, value.graph.nodes))
         if isinstance(value, torch.Tensor):
             return (value.dtype, tuple(value.shape), tuple(value.stride()), value.storage_offset(), str(value.device))

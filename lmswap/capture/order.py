@@ -1,8 +1,8 @@
-"""How do swap ops keep their place among the kernels that Inductor makes, and did they?
+"""Keeps swap ops in place among the kernels that Inductor generates, and checks the generated code.
 
-Its scheduler fuses and reorders whatever has no data dependency, and copies have none on the kernels that they overlap
-with. So the calls that it cannot fuse (swap ops, matrix products, convolutions, fallback operators) are chained before
-it begins, and the code that it generated is read again when it is done.
+Inductor's scheduler fuses and reorders whatever has no data dependency, and transfers have none on the kernels that
+they overlap. So the calls that it cannot fuse (swap ops, matrix products, convolutions, fallback operators) are chained
+before scheduling, and the order in the generated code is checked afterwards.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _SWAP_OPS = {op: op.overloadpacket.__name__ for op in (ops.out_start, ops.out_do
 
 
 def chain_calls(nodes: list[BaseSchedulerNode]) -> list[BaseSchedulerNode]:
-    """Makes each call wait for the one before it, and each release for the kernels that read what it releases.
+    """Make each call depend on the previous one, and each release on the kernels that read what it releases.
 
     Args:
-        nodes: of Inductor's scheduler before it fuses, in the order of the graph; edited in place.
+        nodes: of Inductor's scheduler before fusion, in the order of the graph; edited in place.
     """
     last: BaseSchedulerNode | None = None
     readers: dict[str, list[BaseSchedulerNode]] = {}
@@ -48,13 +48,13 @@ def chain_calls(nodes: list[BaseSchedulerNode]) -> list[BaseSchedulerNode]:
 
 
 def check_order(graph: fx.Graph, code: str) -> None:
-    """Compares the order of calls in ``code`` with that of the nodes in ``graph``, which it was generated from.
+    """Compare the order of calls in ``code`` with that of the nodes in ``graph``, from which it was generated.
 
     Raises:
-        CaptureError: a swap op runs elsewhere between the landmarks, or not at all.
+        CaptureError: a swap op is missing, or not at its place among the calls that both have.
     """
     planned, generated = list(_planned(graph)), list(_generated(code))
-    # A kind of call that the code has more or less often than the graph was fused or split: no landmark.
+    # Calls that differ in number between code and graph were fused or split, and are not compared.
     in_plan, in_code = Counter(name for name, _ in planned), Counter(name for name, _ in generated)
     swaps = set(_SWAP_OPS.values())
     landmarks = swaps | {name for name, count in in_code.items() if in_plan[name] == count}
@@ -64,21 +64,21 @@ def check_order(graph: fx.Graph, code: str) -> None:
         want, have = (str(e[position]) if position < len(e) else "the end" for e in (expected, found))
         if want != have:
             raise CaptureError(
-                f"Inductor moved a swap away from its place: the plan has {want} where the generated code has {have}; "
+                f"Inductor reordered a swap: the plan has {want} where the generated code has {have}; "
                 'use compiler="fx", and torch._inductor.config options that reorder graphs as they are by default'
             )
 
 
 def _wait(node: BaseSchedulerNode, earlier: BaseSchedulerNode) -> None:
-    # Fake: it orders, but does not lengthen the life of what ``earlier`` made.
+    # Fake: it orders, but does not extend the lifetime of ``earlier``'s result.
     node.add_fake_dep(WeakDep(next(iter(earlier.get_buffer_names())), mutating_buf=node.get_name(), is_fake=True))
 
 
 def _planned(graph: fx.Graph) -> Iterator[_Event]:
     for node in graph.nodes:
         if node.target in _SWAP_OPS:
-            start: Any = node if len(node.args) > 3 else node.args[0]  # a done names its start
-            yield _SWAP_OPS[node.target], start.args[2] if start.args else None  # started in a part before
+            start: Any = node if len(node.args) > 3 else node.args[0]  # a wait's first argument is its start
+            yield _SWAP_OPS[node.target], start.args[2] if start.args else None  # started in an earlier part
         elif hasattr(node.target, "overloadpacket"):
             yield node.target.overloadpacket.__name__, None
 
@@ -106,7 +106,7 @@ def _generated(code: str) -> Iterator[_Event]:
 
 
 def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """In the order in which they run. On a GPU, Inductor puts them all into `with torch.cuda._DeviceGuard(0):`."""
+    """Yield statements in execution order. On a GPU, Inductor puts all into `with torch.cuda._DeviceGuard(0):`."""
     for statement in body:
         if isinstance(statement, ast.With):
             yield from _statements(statement.body)

@@ -1,7 +1,7 @@
-"""Which pieces of memory does an op take, and which of its results lies in which? Asked of torch's allocator on a GPU.
+"""Traces the allocations of one op in torch's CUDA caching allocator, and which of its results each one holds.
 
-Where several of one size are free, the allocator takes the lowest, so that the order in which an op asks decides what
-lies where: a result, which is there for long, or scratch, which is there for the op only. One run of it is watched.
+Of free blocks of one size the allocator returns the lowest, so the order of an op's allocations determines the offsets
+of its results, with long lifetimes, and of its scratch memory. One run of the op is traced.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _MOST_EVENTS = 10_000  # of one op; the most seen are 40, in the backward of an 
 def take_apart(
     run: Callable[[], list[Tensor]], given: Iterable[Tensor], device: torch.device
 ) -> tuple[Piece, ...] | None:
-    """What ``run``, which is ``given`` tensors and makes others, takes; equal pieces from the lowest address up.
+    """Return the allocations of ``run``, which takes ``given`` tensors; those of equal size from the lowest address up.
 
-    None while somebody else records the allocator's history, which is one for all.
+    None if the allocator's history, one for the whole process, is being recorded by others.
     """
     if torch._C._cuda_isHistoryEnabled():
         return None
@@ -42,7 +42,7 @@ def take_apart(
 
 
 def _addresses(made: Iterable[Tensor], given: Iterable[Tensor]) -> dict[int, int]:
-    """Of storages that were not ``given``: by address, which of them it is."""
+    """Return, for storages that were not ``given``, their numbers by address."""
     old = {tensor.untyped_storage()._cdata for tensor in given}
     storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().data_ptr() for tensor in made}
     new = [address for storage, address in storages.items() if storage not in old]
@@ -50,7 +50,7 @@ def _addresses(made: Iterable[Tensor], given: Iterable[Tensor]) -> dict[int, int
 
 
 def _pieces(events: Iterable[dict[str, Any]], results: Mapping[int, int]) -> Iterator[Piece]:
-    """Of each size as many as are there at once."""
+    """Yield, for each size, as many pieces as are allocated at once."""
     pieces: dict[int, list[Piece]] = defaultdict(list)
     free: dict[int, set[int]] = defaultdict(set)
     held: dict[int, tuple[int, int]] = {}  # by address

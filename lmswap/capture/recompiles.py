@@ -1,4 +1,4 @@
-"""When does torch trace a model anew? For other shapes, for train and eval, and for all else that its code has read."""
+"""Settings, limits and reports of traces: torch traces a model for each shape, mode, and value read by its code."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from lmswap.capture.interrupts import chained, interrupt_in
 from lmswap.capture.whole import AS_CALLED
 from lmswap.errors import LmswapError
 
-# Graphs per model (shapes × train/eval × graph breaks) before torch stops compiling it; as many steps that save
-# different tensors get a plan each.
+# Graphs per model (shapes × train/eval × graph breaks) before torch stops compiling it; also the limit of plans for
+# steps that save different tensors.
 MAX_GRAPHS = 64
 # Settings of Dynamo under which an enabled model is called.
 TRACING = {
     "recompile_limit": MAX_GRAPHS,
     "fail_on_recompile_limit_hit": True,
-    # Hooks of modules that come and go are looked at in each call, as torch does without a trace.
+    # Modules' hooks are checked in each call, as by torch without a trace.
     "skip_nnmodule_hook_guards": False,
-    # A number that the code reads is a constant of the trace, with the bits that it has there: another one is traced
-    # anew, where torch would make a tensor of it.
+    # A number read by the code is a constant of the trace, with its bits: another value is traced separately, where
+    # torch would make a tensor of it.
     "specialize_float": True,
-    # It would cut the model where DistributedDataParallel's buckets end, and each piece would be planned, and its
-    # gradients summed, by itself; of buckets smaller than 1 MiB it makes an error.
+    # It would split the model where DistributedDataParallel's buckets end; each part would be planned, and its
+    # gradients accumulated, separately. Buckets below 1 MiB raise an error.
     "optimize_ddp": False,
     **AS_CALLED,
 }
-# What torch sets in each call of a function that was compiled with dynamic=False, and does not set back where a signal
-# comes between (2.11 to 2.13): what is compiled without lmswap would be traced for each size from then on.
+# Set by torch in each call of a function compiled with dynamic=False, and not restored after a signal in between (2.11
+# to 2.13): code compiled without lmswap would then be traced for each size.
 _SET_BY_TORCH = ("automatic_dynamic_shapes", "assume_static_by_default")
 _MANY = 5  # a batch, a last one that is smaller, and the same of a second data set are four
 _COSTS = "Each is traced and planned by itself, which takes seconds and some memory"
@@ -52,10 +52,10 @@ def _untimed(*_: Any) -> float:
 
 @contextmanager
 def tracing_settings() -> Iterator[None]:
-    """Sets `TRACING` meanwhile; `torch._dynamo.config.patch` would make a class of its own in each call.
+    """Set `TRACING` for the duration; `torch._dynamo.config.patch` would create a class in each call.
 
-    Nor are guards timed: to log how long they take torch (2.11 to 2.13) empties the CPU's caches after each trace,
-    which takes 31 ms and, of the budget, 32 MiB.
+    Guards are not timed: to log their times torch (2.11 to 2.13) flushes the CPU's caches after each trace, which takes
+    31 ms and, of the budget, 32 MiB.
     """
     config = torch._dynamo.config
     before = {name: getattr(config, name) for name in (*TRACING, *_SET_BY_TORCH)}
@@ -73,7 +73,7 @@ def tracing_settings() -> Iterator[None]:
 
 
 class TraceFailed(Exception):
-    """Torch could not trace the model's code, or that raised while it was traced; ``error`` is what torch raised."""
+    """torch could not trace the model's code, or the code raised during the trace; ``error`` is what torch raised."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -81,13 +81,13 @@ class TraceFailed(Exception):
 
 
 class Recompiles:
-    """How often one model was traced to be trained, and for what."""
+    """Counts the traces of one model for training, by cause."""
 
     def __init__(self, model: str) -> None:
         self._model, self._count, self._shapes = model, 0, set[Hashable]()
 
     def add(self, shapes: Hashable) -> str | None:
-        """Takes note of a trace for inputs of ``shapes``; what is to be said when there are many of one kind."""
+        """Count a trace for inputs of ``shapes``; return the warning once there are many of one kind."""
         num_known, self._shapes = len(self._shapes), self._shapes | {shapes}
         if len(self._shapes) > num_known:
             return self._many_shapes() if len(self._shapes) == _MANY else None
@@ -97,7 +97,7 @@ class Recompiles:
     def _many_shapes(self) -> str:
         return (
             f"{self._model} has been trained with inputs of {_MANY} different shapes. {_COSTS}: pad batches to a few "
-            "lengths, and leave out a last batch that is smaller (drop_last=True)"
+            "lengths, and drop a smaller last batch (drop_last=True)"
         )
 
     def _many_numbers(self) -> str:
@@ -109,9 +109,9 @@ class Recompiles:
 
 
 def too_many() -> str:
-    """Why a model is not traced any more."""
+    """Return why a model is not traced any more."""
     return (
-        f"it was traced {MAX_GRAPHS} times, which is as often as it may be; {_why()}: make a number that changes from "
+        f"it was traced {MAX_GRAPHS} times, the limit; {_why()}: make a number that changes from "
         "step to step a tensor, and pad inputs to a few shapes"
     )
 
@@ -121,32 +121,32 @@ def _why() -> str:
     if not reasons:
         return "TORCH_LOGS=recompiles shows why"
     condition, *_ = re.sub(r"^\d+/\d+: ", "", reasons[-1].splitlines()[0]).split("  #")
-    return f"of the last trace, '{condition.strip()}' did not hold any more"
+    return f"the last trace was needed since '{condition.strip()}' did not hold any more"
 
 
 class CompiledCall:
-    """What `nn.Module.compile` makes, but also for modules of torch itself (nn.Sequential), which Dynamo passes by.
+    """Like `nn.Module.compile`, but also for modules of torch itself (nn.Sequential), which Dynamo skips.
 
-    It is to be called under `tracing_settings`.
+    To be called under `tracing_settings`.
     """
 
     def __init__(self, model: nn.Module, backend: Callable[..., Any]) -> None:
         call: Callable[..., Any] = model._call_impl
-        # As `torch.compile` asks; of another callable that stands for a method, such as a partial, torch finds no file.
+        # As `torch.compile` does; for other callables in place of the method, such as a partial, torch finds no file.
         is_method = isinstance(model.forward, MethodType)
         self._call = wrap_inline(call) if is_method and trace_rules.check(model.forward) else call
         self._backend, self._num_made = backend, 0
         self._make()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's outputs, by its graphs.
+        """Return the model's outputs, computed by its graphs.
 
         Raises:
-            TraceFailed: torch failed to trace the code, or the code raised while it was traced.
+            TraceFailed: torch failed to trace the code, or the code raised during the trace.
         """
         num_traced = _num_traced()
-        # Guards of a trace that failed are garbage in cycles, and when they are collected they put back what *they*
-        # found: where a jvp fails to be traced, torch 2.13 leaves the thread without autograd. Seen before they are.
+        # Guards of a failed trace are garbage in cycles, and when collected restore the state that they found: after a
+        # failed trace of a jvp, torch 2.13 leaves the thread without autograd.
         with _keeping_dispatch_keys():
             try:
                 return self._compiled(*args, **kwargs)
@@ -154,8 +154,8 @@ class CompiledCall:
                 if _num_traced() == num_traced:
                     raise
                 if not _is_of_trace(error):
-                    # Torch had given up on tracing the code that raised, and would not look again at it, though it has
-                    # traces of it that serve. Unless it was a signal's handler, which torch tries to trace, too.
+                    # torch has given up on tracing the code that raised, and would not use its existing traces again.
+                    # Except after a signal handler, which torch tries to trace, too.
                     if self._num_made < MAX_GRAPHS and interrupt_in(error) is None:
                         self._make()
                     raise
@@ -173,7 +173,7 @@ class CompiledCall:
 
 
 def _keeping_dispatch_keys() -> AbstractContextManager[None]:
-    """Leaves the dispatcher's keys of this thread as they are now."""
+    """Restore this thread's dispatch keys at exit."""
     guard: Any = torch._C._ForceDispatchKeyGuard
     keys: AbstractContextManager[None] = guard(
         torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
@@ -182,7 +182,7 @@ def _keeping_dispatch_keys() -> AbstractContextManager[None]:
 
 
 def _is_of_trace(error: BaseException) -> bool:
-    """Whether torch was tracing where it was raised, and not running code."""
+    """Return whether torch was tracing where it was raised, not running code."""
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     return isinstance(error, TorchDynamoException) or any(
         frame.f_code.co_filename == convert_frame.__file__ for frame in frames
@@ -190,24 +190,24 @@ def _is_of_trace(error: BaseException) -> bool:
 
 
 def _as_raised(error: BaseException) -> BaseException:
-    """What the caller of a model gets for ``error``, which a trace of it raised."""
+    """Return what the model's caller gets for ``error``, raised during a trace."""
     if (interrupt := interrupt_in(error)) is not None:
         return interrupt
     inner = getattr(error, "inner_exception", None)
     if isinstance(inner, LmswapError):
         inner.__suppress_context__ = True
-        return inner.with_traceback(None)  # of frames in torch's compiler there is a page
+        return inner.with_traceback(None)  # without a page of frames in torch's compiler
     is_final = isinstance(error, (BackendCompilerFailed, FailOnRecompileLimitHit, LmswapError))
     return error if is_final or not isinstance(error, Exception) else TraceFailed(error)
 
 
 def _num_traced() -> int:
-    """How many frames torch has traced in this process, or tried to."""
+    """Return the number of frames that torch has traced in this process, or tried to."""
     return int(counters["frames"]["total"])
 
 
 def _recompile_arguments() -> dict[str, Any]:
-    """Asks torch to keep this model's graphs apart from those of other models of its class, where it can (2.13)."""
+    """Return arguments that keep this model's graphs apart from those of other models of its class, for torch 2.13."""
     known = inspect.signature(torch.compile).parameters
     wanted = {"isolate_recompiles": True, "recompile_limit": MAX_GRAPHS}
     return {name: value for name, value in wanted.items() if name in known}

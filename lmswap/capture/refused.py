@@ -1,4 +1,4 @@
-"""What may a region not hold, or not without a word, though Dynamo captures it? What its graph does otherwise."""
+"""Regions that Dynamo captures but whose graphs behave differently: refused, or noted in the report."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch.autograd import forward_ad
 
 from lmswap.errors import CaptureError
 
-# Torch 2.13 takes them into its graphs, and then cannot tell forward from backward ("Node … was invalid, but is
-# output"), or finds no event when a graph that was compiled again runs.
+# torch 2.13 accepts these in graphs, but then cannot separate forward from backward ("Node … was invalid, but is
+# output"), or finds no event when a graph that was compiled twice runs.
 _STREAMS = (torch.Stream, torch.Event)
 _NUMPY = tuple(
     getattr(utils, name)
@@ -20,35 +20,35 @@ _NUMPY = tuple(
     if hasattr(utils, name)
 )
 FLEX_ATTENTION = (
-    "flex_attention runs in these graphs as plain torch runs it where nobody compiles it: with a matrix of all scores; "
-    "where your own code compiles it, that takes less time and memory and rounds otherwise, and so does lmswap with "
+    "flex_attention runs in these graphs as in plain torch without torch.compile: with a matrix of all scores; "
+    "compiled by your own code it takes less time and memory and rounds differently, and so it does with "
     'compiler="inductor"'
 )
 
 
 def refuse_streams(region: fx.GraphModule) -> None:
-    """Raises CaptureError if Dynamo's graph of a region names CUDA streams or events: graphs keep no order of them."""
+    """Raise CaptureError if Dynamo's graph of a region uses CUDA streams or events: graphs do not keep their order."""
     if any(_names_stream(node) for node in _nodes(region)):
         raise CaptureError(
-            "the model's code names CUDA streams or events: graphs keep no order between streams, saved-tensor hooks "
+            "the model's code uses CUDA streams or events: graphs keep no order between streams, saved-tensor hooks "
             'do; with compiler="eager" they serve the model from the first call on'
         )
 
 
 def refuse_numpy(region: fx.GraphModule) -> None:
-    """Raises CaptureError if torch would compute in NumPy's place: other bits, and other random numbers."""
+    """Raise CaptureError if torch would replace NumPy: with other rounding, and other random numbers."""
     if any(isinstance(node.target, _NUMPY) for node in _nodes(region)):
-        raise CaptureError("the model's code computes with NumPy, in whose place a graph would take torch")
+        raise CaptureError("the model's code computes with NumPy, which a graph would replace by torch")
 
 
 def refuse_forward_mode() -> None:
-    """Raise CaptureError where code runs under forward-mode AD: what torch calls a graph by has no formula for it."""
+    """Raise CaptureError under forward-mode AD: torch has no forward-mode formula for calls of graphs."""
     if forward_ad._current_level >= 0:
-        raise CaptureError("the model's code computes forward-mode derivatives of it (torch.autograd.forward_ad)")
+        raise CaptureError("the model's code runs under forward-mode AD (torch.autograd.forward_ad)")
 
 
 def has_flex_attention(region: fx.GraphModule) -> bool:
-    """Whether Dynamo's graph of a region holds it as one op, which only Inductor computes without a matrix."""
+    """Return whether Dynamo's graph of a region has it as one op, which only Inductor computes without a matrix."""
     return any(node.target is torch.ops.higher_order.flex_attention for node in _nodes(region))
 
 

@@ -1,4 +1,4 @@
-"""What do people call the values that a graph gives its caller, and what went into them? For verification's errors."""
+"""Names of the results of a graph, and of the moved buffers that they depend on, for verification's errors."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _MOST_NAMED = 4
 
 
 def input_names(region: fx.Graph) -> tuple[str, ...]:
-    """The inputs of a graph that Dynamo captured: "encoder.0.weight" for what is the model's, else the argument."""
+    """Return the names of a captured graph's inputs: "encoder.0.weight" for the model's own, else the argument's."""
     return tuple(_input_name(node) for node in region.find_nodes(op="placeholder"))
 
 
 def results(
     graph: SegmentGraph, inputs: Sequence[str], moved: Collection[int], names: Sequence[str]
 ) -> tuple[Result, ...]:
-    """The results of ``graph`` that its caller sees.
+    """Return the results of ``graph`` that its caller gets.
 
     Args:
-        graph: as lowered, before any swap is put in.
+        graph: as lowered, before swaps are inserted.
         inputs: names of the region's inputs.
-        moved: the buffers that a plan swaps or makes again.
+        moved: the buffers that a plan swaps or recomputes.
         names: of all buffers.
     """
     (output,) = graph.module.graph.find_nodes(op="output")
@@ -57,7 +57,7 @@ def _result(
 
 
 def _maker(node: Any, buffer_of: Mapping[fx.Node, int]) -> Any:
-    """The op that made the memory that ``node`` shows: a gradient is often the transpose of a product."""
+    """Return the op that made the memory of ``node``: a gradient is often the transpose of a product."""
     while isinstance(node, fx.Node) and node.op == "call_function":
         shown = next((given for given in node.all_input_nodes if buffer_of.get(given) == buffer_of.get(node)), None)
         if shown is None or node not in buffer_of:
@@ -67,7 +67,7 @@ def _maker(node: Any, buffer_of: Mapping[fx.Node, int]) -> Any:
 
 
 def _nearest(node: fx.Node, buffers: Mapping[fx.Node, str]) -> tuple[str, ...]:
-    """Names of moved buffers from which ``node`` was computed, the nearest first."""
+    """Return the names of moved buffers from which ``node`` was computed, the nearest first."""
     found: dict[str, None] = {}
     seen, queue = {node}, deque([node])
     while queue and len(found) < _MOST_NAMED:

@@ -1,8 +1,8 @@
-"""What do a graph's tensors look like where torch traced something else?
+"""Corrects the metadata of a graph's fake tensors where torch traced something else than its operators return.
 
-Swapped bytes come back as a tensor of the strides and dtype that the graph knows, so these have to be the real ones.
-Torch's trace guesses them for some operators; where it can be wrong they are looked up (`Made`), and all that is read
-from there is traced again.
+Swapped bytes are restored as a tensor with the strides and dtype of the graph, so these must be the real ones. torch's
+trace guesses them for some operators; where it may be wrong the real ones are measured (`Made`), and everything that
+depends on them is traced again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from lmswap.capture.lower import source_line, tensors
 from lmswap.errors import CaptureError
 
-# What the tensors that an operator makes on the device really are, or None where it could not be found out.
+# Returns the tensors that an operator really makes on the device, or None where that is unknown.
 Made = Callable[[fx.Node], Sequence[torch.Tensor] | None]
 # Seen: with bfloat16 weights on the CPU, torch traces bags for an index that the kernel leaves empty.
 _MISTRACED = (torch.ops.aten._embedding_bag, torch.ops.aten._embedding_bag_forward_only)
@@ -26,10 +26,10 @@ _PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.bmm.default, torch.ops.at
 
 
 def retrace(graph: fx.Graph, changed: Collection[fx.Node], made: Made) -> None:
-    """Corrects the fake tensors in ``meta["val"]`` from the ``changed`` nodes on, and where operators may differ.
+    """Correct the fake tensors in ``meta["val"]`` from the ``changed`` nodes on, and where operators may differ.
 
     Raises:
-        CaptureError: an operator cannot read the tensors that it will really be given, so the graph would not run.
+        CaptureError: an operator rejects the strides that its inputs really have, so that the graph could not run.
     """
     seen, corrected = set(changed), set[fx.Node]()
     for node in graph.nodes:
@@ -44,19 +44,19 @@ def retrace(graph: fx.Graph, changed: Collection[fx.Node], made: Made) -> None:
         found = made(node)
         if found is None and reads_corrected:
             where = f"op '{node.name}' ({source_line(node)})"
-            raise CaptureError(f"{where} refuses the strides that its inputs really have: torch traced others")
+            raise CaptureError(f"{where} rejects the strides that its inputs really have: torch traced others")
         if found is not None and _correct(node, found):
             seen.add(node)
             corrected.add(node)
 
 
 def may_differ(node: fx.Node) -> bool:
-    """Whether torch's trace of ``node`` may be otherwise than what its operator makes.
+    """Return whether torch's trace of ``node`` may differ from what its operator makes.
 
-    Seen on CPUs: where an input is not contiguous, other strides (max_unpool2d; gradients of batch norm, log_softmax
-    and padding), also of sides of length 1 (views), by which a convolution chooses its layout; where an input is a part
-    of its storage, a result that is such a part of its own (copy: AOTAutograd of torch 2.13 traces a whole one); where
-    norms of bfloat16 have weights of float32, results of float32.
+    Seen on CPUs: with a non-contiguous input, other strides (max_unpool2d; gradients of batch norm, log_softmax and
+    padding), also of dimensions of size 1 (views), by which a convolution selects its layout; with an input that is a
+    part of its storage, a result that is such a part of its own (copy: AOTAutograd of torch 2.13 traces a whole one);
+    with norms of bfloat16 and weights of float32, results of float32.
     """
     if not isinstance(node.target, torch._ops.OpOverload) or node.target in _PRODUCTS:
         return False
@@ -67,13 +67,13 @@ def may_differ(node: fx.Node) -> bool:
         return True
     if all(map(_is_whole, inputs)):
         return False
-    # Views and pointwise operators derive their strides by the same rules in a trace, but for sides of length 1.
+    # Traces of views and pointwise operators derive strides by the same rules, except for dimensions of size 1.
     is_ruled = node.target.is_view or torch.Tag.pointwise in node.target.tags
     return not is_ruled or any(1 in value.shape for value in tensors(node.meta.get("val")))
 
 
 def _trace(node: fx.Node) -> bool:
-    """Runs ``node`` on its inputs' fakes; whether its own are others now, or views of others."""
+    """Run ``node`` on its inputs' fakes; return whether its own changed, or are views of other ones."""
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda given: given.meta["val"])
     target: Callable[..., Any] = node.target  # type: ignore[assignment]
     with tensors((args, kwargs))[0].fake_mode:  # type: ignore[attr-defined]
@@ -85,8 +85,8 @@ def _trace(node: fx.Node) -> bool:
 
 
 def _correct(node: fx.Node, made: Sequence[torch.Tensor]) -> bool:
-    """Gives ``node`` fakes that look as what was ``made``; whether they differ from those that it had."""
-    traced = tensors(node.meta.get("val"))  # none of an operator that returns nothing
+    """Set ``node``'s fakes to the metadata of ``made``; return whether they differed."""
+    traced = tensors(node.meta.get("val"))  # empty if an operator returns nothing
     is_view = _is_view(node, node.meta.get("val"))
     if len(made) != len(traced) or not any(map(_looks_otherwise if is_view else _lies_otherwise, made, traced)):
         return False
@@ -106,20 +106,20 @@ def _correct(node: fx.Node, made: Sequence[torch.Tensor]) -> bool:
 
 
 def _is_view(node: fx.Node, value: Any) -> bool:
-    """Whether ``value`` lies in the memory of what ``node`` is given."""
+    """Return whether ``value`` shares the memory of an input of ``node``."""
     given = [tensor for other in node.all_input_nodes for tensor in tensors(other.meta["val"])]
     storages = {tensor.untyped_storage()._cdata for tensor in given}
     return any(tensor.untyped_storage()._cdata in storages for tensor in tensors(value))
 
 
 def _is_whole(value: torch.Tensor) -> bool:
-    """Whether ``value`` is contiguous and all of its storage."""
+    """Return whether ``value`` is contiguous and covers its storage."""
     is_all = value.untyped_storage().nbytes() == value.numel() * value.element_size()
     return is_all and value.stride() == make_contiguous_strides_for(value.shape)
 
 
 def _lies_otherwise(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether they look otherwise, or are other parts of their storages."""
+    """Return whether the two differ in metadata, or in offset or size of their storages."""
     parts = [(tensor.storage_offset(), tensor.untyped_storage().nbytes()) for tensor in (one, other)]
     return _looks_otherwise(one, other) or parts[0] != parts[1]
 

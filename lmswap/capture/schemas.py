@@ -1,9 +1,9 @@
-"""Checks operators that others registered with torch against their schemas, by running them.
+"""Checks operators registered by extensions against their schemas, by running them.
 
-Where memory is written or shared otherwise than a graph says, bytes would be copied out before they are what plain
-torch's backward reads, or one buffer would be taken for two. Where an operator changes the size of a storage, or gives
-a tensor another one, no graph says how much memory its buffers occupy: torch's own `inductor::resize_storage_bytes_`
-does, which Dynamo traces for ``x.untyped_storage().resize_(0)``.
+Where memory is written or shared otherwise than a graph says, bytes would be swapped out before they are what eager
+torch's backward reads, or one buffer would be taken for two. Where an operator resizes or replaces a storage, the size
+of its buffers is in no graph: torch's own `inductor::resize_storage_bytes_` does so, which Dynamo traces for
+``x.untyped_storage().resize_(0)``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _USE_HOOKS = 'saved-tensor hooks serve a model that moves its own memory: compil
 
 
 def check_schema(node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Runs the operator of ``node`` once on ``args`` and ``kwargs``.
+    """Run the operator of ``node`` once on ``args`` and ``kwargs``.
 
     Raises:
         CaptureError: it resizes or replaces the storage of an argument, writes what its schema calls read-only, or
@@ -38,7 +38,7 @@ def check_schema(node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     before = [(argument, tensor, tensor.clone()) for argument, tensor in given if not _writes(argument)]
     made = tensors(target(*args, **kwargs))
     for (argument, tensor), storage, nbytes in zip(given, storages, sizes, strict=True):
-        _check_storage(node, argument.name, tensor, storage, nbytes)  # first: of freed memory no byte can be compared
+        _check_storage(node, argument.name, tensor, storage, nbytes)  # first: freed memory cannot be compared
     for argument, tensor, kept in before:
         if not torch.equal(element_bytes(tensor), element_bytes(kept)):
             _refuse(node, f"writes its argument '{argument.name}', which its schema calls read-only", _ANNOTATE)
@@ -49,7 +49,7 @@ def check_schema(node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 
 def _check_storage(node: fx.Node, name: str, tensor: torch.Tensor, storage: torch.UntypedStorage, nbytes: int) -> None:
-    """Refuses ``node`` if the argument ``name`` does not lie in ``storage``, of ``nbytes``, as it did before."""
+    """Refuse ``node`` if the argument ``name`` is no longer in ``storage`` of ``nbytes``."""
     found = tensor.untyped_storage()
     if found._cdata != storage._cdata:
         _refuse(node, f"replaces the storage of its argument '{name}'", _USE_HOOKS)

@@ -1,8 +1,8 @@
-"""Torch has left sizes of a region open: how is each shape still captured, and planned, by itself?
+"""Specializes a region with dynamic sizes to each shape, so that each is captured and planned separately.
 
-`torch.compile` does so unless it is told ``dynamic=False``: where an input comes in a second size, as the last batch of
-an epoch does, it traces one graph for all sizes. A byte budget needs numbers. So that graph is copied for the sizes of
-each call, with numbers in the place of what was open.
+Without ``dynamic=False``, `torch.compile` traces one graph for all sizes when an input has a second size, as in the
+last batch of an epoch. A byte budget needs numbers, so that graph is copied for the sizes of each call, with numbers in
+place of symbols.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Compile = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
 
 def has_open_sizes(region: fx.GraphModule) -> bool:
-    """Whether Dynamo's graph of a region takes sizes, beside tensors, that may be others in the next call."""
+    """Return whether Dynamo's graph of a region takes sizes, besides tensors, that may change in the next call."""
     return any(isinstance(node.meta.get("example_value"), _OPEN) for node in region.graph.find_nodes(op="placeholder"))
 
 
 def by_shape(region: fx.GraphModule, compile_fixed: Compile) -> Callable[..., Any]:
-    """What runs ``region`` through a graph for each kind of arguments; ``compile_fixed`` makes it from fake ones."""
+    """Return a function that runs ``region`` by one graph per kind of arguments, each made by ``compile_fixed``."""
     known: dict[Hashable, Callable[..., Any]] = {}
 
     def run(*arguments: Any) -> Any:
@@ -41,8 +41,8 @@ def by_shape(region: fx.GraphModule, compile_fixed: Compile) -> Callable[..., An
 
 
 def _kind(arguments: Sequence[Any]) -> Hashable:
-    """What a graph depends on beside what Dynamo's guards look at: sizes, and who shares memory with whom."""
-    first: dict[int, int] = {}  # by tensor and by storage: the place of its first argument
+    """Return what a graph depends on besides Dynamo's guards: sizes, and which arguments share memory."""
+    first: dict[int, int] = {}  # by tensor and by storage: the position of its first argument
     return tuple(
         (
             argument.shape,
@@ -69,7 +69,7 @@ def _compile(region: fx.GraphModule, arguments: Sequence[Any], compile_fixed: Co
 def _with_sizes(
     region: fx.GraphModule, arguments: Sequence[Any], fake_mode: FakeTensorMode
 ) -> tuple[fx.GraphModule, list[int]]:
-    """A copy of ``region`` for the sizes of ``arguments``, and the places of those that it still takes: tensors."""
+    """Return a copy of ``region`` for the sizes of ``arguments``, and the positions of the tensors among them."""
     fixed, places = copy.deepcopy(region), []
     inputs = fixed.graph.find_nodes(op="placeholder")
     for place, (node, argument) in enumerate(zip(inputs, arguments, strict=True)):

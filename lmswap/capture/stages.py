@@ -1,9 +1,9 @@
-"""What does torch do once for a region that Dynamo captured, and what for each plan? It traces once.
+"""Splits AOTAutograd's work on a region: the first stage, tracing, runs once, the second for each plan.
 
-AOTAutograd works in two stages. The first traces forward and backward together, which takes longer than all else but
-the search for a plan. The second cuts them apart, has both compiled, and makes of them what autograd runs; it needs the
-graphs, which are edited for the plan, and its description of the region, which it writes on. Both are kept as the first
-stage left them, and each plan gets copies::
+The first stage traces forward and backward together, which takes longer than all else but the search for a plan. The
+second partitions them, has both compiled, and builds what autograd runs; it needs the graphs, which are edited for the
+plan, and its description of the region, which it modifies. Both are kept as the first stage returned them, and each
+plan gets copies::
 
     Dynamo's graph ──► first stage ──► forward, backward ──► copies, edited ──► second stage ──► compiled region
                                                         └──► copies, edited ──► second stage ──► … for another plan
@@ -41,38 +41,38 @@ _WRITTEN_ON = (ViewAndMutationMeta, SubclassMeta, SubclassCreationMeta)
 
 
 class Variant(Protocol):
-    """A region as one plan has it: what is done with its graphs, which lead here by `variant`."""
+    """A region as compiled for one plan: edits its graphs, which refer to it by `variant`."""
 
     def edit(self, forward: fx.GraphModule, backward: fx.GraphModule, num_user_outputs: int) -> None:
-        """Edits the two graphs of a training step, in place; torch's compilers get them next."""
+        """Edit the two graphs of a training step in place, before torch's compilers get them."""
 
     def run(self, compiled: BoxedFunction, arguments: Sequence[Any]) -> Any:
-        """Runs the region by what torch ``compiled`` of the graphs."""
+        """Run the region by what torch ``compiled`` of the graphs."""
 
     def __deepcopy__(self, _: object) -> Variant:
         return self  # torch copies backward graphs before it compiles them
 
 
 def variant(graph: fx.GraphModule) -> Any:
-    """The `Variant` that a graph is of which torch's compilers are given."""
+    """Return the `Variant` of a graph passed to torch's compilers."""
     return graph.meta[_VARIANT]
 
 
 class Compiled:
-    """A region that was compiled for one plan: what runs instead of it."""
+    """A region compiled for one plan, callable in its place."""
 
     def __init__(self, traced: _Traced, new: Callable[[Any], Variant], handler: Any) -> None:
         self._traced, self._new, self._variant = traced, new, new(handler)
         self._compiled = traced.compile(self._variant)
 
     def __call__(self, *arguments: Any) -> Any:
-        """What the region gives for ``arguments``."""
+        """Return the region's results for ``arguments``."""
         return self._variant.run(self._compiled, arguments)
 
     def again(self, handler: Any) -> Compiled:
-        """The same region for the plan of another ``handler``, or another plan of the same; nothing is traced.
+        """Return the region compiled for another plan, of ``handler``, without another trace.
 
-        It may be called from anywhere. Neither holds the other.
+        It may be called from anywhere. Neither result holds the other.
         """
         with self._traced.resumed():
             return Compiled(self._traced, self._new, handler)
@@ -84,13 +84,13 @@ def trace_once(
     handler: Any,
     around: Callable[[Any], AbstractContextManager[Any]] = lambda _: nullcontext(),
 ) -> Compiled:
-    """Runs ``compile_region``, which calls AOTAutograd once.
+    """Run ``compile_region``, which calls AOTAutograd once, and return the region compiled for the first plan.
 
     Args:
-        compile_region: what it gives is not needed.
+        compile_region: its result is discarded.
         new: makes the variant of a handler.
         handler: that of the first plan.
-        around: what the compilers need around them beside a tracing context, by the fake mode, when torch's is gone.
+        around: returns the context that the compilers need besides a tracing context, from the fake mode.
     """
     made: list[Compiled] = []
     thread = threading.get_ident()
@@ -98,7 +98,7 @@ def trace_once(
     def second_stage(state: AOTState, capture: AOTGraphCapture, *compilers: Any) -> tuple[Any, Any]:
         if threading.get_ident() != thread:  # Dynamo lets one thread compile, but others may use AOTAutograd itself
             return aot_stage2_compile(state, capture, *compilers)
-        catching.stop()  # Inductor's compilers trace patterns of theirs in two stages, too
+        catching.stop()  # Inductor's compilers trace patterns in two stages, too
         made.append(Compiled(_Traced(state, capture, compilers, around), new, handler))
         return made[0], state.fw_metadata
 
@@ -114,7 +114,7 @@ def trace_once(
 
 
 class _Traced:
-    """What the first stage made of a region, and its compilers; no tensor in it is real but constants of the code."""
+    """The first stage's results for a region, and its compilers; of its tensors only constants of the code are real."""
 
     def __init__(
         self,
@@ -130,12 +130,12 @@ class _Traced:
         self._is_cast = torch._C._is_any_autocast_enabled()
 
     def compile(self, of: Variant) -> BoxedFunction:
-        """Runs the second stage for one variant."""
+        """Run the second stage for one variant."""
 
         def cut(joint: fx.GraphModule, inputs: Any, **given: Any) -> tuple[fx.GraphModule, ...]:
             if joint.graph.nodes:
                 self._halves = self._cut(joint, inputs, **given)
-                self._capture = replace(self._capture, graph_module=fx.GraphModule({}, fx.Graph()))  # it is cut up
+                self._capture = replace(self._capture, graph_module=fx.GraphModule({}, fx.Graph()))  # consumed
             forward, backward = halves = tuple(_copy_for(of, half) for half in self._halves)
             of.edit(forward, backward, given["num_fwd_outputs"])
             return halves
@@ -154,9 +154,9 @@ class _Traced:
 
     @contextmanager
     def resumed(self) -> Iterator[None]:
-        """Lets the second stage run when torch has long left AOTAutograd.
+        """Restore the context of the second stage after torch has left AOTAutograd.
 
-        It asks whether autocast is on, for what runs is to be cast no more; another graph may be about to run.
+        It reads whether autocast is enabled, so that results are not cast twice; another graph may be about to run.
         """
         autocast = torch.autocast("cpu", enabled=self._is_cast)
         with autocast, tracing(TracingContext(self._fake_mode)), self._fake_mode, self._around(self._fake_mode):
@@ -170,7 +170,7 @@ def _copy_for(of: Variant, graph: fx.GraphModule) -> fx.GraphModule:
 
 
 def _own(part: Any) -> Any:
-    """A copy of ``part`` down to what the second stage leaves as it is; fakes cannot be copied."""
+    """Return a copy of ``part`` down to what the second stage does not modify; fakes cannot be copied."""
     if type(part) in (list, tuple):
         return type(part)(map(_own, part))
     if type(part) is dict:

@@ -1,7 +1,8 @@
-"""Which gradients does a backward sum by itself, and autograd goes on to sum? Noticed: plain torch adds in one row.
+"""Detects gradients whose order of accumulation differs from eager mode, as rounding does then.
 
-Plain torch has ``(elsewhere + first use) + second use``, a graph ``elsewhere + (first use + second use)``. And outputs
-that share memory torch makes again outside of a graph, where autograd adds their gradients before a graph adds others.
+Eager mode computes ``(elsewhere + first use) + second use``, a graph ``elsewhere + (first use + second use)``. Outputs
+that share memory are recreated by torch outside a graph, where autograd adds their gradients before the graph adds
+others.
 """
 
 from __future__ import annotations
@@ -20,25 +21,25 @@ from lmswap.execute.parts import Handing, Results
 from lmswap.execute.storage import has_plain_storage
 
 VIEWS = (
-    f"{ROUNDED_OTHERWISE}: a graph returns several views of one tensor, whose gradients are added up before those of "
-    "its uses in the model; plain torch adds all in one row; return clones of all but one of them to have its bits"
+    f"{ROUNDED_OTHERWISE}: a graph returns several views of one tensor, whose gradients are added before those of "
+    "its uses in the model; plain torch adds one after another; return clones of all but one to match it bitwise"
 )
 _Sum = int | tuple[Any, ...]  # one gradient, or several in the order in which they are added
 
 
 class SummedInside:
-    """Watches the gradients that a backward graph sums of several uses, for others that are added to them."""
+    """Watches the gradients that a backward graph accumulates from several uses, for others added to them."""
 
     def __init__(self, backward: fx.Graph, note: Callable[[str], None]) -> None:
-        """``note`` is given a sentence for people when that is seen first."""
+        """``note`` gets a sentence for the report at the first such case."""
         (output,) = backward.find_nodes(op="output")
         self._positions = [position for position, result in enumerate(output.args[0]) if _is_sum(result)]
         self._note = note
         self._is_told = False
-        self._handles: dict[int, RemovableHandle] = {}  # by position; a backward may not get as far as some nodes
+        self._handles: dict[int, RemovableHandle] = {}  # by position; a backward may not reach some nodes
 
     def watch(self, handing: Handing) -> Handing:
-        """``handing`` as it is, of the region's node that autograd runs now."""
+        """Return ``handing``, yielded by the region's node that autograd runs now, unchanged."""
         if self._is_told or not self._positions:
             return handing
         node: Any = torch._C._current_autograd_node()
@@ -49,10 +50,10 @@ class SummedInside:
                 self._expect(ends[position], position, given[position])
             return given
 
-        return map(look, handing)  # which holds nothing of what was given
+        return map(look, handing)  # holds none of the gradients
 
     def _expect(self, end: End, position: int, gradient: Tensor | None) -> None:
-        """Looks at what ``end`` is given in this backward: ``gradient`` alone, or with others added to it."""
+        """Check what ``end`` gets in this backward: ``gradient`` alone, or with others added."""
         if gradient is None:
             return
         node, number = taker(end, gradient.shape)
@@ -71,7 +72,7 @@ class SummedInside:
             self._is_told = True
             self._note(
                 f"{ROUNDED_OTHERWISE}: a graph uses a tensor of {list(shape)} several times and adds those gradients "
-                "up before others are added, as of a penalty on tied weights; plain torch adds all in one row"
+                "before others, as of a penalty on tied weights; plain torch adds one after another"
             )
 
         disable: Callable[..., Any] = torch.compiler.disable  # a model may run a backward where Dynamo traces it
@@ -79,14 +80,14 @@ class SummedInside:
 
 
 def adds_views_first(joint: fx.Graph, num_outputs: int) -> bool:
-    """Whether plain torch adds gradients of the first ``num_outputs`` outputs, the forward's, in another order."""
+    """Return whether eager mode adds gradients of the forward's ``num_outputs`` outputs in another order."""
     (output,) = joint.find_nodes(op="output")
     returned = output.args[0][:num_outputs]
     descriptions = output.meta.get("desc") or [None] * num_outputs
     outputs = {
         node: position
         for position, (node, description) in enumerate(zip(returned, descriptions, strict=False))
-        if not hasattr(description, "base_of")  # which the graph gives for the views alone
+        if not hasattr(description, "base_of")  # returned for the views alone
     }
     uses = _Uses(joint, set(filter(_has_gradient, returned)), outputs)
     bases = (node for node in dict.fromkeys(returned) if _has_gradient(node) and not _is_view(node))
@@ -94,27 +95,27 @@ def adds_views_first(joint: fx.Graph, num_outputs: int) -> bool:
 
 
 class _Uses:
-    """In which order gradients of a tensor's uses in a joint graph are added: in that of autograd, the newest first."""
+    """The order of accumulation of a tensor's uses in a joint graph: autograd's, the newest first."""
 
     def __init__(self, joint: fx.Graph, returned: set[fx.Node], outputs: dict[fx.Node, int]) -> None:
-        """``outputs`` says which output a node is of those that the model returns, ``returned`` by the graph."""
+        """``outputs``: number of each output that the model returns; ``returned``: all nodes that the graph returns."""
         self._outputs, self._number = outputs, {node: number for number, node in enumerate(joint.nodes)}
-        self._is_trained: set[fx.Node] = set()  # by what is returned
+        self._is_trained: set[fx.Node] = set()  # from what is returned
         for node in reversed(joint.nodes):
             if node in returned or (_has_gradient(node) and not self._is_trained.isdisjoint(node.users)):
                 self._is_trained.add(node)
 
     def plainly(self, base: fx.Node) -> _Sum | None:
-        """As plain torch adds: an output's own comes first, and a view sums its own before it hands them on."""
+        """As in eager mode: an output's own gradient first; a view accumulates its own before it passes them on."""
         uses = (self.plainly(use) if _is_view(use) else self._number[use] for use in self._of(base))
         return _sum([*self._own(base), *uses])
 
     def views_first(self, base: fx.Node) -> _Sum | None:
-        """As autograd does where it makes the outputs that are views of ``base`` again, from ``base`` alone."""
+        """As in autograd when it recreates the outputs that are views of ``base``, from ``base`` alone."""
         return _sum([*self._own(base), *sorted(self._views(base)), *self._inside(base)])
 
     def _own(self, node: fx.Node) -> list[int]:
-        """The gradient that comes from outside, if the model returns it: by its place, before all uses."""
+        """Return the gradient from outside, if the model returns ``node``: numbered before all uses."""
         return [-1 - self._outputs[node]] if node in self._outputs else []
 
     def _inside(self, base: fx.Node) -> Iterable[_Sum | None]:
@@ -130,9 +131,9 @@ class _Uses:
 
 
 def _sum(terms: Iterable[_Sum | None]) -> _Sum | None:
-    """The sum of ``terms`` from left to right; two that round alike are equal."""
+    """Return the sum of ``terms`` from left to right; sums that round alike are equal."""
     found = [term for term in terms if term is not None]
-    first = sorted(found[:2], key=lambda term: (isinstance(term, int), str(term)))  # of two the order is all one
+    first = sorted(found[:2], key=lambda term: (isinstance(term, int), str(term)))  # addition of two commutes
     if len(found) < 2:
         return found[0] if found else None
     if isinstance(first[0], tuple) and isinstance(first[1], int):
@@ -141,12 +142,12 @@ def _sum(terms: Iterable[_Sum | None]) -> _Sum | None:
 
 
 def _is_view(node: fx.Node) -> bool:
-    """Whether it shows its input's memory, as one tensor: the pieces of `chunk` torch takes as they are."""
+    """Return whether ``node`` is a view of its input, as one tensor: torch keeps the pieces of `chunk` as they are."""
     return bool(getattr(node.target, "is_view", False)) and isinstance(node.meta.get("val"), Tensor)
 
 
 def _has_gradient(result: Any) -> bool:
-    """Whether a gradient goes through it, if one comes in."""
+    """Return whether a gradient passes through it."""
     if not isinstance(result, fx.Node) or result.target is torch.ops.aten.detach.default:
         return False
     made = result.meta.get("val")
@@ -158,10 +159,10 @@ def _is_sum(result: Any) -> bool:
 
 
 def _is_hooked(node: Any) -> bool:
-    """Whether a parameter's own hooks may put another gradient in the place of the sum."""
+    """Return whether a parameter's own hooks may replace the sum."""
     return bool(getattr(getattr(node, "variable", None), "_backward_hooks", None))
 
 
 def _identity(gradient: Tensor) -> tuple[int, int]:
-    """Another where something was added, in place or not."""
+    """Return an identity that changes by addition, in place or not."""
     return gradient.data_ptr() if has_plain_storage(gradient) else gradient._cdata, gradient._version

@@ -1,4 +1,4 @@
-"""What decides beside a model what its code computes, and is not looked at when a trace of it runs?"""
+"""Global state, outside a model, that its trace depends on and no guard checks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch.nn.modules import module as torch_module
 
 _CUDA = torch.backends.cuda
-# Torch chooses among these where a trace calls attention, and the trace has the kernel that was chosen.
+# Where a trace calls attention torch selects among these, and the trace contains the selected kernel.
 _ATTENTION: tuple[Callable[[], bool], ...] = (
     _CUDA.flash_sdp_enabled,
     _CUDA.mem_efficient_sdp_enabled,
@@ -19,15 +19,15 @@ _ATTENTION: tuple[Callable[[], bool], ...] = (
 
 
 class Surroundings(NamedTuple):
-    """Hooks of all modules that there are, by number, and which kernels attention may take."""
+    """Global hooks of modules, by number, and the kernels allowed for attention."""
 
     hooks: tuple[int, ...]
     attention: tuple[bool, ...]
 
     @classmethod
     def now(cls) -> Surroundings:
-        """As they are in this thread."""
-        # torch.nn asks itself, in each call of a module, whether there are any; their numbers do not come again.
+        """Return the state in this thread."""
+        # torch.nn checks these in each call of a module; numbers are not reused.
         hooks = (
             *torch_module._global_forward_pre_hooks,
             *torch_module._global_forward_hooks,
@@ -37,9 +37,9 @@ class Surroundings(NamedTuple):
         return cls(hooks, tuple(is_allowed() for is_allowed in _ATTENTION))
 
     def changed(self, before: Surroundings, ops: Iterable[str]) -> str | None:
-        """What is another than ``before``, when ``ops`` were traced, and matters to them: a sentence for people."""
+        """Return, as a sentence, what has changed since ``before``, when ``ops`` were traced, if it affects them."""
         if self.hooks != before.hooks:
-            return "hooks of all modules (register_module_forward_hook and the like) came or went after it was traced"
+            return "global hooks of modules (register_module_forward_hook etc.) changed after it was traced"
         if self.attention != before.attention and any("attention" in op for op in ops):
             return "torch.backends.cuda allows attention other kernels now than when it was traced"
         return None

@@ -1,8 +1,8 @@
-"""What if the gradients that come into a backward are other tensors than torch guessed when it traced?
+"""Tangents, the gradients that enter a backward, where they differ from what torch guessed when it traced.
 
-Torch guesses that the gradient of each output exists and lies in memory as the output does, makes zeros and copies
-where that is wrong, and other kernels then run than in eager mode, or round in another order. Here they are taken as
-they come: a sum's gradient is one number with strides of 0, and that of an output that no loss reads does not exist.
+torch guesses that the gradient of each output exists and has the output's layout, and makes zeros and copies where that
+is wrong; other kernels then run than in eager mode, or round in another order. Here they are used as they arrive: a
+sum's gradient is one number with strides of 0, and that of an output that no loss reads does not exist.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lmswap.execute.parts import Backward, Handing
 from lmswap.execute.storage import has_plain_storage
 
 _log = logging.getLogger(__name__)
-# Where the backward of an operator has its gradient made contiguous, as a formula of autograd's.
+# Operators whose backward formula makes this argument, a gradient, contiguous.
 _LAID_OUT = {
     torch.ops.aten.native_group_norm_backward.default: 0,
     torch.ops.aten._cdist_backward.default: 0,
@@ -36,8 +36,8 @@ _LAID_OUT = {
 _MOVERS = (ops.out_start, ops.view_bytes)
 
 COPIED = (
-    "gradients came into a backward in a layout that its plan does not allow: they were copied into that of the "
-    "model's outputs, which plain torch does not do, and results may differ from its by rounding"
+    "gradients entered a backward in a layout that its plan does not allow: they were copied to that of the "
+    "model's outputs, which plain torch does not do, and results may differ by rounding"
 )
 CAST = (
     "a backward began under autocast, where plain torch casts its products and graphs do not: results may differ from "
@@ -46,9 +46,9 @@ CAST = (
 
 
 def allow_other_layouts(joint: fx.Graph) -> None:
-    """Puts back what eager's backward calls and a trace leaves out where a tangent's layout lets it do nothing."""
+    """Restore ops of eager mode's backward that a trace omits where a tangent's layout makes them no-ops."""
     reached = set(tangents(joint))
-    as_they_come = set(reached)  # these, and views of them
+    as_they_come = set(reached)  # tangents, and views of them
     for node in list(joint.nodes):
         if reached.isdisjoint(node.all_input_nodes):
             continue
@@ -63,13 +63,13 @@ def allow_other_layouts(joint: fx.Graph) -> None:
 
 
 def guess_again(joint: fx.Graph) -> set[fx.Node]:
-    """Lays the tangents as the outputs lie that `retrace` has corrected; the tangents that were guessed otherwise."""
+    """Set tangents' strides to those of the outputs corrected by `retrace`; return the tangents that changed."""
     (output,) = joint.find_nodes(op="output")
     made = list(zip(output.meta.get("desc") or (), output.args[0], strict=False))
     changed = set()
     for node in tangents(joint):
-        told = getattr(node.meta.get("desc"), "output", None)
-        result = next((result for description, result in made if told is not None and description == told), None)
+        own = getattr(node.meta.get("desc"), "output", None)
+        result = next((result for description, result in made if own is not None and description == own), None)
         if not isinstance(result, fx.Node) or not is_whole(result):
             continue
         fake, stride = node.meta["val"], result.meta["val"].stride()
@@ -81,7 +81,7 @@ def guess_again(joint: fx.Graph) -> set[fx.Node]:
 
 
 def _lay_out(joint: fx.Graph, node: fx.Node, position: int) -> None:
-    """Gives ``node`` that argument in its memory format: no copy where it has it."""
+    """Make that argument of ``node`` contiguous in its memory format: no copy where it is."""
     gradient: Any = node.args[position]
     fake = gradient.meta["val"]
     with joint.inserting_before(node):
@@ -93,15 +93,15 @@ def _lay_out(joint: fx.Graph, node: fx.Node, position: int) -> None:
 
 
 def tangents(graph: fx.Graph) -> list[fx.Node]:
-    """The inputs of a joint or backward graph that are gradients of the forward's outputs."""
+    """Return the inputs of a joint or backward graph that are gradients of the forward's outputs."""
     return [node for node in graph.find_nodes(op="placeholder") if re.fullmatch(r"tangents_\d+", str(node.target))]
 
 
 class Tangents:
-    """The gradients that come into one backward graph, as it was rewritten for its plan."""
+    """The gradients that enter one backward graph, as it was rewritten for its plan."""
 
     def __init__(self, backward: fx.GraphModule, made: Made, note: Callable[[str], None]) -> None:
-        """``made`` is as in `lmswap.capture.retrace`; ``note`` takes a sentence for people."""
+        """``made``: see `lmswap.capture.retrace`; ``note`` reports a sentence."""
         self._graph, self._made, self._note = backward.graph, made, note
         inputs = backward.graph.find_nodes(op="placeholder")
         self._nodes = tangents(backward.graph)
@@ -110,17 +110,17 @@ class Tangents:
         self._is_planned = {self._traced: True}  # by strides
         self._shows_memory = _shows_memory(backward.graph, self._nodes)
         self._needed = _needed(backward.graph, self._nodes)
-        self._coming = threading.local()  # .present: those that exist, if one does not, until the backward takes them
+        self._coming = threading.local()  # .present: those that exist, if not all do, until the backward takes them
 
     def watch(self, outputs: Any) -> None:
-        """Lets the backward of this call, which gave ``outputs``, look which gradients it is given."""
+        """Register the backward of this call, which returned ``outputs``, to observe the gradients that it gets."""
         functions: set[Any] = {output.grad_fn for output in outputs if isinstance(output, torch.Tensor)}
         for function in functions:
             if is_captured(function):
                 function.register_prehook(self._begins)
 
     def run(self, backward: Backward, arguments: list[Any]) -> Handing:
-        """What ``backward`` gives for ``arguments``; None for what no existing gradient goes into."""
+        """Return what ``backward`` yields for ``arguments``; None for results of missing gradients only."""
         given = [arguments[position] for position in self._positions]
         absent = self._absent(given)
         strides = tuple(tangent.stride() for tangent in given)
@@ -148,12 +148,12 @@ class Tangents:
             self._coming.present = gradients
 
     def _absent(self, given: Sequence[torch.Tensor]) -> set[fx.Node]:
-        """The tangents that do not exist; torch puts zeros in their place."""
+        """Return the tangents that do not exist; torch passes zeros in their place."""
         present = self._coming.__dict__.pop("present", None)
         if present is None:
             return set()
         pairs = zip(self._nodes, given, strict=True)
-        # A hook of the user's may have put another tensor there.
+        # A user's hook may have replaced a tensor.
         return {
             node
             for node, tangent in pairs
@@ -161,7 +161,7 @@ class Tangents:
         }
 
     def _runs_as_planned(self, given: Sequence[torch.Tensor]) -> bool:
-        """Whether the graph can read tangents that lie as those ``given``, and what the plan moves lies as traced."""
+        """Return whether the graph accepts these tangents' layouts, with unchanged layouts of what the plan moves."""
         copies: dict[fx.Node, fx.Node] = {}
         graph = fx.Graph()
         graph.graph_copy(self._graph, copies)
@@ -181,7 +181,7 @@ class Tangents:
 
 
 def _shows_memory(backward: fx.Graph, nodes: Collection[fx.Node]) -> bool:
-    """Whether the graph looks at the memory behind one of ``nodes``, whatever their strides are."""
+    """Return whether the graph accesses the memory of one of ``nodes`` independently of its strides."""
     views = set(nodes)
     for node in backward.nodes:
         if getattr(node.target, "is_view", False) and not views.isdisjoint(node.all_input_nodes):
@@ -192,7 +192,7 @@ def _shows_memory(backward: fx.Graph, nodes: Collection[fx.Node]) -> bool:
 
 
 def _needed(backward: fx.Graph, nodes: Collection[fx.Node]) -> list[set[fx.Node]]:
-    """The tangents, of ``nodes``, that go into each output."""
+    """Return, for each output, the tangents of ``nodes`` that it depends on."""
     needed: dict[fx.Node, set[fx.Node]] = {}
     for node in backward.nodes:
         needed[node] = {node} if node in nodes else set().union(*(needed[given] for given in node.all_input_nodes))

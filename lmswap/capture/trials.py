@@ -1,8 +1,8 @@
-"""What does one op cost when it runs, and does it give the same bits again? A few runs, on a CPU or on a GPU.
+"""Time, scratch memory and repeatability of one op, from a few runs on a CPU or a GPU.
 
-On a CPU by the clock. On a GPU a launch and the wait for it would take longer than most kernels: launches are queued
-between events, each behind a fill of twice the L2 cache, so that it finds as little there as in the middle of a step,
-and behind more of them where the device would else be done with one before the host has queued all of the op.
+On a CPU by the clock. On a GPU a launch and the wait for it take longer than most kernels: launches are queued between
+events, each after a fill of twice the L2 cache, so that it finds as little there as in the middle of a step, and after
+more fills where the device would otherwise finish one before the host has queued the whole op.
 """
 
 from __future__ import annotations
@@ -17,48 +17,48 @@ import torch
 
 from lmswap.capture.lower import tensors
 
-# First runs also pay for memory that is touched for the first time: on two cores of a virtual machine the backward of a
-# convolution at 128³ took 0.63 s, then 0.25 s twice. Two runs are enough where an op takes longer than this; ops of
-# microseconds need a warm cache too.
+# First runs also pay for the first access to memory: on two cores of a virtual machine the backward of a convolution at
+# 128³ took 0.63 s, then 0.25 s twice. Two runs are enough where an op takes longer than this; ops of microseconds need
+# a warm cache, too.
 _TWICE_FROM_SECONDS = 0.05
 _REPEATS = 3
-_CLOSE = 0.9  # a run that takes at least this share of the one before shows that nothing was left to warm up
+_CLOSE = 0.9  # a run that takes at least this share of the previous one was warm
 _MOST_FILLS = 64  # before a launch: 2 ms of an H100; an op that waits for the device is never queued in time
-_HOST_MARGIN = 3  # times that the host may take longer than it took once
-_COMPARED_BYTES = 2**24  # at once: what is compared takes as much again
+_HOST_MARGIN = 3  # factor on the host's measured time
+_COMPARED_BYTES = 2**24  # compared at once: a comparison takes as much memory
 
 
 class ScratchMeter(Protocol):
-    """Tells how far a device's memory rose above what is held now."""
+    """Measures how far a device's memory rises above what is held now."""
 
     def used_tensor_bytes(self) -> int:
-        """Bytes of tensors now."""
+        """Return the bytes of tensors now."""
 
     def peak_tensor_bytes(self) -> int:
-        """Highest value since `reset_tensor_peak`."""
+        """Return the highest value since `reset_tensor_peak`."""
 
     def reset_tensor_peak(self) -> None:
-        """Starts a new measurement."""
+        """Start a new measurement."""
 
     def synchronize(self) -> None:
-        """Waits until the device has run all that was asked of it."""
+        """Wait until the device has run all queued work."""
 
     def trim(self) -> None:
-        """Gives back what is only kept for reuse."""
+        """Free memory cached for reuse."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What an op's runs have shown."""
+    """The results of an op's runs."""
 
     seconds: float
     scratch_bytes: int
     made: list[torch.Tensor]
-    repeats: bool  # gave the same bits each time; nobody asks on a CPU, whose kernels do
+    repeats: bool  # results were bitwise identical each time; assumed on a CPU
 
 
 def try_by_clock(run: Callable[[], Any], meter: ScratchMeter) -> Trial:
-    """Runs an op on the CPU twice, and once more where the second run was faster and did not take long."""
+    """Run an op on the CPU twice, and once more if the second run was faster and short."""
     best, scratch = float("inf"), 0
     made: list[torch.Tensor] = []
     for repeat in range(_REPEATS):
@@ -80,15 +80,15 @@ def try_by_clock(run: Callable[[], Any], meter: ScratchMeter) -> Trial:
 def try_by_events(
     run: Callable[[], Any], meter: ScratchMeter, device: torch.device, *, compared: Callable[[torch.Tensor], bool]
 ) -> Trial:
-    """Runs an op on a GPU: once to get ready, once for its memory, once from another thread, and then for its time.
+    """Run an op on a GPU: to warm up, for its memory, in another thread, and then for its time.
 
     Args:
         run: runs it once.
         meter: of the device's memory.
-        device: which one.
-        compared: which of the tensors that it makes have to be the same each time.
+        device: the GPU.
+        compared: whether a result must be bitwise identical each time.
     """
-    first = tensors(run())  # also chooses kernels, and may try some that take more memory than the one chosen
+    first = tensors(run())  # also selects kernels, and may try some that take more memory than the one selected
     meter.synchronize()
     meter.reset_tensor_peak()
     start = time.perf_counter()
@@ -99,7 +99,7 @@ def try_by_events(
     scratch = meter.peak_tensor_bytes() - meter.used_tensor_bytes()
     repeats = _are_same(first, made, compared)
     del made
-    if repeats:  # libraries choose their kernels in each thread anew, and autograd goes backward in one of its own
+    if repeats:  # libraries select kernels in each thread, and autograd runs backward in its own
         again = tensors(_in_autograds_thread(run, device))
         meter.synchronize()
         repeats = _are_same(first, again, compared)
@@ -109,7 +109,7 @@ def try_by_events(
 
 
 def seconds_by_events(run: Callable[[], Any], device: torch.device, num_launches: int, host_seconds: float) -> float:
-    """What an op takes on the device, without the ``host_seconds`` that queueing it takes."""
+    """Return the op's seconds on the device, without the ``host_seconds`` for queueing it."""
     fill = torch.empty(2 * torch.cuda.get_device_properties(device).L2_cache_size, dtype=torch.uint8, device=device)
     fill_seconds = _between_events(fill.zero_)()
     num_fills = min(_MOST_FILLS, 1 + int(_HOST_MARGIN * host_seconds / max(fill_seconds, 1e-6)))
@@ -122,7 +122,7 @@ def seconds_by_events(run: Callable[[], Any], device: torch.device, num_launches
 
 
 def _between_events(run: Callable[[], Any]) -> Callable[[], float]:
-    """Queues ``run`` between two events, and gives what waits for them and tells the seconds between."""
+    """Queue ``run`` between two events; return a function that waits for them and returns the seconds between."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     start.record()
     run()
@@ -136,9 +136,9 @@ def _between_events(run: Callable[[], Any]) -> Callable[[], float]:
 
 
 def _in_autograds_thread(run: Callable[[], Any], device: torch.device) -> Any:
-    """What ``run`` gives in the thread in which a backward on ``device`` runs.
+    """Return ``run()`` from the thread that runs a backward on ``device``.
 
-    Any other would leave what libraries take for each thread behind, for good: 32 MiB for cuBLAS on an H200.
+    In any other thread, memory that libraries allocate per thread would be leaked: 32 MiB for cuBLAS on an H200.
     """
     made: list[Any] = []
     with torch.inference_mode(False), torch.enable_grad():
@@ -149,7 +149,7 @@ def _in_autograds_thread(run: Callable[[], Any], device: torch.device) -> Any:
 
 
 class _Backward(torch.autograd.Function):
-    """Calls a function when the backward comes to it."""
+    """Calls a function when the backward reaches it."""
 
     @staticmethod
     def forward(ctx: Any, start: torch.Tensor, call: Callable[[], None]) -> torch.Tensor:
@@ -168,14 +168,14 @@ def _are_same(some: list[torch.Tensor], others: list[torch.Tensor], compared: Ca
 
 
 def have_same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors of one dtype and layout are equal to the bit: NaN is NaN, and 0 is not -0."""
+    """Return whether two tensors of one dtype and layout are bitwise identical: NaN equals NaN, and 0 is not -0."""
     a, b = _bytes(one), _bytes(other)
     starts = range(0, len(a), _COMPARED_BYTES)
     return all(torch.equal(a[i : i + _COMPARED_BYTES], b[i : i + _COMPARED_BYTES]) for i in starts)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """As they lie in memory, where they lie densely."""
+    """Return the elements' bytes, in memory order where dense."""
     tensor = tensor.resolve_conj().resolve_neg()
     is_dense = torch.ops.aten.is_non_overlapping_and_dense(tensor)
     flat = tensor.as_strided((tensor.numel(),), (1,)) if is_dense else tensor.contiguous().view(-1)

@@ -1,4 +1,4 @@
-"""Are gradients of captured graphs differentiated once more? Noticed when they are made so, refused when they are.
+"""Detects double backward: gradients of captured graphs computed with create_graph=True, refused when differentiated.
 
 The backward graphs of torch.compile have no backward of their own.
 """
@@ -22,10 +22,10 @@ _MOST_VIEWS = 8  # between an output and that node
 
 
 def watch_gradients(outputs: Iterable[Any], notice: Callable[[], str]) -> None:
-    """Calls ``notice`` when a backward with create_graph=True has gone through the graph that gave ``outputs``.
+    """Call ``notice`` when a backward with create_graph=True has passed the graph that returned ``outputs``.
 
-    What it returns is the DoubleBackward that whoever differentiates those gradients gets; of a batch of gradients
-    (is_grads_batched), whoever asks for them.
+    It returns the message of the DoubleBackward raised when those gradients are differentiated; for a batch of
+    gradients (is_grads_batched) it is raised at once.
     """
     node = next(filter(None, map(_captured_node, outputs)), None)
     if node is None:
@@ -36,8 +36,8 @@ def watch_gradients(outputs: Iterable[Any], notice: Callable[[], str]) -> None:
             # A batch of gradients (legacy vmap) is differentiated below its wrapper, where no node of ours would be.
             if not all(gradient is None or has_plain_storage(gradient) for gradient in given):
                 raise DoubleBackward(notice())
-            # Only now: for a hook that runs after it, autograd would keep what the node was given until then.
-            running: Any = torch._C._current_autograd_node()  # `node` would own itself
+            # Registered only now: for a post hook autograd keeps the node's inputs until it has run.
+            running: Any = torch._C._current_autograd_node()  # `node` in a closure of its own hook would be a cycle
             handles.append(running.register_hook(ran))
 
     def ran(gradients: Gradients, _: Gradients) -> Gradients:
@@ -56,12 +56,12 @@ def _untraced(hook: Callable[[Gradients], None], given: Gradients) -> None:
 
 
 def _differentiable(gradient: Tensor) -> Tensor:
-    """With torch 2.11 some are not, and would be taken for constants: nobody would hear of it."""
+    """Return a tensor that requires gradients: with torch 2.11 some do not, and would be taken for constants."""
     return gradient if gradient.requires_grad else gradient.detach().requires_grad_()
 
 
 class _Once(torch.autograd.Function):
-    """Gives a gradient as it is, and refuses to be differentiated."""
+    """An identity that refuses to be differentiated."""
 
     @staticmethod
     def forward(ctx: Any, gradient: Tensor, sentence: str) -> Tensor:
@@ -74,7 +74,7 @@ class _Once(torch.autograd.Function):
 
 
 def _captured_node(output: Any) -> Any:
-    """The node of the graph that ``output`` comes from, through views that were taken of it; None if there is none."""
+    """Return the graph's node that ``output`` comes from, also through views; None if there is none."""
     node = output.grad_fn if isinstance(output, Tensor) else None
     for _ in range(_MOST_VIEWS):
         if node is None or is_captured(node):

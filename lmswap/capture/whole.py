@@ -1,9 +1,9 @@
-"""How does a trace see the operators that eager torch runs, where torch would write others out in Python?
+"""Traces the operators that eager torch runs, where torch's Python kernels would decompose them.
 
-Torch traces `dropout` as `native_dropout`, `matmul` as a choice of its own between products, `interpolate` as
-arithmetic on indices: other rounding, or other kernels (from 64³ to 128³ in the 3D U-Net the gradient of nearest takes
-0.06 s instead of 0.28 s on two cores, and trilinear saves none of the eight corners that it reads). Meanwhile these are
-taken away, and torch's own code decides, by device, dtype and strides, as it does in eager mode.
+torch traces `dropout` as `native_dropout`, `matmul` as its own choice between products, `interpolate` as arithmetic on
+indices: other rounding, or other kernels (from 64³ to 128³ in the 3D U-Net the gradient of nearest takes 0.06 s instead
+of 0.28 s on two cores, and trilinear saves none of the eight corners that it reads). These kernels are removed during a
+trace, and torch's own code chooses by device, dtype and strides, as in eager mode.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from lmswap.ir.program import BufferKind, Program
 
 # Settings of Dynamo for `whole_functions`; not every torch has them.
 AS_CALLED = {name: False for name in ("enable_dynamo_decompositions",) if hasattr(dynamo_config, name)}
-ROUNDED_OTHERWISE = "results may differ from those of plain torch by rounding"  # a note on a model begins so
+ROUNDED_OTHERWISE = "results may differ from those of plain torch by rounding"  # prefix of notes
 _LOW = (torch.float16, torch.bfloat16)
 _KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
-# These overwrite running statistics that their schemas call read-only; others are traced in their place.
+# These write running statistics that their schemas declare read-only; others are traced in their place.
 _SECRET_WRITERS = (torch.ops.aten.native_batch_norm, torch.ops.aten.cudnn_batch_norm)
 _CUDNN_BATCH_NORM = torch.ops.aten.cudnn_batch_norm.default
-# What torch traces for this one draws in another order where strides are unusual.
+# torch's trace of it draws in another order where strides are unusual.
 _BERNOULLI = torch.ops.aten.bernoulli_.float
-_FORMULA = "the formula of its gradient looks at values, which no trace has, and takes another way there"
-_PIECES = "eager torch writes its pieces in place, where kernels that take several numbers at once round otherwise"
+_FORMULA = "the formula of its gradient depends on values, which no trace has, and differs there"
+_PIECES = "eager torch writes its pieces in place, where vectorized kernels round differently"
 _FROZEN = "eager torch may run cuDNN's batch norm also where statistics are only read"
 _ZEROS = "zeros in its gradient may have the other sign"
 _SUM = "a trace sums the gradient of its value over all elements, eager torch over those that are filled"
 _CAST = "eager torch casts a weight once under autocast, and sums its gradient in the lower precision"
 _EVERYWHERE = ("cpu", "cuda")
 _ATEN = torch.ops.aten
-# Operators that no trace shows as eager torch runs them: on which devices, and why.
+# Operators that a trace cannot represent as eager torch runs them: the devices, and the reason.
 _DIFFERING: dict[OpOverload[..., Any], tuple[tuple[str, ...], str]] = {
     _ATEN.prod.default: (_EVERYWHERE, _FORMULA),
     _ATEN.prod.dim_int: (_EVERYWHERE, _FORMULA),
@@ -60,7 +60,7 @@ _DIFFERING: dict[OpOverload[..., Any], tuple[tuple[str, ...], str]] = {
 
 
 def differing(lowered: Lowered) -> str | None:
-    """A sentence on operators of a step whose results may differ from those of plain torch by rounding."""
+    """Return a sentence on operators of a step whose results may differ from those of plain torch by rounding."""
     found: dict[str, str] = {}
     if any(map(partial(_casts_twice, lowered.program), lowered.graphs)):
         found["_to_copy"] = _CAST
@@ -76,7 +76,7 @@ def differing(lowered: Lowered) -> str | None:
 
 
 def _casts_twice(program: Program, graph: SegmentGraph) -> bool:
-    """Whether a forward casts a weight down more than once, as a trace does under autocast where it is shared."""
+    """Return whether a forward casts a weight down more than once, as a trace under autocast does for shared ones."""
     casts = [
         graph.buffer_of.get(op.all_input_nodes[0], -1)
         for op in graph.ops
@@ -88,9 +88,9 @@ def _casts_twice(program: Program, graph: SegmentGraph) -> bool:
 
 @contextmanager
 def whole_functions() -> Iterator[None]:
-    """Lets Dynamo capture meanwhile what the model calls, where it would write some functions out for Inductor.
+    """Make Dynamo capture the functions that the model calls, where it would decompose some for Inductor.
 
-    It is to trace under `AS_CALLED` too.
+    To be used together with `AS_CALLED`.
     """
     handlers = TorchInGraphFunctionVariable._get_handlers()
     written_out = handlers.get(torch.addcdiv)
@@ -111,7 +111,7 @@ def whole_functions() -> Iterator[None]:
 
 @contextmanager
 def whole_operators() -> Iterator[None]:
-    """Traces meanwhile what eager torch runs."""
+    """Make traces contain the operators that eager torch runs."""
     own: dict[OpOverload[..., Any], Callable[..., Any]] = {_BERNOULLI: draw_in_place, _CUDNN_BATCH_NORM: _normalize}
     changed = {*_rewritten(), *own}
     taken = [(op, key, op.py_kernels.pop(key)) for op in changed for key in _KEYS if key in op.py_kernels]
@@ -140,19 +140,19 @@ def _normalize(  # noqa: PLR0917 (as the operator has them)
     momentum: float,
     eps: float,
 ) -> Any:
-    """Batch norm by the operators that say what they overwrite, and choose cuDNN's kernel as eager torch does.
+    """Batch norm by operators that declare their writes, and select cuDNN's kernel as eager torch does.
 
-    For `cudnn_batch_norm` torch would trace its own, which rounds otherwise: on an H200 ResNet-50 had other losses.
+    torch's own trace of `cudnn_batch_norm` rounds differently: on an H200 ResNet-50 had other losses.
     """
     if not training:
         return _ATEN._batch_norm_no_update.default(x, weight, bias, running_mean, running_var, momentum, eps)
-    if running_mean is None or running_var is None:  # those that are overwritten nobody reads
+    if running_mean is None or running_var is None:  # written, but not read
         running_mean, running_var = torch.zeros_like(weight), torch.zeros_like(weight)
     return _ATEN._batch_norm_with_update.default(x, weight, bias, running_mean, running_var, momentum, eps)
 
 
 def _rewritten() -> list[OpOverload]:
-    """The operators for which torch has Python code above autograd."""
+    """Return the operators for which torch has Python kernels above autograd."""
     packets = [value for value in vars(torch.ops.aten).values() if isinstance(value, OpOverloadPacket)]
     known = [value for packet in packets for value in vars(packet).values() if isinstance(value, OpOverload)]
     return [op for op in known if op.py_kernels and op.overloadpacket not in _SECRET_WRITERS]

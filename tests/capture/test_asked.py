@@ -28,7 +28,7 @@ def report_of(model, compiler, **options):
 
 
 def asks(report):
-    return [note for note in report.notes if "asks whether it is compiled" in note]
+    return [note for note in report.notes if "calls is_compiling" in note]
 
 
 def test_the_line_that_asks_is_named_once_where_graphs_are_captured():

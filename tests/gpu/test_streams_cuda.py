@@ -317,7 +317,7 @@ def test_what_two_streams_save_stays_on_the_device_and_what_one_saves_leaves():
 def test_models_that_name_streams_are_served_by_hooks_which_the_report_says():
     torch.manual_seed(0)
     refused, path, *_ = report_of(Branches("side").cuda(), "fx").notes
-    assert "the model's code names CUDA streams or events: graphs keep no order between streams" in refused
+    assert "the model's code uses CUDA streams or events: graphs keep no order between streams" in refused
     assert path.startswith("path: saved-tensor hooks for the whole model")
 
 
