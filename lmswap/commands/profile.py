@@ -87,11 +87,11 @@ def _read(options: argparse.Namespace) -> Profile:
 
 def _profile(options: argparse.Namespace, command: list[str]) -> Profile:
     from lmswap.profiling.launch import profile_command
-    from lmswap.profiling.tools import choose, look
+    from lmswap.profiling.tools import choose, find_host
     from lmswap.profiling.window import Window
 
     window = Window.parse(options.steps, options.epoch, options.steps_per_epoch)
-    tool, note = choose(options.tool, look())
+    tool, note = choose(options.tool, find_host())
     if note:
         print_result(f"lmswap: {note}", sys.stderr)  # now: the script may run for hours
     with tempfile.TemporaryDirectory(prefix="lmswap-profile-") as temporary:

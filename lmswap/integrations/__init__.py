@@ -1,1 +1,1 @@
-"""Other libraries' trainers: a callback for each, in a file that imports it."""
+"""Callbacks for other libraries' trainers, one per file, which imports that library."""

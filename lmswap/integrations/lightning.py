@@ -1,4 +1,4 @@
-"""How does Lightning train under a byte budget? By a callback: ``Trainer(callbacks=[LmswapCallback("6GiB")])``."""
+"""Callback for training under a byte budget in Lightning: ``Trainer(callbacks=[LmswapCallback("6GiB")])``."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from lmswap.reporting import Report
 
 
 class LmswapCallback(Callback):
-    """Keeps the network inside of a LightningModule within a byte budget while ``fit`` trains it.
+    """Keeps the network inside a LightningModule within a byte budget while ``fit`` trains it.
 
-    It is enabled when training starts, after a sanity check and after a checkpoint was loaded, and given back when
+    It is enabled when training starts, after the sanity check and after a checkpoint is loaded, and disabled when
     training ends, also by an exception. The figures of `Report.metrics` go to the trainer's loggers every
-    ``log_every_n_steps``; where several of these callbacks are there, as for the networks of a GAN, their names carry
-    the submodule: "lmswap/generator/peak_bytes".
+    ``log_every_n_steps``; with several of these callbacks, as for the networks of a GAN, their names include the
+    submodule: "lmswap/generator/peak_bytes".
     """
 
     def __init__(self, budget: int | str = "auto", *, submodule: str | None = None, **options: Any) -> None:
-        """Takes the arguments of `lmswap.enable`.
+        """Take the arguments of `lmswap.enable`.
 
         Args:
             budget: see `lmswap.enable`.
-            submodule: the name of what ``training_step`` calls, such as "network"; "" is the LightningModule itself,
-                where it calls ``self(...)``. By default the only child that has parameters to train.
+            submodule: the name of the module called by ``training_step``, such as "network"; "" is the LightningModule
+                itself, if it calls ``self(...)``. By default the only child with parameters to train.
             options: the other arguments of `lmswap.enable`.
 
         Raises:
@@ -39,7 +39,7 @@ class LmswapCallback(Callback):
 
     @property
     def report(self) -> Report:
-        """Of the training under way, or of the last one as it ended; an `OptionError` before."""
+        """The report of the training under way, or the last one at its end; an `OptionError` before the first."""
         return self._training.report()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: D102
@@ -47,11 +47,11 @@ class LmswapCallback(Callback):
         self._logged_step = None
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:  # noqa: D102
-        # Which step it is, and whether it is logged, as Lightning's own DeviceStatsMonitor asks.
+        # The step's number, and whether it is logged, as in Lightning's own DeviceStatsMonitor.
         step = trainer.fit_loop.epoch_loop._batches_that_stepped
         if not trainer.loggers or not trainer._logger_connector.should_update_logs or step == self._logged_step:
             return
-        self._logged_step = step  # of the batches that add up to it, the first
+        self._logged_step = step  # of accumulated batches, the first
         several = sum(isinstance(other, LmswapCallback) for other in trainer.callbacks) > 1
         metrics = self.report.metrics(*([f"lmswap/{self._submodule}/"] if several else []))
         for logger in trainer.loggers:
@@ -69,8 +69,8 @@ def _find(pl_module: LightningModule, name: str | None) -> nn.Module:
     if name is None and len(trained) != 1:
         raise OptionError(
             f"{type(pl_module).__name__} has {len(trained)} children with parameters to train"
-            f"{': ' * bool(trained)}{', '.join(trained)}; name the one that training_step calls, "
-            'LmswapCallback(budget, submodule="..."), or "" for itself where it calls self(...)'
+            f"{': ' * bool(trained)}{', '.join(trained)}; give the one that training_step calls, "
+            'LmswapCallback(budget, submodule="..."), or "" if it calls self(...)'
         )
     try:
         found: nn.Module = pl_module.get_submodule(trained[0] if name is None else name)

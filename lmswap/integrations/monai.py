@@ -1,4 +1,4 @@
-"""How does a MONAI trainer train under a byte budget? By a handler, in a script or in a bundle's configuration."""
+"""Handler for training under a byte budget with MONAI, in a script or in a bundle's configuration."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from lmswap.reporting import Report
 class LmswapHandler:
     """Keeps the network of a `SupervisedTrainer` within a byte budget while it runs; put it first among the handlers.
 
-    The network is enabled when the run starts, and given back when it is completed, terminated, or fails. After each
-    epoch the figures of `Report.metrics` are in ``engine.state.metrics``, from where MONAI's handlers for statistics,
-    TensorBoard and others take them. Ignite tells of an exception only the handlers up to the first that raises it
-    again, as MONAI's do and this one: behind such a one it would leave the network enabled.
+    The network is enabled when the run starts, and disabled when it completes, terminates, or fails. After each epoch
+    the figures of `Report.metrics` are in ``engine.state.metrics``, from where MONAI's handlers for statistics,
+    TensorBoard and others read them. Ignite calls handlers of an exception only up to the first that raises it again,
+    as MONAI's and this one do: after such a handler it would leave the network enabled.
 
     Example:
         >>> SupervisedTrainer(..., train_handlers=[LmswapHandler("6GiB"), StatsHandler(), TensorBoardStatsHandler()])
     """
 
     def __init__(self, budget: int | str = "auto", **options: Any) -> None:
-        """Takes the arguments of `lmswap.enable`.
+        """Take the arguments of `lmswap.enable`.
 
         Raises:
             OptionError: an argument cannot be read.
@@ -34,11 +34,11 @@ class LmswapHandler:
 
     @property
     def report(self) -> Report:
-        """Of the run under way, or of the last one as it ended; an `OptionError` before."""
+        """The report of the run under way, or the last one at its end; an `OptionError` before the first."""
         return self._training.report()
 
     def attach(self, engine: Engine) -> None:
-        """Called by the trainer that the handler was given to."""
+        """Attach to the trainer, which calls it."""
         engine.add_event_handler(Events.STARTED, self._started)
         engine.add_event_handler(Events.ITERATION_COMPLETED, self._iteration_completed)
         engine.add_event_handler(Events.COMPLETED, self._completed)
@@ -49,13 +49,13 @@ class LmswapHandler:
         network = getattr(engine, "network", None)
         if not isinstance(network, nn.Module):
             raise OptionError(
-                f"{type(engine).__name__} has no attribute `network`, as a SupervisedTrainer has; enable what it "
-                "trains by lmswap.enable before it runs"
+                f"{type(engine).__name__} has no attribute `network`, as a SupervisedTrainer has; call lmswap.enable "
+                "on the trained module before it runs"
             )
         self._training.begin(network)
 
     def _iteration_completed(self, engine: Engine) -> None:
-        # The last of its epoch: before any handler can take the metrics, in whatever order they were attached.
+        # At the last iteration: before any handler reads the metrics, in whatever order they were attached.
         if engine.state.iteration % engine.state.epoch_length == 0:
             engine.state.metrics.update(self.report.metrics())
 
@@ -64,4 +64,4 @@ class LmswapHandler:
 
     def _exception_raised(self, engine: Engine, error: BaseException) -> None:
         self._training.abandon()
-        raise error  # ignite would take it for handled
+        raise error  # ignite would treat it as handled

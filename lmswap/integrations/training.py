@@ -1,4 +1,4 @@
-"""What do the callbacks of trainers share? A module that is enabled while a trainer trains it."""
+"""Base of the trainers' callbacks: a module that is enabled while a trainer trains it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _log = logging.getLogger(__name__)
 
 
 class ManagedTraining:
-    """Enables a module when its training begins, tells of it meanwhile, and gives it back when the training ends."""
+    """Enables a module when its training begins, reports on it, and disables it when the training ends."""
 
     def __init__(self, budget: int | str, options: Mapping[str, Any]) -> None:
-        """Takes the arguments of `lmswap.enable`.
+        """Take the arguments of `lmswap.enable`.
 
         Raises:
-            OptionError: one of them cannot be read; said now, not when the data have been loaded.
+            OptionError: one of them cannot be read; raised here, before data are loaded.
         """
         self._options = {"budget": budget, **options}
         Options.from_mapping(self._options)
@@ -31,12 +31,12 @@ class ManagedTraining:
         self._last: Report | None = None
 
     def begin(self, module: nn.Module) -> None:
-        """The trainer is about to train ``module``, which lies on its device; see `lmswap.enable`."""
-        self.abandon()  # one whose failure nobody told of
+        """Enable ``module``, on its device, before the trainer trains it; see `lmswap.enable`."""
+        self.abandon()  # a training whose failure was not reported
         self._module = lmswap.enable(module, **self._options)
 
     def report(self) -> Report:
-        """Of the training under way, or of the last one as it ended.
+        """Return the report of the training under way, or the last one at its end.
 
         Raises:
             OptionError: there was none yet.
@@ -48,14 +48,14 @@ class ManagedTraining:
         return self._last
 
     def end(self) -> None:
-        """The training is over: its report goes to the log, and stays."""
+        """Log and keep the report, and disable the module."""
         if self._module is not None:
             self._last = self.report()
             _log.info("%s", self._last)
             self.abandon()
 
     def abandon(self) -> None:
-        """The training has failed: nothing is asked of a device that may have failed, too. Harmless at any time."""
+        """Disable the module after a failure, without using its device, which may have failed, too. Idempotent."""
         if self._module is not None:
             module, self._module = self._module, None
             lmswap.disable(module)

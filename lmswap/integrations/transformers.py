@@ -1,4 +1,4 @@
-"""How does a Hugging Face Trainer train under a byte budget? By a callback that it is given after it was made."""
+"""Callback for training under a byte budget with a Hugging Face Trainer, added after the Trainer is created."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from lmswap.reporting import Report
 
 
 class LmswapCallback(TrainerCallback):
-    """Keeps the model of a Trainer, or of a class made from it, within a byte budget while ``train`` trains it.
+    """Keeps the model of a Trainer, or of a subclass, within a byte budget while ``train`` trains it.
 
-    It is enabled when training begins, and given back when it ends. A Trainer tells its callbacks of no exception: if
-    ``train`` raises, the model stays enabled until the next ``train``, or `lmswap.disable`. With each loss that is
-    logged go the figures of `Report.metrics`, as an entry of their own, to all that the Trainer reports to.
+    It is enabled when training begins, and disabled when it ends. A Trainer does not report exceptions to callbacks: if
+    ``train`` raises, the model stays enabled until the next ``train``, or `lmswap.disable`. With each logged loss the
+    figures of `Report.metrics` are logged, as an entry of their own, to all that the Trainer reports to.
 
     Example:
         >>> trainer.add_callback(LmswapCallback(trainer, "6GiB"))
     """
 
     def __init__(self, trainer: Trainer, budget: int | str = "auto", **options: Any) -> None:
-        """Takes the arguments of `lmswap.enable`; ``trainer`` is whose ``log`` gets the figures.
+        """Take the arguments of `lmswap.enable`; ``trainer``: its ``log`` gets the figures.
 
         Raises:
             OptionError: an argument cannot be read.
@@ -35,14 +35,12 @@ class LmswapCallback(TrainerCallback):
 
     @property
     def report(self) -> Report:
-        """Of the training under way, or of the last one as it ended; an `OptionError` before."""
+        """The report of the training under way, or the last one at its end; an `OptionError` before the first."""
         return self._training.report()
 
     def on_train_begin(self, args: TrainingArguments, *_: Any, model: nn.Module, **__: Any) -> None:  # noqa: D102
         if args.torch_compile:
-            raise OptionError(
-                "torch_compile=True compiles the model beside lmswap, which captures it itself; leave it off"
-            )
+            raise OptionError("torch_compile=True compiles the model, which lmswap captures itself; set it to False")
         if args.n_gpu > 1:
             raise OptionError(
                 f"the Trainer copies the model to {args.n_gpu} GPUs in each step, lmswap manages one; start a process "
@@ -51,8 +49,8 @@ class LmswapCallback(TrainerCallback):
         self._training.begin(model)
 
     def on_log(self, *_: Any, logs: Mapping[str, float], **__: Any) -> None:  # noqa: D102
-        # The reporting callbacks come before this one, so that what it added to `logs` would not reach them.
-        if "loss" in logs:  # of training: an evaluation's is "eval_loss", and that of what is logged here is none
+        # The reporting callbacks run before this one: what it adds to `logs` would not reach them.
+        if "loss" in logs:  # of training: evaluations have "eval_loss", and the entry logged here has none
             self._trainer.log(dict(self.report.metrics()))
 
     def on_train_end(self, *_: Any, **__: Any) -> None:  # noqa: D102

@@ -1,1 +1,1 @@
-"""How busy are device and link over chosen steps? Profilers' files and the engine's own record → the same figures."""
+"""Utilization of device and links over chosen steps, from profilers' files and the engine's own record alike."""

@@ -1,7 +1,7 @@
-"""What did the enabled models do while the window was open? The records of their steps → one trace per device.
+"""Collects the step records of enabled models during a profile, as one trace per device.
 
-On the CPU, compute is what the models' graphs and the optimizers' steps took, less waiting for copies. On a GPU it is
-the time from a graph's first kernel to its last, less waiting.
+On the CPU, compute is the time of the models' graphs and the optimizers' steps, without waits for copies. On a GPU it
+is the time from a graph's first kernel to its last, without waits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NOTES = {
 
 
 class EngineRecorder:
-    """Takes the records of every model that is enabled when it starts.
+    """Collects the records of every model that is enabled at its creation.
 
     Raises:
         OptionError: none is.
@@ -46,7 +46,7 @@ class EngineRecorder:
         self._ends: list[Callable[[], None]] = []
 
     def start(self, number: int) -> None:
-        """Begins; what ran before is not taken."""
+        """Start; earlier steps are not recorded."""
         for session in self._sessions:
             session.recorder.last()
             observer = partial(self._take, session)
@@ -54,12 +54,12 @@ class EngineRecorder:
             self._ends.append(partial(session.recorder.observers.remove, observer))
 
     def step_ended(self, number: int) -> None:
-        """Reads what the engines have recorded so far, while the plan that it followed is still in force."""
+        """Read what the engines have recorded so far, while the plan that the step followed is still in force."""
         for session in self._sessions:
             session.recorder.last()
 
     def stop(self) -> None:
-        """Ends. Of a model whose step is not over yet, that step is not taken."""
+        """Stop; a step that has not ended is not recorded."""
         for session in self._sessions:
             session.recorder.last()
         for end in self._ends:
@@ -67,11 +67,11 @@ class EngineRecorder:
         self._ends.clear()
 
     def optimizer_ran(self, name: str, began: float, ended: float) -> None:
-        """Adds an optimizer's step, at seconds of `time.perf_counter`."""
+        """Add an optimizer's step, in seconds of `time.perf_counter`."""
         self._optimizing.append(Span(Lane.COMPUTE, f"{name}.step", began, ended))
 
     def traces(self, steps: Sequence[Step]) -> tuple[Trace, ...]:
-        """One trace per device, cut to ``steps``, whose times are those of `time.perf_counter`."""
+        """Return one trace per device, cut to ``steps``, whose times are those of `time.perf_counter`."""
         return tuple(self._trace(device, list(steps)) for device in dict.fromkeys(map(_device, self._sessions)))
 
     def _take(self, session: Session, record: StepRecord) -> None:
@@ -95,7 +95,7 @@ class EngineRecorder:
         return Trace(
             tool=TOOL,
             device=device,
-            # Several models' curves cannot be told apart: each counts all tensors on the device.
+            # Curves of several models cannot be separated: each counts all tensors on the device.
             timeline=make_timeline(TOOL, spans, steps, tuple(memory) if num_models == 1 else ()),
             stalls=_sum_up(wait for record, step in within if step is not None for wait in _waits(record, step)),
             notes=(_NOTES[kind],),
@@ -118,9 +118,9 @@ def _other_bytes(step: PlannedStep | None) -> int:
 
 
 def _waits(record: StepRecord, step: PlannedStep) -> Iterator[tuple[str, str, str, Lane, float]]:
-    """Every wait of a step: op, its source line, buffer, direction, seconds.
+    """Yield every wait of a step: op, its source line, buffer, direction, seconds.
 
-    Copies of one buffer one way run in the order in which the plan has them.
+    Copies of one buffer in one direction run in the order of the plan.
     """
     program = step.joined.program
     runs = schedule(program, step.plan.recomputes)
@@ -134,9 +134,9 @@ def _waits(record: StepRecord, step: PlannedStep) -> Iterator[tuple[str, str, st
 
 
 def _place(program: Program, position: int | None, lane: Lane) -> tuple[str, str]:
-    """The op before which compute waits, and its source line. A segment waits for what leaves it before it ends."""
+    """Return the op before which compute waits, and its source line; swap-outs may be waited for at a segment's end."""
     if position is None:
-        return "unknown: planned anew", ""
+        return "unknown: replanned", ""
     before = program.segment_of(position - 1)
     if lane is Lane.OUT and position == before.stop:
         return f"end of {before.phase}", ""
@@ -144,7 +144,7 @@ def _place(program: Program, position: int | None, lane: Lane) -> tuple[str, str
 
 
 def _positions(plan: Plan, buffers: Sequence[int]) -> defaultdict[tuple[int, Lane], Iterator[int]]:
-    """By buffer and direction: before which ops compute waits for its copies, in order."""
+    """Return, by buffer and direction, the ops before which compute waits for its copies, in order."""
     found: defaultdict[tuple[int, Lane], list[int]] = defaultdict(list)
     for swap in sorted(plan.swaps, key=lambda swap: swap.release):
         if swap.out_start is not None:

@@ -1,4 +1,4 @@
-"""How does a script profile a part of itself? ``with lmswap.profile() as profile: …``, then ``print(profile)``."""
+"""Profiling of a part of a script: ``with lmswap.profile() as profile: …``, then ``print(profile)``."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from lmswap.profiling.collect import EngineRecorder
 from lmswap.profiling.profile import Profile
 from lmswap.profiling.readers import read_traces
 from lmswap.profiling.recording import KinetoRecorder, Recording, StepRecorder
-from lmswap.profiling.tools import choose, look
+from lmswap.profiling.tools import choose, find_host
 from lmswap.profiling.trace import Trace, side_by_side
 from lmswap.profiling.window import StepCounter
 
-_TOOLS = ("auto", "kineto", "lmswap")  # those that can begin within a process
+_TOOLS = ("auto", "kineto", "lmswap")  # those that can start within a process
 
 
 @contextmanager
 def profile(tool: str = "auto") -> Iterator[Profile]:
-    """Profiles the training steps made in the block: utilization, throughput, overlap, idle time, waits for copies.
+    """Profile the training steps in the block: utilization, throughput, overlap, idle time, waits for copies.
 
     A step ends when the optimizer's step ends; the first one begins with the block, and what follows the last one is
-    left out. The first steps of a model capture and plan it, and lmswap plans a last time after the third: let these
-    pass before the block. With an enabled model, the engine's own record is taken beside what the tool sees.
+    ignored. The first steps of a model capture and plan it, and lmswap replans last after the third: run these before
+    the block. With an enabled model, the engine's own record is added to what the tool sees.
 
     Example:
         >>> with lmswap.profile() as profile:
@@ -46,7 +46,7 @@ def profile(tool: str = "auto") -> Iterator[Profile]:
         raise OptionError(
             f"{tool} must run around the whole script: lmswap profile --tool {tool} -- python train.py ..."
         )
-    used, _ = choose(tool, look(), _TOOLS)
+    used, _ = choose(tool, find_host(), _TOOLS)
     result = Profile("steps in a block")
     with tempfile.TemporaryDirectory(prefix="lmswap-profile-") as folder:
         path = Path(folder) / "kineto.json"

@@ -1,4 +1,4 @@
-r"""How busy were device and link? The spans of some steps → utilization, throughput, overlap, idle time and gaps.
+r"""Figures of device and link from the spans of some steps: utilization, throughput, overlap, idle time and gaps.
 
 With W the window, from the start of the first step to the end of the last; K the union of kernels; H and D the unions
 of copies in and out, each within W::
@@ -6,13 +6,13 @@ of copies in and out, each within W::
     utilization    |K| / |W|                     what nvvp calls compute utilization: copies do not count
     exposed        |(H ∪ D) \ K|                 copying while nothing computes
     overlap        |(H ∪ D) ∩ K| / |H ∪ D|       the hidden share of copying
-    collectives    |N|, hidden |N ∩ K| / |N|     what ranks exchange: N is the union of NCCL's kernels
-    idle           |W \ (K ∪ N ∪ copies)|        neither computes, exchanges nor copies
+    collectives    |N|, hidden |N ∩ K| / |N|     communication between ranks: N is the union of NCCL's kernels
+    idle           |W \ (K ∪ N ∪ copies)|        no compute, communication or copies
     gap            idle time between the last activity of one step and the first of the next
 
-H and D are made of copies of 1 MiB and more; smaller ones (scalars, indices) have a row of their own and count as
-activity only. Kernels that only pass the time, to emulate a link, are left out by name. Fills, copies within a device
-and between devices are neither kernels nor swaps, as in nvvp: time in which nothing else ran counts as idle.
+H and D consist of copies of 1 MiB and more; smaller ones (scalars, indices) have a row of their own and count as
+activity only. Kernels that only pass time, to emulate a link, are excluded by name. Fills, copies within a device and
+between devices are neither kernels nor swaps, as in nvvp: time in which nothing else ran counts as idle.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.timeline import Lane, Span, Step, Timeline
 from lmswap.profiling.intervals import Intervals, clip, intersect, length, subtract, union
 
-# In a step of the 3D U-Net copies from here on hold over 99.9 % of the bytes.
+# In a step of the 3D U-Net, copies from this size on are over 99.9 % of the bytes.
 SMALL_BYTES = 2**20
 # torch.cuda._sleep, and the kernels that pace an emulated link.
 _PACING = re.compile(r"spin_kernel|lmswap_pac")
@@ -38,10 +38,10 @@ _PACING = re.compile(r"spin_kernel|lmswap_pac")
 
 @dataclass(frozen=True)
 class CopyFigures:
-    """Copies one way that began within the window; rates are None where nothing was copied.
+    """Copies in one direction that began within the window; rates are None where nothing was copied.
 
-    ``bytes_per_second`` is Σ bytes / Σ duration, nvvp's throughput: what the link gives while it copies. Over the time
-    in which at least one copy ran it is ``busy_bytes_per_second``, over the whole window ``window_bytes_per_second``.
+    ``bytes_per_second`` is Σ bytes / Σ duration, nvvp's throughput: the link's rate while it copies. Over the time in
+    which at least one copy ran it is ``busy_bytes_per_second``, over the whole window ``window_bytes_per_second``.
     """
 
     num_copies: int
@@ -61,8 +61,8 @@ class CopyFigures:
 class Figures:
     """One device over the window. ``step_seconds`` is the median step; ``gap_seconds`` are the gaps, in order of steps.
 
-    ``stall_seconds`` is how long compute waited for copies as the engine's record has it: 0 in other tools' timelines.
-    With pageable copies the figures are no measurement of swapping: see `invalid`.
+    ``stall_seconds``: compute's waits for copies in the engine's record; 0 in other tools' timelines. With pageable
+    copies the figures are no measurement of swapping: see `invalid`.
     """
 
     num_steps: int
@@ -84,7 +84,7 @@ class Figures:
 
     @property
     def invalid(self) -> str:
-        """Why these figures must not be taken for a measurement of swapping; "" where they may."""
+        """The reason why these figures are no measurement of swapping, or ""."""
         if not self.num_pageable:
             return ""
         return (
@@ -95,7 +95,7 @@ class Figures:
 
 
 def figures_of(timeline: Timeline) -> Figures:
-    """The figures of ``timeline`` over its steps; without steps, it is one step from 0 to its end.
+    """Return the figures of ``timeline`` over its steps; without steps, it is one step from 0 to its end.
 
     Raises:
         TraceError: the window has no duration.
@@ -164,7 +164,7 @@ def _copy_figures(copies: list[Span], lane: Lane, steps: tuple[Step, ...]) -> Co
 
 
 def _gap(active: Intervals, boundary: float) -> float:
-    """From the last activity that began before ``boundary`` to the first one after it; 0 where either is missing."""
+    """Return the time from the last activity before ``boundary`` to the first after it; 0 where either is missing."""
     later = int(np.searchsorted(active[:, 0], boundary, side="left"))
     if later in (0, len(active)):
         return 0.0

@@ -1,4 +1,4 @@
-"""What do two sets of time have in common? Union, clip, intersection, difference and length of half-open intervals.
+"""Sets of half-open time intervals: union, clip, intersection, difference and length.
 
 A set is an array of shape (n, 2): rows [start, end), sorted, disjoint and not touching, none empty; `union` makes one
 of any rows. Every function is a sort or a search: O(n log n), a million kernels take about a second.
@@ -16,42 +16,42 @@ Intervals: TypeAlias = npt.NDArray[np.float64]
 
 
 def union(rows: npt.ArrayLike) -> Intervals:
-    """The set that ``rows`` cover, in any order and overlap; empty and reversed ones cover nothing."""
+    """Return the set that ``rows`` cover, in any order and overlap; empty and reversed ones cover nothing."""
     given = np.asarray(rows, dtype=np.float64).reshape(-1, 2)
     given = given[given[:, 1] > given[:, 0]]
     given = given[np.argsort(given[:, 0], kind="stable")]
     if not len(given):
         return given
     reach = np.maximum.accumulate(given[:, 1])
-    begins = np.concatenate([[True], given[1:, 0] > reach[:-1]])  # rows that touch what came before belong to it
+    begins = np.concatenate([[True], given[1:, 0] > reach[:-1]])  # rows that touch earlier ones are merged with them
     ends = np.concatenate([begins[1:], [True]])
     return np.stack([given[begins, 0], reach[ends]], axis=1)
 
 
 def clip(a: Intervals, start: float, end: float) -> Intervals:
-    """The part of ``a`` within [start, end)."""
+    """Return the part of ``a`` within [start, end)."""
     return union(np.clip(a, start, end))
 
 
 def intersect(a: Intervals, b: Intervals) -> Intervals:
-    """What lies in both."""
+    """Return the intersection."""
     return _combine(a, b, np.logical_and)
 
 
 def subtract(a: Intervals, b: Intervals) -> Intervals:
-    """What lies in ``a`` and not in ``b``."""
+    """Return the part of ``a`` outside ``b``."""
     return _combine(a, b, lambda in_a, in_b: in_a & ~in_b)
 
 
 def length(a: Intervals) -> float:
-    """Its total duration."""
+    """Return the total duration."""
     return float(np.sum(a[:, 1] - a[:, 0]))
 
 
 def _combine(
     a: Intervals, b: Intervals, keep: Callable[[npt.NDArray[np.bool_], npt.NDArray[np.bool_]], npt.NDArray[np.bool_]]
 ) -> Intervals:
-    """Cuts time at every end of both sets; between two cuts each set holds everything or nothing."""
+    """Cut time at every end of both sets; between two cuts each set covers everything or nothing."""
     cuts = np.unique(np.concatenate([a.ravel(), b.ravel()]))
     kept = keep(_holds(a, cuts[:-1]), _holds(b, cuts[:-1]))
     return union(np.stack([cuts[:-1][kept], cuts[1:][kept]], axis=1))

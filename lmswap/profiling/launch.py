@@ -1,7 +1,7 @@
-"""How is a script run under a profiler? ``python train.py …`` → the same command, watched from inside → its Profile.
+"""Runs a script under a profiler: ``python train.py …`` → the same command, with its steps counted → its Profile.
 
-The script runs unchanged in `lmswap.profiling.run`, which counts its steps and switches the profiler on for the window.
-nsys and nvprof run around that; Kineto and lmswap's own record run in it.
+The script runs unchanged in `lmswap.profiling.run`, which counts its steps and starts the profiler for the window. nsys
+and nvprof run around that; Kineto and lmswap's own record run in it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _SPANS_EPOCHS = (
     "an epoch ended before the last of these steps: what ran between the two epochs, such as validation, counts to the "
     "first step of the second"
 )
-# Of Python's own options, those that take a value in the next argument.
+# Python's own options that take a value in the next argument.
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
 class ScriptFailed(WindowError):
-    """The profiled script did not end well; ``exit_code`` is its own, as a shell would say it."""
+    """The profiled script failed; ``exit_code`` is its own, as in a shell."""
 
     def __init__(self, returncode: int) -> None:
         self.exit_code = returncode if returncode >= 0 else 128 - returncode
@@ -43,24 +43,24 @@ class ScriptFailed(WindowError):
 
 
 def profile_command(command: Sequence[str], window: Window, *, tool: str, folder: Path, stop: bool = False) -> Profile:
-    """Runs ``command``, which starts with a Python interpreter, and profiles ``window`` of it.
+    """Run ``command``, which starts with a Python interpreter, and profile ``window`` of it.
 
     Args:
         command: ``python train.py …`` or ``python -m package …``.
-        window: which steps.
+        window: the steps.
         tool: "kineto", "nsys", "nvprof" or "lmswap", and one that works here: see `lmswap.profiling.tools`.
-        folder: where the tools' files go.
-        stop: ends the script when the window is over.
+        folder: for the tools' files.
+        stop: end the script after the window.
 
     Raises:
-        OptionError: the command is none that can be watched.
+        OptionError: the command cannot be profiled.
         ScriptFailed: the script ended with an error of its own.
         WindowError: the script ended before the window did.
         TraceError: what the tool wrote cannot be used.
     """
     watched = _watched(command, folder)
     for name in (OUTCOME, OWN, *TOOL_FILES.values()):
-        (folder / name).unlink(missing_ok=True)  # an earlier run's, in a folder that is kept
+        (folder / name).unlink(missing_ok=True)  # of an earlier run
     request = {"tool": tool, "window": asdict(window), "folder": str(folder), "stop": stop}
     (folder / REQUEST).write_text(json.dumps(request), encoding="utf-8")
     returncode = subprocess.run(under(tool, watched, folder), check=False).returncode
@@ -79,7 +79,7 @@ def profile_command(command: Sequence[str], window: Window, *, tool: str, folder
 
 
 def under(tool: str, command: Sequence[str], folder: Path) -> list[str]:
-    """``command`` as ``tool`` runs it, recording only between cudaProfilerStart and Stop, into ``folder``."""
+    """Return ``command`` under ``tool``, recording only between cudaProfilerStart and Stop, into ``folder``."""
     if tool == "nsys":
         options = ["--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none", "--cuda-graph-trace=node"]
         options += ["--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--export=sqlite"]
@@ -91,7 +91,7 @@ def under(tool: str, command: Sequence[str], folder: Path) -> list[str]:
 
 
 def _watched(command: Sequence[str], folder: Path) -> list[str]:
-    """``command`` with `lmswap.profiling.run` between Python's own options and the script."""
+    """Return ``command`` with `lmswap.profiling.run` between Python's own options and the script."""
     if not command or not _PYTHON.fullmatch(PurePath(command[0]).name):
         raise OptionError(
             "what is profiled must start with a Python interpreter: lmswap profile -- python train.py ..."
@@ -110,7 +110,7 @@ def _watched(command: Sequence[str], folder: Path) -> list[str]:
 
 
 def _outcome(folder: Path) -> dict[str, Any]:
-    """What the watched process said at its end; empty if it did not come to that."""
+    """Return what the profiled process wrote at its end; empty if it did not get there."""
     try:
         outcome: dict[str, Any] = json.loads((folder / OUTCOME).read_text(encoding="utf-8"))
     except FileNotFoundError:

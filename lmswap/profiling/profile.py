@@ -1,4 +1,4 @@
-"""What did the profiled steps show? Traces → figures, as a table, as JSON and as a trace for Perfetto."""
+"""The result of profiling: figures of traces, as a table, as JSON and as a trace for Perfetto."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from lmswap.reporting.chrome import write_chrome_trace
 from lmswap.reporting.text import format_seconds, render_html, render_text
 
 SCHEMA = "lmswap.profile/1"
-_MOST_STALLS = 10  # printed; JSON has all
+_MOST_STALLS = 10  # printed; the JSON has all
 
 
 @dataclass
 class Profile:
     """Figures of the profiled steps, a column per tool and device; prints as a table.
 
-    ``title`` says what was profiled, ``notes`` what was used instead of what was asked for. ``traces`` is empty while
-    the steps are still running: then everything else is refused.
+    ``title``: what was profiled; ``notes``: what was used in place of the requested tool. ``traces`` is empty while the
+    steps are still running: then everything else raises.
     """
 
     title: str
@@ -38,7 +38,7 @@ class Profile:
 
     @cached_property
     def figures(self) -> tuple[Figures, ...]:
-        """By trace.
+        """The figures of each trace.
 
         Raises:
             WindowError: the profiled steps are not over.
@@ -54,7 +54,7 @@ class Profile:
         return not any(figures.invalid for figures in self.figures)
 
     def to_json(self) -> str:
-        """All figures and stalls as JSON text, schema "lmswap.profile/1"; bytes and seconds, rates in bytes/s."""
+        """Return all figures and stalls as JSON, schema "lmswap.profile/1"; bytes and seconds, rates in bytes/s."""
         devices = [
             {
                 "tool": trace.tool,
@@ -70,7 +70,7 @@ class Profile:
         return json.dumps({"schema": SCHEMA, "title": self.title, "notes": self.notes, "devices": devices}, indent=1)
 
     def to_chrome_trace(self, path: str | Path) -> None:
-        """Writes every trace as a process of one trace file, which Perfetto and chrome://tracing open.
+        """Write every trace as a process of one trace file, which Perfetto and chrome://tracing open.
 
         Raises:
             OptionError: nothing to write yet, or a folder that does not exist.
@@ -78,7 +78,7 @@ class Profile:
         write_chrome_trace(Path(path), [trace.timeline for trace in self.traces], about={"profiled": self.title})
 
     def __rich__(self) -> Group:
-        """The profile's parts, for `rich.print`."""
+        """Return the profile's parts, for `rich.print`."""
         columns = list(zip(self.traces, self.figures, strict=True))
         parts: list[RenderableType] = [Text(f"lmswap profile: {self.title}", style="bold"), Text()]
         for link in dict.fromkeys(trace.emulated_link for trace in self.traces if trace.emulated_link):

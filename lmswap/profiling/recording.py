@@ -1,7 +1,7 @@
-"""What is switched on while the window is open? Kineto, or CUDA's capture range for nsys and nvprof, or nothing.
+"""Recorders for the window: Kineto, or CUDA's capture range for nsys and nvprof, or none.
 
-The device is waited for at both ends of the window and after each step in it, so that work belongs to the step that
-asked for it; a script that reads its loss every step does the same.
+The device is synchronized at both ends of the window and after each step in it, so that work belongs to the step that
+queued it; a script that reads its loss every step does the same.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from lmswap.ir.timeline import Step
 
 
 class StepRecorder(Protocol):
-    """Something that records steps, in the process that makes them."""
+    """Records steps, in the process that runs them."""
 
     def start(self, number: int) -> None:
-        """Begins with step ``number``."""
+        """Start with step ``number``."""
 
     def step_ended(self, number: int) -> None:
-        """The step has ended and step ``number`` begins."""
+        """Note that the step has ended and step ``number`` begins."""
 
     def stop(self) -> None:
-        """Ends; the step under way is the last."""
+        """Stop; the step under way is the last."""
 
 
 class Recording:
-    """Runs recorders over consecutive steps, and knows when the steps were, in seconds of `time.perf_counter`."""
+    """Runs recorders over consecutive steps, and keeps the steps' times, in seconds of `time.perf_counter`."""
 
     def __init__(self, recorders: Sequence[StepRecorder], number: int) -> None:
-        """Begins with step ``number``."""
+        """Start with step ``number``."""
         self._recorders, self._number = recorders, number
         self.steps: list[Step] = []
         _synchronize()
@@ -45,7 +45,7 @@ class Recording:
         self._began = time.perf_counter()
 
     def step_ended(self, *, is_last: bool = False) -> None:
-        """Ends a step; the next one begins, or the recording ends with it."""
+        """End a step; the next one begins, or the recording ends with it."""
         _synchronize()
         now = time.perf_counter()
         self.steps.append(Step(self._number, self._began, now))
@@ -57,8 +57,8 @@ class Recording:
             recorder.step_ended(self._number)
 
     def stop(self) -> None:
-        """Ends the recording; what follows the last step that ended is not part of any."""
-        with ExitStack() as stopping:  # each, though another fails
+        """End the recording; what follows the last ended step belongs to none."""
+        with ExitStack() as stopping:  # each, even if another fails
             for recorder in reversed(self._recorders):
                 stopping.callback(recorder.stop)
 
@@ -77,9 +77,9 @@ class KinetoRecorder:
         activities = [torch.profiler.ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(torch.profiler.ProfilerActivity.CUDA)
-        # Without `acc_events` torch 2.11 warns that it drops the events of earlier cycles; here there is one.
+        # Without `acc_events` torch 2.11 warns that it drops events of earlier cycles; here there is one.
         new_profile = partial(torch.profiler.profile, activities=activities, acc_events=True)
-        # The first profile of a process sets CUPTI up, which takes long: not in the one that is kept.
+        # The first profile of a process initializes CUPTI, which takes long: not within the one that is kept.
         with new_profile():
             pass
         self._profile = new_profile()
@@ -104,7 +104,7 @@ class KinetoRecorder:
 
 
 class CaptureRangeRecorder:
-    """cudaProfilerStart and Stop around the window, for the nsys or nvprof that runs this process; steps as NVTX."""
+    """cudaProfilerStart and Stop around the window, for nsys or nvprof around this process; steps as NVTX ranges."""
 
     def __init__(self) -> None:
         self._range = 0
@@ -123,7 +123,7 @@ class CaptureRangeRecorder:
 
 
 def range_name(number: int) -> str:
-    """What the range of step ``number`` is called in profilers' files."""
+    """Return the name of step ``number``'s range in profilers' files."""
     return f"lmswap step {number}"
 
 

@@ -1,8 +1,8 @@
-"""Runs a script as Python would, watches its steps and switches the profiler on for those of the window.
+"""Runs a script as Python would, counts its steps and profiles those of the window.
 
-``python -m lmswap.profiling.run REQUEST.json train.py …`` (or ``-m package …``); written for `lmswap.profiling.launch`,
-which reads what is left in the request's folder. torch is imported before the script: what torch reads from the
-environment at import must be set outside of it.
+``python -m lmswap.profiling.run REQUEST.json train.py …`` (or ``-m package …``); started by `lmswap.profiling.launch`,
+which reads the results from the request's folder. torch is imported before the script: environment variables that torch
+reads at import must be set outside.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class Watch:
-    """Records the window of a script, and changes nothing of what the script does: what fails here is only noted.
+    """Records the window of a script, and does not affect the script: failures here are only written down.
 
     ``first`` is the number of the window's first step among all steps, None until the window is over. With ``stop`` the
-    script ends when the window is over, or cannot be had any more.
+    script ends when the window is over, or can no longer be recorded.
     """
 
     def __init__(self, tool: str, window: Window, folder: Path, *, stop: bool = False) -> None:
@@ -41,12 +41,12 @@ class Watch:
         self._counter = StepCounter(self._step_ended, self._optimizer_ran, window.steps_per_epoch)
 
     def close(self) -> None:
-        """Says in the folder what was seen."""
+        """Write the outcome to the folder."""
         self._counter.close()
         self._drop()
-        self._tell()
+        self._write_outcome()
 
-    def _tell(self) -> None:
+    def _write_outcome(self) -> None:
         outcome = {"first": self.first, "epochs": self._counter.epochs, "error": self.error}
         (self._folder / OUTCOME).write_text(json.dumps(outcome), encoding="utf-8")
 
@@ -59,16 +59,16 @@ class Watch:
             return
         try:
             self._follow(epoch, step, number)
-        except Exception as error:  # the script's steps go on, whatever fails
+        except Exception as error:  # the script continues, whatever fails
             self.error = str(error) if isinstance(error, LmswapError) else f"{type(error).__name__}: {error}"
             self._drop()
-            with suppress(OSError):  # it is told again at the end
-                self._tell()
+            with suppress(OSError):  # it is written again at the end
+                self._write_outcome()
         if self._stop and (self.error or self.first is not None):
             raise SystemExit(2 if self.error else 0)
 
     def _drop(self) -> None:
-        """Ends a recording that will not be used."""
+        """End a recording that will not be used."""
         recording, self._recording = self._recording, None
         if recording is not None:
             with suppress(Exception):
@@ -89,7 +89,7 @@ class Watch:
 
     def _recorders(self) -> list[StepRecorder]:
         recorders: list[StepRecorder] = []
-        # Only a script that has enabled a model has imported this already; importing it takes seconds.
+        # Only a script that has enabled a model has imported this; importing it takes seconds.
         api = sys.modules.get("lmswap.api")
         if self._tool == "lmswap" or (api is not None and api.sessions()):
             from lmswap.profiling.collect import EngineRecorder
@@ -108,11 +108,11 @@ class Watch:
             write_traces(self._folder / OWN, self._own.traces(self._recording.steps))
         self.first = number + 1 - len(self._recording.steps)
         self._recording = None
-        self._tell()  # now, for a script may end without saying so
+        self._write_outcome()  # now: a script may end without `close`
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Runs what follows the request."""
+    """Run the script that follows the request."""
     request: dict[str, Any] = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
     watch = Watch(request["tool"], Window(**request["window"]), Path(request["folder"]), stop=bool(request["stop"]))
     try:
@@ -122,7 +122,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def run_script(command: Sequence[str]) -> None:
-    """Runs ``train.py …`` or ``-m package …`` in this process as Python would."""
+    """Run ``train.py …`` or ``-m package …`` in this process as Python would."""
     if command[0] == "-m":
         sys.argv = list(command[1:])
         runpy.run_module(command[1], run_name="__main__", alter_sys=True)

@@ -1,4 +1,4 @@
-"""Which profiler can work here, and why not another? What the machine has → the tool that is used, and the reason."""
+"""Selection of the profiler: from the requested tool and what the machine has, to the tool used and the reason."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ TOOLS = ("auto", "kineto", "nsys", "nvprof", "lmswap")
 
 @dataclass(frozen=True)
 class Host:
-    """What decides. ``gpus`` are (name, compute capability); ``cuda`` is the version torch was built for, if any."""
+    """What the selection depends on: ``gpus`` as (name, compute capability), and torch's CUDA version, if any."""
 
     gpus: tuple[tuple[str, tuple[int, int]], ...]
     cuda: str | None
-    programs: frozenset[str]  # of nsys and nvprof, those that are installed
+    programs: frozenset[str]  # of nsys and nvprof, the installed ones
 
 
-def look() -> Host:
-    """What this machine has."""
+def find_host() -> Host:
+    """Return what this machine has."""
     import torch
 
     gpus: tuple[tuple[str, tuple[int, int]], ...] = ()
@@ -32,9 +32,9 @@ def look() -> Host:
 
 
 def choose(tool: str, host: Host, known: tuple[str, ...] = TOOLS) -> tuple[str, str]:
-    """The tool to use when ``tool``, one of ``known``, is asked for, and a sentence if it is another one, else "".
+    """Return the tool to use for ``tool``, one of ``known``, and a sentence if it is another one, else "".
 
-    "auto" is Kineto with a GPU, for it comes with torch, and else lmswap's own record, which is all there is to see.
+    "auto" is Kineto with a GPU, since it comes with torch, and otherwise lmswap's own record.
 
     Raises:
         OptionError: no such tool.

@@ -1,4 +1,4 @@
-"""What did one tool see of one device? A timeline of some steps, with what is known of the stalls in it."""
+"""A trace: one tool's timeline of some steps on one device, with the stalls where they are known."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from lmswap.ir.timeline import Lane, Span, Step, Timeline
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """How long one op of the program waited for one buffer, over all steps of a trace.
+    """The waits of one op for one buffer, over all steps of a trace.
 
-    ``lane`` says for which copy: IN, for the bytes it reads; OUT, for the memory that the buffer was to leave.
+    ``lane`` is the copy's: IN, for the bytes that the op reads; OUT, for the memory that the buffer releases.
     """
 
     op: str
-    source: str  # the user's source line, "" where the tracer kept none
+    source: str  # the user's source line, "" where unknown
     buffer: str
     lane: Lane
     num: int
@@ -27,9 +27,9 @@ class Stall:
 
 @dataclass(frozen=True)
 class Trace:
-    """One device as one tool recorded it; ``tool`` and ``device`` are for people. ``notes`` say what is not in it.
+    """One device as recorded by one tool; ``tool`` and ``device`` are display names. ``notes``: what is not in it.
 
-    ``emulated_link`` is what lmswap paced its copies to, "" where they ran at the machine's own speed or nobody knows.
+    ``emulated_link`` is the rate to which lmswap paced its copies, "" at the machine's own speed or if unknown.
     """
 
     tool: str
@@ -40,9 +40,9 @@ class Trace:
     emulated_link: str = ""
 
     def only(self, first: int, stop: int) -> Trace:
-        """The steps numbered [first, stop), counted from the start of the first one.
+        """Return the steps numbered [first, stop), with times from the start of the first one.
 
-        Stalls stay those of all steps, and a note says so: only the recorder could tell which were whose.
+        Stalls remain those of all steps, with a note: only the recorder could assign them to steps.
 
         Raises:
             TraceError: the trace does not have all of these steps.
@@ -50,10 +50,8 @@ class Trace:
         steps = self.timeline.steps
         chosen = tuple(step for step in steps if first <= step.number < stop)
         if len(chosen) < stop - first:
-            have = (
-                f"steps {steps[0].number} to {steps[-1].number}" if steps else "no steps: it has no ranges that say so"
-            )
-            raise TraceError(f"{self.tool} has {have}, so steps {first} to {stop - 1} cannot be picked from it")
+            have = f"steps {steps[0].number} to {steps[-1].number}" if steps else "no steps: no ranges mark them"
+            raise TraceError(f"{self.tool} has {have}, so steps {first} to {stop - 1} cannot be selected from it")
         notes = self.notes
         if self.stalls and len(chosen) < len(steps):
             notes += (f"the waits are those of all its {len(steps)} steps",)
@@ -61,10 +59,10 @@ class Trace:
 
 
 def side_by_side(seen: Sequence[Trace], own: Sequence[Trace]) -> tuple[Trace, ...]:
-    """What a tool saw and what lmswap recorded of the same steps, as the columns of one profile.
+    """Return a tool's traces and lmswap's own of the same steps, as the columns of one profile.
 
-    Under an emulated link a tool sees each copy as many short ones at the real link's speed with waits between them. So
-    where the link was emulated, the copies of lmswap's record take the place of the tool's pinned ones.
+    Under an emulated link a tool sees each copy as many short ones at the real link's speed with waits between them.
+    There the copies of lmswap's record replace the tool's pinned ones.
     """
     emulated = {_device_number(trace.device): trace for trace in own if trace.emulated_link}
     columns = []
@@ -78,22 +76,22 @@ def _with_copies_of(record: Trace, seen: Trace) -> Trace:
     kept = [span for span in seen.timeline.spans if span.lane is Lane.COMPUTE or span.is_pageable]
     copies = [span for span in record.timeline.spans if span.lane is not Lane.COMPUTE]
     spans = tuple(sorted([*kept, *copies], key=_start))
-    note = f"copies and waits are those of {record.tool}, since the link was emulated; copies of batches are left out"
+    note = f"copies and waits are those of {record.tool}, since the link was emulated; copies of batches are omitted"
     notes = (*seen.notes, note)
     timeline = replace(seen.timeline, spans=spans)
     return replace(seen, timeline=timeline, notes=notes, emulated_link=record.emulated_link)
 
 
 def _device_number(device: str) -> str:
-    """The same for "GPU 0: NVIDIA H200", as tools call a device, and "cuda:0 (NVIDIA H200)", as lmswap does."""
+    """Return the same for "GPU 0: NVIDIA H200", a tool's name of a device, and "cuda:0 (NVIDIA H200)", lmswap's."""
     match = re.match(r"(?:GPU |cuda:)(\d+)", device)
     return match[1] if match else device
 
 
 def make_timeline(source: str, spans: list[Span], steps: list[Step], memory: tuple[tuple[float, int], ...]) -> Timeline:
-    """A timeline of spans at any clock: moved so that it begins with its first step, and ordered by start.
+    """Return a timeline of spans at any clock: shifted to begin with its first step, and ordered by start.
 
-    What lies wholly outside of the steps is left out. Without steps it begins with the first span.
+    Spans outside all steps are omitted. Without steps it begins with the first span.
     """
     ordered = tuple(sorted(steps, key=lambda step: step.start_seconds))
     if ordered:

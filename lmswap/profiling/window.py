@@ -1,8 +1,8 @@
-"""Which steps are profiled, and where is a script that knows nothing of it? Steps and epochs, counted from outside.
+"""The steps to be profiled, and counters of steps and epochs that need no change in a script.
 
 A step ends when the optimizer's step ends (the first optimizer seen counts; a second one, as in a GAN, does not), and
-begins where the one before it ended. An epoch begins when a DataLoader is iterated anew and steps are made inside it:
-validation makes none. Without a DataLoader all is one epoch, unless its number of steps is given.
+begins where the previous one ended. An epoch begins when a new iteration over a DataLoader makes steps: validation
+makes none. Without a DataLoader there is one epoch, unless its number of steps is given.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Window:
     """Steps [first, stop) of all, or of one ``epoch``; steps count from 0, epochs from 1.
 
-    The default comes after lmswap's last planning, which follows the third step.
+    The default starts after lmswap's last replanning, which follows the third step.
     """
 
     first: int = 5
@@ -50,7 +50,7 @@ class Window:
 
     @staticmethod
     def parse(steps: str | None, epoch: int | None = None, steps_per_epoch: int | None = None) -> Window:
-        """Reads "20:50", the steps 20 to 49; None stands for the default.
+        """Parse "20:50", the steps 20 to 49; None stands for the default.
 
         Raises:
             OptionError: not two numbers, or no such window.
@@ -59,7 +59,7 @@ class Window:
         return Window(first, stop, epoch, steps_per_epoch)
 
     def refuse(self, epochs: list[int]) -> WindowError:
-        """The error of a script that did not have these steps; ``epochs`` is how many each of its epochs had."""
+        """Return the error for a script without these steps; ``epochs``: the number of steps of each of its epochs."""
         had = ", ".join(f"epoch {number} had {steps} steps" for number, steps in enumerate(epochs, start=1))
         options = "--steps" if self.epoch is None else "--steps and --epoch"
         if self.epoch is None and epochs:
@@ -71,13 +71,13 @@ class Window:
         )
 
     def index(self, epoch: int, step: int, number: int) -> int | None:
-        """Where step ``number`` of all, which is ``step`` of ``epoch``, counts from for this window; None: nowhere."""
+        """Return this window's index of step ``number``, which is ``step`` of ``epoch``; None outside its epoch."""
         if self.epoch is None:
             return number
         return step if epoch == self.epoch else None
 
     def is_past(self, epoch: int) -> bool:
-        """Whether no step of ``epoch`` or later can be of this window."""
+        """Return whether ``epoch`` is after this window's."""
         return self.epoch is not None and epoch > self.epoch
 
     def __str__(self) -> str:
@@ -85,7 +85,7 @@ class Window:
 
 
 def parse_steps(text: str) -> tuple[int, int]:
-    """Reads "20:50" as (20, 50).
+    """Parse "20:50" as (20, 50).
 
     Raises:
         OptionError: not two whole numbers.
@@ -100,8 +100,8 @@ def parse_steps(text: str) -> tuple[int, int]:
 class StepCounter:
     """Calls ``step_ended`` with (epoch, step in the epoch, step of all) after each training step until closed.
 
-    Before that it calls ``optimizer_ran`` with each optimizer's name and the seconds between which it made its step.
-    Neither may close the counter: torch runs through its hooks meanwhile.
+    Before that it calls ``optimizer_ran`` with each optimizer's name and the start and end of its step in seconds.
+    Neither may close the counter: torch iterates over its hooks meanwhile.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class StepCounter:
         )
 
     def close(self) -> None:
-        """Stops counting. Idempotent."""
+        """Stop counting. Idempotent."""
         for handle in self._handles:
             handle.remove()
         self._loading.close()
@@ -154,7 +154,7 @@ class StepCounter:
 
 
 class _LoaderWatch:
-    """Knows from which iteration over which DataLoader the last batch came, by a hook in torch's own iterator."""
+    """Tracks the DataLoader iteration of the last batch, by a hook in torch's iterator."""
 
     def __init__(self) -> None:
         from torch.utils.data import dataloader
@@ -167,7 +167,7 @@ class _LoaderWatch:
 
         @functools.wraps(self._next)
         def watched(iterator: Any) -> Any:
-            if iterator._num_yielded == 0:  # also when persistent workers use the iterator again
+            if iterator._num_yielded == 0:  # also when persistent workers reuse the iterator
                 self._num_iterations += 1
                 self._numbers[iterator] = self._num_iterations
             self.iteration = self._numbers.get(iterator)

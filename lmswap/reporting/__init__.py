@@ -1,4 +1,4 @@
-"""Plans and timelines, predicted and measured, as tables, JSON, pictures and traces for people. It decides nothing."""
+"""Plans and timelines, predicted and measured, as tables, JSON, pictures and traces. It makes no decisions."""
 
 from lmswap.reporting.decisions import BufferDecision as BufferDecision
 from lmswap.reporting.explain import Explanation as Explanation

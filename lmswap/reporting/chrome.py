@@ -17,7 +17,7 @@ from lmswap.ir.timeline import Lane, Span, Step, Timeline
 
 
 def write_chrome_trace(path: Path, timelines: Sequence[Timeline], *, about: Mapping[str, str | int]) -> None:
-    """Writes ``timelines`` to ``path`` as one trace; ``about`` goes with it, for people.
+    """Write ``timelines`` to ``path`` as one trace; ``about`` is stored in it as metadata.
 
     Raises:
         OptionError: no timeline to write, or the folder does not exist.
@@ -52,7 +52,7 @@ def _events(pid: int, timeline: Timeline) -> Iterator[dict[str, Any]]:
 
 
 def _rows(timeline: Timeline, lane: Lane) -> list[tuple[str, list[Span]]]:
-    """A lane's spans as rows without overlap: a thread's slices must not overlap, but a disk serves several copies."""
+    """Return a lane's spans as rows: a thread's slices must not overlap, but a disk serves several copies at once."""
     rows: list[list[Span]] = [[]]
     for span in sorted((span for span in timeline.spans if span.lane is lane), key=lambda span: span.start_seconds):
         free = (row for row in rows if not row or row[-1].end_seconds <= span.start_seconds)

@@ -1,4 +1,4 @@
-"""What was decided for each buffer of a step and why, in the terms of the user's own source lines."""
+"""The action planned for each buffer of a step and its reason, with the lines of user code."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from lmswap.reporting.lives import lives
 
 @dataclass(frozen=True, slots=True)
 class BufferDecision:
-    """The fate of one buffer. Operators are those of the traced step; lines are the user's, "" where unknown.
+    """The action for one buffer. Operators are those of the traced step; lines are the user's, "" where unknown.
 
-    ``resident`` is from when to when it lies on the device, () without a prediction, in seconds of the timeline that
-    ``clock`` names: "measured" where a step has run as planned, or else "predicted".
+    ``resident``: intervals on the device in seconds, () without a prediction. ``clock`` names their timeline:
+    "measured" where a step has run as planned, else "predicted".
     """
 
     buffer: int
@@ -36,9 +36,9 @@ class BufferDecision:
 def buffer_decisions(
     program: Program, plan: Plan, predicted: Timeline | None = None, measured: Timeline | None = None
 ) -> tuple[BufferDecision, ...]:
-    """One decision for each buffer that the step allocates, in the program's order.
+    """Return one decision for each buffer that the step allocates, in the program's order.
 
-    Parameters and inputs are left out: they live outside the step, and no plan can move them.
+    Parameters and inputs are omitted: they live outside the step, and no plan can swap them.
     """
     decisions = schedule(program, plan.recomputes).decisions(plan)
     resident, clock = lives(program, plan, predicted, measured) if predicted is not None else ({}, "")
@@ -59,7 +59,7 @@ def buffer_decisions(
             made_at=first[buffer.id].source if buffer.id in first else "",
             last_used_by=last[buffer.id].target if buffer.id in last else "",
             last_used_at=last[buffer.id].source if buffer.id in last else "",
-            # A reason stands beside decision and size here and need not name them again.
+            # The text repeats neither the decision nor the size, which have columns of their own.
             reason=plan.reasons.get(buffer.id, "")
             .removeprefix(f"{decisions[buffer.id]}: ")
             .removeprefix(f"{format_bytes(buffer.nbytes)} "),

@@ -1,4 +1,4 @@
-"""The decision for each buffer as a table: how large, what makes and last uses it, what happens to it, and why."""
+"""The explanation of a plan: a table of the buffers, with size, producer, last use, decision and reason."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lmswap.reporting.decisions import BufferDecision, buffer_decisions
 from lmswap.reporting.text import TERMINAL_WIDTH, format_excess, format_longer, format_seconds, render_html, render_text
 
 SCHEMA = "lmswap.explanation/1"
-MAX_ROWS = 10  # of the printed table, unless all are asked for; `to_json` has all of them
+MAX_ROWS = 10  # of the printed table by default; `to_json` has all of them
 
 _STYLES = {Decision.KEEP: "", Decision.SWAP: "yellow", Decision.RECOMPUTE: "cyan"}
 
@@ -36,7 +36,7 @@ class Explanation:
     predicted_seconds: float
     excess: float | None  # see `Plan.excess`
     free_seconds: float | None = None  # of the same step in unlimited memory
-    plan_notes: tuple[str, ...] = ()  # on what became of its plans
+    plan_notes: tuple[str, ...] = ()  # on its plans and replanning
     all_buffers: bool = False  # print all of them
 
     def __post_init__(self) -> None:
@@ -44,7 +44,7 @@ class Explanation:
         object.__setattr__(self, "decisions", tuple(largest_first))
 
     def __rich__(self) -> Group:
-        """The tables, for `rich.print`."""
+        """Return the tables, for `rich.print`."""
         heading = Text(f"{self.model}: decisions of policy '{self.policy}'", style="bold")
         longer = format_longer(self.predicted_seconds, self.free_seconds)
         parts = [f"step {format_seconds(self.predicted_seconds)}", longer and f"{longer} over unlimited memory"]
@@ -52,7 +52,7 @@ class Explanation:
         return Group(heading, quality, *map(Text, self.plan_notes), Text(), self.tables())
 
     def tables(self) -> Group:
-        """How many bytes are kept, swapped and made again, and below that the largest buffers, or all."""
+        """Return the bytes kept, swapped and recomputed, and the largest buffers, or all."""
         shown = self.decisions if self.all_buffers else self.decisions[:MAX_ROWS]
         rest = self.decisions[len(shown) :]
         parts: list[RenderableType] = [self._totals(), Text(), _rows(shown)]
@@ -71,7 +71,7 @@ class Explanation:
         return f"<explanation of {self.model}: {len(self.decisions)} decisions; print it, or see its fields>"
 
     def to_json(self) -> str:
-        """All decisions as JSON text, schema "lmswap.explanation/1"; sizes in bytes."""
+        """Return all decisions as JSON, schema "lmswap.explanation/1"; sizes in bytes."""
         record = fields_of(self)
         del record["all_buffers"]
         return json.dumps({"schema": SCHEMA, **record}, indent=1, default=fields_of)
@@ -96,7 +96,7 @@ def make_explanation(
     plan_notes: Sequence[str] = (),
     all_buffers: bool = False,
 ) -> Explanation:
-    """Explains ``plan`` in the terms of ``program``, the step that it was made for; ``policy`` is the one asked for."""
+    """Explain ``plan`` in terms of ``program``, the step that it was made for; ``policy`` is the requested one."""
     return Explanation(
         program.name,
         policy,
@@ -122,7 +122,7 @@ def _rows(decisions: tuple[BufferDecision, ...]) -> Table:
 
 
 def _made(row: BufferDecision) -> str:
-    """Its name, and the line that makes it, whose place may be part of the name."""
+    """Return the buffer's name and the line that makes it, whose position may be part of the name."""
     where, _, code = row.made_at.partition(" ")
     return f"{row.name}  {code if where in row.name else row.made_at}".rstrip()
 

@@ -1,4 +1,4 @@
-"""When does each buffer lie on the device, by a plan? Program + plan + timelines → seconds, for people."""
+"""Times at which each buffer is resident under a plan, in seconds of a predicted or measured timeline."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Lives = dict[int, tuple[tuple[float, float], ...]]  # by buffer of the program: 
 
 
 def lives(program: Program, plan: Plan, predicted: Timeline, measured: Timeline | None = None) -> tuple[Lives, str]:
-    """From when to when each buffer of the step takes memory; one that is away meanwhile has several times.
+    """Return the resident intervals of each buffer of the step; a swapped or recomputed one has several.
 
-    Also says whose seconds these are: those of ``measured`` if its passes are the plan's. Within a pass, whose ops are
-    not timed in each step, compute goes on as predicted.
+    Also returns whose seconds these are: those of ``measured`` if its passes are the plan's. Within a pass, whose ops
+    are not timed in each step, compute proceeds as predicted.
     """
     runs = schedule(program, plan.recomputes)
     begins = [span.start_seconds for span in predicted.spans if span.lane is Lane.COMPUTE]  # by op
@@ -40,7 +40,7 @@ def lives(program: Program, plan: Plan, predicted: Timeline, measured: Timeline 
 
 
 def _begins_measured(program: Program, predicted: Timeline, measured: Timeline) -> list[float] | None:
-    """When each op began in ``measured``, and when the last ended; None where other passes ran than are planned."""
+    """Return when each op began in ``measured``, and when the last ended; None where other passes ran than planned."""
     compute = [span for span in measured.spans if span.lane is Lane.COMPUTE]
     passes = [list(spans) for _, spans in groupby(compute, key=lambda span: span.name)]
     if [spans[0].name.partition(" ")[0] for spans in passes] != [segment.phase for segment in program.segments]:
@@ -54,7 +54,7 @@ def _begins_measured(program: Program, predicted: Timeline, measured: Timeline) 
 
 
 def _within(spans: Sequence[Span], share: float) -> float:
-    """When ``share`` of the seconds of ``spans`` was over."""
+    """Return when ``share`` of the seconds of ``spans`` had passed."""
     passed = list(accumulate((span.seconds for span in spans), initial=0.0))
     at = share * passed[-1]
     which = min(bisect_right(passed, at), len(spans)) - 1

@@ -1,4 +1,4 @@
-"""Which figures of a report does an experiment tracker get, and under which names?"""
+"""The figures of a report for experiment trackers, and their names."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ FIELDS = {
 
 
 def metrics_of(step: StepFigures, prefix: str = PREFIX) -> dict[str, int | float]:
-    """The figures that are known by now, each under ``prefix`` and its name."""
+    """Return the figures known so far, each under ``prefix`` and its name."""
     figures = {prefix + name: getattr(step, field) for name, field in FIELDS.items()}
     return {name: figure for name, figure in figures.items() if figure is not None}

@@ -1,6 +1,6 @@
-"""A step as a page that answers when pointed at: memory over time, what ran on each lane, and each buffer's life.
+"""A step as an interactive HTML page: memory over time, what ran on each lane, and the lifetime of each buffer.
 
-The page is one file, page.html beside this one, with the step as JSON in it: a browser needs nothing else to draw it.
+The page is one file, made of page.html in this folder and the step as JSON: a browser needs nothing else to draw it.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from lmswap.ir.timeline import Lane, Span, Timeline
 from lmswap.reporting.decisions import BufferDecision
 from lmswap.reporting.picture import curve
 
-MAX_BUFFERS = 120  # drawn, the largest first: two screens
-# Of a lane, or points of a curve, as many as fit into that; of more, neighbours are drawn as one.
+MAX_BUFFERS = 120  # drawn, largest first: two screens
+# Limit per lane or curve, the largest with which the page has that many bytes; beyond it neighbours are merged.
 _MOST_SPANS, _MOST_BYTES = (4000, 2000, 1000, 500), 900_000
-_WIDE = 1e6  # of the whole step, in the page's coordinates
-_SHORTEST_GAP = 0.002  # of the step, that is drawn as what happens outside of the model
+_WIDE = 1e6  # width of the whole step, in the page's coordinates
+_SHORTEST_GAP = 0.002  # of the step; longer gaps are drawn as code outside the model
 
 _TEMPLATE = Path(__file__).with_name("page.html")
-# Of Okabe and Ito's palette, told apart also by colour-blind readers: no two of what is drawn in one panel are alike.
+# Of Okabe and Ito's palette, distinguishable by colour-blind readers; no two in one panel are alike.
 _SOURCES = {"predicted": "#cc79a7", "measured": "#0072b2"}
 _DECISIONS = {Decision.KEEP: "#8a949e", Decision.SWAP: "#e69f00", Decision.RECOMPUTE: "#56b4e9"}
 
@@ -41,7 +41,7 @@ def write_page(
     budget_bytes: int,
     summary: Sequence[tuple[str, str]],
 ) -> None:
-    """Writes ``path``, an HTML file that needs no network, of less than 1 MB; ``summary`` are names and figures.
+    """Write ``path``, an HTML file of less than 1 MB that needs no network; ``summary``: names and figures.
 
     Raises:
         OptionError: nothing to draw yet, an ending that is not .html, or a folder that does not exist.
@@ -51,7 +51,7 @@ def write_page(
     check_can_write(path)
     about = {"title": title, "summary": summary, "budget": budget_bytes}
     for most in _MOST_SPANS:
-        # A browser may take any "<" in it for the end of the element that holds it.
+        # A browser may take any "<" for the end of the element that holds the data.
         step = json.dumps({**about, **_step(timelines, decisions, most)}, separators=(",", ":")).replace("<", "\\u003c")
         if len(step) <= _MOST_BYTES:
             break
@@ -61,7 +61,7 @@ def write_page(
 
 
 def _step(timelines: Sequence[Timeline], decisions: Sequence[BufferDecision], most: int) -> dict[str, Any]:
-    """What is drawn, of each lane and curve ``most`` parts."""
+    """Return what is drawn, with up to ``most`` parts of each lane and curve."""
     seconds = max(timeline.seconds for timeline in timelines) or 1.0
     names: dict[str, int] = {}
     shown = _largest(decisions)
@@ -82,7 +82,7 @@ def _step(timelines: Sequence[Timeline], decisions: Sequence[BufferDecision], mo
 
 
 def check_can_write(path: Path) -> None:
-    """Raises OptionError if a page cannot be written to ``path``, as `write_page` would."""
+    """Raise OptionError if a page cannot be written to ``path``, as `write_page` would."""
     if path.suffix.lower() != ".html":
         raise OptionError(f"cannot write '{path}': the name must end in .html")
     if not path.parent.is_dir():
@@ -90,7 +90,7 @@ def check_can_write(path: Path) -> None:
 
 
 def _largest(decisions: Sequence[BufferDecision]) -> list[BufferDecision]:
-    """The buffers that are drawn, in the order in which they come to be."""
+    """Return the buffers that are drawn, in order of their allocation."""
     placed = sorted((row for row in decisions if row.resident), key=lambda row: -row.nbytes)[:MAX_BUFFERS]
     return sorted(placed, key=lambda row: row.resident[0])
 
@@ -100,7 +100,7 @@ def _has(decisions: Iterable[BufferDecision], decision: Decision) -> bool:
 
 
 def _points(timeline: Timeline, seconds: float, most: int) -> list[tuple[int, int]]:
-    """The memory curve; of many neighbours the highest, where the first of them is."""
+    """Return the memory curve, each group of neighbours as its highest value at the time of its first."""
     points = list(zip(*curve(timeline), strict=True))
     group = -(-len(points) // most)
     some = [points[start : start + group] for start in range(0, len(points), group)]
@@ -108,7 +108,7 @@ def _points(timeline: Timeline, seconds: float, most: int) -> list[tuple[int, in
 
 
 def _lanes(timelines: Sequence[Timeline], seconds: float, names: dict[str, int], most: int) -> list[dict[str, Any]]:
-    """A row for each lane of each timeline, predicted above measured; ``names`` of what ran are numbered."""
+    """Return a row for each lane of each timeline, predicted above measured; ``names`` of spans are numbered."""
     rows = []
     for lane in Lane:
         for timeline in timelines:
@@ -131,7 +131,7 @@ def _number(span: Span, names: dict[str, int]) -> int:
 
 
 def _gaps(timeline: Timeline) -> list[tuple[float, float]]:
-    """When the model's graphs neither ran nor waited, between the first and the last of them."""
+    """Return when the model's graphs neither ran nor waited, between the first and the last of them."""
     inside = sorted(
         (span.start_seconds, span.end_seconds)
         for span in timeline.spans
@@ -147,7 +147,7 @@ def _gaps(timeline: Timeline) -> list[tuple[float, float]]:
 
 
 def _few(spans: list[Span], most: int) -> list[Span]:
-    """``spans``, neighbours drawn as one if there are more than ``most``."""
+    """Return ``spans``, with neighbours merged if there are more than ``most``."""
     group = -(-len(spans) // most)
     if group <= 1:
         return spans
@@ -161,7 +161,7 @@ def _few(spans: list[Span], most: int) -> list[Span]:
 
 
 def _buffer(row: BufferDecision, seconds: float) -> dict[str, Any]:
-    """One buffer's row: where it lies on the page, and what is said when it is pointed at."""
+    """Return one buffer's row: its bars, and the text shown for them."""
     return {
         "label": f"{row.name} · {format_bytes(row.nbytes)}",
         "decision": row.decision,

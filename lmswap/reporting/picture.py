@@ -1,4 +1,4 @@
-"""Memory over time with the lanes below it, as a picture: where the peak is, and what the copies hide behind."""
+"""Memory over time with the lanes below it, as a picture: where the peak is, and which compute hides the copies."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 ENDINGS = (".png", ".svg", ".pdf")
-_LABEL_SHARE = 0.09  # of the height of a picture's memory, what a label takes
+_LABEL_SHARE = 0.09  # height of a label, as a share of the memory panel
 
-# Okabe and Ito's palette: told apart also by colour-blind readers, and in print.
+# Okabe and Ito's palette: distinguishable by colour-blind readers, and in print.
 LANE_COLOURS = {
     Lane.COMPUTE: "#8a949e",
     Lane.STALL: "#d55e00",
@@ -38,10 +38,10 @@ def write_picture(
     budget_bytes: int,
     peak_bytes: Mapping[str, int | None],
 ) -> None:
-    """Draws ``timelines`` one below the other on one scale of time and bytes.
+    """Draw ``timelines`` one below the other on one scale of time and bytes.
 
-    ``peak_bytes`` holds the peak by the timeline's source; a measured one can lie above every point of its curve, which
-    was recorded at some moments only.
+    ``peak_bytes`` holds the peak by the timeline's source; a measured one can be above every point of its curve, which
+    is sampled.
 
     Raises:
         OptionError: no timeline to draw, an ending that is not .png, .svg or .pdf, or a folder that does not exist.
@@ -79,7 +79,7 @@ def _draw_memory(axes: Axes, timeline: Timeline, budget_bytes: int, peak_bytes: 
     axes.set_title(f"{timeline.source}: {format_seconds(timeline.seconds)}", loc="left", fontsize=10, fontweight="bold")
     _draw_level(axes, f"budget {format_bytes(budget_bytes)}", budget_bytes / scale, _INK, align="right")
     if peak_bytes:
-        # The budget's line would strike through a label between the two.
+        # The budget's line would cross a label between the two.
         is_close = peak_bytes <= budget_bytes < peak_bytes + _LABEL_SHARE * top
         label = f"peak {format_bytes(peak_bytes)}"
         _draw_level(axes, label, peak_bytes / scale, _MEMORY, align="left", hangs=is_close)
@@ -97,7 +97,7 @@ def _draw_memory(axes: Axes, timeline: Timeline, budget_bytes: int, peak_bytes: 
 def _draw_level(
     axes: Axes, label: str, height: float, colour: str, *, align: Literal["left", "right"], hangs: bool = False
 ) -> None:
-    """A line at ``height``, with its label on it, or hanging from it."""
+    """Draw a line at ``height``, with its label above or below."""
     axes.axhline(height, color=colour, linewidth=1.2, linestyle=(0, (5, 3)))
     is_left = align == "left"
     axes.annotate(
@@ -114,7 +114,7 @@ def _draw_level(
 
 
 def curve(timeline: Timeline) -> tuple[list[float], list[float]]:
-    """The points of the memory curve that last, up to the end of the step: frees and takes at one instant are one."""
+    """Return the points of the memory curve up to the end of the step; of several at one time, the last."""
     points = [*timeline.memory, (max(timeline.seconds, timeline.memory[-1][0]), timeline.memory[-1][1])]
     lasting = [point for point, after in pairwise(points) if after[0] > point[0]] + points[-1:]
     return [seconds for seconds, _ in lasting], [float(nbytes) for _, nbytes in lasting]
@@ -141,7 +141,7 @@ def _lane_label(lane: Lane, timeline: Timeline) -> str:
 
 
 def merge_spans(spans: Sequence[Span]) -> list[tuple[float, float]]:
-    """(start, length) of the spans with touching ones joined: thousands of ops become a few bars without seams."""
+    """Return (start, length) of the spans, touching ones merged: thousands of ops become a few bars without seams."""
     merged: list[list[float]] = []
     for span in sorted(spans, key=lambda span: span.start_seconds):
         if merged and span.start_seconds <= merged[-1][1]:

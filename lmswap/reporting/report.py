@@ -1,4 +1,4 @@
-"""What swapping does to a model's training step: bytes, peak, seconds and stalls, predicted beside measured."""
+"""The report of a model's training step: bytes, peak, seconds and stalls, predicted and measured."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ SCHEMA = "lmswap.report/3"
 
 @dataclass(frozen=True, repr=False)
 class Report(StepFigures):
-    """A step's figures in the ways in which they can be seen: as text, in a notebook, as JSON, picture, page, trace."""
+    """A step's figures, as text, in a notebook, and as JSON, picture, page or trace."""
 
     def __rich__(self) -> Group:
-        """The report's parts, for `rich.print`."""
+        """Return the report's parts, for `rich.print`."""
         return summarize(self)
 
     def __str__(self) -> str:
@@ -45,11 +45,11 @@ class Report(StepFigures):
         return f"<report of {self.model} after {self.steps} steps; print it, or see its fields>"
 
     def to_json(self) -> str:
-        """Every field as JSON text, schema "lmswap.report/3"; sizes in bytes, times in seconds."""
+        """Return every field as JSON, schema "lmswap.report/3"; sizes in bytes, times in seconds."""
         return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1)
 
     def metrics(self, prefix: str = PREFIX) -> dict[str, int | float]:
-        """Its figures as plain numbers for an experiment tracker, "lmswap/peak_bytes" and so on; those there are yet.
+        """Return the figures known so far as numbers for an experiment tracker, "lmswap/peak_bytes" and so on.
 
         Example:
             >>> accelerator.log(lmswap.report(model).metrics(), step=step)
@@ -57,7 +57,7 @@ class Report(StepFigures):
         return metrics_of(self, prefix)
 
     def plot(self, path: str | Path) -> None:
-        """Draws memory over time and what ran on each lane, predicted above measured, as .png, .svg or .pdf.
+        """Draw memory over time and what ran on each lane, predicted above measured, as .png, .svg or .pdf.
 
         Raises:
             OptionError: nothing to draw yet, an unknown ending, or a folder that does not exist.
@@ -67,7 +67,7 @@ class Report(StepFigures):
         write_picture(Path(path), self._timelines(), title=title, budget_bytes=self.budget_bytes, peak_bytes=peaks)
 
     def to_html(self, path: str | Path) -> None:
-        """Writes a page on the step that answers when pointed at: memory, lanes, and the life of each large buffer.
+        """Write an interactive page of the step: memory, lanes, and the lifetime of each large buffer.
 
         It is one file, and needs no network.
 
@@ -84,7 +84,7 @@ class Report(StepFigures):
         )
 
     def to_chrome_trace(self, path: str | Path) -> None:
-        """Writes both timelines in the trace event format, which Perfetto and chrome://tracing open.
+        """Write both timelines in the trace event format, which Perfetto and chrome://tracing open.
 
         Raises:
             OptionError: nothing to write yet, or a folder that does not exist.
@@ -135,16 +135,16 @@ def make_report(
     plan_notes: Sequence[str] = (),
     verified: Verified | None = None,
 ) -> Report:
-    """Builds the report of one model from what the stages left; arguments are its fields of that name.
+    """Build the report of one model from the stages' results; arguments are its fields of that name.
 
-    ``model`` and ``device`` are names for people, "UNet3d" and "cuda:0 (NVIDIA H200)"; ``policy`` is the one asked for,
-    whatever way the plan was found in. ``program``, ``plan`` and ``predicted`` (the simulator's timeline,
-    whose memory counts what the step itself allocates) come together or not at all, before the first step; where its
-    tensors have planned places on the device, these take ``placed_bytes``. Without a plan the step's own tensors would
-    take ``unplanned_step_bytes``.
+    ``model`` and ``device`` are display names, "UNet3d" and "cuda:0 (NVIDIA H200)"; ``policy`` is the requested one,
+    whichever found the plan. ``program``, ``plan`` and ``predicted`` (the simulator's timeline, whose memory counts
+    what the step itself allocates) are given together or, before the first step, not at all; where its tensors have
+    planned offsets on the device, these take ``placed_bytes``. Without a plan the step's own tensors would take
+    ``unplanned_step_bytes``.
     ``measured`` is step number ``step``, its memory counted like the budget, empty where it was not recorded.
-    ``notes`` are sentences for people, such as a module that runs uncaptured and why; ``plan_notes`` tell what became
-    of its plans.
+    ``notes`` are sentences for the reader, such as a module that runs uncaptured and why; ``plan_notes`` are on its
+    plans and replanning.
     """
     fixed = base_bytes + reserve_bytes
     if predicted is not None:
@@ -179,7 +179,7 @@ def make_report(
         swapped_in_bytes=measured.lane_bytes(Lane.IN) if measured is not None else None,
         out_bytes_per_second=_bytes_per_second(measured, Lane.OUT),
         in_bytes_per_second=_bytes_per_second(measured, Lane.IN),
-        recomputed_bytes=_remade_bytes(program, plan) if measured is not None else None,
+        recomputed_bytes=_recomputed_bytes(program, plan) if measured is not None else None,
         stall_seconds=measured.lane_seconds(Lane.STALL) if measured is not None else None,
         host_bound_seconds=host_bound_seconds,
         tier_planned_bytes=plan.tier_bytes.get(tier, 0) if plan is not None else None,
@@ -201,14 +201,14 @@ def make_report(
 
 
 def _predicted_peak(predicted: Timeline | None, placed_bytes: int | None, fixed_bytes: int) -> int | None:
-    """Of a step in an arena, which is there as a whole whatever tensors hold of it, or else of the raised timeline."""
+    """Return the peak: in an arena, all of it, whatever tensors hold; else that of the raised timeline."""
     if predicted is None:
         return None
     return predicted.peak_bytes if placed_bytes is None else placed_bytes + fixed_bytes
 
 
-def _remade_bytes(program: Program | None, plan: Plan | None) -> int:
-    """What second runs write in a step."""
+def _recomputed_bytes(program: Program | None, plan: Plan | None) -> int:
+    """Return the bytes written by recomputation in a step."""
     if program is None or plan is None:
         return 0
     buffers = schedule(program, plan.recomputes).program.buffers
@@ -216,12 +216,12 @@ def _remade_bytes(program: Program | None, plan: Plan | None) -> int:
 
 
 def _bytes_per_second(timeline: Timeline | None, lane: Lane) -> float | None:
-    """What a lane reached while it was busy; None where it moved nothing."""
+    """Return a lane's rate while it was busy; None where it moved nothing."""
     if timeline is None or not timeline.busy_seconds(lane):
         return None
     return timeline.lane_bytes(lane) / timeline.busy_seconds(lane)
 
 
 def _graph_seconds(timeline: Timeline) -> float:
-    """Time inside the model's graphs, as the prediction counts it: the loss between the passes is outside."""
+    """Return the time inside the model's graphs, as predicted: the loss between the passes is outside."""
     return timeline.lane_seconds(Lane.COMPUTE) + timeline.lane_seconds(Lane.STALL)

@@ -1,4 +1,4 @@
-"""What is known of one model's training step? Figures, predicted beside measured, and what became of each buffer."""
+"""The figures of one model's training step, predicted and measured, and the decision for each buffer."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from lmswap.reporting.decisions import BufferDecision
 class StepFigures:
     """One model's step as planned and as it ran.
 
-    Predicted fields are None until the step is captured and planned, and where it followed no plan, measured ones until
-    a step has finished. They are of step number ``step``: the last that had a backward, or, if none of the ``steps`` so
-    far had one, the last; ``trains`` says which. Measured peaks are of all that happened from the end of the step
-    before it to its own end; the highest so far was ``highest_peak_bytes``, in step ``highest_peak_step``.
+    Predicted fields are None until the step is captured and planned, and where it followed no plan; measured ones until
+    a step has finished. They are of step number ``step``: the last with a backward, or, if none of the ``steps`` so far
+    had one, the last; ``trains`` says which. Measured peaks cover the time from the end of the previous step to the
+    step's own end; the highest so far was ``highest_peak_bytes``, in step ``highest_peak_step``.
 
-    The budget is made of what was there before the step (``base_bytes``), an allowance for the allocator and for
-    scratch of kernels (``reserve_bytes``), a margin that stays free (``margin_bytes``), and the rest, which the plan
-    fills. Peaks and memory curves count like the budget: base and reserve are part of the predicted ones.
-    Without a plan the peak would be ``unplanned_peak_bytes``, as predicted.
-    ``measured_tensor_peak_bytes`` is the part of the measured peak that tensors held, None where it is not known. Tier
-    bytes are what the plan needs there, what the tier holds now, held at most in that step and has ever held, and what
-    is reserved for that, which took ``tier_reserve_seconds``; ``host_budget_bytes`` is what it may hold. Memory or disk
-    that it took for that at most is ``tier_resident_bytes``: less where it compresses.
+    The budget consists of the bytes held before the step (``base_bytes``), an allowance for the allocator and for
+    kernels' scratch memory (``reserve_bytes``), a margin that stays free (``margin_bytes``), and the rest, for the
+    plan. Peaks and memory curves count like the budget: the predicted ones include base and reserve. Without a plan the
+    peak would be ``unplanned_peak_bytes``, as predicted. ``measured_tensor_peak_bytes`` is the tensors' part of the
+    measured peak, None where unknown. Tier bytes are those that the plan needs (planned), that the tier holds now
+    (used), held at most in that step (peak) and ever (highest), and those reserved for that, which took
+    ``tier_reserve_seconds``; ``host_budget_bytes`` is the tier's limit. ``tier_resident_bytes`` is the highest memory
+    or disk that it used: less where it compresses.
 
-    Of the measured seconds the device spent ``host_bound_seconds`` in a forward or backward that it had run as soon as
-    the host had queued it; None on a CPU, which is both.
+    Of the measured seconds, ``host_bound_seconds`` are of forwards or backwards that the device ran as soon as the host
+    had queued them; None on a CPU, which is both.
 
-    ``emulated_link`` is what copies were paced to, None where they ran at the machine's own speed;
-    ``out_bytes_per_second`` and ``in_bytes_per_second`` are what they reached while at least one was under way. The
-    step would take ``free_seconds`` with unlimited memory, and no plan is faster than ``bound_seconds`` while ops keep
-    their order; ``plan_origin`` says where the plan comes from: "made in 1.2 s", "from cache", "made again after step
-    3". ``verified`` is what verification has checked, None where it was not asked for. ``plan_notes`` are sentences on
-    what became of its plans, which `explain` prints; ``notes`` are all others.
+    ``emulated_link`` is the rate to which copies were paced, None at the machine's own speed; ``out_bytes_per_second``
+    and ``in_bytes_per_second`` are the rates while at least one copy was under way. The step would take
+    ``free_seconds`` with unlimited memory, and no plan is faster than ``bound_seconds`` with ops in this order;
+    ``plan_origin`` says where the plan comes from: "made in 1.2 s", "from cache", "made again after step 3".
+    ``verified`` holds the checks of verification, None without it. ``plan_notes`` are sentences on its plans and
+    replanning, which `explain` prints; ``notes`` are all others.
     """
 
     model: str

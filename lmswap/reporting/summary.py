@@ -1,4 +1,4 @@
-"""How is a step told to people? The sentences and the table of a report."""
+"""The report's text: its sentences and its table."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _NOT_YET = "not yet measured"
 
 
 def summarize(step: StepFigures) -> Group:
-    """What happened in the step, its figures, its budget, and what else is to be known."""
+    """Return the report's parts: state of the step, figures, budget, and notes."""
     steps = f"after {step.steps} step{'' if step.steps == 1 else 's'}" if step.steps else "before the first step"
     gain = _gain(step)
     parts: list[RenderableType] = [
         Text(f"lmswap report: {step.model} on {step.device}, {steps}", style="bold"),
         *([Text(gain)] if gain else []),
         Text(_state(step)),
-        *(Text(sentence) for sentence in _plan(step, tells_cost=not gain)),
+        *(Text(sentence) for sentence in _plan(step, with_cost=not gain)),
         *([Text(_emulation(step))] if step.emulated_link is not None else []),
         Text(),
         _figures(step),
@@ -34,7 +34,7 @@ def summarize(step: StepFigures) -> Group:
         Text(_budget(step) if step.verified is None else "The budget is not kept while verifying."),
     ]
     if step.measured is not None:
-        parts.append(Text(_whose(step)))
+        parts.append(Text(_measured_step(step)))
     parts.extend(Text(sentence) for sentence in _host(step))
     if step.verified is not None:
         parts.append(Text(f"Verified: {step.verified}."))
@@ -43,22 +43,22 @@ def summarize(step: StepFigures) -> Group:
 
 
 def figures_of(step: StepFigures) -> list[tuple[str, str]]:
-    """What one wants to know first, in names and figures: peak, budget, what is saved, and the step."""
-    figures = [("peak", _beside(format_bytes, step.predicted_peak_bytes, step.measured_peak_bytes))]
+    """Return the main figures by name: peak, budget, saved bytes, and step time."""
+    figures = [("peak", _both(format_bytes, step.predicted_peak_bytes, step.measured_peak_bytes))]
     if step.verified is None:
         figures.append(("budget", format_bytes(step.budget_bytes)))
     if (saved_bytes := _saved_bytes(step)) is not None:
         figures.append(("saved", format_bytes(saved_bytes)))
-    return [*figures, ("step", _beside(format_seconds, step.predicted_seconds, step.measured_seconds))]
+    return [*figures, ("step", _both(format_seconds, step.predicted_seconds, step.measured_seconds))]
 
 
-def _beside(write: Callable[[Any], str], predicted: float | None, measured: float | None) -> str:
+def _both(write: Callable[[Any], str], predicted: float | None, measured: float | None) -> str:
     expected = f"{write(predicted)} predicted" if predicted is not None else "not predicted"
     return expected if measured is None else f"{write(measured)}, {expected}"
 
 
 def _saved_bytes(step: StepFigures) -> int | None:
-    """By how much the measured peak is lower than without a plan; None where nothing is saved."""
+    """Return by how much the measured peak is below that without a plan; None where nothing is saved."""
     peak_bytes, unplanned_bytes = step.measured_peak_bytes, step.unplanned_peak_bytes
     has_moved = step.swapped_out_bytes or step.recomputed_bytes
     if step.verified is not None or not has_moved or peak_bytes is None or unplanned_bytes is None:
@@ -67,7 +67,7 @@ def _saved_bytes(step: StepFigures) -> int | None:
 
 
 def _gain(step: StepFigures) -> str:
-    """What the plan saves and costs, "" where nothing is saved."""
+    """Return what the plan saves and costs, "" where nothing is saved."""
     saved_bytes, peak_bytes = _saved_bytes(step), step.measured_peak_bytes
     if saved_bytes is None or peak_bytes is None:
         return ""
@@ -81,10 +81,10 @@ def _state(step: StepFigures) -> str:
     if step.predicted is None:
         return _unplanned_state(step)
     swapped = [row for row in step.decisions if row.decision is Decision.SWAP]
-    remade = [row for row in step.decisions if row.decision is Decision.RECOMPUTE]
-    remade_bytes = format_bytes(sum(row.nbytes for row in remade))
-    if not swapped and remade:
-        which = f"{remade_bytes} ({len(remade)} of {len(step.decisions)} buffers)"
+    recomputed = [row for row in step.decisions if row.decision is Decision.RECOMPUTE]
+    recomputed_bytes = format_bytes(sum(row.nbytes for row in recomputed))
+    if not swapped and recomputed:
+        which = f"{recomputed_bytes} ({len(recomputed)} of {len(step.decisions)} buffers)"
         return f"Nothing is swapped: policy '{step.policy}' recomputes {which}."
     if not swapped:
         why = (
@@ -96,7 +96,7 @@ def _state(step: StepFigures) -> str:
     planned = (
         f"policy '{step.policy}' swaps {format_bytes(sum(row.nbytes for row in swapped))} "
         f"({len(swapped)} of {len(step.decisions)} buffers) to the {step.tier} tier"
-        + (f" and recomputes {remade_bytes} ({len(remade)})" if remade else "")
+        + (f" and recomputes {recomputed_bytes} ({len(recomputed)})" if recomputed else "")
     )
     if step.swapped_out_bytes is None:
         return f"Swapping is planned, not yet run: {planned}."
@@ -113,8 +113,8 @@ def _unplanned_state(step: StepFigures) -> str:
     return "Swapping: not decided yet; the first step is captured and planned when it runs."
 
 
-def _whose(step: StepFigures) -> str:
-    """Which step the measured figures are of, and what ran since."""
+def _measured_step(step: StepFigures) -> str:
+    """Return which step the measured figures are of, and what ran since."""
     kind = "the last with a backward" if step.trains else "which had no backward, as none so far"
     error = "; error = predicted / measured - 1" if step.predicted is not None else ""
     text = f"Measured in step {step.step}, {kind}{error}."
@@ -136,12 +136,12 @@ def _host(step: StepFigures) -> Iterator[str]:
         )
 
 
-def _plan(step: StepFigures, *, tells_cost: bool) -> Iterator[str]:
-    """Where the plan comes from, what it costs, and what it took of its tier; `explain` says why it is as it is."""
+def _plan(step: StepFigures, *, with_cost: bool) -> Iterator[str]:
+    """Yield the plan's origin, its cost, and its use of the tier; `explain` has the reasons."""
     if step.predicted_seconds is None:
         return
     longer = format_longer(step.predicted_seconds, step.free_seconds)
-    cost = f"; costs {longer} over unlimited memory" if longer and tells_cost else ""
+    cost = f"; costs {longer} over unlimited memory" if longer and with_cost else ""
     yield f"Plan: {step.plan_origin}{cost}."
     if step.tier_reserved_bytes:
         took = format_seconds(step.tier_reserve_seconds)
@@ -228,7 +228,7 @@ def _bytes(predicted: int | None, measured: int | None) -> tuple[str, str, str]:
 
 
 def _stalls(step: StepFigures, predicted: float | None) -> tuple[str, str, str]:
-    """The row of stalled seconds, without an error where stalls are below 1 % of the step."""
+    """Return the row of stalled seconds, without an error where stalls are below 1 % of the step."""
     cells = _seconds(predicted, step.stall_seconds)
     longest = max(predicted or 0.0, step.stall_seconds or 0.0)
     return cells if longest >= 0.01 * (step.measured_seconds or 0.0) else (*cells[:2], "–")

@@ -1,4 +1,4 @@
-"""How figures and tables are written as text: the same text wherever it is printed, wide enough for a log."""
+"""Text output of figures and tables: identical wherever it is printed, wide enough for a log."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rich.console import Console, RenderableType
 from lmswap.terminal import escape_controls
 
 WIDTH = 120
-TERMINAL_WIDTH = 80  # of what people read most: a terminal as it opens shows it whole
+TERMINAL_WIDTH = 80  # of reports: fits a terminal of default size
 
 
 def render_text(*parts: RenderableType, width: int = WIDTH) -> str:
-    """Renders tables and sentences one below the other as plain text, without colours or trailing spaces.
+    """Render tables and sentences one below the other as plain text, without colours or trailing spaces.
 
     Control characters are escaped.
     """
@@ -28,7 +28,7 @@ def render_text(*parts: RenderableType, width: int = WIDTH) -> str:
 
 
 def render_html(*parts: RenderableType, width: int = WIDTH) -> str:
-    """The same for a notebook's cell, with its bold words and colours."""
+    """Render the same as HTML for a notebook's cell, with bold words and colours."""
     console = Console(file=io.StringIO(), width=width, record=True, force_terminal=True)
     for part in parts:
         console.print(part, highlight=False, markup=False)
@@ -36,7 +36,7 @@ def render_html(*parts: RenderableType, width: int = WIDTH) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Writes a duration with three digits: 0.0123 -> "12.3 ms"."""
+    """Format a duration with three digits: 0.0123 -> "12.3 ms"."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         value = seconds / scale
         if abs(value) >= 0.9995:
@@ -45,7 +45,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_error(predicted: float | None, measured: float | None) -> str:
-    """Writes how far a prediction is off, in percent of the measurement; "–" where none can be said."""
+    """Format a prediction's error, in percent of the measurement; "–" where undefined."""
     if predicted is None or not measured:
         return "–"
     percent = round(100 * (predicted - measured) / measured, 1)
@@ -53,23 +53,23 @@ def format_error(predicted: float | None, measured: float | None) -> str:
 
 
 def format_longer(seconds: float | None, free_seconds: float | None) -> str:
-    """Writes by which share a step exceeds one in unlimited memory, "3.0 %"; "" if it is not known."""
+    """Format by which share a step exceeds one in unlimited memory, "3.0 %"; "" if unknown."""
     if not free_seconds or seconds is None:
         return ""
     return f"{100 * max(0.0, seconds / free_seconds - 1):.1f} %"
 
 
 def format_excess(excess: float | None) -> str:
-    """Writes how good a plan is, from its `Plan.excess`: 0.03 -> "at most 3.0 % above the best possible"."""
+    """Format a plan's optimality gap, `Plan.excess`: 0.03 -> "at most 3.0 % above the best possible"."""
     if excess is None:
-        return "how fast it could be is not known"
+        return "its optimality gap is unknown"
     return f"at most {100 * excess:.1f} % above the best possible for this order of operations"
 
 
 def print_result(text: str, file: TextIO | None = None) -> None:
-    """Prints what a command found, on standard output unless ``file`` is given, and at once.
+    """Print a command's result, on standard output unless ``file`` is given, and flush.
 
-    Control characters, and what the output's encoding does not have, are escaped: names in files may be anything.
+    Control characters, and characters outside the output's encoding, are escaped: names in files may contain any.
     """
     file = file or sys.stdout
     encoding = file.encoding or "utf-8"

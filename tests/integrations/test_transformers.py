@@ -164,7 +164,7 @@ def test_after_a_training_that_failed_the_next_one_begins_anew(tmp_path, enabled
 
 def test_what_compiles_or_copies_the_model_itself_is_refused(tmp_path):
     callback = LmswapCallback(trainer_of(tmp_path), "6GiB")
-    with pytest.raises(OptionError, match="torch_compile=True compiles the model beside lmswap"):
+    with pytest.raises(OptionError, match="torch_compile=True compiles the model"):
         callback.on_train_begin(SimpleNamespace(torch_compile=True, n_gpu=1), None, None, model=Regression())
     with pytest.raises(OptionError, match="copies the model to 2 GPUs in each step, lmswap manages one"):
         callback.on_train_begin(SimpleNamespace(torch_compile=False, n_gpu=2), None, None, model=Regression())

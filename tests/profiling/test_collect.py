@@ -87,7 +87,7 @@ def test_a_copy_that_is_still_good_does_not_leave_again():
 def test_a_copy_that_the_plan_does_not_have_waits_at_no_known_op():
     a = SEVERAL.id("a")
     found = waits(SEVERAL.program, plan(Swap(a, "disk", 0, 2, 2, 2, 3)), back(a, 1, 1.0), back(a, 2, 2.0))
-    assert [op for op, *_ in found] == ["f4", "unknown: planned anew"]
+    assert [op for op, *_ in found] == ["f4", "unknown: replanned"]
 
 
 def test_ops_are_those_of_the_schedule_and_remade_buffers_go_by_the_name_of_what_they_replace():

@@ -81,7 +81,7 @@ def script(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_the_chosen_steps_of_a_script_give_the_figures_that_its_reports_give(script, tmp_path, monkeypatch, capfd):
     command = [*script(SCRIPT), "out.json", "--flag"]
-    monkeypatch.setattr(tools, "look", lambda: tools.Host((), None, frozenset({"nsys"})))
+    monkeypatch.setattr(tools, "find_host", lambda: tools.Host((), None, frozenset({"nsys"})))
     options = ["--tool", "nsys", "--steps", "2:5", "--epoch", "2", "--json", "profile.json", "--trace", "trace.json"]
     options += ["--keep", "kept"]
     assert cli.main(["profile", *options, *command]) == 0

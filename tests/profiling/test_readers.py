@@ -175,7 +175,7 @@ def test_copies_without_any_kernel_are_told_of(path):
     tables = files.nsys_tables()
     del tables["CUPTI_ACTIVITY_KIND_KERNEL"]
     (trace,) = read_traces(files.fill(path, tables))
-    assert "no kernel was recorded, so nothing is said of compute" in trace.notes
+    assert "no kernel was recorded, so figures of compute are missing" in trace.notes
 
 
 @pytest.mark.parametrize("make", [files.nsys_tables, files.nvprof_tables])

@@ -190,7 +190,7 @@ def test_nothing_is_said_of_a_budget_that_verification_does_not_keep():
 
 def test_a_plan_without_a_certificate_claims_nothing():
     explained = make_explanation(PROGRAM, replace(PLAN, certificate=None), policy="auto")
-    assert "how fast it could be is not known" in said(explained)
+    assert "its optimality gap is unknown" in said(explained)
 
 
 def test_a_budget_that_leaves_nothing_to_the_step_is_said_without_negative_bytes():

@@ -1,4 +1,4 @@
-"""Which profiler wrote a file? Its content says; each reader turns one format into traces."""
+"""Reads profilers' files: the content determines the format, and one reader per format returns traces."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lmswap.profiling.readers.tables import Tables
 from lmswap.profiling.trace import Trace
 
 _KNOWN = "a trace of Kineto (JSON), nsys (SQLite), nvprof (SQLite or CSV) or lmswap"
-# What comes of files that are cut short, or whose fields are of another kind than their format says.
+# Raised by truncated files, and by fields of another type than their format's.
 _DAMAGE = (
     *(sqlite3.Error, csv.Error, RecursionError),
     *(LookupError, TypeError, AttributeError, ValueError, ArithmeticError),
@@ -24,10 +24,10 @@ _DAMAGE = (
 
 
 def read_traces(path: str | Path) -> tuple[Trace, ...]:
-    """Reads what a profiler wrote: one trace per device, whatever the file's name.
+    """Read a profiler's file: one trace per device, whatever the file's name.
 
     Raises:
-        TraceError: the file cannot be read, is none that lmswap knows, is damaged, or has nothing of any device in it.
+        TraceError: the file cannot be read, is of no known format, is damaged, or has no activity of any device.
     """
     try:
         traces = _read(Path(path))
@@ -51,7 +51,7 @@ def _read(path: Path) -> tuple[Trace, ...]:
         _check_length(path, head)
         return _read_tables(path)
     if path.suffix in (".nsys-rep", ".qdrep"):
-        raise TraceError(f"it is a report of nsys; 'nsys export --type sqlite {path}' makes the file that is read")
+        raise TraceError(f"it is a report of nsys; 'nsys export --type sqlite {path}' converts it to a readable file")
     text = read_text(path)
     if text.lstrip().startswith("{"):
         return _read_json(text)
@@ -61,11 +61,11 @@ def _read(path: Path) -> tuple[Trace, ...]:
 
 
 def _check_length(path: Path, head: bytes) -> None:
-    """SQLite itself would notice only at a query for the missing pages. The header: sqlite.org/fileformat.html."""
+    """Check the length in the header (sqlite.org/fileformat.html): SQLite itself fails only at a missing page."""
     page_bytes = int.from_bytes(head[16:18])
     nbytes = int.from_bytes(head[28:32]) * (2**16 if page_bytes == 1 else page_bytes)
     if path.stat().st_size < nbytes:
-        raise TraceError(f"it is cut short: {path.stat().st_size} of {nbytes} bytes")
+        raise TraceError(f"it is truncated: {path.stat().st_size} of {nbytes} bytes")
 
 
 def _read_json(text: str) -> tuple[Trace, ...]:

@@ -1,4 +1,4 @@
-"""What does a trace of torch.profiler hold? Kineto's events, in microseconds → traces.
+"""Reader of torch.profiler's traces: Kineto's events, in microseconds.
 
 The format: pytorch/kineto, libkineto/src/output_json.cpp. Where nothing ran on a GPU, torch's own operators on the CPU
 are read instead: the time in which at least one ran is compute; swaps are not seen.
@@ -20,10 +20,10 @@ _CPU = -1
 
 
 def read(data: Mapping[str, Any]) -> tuple[Trace, ...]:
-    """Reads a parsed file.
+    """Read a parsed file.
 
     Raises:
-        TraceError: the events are no list, or one lacks what its kind has.
+        TraceError: the events are no list, or one lacks a field of its kind.
     """
     raw = RawTrace("Kineto")
     for properties in data.get("deviceProperties", ()):

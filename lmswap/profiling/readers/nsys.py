@@ -1,7 +1,7 @@
-"""What does an SQLite file of nsys hold? Kernels, copies and NVTX ranges in nanoseconds → traces.
+"""Reader of nsys' SQLite files: kernels, copies and NVTX ranges, in nanoseconds.
 
-The format: "SQLite Export Schema Reference" of Nsight Systems. Tables are there only if something fills them, and older
-versions have no table that names the kinds of memory.
+The format: "SQLite Export Schema Reference" of Nsight Systems. Tables exist only if they have rows, and older versions
+have no table that names the kinds of memory.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from lmswap.profiling.readers.raw import IN_KINDS, OUT_KINDS, RawTrace
 from lmswap.profiling.readers.tables import Tables
 from lmswap.profiling.trace import Trace
 
-# ENUM_CUDA_MEM_KIND of all versions seen; CUPTI, and nvprof with it, numbers them otherwise.
+# ENUM_CUDA_MEM_KIND of all versions seen; CUPTI, and so nvprof, has other numbers.
 _PAGEABLE = 0
 
 
 def read(tables: Tables) -> tuple[Trace, ...]:
-    """Reads an open file.
+    """Read an open file.
 
     Raises:
         TraceError: a table lacks a column.
@@ -60,7 +60,7 @@ def _read_copies(tables: Tables, raw: RawTrace) -> None:
 
 
 def _device_names(tables: Tables) -> dict[int, str]:
-    """By CUDA's number, which ``cuDevice`` has in files that distinguish it from the machine's own."""
+    """Return names by CUDA's number, which is ``cuDevice`` in files that also have the machine's own."""
     return {
         cuda if cuda is not None else number: f"GPU {cuda if cuda is not None else number}: {name}"
         for number, name, cuda in tables.rows("TARGET_INFO_GPU", ("id", "name"), ("cuDevice",))

@@ -1,8 +1,8 @@
-"""What does nvprof's table of GPU activities hold (--print-gpu-trace --csv)? Rows in changing units → traces.
+"""Reader of nvprof's table of GPU activities (--print-gpu-trace --csv), whose rows have varying units.
 
-The first lines are remarks ("==123== …"); a header follows, then a row of units, which differ from file to file and
-from column to column, then the activities, copies named "[CUDA memcpy HtoD]". Columns differ between versions: they are
-found by name. There are no ranges, so all of it is one step.
+The first lines are remarks ("==123== …"); a header follows, then a row of units, which differ between files and
+columns, then the activities, with copies named "[CUDA memcpy HtoD]". Columns differ between versions: they are found by
+name. There are no ranges, so all of it is one step.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _NEEDED = ("Start", "Duration", "Size", "Device", "Name")
 
 
 def is_mine(text: str) -> bool:
-    """Whether ``text`` looks like it."""
+    """Return whether ``text`` has this format."""
     return any(line.startswith('"Start","Duration"') for line in text.splitlines()[:100])
 
 
 def read(text: str) -> tuple[Trace, ...]:
-    """Reads a file's text.
+    """Read a file's text.
 
     Raises:
-        TraceError: a column or a unit is missing or unknown, or a row is cut short.
+        TraceError: a column or a unit is missing or unknown, or a row is truncated.
     """
     lines = [line for line in text.splitlines() if line and not line.startswith("==")]
     first = next(number for number, line in enumerate(lines) if line.startswith('"Start","Duration"'))
@@ -45,11 +45,11 @@ def read(text: str) -> tuple[Trace, ...]:
     if missing:
         raise TraceError(f"it has no column {', '.join(missing)}: record with --print-gpu-trace")
     units = dict(zip(header, next(rows, []), strict=False))
-    raw = RawTrace("nvprof", ["copies' memory is not told: old nvprof"] * ("SrcMemType" not in header))
+    raw = RawTrace("nvprof", ["the memory kind of copies is missing: old nvprof"] * ("SrcMemType" not in header))
     devices: dict[str, int] = {}
     for number, row in enumerate(rows, start=1):
         if len(row) != len(header):
-            raise TraceError(f"activity {number} has {len(row)} of {len(header)} columns: the file is cut short")
+            raise TraceError(f"activity {number} has {len(row)} of {len(header)} columns: the file is truncated")
         values = dict(zip(header, row, strict=True))
         start = _scaled(values, units, "Start", _NANOSECONDS)
         end = start + _scaled(values, units, "Duration", _NANOSECONDS)

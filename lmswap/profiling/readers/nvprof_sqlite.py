@@ -1,4 +1,4 @@
-"""What does an SQLite file of nvprof hold (nvprof -o FILE)? CUPTI's own records in nanoseconds → traces.
+"""Reader of nvprof's SQLite files (nvprof -o FILE): CUPTI's records, in nanoseconds.
 
 The format: CUPTI's activity records, a table for each kind (cupti_activity.h); names are rows of StringTable.
 """
@@ -12,12 +12,12 @@ from lmswap.profiling.trace import Trace
 
 _PAGEABLE = 1  # CUpti_ActivityMemoryKind
 _MARKER_START, _MARKER_END = 2, 4  # CUpti_ActivityFlag, bits
-# Kernels lie in the second table where they ran one after another.
+# Kernels are in the second table if they ran one after another.
 _KERNEL_TABLES = ("CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL", "CUPTI_ACTIVITY_KIND_KERNEL")
 
 
 def read(tables: Tables) -> tuple[Trace, ...]:
-    """Reads an open file.
+    """Read an open file.
 
     Raises:
         TraceError: a table lacks a column.
@@ -46,7 +46,7 @@ def read(tables: Tables) -> tuple[Trace, ...]:
 
 
 def _read_ranges(tables: Tables, raw: RawTrace, strings: dict[int, str]) -> None:
-    """A range is two markers of one id; only the first has a name."""
+    """Read ranges, each two markers of one id, of which only the first has a name."""
     begun: dict[int, tuple[str, int]] = {}
     rows = tables.rows("CUPTI_ACTIVITY_KIND_MARKER", ("timestamp", "flags", "id", "name"))
     for timestamp, flags, number, name in sorted(rows, key=lambda row: int(row[0])):

@@ -1,4 +1,4 @@
-"""What does lmswap's own trace file hold? Traces as JSON, written by the profiled process and read back equal."""
+"""Reader and writer of lmswap's own trace files: JSON, written by the profiled process and read back equal."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ SCHEMA = "lmswap.trace/1"
 
 
 def write_traces(path: Path, traces: Sequence[Trace]) -> None:
-    """Writes ``traces`` to ``path``; times in seconds, sizes in bytes."""
+    """Write ``traces`` to ``path``; times in seconds, sizes in bytes."""
     path.write_text(json.dumps({"schema": SCHEMA, "traces": [asdict(trace) for trace in traces]}), encoding="utf-8")
 
 
 def read(data: Mapping[str, Any]) -> tuple[Trace, ...]:
-    """Reads what `write_traces` wrote, parsed as JSON.
+    """Read what `write_traces` wrote, parsed as JSON.
 
     Raises:
-        TraceError: of another schema.
+        TraceError: it has another schema.
     """
     if data.get("schema") != SCHEMA:
         raise TraceError(f"not a trace file of this version: expected schema '{SCHEMA}', found {data.get('schema')!r}")

@@ -1,9 +1,8 @@
-"""How do a profiler's rows become traces? Nanoseconds and devices by number → one trace per device, cut to its steps.
+"""Converts a profiler's rows to traces: nanoseconds and device numbers to one trace per device, cut to its steps.
 
-Whatever the format: copies from host to device go IN, from device to host OUT; kernels are COMPUTE, but for NCCL's,
-which are the NETWORK; other kinds of copies and fills are neither (see `lmswap.profiling.figures`). Ranges named
-"lmswap step N", "ProfilerStep#N", "step N", "iteration N" or "batch N" are steps; where such names have no number, they
-are counted from 0.
+In all formats, copies from host to device are IN, from device to host OUT; kernels are COMPUTE, except NCCL's, which
+are NETWORK; other kinds of copies and fills are none of these (see `lmswap.profiling.figures`). Ranges named "lmswap
+step N", "ProfilerStep#N", "step N", "iteration N" or "batch N" are steps; without a number they are counted from 0.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from lmswap.errors import TraceError
 from lmswap.ir.timeline import Lane, Span, Step
 from lmswap.profiling.trace import Trace, make_timeline
 
-# The first kind of which a file has any counts.
+# The first kind with any match in a file is used.
 _STEPS = (
     re.compile(r"lmswap step (\d+)"),
     re.compile(r"ProfilerStep#(\d+)"),
@@ -24,7 +23,7 @@ _STEPS = (
 )
 _NO_STEPS = "no ranges mark the steps: all of it counts as one"
 _FOREIGN_STEPS = "the steps are the host's: where it did not wait for the device, work counts to the step after"
-_NO_KERNELS = "no kernel was recorded, so nothing is said of compute"
+_NO_KERNELS = "no kernel was recorded, so figures of compute are missing"
 
 # "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "ncclKernel_…" before NCCL 2.19; RCCL's have the same names.
 _COLLECTIVE = re.compile(r"nccl(Dev)?Kernel")
@@ -45,7 +44,7 @@ class _Row(NamedTuple):
 
 @dataclass
 class RawTrace:
-    """Rows of one file as its reader finds them; times in integer nanoseconds of any clock."""
+    """Rows of one file, as found by its reader; times in integer nanoseconds of any clock."""
 
     tool: str
     notes: list[str] = field(default_factory=list)
@@ -54,22 +53,22 @@ class RawTrace:
     _ranges: list[tuple[str, int, int]] = field(default_factory=list)
 
     def kernel(self, device: int, name: str, start: int, end: int) -> None:
-        """Adds a kernel."""
+        """Add a kernel."""
         self._add(device, _Row(Lane.NETWORK if _COLLECTIVE.match(name) else Lane.COMPUTE, name, start, end))
 
     def copy(self, device: int, lane: Lane, start: int, end: int, nbytes: int, *, is_pageable: bool) -> None:
-        """Adds a copy between host and device."""
+        """Add a copy between host and device."""
         self._add(device, _Row(lane, f"copy {lane}", start, end, nbytes, is_pageable))
 
     def range(self, name: str, start: int, end: int) -> None:
-        """Adds a named range of the host, which may be a step."""
+        """Add a named range of the host, which may be a step."""
         self._ranges.append((name, start, end))
 
     def traces(self) -> tuple[Trace, ...]:
-        """One trace for each device that something ran on."""
+        """Return one trace for each device with activity."""
         if not self._rows:
             return ()
-        origin = min(row.start for rows in self._rows.values() for row in rows)  # floats of large times lose digits
+        origin = min(row.start for rows in self._rows.values() for row in rows)  # large floats lose digits
         kind, found = self._steps()
         steps = [Step(number, (start - origin) * 1e-9, (end - origin) * 1e-9) for number, start, end in found]
         about_steps = {None: [_NO_STEPS], _STEPS[0]: []}.get(kind, [_FOREIGN_STEPS])
@@ -91,14 +90,14 @@ class RawTrace:
         self._rows.setdefault(device, []).append(row)
 
     def _steps(self) -> tuple[re.Pattern[str] | None, list[tuple[int, int, int]]]:
-        """The kind of name that marks the steps, and number, start and end of each."""
+        """Return the pattern that marks the steps, and number, start and end of each."""
         for kind in _STEPS:
             found = [(kind.fullmatch(name), start, end) for name, start, end in self._ranges]
             rows = sorted((start, end, match[1]) for match, start, end in found if match)
             steps: dict[int, tuple[int, int]] = {}
             for order, (start, end, text) in enumerate(rows):
                 number = order if text is None else int(text)
-                known_start, known_end = steps.get(number, (start, end))  # several processes may make a step together
+                known_start, known_end = steps.get(number, (start, end))  # several processes may share a step
                 steps[number] = (min(start, known_start), max(end, known_end))
             if steps:
                 return kind, [(number, start, end) for number, (start, end) in steps.items()]

@@ -1,4 +1,4 @@
-"""What do nsys' and nvprof's SQLite files have in common? Tables that are there only if something fills them."""
+"""Access to nsys' and nvprof's SQLite files, whose tables exist only if they have rows."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from lmswap.errors import TraceError
 
 
 class Tables:
-    """An SQLite file of a profiler, whose tables and columns differ between versions."""
+    """A profiler's SQLite file, whose tables and columns differ between versions."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self.names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
 
     def rows(self, table: str, columns: Sequence[str], optional: Sequence[str] = ()) -> Iterator[tuple[Any, ...]]:
-        """The rows of ``table``, empty if it is missing; ``optional`` columns follow, None where it lacks them.
+        """Return the rows of ``table``, none if it is missing; ``optional`` columns follow, None where it lacks them.
 
         Raises:
             TraceError: the table lacks one of ``columns``.
@@ -32,5 +32,5 @@ class Tables:
         return self._connection.execute(f'SELECT {", ".join(chosen)} FROM "{table}"')
 
     def mapping(self, table: str, key: str, value: str) -> dict[Any, Any]:
-        """Two columns of ``table`` as a dictionary, empty if the table is missing."""
+        """Return two columns of ``table`` as a dictionary, empty if the table is missing."""
         return {row[0]: row[1] for row in self.rows(table, (key, value))}
