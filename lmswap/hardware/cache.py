@@ -18,6 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from lmswap.ir.json_io import as_json
+
 _log = logging.getLogger(__name__)
 
 _MOST_BYTES = 256 * 2**20  # of files of one kind; a plan takes some 0.1 to 5 MiB
@@ -64,7 +66,7 @@ class CacheFile:
         try:
             _make_private(self.path.parent)
             _check_own(self.path.parent)
-            _replace(self.path, json.dumps({**data, "key": self.key}))
+            _replace(self.path, as_json({**data, "key": self.key}))
             _remove_oldest(self.path)
         except (OSError, ValueError) as error:
             _log.warning("%s cannot be written, the next process will start anew: %s", self.path, error)

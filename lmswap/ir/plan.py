@@ -9,7 +9,7 @@ from typing import Any
 
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.certificate import Certificate
-from lmswap.ir.json_io import as_json, fields_of, read_record
+from lmswap.ir.json_io import as_json, build_record, fields_of, read_record
 from lmswap.terminal import escape_controls
 
 SCHEMA = "lmswap.plan/1"
@@ -116,8 +116,12 @@ class Plan:
 
     def to_json(self) -> str:
         """The plan as JSON text; `from_json` reads it back equal."""
+        return as_json(self.to_data())
+
+    def to_data(self) -> dict[str, Any]:
+        """The plan as `as_json` writes it; `from_data` reads it back equal once it is parsed."""
         record = {"reruns" if name == "recomputes" else name: value for name, value in fields_of(self).items()}
-        return as_json({"schema": SCHEMA, **record})
+        return {"schema": SCHEMA, **record}
 
     @staticmethod
     def from_json(text: str) -> Plan:
@@ -127,6 +131,11 @@ class Plan:
             OptionError: not JSON, of another schema, or damaged.
         """
         return read_record(text, SCHEMA, _plan, "plan file")
+
+    @staticmethod
+    def from_data(data: Any) -> Plan:
+        """As `from_json`, of parsed JSON."""
+        return build_record(data, SCHEMA, _plan, "plan file")
 
 
 def _plan(data: Mapping[str, Any]) -> Plan:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from lmswap.errors import LmswapError
 from lmswap.hardware.cache import CacheFile
 from lmswap.ir.costs import OpCosts, Piece
-from lmswap.ir.json_io import as_json, fields_of
+from lmswap.ir.json_io import as_json
 from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
@@ -51,10 +51,10 @@ class CachedPlan:
         return self.plan.predicted_peak_bytes <= budget_bytes + slack_bytes and (keeps_all or is_near)
 
     def to_data(self) -> dict[str, Any]:
-        """In JSON's own types; `from_data` reads it back equal."""
+        """The plan and its origin as `as_json` writes them; `from_data` reads them back equal once they are parsed."""
         return {
-            "plan": json.loads(self.plan.to_json()),
-            "costs": json.loads(as_json(fields_of(self.costs))),
+            "plan": self.plan.to_data(),
+            "costs": self.costs,
             "machine": json.loads(self.machine.to_json()),
             "room": self.room._asdict(),
         }
@@ -66,7 +66,7 @@ class CachedPlan:
         Raises:
             LmswapError, or one of `DAMAGE`: it is damaged.
         """
-        plan, machine = Plan.from_json(json.dumps(data["plan"])), Machine.from_json(json.dumps(data["machine"]))
+        plan, machine = Plan.from_data(data["plan"]), Machine.from_json(json.dumps(data["machine"]))
         room = PlannedMemory(int(data["room"]["step_bytes"]), int(data["room"]["spared_bytes"]))
         return CachedPlan(plan, _costs(data["costs"], num_ops), machine, room)
 
@@ -103,7 +103,7 @@ class PlanCache:
 
     def pack(self, planned: CachedPlan) -> bytes:
         """``planned`` for another process."""
-        return gzip.compress(json.dumps(planned.to_data()).encode())
+        return gzip.compress(as_json(planned.to_data()).encode())
 
     def unpack(self, program: Program, packed: bytes) -> CachedPlan | None:
         """What another process packed for ``program``, checked against it; None if it does not do here."""

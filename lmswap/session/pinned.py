@@ -16,6 +16,7 @@ from lmswap.errors import LmswapError, OptionError, PlanMismatch, without_path
 from lmswap.files import read_text
 from lmswap.ir.bytesize import format_bytes, parse_bytes
 from lmswap.ir.emulation import EmulatedLink
+from lmswap.ir.json_io import as_json
 from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Decision, Plan
 from lmswap.ir.program import BufferKind, Op, Program
@@ -62,7 +63,7 @@ class PinnedPlans:
         steps = [
             {
                 "decisions": _decisions(program, planned.plan),
-                **planned.to_data(),
+                **json.loads(as_json(planned.to_data())),
                 "program": json.loads(program.to_json()),
             }
             for program, planned in self.steps

@@ -158,7 +158,7 @@ def test_what_belongs_to_another_user_is_not_trusted(directory, what, tmp_path, 
     file.write({"n": 2})
     assert ("belongs to another user" in caplog.text) == (what != "file")
     if what != "file":
-        assert '"n": 1' in file.path.read_text()
+        assert '"n":1' in file.path.read_text()
 
 
 def test_a_draft_that_could_not_be_finished_is_not_left_behind(directory, monkeypatch):
