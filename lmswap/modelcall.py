@@ -24,7 +24,7 @@ from lmswap.capture.aot import refuse_rewriters
 from lmswap.capture.asked import describe_questions, heard_questions
 from lmswap.capture.checkpointed import marked_checkpoints
 from lmswap.capture.dressed import call_undressed, is_dressed
-from lmswap.capture.fakes import unlogged_failures
+from lmswap.capture.fakes import forget_fakes, unlogged_failures
 from lmswap.capture.lower import tensors
 from lmswap.capture.recompiles import (
     MAX_GRAPHS,
@@ -214,6 +214,7 @@ class ModelCall:
         if questions and session.graphs:
             session.may_go_another_way(describe_questions(questions))
         if len(session.graphs) > num_graphs:
+            forget_fakes()
             warning = self._recompiles.add(tuple(tensor.shape for tensor in tensors((args, kwargs))))
             if warning is not None:
                 warn(warning, ManyTraces)

@@ -37,6 +37,8 @@ def join(programs: Sequence[Program], backwards: Iterable[int] | None = None) ->
     """
     if not programs:
         raise CaptureError("a step needs at least one captured graph")
+    if len(programs) == 1:
+        return Joined(programs[0], (0,))
     if backwards is None:
         backwards = (graph for graph in reversed(range(len(programs))) if len(programs[graph].segments) > 1)
     order = [(graph, 0) for graph in range(len(programs))] + [(graph, 1) for graph in backwards]

@@ -8,6 +8,7 @@ saved for backward is the same buffer in both.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -85,7 +86,7 @@ def source_line(node: fx.Node) -> str:
     if not frames:
         return ""
     path, line, text = frames[-1]
-    return f"{path.rsplit('/', 1)[-1]}:{line} {text.strip()}"
+    return sys.intern(f"{path.rsplit('/', 1)[-1]}:{line} {text.strip()}")  # many ops have one line, in each trace
 
 
 def is_foreign(node: fx.Node) -> bool:
@@ -99,7 +100,7 @@ def module_path(node: fx.Node) -> str:
     if not stack:
         return ""
     path, _ = list(stack.values())[-1]  # "L['self'].encoder.0.conv": the first name is the frame's, not the model's
-    return re.sub(r"^[LG]\['\w+'\]\.?", "", path)
+    return sys.intern(re.sub(r"^[LG]\['\w+'\]\.?", "", path))
 
 
 def made_by(node: fx.Node, phase: str) -> str:
@@ -109,7 +110,7 @@ def made_by(node: fx.Node, phase: str) -> str:
     module, where = module_path(node), source_line(node).partition(" ")[0]
     is_backward = phase == "backward" and not operator.endswith("_backward")
     aside = ", ".join([where] * bool(where and not module) + ["backward"] * is_backward)
-    return f"{module}: " * bool(module) + operator + f" ({aside})" * bool(aside)
+    return sys.intern(f"{module}: " * bool(module) + operator + f" ({aside})" * bool(aside))
 
 
 def _lower(
@@ -200,7 +201,7 @@ class _Lowering:
             Op(
                 index=index,
                 name=node.name,
-                target=str(node.target),
+                target=sys.intern(str(node.target)),
                 source=source_line(node),
                 reads=tuple(reads),
                 writes=tuple(dict.fromkeys([*made, *mutated])),

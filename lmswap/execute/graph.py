@@ -5,10 +5,12 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import torch
 from torch import fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph import _BoxedCodeGen
 
 from lmswap.execute.draws import STATE, state_of
@@ -29,14 +31,17 @@ class SegmentGraph:
 
 
 def copy_module(module: fx.GraphModule) -> tuple[fx.GraphModule, dict[fx.Node, fx.Node]]:
-    """Return a copy for separate editing, and its node for each node of ``module``; constants and fakes are shared."""
+    """Return a copy for separate editing, and its node for each node of ``module``; constants and fakes are shared.
+
+    Its code is generated at its first call, if there is one: torch keeps the text of generated code for good.
+    """
     (output,) = module.graph.find_nodes(op="output")
     made, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     made.output(made.graph_copy(module.graph, copies)).meta.update(output.meta)
     for copy in copies.values():
         if (state := state_of(copy)) is not None:
             copy.meta[STATE] = copies.get(state, state)  # in a backward, the forward's
-    copied = fx.GraphModule(module, made)
+    copied = _LazyGraphModule(module, made)
     for name, branch in copied.named_children():  # of a `torch.cond`; Inductor edits these, too
         if isinstance(branch, fx.GraphModule):
             setattr(copied, name, copy_module(branch)[0])
@@ -114,19 +119,25 @@ class _Direct:
 
 
 def compile_boxed(module: fx.GraphModule) -> BoxedFunction:
-    """Compile ``module`` to a function of one list, which it empties, so that inputs are freed at their last use."""
+    """Compile ``module`` to a function of one list, which it empties, so that inputs are freed at their last use.
+
+    The function holds the constants of ``module``, but neither its graph nor the text of the code.
+    """
     targets = {node: node.target for node in module.graph.nodes}
     called = {target for target in targets.values() if type(target) is torch._ops.OpOverload}
     called_by: dict[object, Callable[..., Any]] = {operator: _Direct(operator) for operator in called} | COPIES
     for node, target in targets.items():
         node.target = called_by.get(target, target)
     module.graph.set_codegen(_BoxedCodeGen())
-    module.recompile()
+    code = module.graph.python_code("self")
     for node, target in targets.items():
         node.target = target
-    names = module.forward.__globals__
-    names.update({name: value.function for name, value in names.items() if isinstance(value, _Direct)})
-    return module.forward
+    names = dict(code.globals)
+    exec(compile(code.src, "<eval_with_key>", "exec", dont_inherit=True), names)  # as torch names fx's code
+    forward = names.pop("forward")
+    forward.__globals__.update({name: value.function for name, value in names.items() if isinstance(value, _Direct)})
+    named = {str(node.target).partition(".")[0] for node in module.graph.find_nodes(op="get_attr")}
+    return MethodType(forward, SimpleNamespace(**{name: getattr(module, name) for name in named}))
 
 
 def is_captured(function: Any) -> bool:

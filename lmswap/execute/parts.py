@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from lmswap.errors import OptionError
 from lmswap.execute.graph import BoxedFunction, SegmentGraph, compile_boxed, is_projection
@@ -216,4 +217,4 @@ def _part(
     for node in ops:
         copies[node] = part.node_copy(node, copies.__getitem__)
     part.output(tuple(copies.get(node) for node in given))
-    return fx.GraphModule(module, part)
+    return _LazyGraphModule(module, part)

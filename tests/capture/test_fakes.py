@@ -5,6 +5,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 
 import lmswap
 
@@ -71,4 +72,14 @@ def test_the_op_of_a_backward_that_makes_nan_is_named_where_the_user_asks_for_it
         pytest.raises(RuntimeError, match="returned nan"),
     ):
         (model(torch.ones(8)) * float("nan")).sum().backward()
+    lmswap.disable(model)
+
+
+def test_what_a_trace_taught_torch_of_shapes_is_forgotten_with_it():
+    torch.compiler.reset()
+    model = lmswap.enable(nn.Sequential(nn.Conv1d(2, 4, 3), nn.GELU()), "2GiB")
+    for length in (8, 9):
+        output = model(torch.randn(2, 2, length))
+        assert len(FakeTensorMode.cache) == 0
+        output.sum().backward()
     lmswap.disable(model)

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from lmswap.capture.aot import compile_region
 from lmswap.capture.tangents import CAST, COPIED
-from lmswap.execute.graph import compile_boxed
+from lmswap.execute.graph import compile_boxed, copy_module
 from tests.capture.captured import Recording, capture
 
 
@@ -111,6 +111,35 @@ def test_boxed_code_calls_operators_themselves_and_leaves_the_graph_as_it_is():
     assert called == {torch.ops.aten.mul.Scalar._op, torch.ops.aten.sub.Tensor._op}
     targets = [node.target for node in module.graph.nodes if node.op == "call_function"]
     assert targets == [torch.ops.aten.mul.Scalar, torch.ops.aten.sub.Tensor]
+
+
+def test_boxed_code_holds_its_constants_and_neither_its_graph_nor_its_text():
+    from torch.fx.graph_module import _loader
+
+    graph = fx.Graph()
+    offset = graph.get_attr("inner.offset")
+    graph.output((graph.call_function(torch.ops.aten.add.Tensor, (graph.placeholder("x"), offset)),))
+    module = nn.Module()
+    module.inner = nn.Module()
+    module.inner.register_buffer("offset", torch.full((2,), 3.0))
+    region = fx.GraphModule(module, graph)
+    num_texts = len(_loader.eval_cache)
+    copied = copy_module(region)[0]
+    function, held = compile_boxed(copied), weakref.ref(copied.graph)
+    del copied
+    gc.collect()
+    assert held() is None
+    assert len(_loader.eval_cache) == num_texts
+    assert function([torch.ones(2)])[0].tolist() == [4.0, 4.0]
+
+
+def test_a_copy_that_is_called_runs_what_it_was_edited_to():
+    graph = fx.Graph()
+    doubled = graph.call_function(torch.ops.aten.mul.Scalar, (graph.placeholder("x"), 2.0))
+    graph.output(doubled)
+    copied, copies = copy_module(fx.GraphModule(nn.Module(), graph))
+    copies[doubled].update_arg(1, 5.0)
+    assert copied(torch.ones(1)).item() == 5.0
 
 
 def test_backward_frees_what_it_has_read():
