@@ -12,7 +12,7 @@ from benchmarks.case_study.together import predict_together
 from benchmarks.conformance.results import read_results
 from benchmarks.conformance.run import BREADTH
 from benchmarks.conformance.table import render
-from benchmarks.distributed.page import filled
+from benchmarks.distributed.page import PAGE, filled
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -89,8 +89,8 @@ def test_ranks_are_predicted_as_the_page_says():
 
 
 def test_the_tables_of_several_ranks_are_those_of_the_stored_results():
-    page = (ROOT / "docs" / "distributed.md").read_text(encoding="utf-8")
-    assert filled(page) == page, "python -m benchmarks.distributed.page makes it anew"
+    page = PAGE.read_text(encoding="utf-8")
+    assert filled(page) == page, "run python -m benchmarks.distributed.page"
 
 
 def is_case(case, program, machine, percent):
@@ -102,7 +102,7 @@ def test_figures_that_stand_in_two_places_are_the_same():
     peers = {row["model"]: row for row in table("docs/results.md", "model | lmswap")}
     for row in table("docs/comparison.md", "model"):
         assert row.items() <= peers[row["model"]].items()
-    of_ranks = table("docs/distributed.md", "training | ranks | without sums")
+    of_ranks = table("benchmarks/results/distributed_cpu.md", "training | ranks | without sums")
     for row in table("README.md", "training"):
         assert any(row.items() <= each.items() for each in of_ranks)
 
@@ -142,7 +142,7 @@ def claims_of_models():
 
 def claims_of_soak():
     record = json.loads((RESULTS / "soak_cpu.json").read_text())
-    yield f"{record['steps']:,} steps: {record['survived']:,} survive, equal to the bit; "
+    yield f"{record['steps']:,} steps: {record['survived']:,} survive, bitwise equal; "
     lost = record["lost_to"]
     kinds = {8: "eight"}[len(lost)]
     yield f"{sum(lost.values()):,} are lost to {kinds} kinds of faults"
@@ -237,7 +237,7 @@ def test_the_headline_s_figures_are_those_that_were_stored(page, column):
         assert row["over plain torch"] == f"{seconds / plain:.3f} ×"
         predicted = f"{1e3 * report['predicted_seconds']:.1f} ms, took {1e3 * report['measured_seconds']:.1f}"
         assert row.get("predicted, forward and backward", predicted) == predicted
-        for name, nbytes in (("moved out", "swapped_out_bytes"), ("computed again", "recomputed_bytes")):
+        for name, nbytes in (("moved out", "swapped_out_bytes"), ("recomputed", "recomputed_bytes")):
             assert row.get(name, "–") in (f"{report[nbytes] / GIB:.2f} GiB", "–")
 
 
@@ -248,6 +248,6 @@ def test_the_tables_figures_of_a_gpu_are_those_that_were_stored(seen_on_a_gpu):
         network = row["network"] or network
         found = seen_on_a_gpu["unet3d" if network.startswith("3D U-Net") else "resnet50", row[""]]
         assert row["reserved"].startswith(found["reserved"])
-        assert [row[name] for name in ("moved out", "computed again")] == (found["moved out / again"] or ["", ""])
+        assert [row[name] for name in ("moved out", "recomputed")] == (found["moved out / again"] or ["", ""])
         for name in ("step", "over plain torch", "over no budget"):
             assert row[name] == found[name]

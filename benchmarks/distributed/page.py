@@ -1,7 +1,6 @@
-"""Puts the stored results into the documentation: ``python -m benchmarks.distributed.page [FILES]``.
+"""Render the page of stored results: ``python -m benchmarks.distributed.page [FILES]``.
 
-Files that recipes wrote become the stored ones of their recipes first, several of one recipe together.
-``docs/distributed.md`` then shows what is stored, between two marks.
+Result files given as arguments replace the stored ones of their recipes first; several of one recipe are joined.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from benchmarks.distributed.tables import describe, make_table, write_table
 
 ROOT = Path(__file__).parents[2]
 STORED = ROOT / "benchmarks" / "results" / "distributed_cpu"
-PAGE = ROOT / "docs" / "distributed.md"
+PAGE = STORED.with_suffix(".md")
 RECIPES = ("unet3d", "resnet50", "efficiency", "scale", "allreduce")  # in the order of the page
 _BETWEEN = re.compile(r"(?<=<!-- stored results -->\n).*(?=<!-- end of them -->)", re.DOTALL)
 
@@ -35,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def filled(page: str) -> str:
-    """``page`` with what is stored between its marks."""
+    """``page`` with the stored tables between its marks."""
     paths = [STORED / f"{recipe}.json" for recipe in RECIPES]
     sections = [_section(Results.read(path)) for path in paths if path.exists()]
     return _BETWEEN.sub(lambda _: "".join(f"\n{section}" for section in [*sections, ""]), page)
