@@ -244,7 +244,7 @@ def _check_same(plain: nn.Module, swapped: nn.Module, step: int) -> None:
 def _sample(model: nn.Module, step: int) -> Sample:
     gc.collect()
     engine = lmswap.api._sessions[model].engine
-    engine.sweep()
+    engine.reap_finished_transfers()
     engine.recorder.last()
     tier = engine.native.tier_stats("disk")
     sample = Sample(

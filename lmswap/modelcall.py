@@ -163,7 +163,7 @@ class ModelCall:
 
     def backward_ends(self, step: EagerStep) -> None:  # noqa: D102
         self._end_segment()
-        self._session.engine.confirm()
+        self._session.engine.check_async_errors()
         if step.recording is not None and step not in self._finished:
             self._finished.append(step)
         elif step.planned is not None:
@@ -242,7 +242,7 @@ class ModelCall:
         """Run the model in eager mode: nothing is saved that could be swapped, and traces are few, and for training."""
         session = self._session
         session.prepare(None)
-        session.engine.make_room()
+        session.engine.release_cached()
         with session.recorder.segment((UNPLANNED, "inference"), tuple):
             return self._plain(*args, **kwargs)
 

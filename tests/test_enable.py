@@ -223,11 +223,11 @@ def test_a_signal_that_raises_as_a_copy_starts_leaves_the_memory_to_the_copy():
         engine.native = native
         (landing,) = engine._starting.values()
         assert not native.is_idle()
-        engine.sweep()
+        engine.reap_finished_transfers()
         assert [*engine._starting.values()] == [landing]  # the copy is still at it
         model(data).square().mean().backward()
         model[0].weight.grad.sum().item()  # a GPU has come as far as the host
-        engine.sweep()
+        engine.reap_finished_transfers()
         assert native.is_idle()
         assert not engine._starting
     lmswap.disable(model)

@@ -184,7 +184,7 @@ def test_a_fault_loses_the_step_and_nothing_else(monkeypatch, fault):
     assert same(step(model))
     gc.collect()
     engine = engine_of(model)
-    engine.sweep()
+    engine.reap_finished_transfers()
     assert (len(engine._held), engine.native.live_handles(), lmswap.report(model).tier_used_bytes) == (0, 0, 0)
     lmswap.disable(model)
     assert held() == before
@@ -200,9 +200,7 @@ def test_a_disk_that_is_slow_or_does_half_is_only_slow(monkeypatch, faults):
     lmswap.disable(model)
 
 
-@pytest.mark.parametrize(
-    ("verify", "where"), [(True, "while they were away"), (False, "on the way out, while they were away or on")]
-)
+@pytest.mark.parametrize(("verify", "where"), [(True, "in the tier"), (False, "on the way out, in the tier or on")])
 def test_a_byte_that_changed_on_the_disk_is_caught(monkeypatch, tmp_path, verify, where):
     model = enable_on_a_disk_that(monkeypatch, "", verify=verify, disk_directory=str(tmp_path))
     loss = CASE.loss(model(CASE.batch()))
@@ -234,7 +232,7 @@ def test_a_bit_that_flips_on_its_way_from_the_disk_is_an_error_and_no_gradient(m
     step(model)
     engine = engine_of(model)
     gc.collect()
-    engine.sweep()
+    engine.reap_finished_transfers()
     assert (len(engine._held), len(engine._arriving), engine.native.live_handles()) == (0, 0, 0)
     lmswap.disable(model)
 
@@ -250,7 +248,7 @@ def test_a_bit_that_changed_in_host_memory_is_caught_and_training_does_not_go_on
     model = enable_on_a_disk_that(monkeypatch, "copy_in@1=flip", verify=True)
     before = [p.detach().clone() for p in model.parameters()]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(BytesChanged, match=r"buffer '[^']+', made by op .*models\.py:\d+.* while they were away"):
+    with pytest.raises(BytesChanged, match=r"buffer '[^']+', made by op .*models\.py:\d+.* in the tier"):
         step(model)
         optimizer.step()
     assert all(map(torch.equal, before, model.parameters()))

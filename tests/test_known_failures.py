@@ -342,9 +342,9 @@ def test_two_hundred_steps_reach_the_same_peak_which_is_the_planned_one():
 
 
 def reloads_are_held_to_the_end(patch: pytest.MonkeyPatch) -> None:
-    in_start, sweep, held = SwapEngine.in_start, SwapEngine.sweep, []
+    in_start, sweep, held = SwapEngine.in_start, SwapEngine.reap_finished_transfers, []
     patch.setattr(SwapEngine, "in_start", lambda *given: held.append(in_start(*given)) or held[-1])
-    patch.setattr(SwapEngine, "sweep", lambda self: (held.clear(), sweep(self)))
+    patch.setattr(SwapEngine, "reap_finished_transfers", lambda self: (held.clear(), sweep(self)))
 
 
 @fails_when(reloads_are_held_to_the_end)
@@ -406,7 +406,7 @@ def test_fragments_cost_no_memory():
 
 
 def nothing_is_swept(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SwapEngine, "sweep", lambda self: None)
+    patch.setattr(SwapEngine, "reap_finished_transfers", lambda self: None)
 
 
 @fails_when(nothing_is_swept)

@@ -31,7 +31,7 @@ from lmswap.capture.tangents import Tangents, allow_other_layouts, guess_again
 from lmswap.capture.whole import whole_operators
 from lmswap.errors import CaptureError
 from lmswap.execute.graph import BoxedFunction
-from lmswap.execute.parts import Backward, at_once, results_by_part
+from lmswap.execute.parts import Backward, results_by_part, single_part
 
 
 class GraphHandler(Protocol):
@@ -63,7 +63,7 @@ class GraphHandler(Protocol):
 
     def compiled_backward(self, module: fx.GraphModule) -> Backward:
         """Compile a backward graph; it may yield gradients part by part."""
-        return at_once(self.compiled(module, "backward"))
+        return single_part(self.compiled(module, "backward"))
 
 
 def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: GraphHandler) -> Compiled:

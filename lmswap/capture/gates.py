@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lmswap.errors import CaptureError
-from lmswap.execute.parts import Handing, all_of
+from lmswap.execute.parts import PartialResults, collect
 
 End = tuple[Any, int]  # the autograd node that takes a gradient, or None, and its input's number
 
@@ -49,9 +49,9 @@ def pass_gate(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
 class _Backward:
     """One run of a region's backward, whose gradients gates take."""
 
-    def __init__(self, handing: Handing, wanted: dict[int, list[int | None]]) -> None:
+    def __init__(self, partial_results: PartialResults, wanted: dict[int, list[int | None]]) -> None:
         """``wanted``: by a gate's id, the results that it passes on; the gates own this object, not vice versa."""
-        self._handing, self._wanted = handing, wanted
+        self._results, self._wanted = partial_results, wanted
         self._made: dict[int, Any] = {}
 
     def run_to(self, gate: int) -> list[Tensor | None]:
@@ -63,23 +63,23 @@ class _Backward:
         positions = self._wanted.pop(gate)
         with torch._C._DisableAutocast():  # as torch does around the region's node
             while any(position not in self._made for position in positions if position is not None):
-                given = next(self._handing, None)
+                given = next(self._results, None)
                 if given is None:
                     raise CaptureError("a backward was still running when the model's next step began: it was ended")
                 self._made |= given
                 del given
             if not self._wanted:
-                for _ in self._handing:
+                for _ in self._results:
                     pass
         return [None if position is None else self._made.pop(position) for position in positions]
 
 
-def hand_on(handing: Handing, num_results: int) -> Sequence[Any]:
+def hand_on(partial_results: PartialResults, num_results: int) -> Sequence[Any]:
     """Return the gradients of the region's running node: all, or None for each if gates deliver them later."""
     gates = _gates(num_results)
     if not gates:
-        return all_of(handing)
-    running = _Backward(handing, {id(gate): wanted for gate, wanted in gates.items()})
+        return collect(partial_results)
+    running = _Backward(partial_results, {id(gate): wanted for gate, wanted in gates.items()})
     for gate in gates:
         gate.running = running
     return [None] * num_results

@@ -26,7 +26,7 @@ from lmswap.capture.pieces import take_apart
 from lmswap.capture.schemas import check_schema
 from lmswap.capture.trials import ScratchMeter, Trial, try_by_clock, try_by_events
 from lmswap.errors import CaptureError, DriverError
-from lmswap.execute.draws import generator_states, set_generator_states
+from lmswap.execute.draws import rng_states, set_rng_states
 from lmswap.execute.graph import SegmentGraph, value_of
 from lmswap.execute.storage import has_plain_storage
 from lmswap.ir.arena_layout import SMALL_BYTES
@@ -167,11 +167,11 @@ class OpMeter:
             trial = try_by_clock(lambda: target(*args, **kwargs), self._meter)
             _check_storages(node, trial.made)
             return _measured(trial, None)
-        states = generator_states(self._device) if is_random(node) else None
+        states = rng_states(self._device) if is_random(node) else None
 
         def run() -> Any:
             if states is not None:  # random ops repeat from the RNG state
-                set_generator_states(states, self._device)
+                set_rng_states(states, self._device)
             return target(*args, **kwargs)
 
         trial = try_by_events(run, self._meter, self._device, compared=lambda made: not _is_idle_seed(node, made))

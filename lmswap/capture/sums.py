@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from lmswap.capture.arrival import taker
 from lmswap.capture.gates import End
 from lmswap.capture.whole import ROUNDED_OTHERWISE
-from lmswap.execute.parts import Handing, Results
+from lmswap.execute.parts import PartialResults, Results
 from lmswap.execute.storage import has_plain_storage
 
 VIEWS = (
@@ -38,10 +38,10 @@ class SummedInside:
         self._is_told = False
         self._handles: dict[int, RemovableHandle] = {}  # by position; a backward may not reach some nodes
 
-    def watch(self, handing: Handing) -> Handing:
-        """Return ``handing``, yielded by the region's node that autograd runs now, unchanged."""
+    def watch(self, partial_results: PartialResults) -> PartialResults:
+        """Return ``partial_results``, yielded by the region's node that autograd runs now, unchanged."""
         if self._is_told or not self._positions:
-            return handing
+            return partial_results
         node: Any = torch._C._current_autograd_node()
         ends: dict[int, End] = {position: node.next_functions[position] for position in self._positions}
 
@@ -50,7 +50,7 @@ class SummedInside:
                 self._expect(ends[position], position, given[position])
             return given
 
-        return map(look, handing)  # holds none of the gradients
+        return map(look, partial_results)  # holds none of the gradients
 
     def _expect(self, end: End, position: int, gradient: Tensor | None) -> None:
         """Check what ``end`` gets in this backward: ``gradient`` alone, or with others added."""

@@ -23,7 +23,7 @@ from lmswap.capture.lower import tensors
 from lmswap.capture.retrace import Made, retrace
 from lmswap.execute import ops
 from lmswap.execute.graph import is_captured, is_whole
-from lmswap.execute.parts import Backward, Handing
+from lmswap.execute.parts import Backward, PartialResults
 from lmswap.execute.storage import has_plain_storage
 
 _log = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ class Tangents:
             if is_captured(function):
                 function.register_prehook(self._begins)
 
-    def run(self, backward: Backward, arguments: list[Any]) -> Handing:
+    def run(self, backward: Backward, arguments: list[Any]) -> PartialResults:
         """Return what ``backward`` yields for ``arguments``; None for results of missing gradients only."""
         given = [arguments[position] for position in self._positions]
         absent = self._absent(given)
@@ -131,8 +131,8 @@ class Tangents:
             self._note(COPIED)
             for position, traced in zip(self._positions, self._traced, strict=True):
                 arguments[position] = _laid(arguments[position], traced)
-        handing = backward(arguments)
-        return map(partial(self._without, absent), handing) if absent else handing
+        partial_results = backward(arguments)
+        return map(partial(self._without, absent), partial_results) if absent else partial_results
 
     def _without(self, absent: set[fx.Node], given: dict[int, Any]) -> dict[int, Any]:
         return {

@@ -113,7 +113,7 @@ class SavedStorage:
                 engine = ops.find_engine(self._engine)
                 with engine.streams.at(self._stream):
                     engine.wait_out(self._token)
-                engine.streams.keep_from_reuse(self._tensor, self._stream)
+                engine.streams.delay_reuse(self._tensor, self._stream)
                 self._tensor = self._storage = None
                 if self._check is not None:
                     self._check.count_released(self)

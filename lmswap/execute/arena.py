@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from lmswap.execute import _C
-from lmswap.execute.blocks import Extent, Moves, Taken, run_around, takes, within
+from lmswap.execute.blocks import Extent, Moves, Occupied, extent_to_free, holding_moves, within
 from lmswap.execute.streams import current_stream_of
 from lmswap.ir.arena_layout import SMALL_BYTES, Slot
 
@@ -56,7 +56,7 @@ class Script:
 _arenas: weakref.WeakSet[Arena] = weakref.WeakSet()
 
 
-def held_bytes(device: torch.device) -> int:
+def unused_arena_bytes(device: torch.device) -> int:
     """Return the bytes held by arenas of ``device`` and by no tensor, which torch counts as allocated."""
     return sum(sum(arena._holds.held().values()) for arena in _arenas if arena.device == device)
 
@@ -76,7 +76,7 @@ def placing(
         yield arena.allocating
 
 
-class _NoRoom(Exception):
+class _NoRoomOutside(Exception):
     """No free extent outside the arena is large enough for a result."""
 
     def __init__(self, nbytes: int) -> None:
@@ -92,7 +92,7 @@ class Arena:
         self._process = os.getpid()
         self._current_stream = current_stream_of(device)
         self.nbytes = self._least_bytes = 0
-        self._is_spoiled = False  # the pool has grown beyond the plan, as the allocator placed tensors
+        self._has_grown = False  # the pool has grown beyond the plan, as the allocator placed tensors
         self._pool: torch.cuda.MemPool | None = None
         self._stream = self._base = 0
         self._inside = range(0)  # addresses of its segment
@@ -107,7 +107,7 @@ class Arena:
         self._next = 0
         self._beginning: _Beginning = False, ()
         self.num_unplaced = 0  # runs of segments in which a place was not free
-        self.num_found_out = 0  # openings computed, which takes the host half a millisecond each
+        self.num_computed = 0  # openings computed, which takes the host half a millisecond each
         _arenas.add(self)
 
     @property
@@ -120,7 +120,7 @@ class Arena:
         """Bytes of these that tensors hold; valid while no segment runs."""
         return sum(int(segment["allocated_size"]) for segment in self._segments())
 
-    def num_given_back(self) -> int:
+    def num_segments_freed(self) -> int:
         """Return the number of segments that torch has freed so far, in all pools."""
         return int(torch._C._cuda_memoryStats(self.device.index or 0)["segment"]["all"]["freed"])
 
@@ -128,7 +128,7 @@ class Arena:
         """Set the least size of the arena, whatever scripts need; it takes effect as soon as the arena is empty."""
         self._least_bytes = nbytes
         if nbytes > self.nbytes or not self._base:
-            self._make_anew()
+            self._reallocate()
 
     def close(self) -> None:
         """Free the arena once the last tensor in it has died; it has no bytes until `resize`. Idempotent.
@@ -145,10 +145,10 @@ class Arena:
             if not is_child:
                 torch.cuda.empty_cache()
 
-    def rest(self) -> None:
+    def release_if_empty(self) -> None:
         """Free the memory until the next segment, if the arena is empty."""
         if self._base and not self._is_open and self._is_empty():
-            self._make_anew()
+            self._reallocate()
 
     def begin_step(self) -> None:
         """Begin a step on the current stream; an arena of another stream is reallocated, which could not serve it."""
@@ -156,17 +156,17 @@ class Arena:
             self._num_leaving -= 1
             torch.cuda.empty_cache()
         if self._base and self._current_stream() != self._stream:
-            self._make_anew()
+            self._reallocate()
 
-    def _make_anew(self) -> None:
+    def _reallocate(self) -> None:
         self.close()
-        self.nbytes, self._is_spoiled = self._least_bytes, False
+        self.nbytes, self._has_grown = self._least_bytes, False
 
     def _fit(self, script: Script) -> None:
         """Reallocate an empty arena if its size is to change."""
         nbytes = max(script.arena_bytes, self._least_bytes)
-        if self._base and (self.nbytes != nbytes or self._is_spoiled) and self._is_empty():
-            self._make_anew()
+        if self._base and (self.nbytes != nbytes or self._has_grown) and self._is_empty():
+            self._reallocate()
         if not self._base:
             self.nbytes = nbytes
 
@@ -194,7 +194,7 @@ class Arena:
             yield
         finally:
             self._is_open = False
-            self._let_go()
+            self._free_held()
 
     @contextmanager
     def allocating(self) -> Iterator[None]:
@@ -213,7 +213,7 @@ class Arena:
             with torch.cuda.use_mem_pool(self._pool):
                 yield
 
-    def advance(self) -> None:
+    def open_next(self) -> None:
         """Free the planned extents of the next allocations."""
         if self._script is None:
             return
@@ -221,10 +221,10 @@ class Arena:
             if self._next < len(self._moves):
                 self._make(self._moves[self._next])
             else:
-                self._moves.append(self._find_out(self._script.openings[self._next]))
-        except (Taken, torch.OutOfMemoryError) as error:
+                self._moves.append(self._open(self._script.openings[self._next]))
+        except (Occupied, torch.OutOfMemoryError) as error:
             self._script.known.pop(self._beginning, None)
-            self._give_up(error)
+            self._fall_back(error)
         self._next += 1
 
     def _begin(self, script: Script, adds_up: bool) -> None:
@@ -235,42 +235,42 @@ class Arena:
                 self._holds.give_all()
             self._script, self._next = script, 0
             beginning = self._beginning = adds_up, tuple(self._free())
-            self._make(takes(beginning[1]))
-        except (Taken, torch.OutOfMemoryError) as error:  # an old arena may still be held
-            self._give_up(error)
+            self._make(holding_moves(beginning[1]))
+        except (Occupied, torch.OutOfMemoryError) as error:  # an old arena may still be held
+            self._fall_back(error)
             return
         if beginning not in script.known and len(script.known) >= _MOST_BEGINNINGS:
             script.known.clear()
         self._moves = script.known.setdefault(beginning, [])
 
-    def _give_up(self, error: Exception) -> None:
+    def _fall_back(self, error: Exception) -> None:
         _log.info("this segment continues without planned offsets: %s", error)
         self.num_unplaced += 1
-        self._is_spoiled = True
-        self._let_go()
+        self._has_grown = True
+        self._free_held()
 
-    def _let_go(self) -> None:
+    def _free_held(self) -> None:
         self._holds.give_all()
         self._script = None
 
-    def _find_out(self, places: Sequence[Slot]) -> Moves:
+    def _open(self, places: Sequence[Slot]) -> Moves:
         """Open ``places``, close all other free extents, and return the moves; adds memory for results where needed."""
-        self.num_found_out += 1
-        closing = takes(self._free())
+        self.num_computed += 1
+        closing = holding_moves(self._free())
         self._make(closing)
         while True:
             try:
-                opening = self._work_out(places)
+                opening = self._opening_moves(places)
                 break
-            except _NoRoom as missing:
+            except _NoRoomOutside as missing:
                 assert self._script is not None
                 self._script.known.pop(self._beginning, None)  # the next run begins with the memory added here
                 self._holds.take(missing.nbytes, self._stream)
-                self._make(takes(self._free()))  # the remainder of its segment
+                self._make(holding_moves(self._free()))  # the remainder of its segment
         self._make(opening)
         return (*closing, *opening)
 
-    def _work_out(self, places: Sequence[Slot]) -> Moves:
+    def _opening_moves(self, places: Sequence[Slot]) -> Moves:
         """Return the moves that open ``places`` when all free memory that can be held is held."""
         closed, loose = self._holds.held(), dict(self._free())
         moves, opened = list[tuple[int, int]](), list[tuple[int, int]]()
@@ -278,10 +278,10 @@ class Arena:
             if place.offset is not None:
                 start, segment = self._base + place.offset, self._inside
             else:
-                start = self._room_beside(place.nbytes, closed, opened)
+                start = self._room_outside(place.nbytes, closed, opened)
                 segment = self._segment_of(start)
             stop = start + place.nbytes
-            low, high = run_around(start, stop, within(segment, closed), within(segment, loose))
+            low, high = extent_to_free(start, stop, within(segment, closed), within(segment, loose))
             moves += [(0, address) for address in closed if low <= address < high]
             for pieces in (closed, loose):
                 for address in [address for address in pieces if low <= address < high]:
@@ -294,7 +294,7 @@ class Arena:
             opened.append((start, stop))
         return (*moves, *((0, address) for address, _ in opened))
 
-    def _room_beside(self, nbytes: int, closed: Mapping[int, int], opened: Sequence[Extent]) -> int:
+    def _room_outside(self, nbytes: int, closed: Mapping[int, int], opened: Sequence[Extent]) -> int:
         """Return the address for a result: the smallest of ``closed`` that is large enough.
 
         It must not touch an extent ``opened`` with it: the allocator would merge the two.
@@ -307,7 +307,7 @@ class Arena:
         beside = ((size, address) for address, size in closed.items() if address not in self._inside)
         fitting = [(size, address) for size, address in beside if size >= nbytes and is_apart(address)]
         if not fitting:
-            raise _NoRoom(nbytes)
+            raise _NoRoomOutside(nbytes)
         return min(fitting)[1]
 
     def _segment_of(self, address: int) -> range:
@@ -319,8 +319,8 @@ class Arena:
             return
         nbytes, address, found = failed
         if not nbytes:
-            raise Taken(f"the block to free at offset {address - self._base} is not held")
-        raise Taken(f"{nbytes} bytes were allocated at offset {found - self._base} instead of {address - self._base}")
+            raise Occupied(f"the block to free at offset {address - self._base} is not held")
+        raise Occupied(f"{nbytes} bytes were allocated at offset {found - self._base}, not {address - self._base}")
 
     def _free(self) -> list[Extent]:
         """Return the extents of the arena and beside it that neither tensors nor this object hold, by address."""

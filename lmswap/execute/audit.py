@@ -31,7 +31,7 @@ Describe = Callable[[int], tuple[str, str]]
 
 
 @dataclass
-class _Away:
+class _SwappedOut:
     """A buffer that was swapped out."""
 
     buffer: int
@@ -48,76 +48,76 @@ class Audit:
 
     def __init__(self, native: _C.Engine, verified: Verified, describe: Describe) -> None:
         self._native, self._verified, self._describe = native, verified, describe
-        self._away: dict[int, _Away] = {}  # by handle
+        self._swapped_out: dict[int, _SwappedOut] = {}  # by handle
         self._landing: dict[int, torch.Tensor] = {}  # by transfer: where its bytes go until it is waited for
 
-    def leaves(self, handle: int, buffer: int, storage: torch.UntypedStorage, first: int, nbytes: int) -> None:
+    def out_queued(self, handle: int, buffer: int, storage: torch.UntypedStorage, first: int, nbytes: int) -> None:
         """Note that the swap-out of ``nbytes`` from byte ``first`` of ``storage`` has been queued."""
         left = checksums(_bytes(storage, first, nbytes))
-        self._away[handle] = _Away(buffer, self._native.out_transfer(handle), first, nbytes, left)
+        self._swapped_out[handle] = _SwappedOut(buffer, self._native.out_transfer(handle), first, nbytes, left)
 
-    def has_left(self, handle: int, storage: torch.UntypedStorage) -> None:
+    def out_waited(self, handle: int, storage: torch.UntypedStorage) -> None:
         """Poison the source: compute waits for the swap-out from here on, and the memory is released."""
-        away = self._away[handle]
-        self._poison(_bytes(storage, away.first, away.nbytes))
+        record = self._swapped_out[handle]
+        self._poison(_bytes(storage, record.first, record.nbytes))
 
     def landing(self, flat: torch.Tensor) -> torch.Tensor:
         """Return separate memory for the swap-in, so that ``flat`` is poisoned until compute has waited for it."""
         self._poison(flat)
         return torch.full_like(flat, POISON)
 
-    def arrives(self, transfer: int, landing: torch.Tensor) -> None:
+    def in_queued(self, transfer: int, landing: torch.Tensor) -> None:
         """Note that the swap-in to ``landing`` has been queued."""
         self._landing[transfer] = landing
 
-    def has_arrived(self, handle: int, transfer: int, flat: torch.Tensor) -> None:
+    def in_waited(self, handle: int, transfer: int, flat: torch.Tensor) -> None:
         """Compare all checksums once compute waits for the swap-in: before an op can read a corrupted index.
 
         Raises:
             BytesChanged: they differ.
         """
-        away, landed = self._away[handle], self._landing.pop(transfer)
-        arrived = checksums(landed[: away.nbytes])
+        record, landed = self._swapped_out[handle], self._landing.pop(transfer)
+        arrived = checksums(landed[: record.nbytes])
         flat.copy_(landed)
-        self._compare_out(away)
+        self._compare_out(record)
         read = self._native.take_checksums(transfer)
-        self._compare(away, "while they were away", away.written, read)
-        self._compare(away, "on the way in", read, arrived.tolist())
-        self._count(away)
+        self._compare(record, "in the tier", record.written, read)
+        self._compare(record, "on the way in", read, arrived.tolist())
+        self._count(record)
 
     def forget(self) -> None:
         """Compare the swap-outs that were never swapped in, and drop all records; nothing may be non-resident."""
         self._landing.clear()
-        away, self._away = self._away, {}
-        for left in away.values():
+        dropped, self._swapped_out = self._swapped_out, {}
+        for record in dropped.values():
             try:
-                self._compare_out(left)
+                self._compare_out(record)
             except TransferError:
                 continue
 
-    def _compare_out(self, away: _Away) -> None:
-        if away.failed:
-            raise TransferError(away.failed)
-        if away.written is None:
+    def _compare_out(self, record: _SwappedOut) -> None:
+        if record.failed:
+            raise TransferError(record.failed)
+        if record.written is None:
             try:
-                away.written = self._native.take_checksums(away.out)
+                record.written = self._native.take_checksums(record.out)
             except TransferError as error:
-                away.failed = str(error)
+                record.failed = str(error)
                 raise
-            self._compare(away, "on the way out", away.left.tolist(), away.written)
-            self._count(away)
+            self._compare(record, "on the way out", record.left.tolist(), record.written)
+            self._count(record)
 
-    def _compare(self, away: _Away, where: str, before: list[int] | None, after: list[int]) -> None:
+    def _compare(self, record: _SwappedOut, where: str, before: list[int] | None, after: list[int]) -> None:
         if before == after:
             return
         assert before is not None
         self._verified.num_differences += 1
         chunk = next(i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b)
-        raise BytesChanged(*self._describe(away.buffer), away.nbytes, where, chunk * _CHUNK_BYTES)
+        raise BytesChanged(*self._describe(record.buffer), record.nbytes, where, chunk * _CHUNK_BYTES)
 
-    def _count(self, away: _Away) -> None:
+    def _count(self, record: _SwappedOut) -> None:
         self._verified.num_transfers += 1
-        self._verified.transferred_bytes += away.nbytes
+        self._verified.transferred_bytes += record.nbytes
 
     def _poison(self, flat: torch.Tensor) -> None:
         flat.fill_(POISON)

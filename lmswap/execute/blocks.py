@@ -11,7 +11,7 @@ Extent = tuple[int, int]  # address, bytes
 Moves = tuple[tuple[int, int], ...]
 
 
-class Taken(Exception):
+class Occupied(Exception):
     """A planned extent is occupied."""
 
 
@@ -20,19 +20,19 @@ def within(addresses: range, pieces: Mapping[int, int]) -> dict[int, int]:
     return {address: nbytes for address, nbytes in pieces.items() if address in addresses}
 
 
-def takes(free: Sequence[Extent]) -> Moves:
+def holding_moves(free: Sequence[Extent]) -> Moves:
     """Return the allocations that hold all of ``free`` above the small size, by size and then by address."""
     return tuple(sorted((nbytes, address) for address, nbytes in free if nbytes > SMALL_BYTES))
 
 
-def run_around(start: int, stop: int, closed: Mapping[int, int], loose: Mapping[int, int]) -> Extent:
+def extent_to_free(start: int, stop: int, closed: Mapping[int, int], loose: Mapping[int, int]) -> Extent:
     """Return the extent that must be freed for a place in [start, stop), from where to where.
 
     It covers the place, ``loose`` neighbours, which the allocator merges with it, and those ``closed`` neighbours
     without which a remainder too small to be held would be left.
 
     Raises:
-        Taken: a tensor occupies part of [start, stop).
+        Occupied: a tensor occupies part of [start, stop).
     """
     free = {**closed, **loose}
     below = {address + nbytes: address for address, nbytes in free.items()}
@@ -40,7 +40,7 @@ def run_around(start: int, stop: int, closed: Mapping[int, int], loose: Mapping[
     high = low
     while high < stop:
         if high not in free:
-            raise Taken(f"a tensor occupies {high}, where {stop - start} bytes are needed from {start} on")
+            raise Occupied(f"a tensor occupies {high}, where {stop - start} bytes are needed from {start} on")
         high += free[high]
     while low in below and (below[low] in loose or 0 < start - low <= SMALL_BYTES):
         low = below[low]

@@ -25,7 +25,9 @@ def rng_state(device: torch.device) -> torch.Tensor:
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
-def draw_again(state: torch.Tensor, device: torch.device, op: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+def recompute_random(
+    state: torch.Tensor, device: torch.device, op: Callable[..., Any], /, *args: Any, **kwargs: Any
+) -> Any:
     """Return ``op(*args, **kwargs)`` as computed from RNG state ``state``; the current state is restored."""
     found = rng_state(device)
     set_rng_state(state, device)
@@ -43,13 +45,13 @@ def set_rng_state(state: torch.Tensor, device: torch.device) -> None:
         torch.set_rng_state(state)
 
 
-def generator_states(device: torch.device) -> list[torch.Tensor]:
+def rng_states(device: torch.device) -> list[torch.Tensor]:
     """Return the states of the default generators that graphs on ``device`` may use."""
     return [rng_state(known) for known in _drawn_from(device)]
 
 
-def set_generator_states(states: Sequence[torch.Tensor], device: torch.device) -> None:
-    """Restore what `generator_states` returned."""
+def set_rng_states(states: Sequence[torch.Tensor], device: torch.device) -> None:
+    """Restore what `rng_states` returned."""
     for known, state in zip(_drawn_from(device), states, strict=True):
         set_rng_state(state, known)
 

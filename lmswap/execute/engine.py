@@ -21,7 +21,7 @@ class SwapEngine:
     """Moves whole storages between ``device`` and its tiers.
 
     It holds the tensors of transfers under way, so that an exception in mid-step cannot free memory that a copy still
-    reads or writes; `sweep` drops them once the copy has ended.
+    reads or writes; `reap_finished_transfers` drops them once the copy has ended.
     """
 
     def __init__(
@@ -71,25 +71,25 @@ class SwapEngine:
         token: torch.Tensor = torch._C._from_dlpack(capsule)
         handle = int(token)
         self._held[self.native.out_transfer(handle)] = x
-        self._starting.pop(id(x), None)  # another thread's `sweep` may have dropped it already
-        self.recorder.tier_holds(self.native.tier_stats(tier).used_bytes)
+        self._starting.pop(id(x), None)  # another thread's `reap_finished_transfers` may have dropped it already
+        self.recorder.note_tier_bytes(self.native.tier_stats(tier).used_bytes)
         if self._audit is not None:
-            self._audit.leaves(handle, buffer, storage, first, nbytes)
-        self.recorder.memory_changed()
+            self._audit.out_queued(handle, buffer, storage, first, nbytes)
+        self.recorder.sample_memory()
         return token
 
     def out_done(self, token: torch.Tensor, x: torch.Tensor) -> None:
         """Make compute wait for the swap-out; ``x`` has no later use, and its memory is free from here on."""
         self.wait_out(token)
         if self._audit is not None:
-            self._audit.has_left(int(token), x.untyped_storage())
+            self._audit.out_waited(int(token), x.untyped_storage())
 
     def wait_out(self, token: torch.Tensor) -> None:
         """Make compute wait for the swap-out of a tensor that others may still use."""
         handle = int(token)
         self.native.out_done(handle, self._stream())
         self._held.pop(self.native.out_transfer(handle), None)
-        self.recorder.memory_changed()
+        self.recorder.sample_memory()
 
     def in_start(self, token: torch.Tensor, buffer: int, device: torch.device) -> torch.Tensor:
         """Allocate device memory, queue the swap-in, and return the memory as uint8."""
@@ -97,7 +97,7 @@ class SwapEngine:
         # The bytes swapped out, not those traced: an operator may make a storage of another size than its fake kernel.
         nbytes = self.native.nbytes(handle)
         if self.arena is not None:
-            self.arena.advance()
+            self.arena.open_next()
         flat = _unfilled(nbytes, device)
         landing = flat if self._audit is None else self._audit.landing(flat)
         self._starting[id(landing)] = landing
@@ -106,8 +106,8 @@ class SwapEngine:
         self._starting.pop(id(landing), None)
         self._arriving[handle] = transfer
         if self._audit is not None:
-            self._audit.arrives(transfer, landing)
-        self.recorder.memory_changed()
+            self._audit.in_queued(transfer, landing)
+        self.recorder.sample_memory()
         return flat
 
     def in_done(self, token: torch.Tensor, flat: torch.Tensor) -> None:
@@ -124,9 +124,9 @@ class SwapEngine:
             raise self._by_name(found) from None
         self._held.pop(transfer, None)
         if self._audit is not None:
-            self._audit.has_arrived(handle, transfer, flat)
+            self._audit.in_waited(handle, transfer, flat)
 
-    def confirm(self) -> None:
+    def check_async_errors(self) -> None:
         """Raise, at the end of a segment, errors of swap-ins that `in_done` could not see: it waits for no disk read.
 
         Raises:
@@ -138,7 +138,7 @@ class SwapEngine:
             raise self._by_name(found) from None
 
     def _by_name(self, found: BytesDiffer) -> BytesChanged:
-        where = "on the way out, while they were away or on the way in"
+        where = "on the way out, in the tier or on the way in"
         return BytesChanged(*self._describe(found.swap), found.nbytes, where, found.offset_bytes)
 
     def mark(self) -> int:
@@ -173,12 +173,12 @@ class SwapEngine:
         if self.arena is not None:
             self.arena.begin_step()
 
-    def make_room(self) -> None:
+    def release_cached(self) -> None:
         """Free memory between segments, before something else needs the device."""
         if self.arena is not None:
-            self.arena.rest()
+            self.arena.release_if_empty()
 
-    def sweep(self) -> None:
+    def reap_finished_transfers(self) -> None:
         """Drop the tensors of copies that ended without a wait, as after an exception in mid-step.
 
         Errors of that step's copies are discarded.
@@ -189,7 +189,7 @@ class SwapEngine:
             self._held.pop(transfer, None)
         if self._starting and self.native.is_idle():
             self._starting.clear()
-        # Hooks may wait, after a sweep, for a swap-in that ended before it.
+        # Hooks may wait, after this, for a swap-in that ended before it.
         for handle in list(self._arriving):
             if not self._is_live(handle):
                 self._arriving.pop(handle, None)

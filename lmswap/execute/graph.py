@@ -55,7 +55,7 @@ def copy_graph(graph: SegmentGraph) -> SegmentGraph:
     return SegmentGraph(module, graph.phase, graph.num_user_outputs, buffer_of=buffer_of)
 
 
-def with_begins(graph: SegmentGraph, begin_op: Callable[[], None]) -> fx.GraphModule:
+def with_op_marks(graph: SegmentGraph, begin_op: Callable[[], None]) -> fx.GraphModule:
     """Return a copy of ``graph`` that calls ``begin_op`` before each op except the first."""
     timed, copies = copy_module(graph.module)
     (following,) = timed.graph.find_nodes(op="output")

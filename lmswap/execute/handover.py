@@ -16,7 +16,7 @@ _STORAGES: Any = torch.UntypedStorage  # its private methods have no type hints
 Positions = Mapping[int, int]  # position in a graph's results or arguments → buffer
 
 
-def handed_over(graph: SegmentGraph, program: Program) -> Positions:
+def output_positions(graph: SegmentGraph, program: Program) -> Positions:
     """Return the positions of outputs in a forward's results, or of outputs and tangents in a backward's arguments."""
     kind, nodes = BufferKind.TANGENT, graph.module.graph.find_nodes(op="placeholder")
     if graph.phase != "backward":
@@ -27,7 +27,7 @@ def handed_over(graph: SegmentGraph, program: Program) -> Positions:
     return {position: buffer for position, buffer in buffers.items() if buffer in handed}
 
 
-class Handover:
+class OutputLiveness:
     """Tracks the storages of one graph's outputs and tangents during training, by weak references.
 
     Outputs are the caller's, who may drop them once the loss is computed. The caller of a backward may hold its
@@ -41,16 +41,16 @@ class Handover:
         self._dropped: frozenset[int] = frozenset()
         self.released: frozenset[int] = frozenset()  # outputs dropped before backward began, others before it ended
 
-    def ran_forward(self, values: Sequence[Any], positions: Positions) -> None:
+    def after_forward(self, values: Sequence[Any], positions: Positions) -> None:
         """Track the results of the forward graph."""
         self._watch(values, positions)
 
-    def begins_backward(self, arguments: Sequence[Any], positions: Positions) -> None:
+    def before_backward(self, arguments: Sequence[Any], positions: Positions) -> None:
         """Note which outputs have been dropped, and track the arguments of the backward graph, about to be called."""
         self._dropped = self._expired()
         self._watch(arguments, positions)
 
-    def ran_backward(self) -> None:
+    def after_backward(self) -> None:
         """Note which are dropped now that the backward graph has returned."""
         self.released = self._dropped | self._expired()
 

@@ -23,21 +23,21 @@ from lmswap.execute.graph import BoxedFunction, SegmentGraph, compile_boxed, is_
 _Given = TypeVar("_Given")
 
 Results = dict[int, Any]  # of a backward, by position
-Handing = Iterator[Results]  # as they are computed
+PartialResults = Iterator[Results]  # as they are computed
 Around = Callable[[], AbstractContextManager[None]]
-Backward = Callable[[list[Any]], Handing]  # it empties the list passed; so do
-Parts = Callable[[list[Any], Around], Handing]
+Backward = Callable[[list[Any]], PartialResults]  # it empties the list passed; so do
+Parts = Callable[[list[Any], Around], PartialResults]
 
 # A cut costs the host about 50 µs. DistributedDataParallel's first bucket has 1 MiB, the others 25 MiB.
 _LEAST_BYTES, _MOST_PARTS = 2**20, 32
 
 
-def hand_over(*_: Any) -> None:
+def yield_marker(*_: Any) -> None:
     """Marker: these results of the graph can be returned here."""
     raise AssertionError("a backward with markers must be run in parts")
 
 
-torch.fx.node.has_side_effect(hand_over)  # dead-code elimination must leave it alone
+torch.fx.node.has_side_effect(yield_marker)  # dead-code elimination must leave it alone
 
 
 def part_bytes(nbytes: int) -> int:
@@ -45,7 +45,7 @@ def part_bytes(nbytes: int) -> int:
     return max(_LEAST_BYTES, nbytes // _MOST_PARTS)
 
 
-def mark_hand_overs(graph: SegmentGraph) -> None:
+def insert_yield_markers(graph: SegmentGraph) -> None:
     """Insert markers into a backward graph, each after an op that completes enough of its results."""
     complete = _complete(graph)
     sizes = {result: result.meta["val"].nbytes for results in complete.values() for result in results}
@@ -55,7 +55,7 @@ def mark_hand_overs(graph: SegmentGraph) -> None:
         waiting += complete.get(node, ())
         if sum(sizes[result] for result in waiting) >= enough:
             with graph.module.graph.inserting_after(node):
-                graph.module.graph.call_function(hand_over, tuple(waiting))
+                graph.module.graph.call_function(yield_marker, tuple(waiting))
             waiting = []
 
 
@@ -76,7 +76,7 @@ def compile_parts(
     positions = results_by_part(module.graph)
     functions = [compile_part(part) for part in _split(module)]
 
-    def run(values: list[Any], around: Around) -> Handing:
+    def run(values: list[Any], around: Around) -> PartialResults:
         for function, given in zip(functions, positions, strict=True):
             with around():
                 values[:] = function(values)
@@ -85,7 +85,7 @@ def compile_parts(
     return run
 
 
-class AtWork:
+class BackwardRun:
     """A backward that has begun, and yields its results part by part, in one thread at a time.
 
     Each method raises OptionError while a part runs in another thread.
@@ -95,7 +95,7 @@ class AtWork:
         self._model, self._parts = model, parts
         self._early: deque[Results] = deque()
 
-    def __iter__(self) -> Handing:
+    def __iter__(self) -> PartialResults:
         return self
 
     def __next__(self) -> Results:
@@ -123,16 +123,16 @@ class AtWork:
             ) from error
 
 
-class Backwards:
+class ActiveBackwards:
     """The backwards of one model that have begun and not ended."""
 
     def __init__(self, model: str) -> None:
         self._model = model
-        self._at_work: list[weakref.ref[AtWork]] = []  # a set's callbacks would lose interrupts
+        self._at_work: list[weakref.ref[BackwardRun]] = []  # a set's callbacks would lose interrupts
 
-    def add(self, parts: Generator[Results, None, None]) -> AtWork:
+    def add(self, parts: Generator[Results, None, None]) -> BackwardRun:
         """Register a backward of these parts."""
-        backward = AtWork(self._model, parts)
+        backward = BackwardRun(self._model, parts)
         self._at_work.append(weakref.ref(backward))
         return backward
 
@@ -150,21 +150,21 @@ class Backwards:
         self._at_work.clear()
 
 
-def at_once(function: BoxedFunction) -> Backward:
+def single_part(function: BoxedFunction) -> Backward:
     """Return a backward that yields all results at once."""
     return lambda arguments: iter([dict(enumerate(function(arguments)))])
 
 
-def all_of(handing: Iterable[Results]) -> list[Any]:
+def collect(partial_results: Iterable[Results]) -> list[Any]:
     """Run a backward to its end and return all results in order."""
     made: Results = {}
-    for given in handing:
+    for given in partial_results:
         made |= given
     return [made[position] for position in range(len(made))]
 
 
 def _marks(graph: fx.Graph) -> list[fx.Node]:
-    return graph.find_nodes(op="call_function", target=hand_over)
+    return graph.find_nodes(op="call_function", target=yield_marker)
 
 
 def _complete(graph: SegmentGraph) -> dict[fx.Node, list[fx.Node]]:

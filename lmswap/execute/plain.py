@@ -23,7 +23,7 @@ from torch import fx
 
 from lmswap.errors import PlainTorchDiffers
 from lmswap.execute.compare import difference
-from lmswap.execute.draws import generator_states, set_generator_states
+from lmswap.execute.draws import rng_states, set_rng_states
 from lmswap.execute.graph import is_captured
 from lmswap.execute.record import Recorder
 from lmswap.execute.storage import has_plain_storage
@@ -93,7 +93,7 @@ class _Run:
         return list(torch.autograd.grad(outputs, leaves, tangents, retain_graph=True, allow_unused=True))
 
 
-class PlainTorch:
+class EagerReference:
     """The comparison of one region with eager mode; results compared are counted in ``verified``."""
 
     def __init__(
@@ -124,16 +124,16 @@ class PlainTorch:
         if not _can_be_copied(arguments):
             self._leaves_out("outputs and gradients", range(len(arguments)), _NO_COPIES)
             return graphs(*arguments)
-        before = generator_states(self._device)
+        before = rng_states(self._device)
         run = self._plain(arguments, before)
-        set_generator_states(before, self._device)
+        set_rng_states(before, self._device)
         edges = [_edge(argument) for argument in arguments]  # taken before the graphs run: writes change them
         outputs = graphs(*arguments)
         written = sorted(self._written or ())
         names = [f"output {i}" for i in range(len(outputs))]
         names += [f"input {self._names[i]}, written in place," for i in written]
         names += ["the random generator's state"] * len(before)
-        actual = [*outputs, *(arguments[i] for i in written), *generator_states(self._device)]
+        actual = [*outputs, *(arguments[i] for i in written), *rng_states(self._device)]
         self._compare(names, run.seen(written), actual, lambda: self._again(run).seen(written))
         self._verified.num_plain_outputs += len(outputs)
         self._watch(run, edges, outputs)
@@ -141,7 +141,7 @@ class PlainTorch:
 
     def _plain(self, arguments: Sequence[Any], before: list[torch.Tensor]) -> _Run:
         """Run the module on copies of ``arguments``; inputs that it writes, or may write, get second copies."""
-        set_generator_states(before, self._device)
+        set_rng_states(before, self._device)
         given, spare = _copies(arguments), _copies(arguments) if self._written != set() else []
         is_written = [self._written is None or position in self._written for position in range(len(given))]
         inputs = [
@@ -151,14 +151,14 @@ class PlainTorch:
         versions = [_version(value) for value in inputs]
         outputs = list(self._module(*inputs))
         self._written = {position for position, value in enumerate(inputs) if _version(value) != versions[position]}
-        return _Run(given, inputs, outputs, before, generator_states(self._device), _Modes(self._device))
+        return _Run(given, inputs, outputs, before, rng_states(self._device), _Modes(self._device))
 
     def _again(self, run: _Run) -> _Run:
         """Repeat a run; the current RNG states are restored."""
-        found = generator_states(self._device)
+        found = rng_states(self._device)
         with run.modes:
             again = self._plain(run.given, run.before)
-        set_generator_states(found, self._device)
+        set_rng_states(found, self._device)
         return again
 
     def _watch(self, run: _Run, edges: Sequence[Any], outputs: Sequence[Any]) -> None:
@@ -191,9 +191,9 @@ class PlainTorch:
                 return
             if has_views:  # their gradients are included in those of another output
                 self._leaves_out("gradients of views that are outputs", into, _VIEWS)
-            states = generator_states(self._device)
+            states = rng_states(self._device)
             expected = run.gradients(of, given, list(into))
-            set_generator_states(states, self._device)
+            set_rng_states(states, self._device)
             names = [f"the gradient of {self._names[position]}" for position in into]
             actual = [made[number] for number in into.values()]
             self._compare(names, expected, actual, lambda: self._again(run).gradients(of, given, list(into)))

@@ -54,7 +54,7 @@ class TensorMemory(Protocol):
     def used_tensor_bytes(self) -> int:
         """Return the bytes now, as seen by the host."""
 
-    def tells_changes(self) -> bool:
+    def reports_changes(self) -> bool:
         """Whether `tensor_changes` reports all changes; else the memory must be sampled."""
 
     def tensor_changes(self, start_seconds: float, stop_seconds: float) -> Sequence[tuple[float, int]]:
@@ -84,7 +84,7 @@ class Recorder:
         self._last: StepRecord | None = None
         self._last_training: StepRecord | None = None
         self._transfers: list[TransferRecord] = []
-        self._untold: deque[EndedStep] = deque(maxlen=_MOST_WAITING)
+        self._unreported: deque[EndedStep] = deque(maxlen=_MOST_WAITING)
         self.observers: list[Callable[[StepRecord], None]] = []  # called with each step's record when it is read
         self.num_steps = 0
         self.ended: EndedStep | None = None  # the last step that ended
@@ -126,8 +126,8 @@ class Recorder:
 
     def take_ended(self) -> list[EndedStep]:
         """Return the steps that have ended since the last call."""
-        ended = list(self._untold)
-        self._untold.clear()
+        ended = list(self._unreported)
+        self._unreported.clear()
         return ended
 
     def complete(self) -> EndedStep | None:
@@ -149,11 +149,11 @@ class Recorder:
             peaks = peaks.with_others(step.peaks)
         return EndedStep(self.num_steps + 1, self.pending_sequence, (), peaks)
 
-    def memory_changed(self) -> None:
+    def sample_memory(self) -> None:
         """Sample the memory, unless its changes are reported or known."""
         if self._watches:
             begun = time.perf_counter()
-            self._look(self._clock.mark())
+            self._sample(self._clock.mark())
             self._passed_since(begun)
 
     def forget_curves(self) -> None:
@@ -161,7 +161,7 @@ class Recorder:
         self.last()
         self._curves.clear()
 
-    def tier_holds(self, nbytes: int) -> None:
+    def note_tier_bytes(self, nbytes: int) -> None:
         """Note the bytes held in the tier; to be called when they have increased."""
         if nbytes > self._current.peaks.tier_bytes:
             self._current.peaks = self._current.peaks.with_others(Peaks(tier_bytes=nbytes))
@@ -192,9 +192,9 @@ class Recorder:
             self._hold(self._clock.mark())
         self._begun_seconds = time.perf_counter()
         is_wanted = self.times_ops or bool(self.observers) or key not in self._curves
-        self._watches = is_wanted and not self._memory.tells_changes()
+        self._watches = is_wanted and not self._memory.reports_changes()
         start = self._clock.mark()
-        self._begun_bytes = self._look(start)
+        self._begun_bytes = self._sample(start)
         return start
 
     def begin_op(self) -> None:
@@ -231,14 +231,14 @@ class Recorder:
         host = self._begun_seconds, time.perf_counter()
         step.runs.append(SegmentRun(key, start, tuple(self._ops), end, follows, *host, tuple(self._holds)))
         self._watches = False
-        self._look(end)
+        self._sample(end)
 
     def end_if_complete(self) -> None:
         """End the step under way if every forward in it has had its backward."""
         if self._current.is_complete:
             self._end_step()
 
-    def _look(self, mark: int) -> int:
+    def _sample(self, mark: int) -> int:
         nbytes = self._memory.used_tensor_bytes()
         self._current.memory.append((mark, nbytes))
         return nbytes
@@ -285,16 +285,16 @@ class Recorder:
         self.num_steps += 1
         step.number = self.num_steps
         self.ended = step.ended
-        self._untold.append(self.ended)
+        self._unreported.append(self.ended)
         if self.ended.trains:
             self.trained = self.ended
         if self.highest is None or self.ended.peaks.used_bytes > self.highest.peaks.used_bytes:
             self.highest = self.ended
         unread, self._unread = self._unread, step
         if unread is not None:
-            self._leave(unread, step)
+            self._retire(unread, step)
 
-    def _leave(self, step: MarkedStep, following: MarkedStep) -> None:
+    def _retire(self, step: MarkedStep, following: MarkedStep) -> None:
         """Read a step that can no longer be requested, if it is needed; else discard its marks."""
         is_last_training = step.ended.trains and not following.ended.trains
         if self.observers or step.is_watched or step.times_ops or is_last_training:

@@ -26,7 +26,7 @@ from torch import fx
 
 from lmswap.errors import ResultDiffers
 from lmswap.execute.compare import difference
-from lmswap.execute.draws import generator_states, set_generator_states
+from lmswap.execute.draws import rng_states, set_rng_states
 from lmswap.execute.graph import BoxedFunction, SegmentGraph, compile_boxed
 from lmswap.execute.record import Recorder
 from lmswap.execute.storage import has_plain_storage
@@ -34,7 +34,7 @@ from lmswap.ir.program import Op, Program
 from lmswap.ir.verification import Result, Verified
 
 REFERENCE = "lmswap_reference"  # in the meta of both modules of a region
-_references: weakref.WeakValueDictionary[int, Reference] = weakref.WeakValueDictionary()
+_references: weakref.WeakValueDictionary[int, UnswappedReference] = weakref.WeakValueDictionary()
 _numbers = itertools.count(1)
 
 
@@ -58,7 +58,7 @@ class _Copy:
         written = {buffer for op in ops for buffer in op.writes}
         self._written = [position for position, node in enumerate(inputs) if graph.buffer_of.get(node) in written]
         named = [Result(f"input {position}, written in place", "its graph", "", ()) for position in self._written]
-        generators = [Result("the random generator's state", "its graph", "", ())] * len(generator_states(device))
+        generators = [Result("the random generator's state", "its graph", "", ())] * len(rng_states(device))
         self.results = (*results, *named, *generators)
         self._function = compile_boxed(graph.module)
 
@@ -71,10 +71,10 @@ class _Copy:
     def seen(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
         """Return the values of ``results`` after a run: outputs, inputs written in place, and RNG states."""
         written = [inputs[position] for position in self._written]
-        return [*outputs[: self.num_results], *written, *generator_states(self._device)]
+        return [*outputs[: self.num_results], *written, *rng_states(self._device)]
 
 
-class Reference:
+class UnswappedReference:
     """The copies of one region's graphs: of forward and backward, or of inference."""
 
     def __init__(
@@ -102,7 +102,7 @@ class Reference:
         self._number = next(_numbers)
         _references[self._number] = self
 
-    def __deepcopy__(self, _: object) -> Reference:
+    def __deepcopy__(self, _: object) -> UnswappedReference:
         return self  # torch copies backward graphs before it compiles them
 
     def join(self, graphs: Sequence[SegmentGraph]) -> None:
@@ -130,11 +130,11 @@ class Reference:
         return token
 
     def _run_forward(self, swapped: BoxedFunction, arguments: list[Any]) -> Any:
-        generators = generator_states(self._device)
+        generators = rng_states(self._device)
         inputs = list(arguments)
         expected, saved = self._copies[0].run(inputs)
         call = self._running.call = _Call(inputs, generators, saved)
-        set_generator_states(generators, self._device)
+        set_rng_states(generators, self._device)
         try:
             outputs = swapped(arguments)
         finally:
@@ -143,13 +143,13 @@ class Reference:
         return outputs
 
     def _run_backward(self, swapped: BoxedFunction, arguments: list[Any]) -> Any:
-        generators = generator_states(self._device)
+        generators = rng_states(self._device)
         call = self._calls[int(arguments[0])]
         tangents = arguments[len(arguments) - (self._copies[1].num_inputs - len(call.saved)) :]
         if not all(map(has_plain_storage, tangents)):  # `lmswap.execute.plain` reports that nothing is compared
             return swapped(arguments)
         expected, _ = self._copies[1].run([*call.saved, *tangents])
-        set_generator_states(generators, self._device)
+        set_rng_states(generators, self._device)
         gradients = swapped(arguments)
         actual = self._copies[1].seen(gradients, [*call.saved, *tangents])
         self._verified.num_gradients += self._compare(1, call, tangents, expected, actual)
@@ -187,9 +187,9 @@ class Reference:
 
     def _differ_by_themselves(self, which: int, call: _Call, tangents: Sequence[Any]) -> set[int]:
         """Return the positions of results in which two runs of the copies alone, from the forward on, differ."""
-        found = generator_states(self._device)
+        found = rng_states(self._device)
         first, second = self._run_copies(which, call, tangents), self._run_copies(which, call, tangents)
-        set_generator_states(found, self._device)
+        set_rng_states(found, self._device)
         positions = {i for i, (a, b) in enumerate(zip(first, second, strict=True)) if difference(a, b) is not None}
         for position in sorted(positions):
             result = self._copies[which].results[position]
@@ -199,13 +199,13 @@ class Reference:
         return positions
 
     def _run_copies(self, which: int, call: _Call, tangents: Sequence[Any]) -> list[Any]:
-        set_generator_states(call.generators, self._device)
+        set_rng_states(call.generators, self._device)
         seen, saved = self._copies[0].run(call.inputs)
         return seen if which == 0 else self._copies[1].run([*saved, *tangents])[0]
 
 
 def call_token(number: int) -> torch.Tensor:
-    """In a forward graph: return the token of the call under way, see `Reference.token`."""
+    """In a forward graph: return the token of the call under way, see `UnswappedReference.token`."""
     return _references[number].token()
 
 

@@ -42,7 +42,7 @@ _CALLS_ON_CPU: dict[str, Callable[[], Any]] = {
 }
 
 
-class FirstRuns:
+class NumericsGuard:
     """The settings of one graph's forwards on ``device``, whose ops are recomputed in its backwards."""
 
     def __init__(self, model: str, device: torch.device) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from lmswap.errors import OptionError
 
-SEVERAL = (
+MULTIPLE_STREAMS = (
     "it saves tensors on more than one CUDA stream: what several of them use stays resident, and memory is reused when "
     "all of them have passed, so that more may be held than planned"
 )
@@ -34,7 +34,7 @@ class Streams:
         """Make the current stream wait for all work queued on ``stream`` so far."""
         self._name(self.current()).wait_stream(self._name(stream))
 
-    def keep_from_reuse(self, tensor: torch.Tensor, stream: int) -> None:
+    def delay_reuse(self, tensor: torch.Tensor, stream: int) -> None:
         """Reuse the memory of ``tensor``, which dies, only after ``stream`` and all that may read it reach this point.
 
         The tensor may belong to another stream; for its own stream torch needs no record.
@@ -44,7 +44,7 @@ class Streams:
             for other in self.together:
                 tensor.record_stream(self._name(other))
 
-    def refuse_capture(self, model: str) -> None:
+    def refuse_graph_capture(self, model: str) -> None:
         """Raise OptionError while the current stream is captured into a CUDA graph."""
         if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise OptionError(

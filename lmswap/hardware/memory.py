@@ -54,7 +54,7 @@ class DeviceMemory(Protocol):
     def peak_tensor_bytes(self) -> int:
         """The highest `used_tensor_bytes`."""
 
-    def tells_changes(self) -> bool:
+    def reports_changes(self) -> bool:
         """Whether `tensor_changes` tells of all of them."""
 
     def tensor_changes(self, start_seconds: float, stop_seconds: float) -> Sequence[tuple[float, int]]:
@@ -133,10 +133,10 @@ class CudaMemory:
     def __init__(self, device: torch.device) -> None:
         import torch
 
-        from lmswap.execute.arena import held_bytes
+        from lmswap.execute.arena import unused_arena_bytes
 
         self._cuda, self._stats, self._device = torch.cuda, torch._C._cuda_memoryStats, device
-        self._held_bytes = partial(held_bytes, device)
+        self._held_bytes = partial(unused_arena_bytes, device)
         self._tensor_peak = _allocated(device).watch()
         self.trim()  # what torch keeps of an earlier training is no part of the first step
         self._peak_bytes = self._lap_peak_bytes = self._lap_peak_tensor_bytes = 0
@@ -174,7 +174,7 @@ class CudaMemory:
     def counted_from_bytes(self) -> int:  # noqa: D102
         return 0
 
-    def tells_changes(self) -> bool:  # noqa: D102
+    def reports_changes(self) -> bool:  # noqa: D102
         return False
 
     def tensor_changes(self, start_seconds: float, stop_seconds: float) -> Sequence[tuple[float, int]]:  # noqa: D102
@@ -266,7 +266,7 @@ class CpuMemory:
     def peak_tensor_bytes(self) -> int:  # noqa: D102
         return self._tensor_peak.value()
 
-    def tells_changes(self) -> bool:  # noqa: D102
+    def reports_changes(self) -> bool:  # noqa: D102
         return True
 
     def tensor_changes(self, start_seconds: float, stop_seconds: float) -> Sequence[tuple[float, int]]:  # noqa: D102

@@ -16,7 +16,7 @@ from typing import Any, cast
 from torch import fx
 
 from lmswap.errors import PlanInvalid
-from lmswap.execute.draws import draw_again, state_of
+from lmswap.execute.draws import recompute_random, state_of
 from lmswap.execute.graph import SegmentGraph, is_projection, is_whole
 from lmswap.ir.plan import Recompute
 from lmswap.ir.program import Program
@@ -118,7 +118,7 @@ class _Editor:
             return self._fx.node_copy(node, inputs.__getitem__)
         args, kwargs = fx.map_arg((node.args, node.kwargs), inputs.__getitem__)
         drawn: Any = (self.find(state), state.args[0], node.target, *cast(Any, args))
-        copy: fx.Node = self._fx.call_function(draw_again, drawn, kwargs)
+        copy: fx.Node = self._fx.call_function(recompute_random, drawn, kwargs)
         copy.meta.update(node.meta)
         return copy
 

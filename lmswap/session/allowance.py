@@ -237,7 +237,7 @@ class Budget:
         """The step begins that shows what it takes outside of an arena, see `without_spare`."""
         if self._arena is not None:
             self._trained.look_on()
-            self._num_given_back = self._arena.num_given_back()
+            self._num_given_back = self._arena.num_segments_freed()
 
     def _used_outside(self) -> int:
         return self._memory.used_bytes() - (self._arena.reserved_bytes if self._arena else 0)
@@ -274,7 +274,7 @@ class Budget:
         were_stepped = self._trained.were_stepped()
         if self._arena is None or self._share is not None or not were_stepped:
             return planned
-        if self._arena.num_given_back() != self._num_given_back:
+        if self._arena.num_segments_freed() != self._num_given_back:
             return planned
         taken_bytes = max(0, max(self._outside_bytes, self._used_outside()) - planned.found_bytes)
         spared_bytes = planned.reserve_bytes - taken_bytes - self._trained.coming_state_bytes()

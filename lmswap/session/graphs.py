@@ -25,22 +25,22 @@ from lmswap.eager.actions import PlannedEvents
 from lmswap.eager.recording import Recorded, lower_recorded
 from lmswap.execute.arena import Script, placing
 from lmswap.execute.engine import SwapEngine
-from lmswap.execute.graph import BoxedFunction, SegmentGraph, compile_boxed, copy_graph, insert_before, with_begins
-from lmswap.execute.handover import Handover, handed_over
+from lmswap.execute.graph import BoxedFunction, SegmentGraph, compile_boxed, copy_graph, insert_before, with_op_marks
+from lmswap.execute.handover import OutputLiveness, output_positions
 from lmswap.execute.parts import (
     Backward,
-    Handing,
+    PartialResults,
     Parts,
     Results,
-    all_of,
-    at_once,
+    collect,
     compile_parts,
-    mark_hand_overs,
+    insert_yield_markers,
+    single_part,
 )
-from lmswap.execute.plain import PlainTorch
+from lmswap.execute.plain import EagerReference
 from lmswap.execute.record import Recorder
-from lmswap.execute.reference import REFERENCE, Reference
-from lmswap.execute.settings import FirstRuns
+from lmswap.execute.reference import REFERENCE, UnswappedReference
+from lmswap.execute.settings import NumericsGuard
 from lmswap.ir.arena_layout import ArenaLayout
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.plan import Decision, Plan
@@ -72,7 +72,7 @@ class Owner(Protocol):
     def plan_alone(self, graph: CapturedGraph, lowered: Lowered) -> Plan:
         """Plans a graph that was just captured."""
 
-    def begins(self, parts: Generator[Results, None, None]) -> Handing:
+    def begins(self, parts: Generator[Results, None, None]) -> PartialResults:
         """A backward is about to run."""
 
     def tell_overruns(self) -> None:
@@ -94,13 +94,13 @@ class CapturedGraph:
         self._compiled: Compiled
         self.may_round_otherwise = False
         self.again: list[CapturedGraph] = []  # for its second and later runs in a step, where those are planned apart
-        self.handover = Handover()
+        self.handover = OutputLiveness()
         self._plain = self._plain_torch(module)
 
     def twin(self, index: int) -> CapturedGraph:
         """The same region under another number, to be planned apart."""
         twin = copy.copy(self)
-        twin.index, twin.again, twin.handover = index, [], Handover()
+        twin.index, twin.again, twin.handover = index, [], OutputLiveness()
         return twin
 
     def due(self) -> CapturedGraph:
@@ -111,7 +111,7 @@ class CapturedGraph:
 
     def capture(self, module: fx.GraphModule, inputs: Sequence[Any]) -> None:
         """Traces the region, plans it by itself and compiles it; ``module``, Dynamo's graph, is consumed."""
-        self.session.engine.make_room()  # for its ops, which are tried
+        self.session.engine.release_cached()  # for its ops, which are tried
         if self.session.options.compiler == "fx" and has_flex_attention(module):
             self.session.note_once(FLEX_ATTENTION)
         compile_region = _region_compiler(self.session.options.compiler)
@@ -125,12 +125,12 @@ class CapturedGraph:
         self._compiled = compiled
         self.function = self._plain.beside(compiled) if self._plain else compiled
 
-    def _plain_torch(self, module: fx.GraphModule) -> PlainTorch | None:
+    def _plain_torch(self, module: fx.GraphModule) -> EagerReference | None:
         """What runs beside the region to verify it; None if that was not asked for."""
         session = self.session
         if session.verified is None or session.options.compiler != "fx":
             return None
-        return PlainTorch(
+        return EagerReference(
             copy.deepcopy(module),
             self.input_names,
             device=session.device,
@@ -151,7 +151,7 @@ class _PlannedGraph(aot.GraphHandler):
         self._graph, self._session, self._step = graph, graph.session, step
         self._segments: dict[str, SegmentGraph] = {}  # rewritten, by phase
         self._scripts: dict[str, Script] = {}  # by phase: where its tensors go; none where they have no places
-        self._first_runs: FirstRuns | None = None  # of ops that run again in the backward
+        self._first_runs: NumericsGuard | None = None  # of ops that run again in the backward
         self._adds_up = False  # hands gradients over as they are made, to be added to others
 
     def made(self, node: fx.Node) -> Sequence[torch.Tensor] | None:
@@ -185,41 +185,43 @@ class _PlannedGraph(aot.GraphHandler):
     def compiled(self, module: fx.GraphModule, phase: str) -> BoxedFunction:
         """See `lmswap.capture.aot.GraphHandler`."""
         function, segment, recorder = compile_boxed(module), self._segments[phase], self._session.recorder
-        positions, handover = handed_over(segment, self._graph.program), self._graph.handover
+        positions, handover = output_positions(segment, self._graph.program), self._graph.handover
         arena, script = self._session.engine.arena, self._scripts.get(phase)
 
         def run(arguments: list[Any]) -> Any:
             # Marks are for one step, and between them a graph of many small ops would take longer.
-            timed = compile_boxed(with_begins(segment, recorder.begin_op)) if recorder.times_ops else None
+            timed = compile_boxed(with_op_marks(segment, recorder.begin_op)) if recorder.times_ops else None
             with placing(arena, script) as allocating, self._running(phase), allocating():
                 values = (timed or function)(arguments)
-            handover.ran_forward(values, positions)
+            handover.after_forward(values, positions)
             return values
 
-        reference: Reference | None = module.meta.get(REFERENCE)
+        reference: UnswappedReference | None = module.meta.get(REFERENCE)
         return reference.beside(run, phase) if reference else run
 
     def compiled_backward(self, module: fx.GraphModule) -> Backward:
         """See `lmswap.capture.aot.GraphHandler`."""
         parts, segment, recorder = compile_parts(module), self._segments["backward"], self._session.recorder
-        positions, handover = handed_over(segment, self._graph.program), self._graph.handover
+        positions, handover = output_positions(segment, self._graph.program), self._graph.handover
         arena, script = self._session.engine.arena, self._scripts.get("backward")
 
         def run(arguments: list[Any]) -> Generator[Results, None, None]:
-            timed = compile_parts(with_begins(segment, recorder.begin_op)) if recorder.times_ops else None
-            handover.begins_backward(arguments, positions)
+            timed = compile_parts(with_op_marks(segment, recorder.begin_op)) if recorder.times_ops else None
+            handover.before_backward(arguments, positions)
             with (
                 placing(arena, script, adds_up=self._adds_up and self._session.holding.has_gradients()) as allocating,
                 self._running("backward"),
             ):
                 yield from (timed or parts)(arguments, allocating)
-            handover.ran_backward()
+            handover.after_backward()
 
-        def begin(arguments: list[Any]) -> Handing:
+        def begin(arguments: list[Any]) -> PartialResults:
             return self._session.begins(run(arguments))
 
-        reference: Reference | None = module.meta.get(REFERENCE)
-        return at_once(reference.beside(lambda arguments: all_of(begin(arguments)), "backward")) if reference else begin
+        reference: UnswappedReference | None = module.meta.get(REFERENCE)
+        if reference is None:
+            return begin
+        return single_part(reference.beside(lambda arguments: collect(begin(arguments)), "backward"))
 
     def recorded(self, function: BoxedFunction, phase: str) -> BoxedFunction:
         """See `lmswap.capture.inductor.CompiledGraphHandler`."""
@@ -253,7 +255,7 @@ class _PlannedGraph(aot.GraphHandler):
         session.losses.begins(self._graph.index, phase)
         with session.recorder.segment((self._graph.index, phase), lambda: self._follows):
             yield
-        session.engine.confirm()
+        session.engine.check_async_errors()
         session.losses.ran(self._graph.index, phase)
         if phase != "inference":
             session.tell_overruns()
@@ -278,14 +280,14 @@ class _PlannedGraph(aot.GraphHandler):
         self._segments = {graph.phase: graph for graph in graphs}
         self._first_runs = None
         if plan.recomputes and "backward" in self._segments:
-            self._first_runs = FirstRuns(session.name, session.device)
+            self._first_runs = NumericsGuard(session.name, session.device)
         step = session.plans[self._follows]
         self._adds_up = step.adds_up
         self._scripts = {} if step.places is None else dict(self._write_scripts(step, step.places, graphs))
         if reference:
             reference.join(graphs)
         elif (trains_together() or self._adds_up) and "backward" in self._segments:
-            mark_hand_overs(self._segments["backward"])
+            insert_yield_markers(self._segments["backward"])
 
     def _write_scripts(
         self, step: PlannedStep, places: ArenaLayout, graphs: Sequence[SegmentGraph]
@@ -298,10 +300,10 @@ class _PlannedGraph(aot.GraphHandler):
         for segment, graph in zip(own, graphs, strict=True):
             openings = [opening for opening in places.openings if segment.start <= opening.position < segment.stop]
             ops = [opening.position - segment.start for opening in openings if not opening.is_copy_in]
-            insert_before(graph, ops, self._session.engine.arena.advance)
+            insert_before(graph, ops, self._session.engine.arena.open_next)
             yield graph.phase, Script([opening.slots for opening in openings], places.arena_bytes)
 
-    def _reference(self, lowered: Lowered, plan: Plan) -> Reference | None:
+    def _reference(self, lowered: Lowered, plan: Plan) -> UnswappedReference | None:
         """What runs beside the graphs to verify them; None if that was not asked for or ``plan`` changes nothing."""
         session, program = self._session, lowered.program
         if session.verified is None or session.options.compiler != "fx" or not (plan.swaps or plan.recomputes):
@@ -311,7 +313,7 @@ class _PlannedGraph(aot.GraphHandler):
         graphs = [copy_graph(graph) for graph in lowered.graphs]
         described = [results(graph, self._graph.input_names, moved, program.buffer_names) for graph in graphs]
         device, verified, recorder = session.device, session.verified, session.recorder
-        return Reference(program, graphs, described, device=device, verified=verified, recorder=recorder)
+        return UnswappedReference(program, graphs, described, device=device, verified=verified, recorder=recorder)
 
 
 class SavedSequence:

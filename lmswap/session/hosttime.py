@@ -24,8 +24,8 @@ class HostTime:
     def step_ended(self) -> None:
         """Looks at whether the arena had to find places in it."""
         arena = self._engine.arena
-        num_found_out = arena.num_found_out if arena is not None else 0
-        self._has_found_out, self._num_found_out = num_found_out != self._num_found_out, num_found_out
+        num_computed = arena.num_computed if arena is not None else 0
+        self._has_found_out, self._num_found_out = num_computed != self._num_found_out, num_computed
 
     def is_shown(self, step: PlannedStep) -> bool:
         """Whether ``step``, which has just ended, shows what is not known yet."""

@@ -33,9 +33,9 @@ from lmswap.errors import CaptureError, ForkedProcess, LmswapError, PlanInfeasib
 from lmswap.execute.arena import Arena
 from lmswap.execute.audit import Audit
 from lmswap.execute.engine import SwapEngine
-from lmswap.execute.parts import Backwards, Handing, Results
+from lmswap.execute.parts import ActiveBackwards, PartialResults, Results
 from lmswap.execute.step import EndedStep, SegmentKey
-from lmswap.execute.streams import SEVERAL
+from lmswap.execute.streams import MULTIPLE_STREAMS
 from lmswap.hardware.cache import remembers
 from lmswap.hardware.cublas_workspace import allocate_cublas_workspaces
 from lmswap.hardware.memory import DeviceMemory, device_memory
@@ -129,7 +129,7 @@ class Session:
         self.leaves_graphs = False  # and has to from its next call on
         self._process = os.getpid()
         self.runs_uncaptured = False  # code whose graph cannot be planned for; somebody serves what it saves
-        self._backwards = Backwards(name)
+        self._backwards = ActiveBackwards(name)
         Session._open.add(self)
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -228,7 +228,7 @@ class Session:
         if os.getpid() != self._process:
             raise ForkedProcess(self.name)
         self.engine.refuse_closed()
-        self.engine.streams.refuse_capture(self.name)
+        self.engine.streams.refuse_graph_capture(self.name)
 
     def _differentiates_twice(self) -> str:
         """Gradients were made to be differentiated once more; what is said to whoever does."""
@@ -248,11 +248,11 @@ class Session:
     def prepare(self, graph: CapturedGraph | SavedSequence | None) -> None:
         """Called before a graph runs forward, None where it has no plan: plans anew as the last step like it showed."""
         self._backwards.end()
-        self.engine.sweep()
+        self.engine.reap_finished_transfers()
         self.recorder.end_if_complete()
         self.tell_overruns()
         if self.engine.streams.together:
-            self.note_once(SEVERAL)
+            self.note_once(MULTIPLE_STREAMS)
         if self.recorder.current_sequence:
             return
         self.holding.look()
@@ -274,7 +274,7 @@ class Session:
             if self.recorder.times_ops:
                 self._overruns.prepared_in(self.recorder.num_steps + 1)
 
-    def begins(self, parts: Generator[Results, None, None]) -> Handing:
+    def begins(self, parts: Generator[Results, None, None]) -> PartialResults:
         """A backward is about to run."""
         self.holding.look(in_backward=True)
         self._backwards.end()

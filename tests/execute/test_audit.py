@@ -16,10 +16,10 @@ def test_an_audit_that_failed_is_asked_for_once_and_fails_each_time():
     native = SimpleNamespace(out_transfer=lambda handle: 7, take_checksums=take)
     audit = Audit(native, Verified("model"), lambda buffer: ("x", "an op"))
     flat = torch.zeros(64, dtype=torch.uint8)
-    audit.leaves(1, 0, flat.untyped_storage(), 0, 64)
+    audit.out_queued(1, 0, flat.untyped_storage(), 0, 64)
     for transfer in (8, 9):  # a graph that is kept reads it twice
-        audit.arrives(transfer, audit.landing(flat))
+        audit.in_queued(transfer, audit.landing(flat))
         with pytest.raises(TransferError, match="the disk"):
-            audit.has_arrived(1, transfer, flat)
+            audit.in_waited(1, transfer, flat)
     audit.forget()  # when a step was cut short
     take.assert_called_once_with(7)

@@ -25,7 +25,7 @@ class SweptMeanwhile:
             result = call(*arguments)
             while not self._native.is_idle():
                 time.sleep(0.001)
-            self._engine.sweep()
+            self._engine.reap_finished_transfers()
             self.num_sweeps += 1
             return result
 

@@ -9,7 +9,7 @@ from torch import nn
 
 import lmswap
 from lmswap.errors import OptionError
-from lmswap.execute.parts import Backwards
+from lmswap.execute.parts import ActiveBackwards
 
 REFUSAL = r"Net was called while its backward runs in another thread.*take turns"
 
@@ -19,7 +19,7 @@ class Waiting:
 
     def __init__(self):
         self.is_inside, self.may_go_on = threading.Event(), threading.Event()
-        self.backwards = Backwards("Net")
+        self.backwards = ActiveBackwards("Net")
         self.at_work = self.backwards.add(self._parts())
 
     def _parts(self):
@@ -60,7 +60,7 @@ def test_an_error_of_a_part_is_its_own(monkeypatch):
 
     monkeypatch.setattr(torch._C, "_current_graph_task_id", lambda: 1)
     for take in (lambda backwards, work: list(work), lambda backwards, work: backwards.end()):
-        backwards = Backwards("Net")
+        backwards = ActiveBackwards("Net")
         work = backwards.add(parts())
         with pytest.raises(ValueError, match="generator already executing") as raised:
             take(backwards, work)

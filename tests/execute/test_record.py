@@ -46,12 +46,12 @@ class Ticks:
 class Memory:
     """Its bytes are counted up by each look; half a tick after the first it held 7."""
 
-    def __init__(self, tells_changes: bool = True) -> None:
+    def __init__(self, reports_changes: bool = True) -> None:
         self.looks = self.laps = 0
-        self._tells_changes = tells_changes
+        self._reports_changes = reports_changes
 
-    def tells_changes(self) -> bool:
-        return self._tells_changes
+    def reports_changes(self) -> bool:
+        return self._reports_changes
 
     def used_tensor_bytes(self) -> int:
         self.looks += 1
@@ -59,7 +59,7 @@ class Memory:
 
     def tensor_changes(self, start_seconds: float, stop_seconds: float) -> list[tuple[float, int]]:
         assert stop_seconds > start_seconds
-        return [(start_seconds + 0.5, 7)] if self._tells_changes else []
+        return [(start_seconds + 0.5, 7)] if self._reports_changes else []
 
     def start_lap(self) -> None:
         self.laps += 1
@@ -109,15 +109,15 @@ def test_memory_is_what_was_seen_at_marks_and_what_the_allocator_tells_of_betwee
     recorder = Recorder(Ticks(), Memory())
     for phase in ("forward", "backward"):
         with recorder.segment((0, phase)):  # marks for start and end
-            recorder.memory_changed()  # which the allocator tells of
+            recorder.sample_memory()  # which the allocator tells of
     assert recorder.last().memory == ((1.0, 1), (1.5, 7), (2.0, 2), (3.0, 3), (4.0, 4))
 
 
 class Planned:
     """Steps of a planned graph whose forward and backward take memory twice each."""
 
-    def __init__(self, *, tells_changes: bool = False) -> None:
-        self.clock, self.memory = Ticks(), Memory(tells_changes)
+    def __init__(self, *, reports_changes: bool = False) -> None:
+        self.clock, self.memory = Ticks(), Memory(reports_changes)
         self.recorder = Recorder(self.clock, self.memory)
 
     def run(self, follows=(0,), phases=("forward", "backward")) -> int:
@@ -126,8 +126,8 @@ class Planned:
         self.recorder.end_if_complete()
         for phase in phases:
             with self.recorder.segment((0, phase), lambda: follows):
-                self.recorder.memory_changed()
-                self.recorder.memory_changed()
+                self.recorder.sample_memory()
+                self.recorder.sample_memory()
         return self.memory.looks - looks
 
 
@@ -176,7 +176,7 @@ def test_memory_of_what_follows_no_plan_is_never_known():
 
 
 def test_of_steps_without_a_question_only_the_last_and_the_last_training_one_are_read():
-    steps, seen = Planned(tells_changes=True), []
+    steps, seen = Planned(reports_changes=True), []
     for phases in [("forward", "backward")] * 3 + [("inference",)] * 3:
         steps.run(phases=phases)
     assert len(steps.clock.forgotten) == 4 - 1  # steps 1, 2 and 4; step 5 is not over yet
@@ -232,7 +232,7 @@ def test_a_step_has_the_peaks_of_all_that_ran_since_the_one_before_it():
     for key in [(0, "forward"), (0, "backward"), (0, "forward"), (0, "forward"), (0, "backward"), (0, "backward")]:
         assert recorder.complete() is None or key[1] == "forward"
         with recorder.segment(key):
-            recorder.tier_holds(10 * (recorder.num_steps + 1))
+            recorder.note_tier_bytes(10 * (recorder.num_steps + 1))
     assert recorder.complete().peaks == (300, 2, 20)  # the second forward began a lap of its own
     recorder.last()
     first, second = recorder.take_ended()
@@ -310,8 +310,8 @@ class Interrupted(Ticks):
 class InterruptedMemory(Memory):
     """Likewise."""
 
-    def __init__(self, clock: Interrupted, tells_changes: bool) -> None:
-        super().__init__(tells_changes)
+    def __init__(self, clock: Interrupted, reports_changes: bool) -> None:
+        super().__init__(reports_changes)
         self.clock = clock
 
     def used_tensor_bytes(self) -> int:
@@ -327,11 +327,11 @@ class InterruptedMemory(Memory):
         return super().lap_peaks()
 
 
-@pytest.mark.parametrize("tells_changes", [True, False])
-def test_an_interrupt_at_any_moment_loses_no_step_that_comes_later(tells_changes):
+@pytest.mark.parametrize("reports_changes", [True, False])
+def test_an_interrupt_at_any_moment_loses_no_step_that_comes_later(reports_changes):
     for number in itertools.count(1):
         clock = Interrupted(number)
-        recorder = Recorder(clock, InterruptedMemory(clock, tells_changes))
+        recorder = Recorder(clock, InterruptedMemory(clock, reports_changes))
 
         def run(text, recorder=recorder):
             for word in text.split():

@@ -9,7 +9,7 @@ from types import CodeType, FrameType, SimpleNamespace
 import pytest
 import torch
 
-from lmswap.execute.arena import Arena, Script, held_bytes
+from lmswap.execute.arena import Arena, Script, unused_arena_bytes
 from lmswap.ir.arena_layout import APART_BYTES, Slot
 
 pytestmark = [
@@ -40,7 +40,7 @@ def arena():
 
 def first_address(arena: Arena) -> int:
     with arena.segment(Script([[place(0, 40)]])), arena.allocating():
-        arena.advance()
+        arena.open_next()
         return tensor(40).data_ptr()
 
 
@@ -52,7 +52,7 @@ def test_tensors_lie_where_they_were_planned_to(arena):
         with arena.segment(script), arena.allocating():
             made = []
             for opening in places:
-                arena.advance()
+                arena.open_next()
                 made += [tensor(p.nbytes // UNIT_BYTES) for p in opening]
             assert [(t.data_ptr() - base) // UNIT_BYTES for t in made] == [30, 2, 20, 9, 0]
             del made
@@ -64,12 +64,12 @@ def test_a_place_is_used_again_when_what_lay_there_has_died(arena):
     script = Script([[place(0, 10)], [place(10, 30)], [place(4, 20)]])
     for _ in range(2):
         with arena.segment(script), arena.allocating():
-            arena.advance()
+            arena.open_next()
             first = tensor(10)
-            arena.advance()
+            arena.open_next()
             second = tensor(30)
             del first, second
-            arena.advance()
+            arena.open_next()
             assert (tensor(20).data_ptr() - base) // UNIT_BYTES == 4
     assert arena.num_unplaced == 0
 
@@ -80,9 +80,9 @@ def test_a_tensor_that_is_kept_for_longer_than_planned_is_not_overwritten(arena)
     kept = []
     for number in range(3):
         with arena.segment(script), arena.allocating():
-            arena.advance()
+            arena.open_next()
             kept.append(tensor(10).fill_(number))
-            arena.advance()
+            arena.open_next()
             kept.append(tensor(10).fill_(100 + number))
     assert arena.num_unplaced > 0
     for number in range(3):
@@ -95,13 +95,13 @@ def test_tensors_lie_in_their_places_again_when_what_was_kept_for_longer_is_gone
     script = Script([[place(0, 10)], [place(10, 30)], [place(0, 3)]])
     for number in range(4):
         with arena.segment(script), arena.allocating():
-            arena.advance()
+            arena.open_next()
             kept = [tensor(10)]
-            arena.advance()
+            arena.open_next()
             tensor(30)
             if number > 0:
                 kept.clear()
-            arena.advance()
+            arena.open_next()
             last = tensor(3)
             beside = tensor(31) if number == 0 else None  # for which the allocator takes more of the device
             assert (last.data_ptr() == base) == (number > 0)
@@ -114,11 +114,11 @@ def test_tensors_lie_in_their_places_again_when_what_was_kept_for_longer_is_gone
 def test_what_is_held_between_tensors_is_given_back_at_the_end_and_counted_meanwhile(arena):
     before = torch.cuda.memory_allocated()
     with arena.segment(Script([[place(3, 5)]])), arena.allocating():
-        arena.advance()
+        arena.open_next()
         x = tensor(5)
-        assert torch.cuda.memory_allocated() - before - held_bytes(DEVICE) == 5 * UNIT_BYTES
-        assert held_bytes(DEVICE) > 0
-    assert held_bytes(DEVICE) == 0
+        assert torch.cuda.memory_allocated() - before - unused_arena_bytes(DEVICE) == 5 * UNIT_BYTES
+        assert unused_arena_bytes(DEVICE) > 0
+    assert unused_arena_bytes(DEVICE) == 0
     assert torch.cuda.memory_allocated() - before == 5 * UNIT_BYTES
     del x
     assert torch.cuda.memory_allocated() == before
@@ -130,15 +130,15 @@ def test_between_the_parts_of_a_segment_others_allocate_elsewhere_and_what_they_
     for _ in range(3):
         with arena.segment(script):
             with arena.allocating():
-                arena.advance()
+                arena.open_next()
                 first = tensor(10)
-                arena.advance()
+                arena.open_next()
                 second = tensor(2)
             outside = tensor(3)
             assert not base <= outside.data_ptr() < base + 40 * UNIT_BYTES
             del second  # leaves a gap that the next tensor would fit into
             with arena.allocating():
-                arena.advance()
+                arena.open_next()
                 third = tensor(2)
             assert [(t.data_ptr() - base) // UNIT_BYTES for t in (first, third)] == [0, 30]
         del first, third, outside
@@ -148,10 +148,10 @@ def test_between_the_parts_of_a_segment_others_allocate_elsewhere_and_what_they_
 def test_an_exception_in_a_segment_leaves_nothing_held(arena):
     before = torch.cuda.memory_allocated()
     with pytest.raises(ZeroDivisionError), arena.segment(Script([[place(3, 5)]])), arena.allocating():
-        arena.advance()
+        arena.open_next()
         1 / 0  # noqa: B018
     assert torch.cuda.memory_allocated() == before
-    assert held_bytes(DEVICE) == 0
+    assert unused_arena_bytes(DEVICE) == 0
 
 
 def interrupted_at(number: int, codes: set[CodeType]) -> Callable[[FrameType, str, object], object]:
@@ -178,18 +178,18 @@ def test_a_signal_at_any_moment_leaves_nothing_held(arena):
         sys.settrace(interrupted_at(number, codes))
         try:
             with arena.segment(script), arena.allocating():
-                arena.advance()
-                arena.advance()
+                arena.open_next()
+                arena.open_next()
             break
         except KeyboardInterrupt:
             pass
         finally:
             sys.settrace(None)
         with arena.segment(script), arena.allocating():
-            arena.advance()
+            arena.open_next()
             assert tensor(5).data_ptr() - base == 3 * UNIT_BYTES
         assert torch.cuda.memory_allocated() == before
-        assert held_bytes(DEVICE) == 0
+        assert unused_arena_bytes(DEVICE) == 0
     assert number > 100
 
 
@@ -210,7 +210,7 @@ def test_an_arena_is_made_anew_on_the_stream_of_the_next_step(arena):
         arena.begin_step()
         base = first_address(arena)
         with arena.segment(Script([[place(7, 2)]])), arena.allocating():
-            arena.advance()
+            arena.open_next()
             assert tensor(2).data_ptr() - base == 7 * UNIT_BYTES
     assert arena.reserved_bytes == reserved_bytes
     arena.begin_step()
@@ -235,7 +235,7 @@ def test_an_arena_is_as_large_as_the_segment_that_runs_needs_it(arena):
     seen = []
     for script, count in ((small, 30), (large, 60), (small, 30), (any_size, 20), (large, 60)):
         with arena.segment(script), arena.allocating():
-            arena.advance()
+            arena.open_next()
             tensor(count)
         seen.append(arena.nbytes // UNIT_BYTES)
         assert arena.nbytes <= arena.reserved_bytes <= arena.nbytes + 2 * 2**20
@@ -248,15 +248,15 @@ def test_an_arena_that_rests_takes_nothing_of_the_device_until_the_next_segment_
     script = Script([[place(0, 10)], [place(10, 30)]])
     for is_kept in (False, True):
         with arena.segment(script), arena.allocating():
-            arena.advance()
-            arena.rest()  # not while a segment runs
+            arena.open_next()
+            arena.release_if_empty()  # not while a segment runs
             kept = tensor(10)
-            arena.advance()
+            arena.open_next()
             tensor(30)
         if not is_kept:
             del kept
         reserved = torch.cuda.memory_reserved()
-        arena.rest()
+        arena.release_if_empty()
         gone = reserved - torch.cuda.memory_reserved()
         assert gone == 0 if is_kept else gone >= arena.nbytes
     assert arena.num_unplaced == 0
@@ -280,7 +280,7 @@ def test_places_of_any_size_lie_where_they_were_planned_to_whatever_died_beside_
         with arena.segment(script), arena.allocating():
             for number, (offset, nbytes, start, _) in enumerate(lives):
                 held = {other: tensor for other, tensor in held.items() if lives[other][3] > start}
-                arena.advance()
+                arena.open_next()
                 held[number] = torch.empty(nbytes, dtype=torch.uint8, device=DEVICE)
                 assert held[number].data_ptr() - base == offset
         held.clear()
@@ -293,7 +293,7 @@ def test_segments_leave_the_interpreter_all_references_to_its_constants(arena):
     def run() -> None:
         for _ in range(100):
             with arena.segment(script), arena.allocating():
-                arena.advance()
+                arena.open_next()
                 tensor(5)
             assert arena.reserved_bytes > 0
 
@@ -312,12 +312,12 @@ def test_results_lie_beside_the_arena_and_take_turns_in_two_memories(arena):
     script, seen, result = Script([[place(3, 14), anywhere(15)], [place(20, 15)], [anywhere(4)]]), [], None
     for number in range(6):
         with arena.segment(script), arena.allocating():
-            arena.advance()
+            arena.open_next()
             inner, made = tensor(14), tensor(15).fill_(number)
-            arena.advance()
+            arena.open_next()
             later = tensor(15)
             assert [(t.data_ptr() - base) // UNIT_BYTES for t in (inner, later)] == [3, 20]
-            arena.advance()
+            arena.open_next()
             small = tensor(4)
         if result is not None:
             assert (result == number - 1).all()
@@ -339,9 +339,9 @@ def test_results_that_are_added_to_others_are_free_again_for_the_next_ones(arena
             with arena.segment(script, adds_up=adds_up):
                 for position in (3, 20):
                     with arena.allocating():
-                        arena.advance()
+                        arena.open_next()
                         result = tensor(6)
-                        arena.advance()
+                        arena.open_next()
                         assert tensor(5).data_ptr() - base == position * UNIT_BYTES
                     if not adds_up:
                         held.append(result)
@@ -363,14 +363,14 @@ def test_what_is_free_beside_the_arena_may_be_as_large_as_a_hole_in_it_wherever_
     held = None
     for _ in range(4):
         with arena.segment(forward), arena.allocating():
-            arena.advance()
+            arena.open_next()
             result = tensor(6)
-            arena.advance()
+            arena.open_next()
             saved = tensor(34)
         assert held is None or held.data_ptr() != result.data_ptr()
         held = result  # that of the step before dies
         with arena.segment(backward), arena.allocating():
-            arena.advance()
+            arena.open_next()
             assert tensor(6).data_ptr() == base
         del saved
     assert arena.num_unplaced == 0
@@ -381,9 +381,9 @@ def test_two_results_that_come_together_are_not_taken_for_one_of_twice_the_size(
     script = Script([[place(3, 8), anywhere(4), anywhere(4)], [place(20, 2)]])
     for _ in range(4):
         with arena.segment(script), arena.allocating():
-            arena.advance()
+            arena.open_next()
             large, *results = tensor(8), tensor(4), tensor(4)
-            arena.advance()
+            arena.open_next()
             other = tensor(2)
             assert [(t.data_ptr() - base) // UNIT_BYTES for t in (large, other)] == [3, 20]
             assert not any(base <= t.data_ptr() < base + 40 * UNIT_BYTES for t in results)
@@ -395,9 +395,9 @@ def test_two_results_that_come_together_are_not_taken_for_one_of_twice_the_size(
 def test_an_arena_is_made_anew_though_the_last_steps_results_are_held(arena, count):
     def run(*places: Slot) -> torch.Tensor:
         with arena.segment(Script([[places[0]], [places[1]]])), arena.allocating():
-            arena.advance()
+            arena.open_next()
             tensor(places[0].nbytes // UNIT_BYTES)
-            arena.advance()
+            arena.open_next()
             return tensor(12)
 
     for number in range(3):
@@ -414,7 +414,7 @@ def test_an_arena_is_made_anew_though_the_last_steps_results_are_held(arena, cou
 
 def test_where_a_card_has_no_room_for_two_arenas_a_step_runs_without_places(arena):
     with arena.segment(Script([[place(0, 5)]])), arena.allocating():
-        arena.advance()
+        arena.open_next()
         left = [tensor(5)]
     total_bytes = torch.cuda.get_device_properties(DEVICE).total_memory
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 30 * UNIT_BYTES) / total_bytes)
@@ -422,9 +422,9 @@ def test_where_a_card_has_no_room_for_two_arenas_a_step_runs_without_places(aren
         arena.resize(50 * UNIT_BYTES)
         for num_unplaced in (1, 1):
             with arena.segment(Script([[place(0, 5)], [place(10, 20)]])), arena.allocating():
-                arena.advance()
+                arena.open_next()
                 tensor(5)
-                arena.advance()
+                arena.open_next()
                 tensor(20)
             assert arena.num_unplaced == num_unplaced
             left.clear()
@@ -436,7 +436,7 @@ def test_where_a_card_has_no_room_for_two_arenas_a_step_runs_without_places(aren
 def test_an_arena_that_a_result_was_left_in_is_given_back_when_that_has_died(arena):
     torch.cuda.empty_cache()
     with arena.segment(Script([[place(0, 5)]])), arena.allocating():
-        arena.advance()
+        arena.open_next()
         left = tensor(5)
     before = torch.cuda.memory_reserved()
     arena.resize(80 * UNIT_BYTES)

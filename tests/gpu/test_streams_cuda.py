@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 import lmswap
 from lmswap import api
 from lmswap.errors import OptionError
-from lmswap.execute.streams import SEVERAL
+from lmswap.execute.streams import MULTIPLE_STREAMS
 from tests.emulated_gpu import machine
 from tests.models import quick_of
 
@@ -253,7 +253,7 @@ def test_a_model_that_computes_on_several_streams_gets_plain_torchs_bits(name, c
     torch.manual_seed(0)
     notes = report_of(MODELS[name]().cuda(), compiler).notes
     if compiler == "eager":
-        assert notes.count(SEVERAL) == ("elsewhere" not in name)
+        assert notes.count(MULTIPLE_STREAMS) == ("elsewhere" not in name)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_what_is_saved_on_several_streams_is_verified(name):
 )
 def test_a_model_may_be_called_on_any_stream_and_on_others_by_turns(num_streams, compiler):
     streams = [torch.cuda.Stream(), None][:num_streams]
-    assert SEVERAL not in report_of(one_stream(), compiler, streams=streams).notes
+    assert MULTIPLE_STREAMS not in report_of(one_stream(), compiler, streams=streams).notes
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ def test_a_model_may_be_called_on_any_stream_and_on_others_by_turns(num_streams,
 )
 def test_backwards_may_be_called_on_another_stream(compiler, backwards):
     how = {"backward_on": torch.cuda.Stream(), "backwards": backwards}
-    assert SEVERAL not in report_of(one_stream(), compiler, **how).notes
+    assert MULTIPLE_STREAMS not in report_of(one_stream(), compiler, **how).notes
 
 
 @pytest.mark.parametrize("compiler", quick_of(["eager", "fx"], ["fx"]))
