@@ -69,7 +69,7 @@ def test_verified_steps_are_the_same_steps_and_all_of_them_is_counted(name):
     assert verified.transferred_bytes == verified.poisoned_bytes > 0
     assert verified.num_differences == 0
     assert verified.unrepeatable == []
-    assert f"{verified.num_gradients} gradients compared to the bit" in " ".join(str(report).split())
+    assert f"{verified.num_gradients} gradients compared bitwise" in " ".join(str(report).split())
     assert "The budget is not kept while verifying." in str(report)
 
 
@@ -186,7 +186,7 @@ def test_what_the_notes_say_is_rounded_otherwise_is_named_and_no_error(monkeypat
     report = lmswap.report(model)
     assert any(note.startswith(ROUNDED_OTHERWISE) for note in report.notes)
     assert {"the gradient of layer.weight", "the gradient of layer.bias"} <= {*report.verified.rounded_otherwise}
-    assert "rounded otherwise than by plain torch, see the notes: the gradient of" in str(report.verified)
+    assert "rounded differently from plain torch, see the notes: the gradient of" in str(report.verified)
     lmswap.disable(model)
 
 

@@ -1,1 +1,1 @@
-"""What is true of a program whatever the plan? Live ranges, gaps, memory curve, lower bounds, costs, graph levels."""
+"""Plan-independent facts of a program: lifetimes, gaps, memory curve, lower bounds, estimated costs, graph levels."""

@@ -1,4 +1,4 @@
-"""What does each op cost where nothing was measured? Program (+ machine) → costs."""
+"""Op costs without measurements: program (+ machine) → `OpCosts`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def roofline(program: Program, machine: Machine) -> OpCosts:
     """
 
     def seconds(op: Op) -> float:
-        if op.is_view or op.target == LOSS:  # seconds are those inside of graphs
+        if op.is_view or op.target == LOSS:  # caller's code is not part of the graphs' seconds
             return 0.0
         moved_bytes = sum(program.buffers[buffer].nbytes for buffer in (*op.reads, *op.writes))
         return max(op.flops / machine.flops_per_second, moved_bytes / machine.bytes_per_second, machine.op_seconds)
@@ -23,5 +23,5 @@ def roofline(program: Program, machine: Machine) -> OpCosts:
 
 
 def unit(program: Program) -> OpCosts:
-    """One second an op and no scratch: costs whose sums can be done by hand."""
+    """One second an op and no scratch, for tests whose sums are done by hand."""
     return OpCosts((1.0,) * len(program.ops), (0,) * len(program.ops), "unit")

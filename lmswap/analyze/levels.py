@@ -1,4 +1,4 @@
-"""How deep in the data-flow graph is each op? Program → topological levels, the clock of TFLMS."""
+"""Topological levels of the data-flow graph, by op: the distances that TFLMS plans with."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from lmswap.ir.program import BufferKind, Program
 
 
 def levels(program: Program) -> tuple[int, ...]:
-    """For each op the length of the longest path that leads to it.
+    """Length of the longest path to each op, by op.
 
     What happens between forward and backward is outside the program, so an op that reads a tangent counts as one level
     below everything in the segments before its own: the loss that the tangent comes from depends on their outputs.

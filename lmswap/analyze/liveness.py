@@ -1,4 +1,4 @@
-"""When does each buffer occupy memory, and when is it idle? Program → live ranges and gaps.
+"""Lifetimes (live ranges) of buffers, and the gaps between their uses.
 
 ::
 
@@ -39,10 +39,10 @@ class Gap:
 
 
 def live_ranges(program: Program, released: Collection[int] = ()) -> dict[int, LiveRange]:
-    """The live range of every buffer that the step itself allocates or is handed, by buffer id.
+    """Live ranges of the buffers that the step allocates or is given as tangents, by buffer id.
 
     Parameters and inputs live outside the step and have none; nor has a buffer that no op names. Outputs and tangents
-    are there for as long as the caller may hold them; those ``released`` only while the step itself needs them.
+    live for as long as the caller may hold them; those ``released`` only while the step itself needs them.
 
     Raises:
         CaptureError: an op reads a buffer of the step before any op has written it.
@@ -86,10 +86,10 @@ def gaps(live_range: LiveRange) -> tuple[Gap, ...]:
 
 
 def swappable_gaps(program: Program, ranges: Mapping[int, LiveRange], min_bytes: int) -> tuple[Gap, ...]:
-    """The gaps in which a buffer of at least ``min_bytes`` could be away, ordered by buffer and time.
+    """The gaps in which a buffer of at least ``min_bytes`` can be non-resident, ordered by buffer and time.
 
-    Both ends lie in one segment, or in the forward and the backward segment of one graph: only there can one compiled
-    function hand the swapped buffer on to the other.
+    Both ends are in one segment, or in the forward and the backward segment of one graph: only these compiled functions
+    can pass a swapped buffer from one to the other.
     """
     buffers = program.buffers
     found = [
@@ -103,5 +103,5 @@ def swappable_gaps(program: Program, ranges: Mapping[int, LiveRange], min_bytes:
 
 
 def segment_by_op(program: Program) -> tuple[Segment, ...]:
-    """For each op the segment that executes it."""
+    """The segment that executes each op, by op."""
     return tuple(segment for segment in program.segments for _ in range(segment.start, segment.stop))

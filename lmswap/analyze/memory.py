@@ -1,7 +1,7 @@
-"""How many bytes does a step occupy at each op, and what is the least that any plan leaves? Program + costs → curves.
+"""Memory curves of a step: bytes resident at each op, and lower bounds on what any plan leaves.
 
-Bytes count what the step itself allocates or is handed: activations, outputs, tangents, gradients and the scratch of
-the running op. Parameters and inputs live outside the step and are not part of any curve here.
+Bytes count activations, outputs, tangents, gradients and the scratch of the running op. Parameters and inputs live
+outside the step and are not part of any curve here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Bytes = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Peak:
-    """The highest point of a memory curve: bytes, the op that runs there, and who is live, largest first."""
+    """The highest point of a memory curve: bytes, the op that runs there, and live (name, bytes), largest first."""
 
     nbytes: int
     op: int
@@ -31,15 +31,15 @@ class Peak:
 
 @dataclass(frozen=True)
 class StepMemory:
-    """The memory of a step in which every buffer is kept; each fact is computed once."""
+    """The memory of a step in which every buffer is kept; results are cached."""
 
     program: Program
     costs: OpCosts
-    counted_from_bytes: int = 0  # smaller buffers are none of the bytes born and dead, nor of the curve
-    released: frozenset[int] = frozenset()  # outputs and tangents that nobody outside of the step holds
+    counted_from_bytes: int = 0  # smaller buffers are left out of born_bytes, dead_bytes and the curve
+    released: frozenset[int] = frozenset()  # outputs and tangents that the caller does not hold
 
     def counted_bytes(self, buffer: int) -> int:
-        """What ``buffer`` adds to the curve."""
+        """Bytes that ``buffer`` adds to the curve."""
         nbytes = self.program.buffers[buffer].nbytes
         return nbytes if nbytes >= self.counted_from_bytes else 0
 
@@ -50,12 +50,12 @@ class StepMemory:
 
     @cached_property
     def born_bytes(self) -> list[int]:
-        """By op: bytes whose live range starts there. A last entry, 0, stands for the end of the step."""
+        """By op: bytes whose live range starts there; the last entry, 0, is the end of the step."""
         return self._changes("start")
 
     @cached_property
     def dead_bytes(self) -> list[int]:
-        """By position: bytes whose live range stops there; they are free before that op's outputs are made."""
+        """By position: bytes whose live range stops there; they are free before that op's outputs are allocated."""
         return self._changes("stop")
 
     def _changes(self, end: str) -> list[int]:
@@ -66,15 +66,15 @@ class StepMemory:
 
     @cached_property
     def curve(self) -> Bytes:
-        """By op: bytes while it runs. Its inputs, outputs and scratch are there at once."""
+        """By op: bytes while it runs, its inputs, outputs and scratch included."""
         change = np.asarray(self.born_bytes, np.int64) - np.asarray(self.dead_bytes, np.int64)
         return np.cumsum(change)[: len(self.program.ops)] + np.asarray(self.costs.scratch_bytes, np.int64)
 
     @cached_property
     def floor(self) -> Bytes:
-        """By op: bytes that no plan can take away while it runs: what it touches, its scratch, what cannot be swapped.
+        """By op: bytes that are resident under any plan: what it uses, its scratch, what cannot be swapped.
 
-        Its maximum is a lower bound on the peak of every plan that computes nothing twice.
+        Its maximum is a lower bound on the peak of every plan without recomputes.
         """
         buffers = self.program.buffers
         floor = np.asarray(self.costs.scratch_bytes, np.int64).copy()
@@ -87,7 +87,7 @@ class StepMemory:
 
     @cached_property
     def unswappable_bytes(self) -> int:
-        """The most that outputs, tangents and gradients occupy at once: there whatever the plan."""
+        """The most bytes that outputs, tangents and gradients occupy at once, under any plan."""
         changes = np.zeros(len(self.program.ops) + 1, np.int64)
         for buffer, live_range in self.ranges.items():
             if not self.program.buffers[buffer].is_swappable:
@@ -97,11 +97,11 @@ class StepMemory:
 
     @cached_property
     def op_starts(self) -> list[float]:
-        """By position: seconds from the start of the step when nothing ever stalls; the last is the end."""
+        """By position: seconds from the start of a step without stalls; the last is the end."""
         return list(accumulate(self.costs.seconds, initial=0.0))
 
     def fixed_at(self, op: int) -> list[int]:
-        """The buffers that no plan can take away while ``op`` runs: what it uses, and what cannot be swapped."""
+        """The buffers that are resident under any plan while ``op`` runs: what it uses, and what cannot be swapped."""
         buffers = self.program.buffers
         present = [live_range for live_range in self.ranges.values() if live_range.start <= op < live_range.stop]
         return [r.buffer for r in present if op in r.uses or not buffers[r.buffer].is_swappable]
@@ -113,11 +113,11 @@ class StepMemory:
 
     @property
     def largest_op(self) -> Peak:
-        """The lower bound of `floor`, where it is reached, and what must be there."""
+        """The maximum of `floor`: bytes, op, and the buffers that must be resident there."""
         return self.peak_of(self.floor)
 
     def peak_of(self, curve: Bytes) -> Peak:
-        """The peak of ``curve``, one of this step's; who is live counts the buffers that `curve` holds there."""
+        """The peak of ``curve``, one of this step's, with the buffers that count in it."""
         if not len(curve):
             return Peak(0, 0, ())
         op = int(curve.argmax())

@@ -1,4 +1,4 @@
-"""Which ops can run a second time and give the same bits? Program → a flag for each op."""
+"""Repeatable ops: those whose recompute is bitwise identical, as a flag by op."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from lmswap.ir.program import BufferKind, Program
 
 
 def repeatable_ops(program: Program) -> tuple[bool, ...]:
-    """By op: whether a later run of it in the same step makes its buffers anew, bit for bit.
+    """By op: whether recomputing it later in the same step gives bitwise identical buffers.
 
-    It does if the op says so, only makes buffers that nothing writes again, and reads nothing that is written later,
-    by the step or by its caller.
+    True if the op is marked repeatable, creates only buffers that nothing else writes, and reads nothing that is
+    written later, by the step or by its caller.
     """
     first_use: dict[int, int] = {}
     last_write: dict[int, int] = {}
@@ -29,10 +29,10 @@ def repeatable_ops(program: Program) -> tuple[bool, ...]:
 
 
 def exposed_buffers(program: Program) -> frozenset[int]:
-    """What a forward reads and its caller may write before the backward runs, as plain torch has not saved it.
+    """Buffers that a forward reads and the caller may write before the backward: eager torch has not saved them.
 
-    That is the batch, module buffers and what the caller is given, unless an op of the backward reads it: then torch
-    has saved it too, and refuses a step in which it was written. Parameters are written by optimizers, after steps.
+    These are the batch, module buffers and outputs, unless an op of the backward reads them: then torch has saved them
+    too, and rejects a step in which they were written. Parameters are written by optimizers, after steps.
     """
     read: dict[str, set[int]] = {"forward": set(), "backward": set()}
     used, made = set[int](), set[int]()

@@ -1,1 +1,1 @@
-"""What device, how much memory, what link to the host and how fast: asked of the system, or measured here."""
+"""The machine: devices, memory, tiers and links, queried from the system or measured."""

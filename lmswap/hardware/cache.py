@@ -1,4 +1,4 @@
-"""What did an earlier process find out? JSON files, each named by a hash of what it depends on.
+"""Results of earlier processes: JSON files, each named by the hash of its key.
 
 Only this user's own files in a directory of this user's are read, and never through a symbolic link: a plan that others
 could write would decide what is kept and what is swapped.
@@ -23,28 +23,28 @@ from lmswap.ir.json_io import as_json
 _log = logging.getLogger(__name__)
 
 _MOST_BYTES = 256 * 2**20  # of files of one kind; a plan takes some 0.1 to 5 MiB
-_WRITABLE_BY_OTHERS = 0o022  # by a group, too: who is in it may change
+_WRITABLE_BY_OTHERS = 0o022  # by a group, too: its members may change
 
 
 @dataclass(frozen=True)
 class CacheFile:
-    """One file. It holds its key too, for people, and so that another key of the same hash is told apart."""
+    """One file. It contains its key, so that hash collisions are detected."""
 
-    path: Path | None  # None: nothing is remembered
+    path: Path | None  # None: nothing is cached
     key: dict[str, Any]
 
     @staticmethod
     def locate(kind: str, key: Mapping[str, Any]) -> CacheFile:
-        """The file of what is called ``kind`` and depends on ``key``, both in JSON's own types."""
+        """The file of ``kind`` for ``key``, of JSON types, which holds all that the contents depend on."""
         directory = cache_directory()
         digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
         return CacheFile(directory / f"{kind}-{digest}.json" if directory else None, dict(key))
 
     def read(self) -> dict[str, Any] | None:
-        """What was written; None if there is nothing.
+        """The data last written; None if there is none.
 
         Raises:
-            ValueError: the file is damaged, its key is another one, or others may have written it.
+            ValueError: the file is damaged, has another key, or others may have written it.
             OSError: it cannot be read, or is a symbolic link.
         """
         try:
@@ -56,11 +56,11 @@ class CacheFile:
         if data is None:
             return None
         if not isinstance(data, dict) or data.pop("key", None) != self.key:
-            raise ValueError("its key is another one")
+            raise ValueError("it has another key")
         return data
 
     def write(self, data: Mapping[str, Any]) -> None:
-        """Puts ``data`` in the place of what was there, in one move; a failure is logged and that is all."""
+        """Replaces the file's contents by ``data``, atomically; logs a warning on failure."""
         if self.path is None:
             return
         try:
@@ -69,11 +69,11 @@ class CacheFile:
             _replace(self.path, as_json({**data, "key": self.key}))
             _remove_oldest(self.path)
         except (OSError, ValueError) as error:
-            _log.warning("%s cannot be written, the next process will start anew: %s", self.path, error)
+            _log.warning("%s cannot be written, the next process will measure and plan afresh: %s", self.path, error)
 
 
 def _remove_oldest(written: Path) -> None:
-    """Keep the files of the kind of ``written`` within their bound: those that were written first go."""
+    """Removes the oldest files of the kind of ``written`` beyond `_MOST_BYTES`."""
     kept_bytes, kind = 0, written.name.rpartition("-")[0]
     files = [(path, path.stat()) for path in written.parent.glob(f"{kind}-*.json")]
     for path, status in sorted(files, key=lambda file: (file[0] != written, -file[1].st_mtime_ns)):
@@ -84,7 +84,7 @@ def _remove_oldest(written: Path) -> None:
 
 def _read_own(path: Path) -> str:
     _check_own(path.parent)
-    # O_NONBLOCK: opening a pipe that somebody has put there would wait for its other end.
+    # O_NONBLOCK: opening a pipe would wait for its other end.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, encoding="utf-8") as file:
         status = os.fstat(descriptor)
@@ -94,7 +94,7 @@ def _read_own(path: Path) -> str:
 
 
 def _check_own(directory: Path) -> None:
-    """Raises ValueError if others may write in the directory, or it, or the link that stands for it, is theirs."""
+    """Raises ValueError if others may write in the directory, or own it or a link to it."""
     for status in (directory.lstat(), directory.stat()):
         if status.st_uid != os.geteuid():
             raise ValueError(f"'{directory}' belongs to another user ({status.st_uid})")
@@ -103,14 +103,14 @@ def _check_own(directory: Path) -> None:
 
 
 def _make_private(directory: Path) -> None:
-    """Makes ``directory``, and what is missing above it: each for this user alone, whatever the umask."""
+    """Creates ``directory`` and missing parents with mode 700, for any umask."""
     if not directory.is_dir():
         _make_private(directory.parent)  # mkdir(parents=True) would make these with the mode that the umask leaves
         directory.mkdir(mode=0o700, exist_ok=True)
 
 
 def _replace(path: Path, text: str) -> None:
-    """Puts a new file of this user's alone in the place of what was there, be it a link."""
+    """Atomically replaces ``path``, even if it is a link, by a new file that only this user can access."""
     descriptor, draft = tempfile.mkstemp(prefix=f"{path.stem}.", suffix=".tmp", dir=path.parent)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -122,7 +122,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def cache_directory() -> Path | None:
-    """Where files are kept: $LMSWAP_CACHE_DIR, else $XDG_CACHE_HOME/lmswap, by default ~/.cache/lmswap.
+    """The cache directory: $LMSWAP_CACHE_DIR, else $XDG_CACHE_HOME/lmswap, by default ~/.cache/lmswap.
 
     None where $LMSWAP_CACHE_DIR is set and empty, or this user has no home: then nothing is kept or read.
     """
@@ -131,16 +131,18 @@ def cache_directory() -> Path | None:
         return Path(chosen) if chosen else None
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lmswap"
-    except RuntimeError:  # neither $HOME nor an entry in passwd, as in a container under a user of its own
+    except RuntimeError:  # neither $HOME nor an entry in passwd, as in a container with its user id
         _warn_of_no_home()
         return None
 
 
 def remembers() -> bool:
-    """Whether the next process finds what this one found out."""
+    """Whether results are cached for the next process."""
     return cache_directory() is not None
 
 
 @cache
 def _warn_of_no_home() -> None:
-    _log.warning("user %d has no home: the next process will measure and plan anew; set LMSWAP_CACHE_DIR", os.geteuid())
+    _log.warning(
+        "user %d has no home: the next process will measure and plan afresh; set LMSWAP_CACHE_DIR", os.geteuid()
+    )

@@ -1,7 +1,7 @@
-"""What do NVIDIA's libraries take for good in each thread that calls them? It is taken before it is asked for.
+"""Early allocation of cuBLAS workspaces, which are permanent, so that no planned step has to allocate them.
 
-cuBLAS has a workspace for each thread and stream, of torch's allocator (32 MiB on an H100). On a GPU a backward runs in
-a thread of autograd's, so that the second one would come in the middle of a step that was planned without it.
+cuBLAS has a workspace for each thread and stream, from torch's allocator (32 MiB on an H100). On a GPU the backward
+runs in an autograd thread, whose workspace would be allocated in the middle of a step that was planned without it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def allocate_cublas_workspaces(device: torch.device) -> None:
-    """Takes those of this thread and of autograd's, on the current stream; nothing to do on a CPU or a second time.
+    """Allocates those of this thread and of autograd's for the current stream; no effect on a CPU or if they exist.
 
-    It may be called in the middle of a trace.
+    May be called during a trace.
     """
     if device.type != "cuda":
         return

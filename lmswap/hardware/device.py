@@ -1,4 +1,4 @@
-"""What device a model computes on, and which software drives it, in words for people and for the cache's key."""
+"""The device of a model and its driver software, described for messages and for cache keys."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def default_device() -> torch.device:
 
 
 def default_tier(device: str) -> str:
-    """Where tensors of a model on ``device``, "cpu" or of CUDA, are swapped to if nobody says where."""
+    """Where tensors of a model on ``device``, "cpu" or of CUDA, are swapped to by default."""
     return "disk" if device == "cpu" else "host"
 
 

@@ -1,4 +1,4 @@
-"""Which directory the disk tier uses, and what is under it: a real disk with room, never memory that poses as one."""
+"""The directory of the disk tier: on a real disk with enough free space, never on a memory file system."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Directory:
 
     @property
     def is_memory(self) -> bool:
-        """Whether its files are main memory by what it is called, so that swapping to it would free nothing."""
+        """Whether its files are in main memory, by its names, so that swapping to it would free nothing."""
         return self.filesystem in _IN_MEMORY or _RAM_DISK.fullmatch(self.source) is not None
 
 
 def describe_directory(path: str, mountinfo: Path = Path("/proc/self/mountinfo")) -> Directory:
-    """What is under ``path``.
+    """The directory ``path`` with its file system.
 
     Raises:
         TierError: it is not a directory.
@@ -52,13 +52,13 @@ def describe_directory(path: str, mountinfo: Path = Path("/proc/self/mountinfo")
 
 
 def swap_directory(directory: str | None = None, needed_bytes: int = 0) -> str:
-    """The directory for swap files: ``directory``, else $LMSWAP_DISK_DIRECTORY, else the first good one of two.
+    """The directory for swap files: ``directory``, else $LMSWAP_DISK_DIRECTORY, else the first suitable default.
 
-    These are the system's temporary directory (TMPDIR, usually /tmp) and /var/tmp, which is a disk where /tmp is not.
+    Defaults are the system's temporary directory (TMPDIR, usually /tmp) and /var/tmp, on disk where /tmp is not.
 
     Raises:
         TierError: not a directory, not writable, in memory, or with less than ``needed_bytes`` free; the message says
-            which of these, for each directory tried.
+            which, for each directory tried.
     """
     refusals = []
     directory = directory or os.environ.get("LMSWAP_DISK_DIRECTORY")
@@ -109,16 +109,16 @@ def _fault(path: str, needed_bytes: int) -> str | None:
 
 
 def _is_open_to_all(path: str) -> bool:
-    """The engine refuses it, too, on what it opens; here it is a reason to look for another."""
+    """Whether all users may change its files; the engine rejects that too, here another directory is tried."""
     mode = Path(path).stat().st_mode
     return bool(mode & stat.S_IWOTH) and not mode & stat.S_ISVTX
 
 
 def _keeps_pages(path: str) -> bool:
-    """Whether a file there stays in the page cache when it could leave it: there is no disk below that has its bytes.
+    """Whether a synced file remains in the page cache despite POSIX_FADV_DONTNEED, so that no disk holds its bytes.
 
-    An overlay's name does not say what it lies on, and in a container that cannot be looked up. The file's second page
-    is never written: where mincore calls it resident, as sandboxes do of all pages, nothing is known.
+    An overlay's name does not identify the file system below, which a container cannot look up. The file's second page
+    is never written: where mincore reports it resident, as sandboxes do for all pages, the result is unknown (False).
     """
     page_bytes = mmap.PAGESIZE
     with tempfile.TemporaryFile(dir=path, buffering=0) as file:

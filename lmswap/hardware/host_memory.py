@@ -1,4 +1,4 @@
-"""Memory as the kernel counts it: what this process holds, and what it may still take before the limit of its cgroup.
+"""Main memory as the kernel counts it: resident bytes of this process, and bytes available within its cgroups.
 
 Resident memory is the budget of a CPU model; available memory bounds what can be pinned for a CUDA model.
 """
@@ -15,19 +15,19 @@ from lmswap.errors import DriverError
 
 _log = logging.getLogger(__name__)
 
-_READ_BYTES = 2**14  # at once: of /proc/self/status mostly all
+_READ_BYTES = 2**14  # per read: mostly all of /proc/self/status
 
 
 @dataclass(frozen=True)
 class HostMemory:
-    """Main memory that this process may use: of the machine, or less where its cgroup has a limit."""
+    """Main memory that this process may use: the machine's, or less where its cgroup has a limit."""
 
     total_bytes: int
     available_bytes: int
 
 
 def resident_bytes() -> int:
-    """What this process holds in main memory now (VmRSS)."""
+    """Resident memory of this process (VmRSS)."""
     return _status(b"VmRSS")
 
 
@@ -37,10 +37,10 @@ def peak_resident_bytes() -> int:
 
 
 def reset_peak_resident() -> None:
-    """Lets `peak_resident_bytes` start again from what is resident now.
+    """Restarts `peak_resident_bytes` from the current resident memory.
 
     Raises:
-        DriverError: the kernel or its sandbox does not offer it.
+        DriverError: the kernel or its sandbox does not support it.
     """
     try:
         file = os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
@@ -56,9 +56,9 @@ def reset_peak_resident() -> None:
 
 
 def read_host_memory(root: Path = Path("/")) -> HostMemory:
-    """Main memory from /proc/meminfo and the limits of this process's cgroups (version 1 and 2), the least of them.
+    """Main memory: the minimum of /proc/meminfo and the limits of this process's cgroups (version 1 and 2).
 
-    ``root`` is where /proc and /sys are found.
+    ``root`` is the directory with /proc and /sys.
     """
     meminfo = dict(line.split(":") for line in (root / "proc/meminfo").read_text(encoding="ascii").splitlines())
     total_bytes, available_bytes = (int(meminfo[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))
@@ -69,7 +69,7 @@ def read_host_memory(root: Path = Path("/")) -> HostMemory:
 
 
 def _status(key: bytes) -> int:
-    # Asked several times in a step: pathlib and text files would take three times as long as the kernel.
+    # Called several times a step: pathlib and text files would take three times as long as the kernel.
     file = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)  # of this process, also after a fork
     try:
         lines = b"".join(iter(lambda: os.read(file, _READ_BYTES), b""))
@@ -77,14 +77,14 @@ def _status(key: bytes) -> int:
         os.close(file)
     _, found, rest = lines.partition(b"\n%b:" % key)
     if not found:
-        raise DriverError(f"the kernel does not tell this process's memory: /proc/self/status has no {key.decode()}")
+        raise DriverError(f"the kernel does not report this process's memory: /proc/self/status has no {key.decode()}")
     return int(rest.split(maxsplit=1)[0]) * 1024
 
 
 def _cgroup_limits(root: Path) -> Iterator[tuple[int, int]]:
     """(limit, used) of each memory cgroup that this process is in, from the innermost out.
 
-    Page cache that the kernel would drop first counts as used in the kernel's figure, not in this one.
+    Inactive page cache counts as used in the kernel's figure, not in this one.
     """
     try:
         memberships = os.fsdecode((root / "proc/self/cgroup").read_bytes())  # names of any bytes but line ends
@@ -116,7 +116,7 @@ def _read_limit(folder: Path, limit_name: str, used_name: str, cache_key: str) -
         stat = dict(line.split() for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines())
     except FileNotFoundError:
         return None
-    except OSError as error:  # some containers show files that they do not let be read
-        _log.warning("the memory limit of '%s' cannot be read, and is not kept to: %s", folder, error.strerror)
+    except OSError as error:  # some containers list files that cannot be read
+        _log.warning("the memory limit of '%s' cannot be read and is ignored: %s", folder, error.strerror)
         return None
     return int(limit), used_bytes - int(stat.get(cache_key, 0))

@@ -1,6 +1,6 @@
-"""What does the host take to queue work on a GPU? Ops with next to nothing to do, and copies as graphs make them.
+"""Launch overhead: the host's seconds to queue an op and a copy on a GPU, measured with tiny ops and copies.
 
-Nobody waits for the device meanwhile: what is measured is queued by its end, and may run later.
+The host does not wait for the device meanwhile: measured work is queued, and may run later.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
     from lmswap.execute.engine import SwapEngine
 
-# Together less than the 1,024 entries that a queue of CUDA holds: a full one makes the host wait for the device.
+# Together fewer than the 1,024 entries of a CUDA queue: a full one makes the host wait for the device.
 _OPS, _TRIPS = 200, 32
 _REPEATS = 9
-_NBYTES = 4096  # of a copy: next to nothing
+_NBYTES = 4096  # of a copy: negligible
 
 
 def measure_host(device: torch.device, tier: str, where: str) -> Host:
-    """Measures the host that ``device``, a GPU, has, with copies to ``tier``, which lies at ``where``; 0.1 s.
+    """Measures the launch overhead on ``device``, a GPU, with copies to ``tier`` at ``where``; takes 0.1 s.
 
     Raises:
-        TierError: the tier cannot be had.
+        TierError: the tier is not available.
         DriverError: the device's driver failed.
     """
     import torch
@@ -51,7 +51,7 @@ def measure_host(device: torch.device, tier: str, where: str) -> Host:
 
 
 def _seconds(device: torch.device, queue: Callable[[], object]) -> float:
-    """What ``queue`` takes on a device that has nothing else to do, the median of some."""
+    """Median seconds of ``queue`` on an idle device."""
     import torch
 
     seconds = []
@@ -70,7 +70,7 @@ def _run_ops(small: torch.Tensor) -> None:
 
 
 def _make_trips(engine: SwapEngine, tier: str, x: torch.Tensor) -> None:
-    """Copies ``x`` out and in again by what graphs call."""
+    """Copies ``x`` out and in with the ops of graphs."""
     from lmswap.execute import ops
 
     kernels = (ops.out_start, ops.out_done, ops.in_start, ops.in_done, ops.view_bytes)

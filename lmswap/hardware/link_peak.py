@@ -1,4 +1,4 @@
-"""How fast is a GPU's host link at best? Measured as NVIDIA's nvbandwidth does (memcpy.cpp), by large plain copies.
+"""Peak rates of a GPU's host link, measured with large copies as by NVIDIA's nvbandwidth (memcpy.cpp).
 
 Pinned memory, 512 MiB a copy, 4 copies to warm up, 16 back to back between two events, the median of 3; both ways at
 once with the opposite stream moving twice as much, of which only the measured one counts. Two things differ: the copies
@@ -41,17 +41,20 @@ class PeakRate:
 
 
 def peak_rates(device: torch.device) -> tuple[PeakRate, PeakRate]:
-    """Of the link between the CUDA device and pinned host memory, out and in; takes 1 GiB of both and some seconds.
+    """Peak rates between the CUDA device and pinned host memory; takes 1 GiB of both and some seconds.
+
+    Returns:
+        The rates out and in.
 
     Raises:
-        TierError: the memory cannot be had, or CUDA failed otherwise.
+        TierError: the memory cannot be allocated, or CUDA failed.
     """
     try:
         out = _Copies(device, source=_device_buffer(device), target=_pinned_buffer())
         into = _Copies(device, source=_pinned_buffer(), target=_device_buffer(device))
         compute = convolution(device)
         compute(1)
-    except RuntimeError as error:  # what torch raises for both memories
+    except RuntimeError as error:  # torch raises it for both memories
         raise TierError(
             f"the host link cannot be measured by copies of {format_bytes(_COPY_BYTES)}: {error}"
         ) from error
@@ -59,7 +62,7 @@ def peak_rates(device: torch.device) -> tuple[PeakRate, PeakRate]:
 
 
 class _Copies:
-    """Copies of one direction, on a stream of their own."""
+    """Copies in one direction, on their stream."""
 
     def __init__(self, device: torch.device, source: torch.Tensor, target: torch.Tensor) -> None:
         import torch
@@ -82,7 +85,7 @@ class _Copies:
             end.record()
 
     def seconds(self) -> float:
-        """Waits for what was queued last; seconds of all but the warm-up."""
+        """Waits for the last `queue`; its seconds without the warm-up."""
         begin, end = self._events
         end.synchronize()
         return float(begin.elapsed_time(end)) / 1e3
@@ -110,7 +113,7 @@ def _peak(device: torch.device, measured: _Copies, opposite: _Copies, compute: C
 def _beside_compute(
     device: torch.device, measured: _Copies, compute: Callable[[int], float], alone_seconds: float
 ) -> tuple[float, float]:
-    """Seconds of the copies while ``compute`` runs, and the share of its speed that this keeps."""
+    """Seconds of the copies while ``compute`` runs, and the share of its speed that ``compute`` keeps."""
     import torch
 
     torch.cuda.synchronize(device)

@@ -1,8 +1,8 @@
-"""How do the ranks of one machine tell each other what they found? Through the store that torch.distributed met in.
+"""Communication between the ranks of one machine through the rendezvous store of torch.distributed.
 
-No collective is issued and no process group is made: either would have to come in the same order on all ranks, between
-those of the program. What one rank waits for is what another has already promised by calling `lmswap.enable`, or what
-it is making; a wait ends with an error after the store's own timeout.
+No collective is issued and no process group is created: either would need the same order on all ranks, among those of
+the program. A rank waits only for what another has committed to by calling `lmswap.enable`, or is computing; a wait
+ends with an error after the store's timeout.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from typing import Any
 
 from lmswap.errors import OptionError, RankMissing, TierError
 
-_POLL_SECONDS = 0.01  # a wait of the store's own would keep other threads from it
+_POLL_SECONDS = 0.01  # the store's own wait would block other threads
 
 
-# What torchrun, srun and mpirun call the number of processes that they start on each machine.
+# Variables in which torchrun, srun and mpirun report the number of processes on each machine.
 _LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE")
 
 
 def num_local_processes() -> int:
-    """How many processes of this machine train together, and share its memory: what their launcher tells each.
+    """Number of processes of this machine that train together and share its memory, as the launcher reports it.
 
     Raises:
-        OptionError: a launcher's variable is no number of processes.
+        OptionError: a launcher's variable is not a number of processes.
     """
     return next(filter(None, map(_local_size, _LOCAL_SIZES)), 1)
 
 
 def may_have_neighbours() -> bool:
-    """Whether several processes train together, and no launcher says how many of them are on this machine."""
+    """Whether several processes train together, and no launcher reports how many are on this machine."""
     from torch import distributed
 
     if not (distributed.is_available() and distributed.is_initialized()) or any(map(_local_size, _LOCAL_SIZES)):
@@ -43,10 +43,10 @@ def may_have_neighbours() -> bool:
 
 
 class LocalRanks:
-    """The ranks of this machine at one of their calls of `lmswap.enable`; the first calls of all belong together."""
+    """The ranks of this machine at one call of `lmswap.enable`; the n-th calls of all ranks belong together."""
 
     def __init__(self, store: Any, rank: int, count: int) -> None:
-        """``rank`` is this one's number among the ``count`` of the machine; ``store``, a `Store` of torch's, theirs."""
+        """``rank`` is this process's number among the machine's ``count``; ``store`` is their torch `Store`."""
         self.rank, self.count = rank, count
         self._store, self._call = store, store.add(f"calls of {rank}", 1)
         self._seconds = store.timeout.total_seconds()
@@ -56,35 +56,40 @@ class LocalRanks:
         """The ranks that torchrun started here and torch.distributed has joined; None if this is the only one.
 
         Raises:
-            OptionError: the launcher's variables are no numbers, or no ranks of this machine.
+            OptionError: the launcher's variables are not numbers, or not ranks of this machine.
         """
         from torch import distributed
 
-        count, rank = num_local_processes(), _told("LOCAL_RANK")
+        count, rank = num_local_processes(), _variable("LOCAL_RANK")
         if count == 1 or rank is None or not (distributed.is_available() and distributed.is_initialized()):
             return None
         if rank >= count:
             raise OptionError(f"LOCAL_RANK is {rank}, and the ranks of this machine are 0 to {count - 1}")
         store: Any = distributed.distributed_c10d._get_default_store()
-        told = _told("GROUP_RANK")  # a launcher that is not torchrun may not say which machine this is
-        machine = socket.gethostname() if told is None else told
+        group = _variable("GROUP_RANK")  # launchers other than torchrun may not number the machines
+        machine = socket.gethostname() if group is None else group
         return LocalRanks(distributed.distributed_c10d.PrefixStore(f"lmswap/{machine}", store), rank, count)
 
     def gather(self, what: str, find: Callable[[], str], *, in_turn: bool = False) -> list[str]:
-        """What each of them finds, by rank; one after the other, if ``in_turn``. An error of one is raised by all.
+        """Runs ``find`` on each rank and returns all results, by rank; an error of one is raised on all.
+
+        Args:
+            what: key of the exchange.
+            find: computes this rank's result.
+            in_turn: run on one rank after the other.
 
         Raises:
-            RankMissing: one of them does not come.
-            TierError: another one failed.
+            RankMissing: a rank does not respond in time.
+            TierError: another rank failed.
         """
         if in_turn and self.rank:
             self._await(what, [self.rank - 1])
-        told, error = {"found": ""}, None
+        outcome, error = {"found": ""}, None
         try:
-            told["found"] = find()
+            outcome["found"] = find()
         except BaseException as raised:
-            told["error"], error = str(raised) or type(raised).__name__, raised
-        self._store.set(self._key(what, self.rank), json.dumps(told))
+            outcome["error"], error = str(raised) or type(raised).__name__, raised
+        self._store.set(self._key(what, self.rank), json.dumps(outcome))
         if error is not None and not isinstance(error, Exception):
             raise error  # an interrupt does not wait for the others
         self._await(what, range(self.count))
@@ -97,10 +102,10 @@ class LocalRanks:
         return [str(other["found"]) for other in found]
 
     def compute_once(self, what: str, make: Callable[[], bytes]) -> bytes:
-        """What the first of them that asks makes; the others wait for it. Empty if that one failed.
+        """Runs ``make`` on the first rank that calls; the others wait for its result. Empty if it failed.
 
         Raises:
-            RankMissing: it has not made it in time.
+            RankMissing: the result does not come in time.
         """
         if not self.is_first(what):
             self._await(what, ["made"])
@@ -113,15 +118,15 @@ class LocalRanks:
         return made
 
     def is_first(self, what: str) -> bool:
-        """Whether none of them has asked this before: it is this one's to make, and to `publish`."""
+        """Whether this rank is the first to call: then it has to compute ``what`` and `publish` it."""
         return bool(self._store.add(self._key(what, "asked"), 1) == 1)
 
     def publish(self, what: str, made: bytes) -> None:
-        """Tells the others what this one has made."""
+        """Publishes a result to the other ranks."""
         self._store.set(self._key(what, "made"), made)
 
     def fetch(self, what: str) -> bytes | None:
-        """What one of them has made by now, if it has."""
+        """The published result; None if there is none yet."""
         key = self._key(what, "made")
         return bytes(self._store.get(key)) if self._store.check([key]) else None
 
@@ -137,8 +142,8 @@ class LocalRanks:
         return f"{self._call}/{what}/{part}"
 
 
-def _told(name: str) -> int | None:
-    """The number in an environment variable; None if it is not set, or empty."""
+def _variable(name: str) -> int | None:
+    """The number in an environment variable; None if it is unset or empty."""
     found = os.environ.get(name, "")
     if not found:
         return None
@@ -148,7 +153,7 @@ def _told(name: str) -> int | None:
 
 
 def _local_size(name: str) -> int | None:
-    count = _told(name)
+    count = _variable(name)
     if count == 0:
         raise OptionError(f"the environment variable {name} is 0: it counts this process, too")
     return count

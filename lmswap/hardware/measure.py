@@ -1,7 +1,6 @@
-"""How fast is this machine? Matrix products, memory, and copies to a tier and back, measured once and remembered.
+"""Measured machine descriptions: matrix products, memory, and copies to a tier and back; cached.
 
-The file of a measurement is kept under the user's cache directory and is only as good as its key: another driver,
-torch, file system or device measures anew.
+The cache file's key holds the driver, torch, file system and device: a change of any of them causes a new measurement.
 """
 
 from __future__ import annotations
@@ -36,24 +35,28 @@ _log = logging.getLogger(__name__)
 # apart.
 _COMPUTE_SECONDS = 0.1
 _LEAST_RUNS = 3
-# What all processes of a machine that train together may take. Pinned pages cannot be taken back by the kernel; the
-# rest is for data loaders, the page cache and other processes.
+# Shares for all processes of a machine that train together. The kernel cannot reclaim pinned pages; the rest is for
+# data loaders, the page cache and other processes.
 _PINNED_SHARE = 0.8
 _DISK_SHARE = 0.9
 _DEVICE_SHARE = 0.9
 
 
 def describe_machine(device: torch.device, tier: str, where: str | None = None, *, refresh: bool = False) -> Machine:
-    """``device`` with its compute rates and one tier, with that one's measured link and present capacity.
+    """Describes ``device``: its compute rates and one tier, with its measured link and current capacity.
 
     Tiers are "host", "disk", "compressed" and, of a CUDA device, "device", its own spare memory, and "peer", that of
-    another GPU. ``where`` is what was asked of `locate_tier`, or what it gave.
+    another GPU. Measures if no earlier measurement is cached, or always with ``refresh``; takes one to four seconds.
 
-    Measures where no earlier measurement is found, or always with ``refresh``; that takes one to four seconds.
+    Args:
+        device: where the model computes.
+        tier: the name of the tier.
+        where: argument or result of `locate_tier`.
+        refresh: ignore the cache.
 
     Raises:
         OptionError: an unknown tier, or no other GPU.
-        TierError: the tier cannot be had: no memory, no directory on a real disk.
+        TierError: the tier is not available: no memory, no directory on a real disk.
         DriverError: the device's driver failed.
     """
     where = locate_tier(device, tier, where)
@@ -69,9 +72,9 @@ def describe_machine(device: torch.device, tier: str, where: str | None = None, 
 
 
 def locate_tier(device: torch.device, tier: str, where: str | None = None, needed_bytes: int | None = None) -> str:
-    """Where the bytes of ``tier`` lie: a directory of the disk, another GPU ("cuda:1") of "peer"; else "".
+    """The location of ``tier``: a directory for "disk", another GPU ("cuda:1") for "peer"; else "".
 
-    ``where`` is the one that was asked for, None for the best there is; ``needed_bytes`` of it must be free.
+    ``where`` is the requested location, None for the best one; ``needed_bytes`` of it must be free.
 
     Raises:
         OptionError: an unknown tier, or no other GPU.
@@ -87,7 +90,7 @@ def locate_tier(device: torch.device, tier: str, where: str | None = None, neede
 
 
 def tiers_to_try(device: torch.device) -> tuple[str, ...]:
-    """The tiers that ``device`` may have, preferred first: those that it swaps to when it is asked to."""
+    """The tiers that ``device`` may have, preferred first."""
     import torch
 
     if device.type == "cpu":
@@ -97,17 +100,17 @@ def tiers_to_try(device: torch.device) -> tuple[str, ...]:
 
 
 def describe_share(device: torch.device, tier: str, where: str | None, node: LocalRanks) -> Machine:
-    """This machine as each of its ranks has it beside the others: the same description on all of them.
+    """One rank's share of this machine under contention with the others: the same description on all of them.
 
-    Where no earlier process has, each is measured alone, in turn, and then the links of all at once. The slowest rank's
+    If nothing is cached, each rank is measured alone, in turn, and then the links of all simultaneously. The slowest
     rates and the least capacity count, so that equal steps with equal budgets get equal plans.
 
     Raises:
-        RankMissing: a rank does not come.
+        RankMissing: a rank does not respond in time.
         OptionError, TierError, DriverError: as `describe_machine`, on any of them.
     """
-    told = node.gather("alone", lambda: describe_machine(device, tier, where).to_json(), in_turn=True)
-    machines = [Machine.from_json(text) for text in told]
+    alone = node.gather("alone", lambda: describe_machine(device, tier, where).to_json(), in_turn=True)
+    machines = [Machine.from_json(text) for text in alone]
     place = locate_tier(device, tier, where)
     cache = _cache_file(device, tier, place, num_ranks=node.count)
     known = _remembered(cache)
@@ -141,7 +144,7 @@ def describe_share(device: torch.device, tier: str, where: str | None, node: Loc
 
 
 def host_link(device: torch.device) -> HostLink:
-    """What connects ``device`` to main memory, read while copies run, so that an idle PCIe link has woken up."""
+    """The link of ``device`` to main memory, read while copies run: an idle PCIe link reports a lower speed."""
     if device.type != "cuda":
         return HostLink("none", "none: the CPU computes in main memory itself")
     import pynvml  # type: ignore[import-untyped]
@@ -155,7 +158,7 @@ def host_link(device: torch.device) -> HostLink:
         handle = find_gpu(pynvml, str(torch.cuda.get_device_properties(device).uuid))
         source = torch.empty(2**26, dtype=torch.uint8, device="cpu", pin_memory=True)
         target = torch.empty_like(source, device=device)
-        for _ in range(32):  # 2 GiB: 30 ms and more on any link, longer than the questions take
+        for _ in range(32):  # 2 GiB: 30 ms and more on any link, longer than the queries take
             target.copy_(source, non_blocking=True)
         link = read_host_link(pynvml, handle)
         torch.cuda.synchronize(device)
@@ -190,7 +193,7 @@ def _measure_machine(device: torch.device, tier: str, where: str) -> Machine:
 
 
 def _flops_per_second(device: torch.device) -> float:
-    """Of a square float32 matrix product, under the precision that the user has set."""
+    """Rate of a square float32 matrix product, at the precision that the user has set."""
     import torch
 
     def seconds_of(size: int) -> float:
@@ -211,13 +214,13 @@ def _copied_bytes_per_second(device: torch.device) -> float:
         target = torch.empty_like(source)
         return _best_seconds(device, lambda: target.copy_(source))
 
-    # More than a GPU's caches hold.
+    # Larger than a GPU's caches.
     nbytes, seconds = large_enough((2**26, 2**28) if device.type == "cuda" else (2**26,), seconds_of)
     return 2 * nbytes / seconds
 
 
 def _op_seconds(device: torch.device) -> float:
-    """Of an op with next to nothing to do."""
+    """Seconds of an op on 16 elements."""
     import torch
 
     small, count = torch.ones(16, device=device), 200
@@ -230,7 +233,7 @@ def _op_seconds(device: torch.device) -> float:
 
 
 def _best_seconds(device: torch.device, run: Callable[[], object]) -> float:
-    """The best of the runs in a tenth of a second: what the device can do, not what its other users leave."""
+    """Seconds of the fastest run within `_COMPUTE_SECONDS`: the device's capability, without other users' load."""
     import torch
 
     def timed() -> float:
@@ -267,5 +270,5 @@ def _remembered(cache: CacheFile) -> Machine | None:
         data = cache.read()
         return Machine.from_json(json.dumps(data)) if data is not None else None
     except (OSError, ValueError, LmswapError) as error:
-        _log.warning("the remembered measurement %s cannot be used, measuring again: %s", cache.path, error)
+        _log.warning("the cached measurement %s cannot be used, measuring again: %s", cache.path, error)
         return None

@@ -1,7 +1,7 @@
-"""How much memory does training hold on a device, now and at most? The same questions to CUDA and to the CPU.
+"""Memory of a device as its budget counts it, current and peak: one interface for CUDA and the CPU.
 
-On CUDA the answer is what torch has reserved. On the CPU it is what the process's resident memory has grown by, as the
-kernel counts it, and tensor bytes are those of the recycling heap that serves torch's large allocations meanwhile.
+On CUDA it is what torch has reserved. On the CPU it is the growth of the process's resident memory, as the kernel
+counts it, and tensor bytes are those of the recycling heap that serves torch's large allocations meanwhile.
 """
 
 from __future__ import annotations
@@ -19,79 +19,79 @@ from lmswap.hardware.peak_tracker import PeakTracker
 if TYPE_CHECKING:
     import torch
 
-# Who allocates large blocks in torch: its CPU allocator, and oneDNN's scratch inside libtorch_cpu.
+# The libraries that allocate torch's large blocks: its CPU allocator, and oneDNN's scratch inside libtorch_cpu.
 _HEAP_LIBRARIES = ["libc10.so", "libtorch_cpu.so"]
-# What is left to glibc is in no prediction, and comes on top of what tensors hold even where they hold least. With
+# Memory of glibc is in no prediction, and adds to that of tensors even at its minimum. With
 # 1 MiB instead steps took as long, but peaks of a small U-Net in bf16 at 70 % were 339 MiB instead of 323, of a GPT 516
 # instead of 500, and predicted within 7 and 3 MiB instead of 1 and 0.1; from 16 to 128 KiB all is the same.
 _HEAP_THRESHOLD_BYTES = 64 * 2**10
 
 
 class DeviceMemory(Protocol):
-    """The memory of one device as its budget counts it. Peaks are since `reset_peak` or the object's making."""
+    """The memory of one device as its budget counts it. Peaks are since `reset_peak` or construction."""
 
     def description(self) -> str:
-        """The device for people: "cuda:0 (NVIDIA H200)"."""
+        """The device in messages: "cuda:0 (NVIDIA H200)"."""
 
     def total_bytes(self) -> int:
         """All memory that the device has, or that this process may use of it."""
 
     def free_bytes(self) -> int:
-        """What this process could still take beside `used_bytes`."""
+        """Bytes that this process could still allocate in addition to `used_bytes`."""
 
     def used_bytes(self) -> int:
-        """What counts against the budget now."""
+        """Bytes that count against the budget now."""
 
     def peak_bytes(self) -> int:
         """The highest `used_bytes`."""
 
     def used_tensor_bytes(self) -> int:
-        """The part of it that tensors hold now."""
+        """The part of `used_bytes` that tensors hold now."""
 
     def counted_from_bytes(self) -> int:
-        """Smaller tensors are no part of `used_tensor_bytes`: what they used once stays in use for the next ones."""
+        """Smallest tensor that `used_tensor_bytes` counts: memory of smaller ones remains in use for later ones."""
 
     def peak_tensor_bytes(self) -> int:
         """The highest `used_tensor_bytes`."""
 
     def reports_changes(self) -> bool:
-        """Whether `tensor_changes` tells of all of them."""
+        """Whether `tensor_changes` reports all changes."""
 
     def tensor_changes(self, start_seconds: float, stop_seconds: float) -> Sequence[tuple[float, int]]:
-        """When `used_tensor_bytes` became how many, between two times of CLOCK_MONOTONIC.
+        """(seconds, `used_tensor_bytes`) at each change between two times of CLOCK_MONOTONIC.
 
-        Nothing where the host allocates before the device computes: when it did tells nothing of when they are used.
+        Empty where the host allocates ahead of the device: the times would not be those of use.
         """
 
     def reset_peak(self) -> None:
-        """Starts both peaks again from what is held now."""
+        """Restarts both peaks from the current values."""
 
     def reset_tensor_peak(self) -> None:
-        """Starts the tensor peak again; `peak_bytes` goes on."""
+        """Restarts the tensor peak; `peak_bytes` continues."""
 
     def start_lap(self) -> None:
-        """Starts the peaks of a lap; the others go on."""
+        """Starts the peaks of a lap; the others continue."""
 
     def lap_peaks(self) -> tuple[int, int]:
-        """The highest `used_bytes` and `used_tensor_bytes` since `start_lap` or the object's making."""
+        """The highest `used_bytes` and `used_tensor_bytes` since `start_lap` or construction."""
 
     def reusable_bytes(self) -> int:
-        """The part of `used_bytes` that no tensor holds, and that the next one will get."""
+        """The part of `used_bytes` that no tensor holds and that later tensors will reuse."""
 
     def trim(self) -> None:
-        """Gives back what is only kept for reuse: the next step has to fetch it anew, which takes about half of one."""
+        """Releases memory cached for reuse; allocating it again costs the next step about half its time."""
 
     def decommit(self, nbytes: int) -> None:
-        """Lends as much of what is kept for reuse to work of the host that takes it from the same memory now."""
+        """Decommits up to ``nbytes`` of the memory cached for reuse, for host work that needs main memory now."""
 
     def compact(self) -> None:
-        """Gives back what planning left behind; what tensors will get again stays."""
+        """Releases memory that planning freed; memory that tensors will reuse is kept."""
 
     def collect(self) -> None:
-        """Frees what Python has left in circles, too, and gives that back."""
+        """Collects Python's reference cycles, then compacts."""
 
     def synchronize(self) -> None:
-        """Waits until the device has run all that was asked of it."""
+        """Waits until the device has run all queued work."""
 
     def close(self) -> None:
         """Ends the counting. Idempotent."""
@@ -107,7 +107,7 @@ _RESIDENT = PeakTracker(peak_resident_bytes, reset_peak_resident)
 
 @cache
 def _live() -> PeakTracker:
-    """What is allocated on the heap."""
+    """Peaks of bytes allocated on the heap."""
     from lmswap.execute import _C
 
     return PeakTracker(lambda: _C.heap_stats().peak_live_bytes, _C.heap_reset_peak)
@@ -115,7 +115,7 @@ def _live() -> PeakTracker:
 
 @cache
 def _allocated(device: torch.device) -> PeakTracker:
-    """What torch has handed out on a GPU."""
+    """Peaks of bytes that torch has allocated on a GPU."""
     import torch
 
     return PeakTracker(
@@ -124,10 +124,10 @@ def _allocated(device: torch.device) -> PeakTracker:
 
 
 class CudaMemory:
-    """What torch's caching allocator has reserved on one GPU: that, not what tensors hold, is what the card must have.
+    """Bytes reserved by torch's caching allocator on one GPU: more than tensors hold, and what the card must have.
 
-    Peaks of what is reserved are sampled, for it only ever grows but where the cache is emptied; of tensors, too, but
-    for `peak_tensor_bytes`, which resets the mark that the user may read and is for first steps only.
+    Peaks of reserved bytes are sampled, since they only shrink where the cache is emptied. So are those of tensors,
+    except `peak_tensor_bytes`, which resets torch's public peak counter and is for first steps only.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -138,7 +138,7 @@ class CudaMemory:
         self._cuda, self._stats, self._device = torch.cuda, torch._C._cuda_memoryStats, device
         self._held_bytes = partial(unused_arena_bytes, device)
         self._tensor_peak = _allocated(device).watch()
-        self.trim()  # what torch keeps of an earlier training is no part of the first step
+        self.trim()  # memory cached by an earlier training is no part of the first step
         self._peak_bytes = self._lap_peak_bytes = self._lap_peak_tensor_bytes = 0
 
     def description(self) -> str:
@@ -217,14 +217,14 @@ class CudaMemory:
         return
 
     def _now(self, figure: str) -> int:
-        # torch.cuda.memory_allocated makes a sorted table of all 130 figures first, which takes 0.1 ms.
+        # torch.cuda.memory_allocated builds a sorted table of all 130 counters, which takes 0.1 ms.
         return int(self._stats(self._device.index or 0)[figure]["all"]["current"])
 
 
 class CpuMemory:
-    """What the process has grown by since this object was made; the heap serves torch for as long as one is open."""
+    """Growth of the process since construction; the heap serves torch while an instance is open."""
 
-    _num_open = 0  # the heap is the process's: installed by the first, taken out by the last
+    _num_open = 0  # the heap is per process: installed by the first, removed by the last
 
     def __init__(self, device: torch.device) -> None:
         from lmswap.execute import _C
@@ -233,7 +233,7 @@ class CpuMemory:
         _C.heap_install(_HEAP_THRESHOLD_BYTES, _HEAP_LIBRARIES)
         CpuMemory._num_open += 1
         try:
-            self.trim()  # what is free already would hide as much growth when it is given back later
+            self.trim()  # free memory would hide as much growth when it is released later
             self._base_bytes = resident_bytes()
             self._peak, self._lap_peak = _RESIDENT.watch(), _RESIDENT.watch()
             self._tensor_peak, self._lap_tensor_peak = _live().watch(), _live().watch()
@@ -297,13 +297,13 @@ class CpuMemory:
         self._heap.heap_lend(nbytes)
 
     def compact(self) -> None:
-        """Makes glibc give freed pages back, of which planning 500 ops leaves some 20 MiB; others keep none."""
+        """Makes glibc release freed pages, of which planning 500 ops leaves some 20 MiB; other libcs keep none."""
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
 
     def collect(self) -> None:
-        """Frees graphs of no use any more, of which a replan of 4,400 ops leaves 20 MiB: takes 0.2 s."""
+        """Collects unreferenced graphs, of which a replan of 4,400 ops leaves 20 MiB: takes 0.2 s."""
         gc.collect()
         self.compact()
 

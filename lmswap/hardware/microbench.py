@@ -1,4 +1,4 @@
-"""What is computed where a device is measured? As much as takes a few ms there, whatever its speed."""
+"""Microbenchmark kernels whose size is chosen so that one run takes a few ms on the device."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ if TYPE_CHECKING:
 _CHANNELS = 32
 # 18 ms on two cores at 340 GFLOP/s; the largest takes 4 ms on an H200 at 30 TFLOP/s.
 _SIDES = {"cpu": (48,), "cuda": (32, 64, 128)}
-_LEAST_SECONDS = 3e-3  # beside it a launch, some 10 us, is nothing
+_LEAST_SECONDS = 3e-3  # compared with it a launch, some 10 us, is negligible
 
 
 def large_enough(sizes: Sequence[int], seconds_of: Callable[[int], float]) -> tuple[int, float]:
-    """The first of ascending ``sizes`` whose run is no mere launch, else the last there is memory for, and its seconds.
+    """The first of ascending ``sizes`` that runs for `_LEAST_SECONDS`, else the largest that fits in memory.
+
+    Returns:
+        The size, and the seconds of one run.
 
     Raises:
-        torch.OutOfMemoryError: there is none for the first.
+        torch.OutOfMemoryError: the first size does not fit.
     """
     import torch
 
@@ -37,9 +40,9 @@ def large_enough(sizes: Sequence[int], seconds_of: Callable[[int], float]) -> tu
 
 
 def convolution(device: torch.device) -> Callable[[int], float]:
-    """A function that runs a convolution so many times on ``device`` and says how many seconds that took.
+    """A function from a number of runs of a convolution on ``device`` to the seconds they took.
 
-    Its filters are 3 × 3 × 3, as those of a 3D network.
+    Filters are 3 × 3 × 3, as in 3D networks.
     """
 
     def seconds_of(side: int) -> float:
@@ -63,7 +66,7 @@ def _convolution(device: torch.device, side: int) -> Callable[[int], float]:
             for _ in range(count):
                 torch.nn.functional.conv3d(image, weight, padding=1)
         if device.type == "cuda":
-            torch.cuda.current_stream(device).synchronize()  # not the device: copies may take longer
+            torch.cuda.current_stream(device).synchronize()  # not the device, on which copies may still run
         return time.perf_counter() - started
 
     return run

@@ -1,7 +1,7 @@
-"""What was the highest value of a figure, for several who ask from different times on, where the system keeps one mark?
+"""Peaks of a counter since several start times, on top of a single resettable peak of the system.
 
-The mark of resident memory is the process's, that of allocated memory the device's; whoever resets it would hide what
-was higher from all others.
+The peak of resident memory is per process, that of allocated memory per device; a reset by one observer would hide
+earlier peaks from the others.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ from collections.abc import Callable
 
 
 class PeakTracker:
-    """One figure's mark, and all who watch it."""
+    """One counter's peak, and its observers."""
 
     def __init__(self, read: Callable[[], int], reset: Callable[[], None]) -> None:
-        """``read`` gives the highest value since ``reset``, which starts from the value of now."""
+        """``read`` returns the highest value since ``reset``, which restarts from the current value."""
         self._read, self._reset = read, reset
         self._watches: weakref.WeakSet[Watch] = weakref.WeakSet()
         self._lock = threading.Lock()
 
     def watch(self) -> Watch:
-        """Starts to watch from now on."""
+        """Returns an observer that starts now."""
         watch = Watch(self)
-        with self._lock:  # another thread's restart goes through them
+        with self._lock:  # another thread's restart iterates over them
             self._watches.add(watch)
         watch.restart()
         return watch
 
     def since(self, watch: Watch) -> int:
-        """The highest value that ``watch`` has seen."""
+        """The highest value since ``watch`` started."""
         with self._lock:
             return max(watch.earlier, self._read())
 
     def restart(self, watch: Watch) -> None:
-        """``watch`` starts anew; the others keep what they have seen."""
+        """Restarts ``watch``; the peaks of the others are kept."""
         with self._lock:
             highest = self._read()
             for other in self._watches:
@@ -44,16 +44,16 @@ class PeakTracker:
 
 
 class Watch:
-    """The highest value since it was made or last restarted."""
+    """Observer: the highest value since it was created or last restarted."""
 
     def __init__(self, mark: PeakTracker) -> None:
         self._mark = mark
-        self.earlier = 0  # the highest value before the mark was last reset
+        self.earlier = 0  # the highest value before the last reset
 
     def value(self) -> int:
         """The highest value."""
         return self._mark.since(self)
 
     def restart(self) -> None:
-        """Starts again from the value of now."""
+        """Restarts from the current value."""
         self._mark.restart(self)

@@ -1,6 +1,6 @@
-"""Which other GPU has memory to spare, and how do copies get there?
+"""Choice of the GPU for the peer tier: free memory, and the rate of copies to it.
 
-Memory is asked of the driver, not of torch, which would leave a context on each GPU that it is asked about.
+Free memory is queried from the driver, not from torch, which would leave a context on each queried GPU.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from lmswap.ir.bytesize import format_bytes
 if TYPE_CHECKING:
     import torch
 
-# Links differ by factors of two: half as many of them, an older generation, by way of the host. Less than the root of
-# that is noise.
+# Links differ by factors of two: half as many of them, an older generation, by way of the host. A ratio above the
+# reciprocal root of 2 is noise.
 _ALIKE = 0.7
 
 
 def find_peer(device: torch.device, wanted: str | None = None, needed_bytes: int | None = None) -> str:
-    """The GPU ("cuda:1") that holds what ``device`` swaps to its "peer" tier: ``wanted``, or the best there is.
+    """The GPU ("cuda:1") for the "peer" tier of ``device``: ``wanted``, or the best one.
 
-    Of those that have ``needed_bytes`` free, by default what measuring takes, it is the one whose memory is reached
-    fastest, and of those that are reached as fast the one with the most free memory.
+    Of those with ``needed_bytes`` free, by default what a measurement takes, the one with the fastest copies; of those
+    that are equally fast the one with the most free memory.
 
     Raises:
         OptionError: ``device`` is not a GPU or the only one, or ``wanted`` is not another one.
-        TierError: none that may be taken has so much free; says what each has.
+        TierError: no eligible GPU has enough free memory; states the free bytes of each.
     """
     others = _others(device)
     if wanted is not None and wanted not in others:
@@ -55,10 +55,10 @@ def find_peer(device: torch.device, wanted: str | None = None, needed_bytes: int
 
 
 def free_bytes(peer: str) -> int:
-    """What is free on ``peer`` now, for whoever takes it first.
+    """Bytes free on ``peer`` now; other processes may allocate them.
 
     Raises:
-        DriverError: the driver has no room for a context there, or another complaint.
+        DriverError: the driver cannot create a context there, or failed otherwise.
     """
     from lmswap.execute import _C
 
@@ -66,7 +66,7 @@ def free_bytes(peer: str) -> int:
 
 
 def peer_key(device: torch.device, peer: str) -> str:
-    """What a measurement of the way to ``peer`` depends on, whatever numbers CUDA_VISIBLE_DEVICES gives the two."""
+    """Cache key of a measurement of copies to ``peer``, independent of CUDA_VISIBLE_DEVICES' numbering."""
     import torch
 
     pair = " to ".join(str(torch.cuda.get_device_properties(gpu).uuid) for gpu in (device, peer))
@@ -74,7 +74,7 @@ def peer_key(device: torch.device, peer: str) -> str:
 
 
 def describe_peer(device: torch.device, peer: str) -> str:
-    """``peer`` by name, and by what way copies of ``device`` get there, for people."""
+    """Name of ``peer`` and the path of copies from ``device``, for messages."""
     import torch
 
     return f"{peer} ({torch.cuda.get_device_name(peer)}), {_way(device, peer)}"
@@ -84,7 +84,7 @@ def _others(device: torch.device) -> list[str]:
     import torch
 
     if device.type != "cuda":
-        raise OptionError("tier 'peer' is memory of another GPU, for models that lie on one and not on the CPU")
+        raise OptionError("tier 'peer' is memory of another GPU, for models on a GPU, not on the CPU")
     others = [f"cuda:{number}" for number in range(torch.cuda.device_count()) if number != device.index]
     if not others:
         raise OptionError(
@@ -108,4 +108,4 @@ def _way(device: torch.device, peer: str) -> str:
         finally:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:
-        return f"directly, by an unknown link: NVML does not tell ({error})"
+        return f"directly, by an unknown link: NVML does not report it ({error})"

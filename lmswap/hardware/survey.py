@@ -1,4 +1,4 @@
-"""Everything that decides how lmswap will run here, gathered in one go; what cannot be had is said, not raised."""
+"""Survey of the machine for `lmswap doctor`; unavailable tiers are reported, not raised."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from lmswap.ir.machine import Machine
 class Survey:
     """The machine as `lmswap doctor` shows it.
 
-    ``machines`` holds the device with one tier each, by the tier's name, preferred tier first; ``failures`` says why a
-    tier is missing there. ``num_devices`` counts visible GPUs; only the first is measured. ``peer`` says which of the
-    others its peer tier is on, and how copies get there.
+    ``machines`` holds the device with one tier each, by the tier's name, preferred tier first; ``failures`` has the
+    reasons for missing tiers. ``num_devices`` counts visible GPUs; only the first is measured. ``peer`` describes the
+    GPU of its peer tier and the path of copies.
     """
 
     device: DeviceInfo
@@ -34,7 +34,7 @@ class Survey:
 
 
 def survey(disk_directory: str | None = None) -> Survey:
-    """Looks at the default device, its link and its tiers, and measures them anew; takes one to ten seconds."""
+    """Measures the default device, its link and its tiers, ignoring the cache; takes one to ten seconds."""
     import torch
 
     device = default_device()

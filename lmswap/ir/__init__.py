@@ -1,31 +1,48 @@
-"""The data that every stage shares: frozen, torch-free, with JSON and text forms. It decides nothing.
+"""Data types shared by all stages: frozen, torch-free, with JSON and text forms. They decide nothing.
 
-Glossary, one word per idea, used everywhere in lmswap:
+Glossary, one term per idea, used everywhere in lmswap; synonyms of the literature in parentheses:
 
-program    the ops of one training step in schedule order: forward, then backward
-position   a time: "just before op p"; intervals of positions are half-open
-buffer     a storage, shared by all values that alias it; what occupies memory and is swapped
-value      a tensor of the graph: one view of a buffer
-segment    a run of ops that one compiled function executes
-live range the positions between which a buffer occupies memory; a gap is a stretch of it without a use
-tier       where swapped bytes live: host (pinned or compressed memory) or disk; the device is not a tier
-link       the path to a tier: seconds by size, out (away from the device) and in
-swap       one trip of a buffer to a tier and back
-release    the position from which the device memory of a swapped buffer is free
-recompute  to drop a buffer and make it again by a recompute, a second run of the op that made it
-keep       the opposite decision: the buffer stays on the device
-certificate  a bound on the seconds of any plan for this order of ops, with the prices that prove it
-schedule   what runs under a plan, recomputes included: a program again
-lane       a queue that runs beside compute: out, in; across ranks also the network
-rank       one of several processes that train a model together, each on data and a device of its own
-node       the ranks of one machine, which share its links, memory and disk
-network    how ranks reach each other; an all-reduce sums a tensor over all of them
-bucket     gradients that are summed over ranks in one all-reduce
-stall      compute waiting for a copy
-arena      the device memory in which a step's large tensors lie, each at its place; an opening makes places free
-result     what a step hands over to its caller, outputs and gradients; it lies beside the arena
-budget     the bytes that the device may hold at any time; peak is what it does hold at most
-scratch    bytes an op allocates and frees while it runs
-loss       the op that stands for the caller's code behind a forward segment; what that takes is its scratch
-timeline   what ran when, predicted by the simulator or measured in a run
+program        the ops of one training step in schedule order: forward, then backward
+position       a time: "just before op p"; intervals of positions are half-open
+buffer         a storage, shared by all values that alias it: the unit that occupies memory and is swapped
+value          a tensor of the graph: one view of a buffer
+segment        a run of ops that one compiled function executes
+lifetime       the positions between which a buffer occupies memory (live range; `LiveRange`)
+gap            a part of a lifetime without a use, in which the buffer can be non-resident (idle interval)
+action         what a plan does with a buffer in a gap: keep, swap or recompute (`Decision`)
+resident       occupying device memory
+keep           the buffer stays resident in the gap (save)
+swap           one trip of a buffer to a tier and back: swap out, release, prefetch (`Swap`)
+swap out       to copy a buffer from the device to a tier (offload); fields `out_start`, `release`
+prefetch       to copy it back before its next use (swap in, reload); fields `in_start`, `first_use`
+release        the position from which the device memory of a swapped buffer is free (evict)
+recompute      to drop a buffer and run its op again before the next use (rematerialization, checkpointing; `Recompute`)
+schedule       the ops that run under a plan, recomputes included: again a program
+plan           swaps and recomputes with positions and offsets, and their predicted cost
+tier           memory that holds swapped bytes: pinned or compressed host memory, disk, another GPU
+offset         where a copy begins in its tier, or a tensor in the arena, in bytes
+host copy      the bytes of a buffer in a tier; still valid while the buffer is not written (backing store)
+zero-copy      access of a kernel to a host copy through the link, without a device buffer (mapped, UVA access)
+link           the path to a tier: seconds by size, out (from the device) and in
+lane           a queue that runs in parallel with compute: out, in; across ranks also the network (stream)
+stall          compute waiting for a copy
+arena          the device memory in which a step's large tensors have planned offsets; an opening frees slots of it
+slot           the bytes of the arena that one tensor gets for one residency
+fragmentation  free bytes between slots that no tensor can use
+result         an output or gradient that a step returns to its caller; allocated outside the arena
+scratch        bytes an op allocates and frees while it runs (workspace)
+loss           the op that stands for the caller's code after a forward segment; its memory is scratch
+budget         the bytes that the device may hold at any time; the peak is the most it does hold
+margin         bytes of the budget that are reserved for what no prediction covers
+timeline       what ran when, predicted by the simulator or measured in a run (trace)
+calibrate      to correct costs and link rates to a measured step
+replan         to search for another plan after a step has shown that an assumption was wrong
+certificate    a lower bound on the seconds of any plan for this order of ops, with the prices that prove it
+price          a multiplier of the bound: seconds per byte at a cut, or per second of a lane (dual variable)
+rank           one of several processes that train a model together, each with its own data and device
+node           the ranks of one machine, which share its links, memory and disk (local ranks)
+network        how ranks reach each other; an all-reduce sums a tensor over all of them
+bucket         gradients that are all-reduced together
+chunk          parameters, or bytes of one copy, that are transferred as one unit (parameter chunk)
+cyclic         of a schedule: what one step leaves resident is what the next one starts with
 """

@@ -1,27 +1,27 @@
-"""Where on the device do the tensors of a step lie, and when must which places be free? The arena's script."""
+"""The layout of a step's arena on the device: which slots must be free before which allocations."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# The allocator serves tensors of up to 1 MiB elsewhere, and does not split a free block where no more than that
-# remains: whoever takes the block has the rest too. So a hole between two places is none or large enough to be closed.
+# The allocator serves tensors of up to 1 MiB from other segments, and does not split a free block if the remainder
+# would be no larger: the tensor gets all of it. So two slots touch, or the gap between them can be closed.
 SMALL_BYTES = 2**20
 BLOCK_BYTES = 512  # the allocator's unit
 APART_BYTES = SMALL_BYTES + BLOCK_BYTES
 
 
 def slot_bytes(nbytes: int) -> int:
-    """The size of the place that a tensor gets: what the allocator takes for it."""
+    """The size of a tensor's slot: ``nbytes`` rounded up to the allocator's unit."""
     return -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Bytes [offset, offset + nbytes) of the arena; with None as many anywhere beside it.
+    """Bytes [offset, offset + nbytes) of the arena; with None as many outside it.
 
-    That is where results lie: the caller holds them for as long as it likes, and an arena in which nothing lies between
-    steps can be made anew.
+    Results are allocated outside: the caller may hold them for any time, and an arena that is empty between steps can
+    be replaced by another.
     """
 
     offset: int | None
@@ -30,10 +30,10 @@ class Slot:
 
 @dataclass(frozen=True)
 class Opening:
-    """ArenaLayout that are to be free when the step's next allocations are made."""
+    """Slots that must be free when the step's next allocations are made."""
 
     position: int  # in the schedule: just before that op
-    is_copy_in: bool  # made for a copy in, not by the op
+    is_copy_in: bool  # allocated for a prefetch, not by the op
     slots: tuple[Slot, ...]
 
 
@@ -43,10 +43,10 @@ class ArenaLayout:
 
     openings: tuple[Opening, ...]
     arena_bytes: int
-    results_bytes: int  # what the allocator takes for places beside the arena, those of the step before included
-    small_bytes: int  # what it takes for tensors that are too small for a place
+    results_bytes: int  # what the allocator reserves outside the arena, the previous step's results included
+    small_bytes: int  # what it reserves for tensors that are too small for a slot
 
     @property
     def total_bytes(self) -> int:
-        """What the step takes on the device."""
+        """What the step reserves on the device."""
         return self.arena_bytes + self.results_bytes + self.small_bytes

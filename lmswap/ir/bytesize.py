@@ -1,4 +1,4 @@
-"""How byte counts are written: reading a budget from a user, and printing a count for a user."""
+"""Byte counts as text: parsing budgets and shares of memory that a user gives, and formatting counts."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import re
 
 from lmswap.errors import OptionError
 
-# What else than bytes may stand for a budget, as errors say it.
+# Alternatives to a byte count, as errors name them.
 AUTO, SHARE = '"auto"', 'a share, "50%"'
 
-MOST_BYTES = 2**60  # what sums of a few of them leave in the engine's 64 bits
+MOST_BYTES = 2**60  # sums of a few of them fit in the engine's 64 bits
 _MOST_SHARE = 1e6
-_LEAST_BYTES = 2**20  # of a budget without a unit: what is less was meant in another one
+_LEAST_BYTES = 2**20  # of a budget without a unit: a smaller number was meant in another unit
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
     _UNITS[f"{_letter}b"] = 1000**_power
@@ -22,8 +22,8 @@ for _power, _letter in enumerate("kmgt", start=1):
 def parse_bytes(text: float | str, *, what: str = "budget", also: tuple[str, ...] = ()) -> int:
     """Reads a positive byte count: a whole number, or a string such as "6GiB", "1.5 GB" or "300 MiB".
 
-    Decimal units are powers of 1000, binary units (KiB, MiB, GiB, TiB) powers of 1024. ``also`` is what else may stand
-    there, `AUTO` or `SHARE`; errors say it.
+    Decimal units are powers of 1000, binary units (KiB, MiB, GiB, TiB) powers of 1024. Errors name
+    ``what``, and the alternatives in ``also``, `AUTO` or `SHARE`.
 
     Raises:
         OptionError: not a number with a known unit, not positive, or more than `MOST_BYTES`.
@@ -39,7 +39,7 @@ def parse_bytes(text: float | str, *, what: str = "budget", also: tuple[str, ...
         count = float(match[1]) * _UNITS[match[2].lower()]
     else:
         count = text
-    if abs(count) > MOST_BYTES:  # said without the number, which may have thousands of digits
+    if abs(count) > MOST_BYTES:  # without the number, which may have thousands of digits
         raise OptionError(f"{what} is beyond {format_bytes(MOST_BYTES)}, more than any machine has; check its unit")
     if (nbytes := int(count)) <= 0:
         raise OptionError(f"{what} must be more than 0 bytes, got {text!r}")
@@ -47,10 +47,10 @@ def parse_bytes(text: float | str, *, what: str = "budget", also: tuple[str, ...
 
 
 def parse_budget(given: float | str, *, what: str = "budget", also: tuple[str, ...] = ()) -> int:
-    """Reads a byte count as `parse_bytes` does, but none that was meant in another unit.
+    """Reads a byte count as `parse_bytes` does, and rejects numbers that lack their unit.
 
     Raises:
-        OptionError: as `parse_bytes`, or less than any step takes, without a unit.
+        OptionError: as `parse_bytes`, or fewer bytes than any step takes and no unit.
     """
     nbytes = parse_bytes(given, what=what, also=also)
     has_unit = isinstance(given, str) and given.strip()[-1].isalpha()
@@ -63,7 +63,7 @@ def parse_budget(given: float | str, *, what: str = "budget", also: tuple[str, .
 
 
 def parse_share(text: str, *, of: str) -> float | None:
-    """Reads a share such as "40%"; None if ``text`` is none, but maybe a byte count. ``of`` is said in the error.
+    """Reads a share such as "40%"; None if ``text`` does not end in "%". Errors name ``of``, the whole.
 
     Raises:
         OptionError: not a number above 0 and up to 100,000,000.
@@ -95,7 +95,7 @@ def _words(also: tuple[str, ...]) -> str:
 
 
 def _with_whole_unit(match: re.Match[str] | None) -> str:
-    """What "6G" or "6Gi" may stand for; "" where the unit is no such half."""
+    """The full units that "6G" or "6Gi" may mean; "" for other text."""
     if match is None or not re.fullmatch("[kmgt]i?", match[2].lower()):
         return ""
     number, letter = match[1], match[2][0].upper()

@@ -1,4 +1,4 @@
-"""The least seconds that any plan of a step can take, and what proves it: prices, and over ranks their network."""
+"""Lower bounds on the seconds of any plan of a step, with the prices that prove them; for one rank and for several."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ class Certificate:
 
     Memory while the op of a cut runs costs its price for each byte, and each lane's time costs its price in each zone.
     Compute's time costs what those two leave of 1, and more where copies slow it down. Every buffer is then kept,
-    swapped and made again as cheaply as it can be by itself, and what the budget and the lanes offer is taken off at
-    the same prices: that is a lower bound, whatever the prices. `lmswap.plan.verify_certificate` has the formula and
-    says why.
+    swapped and recomputed as cheaply as it can be by itself, and what the budget and the lanes offer is subtracted at
+    the same prices: a lower bound for any prices. `lmswap.plan.verify_certificate` has the formula and the proof.
 
-    ``seconds`` is infinite if what must be there at the one cut exceeds the budget: then no plan exists.
+    ``seconds`` is infinite if what must be resident at the one cut exceeds the budget: then no plan exists.
     """
 
     seconds: float
@@ -36,10 +35,10 @@ class Certificate:
 
 @dataclass(frozen=True)
 class RanksCertificate:
-    """No plan that all ranks of a training follow takes less than ``seconds``, their sums of gradients included.
+    """No plan that all ranks follow takes less than ``seconds`` a step, all-reduces of gradients included.
 
-    ``alone`` bounds one rank's step without the network. ``before``, if there is one, bounds the step broken off after
-    the op that bucket ``bucket`` waits for: only then can it and all later ones be summed, one after the other.
+    ``alone`` bounds one rank's step without the network. ``before``, if any, bounds the step truncated after the op
+    that bucket ``bucket`` waits for: only then can it and all later ones be all-reduced, one after the other.
     """
 
     seconds: float

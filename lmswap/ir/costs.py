@@ -1,4 +1,4 @@
-"""What each op of a program costs on a machine: seconds, and bytes of scratch while it runs."""
+"""Costs of a program's ops on a machine: seconds, and bytes of scratch while each runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Memory that an op takes for one of its results, by position in its ``writes``, or, None, as scratch."""
+    """One allocation of an op: for the result at position ``result`` of its ``writes``, or scratch (None)."""
 
     nbytes: int
     result: int | None = None
@@ -18,7 +18,7 @@ class Piece:
 class OpCosts:
     """Costs by op index. ``source`` is "measured", "roofline" (estimated) or "unit" (tests: one second an op).
 
-    ``pieces`` are what ops were seen to take from torch's allocator on a GPU, equal ones from the lowest address up.
+    ``pieces`` are the allocations of ops as traced in torch's allocator on a GPU, equal ones in order of address.
     """
 
     seconds: tuple[float, ...]
@@ -28,7 +28,7 @@ class OpCosts:
 
     @property
     def free_seconds(self) -> float:
-        """What a step takes in unlimited memory: each op once, no waits."""
+        """Seconds of a step in unlimited memory: each op once, no waits."""
         return sum(self.seconds)
 
     def with_scratch(self, scratch_bytes: Mapping[int, int]) -> OpCosts:
@@ -38,9 +38,9 @@ class OpCosts:
         return replace(self, scratch_bytes=scratch, pieces=pieces)
 
     def up_to(self, stop: int) -> OpCosts:
-        """Those of the first ``stop`` ops."""
+        """The costs of the first ``stop`` ops."""
         return OpCosts(self.seconds[:stop], self.scratch_bytes[:stop], self.source, self.pieces[:stop])
 
     def of(self, op: int) -> tuple[Piece, ...]:
-        """What ``op`` was seen to take; if nobody saw it, its scratch in one piece."""
+        """The allocations of ``op``; where none were traced, its scratch in one piece."""
         return self.pieces[op] if self.pieces else (Piece(self.scratch_bytes[op]),)

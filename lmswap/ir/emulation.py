@@ -1,4 +1,4 @@
-"""Which link shall the copies behave like? A rate each way, given by hand or by the name of a known link."""
+"""Emulated links: a rate each way that copies are paced to, given in GB/s or by the name of a known link."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from lmswap.ir.machine import Link, Rate
 
 @dataclass(frozen=True)
 class EmulatedLink:
-    """A link that the copy lanes are paced to, in bytes per second away from the device and back.
+    """A link that the copy lanes are paced to, in bytes per second out and in.
 
     Pacing changes the ratio of copying to computing and nothing else: compute, the device's memory and the latency of
     a copy stay those of the machine. Processes that name the same ``shared_file`` share one such link, as devices on
-    one bus do: the file is made if it is not there, and all of them must ask for the same rates.
+    one bus do: the file is created if it is missing, and all of them must give the same rates.
     """
 
     out_bytes_per_second: float
@@ -62,21 +62,21 @@ class EmulatedLink:
         raise _unreadable(text)
 
     def over(self, link: Link) -> Link:
-        """``link`` under this pace: no copy is faster than either of them, and what the pace leaves free is room.
+        """``link`` under this pace: no copy is faster than either; the difference reduces contention.
 
         Raises:
-            OptionError: the pace is above what was measured of ``link``, so nothing would be slowed down.
+            OptionError: the pace is above the measured rate of ``link``, so nothing would be slowed down.
         """
         room = math.inf
         ways = (("out", self.out_bytes_per_second, link.out_rate), ("in", self.in_bytes_per_second, link.in_rate))
-        for way, asked, measured in ways:
-            if asked > measured.bytes_per_second:
+        for way, wanted, measured in ways:
+            if wanted > measured.bytes_per_second:
                 raise OptionError(
-                    f"a link of {asked / 1e9:.3g} GB/s {way} cannot be emulated over one that was measured at "
-                    f"{measured.bytes_per_second / 1e9:.3g} GB/s; ask for less, or on a GPU with memory to spare use "
+                    f"a link of {wanted / 1e9:.3g} GB/s {way} cannot be emulated over one that was measured at "
+                    f"{measured.bytes_per_second / 1e9:.3g} GB/s; give a lower rate, or on a GPU with spare memory use "
                     "tier='device'"
                 )
-            room = min(room, measured.bytes_per_second / asked)
+            room = min(room, measured.bytes_per_second / wanted)
         return Link(
             out_rate=_paced(link.out_rate, self.out_bytes_per_second),
             in_rate=_paced(link.in_rate, self.in_bytes_per_second),
@@ -91,7 +91,7 @@ class EmulatedLink:
 
 
 PRESETS = {
-    # IBM's case study, table 4: x86 with a GPU on a bus of its own (GPU→host, host→GPU).
+    # IBM's case study, table 4: x86, one GPU per bus (GPU→host, host→GPU).
     "pcie3": EmulatedLink(11.7e9, 10.9e9),
     # What nvbandwidth's README shows of a machine of that generation (31.5 GB/s on paper).
     "pcie4": EmulatedLink(26e9, 26e9),

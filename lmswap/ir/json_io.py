@@ -1,4 +1,4 @@
-"""How is a description read from JSON, and how refused when it is damaged? Of machines, networks and plans alike."""
+"""JSON text of machines, networks, programs and plans, and readers that reject damaged text with an `OptionError`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,13 @@ def as_json(data: Mapping[str, Any]) -> str:
 
 
 def read_record(text: str, schema: str, build: Callable[[Mapping[str, Any]], _Record], what: str) -> _Record:
-    """What ``build`` makes of a record of ``schema``; ``what`` names its kind for people, as "plan file".
+    """Parses ``text`` and builds a record from it.
+
+    Args:
+        text: a JSON object.
+        schema: what its field "schema" must be.
+        build: makes the record from the object's fields.
+        what: the kind of record in messages, such as "plan file".
 
     Raises:
         OptionError: not JSON, of another schema, or a field is missing or of another kind.

@@ -1,4 +1,4 @@
-"""What a plan is made for: a device, the tiers that can hold its bytes, and the links to them."""
+"""The machine that a plan is made for: a device, its tiers, and the links to them. JSON schema `SCHEMA`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Rate:
 
     @staticmethod
     def from_record(record: Mapping[str, Any]) -> Rate:
-        """Reads a rate in JSON's types; KeyError, TypeError or ValueError if it is none."""
+        """Reads a rate in JSON's types; raises KeyError, TypeError or ValueError if it is malformed."""
         return Rate(tuple((int(nbytes), float(seconds)) for nbytes, seconds in record["points"]))
 
     @property
@@ -73,7 +73,7 @@ class Rate:
 class Link:
     """The path between the device and a tier. Out is away from the device.
 
-    ``both_factor`` is the share of its own rate that each direction keeps while both run: 1.0 is full duplex,
+    ``both_factor`` is the share of its rate that each direction keeps while both run: 1.0 is full duplex,
     0.5 means that the two directions share one rate. ``busy_factor`` is the share that a copy keeps while the device
     computes, which takes bandwidth of the same memories; ``compute_factor`` is the share of its speed that compute
     keeps while copies run.
@@ -93,7 +93,7 @@ class Link:
 
     @cached_property
     def while_busy(self) -> Link:
-        """This link as copies find it while the device computes: what plans are made and simulated for."""
+        """This link at its rates while the device computes: plans are made and simulated for it."""
         out_rate, in_rate = self.out_rate.times(self.busy_factor), self.in_rate.times(self.busy_factor)
         return Link(out_rate, in_rate, self.both_factor, compute_factor=self.compute_factor)
 
@@ -103,7 +103,7 @@ class Link:
 
 
 def slowest(links: Sequence[Link]) -> Link:
-    """A link on which no copy takes less than on any of ``links``, at the sizes that were measured of all of them."""
+    """A link on which no copy is faster than on any of ``links``, at the sizes that were measured on all of them."""
 
     def rate(rates: Sequence[Rate]) -> Rate:
         sizes = sorted(set.intersection(*({size for size, _ in rate.points} for rate in rates)))
@@ -120,10 +120,10 @@ def slowest(links: Sequence[Link]) -> Link:
 
 @dataclass(frozen=True)
 class Tier:
-    """A place that can hold swapped buffers.
+    """Memory that can hold swapped buffers.
 
     "host" (pinned memory), "disk", "compressed" (host memory), "device" (its own spare memory) or "peer" (another
-    GPU's memory). ``ratio`` is how many times as many bytes of buffers it holds as it takes for them.
+    GPU's memory). ``ratio`` is the bytes of buffers that it holds per byte of its capacity (compression).
     """
 
     name: str
@@ -139,13 +139,13 @@ class Tier:
 
     @property
     def held_bytes(self) -> int:
-        """How many bytes of buffers it can hold at once."""
+        """The bytes of buffers that it can hold at once."""
         return round(self.ratio * self.capacity_bytes)
 
 
 @dataclass(frozen=True)
 class Host:
-    """What the host takes to queue work on a device: an op, and all calls of a copy one way."""
+    """The host's launch overhead: seconds to queue one op, and all calls of a copy one way."""
 
     op_seconds: float
     copy_seconds: float
@@ -155,7 +155,7 @@ class Host:
             raise OptionError(f"a host's seconds cannot be negative, got {self.op_seconds} and {self.copy_seconds}")
 
     def seconds(self, num_ops: int, num_copies: int) -> float:
-        """To queue so many ops and copies."""
+        """Seconds to queue ``num_ops`` ops and ``num_copies`` copies."""
         return num_ops * self.op_seconds + num_copies * self.copy_seconds
 
     def times(self, factor: float) -> Host:
@@ -164,7 +164,7 @@ class Host:
 
 
 def slowest_host(hosts: Sequence[Host]) -> Host | None:
-    """A host that is no faster than any of ``hosts``, if there are some."""
+    """A host that is no faster than any of ``hosts``; None if there are none."""
     return Host(max(h.op_seconds for h in hosts), max(h.copy_seconds for h in hosts)) if hosts else None
 
 
@@ -172,7 +172,7 @@ def slowest_host(hosts: Sequence[Host]) -> Host | None:
 class Machine:
     """A device and its tiers. ``flops_per_second`` and ``bytes_per_second`` are the roofline of its compute.
 
-    ``host`` queues the work ahead of the device; None where the device is the host itself, or nobody measured it.
+    ``host`` queues the work ahead of the device; None where the device is the host itself, or it was not measured.
     """
 
     name: str
@@ -214,7 +214,7 @@ class Machine:
         return replace(self, tiers=tuple(replace(tier, link=tier.link.times(share)) for tier in self.tiers))
 
     def with_ratio(self, name: str, ratio: float) -> Machine:
-        """This machine where the tier called ``name`` holds so many times what it takes."""
+        """This machine with another compression ratio of the tier called ``name``."""
         return replace(self, tiers=tuple(replace(t, ratio=ratio) if t.name == name else t for t in self.tiers))
 
     def to_json(self) -> str:
@@ -223,7 +223,7 @@ class Machine:
 
     @staticmethod
     def from_json(text: str) -> Machine:
-        """Reads what `to_json` wrote, or a person did.
+        """Reads what `to_json` or a person wrote.
 
         Raises:
             OptionError: not JSON, of another schema, or a field is missing or not a number.

@@ -1,4 +1,4 @@
-"""How do the ranks of a training reach each other and their hosts? A description, by hand or by name."""
+"""The network between the ranks of a training and to their hosts, given as JSON or by name. Schema `SCHEMA`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ ALGORITHMS = ("ring", "hierarchical")
 class Network:
     """Nodes of ``ranks_per_node`` ranks, of which the first fills up before the next is used.
 
-    ``within_node`` is what one rank hands to another of its node, ``between_nodes`` what a whole node hands to another,
-    None if there is one node only; each while as much comes the other way. ``ranks_per_host_link`` ranks swap over one
-    link to the host. ``algorithm``, one of `ALGORITHMS`, is how gradients are summed: see `lmswap.ir.ranks`.
+    ``within_node`` is the rate of one rank to another of its node, ``between_nodes`` that of a whole node to another,
+    None if there is one node only; each while as much is received. ``ranks_per_host_link`` ranks swap over one
+    link to the host. ``algorithm``, one of `ALGORITHMS`, is that of the all-reduce: see `lmswap.ir.ranks`.
 
-    ``busy_factor`` is the share of its rate that a sum keeps while devices compute, ``compute_factor`` the share of its
-    speed that compute keeps while gradients are summed: sums take cores of a CPU, or multiprocessors of a GPU.
+    ``busy_factor`` is the share of its rate that an all-reduce keeps while devices compute, ``compute_factor`` the
+    share of its speed that compute keeps meanwhile: sums take cores of a CPU, or multiprocessors of a GPU.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Network:
 
     @staticmethod
     def from_json(text: str) -> Network:
-        """Reads what `to_json` wrote, or a person did.
+        """Reads what `to_json` or a person wrote.
 
         Raises:
             OptionError: not JSON, of another schema, or a field is missing or not a number.
@@ -77,8 +77,8 @@ def _network(data: Mapping[str, Any]) -> Network:
     )
 
 
-# Published rates. Neither latencies nor what sums and compute take from each other were published with them, and they
-# are left out: sums of small buckets take longer.
+# Published rates. Neither latencies nor the contention of sums and compute were published with them, so they are left
+# out: all-reduces of small buckets take longer.
 PRESETS = {
     # IBM's case study: 4 GPUs a node, each with an NVLink 2.0 to the host, which is also the way to the GPUs of the
     # other socket (GPU→host, Table 6: 60.4 GB/s, measured), and 100 Gb/s InfiniBand (Table 7: on paper).
@@ -90,7 +90,7 @@ PRESETS = {
         within_node=Rate.constant(60.4e9),
         between_nodes=Rate.constant(12.5e9),
     ),
-    # IBM's case study: 8 GPUs, two on a bus of PCIe gen3 (host→GPU beside another GPU, Table 4: 7.6 GB/s, measured).
+    # IBM's case study: 8 GPUs, two on a bus of PCIe gen3 (host→GPU while both copy, Table 4: 7.6 GB/s, measured).
     "x86": Network(
         "x86, PCIe gen3, two GPUs a bus",
         ranks_per_node=8,

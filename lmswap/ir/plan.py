@@ -1,4 +1,4 @@
-"""What is decided for each buffer, and when: the planner's output, the rewriter's input."""
+"""Plans: the action for each buffer, with positions and offsets. The planner's output, the rewriter's input."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCHEMA = "lmswap.plan/1"
 
 
 class Decision(StrEnum):
-    """The fate of a buffer in a gap between two uses."""
+    """The action for a buffer in a gap between two uses."""
 
     KEEP = "keep"
     SWAP = "swap"
@@ -25,10 +25,10 @@ class Decision(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Recompute:
-    """A second run: op ``op`` of the program runs once more just before the op that the program has at ``position``.
+    """Op ``op`` of the program runs once more, just before the op that the program has at ``position``.
 
-    It makes all buffers that the op writes anew, and whatever reads one of them later reads the new one. So the old one
-    dies at its last use before: dropping a buffer and computing it again is one decision.
+    It writes new buffers in place of all that the op writes, and later ops read the new ones. The lifetime of the old
+    buffer ends at its last use before ``position``: dropping and recomputing a buffer is one decision.
     """
 
     op: int
@@ -39,7 +39,7 @@ class Recompute:
 class Swap:
     """One trip of a buffer to a tier and back, in the gap between two of its uses.
 
-    Ops and buffers are those of the plan's schedule (`lmswap.ir.schedule`), in which second runs are ops like others.
+    Ops and buffers are those of the plan's schedule (`lmswap.ir.schedule`), in which recomputes are ordinary ops.
     All four times are positions (just before that op)::
 
         last use before        next use
@@ -50,7 +50,7 @@ class Swap:
                                 ^in_start
         memory held #########.......#########
 
-    ``out_start`` the copy out is queued (None: an earlier swap of this buffer left a copy that is still good);
+    ``out_start`` the copy out is queued (None: an earlier swap of this buffer left a valid host copy);
     ``release`` compute waits for that copy, the device memory is free from here on (it may equal ``out_start``); a
     copy out that a forward has queued may be waited for in its backward, if this follows at once;
     ``in_start`` device memory is taken and the copy in is queued; ``first_use`` compute waits for it.
@@ -69,12 +69,12 @@ class Swap:
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """Second runs in order of execution, swaps in order of need (``first_use``), and what both are predicted to cost.
+    """Recomputes in order of execution, swaps in order of need (``first_use``), and their predicted cost.
 
     Copies at different positions are queued by position, copies at the same one in the order of ``swaps``.
 
     ``budget_bytes`` and ``predicted_peak_bytes`` count what the step itself allocates: see `lmswap.analyze.memory`.
-    ``certificate`` proves how fast any plan within that budget could be; None where nobody asked.
+    ``certificate`` bounds the seconds of any plan within that budget; None where none was computed.
     """
 
     policy: str
@@ -83,18 +83,18 @@ class Plan:
     predicted_seconds: float
     predicted_peak_bytes: int
     tier_bytes: dict[str, int] = field(default_factory=dict)  # capacity each tier must offer
-    reasons: dict[int, str] = field(default_factory=dict)  # buffer id of the program -> why, for people
+    reasons: dict[int, str] = field(default_factory=dict)  # buffer id of the program -> reason, as text
     recomputes: tuple[Recompute, ...] = ()
     certificate: Certificate | None = None
 
     @property
     def excess(self) -> float | None:
-        """How far the predicted seconds are above the least that any plan needs, at most: 0.03 stands for 3 %."""
+        """Upper bound on the gap to the optimum: predicted seconds over those of the bound, less 1; 0.03 is 3 %."""
         bound_seconds = self.certificate.seconds if self.certificate else 0.0
         return self.predicted_seconds / bound_seconds - 1 if bound_seconds else None
 
     def acts_as(self, other: Plan) -> bool:
-        """Whether both swap and compute again the same at the same times."""
+        """Whether both have the same swaps and recomputes."""
         return (self.swaps, self.recomputes) == (other.swaps, other.recomputes)
 
     def __repr__(self) -> str:
@@ -105,12 +105,12 @@ class Plan:
         for swap in self.swaps:
             out = "copied before" if swap.out_start is None else f"out from {swap.out_start}"
             back = f"in from {swap.in_start} to {swap.first_use}"
-            lines.append(f"  buffer {swap.buffer} to {swap.tier}: {out}, gone from {swap.release}, {back}")
-        lines += [f"  op {recompute.op} again before op {recompute.position}" for recompute in self.recomputes]
+            lines.append(f"  buffer {swap.buffer} to {swap.tier}: {out}, released at {swap.release}, {back}")
+        lines += [f"  op {recompute.op} recomputed before op {recompute.position}" for recompute in self.recomputes]
         return escape_controls("\n".join(lines))
 
     def _heading(self) -> str:
-        moved = f"swaps: {len(self.swaps)}, second runs: {len(self.recomputes)}"
+        moved = f"swaps: {len(self.swaps)}, recomputes: {len(self.recomputes)}"
         memory = f"{format_bytes(self.predicted_peak_bytes)} of {format_bytes(self.budget_bytes)}"
         return escape_controls(f"plan by policy '{self.policy}' ({moved}, {memory}, {self.predicted_seconds:.4g} s)")
 
@@ -125,7 +125,7 @@ class Plan:
 
     @staticmethod
     def from_json(text: str) -> Plan:
-        """Reads what `to_json` wrote. Whether the plan is any good is for the verifier to say.
+        """Reads what `to_json` wrote; `lmswap.plan.verify` checks the plan itself.
 
         Raises:
             OptionError: not JSON, of another schema, or damaged.

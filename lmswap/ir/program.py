@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "lmswap.program/3"
 # The target of the op that ends a forward segment: the caller's code, up to the segment that runs next. It names no
-# buffer; what it takes is its scratch.
+# buffer; its memory is scratch.
 LOSS = "lmswap.loss"
 PHASES = ("forward", "backward", "inference")
 # More than any machine has or does in a step, and sums over any program stay exact in 64 bits.
@@ -35,13 +35,11 @@ class BufferKind(StrEnum):
     """Who owns a buffer's memory, which decides how long it lives and whether it can be swapped."""
 
     PARAMETER = "parameter"  # the model's own, and constants: resident for good
-    INPUT = "input"  # module buffers and what the caller passes in: held for the whole step, and the caller's to write
-    OUTPUT = "output"  # shares storage with something handed to the caller: lives to the end of the step
-    TANGENT = "tangent"  # gradient handed to a backward segment: lives from its start
-    GRADIENT = "gradient"  # what a backward segment hands out: lives to the end of the step
-    ACCUMULATED_GRADIENT = (
-        "added"  # a gradient that is handed out as it is made, and added to the one that the caller has
-    )
+    INPUT = "input"  # module buffers and what the caller passes in: held for the whole step; the caller may write it
+    OUTPUT = "output"  # shares storage with a value returned to the caller: lives to the end of the step
+    TANGENT = "tangent"  # gradient passed to a backward segment: lives from its start
+    GRADIENT = "gradient"  # returned by a backward segment: lives to the end of the step
+    ACCUMULATED_GRADIENT = "added"  # a gradient that is yielded when computed and added to the caller's
     ACTIVATION = "activation"  # made and last used inside the step: the only kind that can be swapped
 
 
@@ -55,7 +53,7 @@ class Buffer:
     id: int
     nbytes: int
     kind: BufferKind
-    name: str = ""  # the module and operator that make it, "encoder.0.conv: convolution", or "" where nobody said
+    name: str = ""  # the module and operator that make it, "encoder.0.conv: convolution", or "" if unknown
 
     def __post_init__(self) -> None:
         if not 0 <= self.nbytes <= _MOST_BYTES:
@@ -68,7 +66,7 @@ class Buffer:
 
     @property
     def is_swappable(self) -> bool:
-        """Whether nobody outside the step can see its memory."""
+        """Whether its memory is visible inside the step only."""
         return self.kind is BufferKind.ACTIVATION
 
 
@@ -77,7 +75,7 @@ class Value:
     """A tensor of the graph: one view of a buffer. Sizes, strides and offset are in elements."""
 
     id: int
-    name: str  # of the graph's node, for people; identity is the id
+    name: str  # of the graph's node, for messages; identity is the id
     buffer: int
     dtype: str
     shape: tuple[int, ...]
@@ -97,7 +95,7 @@ class Op:
     writes: tuple[int, ...]
     flops: int = 0
     is_view: bool = False  # makes another view of a buffer; touches no bytes
-    is_repeatable: bool = True  # a second run in the same step gives the same bits; draws do so from a kept state
+    is_repeatable: bool = True  # a recompute in the same step is bitwise identical; random ops use a saved RNG state
     module: str = ""  # dotted path of the innermost module it belongs to, "" for the model itself or where unknown
 
     def __post_init__(self) -> None:
@@ -124,7 +122,7 @@ class Segment:
             raise CaptureError(f"segment of graph {self.graph} is '{self.phase}', none of {', '.join(PHASES)}")
 
     def can_pass_values_to(self, other: Segment) -> bool:
-        """Whether ``other`` can read what this segment made: it is the same one, or the backward of its graph."""
+        """Whether ``other`` can read this segment's values: it is the same one, or the backward of its graph."""
         crosses = (self.phase, other.phase) == ("forward", "backward") and self.graph == other.graph
         return self == other or crosses
 
@@ -169,12 +167,12 @@ class Program:
         raise IndexError(f"op {index} of {len(self.ops)}")
 
     def bytes_of(self, kind: BufferKind) -> int:
-        """What its buffers of ``kind`` have together."""
+        """Total bytes of its buffers of ``kind``."""
         return sum(buffer.nbytes for buffer in self.buffers if buffer.kind is kind)
 
     @cached_property
     def kind_of_gradients(self) -> BufferKind | None:
-        """GRADIENT or ACCUMULATED_GRADIENT, as its gradients are; None if it has none."""
+        """The kind of its gradients, GRADIENT or ACCUMULATED_GRADIENT; None if it has none."""
         return next((buffer.kind for buffer in self.buffers if buffer.kind in _GRADIENTS), None)
 
     def with_gradients(self, kind: BufferKind) -> Program:
@@ -183,13 +181,13 @@ class Program:
         return replace(self, buffers=tuple(buffers))
 
     def up_to(self, stop: int) -> Program:
-        """The step broken off before op ``stop``."""
+        """The step truncated before op ``stop``."""
         segments = tuple(replace(s, stop=min(s.stop, stop)) for s in self.segments if s.start < stop)
         return replace(self, ops=self.ops[:stop], segments=segments)
 
     @cached_property
     def buffer_names(self) -> tuple[str, ...]:
-        """What people call each buffer: its own name, or else its first value's; numbered where several have one."""
+        """Name of each buffer in messages: its own, or else its first value's; numbered where several share one."""
         names = [f"buffer {buffer.id}" for buffer in self.buffers]
         for value in reversed(self.values):
             names[value.buffer] = value.name
@@ -229,7 +227,7 @@ class Program:
 
     @cached_property
     def digest(self) -> str:
-        """What no other program has."""
+        """SHA-256 of the JSON text: identifies the program."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     @staticmethod

@@ -1,9 +1,9 @@
-"""What do processes that train together take from each other, and how long do they take to sum their gradients?
+"""Ranks on a network: the seconds of an all-reduce, and one rank's share of the machine.
 
 Seconds of an all-reduce are those of two algorithms that libraries use, in the usual model: a rank sends and receives
-at once, and a round ends when its slowest message has arrived.
+simultaneously, and a round ends when its slowest message has arrived.
 
-ring          2 (N - 1) rounds, in each of which every rank hands an Nth of the bytes to the next. No algorithm sends
+ring          2 (N - 1) rounds, in each of which every rank sends an Nth of the bytes to the next. No algorithm sends
               fewer (Patarasuk and Yuan, Journal of Parallel and Distributed Computing 69, 2009).
 hierarchical  a reduce-scatter among the ranks of a node; a ring over the nodes for each part, all parts at once; an
               all-gather within the node (Cho, Finkler, Kung and Hunter, BlueConnect, MLSys 2019).
@@ -39,11 +39,11 @@ class Ranks:
 
     @property
     def in_node(self) -> int:
-        """How many of them the first node has."""
+        """Number of ranks in the first node."""
         return min(self.count, self.network.ranks_per_node)
 
     def all_reduce_seconds(self, nbytes: int) -> float:
-        """Seconds in which they sum ``nbytes`` of each, when nothing else uses their links."""
+        """Seconds to all-reduce ``nbytes``, when nothing else uses the links."""
         within, between = self.network.within_node, self.network.between_nodes
         if between is None or self.count == self.in_node:
             return _ring_seconds(within, nbytes, self.count)
@@ -56,10 +56,10 @@ class Ranks:
         return _ring_seconds(within, nbytes, self.in_node) + _ring_seconds(between, nbytes, num_nodes)
 
     def share_of(self, machine: Machine) -> Machine:
-        """``machine`` as one of them has it: its share of the host's links, memory and disk.
+        """One rank's share of ``machine``: of the host's links, memory and disk.
 
-        Ranks that share a link copy at once, each at its part of the rate. Each has a device of its own, and as "peer"
-        memory of one that no other rank takes; a disk is the node's.
+        Ranks that share a link copy simultaneously, each at its part of the rate. Devices, and the peer tier's memory,
+        are not shared; a disk is shared by the node.
         """
 
         def share(tier: Tier) -> Tier:

@@ -1,7 +1,7 @@
-"""What does the device run when some ops run twice? Program + recomputes → a longer Program.
+"""Schedules: program + recomputes → a longer program.
 
-A second run is an op like any other, which writes buffers of its own; what reads them later reads those. So liveness,
-memory, copies and graphs of a step with recomputation need no rules of their own: they are those of the schedule.
+A recompute is an ordinary op that writes new buffers, which later ops read instead. Liveness, memory, copies and graphs
+of a step with recomputation need no special rules: they are those of the schedule.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lmswap.ir.program import Buffer, BufferKind, Op, Program, Segment
 class Schedule:
     """``program`` is what runs; the tuples say what its ops and buffers are in the program that was planned.
 
-    Buffers of the planned program keep their ids; remade ones follow.
+    Buffers of the planned program keep their ids; recomputed ones follow.
     """
 
     program: Program
@@ -26,7 +26,7 @@ class Schedule:
     buffers: tuple[int, ...]
 
     def costs(self, costs: OpCosts) -> OpCosts:
-        """``costs`` of the planned program, by op of the schedule."""
+        """Maps ``costs`` of the planned program to the ops of the schedule."""
         return OpCosts(
             tuple(costs.seconds[op] for op in self.ops),
             tuple(costs.scratch_bytes[op] for op in self.ops),
@@ -35,7 +35,7 @@ class Schedule:
         )
 
     def decisions(self, plan: Plan) -> tuple[Decision, ...]:
-        """By buffer of the planned program: its fate; one that is both swapped and made again counts as swapped."""
+        """Action by buffer of the planned program; one that is both swapped and recomputed counts as swapped."""
         read = {buffer for op in self.program.ops for buffer in op.reads}
         found = dict.fromkeys(self.buffers, Decision.KEEP)
         for made, buffer in enumerate(self.buffers):
@@ -47,7 +47,7 @@ class Schedule:
 
 
 def schedule(program: Program, recomputes: Sequence[Recompute]) -> Schedule:
-    """``program`` with ``recomputes``, which are in order of execution and of ops that can run twice."""
+    """``program`` with ``recomputes``, which are in order of execution and of repeatable ops."""
     if not recomputes:
         return Schedule(program, tuple(range(len(program.ops))), tuple(range(len(program.buffers))))
     return _Expansion(program, recomputes).schedule()
@@ -87,7 +87,7 @@ class _Expansion:
     def _append(self, op: Op, writes: tuple[int, ...], name: str) -> None:
         reads = tuple(self._newest[buffer] for buffer in op.reads)
         if writes is op.writes:
-            # An op that writes a buffer which exists already writes the newest; one that makes it finds itself there.
+            # A write to an existing buffer goes to its newest version; the op that creates it is its own newest.
             writes = tuple(self._newest[buffer] for buffer in writes)
         self._ops.append(replace(op, index=len(self._ops), name=name, reads=reads, writes=writes))
         self._origins.append(op.index)

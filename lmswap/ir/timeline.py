@@ -1,4 +1,4 @@
-"""What ran when, on which lane, and how many bytes were resident: the simulator's output and a real run's record."""
+"""Timelines: spans on lanes and the memory curve of a step, simulated or measured. Times are in seconds."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from enum import StrEnum
 
 
 class Lane(StrEnum):
-    """The queues that run beside each other.
+    """Queues that run in parallel.
 
-    STALL is compute waiting for a copy, HOST compute waiting for the host to queue what comes next, NETWORK sums
-    gradients over ranks.
+    STALL is compute waiting for a copy, HOST compute waiting for the host to queue the next op or copy, NETWORK
+    all-reduces gradients.
     """
 
     COMPUTE = "compute"
@@ -38,17 +38,17 @@ class Span:
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """Its duration."""
         return self.end_seconds - self.start_seconds
 
     def later(self, seconds: float) -> Span:
-        """The same, so much later."""
+        """This span, shifted by ``seconds``."""
         return replace(self, start_seconds=self.start_seconds + seconds, end_seconds=self.end_seconds + seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """When one of several steps ran: [start_seconds, end_seconds). ``number`` is what its recorder calls it."""
+    """One of several steps: [start_seconds, end_seconds). ``number`` is the recorder's."""
 
     number: int
     start_seconds: float
@@ -59,10 +59,10 @@ class Step:
 class Timeline:
     """The spans of one step, or of several: then ``steps`` says which, and seconds count from the first one's start.
 
-    ``memory`` is (seconds, resident bytes), each holding until the next point; empty where nobody counted.
+    ``memory`` is (seconds, resident bytes), each holding until the next point; empty where it was not measured.
     """
 
-    source: str  # "predicted", "measured", or the profiler that saw it
+    source: str  # "predicted", "measured", or the profiler's name
     spans: tuple[Span, ...]
     memory: tuple[tuple[float, int], ...]
     steps: tuple[Step, ...] = ()
@@ -73,7 +73,7 @@ class Timeline:
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
-        """Those of any device, and of the host and the network those where something is."""
+        """All device lanes, and those of host and network that have spans."""
         seen = {span.lane for span in self.spans}
         return tuple(lane for lane in Lane if lane in seen or lane not in _NOT_EVERYWHERE)
 
@@ -92,7 +92,7 @@ class Timeline:
         return sum(span.seconds for span in self.spans if span.lane is lane)
 
     def busy_seconds(self, lane: Lane) -> float:
-        """How long at least one span of a lane was under way: a disk serves several copies at once."""
+        """Seconds during which at least one span of a lane was active: a disk serves several copies at once."""
         busy, until = 0.0, 0.0
         for span in sorted((span for span in self.spans if span.lane is lane), key=lambda span: span.start_seconds):
             busy += max(0.0, span.end_seconds - max(span.start_seconds, until))

@@ -1,4 +1,4 @@
-"""What has verification checked? The counts of one model, and the names of what it compares."""
+"""Counts of what verification has compared for one model, and the names of compared results."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from lmswap.ir.bytesize import format_bytes
 
 @dataclass
 class Verified:
-    """What was checked of one model so far; transfers are copies, each way one, blocks memory that was given up.
+    """What was checked of one model so far; transfers are copies, one each way, blocks released memory.
 
-    ``num_plain_outputs`` and ``num_plain_gradients`` count what was compared with plain torch, of which
-    ``rounded_otherwise`` names what differs as the report's note says; ``not_beside_plain`` says what was not compared
-    with it, and why. ``unrepeatable`` names results that were not compared, since the step without swaps does not
-    repeat them either; ``num_differences`` counts results and transfers that were not what they should have been.
-    ``may_go_another_way``: the model's code asks whether it is compiled, and only what it does then was compared.
+    ``num_plain_outputs`` and ``num_plain_gradients`` count results compared with eager torch; ``rounded_otherwise``
+    names those that differ by tracing, as the report notes; ``not_beside_plain`` names what was not compared with it,
+    and why. ``unrepeatable`` names results that were not compared, since they are not reproducible without swaps
+    either; ``num_differences`` counts results and transfers that differ. ``may_go_another_way``: the model's code
+    checks whether it is compiled, and only its compiled branch was compared.
     """
 
     model: str
@@ -24,7 +24,7 @@ class Verified:
     num_gradients: int = 0
     num_plain_outputs: int = 0
     num_plain_gradients: int = 0
-    num_saved: int = 0  # tensors as the backward took them back, under saved-tensor hooks
+    num_saved: int = 0  # tensors as unpacked by the backward, under saved-tensor hooks
     num_transfers: int = 0
     transferred_bytes: int = 0
     num_poisoned: int = 0
@@ -37,22 +37,22 @@ class Verified:
 
     @property
     def is_complete(self) -> bool:
-        """Whether anything was compared and any bytes were moved: else nothing is known of swapping."""
+        """Whether anything was compared and any bytes were transferred: else swapping was not verified."""
         return bool(self.num_outputs + self.num_gradients + self.num_saved) and bool(self.num_transfers)
 
     def __str__(self) -> str:
         text = (
             f"{self.num_runs} graph runs with and without swaps: {self.num_outputs} outputs and "
-            f"{self.num_gradients} gradients compared to the bit, and {self.num_plain_outputs} and "
-            f"{self.num_plain_gradients} with those of plain torch; {self.num_saved} saved tensors compared to the bit "
-            f"as they came back; {self.num_transfers} transfers checksummed at both ends, "
+            f"{self.num_gradients} gradients compared bitwise, and {self.num_plain_outputs} and "
+            f"{self.num_plain_gradients} with those of plain torch; {self.num_saved} saved tensors compared bitwise "
+            f"when unpacked; {self.num_transfers} transfers checksummed at both ends, "
             f"{format_bytes(self.transferred_bytes)}; {self.num_poisoned} blocks poisoned; "
             f"{self.num_differences} differences"
         )
         if self.unrepeatable:
             text += f"; not compared, since it differs without swaps too: {'; '.join(self.unrepeatable)}"
         if self.rounded_otherwise:
-            text += f"; rounded otherwise than by plain torch, see the notes: {'; '.join(self.rounded_otherwise)}"
+            text += f"; rounded differently from plain torch, see the notes: {'; '.join(self.rounded_otherwise)}"
         if self.not_beside_plain:
             text += f"; not compared with plain torch: {'; '.join(self.not_beside_plain)}"
         if self.may_go_another_way:
@@ -62,9 +62,9 @@ class Verified:
 
 @dataclass(frozen=True)
 class Result:
-    """One value that a graph hands to its caller: what people call it, the op that makes it, and what feeds that op."""
+    """One value that a graph returns: its name in messages, the op that makes it, and swapped inputs of that op."""
 
     name: str  # "output 0", "gradient of encoder.0.weight"
     op: str
     source: str  # the user's own line
-    moved: tuple[str, ...]  # buffers that were swapped or made again, the nearest first
+    moved: tuple[str, ...]  # buffers that were swapped or recomputed, the nearest first

@@ -1,1 +1,1 @@
-"""Carries a `Plan` out on fx graphs: inserts swap ops and release points. It decides nothing."""
+"""Carries out a `Plan` on fx graphs: inserts recomputes and swap ops. It decides nothing."""

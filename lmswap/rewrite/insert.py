@@ -1,15 +1,15 @@
-"""Where in the fx graphs do the copies of a plan start and end? Plan + fx graphs → the same graphs with swap ops.
+"""Inserts the swap ops of a plan into fx graphs, in place.
 
 Each swap becomes up to four ops (lmswap.execute.ops)::
 
     token = out_start(x)          the copy out is queued
     out_done(token, x)            compute waits for it; x has no later use, so its memory is free from here on
     flat = in_start(token)        memory is taken, the copy in is queued
-    ready = in_done(flat, token)  compute waits for it; views of the buffer are made anew from its bytes
+    ready = in_done(flat, token)  compute waits for it; views of the buffer are rebuilt from its bytes
 
-The token stands for the buffer wherever the graphs hand it on: it takes the place of every value of that buffer among
-the forward's saved outputs and the backward's inputs. Where the backward waits for a copy out that the forward has
-queued, one of these values is handed on beside the token, and holds the memory until then.
+Between graphs the token represents the buffer: it replaces every value of that buffer among the forward's saved outputs
+and the backward's inputs. Where the backward waits for a copy out that the forward has queued, one of these values is
+passed along with the token, and holds the memory until then.
 """
 
 from __future__ import annotations
@@ -59,8 +59,11 @@ def insert_swaps(
         graphs: edited in place.
         plan: a verified plan.
         engine: the number of the engine that will carry the swaps out.
-        first_buffer: what buffer 0 is called in the records: its number in the step that the graphs are part of.
-            A buffer that was made again is called as the one that it replaces.
+        first_buffer: id of buffer 0 in the records: its number in the step that the graphs are part of. A recomputed
+            buffer has the id of the one that it replaces.
+
+    Raises:
+        PlanInvalid: the graphs do not match the plan: a value is not saved, or is read while it is swapped out.
     """
     names = tuple(first_buffer + buffer for buffer in runs.buffers)
     editors = [_Editor(graph, plan, engine, names) for graph in graphs]
@@ -97,7 +100,7 @@ def _last_uses(program: Program, plan: Plan) -> list[int]:
 
 
 def _save_what_is_read(forward: SegmentGraph, backward: SegmentGraph) -> None:
-    """Drops what ``backward`` is given and does not read: it would hold its memory to the end, released or not."""
+    """Drops inputs of ``backward`` that it does not read: they would hold their memory to its end."""
     (output,) = forward.module.graph.find_nodes(op="output")
     count, returned = forward.num_user_outputs, output.args[0]
     saved = backward.module.graph.find_nodes(op="placeholder")[: len(returned) - count]
@@ -117,10 +120,10 @@ class _Editor:
 
     def __init__(self, graph: SegmentGraph, plan: Plan, engine: int, names: Sequence[int]) -> None:
         self.graph, self.plan, self.engine, self._names = graph, plan, engine, names
-        self.passed_on: dict[int, bool] = {}  # buffers that leave through the saved outputs: whether as a tensor, too
+        self.passed_on: dict[int, bool] = {}  # buffers among the saved outputs: whether also as a tensor
         self._taken_over: list[int] = []  # buffers that arrive as a token
         self._tokens: dict[int, fx.Node] = {}  # the latest copy of each buffer
-        self._sources: dict[int, fx.Node] = {}  # the node that a copy out under way reads
+        self._sources: dict[int, fx.Node] = {}  # the node that an unfinished copy out reads
         self._incoming: dict[int, fx.Node] = {}
         self._values: dict[int, list[fx.Node]] = {}
         for node, buffer in graph.buffer_of.items():
@@ -161,17 +164,17 @@ class _Editor:
             self._sources[swap.buffer] = inputs[0]
 
     def finish(self) -> None:
-        """Hands tokens on instead of tensors, drops what nothing reads any more, and checks the graph."""
+        """Returns tokens instead of tensors, drops what is no longer read, and checks the graph."""
         self._replace_saved_outputs()
         for buffer in self._taken_over:
             for node in [node for node in self._values[buffer] if node.op == "placeholder"]:
                 users = [user for user in node.users if user.target is not ops.out_done]
                 if users:
-                    raise PlanInvalid("residency", f"'{users[0]}' reads it while away", buffer=buffer)
+                    raise PlanInvalid("residency", f"'{users[0]}' reads it while it is swapped out", buffer=buffer)
                 if not node.users:
                     self.graph.module.graph.erase_node(node)
         for node in self.graph.module.graph.find_nodes(op="call_function", target=ops.rng_state):
-            if not node.users:  # nothing draws again from it
+            if not node.users:  # no recompute reads it
                 self.graph.module.graph.erase_node(node)
         self.graph.module.graph.lint()
 
@@ -210,12 +213,12 @@ class _Editor:
                 self._values[swap.buffer].append(view)
                 for user in later:
                     user.replace_input_with(node, view)
-            if node.target is ops.view_bytes and not node.users:  # it would go on reading what has been released
+            if node.target is ops.view_bytes and not node.users:  # it would read released memory
                 self._values[swap.buffer].remove(node)
                 self.graph.module.graph.erase_node(node)
 
     def _present(self, buffer: int, anchor: fx.Node) -> Iterator[fx.Node]:
-        """Nodes that hold the buffer's bytes at ``anchor``, the latest copy in first, else one that shows them all."""
+        """Nodes with the buffer's bytes at ``anchor``: the latest copy in first, then whole values, then views."""
         values = [node for node in self._values.get(buffer, []) if node < anchor]
         rebuilt = [node for node in values if node.target is ops.view_bytes]
         yield from reversed(rebuilt)

@@ -1,8 +1,8 @@
-"""How do the graphs run ops again? Program + recomputes + fx graphs → its schedule, and graphs that run that.
+"""Inserts recomputes into fx graphs: program + recomputes + graphs → the schedule, and graphs that run it.
 
-A second run is a copy of the op's node. Whatever reads one of its buffers later reads the copy; other views of the
-buffer are made anew from the copy's bytes. Where a second run stands in the backward graph and needs a value of the
-forward one that nobody saved, it is saved; what nobody reads any more is saved no longer, which is what frees memory.
+A recompute is a copy of the op's node. Later readers of its buffers read the copy; other views of a buffer are rebuilt
+from the copy's bytes. A value of the forward graph that a recompute in the backward needs is added to the saved
+outputs; saved values that are no longer read are dropped, which frees their memory.
 """
 
 from __future__ import annotations
@@ -27,12 +27,18 @@ from lmswap.rewrite.views import geometry, users_from, view_of
 def insert_recomputes(
     program: Program, graphs: Sequence[SegmentGraph], recomputes: Sequence[Recompute]
 ) -> tuple[Schedule, tuple[SegmentGraph, ...]]:
-    """Edits ``graphs``, those of ``program``'s segments, in place so that they carry out ``recomputes``.
+    """Edits ``graphs`` in place so that they carry out ``recomputes``.
 
-    Returns the schedule, and the same graphs as its program numbers their ops and buffers.
+    Args:
+        program: the planned step.
+        graphs: the graphs of its segments, in order.
+        recomputes: in order of execution.
+
+    Returns:
+        The schedule, and the graphs with its numbers of ops and buffers.
 
     Raises:
-        PlanInvalid: a second run needs what the graphs cannot hand over to it.
+        PlanInvalid: a recompute needs a value that the graphs cannot pass to it.
     """
     runs = schedule(program, recomputes)
     if not recomputes:
@@ -57,7 +63,7 @@ def insert_recomputes(
 
 @dataclass
 class _Values:
-    """What the graphs share. A value is known by the node that made it first; buffers are the planned program's."""
+    """State shared by all editors. The node that first made a value identifies it; buffers are the program's."""
 
     program: Program
     remade: Iterator[int]  # numbers for the schedule's buffers, in order of execution
@@ -71,11 +77,11 @@ class _Editor:
     def __init__(self, graph: SegmentGraph, values: _Values, forward: _Editor | None) -> None:
         self.graph = SegmentGraph(graph.module, graph.phase, graph.num_user_outputs)
         self._values, self._forward = values, forward
-        # By buffer of the planned program: the schedule's one that holds its bytes now.
+        # By buffer of the planned program: the buffer of the schedule with its current bytes.
         self._newest: list[int] = list(forward._newest) if forward else list(range(len(values.program.buffers)))
-        self._now: dict[fx.Node, fx.Node] = {}  # value -> the node of this graph that has it now
-        self._nodes: dict[int, list[fx.Node]] = defaultdict(list)  # all that have held values of a buffer
-        self._storage: dict[int, fx.Node] = {}  # a node that holds a buffer's bytes, for views to be made of
+        self._now: dict[fx.Node, fx.Node] = {}  # value -> the node of this graph with its current version
+        self._nodes: dict[int, list[fx.Node]] = defaultdict(list)  # by buffer: all nodes of its values so far
+        self._storage: dict[int, fx.Node] = {}  # a node that holds a buffer's bytes, from which views are built
         inputs = self._fx.find_nodes(op="placeholder")
         self._saved = list(zip(forward.saved_outputs(), inputs, strict=False)) if forward else []
         brought = {node: value for value, node in self._saved}
@@ -85,13 +91,13 @@ class _Editor:
             self._enter(node, brought.get(node, node))
 
     def run(self, node: fx.Node) -> None:
-        """Passes over the first run of an op."""
+        """Records the first run of an op."""
         self.graph.ops.append(node)
         for made in (node, *filter(is_projection, node.users)):
             self._enter(made, made)
 
     def recompute(self, node: fx.Node, writes: Sequence[int], *, before: fx.Node) -> None:
-        """Copies an op, of this graph or the forward one, and lets all from ``before`` on read what the copy writes."""
+        """Copies an op of this graph or the forward one to ``before``, and redirects later readers to the copy."""
         inputs = {given: self.find(self._values.value_of.get(given, given)) for given in node.all_input_nodes}
         with self._fx.inserting_before(before):
             copies = {node: self._copy(node, inputs)}
@@ -109,7 +115,7 @@ class _Editor:
                 self._storage[self._values.buffer_of[value]] = copy
         for old in stale:
             for user in users_from(old, before):
-                if user.op != "output":  # what callers get is the first run's; saved outputs follow at the end
+                if user.op != "output":  # returned values are the first run's; saved outputs follow at the end
                     user.replace_input_with(old, self.find(self._values.value_of[old]))
 
     def _copy(self, node: fx.Node, inputs: Mapping[fx.Node, fx.Node]) -> fx.Node:
@@ -123,7 +129,7 @@ class _Editor:
         return copy
 
     def find(self, value: fx.Node) -> fx.Node:
-        """The node of this graph that has ``value`` now; it is saved for it, or made a view, if need be."""
+        """The node of this graph with the current ``value``; saves it in the forward, or builds a view, if needed."""
         buffer = self._values.buffer_of.get(value)
         if buffer is None and value.graph is self._fx:
             return value  # not a tensor
@@ -132,20 +138,20 @@ class _Editor:
         if value not in self._now:
             assert buffer is not None
             storage = self._storage[buffer]
-            if geometry(storage) == geometry(value):  # as it is: some operators make other dtypes than were traced
+            if geometry(storage) == geometry(value):  # unchanged: some operators return other dtypes than were traced
                 return storage
-            # Right behind the memory's making, so that swaps of it find the view where they find its other values.
+            # Directly after the allocation, so that swaps of the buffer find the view among its other values.
             behind = next(n for n in self._fx.nodes if n.op != "placeholder") if storage.op == "placeholder" else None
             with self._fx.inserting_before(behind) if behind else self._fx.inserting_after(storage):
                 self._enter(view_of(storage, value), value)
         return self._now[value]
 
     def saved_outputs(self) -> list[fx.Node]:
-        """What the graph hands on to its backward, as traced."""
+        """The outputs that the graph saves for its backward, as traced."""
         return list(self._output().args[0])[self.graph.num_user_outputs :]  # type: ignore[arg-type]
 
     def finish(self) -> None:
-        """Makes the forward graph save what this one reads, no more and no less."""
+        """Makes the forward graph save exactly what this one reads."""
         if self._forward:
             read = [(value, node) for value, node in self._saved if node.users]
             for _, node in self._saved:
@@ -166,18 +172,18 @@ class _Editor:
 
     def _take_over(self, value: fx.Node) -> None:
         if self._forward is None or value not in self._values.buffer_of:
-            raise PlanInvalid("hand-over", f"'{value.name}' cannot be had in the {self.graph.phase} graph")
+            raise PlanInvalid("hand-over", f"'{value.name}' is not available in the {self.graph.phase} graph")
         with self._fx.inserting_before(next(iter(self._fx.nodes))):
             node = self._fx.placeholder(value.name)
         node.target = node.name  # another name for the argument would hold its memory to the end
         node.meta["val"] = value.meta["val"]
-        # Tensors that autograd need not check for changes come last; this one comes first, and is checked.
+        # Tensors whose version counter autograd does not check come last; this one comes first, and is checked.
         value.meta.pop("saved_tensor_with_no_vc_check", None)
         self._saved.insert(0, (value, node))
         self._enter(node, value)
 
     def _enter(self, node: fx.Node, value: fx.Node) -> None:
-        """Notes that ``node`` has ``value`` now, if that is a tensor."""
+        """Records that ``node`` has the current ``value``, if that is a tensor."""
         buffer = self._values.buffer_of.get(value)
         if buffer is None:
             return

@@ -1,4 +1,4 @@
-"""How does one tensor of a graph stand in for another? As a view of the same geometry on other memory."""
+"""Views that replace one tensor of a graph by another: the same geometry on other memory."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from lmswap.execute import ops
 
 
 def geometry(value: fx.Node) -> tuple[Any, ...]:
-    """How ``value`` looks at its memory: dtype, sizes, strides, offset, conjugated, negated; as traced."""
+    """Geometry of ``value`` as traced: dtype, sizes, strides, storage offset, is conjugated, is negated."""
     tensor = value.meta["val"]
     place = tensor.dtype, list(tensor.shape), list(tensor.stride()), tensor.storage_offset()
     return *place, tensor.is_conj(), tensor.is_neg()
 
 
 def view_of(storage: fx.Node, value: fx.Node) -> fx.Node:
-    """Inserts, where the graph inserts now, a view of ``storage``'s bytes that looks as ``value`` does."""
+    """Inserts, at the graph's insertion point, a view of ``storage``'s bytes with the geometry of ``value``."""
     view: fx.Node = storage.graph.call_function(ops.view_bytes, (storage, *geometry(value)))
     view.meta.update(value.meta)
     return view

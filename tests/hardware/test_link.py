@@ -52,7 +52,7 @@ FUTURE = FakeNvml(pcie(9, 16))
         (AC922, "nvlink", "NVLink to the CPU, 3 links", 75.0),
         (OLD_DRIVER_AC922, "nvlink", "NVLink to the CPU, 2 links", 50.0),
         (GH200, "c2c", "NVLink-C2C to the CPU, 9 links", 405.0),  # one of ten is down
-        (VIRTUAL_MACHINE, "unknown", "unknown: the driver does not tell", 0.0),
+        (VIRTUAL_MACHINE, "unknown", "unknown: the driver does not report it", 0.0),
         (GEN3, "pcie", "PCIe gen3 x16", 15.8),
         (THROTTLED, "pcie", "PCIe gen1 x8 (of gen4 x16 possible)", 2.0),
         (FUTURE, "pcie", "PCIe gen9 x16", 0.0),  # named, its rate not guessed

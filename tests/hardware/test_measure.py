@@ -184,7 +184,7 @@ def test_an_unwritable_cache_measures_again_and_says_so(counted, monkeypatch, tm
         describe_machine(CPU, "disk", str(tmp_path))
         describe_machine(CPU, "disk", str(tmp_path))
     assert counted == ["disk", "disk"]
-    assert "the next process will start anew" in caplog.text
+    assert "the next process will measure and plan afresh" in caplog.text
 
 
 def test_an_unknown_tier_and_a_bad_directory_are_refused_before_measuring(cache, counted, tmp_path):

@@ -15,7 +15,7 @@ LARGE = build("forward\n" + "\n".join(f"f{n} 1: b{n} -> b{n + 1}" for n in range
         (LARGE, "<program test: 300 ops, 301 buffers; print it, or see its fields>"),
         (
             PLAN,
-            "<plan by policy 'swap_all' (swaps: 1, second runs: 0, 7.00 MiB of 8.00 MiB, 5.5 s); "
+            "<plan by policy 'swap_all' (swaps: 1, recomputes: 0, 7.00 MiB of 8.00 MiB, 5.5 s); "
             "print it, or see its fields>",
         ),
         (PLAN.certificate, "<certificate of 5 s, by 0 cuts; see its fields>"),
@@ -30,5 +30,5 @@ def test_what_can_be_large_is_represented_by_a_line(value, line):
 
 def test_programs_and_plans_print_in_full():
     assert len(str(LARGE).splitlines()) == COUNT + 2  # and two headings
-    assert str(PLAN).splitlines()[1:] == ["  buffer 1 to disk: out from 2, gone from 3, in from 3 to 4"]
+    assert str(PLAN).splitlines()[1:] == ["  buffer 1 to disk: out from 2, released at 3, in from 3 to 4"]
     assert "small.py:8 x = self.conv(x)" in str(PROGRAM)
