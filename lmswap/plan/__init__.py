@@ -1,7 +1,7 @@
-"""Which buffers leave, and when? Program + costs + machine + budget → a verified `Plan`.
+"""Planning: program + costs + machine + budget → a verified `Plan`.
 
-`make_plan` is the way in, `price_again` says what the same plan costs when costs turn out to be others; `simulate`
-predicts a plan's timeline, `verify` checks a plan with code of its own.
+`make_plan` is the entry point; `price_again` updates a plan's prediction to other costs; `simulate` predicts a plan's
+timeline; `verify` checks a plan by independent code.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _POLICIES: dict[str, Callable[..., Plan]] = {
 }
 POLICIES: tuple[str, ...] = tuple(_POLICIES)
 
-# A search ends at a plan that is within this of the best possible: beyond it, time is lost in planning.
+# A search ends at a plan that is within this of the bound: more planning would cost more than it gains.
 _CLOSE_ENOUGH = 2e-4
 
 __all__ = ["POLICIES", "check", "make_plan", "price_again", "simulate", "verify"]
@@ -62,23 +62,26 @@ def make_plan(
     certificate: Certificate | None = None,
     **parameters: int,
 ) -> Plan:
-    """Plans one step of ``program``, certifies how fast it could be, and checks both before they are returned.
+    """Plans one step of ``program`` and bounds the optimum; both are verified.
 
     Args:
         policy: one of `POLICIES`.
         program: the step.
         costs: seconds and scratch bytes of its ops.
-        machine: what it will run on.
-        budget_bytes: what the step may occupy at any time, as counted by `lmswap.analyze.memory`.
-        tier: where swapped buffers go, by name.
-        min_swap_bytes: smaller buffers stay.
+        machine: the machine that runs it.
+        budget_bytes: bytes that the step may occupy at any time, as counted by `lmswap.analyze.memory`.
+        tier: name of the tier of swapped buffers.
+        min_swap_bytes: smaller buffers are not swapped.
         link_share: copies are planned for a link of this share of its rate; the prediction is for the whole.
-        certificate: one of the same step and budget, where there is one: it is not found anew.
-        parameters: the policy's own, by name; see `lmswap.plan.tflms.plan_tflms`.
+        certificate: that of the same step and budget, if known; else it is computed.
+        parameters: those of the policy, by name; see `lmswap.plan.tflms.plan_tflms`.
+
+    Returns:
+        The plan, with its certificate and the reason for each buffer's action.
 
     Raises:
         OptionError: unknown policy, tier or parameter.
-        PlanInfeasible: the policy cannot keep to the budget; carries the smallest one that it can keep to.
+        PlanInfeasible: the policy cannot meet the budget; carries the smallest one that it can meet.
         TierError: the tier is too small.
         PlanInvalid: a bug in the policy.
     """
@@ -114,10 +117,10 @@ def price_again(
     min_swap_bytes: int,
     certificate: Certificate | None = None,
 ) -> Plan:
-    """The swaps and second runs of ``plan``, predicted, certified and explained anew: it, or what is known, changed.
+    """The swaps and recomputes of ``plan`` with the prediction, certificate and reasons for other costs.
 
-    The arguments are those of `make_plan`, whose plan it is. Where it takes more by them than its budget, so much is
-    its budget then: a step goes on with its plan if no other takes less.
+    The arguments are those of `make_plan`. If the predicted peak exceeds the budget, it becomes the budget: a step
+    continues with its plan if no other takes less.
 
     Raises:
         PlanInvalid: ``plan`` is not one for ``program``.
@@ -137,8 +140,8 @@ def price_again(
 
 
 def _explained(problem: Problem, plan: Plan, certificate: Certificate) -> Plan:
-    """``plan`` with its certificate and its reasons, checked."""
-    # The same seconds, summed in another order, may differ in the last bits.
+    """``plan`` with its certificate and reasons, verified."""
+    # The same seconds, summed in another order, may differ by rounding.
     certificate = replace(certificate, seconds=min(certificate.seconds, plan.predicted_seconds))
     plan = replace(plan, certificate=certificate, reasons=explain_plan(problem, plan))
     memory, tier = problem.memory, problem.tier.name
@@ -147,7 +150,7 @@ def _explained(problem: Problem, plan: Plan, certificate: Certificate) -> Plan:
 
 
 def check(plan: Plan, program: Program, costs: OpCosts, machine: Machine, *, tier: str, min_swap_bytes: int) -> None:
-    """Checks a plan of `make_plan` and its certificate against what it was made for, by code of their own.
+    """Checks a plan of `make_plan` and its certificate against its arguments, by independent code.
 
     Raises:
         PlanInvalid: a rule is broken, or the certificate states more than it proves.

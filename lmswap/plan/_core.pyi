@@ -22,7 +22,7 @@ class Step:
     ) -> None: ...
 
 class Link:
-    """Two rates as (nbytes, seconds), and what the host takes to queue an op and a copy."""
+    """Two rates as (nbytes, seconds), and the host's seconds to queue an op and a copy."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Link:
     ) -> None: ...
 
 class Swap:
-    """As `lmswap.ir.plan.Swap`; ``out_start`` -1: an earlier copy is still good."""
+    """As `lmswap.ir.plan.Swap`; ``out_start`` -1: an earlier host copy is valid."""
 
     copy: int
     out_start: int
@@ -45,7 +45,7 @@ class Swap:
     first_use: int
 
 class Found:
-    """What the search ended with; ``reruns`` are (op, position)."""
+    """Result of a search; ``reruns`` are recomputes as (op, position)."""
 
     fits: bool
     seconds: float
@@ -56,7 +56,7 @@ class Found:
     worst_op: int
 
 class Limits:
-    """What a plan may use."""
+    """Limits of a plan; ``may_redo`` allows recomputes."""
 
     def __init__(
         self, *, budget_bytes: int, tier_bytes: int, min_swap_bytes: int, may_swap: bool, may_redo: bool

@@ -1,4 +1,4 @@
-"""The policies that need no search: keep everything, or swap everything that waits for the backward pass."""
+"""Policies without a search: "none" keeps every buffer, "swap_all" swaps all that the backward pass reads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lmswap.plan.schedule_copies import schedule_copies
 
 
 def plan_none(problem: Problem) -> Plan:
-    """Keeps everything.
+    """Keeps every buffer.
 
     Raises:
         PlanInfeasible: the step's peak is over the budget.
@@ -25,10 +25,10 @@ def plan_none(problem: Problem) -> Plan:
 
 
 def plan_swap_all(problem: Problem) -> Plan:
-    """Swaps every buffer that waits for the backward pass; within a pass, only what the budget still asks for.
+    """Swaps every buffer that the backward pass reads; gaps within a pass only as far as the budget requires.
 
     Raises:
-        PlanInfeasible: swapping in every gap would not fit the budget.
+        PlanInfeasible: swapping in every gap does not fit the budget.
     """
     crossing = [gap for gap in problem.gaps if problem.is_crossing(gap)]
     gaps = add_needed_gaps(problem, crossing, policy="swap_all")
@@ -36,10 +36,10 @@ def plan_swap_all(problem: Problem) -> Plan:
 
 
 def add_needed_gaps(problem: Problem, chosen: Sequence[Gap], *, policy: str) -> tuple[Gap, ...]:
-    """``chosen``, and more gaps until the budget is kept: at the worst op, the one whose copies are best hidden.
+    """``chosen`` plus further gaps until the budget is met: at the worst op, the one whose copies are best hidden.
 
     Raises:
-        PlanInfeasible: not even all gaps of the problem are enough.
+        PlanInfeasible: all gaps of the problem are not enough.
     """
     taken = set(chosen)
     left = [gap for gap in problem.gaps if gap not in taken]
@@ -57,5 +57,5 @@ def add_needed_gaps(problem: Problem, chosen: Sequence[Gap], *, policy: str) -> 
         gap = left[best]
         added.append(gap)
         curve[gap.after + 1 : gap.before] -= problem.nbytes(gap.buffer)
-        after[best] = before[best] = -1  # covers nothing any more
+        after[best] = before[best] = -1  # covers no op from now on
     return (*chosen, *added)

@@ -1,4 +1,4 @@
-"""How do swaps become a plan? Swaps with positions → offsets and prediction."""
+"""Completes a plan: swaps with positions → tier offsets and prediction."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from lmswap.plan.simulate import simulate_swaps
 
 
 def build_plan(problem: Problem, policy: str, swaps: Sequence[Swap], recomputes: Sequence[Recompute] = ()) -> Plan:
-    """The plan that carries out ``recomputes`` and ``swaps``, with what it needs and what it is predicted to cost.
+    """The plan of ``recomputes`` and ``swaps``, with its offsets, tier capacity and predicted cost.
 
     Raises:
-        TierError: the tier is too small for what would be away at once.
+        TierError: the tier is too small for the host copies held at one time.
     """
     runs = schedule(problem.memory.program, recomputes)
     memory = StepMemory(runs.program, runs.costs(problem.memory.costs))

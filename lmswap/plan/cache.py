@@ -1,4 +1,4 @@
-"""Which plan did an earlier process make for this very step? One file per step, machine and options."""
+"""Plans of earlier processes, cached in one file per step, machine and options."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from lmswap.plan import check
 
 _log = logging.getLogger(__name__)
 
-# A plan for a budget this much smaller or larger is as good as a new one.
+# A plan for a budget that differs by no more than this share is reused.
 _BUDGET_TOLERANCE = 0.01
-# What comes of files whose fields are of another kind, or whose numbers are beyond what can be.
+# Raised by files whose fields have other types, or whose numbers are out of range.
 DAMAGE = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError)
 
 
 class PlannedMemory(NamedTuple):
-    """The memory that a plan was made for."""
+    """The device memory that a plan was made for."""
 
-    step_bytes: int  # that its step might occupy: what the plan had, and what holes and results take beside its places
-    spared_bytes: int = 0  # the part of it that would be reserved, had steps not shown that they do not need it
+    step_bytes: int  # that its step might occupy: the plan's budget, fragmentation and results
+    spared_bytes: int = 0  # the part that would be reserved if observed steps had not shown it to be unused
 
 
 @dataclass(frozen=True)
 class CachedPlan:
-    """A plan and what it was made from: costs measured on ``machine``, as they were found then."""
+    """A plan with its inputs: the costs measured on ``machine`` at that time."""
 
     plan: Plan
     costs: OpCosts
@@ -44,7 +44,7 @@ class CachedPlan:
     room: PlannedMemory
 
     def fits(self, budget_bytes: int, slack_bytes: int) -> bool:
-        """Whether the plan keeps to ``budget_bytes`` and uses them, give or take ``slack_bytes``, as starts differ."""
+        """Whether the plan meets ``budget_bytes`` and uses them, within ``slack_bytes``, by which starts differ."""
         keeps_all = not self.plan.swaps and not self.plan.recomputes
         tolerated_bytes = max(slack_bytes, _BUDGET_TOLERANCE * budget_bytes)
         is_near = abs(self.room.step_bytes - budget_bytes) <= tolerated_bytes
@@ -64,7 +64,7 @@ class CachedPlan:
         """Reads what `to_data` gave for a program of ``num_ops``.
 
         Raises:
-            LmswapError, or one of `DAMAGE`: it is damaged.
+            LmswapError, or one of `DAMAGE`: the data are damaged.
         """
         plan, machine = Plan.from_data(data["plan"]), Machine.from_json(json.dumps(data["machine"]))
         room = PlannedMemory(int(data["room"]["step_bytes"]), int(data["room"]["spared_bytes"]))
@@ -72,10 +72,10 @@ class CachedPlan:
 
 
 class PlanCache:
-    """The plans of one kind: for one machine as it was measured, one set of options and of versions."""
+    """The cached plans for one measured machine, one set of options and one set of software versions."""
 
     def __init__(self, machine: Machine, kind: Mapping[str, Any], *, tier: str, min_swap_bytes: int) -> None:
-        """``kind`` is whatever else plans depend on, in JSON's own types."""
+        """``kind`` holds everything else that plans depend on, as JSON types."""
         self._machine, self._tier, self._min_swap_bytes = machine, tier, min_swap_bytes
         limits = {"tier": tier, "min_swap_bytes": min_swap_bytes}
         self._kind = {
@@ -86,19 +86,19 @@ class PlanCache:
         }
 
     def read(self, program: Program, *, spares: bool = False) -> CachedPlan | None:
-        """The plan of ``program`` that was written last, checked against it; None if there is none that is sound.
+        """The plan last written for ``program``, verified; None if there is no valid one.
 
-        With ``spares`` it is the one for when steps have shown that they spare some of what was reserved beside it.
+        With ``spares`` it is the plan for steps that have shown part of the reserve to be unused.
         """
         file = self._file(program, spares)
-        return self._sound(program, file.read, f"the remembered plan {file.path}")
+        return self._sound(program, file.read, f"the cached plan {file.path}")
 
     def write(self, program: Program, planned: CachedPlan) -> None:
-        """Puts ``planned`` in the place of what was remembered for ``program``, and sparing as it does."""
+        """Replaces the cached plan of ``program`` with the same ``spares`` by ``planned``."""
         self._file(program, planned.room.spared_bytes > 0).write(planned.to_data())
 
     def name(self, program: Program) -> str:
-        """What all plans of ``program`` have in common that may take each other's place, as a word."""
+        """Key shared by all interchangeable plans of ``program``."""
         return f"plan-{_digest(json.dumps(self._key(program), sort_keys=True))}"
 
     def pack(self, planned: CachedPlan) -> bytes:
@@ -106,11 +106,11 @@ class PlanCache:
         return gzip.compress(as_json(planned.to_data()).encode())
 
     def unpack(self, program: Program, packed: bytes) -> CachedPlan | None:
-        """What another process packed for ``program``, checked against it; None if it does not do here."""
+        """The plan that another process packed for ``program``, verified; None if it is not valid here."""
         return self._sound(program, lambda: json.loads(gzip.decompress(packed)), "another rank's plan")
 
     def _sound(self, program: Program, read: Callable[[], Mapping[str, Any] | None], what: str) -> CachedPlan | None:
-        """The plan of what ``read`` gives, checked against ``program``; None if there is none that is sound."""
+        """The plan in the data of ``read``, verified for ``program``; None if there is no valid one."""
         try:
             if (data := read()) is None:
                 return None
@@ -129,7 +129,7 @@ class PlanCache:
         return CacheFile.locate("plan", {**self._key(program), "spares": spares})
 
     def _present(self, planned: CachedPlan) -> CachedPlan:
-        """``planned`` on its machine with the capacity of now."""
+        """``planned`` on its machine with the current capacity."""
         capacity_bytes = self._machine.tier(self._tier).capacity_bytes
         tiers = tuple(replace(tier, capacity_bytes=capacity_bytes) for tier in planned.machine.tiers)
         return replace(planned, machine=replace(planned.machine, tiers=tiers))

@@ -1,6 +1,6 @@
-"""How far was the prediction off, and what follows? Predicted and measured timelines → corrected costs and rates.
+"""Calibration: predicted and measured timelines → prediction error, and corrected costs and rates.
 
-Where the device waited for the host, a measured step tells what the host takes, and little of what ops take.
+Where the device waited for the host, a measured step calibrates the host's seconds, not those of the ops.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from lmswap.ir.program import Program
 from lmswap.ir.schedule import Schedule, schedule
 from lmswap.ir.timeline import Lane, Timeline
 
-# A prediction that is off by more is made again from what was measured.
+# A step whose prediction is off by more is predicted again from measurements.
 TOLERANCE = 0.1
 
 
 @dataclass(frozen=True)
 class OpTime:
-    """One run of an op, its waits for copies left out."""
+    """One run of an op, without its waits for copies."""
 
     op: int
     predicted_seconds: float
@@ -30,15 +30,16 @@ class OpTime:
 
     @property
     def error_seconds(self) -> float:
-        """By how much the prediction was off."""
+        """Absolute error of the prediction."""
         return abs(self.measured_seconds - self.predicted_seconds)
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """One step: seconds inside its graphs as predicted and as measured, and costs that would have predicted the latter.
+    """One step: predicted and measured seconds inside its graphs, and costs that would have predicted the latter.
 
-    ``worst`` is the run that was off most; ``host_seconds`` is what the host took to queue what the device waited for.
+    ``worst`` is the run with the largest error; ``host_seconds`` is the host's time to queue the segments
+    for which the device waited.
     """
 
     predicted_seconds: float
@@ -50,12 +51,12 @@ class Calibration:
 
     @property
     def error(self) -> float:
-        """By how much the prediction was off, as a share of it."""
+        """Relative error of the prediction."""
         return abs(self.measured_seconds - self.predicted_seconds) / self.predicted_seconds
 
     @property
     def is_off(self) -> bool:
-        """Whether the prediction was off by more than `TOLERANCE`."""
+        """Whether the error is more than `TOLERANCE`."""
         return self.error > TOLERANCE
 
 
@@ -72,12 +73,23 @@ def calibrate(
     host_seconds: Sequence[float | None] = (),
     segment_seconds: Sequence[float] = (),
 ) -> Calibration | None:
-    """Corrects the seconds of ops, those of the host, and the rates of copies by direction, to what was measured.
+    """Corrects the seconds of ops and host, and the rates of copies by direction, to a measured step.
 
-    ``op_seconds`` is, by segment, what the runs of its ops took to compute, without waits for copies; where it has
-    another number of them, as one for all, they share the sum as predicted. ``host_seconds`` is, by segment, what the
-    host took to queue it if the device waited for that; ``segment_seconds`` what it took in a step whose ops were not
-    timed. None if other segments ran than the program has.
+    Args:
+        program: the planned step; ``costs``, ``machine`` and ``plan`` are its own.
+        costs: those of the prediction.
+        machine: that of the prediction.
+        plan: what ran.
+        tier: name of the plan's tier.
+        predicted: the timeline by ``costs`` and ``machine``.
+        measured: the timeline of the step.
+        op_seconds: by segment, seconds of its runs without waits for copies; runs share the sum as predicted if their
+            number differs, as with one for all.
+        host_seconds: by segment, the host's seconds to queue it if the device waited for that, else None.
+        segment_seconds: by segment, its seconds in a step whose ops were not timed.
+
+    Returns:
+        The corrections; None if the measured segments are not those of the program.
     """
     runs = schedule(program, plan.recomputes)
     if len(op_seconds) != len(program.segments):
@@ -103,7 +115,7 @@ def calibrate(
 
 
 def host_as_measured(program: Program, plan: Plan, machine: Machine, host_seconds: Sequence[float | None]) -> Machine:
-    """``machine``, whose host takes what it took for the segments of a step that the device waited for."""
+    """``machine`` with the host's seconds scaled to the segments for which the device waited."""
     if len(host_seconds) != len(program.segments):
         return machine
     return replace(machine, host=_host(schedule(program, plan.recomputes), plan, machine.host, host_seconds))
@@ -112,9 +124,9 @@ def host_as_measured(program: Program, plan: Plan, machine: Machine, host_second
 def _without_marks(
     op_seconds: Sequence[Sequence[float]], segment_seconds: Sequence[float]
 ) -> Sequence[Sequence[float]]:
-    """``op_seconds``, scaled where their segment took less in a step whose ops were not timed.
+    """``op_seconds``, scaled down where their segment took less in a step whose ops were not timed.
 
-    Marks between ops take time; memory that was touched for the first time did in the step before.
+    Timing marks between ops take time; first touches of memory took time in the step before.
     """
     if len(segment_seconds) != len(op_seconds):
         return op_seconds
@@ -131,7 +143,7 @@ def _op_times(
     op_seconds: Sequence[Sequence[float]],
     host_seconds: Sequence[float | None],
 ) -> list[OpTime]:
-    """Every run of the schedule. One that waited for the host took what was predicted, for all that can be told."""
+    """Every run of the schedule. One that waited for the host counts as predicted: its own seconds are unknown."""
     expected = [span.seconds for span in predicted.spans if span.lane is Lane.COMPUTE]
     times: list[OpTime] = []
     for segment, found, of_host in zip(runs.program.segments, op_seconds, host_seconds, strict=True):
@@ -145,7 +157,7 @@ def _op_times(
 
 
 def _host(runs: Schedule, plan: Plan, host: Host | None, host_seconds: Sequence[float | None]) -> Host | None:
-    """``host``, slower or faster by what it was in the segments whose seconds are known."""
+    """``host``, scaled by its measured over predicted seconds in the segments where these are known."""
     starts = [start for swap in plan.swaps for start in (swap.out_start, swap.in_start) if start is not None]
     predicted = measured = 0.0
     for segment, seconds in zip(runs.program.segments, host_seconds, strict=True):
@@ -157,7 +169,7 @@ def _host(runs: Schedule, plan: Plan, host: Host | None, host_seconds: Sequence[
 
 
 def _corrected(program: Program, costs: OpCosts, times: Sequence[OpTime]) -> tuple[float, ...]:
-    """Seconds by op. Ops that were said to cost the same, as those of equal layers are, are corrected as one."""
+    """Seconds by op. Ops with equal target and cost, as those of equal layers, are corrected together."""
     kinds = [(op.target, seconds) for op, seconds in zip(program.ops, costs.seconds, strict=True)]
     runs_of: dict[tuple[str, float], list[OpTime]] = defaultdict(list)
     for time in times:

@@ -1,4 +1,4 @@
-"""How fast could any plan be? Program + costs + machine + budget → a lower bound and the prices that prove it."""
+"""Lower bound on the seconds of any plan: program + costs + machine + budget → `Certificate`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from lmswap.ir.program import Program
 from lmswap.plan.dual_bound import Ints, Prices, dual, idle_intervals, least_bytes
 from lmswap.plan.price_lp import best_prices
 
-# Leaving cuts out only weakens the bound, and little beyond these.
+# Fewer cuts weaken the bound; more than these strengthen it little.
 _FULLEST, _TIGHTEST, _BETWEEN = 8, 8, 4
 
 
 def certify(
     program: Program, costs: OpCosts, machine: Machine, *, budget_bytes: int, tier: str, min_swap_bytes: int
 ) -> Certificate:
-    """The best proven bound on the seconds of any plan that keeps, swaps to ``tier`` and computes again.
+    """The best proven bound on the seconds of any plan that keeps, swaps to ``tier`` and recomputes.
 
-    It is infinite where what must be there at one op exceeds the budget, and never less than the sum of the ops, or
-    than what the host takes to queue each of them once.
+    It is infinite where the bytes that must be resident at one op exceed the budget, and never less than the sum of the
+    ops, or than the host's seconds to queue each of them once.
 
     Raises:
         OptionError: ``machine`` has no such tier.
@@ -46,16 +46,16 @@ def certify(
 
 
 def least_budget(memory: StepMemory, link: Link, min_swap_bytes: int) -> tuple[int, int]:
-    """The bytes below which no plan goes, by the same proof, and the op where they are needed."""
+    """Lower bound on the budget of any plan, by the same proof, and the op where it is reached."""
     least = least_bytes(memory, idle_intervals(memory, link, min_swap_bytes))
     return int(least.max()), int(least.argmax())
 
 
 def _cuts(memory: StepMemory, least: Bytes, budget_bytes: int) -> Ints:
-    """The ops over the budget with the most bytes, those with the least room for idle ones, and some ops between.
+    """The ops over the budget with the most bytes, those with the least memory for idle buffers, and some between.
 
-    Of each kind one in every stretch. The last let prices change where memory is no concern, as they do when the out
-    lane has nothing to do at first.
+    Of each kind one in every stretch. The last let prices change where memory does not bind, as when the out lane is
+    idle at first.
     """
     over = np.flatnonzero(memory.curve > budget_bytes)
     fullest = [part[memory.curve[part].argmax()] for part in np.array_split(over, min(_FULLEST, len(over)))]
@@ -66,7 +66,7 @@ def _cuts(memory: StepMemory, least: Bytes, budget_bytes: int) -> Ints:
 
 
 def _compact(seconds: float, cuts: Ints, prices: Prices) -> Certificate:
-    """The certificate without the cuts that change nothing."""
+    """The certificate without redundant cuts."""
     out, into = prices.out, prices.into
     matters = (prices.memory > 0) | (out[1:] != out[:-1]) | (into[1:] != into[:-1])
     zones = np.append(True, matters)

@@ -1,8 +1,8 @@
-"""What torch.utils.checkpoint does around the modules of one depth, such as the layers of a transformer.
+"""Policy "checkpoint": torch.utils.checkpoint around the modules of one depth, such as a transformer's layers.
 
-A checkpointed block keeps what it hands on. The rest dies in the forward pass, and is made again, all of it at once,
-when the backward pass first needs any of it. As there, the block runs from its first op to the last one that the
-backward needs. Random ops do not run again: what they made is kept.
+A checkpointed block keeps its outputs. The rest is freed in the forward pass, and recomputed all at once when the
+backward pass first needs any of it. As in torch, recomputation runs from the block's first op to the last one that the
+backward needs. Random ops are not recomputed: their results are kept.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from lmswap.plan.problem import Problem
 
 
 def plan_checkpoint(problem: Problem) -> Plan:
-    """Checkpoints as few blocks as the budget asks for, the first ones, at the depth at which that costs least.
+    """Checkpoints as few blocks as the budget requires, the first ones, at the depth at which that costs least.
 
     Raises:
-        PlanInfeasible: at no depth any number of blocks is enough.
+        PlanInfeasible: at no depth does any number of blocks fit.
     """
     memory = problem.memory
     choices = list(_choices(memory))
@@ -43,7 +43,7 @@ def plan_checkpoint(problem: Problem) -> Plan:
 
 @dataclass(frozen=True)
 class _Block:
-    ops: tuple[int, ...]  # what runs again, in order
+    ops: tuple[int, ...]  # recomputed, in order
     position: int  # just before the first op of the backward that needs any of it
 
 
@@ -51,12 +51,12 @@ class _Block:
 class _Choice:
     depth: int
     blocks: Sequence[_Block]
-    seconds: float  # of second runs
+    seconds: float  # of recomputes
     peak_bytes: int
 
 
 def _choices(memory: StepMemory) -> Iterator[_Choice]:
-    """At each depth none, the first, the first two … blocks."""
+    """At each depth with none, the first, the first two … blocks checkpointed."""
     program, seconds = memory.program, memory.costs.seconds
     repeatable = repeatable_ops(program)
     deepest = max((op.module.count(".") + 1 for op in program.ops), default=1)
@@ -70,7 +70,7 @@ def _choices(memory: StepMemory) -> Iterator[_Choice]:
 
 
 def _blocks(program: Program, depth: int, repeatable: Sequence[bool]) -> list[_Block]:
-    """The blocks that have something to drop: runs of forward ops within one module of ``depth``."""
+    """The blocks that can free memory: runs of forward ops within one module of ``depth``."""
 
     def module(op: Op) -> str:
         path = op.module.split(".")
@@ -98,7 +98,7 @@ def _blocks(program: Program, depth: int, repeatable: Sequence[bool]) -> list[_B
 def _block(
     program: Program, again: Sequence[Op], inside: range, backward: Segment, readers: dict[int, list[int]]
 ) -> _Block | None:
-    """The block of the ops ``again`` out of ``inside``; None if the backward needs nothing that it could drop."""
+    """The block of the ops ``again`` out of ``inside``; None if it has nothing to drop that the backward needs."""
     first_need, last_op = backward.stop, -1
     for op in again:
         for buffer in op.writes:
@@ -112,14 +112,14 @@ def _block(
 
 
 class _Trial:
-    """The step's memory with more and more blocks checkpointed, on one axis with a slot for every run there may be."""
+    """The step's memory with more and more blocks checkpointed; its time axis has a slot for every possible run."""
 
     def __init__(self, memory: StepMemory, blocks: Sequence[_Block]) -> None:
         self._program, self._blocks = memory.program, blocks
         again = sorted((block.position, op, number) for number, block in enumerate(blocks) for op in block.ops)
         self._slots: list[int] = []  # by slot: the op
-        self._owners: list[int] = []  # by slot: the block whose second run it is, or -1
-        self._uses: dict[int, list[tuple[int, int, bool]]] = defaultdict(list)  # by buffer: slot, owner, is made anew
+        self._owners: list[int] = []  # by slot: the block that recomputes it, or -1
+        self._uses: dict[int, list[tuple[int, int, bool]]] = defaultdict(list)  # by buffer: slot, owner, is recomputed
         self._starts: list[int] = []  # by position: its first slot
         next_again = 0
         for op in self._program.ops:

@@ -1,7 +1,7 @@
-"""In which buckets are gradients summed over ranks, and when is each complete? As DistributedDataParallel does it.
+"""Gradient buckets of an all-reduce, filled as by DistributedDataParallel.
 
-Gradients go into buckets in the order in which they are made; a bucket is full when it has reached its size, and
-buckets are summed in that order, one after the other.
+Gradients are assigned in the order in which they are computed; a bucket is full when it has reached its size, and
+buckets are all-reduced in that order, one after the other.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from dataclasses import dataclass
 
 from lmswap.ir.program import BufferKind, Program
 
-# DistributedDataParallel's own: a small first one, so that the network begins early.
+# DistributedDataParallel's defaults: a small first one, so that communication begins early.
 _FIRST_BYTES, _BYTES = 2**20, 25 * 2**20
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Gradients that are summed at once: ``nbytes`` of them, which have all arrived when op ``last`` is over."""
+    """Gradients that are all-reduced together: ``nbytes``, complete after op ``last``."""
 
     nbytes: int
     last: int
 
 
 def fill_buckets(program: Program) -> tuple[Bucket, ...]:
-    """The buckets of all gradients that backward graphs hand out."""
+    """The buckets of all gradients that backward graphs return."""
     buckets: list[Bucket] = []
     nbytes, last = 0, 0
     for buffer, last in _in_order(program).items():
@@ -35,7 +35,7 @@ def fill_buckets(program: Program) -> tuple[Bucket, ...]:
 
 
 def _in_order(program: Program) -> dict[int, int]:
-    """By gradient, in the order in which they are made: the op that writes it last."""
+    """The op that writes each gradient last, in the order in which gradients are computed."""
     made: dict[int, int] = {}
     for op in program.ops:
         for buffer in op.writes:

@@ -1,4 +1,4 @@
-"""What lower bound do given prices prove? The Lagrangian dual of planning, for all buffers at once.
+"""The lower bound that given prices prove: the Lagrangian dual of planning, vectorized over buffers.
 
 `lmswap.plan.verify_certificate` states the bound and why it holds.
 """
@@ -23,26 +23,26 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class IdleIntervals:
-    """The gaps in which a buffer can be absent, and what it takes to bring it back: infinitely many seconds if no way.
+    """The gaps in which a buffer can be non-resident, with the seconds of each way to restore it; infinite if none.
 
     A version is a buffer since the op that wrote it last; gaps of one version are neighbours, in order of time.
     """
 
     after: Ints
     before: Ints
-    written: Ints  # by the op that made the version
+    written: Ints  # the op that made the version
     version: Ints  # an id
     nbytes: Floats
     out_seconds: Floats
     in_seconds: Floats
-    recompute_seconds: Floats  # the buffer's share of a second run, by bytes
+    recompute_seconds: Floats  # the buffer's share, by bytes, of a recompute
 
     def __getitem__(self, chosen: Bools) -> IdleIntervals:
         return IdleIntervals(*(getattr(self, name)[chosen] for name in self.__dataclass_fields__))
 
 
 def idle_intervals(memory: StepMemory, link: Link, min_swap_bytes: int) -> IdleIntervals:
-    """Every gap of the program in which a plan can have the buffer absent."""
+    """Every gap of the program in which a plan can have the buffer non-resident."""
     program, seconds = memory.program, memory.costs.seconds
     gaps = [
         (after, before, max(write for write in found.writes if write <= after), buffer)
@@ -73,7 +73,7 @@ def idle_intervals(memory: StepMemory, link: Link, min_swap_bytes: int) -> IdleI
 
 
 def least_bytes(memory: StepMemory, found: IdleIntervals) -> Bytes:
-    """By op: bytes that are there whatever the plan, second runs included."""
+    """By op: bytes that are resident under any plan, recomputes included."""
     change = np.zeros(len(memory.curve) + 1, np.int64)
     np.add.at(change, found.after + 1, found.nbytes.astype(np.int64))
     np.subtract.at(change, found.before, found.nbytes.astype(np.int64))
@@ -82,11 +82,11 @@ def least_bytes(memory: StepMemory, found: IdleIntervals) -> Bytes:
 
 @dataclass(frozen=True)
 class BufferVersions:
-    """BufferVersions as cuts (ops, ascending) and the zones before, between and after them see them."""
+    """Versions relative to cuts (ops, ascending) and the zones before, between and after them."""
 
     made_in: Ints  # zone
-    is_idle: Bools  # [version, cut]: it can be absent there
-    goes_on: Bools  # [version, cut]: it is idle from there past the next cut, without a use
+    is_idle: Bools  # [version, cut]: it can be non-resident there
+    goes_on: Bools  # [version, cut]: the same gap covers the next cut
     nbytes: Floats
     out_seconds: Floats
     in_seconds: Floats
@@ -113,7 +113,7 @@ def versions(found: IdleIntervals, cuts: Ints) -> BufferVersions:
 
 @dataclass(frozen=True)
 class Prices:
-    """Of memory at each cut in seconds per byte, and of each lane in each zone: see `lmswap.ir.certificate`."""
+    """Prices of memory at each cut in seconds per byte, and of each lane in each zone: see `lmswap.ir.certificate`."""
 
     memory: Floats
     out: Floats
@@ -122,13 +122,13 @@ class Prices:
 
 @dataclass(frozen=True)
 class Dual:
-    """What plans have to share out at some cuts and in the zones beside them, and among whom."""
+    """The resources that plans share at some cuts and in the adjacent zones, and the versions that need them."""
 
     versions: BufferVersions
-    room_bytes: Floats  # by cut: for idle versions, beside what is there whatever the plan
+    room_bytes: Floats  # by cut: for idle versions, above `least_bytes`
     cut_seconds: Floats  # of compute, by cut
     zone_seconds: Floats  # of compute, by zone
-    compute_factor: float  # beside copies
+    compute_factor: float  # of compute, while copies run
 
     def bound(self, prices: Prices) -> float:
         """The seconds that ``prices`` prove."""
@@ -141,9 +141,9 @@ class Dual:
         return np.minimum(1.0, (1 - out - into) / self.compute_factor)
 
     def _versions_seconds(self, prices: Prices) -> float:
-        """The least that all versions cost, from the last zone backwards: what is to come by what is there and where.
+        """The least cost of all versions, by dynamic programming from the last zone backwards over their states.
 
-        Each is present in a zone, without or with a copy outside, or absent at a cut, dropped or copied.
+        Each is resident in a zone, without or with a host copy, or non-resident at a cut, dropped or copied.
         """
         of, run = self.versions, self._run(prices.out, prices.into)
         present, with_copy, dropped, copied, seconds = np.zeros((5, len(of.nbytes)))
@@ -165,12 +165,12 @@ class Dual:
 
 
 def _priced(seconds: Floats, price: float) -> Floats:
-    """What costs infinitely many seconds does so at a price of 0 too."""
+    """``seconds`` times ``price``; infinite seconds cost infinitely much at a price of 0 too."""
     return seconds * price if price > 0 else np.where(np.isinf(seconds), np.inf, 0.0)
 
 
 def dual(memory: StepMemory, found: IdleIntervals, cuts: Ints, budget_bytes: int, compute_factor: float) -> Dual:
-    """The step at ``cuts``."""
+    """The `Dual` of the step at ``cuts``."""
     starts = np.array(memory.op_starts)
     return Dual(
         versions(found, cuts),

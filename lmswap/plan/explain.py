@@ -1,4 +1,4 @@
-"""Why does each buffer stay, go or run again? Problem and plan → a sentence in numbers per buffer."""
+"""The reason for each buffer's action, as a sentence with its figures: problem and plan → text by buffer."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _REASON_BY_KIND = {
     BufferKind.INPUT: "keep: an input, the caller holds it",
     BufferKind.OUTPUT: "keep: shares memory with an output",
     BufferKind.TANGENT: "keep: a tangent, the caller holds it",
-    BufferKind.GRADIENT: "keep: a gradient, it is handed out",
-    BufferKind.ACCUMULATED_GRADIENT: "keep: a gradient, it is added to one that is there",
+    BufferKind.GRADIENT: "keep: a gradient, it is returned",
+    BufferKind.ACCUMULATED_GRADIENT: "keep: a gradient, it is added to the caller's",
 }
 
 
 def explain_plan(problem: Problem, plan: Plan) -> dict[int, str]:
-    """For each buffer of the planned program, by id, what happens to it under ``plan`` and what that costs."""
+    """For each buffer of the planned program, by id: its action under ``plan`` and the cost of that."""
     return _Explainer(problem, plan).sentences()
 
 
@@ -44,7 +44,7 @@ class _Explainer:
                 origin = runs.buffers[span.buffer]
                 self._stall_seconds[origin] = self._stall_seconds.get(origin, 0.0) + span.seconds
         read = {buffer for op in runs.program.ops for buffer in op.reads}
-        self._remade: dict[int, list[int]] = {}  # by buffer: the runs that make it again for somebody to read
+        self._remade: dict[int, list[int]] = {}  # by buffer: its recomputes that are read
         for run, op in zip(runs.program.ops, runs.ops, strict=True):
             for buffer, origin in zip(run.writes, problem.memory.program.ops[op].writes, strict=True):
                 if buffer != origin and buffer in read:
@@ -79,7 +79,7 @@ class _Explainer:
         instead = (
             f"recompute would cost {_ms(self._problem.memory.costs.seconds[producer])}"
             if self._repeatable[producer]
-            else f"it cannot be computed again{self._why_not(producer)}"
+            else f"it cannot be recomputed{self._why_not(producer)}"
         )
         return (
             f"swap: {format_bytes(buffer.nbytes)} idle {_ms(idle_seconds)}{trips}, copy {_ms(out_seconds)} out and "
@@ -100,7 +100,7 @@ class _Explainer:
         else:
             copies = link.out_rate.seconds(buffer.nbytes) + link.in_rate.seconds(buffer.nbytes)
             instead = f"a swap would take {_ms(copies)} of the link"
-        return f"recompute: {format_bytes(buffer.nbytes)} made again{times} in {_ms(seconds)}; {instead}"
+        return f"recompute: {format_bytes(buffer.nbytes)} recomputed{times} in {_ms(seconds)}; {instead}"
 
     def _idle_seconds(self, swap: Swap) -> float:
         uses = self._memory.ranges[swap.buffer].uses

@@ -1,6 +1,6 @@
-"""Which plan fits with the holes between its places? Tried: what a plan leaves between them is known afterwards.
+"""Search for a plan whose packed arena fits: the fragmentation of a plan is known only after packing.
 
-Where one takes too much, buffers are away for longer first, which costs no time; then it has fewer bytes to plan with.
+A plan that is too large first gets shorter residencies, which cost no time; then a smaller budget to plan with.
 """
 
 from __future__ import annotations
@@ -12,27 +12,32 @@ from lmswap.ir.plan import Plan
 
 # Shares of the free time that `lmswap.plan.shrink_residency` uses. The rest makes up for a link slower than it was
 # measured. In 21 steps (seven networks at 70, 50 and 30 % of the peak, H200) arenas take 1.07 times what is held at
-# once where nothing is away for longer (at most 1.16), 1.01 at a half (1.09) and 1.00 at all of it (1.03); on a link at
-# 70 % of its rate the steps take 1.5 % more at a half (at most 4.6), and 6.5 % at all of it (11), than where none is.
+# once where no residency is shortened (at most 1.16), 1.01 at a half (1.09) and 1.00 at all of it (1.03); on a link at
+# 70 % of its rate the steps take 1.5 % more at a half (at most 4.6), and 6.5 % at all of it (11), than without.
 _SHARES = (0.0, 0.5, 1.0)
-# The search ends when no more than this share of what there is could be gained.
+# The search ends when at most this share of the bytes could be gained.
 _CLOSE_ENOUGH = 1 / 32
-# It gives up a 256th at least, a quarter of a percent: holes of less were tried at seven times in a row.
+# It reduces the budget by a 256th at least, a quarter of a percent: smaller steps failed seven times in a row.
 _STEPS = 256
 
 
 def fit_arena(
     plan_within: Callable[[int], Plan], placed_bytes: Callable[[Plan, float], int], most_bytes: int
 ) -> tuple[Plan, float]:
-    """The fastest plan found whose tensors, with the holes between their places, take ``most_bytes``.
+    """The fastest plan found whose tensors, fragmentation included, take at most ``most_bytes``.
 
-    With it comes the share by which its buffers have to be away for longer. ``plan_within`` plans for so many bytes
-    without holes, ``placed_bytes`` says what a plan takes with them when it is changed by such a share.
+    Args:
+        plan_within: plans for a budget in bytes, fragmentation not included.
+        placed_bytes: bytes of a plan with fragmentation, its residencies shortened by a share.
+        most_bytes: the limit.
+
+    Returns:
+        The plan, and the share by which its residencies must be shortened.
 
     Raises:
-        PlanInfeasible: none was found; it says how many bytes the plan needs, with holes, that took the fewest.
+        PlanInfeasible: none was found; carries the bytes, with fragmentation, of the smallest plan tried.
     """
-    lost_bytes = too_few_bytes = 0  # that plans were kept from using
+    lost_bytes = too_few_bytes = 0  # withheld from plans
     enough_bytes: int | None = None
     found: list[tuple[Plan, float]] = []
     placed: list[int] = []
@@ -44,7 +49,7 @@ def fit_arena(
             refusal = error
             if lost_bytes == enough_bytes:
                 break
-            enough_bytes = lost_bytes = most_bytes - error.needed_bytes  # next comes the smallest plan that there is
+            enough_bytes = lost_bytes = most_bytes - error.needed_bytes  # next: the smallest plan
             continue
         for share in _SHARES if plan.swaps else _SHARES[:1]:
             placed.append(placed_bytes(plan, share))
@@ -57,8 +62,8 @@ def fit_arena(
             if lost_bytes != enough_bytes:
                 too_few_bytes = lost_bytes
             elif excess_bytes > _CLOSE_ENOUGH * most_bytes:
-                break  # no other takes so much less
-        if enough_bytes is None:  # more and more: a little less to plan with can leave the places as they are
+                break  # no plan is that much smaller
+        if enough_bytes is None:  # in growing steps: a slightly smaller budget may give the same layout
             lost_bytes += max(excess_bytes, lost_bytes // 2, most_bytes // _STEPS)
         elif enough_bytes == 0:
             break

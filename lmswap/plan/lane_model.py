@@ -1,4 +1,4 @@
-"""When does a copy end? The clocks of compute and of the two copy lanes, for the simulator and for planners."""
+"""Time model of compute and the two copy lanes, for the simulator and for planners."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ _OTHER = {Lane.OUT: Lane.IN, Lane.IN: Lane.OUT}
 class Lanes:
     """Compute and two first-in-first-out copy lanes, in seconds from the start of the step.
 
-    Where a link's ``both_factor`` f is below 1, the copy that was queued first keeps its rate and one in the other
-    direction runs at 2f - 1 of its own beside it: together they move what the link moves, and at f = 0.5 (half duplex)
-    or less one waits for the other. While either lane copies, compute runs at the link's ``compute_factor`` of its
+    Where a link's ``both_factor`` f is below 1, the copy that was queued first keeps its rate and a simultaneous one
+    in the other direction runs at 2f - 1 of its rate: together they use the whole link, and at f = 0.5 (half duplex) or
+    less one waits for the other. While either lane copies, compute runs at the link's ``compute_factor`` of its
     speed.
 
-    A ``host`` queues everything in order, ahead of compute, which can begin nothing before it is queued.
+    A ``host`` queues everything in order, ahead of compute, which can start an op only once it is queued.
     """
 
     def __init__(self, host: Host | None = None) -> None:
         self.clock = 0.0
         self._host = host or Host(0.0, 0.0)
-        self._queued = 0.0  # when the host has queued all so far
+        self._queued = 0.0  # when the host has queued everything so far
         self._ends = {Lane.OUT: 0.0, Lane.IN: 0.0}  # of the last copy queued
-        self._compute_factor = 1.0  # beside that copy
+        self._compute_factor = 1.0  # while that copy runs
 
     def queue_copy(self) -> None:
-        """Compute waits, if it has nothing else to do, for the host to queue the copy that comes next."""
+        """Advances the host by one copy; compute waits for it if it has no other work."""
         self._queue(self._host.copy_seconds)
 
     def queue_op(self) -> None:
-        """The same for the op that comes next."""
+        """Advances the host by one op; compute waits for it if it has no other work."""
         self._queue(self._host.op_seconds)
 
     def _queue(self, seconds: float) -> None:
@@ -39,11 +39,11 @@ class Lanes:
         self.wait(self._queued)
 
     def copy(self, lane: Lane, link: Link, nbytes: int) -> tuple[float, float]:
-        """Starts a copy on a lane of ``link`` as soon as that is free; returns when it starts and ends."""
+        """Starts a copy on a lane of ``link`` as soon as that is free; returns its start and end."""
         rate = link.out_rate if lane is Lane.OUT else link.in_rate
         seconds, share = rate.seconds(nbytes), max(0.0, 2 * link.both_factor - 1)
         start = max(self.clock, self._ends[lane])
-        # What the other lane has left it does without a pause: it has queued nothing for later than now.
+        # The other lane's remaining copies run without a pause: none is queued for later than now.
         beside = max(0.0, self._ends[_OTHER[lane]] - start)
         end = start + seconds / share if seconds < beside * share else start + seconds + beside * (1 - share)
         self._ends[lane] = end
@@ -51,18 +51,18 @@ class Lanes:
         return start, end
 
     def run(self, seconds: float) -> None:
-        """Compute does what takes it ``seconds`` when nothing is copied."""
+        """Runs an op that takes ``seconds`` when nothing is copied."""
         share, beside = self._compute_factor, self._beside()
         self.clock += seconds / share if seconds < beside * share else seconds + beside * (1 - share)
 
     def work_in(self, seconds: float) -> float:
-        """What compute does from now on in so many seconds: those that it would take if nothing were copied."""
+        """Work that compute does in the next ``seconds``, in seconds without copies."""
         return seconds - min(seconds, self._beside()) * (1 - self._compute_factor)
 
     def wait(self, until: float) -> None:
-        """Compute stalls until then, a copy's end or when it is given more, if that is still to come."""
+        """Stalls compute until the time ``until``, if that is in the future."""
         self.clock = max(self.clock, until)
 
     def _beside(self) -> float:
-        """For how long copies will still run: lanes work without a pause."""
+        """Seconds for which queued copies will still run: lanes run without a pause."""
         return max(0.0, *(end - self.clock for end in self._ends.values()))

@@ -1,12 +1,12 @@
-"""What PyTorch's activation_memory_budget keeps: a 0-1 knapsack over what the backward pass reads of the forward's.
+"""Policy "memory_budget": PyTorch's activation_memory_budget, a 0-1 knapsack over saved activations.
 
-As in `choose_saved_values_set` of torch._functorch.partitioners (torch 2.13): of the values that could be made again
-those are kept whose ops take longest together, within a share of their bytes; the solver is dynamic programming over
-10,000ths of the bytes. The rest is made again, once, when the backward first reads it, with what is gone of its inputs.
-Torch leaves out of the knapsack what Inductor would fuse, as if that cost nothing; here each op has its own seconds.
+As in `choose_saved_values_set` of torch._functorch.partitioners (torch 2.13): of the recomputable values those are kept
+whose ops take longest together, within a share of their bytes; the solver is dynamic programming over 10,000ths of the
+bytes. The rest is recomputed, once, when the backward first reads it, with those of its inputs that are no longer
+resident. Torch leaves ops that Inductor would fuse out of the knapsack, as if they cost nothing; here each op counts
+with its seconds.
 
-The share is of bytes kept, not of a peak, and knows nothing of time: the largest twentieth with which the step fits the
-budget is taken.
+The share is of bytes kept, not of a peak: the largest twentieth with which the step fits the budget is taken.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from lmswap.plan.build_plan import build_plan
 from lmswap.plan.problem import Problem
 
 _PARTS = 10_000  # of all bytes: what a value's size is rounded to
-_SHARES = 20  # that are tried, from all of the bytes down to none
+_SHARES = 20  # tried, from all of the bytes down to none
 
 
 def plan_memory_budget(problem: Problem) -> Plan:
-    """Keeps the largest share of the bytes, and of them what takes longest to make again.
+    """Keeps the largest share of the bytes that fits, and within it what takes longest to recompute.
 
     Raises:
         PlanInfeasible: the step does not fit at any share.
@@ -49,7 +49,7 @@ def plan_memory_budget(problem: Problem) -> Plan:
 
 
 class _Handed:
-    """What the backward reads of the forward's activations and could make again, in order, and how it makes it."""
+    """The forward's activations that the backward reads and could recompute, in order, and their recomputes."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -71,13 +71,13 @@ class _Handed:
         return origin != here and origin.can_pass_values_to(here)
 
     def knapsack(self, memory: StepMemory) -> _Knapsack:
-        """Of the values, each with its bytes and the seconds of the op that makes it."""
+        """The knapsack of the values: the bytes of each, and the seconds of the op that makes it."""
         nbytes = np.array([self._program.buffers[value].nbytes for value in self.values], np.float64)
         parts = np.rint(nbytes / max(nbytes.sum(), 1.0) * _PARTS).astype(np.int64)
         return _Knapsack(self.values, parts, [memory.costs.seconds[self._producer[value]] for value in self.values])
 
     def recomputes(self, kept: Collection[int]) -> list[Recompute]:
-        """What is not ``kept`` is made again before the first op that reads it, after what is gone of its inputs."""
+        """Recomputes of all values but ``kept``, before their first reader, preceded by those of missing inputs."""
         found: list[Recompute] = []
         present, gone = set(kept), set(self.values) - set(kept)
 
@@ -101,7 +101,7 @@ class _Handed:
 
 
 class _Knapsack:
-    """For every capacity up to `_PARTS` the values that are worth most."""
+    """0-1 knapsack: the most valuable set for every capacity up to `_PARTS`."""
 
     def __init__(self, values: Sequence[int], parts: NDArray[np.int64], worths: Sequence[float]) -> None:
         self._values, self._parts = values, parts
@@ -113,7 +113,7 @@ class _Knapsack:
             most[size:] = np.maximum(most[size:], taken)
 
     def best(self, capacity: int) -> list[int]:
-        """The values, last first."""
+        """The chosen values, last first."""
         found = []
         for number in reversed(range(len(self._values))):
             if self._takes[number, capacity]:

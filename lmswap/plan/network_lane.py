@@ -1,7 +1,7 @@
-"""When does a sum of gradients end? The clocks of compute, of copies, and of a network that sums beside them.
+"""Time model of a rank: compute, copy lanes, and a network lane of all-reduces in parallel.
 
-Sums follow one another, each from when its gradients have arrived. While one runs, compute runs at the network's
-``compute_factor`` of its speed; while compute runs, sums run at its ``busy_factor`` of their rate.
+All-reduces run one after the other, each once its gradients are complete. While one runs, compute runs at the network's
+``compute_factor`` of its speed; while compute runs, all-reduces run at its ``busy_factor`` of their rate.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lmswap.plan.lane_model import Lanes
 
 @dataclass(slots=True)
 class Sum:
-    """A bucket on the network: ``seconds`` are what it still takes when nothing else runs."""
+    """A bucket on the network: ``seconds`` remain, if nothing else runs."""
 
     name: str
     nbytes: int
@@ -27,21 +27,21 @@ class Sum:
 
 
 class RankLanes(Lanes):
-    """The lanes of a rank; ``sums`` are by position, those whose gradients have arrived when the op there is over."""
+    """The lanes of a rank; ``sums`` are, by position, the buckets that are complete after the op there."""
 
     def __init__(self, network: Network, sums: Mapping[int, Sequence[Sum]], host: Host | None) -> None:
         super().__init__(host)
         self._network, self._arriving = network, sums
         self._position = 0
         self._waiting: deque[Sum] = deque()
-        self._begun = 0.0  # the first one in the queue
+        self._begun = 0.0  # of the first bucket in the queue
         self._spans: list[Span] = []
 
     def run(self, seconds: float) -> None:
         """As `Lanes.run`: the op at the next position."""
         begun, share = self.clock, self._network.compute_factor
         beside = math.fsum(each.seconds for each in self._waiting) / self._network.busy_factor
-        alone = self.work_in(beside)  # what compute would do meanwhile
+        alone = self.work_in(beside)  # work of compute meanwhile
         super().run(seconds / share if seconds < alone * share else seconds + alone * (1 - share))
         self._sum(begun, self.clock, self._network.busy_factor)
         if not self._waiting:
@@ -50,18 +50,18 @@ class RankLanes(Lanes):
         self._position += 1
 
     def wait(self, until: float) -> None:
-        """As `Lanes.wait`: compute stalls, and the network has its full rate."""
+        """As `Lanes.wait`: compute stalls, and the network runs at its full rate."""
         begun = self.clock
         super().wait(until)
         self._sum(begun, self.clock, 1.0)
 
     def finish(self) -> list[Span]:
-        """What the network did, and does when compute is over."""
+        """Runs the remaining all-reduces; returns the spans of the network lane."""
         self._sum(self.clock, math.inf, 1.0)
         return self._spans
 
     def _sum(self, clock: float, until: float, share: float) -> None:
-        """Moves the network from ``clock`` to ``until``."""
+        """Advances the network from ``clock`` to ``until``."""
         while self._waiting:
             first = self._waiting[0]
             end = clock + first.seconds / share

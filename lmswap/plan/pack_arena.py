@@ -1,8 +1,8 @@
-"""Where on the device does each large tensor of a step lie? Program + costs + plan → planned places.
+"""Offsets in the arena for the large tensors of a step: program + costs + plan → `ArenaLayout`.
 
-torch's caching allocator hands out what fits best at the moment; planned bytes then lie so scattered that it reserves
-up to twice as many. Here every tensor gets a place for its life, so that a step takes one arena of known size.
-`lmswap.execute.arena` makes the allocator keep to them.
+torch's caching allocator is best-fit and online; by fragmentation it reserves up to twice the planned bytes. Here every
+tensor gets a slot for its residency, so that a step takes one arena of known size. `lmswap.execute.arena` makes the
+allocator use these slots.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from lmswap.plan.pack_tier import Block, live_bytes, pack
 _SMALL_SEGMENT_BYTES, _SHARED_SEGMENT_BYTES = 2 * 2**20, 20 * 2**20
 _OWN_SEGMENT_BYTES, _SEGMENT_UNIT_BYTES = 10 * 2**20, 2 * 2**20
 
-# Of 21 steps (seven networks at 70, 50 and 30 %) arenas are 1.07 times what is held at once then, and 1.16 at most;
-# with none of it 1.10 and 1.31. It takes 0.1 s. `lmswap.plan.fit_arena` does the rest.
+# Of 21 steps (seven networks at 70, 50 and 30 %) arenas are 1.07 times the bytes held at once, and 1.16 at most;
+# without it 1.10 and 1.31. It takes 0.1 s. `lmswap.plan.fit_arena` does the rest.
 _MOST_VISITS = 100_000_000
 
-# Three moments at each position: what died is free, copies in take memory, the op takes its own.
+# Three moments at each position: dead buffers are free, prefetches allocate, the op allocates.
 _MOMENTS, _COPY_IN, _OP = 3, 1, 2
 
 
@@ -40,11 +40,17 @@ def pack_arena(
     *,
     num_held: Mapping[BufferKind, int] = MappingProxyType({BufferKind.OUTPUT: 1}),
 ) -> ArenaLayout:
-    """Gives every tensor that the ops and copies of ``plan`` allocate a place for as long as it is there.
+    """Assigns a slot to every large tensor that the ops and prefetches of ``plan`` allocate, for its residency.
 
-    Tangents and the scratch of losses have none: the caller allocates them. What the caller may hold when the next step
-    runs lies beside the arena; ``num_held`` says of each such kind how many may be there at once. Gradients that are
-    added to others become the caller's, or go up in one that is.
+    Tangents and the scratch of losses have none: the caller allocates them. Tensors that the caller may hold during the
+    next step are outside the arena; ``num_held`` is, by such kind, the number that may exist at once. Accumulated
+    gradients become the caller's, or are added to one that is.
+
+    Args:
+        program: the planned step.
+        costs: with the pieces that ops allocate.
+        plan: its swaps and recomputes.
+        num_held: by kind of result.
     """
     runs = schedule(program, plan.recomputes)
     memory = StepMemory(runs.program, runs.costs(costs))
@@ -69,10 +75,10 @@ def pack_arena(
 
 
 def common_arena_bytes(steps: Iterable[tuple[ArenaLayout, int]], tolerated_bytes: int) -> int:
-    """How large an arena is between steps, each of whose places may take so many bytes.
+    """Size of an arena shared by several steps, given each layout and its limit in bytes.
 
-    As large as any of them wants it, if that fits beside what any of them hands over; else as small as any of them
-    can do with, and it is made anew where others begin.
+    The largest of their arenas, if it fits together with the results of each; else the smallest, and the arena is
+    replaced where another step begins.
     """
     placed = [*steps]
     sizes = [places.arena_bytes for places, _ in placed]
@@ -83,15 +89,15 @@ def common_arena_bytes(steps: Iterable[tuple[ArenaLayout, int]], tolerated_bytes
 
 @dataclass(frozen=True, slots=True)
 class _Residency:
-    """A tensor's time on the device, in moments, and what took its memory: a moment, and the buffer that was copied.
+    """A tensor's residency in moments, and its allocation: the moment, and the buffer if it is a prefetch.
 
-    Of equal ones that are taken at once, that of the lowest ``rank`` gets the lowest place; None if nobody knows it.
+    Of equal ones that are allocated at once, the lowest ``rank`` gets the lowest offset; None if unknown.
     """
 
     taken: tuple[int, int]
     block: Block
     rank: int | None = None
-    num_held: int = 0  # so many of them the caller may hold at once; 0: it gets none
+    num_held: int = 0  # number that the caller may hold at once; 0: not returned
 
 
 def _residencies(memory: StepMemory, swaps: Sequence[Swap], num_held: Mapping[BufferKind, int]) -> list[_Residency]:
@@ -124,7 +130,7 @@ def _residencies(memory: StepMemory, swaps: Sequence[Swap], num_held: Mapping[Bu
 
 
 def _with_rivals(residencies: Sequence[_Residency]) -> list[_Residency]:
-    """What is taken together with a result as large lies beside the arena, too: nobody knows who gets which memory."""
+    """Tensors allocated together with a result of the same size go outside too: which gets which is unknown."""
     results = {(residency.taken, slot_bytes(residency.block.nbytes)) for residency in residencies if residency.num_held}
     return [
         replace(residency, num_held=max(1, residency.num_held))
@@ -135,16 +141,16 @@ def _with_rivals(residencies: Sequence[_Residency]) -> list[_Residency]:
 
 
 def _rank(memory: StepMemory, buffer: int, op: int) -> int | None:
-    """Which of the pieces that ``op`` takes becomes ``buffer``."""
+    """Index of the piece of ``op`` that becomes ``buffer``; None if unknown."""
     result = memory.program.ops[op].writes.index(buffer)
     return next((rank for rank, piece in enumerate(memory.costs.of(op)) if piece.result == result), None)
 
 
 def _blocks(residencies: Sequence[_Residency]) -> list[Block]:
-    """When which place is needed, and how it has to lie to others.
+    """Blocks to pack, with their order and distance constraints.
 
-    The allocator takes low places first. Equal ones that are taken at once last equally long where nobody knows who
-    gets which. Free ones that touch would be one to it, so those taken at once do not.
+    The allocator uses low addresses first. Equal tensors allocated at once get the union of their lifetimes where their
+    order is unknown. Adjacent free ranges would be one block to it, so tensors allocated at once do not touch.
     """
     groups: dict[tuple[int, int], list[int]] = defaultdict(list)
     for index, residency in enumerate(residencies):
@@ -170,7 +176,7 @@ def _blocks(residencies: Sequence[_Residency]) -> list[Block]:
 def _in_order(
     found: dict[tuple[int, int], list[Slot]], swaps: Sequence[Swap]
 ) -> list[tuple[tuple[int, int], list[Slot]]]:
-    """By moment; copies in of one moment in the order of the plan, as they are started."""
+    """By moment; prefetches of one moment in the order of the plan."""
     rank = {(_COPY_IN + _MOMENTS * swap.in_start, swap.buffer): number for number, swap in enumerate(swaps)}
     return sorted(found.items(), key=lambda item: (item[0][0], rank.get(item[0], 0)))
 
@@ -180,8 +186,8 @@ def _by_offset(place: Slot) -> tuple[bool, int]:
 
 
 def _results_bytes(results: Iterable[_Residency]) -> int:
-    """The segments that the allocator makes for them: large ones have one of their own."""
-    own_bytes, shared = 0, list[int]()  # of those that they share: what is taken
+    """Bytes of the segments that the allocator reserves for them: large tensors have one each."""
+    own_bytes, shared = 0, list[int]()  # of shared segments: bytes used
     together = Counter[tuple[int, int]]()
     for residency in results:
         nbytes = slot_bytes(residency.block.nbytes)
@@ -195,13 +201,13 @@ def _results_bytes(results: Iterable[_Residency]) -> int:
                 shared.append(nbytes)
             else:
                 shared[number] += nbytes
-    # Those that are taken at once do not touch, which may need another one.
+    # Tensors allocated at once do not touch, which may need another one.
     apart = any(count > 1 for count in together.values())
     return own_bytes + (len(shared) + apart) * _SHARED_SEGMENT_BYTES
 
 
 def _added_bytes(memory: StepMemory) -> int:
-    """What gradients that go up in the caller's take beside those, until they have, which are as large."""
+    """Bytes of gradients until they are added to the caller's."""
     kind_of, ranges = memory.program.buffers, memory.ranges.values()
     added = [
         Block(r.start, r.stop, kind_of[r.buffer].nbytes)
@@ -213,7 +219,7 @@ def _added_bytes(memory: StepMemory) -> int:
 
 
 def _small_bytes(residencies: Sequence[_Residency]) -> int:
-    """Whole segments for the most that small tensors hold at once, and one more for what lies scattered."""
+    """Whole segments for the peak of small tensors, and one more for fragmentation."""
     most_bytes = live_bytes(
         [residency.block for residency in residencies if residency.block.nbytes <= SMALL_BYTES], unit_bytes=1
     )

@@ -1,6 +1,6 @@
-"""Where does each block lie that is held for a while? Lifetimes and sizes → offsets and the capacity to reserve.
+"""Dynamic storage allocation: lifetimes and sizes of blocks → offsets and the capacity to reserve.
 
-In a tier these are the copies of swapped buffers, in whole pages; `lmswap.plan.pack_arena` packs device tensors.
+In a tier blocks are the copies of swapped buffers, in whole pages; `lmswap.plan.pack_arena` packs device tensors.
 
 Dynamic storage allocation is NP-hard; the bytes live at once are a lower bound. See csrc/planner/pack.h.
 """
@@ -21,7 +21,7 @@ PAGE_BYTES = 4096
 class Block:
     """Bytes for one buffer, held over the positions [start, stop).
 
-    ``above`` is the number of a block that has to lie below it; those of one ``group`` are apart.
+    ``above`` is the index of a block that must have a lower offset; blocks of one ``group`` do not touch.
     """
 
     start: int
@@ -42,10 +42,10 @@ class Packing:
 def pack(
     blocks: Sequence[Block], unit_bytes: int = PAGE_BYTES, *, apart_bytes: int = 0, most_visits: int = 0
 ) -> Packing:
-    """Gives blocks that are held at the same time disjoint places, each rounded up to whole units.
+    """Gives blocks that are held at the same time disjoint ranges, each rounded up to whole units.
 
-    They touch each other, and the beginning, or are at least ``apart_bytes`` apart. The best of a few orders of first
-    fit, improved for ``most_visits`` (1e8 take some 0.1 s).
+    Ranges touch each other, and offset 0, or are at least ``apart_bytes`` apart. The best of a few orders of first fit,
+    improved for ``most_visits`` (1e8 take some 0.1 s).
     """
     rows = [
         (block.start, block.stop, block.nbytes, _or_none(block.above), _or_none(block.group))
@@ -77,9 +77,9 @@ def _rounded(blocks: Sequence[Block], unit_bytes: int) -> list[Block]:
 
 
 def assign_offsets(program: Program, swaps: Sequence[Swap]) -> tuple[tuple[Swap, ...], int]:
-    """Gives each copy its place in the tier; returns the swaps with offsets, in their order, and the capacity.
+    """Assigns tier offsets to copies; returns the swaps with offsets, in their order, and the capacity.
 
-    A place is held from a copy's out_start to the last first_use of the swaps that it serves.
+    A range is held from a copy's out_start to the last first_use of the swaps that read it.
     """
     copies: list[list[Swap]] = []
     latest: dict[int, list[Swap]] = {}

@@ -1,4 +1,4 @@
-"""Which plan is best here? Problem → the plan with the least predicted seconds that any policy of lmswap finds."""
+"""Policy "auto": the plan with the least predicted seconds among those of all policies."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ from lmswap.plan.tflms import plan_tflms
 
 _Policy = Callable[[Problem], Plan]
 
-# The other policies seldom find what the searches do not; on larger steps they would take longer than those.
+# The other policies are seldom better than the searches; on larger steps they would take longer.
 _MOST_OPS_FOR_BASELINES = 3_000
 
 # Plans are the same on machines with more cores.
 _NUM_THREADS = 2
 
-# It tries 21 schedules, 0.1 to 0.6 s from 500 ops on. On U-Nets, ResNet-50, ViT and GPT at 90, 70 and 50 % of the peak
-# (V100, H200) it found nothing that fits, or steps 0.1 to 17 % slower than the searches did.
+# memory_budget tries 21 schedules, 0.1 to 0.6 s from 500 ops on. On U-Nets, ResNet-50, ViT and GPT at 90, 70 and 50 %
+# of the peak (V100, H200) it found no plan, or steps 0.1 to 17 % slower than those of the searches.
 _MOST_OPS_FOR_MEMORY_BUDGET = 200
 
-# A search ends in one of several valleys: at 521 ops one seed of three is a point of step time better than the others.
+# A search ends in one of several local optima: at 521 ops one seed of three is better by 1 % of the step time.
 # Each takes 0.3 s; the third brought the U-Net (bf16, H200, 42 % of the peak) from 2.2 to 1.5 % over the bound.
 _SEEDS = (1, 2, 3)
 _MOST_OPS_FOR_LAST_SEED = 600
-# It is left out where the others come within this share of the bound.
+# It is skipped where the others come within this share of the bound.
 _CLOSE = 0.01
 
 
 def plan_auto(problem: Problem, *, effort: int = 1) -> Plan:
-    """The fastest plan found: keeping, swapping and computing again, chosen buffer by buffer.
+    """The fastest plan found, with actions keep, swap and recompute chosen buffer by buffer.
 
-    ``effort`` times the usual search takes as many times as long. At 4 the U-Net at 192³ (bf16, H200, 40 % of the peak)
+    The search takes ``effort`` times as many tries as usual. At 4 the U-Net at 192³ (bf16, H200, 40 % of the peak)
     ends 0.7 instead of 0.8 % over the bound.
 
     Raises:
         OptionError: ``effort`` is not a positive number.
-        PlanInfeasible: none was found that fits; carries the smallest budget that fits.
-        TierError: some would fit the budget, but not the tier.
+        PlanInfeasible: no plan was found that fits; carries the smallest budget that fits.
+        TierError: some plan fits the budget, but none the tier.
     """
     if effort < 1:
         raise OptionError(f"effort must be at least 1, the usual search, not {effort}")
@@ -57,7 +57,7 @@ def plan_auto(problem: Problem, *, effort: int = 1) -> Plan:
         return exact
 
     searches, others = _searches(effort), _others(problem)
-    with ThreadPoolExecutor(_NUM_THREADS) as threads:  # the searches run outside of Python's lock
+    with ThreadPoolExecutor(_NUM_THREADS) as threads:  # the searches release the GIL
         hasty = replace(problem, asks_need=False)
 
         def plans_of(policies: Iterable[_Policy]) -> list[Plan]:
@@ -83,7 +83,7 @@ def _attempt(problem: Problem, policy: _Policy) -> Plan | PlanInfeasible | TierE
 
 
 def _refusal(outcomes: Iterable[Plan | PlanInfeasible | TierError]) -> PlanInfeasible | TierError:
-    """The refusal that asks for the least, of the policy that was asked for, not of the one that was tried."""
+    """The refusal with the smallest budget, named after policy "auto" instead of the one that was tried."""
     refusals = [outcome for outcome in outcomes if not isinstance(outcome, Plan)]
     least = min(refusals, key=lambda refusal: getattr(refusal, "needed_bytes", 0))
     if isinstance(least, TierError):

@@ -1,4 +1,4 @@
-"""Which prices prove the most? The dual of planning as a linear program, in which like versions are taken together."""
+"""Prices that maximize the bound: the dual of planning as a linear program, in which similar versions are merged."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from scipy.sparse import csr_array
 
 from lmswap.plan.dual_bound import BufferVersions, Dual, Floats, Ints, Prices
 
-# Of like versions; the smallest count as absent. With 80 the program takes two to four times as long (ResNet-50: 0.4
+# Of similar versions; the smallest are left out. With 80 the program takes two to four times as long (ResNet-50: 0.4
 # to 0.8 s of a second for planning), and on the U-Nets, ResNet-50, GPT and ViT it proves no more.
 _MOST_CLASSES = 40
-_LIKE = 0.03  # versions are alike if they idle at the same cuts, at seconds per byte that differ by about this share
+_LIKE = 0.03  # versions are similar if they idle at the same cuts, at seconds per byte within about this share
 
 
 def best_prices(dual: Dual, budget_bytes: int) -> Prices:
-    """Prices that nearly maximise ``dual.bound``; whatever they are, what they prove holds."""
+    """Prices that nearly maximize ``dual.bound``, which is valid for any prices."""
     return _PriceProgram(dual, float(max(budget_bytes, 1))).solve()
 
 
 def _merged(versions: BufferVersions) -> BufferVersions:
-    """Like versions as one, largest first."""
+    """Similar versions merged, largest first."""
     costs = np.stack([versions.nbytes, versions.out_seconds, versions.in_seconds, versions.recompute_seconds], axis=1)
     rates = np.log(np.maximum(costs[:, 1:] / costs[:, :1], 1e-30)) / _LIKE
     rates = np.where(np.isinf(rates), 2.0**30, np.rint(rates))
@@ -36,8 +36,8 @@ def _merged(versions: BufferVersions) -> BufferVersions:
 class _PriceProgram:
     """Maximise gain · x subject to rows · x ≤ limits and 0 ≤ x ≤ most.
 
-    Seconds are in units of the step's compute, bytes in units of the budget. Beside the prices, x holds for each
-    version and zone or cut what `Dual` says is to come; rows hold it below each choice.
+    Seconds are in units of the step's compute, bytes in units of the budget. Besides the prices, x has the cost-to-go
+    of `Dual` by version and zone or cut; rows bound it by each choice.
     """
 
     def __init__(self, dual: Dual, byte_unit: float) -> None:
@@ -78,7 +78,7 @@ class _PriceProgram:
         return self._prices(np.zeros(self._num_variables) if found.x is None else found.x)
 
     def _gain(self) -> Floats:
-        """The bound. What a lane costs beside the op of a cut is not concave: that of one zone beside it is no less."""
+        """The bound. A lane's price at the op of a cut is not concave: that of an adjacent zone is no less."""
         dual, gain = self._dual, np.zeros(self._num_variables)
         gain[self._run] = dual.zone_seconds / self._second_unit
         gain[self._run_at_cut] = dual.cut_seconds / self._second_unit
@@ -88,7 +88,7 @@ class _PriceProgram:
         return gain
 
     def _most(self) -> Floats:
-        """Compute's time costs no more than what passes; of a version nothing is to come after its last idle cut."""
+        """Upper bounds: the price of compute is at most 1; the cost-to-go of a version after its last idle cut is 0."""
         most, idle = np.full(self._num_variables, np.inf), self._versions.is_idle
         most[self._run] = most[self._run_at_cut] = 1.0
         later = np.logical_or.accumulate(idle[:, ::-1], axis=1)[:, ::-1]
@@ -98,7 +98,7 @@ class _PriceProgram:
         return most
 
     def _limit_versions(self) -> None:
-        """See `Dual`: what is to come from a zone on, there, and from a cut on, away, is no more than any choice."""
+        """See `Dual`: the cost-to-go, resident from a zone or non-resident from a cut, is at most any choice's."""
         of, present, with_copy, dropped, copied = self._versions, *self._to_come
         nbytes = of.nbytes / self._byte_unit
         out_seconds, in_seconds, recompute_seconds = (
@@ -134,7 +134,7 @@ class _PriceProgram:
             self._limit((absent[row, cut], 1.0), (absent[row, cut + 1], -1.0))
 
     def _prices(self, found: Floats) -> Prices:
-        """Undoes the units, and what a solver's tolerance leaves outside the limits or just above 0."""
+        """Undoes the units, and removes the solver's tolerance outside the limits or just above 0."""
         memory, out, into = (np.maximum(found[each].round(9), 0.0) for each in (self._memory, self._out, self._into))
         out = np.minimum(out, 1.0)
         return Prices(memory * (self._second_unit / self._byte_unit), out, np.minimum(into, 1.0 - out))

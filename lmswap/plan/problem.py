@@ -1,4 +1,4 @@
-"""What is a planner asked? The step, the machine and the limits, as one argument for every policy."""
+"""The planning problem: step, machine and limits, as one argument for every policy."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from lmswap.ir.plan import Recompute
 from lmswap.ir.program import Segment
 from lmswap.ir.schedule import schedule
 
-# Positions are chosen for a link of this share of its rate. A plan without slack, made for V100 to H200, paid 1.4 to
-# 4 points of step time when the link turned out 10 % slower; one with slack costs only memory that is free anyway.
+# Positions are chosen for a link of this share of its rate. Plans without slack, for V100 to H200, lost 1.4 to 4 % of
+# step time when the link was 10 % slower; slack costs only memory that is free anyway.
 PLANNED_LINK_SHARE = 0.9
 
 
@@ -31,23 +31,23 @@ class Problem:
     budget_bytes: int
     min_swap_bytes: int
     link_share: float = PLANNED_LINK_SHARE  # of the link's rate that copies are planned for
-    target_seconds: float = 0.0  # a plan that takes no more need not be improved
-    asks_need: bool = True  # a refusal must carry the smallest budget that fits, which takes several searches to find
-    least_budget: tuple[int, int] = (0, 0)  # bytes below which no plan goes, as far as proved, and the op where
+    target_seconds: float = 0.0  # plans at or below it are not improved further
+    asks_need: bool = True  # PlanInfeasible must carry the smallest budget that fits, which takes several searches
+    least_budget: tuple[int, int] = (0, 0)  # proved lower bound on the budget of any plan, and the op where
 
     @property
     def link(self) -> Link:
-        """The path to the tier, as copies find it beside compute."""
+        """The path to the tier, at its rates while the device computes."""
         return self.tier.link.while_busy
 
     @property
     def planned_link(self) -> Link:
-        """That path at the share of its rate that copies are planned for."""
+        """`link` at the share of its rate that copies are planned for."""
         return self.link.times(self.link_share)
 
     @cached_property
     def gaps(self) -> tuple[Gap, ...]:
-        """Every gap in which a buffer could be away."""
+        """Every gap in which a buffer can be swapped out."""
         return swappable_gaps(self.memory.program, self.memory.ranges, self.min_swap_bytes)
 
     @cached_property
@@ -69,16 +69,16 @@ class Problem:
         return self.segments[gap.after] != self.segments[gap.before]
 
     def idle_seconds(self, gap: Gap) -> float:
-        """How long the buffer is not used when nothing stalls."""
+        """Seconds between the two uses, without stalls."""
         return self.memory.op_starts[gap.before] - self.memory.op_starts[gap.after + 1]
 
     def copy_seconds(self, gap: Gap) -> float:
-        """Time on the link for one copy out and one in."""
+        """Seconds on the link for one copy out and one in."""
         nbytes = self.nbytes(gap.buffer)
         return self.link.out_rate.seconds(nbytes) + self.link.in_rate.seconds(nbytes)
 
     def curve_without(self, gaps: Sequence[Gap]) -> Bytes:
-        """Bytes by op with the buffers of ``gaps`` away for all of each gap: the least that swapping them leaves."""
+        """Bytes by op with the buffers of ``gaps`` non-resident in the whole gap: a lower bound if they are swapped."""
         changes = np.zeros(len(self.memory.curve) + 1, np.int64)
         for gap in gaps:
             changes[gap.after + 1] -= self.nbytes(gap.buffer)
@@ -86,7 +86,7 @@ class Problem:
         return self.memory.curve + np.cumsum(changes[:-1])
 
     def fits(self, gaps: Sequence[Gap]) -> bool:
-        """Whether swapping in ``gaps`` can keep the step within the budget."""
+        """Whether the step can fit the budget if ``gaps`` are swapped."""
         return not len(self.memory.curve) or int(self.curve_without(gaps).max()) <= self.budget_bytes
 
     def infeasible_with(self, policy: str, recomputes: Sequence[Recompute]) -> PlanInfeasible:
@@ -103,7 +103,7 @@ class Problem:
         )
 
     def infeasible(self, policy: str, gaps: Sequence[Gap]) -> PlanInfeasible:
-        """The error that says what ``policy`` needs when it swaps in all of ``gaps``, where, and who is live there."""
+        """The error with the budget that ``policy`` needs if all ``gaps`` are swapped, and what is live at the peak."""
         curve = self.curve_without(gaps)
         worst = int(curve.argmax())
         away = {gap.buffer for gap in gaps if gap.after < worst < gap.before}

@@ -1,18 +1,18 @@
-"""What does a step take of ranks that sum their gradients? One rank's plan + network → timeline and certificate.
+"""Prediction of a data-parallel step: one rank's plan + network → timeline and certificate.
 
-All ranks do the same at the same time, each by the same plan. The network lane sums one bucket after the other, each
-from when its gradients have arrived; nothing waits for it but the end of the step, where the optimizer begins. Sums and
-compute slow each other as the network says; what sums take of the links to the host is not counted.
+All ranks run the same plan in lockstep. The network lane all-reduces one bucket after the other, each once its
+gradients are complete; only the end of the step, where the optimizer begins, waits for it. All-reduces and compute slow
+each other by the network's factors; the all-reduces' use of the links to the host is not modelled.
 
-The bound: the sum of a bucket cannot begin before the ops are over that it waits for, and no plan is faster with these
-than the certificate of the step broken off after them; from then on the network lane has this bucket and all later ones
-to sum, S seconds, and compute all later ops, R seconds. So for any bucket b
+The bound: the all-reduce of a bucket cannot begin before the ops that it waits for have ended, and no plan runs these
+faster than the certificate of the step truncated after them; from then on the network lane has this bucket and all
+later ones to reduce, S seconds, and compute all later ops, R seconds. So for any bucket b
 
-    seconds ≥ (certificate of the ops up to the last that b waits for) + (least seconds of R and S side by side)
+    seconds ≥ (certificate of the ops up to the last that b waits for) + (least seconds of R and S in parallel)
 
-and seconds ≥ (certificate of the whole step). The best of these is taken. In t seconds side by side compute does c t
-and the network b t, c and b being their factors, so R and S take at least R + S - (c + b - 1) t. Side by side they are
-for no longer than min(R / c, S / b), and if c + b is less than 1, best not at all. Copies and stalls only add to that.
+and seconds ≥ (certificate of the whole step). The best of these is taken. In t seconds in parallel compute does c t
+and the network b t, c and b being their factors, so R and S take at least R + S - (c + b - 1) t. They overlap for no
+longer than min(R / c, S / b), and if c + b is less than 1, optimally not at all. Copies and stalls only add to that.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ class RanksStep:
 
     @property
     def seconds(self) -> float:
-        """Until compute and the network are done."""
+        """Seconds until compute and the network have finished."""
         return self.timeline.seconds
 
     @property
     def all_reduce_seconds(self) -> float:
-        """For how long the network sums."""
+        """Seconds of all-reduces on the network."""
         return self.timeline.lane_seconds(Lane.NETWORK)
 
     @property
     def hidden_share(self) -> float | None:
-        """The share of that which does not lengthen the step; None if there is nothing to sum."""
+        """The share of all-reduce seconds that does not lengthen the step; None if there are none."""
         summed = self.all_reduce_seconds
         return 1 - (self.seconds - self.alone_seconds) / summed if summed else None
 
@@ -69,12 +69,19 @@ class RanksStep:
 def predict_ranks(
     plan: Plan, program: Program, costs: OpCosts, machine: Machine, ranks: Ranks, *, tier: str, min_swap_bytes: int
 ) -> RanksStep:
-    """The step of ``ranks`` by ``plan``, which `make_plan` made for the share of ``machine`` that each has.
+    """Predicts the step of ``ranks`` under ``plan``, and bounds it; the bound is verified.
 
-    Its bound is checked. The other arguments are those of `make_plan`.
+    Args:
+        plan: of `make_plan`, for one rank's share of the machine.
+        program: the step; it and the following are the arguments of `make_plan`.
+        costs: of one rank.
+        machine: one rank's share.
+        ranks: their number and network.
+        tier: as in `make_plan`.
+        min_swap_bytes: as in `make_plan`.
 
     Raises:
-        PlanInvalid: a bug here.
+        PlanInvalid: a bug in the bound.
     """
     limits: dict[str, Any] = {"budget_bytes": plan.budget_bytes, "tier": tier, "min_swap_bytes": min_swap_bytes}
     buckets = fill_buckets(program) if ranks.count > 1 else ()
@@ -89,7 +96,7 @@ def predict_ranks(
         before = certify(program.up_to(stop), costs.up_to(stop), machine, **limits)
         if before.seconds + behind[bucket] > certificate.seconds:
             certificate = replace(certificate, seconds=before.seconds + behind[bucket], bucket=bucket, before=before)
-    # The same seconds, summed in another order, may differ in the last bits.
+    # The same seconds, summed in another order, may differ by rounding.
     seconds = min(max(certificate.seconds, certificate.alone.seconds), joined.seconds)
     certificate = replace(certificate, seconds=seconds)
     verify_ranks_certificate(program, costs, machine, ranks, certificate, **limits)
@@ -99,7 +106,7 @@ def predict_ranks(
 def _arriving(
     program: Program, plan: Plan, buckets: Sequence[Bucket], sums: Sequence[float]
 ) -> Mapping[int, Sequence[Sum]]:
-    """By position of the plan's schedule: the buckets that are complete when what runs there has run."""
+    """By position of the plan's schedule: the buckets that are complete after its op."""
     first: dict[int, int] = {}
     for position, op in enumerate(schedule(program, plan.recomputes).ops):
         first.setdefault(op, position)
@@ -110,7 +117,7 @@ def _arriving(
 
 
 def _behind(network: Network, buckets: Sequence[Bucket], sums: Sequence[float], costs: OpCosts) -> list[float]:
-    """By bucket: the least seconds from when it is complete, in which it and all that is later is summed and run."""
+    """By bucket: least seconds, once it is complete, to all-reduce it and later ones and to run the remaining ops."""
     gained = max(0.0, network.compute_factor + network.busy_factor - 1)
     behind = []
     for number, bucket in enumerate(buckets):
@@ -121,7 +128,7 @@ def _behind(network: Network, buckets: Sequence[Bucket], sums: Sequence[float], 
 
 
 def _telling(buckets: Sequence[Bucket], behind: Sequence[float], costs: OpCosts) -> set[int]:
-    """The buckets that may bound most: by ops without waits, and the last one, before which most waits are."""
+    """The buckets with the strongest bounds: by ops without waits, and the last one, before which most waits are."""
     if not buckets:
         return set()
     ends = list(accumulate(costs.seconds))

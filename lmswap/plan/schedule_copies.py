@@ -1,11 +1,11 @@
-"""When does each swapped buffer leave and come back? Chosen gaps + budget → swaps with positions.
+"""Schedules the copies of chosen gaps within the budget: gaps → swaps with positions.
 
-One pass over the step in simulated time. A copy out starts right after the last use. The memory is released as soon as
-the copy has ended, or earlier, with a stall, where an op needs the bytes. A copy in starts as late as it can still
-arrive in time, in order of need: later where there is no room, and then with a stall.
+One pass over the step in simulated time. A swap out starts directly after the last use. The memory is released when the
+copy has ended, or earlier, with a stall, where an op needs the bytes. A prefetch starts as late as it can still arrive
+in time, in order of need: later, and then with a stall, where memory is full.
 
-Release lies in the segment that used the buffer last, which hands on a token then, and in_start in the one that uses it
-next. The search of csrc/planner also releases in a backward what its forward still copies.
+Release is in the segment that used the buffer last, which passes on a token, and in_start in the one that uses it next.
+The search of csrc/planner also releases in a backward what its forward still copies.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from lmswap.plan.problem import Problem
 
 @dataclass(eq=False, slots=True)
 class _PendingSwap:
-    """A gap under way through the pass. Positions are filled in as they are reached."""
+    """A gap during the pass. Positions are filled in as they are reached."""
 
     gap: Gap
     nbytes: int
-    wish: int  # position from which the copy in may start
+    wish: int  # earliest position of the prefetch
     out_start: int | None = None
     out_end: float = 0.0
     release: int | None = None
     in_start: int | None = None
     in_end: float = 0.0
-    is_kept: bool = False  # wanted back before its memory was free for a single op
+    is_kept: bool = False  # not swapped: needed before its memory was free for a single op
 
 
 def schedule_copies(
@@ -48,22 +48,22 @@ def schedule_copies(
     sync_in: bool = False,
     even_if_late: bool = False,
 ) -> tuple[Swap, ...]:
-    """Swaps in order of need, offsets still 0, for ``gaps`` within the budget; what could free nothing is left out.
+    """Swaps for ``gaps`` within the budget, in order of need, offsets still 0; those that free nothing are left out.
 
     Args:
         problem: `Problem.fits` holds for ``gaps``.
         gaps: of swappable buffers.
-        wishes: positions where copies in should start; where None, each starts as late as it can arrive in time.
+        wishes: preferred positions of prefetches; where None, each starts as late as it can arrive in time.
         sync_out: compute waits for each copy out at once.
         sync_in: compute waits for each copy in where it starts.
-        even_if_late: leaves nothing out, also not what is still on its way out when it could as well stay.
+        even_if_late: leaves no swap out, also none whose copy out ends too late to free memory.
     """
     wishes = wishes or latest_starts(problem, gaps)
     return _Placement(problem, gaps, wishes, sync_out=sync_out, sync_in=sync_in, even_if_late=even_if_late).swaps()
 
 
 def latest_starts(problem: Problem, gaps: Sequence[Gap]) -> dict[Gap, int]:
-    """The last position where each copy in can start and arrive in time, if nothing stalls and the in lane is FIFO."""
+    """The last position of each prefetch that arrives in time, if nothing stalls and the in lane is FIFO."""
     starts = problem.memory.op_starts
     link = problem.planned_link
     wishes, next_copy = {}, float("inf")
@@ -99,13 +99,11 @@ class _Placement:
         self._lanes = Lanes(problem.machine.host)
         self._resident_bytes = 0
         self._copies: dict[int, _PendingSwap] = {}  # by buffer: its last copy out
-        self._latest: dict[int, _PendingSwap] = {}  # by buffer: its last trip back
-        self._outgoing: OrderedDict[_PendingSwap, None] = (
-            OrderedDict()
-        )  # queued and not yet released: in order of their ends
-        self._ripe: list[tuple[int, int, _PendingSwap]] = []  # heap by need: their copies in may start
-        # What each op will find resident at least: every gap to come is taken as away from end to end, copies in that
-        # were started early are counted. While this is within the budget, releasing on demand always makes room.
+        self._latest: dict[int, _PendingSwap] = {}  # by buffer: its last prefetch
+        self._outgoing: OrderedDict[_PendingSwap, None] = OrderedDict()  # queued, not yet released; by end
+        self._ripe: list[tuple[int, int, _PendingSwap]] = []  # heap by need: prefetches that may start
+        # Lower bound of resident bytes by op: buffers of later gaps count as non-resident in the whole gap, early
+        # prefetches as resident. While this is within the budget, releasing on demand always frees enough.
         self._promised = problem.curve_without(gaps)
 
     def swaps(self) -> tuple[Swap, ...]:
@@ -142,7 +140,7 @@ class _Placement:
                 self._stall_and_free(trip, position)
 
     def _has_good_copy(self, trip: _PendingSwap) -> bool:
-        """Whether an earlier copy is unchanged, and its token is in the function that uses the buffer now."""
+        """Whether an earlier host copy is valid, and its token is in the segment that uses the buffer now."""
         buffer, segments = trip.gap.buffer, self._problem.segments
         if buffer not in self._copies or self._copies[buffer].is_kept:
             return False
@@ -151,13 +149,13 @@ class _Placement:
         return is_unchanged and segments[self._latest[buffer].gap.before] == segments[trip.gap.after]
 
     def _release_finished(self, position: int) -> None:
-        """Frees what has left; at a segment's end, what is still on its way stays if there is room, or else stalls."""
+        """Releases finished copies; at a segment's end, unfinished ones are kept if they fit, or else stall."""
         for trip in self._needed.get(position, ()):
             if trip.release is None and not trip.is_kept:
                 self._keep(trip, position)
         for trip in list(takewhile(lambda trip: trip.out_end <= self._lanes.clock, self._outgoing)):
             self._stall_and_free(trip, position)
-        for trip in reversed(self._limited.get(position, ())):  # what is wanted back first has the best claim to stay
+        for trip in reversed(self._limited.get(position, ())):  # those needed first are kept first
             if trip.release is None and not trip.is_kept:
                 if self._has_room(trip, position) and not self._even_if_late:
                     self._keep(trip, position)
@@ -184,7 +182,7 @@ class _Placement:
             heapq.heappop(self._ripe)
 
     def _has_room(self, trip: _PendingSwap, position: int) -> bool:
-        """Whether the buffer can be resident from here to its next use."""
+        """Whether the buffer fits from here to its next use."""
         budget_bytes = self._problem.budget_bytes
         arriving = trip.nbytes if self._is_away(trip) else 0
         return (
@@ -209,7 +207,7 @@ class _Placement:
         self._resident_bytes -= trip.nbytes
 
     def _keep(self, trip: _PendingSwap, position: int) -> None:
-        """Gives a swap up whose copy out is still under way: the buffer stays until its next use."""
+        """Cancels a swap whose copy out is unfinished: the buffer is kept until its next use."""
         trip.is_kept = True
         del self._outgoing[trip]
         self._promised[position : trip.gap.before] += trip.nbytes

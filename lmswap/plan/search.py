@@ -1,6 +1,6 @@
-"""Which buffers to keep, to swap and to compute again? Problem → the best plan that a bounded search finds.
+"""Bounded search over the actions of all buffers: problem → the best plan found.
 
-The search itself is csrc/planner. It gives every gap of every buffer a fate, schedules and places the whole step, and
+The search itself is csrc/planner. It chooses an action for every gap of every buffer, schedules the whole step, and
 improves by flips of classes of equal layers and by annealing; steps of a few ops it solves exactly.
 """
 
@@ -25,8 +25,8 @@ _LIFE = {
     BufferKind.ACCUMULATED_GRADIENT: 3,
 }
 
-# The smallest buffers, of this share of the budget together, are planned as always there: without them an evaluation
-# has a third less to do (U-Net 37 %, ResNet-50 43 % of all reads and writes).
+# The smallest buffers, of this share of the budget together, are planned as always resident: an evaluation then has a
+# third less work (U-Net 37 %, ResNet-50 43 % of all reads and writes).
 _SMALL = 1e-4
 
 # Steps of 8 ops need some hundred to some ten thousand states, 0.1 s at most.
@@ -34,7 +34,7 @@ _MOST_EXACT_STATES = 50_000
 
 
 def plan_swap(problem: Problem) -> Plan:
-    """The best plan found that computes nothing twice.
+    """The best plan found without recomputes.
 
     Raises:
         PlanInfeasible: none was found that fits the budget.
@@ -45,7 +45,7 @@ def plan_swap(problem: Problem) -> Plan:
 
 
 def plan_recompute(problem: Problem) -> Plan:
-    """The best plan found that moves nothing.
+    """The best plan found without swaps.
 
     Raises:
         PlanInfeasible: none was found that fits the budget.
@@ -55,7 +55,7 @@ def plan_recompute(problem: Problem) -> Plan:
 
 
 def plan_exactly(problem: Problem, *, policy: str, may_swap: bool = True, may_recompute: bool = True) -> Plan | None:
-    """The best plan there is, by exhaustive search; None where the step is too large for that, or nothing fits."""
+    """The optimal plan, by exhaustive search; None if the step is too large for that, or nothing fits."""
     limits = _limits(problem, may_swap=may_swap, may_recompute=may_recompute)
     found = _core.find_exactly(_make_step(problem), _make_link(problem, 1.0), limits, most_states=_MOST_EXACT_STATES)
     return _finish(problem, policy, found) if found and found.fits else None
@@ -73,12 +73,12 @@ def plan_search(
     """The best plan that the search with ``seed`` finds, in ``effort`` times its usual number of tries.
 
     Raises:
-        PlanInfeasible: none was found that fits the budget; carries the smallest one that fits, or, where the problem
-            does not ask for that, the next one to try.
+        PlanInfeasible: no plan was found that fits the budget; carries the smallest budget that fits, or, without
+            ``problem.asks_need``, the next one to try.
     """
     link = _make_link(problem, problem.link_share)
     small = frozenset[int]() if problem.is_hopeless else _small_buffers(problem)
-    # What is the step's to its end may exist a second time when its op runs again.
+    # A buffer that lives to the end of the step may exist twice when its op is recomputed.
     step, small_bytes = _make_step(problem, small), 2 * sum(map(problem.nbytes, small))
     evaluations = (
         effort * _most_evaluations(len(problem.memory.program.ops)) // (1 if may_swap and may_recompute else 3)
@@ -91,7 +91,7 @@ def plan_search(
         target_seconds = problem.target_seconds
         return _core.search(step, link, limits, most_evaluations=evaluations, target_seconds=target_seconds, seed=seed)
 
-    if problem.is_hopeless:  # a search would go on to its end: what is asked for begins with what is proved
+    if problem.is_hopeless:  # a search would run to its end: start at the proved lower bound
         needed_bytes, worst_op = problem.least_budget
     else:
         found = search(problem.budget_bytes)
@@ -115,7 +115,7 @@ def _small_buffers(problem: Problem) -> frozenset[int]:
 
 
 def _most_evaluations(num_ops: int) -> int:
-    """How many schedules a search tries: one takes 15 to 35 ns an op, and 1,000 ops shall be planned in a second."""
+    """How many schedules a search tries: one takes 15 to 35 ns an op, and the target is 1,000 ops in a second."""
     return int(min(24_000, 4.8e5 / max(num_ops, 1) ** 0.5))
 
 
@@ -188,6 +188,6 @@ def _make_link(problem: Problem, share: float) -> _core.Link:
 
 
 def _forward_of(program: Program, segment: Segment) -> int:
-    """The index of the segment that hands its values on to ``segment``, or -1."""
+    """The index of the segment that passes its values to ``segment``, or -1."""
     found = [n for n, s in enumerate(program.segments) if s != segment and s.can_pass_values_to(segment)]
     return found[0] if found else -1

@@ -1,8 +1,8 @@
-"""How long must a swapped buffer lie on the device? Plan → the same swaps, released earlier and brought back later.
+"""Shorter residencies of swapped buffers: plan → the same swaps, released earlier and prefetched later.
 
-A search releases memory where a run needs it, and brings buffers back as soon as there is room: what nobody else wants
-makes up for a slow link. But then the device is full at every moment, and no places can be found for what lies there
-without holes between them. Few bytes are left in holes where there is time to spare.
+A search releases memory where an op needs it, and prefetches as soon as memory is free: otherwise unused memory
+compensates for a slow link. But then the device is full at every moment, and cannot be packed without fragmentation.
+Using free time to shorten residencies leaves little fragmentation.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from lmswap.plan.simulate import simulate_swaps
 
 
 def shrink_residency(plan: Plan, program: Program, costs: OpCosts, machine: Machine, *, share: float) -> Plan:
-    """``plan`` with each swapped buffer away for longer, itself where ``share`` is 0; its prediction is as it was.
+    """``plan`` with shorter residencies, unchanged if ``share`` is 0; its prediction is kept.
 
-    Each release and each copy in is moved by ``share`` of the way to where, on a link of `PLANNED_LINK_SHARE` of its
-    rate, the copy out has just ended, or the copy in arrives just in time or as late as it did.
+    Each release and prefetch is moved by ``share`` of the way to where, on a link of `PLANNED_LINK_SHARE` of its rate,
+    the copy out has just ended, or the copy in arrives just in time or no later than before.
     """
     if not share:
         return plan
@@ -34,20 +34,20 @@ def shrink_residency(plan: Plan, program: Program, costs: OpCosts, machine: Mach
     memory = StepMemory(runs.program, runs.costs(costs))
     spans = simulate_swaps(memory, machine.with_links_at(PLANNED_LINK_SHARE), plan.swaps).spans
     out_ends = _out_ends(plan.swaps, spans)
-    reached = [0.0, *(span.end_seconds for span in _on(Lane.COMPUTE, spans))]  # by position: all before it is done
+    reached = [0.0, *(span.end_seconds for span in _on(Lane.COMPUTE, spans))]  # by position: when all before it has run
     released = [
         replace(swap, release=_between(swap.release, _earliest_release(swap, memory, reached, end), share))
         for swap, end in zip(plan.swaps, out_ends, strict=True)
     ]
     for swap, end in zip(plan.swaps, out_ends, strict=True):
-        reached[swap.release] = max(reached[swap.release], end)  # copies in are queued when all releases are done
+        reached[swap.release] = max(reached[swap.release], end)  # prefetches are queued after all releases
     in_starts = _latest_in_starts(plan.swaps, spans, reached, share)
     swaps = (replace(swap, in_start=in_start) for swap, in_start in zip(released, in_starts, strict=True))
     return replace(plan, swaps=tuple(swaps))
 
 
 def _out_ends(swaps: Sequence[Swap], spans: Sequence[Span]) -> list[float]:
-    """By swap: when its copy out has ended; 0 where an earlier one is still good."""
+    """By swap: the end of its copy out; 0 where an earlier host copy is valid."""
     queue = sorted((swap.out_start, number) for number, swap in enumerate(swaps) if swap.out_start is not None)
     ends = [0.0] * len(swaps)
     for (_, number), copy in zip(queue, _on(Lane.OUT, spans), strict=True):
@@ -61,9 +61,9 @@ def _earliest_release(swap: Swap, memory: StepMemory, reached: Sequence[float], 
 
 
 def _latest_in_starts(swaps: Sequence[Swap], spans: Sequence[Span], queued: Sequence[float], share: float) -> list[int]:
-    """By swap, from the last copy to the first: each must have ended when the next one has to start.
+    """By swap, computed from the last copy to the first: each must end before the next one has to start.
 
-    ``queued`` says when copies in of each position are.
+    ``queued`` is, by position, when its prefetches are queued.
     """
     starts = [*(span.start_seconds for span in _on(Lane.COMPUTE, spans)), queued[-1]]
     queue = sorted(range(len(swaps)), key=lambda number: swaps[number].in_start)

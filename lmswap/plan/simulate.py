@@ -1,7 +1,7 @@
-"""How long will a step take under a plan, and how much memory will it hold? Step + machine + plan → timeline.
+"""Simulation of a step under a plan: step + machine + plan → timeline with memory curve.
 
-Compute, second runs included, and the two copy lanes run beside each other; the host, if the machine tells of one,
-queues what they do in the same order, and has begun when the device has. Just before op p, in this order:
+Compute, recomputes included, and the two copy lanes run in parallel; the host, if the machine has one, queues their
+work in the same order, and starts when the device does. Just before op p, in this order:
 
 1. out_starts: the copy starts as soon as the out lane is free;
 2. releases: compute stalls until that copy has ended, then the memory is free;
@@ -45,13 +45,19 @@ def simulate(
     released: frozenset[int] = frozenset(),
     lanes: Lanes | None = None,
 ) -> Timeline:
-    """Predicts the timeline of one step of ``program`` under ``plan``, on ``lanes`` that have done nothing yet.
+    """Predicts the timeline of one step of ``program`` under ``plan``.
 
-    Its memory leaves out buffers of less than ``counted_from_bytes``, and the outputs and tangents that the caller has
-    ``released`` once the step itself does not need them. Plans count all of them.
+    Args:
+        program: the planned step.
+        costs: of its ops.
+        machine: with the plan's tiers.
+        plan: its swaps and recomputes.
+        counted_from_bytes: smaller buffers are left out of the memory curve; plans count all.
+        released: outputs and tangents that the caller does not hold: they count only while the step needs them.
+        lanes: unused lanes to run on; by default those of ``machine``.
 
     Raises:
-        OptionError: the plan uses a tier that ``machine`` has not.
+        OptionError: the plan uses a tier that ``machine`` does not have.
     """
     runs = schedule(program, plan.recomputes)
     memory = StepMemory(runs.program, runs.costs(costs), counted_from_bytes, released)
@@ -59,7 +65,7 @@ def simulate(
 
 
 def simulate_swaps(memory: StepMemory, machine: Machine, swaps: Sequence[Swap]) -> Timeline:
-    """`simulate` for planners, which have the schedule's memory at hand."""
+    """As `simulate`, for planners that already have the schedule's memory."""
     return _Run(memory, machine, swaps, Lanes(machine.host)).timeline()
 
 

@@ -1,9 +1,9 @@
-"""IBM's TFLMS v2, on byte-exact ground: swap where the data-flow graph is deep between a producer and a consumer.
+"""Policy "tflms": IBM's TFLMS v2, which swaps between producers and consumers that are far apart in the graph.
 
 After Le, Imai, Negishi and Kawachiya, "TFLMS: Large Model Support in TensorFlow by Graph Rewriting"
 (arXiv 1807.02037) and "Automatic GPU memory management for large neural models in TensorFlow" (ISMM 2019). Distances
-are topological levels, not bytes or seconds, which is the method's weakness. Two things are ours: the budget is in
-bytes and kept, and the tuning is scored by our simulator, in seconds.
+are topological levels, not bytes or seconds, which is the method's weakness. Two things differ: the budget is in bytes
+and enforced, and the tuning is scored by lmswap's simulator, in seconds.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ def plan_tflms(
 
     Args:
         problem: what to plan.
-        swapout_threshold: that number. -1: the largest that fits the budget.
-        swapin_ahead: levels before the consumer at which the copy in starts. -1: what simulates fastest.
-        swapin_groupby: consumers closer than this many levels share one copy in. -1: what simulates fastest.
-        sync_mode: 0 nothing waits for a copy before it must; 1 compute waits for each copy out; 2 in; 3 both.
+        swapout_threshold: that number of levels. -1: the largest that fits the budget.
+        swapin_ahead: levels before the consumer at which the copy in starts. -1: the fastest in simulation.
+        swapin_groupby: consumers closer than this many levels share one copy in. -1: the fastest in simulation.
+        sync_mode: 0 asynchronous; 1 compute waits for each copy out; 2 for each copy in; 3 for both.
 
     Raises:
         OptionError: a parameter is out of its range.
-        PlanInfeasible: no threshold, or not the one given, fits the budget.
+        PlanInfeasible: the given threshold, or any, does not fit the budget.
     """
     for name, given in (("swapout_threshold", swapout_threshold), ("swapin_ahead", swapin_ahead)):
         if given < TUNED:
@@ -76,7 +76,7 @@ class _Tflms:
         self._buffers = sorted({gap.buffer for gap in problem.gaps})
 
     def tune(self, given: _Parameters) -> tuple[Swap, ...]:
-        """The parameters in IBM's order: threshold, then ahead, then groupby."""
+        """Tunes in IBM's order: threshold, then ahead, then groupby; returns the swaps."""
         tuned = replace(
             given,
             ahead=1 if given.ahead == TUNED else given.ahead,
@@ -107,7 +107,7 @@ class _Tflms:
         return min(fitting, key=lambda found: simulate_swaps(problem.memory, problem.machine, found[1]).seconds)
 
     def _gaps(self, parameters: _Parameters) -> tuple[Gap, ...]:
-        """The gaps that end at a far consumer, but for consumers that share the copy in of an earlier one."""
+        """The gaps that end at a distant consumer, except those that share an earlier consumer's copy in."""
         found = []
         for buffer in self._buffers:
             uses = self._problem.memory.ranges[buffer].uses

@@ -1,21 +1,21 @@
-"""Does a plan keep every rule? An independent check: shares no code with planner, simulator or analysis.
+"""Independent verifier of plans: shares no code with planner, simulator or analysis.
 
-Naive on purpose: memory is summed anew over all buffers, trips of one buffer are compared in pairs, and so are copies
-whose places overlap. Rules, by the name that a `PlanInvalid` carries:
+Naive on purpose: memory is summed over all buffers, swaps of one buffer are compared in pairs, and so are copies whose
+offsets overlap. Rules, by the name that a `PlanInvalid` carries:
 
 recomputes  in order; of repeatable ops, after their first run, in a segment that can read their inputs; every op, in
             both runs, reads what it reads in the program itself; a recompute reads nothing that the step's caller may
-            have written since, unless plain torch would have noticed
-buffers     only known buffers that nobody outside the step can see are swapped, to a tier of the machine
+            have written since, unless eager torch would raise an error
+buffers     only known buffers that are visible inside the step only are swapped, to a tier of the machine
 order       out_start ≤ release ≤ in_start ≤ first_use, within the program
-residency   the buffer is there at each of its uses, and comes back only to be used
+residency   the buffer is resident at each of its uses, and is prefetched only for a use
 copy        the copy out holds what the buffer held when it was released
-overlap     a buffer is away once at a time
+overlap     swaps of one buffer do not overlap
 segments    out_start and release lie in the segment of the last use before, in_start and first_use in that of the next;
-            release may lie in the next one too, where it follows at once and takes the buffer over;
-            a copy that is used again has come to its segment with the buffer
+            release may be in the next one too, if that follows directly and receives the buffer;
+            a host copy that is reused was passed to its segment with the buffer
 lanes       swaps are listed in order of need, which breaks ties between copies queued at one position
-tier        places are whole pages, within the capacity, and disjoint while they are held
+tier        copies are at whole pages, within the capacity, and disjoint while they are held
 capacity    resident bytes, scratch and copies under way included, never exceed the budget
 prediction  the peak that the plan states is the one it has
 """
@@ -78,14 +78,14 @@ def _check_recomputes(program: Program, plan: Plan) -> None:
     for number, recompute in enumerate(plan.recomputes):
         if not 0 <= recompute.op < recompute.position < len(program.ops):
             raise PlanInvalid(
-                "recomputes", f"runs again at {recompute.position} of {len(program.ops)} ops", op=recompute.op
+                "recomputes", f"recomputed at {recompute.position} of {len(program.ops)} ops", op=recompute.op
             )
         if number and plan.recomputes[number - 1].position > recompute.position:
             raise PlanInvalid(
                 "recomputes", f"listed after one at {plan.recomputes[number - 1].position}", op=recompute.op
             )
         if not program.ops[recompute.op].is_repeatable or not program.ops[recompute.op].writes:
-            raise PlanInvalid("recomputes", "a second run gives other bits, or nothing", op=recompute.op)
+            raise PlanInvalid("recomputes", "a recompute is not bitwise identical, or writes nothing", op=recompute.op)
         for buffer in program.ops[recompute.op].writes:
             if writers[buffer] > 1:
                 raise PlanInvalid("recomputes", "another op writes what it makes", op=recompute.op, buffer=buffer)
@@ -99,7 +99,7 @@ def _check_recomputes(program: Program, plan: Plan) -> None:
 
 
 def unguarded_buffers(program: Program) -> set[int]:
-    """Buffers that the caller holds and a forward reads, but no backward: torch does not notice if they are written."""
+    """Buffers that the caller holds and a forward reads, but no backward: torch does not detect writes to them."""
     phases: dict[int, set[str]] = {buffer.id: set() for buffer in program.buffers}
     is_own: dict[int, bool] = {}  # by buffer: whether the first op that names it makes it
     for op in program.ops:
@@ -118,7 +118,7 @@ def unguarded_buffers(program: Program) -> set[int]:
 
 
 def _check_contents(program: Program, runs: Schedule) -> None:
-    """Follows what each buffer holds, a number per content, through the program and through the schedule."""
+    """Traces the contents of each buffer, a number per version, through the program and through the schedule."""
     names: dict[object, int] = {}
     planned: dict[int, tuple[list[int], list[int]]] = {}  # by op: contents that it reads, contents that it writes
     held_before = [names.setdefault(("from outside", buffer.id), len(names)) for buffer in program.buffers]
@@ -137,7 +137,7 @@ def _check_contents(program: Program, runs: Schedule) -> None:
             raise PlanInvalid("recomputes", f"run {op.index} of it reads other contents than the program's", op=origin)
         for buffer, content in zip(op.writes, made, strict=True):
             now[buffer] = content
-        if origin == len(first_runs):  # the first run of it; later ones find a longer list
+        if origin == len(first_runs):  # its first run
             first_runs.append(origin)
     if first_runs != [op.index for op in program.ops]:
         raise PlanInvalid("recomputes", f"only {len(first_runs)} of {len(program.ops)} ops run in order")
@@ -148,7 +148,7 @@ def _check_buffer(program: Program, machine: Machine, swap: Swap) -> None:
         raise PlanInvalid("buffers", f"the program has {len(program.buffers)} buffers", buffer=swap.buffer)
     kind = program.buffers[swap.buffer].kind
     if kind is not BufferKind.ACTIVATION:
-        raise PlanInvalid("buffers", f"its kind is '{kind}', somebody else may look at it", buffer=swap.buffer)
+        raise PlanInvalid("buffers", f"its kind is '{kind}', it is visible outside the step", buffer=swap.buffer)
     if swap.tier not in [tier.name for tier in machine.tiers]:
         raise PlanInvalid("buffers", f"machine '{machine.name}' has no tier '{swap.tier}'", buffer=swap.buffer)
 
@@ -167,11 +167,13 @@ def _check_order(program: Program, swap: Swap) -> None:
 def _check_residency(swap: Swap, uses: list[int]) -> None:
     for use in uses:
         if swap.release <= use < swap.first_use:
-            raise PlanInvalid("residency", f"away from {swap.release} to {swap.first_use}", buffer=swap.buffer, op=use)
+            raise PlanInvalid(
+                "residency", f"non-resident from {swap.release} to {swap.first_use}", buffer=swap.buffer, op=use
+            )
     if not any(use < swap.release for use in uses):
         raise PlanInvalid("residency", f"released at {swap.release}, before it exists", buffer=swap.buffer)
     if not any(use >= swap.first_use for use in uses):
-        raise PlanInvalid("residency", f"brought back at {swap.first_use}, after its last use", buffer=swap.buffer)
+        raise PlanInvalid("residency", f"prefetched for {swap.first_use}, after its last use", buffer=swap.buffer)
 
 
 def _check_copy(swap: Swap, earlier: Sequence[Swap], writes: list[int]) -> None:
@@ -180,7 +182,7 @@ def _check_copy(swap: Swap, earlier: Sequence[Swap], writes: list[int]) -> None:
         same_place = [other for other in earlier if (other.tier, other.offset) == (swap.tier, swap.offset)]
         copied = max((e.out_start for e in same_place if e.out_start is not None), default=None)
     if copied is None:
-        raise PlanInvalid("copy", "no copy out, and no earlier one at its place in the tier", buffer=swap.buffer)
+        raise PlanInvalid("copy", "no copy out, and no earlier one at its offset in the tier", buffer=swap.buffer)
     for write in writes:
         if copied <= write < swap.release:
             raise PlanInvalid("copy", f"written after the copy out at {copied}", buffer=swap.buffer, op=write)
@@ -190,7 +192,9 @@ def _check_overlap(swap: Swap, earlier: Sequence[Swap]) -> None:
     start = swap.release if swap.out_start is None else swap.out_start
     for other in earlier:
         if other.first_use > start:
-            raise PlanInvalid("overlap", f"away twice, from {other.release} and {swap.release}", buffer=swap.buffer)
+            raise PlanInvalid(
+                "overlap", f"swapped out twice, from {other.release} and {swap.release}", buffer=swap.buffer
+            )
 
 
 def _check_segments(program: Program, swap: Swap, earlier: Sequence[Swap], uses: list[int]) -> None:
@@ -222,7 +226,7 @@ def _check_segments(program: Program, swap: Swap, earlier: Sequence[Swap], uses:
     if origin != destination and not _hands_on(origin, destination):
         raise PlanInvalid(
             "segments",
-            f"{origin.phase} of graph {origin.graph} hands nothing on to {destination.phase} of graph "
+            f"{origin.phase} of graph {origin.graph} passes nothing to {destination.phase} of graph "
             f"{destination.graph}",
             buffer=swap.buffer,
         )
@@ -257,11 +261,11 @@ def _check_tiers(program: Program, machine: Machine, plan: Plan) -> None:
         capacity_bytes = plan.tier_bytes.get(swap.tier, 0)
         stop = swap.offset + program.buffers[swap.buffer].nbytes
         if swap.offset % _PAGE_BYTES or not 0 <= swap.offset <= stop <= capacity_bytes:
-            raise PlanInvalid("tier", f"place [{swap.offset}, {stop}) of {capacity_bytes} bytes", buffer=swap.buffer)
+            raise PlanInvalid("tier", f"bytes [{swap.offset}, {stop}) of {capacity_bytes}", buffer=swap.buffer)
         held = copies.setdefault((swap.tier, swap.offset, swap.buffer), [])
         if swap.out_start is not None:
             held.append([swap.out_start, swap.first_use])
-        held[-1][1] = swap.first_use  # without a copy out, what the last one left is read once more
+        held[-1][1] = swap.first_use  # without a copy out, the last copy is read again
     blocks = sorted(
         (tier, offset, offset + program.buffers[buffer].nbytes, start, stop, buffer)
         for (tier, offset, buffer), held in copies.items()
@@ -269,10 +273,10 @@ def _check_tiers(program: Program, machine: Machine, plan: Plan) -> None:
     )
     for index, (tier, low, high, start, stop, buffer) in enumerate(blocks):
         for other_tier, other_low, other_high, other_start, other_stop, other in islice(blocks, index + 1, None):
-            if other_tier != tier or other_low >= high:  # nor does any that follows share its place
+            if other_tier != tier or other_low >= high:  # no later block overlaps either
                 break
             if buffer != other and low < other_high and start <= other_stop and other_start <= stop:
-                raise PlanInvalid("tier", f"shares its place with buffer {buffer}", buffer=other)
+                raise PlanInvalid("tier", f"overlaps buffer {buffer} in the tier", buffer=other)
 
 
 def _check_capacity(program: Program, costs: OpCosts, plan: Plan, uses: dict[int, list[int]]) -> int:

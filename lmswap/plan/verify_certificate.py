@@ -1,32 +1,32 @@
-"""Do a certificate's prices prove its seconds? An independent check: shares no code with `certify` or the analysis.
+"""Independent verifier of certificates: shares no code with `certify` or the analysis.
 
-Why the bound holds. Take any plan, and watch it while the op of each cut runs for the first time. A version (a buffer
-since the op that wrote it last) that is idle there is present, or absent: dropped, to be made again, or copied out
-before that op began. Between two cuts, or a cut and its next use, it may come back, by a second run of the op that made
-it or by a copy in that begins after the one op and ends before the other; it may be copied out, once for as long as
-nothing is made again; and it must be present where it is used. At a price λ for each byte at a cut, and α, β for the
-time of the lanes out and in, it pays
+Proof of the bound. Take any plan, and its state while the op of each cut runs for the first time. A version (a buffer
+since the op that wrote it last) that is idle there is resident, or not: dropped, to be recomputed, or copied out before
+that op began. Between two cuts, or a cut and its next use, it may be restored, by a recompute of the op that made it or
+by a copy in that begins after the one op and ends before the other; it may be copied out, once for as long as nothing
+is recomputed; and it must be resident where it is used. At a price λ for each byte at a cut, and α, β for the time of
+the lanes out and in, it pays
 
-    where it is present and idle       λ · bytes
+    where it is resident and idle      λ · bytes
     for the copy out                   α · the copy's seconds
     for each copy in                   β · the copy's seconds
-    for each second run                γ · its share, by bytes, of the seconds of the op
+    for each recompute                 γ · its share, by bytes, of the seconds of the op
 
-and at least the cheapest of all ways through the zones from where it is made. (A copy that takes several zones pays no
-less than all of it in the cheapest.) On the other hand the plan has at each cut no more than the budget, less what is
-there whatever the plan. Of the time that passes in a zone copies run in some, y, and in the rest, x, none does: no lane
-is busy for more than y, and what is computed takes x + f · y at most, f the link's compute_factor. So with
+and at least the cheapest of all paths through the zones from where it is made. (A copy that takes several zones pays no
+less than all of it in the cheapest.) At each cut the plan has at most the budget, less the bytes resident under any
+plan. Of the time in a zone copies run in a part, y, and none runs in the rest, x: no lane is busy for more than y,
+and computed work takes x + f · y at most, f the link's compute_factor. So with
 
     γ = min(1, (1 - α - β) / f)
 
-α · out + β · in + γ · (compute + second runs) ≤ (α + β + γ f) · y + γ · x ≤ x + y: the time of the zone pays for all
+α · out + β · in + γ · (compute + recomputes) ≤ (α + β + γ f) · y + γ · x ≤ x + y: the time of the zone pays for all
 three, and
 
-    seconds ≥ Σ_zones γ · compute in the zone + Σ versions' cheapest ways - Σ_cuts λ · room
+    seconds ≥ Σ_zones γ · compute in the zone + Σ versions' cheapest paths - Σ_cuts λ · room
 
-where the op of a cut counts at the lower α and the lower β of the zones beside it: a copy that goes on while it runs is
-in both. Besides, no step is over before each op has run once, and the host has queued it; its time is else left out, as
-what waits for it only makes plans slower.
+where the op of a cut counts at the lower α and the lower β of the adjacent zones: a copy across it is in both.
+Furthermore, no step ends before each op has run once and the host has queued it; the host is otherwise left out, as
+waiting for it only makes plans slower.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def verify_certificate(
     tier: str,
     min_swap_bytes: int,
 ) -> None:
-    """Checks ``certificate`` against what it was made for.
+    """Checks ``certificate`` against the arguments of `certify`.
 
     Raises:
         PlanInvalid: it is malformed, or states more than it proves.
@@ -80,12 +80,12 @@ def verify_certificate(
 
 @dataclass
 class _BufferVersion:
-    """What a buffer holds from the op that writes it to the next that does; it may be absent in ``gaps``."""
+    """A buffer from the op that writes it to the next that does; it may be non-resident in ``gaps``."""
 
     nbytes: int
     written: int
     is_swappable: bool
-    recompute_seconds: float  # its share; infinite if it cannot be made again
+    recompute_seconds: float  # its share; infinite if it is not recomputable
     gaps: list[tuple[int, int]]  # the uses before and after
 
 
@@ -98,11 +98,11 @@ def _check_shape(program: Program, certificate: Certificate) -> None:
         raise PlanInvalid("certificate", f"cuts {cuts} are not ops in order")
     for price in (*memory, *out, *into, *(1 - a - b for a, b in zip(out, into, strict=True))):
         if not 0 <= price < math.inf:
-            raise PlanInvalid("certificate", f"{price} is no price")
+            raise PlanInvalid("certificate", f"{price} is not a price")
 
 
 def _versions(program: Program, costs: OpCosts, min_swap_bytes: int) -> list[_BufferVersion]:
-    """All versions that can be absent."""
+    """All versions that can be non-resident."""
     last_use: dict[int, int] = {}
     last_write: dict[int, int] = {}
     gaps: dict[tuple[int, int], list[tuple[int, int]]] = {}  # by buffer and op that wrote it
@@ -126,7 +126,7 @@ def _versions(program: Program, costs: OpCosts, min_swap_bytes: int) -> list[_Bu
 
 
 def _repeatable(program: Program) -> set[int]:
-    """Ops that make what nothing else writes, of what nobody writes any more, and draw no random numbers."""
+    """Ops marked repeatable whose outputs no other op writes, and whose inputs are not written later."""
     unguarded = unguarded_buffers(program)
     first_use: dict[int, int] = {}
     last_write: dict[int, int] = {}
@@ -144,7 +144,7 @@ def _repeatable(program: Program) -> set[int]:
 
 
 def _present_bytes(program: Program, costs: OpCosts, versions: list[_BufferVersion], cut: int) -> int:
-    """What is there while the op of a cut runs, whatever the plan."""
+    """Bytes that are resident while the op of a cut runs, under any plan."""
     nbytes = costs.scratch_bytes[cut]
     for buffer, (start, stop) in _lifetimes(program).items():
         nbytes += program.buffers[buffer].nbytes if start <= cut < stop else 0
@@ -154,7 +154,7 @@ def _present_bytes(program: Program, costs: OpCosts, versions: list[_BufferVersi
 
 
 def _lifetimes(program: Program) -> dict[int, tuple[int, int]]:
-    """By buffer of the step: the ops [start, stop) during which it is there when nothing is swapped."""
+    """By buffer of the step: the ops [start, stop) during which it is resident when nothing is swapped."""
     found: dict[int, tuple[int, int]] = {}
     for segment in program.segments:
         for op in program.ops[segment.start : segment.stop]:
@@ -172,9 +172,9 @@ def _lifetimes(program: Program) -> dict[int, tuple[int, int]]:
 
 
 def _least_seconds(version: _BufferVersion, certificate: Certificate, link: Link) -> float:
-    """The cheapest way through the zones, from the last backwards: what is to come by where the version is.
+    """The cheapest path through the zones, by dynamic programming from the last backwards over the version's states.
 
-    ``present`` and ``with_copy`` (there is one outside too) in a zone; ``dropped`` and ``copied`` at a cut.
+    ``present`` and ``with_copy`` (it has a host copy too) in a zone; ``dropped`` and ``copied`` at a cut.
     """
     cuts, out, into = certificate.cuts, certificate.out_prices, certificate.in_prices
     copies = version.is_swappable and (link.out_rate.seconds(version.nbytes), link.in_rate.seconds(version.nbytes))
@@ -201,7 +201,7 @@ def _least_seconds(version: _BufferVersion, certificate: Certificate, link: Link
 
 
 def _compute_seconds(costs: OpCosts, certificate: Certificate, link: Link) -> float:
-    """What the time of all ops is worth, each run once."""
+    """The priced time of all ops, each run once."""
     cuts, lanes = certificate.cuts, (certificate.out_prices, certificate.in_prices)
     zones = pairwise((-1, *cuts, len(costs.seconds)))
     total = 0.0

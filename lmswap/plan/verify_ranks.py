@@ -1,11 +1,11 @@
-"""Does the bound of a step of several ranks hold? An independent check: shares no code with `ranks` or `buckets`.
+"""Independent verifier of a bound for several ranks: shares no code with `ranks` or `ddp_buckets`.
 
-Why it holds is said in `lmswap.plan.ranks`. A certificate of the step broken off after some op bounds the whole step's
-first run of that op: what a plan does until then is a plan for those ops alone, in which what is only needed later may
-be dropped at once. So less has to be there, copied or made again.
+`lmswap.plan.ranks` has the proof. A certificate of the step truncated after an op bounds the whole step up to the first
+run of that op: a plan up to there is a plan for those ops alone, in which buffers that are only needed later may be
+dropped at once. So less has to be resident, copied or recomputed.
 
-What is left then, R seconds of ops and S of sums, is bounded by prices: where a second of the step brings compute x
-and the network y, with x ≤ 1, y ≤ 1 and c x + b y ≤ 1 for the factors c and b, it takes x R + y S seconds at least.
+The rest, R seconds of ops and S of all-reduces, is bounded by prices: at a price x of compute and y of the network,
+with x ≤ 1, y ≤ 1 and c x + b y ≤ 1 for the factors c and b, it takes at least x R + y S seconds.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def verify_ranks_certificate(
     tier: str,
     min_swap_bytes: int,
 ) -> None:
-    """Checks ``certificate`` against what it was made for; ``machine`` is one rank's.
+    """Checks ``certificate`` against the arguments of `predict_ranks`; ``machine`` is one rank's.
 
     Raises:
         PlanInvalid: it is malformed, or states more than it proves.
@@ -57,7 +57,7 @@ def verify_ranks_certificate(
 
 
 def _least(ranks: Ranks, computed: float, summed: float) -> float:
-    """By the best prices of compute and the network, which are a corner of what is allowed."""
+    """The bound at the best prices of compute and the network, which are a corner of the feasible set."""
     c, b = ranks.network.compute_factor, ranks.network.busy_factor
     corners = [(1.0, 1.0)] if c + b <= 1 else [(1.0, (1 - c) / b), ((1 - b) / c, 1.0)]
     return max(x * computed + y * summed for x, y in corners)

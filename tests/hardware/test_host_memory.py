@@ -65,7 +65,7 @@ def test_a_system_without_cgroups_has_no_limits(tmp_path):
 def test_a_limit_that_may_not_be_read_is_logged_and_left_out(tmp_path, caplog):
     (tmp_path / "sys/fs/cgroup/job/memory.max").mkdir(parents=True)
     assert machine(tmp_path, cgroup="0::/job\n", files={}) == host_memory.HostMemory(64 * GIB, 48 * GIB)
-    assert "cannot be read, and is not kept to: Is a directory" in caplog.text
+    assert "cannot be read and is ignored: Is a directory" in caplog.text
 
 
 def test_this_machine_can_be_read():

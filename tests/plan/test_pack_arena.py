@@ -1,4 +1,4 @@
-"""ArenaLayout on the device: each large tensor has one for as long as it is there, and no two share bytes meanwhile."""
+"""Slots of the arena: each large tensor has one for as long as it is there, and no two share bytes meanwhile."""
 
 from __future__ import annotations
 

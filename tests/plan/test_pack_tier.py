@@ -1,4 +1,4 @@
-"""ArenaLayout in a tier: disjoint while held, whole pages, and close to the least that any packing needs."""
+"""Offsets in a tier: disjoint while held, whole pages, and close to the least that any packing needs."""
 
 from __future__ import annotations
 

@@ -272,7 +272,7 @@ def test_every_buffer_has_a_reason_in_numbers():
     assert reasons["c"] == "keep: never idle between its uses"
     assert reasons["y"] == "keep: shares memory with an output"
     assert reasons["t"] == "keep: a tangent, the caller holds it"
-    assert reasons["gx"] == "keep: a gradient, it is handed out"
+    assert reasons["gx"] == "keep: a gradient, it is returned"
     assert set(plan.reasons) == {buffer.id for buffer in CHAIN.program.buffers}
 
 
@@ -280,7 +280,7 @@ def test_a_swap_of_what_is_made_of_the_batch_says_why_it_is_not_made_again():
     text = "forward\nf1 1: x -> a\nf2 1: a -> b\nf3 1: b -> y\nbackward\ng1 1: t a -> gx"
     step = build(text, sizes={"a": 4}, scratch={"f3": 10}, outputs="y", tangents="t", gradients="gx")
     plan = plan_of("swap", step, 12)
-    assert plan.reasons[step.id("a")].endswith("it cannot be computed again, as the caller may write 'x' before")
+    assert plan.reasons[step.id("a")].endswith("it cannot be recomputed, as the caller may write 'x' before")
 
 
 # --- instances with a known optimum ----------------------------------------------------------------------------------

@@ -165,7 +165,7 @@ def test_a_backward_that_follows_its_forward_may_wait_for_copies_that_this_has_q
 def test_an_activation_that_two_graphs_share_cannot_be_handed_on():
     step = build("forward 0\nf1 1: x -> a\nf2 1: a -> b\nforward 1\nf3 1: b -> c\nf4 1: c a -> y", outputs="y")
     plan = Plan("hand-made", 99, (swap(step.id("a"), 2, 2, 3, 3),), 1.0, 4, {"host": 4096})
-    with pytest.raises(PlanInvalid, match="hands nothing on") as found:
+    with pytest.raises(PlanInvalid, match="passes nothing to") as found:
         verify(step.program, step.costs, MACHINE, plan)
     assert found.value.rule == "segments"
 
