@@ -1,4 +1,4 @@
-// How high does the memory curve get between two runs? A tree of maxima over runs.
+// The memory curve over runs, as a segment tree of maxima.
 #pragma once
 
 #include <algorithm>
@@ -52,7 +52,7 @@ class Curve {
   }
 
   std::size_t size_ = 0;
-  std::vector<Bytes> most_;   // of the runs below a node, with all that was added at or below it
+  std::vector<Bytes> most_;   // of the runs below a node, with everything added at or below it
   std::vector<Bytes> added_;  // to all runs below a node at once
 };
 

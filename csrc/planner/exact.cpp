@@ -56,7 +56,7 @@ class Exact {
   const Limits& limits_;
   std::vector<int> buffers_;                      // activations, by number
   std::vector<int> number_of_;                    // by buffer, or -1
-  std::vector<Bytes> base_before_, base_during_;  // by op: bytes that are no activations
+  std::vector<Bytes> base_before_, base_during_;  // by op: bytes of other buffers than activations
   std::vector<double> seconds_left_;
   std::vector<int> last_use_;    // by number
   std::vector<char> may_rerun_;  // by op
@@ -137,9 +137,9 @@ void Exact::move_buffers(int number) {
     const bool is_here = (now.here & self) != 0, is_copied = (now.copied & self) != 0;
     const bool is_arriving = (now.arriving & self) != 0;
     const int used_in = now.used_in[index];
-    // Leaving belongs to the segment of the last use: at its end, the next segment may have begun, but no run in it.
+    // A copy out belongs to the segment of the last use: at its end, the next segment may have begun, but no run in it.
     const bool may_leave = used_in == segment || (now.is_at_border && used_in == segment - 1);
-    // A backward that follows its forward at once can take the buffer over with the copy, and release it.
+    // A backward directly after its forward can receive the buffer with the copy, and release it.
     const bool may_be_released = may_leave || (used_in == segment - 1 && step_.hands_on(used_in, segment));
     if (now.rank == 0 && is_here && !is_copied && !is_arriving && may_leave && limits_.may_swap &&
         nbytes >= limits_.min_swap_bytes) {
@@ -175,7 +175,7 @@ void Exact::move_buffers(int number) {
   }
 }
 
-// Waits for what arrives; false if something is not there, or came back for another segment.
+// Waits for prefetches; false if a buffer is non-resident, or was prefetched for another segment.
 bool Exact::use(State& state, const Rows::Row& buffers, int segment) const {
   for (const int buffer : buffers) {
     if (!has_number(buffer)) continue;
@@ -185,7 +185,7 @@ bool Exact::use(State& state, const Rows::Row& buffers, int segment) const {
       if (state.arrived_in[index] != segment) return false;
       state.clock = std::max(state.clock, state.arrives_at[index]);
       state.arriving &= ~bit(buffer);
-      state.copied_in[index] = static_cast<std::int8_t>(segment);  // its copy has come to this function with it
+      state.copied_in[index] = static_cast<std::int8_t>(segment);  // its host copy was passed to this segment with it
     }
     state.used_in[index] = static_cast<std::int8_t>(segment);
   }
@@ -301,7 +301,7 @@ void Exact::compute(State& state, int op) const {
   state.clock = compute_end(link_, step_.seconds[op], start, state.out_end, state.in_end);
 }
 
-// Follows the parents back, and writes the actions as a plan does.
+// Follows the parents back, and converts the actions to a plan.
 Found Exact::trace(int number) const {
   std::vector<int> path;
   for (int at = number; at > 0; at = states_[at].parent) path.push_back(at);

@@ -1,5 +1,5 @@
-// Which plan is fastest, beyond doubt? Best-first search over all orders of copies, releases, runs and reruns, for
-// steps of a few ops. Of two ways to the same state, one that is no later in any clock makes the other needless.
+// The optimal plan of a step of a few ops: best-first search over all orders of copies, releases, runs and recomputes.
+// A state is dominated by an equal one that is no later in any clock.
 #pragma once
 
 #include <optional>
@@ -10,7 +10,7 @@ namespace lmswap::planner {
 
 inline constexpr int kMostExactBuffers = 16;
 
-// Nothing if the step has too many buffers, or `most_states` were not enough. `fits` is false if no plan fits.
+// Empty if the step has too many buffers, or `most_states` were not enough. `fits` is false if no plan fits.
 std::optional<Found> find_exactly(const Step& step, const Link& link, const Limits& limits, int most_states);
 
 }  // namespace lmswap::planner

@@ -8,16 +8,16 @@
 namespace lmswap::planner {
 namespace {
 
-using Order = std::vector<int>;  // of blocks: who is placed before whom
+using Order = std::vector<int>;  // of blocks: the order of placement
 
-// Without a better packing for so many tries, one that is a little worse is taken and improved instead: of 15 steps of
-// five networks, packings were up to 4 % smaller than where only better ones are taken.
+// After this many tries without a better packing, a slightly worse one is accepted and improved: of 15 steps of five
+// networks, packings were up to 4 % smaller than if only better ones are accepted.
 constexpr int kPatience = 40;
 constexpr Bytes kWorseBy = 200;  // a 200th
-// After so many tries without a better one it ends: of the same 15, later ones gained 3 % once, 1 % twice, else
+// After this many tries without a better one it ends: of the same 15, later ones gained 3 % once, 1 % twice, else
 // nothing.
 constexpr int kGivesUp = 3000;
-// A block that is moved rests up to so many blocks below the top.
+// A moved block is up to this many blocks below the top.
 constexpr unsigned kDeepest = 8;
 
 bool meet(const Block& one, const Block& other) { return one.start < other.stop && other.start < one.stop; }
@@ -38,7 +38,7 @@ class Packer {
  public:
   Packer(const std::vector<Block>& blocks, Bytes apart_bytes) : blocks_(blocks), apart_bytes_(apart_bytes) {}
 
-  // Each block in turn goes to the lowest place that is free for as long as it is held; before it the one below it.
+  // Each block in turn gets the lowest offset that is free during its lifetime; the one below it is placed before it.
   Packing first_fit(const Order& order) {
     Packing packing{std::vector<Bytes>(blocks_.size(), kNowhere), 0};
     placed_.clear();
@@ -73,7 +73,7 @@ class Packer {
     packing.capacity_bytes = std::max(packing.capacity_bytes, offset + block.nbytes);
   }
 
-  // The lowest place from `offset` on that is free for the block.
+  // The lowest free offset for the block, from `offset` on.
   Bytes lowest_free(const Block& block, Bytes offset) {
     met_.clear();
     offset = beside_all_met(block, offset);
@@ -87,8 +87,7 @@ class Packer {
     return offset;
   }
 
-  // What one of those that are met pushes it away from may be too near to another one; what lies further below than
-  // that is met no more.
+  // Moving off one overlapping block may come too near to another; blocks further below cannot overlap any more.
   Bytes beside_all_met(const Block& block, Bytes offset) {
     for (Bytes before = -1; offset != before;) {
       before = offset;
@@ -101,7 +100,7 @@ class Packer {
     return offset;
   }
 
-  // From `offset` on: two that are held at once touch, if they are of no group, or are apart.
+  // From `offset` on: blocks with overlapping lifetimes touch, if they are of no group, or are apart.
   [[nodiscard]] Bytes next_allowed(const Block& block, const Placed& other, Bytes offset) const {
     const Bytes below = other.offset - block.nbytes, above = other.offset + other.block.nbytes;
     if (offset <= below - apart_bytes_ || offset >= above + apart_bytes_) return offset;
@@ -112,7 +111,7 @@ class Packer {
   const std::vector<Block>& blocks_;
   const Bytes apart_bytes_;
   std::vector<Placed> placed_;  // by offset
-  std::vector<Placed> met_;     // of these, by offset, what was met in the search for the block that is placed now
+  std::vector<Placed> met_;     // of these, by offset, those compared with the block that is placed now
   std::int64_t visits_ = 0;
 };
 
@@ -129,8 +128,8 @@ Order order_by(const std::vector<Block>& blocks, Key key) {
 std::vector<Order> first_orders(const std::vector<Block>& blocks) {
   using Pair = std::pair<Bytes, Bytes>;
   return {
-      // Large ones first; large and long ones first; long ones first, as a step's swaps are nested like brackets; and
-      // in order of time.
+      // Largest first; largest area first; longest first, as a step's swaps are nested like brackets; and in order of
+      // time.
       order_by(blocks, [](const Block& block) { return Pair(-block.nbytes, block.start - block.stop); }),
       order_by(blocks, [](const Block& block) { return Pair(-block.nbytes * (block.stop - block.start), 0); }),
       order_by(blocks, [](const Block& block) { return Pair(block.start - block.stop, -block.nbytes); }),
@@ -142,7 +141,7 @@ class Improver {
  public:
   Improver(const std::vector<Block>& blocks, Packer& packer) : blocks_(blocks), packer_(packer) {}
 
-  // From `order`, which gives `now`; what is found is `best` if it is better.
+  // Improves `order`, whose packing is `now`; updates `best` if the result is better.
   void improve(Order order, Packing now, Packing& best, Bytes bound, std::int64_t most_visits) {
     Bytes smallest = now.capacity_bytes;
     int tries = 0, fruitless = 0;
@@ -167,7 +166,7 @@ class Improver {
   }
 
  private:
-  // A block at the top, or, every second time, one further down that it rests on.
+  // A block at the top, or, every second time, one below it.
   int choose(const Packing& packing) {
     std::vector<int> found = ending_at(packing, packing.capacity_bytes, nullptr);
     int chosen = any(found);
@@ -189,7 +188,7 @@ class Improver {
     return found;
   }
 
-  // Before some block that is held at the same time and was placed before it.
+  // Moves it before a block with an overlapping lifetime that was placed earlier.
   void place_earlier(Order& order, int chosen) {
     const auto at = std::find(order.begin(), order.end(), chosen);
     std::vector<std::ptrdiff_t> targets;
@@ -207,7 +206,7 @@ class Improver {
 
   const std::vector<Block>& blocks_;
   Packer& packer_;
-  std::mt19937 random_{1};  // equal blocks get equal places
+  std::mt19937 random_{1};  // equal inputs get equal offsets
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Where does each block lie that is held for a while? Lifetimes and sizes -> offsets, as low as they are found.
+// Dynamic storage allocation: lifetimes and sizes of blocks -> offsets with a small total.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace lmswap::planner {
 
 constexpr int kNone = -1;
 
-// Held over the positions [start, stop), in a higher place than the block of index `above`, and apart from those of its
+// Held over the positions [start, stop), at a higher offset than the block of index `above`, not touching blocks of its
 // group.
 struct Block {
   int start, stop;
@@ -24,13 +24,12 @@ struct Packing {
   Bytes capacity_bytes = 0;
 };
 
-// Blocks that are held at the same time get disjoint places, each above that block which it is to be above (these
-// relations have no circles). They touch each other, and the beginning, or are at least `apart_bytes` apart, as those
-// of one group always are.
+// Blocks that are held at the same time get disjoint ranges, each above its `above` block (these relations are
+// acyclic). They touch each other, and offset 0, or are at least `apart_bytes` apart, as those of one group always are.
 //
-// First fit in several orders, the best of which is then improved: a block that reaches the top, or one that it rests
-// on, is placed earlier, as long as `most_visits` last (comparisons of two blocks; 1e8 take some 0.1 s). The problem is
-// NP-hard; what is held at one time is a lower bound, at which the search ends.
+// First fit in several orders, the best of which is then improved: a block that reaches the top, or one below it, is
+// placed earlier, for `most_visits` comparisons of two blocks (1e8 take some 0.1 s). The problem is NP-hard; the bytes
+// held at one time are a lower bound, at which the search ends.
 Packing pack(const std::vector<Block>& blocks, Bytes apart_bytes, std::int64_t most_visits);
 
 }  // namespace lmswap::planner

@@ -75,13 +75,13 @@ void Placer::collect(const Schedule& schedule) {
     if (!step_.hands_on(origin, destination)) continue;
     const Bytes nbytes = step_.nbytes[stretch.buffer];
     const int before_it = last_trip_[stretch.copy];
-    // A copy out of an earlier trip may still be good: that is known only when this one falls idle.
+    // A host copy of an earlier trip may be valid: that is known only when this one becomes idle.
     const int earliest = before_it >= 0 && trips_[before_it].last_write == stretch.last_write
                              ? stretch.after + 1
                              : std::max(stretch.last_write + 1, schedule.segment_start[origin]);
     if (before_it >= 0) trips_[before_it].is_last = false;
     last_trip_[stretch.copy] = static_cast<int>(trips_.size());
-    // A backward that follows its forward at once can take the buffer over with the copy, and release it.
+    // A backward directly after its forward can receive the buffer with the copy, and release it.
     const bool hands_over =
         destination != origin && schedule.segment_start[destination] == schedule.segment_stop[origin];
     trips_.push_back({stretch.copy, stretch.last_write, stretch.after, stretch.before, nbytes, earliest,
@@ -113,10 +113,10 @@ void Placer::collect(const Schedule& schedule) {
   clock_ = out_end_ = in_end_ = queued_ = 0;
 }
 
-// What is inline here is part of every run, and is longer than what the compiler takes in by itself: with it and with
-// the scheduler's inline functions a search takes 15 % less.
+// Inline: part of every run, and longer than what the compiler inlines by itself. With it and the scheduler's inline
+// functions a search takes 15 % less.
 
-// One run, and all that happens just before it. False if there is no room for it.
+// One run, and all actions just before it. False if memory is not enough.
 inline bool Placer::step(int at) {
   now_bytes_ -= schedule_->dead[at];
   queue_outs(at);
@@ -171,7 +171,7 @@ void Placer::add_outgoing(int number) {
   }
 }
 
-// A copy out counts for later trips as long as nothing is written, in the function that the buffer came back to.
+// A host copy is valid for later trips while nothing is written, in the segment that the buffer was prefetched for.
 bool Placer::has_good_copy(const Trip& trip) const {
   const int number = last_trip_[trip.copy];
   if (number < 0) return false;
@@ -180,7 +180,7 @@ bool Placer::has_good_copy(const Trip& trip) const {
          segment_of_[earlier.before] == segment_of_[trip.after];
 }
 
-// What is wanted now was not worth releasing.
+// Keeps buffers that are needed now and were not released.
 inline void Placer::settle(int at) {
   for (auto need = next_need_; need < trips_.size() && trips_[need].before == at; ++need) {
     if (is_outgoing(trips_[need])) stay(static_cast<int>(need), at);
@@ -191,8 +191,8 @@ inline void Placer::settle(int at) {
   settle_segment(at);
 }
 
-// At the end of a segment what has not been released, and cannot be later, stays, if there is room until it is wanted,
-// or is waited for.
+// At the end of a segment, trips that are not released and cannot be later are kept, if memory is free until their
+// need, or waited for.
 void Placer::settle_segment(int at) {
   std::vector<int> outgoing(leaving_.begin() + static_cast<std::ptrdiff_t>(next_leaving_), leaving_.end());
   outgoing.insert(outgoing.end(), copied_.begin(), copied_.end());
@@ -205,7 +205,7 @@ void Placer::settle_segment(int at) {
   const auto ending = std::partition(outgoing.begin(), outgoing.end(), [&](int n) { return trips_[n].limit != at; });
   std::sort(outgoing.begin(), ending, [&](int a, int b) { return trips_[a].out_number < trips_[b].out_number; });
   std::for_each(outgoing.begin(), ending, [&](int number) { add_outgoing(number); });
-  std::sort(ending, outgoing.end());  // what is wanted back first has the best claim to stay
+  std::sort(ending, outgoing.end());  // those needed first are kept first
   for (auto found = ending; found != outgoing.end(); ++found) {
     const int number = *found;
     const auto& trip = trips_[number];
@@ -248,7 +248,7 @@ inline bool Placer::make_room(int at) {
   }
 }
 
-// Releases what has left and is wanted back later than `before`, until there is room for `wanted` beside this run.
+// Releases finished trips needed later than `before`, until `wanted` fits in addition to this run.
 bool Placer::make_room_without_stall(int at, Bytes wanted, int before) {
   while (now_bytes_ + wanted + run_bytes(at) > budget_bytes_) {
     const int best = last_needed_of_left(at);
@@ -258,7 +258,7 @@ bool Placer::make_room_without_stall(int at, Bytes wanted, int before) {
   return true;
 }
 
-// Of the idle trips that have left and are not released, the one that is wanted back last; -1 if there is none.
+// Of the idle trips that are copied out and not released, the one needed last; -1 if there is none.
 int Placer::last_needed_of_left(int at) {
   const auto needed_earlier = [&](int a, int b) {
     return trips_[a].before != trips_[b].before ? trips_[a].before < trips_[b].before
@@ -274,7 +274,7 @@ int Placer::last_needed_of_left(int at) {
   return left_.empty() ? -1 : left_.front();
 }
 
-// Of the idle trips that have not left, the one that will first; -1 if there is none.
+// Of the idle trips whose copies out are unfinished, the one that ends first; -1 if there is none.
 int Placer::first_to_leave(int at) const {
   const auto found = std::find_if(leaving_.begin() + static_cast<std::ptrdiff_t>(next_leaving_), leaving_.end(),
                                   [&](int number) { return is_outgoing(trips_[number]) && trips_[number].after < at; });
@@ -298,7 +298,7 @@ inline void Placer::queue_ins(int at) {
 }
 
 void Placer::queue_in(Trip& trip, int at) {
-  if (trip.release == at) {  // it is back before its memory was free for a single run
+  if (trip.release == at) {  // prefetched before its memory was free for a single run
     trip.stays = true;
   } else {
     trip.in_start = at;

@@ -5,7 +5,7 @@
 namespace lmswap::planner {
 namespace {
 
-// The key of what had `key` and goes on with `what` at run `at`. One in 10¹⁰ searches takes two schedules for the same.
+// Extends `key` by `what` at run `at`. In one of 10¹⁰ searches two schedules collide.
 std::uint64_t extend(std::uint64_t key, int what, int at) {
   key ^= static_cast<std::uint64_t>(what) << 32 | static_cast<std::uint32_t>(at);
   key *= 0x9e3779b97f4a7c15;
@@ -64,7 +64,7 @@ bool Scheduler::build(const std::vector<Fate>& fates, double most_rerun_seconds,
   return true;
 }
 
-// A run of the step's own, in its place.
+// A run of the step itself, at its position.
 bool Scheduler::run(int op) {
   if (!make_ready(op, op)) return false;
   const int at = static_cast<int>(out_->runs.size());
@@ -101,7 +101,7 @@ bool Scheduler::run_again(int op, int position, int gap) {
   return true;
 }
 
-// Makes again what an op reads and is gone.
+// Recomputes the inputs of an op that are not resident.
 inline bool Scheduler::make_ready(int op, int position) {
   bool is_ready = true;
   for (const int buffer : step_.reads[op]) is_ready = is_ready && is_there_[buffer] != 0;

@@ -1,5 +1,5 @@
-// What runs, when each gap of each buffer has its fate? Decisions -> the ops that run, second runs included, and the
-// stretches in which what they make lies idle.
+// The schedule of given actions by gap: the ops that run, recomputes included, and the stretches in which their buffers
+// are idle.
 #pragma once
 
 #include <vector>
@@ -8,8 +8,8 @@
 
 namespace lmswap::planner {
 
-// The fate of a gap between two uses of a buffer, or of the tail after its last use. A rerun may need the buffer in the
-// midst of its gap: it is then back early, and either stays for its own next use or goes again.
+// The action for a gap between two uses of a buffer, or for the tail after its last use. A recompute may need the
+// buffer inside its gap: it is then restored early, and either kept for its next use or evicted again.
 enum class Fate : std::uint8_t { kKeep, kSwap, kSwapAgain, kRedo, kRedoAgain };
 inline constexpr int kNumFates = 5;
 
@@ -19,7 +19,7 @@ inline bool redoes(Fate fate) { return fate == Fate::kRedo || fate == Fate::kRed
 // A time in which a buffer exists and is not used: after run `after`, before run `before`.
 struct Stretch {
   int buffer;
-  int copy;  // which one of the buffer
+  int copy;  // which copy of the buffer
   int gap;   // of the buffer, as planned
   int after, before;
   int last_write;  // the run that wrote it last
@@ -28,31 +28,31 @@ struct Stretch {
 
 struct Run {
   int op;
-  int position;  // the op of the step that runs next or now: `op` itself, or the one that asked for the rerun
-  int gap;       // of a rerun: the gap that it ends early or in time; otherwise -1
+  int position;  // the op of the step that runs next or now: `op` itself, or the one that needs the recompute
+  int gap;       // of a recompute: the gap that it ends early or in time; otherwise -1
   [[nodiscard]] bool is_rerun() const { return op != position; }
 };
 
-// Buffers of the step are copies 0 … n-1; those that reruns make follow in order of execution.
+// Buffers of the step are copies 0 … n-1; those of recomputes follow in order of execution.
 struct Schedule {
   std::vector<Run> runs;
   std::vector<Stretch> stretches;  // in order of `before`
   std::vector<Bytes> born, dead;   // by run: bytes that begin and cease to exist there; `dead` has one entry more
   std::size_t num_copies = 0;
   std::vector<int> segment_start, segment_stop;  // by segment, in runs
-  std::uint64_t key = 0;                         // of the reruns and of what leaves: the rest follows from them
+  std::uint64_t key = 0;                         // of the recomputes and swaps, which determine the rest
 };
 
 class Scheduler {
  public:
   explicit Scheduler(const Step& step);
 
-  // False if the reruns alone take more than `most_rerun_seconds`, or are more than `kMostRuns` times the step's ops:
-  // no such plan is any good.
+  // False if the recomputes alone take more than `most_rerun_seconds`, or are more than `kMostRuns` times the step's
+  // ops: such plans are never the best.
   bool build(const std::vector<Fate>& fates, double most_rerun_seconds, Schedule& schedule);
 
   static constexpr int kMostRuns = 4;
-  static constexpr int kDeepest = 4000;  // chain of reruns; each costs a stack frame
+  static constexpr int kDeepest = 4000;  // chain of recomputes; each costs a stack frame
 
  private:
   struct Copy {
@@ -79,10 +79,10 @@ class Scheduler {
   Schedule* out_ = nullptr;
   std::vector<Copy> copies_;
   std::vector<int> newest_;     // by buffer: its copy, or -1
-  std::vector<char> at_start_;  // by buffer: is there before any op
-  std::vector<char> is_there_;  // by buffer: the same, or made and not dropped
-  std::vector<int> gap_;        // by buffer: the gap under way
-  std::vector<int> pins_;       // by buffer: ops that wait for all of their inputs to be there
+  std::vector<char> at_start_;  // by buffer: is resident before any op
+  std::vector<char> is_there_;  // by buffer: the same, or computed and not dropped
+  std::vector<int> gap_;        // by buffer: its current gap
+  std::vector<int> pins_;       // by buffer: ops that wait for all of their inputs to be resident
   double rerun_seconds_left_ = 0;
   std::size_t most_runs_ = 0;
   int depth_ = 0;

@@ -11,7 +11,7 @@ namespace {
 
 constexpr Bytes kNever = std::int64_t{1} << 62;
 
-// How much worse, as a share of what the plan costs beside the free step, annealing begins with taking. Of the U-Net at
+// How much worse, as a share of the plan's cost over the unlimited step, annealing accepts at first. Of the U-Net at
 // 192³ (H200; bf16 and unfused, 30 and 40 % of the peak; 8 seeds each) three of four end further from the bound with
 // 0.03, all of them with 0.3; 0.05 to 0.1 are alike.
 constexpr double kHeat = 0.07;
@@ -81,7 +81,7 @@ void Search::find_classes() {
   }
 }
 
-// The smallest gaps, which hold 0.1 % of the bytes together, are only chosen where a repair needs them.
+// The smallest gaps, 0.1 % of the bytes together, are only chosen where a repair needs them.
 void Search::leave_out_small() {
   const auto bytes_of = [&](int gap) { return step_.nbytes[buffer_of_[gap]]; };
   Bytes total = 0;
@@ -96,7 +96,7 @@ bool Search::is_done() const {
 
 Search::Score Search::evaluate(const std::vector<Fate>& fates, double most_seconds) {
   ++evaluations_;
-  most_seconds *= 1 + 1e-9;  // sums in another order differ in their last bits
+  most_seconds *= 1 + 1e-9;  // sums in another order differ by rounding
   if (!scheduler_.build(fates, most_seconds - free_seconds_, schedule_)) {
     last_ = {kNever, -1, 0, 0};
   } else {
@@ -107,7 +107,7 @@ Search::Score Search::evaluate(const std::vector<Fate>& fates, double most_secon
   return score;
 }
 
-// A third to a half of all schedules were placed before: other fates often come to the same.
+// A third to a half of all schedules were evaluated before: different actions often give the same schedule.
 Outcome Search::place(double most_seconds) {
   const auto [known, is_new] = placed_.try_emplace(schedule_.key);
   auto& outcome = known->second;
@@ -121,7 +121,7 @@ Found Search::run(int most_evaluations, double target_seconds) {
   most_evaluations_ = most_evaluations;
   target_seconds_ = target_seconds;
   start();
-  // What fits into less fits here as well: so more room seldom makes a plan worse.
+  // A plan for less memory fits here as well: so more memory seldom makes a plan worse.
   for (const double share : {0.96, 0.9}) {
     auto limits = limits_;
     limits.budget_bytes = static_cast<Bytes>(share * static_cast<double>(limits.budget_bytes));
@@ -139,7 +139,7 @@ Found Search::run(int most_evaluations, double target_seconds) {
   return answer();
 }
 
-// The best fates as a plan.
+// The best actions as a plan.
 Found Search::answer() {
   Found found;
   found.evaluations = evaluations_;
@@ -158,9 +158,9 @@ Found Search::answer() {
   return found;
 }
 
-// Anneals from the best starts, then from the best of all. Trying every other fate of every gap in between took a
-// fourth of all evaluations, and found less with them. On the U-Net at 192³ (bf16, H200, 42 to 50 % of the peak)
-// one start alone ended 1 to 2 points of step time higher than six do with as many evaluations in all.
+// Anneals from the best starts, then from the best of all. Trying every other action of every gap in between took a
+// fourth of all evaluations, and gained less. On the U-Net at 192³ (bf16, H200, 42 to 50 % of the peak)
+// one start alone ended 1 to 2 % of step time higher than six with the same number of evaluations.
 void Search::improve() {
   split_classes();
   std::sort(starts_.begin(), starts_.end(), [](const Candidate& a, const Candidate& b) { return a.score < b.score; });
@@ -172,7 +172,7 @@ void Search::improve() {
   anneal(best_, most_evaluations_ - evaluations_);
 }
 
-// What is cheapest to make again goes at once, up to some share of the bytes; then what is cheapest where it is needed.
+// Evicts the buffers that are cheapest to recompute, up to some share of the bytes; then the cheapest where needed.
 void Search::start() {
   evaluate(plain_);
   std::vector<std::pair<double, int>> prices;  // seconds a byte
@@ -199,7 +199,7 @@ void Search::start() {
   }
 }
 
-// Sends away, at the worst run, what is cheapest per byte, until the step fits or nothing is left to send away.
+// Evicts, at the worst run, the buffer that is cheapest per byte, until the step fits or none is left.
 Search::Score Search::repair(std::vector<Fate>& fates, double swap_price, bool again, int most, double most_seconds) {
   auto score = evaluate(fates, most_seconds);
   struct Option {
@@ -220,7 +220,7 @@ Search::Score Search::repair(std::vector<Fate>& fates, double swap_price, bool a
       for (int number = 1; number < kNumFates; ++number) {
         const Fate fate = static_cast<Fate>(number);
         const bool is_again = fate == Fate::kSwapAgain || fate == Fate::kRedoAgain;
-        // What is there although it should be away came back early.
+        // A swapped buffer that is resident here was prefetched early.
         if (!allows(stretch.gap, fate) || fate == now || is_again != (again || now != Fate::kKeep)) continue;
         if (now == Fate::kSwapAgain || now == Fate::kRedoAgain) continue;
         const double seconds =
@@ -244,7 +244,7 @@ Search::Score Search::repair(std::vector<Fate>& fates, double swap_price, bool a
   return score;
 }
 
-// Of making a buffer again, with what is gone of its inputs.
+// Of recomputing a buffer, with those of its inputs that are not resident.
 double Search::redo_seconds(const std::vector<Fate>& fates, int buffer, int depth) const {
   const int producer = step_.producer[buffer];
   if (producer < 0) return 0;
@@ -258,12 +258,12 @@ double Search::redo_seconds(const std::vector<Fate>& fates, int buffer, int dept
   return seconds;
 }
 
-// Changes a gap or two at random, sends others away where that leaves too little room, and takes what is worse less and
-// less often.
+// Changes a gap or two at random, evicts others where memory is not enough, and accepts worse plans less and less
+// often.
 void Search::anneal(Candidate current, int evaluations) {
   const int begin = evaluations_, stop = std::min(most_evaluations_, evaluations_ + evaluations);
   std::uniform_real_distribution<double> uniform(0, 1);
-  int idle = 0;  // tries in a row that changed nothing: a step may have no choices left
+  int idle = 0;  // tries in a row without a change: a step may have no choices left
   while (!movable_.empty() && evaluations_ < stop && !is_done() && idle < 100) {
     const double heat = 1 - static_cast<double>(evaluations_ - begin) / static_cast<double>(stop - begin);
     auto tried = current;
@@ -278,7 +278,7 @@ void Search::anneal(Candidate current, int evaluations) {
     }
     idle = changed ? 0 : idle + 1;
     if (!changed) continue;
-    // How much worse it may be is drawn first: what is sure to be over that need not be placed to its end.
+    // The accepted increase is drawn first: an evaluation that is certain to exceed it is aborted.
     const double price = std::pow(10.0, -3 * uniform(random_)), again = uniform(random_), draw = uniform(random_);
     const double worse = -std::log(draw + 1e-300) * (kHeat * heat * heat + 1e-9);
     const double most_seconds = current.score.excess_bytes > 0
@@ -291,8 +291,8 @@ void Search::anneal(Candidate current, int evaluations) {
   }
 }
 
-// Keeps all that was made around some op, or is idle for about as long: repair may find something better for them at
-// once than flips of one gap by another would.
+// Keeps all buffers computed around some op, or idle for about as long: repair may find a better joint choice for them
+// than flips of single gaps.
 bool Search::forget(std::vector<Fate>& fates) {
   std::uniform_real_distribution<double> uniform(0, 1);
   const int middle = static_cast<int>(uniform(random_) * step_.num_ops());
@@ -308,7 +308,7 @@ bool Search::forget(std::vector<Fate>& fates) {
   return changed;
 }
 
-// A gap to try another fate for: of two reruns of the last schedule the dearer one, something that goes, or any.
+// A gap to try another action for: of two recomputes of the last schedule the dearer one, an evicted one, or any.
 int Search::pick(const Candidate& current) {
   std::uniform_real_distribution<double> uniform(0, 1);
   const auto any = [&](std::size_t count) {
@@ -335,7 +335,7 @@ int Search::pick(const Candidate& current) {
   return movable_[static_cast<std::size_t>(std::pow(uniform(random_), 2) * static_cast<double>(movable_.size()))];
 }
 
-// Equal layers get one fate up to some layer, and another from there on.
+// Equal layers get one action up to some layer, and another from there on.
 void Search::split_classes() {
   auto fates = best_.fates;
   auto score = best_.score;
@@ -364,7 +364,7 @@ void Search::split_classes() {
   }
 }
 
-// Keeps what need not go.
+// Keeps buffers that need not be evicted.
 void Search::prune() {
   if (best_.score.excess_bytes > 0) return;
   auto fates = best_.fates;

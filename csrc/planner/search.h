@@ -1,5 +1,5 @@
-// Which fate for which gap takes the least time within the budget? Starts, repair, and local search over fates, each
-// scored by scheduling and placing the whole step.
+// Search for the fastest plan within the budget: starts, repair, and local search over the actions of all gaps, each
+// scored by scheduling the whole step and its copies.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ struct Rerun {
 struct Found {
   bool fits = false;
   double seconds = 0;
-  Bytes excess_bytes = 0;  // of the best that was found, where nothing fits
+  Bytes excess_bytes = 0;  // of the best plan found, where none fits
   std::vector<Rerun> reruns;
   std::vector<Swap> swaps;
   int evaluations = 0;
@@ -36,10 +36,10 @@ struct Found {
 
 class Search {
  public:
-  // Searches with different seeds look in different places; with the same they find the same.
+  // Deterministic for equal seeds.
   Search(const Step& step, const Link& link, const Limits& limits, unsigned seed);
 
-  // Stops after `most_evaluations`, or when the step takes no more than `target_seconds`.
+  // Stops after `most_evaluations`, or when the step takes at most `target_seconds`.
   Found run(int most_evaluations, double target_seconds);
 
  private:
@@ -54,7 +54,7 @@ class Search {
     std::vector<Fate> fates;
     Score score;
   };
-  using Mask = std::uint8_t;  // of fates
+  using Mask = std::uint8_t;  // of actions
 
   void find_gaps();
   void leave_out_small();
@@ -85,14 +85,14 @@ class Search {
   std::vector<int> buffer_of_;             // by gap
   std::vector<int> movable_;               // gaps with a choice, largest buffers first
   std::vector<std::vector<int>> classes_;  // movable gaps of equal buffers made by equal ops, in order of time
-  std::vector<Fate> plain_;                // keeps all that has a use to come
+  std::vector<Fate> plain_;                // keeps all buffers with later uses
   std::vector<Candidate> starts_;
   Candidate best_;
   Outcome last_;
   std::unordered_map<std::uint64_t, Outcome> placed_;  // by key of the schedule
   int evaluations_ = 0, most_evaluations_ = 0;
   double target_seconds_ = 0;
-  double free_seconds_ = 0;  // of the step when nothing has to go
+  double free_seconds_ = 0;  // of the step when nothing is evicted
   double copy_price_ = 0;    // seconds a byte, out and in
   const unsigned seed_;
   std::mt19937_64 random_;

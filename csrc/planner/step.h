@@ -1,4 +1,4 @@
-// What is planned: the ops of one step, the buffers that they use, the link that can carry buffers away.
+// The planning problem: the ops of one step, their buffers, and the link to the tier.
 #pragma once
 
 #include <algorithm>
@@ -40,14 +40,14 @@ struct Link {
   Rate out, in;
   double both_factor;                                 // the share of its rate that each direction keeps while both run
   double compute_factor;                              // the share of its speed that compute keeps while copies run
-  double host_op_seconds = 0, host_copy_seconds = 0;  // what the host takes to queue an op, and a copy
+  double host_op_seconds = 0, host_copy_seconds = 0;  // the host's seconds to queue an op, and a copy
 };
 
 // Queues a copy behind the last of its lane and returns when it ends. Where `both_factor` f is below 1, the copy that
-// was queued first keeps its rate and one in the other direction runs at 2f - 1 of its own beside it.
+// was queued first keeps its rate and a simultaneous one in the other direction runs at 2f - 1 of its rate.
 double queue_copy(const Link& link, bool is_in, Bytes nbytes, double now, double& out_end, double& in_end);
 
-// When compute ends what it begins now and what takes it `seconds` alone. Lanes work without a pause up to their ends.
+// End of an op that starts now and takes `seconds` without copies. Lanes run without a pause up to their ends.
 inline double compute_end(const Link& link, double seconds, double now, double out_end, double in_end) {
   const double share = link.compute_factor;
   const double beside = std::max({0.0, out_end - now, in_end - now});
@@ -55,18 +55,18 @@ inline double compute_end(const Link& link, double seconds, double now, double o
 }
 
 enum class Life : std::uint8_t {
-  kActivation,  // from the op that makes it to its last use; may leave, may be made again
+  kActivation,  // from the op that makes it to its last use; can be swapped or recomputed
   kToEnd,       // from the op that makes it to the end of the step
   kTangent,     // as long as the segments that use it
-  kToLastUse,   // from the op that makes it to its last use, on the device all the time
+  kToLastUse,   // from the op that makes it to its last use, always resident
 };
 
 struct Segment {
   int start, stop;
-  int forward;  // of a backward segment: the forward segment that hands its values on; otherwise -1
+  int forward;  // of a backward segment: the forward segment that passes it values; otherwise -1
 };
 
-// Buffers that live outside the step are left out of `reads`: they need no room and are always there.
+// Buffers that live outside the step are left out of `reads`: they are always resident and not counted.
 struct Step {
   std::vector<double> seconds;       // by op
   std::vector<Bytes> scratch_bytes;  // by op
@@ -86,7 +86,7 @@ struct Step {
   [[nodiscard]] int num_ops() const { return static_cast<int>(seconds.size()); }
   [[nodiscard]] int num_buffers() const { return static_cast<int>(nbytes.size()); }
   [[nodiscard]] int num_gaps() const { return first_gap.back(); }
-  // Whether a function that runs `from` can hand a buffer on to one that runs `to`.
+  // Whether the segment of `from` can pass a buffer to that of `to`.
   [[nodiscard]] bool hands_on(int from, int to) const { return from == to || segments[to].forward == from; }
 };
 
