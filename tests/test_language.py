@@ -1,0 +1,130 @@
+"""Docstrings, comments and messages use standard English and the terms of the glossary (lmswap.ir)."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+# Packages, and files of converted packages, that are to be converted. This list may only shrink.
+NOT_YET = {
+    "lmswap/hardware/probe.py",
+    *("lmswap", "lmswap/bench", "lmswap/commands", "lmswap/execute", "lmswap/session"),
+    *("csrc", "csrc/driver", "csrc/include", "csrc/src"),
+}
+# House expressions per 1,000 words; none in packages that are not listed. This list may only shrink, too.
+MOST_PER_1000_WORDS = {"lmswap/capture": 1.0, "lmswap/eager": 1.0, "lmswap/reporting": 1.0}
+
+EXPRESSIONS = (
+    *("told", "tells?", "telling", "asked", "asks", "asking", "heeds?", "heeded", "reckon", "reckons", "reckoned"),
+    *("whoever", "nobody", "somebody", "anew", "mended", "remade", "redo", "redone", "rerun", "reruns", "is had"),
+    *("be had", "is to come", "made again", "makes? again", "runs? again", "computed? again", "second runs?"),
+    *("comes? back", "came back", "coming back", "brings? back", "brought back", "look on", "looks on", "laid"),
+    *("hands? over", "handed over", "handing over", "hands? on", "handed on", "hands? out", "handed out"),
+    *("lies? beside", "lies? scattered", "to the bit", "so many times", "at hand"),
+    *("whatever the plan", "gone of", "is there for good", "goes up in", "otherwise than", "what there is"),
+)
+HOUSE = re.compile(rf"\b(?:{'|'.join(EXPRESSIONS)})\b".replace(" ", r"\s+"), re.IGNORECASE)
+QUESTION = re.compile(r"(?:who|whom|whose|what|which|when|where|why|how|does|do|is|are|can|may|shall|must)\b", re.I)
+
+
+def texts_of(path: Path) -> list[tuple[int, str]]:
+    """(line, text) of the comments of a file, and of the string literals of a Python one, docstrings included.
+
+    Names in backquotes, fields of f-strings, and literals of one word, as keys are, are no language.
+    """
+    source = path.read_text(encoding="utf-8")
+    if path.suffix in (".h", ".cpp"):
+        found = re.finditer(r"//[^\n]*(?:\n\s*//[^\n]*)*|/\*.*?\*/", source, re.S)
+        return [(source.count("\n", 0, each.start()) + 1, each[0].replace("//", " ")) for each in found]
+    wanted = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
+    texts: list[tuple[int, str]] = []
+    after_comment = -1  # a comment in the next line continues the sentence
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type in wanted:
+            if (
+                token.type == tokenize.COMMENT
+                and token.start[0] == after_comment + 1
+                and not token.line[: token.start[1]].strip()
+            ):
+                texts[-1] = texts[-1][0], texts[-1][1] + " " + token.string.lstrip("#")
+            else:
+                texts.append((token.start[0], token.string if re.search(r"\s", token.string) else ""))
+            after_comment = token.start[0] if token.type == tokenize.COMMENT else -1
+    return [(line, re.sub(r"``[^`]*``|`[^`]*`|\{[^{}]*\}", " ", text)) for line, text in texts]
+
+
+def packages() -> dict[str, list[Path]]:
+    """Sources by package: the folders right below lmswap and csrc, and those two for what lies in them."""
+    found: dict[str, list[Path]] = {}
+    for top, patterns in (("lmswap", ("*.py", "*.pyi")), ("csrc", ("*.h", "*.cpp"))):
+        for pattern in patterns:
+            for path in sorted((ROOT / top).rglob(pattern)):
+                parts = path.relative_to(ROOT).parts
+                if "/".join(parts) not in NOT_YET:
+                    found.setdefault("/".join(parts[:-1][:2]), []).append(path)
+    return found
+
+
+PACKAGES = packages()
+CONVERTED = sorted(set(PACKAGES) - NOT_YET)
+
+
+def house_expressions(texts: list[str]) -> tuple[Counter[str], int]:
+    """House expressions with their counts, and the number of words."""
+    found = Counter(re.sub(r"\s+", " ", each[0].lower()) for text in texts for each in HOUSE.finditer(text))
+    return found, sum(len(re.findall(r"[A-Za-z]+", text)) for text in texts)
+
+
+def is_question(docstring: str) -> bool:
+    return docstring.split("\n\n", maxsplit=1)[0].rstrip().endswith("?") or bool(QUESTION.match(docstring.lstrip()))
+
+
+def test_what_is_to_be_converted_exists():
+    assert [name for name in NOT_YET if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("package", CONVERTED)
+def test_converted_packages_use_the_terms_of_the_glossary(package):
+    found, words = house_expressions([text for path in PACKAGES[package] for _, text in texts_of(path)])
+    assert found.total() <= MOST_PER_1000_WORDS.get(package, 0.0) * words / 1000, [
+        f"{path.relative_to(ROOT)}:{line}: {each[0]}"
+        for path in PACKAGES[package]
+        for line, text in texts_of(path)
+        for each in HOUSE.finditer(text)
+    ]
+
+
+@pytest.mark.parametrize("package", CONVERTED)
+def test_module_docstrings_of_converted_packages_are_statements(package):
+    modules = [path for path in PACKAGES[package] if path.suffix in (".py", ".pyi")]
+    docstrings = {path.name: ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) for path in modules}
+    assert [name for name, docstring in docstrings.items() if docstring is None or is_question(docstring)] == []
+
+
+def test_house_expressions_are_found_across_lines_and_in_messages(tmp_path):
+    path = tmp_path / "module.py"
+    path.write_text(
+        '"""It is made\nagain."""\nx = f"{rerun}, `redo`: nobody", "told"  # x\n# to the\n# bit\n', encoding="utf-8"
+    )
+    texts = [text for _, text in texts_of(path)]
+    assert house_expressions(texts)[0] == {"made again": 1, "nobody": 1, "to the bit": 1}
+    path = tmp_path / "header.h"
+    path.write_text("int x;  // told of\n// a second\n// run\n", encoding="utf-8")
+    assert house_expressions([text for _, text in texts_of(path)])[0] == {"told": 1, "second run": 1}
+
+
+@pytest.mark.parametrize("docstring", ["Which op runs?", "Where is it kept\nand why?\n\nMore.", "What is planned."])
+def test_questions_are_found(docstring):
+    assert is_question(docstring)
+
+
+def test_statements_are_no_questions():
+    assert not is_question("Whether it fits: a statement.") and not is_question("Island.\n\nWhy? Because.")
