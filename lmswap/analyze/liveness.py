@@ -44,6 +44,10 @@ def live_ranges(program: Program, released: Collection[int] = ()) -> dict[int, L
     Parameters and inputs live outside the step and have none; nor has a buffer that no op names. Outputs and tangents
     live for as long as the caller may hold them; those ``released`` only while the step itself needs them.
 
+    Args:
+        program: the step.
+        released: ids of outputs and tangents that the caller does not hold.
+
     Raises:
         CaptureError: an op reads a buffer of the step before any op has written it.
     """

@@ -45,4 +45,9 @@ network        how ranks reach each other; an all-reduce sums a tensor over all 
 bucket         gradients that are all-reduced together
 chunk          parameters, or bytes of one copy, that are transferred as one unit (parameter chunk)
 cyclic         of a schedule: what one step leaves resident is what the next one starts with
+unplanned peak the most bytes that a step holds when every buffer is kept
+roofline       seconds of an op estimated from its flops or its bytes at the device's rates, whichever takes longer
+graph break    where `torch.compile` cannot trace on; the model is then several graphs
+hooks          saved-tensor hooks of torch: called with each tensor that is saved for the backward; swap without graphs
+case study     IBM's of 2018: a 3D U-Net at 192³ on GPUs whose memory holds 144³
 """

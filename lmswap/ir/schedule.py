@@ -47,7 +47,12 @@ class Schedule:
 
 
 def schedule(program: Program, recomputes: Sequence[Recompute]) -> Schedule:
-    """``program`` with ``recomputes``, which are in order of execution and of repeatable ops."""
+    """The schedule of ``program`` with ``recomputes``.
+
+    Args:
+        program: the planned step.
+        recomputes: of repeatable ops, in order of execution.
+    """
     if not recomputes:
         return Schedule(program, tuple(range(len(program.ops))), tuple(range(len(program.buffers))))
     return _Expansion(program, recomputes).schedule()

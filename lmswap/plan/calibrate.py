@@ -115,7 +115,14 @@ def calibrate(
 
 
 def host_as_measured(program: Program, plan: Plan, machine: Machine, host_seconds: Sequence[float | None]) -> Machine:
-    """``machine`` with the host's seconds scaled to the segments for which the device waited."""
+    """``machine`` with the host's seconds scaled to the segments for which the device waited.
+
+    Args:
+        program: the planned step.
+        plan: what ran.
+        machine: that of the prediction.
+        host_seconds: by segment, the host's seconds to queue it if the device waited for that, else None.
+    """
     if len(host_seconds) != len(program.segments):
         return machine
     return replace(machine, host=_host(schedule(program, plan.recomputes), plan, machine.host, host_seconds))

@@ -24,7 +24,7 @@ def certify(
     """The best proven bound on the seconds of any plan that keeps, swaps to ``tier`` and recomputes.
 
     It is infinite where the bytes that must be resident at one op exceed the budget, and never less than the sum of the
-    ops, or than the host's seconds to queue each of them once.
+    ops, or than the host's seconds to queue each of them once. The arguments are those of `lmswap.plan.make_plan`.
 
     Raises:
         OptionError: ``machine`` has no such tier.

@@ -23,7 +23,7 @@ class Bucket:
 
 
 def fill_buckets(program: Program) -> tuple[Bucket, ...]:
-    """The buckets of all gradients that backward graphs return."""
+    """The buckets of all gradients that backward graphs return, in order of their all-reduces."""
     buckets: list[Bucket] = []
     nbytes, last = 0, 0
     for buffer, last in _in_order(program).items():

@@ -75,10 +75,14 @@ def pack_arena(
 
 
 def common_arena_bytes(steps: Iterable[tuple[ArenaLayout, int]], tolerated_bytes: int) -> int:
-    """Size of an arena shared by several steps, given each layout and its limit in bytes.
+    """Size of an arena shared by several steps.
 
     The largest of their arenas, if it fits together with the results of each; else the smallest, and the arena is
     replaced where another step begins.
+
+    Args:
+        steps: (layout, limit in bytes) of each; at least one.
+        tolerated_bytes: by which the limits may be exceeded.
     """
     placed = [*steps]
     sizes = [places.arena_bytes for places, _ in placed]

@@ -27,6 +27,13 @@ def shrink_residency(plan: Plan, program: Program, costs: OpCosts, machine: Mach
 
     Each release and prefetch is moved by ``share`` of the way to where, on a link of `PLANNED_LINK_SHARE` of its rate,
     the copy out has just ended, or the copy in arrives just in time or no later than before.
+
+    Args:
+        plan: a plan for the following.
+        program: the planned step.
+        costs: of its ops.
+        machine: with the plan's tier.
+        share: 0 to 1, of the free time to use.
     """
     if not share:
         return plan

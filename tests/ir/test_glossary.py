@@ -19,9 +19,9 @@ One term per idea, used everywhere in lmswap; synonyms of the literature in pare
 def entries() -> dict[str, str]:
     assert lmswap.ir.__doc__ is not None
     _, _, listed = lmswap.ir.__doc__.partition("parentheses:\n\n")
-    rows = [re.fullmatch(r"(\S+(?: \S+)*)  +(\S.*)", line) for line in listed.splitlines() if line]
+    rows = [re.fullmatch(r"(.{14}) (\S.*)", line) for line in listed.splitlines() if line]
     assert None not in rows
-    return {row[1]: row[2] for row in rows if row}
+    return {row[1].rstrip(): row[2] for row in rows if row}
 
 
 def page() -> str:
