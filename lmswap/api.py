@@ -15,7 +15,7 @@ import torch
 from torch import fx, nn
 
 from lmswap.analyze.memory import StepMemory
-from lmswap.capture.shapes import by_shape, has_open_sizes
+from lmswap.capture.shapes import has_dynamic_sizes, specialize
 from lmswap.errors import OptionError, without_path
 from lmswap.execute.step import StepRecord
 from lmswap.hardware.mkl_init import initialize_mkl
@@ -312,7 +312,7 @@ def compile_backend(
         parsed = Options.from_mapping(options or {})
         session = _make_session("compiled model", parsed, one_device(tensors), trained(tensors))
         _compiled.append((options, session))
-    return by_shape(module, session) if has_open_sizes(module) else session(module, inputs)
+    return specialize(module, session) if has_dynamic_sizes(module) else session(module, inputs)
 
 
 def _make_session(name: str, options: Options, device: torch.device, parameters: Sequence[nn.Parameter]) -> Session:

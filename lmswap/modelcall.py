@@ -21,10 +21,10 @@ from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._dynamo.utils import graph_break_reasons
 
 from lmswap.capture.aot import refuse_rewriters
-from lmswap.capture.asked import describe_questions, heard_questions
+from lmswap.capture.asked import describe_is_compiling_calls, detect_is_compiling_calls
 from lmswap.capture.checkpointed import marked_checkpoints
-from lmswap.capture.dressed import call_undressed, is_dressed
-from lmswap.capture.fakes import forget_fakes, unlogged_failures
+from lmswap.capture.dressed import call_unwrapped, has_torch_function
+from lmswap.capture.fakes import forget_fakes, suppress_failure_logs
 from lmswap.capture.lower import tensors
 from lmswap.capture.recompiles import (
     MAX_GRAPHS,
@@ -34,8 +34,8 @@ from lmswap.capture.recompiles import (
     too_many,
     tracing_settings,
 )
-from lmswap.capture.surroundings import Surroundings
-from lmswap.capture.whole import ROUNDED_OTHERWISE, whole_functions
+from lmswap.capture.surroundings import GlobalState
+from lmswap.capture.whole import ROUNDED_OTHERWISE, no_dynamo_decompositions
 from lmswap.eager.actions import PlannedEvents
 from lmswap.eager.check import SavedCheck
 from lmswap.eager.hooks import Hooks, disabled_by
@@ -77,7 +77,7 @@ class ModelCall:
         self._inside, self._hooks = threading.local(), Hooks()
         self._sequences: list[SavedSequence] = []
         self._recompiles = Recompiles(session.name)
-        self._traced_in: Surroundings | None = None
+        self._traced_in: GlobalState | None = None
         self._last_of_kind: dict[Hashable, SavedSequence] = {}
         self._unplanned: dict[int, None] = {}  # hashes of orders that ran once, the latest last
         self._num_to_record = 0  # steps, since an order recurred that was not recorded
@@ -98,9 +98,9 @@ class ModelCall:
         """The model's outputs; see `nn.Module.__call__`."""
         if getattr(self._inside, "is_running", False):  # the model calls itself
             return self._plain(*args, **kwargs)
-        dressed = [tensor for tensor in tensors((args, kwargs)) if is_dressed(tensor)]
+        dressed = [tensor for tensor in tensors((args, kwargs)) if has_torch_function(tensor)]
         if dressed:
-            return call_undressed(self, dressed, args, kwargs)
+            return call_unwrapped(self, dressed, args, kwargs)
         self._session.check_caller()
         if not torch.is_grad_enabled():
             return self._call_without_gradients(args, kwargs)
@@ -127,7 +127,7 @@ class ModelCall:
         """Leaves graphs that were traced in other surroundings than these, for good."""
         if self._compiled is None:
             return
-        around = Surroundings.now()
+        around = GlobalState.now()
         if self._traced_in is None:
             self._traced_in = around
         elif around != self._traced_in:
@@ -192,10 +192,10 @@ class ModelCall:
                 told(f"{session.name}, first call", "tracing") if is_first else nullcontext(),
                 _calling,
                 tracing_settings(),
-                whole_functions(),
+                no_dynamo_decompositions(),
                 marked_checkpoints(),
-                heard_questions() as questions,
-                unlogged_failures(),
+                detect_is_compiling_calls() as questions,
+                suppress_failure_logs(),
                 self._hooks.on(*hooks),
             ):
                 result = compiled(*args, **kwargs)
@@ -212,7 +212,7 @@ class ModelCall:
             with self._hooks.on(*hooks):
                 result = self._plain(*args, **kwargs)  # raises the error as torch gives it without tracing
         if questions and session.graphs:
-            session.may_go_another_way(describe_questions(questions))
+            session.may_go_another_way(describe_is_compiling_calls(questions))
         if len(session.graphs) > num_graphs:
             forget_fakes()
             warning = self._recompiles.add(tuple(tensor.shape for tensor in tensors((args, kwargs))))

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import lmswap
-from lmswap.capture.measure import OpMeter
+from lmswap.capture.measure import OpProfiler
 from lmswap.errors import LmswapError
 from lmswap.execute import _C
 from lmswap.hardware import measure, memory
@@ -65,7 +65,7 @@ def test_the_second_start_neither_times_ops_nor_plans_and_gives_the_same_bits(mo
     expected, first = train()
     assert first.plan_origin.startswith("made in")
     monkeypatch.setattr("lmswap.session.planner.make_plan", refuse)
-    monkeypatch.setattr("lmswap.capture.measure.OpMeter.costs", refuse)
+    monkeypatch.setattr("lmswap.capture.measure.OpProfiler.costs", refuse)
     actual, second = train()
     assert equal_bits(actual, expected)
     assert second.plan_origin == "from cache"
@@ -361,7 +361,7 @@ def test_a_growth_beyond_the_margin_is_planned_for(step, monkeypatch):
     monkeypatch.setattr(lessons, "_WORTH_SEARCHING", 1e6)  # or step 3's search may find a plan that needs less
     # By what ops take on this machine now, or by what the process gives back meanwhile, the first plan might already
     # need no more than it will have.
-    monkeypatch.setattr(OpMeter, "costs", lambda meter, program, graphs: meter._estimate(program))
+    monkeypatch.setattr(OpProfiler, "costs", lambda meter, program, graphs: meter._estimate(program))
     monkeypatch.setattr(memory, "resident_bytes", bytes_of_the_heap)
     readings = iter([3, 4])
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import lmswap
-from lmswap.capture.tangents import Tangents
+from lmswap.capture.tangents import TangentAdapter
 from lmswap.capture.whole import ROUNDED_OTHERWISE
 from lmswap.eager.saved import SavedStorage
 from lmswap.errors import BytesChanged, PlainTorchDiffers, ResultDiffers, VerificationError
@@ -142,7 +142,7 @@ DROPS = Case(Drops, lambda: torch.randn(64, 128))
 
 @pytest.mark.cpu_only("on a GPU eager torch runs the dropout that it traces")
 def test_a_trace_that_computes_otherwise_than_plain_torch_is_caught(monkeypatch):
-    monkeypatch.setattr("lmswap.capture.aot.whole_operators", nullcontext)  # torch then traces another dropout
+    monkeypatch.setattr("lmswap.capture.aot.no_python_kernels", nullcontext)  # torch then traces another dropout
     model = enable(DROPS, verify=False)
     step(DROPS, model)  # nobody says anything
     lmswap.disable(model)
@@ -160,8 +160,8 @@ def twice(given):
 
 
 def test_gradients_that_are_made_otherwise_than_by_plain_torch_are_caught(monkeypatch):
-    run = Tangents.run
-    monkeypatch.setattr(Tangents, "run", lambda *given: map(twice, run(*given)))
+    run = TangentAdapter.run
+    monkeypatch.setattr(TangentAdapter, "run", lambda *given: map(twice, run(*given)))
     model = enable(DROPS)
     with pytest.raises(PlainTorchDiffers, match=r"the gradient of (first|second)\.(weight|bias) is another one"):
         step(DROPS, model)
@@ -178,8 +178,8 @@ class Scans(nn.Module):
 
 
 def test_what_the_notes_say_is_rounded_otherwise_is_named_and_no_error(monkeypatch):
-    run = Tangents.run
-    monkeypatch.setattr(Tangents, "run", lambda *given: map(twice, run(*given)))
+    run = TangentAdapter.run
+    monkeypatch.setattr(TangentAdapter, "run", lambda *given: map(twice, run(*given)))
     case = Case(Scans, lambda: torch.rand(64, 128))
     model = enable(case)
     step(case, model)

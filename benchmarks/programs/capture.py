@@ -69,7 +69,7 @@ class _Recorder(GraphHandler):
         self.programs: list[Program] = []
         self.num_graphs = 0
 
-    def made(self, node: fx.Node) -> None:
+    def output_metadata(self, node: fx.Node) -> None:
         """Nothing runs here: tensors are as torch traces them."""
 
     def note(self, text: str) -> None:

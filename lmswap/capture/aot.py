@@ -21,14 +21,14 @@ from torch._functorch._aot_autograd.schemas import MemoryFormatMeta, PlainTensor
 from torch._functorch.partitioners import default_partition
 from torch._guards import TracingContext
 
-from lmswap.capture.arrival import Arrival
-from lmswap.capture.draws import keep_states, save_drawn, settle_draws
-from lmswap.capture.gates import hand_on
+from lmswap.capture.arrival import GradientOrder
+from lmswap.capture.draws import functionalize_random_ops, insert_rng_reads, mark_random_saved
+from lmswap.capture.gates import dispatch_gradients
 from lmswap.capture.retrace import retrace
 from lmswap.capture.stages import Compiled, Variant, trace_once, variant
-from lmswap.capture.sums import VIEWS, SummedInside, adds_views_first
-from lmswap.capture.tangents import Tangents, allow_other_layouts, guess_again
-from lmswap.capture.whole import whole_operators
+from lmswap.capture.sums import VIEWS, AccumulationWatch, reorders_view_gradients
+from lmswap.capture.tangents import TangentAdapter, refresh_tangent_strides, restore_layout_ops
+from lmswap.capture.whole import no_python_kernels
 from lmswap.errors import CaptureError
 from lmswap.execute.graph import BoxedFunction
 from lmswap.execute.parts import Backward, results_by_part, single_part
@@ -37,7 +37,7 @@ from lmswap.execute.parts import Backward, results_by_part, single_part
 class GraphHandler(Protocol):
     """What is done with the graphs of one compiled region, in this order."""
 
-    def made(self, node: fx.Node) -> Sequence[torch.Tensor] | None:
+    def output_metadata(self, node: fx.Node) -> Sequence[torch.Tensor] | None:
         """Return the tensors that an op really makes; see `lmswap.capture.retrace`."""
 
     def note(self, text: str) -> None:
@@ -81,15 +81,15 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Graph
         CaptureError: something is enabled that would change the graphs after they are planned.
     """
     refuse_rewriters()
-    own_parameters, arrival = parameters_of(module), Arrival()
-    arrival.listen(module)
+    own_parameters, arrival = parameters_of(module), GradientOrder()
+    arrival.instrument(module)
     compiler = aot_autograd(
         fw_compiler=lambda graph, _: variant(graph).forward(graph),
         bw_compiler=lambda graph, _: variant(graph).backward(graph),
         inference_compiler=lambda graph, _: variant(graph).inference(graph),
         partition_fn=partial(_cut, handler=handler),
     )
-    with whole_operators(), functorch_config.patch(backward_pass_autocast="off"):
+    with no_python_kernels(), functorch_config.patch(backward_pass_autocast="off"):
         return trace_once(
             lambda: compiler(module, inputs),
             lambda handler: _Variant(handler, copy.copy(arrival), own_parameters),
@@ -101,15 +101,15 @@ def _cut(
     joint: fx.GraphModule, joint_inputs: Any, *, handler: GraphHandler, num_fwd_outputs: int, **others: Any
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Return the forward and the backward graph of a region, the same for every plan."""
-    if adds_views_first(joint.graph, num_fwd_outputs):
+    if reorders_view_gradients(joint.graph, num_fwd_outputs):
         handler.note(VIEWS)
-    allow_other_layouts(joint.graph)
-    retrace(joint.graph, _copy_mutated_inputs(joint.graph), handler.made)
-    retrace(joint.graph, guess_again(joint.graph), handler.made)
-    settle_draws(joint.graph)
-    save_drawn(joint.graph)
+    restore_layout_ops(joint.graph)
+    retrace(joint.graph, _copy_mutated_inputs(joint.graph), handler.output_metadata)
+    retrace(joint.graph, refresh_tangent_strides(joint.graph), handler.output_metadata)
+    functionalize_random_ops(joint.graph)
+    mark_random_saved(joint.graph)
     forward, backward = default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **others)
-    keep_states(forward.graph)
+    insert_rng_reads(forward.graph)
     return forward, backward
 
 
@@ -117,39 +117,39 @@ class _Variant(Variant):
     """A region whose ops run one by one."""
 
     def __init__(
-        self, handler: GraphHandler, arrival: Arrival, own_parameters: Callable[[fx.Graph], Collection[int]]
+        self, handler: GraphHandler, arrival: GradientOrder, own_parameters: Callable[[fx.Graph], Collection[int]]
     ) -> None:
         self._handler, self._arrival, self._own_parameters = handler, arrival, own_parameters
-        self._tangents: Tangents | None = None  # of the region's backward, if it has one
+        self._tangents: TangentAdapter | None = None  # of the region's backward, if it has one
 
     def edit(self, forward: fx.GraphModule, backward: fx.GraphModule, num_user_outputs: int) -> None:
         """See `Variant`."""
         self._handler.training(forward, backward, num_user_outputs, self._own_parameters(forward.graph))
-        self._arrival.come_in(results_by_part(backward.graph))
-        self._tangents = Tangents(backward, self._handler.made, self._handler.note)
+        self._arrival.set_parts(results_by_part(backward.graph))
+        self._tangents = TangentAdapter(backward, self._handler.output_metadata, self._handler.note)
 
     def forward(self, graph: fx.GraphModule) -> BoxedFunction:
         """Compile the forward graph; likewise the next two."""
         prepare_forward(self._arrival)
-        _take_tangents_as_they_come()
+        _keep_tangent_layouts()
         return boxed(_keep_output_strides(self._handler.compiled(graph, "forward")))
 
     def backward(self, graph: fx.GraphModule) -> BoxedFunction:
         backward, tangents = self._handler.compiled_backward(graph), self._tangents
         assert tangents is not None
         num_results = len(graph.graph.find_nodes(op="output")[0].args[0])
-        sums = SummedInside(graph.graph, self._handler.note)
-        return boxed(lambda arguments: hand_on(sums.watch(tangents.run(backward, arguments)), num_results))
+        sums = AccumulationWatch(graph.graph, self._handler.note)
+        return boxed(lambda arguments: dispatch_gradients(sums.watch(tangents.run(backward, arguments)), num_results))
 
     def inference(self, graph: fx.GraphModule) -> BoxedFunction:
-        retrace(graph.graph, (), self._handler.made)
-        settle_draws(graph.graph)
+        retrace(graph.graph, (), self._handler.output_metadata)
+        functionalize_random_ops(graph.graph)
         self._handler.inference(graph, self._own_parameters(graph.graph))
         return boxed(self._handler.compiled(graph, "inference"))
 
     def run(self, compiled: BoxedFunction, arguments: Sequence[Any]) -> Any:
         """See `Variant`."""
-        outputs = compiled([*self._arrival.in_order(arguments)])
+        outputs = compiled([*self._arrival.reorder_inputs(arguments)])
         if self._tangents is not None:
             self._tangents.watch(outputs)
         return outputs
@@ -206,11 +206,11 @@ def boxed(function: BoxedFunction) -> BoxedFunction:
     return run
 
 
-def prepare_forward(arrival: Arrival) -> None:
+def prepare_forward(arrival: GradientOrder) -> None:
     """Prepare for compiling a forward graph, whose backward yields gradients in the order of ``arrival``."""
     _allow_retain_graph()
     if _overwrites_what_trains():
-        arrival.come_at_once()
+        arrival.disable_parts()
 
 
 def _allow_retain_graph() -> None:
@@ -229,7 +229,7 @@ class _EqualToAll:
     __hash__ = object.__hash__
 
 
-def _take_tangents_as_they_come() -> None:
+def _keep_tangent_layouts() -> None:
     """Forbid AOTAutograd to copy gradients into the layouts of outputs; see `lmswap.capture.tangents`."""
     as_it_is: Any = _EqualToAll()
     for tangent in getattr(forward_metadata(), "subclass_tangent_meta", None) or ():

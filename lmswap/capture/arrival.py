@@ -21,17 +21,17 @@ import torch
 from torch import Tensor, distributed, fx
 from torch.autograd.graph import Node
 
-from lmswap.capture.gates import End, behind_gate, pass_gate
+from lmswap.capture.gates import End, insert_gate, skip_gate
 
 
-def trains_together() -> bool:
+def is_distributed() -> bool:
     """Return whether this process is in a torch.distributed process group."""
     return distributed.is_available() and distributed.is_initialized()
 
 
-def taker(end: End, shape: torch.Size) -> End:
-    """Return the node that takes a gradient of ``shape`` from ``end``, after the nodes inserted by `Arrival`."""
-    node, number = behind_gate(end)
+def receiver_of(end: End, shape: torch.Size) -> End:
+    """Return the node that takes a gradient of ``shape`` from ``end``, after the nodes inserted by `GradientOrder`."""
+    node, number = skip_gate(end)
     if node is not None and node.name() == "ExpandBackward0":
         (following, _), *_ = node.next_functions
         if getattr(getattr(following, "variable", None), "shape", None) == shape:
@@ -39,31 +39,31 @@ def taker(end: End, shape: torch.Size) -> End:
     return node, number
 
 
-class Arrival:
+class GradientOrder:
     """The order in which the gradients of one region's inputs are complete."""
 
     def __init__(self) -> None:
         self._order: Sequence[int] = ()
         self._parts: list[list[int]] = []  # by part of the backward: the inputs whose gradients it completes
 
-    def listen(self, module: fx.GraphModule) -> None:
+    def instrument(self, module: fx.GraphModule) -> None:
         """Edit Dynamo's graph of the region so that running it during the trace records the order."""
         (output,) = module.graph.find_nodes(op="output")
         inputs = module.graph.find_nodes(op="placeholder")
         with module.graph.inserting_before(output):
             module.graph.call_function(self._traced, (output.args[0], tuple(inputs)))
 
-    def come_in(self, parts: list[list[int]]) -> None:
+    def set_parts(self, parts: list[list[int]]) -> None:
         """Set, by part of the region's backward, the inputs whose gradients it completes."""
         self._parts = parts
 
-    def come_at_once(self) -> None:
+    def disable_parts(self) -> None:
         """Deliver all gradients at the end: the output of a gate cannot be written in place."""
         self._parts = []
 
-    def in_order(self, inputs: Sequence[Any]) -> Sequence[Any]:
+    def reorder_inputs(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """Return the region's real ``inputs``, wrapped so that gradients arrive in that order."""
-        matters = trains_together() or len(self._parts) > 1 or any(map(_is_heard, inputs))
+        matters = is_distributed() or len(self._parts) > 1 or any(map(_has_hooks, inputs))
         if not (self._order and torch.is_grad_enabled() and matters):
             return inputs
         given = list(inputs)
@@ -73,7 +73,7 @@ class Arrival:
                 if given[position].is_leaf:
                     given[position] = given[position].expand_as(given[position])  # an identity for its gradient
             if len(groups) > 1:
-                for position, value in zip(positions, pass_gate([given[p] for p in positions]), strict=True):
+                for position, value in zip(positions, insert_gate([given[p] for p in positions]), strict=True):
                     given[position] = value
         return given
 
@@ -105,7 +105,7 @@ def _trains(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 
-def _is_heard(value: Any) -> bool:
+def _has_hooks(value: Any) -> bool:
     """Return whether hooks get its gradient, before or after accumulation."""
     return isinstance(value, Tensor) and bool(value._backward_hooks or value._post_accumulate_grad_hooks)
 

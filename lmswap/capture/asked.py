@@ -28,7 +28,7 @@ _ASKS_TOO = nn.modules.transformer.__file__
 
 
 @contextmanager
-def heard_questions() -> Iterator[list[str]]:
+def detect_is_compiling_calls() -> Iterator[list[str]]:
     """Yield a list to which Dynamo's capture within adds the lines of user code that call it: "model.py:12"."""
     handlers = TorchInGraphFunctionVariable._get_handlers()
     answers = {question: handlers[question] for question in _QUESTIONS if question in handlers}
@@ -47,7 +47,7 @@ def heard_questions() -> Iterator[list[str]]:
         handlers.update(answers)
 
 
-def describe_questions(lines: list[str]) -> str:
+def describe_is_compiling_calls(lines: list[str]) -> str:
     """Return a sentence for the report."""
     return (
         f"its code calls is_compiling ({', '.join(dict.fromkeys(lines))}), and may compute something else there than "

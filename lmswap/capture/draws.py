@@ -25,7 +25,7 @@ def draw_in_place(memory: torch.Tensor, p: float = 0.5, *, generator: torch.Gene
     return memory.copy_(ops.bernoulli(memory.shape, memory.stride(), p, **layout))
 
 
-def settle_draws(joint: fx.Graph) -> None:
+def functionalize_random_ops(joint: fx.Graph) -> None:
     """Make random ops inserted by `draw_in_place` functional: without the copy, and without the memory they fill."""
     for node in list(joint.nodes):
         if node.target is not ops.bernoulli:
@@ -46,7 +46,7 @@ def settle_draws(joint: fx.Graph) -> None:
             joint.erase_node(memory)
 
 
-def save_drawn(joint: fx.Graph) -> None:
+def mark_random_saved(joint: fx.Graph) -> None:
     """Mark random results inside `torch.utils.checkpoint` as saved; a plan may still recompute them.
 
     torch would recompute them from an RNG state whose size it leaves open.
@@ -58,7 +58,7 @@ def save_drawn(joint: fx.Graph) -> None:
                 result.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 
-def keep_states(forward: fx.Graph) -> None:
+def insert_rng_reads(forward: fx.Graph) -> None:
     """Insert a read of the RNG state before each random op of ``forward``; unused reads cost nothing.
 
     `lmswap.rewrite` removes those that no recomputation uses.

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
-def is_dressed(value: Any) -> bool:
+def has_torch_function(value: Any) -> bool:
     """Return whether its class implements ``__torch_function__``, and is not a wrapper that tracing supports.
 
     A trace of a subclass with the default implementation fails in torch 2.13 ("Multiple dispatch failed").
@@ -27,18 +27,18 @@ def is_dressed(value: Any) -> bool:
     return type(value) is not torch.Tensor and handles is not torch._C._disabled_torch_function_impl
 
 
-def call_undressed(
-    call: Callable[..., Any], dressed: Sequence[torch.Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]
+def call_unwrapped(
+    call: Callable[..., Any], wrapped: Sequence[torch.Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
-    """Return ``call(*args, **kwargs)`` with ``dressed`` replaced by plain tensors that share storage and history."""
+    """Return ``call(*args, **kwargs)`` with ``wrapped`` replaced by plain tensors that share storage and history."""
 
     def plain(*args: Any, **kwargs: Any) -> Any:
-        undressed_args, undressed_kwargs = pytree.tree_map_only(is_dressed, _undress, (args, kwargs))
+        unwrapped_args, unwrapped_kwargs = pytree.tree_map_only(has_torch_function, _unwrap, (args, kwargs))
         with torch._C._EnableTorchFunction():  # graphs would be specialized to it otherwise
-            return call(*undressed_args, **undressed_kwargs)
+            return call(*unwrapped_args, **unwrapped_kwargs)
 
-    return handle_torch_function(plain, dressed, *args, **kwargs)
+    return handle_torch_function(plain, wrapped, *args, **kwargs)
 
 
-def _undress(tensor: torch.Tensor) -> torch.Tensor:
+def _unwrap(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_subclass(torch.Tensor)

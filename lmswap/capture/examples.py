@@ -22,13 +22,13 @@ from lmswap.execute.graph import is_projection, value_of
 _PATTERN = 2**16
 
 
-def only_looks(node: fx.Node) -> bool:
+def has_no_tensor_results(node: fx.Node) -> bool:
     """Return whether an op neither makes nor writes tensors: it depends on the values of its inputs only."""
     is_mutable = is_foreign(node) or getattr(getattr(node.target, "_schema", None), "is_mutable", False)
     return not is_mutable and not tensors(node.meta.get("val"))
 
 
-def makers_of_seeds(node: fx.Node) -> list[fx.Node]:
+def seed_ops(node: fx.Node) -> list[fx.Node]:
     """Return the random ops of the same graph whose integer results, RNG seeds, ``node`` reads."""
     makers = []
     for given in node.all_input_nodes:
@@ -45,7 +45,7 @@ class Examples:
     def __init__(self) -> None:
         self._devices: dict[StorageWeakRef, torch.device | None] = {}  # of fakes' storages on another device
 
-    def learn(self, node: fx.Node, made: Sequence[torch.device] | None) -> None:
+    def record_devices(self, node: fx.Node, made: Sequence[torch.device] | None) -> None:
         """Record the devices of the tensors that ``node`` makes; None: it could not be run."""
         fakes = tensors(node.meta.get("val"))
         if made is not None and len(made) != len(fakes):  # an unneeded gradient may be traced, but not made

@@ -13,7 +13,7 @@ _TORCHS = logging.getLogger("torch._subclasses.fake_tensor")
 
 
 @contextmanager
-def unlogged_failures() -> Iterator[None]:
+def suppress_failure_logs() -> Iterator[None]:
     """Suppress torch's log entry of a failed fake kernel: the error that follows has the same text."""
 
     def is_news(record: logging.LogRecord) -> bool:
@@ -27,7 +27,7 @@ def unlogged_failures() -> Iterator[None]:
 
 
 @contextmanager
-def unwarned_failures() -> Iterator[None]:
+def suppress_failure_warnings() -> Iterator[None]:
     """Suppress the warnings, with a traceback each, by which torch's anomaly mode names the op of a failed backward.
 
     torch 2.13 traces backwards in anomaly mode, to find lines of user code. A failed trace is discarded, and the model

@@ -40,7 +40,7 @@ class _Gate(torch.autograd.Function):
         return tuple(_sum(*pair) for pair in zip(given, running.run_to(id(ctx)), strict=True))
 
 
-def pass_gate(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def insert_gate(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Return ``tensors``, as outputs of one gate."""
     apply: Callable[..., tuple[Tensor, ...]] = _Gate.apply
     return apply(*tensors)
@@ -74,7 +74,7 @@ class _Backward:
         return [None if position is None else self._made.pop(position) for position in positions]
 
 
-def hand_on(partial_results: PartialResults, num_results: int) -> Sequence[Any]:
+def dispatch_gradients(partial_results: PartialResults, num_results: int) -> Sequence[Any]:
     """Return the gradients of the region's running node: all, or None for each if gates deliver them later."""
     gates = _gates(num_results)
     if not gates:
@@ -85,7 +85,7 @@ def hand_on(partial_results: PartialResults, num_results: int) -> Sequence[Any]:
     return [None] * num_results
 
 
-def behind_gate(end: End) -> End:
+def skip_gate(end: End) -> End:
     """Return the node that gets what ``end`` is given, after a gate if there is one."""
     node, number = end
     behind: End = node.next_functions[number] if _is_gate(node) else end

@@ -21,8 +21,8 @@ from torch._inductor.lowering import make_fallback
 from torch._inductor.virtualized import V
 
 from lmswap.capture.aot import GraphHandler, boxed, parameters_of, prepare_forward, refuse_rewriters
-from lmswap.capture.arrival import Arrival
-from lmswap.capture.gates import hand_on
+from lmswap.capture.arrival import GradientOrder
+from lmswap.capture.gates import dispatch_gradients
 from lmswap.capture.order import chain_calls, check_order
 from lmswap.capture.stages import Compiled, Variant, trace_once, variant
 from lmswap.errors import CaptureError
@@ -70,8 +70,8 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Compi
         CaptureError: as in `lmswap.capture.aot.compile_region`, or Inductor reordered swap ops.
     """
     refuse_rewriters()
-    own_parameters, arrival = parameters_of(module), Arrival()
-    arrival.listen(module)
+    own_parameters, arrival = parameters_of(module), GradientOrder()
+    arrival.instrument(module)
     patches = {**AS_TRACED, "custom_partitioner_fn": _Partitioner()}
     return trace_once(
         lambda: compile_fx(module, inputs, inner_compile=_compile, config_patches=patches),  # type: ignore[arg-type]
@@ -117,7 +117,10 @@ class _Variant(Variant):
     """A region that Inductor compiles."""
 
     def __init__(
-        self, handler: CompiledGraphHandler, arrival: Arrival, own_parameters: Callable[[fx.Graph], Collection[int]]
+        self,
+        handler: CompiledGraphHandler,
+        arrival: GradientOrder,
+        own_parameters: Callable[[fx.Graph], Collection[int]],
     ) -> None:
         self._handler, self.arrival, self._own_parameters = handler, arrival, own_parameters
         self.recorded = handler.recorded
@@ -131,13 +134,13 @@ class _Variant(Variant):
 
         begin = self._handler.recorded_parts(compile_parts(backward, compile_part))
         num_results = len(backward.graph.output_node().args[0])  # type: ignore[arg-type]
-        return lambda arguments: hand_on(begin(arguments), num_results)
+        return lambda arguments: dispatch_gradients(begin(arguments), num_results)
 
     def edit(self, forward: fx.GraphModule, backward: fx.GraphModule, num_user_outputs: int) -> None:
         """See `Variant`."""
         parameters = self._own_parameters(forward.graph)
         _rewrite((forward, backward), lambda: self._handler.training(forward, backward, num_user_outputs, parameters))
-        self.arrival.come_in(results_by_part(backward.graph))
+        self.arrival.set_parts(results_by_part(backward.graph))
 
     def edit_inference(self, graph: fx.GraphModule) -> None:
         """Edit a graph without backward in place."""
@@ -145,7 +148,7 @@ class _Variant(Variant):
 
     def run(self, compiled: BoxedFunction, arguments: Sequence[Any]) -> Any:
         """See `Variant`."""
-        return compiled([*self.arrival.in_order(arguments)])
+        return compiled([*self.arrival.reorder_inputs(arguments)])
 
 
 class _Partitioner(CustomPartitionerFn):

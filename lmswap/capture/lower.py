@@ -43,7 +43,7 @@ def lower_training(
     num_user_outputs: int,
     parameters: Collection[int],
     name: str,
-    repeats: Callable[[fx.Node], bool] = lambda _: True,
+    is_deterministic: Callable[[fx.Node], bool] = lambda _: True,
 ) -> Lowered:
     """Lower the two graphs of a partition.
 
@@ -53,13 +53,13 @@ def lower_training(
         num_user_outputs: leading outputs of ``forward`` that are returned to the caller.
         parameters: positions of forward inputs that are the model's own.
         name: of the program.
-        repeats: whether an op's results are bitwise identical in each execution.
+        is_deterministic: whether an op's results are bitwise identical in each execution.
 
     Raises:
         CaptureError: a graph has a node that cannot be lowered, or a dynamic size.
     """
     graphs = (SegmentGraph(forward, "forward", num_user_outputs), SegmentGraph(backward, "backward", 0))
-    return _lower(graphs, parameters, name, repeats)
+    return _lower(graphs, parameters, name, is_deterministic)
 
 
 def lower_inference(
@@ -67,10 +67,10 @@ def lower_inference(
     *,
     parameters: Collection[int],
     name: str,
-    repeats: Callable[[fx.Node], bool] = lambda _: True,
+    is_deterministic: Callable[[fx.Node], bool] = lambda _: True,
 ) -> Lowered:
     """Lower a graph without backward; see `lower_training`."""
-    return _lower((SegmentGraph(graph, "inference", len(_outputs(graph))),), parameters, name, repeats)
+    return _lower((SegmentGraph(graph, "inference", len(_outputs(graph))),), parameters, name, is_deterministic)
 
 
 def tensors(values: Any) -> list[torch.Tensor]:
@@ -114,9 +114,12 @@ def made_by(node: fx.Node, phase: str) -> str:
 
 
 def _lower(
-    graphs: tuple[SegmentGraph, ...], parameters: Collection[int], name: str, repeats: Callable[[fx.Node], bool]
+    graphs: tuple[SegmentGraph, ...],
+    parameters: Collection[int],
+    name: str,
+    is_deterministic: Callable[[fx.Node], bool],
 ) -> Lowered:
-    lowering = _Lowering(repeats)
+    lowering = _Lowering(is_deterministic)
     for graph in graphs:
         gather_projections(graph.module.graph)
         lowering.add_graph(graph)
@@ -141,8 +144,8 @@ def _lower(
 class _Lowering:
     """Numbers buffers, values and ops in the order of their appearance in the graphs."""
 
-    def __init__(self, repeats: Callable[[fx.Node], bool]) -> None:
-        self._repeats = repeats
+    def __init__(self, is_deterministic: Callable[[fx.Node], bool]) -> None:
+        self._is_deterministic = is_deterministic
         self.ops: list[Op] = []
         self.values: list[Value] = []
         self.nbytes: list[int] = []
@@ -207,7 +210,7 @@ class _Lowering:
                 writes=tuple(dict.fromkeys([*made, *mutated])),
                 flops=_flops(node),
                 is_view=is_view,
-                is_repeatable=_is_repeatable(node) and (is_view or self._repeats(node)),
+                is_repeatable=_is_repeatable(node) and (is_view or self._is_deterministic(node)),
                 module=module_path(node),
             )
         )

@@ -18,13 +18,13 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lmswap.capture.draws import is_random
-from lmswap.capture.examples import Examples, makers_of_seeds, only_looks
+from lmswap.capture.examples import Examples, has_no_tensor_results, seed_ops
 from lmswap.capture.interrupts import raise_interrupt
 from lmswap.capture.loss import assumed_bytes
 from lmswap.capture.lower import is_foreign, source_line, tensors
-from lmswap.capture.pieces import take_apart
+from lmswap.capture.pieces import trace_allocations
 from lmswap.capture.schemas import check_schema
-from lmswap.capture.trials import ScratchMeter, Trial, try_by_clock, try_by_events
+from lmswap.capture.trials import ScratchMeter, Trial, time_on_cpu, time_on_gpu
 from lmswap.errors import CaptureError, DriverError
 from lmswap.execute.draws import rng_states, set_rng_states
 from lmswap.execute.graph import SegmentGraph, value_of
@@ -53,7 +53,7 @@ _REFUSED = _Measured(None, (), None, None, repeats=False)
 _LOOPS = ("while_loop", "while_loop_stack_output")
 
 
-class OpMeter:
+class OpProfiler:
     """Profiles ops of any number of programs on one device, each distinct op once."""
 
     def __init__(
@@ -99,12 +99,12 @@ class OpMeter:
                 pieces.append(measured.pieces)
         return OpCosts(tuple(seconds), tuple(map(_scratch_bytes, pieces)), "measured", tuple(pieces))
 
-    def made(self, node: fx.Node) -> tuple[torch.Tensor, ...] | None:
+    def output_metadata(self, node: fx.Node) -> tuple[torch.Tensor, ...] | None:
         """Return the tensors that an op makes, without their memory; None if it rejects synthetic inputs."""
         with self._alone():
             return self._measure(node).made
 
-    def repeats(self, node: fx.Node) -> bool:
+    def is_deterministic(self, node: fx.Node) -> bool:
         """Return whether an op's results are bitwise identical in each run, also in other threads.
 
         A CPU's kernels repeat. A GPU's may add in any order, and libraries select kernels by thread: an op that was not
@@ -132,12 +132,12 @@ class OpMeter:
             yield
 
     def _measure(self, node: fx.Node, key: Any = None) -> _Measured:
-        for maker in makers_of_seeds(node):
+        for maker in seed_ops(node):
             self._measure(maker)
         key = key or _signature(node)
         if key not in self._known:
-            self._known[key] = _NOTHING if only_looks(node) else self._run(node)
-        self._examples.learn(node, self._known[key].devices)
+            self._known[key] = _NOTHING if has_no_tensor_results(node) else self._run(node)
+        self._examples.record_devices(node, self._known[key].devices)
         return self._known[key]
 
     def _run(self, node: fx.Node) -> _Measured:
@@ -164,7 +164,7 @@ class OpMeter:
         if is_foreign(node):
             check_schema(node, args, kwargs)
         if self._device.type == "cpu":
-            trial = try_by_clock(lambda: target(*args, **kwargs), self._meter)
+            trial = time_on_cpu(lambda: target(*args, **kwargs), self._meter)
             _check_storages(node, trial.made)
             return _measured(trial, None)
         states = rng_states(self._device) if is_random(node) else None
@@ -174,12 +174,12 @@ class OpMeter:
                 set_rng_states(states, self._device)
             return target(*args, **kwargs)
 
-        trial = try_by_events(run, self._meter, self._device, compared=lambda made: not _is_idle_seed(node, made))
+        trial = time_on_gpu(run, self._meter, self._device, compared=lambda made: not _is_idle_seed(node, made))
         _check_storages(node, trial.made)
         results = [nbytes for nbytes in _storage_bytes(trial.made) if nbytes > SMALL_BYTES]
         if trial.scratch_bytes <= SMALL_BYTES and len(results) < 2:  # a single allocation
             return _measured(trial, None)
-        return _measured(trial, take_apart(lambda: tensors(run()), tensors((args, kwargs)), self._device))
+        return _measured(trial, trace_allocations(lambda: tensors(run()), tensors((args, kwargs)), self._device))
 
     def _too_large(self, node: fx.Node) -> _Measured:
         nbytes = sum(_storage_bytes(tensors(node.meta.get("val"))))

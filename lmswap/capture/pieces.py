@@ -20,7 +20,7 @@ from lmswap.ir.costs import Piece
 _MOST_EVENTS = 10_000  # of one op; the most seen are 40, in the backward of an embedding
 
 
-def take_apart(
+def trace_allocations(
     run: Callable[[], list[Tensor]], given: Iterable[Tensor], device: torch.device
 ) -> tuple[Piece, ...] | None:
     """Return the allocations of ``run``, which takes ``given`` tensors; those of equal size from the lowest address up.

@@ -1,8 +1,8 @@
 """Corrects the metadata of a graph's fake tensors where torch traced something else than its operators return.
 
 Swapped bytes are restored as a tensor with the strides and dtype of the graph, so these must be the real ones. torch's
-trace guesses them for some operators; where it may be wrong the real ones are measured (`Made`), and everything that
-depends on them is traced again.
+trace guesses them for some operators; where it may be wrong the real ones are measured (`OutputMetadata`), and
+everything that depends on them is traced again.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from lmswap.capture.lower import source_line, tensors
 from lmswap.errors import CaptureError
 
 # Returns the tensors that an operator really makes on the device, or None where that is unknown.
-Made = Callable[[fx.Node], Sequence[torch.Tensor] | None]
+OutputMetadata = Callable[[fx.Node], Sequence[torch.Tensor] | None]
 # Seen: with bfloat16 weights on the CPU, torch traces bags for an index that the kernel leaves empty.
 _MISTRACED = (torch.ops.aten._embedding_bag, torch.ops.aten._embedding_bag_forward_only)
 _PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.bmm.default, torch.ops.aten.addmm.default)
 
 
-def retrace(graph: fx.Graph, changed: Collection[fx.Node], made: Made) -> None:
+def retrace(graph: fx.Graph, changed: Collection[fx.Node], made: OutputMetadata) -> None:
     """Correct the fake tensors in ``meta["val"]`` from the ``changed`` nodes on, and where operators may differ.
 
     Raises:
@@ -78,7 +78,9 @@ def _trace(node: fx.Node) -> bool:
     target: Callable[..., Any] = node.target  # type: ignore[assignment]
     with tensors((args, kwargs))[0].fake_mode:  # type: ignore[attr-defined]
         value = target(*args, **kwargs)
-    if not _is_view(node, value) and not any(map(_lies_otherwise, tensors(value), tensors(node.meta.get("val")))):
+    if not _is_view(node, value) and not any(
+        map(_is_placed_differently, tensors(value), tensors(node.meta.get("val")))
+    ):
         return False
     node.meta["val"] = value
     return True
@@ -88,7 +90,7 @@ def _correct(node: fx.Node, made: Sequence[torch.Tensor]) -> bool:
     """Set ``node``'s fakes to the metadata of ``made``; return whether they differed."""
     traced = tensors(node.meta.get("val"))  # empty if an operator returns nothing
     is_view = _is_view(node, node.meta.get("val"))
-    if len(made) != len(traced) or not any(map(_looks_otherwise if is_view else _lies_otherwise, made, traced)):
+    if len(made) != len(traced) or not any(map(_differs if is_view else _is_placed_differently, made, traced)):
         return False
     real = iter(made)
 
@@ -118,11 +120,11 @@ def _is_whole(value: torch.Tensor) -> bool:
     return is_all and value.stride() == make_contiguous_strides_for(value.shape)
 
 
-def _lies_otherwise(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _is_placed_differently(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether the two differ in metadata, or in offset or size of their storages."""
     parts = [(tensor.storage_offset(), tensor.untyped_storage().nbytes()) for tensor in (one, other)]
-    return _looks_otherwise(one, other) or parts[0] != parts[1]
+    return _differs(one, other) or parts[0] != parts[1]
 
 
-def _looks_otherwise(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _differs(one: torch.Tensor, other: torch.Tensor) -> bool:
     return (one.dtype, one.shape, one.stride()) != (other.dtype, other.shape, other.stride())

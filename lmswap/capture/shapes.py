@@ -22,12 +22,12 @@ _OPEN = (torch.SymInt, torch.SymFloat, torch.SymBool)
 Compile = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
 
-def has_open_sizes(region: fx.GraphModule) -> bool:
+def has_dynamic_sizes(region: fx.GraphModule) -> bool:
     """Return whether Dynamo's graph of a region takes sizes, besides tensors, that may change in the next call."""
     return any(isinstance(node.meta.get("example_value"), _OPEN) for node in region.graph.find_nodes(op="placeholder"))
 
 
-def by_shape(region: fx.GraphModule, compile_fixed: Compile) -> Callable[..., Any]:
+def specialize(region: fx.GraphModule, compile_fixed: Compile) -> Callable[..., Any]:
     """Return a function that runs ``region`` by one graph per kind of arguments, each made by ``compile_fixed``."""
     known: dict[Hashable, Callable[..., Any]] = {}
 

@@ -32,7 +32,7 @@ from torch._functorch._aot_autograd.schemas import (
 )
 from torch._guards import TracingContext, tracing
 
-from lmswap.capture.fakes import unwarned_failures
+from lmswap.capture.fakes import suppress_failure_warnings
 from lmswap.execute.graph import BoxedFunction, copy_module
 from lmswap.waiting import stage
 
@@ -69,7 +69,7 @@ class Compiled:
         """Return the region's results for ``arguments``."""
         return self._variant.run(self._compiled, arguments)
 
-    def again(self, handler: Any) -> Compiled:
+    def compile_again(self, handler: Any) -> Compiled:
         """Return the region compiled for another plan, of ``handler``, without another trace.
 
         It may be called from anywhere. Neither result holds the other.
@@ -105,7 +105,7 @@ def trace_once(
     catching = mock.patch.object(aot_autograd, "aot_stage2_compile", second_stage)
     catching.start()
     try:
-        with unwarned_failures():
+        with suppress_failure_warnings():
             compile_region()
     finally:
         catching.stop()

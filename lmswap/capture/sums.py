@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils.hooks import RemovableHandle
 
-from lmswap.capture.arrival import taker
+from lmswap.capture.arrival import receiver_of
 from lmswap.capture.gates import End
 from lmswap.capture.whole import ROUNDED_OTHERWISE
 from lmswap.execute.parts import PartialResults, Results
@@ -27,7 +27,7 @@ VIEWS = (
 _Sum = int | tuple[Any, ...]  # one gradient, or several in the order in which they are added
 
 
-class SummedInside:
+class AccumulationWatch:
     """Watches the gradients that a backward graph accumulates from several uses, for others added to them."""
 
     def __init__(self, backward: fx.Graph, note: Callable[[str], None]) -> None:
@@ -35,12 +35,12 @@ class SummedInside:
         (output,) = backward.find_nodes(op="output")
         self._positions = [position for position, result in enumerate(output.args[0]) if _is_sum(result)]
         self._note = note
-        self._is_told = False
+        self._is_reported = False
         self._handles: dict[int, RemovableHandle] = {}  # by position; a backward may not reach some nodes
 
     def watch(self, partial_results: PartialResults) -> PartialResults:
         """Return ``partial_results``, yielded by the region's node that autograd runs now, unchanged."""
-        if self._is_told or not self._positions:
+        if self._is_reported or not self._positions:
             return partial_results
         node: Any = torch._C._current_autograd_node()
         ends: dict[int, End] = {position: node.next_functions[position] for position in self._positions}
@@ -56,7 +56,7 @@ class SummedInside:
         """Check what ``end`` gets in this backward: ``gradient`` alone, or with others added."""
         if gradient is None:
             return
-        node, number = taker(end, gradient.shape)
+        node, number = receiver_of(end, gradient.shape)
         if node is None or _is_hooked(node):
             return
         passed, shape, backward = _identity(gradient), tuple(gradient.shape), torch._C._current_graph_task_id()
@@ -67,9 +67,9 @@ class SummedInside:
             handle.remove()
             found = arrived[number]
             is_another = backward != torch._C._current_graph_task_id()
-            if self._is_told or is_another or found is None or _identity(found) == passed:
+            if self._is_reported or is_another or found is None or _identity(found) == passed:
                 return
-            self._is_told = True
+            self._is_reported = True
             self._note(
                 f"{ROUNDED_OTHERWISE}: a graph uses a tensor of {list(shape)} several times and adds those gradients "
                 "before others, as of a penalty on tied weights; plain torch adds one after another"
@@ -79,7 +79,7 @@ class SummedInside:
         handle = self._handles[position] = node.register_prehook(disable(arrives))
 
 
-def adds_views_first(joint: fx.Graph, num_outputs: int) -> bool:
+def reorders_view_gradients(joint: fx.Graph, num_outputs: int) -> bool:
     """Return whether eager mode adds gradients of the forward's ``num_outputs`` outputs in another order."""
     (output,) = joint.find_nodes(op="output")
     returned = output.args[0][:num_outputs]

@@ -18,14 +18,14 @@ _ATTENTION: tuple[Callable[[], bool], ...] = (
 )
 
 
-class Surroundings(NamedTuple):
+class GlobalState(NamedTuple):
     """Global hooks of modules, by number, and the kernels allowed for attention."""
 
     hooks: tuple[int, ...]
     attention: tuple[bool, ...]
 
     @classmethod
-    def now(cls) -> Surroundings:
+    def now(cls) -> GlobalState:
         """Return the state in this thread."""
         # torch.nn checks these in each call of a module; numbers are not reused.
         hooks = (
@@ -36,7 +36,7 @@ class Surroundings(NamedTuple):
         )
         return cls(hooks, tuple(is_allowed() for is_allowed in _ATTENTION))
 
-    def changed(self, before: Surroundings, ops: Iterable[str]) -> str | None:
+    def changed(self, before: GlobalState, ops: Iterable[str]) -> str | None:
         """Return, as a sentence, what has changed since ``before``, when ``ops`` were traced, if it affects them."""
         if self.hooks != before.hooks:
             return "global hooks of modules (register_module_forward_hook etc.) changed after it was traced"

@@ -20,7 +20,7 @@ from torch._prims_common import suggest_memory_format
 
 from lmswap.capture.interrupts import raise_interrupt
 from lmswap.capture.lower import tensors
-from lmswap.capture.retrace import Made, retrace
+from lmswap.capture.retrace import OutputMetadata, retrace
 from lmswap.execute import ops
 from lmswap.execute.graph import is_captured, is_whole
 from lmswap.execute.parts import Backward, PartialResults
@@ -45,7 +45,7 @@ CAST = (
 )
 
 
-def allow_other_layouts(joint: fx.Graph) -> None:
+def restore_layout_ops(joint: fx.Graph) -> None:
     """Restore ops of eager mode's backward that a trace omits where a tangent's layout makes them no-ops."""
     reached = set(tangents(joint))
     as_they_come = set(reached)  # tangents, and views of them
@@ -62,7 +62,7 @@ def allow_other_layouts(joint: fx.Graph) -> None:
             _lay_out(joint, node, position)
 
 
-def guess_again(joint: fx.Graph) -> set[fx.Node]:
+def refresh_tangent_strides(joint: fx.Graph) -> set[fx.Node]:
     """Set tangents' strides to those of the outputs corrected by `retrace`; return the tangents that changed."""
     (output,) = joint.find_nodes(op="output")
     made = list(zip(output.meta.get("desc") or (), output.args[0], strict=False))
@@ -97,10 +97,10 @@ def tangents(graph: fx.Graph) -> list[fx.Node]:
     return [node for node in graph.find_nodes(op="placeholder") if re.fullmatch(r"tangents_\d+", str(node.target))]
 
 
-class Tangents:
+class TangentAdapter:
     """The gradients that enter one backward graph, as it was rewritten for its plan."""
 
-    def __init__(self, backward: fx.GraphModule, made: Made, note: Callable[[str], None]) -> None:
+    def __init__(self, backward: fx.GraphModule, made: OutputMetadata, note: Callable[[str], None]) -> None:
         """``made``: see `lmswap.capture.retrace`; ``note`` reports a sentence."""
         self._graph, self._made, self._note = backward.graph, made, note
         inputs = backward.graph.find_nodes(op="placeholder")

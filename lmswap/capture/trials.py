@@ -57,7 +57,7 @@ class Trial:
     repeats: bool  # results were bitwise identical each time; assumed on a CPU
 
 
-def try_by_clock(run: Callable[[], Any], meter: ScratchMeter) -> Trial:
+def time_on_cpu(run: Callable[[], Any], meter: ScratchMeter) -> Trial:
     """Run an op on the CPU twice, and once more if the second run was faster and short."""
     best, scratch = float("inf"), 0
     made: list[torch.Tensor] = []
@@ -77,7 +77,7 @@ def try_by_clock(run: Callable[[], Any], meter: ScratchMeter) -> Trial:
     return Trial(best, max(scratch, 0), made, repeats=True)
 
 
-def try_by_events(
+def time_on_gpu(
     run: Callable[[], Any], meter: ScratchMeter, device: torch.device, *, compared: Callable[[torch.Tensor], bool]
 ) -> Trial:
     """Run an op on a GPU: to warm up, for its memory, in another thread, and then for its time.
@@ -164,10 +164,10 @@ class _Backward(torch.autograd.Function):
 
 
 def _are_same(some: list[torch.Tensor], others: list[torch.Tensor], compared: Callable[[torch.Tensor], bool]) -> bool:
-    return all(have_same_bytes(a, b) for a, b in zip(some, others, strict=True) if compared(a))
+    return all(bitwise_equal(a, b) for a, b in zip(some, others, strict=True) if compared(a))
 
 
-def have_same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+def bitwise_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether two tensors of one dtype and layout are bitwise identical: NaN equals NaN, and 0 is not -0."""
     a, b = _bytes(one), _bytes(other)
     starts = range(0, len(a), _COMPARED_BYTES)

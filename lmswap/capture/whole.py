@@ -25,13 +25,13 @@ from lmswap.capture.lower import Lowered, tensors
 from lmswap.execute.graph import SegmentGraph
 from lmswap.ir.program import BufferKind, Program
 
-# Settings of Dynamo for `whole_functions`; not every torch has them.
+# Settings of Dynamo for `no_dynamo_decompositions`; not every torch has them.
 AS_CALLED = {name: False for name in ("enable_dynamo_decompositions",) if hasattr(dynamo_config, name)}
 ROUNDED_OTHERWISE = "results may differ from those of plain torch by rounding"  # prefix of notes
 _LOW = (torch.float16, torch.bfloat16)
 _KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
 # These write running statistics that their schemas declare read-only; others are traced in their place.
-_SECRET_WRITERS = (torch.ops.aten.native_batch_norm, torch.ops.aten.cudnn_batch_norm)
+_UNDECLARED_WRITERS = (torch.ops.aten.native_batch_norm, torch.ops.aten.cudnn_batch_norm)
 _CUDNN_BATCH_NORM = torch.ops.aten.cudnn_batch_norm.default
 # torch's trace of it draws in another order where strides are unusual.
 _BERNOULLI = torch.ops.aten.bernoulli_.float
@@ -59,7 +59,7 @@ _DIFFERING: dict[OpOverload[..., Any], tuple[tuple[str, ...], str]] = {
 }
 
 
-def differing(lowered: Lowered) -> str | None:
+def numerics_note(lowered: Lowered) -> str | None:
     """Return a sentence on operators of a step whose results may differ from those of plain torch by rounding."""
     found: dict[str, str] = {}
     if any(map(partial(_casts_twice, lowered.program), lowered.graphs)):
@@ -87,7 +87,7 @@ def _casts_twice(program: Program, graph: SegmentGraph) -> bool:
 
 
 @contextmanager
-def whole_functions() -> Iterator[None]:
+def no_dynamo_decompositions() -> Iterator[None]:
     """Make Dynamo capture the functions that the model calls, where it would decompose some for Inductor.
 
     To be used together with `AS_CALLED`.
@@ -110,10 +110,10 @@ def whole_functions() -> Iterator[None]:
 
 
 @contextmanager
-def whole_operators() -> Iterator[None]:
+def no_python_kernels() -> Iterator[None]:
     """Make traces contain the operators that eager torch runs."""
     own: dict[OpOverload[..., Any], Callable[..., Any]] = {_BERNOULLI: draw_in_place, _CUDNN_BATCH_NORM: _normalize}
-    changed = {*_rewritten(), *own}
+    changed = {*_with_python_kernels(), *own}
     taken = [(op, key, op.py_kernels.pop(key)) for op in changed for key in _KEYS if key in op.py_kernels]
     for op, kernel in own.items():
         op.py_kernels[DispatchKey.Autograd] = kernel
@@ -151,8 +151,8 @@ def _normalize(  # noqa: PLR0917 (as the operator has them)
     return _ATEN._batch_norm_with_update.default(x, weight, bias, running_mean, running_var, momentum, eps)
 
 
-def _rewritten() -> list[OpOverload]:
+def _with_python_kernels() -> list[OpOverload]:
     """Return the operators for which torch has Python kernels above autograd."""
     packets = [value for value in vars(torch.ops.aten).values() if isinstance(value, OpOverloadPacket)]
     known = [value for packet in packets for value in vars(packet).values() if isinstance(value, OpOverload)]
-    return [op for op in known if op.py_kernels and op.overloadpacket not in _SECRET_WRITERS]
+    return [op for op in known if op.py_kernels and op.overloadpacket not in _UNDECLARED_WRITERS]

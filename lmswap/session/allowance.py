@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from lmswap.analyze.memory import StepMemory
-from lmswap.capture.arrival import trains_together
+from lmswap.capture.arrival import is_distributed
 from lmswap.capture.loss import assumed_bytes
 from lmswap.errors import OptionError
 from lmswap.execute.arena import Arena
@@ -216,13 +216,13 @@ class Budget:
         return planned.settled(_MARGIN_SETTLED[self._device_type].of(program))
 
     def _joined_bytes(self) -> int:
-        return _JOINED_BYTES[self._device_type] if trains_together() else 0
+        return _JOINED_BYTES[self._device_type] if is_distributed() else 0
 
     def _reserve_bytes(self, program: Program, base_bytes: int) -> int:
         """What a training step will take outside of what is planned for it: optimizer and, beside an arena, loss."""
         if self.has_trained:
             return max(0, self._outside_bytes - base_bytes) if self._arena is not None else 0
-        coming_bytes = self._trained.coming_state_bytes() + _REBUILT * trains_together() * self._trained.nbytes
+        coming_bytes = self._trained.coming_state_bytes() + _REBUILT * is_distributed() * self._trained.nbytes
         if self._arena is None:
             return coming_bytes
         return coming_bytes + max(_UNDER_WAY * self._trained.nbytes, assumed_bytes(program))

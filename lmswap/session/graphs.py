@@ -12,15 +12,15 @@ from torch import fx
 
 from lmswap.analyze.memory import StepMemory
 from lmswap.capture import aot
-from lmswap.capture.arrival import trains_together
+from lmswap.capture.arrival import is_distributed
 from lmswap.capture.join import graph_plan
 from lmswap.capture.loss import LossMeter
 from lmswap.capture.lower import Lowered, lower_inference, lower_training
-from lmswap.capture.measure import OpMeter
+from lmswap.capture.measure import OpProfiler
 from lmswap.capture.refused import FLEX_ATTENTION, has_flex_attention
 from lmswap.capture.results import input_names, results
 from lmswap.capture.stages import Compiled
-from lmswap.capture.whole import differing
+from lmswap.capture.whole import numerics_note
 from lmswap.eager.actions import PlannedEvents
 from lmswap.eager.recording import Recorded, lower_recorded
 from lmswap.execute.arena import Script, placing
@@ -63,7 +63,7 @@ class Owner(Protocol):
     device: torch.device
     engine: SwapEngine
     recorder: Recorder
-    meter: OpMeter
+    meter: OpProfiler
     losses: LossMeter
     plans: StepPlans
     holding: Holding
@@ -119,7 +119,7 @@ class CapturedGraph:
 
     def follow(self, graphs: tuple[int, ...]) -> None:
         """Compiles the region, as it was traced, for its part of the plan of the step of ``graphs``."""
-        self._take(self._compiled.again(_PlannedGraph(self, graphs)))
+        self._take(self._compiled.compile_again(_PlannedGraph(self, graphs)))
 
     def _take(self, compiled: Compiled) -> None:
         self._compiled = compiled
@@ -154,9 +154,9 @@ class _PlannedGraph(aot.GraphHandler):
         self._first_runs: NumericsGuard | None = None  # of ops that run again in the backward
         self._adds_up = False  # hands gradients over as they are made, to be added to others
 
-    def made(self, node: fx.Node) -> Sequence[torch.Tensor] | None:
+    def output_metadata(self, node: fx.Node) -> Sequence[torch.Tensor] | None:
         """See `lmswap.capture.aot.GraphHandler`."""
-        return self._session.meter.made(node)
+        return self._session.meter.output_metadata(node)
 
     def note(self, text: str) -> None:
         """See `lmswap.capture.aot.GraphHandler`."""
@@ -173,14 +173,14 @@ class _PlannedGraph(aot.GraphHandler):
                 num_user_outputs=num_user_outputs,
                 parameters=parameters,
                 name=self._session.name,
-                repeats=self._session.meter.repeats,
+                is_deterministic=self._session.meter.is_deterministic,
             )
         )
 
     def inference(self, graph: fx.GraphModule, parameters: Collection[int]) -> None:
         """See `lmswap.capture.aot.GraphHandler`."""
-        name, repeats = self._session.name, self._session.meter.repeats
-        self._rewrite(lower_inference(graph, parameters=parameters, name=name, repeats=repeats))
+        name, is_deterministic = self._session.name, self._session.meter.is_deterministic
+        self._rewrite(lower_inference(graph, parameters=parameters, name=name, is_deterministic=is_deterministic))
 
     def compiled(self, module: fx.GraphModule, phase: str) -> BoxedFunction:
         """See `lmswap.capture.aot.GraphHandler`."""
@@ -252,18 +252,18 @@ class _PlannedGraph(aot.GraphHandler):
         session = self._session
         if self._first_runs:
             self._first_runs.begins(phase)
-        session.losses.begins(self._graph.index, phase)
+        session.losses.before_segment(self._graph.index, phase)
         with session.recorder.segment((self._graph.index, phase), lambda: self._follows):
             yield
         session.engine.check_async_errors()
-        session.losses.ran(self._graph.index, phase)
+        session.losses.after_segment(self._graph.index, phase)
         if phase != "inference":
             session.tell_overruns()
 
     def _rewrite(self, lowered: Lowered) -> None:
         session = self._session
         self._graph.program = lowered.program
-        note = differing(lowered)
+        note = numerics_note(lowered)
         self._graph.may_round_otherwise = note is not None
         if note and session.options.compiler == "fx":
             session.note_once(note)
@@ -286,7 +286,7 @@ class _PlannedGraph(aot.GraphHandler):
         self._scripts = {} if step.places is None else dict(self._write_scripts(step, step.places, graphs))
         if reference:
             reference.join(graphs)
-        elif (trains_together() or self._adds_up) and "backward" in self._segments:
+        elif (is_distributed() or self._adds_up) and "backward" in self._segments:
             insert_yield_markers(self._segments["backward"])
 
     def _write_scripts(

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from dataclasses import replace
 
-from lmswap.capture.arrival import trains_together
+from lmswap.capture.arrival import is_distributed
 from lmswap.capture.loss import loss_bytes
 from lmswap.errors import PlanInfeasible, TierError
 from lmswap.execute.engine import SwapEngine
@@ -135,7 +135,7 @@ class Lessons:
         """
         can_begin = step.joined.program.kind_of_gradients is BufferKind.GRADIENT
         adds_up = self._holding.may_add_up(with_arena=self._engine.arena is not None)
-        if not (can_begin and adds_up) or trains_together() or self._options.verify:
+        if not (can_begin and adds_up) or is_distributed() or self._options.verify:
             return False
         is_short = step.plan.swaps or step.plan.recomputes or step.is_overdrawn
         if not is_short and self._budget.outgrown_bytes(step.allowance) <= GROWTH_BYTES:
@@ -258,7 +258,7 @@ class Lessons:
         Whether the plan had to be made again for that, or another rank has made it again, and is another.
         """
         step = self._with_growth(step, 0, shown.ended)  # the last step has left them in use
-        if (step.plan.swaps or step.plan.recomputes) and not trains_together():  # ranks follow the first
+        if (step.plan.swaps or step.plan.recomputes) and not is_distributed():  # ranks follow the first
             step = replace(step, allowance=self._budget.settled(step.allowance, step.joined.program))
             self._plans.put(step)
         if step.is_outgrown:

@@ -65,7 +65,7 @@ class Planner:
         try:
             return CachedPlan(self.search(program, costs, machine, allowance), costs, machine, allowance.room)
         except PlanInfeasible:
-            lean = self.losses.unassumed(costs, program, graphs)
+            lean = self.losses.without_assumed(costs, program, graphs)
             if lean == costs:
                 raise
         planned = CachedPlan(self.search(program, lean, machine, allowance), lean, machine, allowance.room)
@@ -156,7 +156,7 @@ class Planner:
         """``costs`` with what the losses of these graphs take, as far as it is known; an arena holds no loss."""
         if self._engine.arena is not None:
             return without_losses(costs, program)
-        return self.losses.as_seen(costs, program, graphs)
+        return self.losses.with_measured(costs, program, graphs)
 
     def lend_memory(self, program: Program) -> None:
         """Makes sure that planning does not come on top of what steps keep for reuse."""

@@ -25,7 +25,7 @@ from lmswap.capture.checkpointed import refuse_effects
 from lmswap.capture.interrupts import interrupt_in
 from lmswap.capture.join import graph_plan, join, join_costs
 from lmswap.capture.lower import Lowered
-from lmswap.capture.measure import OpMeter
+from lmswap.capture.measure import OpProfiler
 from lmswap.capture.refused import refuse_forward_mode, refuse_numpy, refuse_streams
 from lmswap.capture.twice import watch_gradients
 from lmswap.eager.recording import Recorded
@@ -124,7 +124,7 @@ class Session:
             budget=self.budget,
             notes=self.plan_notes,
         )
-        self.meter = OpMeter(device, self.memory, lambda program: roofline(program, self.machine), self.note_once)
+        self.meter = OpProfiler(device, self.memory, lambda program: roofline(program, self.machine), self.note_once)
         self.has_hooks = False  # somebody can serve the model without graphs
         self.leaves_graphs = False  # and has to from its next call on
         self._process = os.getpid()

@@ -9,7 +9,7 @@ import torch
 from lmswap.analyze.cost import unit
 from lmswap.capture.aot import GraphHandler, compile_region
 from lmswap.capture.lower import Lowered, lower_inference, lower_training
-from lmswap.capture.measure import OpMeter
+from lmswap.capture.measure import OpProfiler
 from lmswap.execute.graph import compile_boxed
 
 
@@ -30,13 +30,13 @@ class NoMemory:
     synchronize = trim = reset_tensor_peak
 
 
-METER = OpMeter(torch.device("cpu"), NoMemory(), unit)
+METER = OpProfiler(torch.device("cpu"), NoMemory(), unit)
 
 
 class Recording(GraphHandler):
     """A graph handler that keeps what was lowered and leaves the graphs as they are."""
 
-    made = METER.made
+    output_metadata = METER.output_metadata
 
     def __init__(self) -> None:
         self.lowered: list[Lowered] = []

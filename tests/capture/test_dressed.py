@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import lmswap
-from lmswap.capture.dressed import is_dressed
+from lmswap.capture.dressed import has_torch_function
 from tests.test_known_failures import session_of
 
 
@@ -96,7 +96,9 @@ def test_gradients_reach_inputs_of_that_class():
 
 
 def test_torchs_own_kinds_of_tensors_are_left_alone():
-    assert is_dressed(tagged(torch.ones(2)))
-    assert not any(map(is_dressed, [torch.ones(2), nn.Parameter(torch.ones(2)), nn.Buffer(torch.ones(2)), 1, None]))
+    assert has_torch_function(tagged(torch.ones(2)))
+    assert not any(
+        map(has_torch_function, [torch.ones(2), nn.Parameter(torch.ones(2)), nn.Buffer(torch.ones(2)), 1, None])
+    )
     jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
-    assert not is_dressed(jagged)
+    assert not has_torch_function(jagged)

@@ -14,7 +14,7 @@ from torch._dynamo.variables.builder import VariableBuilder
 
 import lmswap
 from lmswap.capture.interrupts import interrupt_in, raise_interrupt
-from lmswap.capture.measure import OpMeter
+from lmswap.capture.measure import OpProfiler
 from lmswap.capture.recompiles import tracing_settings
 from lmswap.session import Session
 
@@ -104,7 +104,7 @@ def train(model, seed):
         (VariableBuilder, "__call__"),  # torch reads the model's code
         (torch._dynamo.utils, "run_node"),  # and runs an operator on fakes
         (Session, "plan_alone"),
-        (OpMeter, "_try"),
+        (OpProfiler, "_try"),
     ],
 )
 def test_an_interrupt_of_a_trace_reaches_the_caller_and_the_next_call_is_captured(owner, name, monkeypatch):

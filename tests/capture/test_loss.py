@@ -166,13 +166,13 @@ def test_a_loss_is_what_was_held_on_top_until_the_next_segment_began(following, 
     meter = LossMeter(tensors)
     for nbytes in (500, 100):  # a forward that held more than its loss does
         tensors.hold(nbytes)
-    meter.ran(0, "forward")
+    meter.after_segment(0, "forward")
     for nbytes in (130, 110):
         tensors.hold(nbytes)
-    meter.begins(*following)
+    meter.before_segment(*following)
     tensors.hold(900)
-    meter.begins(0, "backward")
-    costs = meter.as_seen(unit(program), program, (0,))
+    meter.before_segment(0, "backward")
+    costs = meter.with_measured(unit(program), program, (0,))
     assert loss_bytes(costs, program) == (seen or 0)
     assumed = unit(program).with_scratch({op.index: 7 for op in program.ops if op.target == LOSS})
-    assert loss_bytes(meter.unassumed(assumed, program, (0,)), program) == (7 if seen else 0)
+    assert loss_bytes(meter.without_assumed(assumed, program, (0,)), program) == (7 if seen else 0)

@@ -9,15 +9,15 @@ from torch._higher_order_ops import while_loop
 
 from lmswap.analyze.cost import unit
 from lmswap.capture import measure
-from lmswap.capture.measure import OpMeter
+from lmswap.capture.measure import OpProfiler
 from tests.capture.captured import NoMemory, Recording, capture
 from tests.models import CASES, Case
 
 
 def metered(monkeypatch, case: Case, *, times: int = 1) -> list[Recording]:
     """Captures a model so many times with a meter that knows no op yet."""
-    meter = OpMeter(torch.device("cpu"), NoMemory(), unit)
-    monkeypatch.setattr(Recording, "made", meter.made)
+    meter = OpProfiler(torch.device("cpu"), NoMemory(), unit)
+    monkeypatch.setattr(Recording, "output_metadata", meter.output_metadata)
     recordings = [capture(case.make(), case.batch())[0] for _ in range(times)]
     for recording in recordings:
         for lowered in recording.lowered:

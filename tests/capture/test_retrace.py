@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 import lmswap
 from lmswap.capture.aot import boxed, compile_region
-from lmswap.capture.measure import OpMeter
+from lmswap.capture.measure import OpProfiler
 from lmswap.errors import TransferError
 from lmswap.execute import ops
 from tests.capture.captured import Recording
@@ -24,8 +24,8 @@ class Comparing(Recording):
         super().__init__()
         self.corrects, self.wrong, self.num_tensors = corrects, [], 0
 
-    def made(self, node):
-        return super().made(node) if self.corrects else None
+    def output_metadata(self, node):
+        return super().output_metadata(node) if self.corrects else None
 
     def compiled(self, module, phase):
         def run(arguments):
@@ -157,7 +157,7 @@ def test_what_begins_elsewhere_in_its_storage_than_traced_is_not_swapped_but_nam
     ],
 )
 def test_what_is_still_other_than_traced_is_not_swapped_but_named(model, sentence, monkeypatch):
-    monkeypatch.setattr(OpMeter, "made", lambda *_: None)
+    monkeypatch.setattr(OpProfiler, "output_metadata", lambda *_: None)
     enabled = lmswap.enable(model(), "4GiB", policy="swap_all", min_swap_bytes=1)
     with pytest.raises(TransferError, match=sentence):
         enabled(torch.randn(CASES[model]))

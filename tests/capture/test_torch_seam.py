@@ -187,7 +187,7 @@ def test_what_was_traced_is_compiled_for_another_handler_without_a_trace(monkeyp
     x = torch.randn(8, requires_grad=True)
     expected = torch.compile(lambda x: x.tanh().exp().sum(), backend=backend, dynamic=False)(x)
     monkeypatch.setattr(aot_autograd, "aot_stage1_graph_capture", None)
-    (actual,) = regions[0].again(handlers[1])(x)
+    (actual,) = regions[0].compile_again(handlers[1])(x)
     gradients = [torch.autograd.grad(y, x)[0] for y in (actual, expected)]
     assert torch.equal(actual, expected) and torch.equal(*gradients)
     (one,), (other,) = (handler.lowered for handler in handlers)

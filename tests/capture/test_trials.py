@@ -5,7 +5,7 @@ import torch
 
 from lmswap.capture import trials
 from lmswap.capture.examples import _fill
-from lmswap.capture.trials import have_same_bytes, try_by_clock
+from lmswap.capture.trials import bitwise_equal, time_on_cpu
 
 TENSORS = {
     "scalar": torch.tensor(1.0),
@@ -23,15 +23,15 @@ TENSORS = {
 @pytest.mark.parametrize("name", TENSORS)
 def test_equal_bits_are_seen_in_any_layout(name):
     tensor = TENSORS[name]
-    assert have_same_bytes(tensor, tensor.clone(memory_format=torch.preserve_format))
+    assert bitwise_equal(tensor, tensor.clone(memory_format=torch.preserve_format))
 
 
 def test_bits_count_not_values():
-    assert have_same_bytes(torch.tensor([float("nan")]), torch.tensor([float("nan")]))
-    assert not have_same_bytes(torch.tensor([0.0]), torch.tensor([-0.0]))
+    assert bitwise_equal(torch.tensor([float("nan")]), torch.tensor([float("nan")]))
+    assert not bitwise_equal(torch.tensor([0.0]), torch.tensor([-0.0]))
     one, other = torch.zeros(2**23), torch.zeros(2**23)
     other[-1] = 1e-45  # in another piece than the first
-    assert not have_same_bytes(one, other)
+    assert not bitwise_equal(one, other)
 
 
 @pytest.mark.parametrize(
@@ -75,5 +75,5 @@ def test_an_op_runs_a_third_time_only_where_that_may_show_more(monkeypatch, seco
         now[0] += due.pop(0)
         return torch.ones(1)
 
-    assert try_by_clock(run, _NoMemory()).seconds == pytest.approx(best)
+    assert time_on_cpu(run, _NoMemory()).seconds == pytest.approx(best)
     assert len(seconds) - len(due) == num_runs

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import lmswap
-from lmswap.capture.whole import ROUNDED_OTHERWISE, differing, whole_operators
+from lmswap.capture.whole import ROUNDED_OTHERWISE, no_python_kernels, numerics_note
 from tests.capture.captured import capture
 
 MODES = {
@@ -80,7 +80,7 @@ def test_the_batch_norm_of_cudnn_is_traced_as_the_operator_that_may_choose_it_an
 )
 def test_torch_traces_as_before_afterwards_also_after_an_error(op, key):
     kernel = op.py_kernels[key]
-    with pytest.raises(KeyError), whole_operators():
+    with pytest.raises(KeyError), no_python_kernels():
         assert op.py_kernels.get(key) is not kernel
         raise KeyError
     assert op.py_kernels[key] is kernel
@@ -100,7 +100,7 @@ ROUNDED = {
 
 def said_of(function) -> str | None:
     recording, _ = capture(lambda x: function(x.tanh()), torch.rand(4, 6, requires_grad=True))
-    return differing(recording.lowered[0])
+    return numerics_note(recording.lowered[0])
 
 
 @pytest.mark.parametrize("name", ROUNDED)
@@ -140,5 +140,5 @@ class Halves(nn.Module):
 def test_a_weight_that_autocast_casts_more_than_once_is_named(model, is_named):
     with torch.autocast("cpu", torch.bfloat16):
         recording, _ = capture(model, torch.rand(4, 6))
-    sentence = differing(recording.lowered[0])
+    sentence = numerics_note(recording.lowered[0])
     assert (sentence or "").startswith(f"{ROUNDED_OTHERWISE}: _to_copy: eager torch casts a weight once") == is_named

@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import lmswap
 from lmswap import api
 from lmswap.analyze.cost import unit
-from lmswap.capture.measure import OpMeter
+from lmswap.capture.measure import OpProfiler
 from lmswap.capture.trials import seconds_by_events
 from lmswap.errors import DriverError
 from lmswap.execute.engine import SwapEngine
@@ -75,8 +75,8 @@ class Wide(nn.Module):
 def test_an_op_too_large_to_be_timed_is_noted_and_its_scratch_is_what_it_makes(emulated_gpu, monkeypatch):
     notes = []
     device = torch.device("cuda")
-    meter = OpMeter(device, device_memory(device), unit, notes.append)
-    monkeypatch.setattr(Recording, "made", meter.made)
+    meter = OpProfiler(device, device_memory(device), unit, notes.append)
+    monkeypatch.setattr(Recording, "output_metadata", meter.output_metadata)
     recording, _ = capture(Wide().cuda(), torch.ones(16384, device="cuda"))
     (lowered,) = recording.lowered
     torch.cuda.empty_cache()
@@ -127,7 +127,7 @@ class Logged(nn.Module):
 
 def test_the_time_of_an_op_is_that_between_events_around_its_launch(logged):
     device = torch.device("cuda")
-    meter = OpMeter(device, device_memory(device), unit)
+    meter = OpProfiler(device, device_memory(device), unit)
     recording, _ = capture(Logged(), torch.ones(4, device="cuda"))
     (lowered,) = recording.lowered
     logged.clear()
@@ -170,7 +170,7 @@ def test_what_does_not_repeat_its_bits_is_not_run_again(kind, is_seen, emulated_
     plain, expected = train(case)
     lmswap.disable(plain)
     if not is_seen:  # as if every op repeated its bits
-        monkeypatch.setattr(OpMeter, "repeats", lambda meter, node: True)
+        monkeypatch.setattr(OpProfiler, "is_deterministic", lambda meter, node: True)
     monkeypatch.setattr("tests.test_recompute.random_recomputes", lambda program, rng, share: recompute_all(program))
     monkeypatch.setattr("lmswap.session.planner.make_plan", plan_at_random(0))
     emulated_gpu.configure_kernels(**{kind: True})
@@ -202,7 +202,7 @@ def test_an_op_that_breaks_the_device_on_made_up_inputs_is_named(picky, emulated
     model = nn.Sequential(nn.Linear(4, 4)).cuda()
     model.forward = lambda x: picky(x + 200).sum()
     lmswap.enable(model)
-    with pytest.raises(DriverError, match=r"op 'pick' .*broke the device when it was timed on made-up inputs"):
+    with pytest.raises(DriverError, match=r"op 'pick' .*broke the device when timed on synthetic inputs"):
         model(torch.ones(4, device="cuda"))
     emulated_gpu.mend()
     lmswap.disable(model)

@@ -52,7 +52,7 @@ class PoisoningEngine(SwapEngine):
 class Planned(GraphHandler):
     """A graph handler that rewrites each graph by a random plan that the verifier accepts; share 0 leaves it alone."""
 
-    made = METER.made
+    output_metadata = METER.output_metadata
 
     def __init__(self, engine: SwapEngine, seed: int, share: float) -> None:
         self.rng, self.engine, self.share = random.Random(seed), engine, share

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmswap.capture.pieces import take_apart
+from lmswap.capture.pieces import trace_allocations
 from lmswap.ir.costs import Piece
 
 pytestmark = [
@@ -66,17 +66,17 @@ def of_several_sizes() -> list[Tensor]:
 def test_results_and_scratch_of_one_size_are_told_apart_by_the_order_in_which_they_are_asked_for(
     run: Callable[[], list[Tensor]], pieces: list[Piece]
 ):
-    assert take_apart(run, [], CUDA) == tuple(pieces)
+    assert trace_allocations(run, [], CUDA) == tuple(pieces)
 
 
 def test_a_result_that_was_given_is_no_result_of_the_op():
     given = new(8)
-    assert take_apart(lambda: [given, new(8)], [given], CUDA) == (Piece(8 * MIB, 0),)
+    assert trace_allocations(lambda: [given, new(8)], [given], CUDA) == (Piece(8 * MIB, 0),)
 
 
 def test_nothing_is_said_while_somebody_else_records_the_allocator_s_history():
     torch.cuda.memory._record_memory_history()
     try:
-        assert take_apart(scratch_first, [], CUDA) is None
+        assert trace_allocations(scratch_first, [], CUDA) is None
     finally:
         torch.cuda.memory._record_memory_history(enabled=None)

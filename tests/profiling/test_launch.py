@@ -98,7 +98,7 @@ def test_a_tools_steps_stand_beside_lmswaps_own_record(tool, write, tmp_path):
     own = Trace("own", "cpu", Timeline("own", (Span(Lane.COMPUTE, "forward 0", 0.0, 1.0),), ()))
     write_traces(tmp_path / OWN, [own])
     assert [trace.tool for trace in _traces(tool, tmp_path, 248, 2)][2:] == ["own"]
-    with pytest.raises(TraceError, match="so steps 248 to 250 cannot be picked"):
+    with pytest.raises(TraceError, match="so steps 248 to 250 cannot be selected"):
         _traces(tool, tmp_path, 248, 3)
     (tmp_path / TOOL_FILES[tool]).unlink()
     with pytest.raises(TraceError, match="No such file"):

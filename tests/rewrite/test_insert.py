@@ -21,7 +21,7 @@ from tests.rewrite.random_plans import random_plan
 class RandomlySwapped(GraphHandler):
     """A graph handler that rewrites every graph by a random plan; share 0 leaves them as they are."""
 
-    made = METER.made
+    output_metadata = METER.output_metadata
 
     def __init__(self, seed: int, share: float) -> None:
         self.rng, self.share, self.engine = random.Random(seed), share, MemoryEngine()

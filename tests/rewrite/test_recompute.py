@@ -66,7 +66,7 @@ HALF = {"half_block": Case(HalfBlock, BLOCK.batch)}  # what comes back from a ti
 class Rewritten(GraphHandler):
     """A graph handler that runs again what ``choose`` says, and swaps a share of all gaps of what then runs."""
 
-    made = METER.made
+    output_metadata = METER.output_metadata
 
     def __init__(self, choose: Chooser, swap_share: float = 0.0, seed: int = 0) -> None:
         self.choose, self.swap_share = choose, swap_share
