@@ -35,7 +35,7 @@ _Call = Callable[..., Any]
 def marked_checkpoints() -> Iterator[None]:
     """Marks, in graphs that Dynamo captures, reentrant checkpoints of which no argument requires a gradient.
 
-    The arguments of a node do not tell: they include what the region reads from closures and containers, which eager
+    The arguments of a node do not show it: they include what the region reads from closures and containers, which eager
     torch does not look into.
     """
     original: _Call = CheckpointHigherOrderVariable._call_function
@@ -70,7 +70,7 @@ def _refuse_node(owner: fx.GraphModule, node: fx.Node) -> None:
     if effects.written is not None:
         _refuse(node, f"writes into a buffer or an input ({effects.written}): eager torch does so twice in a step")
     if effects.drawn is not None and node.kwargs.get("preserve_rng_state") is False:
-        _refuse(node, f"has preserve_rng_state=False and draws ({effects.drawn}): eager torch draws anew each time")
+        _refuse(node, f"has preserve_rng_state=False and is random ({effects.drawn}): eager torch redraws each time")
 
 
 def _refuse(node: fx.Node, does: str) -> None:

@@ -82,7 +82,17 @@ def join_costs(joined: Joined, costs: Sequence[OpCosts]) -> OpCosts:
 
 
 def graph_plan(joined: Joined, plan: Plan, graph: int, program: Program) -> Plan:
-    """Return the part of the step's ``plan`` for ``graph``, in that graph's own numbers of ops and buffers."""
+    """Return the part of the step's ``plan`` for one graph, in that graph's own numbers of ops and buffers.
+
+    Args:
+        joined: the step.
+        plan: of the step.
+        graph: its index in the step.
+        program: of the graph.
+
+    Raises:
+        CaptureError: a position of the plan is in no segment of the graph.
+    """
     step, shift = joined.program, joined.buffer_offsets[graph]
     in_program = _own_positions(step, graph, program)
     recomputes = tuple(
@@ -122,7 +132,7 @@ def _own_positions(step: Program, graph: int, program: Program) -> Callable[[int
         for theirs, ours in zip(segments, program.segments, strict=True):
             if theirs.start <= position <= theirs.stop:
                 return position - theirs.start + ours.start
-        raise CaptureError(f"position {position} of the step lies in no segment of graph {graph}")
+        raise CaptureError(f"position {position} of the step is in no segment of graph {graph}")
 
     return own
 

@@ -91,7 +91,7 @@ def reorders_view_gradients(joint: fx.Graph, num_outputs: int) -> bool:
     }
     uses = _Uses(joint, set(filter(_has_gradient, returned)), outputs)
     bases = (node for node in dict.fromkeys(returned) if _has_gradient(node) and not _is_view(node))
-    return any(uses.plainly(base) != uses.views_first(base) for base in bases if base.op != "placeholder")
+    return any(uses.in_eager_order(base) != uses.in_captured_order(base) for base in bases if base.op != "placeholder")
 
 
 class _Uses:
@@ -105,12 +105,12 @@ class _Uses:
             if node in returned or (_has_gradient(node) and not self._is_trained.isdisjoint(node.users)):
                 self._is_trained.add(node)
 
-    def plainly(self, base: fx.Node) -> _Sum | None:
+    def in_eager_order(self, base: fx.Node) -> _Sum | None:
         """As in eager mode: an output's own gradient first; a view accumulates its own before it passes them on."""
-        uses = (self.plainly(use) if _is_view(use) else self._number[use] for use in self._of(base))
+        uses = (self.in_eager_order(use) if _is_view(use) else self._number[use] for use in self._of(base))
         return _sum([*self._own(base), *uses])
 
-    def views_first(self, base: fx.Node) -> _Sum | None:
+    def in_captured_order(self, base: fx.Node) -> _Sum | None:
         """As in autograd when it recreates the outputs that are views of ``base``, from ``base`` alone."""
         return _sum([*self._own(base), *sorted(self._views(base)), *self._inside(base)])
 

@@ -8,7 +8,7 @@ detect only some of these writes. Hence one rule:
     A storage may be swapped out only while its saved tensors are its only owners, and its copy in the tier is valid
     only until its bytes are passed to code that may write them.
 
-Whoever can write holds a reference, and torch counts references. What others hold stays resident, as it would without
+Code that can write holds a reference, and torch counts references. What others hold stays resident, as it would without
 lmswap. Memory not allocated by torch for this process (of numpy, a file, another process) can be written without a
 reference, and is never swapped: see `is_torchs_own`.
 

@@ -6,7 +6,7 @@ its tensors are freed, and each tensor gets one that it fits; freed memory is ta
 
 Outputs and gradients of a step are allocated outside the arena, in other segments of the pool: the caller may keep them
 for any time. So the arena is empty between steps, and is reallocated when another plan needs another size. An arena
-that still holds a tensor would stay allocated until that dies, beside the new one.
+that still holds a tensor would stay allocated until that dies, in addition to the new one.
 
 Tensors cannot overlap: all blocks are the allocator's own. If an extent is occupied when it is needed, because the
 caller kept a tensor longer than planned, everything held is freed and the allocator places the rest of the segment as
@@ -65,9 +65,15 @@ def unused_arena_bytes(device: torch.device) -> int:
 def placing(
     arena: Arena | None, script: Script | None, *, adds_up: bool = False
 ) -> Iterator[Callable[[], AbstractContextManager[None]]]:
-    """Run a segment; the callable yielded gives a context for each of its parts. Without places both do nothing.
+    """Run a segment with planned offsets.
 
-    See `Arena.segment` for ``adds_up``.
+    Args:
+        arena: None where tensors have no planned offsets.
+        script: the segment's openings; None if it has none.
+        adds_up: see `Arena.segment`.
+
+    Yields:
+        A function that returns the context for each part of the segment.
     """
     if arena is None or script is None:
         yield nullcontext
@@ -304,8 +310,8 @@ class Arena:
         def is_apart(address: int) -> bool:
             return ends.isdisjoint((address, address + nbytes))
 
-        beside = ((size, address) for address, size in closed.items() if address not in self._inside)
-        fitting = [(size, address) for size, address in beside if size >= nbytes and is_apart(address)]
+        outside = ((size, address) for address, size in closed.items() if address not in self._inside)
+        fitting = [(size, address) for size, address in outside if size >= nbytes and is_apart(address)]
         if not fitting:
             raise _NoRoomOutside(nbytes)
         return min(fitting)[1]
@@ -323,7 +329,7 @@ class Arena:
         raise Occupied(f"{nbytes} bytes were allocated at offset {found - self._base}, not {address - self._base}")
 
     def _free(self) -> list[Extent]:
-        """Return the extents of the arena and beside it that neither tensors nor this object hold, by address."""
+        """Return the extents, inside and outside the arena, that neither tensors nor this object hold, by address."""
         large = (segment for segment in self._segments() if segment["segment_type"] == "large")
         blocks = (block for segment in large for block in segment["blocks"] if block["state"] == "inactive")
         return sorted((int(block["address"]), int(block["size"])) for block in blocks)

@@ -21,7 +21,10 @@ class Difference:
 
 
 def difference(expected: Any, actual: Any) -> Difference | None:
-    """Return how ``actual`` differs from ``expected``, or None if they are bitwise identical."""
+    """Return how ``actual`` differs from ``expected``, or None if they are bitwise identical.
+
+    Tensors are compared with dtype, shape and device; other objects by type and equality.
+    """
     if not (isinstance(expected, torch.Tensor) and isinstance(actual, torch.Tensor)):
         return None if type(expected) is type(actual) and expected == actual else _of_kind(expected, actual)
     if (expected.dtype, expected.shape, expected.device) != (actual.dtype, actual.shape, actual.device):

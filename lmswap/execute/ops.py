@@ -115,31 +115,31 @@ def _out_start(  # noqa: PLR0917 - the operator's own signature
     if x.shape != tuple(size):  # seen: an index of embedding_bag in bfloat16 on the CPU
         raise TransferError(
             f"an operator made a tensor of shape {list(x.shape)} where torch traced {size}: its bytes could not be "
-            'read back as what they are; use compiler="eager", or keep it in place with min_swap_bytes of more than '
+            'read back as what they are; use compiler="eager", or keep it resident with min_swap_bytes of more than '
             f"{math.prod(size) * dtype.itemsize}"
         )
-    if x.stride() != tuple(stride) and _lies_otherwise(x, stride):
+    if x.stride() != tuple(stride) and _has_other_strides(x, stride):
         # Seen: sums with what depthwise convolutions of channels_last images give on the CPU.
         raise TransferError(
             f"an operator made strides {list(x.stride())} of shape {list(x.shape)} where torch traced {list(stride)}: "
-            'its bytes would be read back in another order; use compiler="eager", or keep it in place with '
+            'its bytes would be read back in another order; use compiler="eager", or keep it resident with '
             f"min_swap_bytes of more than {x.nbytes}"
         )
     if x.dtype != dtype:  # seen: statistics of norms of bfloat16 by float32 weights on the CPU
         raise TransferError(
             f"an operator made {x.dtype} of shape {list(x.shape)} where torch traced {dtype}: its bytes could not be "
-            f"read back as what they are; keep it in place with min_swap_bytes of more than {x.nbytes}"
+            f"read back as what they are; keep it resident with min_swap_bytes of more than {x.nbytes}"
         )
     if start is not None and x.storage_offset() != start and x.numel() > 0:
         raise TransferError(
             f"an operator made a tensor of shape {list(x.shape)} that begins at element {x.storage_offset()} of its "
             f'storage, where torch traced {start}: other bytes would be read back; use compiler="eager", or keep it '
-            f"in place with min_swap_bytes of more than {x.untyped_storage().nbytes()}"
+            f"resident with min_swap_bytes of more than {x.untyped_storage().nbytes()}"
         )
     return find_engine(engine).out_start(x, buffer, tier, offset, start is None)
 
 
-def _lies_otherwise(x: torch.Tensor, stride: list[int]) -> bool:
+def _has_other_strides(x: torch.Tensor, stride: list[int]) -> bool:
     """Return whether the order of elements differs from that of ``stride``; strides of sizes of 1 are ignored."""
     strides = zip(x.shape, x.stride(), stride, strict=True)
     return x.numel() > 0 and any(size > 1 and real != traced for size, real, traced in strides)

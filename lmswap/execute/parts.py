@@ -72,7 +72,15 @@ def results_by_part(graph: fx.Graph) -> list[list[int]]:
 def compile_parts(
     module: fx.GraphModule, compile_part: Callable[[fx.GraphModule], BoxedFunction] = compile_boxed
 ) -> Parts:
-    """Compile ``module`` to functions that run one after another, each in a context of its own."""
+    """Compile ``module`` to functions that run one after another, each in a context of its own.
+
+    Args:
+        module: a backward graph with markers; it is not edited.
+        compile_part: compiles the graph of one part.
+
+    Returns:
+        A function of the list of inputs, which it empties, and of what returns the context of a part.
+    """
     positions = results_by_part(module.graph)
     functions = [compile_part(part) for part in _split(module)]
 

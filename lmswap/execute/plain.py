@@ -112,7 +112,7 @@ class EagerReference:
         self._unrepeatable: set[str] = set()  # names
         self._written: set[int] | None = None  # positions of inputs; None until it has been seen
 
-    def beside(self, graphs: Region) -> Region:
+    def wrap(self, graphs: Region) -> Region:
         """Return a function that runs ``graphs`` and eager mode, and returns the results of ``graphs``.
 
         Raises:

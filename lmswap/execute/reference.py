@@ -112,7 +112,7 @@ class UnswappedReference:
         if len(graphs) == 2:
             _hand_on(graphs[0], graphs[1].module.graph, self._number)
 
-    def beside(self, swapped: BoxedFunction, phase: str) -> BoxedFunction:
+    def wrap(self, swapped: BoxedFunction, phase: str) -> BoxedFunction:
         """Return a function that runs ``swapped`` and its copy, and returns the results of ``swapped``.
 
         Raises:

@@ -1,6 +1,6 @@
 """A step as an interactive HTML page: memory over time, what ran on each lane, and the lifetime of each buffer.
 
-The page is one file, made of page.html in this folder and the step as JSON: a browser needs nothing else to draw it.
+The page is one file: page.html of this folder with the step inserted as JSON; a browser needs nothing else.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class CapturedGraph:
 
     def _take(self, compiled: Compiled) -> None:
         self._compiled = compiled
-        self.function = self._plain.beside(compiled) if self._plain else compiled
+        self.function = self._plain.wrap(compiled) if self._plain else compiled
 
     def _plain_torch(self, module: fx.GraphModule) -> EagerReference | None:
         """What runs beside the region to verify it; None if that was not asked for."""
@@ -197,7 +197,7 @@ class _PlannedGraph(aot.GraphHandler):
             return values
 
         reference: UnswappedReference | None = module.meta.get(REFERENCE)
-        return reference.beside(run, phase) if reference else run
+        return reference.wrap(run, phase) if reference else run
 
     def compiled_backward(self, module: fx.GraphModule) -> Backward:
         """See `lmswap.capture.aot.GraphHandler`."""
@@ -221,7 +221,7 @@ class _PlannedGraph(aot.GraphHandler):
         reference: UnswappedReference | None = module.meta.get(REFERENCE)
         if reference is None:
             return begin
-        return single_part(reference.beside(lambda arguments: collect(begin(arguments)), "backward"))
+        return single_part(reference.wrap(lambda arguments: collect(begin(arguments)), "backward"))
 
     def recorded(self, function: BoxedFunction, phase: str) -> BoxedFunction:
         """See `lmswap.capture.inductor.CompiledGraphHandler`."""

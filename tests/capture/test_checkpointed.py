@@ -99,7 +99,7 @@ WITH_EFFECTS = {
     Normed: "writes into a buffer",
     Counting: "writes into a buffer",
     WritesBatch: "writes into a buffer or an input",
-    Drawing: "preserve_rng_state=False and draws",
+    Drawing: "preserve_rng_state=False and is random",
     FromBatch: "passes no gradient",
     FromContainer: "passes no gradient",
 }
