@@ -141,8 +141,8 @@ def test_what_is_moved_lies_in_memory_as_traced_until_the_copy_is_done(seed, mon
     for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b)
     for _, _, code in compiled:
-        moved = re.findall(r"lmswap\.out_start\.default\((.+), \d+, \d+, '", code)
-        assert sorted(moved) == sorted(re.findall(r"lmswap\.out_done\.default\(\w+, (.+), \d+\)", code))
+        moved = re.findall(r"lmswap\.swap_out_start\.default\((.+), \d+, \d+, '", code)
+        assert sorted(moved) == sorted(re.findall(r"lmswap\.swap_out_wait\.default\(\w+, (.+), \d+\)", code))
     lmswap.disable(model)
 
 
@@ -246,7 +246,7 @@ def test_an_order_that_inductor_did_not_keep_stops_the_first_call(monkeypatch):
 
     def lose_a_copy(graph, examples, **how):
         output = compile_graph(graph, examples, **how)
-        output.source_code = output.source_code.replace("lmswap.out_start", "lmswap.lost", 1)
+        output.source_code = output.source_code.replace("lmswap.swap_out_start", "lmswap.lost", 1)
         return output
 
     monkeypatch.setattr(inductor, "compile_fx_inner", lose_a_copy)

@@ -299,7 +299,7 @@ def test_a_plan_that_uses_a_buffer_before_its_copy_in_is_waited_for_is_caught(mo
     def wait_at_the_end(editor, swap, anchor):
         flat = editor._incoming[swap.buffer]
         first_use(editor, swap, anchor)
-        (done,) = [user for user in flat.users if user.target is insert.ops.in_done]
+        (done,) = [user for user in flat.users if user.target is insert.ops.swap_in_wait]
         done.replace_all_uses_with(flat, delete_user_cb=lambda user: user is not done)
         editor._output().prepend(done)
 

@@ -42,7 +42,7 @@ _AS_PLANNED = {
 }
 _IS_REWRITTEN = "lmswap_is_rewritten"
 _STRIDES = "lmswap_strides"
-_READ_BYTES = (ops.out_start, ops.out_done, ops.view_bytes)
+_READ_BYTES = (ops.swap_out_start, ops.swap_out_wait, ops.view_bytes)
 
 
 class CompiledGraphHandler(GraphHandler, Protocol):
@@ -180,10 +180,10 @@ def _rewrite(graphs: Sequence[fx.GraphModule], rewrite: Callable[[], None]) -> N
 def _check_movable(graph: fx.Graph) -> None:
     """Raise CaptureError for sources with hidden bytes: Inductor allocates no more than a tensor's elements."""
     for node in graph.nodes:
-        if node.target not in (ops.out_start, ops.view_bytes):
+        if node.target not in (ops.swap_out_start, ops.view_bytes):
             continue
         source = node.args[0]
-        if source.target not in (ops.in_done, ops.view_bytes) and not is_whole(source):
+        if source.target not in (ops.swap_in_wait, ops.view_bytes) and not is_whole(source):
             raise CaptureError(
                 f"'{source.name}' does not fill its storage, and Inductor may change its layout: lmswap cannot swap it "
                 'or take views of it there; use compiler="fx"'
@@ -204,7 +204,7 @@ def _keep_strides(graph: fx.Graph) -> None:
 def _lay_as_traced(node: fx.Node, *arguments: Any, **others: Any) -> tuple[Any, Any]:
     """Realize what is moved in memory with its traced strides when it is lowered: its bytes are copied as they are.
 
-    All later readers get the same memory; an ``out_done`` with a copy of its own would not keep the source alive.
+    All later readers get the same memory; a ``swap_out_wait`` with a copy of its own would not keep the source alive.
     """
     laid = list(arguments)
     for position, strides in node.meta[_STRIDES].items():

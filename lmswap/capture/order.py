@@ -21,7 +21,10 @@ from lmswap.execute import ops
 
 # An event: the operator's name and, of a swap op, the buffer that it moves.
 _Event = tuple[str, int | None]
-_SWAP_OPS = {op: op.overloadpacket.__name__ for op in (ops.out_start, ops.out_done, ops.in_start, ops.in_done)}
+_SWAP_OPS = {
+    op: op.overloadpacket.__name__
+    for op in (ops.swap_out_start, ops.swap_out_wait, ops.swap_in_start, ops.swap_in_wait)
+}
 
 
 def chain_calls(nodes: list[BaseSchedulerNode]) -> list[BaseSchedulerNode]:
@@ -37,7 +40,7 @@ def chain_calls(nodes: list[BaseSchedulerNode]) -> list[BaseSchedulerNode]:
             if last is not None:
                 _wait(node, last)
             last = node
-        if getattr(node.node, "op_overload", None) is ops.out_done:
+        if getattr(node.node, "op_overload", None) is ops.swap_out_wait:
             for reader in [reader for dep in node.read_writes.reads for reader in readers.get(dep.name, ())]:
                 _wait(node, reader)
         for dep in node.read_writes.reads:
@@ -96,10 +99,10 @@ def _generated(code: str) -> Iterator[_Event]:
             buffer_of[name] = buffer_of[value.id]
         elif isinstance(value, ast.Call):
             match ast.unparse(value.func).split("."):
-                case ["torch", "ops", "lmswap", "out_start" | "in_start" as op, _]:
+                case ["torch", "ops", "lmswap", "swap_out_start" | "swap_in_start" as op, _]:
                     buffer_of[name] = ast.literal_eval(value.args[2])
                     yield op, buffer_of[name]
-                case ["torch", "ops", "lmswap", "out_done" | "in_done" as op, _]:
+                case ["torch", "ops", "lmswap", "swap_out_wait" | "swap_in_wait" as op, _]:
                     yield op, buffer_of.get(ast.unparse(value.args[0]))
                 case ["extern_kernels", op] | ["torch", "ops", _, op, _]:
                     yield op, None

@@ -33,7 +33,7 @@ _LAID_OUT = {
     torch.ops.aten._cdist_backward.default: 0,
     torch.ops.aten._weight_norm_interface_backward.default: 0,
 }
-_MOVERS = (ops.out_start, ops.view_bytes)
+_MOVERS = (ops.swap_out_start, ops.view_bytes)
 
 COPIED = (
     "gradients entered a backward in a layout that its plan does not allow: they were copied to that of the "

@@ -46,12 +46,12 @@ _of_parent: set[int] = set()  # numbers of engines that a fork left to the paren
 
 _library = torch.library.Library("lmswap", "DEF")  # type: ignore[no-untyped-call]
 _SCHEMAS = (
-    "out_start(Tensor x, int engine, int buffer, str tier, int offset, int? start, ScalarType dtype, "
+    "swap_out_start(Tensor x, int engine, int buffer, str tier, int offset, int? start, ScalarType dtype, "
     "int[] size, int[] stride) -> Tensor",
-    "out_done(Tensor token, Tensor x, int engine) -> ()",
-    "in_start(Tensor token, int engine, int buffer, int nbytes, Device device) -> Tensor",
+    "swap_out_wait(Tensor token, Tensor x, int engine) -> ()",
+    "swap_in_start(Tensor token, int engine, int buffer, int nbytes, Device device) -> Tensor",
     # By the alias annotations no copy is made: the result shares the swapped-in memory.
-    "in_done(Tensor(a) flat, Tensor token, int engine) -> Tensor(a)",
+    "swap_in_wait(Tensor(a) flat, Tensor token, int engine) -> Tensor(a)",
     "view_bytes(Tensor(a) flat, ScalarType dtype, int[] size, int[] stride, int offset, bool is_conj, bool is_neg)"
     " -> Tensor(a)",
     "rng_state(Device device) -> Tensor",
@@ -63,15 +63,15 @@ _library.define(  # type: ignore[no-untyped-call]
     tags=(torch.Tag.nondeterministic_seeded,),
 )
 
-out_start = torch.ops.lmswap.out_start.default
-out_done = torch.ops.lmswap.out_done.default
-in_start = torch.ops.lmswap.in_start.default
-in_done = torch.ops.lmswap.in_done.default
+swap_out_start = torch.ops.lmswap.swap_out_start.default
+swap_out_wait = torch.ops.lmswap.swap_out_wait.default
+swap_in_start = torch.ops.lmswap.swap_in_start.default
+swap_in_wait = torch.ops.lmswap.swap_in_wait.default
 view_bytes = torch.ops.lmswap.view_bytes.default
 rng_state = torch.ops.lmswap.rng_state.default
 bernoulli = torch.ops.lmswap.bernoulli.default
 
-for _op in (out_start, out_done, in_start, in_done):
+for _op in (swap_out_start, swap_out_wait, swap_in_start, swap_in_wait):
     torch.fx.node.has_side_effect(_op)  # dead-code elimination must leave them alone
 
 
@@ -101,7 +101,7 @@ def _leave_to_parent() -> None:
 os.register_at_fork(after_in_child=_leave_to_parent)
 
 
-def _out_start(  # noqa: PLR0917 - the operator's own signature
+def _swap_out_start(  # noqa: PLR0917 - the operator's own signature
     x: torch.Tensor,
     engine: int,
     buffer: int,
@@ -145,15 +145,15 @@ def _has_other_strides(x: torch.Tensor, stride: list[int]) -> bool:
     return x.numel() > 0 and any(size > 1 and real != traced for size, real, traced in strides)
 
 
-def _out_done(token: torch.Tensor, x: torch.Tensor, engine: int) -> None:
+def _swap_out_wait(token: torch.Tensor, x: torch.Tensor, engine: int) -> None:
     find_engine(engine).out_done(token, x)
 
 
-def _in_start(token: torch.Tensor, engine: int, buffer: int, nbytes: int, device: torch.device) -> torch.Tensor:
+def _swap_in_start(token: torch.Tensor, engine: int, buffer: int, nbytes: int, device: torch.device) -> torch.Tensor:
     return find_engine(engine).in_start(token, buffer, device)  # nbytes is for tracing only
 
 
-def _in_done(flat: torch.Tensor, token: torch.Tensor, engine: int) -> torch.Tensor:
+def _swap_in_wait(flat: torch.Tensor, token: torch.Tensor, engine: int) -> torch.Tensor:
     find_engine(engine).in_done(token, flat)
     return flat
 
@@ -178,33 +178,35 @@ def _view_bytes(  # noqa: PLR0917 - the operator's own signature
 # Copies as called by generated code, bypassing torch's dispatcher, which takes a third to a half of a swap's host time.
 # On the emulated GPU, 6,400 swaps each way, in turns: at least 174 us a swap through it, 100 without.
 COPIES: dict[object, Callable[..., Any]] = {
-    out_start: _out_start,
-    out_done: _out_done,
-    in_start: _in_start,
-    in_done: _in_done,
+    swap_out_start: _swap_out_start,
+    swap_out_wait: _swap_out_wait,
+    swap_in_start: _swap_in_start,
+    swap_in_wait: _swap_in_wait,
     view_bytes: _view_bytes,
 }
 for _operator, _kernel in (COPIES | {rng_state: draws.rng_state, bernoulli: draws.bernoulli}).items():
     _library.impl(_operator, _kernel, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 
 
-@torch.library.register_fake("lmswap::out_start", lib=_library)  # type: ignore[untyped-decorator]
-def _fake_out_start(*_: object) -> torch.Tensor:
+@torch.library.register_fake("lmswap::swap_out_start", lib=_library)  # type: ignore[untyped-decorator]
+def _fake_swap_out_start(*_: object) -> torch.Tensor:
     return torch.empty(1, dtype=torch.int64, device="cpu")
 
 
-@torch.library.register_fake("lmswap::out_done", lib=_library)  # type: ignore[untyped-decorator]
-def _fake_out_done(token: torch.Tensor, x: torch.Tensor, engine: int) -> None:
+@torch.library.register_fake("lmswap::swap_out_wait", lib=_library)  # type: ignore[untyped-decorator]
+def _fake_swap_out_wait(token: torch.Tensor, x: torch.Tensor, engine: int) -> None:
     return None
 
 
-@torch.library.register_fake("lmswap::in_start", lib=_library)  # type: ignore[untyped-decorator]
-def _fake_in_start(token: torch.Tensor, engine: int, buffer: int, nbytes: int, device: torch.device) -> torch.Tensor:
+@torch.library.register_fake("lmswap::swap_in_start", lib=_library)  # type: ignore[untyped-decorator]
+def _fake_swap_in_start(
+    token: torch.Tensor, engine: int, buffer: int, nbytes: int, device: torch.device
+) -> torch.Tensor:
     return torch.empty(nbytes, dtype=torch.uint8, device=device)
 
 
-@torch.library.register_fake("lmswap::in_done", lib=_library)  # type: ignore[untyped-decorator]
-def _fake_in_done(flat: torch.Tensor, token: torch.Tensor, engine: int) -> torch.Tensor:
+@torch.library.register_fake("lmswap::swap_in_wait", lib=_library)  # type: ignore[untyped-decorator]
+def _fake_swap_in_wait(flat: torch.Tensor, token: torch.Tensor, engine: int) -> torch.Tensor:
     return flat
 
 

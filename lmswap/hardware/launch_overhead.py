@@ -73,7 +73,7 @@ def _make_trips(engine: SwapEngine, tier: str, x: torch.Tensor) -> None:
     """Copies ``x`` out and in with the ops of graphs."""
     from lmswap.execute import ops
 
-    kernels = (ops.out_start, ops.out_done, ops.in_start, ops.in_done, ops.view_bytes)
+    kernels = (ops.swap_out_start, ops.swap_out_wait, ops.swap_in_start, ops.swap_in_wait, ops.view_bytes)
     out_start, out_done, in_start, in_done, view_bytes = (ops.COPIES[kernel] for kernel in kernels)
     shape, stride = list(x.shape), list(x.stride())
     for number in range(_TRIPS):

@@ -2,10 +2,10 @@
 
 Each swap becomes up to four ops (lmswap.execute.ops)::
 
-    token = out_start(x)          the copy out is queued
-    out_done(token, x)            compute waits for it; x has no later use, so its memory is free from here on
-    flat = in_start(token)        memory is taken, the copy in is queued
-    ready = in_done(flat, token)  compute waits for it; views of the buffer are rebuilt from its bytes
+    token = swap_out_start(x)          the copy out is queued
+    swap_out_wait(token, x)            compute waits for it; x has no later use, so its memory is free from here on
+    flat = swap_in_start(token)        memory is taken, the copy in is queued
+    ready = swap_in_wait(flat, token)  compute waits for it; views of the buffer are rebuilt from its bytes
 
 Between graphs the token represents the buffer: it replaces every value of that buffer among the forward's saved outputs
 and the backward's inputs. Where the backward waits for a copy out that the forward has queued, one of these values is
@@ -168,7 +168,7 @@ class _Editor:
         self._replace_saved_outputs()
         for buffer in self._taken_over:
             for node in [node for node in self._values[buffer] if node.op == "placeholder"]:
-                users = [user for user in node.users if user.target is not ops.out_done]
+                users = [user for user in node.users if user.target is not ops.swap_out_wait]
                 if users:
                     raise PlanInvalid("residency", f"'{users[0]}' reads it while it is swapped out", buffer=buffer)
                 if not node.users:
@@ -187,12 +187,12 @@ class _Editor:
         start = None if is_whole(source) else int(traced.storage_offset())
         geometry = traced.dtype, list(traced.shape), list(traced.stride())
         arguments = (source, self.engine, name, swap.tier, swap.offset, start, *geometry)
-        token = self._call(ops.out_start, arguments, self._fake((1,), torch.int64, torch.device("cpu")))
+        token = self._call(ops.swap_out_start, arguments, self._fake((1,), torch.int64, torch.device("cpu")))
         self._tokens[swap.buffer], self._sources[swap.buffer] = token, source
 
     def _release(self, swap: Swap) -> None:
         if (source := self._sources.pop(swap.buffer, None)) is not None:
-            self._call(ops.out_done, (self._tokens[swap.buffer], source, self.engine), None)
+            self._call(ops.swap_out_wait, (self._tokens[swap.buffer], source, self.engine), None)
 
     def _in_start(self, swap: Swap) -> None:
         example: torch.Tensor = self._values[swap.buffer][0].meta["val"]
@@ -200,12 +200,12 @@ class _Editor:
         name = self._names[swap.buffer]
         arguments = (self._tokens[swap.buffer], self.engine, name, nbytes, example.device)
         self._incoming[swap.buffer] = self._call(
-            ops.in_start, arguments, self._fake((nbytes,), torch.uint8, example.device)
+            ops.swap_in_start, arguments, self._fake((nbytes,), torch.uint8, example.device)
         )
 
     def _first_use(self, swap: Swap, anchor: fx.Node) -> None:
         flat = self._incoming.pop(swap.buffer)
-        ready = self._call(ops.in_done, (flat, self._tokens[swap.buffer], self.engine), flat.meta["val"])
+        ready = self._call(ops.swap_in_wait, (flat, self._tokens[swap.buffer], self.engine), flat.meta["val"])
         for node in [node for node in self._values[swap.buffer] if node < anchor]:
             later = users_from(node, anchor)
             if later:

@@ -11,19 +11,19 @@ from lmswap.errors import CaptureError
 from lmswap.execute import ops
 
 CODE = """
-buf0 = torch.ops.lmswap.out_start.default(arg0, 1, 8, 'host', 0, True, torch.float32, [4, 4], [4, 1])
+buf0 = torch.ops.lmswap.swap_out_start.default(arg0, 1, 8, 'host', 0, True, torch.float32, [4, 4], [4, 1])
 buf1 = buf0
 extern_kernels.mm(arg0, arg1, out=buf2)
-torch.ops.lmswap.out_done.default(buf1, arg0, 1)
+torch.ops.lmswap.swap_out_wait.default(buf1, arg0, 1)
 """
 
 
 def planned() -> fx.Graph:
     graph = fx.Graph()
     given, other = graph.placeholder("given"), graph.placeholder("other")
-    token = graph.call_function(ops.out_start, (given, 1, 8, "host", 0, None, torch.float32, [4, 4], [4, 1]))
+    token = graph.call_function(ops.swap_out_start, (given, 1, 8, "host", 0, None, torch.float32, [4, 4], [4, 1]))
     graph.call_function(torch.ops.aten.mm.default, (given, other))
-    graph.call_function(ops.out_done, (token, given, 1))
+    graph.call_function(ops.swap_out_wait, (token, given, 1))
     graph.output(())
     return graph
 

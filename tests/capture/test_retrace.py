@@ -145,7 +145,7 @@ def test_it_is_swapped_with_the_same_bits(model):
 
 def test_what_begins_elsewhere_in_its_storage_than_traced_is_not_swapped_but_named():
     with pytest.raises(TransferError, match=r"\[6\] that begins at element 2 of its storage, where torch traced 0"):
-        ops.out_start(torch.zeros(8)[2:], 1, 0, "host", 0, 0, torch.float32, [6], [1])
+        ops.swap_out_start(torch.zeros(8)[2:], 1, 0, "host", 0, 0, torch.float32, [6], [1])
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ def test_kineto_without_a_gpu_gives_torchs_operators(path):
         "traceEvents": [
             {"ph": "X", "cat": "cpu_op", "name": "aten::linear", "ts": 0, "dur": 50, "args": {}},
             {"ph": "X", "cat": "cpu_op", "name": "aten::addmm", "ts": 10, "dur": 30, "args": {}},
-            {"ph": "X", "cat": "cpu_op", "name": "lmswap::in_done", "ts": 50, "dur": 40, "args": {}},
+            {"ph": "X", "cat": "cpu_op", "name": "lmswap::swap_in_wait", "ts": 50, "dur": 40, "args": {}},
             {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#3", "ts": 0, "dur": 100, "args": {}},
         ]
     }

@@ -161,8 +161,8 @@ def test_a_backward_waits_for_the_copies_that_its_forward_has_queued_and_frees_t
     assert all(map(torch.equal, torch.autograd.grad(model(rows), model.parameters()), expected))
     forward, backward = handler.graphs
     assert handler.num_swaps > 3
-    assert not forward.find_nodes(op="call_function", target=ops.out_done)
-    assert len(backward.find_nodes(op="call_function", target=ops.out_done)) == handler.num_swaps
+    assert not forward.find_nodes(op="call_function", target=ops.swap_out_wait)
+    assert len(backward.find_nodes(op="call_function", target=ops.swap_out_wait)) == handler.num_swaps
     assert handler.engine.num_in == handler.num_swaps
     assert not any(handler.engine.num_held)
 
