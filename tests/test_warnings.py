@@ -2,6 +2,7 @@
 
 import gc
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 import lmswap
 from lmswap.errors import BudgetExceeded, ManyTraces, NotManaged, PlanInfeasible
 from lmswap.execute.step import EndedStep, Peaks
+from lmswap.session.allowance import Allowance, Held
 from lmswap.session.overruns import Overruns
 from lmswap.session.steps import StepPlans
 from lmswap.uncalled import UNCALLED
@@ -22,13 +24,23 @@ FORWARD, BACKWARD = (0, "forward"), (0, "backward")
 
 
 def step(number, mib, sequence=(FORWARD, BACKWARD), follows=(0,)):
-    return EndedStep(number, sequence, follows, Peaks(used_bytes=int(mib * MIB)))
+    return EndedStep(number, sequence, follows, Peaks(int(mib * MIB), 70 * MIB))
 
 
-def tell(overruns, ended, *, num_models=1, is_hooked=False, is_as_planned=True, holds_gradients=False):
+# Made with 20 MiB before the step, of which tensors held 15, and 5 in reserve; its tensors take 50.
+PLANNED = SimpleNamespace(
+    made_with=Allowance(100 * MIB, 20 * MIB, 15 * MIB, 5 * MIB, 24 * MIB), tensor_peak_bytes=50 * MIB
+)
+
+
+def tell(
+    overruns, ended, *, held=20, plan=None, num_models=1, is_hooked=False, is_as_planned=True, holds_gradients=False
+):
     overruns.tell(
         ended,
         budget_bytes=100 * MIB,
+        held=Held(held * MIB, 30 * MIB, 2),
+        plan=plan,
         num_models=num_models,
         is_hooked=is_hooked,
         is_as_planned=is_as_planned,
@@ -45,7 +57,8 @@ def test_a_step_over_the_budget_is_told_of_with_its_number_peak_and_excess():
         tell(Overruns("Net"), step(3, 133))
     (warning,) = caught
     assert str(warning.message).startswith(
-        "step 3 of Net held 133.00 MiB, 33.00 MiB more than its budget of 100.00 MiB. Likely reason: "
+        "step 3 of Net held 133.00 MiB, 33.00 MiB more than its budget of 100.00 MiB. Measured: 20.00 MiB by tensors "
+        "outside of the step when it began; 50.00 MiB by its own tensors; 63.00 MiB beside tensors. Where the limit "
     )
     assert "give a budget that is lower by that much" in str(warning.message)
 
@@ -59,6 +72,24 @@ def test_it_is_told_once_until_the_excess_grows_by_more_than_a_quarter():
     with pytest.warns(BudgetExceeded, match="step 4"):
         tell(overruns, step(4, 126))
     tell(overruns, step(5, 126))
+
+
+def test_what_held_it_is_told_beside_what_was_planned_and_when_growth_came():
+    with pytest.warns(BudgetExceeded) as caught:
+        tell(Overruns("Net"), step(3, 133), held=60, plan=PLANNED)
+    assert (
+        "Measured: 60.00 MiB by tensors outside of the step when it began (planned: 20.00 MiB; 30.00 MiB came in or "
+        "after step 2); 10.00 MiB by its own tensors (planned: 50.00 MiB); 63.00 MiB beside tensors (planned: 5.00 MiB "
+        "and 24.00 MiB margin). Where"
+    ) in str(caught[0].message)
+
+
+def test_it_is_told_again_each_time_that_what_is_held_outside_has_grown():
+    overruns = Overruns("Net")
+    for number, held in enumerate((20, 29, 38), 1):
+        with pytest.warns(BudgetExceeded, match=f"step {number}"):
+            tell(overruns, step(number, 200 + held), held=held)
+    tell(overruns, step(4, 240), held=40)
 
 
 def test_planning_again_is_no_news_in_a_step_like_one_that_was_told_of():
@@ -80,10 +111,10 @@ def test_planning_again_is_no_news_in_a_step_like_one_that_was_told_of():
         (step(3, 120, follows=()), {"is_as_planned": False, "is_hooked": True}, "no step before it"),
         (step(3, 120), {"num_models": 2}, "several models are enabled"),
         (step(3, 120), {"holds_gradients": True}, "no room for a second set"),
-        (step(3, 120), {}, "tensors outside of the model"),
+        (step(3, 120), {}, "Measured: [^:]*Where"),
     ],
 )
-def test_the_likely_reason_is_said_and_each_reason_by_itself(ended, circumstances, reason):
+def test_what_was_special_about_a_step_is_said_and_each_kind_by_itself(ended, circumstances, reason):
     overruns = Overruns("Net")
     overruns.prepared_in(2)
     with pytest.warns(BudgetExceeded, match="captured"):

@@ -46,7 +46,7 @@ def fit_arena(
         try:
             plan = plan_within(most_bytes - lost_bytes)
         except PlanInfeasible as error:
-            refusal = error
+            refusal = error.with_traceback(None)  # or the two would keep each other, and all callers' frames
             if lost_bytes == enough_bytes:
                 break
             enough_bytes = lost_bytes = most_bytes - error.needed_bytes  # next: the smallest plan

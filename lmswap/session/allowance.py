@@ -56,6 +56,14 @@ _AUTO_SHARE = 0.9
 _AUTO = f"what was free when the model was enabled, less {1 - _AUTO_SHARE:.0%} for others"
 
 
+class Held(NamedTuple):
+    """What tensors outside of a step held when it began; how much of it came last, in or after which step."""
+
+    nbytes: int
+    came_bytes: int = 0
+    came_in: int = 0
+
+
 @dataclass(frozen=True)
 class Allowance:
     """How a budget is spent: what is there before the step, what will come outside of it, and what the step may use."""
@@ -69,6 +77,7 @@ class Allowance:
     settled_margin_bytes: int | None = None  # what still has to stay free, once growth is known
     scattered_bytes: int = 0  # what steps took beyond the budget, as tensors lay scattered: of no use to the next ones
     spared_bytes: int = 0  # of reserve or margin, until steps had shown that they do not need them
+    ahead_bytes: int = 0  # left free where growth has come again and again, and more is to be expected
 
     @property
     def base_bytes(self) -> int:
@@ -79,9 +88,9 @@ class Allowance:
     def margin_bytes(self) -> int:
         """What stays free: growth is taken from what was planned as far as that goes, until it is known."""
         if self.settled_margin_bytes is not None:
-            return self.settled_margin_bytes
+            return self.settled_margin_bytes + self.ahead_bytes
         least_bytes = min(_STEADY_MARGIN_BYTES, self.planned_margin_bytes)
-        return max(least_bytes, self.planned_margin_bytes - self.grown_bytes)
+        return max(least_bytes, self.planned_margin_bytes - self.grown_bytes) + self.ahead_bytes
 
     @property
     def fixed_bytes(self) -> int:
@@ -104,17 +113,27 @@ class Allowance:
 
     def settled(self, margin_bytes: int) -> Allowance:
         """For when growth is known, and no more than ``margin_bytes`` have to stay free."""
-        margin_bytes = min(self.margin_bytes, margin_bytes)
-        spared_bytes = self.spared_bytes + self.margin_bytes - margin_bytes
+        planned_bytes = self.margin_bytes - self.ahead_bytes
+        margin_bytes = min(planned_bytes, margin_bytes)
+        spared_bytes = self.spared_bytes + planned_bytes - margin_bytes
         return replace(self, settled_margin_bytes=margin_bytes, spared_bytes=spared_bytes)
 
     def at_start(self) -> Allowance:
         """What was planned with before the first step, as it will be in the next process."""
-        return replace(self, grown_bytes=0, settled_margin_bytes=None, scattered_bytes=0)
+        return replace(self, grown_bytes=0, settled_margin_bytes=None, scattered_bytes=0, ahead_bytes=0)
 
     def with_held(self, nbytes: int) -> Allowance:
-        """For when tensors outside of the step hold so much more."""
-        return replace(self, found_bytes=self.found_bytes + nbytes, tensor_bytes=self.tensor_bytes + nbytes)
+        """For when tensors outside of the step hold so much more, which is what was left free ahead of it."""
+        return replace(
+            self,
+            found_bytes=self.found_bytes + nbytes,
+            tensor_bytes=self.tensor_bytes + nbytes,
+            ahead_bytes=max(0, self.ahead_bytes - nbytes),
+        )
+
+    def ahead(self, nbytes: int) -> Allowance:
+        """For when so much more is left free for growth to come."""
+        return replace(self, ahead_bytes=nbytes)
 
 
 class Budget:
@@ -140,6 +159,7 @@ class Budget:
         self.has_trained = False  # the optimizer's state is there
         self._memory, self._trained, self._arena = memory, trained, arena
         self._outside_bytes = 0  # what the steps that ran have taken outside of the arena at most
+        self.held = Held(0)
         self._num_given_back = 0  # segments, until the step began that shows what it takes
         self._device_type, self._policy = device_type, options.policy
         self._scatters = device_type == "cuda" and arena is None  # the CPU's heap moves its pages instead
@@ -245,9 +265,16 @@ class Budget:
     def _tensors_outside(self) -> int:
         return self._memory.used_tensor_bytes() - (self._arena.tensor_bytes if self._arena else 0)
 
+    def begin_step(self, number: int) -> None:
+        """Reads what tensors outside of the step hold, of which `held` tells."""
+        nbytes = self._tensors_outside()
+        more_bytes = nbytes - self.held.nbytes
+        came = (more_bytes, number - 1) if more_bytes > GROWTH_BYTES else (self.held.came_bytes, self.held.came_in)
+        self.held = Held(nbytes, *came)
+
     def outgrown_bytes(self, planned: Allowance) -> int:
         """By how much tensors outside of the step hold more than was ``planned`` for: gradients kept, averages."""
-        return self._tensors_outside() - planned.tensor_bytes - planned.reserve_bytes
+        return self.held.nbytes - planned.tensor_bytes - planned.reserve_bytes
 
     def with_growth(self, planned: Allowance, small_bytes: int, peak_bytes: int) -> Allowance:
         """``planned`` with what has come into use since, between steps, and how far a step's peak was over the budget.

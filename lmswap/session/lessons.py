@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 
 from lmswap.capture.arrival import is_distributed
@@ -26,7 +27,7 @@ from lmswap.session.notes import Notes
 from lmswap.session.order import Followed, Shown
 from lmswap.session.planned import PlannedStep
 from lmswap.session.planner import Planner
-from lmswap.session.reasons import ADDS_UP, has_grown, has_room, holds_more, is_settled, was_off
+from lmswap.session.reasons import ADDS_UP, has_grown, has_room, holds_more, is_in_use, is_settled, was_off
 from lmswap.session.steps import FROM_CACHE, FROM_OTHER_RANK, StepPlans
 
 # Earlier steps touch their memory for the first time, and choose algorithms.
@@ -60,7 +61,8 @@ class Lessons:
         self._budget, self._notes = budget, notes
         self._num_runs: Counter[tuple[int, ...]] = Counter()  # by step
         self._shown: dict[int, Shown] = {}  # by the graph that a step begins with: what the last such step showed
-        self._outgrown: set[tuple[int, ...]] = set()  # steps that were planned again for what others hold
+        self._outgrown: Counter[tuple[int, ...]] = Counter()  # by step: bytes of growth that had no room in its plan
+        self._read_at: dict[tuple[int, ...], int] = {}  # by step: the peak after which what is in use was read
         self._compression = Compression(tier, engine)
         self._host_time = HostTime(engine)
 
@@ -96,6 +98,8 @@ class Lessons:
             self._memory.trim()  # batches beside the next ones, say, leave memory in pieces that losses do not fit into
         is_other = self._heed_added(self._plans[graphs])
         is_other |= self._make_room(self._plans[graphs])
+        if num_steady > STEADY_STEP + 1:
+            is_other |= self._heed_growth(self._plans[graphs], shown.ended)
         is_other |= self._heed_unplaced(self._plans[graphs])
         is_other |= self._heed_compressed(self._plans[graphs])
         if shown.num_runs == 1:
@@ -150,13 +154,43 @@ class Lessons:
         return True
 
     def _make_room(self, step: PlannedStep) -> bool:
-        """Plans again, once, when tensors outside of the step hold more than planned; whether its plan is another."""
+        """Counts what tensors outside of the step hold more than planned, and plans again each time it has no room.
+
+        Whether the plan is another then.
+        """
         more_bytes = self._budget.outgrown_bytes(step.allowance)
-        if more_bytes <= GROWTH_BYTES or step.graphs in self._outgrown:
+        if more_bytes <= GROWTH_BYTES:
             return False
-        self._outgrown.add(step.graphs)
+        step = replace(step, allowance=step.allowance.with_held(more_bytes))
+        return self._answer_growth(step, more_bytes, holds_more(more_bytes))
+
+    def _heed_growth(self, step: PlannedStep, ended: EndedStep) -> bool:
+        """Counts what else has come into use, as `_make_room` does, where a peak has risen or exceeds the budget."""
+        peak_bytes = ended.peaks.used_bytes
+        if peak_bytes <= min(self._read_at[step.graphs] + GROWTH_BYTES, step.allowance.budget_bytes):
+            return False
+        self._read_at[step.graphs] = peak_bytes
+        allowance = self._budget.with_growth(step.allowance, 0, 0)
+        more_bytes = allowance.grown_bytes - step.allowance.grown_bytes
+        if more_bytes <= GROWTH_BYTES:
+            return False
+        return self._answer_growth(replace(step, allowance=allowance), more_bytes, is_in_use(more_bytes))
+
+    def _answer_growth(self, step: PlannedStep, more_bytes: int, reason: str) -> bool:
+        """Plans ``step`` again, whose allowance counts growth by ``more_bytes``, where its plan leaves that no room.
+
+        From the second time on twice as much is left free as has come, where a plan can: each is another plan.
+        """
+        self._plans.put(step)
+        if step.excess_bytes <= 0:
+            return False
+        if step.is_overdrawn:  # no plan takes less, as the search has shown that was for less growth
+            self._notes.append(f"the plan stays as it was {self._after_step()}: {reason}, and no plan takes less")
+            return False
+        ahead_bytes = 2 * self._outgrown[step.graphs]
+        self._outgrown[step.graphs] += more_bytes
         self._planner.lend_memory(step.joined.program)
-        return self._make_again(replace(step, allowance=step.allowance.with_held(more_bytes)), holds_more(more_bytes))
+        return self._make_again(step, reason, ahead_bytes=ahead_bytes)
 
     def _heed_unplaced(self, step: PlannedStep) -> bool:
         """Reckons with more that is held, once, when something still lay where another tensor was to lie.
@@ -284,6 +318,7 @@ class Lessons:
 
     def _with_growth(self, step: PlannedStep, small_bytes: int, ended: EndedStep) -> PlannedStep:
         """``step`` with what is in use between steps now, the places of small tensors included."""
+        self._read_at[step.graphs] = ended.peaks.used_bytes
         allowance = self._budget.with_growth(step.allowance, small_bytes, ended.peaks.used_bytes)
         return self._plans.predict(replace(step, allowance=allowance))
 
@@ -324,11 +359,13 @@ class Lessons:
         most_seconds: float = math.inf,
         remembers: bool = False,
         priced: Plan | None = None,
+        ahead_bytes: int = 0,
     ) -> bool:
         """Puts a new plan in the place of ``step``'s, by its costs, machine and allowance, and says so.
 
         Only if there is one that takes ``most_seconds``; whether it is another plan. ``priced`` is the old plan where
-        its certificate is by these costs, and need not be found again.
+        its certificate is by these costs, and need not be found again. ``ahead_bytes`` more are left free if a plan
+        can.
         """
         after = self._after_step()
         if self._options.plan is not None:
@@ -336,9 +373,7 @@ class Lessons:
             return False
         program = step.joined.program
         try:
-            plan = self._planner.search(
-                program, step.costs, step.machine, step.allowance, effort=_SECOND_EFFORT, priced=priced
-            )
+            step, plan = self._search(step, priced, ahead_bytes)
         except (PlanInfeasible, TierError) as error:
             self._notes.append(f"the plan stays as it was {after}: {reason}; {error}")
             self._plans.keep(replace(step, allowance=replace(step.allowance, scattered_bytes=0)))
@@ -349,6 +384,18 @@ class Lessons:
         if remembers:
             self._plans.remember(program, planned)
         return self._put_in_force(step, planned, reason)
+
+    def _search(self, step: PlannedStep, priced: Plan | None, ahead_bytes: int) -> tuple[PlannedStep, Plan]:
+        """A plan for ``step``, with ``ahead_bytes`` more free, or as many as it has where none does with that."""
+
+        def search(step: PlannedStep) -> tuple[PlannedStep, Plan]:
+            program, costs, machine, allowance = step.joined.program, step.costs, step.machine, step.allowance
+            return step, self._planner.search(program, costs, machine, allowance, effort=_SECOND_EFFORT, priced=priced)
+
+        with suppress(PlanInfeasible, TierError):
+            if ahead_bytes:
+                return search(replace(step, allowance=step.allowance.ahead(ahead_bytes)))
+        return search(step)
 
     def _after_step(self) -> str:
         return f"after step {self._engine.recorder.num_steps}"

@@ -1,18 +1,21 @@
-"""Which steps held more than the budget, why, and was it said? A warning for each reason, and again when it grows."""
+"""Which steps held more than the budget, what held it, and was it said? A warning, and again when it grows."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 from lmswap.errors import BudgetExceeded
 from lmswap.execute.step import EndedStep
 from lmswap.ir.bytesize import format_bytes
+from lmswap.session.allowance import GROWTH_BYTES, Held
 from lmswap.session.notes import warn
+from lmswap.session.planned import PlannedStep
 
 # An excess is told of again when it is by more than this share of itself larger than what was told.
 _GROWTH_TOLD = 0.25
 
-_PREPARED = "graphs were captured, timed or planned in it, which takes memory that later steps do not need"
+_PREPARED = "graphs were captured, timed or planned in it"
 _UNPLANNED = "it was like no step before it and followed no plan; the next like it has one"
 _APART = "its graphs were planned apart, or ran in another order than they were planned for"
 _NO_BACKWARD = (
@@ -20,7 +23,6 @@ _NO_BACKWARD = (
     "torch.no_grad() where none follows"
 )
 _INFERENCE = "it had no backward, and nothing of a forward alone is swapped"
-_OUTSIDE = "tensors outside of the model, such as the loss's, the optimizer's or the data, took more than was expected"
 _GRADIENTS = "gradients of the step before are still there, and the budget leaves no room for a second set of them"
 _OTHERS = "several models are enabled, and each one's budget counts what all of them hold"
 
@@ -30,7 +32,8 @@ class Overruns:
 
     def __init__(self, model: str) -> None:
         self._model = model
-        self._told_bytes: dict[str, int] = {}  # excess by reason
+        self._told_bytes: dict[str, int] = {}  # excess by what was special about the step
+        self._told_held_bytes = 0  # by tensors outside of the last step that was told of
         self._prepared_in: set[int] = set()  # numbers of steps
 
     def prepared_in(self, step: int) -> None:
@@ -42,6 +45,8 @@ class Overruns:
         step: EndedStep,
         *,
         budget_bytes: int,
+        held: Held,
+        plan: PlannedStep | None,
         num_models: int,
         is_hooked: bool,
         is_as_planned: bool,
@@ -49,6 +54,7 @@ class Overruns:
     ) -> None:
         """Warns of ``step`` if it exceeded the budget and that was not said yet.
 
+        ``held`` is what tensors outside of it held when it began, and ``plan`` what it followed, if anything.
         ``num_models`` are enabled on the device; ``is_hooked`` says whether hooks, not graphs, served the step,
         ``is_as_planned`` whether it followed one plan, in its order, and ``holds_gradients`` whether gradients of the
         step before are held for longer than that has room for.
@@ -56,23 +62,25 @@ class Overruns:
         excess_bytes = step.peaks.used_bytes - budget_bytes
         if excess_bytes <= 0:
             return
-        around = _GRADIENTS if holds_gradients else _OTHERS if num_models > 1 else _OUTSIDE
-        reason = self._reason(step, is_hooked=is_hooked, is_as_planned=is_as_planned) or around
+        around = _GRADIENTS if holds_gradients else _OTHERS if num_models > 1 else ""
+        special = self._special(step, is_hooked=is_hooked, is_as_planned=is_as_planned) or around
         told = self._told_bytes
-        # What that takes comes on top of what else exceeds the budget: that is told of by itself, not again.
-        told_bytes = max(told.values(), default=0) if reason == _PREPARED else told.get(reason, 0)
-        if excess_bytes <= (1 + _GROWTH_TOLD) * told_bytes:
+        # What preparing takes comes on top of what else exceeds the budget: that is told of by itself, not again.
+        told_bytes = max(told.values(), default=0) if special == _PREPARED else told.get(special, 0)
+        has_grown = bool(told) and held.nbytes > self._told_held_bytes + GROWTH_BYTES and excess_bytes > told_bytes
+        if excess_bytes <= (1 + _GROWTH_TOLD) * told_bytes and not has_grown:
             return
-        self._told_bytes[reason] = excess_bytes
+        told[special], self._told_held_bytes = excess_bytes, held.nbytes
+        circumstance = f". What was special: {special}" if special else ""
         sentence = (
             f"step {step.number} of {self._model} held {format_bytes(step.peaks.used_bytes)}, "
-            f"{format_bytes(excess_bytes)} more than its budget of {format_bytes(budget_bytes)}. Likely reason: "
-            f"{reason}. Where the limit is hard, give a budget that is lower by that much, or a smaller batch; "
-            "lmswap.report(model) shows what was planned"
+            f"{format_bytes(excess_bytes)} more than its budget of {format_bytes(budget_bytes)}. Measured: "
+            f"{'; '.join(_measured(step, held, plan))}{circumstance}. Where the limit is hard, give a budget that is "
+            "lower by that much, or a smaller batch; lmswap.report(model) shows what was planned"
         )
         warn(sentence, BudgetExceeded)
 
-    def _reason(self, step: EndedStep, *, is_hooked: bool, is_as_planned: bool) -> str | None:
+    def _special(self, step: EndedStep, *, is_hooked: bool, is_as_planned: bool) -> str | None:
         """What was special about ``step`` itself, if anything."""
         forwards = Counter(graph for graph, phase in step.sequence if phase == "forward")
         most = max(forwards.values(), default=0)
@@ -87,3 +95,22 @@ class Overruns:
         if not is_as_planned:
             return _UNPLANNED if is_hooked else _APART
         return None
+
+
+def _measured(step: EndedStep, held: Held, plan: PlannedStep | None) -> Iterator[str]:
+    """The parts of the peak, which add up to it, each beside what the plan of the step was made with."""
+    before_bytes = min(held.nbytes, step.peaks.tensor_bytes)
+    within_bytes = step.peaks.tensor_bytes - before_bytes
+    beside_bytes = step.peaks.used_bytes - step.peaks.tensor_bytes
+    before = f"{format_bytes(before_bytes)} by tensors outside of the step when it began"
+    within = f"{format_bytes(within_bytes)} by its own tensors"
+    beside = f"{format_bytes(beside_bytes)} beside tensors"
+    if plan is None:
+        yield from (before, within, beside)
+        return
+    came = f"; {format_bytes(held.came_bytes)} came in or after step {held.came_in}" if held.came_in else ""
+    given = plan.made_with
+    yield f"{before} (planned: {format_bytes(given.tensor_bytes + given.reserve_bytes)}{came})"
+    yield f"{within} (planned: {format_bytes(plan.tensor_peak_bytes)})"
+    found, margin = format_bytes(given.base_bytes - given.tensor_bytes), format_bytes(given.margin_bytes)
+    yield f"{beside} (planned: {found} and {margin} margin)"

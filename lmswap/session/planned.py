@@ -21,6 +21,7 @@ class PlannedStep(CachedPlan):
     joined: Joined
     predicted: Timeline
     allowance: Allowance
+    made_with: Allowance  # what the allowance was when the plan was put in force
     origin: str  # of the plan: "made in 1.2 s", "from cache"
     segment_seconds: tuple[float, ...] = ()  # of compute in a step that ran, where it is known
     released: frozenset[int] = frozenset()  # outputs and tangents that the caller does not hold, as far as known
@@ -30,8 +31,12 @@ class PlannedStep(CachedPlan):
     @property
     def excess_bytes(self) -> int:
         """By how much its plan takes more than the allowance."""
-        placed_bytes = self.places.total_bytes if self.places else 0
-        return max(self.plan.predicted_peak_bytes, placed_bytes) - self.allowance.step_bytes
+        return self.tensor_peak_bytes - self.allowance.step_bytes
+
+    @property
+    def tensor_peak_bytes(self) -> int:
+        """The most that its own tensors take by its plan, with the holes between them where they have places."""
+        return max(self.plan.predicted_peak_bytes, self.places.total_bytes if self.places else 0)
 
     @property
     def is_outgrown(self) -> bool:

@@ -23,6 +23,11 @@ def holds_more(nbytes: int) -> str:
     return f"{format_bytes(nbytes)} more are held between steps than was planned for"
 
 
+def is_in_use(nbytes: int) -> str:
+    """Beside tensors ``nbytes`` have come into use between steps."""
+    return f"{format_bytes(nbytes)} more than before are in use between steps, beside what tensors hold"
+
+
 def has_room(spared_bytes: int, results_bytes: int = 0) -> str:
     """Less is needed beside the step's places: of what was reserved, and for gradients that the caller may hold."""
     spared = f"the loss and the optimizer need {format_bytes(spared_bytes)} less than was reserved for them"

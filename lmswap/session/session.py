@@ -258,9 +258,11 @@ class Session:
         self.holding.look()
         if followed := self._order.note_ended():
             self._lessons.note(followed)
+        if graph is not None:
+            self.engine.begin_step()
+        self.budget.begin_step(self.recorder.num_steps + 1)
         if graph is None:
             return
-        self.engine.begin_step()
         if self.recorder.ended is not None and self.recorder.ended.trains:
             self.budget.has_run()
         shown = self._lessons.take(graph.index)
@@ -303,6 +305,8 @@ class Session:
             self._overruns.tell(
                 step,
                 budget_bytes=self.budget.nbytes,
+                held=self.budget.held,
+                plan=plan,
                 num_models=sum(session.device == self.device for session in Session._open),
                 is_hooked=self._is_hooked(step.sequence),
                 is_as_planned=plan is not None and plan.backwards == Ran.of(step).backwards,

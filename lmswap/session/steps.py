@@ -137,7 +137,8 @@ class StepPlans:
                 try:
                     return self._planner.first(graphs, joined.program, costs, machine, allowance)
                 except PlanInfeasible as error:
-                    refusal, unmoved = error, self._budget.unmoved(allowance, joined.program)
+                    # With its frames it would keep what callers hold, as both would keep each other.
+                    refusal, unmoved = error.with_traceback(None), self._budget.unmoved(allowance, joined.program)
                 if allowance != unmoved:
                     refusal = self._least(refusal, joined.program, costs, unmoved)
                     if refusal.needed_bytes <= allowance.budget_bytes:
@@ -178,7 +179,7 @@ class StepPlans:
         predicted = simulate(joined.program, costs, machine, plan)
         places = self._planner.fit_places(joined.program, costs, plan, allowance.step_bytes + GROWTH_BYTES)
         step = self._steps[graphs] = PlannedStep(
-            plan, costs, machine, planned.room, graphs, joined, predicted, allowance, origin, places=places
+            plan, costs, machine, planned.room, graphs, joined, predicted, allowance, allowance, origin, places=places
         )
         if self._engine.arena is not None:
             placed = ((known.places, known.allowance.step_bytes) for known in self._steps.values() if known.places)

@@ -1,0 +1,126 @@
+"""What grows outside of a model is noticed each time: counted, planned for, or said to have no room."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import lmswap
+from lmswap.hardware import memory
+from tests.models import Case, tight_budget
+from tests.test_remembered import bytes_of_the_heap, equal_bits, train
+
+MIB = 2**20
+
+pytestmark = [
+    pytest.mark.cpu_only("what comes outside of an arena has a test of its own"),
+    pytest.mark.usefixtures("no_garbage"),
+]
+
+
+def layers():
+    return nn.Sequential(*(layer for _ in range(4) for layer in (nn.LayerNorm(128), nn.GELU())))
+
+
+# Each of its activations has 12 MiB, its step some 120.
+CASE = Case(layers, lambda: torch.randn(12 * 2**11, 128))
+
+
+class Resident:
+    """Stands for resident memory: the heap, and what a test says that the process holds beside its tensors."""
+
+    def __init__(self):
+        self.other_bytes = 0
+
+    def __call__(self):
+        return self.other_bytes + bytes_of_the_heap()
+
+    def watch(self):
+        """A mark of its peak, for which the heap has had no more than tensors then."""
+        watch = memory._live().watch()
+        return SimpleNamespace(value=lambda: self.other_bytes + 2**40 + watch.value(), restart=watch.restart)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def resident():
+    with pytest.MonkeyPatch.context() as patched:
+        resident = Resident()
+        patched.setattr(memory, "resident_bytes", resident)
+        patched.setattr(memory, "_RESIDENT", resident)
+        yield resident
+
+
+@pytest.fixture(scope="module")
+def unplanned(resident):
+    return train(CASE, policy="none", num_steps=9)
+
+
+def grown(budget, grow, *, in_steps, num_steps=9, policy="auto"):
+    """Bits of steps after some of which ``grow`` is called, and the report of each."""
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    model, bits, reports = lmswap.enable(CASE.make(), budget, policy=policy, min_swap_bytes=4096), [], []
+    for number in range(1, num_steps + 1):
+        model.zero_grad()
+        loss = CASE.loss(model(CASE.batch()))
+        loss.backward()
+        bits += [loss.detach().clone(), *(p.grad.clone() for p in model.parameters())]
+        if number in in_steps:
+            grow()
+        reports.append(lmswap.report(model))
+    lmswap.disable(model)
+    return bits, reports
+
+
+def keeping(kept, mib):
+    return lambda: kept.append(torch.ones(mib * 2**18))
+
+
+def test_growth_that_has_room_is_part_of_each_prediction_from_then_on(unplanned):
+    kept = []
+    bits, reports = grown("4GiB", keeping(kept, 20), in_steps=(5, 6, 7))
+    assert equal_bits(bits, unplanned[0])
+    for number in (6, 7, 8):
+        before, after = reports[number - 2], reports[number - 1]
+        assert 0 <= 20 * MIB - (after.base_bytes - before.base_bytes) < MIB / 4  # what was in reserve comes first
+        assert abs(after.measured_peak_bytes - after.predicted_peak_bytes) < MIB
+    assert len(reports[-1].plan_notes) == len(reports[4].plan_notes)  # no other plan is needed
+
+
+@pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")
+def test_growth_that_has_no_room_is_planned_for_each_time_until_no_plan_fits_which_is_said_each_time(unplanned):
+    kept, budget = [], tight_budget(unplanned[1], 0.95)
+    bits, reports = grown(budget, keeping(kept, 40), in_steps=(5, 6, 7, 8))
+    assert equal_bits(bits, unplanned[0])
+    exceeded = [number for number in (6, 7, 8, 9) if reports[number - 1].measured_peak_bytes > budget]
+    assert exceeded == [8, 9]
+    assert reports[8].base_bytes - reports[7].base_bytes == 40 * MIB  # a search that found nothing leaves nothing held
+    notes = [note for note in reports[-1].plan_notes if "more are held between steps" in note]
+    assert [note.split(":")[0] for note in notes] == [
+        "replanned after step 5",
+        "replanned after step 6",
+        "the plan stays as it was after step 7",
+        "the plan stays as it was after step 8",
+    ]
+
+
+@pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")  # of the steps that show it
+def test_growth_beside_tensors_is_planned_for_when_a_peak_shows_it(unplanned, resident):
+    def grow():
+        resident.other_bytes += 30 * MIB
+
+    budget = tight_budget(unplanned[1], 0.95)
+    bits, reports = grown(budget, grow, in_steps=(5, 6))
+    assert equal_bits(bits, unplanned[0])
+    notes = [note for note in reports[-1].plan_notes if "MiB more than before are in use between steps" in note]
+    assert [note.split(":")[0] for note in notes] == ["replanned after step 5", "replanned after step 6"]
+    assert reports[-1].measured_peak_bytes <= budget
+
+
+def test_growth_that_comes_in_each_step_is_planned_for_ahead(unplanned):
+    kept, budget = [], tight_budget(unplanned[1], 0.95)
+    _, reports = grown(budget, keeping(kept, 9), in_steps=range(5, 10), num_steps=10)
+    notes = [note for note in reports[-1].plan_notes if note.startswith("replanned") and "are held" in note]
+    assert 1 < len(notes) < 4
+    assert reports[-1].measured_peak_bytes <= budget
