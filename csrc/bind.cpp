@@ -1,4 +1,4 @@
-// The Python module lmswap.execute._C: the only file that knows Python. The contract is lmswap/execute/_C.pyi.
+// The Python module lmswap.execute._C; the only file that uses Python. Documented in lmswap/execute/_C.pyi.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -23,52 +23,51 @@ using namespace nb::literals;
 namespace lmswap {
 namespace {
 
-using WithoutLock = nb::call_guard<nb::gil_scoped_release>;
+using WithoutGil = nb::call_guard<nb::gil_scoped_release>;
 
-const char* class_name(ErrorKind kind) {
-  switch (kind) {
-    case ErrorKind::kOption:
-      return "OptionError";
-    case ErrorKind::kTier:
-      return "TierError";
-    case ErrorKind::kDriver:
-      return "DriverError";
-    case ErrorKind::kTransfer:
-      return "TransferError";
-  }
-  return "LmswapError";
+void raise(const char* class_name, const Error& error) {
+  PyErr_SetString(nb::module_::import_("lmswap.errors").attr(class_name).ptr(), error.what());
 }
 
+// Each class becomes that of lmswap.errors with the same name.
 void translate_error(const std::exception_ptr& thrown, void*) {
   try {
     std::rethrow_exception(thrown);
-  } catch (const BytesChanged& error) {
+  } catch (const BytesDiffer& error) {
     PyErr_SetObject(nb::module_::import_("lmswap.errors").attr("BytesDiffer").ptr(),
                     nb::make_tuple(error.what(), error.swap, error.nbytes, error.offset_bytes).ptr());
-  } catch (const Error& error) {
-    PyErr_SetString(nb::module_::import_("lmswap.errors").attr(class_name(error.kind())).ptr(), error.what());
+  } catch (const OptionError& error) {
+    raise("OptionError", error);
+  } catch (const TierError& error) {
+    raise("TierError", error);
+  } catch (const DriverError& error) {
+    raise("DriverError", error);
+  } catch (const TransferError& error) {
+    raise("TransferError", error);
   }
 }
 
-// Amounts come as signed numbers, so that a negative one is refused in words and not as a type that does not fit.
+// Amounts are passed as signed numbers, so that a negative one is an OptionError instead of a TypeError.
 uint64_t checked(const char* name, int64_t amount) {
   if (amount >= 0) return static_cast<uint64_t>(amount);
-  throw Error(ErrorKind::kOption, std::string(name) + " is " + std::to_string(amount) + ", must not be negative");
+  throw OptionError(std::string(name) + " is " + std::to_string(amount) + ", must not be negative");
 }
 
-// What Python holds. Tokens may outlive it; they keep the engine itself, closed by then.
+// The Python object. Tokens may outlive it; they keep the engine, closed by then, alive.
 class PyEngine {
  public:
   PyEngine(const std::string& driver, int device, const std::string& library, double out_bytes_per_second,
            double in_bytes_per_second, const std::string& shared_link, const std::string& faults_text, bool audits,
            bool wipes) {
     if (!(out_bytes_per_second >= 0 && in_bytes_per_second >= 0)) {
-      throw Error(ErrorKind::kOption, "bytes per second must not be negative");
+      throw OptionError("bytes per second must not be negative");
     }
     auto faults = std::make_shared<Faults>(faults_text);
-    Pacers pacers = shared_link.empty() ? Pacers{Pacer(out_bytes_per_second), Pacer(in_bytes_per_second)}
-                                        : open_shared_link(shared_link, out_bytes_per_second, in_bytes_per_second);
-    engine_ = Engine::open(open_driver(driver, device, library, faults), faults, std::move(pacers), {audits, wipes});
+    BandwidthLimiters limiters =
+        shared_link.empty()
+            ? BandwidthLimiters{BandwidthLimiter(out_bytes_per_second), BandwidthLimiter(in_bytes_per_second)}
+            : open_shared_link(shared_link, out_bytes_per_second, in_bytes_per_second);
+    engine_ = Engine::open(open_driver(driver, device, library, faults), faults, std::move(limiters), {audits, wipes});
   }
   ~PyEngine() {
     const nb::gil_scoped_release unlocked;
@@ -83,13 +82,13 @@ class PyEngine {
                                              const std::shared_ptr<Faults>& faults) {
     if (driver == "host") return open_host_driver(faults);
     if (driver == "cuda") return open_cuda_driver(library, device);
-    throw Error(ErrorKind::kOption, "driver is '" + driver + "', must be 'cuda' or 'host'");
+    throw OptionError("driver is '" + driver + "', must be 'cuda' or 'host'");
   }
 
   std::shared_ptr<Engine> engine_;
 };
 
-// A capsule that nobody took the tensor out of deletes it, and so gives the handle back.
+// Destructor of the capsule: deletes a tensor that was not consumed, which releases the handle.
 void delete_unused(PyObject* capsule) {
   if (!PyCapsule_IsValid(capsule, "dltensor")) return;
   auto* tensor = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule, "dltensor"));
@@ -134,72 +133,72 @@ void bind_engine(nb::module_& module) {
       .def(
           "open_host_tier",
           [](PyEngine& self, int64_t limit) { self.get().open_host_tier(checked("limit_bytes", limit)); },
-          "limit_bytes"_a, WithoutLock())
+          "limit_bytes"_a, WithoutGil())
       .def(
           "open_device_tier",
           [](PyEngine& self, int64_t limit) { self.get().open_device_tier(checked("limit_bytes", limit)); },
-          "limit_bytes"_a, WithoutLock())
+          "limit_bytes"_a, WithoutGil())
       .def(
           "open_peer_tier",
           [](PyEngine& self, int device, int64_t limit) {
             self.get().open_peer_tier(device, checked("limit_bytes", limit));
           },
-          "device"_a, "limit_bytes"_a, WithoutLock())
+          "device"_a, "limit_bytes"_a, WithoutGil())
       .def(
           "open_disk_tier",
           [](PyEngine& self, const std::string& directory, int64_t limit, int io_threads) {
             self.get().open_disk_tier(directory, checked("limit_bytes", limit), io_threads);
           },
-          "directory"_a, "limit_bytes"_a, "io_threads"_a = 4, WithoutLock())
+          "directory"_a, "limit_bytes"_a, "io_threads"_a = 4, WithoutGil())
       .def(
           "open_compressed_tier",
           [](PyEngine& self, int64_t limit, int io_threads) {
             self.get().open_compressed_tier(checked("limit_bytes", limit), io_threads);
           },
-          "limit_bytes"_a, "io_threads"_a = 4, WithoutLock())
+          "limit_bytes"_a, "io_threads"_a = 4, WithoutGil())
       .def(
           "reserve",
           [](PyEngine& self, const std::string& tier, int64_t nbytes, bool anew) {
             self.get().reserve(tier, checked("nbytes", nbytes), anew);
           },
-          "tier"_a, "nbytes"_a, "anew"_a = false, WithoutLock())
+          "tier"_a, "nbytes"_a, "anew"_a = false, WithoutGil())
       .def("out_start", &out_start, "swap"_a, "tier"_a, "offset"_a, "pointer"_a, "nbytes"_a, "stream"_a)
       .def(
           "out_done", [](PyEngine& self, int64_t handle, uint64_t stream) { self.get().out_done(handle, stream); },
-          "handle"_a, "stream"_a, WithoutLock())
+          "handle"_a, "stream"_a, WithoutGil())
       .def(
           "in_start",
           [](PyEngine& self, int64_t swap, int64_t handle, uint64_t pointer, int64_t nbytes, uint64_t stream) {
             return self.get().in_start(swap, handle, pointer, checked("nbytes", nbytes), stream);
           },
-          "swap"_a, "handle"_a, "pointer"_a, "nbytes"_a, "stream"_a, WithoutLock())
+          "swap"_a, "handle"_a, "pointer"_a, "nbytes"_a, "stream"_a, WithoutGil())
       .def(
           "in_done",
           [](PyEngine& self, int64_t handle, int64_t transfer, uint64_t stream) {
             self.get().in_done(handle, transfer, stream);
           },
-          "handle"_a, "transfer"_a, "stream"_a, WithoutLock())
+          "handle"_a, "transfer"_a, "stream"_a, WithoutGil())
       .def(
-          "confirm", [](PyEngine& self) { self.get().confirm(); }, WithoutLock())
+          "confirm", [](PyEngine& self) { self.get().confirm(); }, WithoutGil())
       .def(
-          "forget_unconfirmed", [](PyEngine& self) { self.get().forget_unconfirmed(); }, WithoutLock())
+          "forget_unconfirmed", [](PyEngine& self) { self.get().forget_unconfirmed(); }, WithoutGil())
       .def(
           "out_transfer", [](PyEngine& self, int64_t handle) { return self.get().out_transfer(handle); }, "handle"_a,
-          WithoutLock())
+          WithoutGil())
       .def(
-          "nbytes", [](PyEngine& self, int64_t handle) { return self.get().nbytes(handle); }, "handle"_a, WithoutLock())
+          "nbytes", [](PyEngine& self, int64_t handle) { return self.get().nbytes(handle); }, "handle"_a, WithoutGil())
       .def(
           "is_finished", [](PyEngine& self, int64_t transfer) { return self.get().is_finished(transfer); },
-          "transfer"_a, WithoutLock())
+          "transfer"_a, WithoutGil())
       .def(
-          "is_idle", [](PyEngine& self) { return self.get().is_idle(); }, WithoutLock())
+          "is_idle", [](PyEngine& self) { return self.get().is_idle(); }, WithoutGil())
       .def(
           "take_checksums",
           [](PyEngine& self, int64_t transfer) {
             const std::vector<uint64_t> sums = self.get().take_checksums(transfer);
             return std::vector<int64_t>(sums.begin(), sums.end());
           },
-          "transfer"_a, WithoutLock())
+          "transfer"_a, WithoutGil())
       .def("take_records",
            [record_type](PyEngine& self) {
              std::vector<TransferRecord> records;
@@ -215,22 +214,22 @@ void bind_engine(nb::module_& module) {
              return result;
            })
       .def(
-          "mark", [](PyEngine& self, uint64_t stream) { return self.get().mark(stream); }, "stream"_a, WithoutLock())
+          "mark", [](PyEngine& self, uint64_t stream) { return self.get().mark(stream); }, "stream"_a, WithoutGil())
       .def(
-          "take_mark", [](PyEngine& self, int64_t mark) { return self.get().take_mark(mark); }, "mark"_a, WithoutLock())
+          "take_mark", [](PyEngine& self, int64_t mark) { return self.get().take_mark(mark); }, "mark"_a, WithoutGil())
       .def(
           "forget_records", [](PyEngine& self, double stop) { self.get().forget_records(stop); }, "stop_seconds"_a,
-          WithoutLock())
+          WithoutGil())
       .def(
           "forget_marks", [](PyEngine& self, const std::vector<int64_t>& marks) { self.get().forget_marks(marks); },
-          "marks"_a, WithoutLock())
+          "marks"_a, WithoutGil())
       .def(
-          "can_hold", [](PyEngine& self) { return self.get().can_hold(); }, WithoutLock())
+          "can_hold", [](PyEngine& self) { return self.get().can_hold(); }, WithoutGil())
       .def(
           "hold", [](PyEngine& self, uint64_t stream, double most_seconds) { self.get().hold(stream, most_seconds); },
-          "stream"_a, "most_seconds"_a, WithoutLock())
+          "stream"_a, "most_seconds"_a, WithoutGil())
       .def(
-          "let_go", [](PyEngine& self) { self.get().let_go(); }, WithoutLock())
+          "let_go", [](PyEngine& self) { self.get().let_go(); }, WithoutGil())
       .def(
           "tier_stats",
           [stats_type](PyEngine& self, const std::string& tier) {
@@ -244,13 +243,13 @@ void bind_engine(nb::module_& module) {
           },
           "tier"_a)
       .def(
-          "live_handles", [](PyEngine& self) { return self.get().live_handles(); }, WithoutLock())
-      .def("close", [](PyEngine& self) { self.get().close(); }, WithoutLock());
+          "live_handles", [](PyEngine& self) { return self.get().live_handles(); }, WithoutGil())
+      .def("close", [](PyEngine& self) { self.get().close(); }, WithoutGil());
 }
 
-// What an arena holds of torch's memory and no tensor does, by address. The allocator is called by torch's own two
-// functions for Python, so that nothing here links to torch. A signal's handler runs before or after a call of this,
-// and never between what the allocator did and what is known to be held.
+// Memory of torch's allocator that an arena holds without a tensor, by address. The allocator is called through torch's
+// two Python functions, so that nothing here links to torch. A signal handler runs before or after a call of this,
+// never between what the allocator did and the update of `held_`.
 class Holds {
  public:
   Holds(nb::callable take, nb::callable give) : take_(std::move(take)), give_(std::move(give)) {}
@@ -271,22 +270,23 @@ class Holds {
     while (!held_.empty()) give(held_.begin()->first);
   }
 
-  // The first of `moves` that did not go as it says, and where its bytes were found; None where all did. Takes of as
-  // many bytes in a row may come in any order: of equal blocks the allocator hands out that of its older segment first.
+  // Returns the first of `moves` that had another result, and the address found instead; None if there is none.
+  // Consecutive takes of the same size may succeed in any order: of equal blocks the allocator returns that of its
+  // older segment first.
   nb::object make(const nb::tuple& moves, uint64_t stream) {
     const auto end = moves.end();
     for (auto move = moves.begin(); move != end;) {
       const auto nbytes = nb::cast<uint64_t>((*move)[0]);
-      std::vector<uint64_t> asked, found;
+      std::vector<uint64_t> expected, found;
       do {
-        asked.push_back(nb::cast<uint64_t>((*move)[1]));
-        found.push_back(nbytes != 0 ? take(nbytes, stream) : give(asked.back()) ? asked.back() : 0);
+        expected.push_back(nb::cast<uint64_t>((*move)[1]));
+        found.push_back(nbytes != 0 ? take(nbytes, stream) : give(expected.back()) ? expected.back() : 0);
         ++move;
       } while (move != end && nbytes != 0 && nb::cast<uint64_t>((*move)[0]) == nbytes);
-      std::ranges::sort(asked);
+      std::ranges::sort(expected);
       std::ranges::sort(found);
-      const auto [at, instead] = std::ranges::mismatch(asked, found);
-      if (at != asked.end()) return nb::make_tuple(nbytes, *at, *instead);
+      const auto [at, instead] = std::ranges::mismatch(expected, found);
+      if (at != expected.end()) return nb::make_tuple(nbytes, *at, *instead);
     }
     return nb::none();
   }
@@ -358,7 +358,7 @@ void bind_heap(nb::module_& module) {
       "heap_set_limit", [](int64_t resident) { heap::set_limit(checked("resident_bytes", resident)); },
       "resident_bytes"_a);
   module.def("heap_trim", &heap::trim);
-  module.def("heap_lend", [](int64_t nbytes) { heap::lend(checked("nbytes", nbytes)); }, "nbytes"_a);
+  module.def("heap_lend", [](int64_t nbytes) { heap::decommit(checked("nbytes", nbytes)); }, "nbytes"_a);
 }
 
 }  // namespace

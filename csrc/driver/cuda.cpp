@@ -1,5 +1,5 @@
 // The driver over libcuda, opened at run time. Every call runs with the device's primary context current, which is the
-// one torch uses; it is retained, never created, and the caller's own context is current again afterwards.
+// one torch uses; it is retained, and the caller's own context is restored afterwards.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -31,26 +31,26 @@ cuda::Functions load_functions(const std::string& library) {
   // Never closed: the driver library does not survive being unloaded.
   void* opened = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (opened == nullptr) {
-    throw Error(ErrorKind::kDriver, "the CUDA driver cannot be opened: " + std::string(dlerror()) +
-                                        ". Install the NVIDIA driver, or train on the CPU");
+    throw DriverError("the CUDA driver cannot be opened: " + std::string(dlerror()) +
+                      ". Install the NVIDIA driver, or train on the CPU");
   }
   cuda::Functions functions;
   if (void* symbol = dlsym(opened, "cuDriverGetVersion")) {
     int version = 0;
     reinterpret_cast<decltype(functions.driver_get_version)>(symbol)(&version);
     if (version < kOldestVersion) {
-      throw Error(ErrorKind::kDriver, "the CUDA driver '" + library + "' is of CUDA " + version_text(version) +
-                                          "; lmswap needs " + version_text(kOldestVersion) + " or newer");
+      throw DriverError("the CUDA driver '" + library + "' is of CUDA " + version_text(version) + "; lmswap needs " +
+                        version_text(kOldestVersion) + " or newer");
     }
   }
 #define LMSWAP_LOAD(member, symbol, parameters)                                            \
   functions.member = reinterpret_cast<decltype(functions.member)>(dlsym(opened, #symbol)); \
   if (functions.member == nullptr) {                                                       \
-    throw Error(ErrorKind::kDriver, "the CUDA driver '" + library +                        \
-                                        "' has no function " #symbol                       \
-                                        "; lmswap needs "                                  \
-                                        "that of CUDA " +                                  \
-                                        version_text(kOldestVersion) + " or newer");       \
+    throw DriverError("the CUDA driver '" + library +                                      \
+                      "' has no function " #symbol                                         \
+                      "; lmswap needs "                                                    \
+                      "that of CUDA " +                                                    \
+                      version_text(kOldestVersion) + " or newer");                         \
   }
   LMSWAP_CUDA_FUNCTIONS(LMSWAP_LOAD)
 #undef LMSWAP_LOAD
@@ -93,7 +93,7 @@ class CudaDriver final : public Driver {
   void fill(uint64_t device, std::byte value, uint64_t nbytes, StreamHandle stream) override;
 
  private:
-  // An event of which it is known when it happened; the device tells times of others as distances from it.
+  // An event whose time is known; the device measures the times of other events relative to it.
   struct Base {
     const CudaDriver* driver;
     cuda::Event event = nullptr;
@@ -102,11 +102,11 @@ class CudaDriver final : public Driver {
   };
   struct TimedEvent {
     cuda::Event event;
-    bool is_recorded = false;  // since it was created, or given out again
+    bool is_recorded = false;  // since it was created, or reused
     std::shared_ptr<Base> base;
   };
-  // This thread's calls break no capture of a CUDA graph that another one has begun, for as long as one of these
-  // lives: in torch's default mode any thread's query, wait or allocation would, although it has no part in the graph.
+  // During its lifetime, this thread's calls do not invalidate the capture of a CUDA graph on another thread: in
+  // torch's default mode any thread's query, wait or allocation would, although it is not part of the graph.
   class Uncaptured {
    public:
     explicit Uncaptured(const CudaDriver& driver) : driver_(driver) { exchange(); }
@@ -115,12 +115,12 @@ class CudaDriver final : public Driver {
     Uncaptured& operator=(const Uncaptured&) = delete;
 
    private:
-    void exchange() { driver_.call_.thread_exchange_capture_mode(&mode_); }  // it fails only where other calls will
+    void exchange() { driver_.call_.thread_exchange_capture_mode(&mode_); }  // fails only if the other calls fail, too
 
     const CudaDriver& driver_;
     cuda::CaptureMode mode_ = cuda::kCaptureModeRelaxed;
   };
-  // The primary context is current for as long as one of these lives.
+  // Makes the primary context current during its lifetime.
   class Current {
    public:
     explicit Current(const CudaDriver& driver) : driver_(driver), uncaptured_(driver) {
@@ -148,7 +148,7 @@ class CudaDriver final : public Driver {
   std::string pci_address() const;
   void extend(HostRange& range, uint64_t nbytes);
   void unpin(std::byte* begin, std::byte* end) noexcept;
-  uint64_t bytes_in_piece(const std::byte* host, uint64_t nbytes);
+  uint64_t bytes_in_registration(const std::byte* host, uint64_t nbytes);
   template <typename Call>
   cuda::Result run_on_own(Call call) const;
   template <typename Call>
@@ -156,7 +156,7 @@ class CudaDriver final : public Driver {
   std::shared_ptr<Base> current_base();
   std::shared_ptr<Base> measure_base();
   template <typename Call>
-  void give_back(Call call) const noexcept;
+  void call_ignoring_errors(Call call) const noexcept;
   static cuda::Context context_of(DeviceHandle device) { return reinterpret_cast<cuda::Context>(device); }
   static cuda::Stream stream_of(StreamHandle stream) { return reinterpret_cast<cuda::Stream>(stream); }
   static TimedEvent& timed(EventHandle event) { return *reinterpret_cast<TimedEvent*>(event); }
@@ -164,23 +164,24 @@ class CudaDriver final : public Driver {
   void set_recorded(EventHandle event);
   bool has_own_queues() const;
 
-  static thread_local const CudaDriver* seen_;  // whose context was current when this thread looked last
+  static thread_local const CudaDriver* seen_;  // whose context was current when this thread last checked
 
   const std::string library_;
   const cuda::Functions call_;
   cuda::Device device_ = 0;
   cuda::Context context_ = nullptr;
-  cuda::Stream clock_stream_ = nullptr;  // never has work, so that a base happens when it is recorded
+  cuda::Stream clock_stream_ = nullptr;  // always idle, so that a base happens when it is recorded
   unsigned long long default_stream_id_ = 0;
   int node_ = -1;
   bool can_wait_for_host_ = false;
   std::mutex host_mutex_;
   std::map<void*, std::unique_ptr<HostRange>> host_ranges_;
-  std::set<std::byte*> pieces_;  // where what is registered begins
+  std::set<std::byte*> registrations_;  // the begins of the registered ranges
   std::mutex base_mutex_;
   std::shared_ptr<Base> base_;
-  double next_base_seconds_ = 0;  // when it is to be measured again
-  // A step needs as many events as the one before it: the driver takes a microsecond or two to make or destroy one.
+  double next_base_seconds_ = 0;  // when it must be measured again
+  // Events are reused, since each step needs as many as the last: creating or destroying one takes a microsecond or
+  // two.
   std::mutex idle_mutex_;
   std::vector<std::unique_ptr<TimedEvent>> idle_events_;
 };
@@ -196,7 +197,7 @@ CudaDriver::CudaDriver(const std::string& library, int device) : library_(librar
     node_ = numa_node_of(pci_address());
     can_wait_for_host_ = has_own_queues();
   } catch (const Error&) {
-    if (clock_stream_ != nullptr) give_back([&] { call_.stream_destroy(clock_stream_); });
+    if (clock_stream_ != nullptr) call_ignoring_errors([&] { call_.stream_destroy(clock_stream_); });
     call_.primary_context_release(device_);
     throw;
   }
@@ -204,14 +205,14 @@ CudaDriver::CudaDriver(const std::string& library, int device) : library_(librar
 
 CudaDriver::~CudaDriver() {
   base_.reset();
-  for (const auto& idle : idle_events_) give_back([&] { call_.event_destroy(idle->event); });
+  for (const auto& idle : idle_events_) call_ignoring_errors([&] { call_.event_destroy(idle->event); });
   idle_events_.clear();  // with the bases of their last times
-  give_back([&] { call_.stream_destroy(clock_stream_); });
+  call_ignoring_errors([&] { call_.stream_destroy(clock_stream_); });
   call_.primary_context_release(device_);
 }
 
 CudaDriver::Base::~Base() {
-  if (event != nullptr) driver->give_back([&] { driver->call_.event_destroy(event); });
+  if (event != nullptr) driver->call_ignoring_errors([&] { driver->call_.event_destroy(event); });
 }
 
 void CudaDriver::check(cuda::Result result, const char* call, uint64_t nbytes) const {
@@ -219,14 +220,14 @@ void CudaDriver::check(cuda::Result result, const char* call, uint64_t nbytes) c
   const char *name = nullptr, *text = nullptr;
   call_.get_error_name(result, &name);
   call_.get_error_string(result, &text);
-  throw Error(ErrorKind::kDriver, std::string(call) + (nbytes > 0 ? " of " + format_bytes(nbytes) : "") +
-                                      " failed: " + (name ? name : "unknown error") + " (" + std::to_string(result) +
-                                      "), " + (text ? text : "the driver has no text for it"));
+  throw DriverError(std::string(call) + (nbytes > 0 ? " of " + format_bytes(nbytes) : "") +
+                    " failed: " + (name ? name : "unknown error") + " (" + std::to_string(result) + "), " +
+                    (text ? text : "the driver has no text for it"));
 }
 
-// What cannot be given back because the process is ending, and the driver with it, is gone anyhow.
+// For releases: they fail when the process is exiting, and the driver with it, where nothing is left to release.
 template <typename Call>
-void CudaDriver::give_back(Call call) const noexcept {
+void CudaDriver::call_ignoring_errors(Call call) const noexcept {
   try {
     const Current current(*this);
     call();
@@ -237,8 +238,8 @@ void CudaDriver::give_back(Call call) const noexcept {
 
 thread_local const CudaDriver* CudaDriver::seen_ = nullptr;
 
-// A call that names an event or a stream of our context does the same whatever context is current, or says that it does
-// not. In torch's threads the right one is: not every call need look.
+// Runs a call that names an event or a stream of our context: it has the same effect whatever context is current, or
+// reports that it has not. In torch's threads the right one is current, so not every call has to check.
 template <typename Call>
 cuda::Result CudaDriver::run_on_own(Call call) const {
   if (seen_ == this) {
@@ -250,7 +251,7 @@ cuda::Result CudaDriver::run_on_own(Call call) const {
   return call();
 }
 
-// The default stream has one name in all contexts.
+// The default stream has the same handle in all contexts.
 template <typename Call>
 cuda::Result CudaDriver::run_on(StreamHandle stream, Call call) const {
   if (stream != 0) return run_on_own(call);
@@ -263,7 +264,7 @@ std::string CudaDriver::pci_address() const {
   return call_.device_get_pci_bus_id(address, sizeof address, device_) == cuda::kSuccess ? address : "";
 }
 
-// With one queue for all streams (as Megatron asks for) a stream that waits for the host would hold up the others.
+// With one queue for all streams (as Megatron requires) a stream that waits for the host would block the others.
 bool CudaDriver::has_own_queues() const {
   int can_wait = 0;
   check(call_.device_get_attribute(&can_wait, cuda::kCanWaitForValues, device_), "cuDeviceGetAttribute");
@@ -271,20 +272,20 @@ bool CudaDriver::has_own_queues() const {
   return can_wait != 0 && (num_queues == nullptr || std::string(num_queues) != "1");
 }
 
-// Never disabled again: torch may have found it enabled, and counts on it from then on. A GPU that reaches as many
-// others as it may (8 without NVSwitch) goes to this one by way of the host.
+// Peer access is never disabled again: torch may have found it enabled, and relies on it from then on. A GPU that
+// already has as many peers as it may (8 without NVSwitch) copies to this one through the host.
 std::shared_ptr<Driver> CudaDriver::open_peer(int number) {
   auto peer = std::make_shared<CudaDriver>(library_, number);
   if (peer->device_ == device_) {
-    throw Error(ErrorKind::kOption, "GPU " + std::to_string(number) + " is the one that computes, not another");
+    throw OptionError("GPU " + std::to_string(number) + " is the one that computes, not another");
   }
   int can_access = 0;
   check(call_.device_can_access_peer(&can_access, device_, peer->device_), "cuDeviceCanAccessPeer");
   if (can_access == 0) return peer;
   const Current current(*this);
   const cuda::Result result = call_.context_enable_peer_access(peer->context_, 0);
-  const bool is_as_good = result == cuda::kPeerAccessAlreadyEnabled || result == cuda::kTooManyPeers;
-  if (!is_as_good) check(result, "cuCtxEnablePeerAccess");
+  const bool is_usable = result == cuda::kPeerAccessAlreadyEnabled || result == cuda::kTooManyPeers;
+  if (!is_usable) check(result, "cuCtxEnablePeerAccess");
   return peer;
 }
 
@@ -317,20 +318,21 @@ void CudaDriver::free_host(void* pointer) noexcept {
   unpin(range->data(), range->data() + range->nbytes());
 }
 
-// In pieces, as drivers fail on single registrations of some hundred GiB. Mapped, as the device waits for words in it.
+// In several registrations, since drivers fail on single ones of some hundred GiB. Mapped, since the device waits for
+// words in the memory.
 void CudaDriver::extend(HostRange& range, uint64_t nbytes) {
-  constexpr uint64_t kPieceBytes = 1 << 30;
+  constexpr uint64_t kRegistrationBytes = 1 << 30;
   constexpr unsigned kFlags = cuda::kMemHostRegisterPortable | cuda::kMemHostRegisterDeviceMap;
   const Current current(*this);
   const uint64_t kept_bytes = range.nbytes();
   range.extend(nbytes);
   std::byte *const begin = range.data() + kept_bytes, *const end = range.data() + range.nbytes();
   try {
-    for (std::byte* piece = begin; piece < end; piece += kPieceBytes) {
-      const uint64_t piece_bytes = std::min(kPieceBytes, static_cast<uint64_t>(end - piece));
-      check(call_.mem_host_register(piece, piece_bytes, kFlags), "cuMemHostRegister_v2", piece_bytes);
+    for (std::byte* registration = begin; registration < end; registration += kRegistrationBytes) {
+      const uint64_t registered_bytes = std::min(kRegistrationBytes, static_cast<uint64_t>(end - registration));
+      check(call_.mem_host_register(registration, registered_bytes, kFlags), "cuMemHostRegister_v2", registered_bytes);
       const std::lock_guard lock(host_mutex_);
-      pieces_.insert(piece);
+      registrations_.insert(registration);
     }
   } catch (const Error&) {
     unpin(begin, end);
@@ -340,23 +342,23 @@ void CudaDriver::extend(HostRange& range, uint64_t nbytes) {
 }
 
 void CudaDriver::unpin(std::byte* begin, std::byte* end) noexcept {
-  std::vector<std::byte*> pieces;
+  std::vector<std::byte*> registrations;
   {
     const std::lock_guard lock(host_mutex_);
-    const auto first = pieces_.lower_bound(begin), last = pieces_.lower_bound(end);
-    pieces.assign(first, last);
-    pieces_.erase(first, last);
+    const auto first = registrations_.lower_bound(begin), last = registrations_.lower_bound(end);
+    registrations.assign(first, last);
+    registrations_.erase(first, last);
   }
-  for (std::byte* piece : pieces) {
-    give_back([&] { call_.mem_host_unregister(piece); });
+  for (std::byte* registration : registrations) {
+    call_ignoring_errors([&] { call_.mem_host_unregister(registration); });
   }
 }
 
-// How many of the bytes one copy may have: the driver refuses one that begins in one registration and ends in another.
-uint64_t CudaDriver::bytes_in_piece(const std::byte* host, uint64_t nbytes) {
+// The most bytes that one copy may have: the driver refuses one that begins in one registration and ends in another.
+uint64_t CudaDriver::bytes_in_registration(const std::byte* host, uint64_t nbytes) {
   const std::lock_guard lock(host_mutex_);
-  const auto next = pieces_.upper_bound(const_cast<std::byte*>(host));
-  return next == pieces_.end() ? nbytes : std::min(nbytes, static_cast<uint64_t>(*next - host));
+  const auto next = registrations_.upper_bound(const_cast<std::byte*>(host));
+  return next == registrations_.end() ? nbytes : std::min(nbytes, static_cast<uint64_t>(*next - host));
 }
 
 uint64_t CudaDriver::allocate_device(uint64_t nbytes) {
@@ -367,7 +369,7 @@ uint64_t CudaDriver::allocate_device(uint64_t nbytes) {
 }
 
 void CudaDriver::free_device(uint64_t device) noexcept {
-  give_back([&] { call_.mem_free(device); });
+  call_ignoring_errors([&] { call_.mem_free(device); });
 }
 
 DeviceBytes CudaDriver::device_bytes() {
@@ -385,10 +387,10 @@ StreamHandle CudaDriver::create_stream() {
 }
 
 void CudaDriver::destroy_stream(StreamHandle stream) noexcept {
-  give_back([&] { call_.stream_destroy(stream_of(stream)); });
+  call_ignoring_errors([&] { call_.stream_destroy(stream_of(stream)); });
 }
 
-// The context's default stream is always the same, and the one that most models compute on.
+// Cached for the default stream, on which most models compute: it is always the same.
 StreamId CudaDriver::stream_id(StreamHandle stream) {
   if (stream == 0) return default_stream_id_;
   unsigned long long id = 0;
@@ -421,8 +423,7 @@ uint64_t CudaDriver::num_idle_events() {
   return idle_events_.size();
 }
 
-// Calls nothing of the driver's, which threads that others wait for must not: the base goes when the event is used
-// again.
+// Makes no driver calls, which threads that open gates must not: the base is released when the event is reused.
 void CudaDriver::destroy_event(EventHandle event) noexcept {
   std::unique_ptr<TimedEvent> owned(&timed(event));
   owned->is_recorded = false;
@@ -430,11 +431,11 @@ void CudaDriver::destroy_event(EventHandle event) noexcept {
   idle_events_.push_back(std::move(owned));
 }
 
-// To CUDA an event that was never recorded is one that has happened; one that is given out again would be one that
-// happened long ago. Neither is what anybody waits for.
+// To CUDA an event that was never recorded has happened; a reused one would have happened long ago. Waiting for either
+// would be an error.
 CudaDriver::TimedEvent& CudaDriver::recorded(EventHandle event, const char* call) {
   if (timed(event).is_recorded) return timed(event);
-  throw Error(ErrorKind::kDriver, std::string(call) + " of an event that was not recorded");
+  throw DriverError(std::string(call) + " of an event that was not recorded");
 }
 
 void CudaDriver::set_recorded(EventHandle event) {
@@ -444,7 +445,7 @@ void CudaDriver::set_recorded(EventHandle event) {
 
 void CudaDriver::record_event(EventHandle event, StreamHandle stream) {
   set_recorded(event);
-  // Also of a default stream: an event is of one context and cannot be recorded on a stream of another.
+  // `run_on_own` even for the default stream: an event of one context cannot be recorded on a stream of another.
   check(run_on_own([&] { return call_.event_record(timed(event).event, stream_of(stream)); }), "cuEventRecord");
 }
 
@@ -457,7 +458,7 @@ void CudaDriver::wait_event(StreamHandle stream, EventHandle event, EventHandle 
   const auto record_and_wait = [&] {
     const cuda::Result result = call_.event_record(timed(arrival).event, stream_of(stream));
     if (result != cuda::kSuccess) return result;
-    called = "cuStreamWaitEvent";  // the record has shown that a default stream is that of our context
+    called = "cuStreamWaitEvent";  // the record has succeeded, so a default stream is that of our context
     return wait();
   };
   const cuda::Result result = run_on_own(record_and_wait);
@@ -495,7 +496,7 @@ void CudaDriver::wait_value(StreamHandle stream, const uint64_t* value, uint64_t
   check(call_.stream_wait_value(stream_of(stream), pointer, least, cuda::kWaitUntilAtLeast), "cuStreamWaitValue64_v2");
 }
 
-// A callback of this kind is called also when the device has failed; host functions, which are newer, are not.
+// These callbacks are called even when the device has failed; host functions, which are newer, are not.
 void CudaDriver::call_back(StreamHandle stream, std::function<void(int code)> call) {
   using Call = std::function<void(int code)>;
   auto owned = std::make_unique<Call>(std::move(call));
@@ -504,10 +505,10 @@ void CudaDriver::call_back(StreamHandle stream, std::function<void(int code)> ca
   };
   check(run_on(stream, [&] { return call_.stream_add_callback(stream_of(stream), run, owned.get(), 0); }),
         "cuStreamAddCallback");
-  static_cast<void>(owned.release());  // it may be gone already
+  static_cast<void>(owned.release());  // the callback may have deleted it already
 }
 
-// Distances are told as float milliseconds: at 10 s they are exact to a microsecond, at an hour to half a millisecond.
+// Elapsed times are float milliseconds: at 10 s they are exact to a microsecond, at an hour to half a millisecond.
 std::shared_ptr<CudaDriver::Base> CudaDriver::current_base() {
   constexpr double kOldestSeconds = 10;
   const std::lock_guard lock(base_mutex_);
@@ -518,9 +519,8 @@ std::shared_ptr<CudaDriver::Base> CudaDriver::current_base() {
   return base_;
 }
 
-// The event happens between two looks at the clock; of some tries the one where they lie closest counts. Where the
-// clock's stream has to share a queue of the hardware, it may wait there for the disk: then the base before is the
-// better one.
+// The event happens between two readings of the clock; of several tries the one where they are closest is used. If the
+// clock's stream shares a hardware queue, it may wait there for the disk: then the previous base is better.
 std::shared_ptr<CudaDriver::Base> CudaDriver::measure_base() {
   constexpr int kNumTries = 4;
   constexpr double kMostSeconds = 1e-3;
@@ -545,7 +545,7 @@ std::shared_ptr<CudaDriver::Base> CudaDriver::measure_base() {
 void CudaDriver::copy_out(void* host, uint64_t device, uint64_t nbytes, StreamHandle stream) {
   auto* const target = static_cast<std::byte*>(host);
   for (uint64_t begin = 0, part; begin < nbytes; begin += part) {
-    part = bytes_in_piece(target + begin, nbytes - begin);
+    part = bytes_in_registration(target + begin, nbytes - begin);
     check(run_on(stream,
                  [&] { return call_.memcpy_device_to_host(target + begin, device + begin, part, stream_of(stream)); }),
           "cuMemcpyDtoHAsync_v2", part);
@@ -555,15 +555,15 @@ void CudaDriver::copy_out(void* host, uint64_t device, uint64_t nbytes, StreamHa
 void CudaDriver::copy_in(uint64_t device, const void* host, uint64_t nbytes, StreamHandle stream) {
   const auto* const source = static_cast<const std::byte*>(host);
   for (uint64_t begin = 0, part; begin < nbytes; begin += part) {
-    part = bytes_in_piece(source + begin, nbytes - begin);
+    part = bytes_in_registration(source + begin, nbytes - begin);
     check(run_on(stream,
                  [&] { return call_.memcpy_host_to_device(device + begin, source + begin, part, stream_of(stream)); }),
           "cuMemcpyHtoDAsync_v2", part);
   }
 }
 
-// Between two devices by the call that names both: the other one, without peer access, takes only memory of cuMemAlloc,
-// which torch's expandable segments are not.
+// Between two devices by the call that names both: without peer access, the other one accepts only memory of
+// cuMemAlloc, which torch's expandable segments are not.
 void CudaDriver::copy_between(DeviceAddress to, DeviceAddress from, uint64_t nbytes, StreamHandle stream) {
   if (to.device == from.device) {
     const auto copy = [&] {

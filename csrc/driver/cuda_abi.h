@@ -1,5 +1,8 @@
-// The part of the CUDA driver's ABI that the engine calls, declared by hand so that no toolkit is needed to build.
-// tests/cpp/cuda_abi_test.cpp checks every line against cuda.h where a toolkit is present.
+/// @file
+/// @brief The part of the CUDA driver's ABI that the engine calls, declared by hand so that no toolkit is needed to
+/// build.
+///
+/// tests/cpp/cuda_abi_test.cpp checks every line against cuda.h where a toolkit is present.
 #pragma once
 
 #include <cstddef>
@@ -28,9 +31,9 @@ inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr unsigned kEventBlockingSync = 1;
 inline constexpr unsigned kWaitUntilAtLeast = 0;
 inline constexpr CaptureMode kCaptureModeRelaxed = 2;
-inline constexpr int kCanWaitForValues = 122;  // attribute: of 64 bits
+inline constexpr int kCanWaitForValues = 122;  // device attribute, for 64 bits
 
-// X(member, symbol, parameters): symbols by their full name, since the bare ones of some are an older ABI.
+/// X(member, symbol, parameters): full symbol names, since the plain names of some are an older ABI.
 #define LMSWAP_CUDA_FUNCTIONS(X)                                                                      \
   X(get_error_name, cuGetErrorName, (Result, const char**))                                           \
   X(get_error_string, cuGetErrorString, (Result, const char**))                                       \
@@ -72,6 +75,7 @@ inline constexpr int kCanWaitForValues = 122;  // attribute: of 64 bits
   X(memcpy_peer, cuMemcpyPeerAsync, (DevicePointer, Context, DevicePointer, Context, size_t, Stream)) \
   X(memset_device, cuMemsetD8Async, (DevicePointer, unsigned char, size_t, Stream))
 
+/// @brief The functions, loaded from libcuda.
 struct Functions {
 #define LMSWAP_DECLARE(member, symbol, parameters) Result(*member) parameters = nullptr;
   LMSWAP_CUDA_FUNCTIONS(LMSWAP_DECLARE)

@@ -1,5 +1,5 @@
 // The driver over ordinary memory: a stream is a thread that runs what was queued on it, in order. Stream 0 is the
-// calling thread, which has always done its work already and waits by blocking.
+// calling thread, whose earlier work is always done, and which waits by blocking.
 #include <unistd.h>
 
 #include <atomic>
@@ -24,7 +24,7 @@ namespace {
 
 class HostStream {
  public:
-  HostStream() : thread_(start_thread("a thread that stands for a stream", ErrorKind::kDriver, [this] { run(); })) {}
+  HostStream() : thread_(start_thread<DriverError>("a thread that stands for a stream", [this] { run(); })) {}
 
   ~HostStream() {
     {
@@ -77,7 +77,7 @@ class HostStream {
   std::thread thread_;
 };
 
-// Counts its recordings: a wait is for the last one made before the wait was queued.
+// Counts its recordings: a wait is for the last one before the wait was queued.
 class HostEvent {
  public:
   uint64_t begin_recording() {
@@ -186,7 +186,8 @@ class HostDriver final : public Driver {
   }
 
   void copy_in(uint64_t device, const void* host, uint64_t nbytes, StreamHandle stream) override {
-    copy("copy_in", reinterpret_cast<void*>(device), const_cast<void*>(host), nbytes, stream);  // see Fault::flips
+    // Not const, since Fault::flips modifies the source.
+    copy("copy_in", reinterpret_cast<void*>(device), const_cast<void*>(host), nbytes, stream);
   }
 
   void copy_between(DeviceAddress to, DeviceAddress from, uint64_t nbytes, StreamHandle stream) override {
@@ -215,18 +216,18 @@ class HostDriver final : public Driver {
   void* allocate(const char* call, uint64_t nbytes) {
     void* pointer = nullptr;
     if (!faults_->next_after_delay(call).fail) pointer = std::aligned_alloc(kPageBytes, round_to_pages(nbytes));
-    if (pointer == nullptr) throw Error(ErrorKind::kDriver, "aligned_alloc of " + format_bytes(nbytes) + " failed");
+    if (pointer == nullptr) throw DriverError("aligned_alloc of " + format_bytes(nbytes) + " failed");
     return pointer;
   }
 
   void copy(const char* call, void* to, void* from, uint64_t nbytes, StreamHandle stream) {
     const Fault fault = faults_->next(call);
     if (fault.fail) {
-      throw Error(ErrorKind::kDriver, std::string(call) + " of " + format_bytes(nbytes) + " failed: a fault on demand");
+      throw DriverError(std::string(call) + " of " + format_bytes(nbytes) + " failed: a fault on demand");
     }
     submit(stream, [=] {
       if (fault.late_seconds > 0) std::this_thread::sleep_for(std::chrono::duration<double>(fault.late_seconds));
-      if (fault.flips) static_cast<unsigned char*>(from)[nbytes - 1] ^= 0x80;  // the sign of a number
+      if (fault.flips) static_cast<unsigned char*>(from)[nbytes - 1] ^= 0x80;  // the sign of the last number
       std::memcpy(to, from, nbytes);
     });
   }

@@ -11,11 +11,12 @@
 namespace lmswap {
 namespace {
 
-// What is left out must be longer than what prefetching fetches ahead: with pages one in four took as long as all, with
-// 64 KiB 2.7 times less, with 256 KiB 3.6 times (bytes that are in no cache).
+// Skipped bytes must be longer than what prefetching reads ahead: with stretches of a page, one in four took as long as
+// all; with 64 KiB 2.7 times less, with 256 KiB 3.6 times (uncached bytes).
 constexpr uint64_t kStretchBytes = 64 << 10;
 
-constexpr uint32_t kOdd = 0x9e3779b1;  // word i counts (2 i + 1) kOdd modulo 2^32 times: odd, and all of them differ
+constexpr uint32_t kOdd =
+    0x9e3779b1;  // the factor of word i is (2 i + 1) kOdd modulo 2^32: odd, and all of them differ
 
 constexpr uint32_t factor(uint64_t word) { return static_cast<uint32_t>(2 * word + 1) * kOdd; }
 
@@ -34,12 +35,11 @@ uint64_t halves(__m128i sums) {
   return two[0] + two[1];
 }
 
-// By which the loop is ahead of itself: without, 6 GB/s instead of 10, where merely reading them gives 11 (a busy
-// Xeon).
+// Prefetch distance: without prefetching 6 GB/s instead of 10, where reading alone gives 11 (a busy Xeon).
 constexpr uint64_t kAheadBytes = 4096;
 
-// Of whole groups. By hand, since no compiler finds the multiplication of 32-bit words: of bytes that are in no cache
-// 28 GB/s instead of 4, where merely reading them gives 32 (AMD EPYC 9004, g++ 12).
+// Sums whole groups. By intrinsics, since no compiler generates the multiplication of 32-bit words: uncached bytes 28
+// GB/s instead of 4, where reading alone gives 32 (AMD EPYC 9004, g++ 12).
 uint64_t sum_groups(const std::byte* bytes, uint64_t nbytes, uint64_t word) {
   __m128i sums[4] = {}, weights[2] = {factors(word), factors(word + 4)};
   const __m128i next = _mm_set1_epi32(static_cast<int>(2 * kGroupBytes / sizeof(uint32_t) * kOdd));
@@ -58,12 +58,12 @@ uint64_t sum_groups(const std::byte* bytes, uint64_t nbytes, uint64_t word) {
 
 #else
 
-constexpr uint64_t kGroupBytes = kChecksumBytes + 1;  // there are none
+constexpr uint64_t kGroupBytes = kChecksumBytes + 1;  // no groups
 uint64_t sum_groups(const std::byte*, uint64_t, uint64_t) { return 0; }
 
 #endif
 
-// Of bytes that begin with this word of their MiB.
+// Sums bytes that begin at index `word` of their MiB.
 uint64_t sum_words(const std::byte* bytes, uint64_t nbytes, uint64_t word) {
   const uint64_t grouped_bytes = nbytes / kGroupBytes * kGroupBytes;
   uint64_t sum = sum_groups(bytes, grouped_bytes, word);
@@ -75,10 +75,10 @@ uint64_t sum_words(const std::byte* bytes, uint64_t nbytes, uint64_t word) {
   return sum;
 }
 
-// Spends what its thread computes for as long as it lives.
+// Charges the budget with the processor time of its thread during its lifetime.
 class Spender {
  public:
-  explicit Spender(SumBudget* budget) : budget_(budget), began_(budget == nullptr ? 0 : thread_seconds()) {}
+  explicit Spender(ChecksumBudget* budget) : budget_(budget), began_(budget == nullptr ? 0 : thread_seconds()) {}
   ~Spender() {
     if (budget_ != nullptr) budget_->spend(thread_seconds() - began_);
   }
@@ -92,20 +92,20 @@ class Spender {
     return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
   }
 
-  SumBudget* const budget_;
+  ChecksumBudget* const budget_;
   const double began_;
 };
 
 }  // namespace
 
-bool SumBudget::is_left(double now) {
+bool ChecksumBudget::is_left(double now) {
   const std::lock_guard lock(mutex_);
   seconds_ = std::min(seconds_ + share_ * (now - refilled_), share_ * kMostSeconds);
   refilled_ = now;
   return seconds_ > 0;
 }
 
-void SumBudget::spend(double seconds) {
+void ChecksumBudget::spend(double seconds) {
   const std::lock_guard lock(mutex_);
   seconds_ -= seconds;
 }
@@ -119,7 +119,7 @@ uint64_t Checksums::sum(const std::byte* bytes, uint64_t nbytes) const {
   return sum;
 }
 
-void Checksums::note(uint64_t begin, const std::byte* bytes, uint64_t nbytes) {
+void Checksums::update(uint64_t begin, const std::byte* bytes, uint64_t nbytes) {
   const Spender spender(budget_.get());
   for (uint64_t i = 0; i < nbytes; i += kChecksumBytes) {
     sums_[(begin + i) / kChecksumBytes] = sum(bytes + i, std::min(kChecksumBytes, nbytes - i));

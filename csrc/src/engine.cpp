@@ -8,7 +8,7 @@
 
 #include "lmswap/clock.h"
 #include "lmswap/error.h"
-#include "lmswap/lanes/upkeep_mover.h"
+#include "lmswap/lanes/maintenance_backend.h"
 #include "lmswap/tiers/compressed_tier.h"
 #include "lmswap/tiers/disk_tier.h"
 #include "lmswap/tiers/memory_tier.h"
@@ -21,20 +21,18 @@ void leak(T& held) {
   static_cast<void>(new T(std::move(held)));
 }
 
-Error option_error(const std::string& text) { return Error(ErrorKind::kOption, text); }
-
 void check_threads(int io_threads) {
   constexpr int kMostThreads = 64;
   if (io_threads >= 1 && io_threads <= kMostThreads) return;
-  throw option_error("io_threads is " + std::to_string(io_threads) + ", must be from 1 to " +
-                     std::to_string(kMostThreads));
+  throw OptionError("io_threads is " + std::to_string(io_threads) + ", must be from 1 to " +
+                    std::to_string(kMostThreads));
 }
 
-// All bytes are compared for as long as that takes a hundredth of the processor's time, and of copies of more than a
-// MiB only a quarter beyond that, others of their bytes in each copy: a request that went elsewhere, was lost or came
-// too early is seen at once, a byte that is wrong each time within some steps. The I/O threads do it, but where all
-// cores compute, compute waits for them: within half of the peak, by 21.6 GB/s on a busy machine (AMD EPYC), all bytes
-// of a 3D U-Net at 64^3 (0.69 GB in 1.93 s) cost 1.7 % of a step, of a GPT of 8 layers (0.86 GB in 2.8 s) 1.5 %.
+// Checksums cover all bytes while they take at most a hundredth of the processor time; beyond that, a quarter of the
+// bytes of copies of more than a MiB, a different quarter in each copy: a misdirected, lost or early request is
+// detected at once, a byte that is always wrong within some steps. The I/O threads compute them, but where all cores
+// compute, compute waits for them: within half of the peak, at 21.6 GB/s on a busy machine (AMD EPYC), all bytes of a
+// 3D U-Net at 64^3 (0.69 GB in 1.93 s) cost 1.7 % of a step, of a GPT of 8 layers (0.86 GB in 2.8 s) 1.5 %.
 constexpr double kShare = 0.01;
 constexpr uint64_t kStride = 4;
 
@@ -42,46 +40,47 @@ double share_of_all_cores() { return kShare * std::max(1U, std::thread::hardware
 
 }  // namespace
 
-std::shared_ptr<Engine> Engine::open(std::shared_ptr<Driver> driver, std::shared_ptr<Faults> faults, Pacers pacers,
-                                     Upkeep upkeep) {
-  return std::shared_ptr<Engine>(new Engine(std::move(driver), std::move(faults), std::move(pacers), upkeep));
+std::shared_ptr<Engine> Engine::open(std::shared_ptr<Driver> driver, std::shared_ptr<Faults> faults,
+                                     BandwidthLimiters limiters, SafetyOptions options) {
+  return std::shared_ptr<Engine>(new Engine(std::move(driver), std::move(faults), std::move(limiters), options));
 }
 
-Engine::Engine(std::shared_ptr<Driver> driver, std::shared_ptr<Faults> faults, Pacers pacers, Upkeep upkeep)
+Engine::Engine(std::shared_ptr<Driver> driver, std::shared_ptr<Faults> faults, BandwidthLimiters limiters,
+               SafetyOptions options)
     : faults_(std::move(faults)),
-      pacers_(std::move(pacers)),
-      upkeep_(upkeep),
+      limiters_(std::move(limiters)),
+      options_(options),
       process_(getpid()),
-      sum_budget_(std::make_shared<SumBudget>(share_of_all_cores(), monotonic_seconds())),
+      checksum_budget_(std::make_shared<ChecksumBudget>(share_of_all_cores(), monotonic_seconds())),
       driver_(std::move(driver)) {
-  if (upkeep_.audits || upkeep_.wipes)
-    upkeep_lane_ = std::make_unique<Lane>(std::make_unique<UpkeepMover>(driver_), true);
+  if (options_.audits || options_.wipes)
+    maintenance_lane_ = std::make_unique<Lane>(std::make_unique<MaintenanceBackend>(driver_), true);
 }
 
 Engine::~Engine() {
   close();
   if (getpid() == process_) return;
-  // In a forked child there are no threads to join, the device is not to be called, and any lock may be held by a
-  // thread that is not there.
-  leak(driver_), leak(tiers_), leak(upkeep_lane_), leak(handles_), leak(marks_), leak(hold_), leak(audits_);
+  // In a forked child there are no threads to join, the device must not be called, and any lock may be held by a thread
+  // that does not exist there.
+  leak(driver_), leak(tiers_), leak(maintenance_lane_), leak(handles_), leak(marks_), leak(hold_), leak(audits_);
   leak(unconfirmed_), leak(flights_);
 }
 
 void Engine::check_open() const {
-  if (!is_open_) throw option_error("the engine is closed");
+  if (!is_open_) throw OptionError("the engine is closed");
 }
 
 const std::shared_ptr<Tier>& Engine::find_tier(const std::string& name) {
   check_open();
   const auto tier = tiers_.find(name);
-  if (tier == tiers_.end()) throw option_error("tier '" + name + "' is not open");
+  if (tier == tiers_.end()) throw OptionError("tier '" + name + "' is not open");
   return tier->second;
 }
 
 Engine::Handle& Engine::find_handle(int64_t handle) {
   check_open();
   const auto found = handles_.find(handle);
-  if (found == handles_.end()) throw option_error("handle " + std::to_string(handle) + " is unknown or given back");
+  if (found == handles_.end()) throw OptionError("handle " + std::to_string(handle) + " is unknown or given back");
   return found->second;
 }
 
@@ -90,60 +89,61 @@ TransferPointer Engine::find_transfer(int64_t handle, int64_t number) {
   const auto found = std::find_if(transfers.begin(), transfers.end(),
                                   [&](const auto& transfer) { return transfer->number == number; });
   if (found != transfers.end()) return *found;
-  throw option_error("transfer " + std::to_string(number) + " is none of handle " + std::to_string(handle));
+  throw OptionError("transfer " + std::to_string(number) + " is none of handle " + std::to_string(handle));
 }
 
 void Engine::add_tier(const std::string& name, const std::function<std::unique_ptr<Tier>()>& make) {
   const std::lock_guard lock(mutex_);
   check_open();
-  if (tiers_.contains(name)) throw option_error("tier '" + name + "' is open already");
+  if (tiers_.contains(name)) throw OptionError("tier '" + name + "' is open already");
   tiers_[name] = make();
-  if (upkeep_.wipes) tiers_[name]->wipe_slabs();
+  if (options_.wipes) tiers_[name]->wipe_slabs();
 }
 
 void Engine::open_host_tier(uint64_t limit_bytes) {
-  add_tier("host", [&] { return std::make_unique<MemoryTier>(driver_, Place::kHost, driver_, limit_bytes, pacers_); });
+  add_tier("host",
+           [&] { return std::make_unique<MemoryTier>(driver_, MemoryKind::kHost, driver_, limit_bytes, limiters_); });
 }
 
 void Engine::open_device_tier(uint64_t limit_bytes) {
   add_tier("device",
-           [&] { return std::make_unique<MemoryTier>(driver_, Place::kDevice, driver_, limit_bytes, pacers_); });
+           [&] { return std::make_unique<MemoryTier>(driver_, MemoryKind::kDevice, driver_, limit_bytes, limiters_); });
 }
 
 void Engine::open_peer_tier(int device, uint64_t limit_bytes) {
   add_tier("peer", [&] {
-    return std::make_unique<MemoryTier>(driver_, Place::kPeer, driver_->open_peer(device), limit_bytes, pacers_);
+    return std::make_unique<MemoryTier>(driver_, MemoryKind::kPeer, driver_->open_peer(device), limit_bytes, limiters_);
   });
 }
 
 void Engine::open_disk_tier(const std::string& directory, uint64_t limit_bytes, int io_threads) {
   check_threads(io_threads);
   add_tier("disk",
-           [&] { return std::make_unique<DiskTier>(driver_, faults_, directory, limit_bytes, io_threads, pacers_); });
+           [&] { return std::make_unique<DiskTier>(driver_, faults_, directory, limit_bytes, io_threads, limiters_); });
 }
 
 void Engine::open_compressed_tier(uint64_t limit_bytes, int io_threads) {
   check_threads(io_threads);
   add_tier("compressed",
-           [&] { return std::make_unique<CompressedTier>(driver_, faults_, limit_bytes, io_threads, pacers_); });
+           [&] { return std::make_unique<CompressedTier>(driver_, faults_, limit_bytes, io_threads, limiters_); });
 }
 
-void Engine::reserve(const std::string& tier, uint64_t nbytes, bool anew) {
-  std::shared_ptr<Tier> kept;  // also when another thread closes the engine while room is made
+void Engine::reserve(const std::string& tier, uint64_t nbytes, bool replace) {
+  std::shared_ptr<Tier> kept;  // alive even if another thread closes the engine while storage is allocated
   std::unique_lock lock(mutex_);
   kept = find_tier(tier);
-  kept->reserve(nbytes, anew, lock);
+  kept->reserve(nbytes, replace, lock);
 }
 
 DLManagedTensor* Engine::out_start(int64_t swap, const std::string& tier_name, uint64_t offset, uint64_t pointer,
                                    uint64_t nbytes, StreamHandle stream) {
-  if (pointer == 0 || nbytes == 0) throw option_error("out_start needs a pointer and at least one byte");
+  if (pointer == 0 || nbytes == 0) throw OptionError("out_start needs a pointer and at least one byte");
   if (offset % kPageBytes != 0) {
-    throw option_error("offset " + std::to_string(offset) + " is not a multiple of the page, " +
-                       std::to_string(kPageBytes) + " bytes");
+    throw OptionError("offset " + std::to_string(offset) + " is not a multiple of the page, " +
+                      std::to_string(kPageBytes) + " bytes");
   }
   auto token = std::make_unique<Token>();
-  std::shared_ptr<Tier> tier;  // also when another thread closes the engine while room is made
+  std::shared_ptr<Tier> tier;  // alive even if another thread closes the engine while storage is allocated
   std::unique_lock lock(mutex_);
   tier = find_tier(tier_name);
   const Block block = tier->take(offset, nbytes, lock);
@@ -170,45 +170,45 @@ DLManagedTensor* Engine::out_start(int64_t swap, const std::string& tier_name, u
 int64_t Engine::in_start(int64_t swap, int64_t handle, uint64_t pointer, uint64_t nbytes, StreamHandle stream) {
   const std::lock_guard lock(mutex_);
   const uint64_t held = find_handle(handle).block.nbytes;
-  // The target may be larger: a traced storage can be longer than the one that the operator really made.
+  // The target may be larger: a traced storage can be longer than the one that the operator allocated.
   if (pointer == 0 || nbytes < held) {
-    throw option_error("in_start of handle " + std::to_string(handle) + " needs a pointer and room for the " +
-                       std::to_string(held) + " bytes that were swapped out, not " + std::to_string(nbytes));
+    throw OptionError("in_start of handle " + std::to_string(handle) + " needs a pointer and room for the " +
+                      std::to_string(held) + " bytes that were swapped out, not " + std::to_string(nbytes));
   }
   return launch(Direction::kIn, swap, handle, pointer, stream)->number;
 }
 
 std::shared_ptr<Checksums> Engine::make_checksums(const Transfer& transfer) const {
   const uint64_t nbytes = transfer.block.nbytes;
-  if (nbytes <= kChecksumBytes || sum_budget_->is_left(transfer.queued_seconds)) {
-    return std::make_shared<Checksums>(nbytes, 1, 0, sum_budget_);
+  if (nbytes <= kChecksumBytes || checksum_budget_->is_left(transfer.queued_seconds)) {
+    return std::make_shared<Checksums>(nbytes, 1, 0, checksum_budget_);
   }
   const auto mixed =
       static_cast<uint32_t>(transfer.number) * 0x9e3779b1;  // numbers may recur modulo 4 from step to step
-  return std::make_shared<Checksums>(nbytes, kStride, (mixed >> 16) % kStride, sum_budget_);
+  return std::make_shared<Checksums>(nbytes, kStride, (mixed >> 16) % kStride, checksum_budget_);
 }
 
-// Queues a copy on its lane, under the lock: what a transfer waits for is always queued before it.
+// Queues a copy on its lane, under the lock: everything that a transfer waits for is queued before it.
 TransferPointer Engine::launch(Direction direction, int64_t swap, int64_t number, uint64_t pointer,
                                StreamHandle stream) {
   Handle& handle = handles_.at(number);
   auto transfer = std::make_shared<Transfer>(driver_, direction, ++last_number_, swap, pointer, handle.block);
-  // What the stream has waited for is looked at before `ready` is recorded, which is then behind it.
+  // Determined before `ready` is recorded, which is then behind everything that the stream has waited for.
   const StreamId waiting = driver_->stream_id(stream);
   if (direction == Direction::kOut) {
-    transfer->fences = handle.tier->fences(handle.block, waiting);
-    // An audit compares more, and says on which part of the way bytes were changed.
-    if (!upkeep_.audits) transfer->checksums = make_checksums(*transfer);
+    transfer->dependencies = handle.tier->dependencies(handle.block, waiting);
+    // An audit verifies more, and finds out in which direction bytes were changed.
+    if (!options_.audits) transfer->checksums = make_checksums(*transfer);
   } else {
     transfer->source = handle.transfers.front();
-    transfer->is_behind_source = transfer->source->precedes(waiting);
+    transfer->is_ordered_after_source = transfer->source->precedes(waiting);
     transfer->checksums = transfer->source->checksums;
   }
-  // `ready` protects the device memory at `pointer`: see the movers, which make their lanes wait for it.
+  // `ready` protects the device memory at `pointer`: the backends make their lanes wait for it.
   transfer->ready.record(stream);
-  // Made before anything is queued: of what may fail, nothing comes after that.
+  // Created before anything is queued: nothing after that may fail.
   TransferPointer audit;
-  if (upkeep_.audits) {
+  if (options_.audits) {
     audit = std::make_shared<Transfer>(driver_, Direction::kAudit, ++last_number_, swap, 0, handle.block);
     audit->source = transfer;
   }
@@ -218,22 +218,22 @@ TransferPointer Engine::launch(Direction direction, int64_t swap, int64_t number
   if (audit) {
     handle.transfers.push_back(audit);
     audits_.emplace(transfer->number, audit);
-    upkeep_lane_->submit(audit);
+    maintenance_lane_->submit(audit);
   }
   return transfer;
 }
 
-// Overwrites a block that is being given back, behind its users, and is one of them from then on.
+// Overwrites a block that is being released, behind its users; the fill becomes one of them.
 void Engine::fill(const Handle& handle, std::vector<TransferPointer>& users) noexcept {
   constexpr std::byte kPoison{0xff};  // NaN in every floating-point type
   try {
     auto fill = std::make_shared<Transfer>(driver_, Direction::kFill, ++last_number_, 0, 0, handle.block);
-    fill->filler = upkeep_.audits ? kPoison : std::byte{0};
-    fill->fences = users;
+    fill->filler = options_.audits ? kPoison : std::byte{0};
+    fill->dependencies = users;
     users.push_back(fill);
-    upkeep_lane_->submit(fill);
+    maintenance_lane_->submit(fill);
   } catch (const std::exception& error) {
-    complain("swapped bytes could not be overwritten: " + std::string(error.what()));
+    log_error("swapped bytes could not be overwritten: " + std::string(error.what()));
   }
 }
 
@@ -252,7 +252,7 @@ void Engine::confirm() {
 }
 
 void Engine::forget_unconfirmed() {
-  std::deque<TransferPointer> waited_for;  // ends after the lock
+  std::deque<TransferPointer> waited_for;  // destroyed after the lock is released
   const std::lock_guard lock(mutex_);
   waited_for.swap(unconfirmed_);
 }
@@ -269,7 +269,7 @@ uint64_t Engine::nbytes(int64_t handle) {
 
 void Engine::wait_for(int64_t handle, int64_t number, StreamHandle stream) {
   TransferPointer transfer;
-  std::shared_ptr<Driver> driver;  // a concurrent close takes the engine's own
+  std::shared_ptr<Driver> driver;  // a concurrent close removes `driver_`
   {
     const std::lock_guard lock(mutex_);
     transfer = find_transfer(handle, number);
@@ -292,7 +292,7 @@ bool Engine::is_finished(int64_t number) {
   const auto flight = flights_.find(number);
   if (flight != flights_.end()) return flight->second.transfer->is_device_free();
   if (number > 0 && number <= last_number_) return true;
-  throw option_error("transfer " + std::to_string(number) + " is unknown");
+  throw OptionError("transfer " + std::to_string(number) + " is unknown");
 }
 
 bool Engine::is_idle() {
@@ -307,24 +307,24 @@ std::vector<uint64_t> Engine::take_checksums(int64_t number) {
     const std::lock_guard lock(mutex_);
     const auto found = audits_.find(number);
     if (found == audits_.end()) {
-      throw option_error("transfer " + std::to_string(number) + " was not audited, or its sums were taken before");
+      throw OptionError("transfer " + std::to_string(number) + " was not audited, or its sums were taken before");
     }
     audit = std::move(found->second);
     audits_.erase(found);
   }
-  if (!audit->wait_landed()) throw Error(ErrorKind::kTransfer, audit->error_text());
+  if (!audit->wait_landed()) throw TransferError(audit->error_text());
   return audit->checksums->sums();
 }
 
 std::vector<TransferRecord> Engine::take_records() {
   const std::lock_guard lock(mutex_);
   std::vector<TransferRecord> records;
-  std::vector<int64_t> ended;  // forgotten when all have been read, as an event that cannot be asked throws
+  std::vector<int64_t> ended;  // removed only after all were read, since querying an event may throw
   for (const auto& [number, flight] : flights_) {
     const Transfer& transfer = *flight.transfer;
     if (!transfer.is_finished()) continue;
     if (transfer.has_failed()) {
-      ended.push_back(number);  // its handle tells of the error for as long as anyone may wait for it
+      ended.push_back(number);  // its handle keeps the error for later waits
       continue;
     }
     const bool was_waited_for = flight.wait_start && flight.wait_start->is_finished();
@@ -348,7 +348,7 @@ std::vector<TransferRecord> Engine::take_records() {
   return records;
 }
 
-// Who waited for a copy needs it no more; one that nobody has waited for yet is told of until it has ended.
+// A copy that was waited for needs no record; one that was not is kept until it has finished.
 void Engine::forget_records(double stop_seconds) {
   const std::lock_guard lock(mutex_);
   std::erase_if(flights_, [&](const auto& entry) {
@@ -372,7 +372,7 @@ double Engine::take_mark(int64_t mark) {
   {
     const std::lock_guard lock(mutex_);
     const auto found = marks_.find(mark);
-    if (found == marks_.end()) throw option_error("mark " + std::to_string(mark) + " is unknown, or was taken before");
+    if (found == marks_.end()) throw OptionError("mark " + std::to_string(mark) + " is unknown, or was taken before");
     event = std::move(found->second);
     marks_.erase(found);
   }
@@ -394,7 +394,7 @@ bool Engine::can_hold() {
 void Engine::hold(StreamHandle stream, double most_seconds) {
   const std::lock_guard lock(mutex_);
   check_open();
-  if (!driver_->can_wait_for_host()) throw option_error("streams of this device cannot wait for the host");
+  if (!driver_->can_wait_for_host()) throw OptionError("streams of this device cannot wait for the host");
   if (!hold_) hold_ = std::make_unique<StreamHold>(driver_);
   hold_->begin(stream, most_seconds);
 }
@@ -406,15 +406,15 @@ void Engine::let_go() {
 
 void Engine::release(int64_t number) noexcept {
   if (getpid() != process_) return;
-  Tier::Storages dropped;  // given back after the lock: freeing pinned memory takes its time
+  Tier::Storages dropped;  // destroyed after the lock is released: freeing pinned memory is slow
   const std::lock_guard lock(mutex_);
   const auto handle = handles_.find(number);
   if (handle == handles_.end()) return;  // the engine was closed
   std::vector<TransferPointer> users = handle->second.transfers;
   for (const TransferPointer& user : users) {
-    if (user->direction == Direction::kIn) audits_.erase(user->number);  // nobody can wait for it any more
+    if (user->direction == Direction::kIn) audits_.erase(user->number);  // it can no longer be waited for
   }
-  if (upkeep_lane_) fill(handle->second, users);
+  if (maintenance_lane_) fill(handle->second, users);
   dropped = handle->second.tier->release(handle->second.block, users);
   handles_.erase(handle);
 }
@@ -431,11 +431,11 @@ uint64_t Engine::live_handles() {
 
 void Engine::close() {
   if (getpid() != process_) return;
-  // Destroyed after the lock is given back, in this order from below: records and handles, then the lanes, which end
-  // what was queued first, then the driver.
+  // Destroyed after the lock is released, in this order from below: records and handles, then the lanes, which first
+  // finish what was queued, then the driver.
   std::shared_ptr<Driver> driver;
   std::map<std::string, std::shared_ptr<Tier>> tiers;
-  std::unique_ptr<Lane> upkeep;
+  std::unique_ptr<Lane> maintenance;
   std::map<int64_t, Handle> handles;
   std::map<int64_t, Flight> flights;
   std::map<int64_t, std::unique_ptr<Event>> marks;
@@ -447,7 +447,7 @@ void Engine::close() {
   hold.swap(hold_);
   driver.swap(driver_);
   tiers.swap(tiers_);
-  upkeep.swap(upkeep_lane_);
+  maintenance.swap(maintenance_lane_);
   handles.swap(handles_);
   flights.swap(flights_);
   marks.swap(marks_);

@@ -5,14 +5,13 @@
 
 namespace lmswap {
 
-BytesChanged::BytesChanged(int64_t swap_, uint64_t nbytes_, uint64_t offset_bytes_)
-    : Error(ErrorKind::kTransfer,
-            "what came back is not what left, first within the MiB at byte " + std::to_string(offset_bytes_)),
+BytesDiffer::BytesDiffer(int64_t swap_, uint64_t nbytes_, uint64_t offset_bytes_)
+    : TransferError("what came back is not what left, first within the MiB at byte " + std::to_string(offset_bytes_)),
       swap(swap_),
       nbytes(nbytes_),
       offset_bytes(offset_bytes_) {}
 
-void complain(const std::string& text) noexcept { std::fprintf(stderr, "lmswap: %s\n", text.c_str()); }
+void log_error(const std::string& text) noexcept { std::fprintf(stderr, "lmswap: %s\n", text.c_str()); }
 
 std::string format_bytes(uint64_t nbytes) {
   char text[64];

@@ -20,7 +20,7 @@ constexpr std::array<std::string_view, 8> kCalls = {"allocate_host", "allocate_d
 
 Faults::Rule Faults::parse_rule(const std::string& text) {
   const auto bad = [&](const std::string& why) {
-    return Error(ErrorKind::kOption, "faults: '" + text + "' is not call@n=effect: " + why);
+    return OptionError("faults: '" + text + "' is not call@n=effect: " + why);
   };
   const size_t at = text.find('@'), equals = text.find('=');
   if (at == std::string::npos || equals == std::string::npos || equals < at) throw bad("'@' or '=' is missing");

@@ -2,9 +2,6 @@
 
 #include <sys/resource.h>
 
-#include <system_error>
-#include <utility>
-
 #include "lmswap/text.h"
 
 namespace lmswap {
@@ -23,7 +20,7 @@ std::string limit_of_user() {
   return limit.rlim_cur == RLIM_INFINITY ? "no limit" : std::to_string(limit.rlim_cur);
 }
 
-// Of both versions of control groups; in a container the path may be one that is only outside of it.
+// Handles both versions of control groups. In a container the path may exist only outside of it.
 std::string limit_of_group() {
   for (const std::string& line : split(read_file("/proc/self/cgroup"), '\n')) {
     const size_t first = line.find(':'), second = line.find(':', first + 1);
@@ -41,16 +38,12 @@ std::string limit_of_group() {
 
 }  // namespace
 
-std::thread start_thread(const std::string& name, ErrorKind kind, std::function<void()> run) {
-  try {
-    return std::thread(std::move(run));
-  } catch (const std::system_error& error) {
-    throw Error(kind, name + " cannot be started: " + errno_text(error.code().value()) +
-                          ". This process has so many threads: " + number_of_threads() +
-                          "; its user may have, processes counted too: " + limit_of_user() +
-                          " (ulimit -u); its control group: " + limit_of_group() +
-                          " (pids.max). Raise the limit that is reached, or run fewer processes and threads beside it");
-  }
+std::string thread_refusal_text(const std::string& name, int code) {
+  return name + " cannot be started: " + errno_text(code) +
+         ". This process has so many threads: " + number_of_threads() +
+         "; its user may have, processes counted too: " + limit_of_user() +
+         " (ulimit -u); its control group: " + limit_of_group() +
+         " (pids.max). Raise the limit that is reached, or run fewer processes and threads beside it";
 }
 
 std::string file_size_advice(uint64_t nbytes) {

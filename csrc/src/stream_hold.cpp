@@ -15,7 +15,7 @@ StreamHold::StreamHold(std::shared_ptr<Driver> driver)
       gate_(reinterpret_cast<uint64_t*>(memory_.data())),
       passed_(driver_) {
   *gate_ = 0;
-  thread_ = start_thread("a thread that ends holds of a stream", ErrorKind::kDriver, [this] { run(); });
+  thread_ = start_thread<DriverError>("a thread that ends holds of a stream", [this] { run(); });
 }
 
 StreamHold::~StreamHold() {

@@ -1,4 +1,4 @@
-// No byte changes unseen between a tensor and its way back from a file, whichever mover carries it.
+// No byte changes unseen between a tensor and its way back from a file, whichever backend carries it.
 #include "lmswap/checksum.h"
 
 #include <fcntl.h>
@@ -27,7 +27,7 @@ constexpr uint64_t kMiB = 1 << 20, kSlabBytes = 16 * kMiB, kStretchBytes = 64 <<
 
 uint64_t sum_of(const test::Bytes& bytes) {
   Checksums sums(bytes.size());
-  sums.note(0, bytes.data(), bytes.size());
+  sums.update(0, bytes.data(), bytes.size());
   return sums.sums().front();
 }
 
@@ -68,8 +68,8 @@ TEST(Checksums, see_every_bit_and_pairs_of_signs_and_words_that_change_places) {
 TEST(Checksums, say_in_which_mib_the_bytes_first_differ) {
   auto bytes = make_bytes(3 * kMiB + 5, 3);
   Checksums sums(bytes.size());
-  sums.note(0, bytes.data(), 2 * kMiB);
-  sums.note(2 * kMiB, &bytes[2 * kMiB], kMiB + 5);
+  sums.update(0, bytes.data(), 2 * kMiB);
+  sums.update(2 * kMiB, &bytes[2 * kMiB], kMiB + 5);
   EXPECT_EQ(sums.first_change(0, bytes.data(), bytes.size()), std::nullopt);
   bytes.back() ^= std::byte{1};
   EXPECT_EQ(sums.first_change(0, bytes.data(), bytes.size()), 3 * kMiB);
@@ -82,7 +82,7 @@ TEST(Checksums, of_a_part_see_one_stretch_in_four_each_of_them_in_turn) {
   const auto bytes = make_bytes(kMiB, 4);
   for (uint64_t first = 0; first < 4; ++first) {
     Checksums sums(kMiB, 4, first);
-    sums.note(0, bytes.data(), kMiB);
+    sums.update(0, bytes.data(), kMiB);
     for (uint64_t stretch = 0; stretch < 16; ++stretch) {
       auto changed = bytes;
       changed[stretch * kStretchBytes + 77] ^= std::byte{1};
@@ -91,8 +91,8 @@ TEST(Checksums, of_a_part_see_one_stretch_in_four_each_of_them_in_turn) {
   }
 }
 
-TEST(SumBudget, is_a_share_of_the_time_of_which_ten_seconds_are_kept) {
-  SumBudget budget(0.01, 100);
+TEST(ChecksumBudget, is_a_share_of_the_time_of_which_ten_seconds_are_kept) {
+  ChecksumBudget budget(0.01, 100);
   EXPECT_TRUE(budget.is_left(100));
   budget.spend(0.15);
   EXPECT_FALSE(budget.is_left(100));
@@ -105,16 +105,16 @@ TEST(SumBudget, is_a_share_of_the_time_of_which_ten_seconds_are_kept) {
   EXPECT_FALSE(budget.is_left(1e6)) << "idle hours count as ten seconds";
 }
 
-TEST(SumBudget, is_spent_by_sums) {
-  const auto budget = std::make_shared<SumBudget>(1e-9, 0);
+TEST(ChecksumBudget, is_spent_by_sums) {
+  const auto budget = std::make_shared<ChecksumBudget>(1e-9, 0);
   EXPECT_TRUE(budget->is_left(0));
   const auto bytes = make_bytes(kMiB, 5);
-  Checksums(kMiB, 1, 0, budget).note(0, bytes.data(), kMiB);
+  Checksums(kMiB, 1, 0, budget).update(0, bytes.data(), kMiB);
   EXPECT_FALSE(budget->is_left(0));
 }
 
-// From and to a page's first byte, straight between tensor and file; from elsewhere, through a bounce; on a device that
-// is not the host, through pieces of pinned memory.
+// From and to a page's first byte, straight between tensor and file; from elsewhere, through a scratch; on a device
+// that is not the host, through bounce buffers.
 struct Way {
   std::string device;
   uint64_t shift;
@@ -122,10 +122,11 @@ struct Way {
 
 class ChecksummedCopies : public testing::TestWithParam<Way> {
  protected:
-  void open(uint64_t nbytes, const std::string& faults = "", Upkeep upkeep = {}, Pacers pacers = {}) {
+  void open(uint64_t nbytes, const std::string& faults = "", SafetyOptions options = {},
+            BandwidthLimiters limiters = {}) {
     nbytes_ = nbytes;
     device_ = make_test_device(GetParam().device, faults);
-    engine_ = Engine::open(device_->driver, device_->faults, std::move(pacers), upkeep);
+    engine_ = Engine::open(device_->driver, device_->faults, std::move(limiters), options);
     engine_->open_disk_tier(directory_.path(), 64 * kMiB, 3);
     engine_->reserve("disk", kSlabBytes);
     a_ = device_->allocate(nbytes + kPageBytes);
@@ -160,7 +161,7 @@ class ChecksummedCopies : public testing::TestWithParam<Way> {
   std::optional<uint64_t> first_change(const Token& token) {
     try {
       in_done(in(token));
-    } catch (const BytesChanged& error) {
+    } catch (const BytesDiffer& error) {
       return error.offset_bytes;
     }
     EXPECT_EQ(arrived(), bytes_);
@@ -272,8 +273,8 @@ TEST_P(ChecksummedCopies, see_a_bit_that_changes_in_memory_after_the_read_and_ev
   const Token token = out();
   EXPECT_EQ(first_change(token), std::nullopt);
   const Arrival arrival = in(token);
-  EXPECT_ERROR(in_done(arrival), ErrorKind::kTransfer, "what came back is not what left");
-  EXPECT_ERROR(in_done(arrival), ErrorKind::kTransfer, "within the MiB at byte 0");
+  EXPECT_ERROR(in_done(arrival), TransferError, "what came back is not what left");
+  EXPECT_ERROR(in_done(arrival), TransferError, "within the MiB at byte 0");
   while (!engine_->is_finished(arrival.transfer)) std::this_thread::yield();
   EXPECT_EQ(first_change(token), std::nullopt);
 }
@@ -283,7 +284,7 @@ TEST_P(ChecksummedCopies, pass_where_nothing_changed_whatever_the_size_and_howev
     for (const bool is_paced : {false, true}) {
       SCOPED_TRACE(nbytes);
       const double rate = is_paced ? 1e9 : 0;
-      open(nbytes, "write@*=short,read@*=short", {.wipes = is_paced}, {Pacer(rate), Pacer(rate)});
+      open(nbytes, "write@*=short,read@*=short", {.wipes = is_paced}, {BandwidthLimiter(rate), BandwidthLimiter(rate)});
       {
         const Token token = out();
         for (int i = 0; i < 3; ++i) EXPECT_EQ(first_change(token), std::nullopt);

@@ -36,11 +36,11 @@ class CompressedMemoryTest : public testing::Test {
 
   // From and to memory that begins `shift` bytes after a page.
   static void expect_round_trip(CompressedMemory& memory, uint64_t offset, const Bytes& bytes, uint64_t shift = 0) {
-    Bytes own(shift + bytes.size() + kPageBytes), bounce(kCodecBytes);
+    Bytes own(shift + bytes.size() + kPageBytes), scratch(kCodecBytes);
     std::memcpy(own.data() + shift, bytes.data(), bytes.size());
-    memory.write(offset, own.data() + shift, bytes.size(), bounce);
+    memory.write(offset, own.data() + shift, bytes.size(), scratch);
     std::fill(own.begin(), own.end(), std::byte{0x5a});
-    memory.read(offset, own.data() + shift, bytes.size(), bounce);
+    memory.read(offset, own.data() + shift, bytes.size(), scratch);
     EXPECT_EQ(std::memcmp(own.data() + shift, bytes.data(), bytes.size()), 0) << bytes.size() << " at " << offset;
     EXPECT_TRUE(std::all_of(own.end() - kPageBytes, own.end(), [](std::byte b) { return b == std::byte{0x5a}; }));
     Bytes read_back(round_to_pages(bytes.size()));
@@ -119,18 +119,18 @@ TEST_F(CompressedMemoryTest, serves_requests_from_several_threads_at_once) {
 
 TEST_F(CompressedMemoryTest, overwrites_every_page_and_reads_as_what_it_was_filled_with) {
   const auto memory = open();
-  Bytes bounce(kCodecBytes), back(kBytes);
-  memory->read(0, back.data(), kBytes, bounce);
+  Bytes scratch(kCodecBytes), back(kBytes);
+  memory->read(0, back.data(), kBytes, scratch);
   EXPECT_EQ(back, Bytes(kBytes)) << "before anything was written";
   for (const std::byte value : {std::byte{0}, std::byte{0xff}}) {
     const Bytes floats = make_floats(kBytes / 2, 1), noise = make_bytes(kBytes / 4, 2);
-    memory->write(0, floats.data(), floats.size(), bounce);
-    memory->write(kBytes / 2 + kPageBytes, noise.data(), noise.size(), bounce);
+    memory->write(0, floats.data(), floats.size(), scratch);
+    memory->write(kBytes / 2 + kPageBytes, noise.data(), noise.size(), scratch);
     memory->fill(0, kBytes, value);
     const Bytes pages = look();
     EXPECT_TRUE(
         std::all_of(pages.begin(), pages.end(), [&](std::byte byte) { return byte == value || byte == std::byte{0}; }));
-    memory->read(kPageBytes, back.data(), kBytes - kPageBytes, bounce);
+    memory->read(kPageBytes, back.data(), kBytes - kPageBytes, scratch);
     EXPECT_TRUE(std::all_of(back.begin(), back.end() - kPageBytes, [&](std::byte byte) { return byte == value; }));
   }
 }
@@ -138,13 +138,13 @@ TEST_F(CompressedMemoryTest, overwrites_every_page_and_reads_as_what_it_was_fill
 TEST_F(CompressedMemoryTest, fills_a_part_and_leaves_the_rest) {
   const auto memory = open();
   const Bytes bytes = make_floats(kBytes / 2, 1);
-  Bytes bounce(kCodecBytes), back(bytes.size());
-  memory->write(0, bytes.data(), bytes.size(), bounce);
-  memory->write(kBytes / 2, bytes.data(), bytes.size(), bounce);
+  Bytes scratch(kCodecBytes), back(bytes.size());
+  memory->write(0, bytes.data(), bytes.size(), scratch);
+  memory->write(kBytes / 2, bytes.data(), bytes.size(), scratch);
   memory->fill(0, kBytes / 2, std::byte{1});
-  memory->read(kBytes / 2, back.data(), back.size(), bounce);
+  memory->read(kBytes / 2, back.data(), back.size(), scratch);
   EXPECT_EQ(back, bytes);
-  memory->read(0, back.data(), back.size(), bounce);
+  memory->read(0, back.data(), back.size(), scratch);
   EXPECT_EQ(back, Bytes(kBytes / 2, std::byte{1}));
 }
 
@@ -161,18 +161,18 @@ TEST_F(CompressedMemoryTest, is_had_whether_the_kernel_asks_for_the_word_that_it
   expect_round_trip(*open(), 0, make_floats(1000000, 1));
   test::unknown_memory_flags = 0;
   test::needed_memory_flags = 1 << 20;
-  EXPECT_ERROR(open(), ErrorKind::kTier, "This system allows no files in memory");
+  EXPECT_ERROR(open(), TierError, "This system allows no files in memory");
   test::needed_memory_flags = 0;
 }
 
 TEST_F(CompressedMemoryTest, tells_of_what_fails) {
-  Bytes bounce(kCodecBytes), bytes = make_floats(kBytes, 1);
-  EXPECT_ERROR(open("reserve@1=fail"), ErrorKind::kTier, "Cannot allocate memory");
+  Bytes scratch(kCodecBytes), bytes = make_floats(kBytes, 1);
+  EXPECT_ERROR(open("reserve@1=fail"), TierError, "Cannot allocate memory");
   const auto memory = open("write@1=fail,read@1=fail,read@2=flip");
-  EXPECT_ERROR(memory->write(0, bytes.data(), kBytes, bounce), ErrorKind::kTransfer, "errno 5");
-  memory->write(0, bytes.data(), kBytes, bounce);
-  EXPECT_ERROR(memory->read(0, bytes.data(), kBytes, bounce), ErrorKind::kTransfer, "errno 5");
-  EXPECT_ERROR(memory->read(0, bytes.data(), kBytes, bounce), ErrorKind::kTransfer, "not what was written");
+  EXPECT_ERROR(memory->write(0, bytes.data(), kBytes, scratch), TransferError, "errno 5");
+  memory->write(0, bytes.data(), kBytes, scratch);
+  EXPECT_ERROR(memory->read(0, bytes.data(), kBytes, scratch), TransferError, "errno 5");
+  EXPECT_ERROR(memory->read(0, bytes.data(), kBytes, scratch), TransferError, "not what was written");
 }
 
 }  // namespace

@@ -31,30 +31,30 @@ class CudaDriverTest : public testing::Test {
 };
 
 TEST_F(CudaDriverTest, a_missing_library_is_an_error_with_its_name) {
-  EXPECT_ERROR(open_cuda_driver("libmissing.so.1", 0), ErrorKind::kDriver, "libmissing.so.1");
+  EXPECT_ERROR(open_cuda_driver("libmissing.so.1", 0), DriverError, "libmissing.so.1");
 }
 
 TEST_F(CudaDriverTest, another_library_is_an_error_with_the_missing_function) {
-  EXPECT_ERROR(open_cuda_driver("libm.so.6", 0), ErrorKind::kDriver, "cuGetErrorName");
+  EXPECT_ERROR(open_cuda_driver("libm.so.6", 0), DriverError, "cuGetErrorName");
 }
 
 TEST_F(CudaDriverTest, an_old_driver_is_an_error_with_both_versions) {
-  EXPECT_ERROR(open_cuda_driver(LMSWAP_OLD_DRIVER, 0), ErrorKind::kDriver, "10.2");
+  EXPECT_ERROR(open_cuda_driver(LMSWAP_OLD_DRIVER, 0), DriverError, "10.2");
 }
 
 TEST_F(CudaDriverTest, a_machine_without_a_device_is_an_error_in_the_drivers_words) {
   fail("cuInit", 100);
-  EXPECT_ERROR(open(), ErrorKind::kDriver, "CUDA_ERROR_NO_DEVICE (100)");
-  EXPECT_ERROR(open(9), ErrorKind::kDriver, "cuDeviceGet");
+  EXPECT_ERROR(open(), DriverError, "CUDA_ERROR_NO_DEVICE (100)");
+  EXPECT_ERROR(open(9), DriverError, "cuDeviceGet");
 }
 
 TEST_F(CudaDriverTest, a_failing_call_names_itself_the_bytes_and_the_drivers_words) {
   const auto driver = open();
   fail("cuMemHostRegister_v2", 2);
-  EXPECT_ERROR(PinnedMemory(driver, 5 << 20), ErrorKind::kDriver,
+  EXPECT_ERROR(PinnedMemory(driver, 5 << 20), DriverError,
                "cuMemHostRegister_v2 of 5.0 MiB (5242880 bytes) failed: CUDA_ERROR_OUT_OF_MEMORY (2), out of memory");
   fail("cuMemAlloc_v2", 2);
-  EXPECT_ERROR(DeviceMemory(driver, 5 << 20), ErrorKind::kDriver, "cuMemAlloc_v2 of 5.0 MiB (5242880 bytes) failed");
+  EXPECT_ERROR(DeviceMemory(driver, 5 << 20), DriverError, "cuMemAlloc_v2 of 5.0 MiB (5242880 bytes) failed");
 }
 
 TEST_F(CudaDriverTest, host_memory_that_has_grown_is_copied_to_and_from_across_the_border) {
@@ -79,10 +79,10 @@ TEST_F(CudaDriverTest, host_memory_that_cannot_grow_is_as_before) {
     PinnedMemory memory(driver, kPageBytes, 4 * kPageBytes);
     memory.data()[0] = std::byte{7};
     fail("cuMemHostRegister_v2", 2);
-    EXPECT_ERROR(memory.grow(4 * kPageBytes), ErrorKind::kDriver, "cuMemHostRegister_v2 of 0.0 MiB (12288 bytes)");
+    EXPECT_ERROR(memory.grow(4 * kPageBytes), DriverError, "cuMemHostRegister_v2 of 0.0 MiB (12288 bytes)");
     EXPECT_EQ(gpu_.held().pinned_bytes, kPageBytes);
     EXPECT_EQ(memory.nbytes(), kPageBytes);
-    EXPECT_ERROR(memory.grow(5 * kPageBytes), ErrorKind::kDriver, "cannot be extended");
+    EXPECT_ERROR(memory.grow(5 * kPageBytes), DriverError, "cannot be extended");
     memory.grow(4 * kPageBytes);
     EXPECT_EQ(gpu_.held().pinned_bytes, 4 * kPageBytes);
     EXPECT_EQ(memory.data()[0], std::byte{7});
@@ -107,7 +107,7 @@ TEST_F(CudaDriverTest, retains_the_primary_context_and_gives_all_back) {
 
 TEST_F(CudaDriverTest, gives_its_context_back_when_opening_fails_half_way) {
   fail("cuStreamCreate", 2);
-  EXPECT_ERROR(open(), ErrorKind::kDriver, "cuStreamCreate");
+  EXPECT_ERROR(open(), DriverError, "cuStreamCreate");
   EXPECT_EQ(gpu_.held().contexts, 0u);
 }
 
@@ -179,7 +179,7 @@ TEST_F(CudaDriverTest, peer_access_that_torch_or_another_engine_has_enabled_is_a
   const auto device = open(), again = open();
   const auto peer = device->open_peer(1), other = again->open_peer(1);
   fail("cuCtxEnablePeerAccess", 2);
-  EXPECT_ERROR(device->open_peer(1), ErrorKind::kDriver, "cuCtxEnablePeerAccess failed: CUDA_ERROR_OUT_OF_MEMORY");
+  EXPECT_ERROR(device->open_peer(1), DriverError, "cuCtxEnablePeerAccess failed: CUDA_ERROR_OUT_OF_MEMORY");
 }
 
 TEST_F(CudaDriverTest, a_peer_too_many_is_copied_to_by_way_of_the_host) {
@@ -190,8 +190,8 @@ TEST_F(CudaDriverTest, a_peer_too_many_is_copied_to_by_way_of_the_host) {
 
 TEST_F(CudaDriverTest, a_peer_is_another_device_that_there_is) {
   const auto driver = open();
-  EXPECT_ERROR(driver->open_peer(0), ErrorKind::kOption, "GPU 0 is the one that computes");
-  EXPECT_ERROR(driver->open_peer(9), ErrorKind::kDriver, "cuDeviceGet failed: CUDA_ERROR_INVALID_DEVICE");
+  EXPECT_ERROR(driver->open_peer(0), OptionError, "GPU 0 is the one that computes");
+  EXPECT_ERROR(driver->open_peer(9), DriverError, "cuDeviceGet failed: CUDA_ERROR_INVALID_DEVICE");
   EXPECT_EQ(gpu_.held().contexts, 1u);
 }
 

@@ -33,15 +33,15 @@ Pages allocate_pages(uint64_t nbytes) {
   return Pages(static_cast<std::byte*>(std::aligned_alloc(kPageBytes, round_to_pages(nbytes))));
 }
 
-constexpr uint64_t kBounceBytes = 4 * kPageBytes;
+constexpr uint64_t kScratchBytes = 4 * kPageBytes;
 
 class DirectFileTest : public testing::Test {
  protected:
   // Writes and reads back, from and to memory that begins `shift` bytes after a page and is followed by other bytes.
   void expect_round_trip(DirectFile& file, uint64_t offset, uint64_t nbytes, uint64_t shift) {
     const test::Bytes bytes = make_bytes(nbytes, nbytes + shift);
-    const Pages memory = allocate_pages(shift + nbytes + kPageBytes), bounce = allocate_pages(kBounceBytes);
-    const Bounce bounce_span(bounce.get(), kBounceBytes);
+    const Pages memory = allocate_pages(shift + nbytes + kPageBytes), scratch = allocate_pages(kScratchBytes);
+    const Scratch bounce_span(scratch.get(), kScratchBytes);
     std::memcpy(memory.get() + shift, bytes.data(), nbytes);
     file.write(offset, memory.get() + shift, nbytes, bounce_span);
     std::memset(memory.get(), 0x5a, shift + nbytes + kPageBytes);
@@ -129,26 +129,26 @@ TEST_F(DirectFileTest, is_written_in_place_where_the_filesystem_would_not_do_so)
 
 TEST_F(DirectFileTest, refuses_a_disk_whose_blocks_are_larger_than_a_page) {
   test::block_bytes = 2 * kPageBytes;
-  EXPECT_ERROR(SwapDirectory{directory_.path()}, ErrorKind::kTier, "blocks of more than 4096 bytes");
+  EXPECT_ERROR(SwapDirectory{directory_.path()}, TierError, "blocks of more than 4096 bytes");
   test::block_bytes = 1;
   EXPECT_NO_THROW(SwapDirectory{directory_.path()});
 }
 
 TEST_F(DirectFileTest, tells_of_failing_reads_and_writes) {
   DirectFile file(directory_.path(), 1 << 20, std::make_shared<Faults>("write@1=fail,read@1=fail"));
-  const Pages pages = allocate_pages(kPageBytes), bounce = allocate_pages(kBounceBytes);
-  const Bounce bounce_span(bounce.get(), kBounceBytes);
+  const Pages pages = allocate_pages(kPageBytes), scratch = allocate_pages(kScratchBytes);
+  const Scratch bounce_span(scratch.get(), kScratchBytes);
   std::memset(pages.get(), 0, kPageBytes);
-  EXPECT_ERROR(file.write(4096, pages.get(), kPageBytes, bounce_span), ErrorKind::kTransfer, "errno 5");
-  EXPECT_ERROR(file.read(4096, pages.get(), kPageBytes, bounce_span), ErrorKind::kTransfer, "offset 4096");
-  EXPECT_ERROR(file.read(1 << 20, pages.get(), kPageBytes, bounce_span), ErrorKind::kTransfer, "ends there");
+  EXPECT_ERROR(file.write(4096, pages.get(), kPageBytes, bounce_span), TransferError, "errno 5");
+  EXPECT_ERROR(file.read(4096, pages.get(), kPageBytes, bounce_span), TransferError, "offset 4096");
+  EXPECT_ERROR(file.read(1 << 20, pages.get(), kPageBytes, bounce_span), TransferError, "ends there");
 }
 
 TEST_F(DirectFileTest, says_when_the_disk_is_full) {
-  EXPECT_ERROR(DirectFile(directory_.path(), 1 << 20, std::make_shared<Faults>("reserve@1=fail")), ErrorKind::kTier,
+  EXPECT_ERROR(DirectFile(directory_.path(), 1 << 20, std::make_shared<Faults>("reserve@1=fail")), TierError,
                "No space left");
   // For real: more than any disk has.
-  EXPECT_ERROR(DirectFile(directory_.path(), uint64_t{1} << 60, std::make_shared<Faults>("")), ErrorKind::kTier,
+  EXPECT_ERROR(DirectFile(directory_.path(), uint64_t{1} << 60, std::make_shared<Faults>("")), TierError,
                "cannot reserve");
 }
 
@@ -160,7 +160,7 @@ std::string refusal(const std::string& directory, uint64_t nbytes, int code) {
     const DirectFile file(directory, nbytes, std::make_shared<Faults>(""));
     return "";
   } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), ErrorKind::kTier);
+    EXPECT_NE(dynamic_cast<const TierError*>(&error), nullptr);
     return error.what();
   }
 }
@@ -220,15 +220,15 @@ TEST_F(DirectFileTest, says_to_make_room_only_where_room_is_missing) {
 TEST_F(DirectFileTest, refuses_directories_that_cannot_serve) {
   EXPECT_NO_THROW(SwapDirectory{directory_.path()});
   EXPECT_TRUE(std::filesystem::is_empty(directory_.path()));
-  EXPECT_ERROR(SwapDirectory(directory_.path() + "/missing"), ErrorKind::kTier, "No such file");
+  EXPECT_ERROR(SwapDirectory(directory_.path() + "/missing"), TierError, "No such file");
   const std::string file = directory_.path() + "/file";
   close(open(file.c_str(), O_CREAT | O_WRONLY, 0600));
-  EXPECT_ERROR(SwapDirectory{file}, ErrorKind::kTier, "not a directory");
+  EXPECT_ERROR(SwapDirectory{file}, TierError, "not a directory");
 }
 
 TEST_F(DirectFileTest, refuses_a_directory_that_is_memory) {
   if (!std::filesystem::is_directory("/dev/shm")) GTEST_SKIP() << "no /dev/shm here";
-  EXPECT_ERROR(SwapDirectory{"/dev/shm"}, ErrorKind::kTier, "tmpfs");
+  EXPECT_ERROR(SwapDirectory{"/dev/shm"}, TierError, "tmpfs");
 }
 
 TEST_F(DirectFileTest, refuses_a_directory_that_cannot_be_written) {
@@ -236,7 +236,7 @@ TEST_F(DirectFileTest, refuses_a_directory_that_cannot_be_written) {
   std::filesystem::permissions(directory_.path(), kReadable | std::filesystem::perms::others_exec);
   const uid_t user = geteuid();
   if (user == 0) setfsuid(65534);  // root may write everywhere: for this thread's files, be nobody
-  EXPECT_ERROR(SwapDirectory{directory_.path()}, ErrorKind::kTier, "Permission denied");
+  EXPECT_ERROR(SwapDirectory{directory_.path()}, TierError, "Permission denied");
   if (user == 0) setfsuid(user);
   std::filesystem::permissions(directory_.path(), std::filesystem::perms::owner_all);
 }

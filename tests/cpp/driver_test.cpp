@@ -165,11 +165,10 @@ INSTANTIATE_TEST_SUITE_P(Drivers, DriverConformance, testing::ValuesIn(test::tes
 
 TEST(HostDriver, fails_on_demand_with_the_call_and_the_bytes) {
   const auto driver = open_host_driver(std::make_shared<Faults>("allocate_host@1=fail,copy_in@1=fail"));
-  EXPECT_ERROR(PinnedMemory(driver, 3 << 20), ErrorKind::kDriver, "3.0 MiB");
+  EXPECT_ERROR(PinnedMemory(driver, 3 << 20), DriverError, "3.0 MiB");
   std::byte byte{1};
   const Stream stream(driver);
-  EXPECT_ERROR(driver->copy_in(reinterpret_cast<uint64_t>(&byte), &byte, 1, stream.handle()), ErrorKind::kDriver,
-               "copy_in");
+  EXPECT_ERROR(driver->copy_in(reinterpret_cast<uint64_t>(&byte), &byte, 1, stream.handle()), DriverError, "copy_in");
 }
 
 }  // namespace

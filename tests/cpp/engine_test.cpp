@@ -70,7 +70,8 @@ class EngineConformance : public testing::TestWithParam<Setup> {
     device_.reset();
     device_ = make_test_device(GetParam().device, faults);
     const double rate = GetParam().is_paced ? kSlowBytesPerSecond : 0;
-    engine_ = Engine::open(device_->driver, device_->faults, Pacers{Pacer(rate), Pacer(rate)});
+    engine_ = Engine::open(device_->driver, device_->faults,
+                           BandwidthLimiters{BandwidthLimiter(rate), BandwidthLimiter(rate)});
     open_tier();
   }
 
@@ -84,7 +85,7 @@ class EngineConformance : public testing::TestWithParam<Setup> {
     const bool is_out = direction == Direction::kOut;
     if (tier() == "device" || tier() == "peer") {  // both ways are one call
       const bool in_chunks = GetParam().is_paced && !device_->driver->can_wait_for_host();
-      const uint64_t chunk_bytes = in_chunks ? Pacer(kSlowBytesPerSecond).chunk_bytes() : out_bytes;
+      const uint64_t chunk_bytes = in_chunks ? BandwidthLimiter(kSlowBytesPerSecond).chunk_bytes() : out_bytes;
       const uint64_t num_out = is_out ? 0 : (out_bytes + chunk_bytes - 1) / chunk_bytes;
       return "copy_between@" + std::to_string(num_out + 1) + "=fail";
     }
@@ -350,7 +351,7 @@ TEST_P(EngineConformance, forgets_the_records_of_a_time_but_not_of_who_is_still_
   EXPECT_TRUE(engine_->is_finished(engine_->out_transfer(forgotten.handle())));
   const int64_t mark = engine_->mark(device_->stream);
   engine_->forget_marks({mark});
-  EXPECT_ERROR(engine_->take_mark(mark), ErrorKind::kOption, "unknown");
+  EXPECT_ERROR(engine_->take_mark(mark), OptionError, "unknown");
 }
 
 TEST_P(EngineConformance, marks_tell_when_the_stream_passed_them) {
@@ -360,11 +361,11 @@ TEST_P(EngineConformance, marks_tell_when_the_stream_passed_them) {
   const int64_t after = engine_->mark(device_->stream);
   EXPECT_LE(engine_->take_mark(before), engine_->take_mark(after));
   EXPECT_EQ(device_->download(pointer, 1).front(), std::byte{1});
-  EXPECT_ERROR(engine_->take_mark(after), ErrorKind::kOption, std::to_string(after));
+  EXPECT_ERROR(engine_->take_mark(after), OptionError, std::to_string(after));
   const int64_t left_behind = engine_->mark(device_->stream);
   engine_->close();
-  EXPECT_ERROR(engine_->take_mark(left_behind), ErrorKind::kOption, "unknown");
-  EXPECT_ERROR(engine_->mark(device_->stream), ErrorKind::kOption, "closed");
+  EXPECT_ERROR(engine_->take_mark(left_behind), OptionError, "unknown");
+  EXPECT_ERROR(engine_->mark(device_->stream), OptionError, "closed");
 }
 
 TEST_P(EngineConformance, a_held_stream_waits_until_it_is_let_go) {
@@ -385,12 +386,12 @@ TEST_P(EngineConformance, a_held_stream_waits_until_it_is_let_go) {
   engine_->hold(device_->stream, kForever);
   engine_->close();
   device_->driver->synchronize_stream(device_->stream);
-  EXPECT_ERROR(engine_->hold(device_->stream, kForever), ErrorKind::kOption, "closed");
+  EXPECT_ERROR(engine_->hold(device_->stream, kForever), OptionError, "closed");
 }
 
 TEST_P(EngineConformance, a_held_stream_waits_no_longer_than_it_is_told) {
   if (!engine_->can_hold()) {
-    EXPECT_ERROR(engine_->hold(device_->stream, 1), ErrorKind::kOption, "cannot wait for the host");
+    EXPECT_ERROR(engine_->hold(device_->stream, 1), OptionError, "cannot wait for the host");
     return;
   }
   const double before = monotonic_seconds();
@@ -440,12 +441,12 @@ TEST_P(EngineConformance, a_failed_copy_out_is_told_and_harms_nothing_else) {
   {
     const Token broken = out(pointer, kBytes), whole = out(pointer, kBytes);
     const Arrival early = in(broken, target, kBytes);
-    EXPECT_ERROR(in_done(early), ErrorKind::kTransfer, "fail");
+    EXPECT_ERROR(in_done(early), TransferError, "fail");
     if (!is_staged()) {  // there the bytes have left the device, and only the file is missing them
-      EXPECT_ERROR(out_done(broken), ErrorKind::kTransfer, "fail");
+      EXPECT_ERROR(out_done(broken), TransferError, "fail");
     }
     while (!engine_->is_finished(early.transfer)) std::this_thread::yield();
-    EXPECT_ERROR(in_done(in(broken, target, kBytes)), ErrorKind::kTransfer, "never reached the tier");
+    EXPECT_ERROR(in_done(in(broken, target, kBytes)), TransferError, "never reached the tier");
     out_done(whole);
     in_done(in(whole, target, kBytes));
     EXPECT_EQ(device_->download(target, kBytes), make_bytes(kBytes, 1));
@@ -462,7 +463,7 @@ TEST_P(EngineConformance, a_failed_copy_in_is_told_and_can_be_tried_again) {
   device_->upload(pointer, make_bytes(kBytes, 1));
   const Token token = out(pointer, kBytes);
   out_done(token);
-  EXPECT_ERROR(in_done(in(token, target, kBytes)), ErrorKind::kTransfer, "fail");
+  EXPECT_ERROR(in_done(in(token, target, kBytes)), TransferError, "fail");
   in_done(in(token, target, kBytes));
   EXPECT_EQ(device_->download(target, kBytes), make_bytes(kBytes, 1));
 }
@@ -477,18 +478,18 @@ TEST_P(EngineConformance, the_error_of_a_transfer_lives_for_as_long_as_its_token
   while (!engine_->is_finished(arrival.transfer)) std::this_thread::yield();
   for (int i = 0; i < 2; ++i) {
     engine_->take_records();
-    EXPECT_ERROR(in_done(arrival), ErrorKind::kTransfer, "fail");
+    EXPECT_ERROR(in_done(arrival), TransferError, "fail");
   }
   token.reset();
-  EXPECT_ERROR(in_done(arrival), ErrorKind::kOption, "given back");
+  EXPECT_ERROR(in_done(arrival), OptionError, "given back");
 }
 
 TEST_P(EngineConformance, a_full_tier_is_told_before_anything_starts) {
   engine_->reserve(tier(), kPage);
   const uint64_t pointer = allocate(kPage);
   device_->upload(pointer, make_bytes(kPage, 1));
-  EXPECT_ERROR(engine_->reserve(tier(), kLimit + 1), ErrorKind::kTier, "limit");
-  EXPECT_ERROR(out(pointer, kLimit + 1), ErrorKind::kTier, "limit");
+  EXPECT_ERROR(engine_->reserve(tier(), kLimit + 1), TierError, "limit");
+  EXPECT_ERROR(out(pointer, kLimit + 1), TierError, "limit");
   EXPECT_EQ(engine_->live_handles(), 0u);
   const Token token = out(pointer, kPage);
   out_done(token);
@@ -523,25 +524,25 @@ TEST_P(EngineConformance, a_closed_engine_refuses_work) {
            [&] { out(pointer, kPage); }, [&] { in(token, pointer, kPage); }, [&] { out_done(token); },
            [&] { in_done({token.handle(), transfer}); }, [&] { engine_->reserve(tier(), kPage); },
            [&] { engine_->tier_stats(tier()); }, [&] { engine_->open_host_tier(kPage); }}) {
-    EXPECT_ERROR(call(), ErrorKind::kOption, "closed");
+    EXPECT_ERROR(call(), OptionError, "closed");
   }
 }
 
 TEST_P(EngineConformance, refuses_arguments_that_cannot_be_used) {
   const uint64_t pointer = allocate(kPage);
   const Token token = out(pointer, kPage);
-  EXPECT_ERROR(engine_->out_start(1, "tape", 0, pointer, kPage, 0), ErrorKind::kOption, "'tape' is not open");
-  EXPECT_ERROR(out(pointer, kPage, 5), ErrorKind::kOption, "offset 5");
-  EXPECT_ERROR(out(pointer, 0), ErrorKind::kOption, "byte");
-  EXPECT_ERROR(out(0, kPage), ErrorKind::kOption, "pointer");
-  EXPECT_ERROR(in(token, pointer, kPage - 1), ErrorKind::kOption, std::to_string(kPage));
-  EXPECT_ERROR(engine_->in_start(1, 999, pointer, kPage, 0), ErrorKind::kOption, "999");
-  EXPECT_ERROR(engine_->out_transfer(999), ErrorKind::kOption, "999");
-  EXPECT_ERROR(in_done({999, 1}), ErrorKind::kOption, "999");
-  EXPECT_ERROR(in_done({token.handle(), 999}), ErrorKind::kOption, "transfer 999");
-  EXPECT_ERROR(engine_->is_finished(999), ErrorKind::kOption, "999");
-  EXPECT_ERROR(open_tier(), ErrorKind::kOption, "open already");
-  EXPECT_ERROR(engine_->open_disk_tier(directory_.path(), 1, 0), ErrorKind::kOption, "io_threads");
+  EXPECT_ERROR(engine_->out_start(1, "tape", 0, pointer, kPage, 0), OptionError, "'tape' is not open");
+  EXPECT_ERROR(out(pointer, kPage, 5), OptionError, "offset 5");
+  EXPECT_ERROR(out(pointer, 0), OptionError, "byte");
+  EXPECT_ERROR(out(0, kPage), OptionError, "pointer");
+  EXPECT_ERROR(in(token, pointer, kPage - 1), OptionError, std::to_string(kPage));
+  EXPECT_ERROR(engine_->in_start(1, 999, pointer, kPage, 0), OptionError, "999");
+  EXPECT_ERROR(engine_->out_transfer(999), OptionError, "999");
+  EXPECT_ERROR(in_done({999, 1}), OptionError, "999");
+  EXPECT_ERROR(in_done({token.handle(), 999}), OptionError, "transfer 999");
+  EXPECT_ERROR(engine_->is_finished(999), OptionError, "999");
+  EXPECT_ERROR(open_tier(), OptionError, "open already");
+  EXPECT_ERROR(engine_->open_disk_tier(directory_.path(), 1, 0), OptionError, "io_threads");
 }
 
 TEST_P(EngineConformance, works_on_the_default_stream) {
@@ -625,7 +626,7 @@ class RoomMaking : public testing::Test {
   void SetUp() override {
     device_ = make_test_device("emulated");
     driver_ = std::make_shared<BusyDriver>(device_->driver);
-    engine_ = Engine::open(driver_, device_->faults, Pacers{});
+    engine_ = Engine::open(driver_, device_->faults, BandwidthLimiters{});
     engine_->open_host_tier(64 * kMiB);
     pointer_ = device_->allocate(kBytes);
     device_->upload(pointer_, make_bytes(kBytes, 1));
@@ -681,7 +682,7 @@ TEST_F(RoomMaking, holds_up_no_other_call_of_the_engine) {
 
 TEST_F(RoomMaking, an_engine_that_is_closed_meanwhile_refuses_what_room_was_made_for) {
   driver_->meanwhile = [&] { engine_->close(); };
-  EXPECT_ERROR(out(), ErrorKind::kOption, "closed");
+  EXPECT_ERROR(out(), OptionError, "closed");
   EXPECT_EQ(engine_->live_handles(), 0u);
 }
 

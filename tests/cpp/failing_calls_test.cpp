@@ -55,8 +55,8 @@ class Step {
     for (uint64_t i = 0; i < 2; ++i) device_.upload(pointers_[i], make_bytes(kBytes, i));
   }
 
-  std::shared_ptr<Engine> open(const std::string& directory, Upkeep upkeep = {}) const {
-    auto engine = Engine::open(device_.driver, device_.faults, Pacers{}, upkeep);
+  std::shared_ptr<Engine> open(const std::string& directory, SafetyOptions options = {}) const {
+    auto engine = Engine::open(device_.driver, device_.faults, BandwidthLimiters{}, options);
     test::open_tier(*engine, tier_, 64 << 20, directory);
     engine->reserve(tier_, 4 * kBytes);
     return engine;

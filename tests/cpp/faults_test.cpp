@@ -36,7 +36,7 @@ TEST(Faults, refuse_what_cannot_be_read) {
   for (const char* text :
        {"write", "write@1", "write=fail", "copy@1=fail", "write@0=fail", "write@0.0=fail", "write@1.5=fail",
         "write@x=fail", "write@1=flip", "write@1=explode", "write@1=late", "write@1=fail:3", "write@1=late:x"}) {
-    EXPECT_ERROR(Faults{text}, ErrorKind::kOption, text);
+    EXPECT_ERROR(Faults{text}, OptionError, text);
   }
 }
 

@@ -21,8 +21,9 @@ constexpr double kLeastSeconds = static_cast<double>(kBytes) / kBytesPerSecond;
 class GatedLinkTest : public test::GatedSwaps, public testing::WithParamInterface<std::string> {
  protected:
   GatedLinkTest() : GatedSwaps(GetParam(), kBytes) {}
-  void open(double most_delay_seconds = 0, Pacers pacers = {Pacer(kBytesPerSecond), Pacer(kBytesPerSecond)}) {
-    GatedSwaps::open(make_test_device("emulated", "", most_delay_seconds), std::move(pacers));
+  void open(double most_delay_seconds = 0,
+            BandwidthLimiters limiters = {BandwidthLimiter(kBytesPerSecond), BandwidthLimiter(kBytesPerSecond)}) {
+    GatedSwaps::open(make_test_device("emulated", "", most_delay_seconds), std::move(limiters));
     test::open_tier(*engine_, tier_, 64 << 20, directory_.path());
     engine_->reserve(tier_, 4 * kBytes);
   }
@@ -46,7 +47,7 @@ TEST_P(GatedLinkTest, the_host_goes_on_while_the_device_has_not_begun) {
 }
 
 TEST_P(GatedLinkTest, a_link_of_one_way_leaves_the_other_as_it_is) {
-  open(0, {Pacer(), Pacer(kBytesPerSecond)});
+  open(0, {BandwidthLimiter(), BandwidthLimiter(kBytesPerSecond)});
   there_and_back_while_held(2);
   engine_->confirm();
   EXPECT_EQ(arrived(), sent());

@@ -42,9 +42,9 @@ class GatedSwaps : public testing::Test {
   GatedSwaps(std::string tier, uint64_t nbytes) : tier_(std::move(tier)), nbytes_(nbytes) {}
 
   // With the tier still to be opened.
-  void open(std::unique_ptr<TestDevice> device, Pacers pacers) {
+  void open(std::unique_ptr<TestDevice> device, BandwidthLimiters limiters) {
     device_ = std::move(device);
-    engine_ = Engine::open(device_->driver, device_->faults, std::move(pacers));
+    engine_ = Engine::open(device_->driver, device_->faults, std::move(limiters));
     source_ = device_->allocate(nbytes_);
     target_ = device_->allocate(nbytes_);
     device_->upload(source_, sent());

@@ -52,7 +52,7 @@ extern "C" void* mremap(void* from, size_t old_bytes, size_t new_bytes, int flag
   return MAP_FAILED;
 }
 
-namespace lmswap::heap {
+namespace lmswap::heap::heap_test {
 namespace {
 
 constexpr size_t kMiB = size_t{1} << 20;
@@ -262,7 +262,7 @@ TEST_P(RetainingHeap, DropsWholeHugePagesAndTheRestWhereNoneIsWhole) {
 TEST_P(RetainingHeap, LendsPagesOfWhatItRetainsAndPlacesBlocksAsBefore) {
   const size_t fresh = heap.stats().num_fresh_pages;
   for (int again = 0; again < 2; ++again) {
-    heap.lend(3 * kMiB);
+    heap.decommit(3 * kMiB);
     EXPECT_EQ(resident_bytes(first, end), 9 * kMiB - 2 * kHuge) << "whole huge pages, and lent twice is lent once";
   }
   EXPECT_EQ(heap.stats().retained_bytes, 10 * kMiB);
@@ -271,7 +271,7 @@ TEST_P(RetainingHeap, LendsPagesOfWhatItRetainsAndPlacesBlocksAsBefore) {
   const Block again = allocate_filled(heap, 9 * kMiB, 'a');
   EXPECT_EQ(again.data, large.data);
   EXPECT_TRUE(again.is_intact());
-  heap.lend(64 * kMiB);
+  heap.decommit(64 * kMiB);
   EXPECT_EQ(resident_bytes(small_start, small_start + kMiB), 0u) << "all that is retained";
   EXPECT_TRUE(keep.is_intact());
   EXPECT_TRUE(again.is_intact());
@@ -490,7 +490,7 @@ TEST(PageHeapDeathTest, SaysSoWhenThereAreNoAddresses) {
       PageHeap heap(size_t{1} << 40);
     } catch (const Error& error) {
       std::fputs(error.what(), stderr);
-      std::_Exit(error.kind() == ErrorKind::kOption ? 0 : 2);
+      std::_Exit(dynamic_cast<const OptionError*>(&error) != nullptr ? 0 : 2);
     }
     std::_Exit(3);
   };
@@ -570,4 +570,4 @@ TEST(PageHeap, ServesThreadsAtOnce) {
 }
 
 }  // namespace
-}  // namespace lmswap::heap
+}  // namespace lmswap::heap::heap_test

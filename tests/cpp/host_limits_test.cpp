@@ -6,9 +6,9 @@
 
 #include "failing_system.h"
 #include "lmswap/engine.h"
-#include "lmswap/lanes/direct_mover.h"
-#include "lmswap/lanes/gated_mover.h"
-#include "lmswap/lanes/staged_mover.h"
+#include "lmswap/lanes/direct_backend.h"
+#include "lmswap/lanes/gated_backend.h"
+#include "lmswap/lanes/staged_backend.h"
 #include "lmswap/tiers/host_range.h"
 #include "test_device.h"
 
@@ -29,7 +29,7 @@ TEST_F(RefusedThreads, of_a_pool_end_those_that_it_has_and_say_which_limits_ther
       const IoPool pool(4);
       ADD_FAILURE() << "nothing was thrown";
     } catch (const Error& error) {
-      EXPECT_EQ(error.kind(), ErrorKind::kTier);
+      EXPECT_NE(dynamic_cast<const TierError*>(&error), nullptr);
       const std::string name = "I/O thread " + std::to_string(nth) + " of 4 cannot be started";
       for (const std::string& part : {name, std::string("errno 11"), std::string("ulimit -u"), std::string("pids.max"),
                                       std::string("Raise the limit")}) {
@@ -43,11 +43,11 @@ TEST_F(RefusedThreads, of_a_tier_leave_the_engine_as_it_was) {
   const test::TestDirectory directory;
   for (const char* tier : {"disk", "compressed"}) {
     const auto device = make_test_device("host");
-    const auto engine = Engine::open(device->driver, device->faults, Pacers{});
+    const auto engine = Engine::open(device->driver, device->faults, BandwidthLimiters{});
     constexpr int kThreads = 3 + 2;  // for I/O, and one each way
     for (int nth = 1; nth <= kThreads; ++nth) {
       test::refused_thread = nth;
-      EXPECT_ERROR(test::open_tier(*engine, tier, 1 << 20, directory.path()), ErrorKind::kTier, "cannot be started");
+      EXPECT_ERROR(test::open_tier(*engine, tier, 1 << 20, directory.path()), TierError, "cannot be started");
     }
     test::refused_thread = kThreads + 1;
     test::open_tier(*engine, tier, 1 << 20, directory.path());
@@ -56,12 +56,12 @@ TEST_F(RefusedThreads, of_a_tier_leave_the_engine_as_it_was) {
   }
 }
 
-TEST_F(RefusedThreads, of_upkeep_and_of_a_stream_are_errors) {
+TEST_F(RefusedThreads, of_maintenance_and_of_a_stream_are_errors) {
   const auto device = make_test_device("host");
   test::refused_thread = 1;
-  EXPECT_ERROR(device->driver->create_stream(), ErrorKind::kDriver, "cannot be started");
+  EXPECT_ERROR(device->driver->create_stream(), DriverError, "cannot be started");
   test::refused_thread = 2;  // the first is the stream's
-  EXPECT_ERROR(Engine::open(device->driver, device->faults, Pacers{}, {.audits = true}), ErrorKind::kTier,
+  EXPECT_ERROR(Engine::open(device->driver, device->faults, BandwidthLimiters{}, {.audits = true}), TierError,
                "cannot be started");
 }
 
@@ -77,18 +77,18 @@ TEST_F(RefusedThreads, that_would_zero_memory_are_not_needed) {
 class FullMemory final : public IoStorage {
  public:
   explicit FullMemory(uint64_t nbytes) : IoStorage("disk", nbytes, -1, std::make_shared<Faults>("")) {}
-  void write(uint64_t, const std::byte*, uint64_t, Bounce) override { throw std::bad_alloc(); }
-  void read(uint64_t, std::byte*, uint64_t, Bounce) override { throw std::bad_alloc(); }
+  void write(uint64_t, const std::byte*, uint64_t, Scratch) override { throw std::bad_alloc(); }
+  void read(uint64_t, std::byte*, uint64_t, Scratch) override { throw std::bad_alloc(); }
   void read_back(uint64_t, std::byte*, uint64_t) override {}
   void fill(uint64_t, uint64_t, std::byte) override {}
 };
 
 class RefusedMemory : public testing::TestWithParam<std::string> {
  protected:
-  std::unique_ptr<Mover> make_mover(IoPool& pool) const {
-    if (GetParam() == "direct") return std::make_unique<DirectMover>(pool, 2, Pacer());
-    if (GetParam() == "gated") return std::make_unique<GatedMover>(device_->driver, pool, 2, Pacer());
-    return std::make_unique<StagedMover>(device_->driver, pool, 2, Pacer());
+  std::unique_ptr<TransferBackend> make_backend(IoPool& pool) const {
+    if (GetParam() == "direct") return std::make_unique<DirectBackend>(pool, 2, BandwidthLimiter());
+    if (GetParam() == "gated") return std::make_unique<GatedBackend>(device_->driver, pool, 2, BandwidthLimiter());
+    return std::make_unique<StagedBackend>(device_->driver, pool, 2, BandwidthLimiter());
   }
   const std::unique_ptr<test::TestDevice> device_ = make_test_device(GetParam() == "direct" ? "host" : "emulated");
 };
@@ -99,7 +99,7 @@ TEST_P(RefusedMemory, of_a_request_is_its_transfers_error) {
   const Block block{std::make_shared<FullMemory>(kBytes), 0, kBytes};
   for (const Direction direction : {Direction::kOut, Direction::kIn}) {
     IoPool pool(2);
-    Lane lane(make_mover(pool), true);
+    Lane lane(make_backend(pool), true);
     const auto transfer = std::make_shared<Transfer>(device_->driver, direction, 1, 1, pointer, block);
     transfer->ready.record(device_->stream);
     lane.submit(transfer);
@@ -111,7 +111,7 @@ TEST_P(RefusedMemory, of_a_request_is_its_transfers_error) {
   EXPECT_EQ(device_->violations(), std::vector<std::string>{});
 }
 
-INSTANTIATE_TEST_SUITE_P(Movers, RefusedMemory, testing::Values("direct", "staged", "gated"),
+INSTANTIATE_TEST_SUITE_P(Backends, RefusedMemory, testing::Values("direct", "staged", "gated"),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

@@ -51,8 +51,8 @@ TEST(HostRange, is_extended_in_place_and_all_there) {
 
 TEST(HostRange, is_refused_what_it_has_no_addresses_for) {
   HostRange range(4 * kPageBytes, -1);
-  EXPECT_ERROR(range.extend(4 * kPageBytes + 1), ErrorKind::kDriver, "20480");
-  EXPECT_ERROR(HostRange(uint64_t{1} << 62, -1), ErrorKind::kDriver, "mmap of");
+  EXPECT_ERROR(range.extend(4 * kPageBytes + 1), DriverError, "20480");
+  EXPECT_ERROR(HostRange(uint64_t{1} << 62, -1), DriverError, "mmap of");
 }
 
 TEST(HostRange, gives_memory_back_from_its_end) {

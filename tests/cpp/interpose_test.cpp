@@ -11,7 +11,7 @@
 #include "lmswap/error.h"
 #include "lmswap/heap/bindings.h"
 
-namespace lmswap::heap {
+namespace lmswap::heap::interpose_test {
 namespace {
 
 constexpr size_t kMiB = size_t{1} << 20;
@@ -180,4 +180,4 @@ INSTANTIATE_TEST_SUITE_P(Bound, Interposer, testing::Values(LMSWAP_HEAP_CLIENT_L
                          [](const auto& client) { return client.index == 0 ? "Lazily" : "AtLoadTime"; });
 
 }  // namespace
-}  // namespace lmswap::heap
+}  // namespace lmswap::heap::interpose_test

@@ -5,7 +5,7 @@
 #include <atomic>
 #include <vector>
 
-#include "lmswap/lanes/window.h"
+#include "lmswap/lanes/request_limiter.h"
 
 namespace lmswap::io_pool_test {
 namespace {
@@ -14,7 +14,7 @@ TEST(IoPool, runs_jobs_in_order_and_all_of_them_before_it_ends) {
   std::vector<int> order;
   {
     IoPool pool(1);
-    for (int i = 0; i < 100; ++i) pool.submit([&order, i](Bounce) { order.push_back(i); });
+    for (int i = 0; i < 100; ++i) pool.submit([&order, i](Scratch) { order.push_back(i); });
   }
   ASSERT_EQ(order.size(), 100u);
   for (size_t i = 0; i < order.size(); ++i) EXPECT_EQ(order[i], static_cast<int>(i));
@@ -27,35 +27,35 @@ TEST(IoPool, runs_as_many_jobs_at_once_as_it_has_threads) {
   {
     IoPool pool(2);
     for (size_t i = 0; i < 2; ++i) {
-      pool.submit([&num_running, &bounces, i](Bounce bounce) {
-        bounces[i] = bounce.data();
+      pool.submit([&num_running, &bounces, i](Scratch scratch) {
+        bounces[i] = scratch.data();
         ++num_running;
         while (num_running < 2) std::this_thread::yield();
       });
     }
   }
   EXPECT_NE(bounces[0], bounces[1]);
-  for (const std::byte* bounce : bounces) EXPECT_EQ(reinterpret_cast<uintptr_t>(bounce) % kPageBytes, 0u);
+  for (const std::byte* scratch : bounces) EXPECT_EQ(reinterpret_cast<uintptr_t>(scratch) % kPageBytes, 0u);
 }
 
-TEST(Window, keeps_out_what_exceeds_its_size) {
-  Window window(2);
+TEST(RequestLimiter, keeps_out_what_exceeds_its_size) {
+  RequestLimiter limiter(2);
   std::atomic<int> num_inside = 0, most_inside = 0;
   {
     IoPool pool(4);
     for (int i = 0; i < 200; ++i) {
-      pool.submit([&](Bounce) {
-        window.enter();
+      pool.submit([&](Scratch) {
+        limiter.acquire();
         const int now = ++num_inside;
         for (int most = most_inside; now > most && !most_inside.compare_exchange_weak(most, now);) {
         }
         std::this_thread::yield();
         --num_inside;
-        window.leave();
+        limiter.release();
       });
     }
   }
-  window.wait_until_empty();
+  limiter.wait_until_idle();
   EXPECT_LE(most_inside, 2);
 }
 

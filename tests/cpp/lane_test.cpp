@@ -4,7 +4,7 @@
 
 #include <atomic>
 
-#include "lmswap/lanes/window.h"
+#include "lmswap/lanes/request_limiter.h"
 #include "test_device.h"
 
 namespace lmswap::lane_test {
@@ -13,13 +13,14 @@ namespace {
 using test::make_test_device;
 
 // Notes the order in which transfers begin.
-class NotingMover final : public Mover {
+class RecordingBackend final : public TransferBackend {
  public:
-  explicit NotingMover(std::vector<int64_t>& order, std::string error = "") : order_(order), error_(std::move(error)) {}
+  explicit RecordingBackend(std::vector<int64_t>& order, std::string error = "")
+      : order_(order), error_(std::move(error)) {}
   void move(const TransferPointer& transfer) override {
     order_.push_back(transfer->number);
-    if (!error_.empty()) throw Error(ErrorKind::kDriver, error_);
-    transfer->mark_start(0);
+    if (!error_.empty()) throw DriverError(error_);
+    transfer->record_start(0);
     transfer->done->record(0);
   }
   void complete(const TransferPointer& transfer) noexcept override { transfer->settle(); }
@@ -42,7 +43,7 @@ class LaneTest : public testing::TestWithParam<bool> {
 TEST_P(LaneTest, begins_in_the_order_of_queueing) {
   std::vector<int64_t> order, expected;
   {
-    Lane lane(std::make_unique<NotingMover>(order), GetParam());
+    Lane lane(std::make_unique<RecordingBackend>(order), GetParam());
     for (int64_t i = 1; i <= 100; ++i) {
       expected.push_back(i);
       lane.submit(make(i));
@@ -55,12 +56,12 @@ TEST_P(LaneTest, a_failing_transfer_tells_why_and_the_next_one_runs) {
   std::vector<int64_t> order;
   const TransferPointer first = make(1), second = make(2);
   {
-    Lane failing(std::make_unique<NotingMover>(order, "it broke"), GetParam());
+    Lane failing(std::make_unique<RecordingBackend>(order, "it broke"), GetParam());
     failing.submit(first);
     failing.submit(second);
   }
   EXPECT_EQ(order.size(), 2u);
-  EXPECT_ERROR(first->make_wait(0, arrival_), ErrorKind::kTransfer, "it broke");
+  EXPECT_ERROR(first->make_wait(0, arrival_), TransferError, "it broke");
   EXPECT_TRUE(first->is_device_free());
   EXPECT_TRUE(second->has_failed());
 }
@@ -70,49 +71,49 @@ TEST_P(LaneTest, what_never_arrived_is_not_read_back) {
   const TransferPointer out = make(1), in = make(2, Direction::kIn);
   in->source = out;
   {
-    Lane out_lane(std::make_unique<NotingMover>(order, "it broke"), GetParam());
-    Lane in_lane(std::make_unique<NotingMover>(order_in), GetParam());
+    Lane out_lane(std::make_unique<RecordingBackend>(order, "it broke"), GetParam());
+    Lane in_lane(std::make_unique<RecordingBackend>(order_in), GetParam());
     out_lane.submit(out);
     in_lane.submit(in);
   }
   EXPECT_TRUE(order_in.empty());
-  EXPECT_ERROR(in->make_wait(0, arrival_), ErrorKind::kTransfer, "never reached the tier: it broke");
+  EXPECT_ERROR(in->make_wait(0, arrival_), TransferError, "never reached the tier: it broke");
 }
 
 INSTANTIATE_TEST_SUITE_P(Lanes, LaneTest, testing::Bool(),
                          [](const auto& info) { return info.param ? "with_thread" : "without_thread"; });
 
 // A copy out that waits for nothing but the test.
-class HeldMover final : public Mover {
+class HeldBackend final : public TransferBackend {
  public:
-  explicit HeldMover(Window& window) : window_(window) {}
+  explicit HeldBackend(RequestLimiter& limiter) : limiter_(limiter) {}
   void move(const TransferPointer& transfer) override {
-    window_.enter();
-    transfer->mark_start(0);
+    limiter_.acquire();
+    transfer->record_start(0);
     transfer->done->record(0);
-    window_.leave();
+    limiter_.release();
   }
   void complete(const TransferPointer& transfer) noexcept override { transfer->settle(); }
   void drain() noexcept override {}
 
  private:
-  Window& window_;
+  RequestLimiter& limiter_;
 };
 
-TEST(Lane, begins_only_when_source_and_fences_have_landed) {
+TEST(Lane, begins_only_when_source_and_dependencies_have_landed) {
   const auto driver = open_host_driver(std::make_shared<Faults>(""));
   const auto make = [&](int64_t number) {
     return std::make_shared<Transfer>(driver, Direction::kIn, number, 0, 0, Block{});
   };
-  for (const bool is_fence : {false, true}) {
-    Window window(1);
-    window.enter();
+  for (const bool is_dependency : {false, true}) {
+    RequestLimiter limiter(1);
+    limiter.acquire();
     std::vector<int64_t> order;
     const TransferPointer first = make(1), second = make(2);
     {
-      Lane held(std::make_unique<HeldMover>(window), true), lane(std::make_unique<NotingMover>(order), true);
-      if (is_fence) {
-        second->fences = {first};
+      Lane held(std::make_unique<HeldBackend>(limiter), true), lane(std::make_unique<RecordingBackend>(order), true);
+      if (is_dependency) {
+        second->dependencies = {first};
       } else {
         second->source = first;
       }
@@ -120,10 +121,10 @@ TEST(Lane, begins_only_when_source_and_fences_have_landed) {
       lane.submit(second);
       EXPECT_FALSE(second->is_device_free());
       EXPECT_TRUE(order.empty());
-      window.leave();
+      limiter.release();
       EXPECT_TRUE(second->wait_landed());
     }
-    EXPECT_FALSE(second->source || !second->fences.empty()) << "a chain of past transfers is kept alive";
+    EXPECT_FALSE(second->source || !second->dependencies.empty()) << "a chain of past transfers is kept alive";
   }
 }
 

@@ -96,7 +96,7 @@ TEST_P(Stress, random_swaps_from_several_threads_keep_all_bytes) {
                                        "copy_out@*=jitter:0.002,copy_in@*=jitter:0.002,copy_between@*=jitter:0.002,"
                                        "write@*=jitter:0.002,read@*=jitter:0.002",
                                        0.002);
-  const auto engine = Engine::open(device->driver, device->faults, Pacers{});
+  const auto engine = Engine::open(device->driver, device->faults, BandwidthLimiters{});
   const std::vector<std::string> tiers = test::tiers_of(GetParam());
   for (const std::string& tier : tiers) {
     test::open_tier(*engine, tier, 64 << 20, directory.path());

@@ -42,9 +42,9 @@ class SwapDirectoryTest : public testing::Test {
 };
 
 TEST_F(SwapDirectoryTest, open_to_others_is_refused) {
-  EXPECT_ERROR(SwapDirectory{make_directory("all", kOther, 0777)}, ErrorKind::kTier, "belongs to another user (12345)");
-  EXPECT_ERROR(SwapDirectory{make_directory("group", kOther, 0775)}, ErrorKind::kTier, "chmod 700");
-  EXPECT_ERROR(SwapDirectory{make_directory("ours", 0, 0777)}, ErrorKind::kTier, "': is open to others");
+  EXPECT_ERROR(SwapDirectory{make_directory("all", kOther, 0777)}, TierError, "belongs to another user (12345)");
+  EXPECT_ERROR(SwapDirectory{make_directory("group", kOther, 0775)}, TierError, "chmod 700");
+  EXPECT_ERROR(SwapDirectory{make_directory("ours", 0, 0777)}, TierError, "': is open to others");
 }
 
 TEST_F(SwapDirectoryTest, that_nobody_can_change_or_that_is_ours_is_taken) {
@@ -59,9 +59,9 @@ TEST_F(SwapDirectoryTest, behind_a_link_of_another_user_is_refused_wherever_the_
   const std::string ours = make_directory("ours", 0, 0700);
   std::filesystem::create_directory(ours + "/inner");
   const std::string link = make_link("link", ours, kOther);
-  EXPECT_ERROR(SwapDirectory{link}, ErrorKind::kTier, "'link' on the way to it is a symbolic link of another user");
-  EXPECT_ERROR(SwapDirectory{link + "/inner"}, ErrorKind::kTier, "symbolic link");
-  EXPECT_ERROR(SwapDirectory{make_link("to_link", link, 0)}, ErrorKind::kTier, "symbolic link");
+  EXPECT_ERROR(SwapDirectory{link}, TierError, "'link' on the way to it is a symbolic link of another user");
+  EXPECT_ERROR(SwapDirectory{link + "/inner"}, TierError, "symbolic link");
+  EXPECT_ERROR(SwapDirectory{make_link("to_link", link, 0)}, TierError, "symbolic link");
 }
 
 TEST_F(SwapDirectoryTest, behind_links_of_our_own_is_taken) {
@@ -69,7 +69,7 @@ TEST_F(SwapDirectoryTest, behind_links_of_our_own_is_taken) {
   EXPECT_NO_THROW(SwapDirectory{make_link("absolute", ours, 0)});
   EXPECT_NO_THROW(SwapDirectory{make_link("relative", "./ours", 0)});
   EXPECT_NO_THROW(SwapDirectory{make_link("upwards", "ours/../relative", 0)});
-  EXPECT_ERROR(SwapDirectory{make_link("circle", "circle", 0)}, ErrorKind::kTier, "symbolic links");
+  EXPECT_ERROR(SwapDirectory{make_link("circle", "circle", 0)}, TierError, "symbolic links");
 }
 
 TEST_F(SwapDirectoryTest, is_the_one_that_was_looked_at_even_if_its_name_leads_elsewhere_later) {
@@ -120,12 +120,12 @@ TEST_F(NamedSwapFile, loses_its_name_at_once) {
 
 TEST_F(NamedSwapFile, is_not_left_behind_without_direct_io) {
   test::has_direct_io = false;
-  EXPECT_ERROR(SwapDirectory{root_.path()}, ErrorKind::kTier, "has no direct I/O");
+  EXPECT_ERROR(SwapDirectory{root_.path()}, TierError, "has no direct I/O");
 }
 
 TEST_F(NamedSwapFile, is_not_left_behind_where_it_cannot_be_removed_while_it_is_open) {
   test::fails_to_remove = true;
-  EXPECT_ERROR(SwapDirectory{root_.path()}, ErrorKind::kTier, "errno 16");
+  EXPECT_ERROR(SwapDirectory{root_.path()}, TierError, "errno 16");
   EXPECT_FALSE(test::fails_to_remove);
 }
 

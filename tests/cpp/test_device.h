@@ -170,14 +170,15 @@ class TestDirectory {
   std::string path_;
 };
 
-// Expects `statement` to throw our Error of the kind, with a text that contains the part.
-#define EXPECT_ERROR(statement, error_kind, part)                                                     \
+// Expects `statement` to throw an error of the class, with a text that contains the part.
+#define EXPECT_ERROR(statement, error_class, part)                                                    \
   try {                                                                                               \
     statement;                                                                                        \
     ADD_FAILURE() << "nothing was thrown";                                                            \
-  } catch (const ::lmswap::Error& thrown_error) {                                                     \
-    EXPECT_EQ(thrown_error.kind(), error_kind) << thrown_error.what();                                \
+  } catch (const ::lmswap::error_class& thrown_error) {                                               \
     EXPECT_NE(std::string(thrown_error.what()).find(part), std::string::npos) << thrown_error.what(); \
+  } catch (const ::lmswap::Error& thrown_error) {                                                     \
+    ADD_FAILURE() << "not of class " #error_class ": " << thrown_error.what();                        \
   }
 
 }  // namespace lmswap::test

@@ -29,17 +29,18 @@ class TierConformance : public testing::TestWithParam<TierSetup> {
   std::unique_ptr<Tier> make_tier(const std::string& faults = "") {
     device_ = make_test_device(GetParam().device, faults);
     if (GetParam().tier == "disk") {
-      return std::make_unique<DiskTier>(device_->driver, device_->faults, directory_.path(), kLimit, 2, Pacers{});
+      return std::make_unique<DiskTier>(device_->driver, device_->faults, directory_.path(), kLimit, 2,
+                                        BandwidthLimiters{});
     }
     const auto& driver = device_->driver;
     if (GetParam().tier == "compressed") {
-      return std::make_unique<CompressedTier>(driver, device_->faults, kLimit, 2, Pacers{});
+      return std::make_unique<CompressedTier>(driver, device_->faults, kLimit, 2, BandwidthLimiters{});
     }
     if (GetParam().tier == "peer") {
-      return std::make_unique<MemoryTier>(driver, Place::kPeer, driver->open_peer(1), kLimit, Pacers{});
+      return std::make_unique<MemoryTier>(driver, MemoryKind::kPeer, driver->open_peer(1), kLimit, BandwidthLimiters{});
     }
-    const Place place = GetParam().tier == "host" ? Place::kHost : Place::kDevice;
-    return std::make_unique<MemoryTier>(driver, place, driver, kLimit, Pacers{});
+    const MemoryKind kind = GetParam().tier == "host" ? MemoryKind::kHost : MemoryKind::kDevice;
+    return std::make_unique<MemoryTier>(driver, kind, driver, kLimit, BandwidthLimiters{});
   }
   // A copy that has not ended, and one that has.
   TransferPointer make_user(const Block& block) {
@@ -131,10 +132,10 @@ TEST_P(TierConformance, a_larger_slab_replaces_a_smaller_one_when_that_is_empty)
 
 TEST_P(TierConformance, never_exceeds_its_limit_and_says_the_numbers) {
   const auto tier = make_tier();
-  EXPECT_ERROR(tier->reserve(kLimit + 1, false, lock_), ErrorKind::kTier, std::to_string(kLimit));
+  EXPECT_ERROR(tier->reserve(kLimit + 1, false, lock_), TierError, std::to_string(kLimit));
   tier->reserve(kLimit - kPage, false, lock_);
   const Block first = tier->take(0, kLimit - kPage, lock_);
-  EXPECT_ERROR(tier->take(0, kPage + 1, lock_), ErrorKind::kTier, std::to_string(2 * kPage));
+  EXPECT_ERROR(tier->take(0, kPage + 1, lock_), TierError, std::to_string(2 * kPage));
   const Block second = tier->take(0, kPage, lock_);
   EXPECT_EQ(tier->stats().capacity_bytes, kLimit);
   tier->release(first, {});
@@ -148,13 +149,13 @@ TEST_P(TierConformance, says_what_cannot_be_had_and_goes_on) {
   const auto tier = make_tier(test::is_io(name) ? "reserve@1=fail"
                               : name == "host"  ? "allocate_host@1=fail"
                                                 : "allocate_device@1=fail");
-  EXPECT_ERROR(tier->reserve(8 * kPage, false, lock_), ErrorKind::kTier, std::to_string(8 * kPage));
+  EXPECT_ERROR(tier->reserve(8 * kPage, false, lock_), TierError, std::to_string(8 * kPage));
   EXPECT_EQ(tier->stats().capacity_bytes, 0u);
   tier->reserve(8 * kPage, false, lock_);
   EXPECT_EQ(tier->stats().capacity_bytes, 8 * kPage);
 }
 
-TEST_P(TierConformance, copies_still_under_way_fence_the_bytes_they_use) {
+TEST_P(TierConformance, copies_still_running_protect_the_bytes_they_use) {
   const auto tier = make_tier();
   tier->reserve(8 * kPage, false, lock_);
   const Block block = tier->take(2 * kPage, 2 * kPage, lock_);
@@ -164,11 +165,11 @@ TEST_P(TierConformance, copies_still_under_way_fence_the_bytes_they_use) {
 
   const Block before = tier->take(0, 2 * kPage, lock_), behind = tier->take(4 * kPage, kPage, lock_),
               over = tier->take(3 * kPage, 1, lock_);
-  EXPECT_TRUE(tier->fences(before, 0).empty());
-  EXPECT_TRUE(tier->fences(behind, 0).empty());
-  EXPECT_EQ(tier->fences(over, 0), std::vector<TransferPointer>{running});
+  EXPECT_TRUE(tier->dependencies(before, 0).empty());
+  EXPECT_TRUE(tier->dependencies(behind, 0).empty());
+  EXPECT_EQ(tier->dependencies(over, 0), std::vector<TransferPointer>{running});
   finish(running);
-  EXPECT_TRUE(tier->fences(over, 0).empty());
+  EXPECT_TRUE(tier->dependencies(over, 0).empty());
 }
 
 TEST_P(TierConformance, records_of_past_copies_keep_no_memory) {
@@ -204,11 +205,11 @@ TEST_P(TierConformance, records_of_copies_that_ended_later_keep_no_slab_that_is_
 TEST_P(TierConformance, a_refused_reservation_changes_nothing) {
   const auto tier = make_tier();
   tier->reserve(4 * kPage, false, lock_);
-  EXPECT_ERROR(tier->reserve(kLimit + 1, false, lock_), ErrorKind::kTier, "limit");
+  EXPECT_ERROR(tier->reserve(kLimit + 1, false, lock_), TierError, "limit");
   EXPECT_EQ(tier->stats().capacity_bytes, 4 * kPage);
   if (is_extended()) return;
   const Block held = tier->take(0, kPage, lock_);
-  EXPECT_ERROR(tier->reserve(kLimit - 3 * kPage, false, lock_), ErrorKind::kTier, "limit");
+  EXPECT_ERROR(tier->reserve(kLimit - 3 * kPage, false, lock_), TierError, "limit");
   tier->release(held, {});
   EXPECT_EQ(tier->stats().capacity_bytes, 4 * kPage);
 }
@@ -229,7 +230,8 @@ class PinnedTier : public testing::Test {
   std::unique_ptr<Tier> make_tier(uint64_t limit_bytes = kLimit, const std::string& faults = "") {
     device_ = make_test_device("emulated", faults);
     gpu_.calls.start();
-    return std::make_unique<MemoryTier>(device_->driver, Place::kHost, device_->driver, limit_bytes, Pacers{});
+    return std::make_unique<MemoryTier>(device_->driver, MemoryKind::kHost, device_->driver, limit_bytes,
+                                        BandwidthLimiters{});
   }
   void TearDown() override {
     gpu_.calls.stop();
@@ -275,7 +277,7 @@ TEST_F(PinnedTier, blocks_without_a_plan_share_room_that_is_pinned_once_and_kept
   const Block large = tier->take(0, 257 * kMiB, lock_);  // what is left is less than the usual step
   EXPECT_EQ(num_registrations(), 2u);
   EXPECT_EQ(tier->stats().capacity_bytes, kManyBytes);
-  EXPECT_ERROR(tier->take(0, 44 * kMiB, lock_), ErrorKind::kTier, "limit");
+  EXPECT_ERROR(tier->take(0, 44 * kMiB, lock_), TierError, "limit");
 }
 
 TEST_F(PinnedTier, room_that_cannot_be_pinned_leaves_what_there_was_and_says_what_to_do) {
@@ -306,7 +308,7 @@ TEST_F(PinnedTier, room_without_a_plan_is_as_much_as_can_be_pinned_and_at_least_
     for (int i = 0; i < num_times; ++i) gpu_.faults.plan("cuMemHostRegister_v2", 1, kOutOfMemory);
   };
   refuse(7);  // 64 pages, 32, ... 1
-  EXPECT_ERROR(tier->take(0, kPage, lock_), ErrorKind::kTier, std::to_string(kPage) + " bytes) of pinned memory");
+  EXPECT_ERROR(tier->take(0, kPage, lock_), TierError, std::to_string(kPage) + " bytes) of pinned memory");
   EXPECT_EQ(tier->stats().capacity_bytes, 0u);
   refuse(3);
   const Block first = tier->take(0, kPage, lock_);
@@ -322,7 +324,7 @@ TEST(PeerTier, one_that_is_full_says_how_much_is_free_there_and_what_to_do) {
   constexpr uint64_t kBytes = uint64_t{3} << 30;
   const auto device = make_test_device("emulated");
   const auto peer = device->driver->open_peer(1);
-  MemoryTier tier(device->driver, Place::kPeer, peer, 4 * kBytes, Pacers{});
+  MemoryTier tier(device->driver, MemoryKind::kPeer, peer, 4 * kBytes, BandwidthLimiters{});
   const DeviceMemory of_another_process(peer, 2 * kBytes);
   std::mutex mutex;
   std::unique_lock lock(mutex);
@@ -330,7 +332,7 @@ TEST(PeerTier, one_that_is_full_says_how_much_is_free_there_and_what_to_do) {
     tier.reserve(kBytes, false, lock);
     ADD_FAILURE() << "nothing was thrown";
   } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), ErrorKind::kTier);
+    EXPECT_NE(dynamic_cast<const TierError*>(&error), nullptr);
     for (const char* part : {"peer tier: 3072.0 MiB", "the other GPU's memory", "cuMemAlloc_v2", "out of memory",
                              "2048.0 MiB", "of its 8192.0 MiB", "tier='peer:1'"}) {
       EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();

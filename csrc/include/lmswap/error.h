@@ -1,4 +1,7 @@
-// The one exception of the runtime. bind.cpp maps each kind to the class of lmswap.errors with the same name.
+/// @file
+/// @brief Exceptions of the runtime, and helpers for their messages.
+///
+/// bind.cpp maps each class to the class of lmswap.errors with the same name.
 #pragma once
 
 #include <cstdint>
@@ -7,38 +10,55 @@
 
 namespace lmswap {
 
-enum class ErrorKind {
-  kOption,    // an argument cannot be used; nothing was started
-  kTier,      // host memory or disk that was to hold bytes cannot
-  kDriver,    // a call of the device driver failed
-  kTransfer,  // moving bytes failed in the middle of a step
-};
-
+/// @brief Base class of all exceptions of the runtime; always thrown as one of its subclasses.
 class Error : public std::runtime_error {
- public:
-  Error(ErrorKind kind, const std::string& text) : std::runtime_error(text), kind_(kind) {}
-  ErrorKind kind() const { return kind_; }
-
- private:
-  ErrorKind kind_;
+ protected:
+  using std::runtime_error::runtime_error;
 };
 
-// What a copy in has brought is not what was copied out: a transfer error that says within which MiB.
-class BytesChanged : public Error {
+/// @brief An argument cannot be used; nothing was started.
+class OptionError : public Error {
  public:
-  BytesChanged(int64_t swap, uint64_t nbytes, uint64_t offset_bytes);
+  using Error::Error;
+};
+
+/// @brief Host memory, device memory or disk space of a tier cannot be obtained.
+class TierError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// @brief A call of the device driver failed.
+class DriverError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// @brief A copy failed during a step.
+class TransferError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// @brief A copy in returned other bytes than were copied out.
+class BytesDiffer : public TransferError {
+ public:
+  /// @param swap number of the swap, as passed to `Engine::out_start`
+  /// @param nbytes size of the block
+  /// @param offset_bytes offset of the first MiB that differs
+  BytesDiffer(int64_t swap, uint64_t nbytes, uint64_t offset_bytes);
 
   const int64_t swap;
   const uint64_t nbytes, offset_bytes;
 };
 
-// Says on standard error what went wrong where nothing can be thrown.
-void complain(const std::string& text) noexcept;
+/// @brief Writes a message to standard error, where no exception can be thrown.
+void log_error(const std::string& text) noexcept;
 
-// "12.3 MiB (12900000 bytes)": for messages.
+/// @return a size for messages: "12.3 MiB (12900000 bytes)"
 std::string format_bytes(uint64_t nbytes);
 
-// "No space left on device (errno 28)".
+/// @return an errno for messages: "No space left on device (errno 28)"
 std::string errno_text(int code);
 
 }  // namespace lmswap

@@ -1,4 +1,5 @@
-// How the calling thread computes with floating-point numbers, where its processor lets a program choose.
+/// @file
+/// @brief The floating-point mode of the calling thread.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +10,8 @@
 
 namespace lmswap {
 
-// The bits by which results differ: whether denormal operands and results are zeros, how NaNs come out, and the
-// rounding. Flags of what has happened are left out.
+/// @return the control bits on which results depend: denormals as zeros (operands and results), NaN propagation and
+/// rounding. Status flags are masked out.
 inline uint64_t float_mode() {
 #if defined(__x86_64__)
   constexpr unsigned kDenormalsAreZeros = 1U << 6, kRounding = 3U << 13, kFlushToZero = 1U << 15;

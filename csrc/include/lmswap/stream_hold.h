@@ -1,7 +1,9 @@
-// Makes a stream wait for the host, for a limited time, so that what is queued behind it runs without gaps.
-//
-// The stream waits for a value in pinned memory. A callback that blocks would not do: while one of cuStreamAddCallback
-// runs, the driver's lock is held, and nobody can queue anything (CUDA 13.0, driver 580).
+/// @file
+/// @brief A stream that waits for the host for a limited time, so that what is queued behind the wait runs without
+/// gaps.
+///
+/// The stream waits for a value in pinned memory. A blocking callback would not do: while one of cuStreamAddCallback
+/// runs, the driver's lock is held, and no thread can queue anything (CUDA 13.0, driver 580).
 #pragma once
 
 #include <chrono>
@@ -16,26 +18,35 @@
 
 namespace lmswap {
 
+/// @brief Holds one stream at a time. Thread-safe.
 class StreamHold {
  public:
-  // The driver must be able to wait for the host.
+  /// @param driver one that can wait for the host
+  /// @throws DriverError if pinned memory, an event or the thread cannot be created
   explicit StreamHold(std::shared_ptr<Driver> driver);
-  ~StreamHold();  // ends the hold, and waits until the stream has passed it
 
-  // `stream` waits with what is queued after this until `end`, or for `most_seconds`. A hold in force ends.
+  /// @brief Ends the hold and blocks until the stream has passed it.
+  ~StreamHold();
+
+  /// @brief Makes `stream` wait, before what is queued from now on, until `end` or for `most_seconds`.
+  ///
+  /// Ends the hold that is in force.
+  /// @throws DriverError if the wait cannot be queued
   void begin(StreamHandle stream, double most_seconds);
+
+  /// @brief Ends the hold in force, if there is one.
   void end();
 
  private:
   using Clock = std::chrono::steady_clock;
 
-  void run();   // the thread that ends holds whose time is over; it calls nothing of the driver's
-  void open();  // under the lock
+  void run();   // the thread that ends expired holds; it makes no driver calls
+  void open();  // requires mutex_
 
   const std::shared_ptr<Driver> driver_;
-  PinnedMemory memory_;   // a page for the gate
-  uint64_t* const gate_;  // the number of the last hold that has ended
-  Event passed_;          // of the last hold
+  PinnedMemory memory_;   // one page, for the gate
+  uint64_t* const gate_;  // number of the last hold that has ended
+  Event passed_;          // recorded behind the wait of the last hold
   std::mutex mutex_;
   std::condition_variable changed_;
   uint64_t num_begun_ = 0;

@@ -38,8 +38,7 @@ uintptr_t Binding::read() const noexcept { return std::atomic_ref<uintptr_t>(*sl
 void Binding::write(uintptr_t address) const {
   void* const page = reinterpret_cast<void*>(page_of(reinterpret_cast<uintptr_t>(slot_)));
   if (is_read_only_ && mprotect(page, sizeof *slot_, PROT_READ | PROT_WRITE) != 0)
-    throw Error(ErrorKind::kOption,
-                "heap_install: the bindings of a library cannot be made writable: " + errno_text(errno));
+    throw OptionError("heap_install: the bindings of a library cannot be made writable: " + errno_text(errno));
   std::atomic_ref<uintptr_t>(*slot_).store(address, std::memory_order_release);
   if (is_read_only_) mprotect(page, sizeof *slot_, PROT_READ);
 }
@@ -59,8 +58,8 @@ Library Library::find(const std::string& file_name) {
       },
       &search);
   if (search.found && search.found->symbols_ != nullptr) return *search.found;
-  throw Error(ErrorKind::kOption,
-              "heap_install: no loaded object is called '" + file_name + "'; import it first, and give its file name");
+  throw OptionError("heap_install: no loaded object is called '" + file_name +
+                    "'; import it first, and give its file name");
 }
 
 Library::Library(const dl_phdr_info& info) : path_(info.dlpi_name), base_(info.dlpi_addr) {
@@ -71,7 +70,7 @@ Library::Library(const dl_phdr_info& info) : path_(info.dlpi_name), base_(info.d
     if (header.p_type == PT_GNU_RELRO) read_only_ = {base_ + header.p_vaddr, header.p_memsz};
   }
   for (; dynamic != nullptr && dynamic->d_tag != DT_NULL; ++dynamic) {
-    // glibc has relocated these pointers in place, other C libraries have not.
+    // glibc relocates these pointers in place, other C libraries do not.
     const uintptr_t value = dynamic->d_un.d_ptr;
     const uintptr_t address = value < base_ ? base_ + value : value;
     switch (dynamic->d_tag) {

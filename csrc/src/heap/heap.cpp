@@ -19,7 +19,7 @@ namespace {
 
 constexpr size_t kGrowBytes = size_t{64} << 20;  // addresses made accessible at a time: one mprotect per 64 MiB
 constexpr size_t kStatsPageBytes = 4096;         // the unit of num_fresh_pages, whatever the kernel's page is
-/// Each huge page that has moved may be a mapping of its own: 16,384 of the 65,530 that a process may have.
+// Each moved huge page may become a mapping of its own: 16,384 of the 65,530 that a process may have.
 constexpr size_t kMostMovableBytes = size_t{32} << 30;
 constexpr size_t kMostChanges = 65'536;  // 1 MiB; a step of the 3D U-Net makes 1,500
 
@@ -31,19 +31,19 @@ void advise(uintptr_t start, uintptr_t end, int advice) {
   if (start < end) madvise(pointer_to(start), end - start, advice);
 }
 
-void put_back(RangeSet& set, uintptr_t start, uintptr_t end) {
+void insert_between(RangeSet& set, uintptr_t start, uintptr_t end) {
   if (start < end) set.insert({start, end - start});
 }
 
-/// The kernel may have unmapped what was to be replaced before it found that it could not.
+// A failed mremap may have unmapped its target.
 bool is_mapped(uintptr_t start, size_t nbytes) { return msync(pointer_to(start), nbytes, MS_ASYNC) == 0; }
 
-/// Whether addresses are the heap's again; another thread may have mapped something there by now.
-bool map_again(uintptr_t start, size_t nbytes) {
+// Maps lost addresses again; false if another thread has mapped something there.
+bool remap(uintptr_t start, size_t nbytes) {
   constexpr int kThere = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
   void* const found = mmap(pointer_to(start), nbytes, PROT_READ | PROT_WRITE, kThere, -1, 0);
   if (found == MAP_FAILED) return false;
-  if (found != pointer_to(start)) {  // by a kernel that does not know the last word, before Linux 4.17
+  if (found != pointer_to(start)) {  // the kernel does not know MAP_FIXED_NOREPLACE, before Linux 4.17
     munmap(found, nbytes);
     return false;
   }
@@ -51,17 +51,17 @@ bool map_again(uintptr_t start, size_t nbytes) {
   return true;
 }
 
-/// Half of the addresses that the process may still have: threads, other allocators and compiled code need some, too.
+// Half of the addresses that the process may still use: threads, other allocators and compiled code need some, too.
 size_t most_addresses() {
   rlimit limit = {};
   if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return SIZE_MAX / 2;
-  const size_t num_pages = std::strtoull(read_file("/proc/self/statm").c_str(), nullptr, 10);  // that the process has
+  const size_t num_pages = std::strtoull(read_file("/proc/self/statm").c_str(), nullptr, 10);  // mapped by the process
   const size_t has_bytes = num_pages * static_cast<size_t>(sysconf(_SC_PAGESIZE));
   return limit.rlim_cur > has_bytes ? (limit.rlim_cur - has_bytes) / 2 : 0;
 }
 
-/// Lets the kernel use huge pages that lie wholly inside `fresh`, and no others that it touches: a huge page becomes
-/// resident as a whole, also where nobody has asked for it. A kernel without huge pages refuses, which does no harm.
+// Permits huge pages only where they are entirely inside `fresh`: a huge page becomes resident as a whole, including
+// parts outside the block. A kernel without huge pages refuses, which does no harm.
 void advise_huge_pages(Range fresh) {
   const uintptr_t first = std::min(round_up(fresh.start, kHugePageBytes), fresh.end());
   const uintptr_t last = std::max(fresh.end() / kHugePageBytes * kHugePageBytes, first);
@@ -126,8 +126,8 @@ PageHeap::PageHeap(size_t reserve_bytes) : page_bytes_(static_cast<size_t>(sysco
     accessible_end_ = reserved_.start;
     return;
   }
-  throw Error(ErrorKind::kOption, "heap: the process may not reserve even " + format_bytes(kGrowBytes) +
-                                      " of addresses (" + errno_text(errno) + "); raise its limit, ulimit -v");
+  throw OptionError("heap: the process may not reserve even " + format_bytes(kGrowBytes) + " of addresses (" +
+                    errno_text(errno) + "); raise its limit, ulimit -v");
 }
 
 PageHeap::~PageHeap() {
@@ -147,7 +147,7 @@ void* PageHeap::allocate(size_t nbytes) {
   stats_.live_bytes += nbytes;
   stats_.peak_live_bytes = std::max(stats_.peak_live_bytes, stats_.live_bytes);
   highest_live_bytes_ = std::max(highest_live_bytes_, stats_.live_bytes);
-  note_change();
+  record_change();
   stats_.num_fresh_pages += (fresh.nbytes - moved_bytes) / kStatsPageBytes;
   limit_retained();  // before the caller can touch fresh pages
   return pointer_to(start);
@@ -163,7 +163,7 @@ void PageHeap::free(void* block) {
   stats_.live_bytes -= found->second;
   retained_.insert({found->first, found->second});
   live_.erase(found);
-  note_change();
+  record_change();
   limit_retained();
 }
 
@@ -216,7 +216,7 @@ void PageHeap::trim() {
   drop_retained(retained_.total_bytes());
 }
 
-void PageHeap::lend(size_t nbytes) {
+void PageHeap::decommit(size_t nbytes) {
   const std::lock_guard guard(mutex_);
   for (auto range = retained_.by_size().rbegin(); range != retained_.by_size().rend() && nbytes > 0; ++range) {
     const auto [size, start] = *range;
@@ -230,12 +230,13 @@ void PageHeap::lend(size_t nbytes) {
   }
 }
 
-void PageHeap::note_change() {
+void PageHeap::record_change() {
   if (changes_.size() == kMostChanges) changes_.pop_front();
   changes_.push_back({monotonic_seconds(), stats_.live_bytes});
 }
 
-/// Takes a place, and moves retained pages to where it has none. Another place where a move has cost addresses of it.
+// Takes addresses for a block, and moves retained pages to those that have none. Retries if a move has lost some of
+// them.
 PageHeap::Place PageHeap::take_filled(size_t nbytes) {
   for (;;) {
     Place place = take(nbytes);
@@ -243,10 +244,10 @@ PageHeap::Place PageHeap::take_filled(size_t nbytes) {
     place.moved_bytes = move_retained(place.fresh);
     if (lost_start_ == 0 || had_lost) return place;
     const uintptr_t moved = lost_start_ - place.moved_bytes, behind = lost_start_ + kHugePageBytes;
-    put_back(retained_, place.start, place.fresh.start);
-    put_back(vacant_, place.fresh.start, moved);
-    put_back(retained_, moved, lost_start_);
-    put_back(vacant_, behind, place.fresh.end());
+    insert_between(retained_, place.start, place.fresh.start);
+    insert_between(vacant_, place.fresh.start, moved);
+    insert_between(retained_, moved, lost_start_);
+    insert_between(vacant_, behind, place.fresh.end());
   }
 }
 
@@ -268,7 +269,7 @@ PageHeap::Place PageHeap::take(size_t nbytes) {
   return {start, fresh, 0};
 }
 
-/// The largest retained range that goes on into enough vacant addresses to hold `nbytes`.
+// The largest retained range that is followed by enough vacant addresses for `nbytes`.
 Range PageHeap::find_extensible(size_t nbytes) const {
   for (auto range = retained_.by_size().rbegin(); range != retained_.by_size().rend(); ++range) {
     const auto [retained_bytes, start] = *range;
@@ -285,7 +286,7 @@ uintptr_t PageHeap::find_vacant(size_t nbytes) {
       accessible_end_ += growth;
     }
   }
-  // At the end of the reservation only retained ranges can still be in the way.
+  // At the end of the reservation, only retained ranges can still fragment the addresses.
   if (vacant_.best_fit(nbytes).nbytes == 0) drop_retained(retained_.total_bytes());
   return vacant_.best_fit(nbytes).start;
 }
@@ -297,7 +298,8 @@ void PageHeap::limit_retained() {
   stats_.peak_resident_bytes = std::max(stats_.peak_resident_bytes, stats_.live_bytes + retained_.total_bytes());
 }
 
-/// Moves retained huge pages, of the smallest ranges first, to where `fresh` holds whole ones; returns how many bytes.
+// Moves retained huge pages, of the smallest ranges first, to the whole ones inside `fresh`; returns the number of
+// bytes.
 size_t PageHeap::move_retained(Range fresh) {
   if (accessible_end_ - reserved_.start > kMostMovableBytes) return 0;
   const uintptr_t first = round_up(fresh.start, kHugePageBytes);
@@ -305,12 +307,12 @@ size_t PageHeap::move_retained(Range fresh) {
   uintptr_t to = first;
   auto next = retained_.by_size().lower_bound({kHugePageBytes, 0});
   while (next != retained_.by_size().end() && to < stop) {
-    const auto [size, start] = *next++;  // what stays of a range is smaller, and so comes before `next`
+    const auto [size, start] = *next++;  // the rest of a range is smaller, and so sorted before `next`
     uintptr_t from = (start + size) / kHugePageBytes * kHugePageBytes;
     while (from >= start + kHugePageBytes && to < stop) {
       from -= kHugePageBytes;
       if (broken_.erase(from) > 0) {
-        drop({from, kHugePageBytes});  // where it is missing now it comes anew, and whole
+        drop({from, kHugePageBytes});  // it is faulted in again, as a whole
       } else if (move_huge_page(from, to)) {
         to += kHugePageBytes;
       } else {
@@ -321,15 +323,15 @@ size_t PageHeap::move_retained(Range fresh) {
   return to - first;
 }
 
-/// Passes the page table of a retained huge page on, and leaves its old addresses vacant; whether the kernel does that.
-/// If it does not, it is not asked again: it is older than Linux 5.7 (EINVAL), or the process has about all mappings,
-/// or all addresses, that it may have (ENOMEM), and others need the few that are left.
+// Moves the page table of a retained huge page, and leaves its old addresses vacant; false if the kernel refuses. Not
+// tried again after that: the kernel is older than Linux 5.7 (EINVAL), or the process has nearly all mappings, or all
+// addresses, that it may have (ENOMEM), and others need the remaining ones.
 bool PageHeap::move_huge_page(uintptr_t from, uintptr_t to) {
-  constexpr int kKeepingTheSource = MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP;
+  constexpr int kKeepSource = MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP;
   if (!can_move_) return false;
-  if (mremap(pointer_to(from), kHugePageBytes, kHugePageBytes, kKeepingTheSource, pointer_to(to)) == MAP_FAILED) {
+  if (mremap(pointer_to(from), kHugePageBytes, kHugePageBytes, kKeepSource, pointer_to(to)) == MAP_FAILED) {
     can_move_ = false;
-    if (!is_mapped(to, kHugePageBytes) && !map_again(to, kHugePageBytes)) lost_start_ = to;
+    if (!is_mapped(to, kHugePageBytes) && !remap(to, kHugePageBytes)) lost_start_ = to;
     return false;
   }
   retained_.remove({from, kHugePageBytes});
@@ -337,18 +339,18 @@ bool PageHeap::move_huge_page(uintptr_t from, uintptr_t to) {
   return true;
 }
 
-/// Whole huge pages as far as possible: what is left of one that loses a part is small pages from then on.
+// Drops whole huge pages as far as possible: the rest of one that loses a part is small pages from then on.
 void PageHeap::drop_retained(size_t nbytes) {
   nbytes -= drop_in_units(nbytes / kHugePageBytes * kHugePageBytes, kHugePageBytes);
   drop_in_units(nbytes, page_bytes_);
 }
 
-/// Drops `nbytes`, a multiple of `unit`, of what retained ranges hold of whole units, or all of that; returns how much.
-/// Smallest ranges first: the largest have the best chance to serve.
+// Drops `nbytes`, a multiple of `unit`, of the whole units in retained ranges, or all of them; returns how much.
+// Smallest ranges first: the largest are the most likely to be reused.
 size_t PageHeap::drop_in_units(size_t nbytes, size_t unit) {
   size_t dropped = 0;
   for (auto next = retained_.by_size().begin(); next != retained_.by_size().end() && dropped < nbytes;) {
-    const auto [size, start] = *next++;  // what stays of a range is smaller, and so comes before `next`
+    const auto [size, start] = *next++;  // the rest of a range is smaller, and so sorted before `next`
     const uintptr_t end = (start + size) / unit * unit, first = round_up(start, unit);
     if (end <= first) continue;
     const size_t part = std::min<size_t>(end - first, nbytes - dropped);
@@ -360,15 +362,15 @@ size_t PageHeap::drop_in_units(size_t nbytes, size_t unit) {
   return dropped;
 }
 
-/// Gives a part of what is retained back to the kernel.
+// Returns a part of a retained range to the kernel.
 void PageHeap::drop(Range part) {
   retained_.remove(part);
-  advise(part.start, part.end(), MADV_NOHUGEPAGE);  // else the kernel may fill what is missing of a huge page again
+  advise(part.start, part.end(), MADV_NOHUGEPAGE);  // else the kernel may fill the rest of a huge page again
   advise(part.start, part.end(), MADV_DONTNEED);
   vacant_.insert(part);
 }
 
-/// Notes that where `range` begins and ends inside a huge page there are small ones from now on.
+// Records the huge pages that are split into small ones where `range` begins and ends.
 void PageHeap::break_huge_pages_at_ends(Range range) {
   for (const uintptr_t end : {range.start, range.end()}) {
     if (end % kHugePageBytes != 0) broken_.insert(end / kHugePageBytes * kHugePageBytes);

@@ -42,7 +42,7 @@ struct Patch {
   Binding binding;
   uintptr_t address;
 };
-// All that is written into bindings; replaced as a whole.
+// The current contents of all patched bindings; replaced as a whole.
 std::atomic<const std::vector<Patch>*> g_patches{nullptr};
 std::mutex g_patches_mutex;
 
@@ -51,30 +51,30 @@ void write_patches(const std::vector<Patch>& patches) {
     if (patch.binding.read() != patch.address) patch.binding.write(patch.address);
 }
 
-/// Other tools write the same bindings, at any time: memray and heaptrack when they begin and end, and when a library
-/// is loaded. A block of the heap that reached their `free` would end the process. Called for each tensor, by functions
-/// that such tools do not know.
-void keep_patches() noexcept {
+// Restores patched bindings. Other tools write the same ones at any time: memray and heaptrack when they begin and end,
+// and when a library is loaded. A block of the heap passed to their `free` would end the process. Called for each
+// tensor, by functions that such tools do not patch.
+void restore_patches() noexcept {
   const std::vector<Patch>& patches = *g_patches.load(std::memory_order_acquire);
-  const auto is_kept = [](const Patch& patch) { return patch.binding.read() == patch.address; };
-  if (std::all_of(patches.begin(), patches.end(), is_kept)) return;
+  const auto is_intact = [](const Patch& patch) { return patch.binding.read() == patch.address; };
+  if (std::all_of(patches.begin(), patches.end(), is_intact)) return;
   try {
     const std::lock_guard guard(g_patches_mutex);
     write_patches(patches);
   } catch (const std::exception& error) {
-    complain("another tool has replaced bindings that the heap needs: " + std::string(error.what()));
+    log_error("another tool has replaced bindings that the heap needs: " + std::string(error.what()));
   }
 }
 
-/// A block of the heap, or nullptr where another allocator has to serve.
+// A block of the heap, or nullptr where another allocator must serve.
 void* serve(size_t nbytes) {
-  // More than the machine has is the C library's to refuse, in the way that callers know.
+  // A request for more than the machine has is left to the C library, which refuses it in the usual way.
   if (nbytes < g_threshold_bytes.load(std::memory_order_acquire) || nbytes > g_memory_bytes) return nullptr;
   return g_heap.load(std::memory_order_acquire)->allocate(nbytes);
 }
 
-/// Whether the block was one of the heap's, and is freed.
-bool take_back(void* block) {
+// Frees a block of the heap; false for others.
+bool try_free(void* block) {
   PageHeap* const heap = g_heap.load(std::memory_order_acquire);
   if (heap == nullptr || !heap->owns(block)) return false;
   heap->free(block);
@@ -92,7 +92,7 @@ int served_posix_memalign(void** block, size_t alignment, size_t nbytes) {
 }
 
 void served_free(void* block) {
-  if (!take_back(block)) ::free(block);
+  if (!try_free(block)) ::free(block);
 }
 
 bool is_filled() {
@@ -104,14 +104,14 @@ bool is_filled() {
 }
 
 void* served_alloc_cpu(size_t nbytes) {
-  keep_patches();
+  restore_patches();
   void* const served = is_filled() ? nullptr : serve(nbytes);
   return served != nullptr ? served : g_alloc_cpu.load(std::memory_order_acquire)(nbytes);
 }
 
 void served_free_cpu(void* block) {
-  keep_patches();
-  if (!take_back(block)) g_free_cpu.load(std::memory_order_acquire)(block);
+  restore_patches();
+  if (!try_free(block)) g_free_cpu.load(std::memory_order_acquire)(block);
 }
 
 struct Replacement {
@@ -135,9 +135,9 @@ bool calls_both(const Library& library, const Pair& pair) {
 Library find_client(const std::string& name) {
   Library library = Library::find(name);
   if (std::none_of(std::begin(kPairs), std::end(kPairs), [&](const Pair& pair) { return calls_both(library, pair); }))
-    throw Error(ErrorKind::kOption, "heap_install: '" + name +
-                                        "' calls neither posix_memalign and free nor c10::alloc_cpu and c10::free_cpu: "
-                                        "nothing to serve");
+    throw OptionError("heap_install: '" + name +
+                      "' calls neither posix_memalign and free nor c10::alloc_cpu and c10::free_cpu: "
+                      "nothing to serve");
   return library;
 }
 
@@ -149,8 +149,8 @@ void find_originals(const Library& library) {
       g_fill_flags[i] = static_cast<const bool*>(found);
 }
 
-/// What to write into the bindings of `libraries`, functions that free first: no block of the heap may exist while a
-/// library frees elsewhere.
+// The patches of `libraries`, functions that free first: no block of the heap may exist while a library frees it
+// elsewhere.
 std::vector<Patch> patches_of(const std::vector<Library>& libraries) {
   std::vector<Patch> patches;
   for (const auto replacement : {&Pair::free, &Pair::allocate})
@@ -162,7 +162,7 @@ std::vector<Patch> patches_of(const std::vector<Library>& libraries) {
   return patches;
 }
 
-/// Serves `libraries`, which are never unloaded, beside those that were served before.
+// Adds `libraries`, which are never unloaded, to those that are served.
 void patch(const std::vector<Library>& libraries) {
   static auto* const clients = new std::vector<Library>;
   static auto* const all_patches = new std::deque<std::vector<Patch>>;  // threads may still read earlier ones
@@ -180,10 +180,10 @@ void patch(const std::vector<Library>& libraries) {
 }
 
 void make_heap() {
-  // Addresses cost nothing: with four times the machine's memory, vacant ranges long enough are always to be found.
+  // Addresses cost nothing: in four times the machine's memory, long enough vacant ranges always exist.
   auto* const heap = new PageHeap(4 * g_memory_bytes);
   g_heap.store(heap, std::memory_order_release);
-  // The child inherits retained pages only to pay for copies of them: it drops them, and both sides keep their speed.
+  // The child drops inherited retained pages, since writes to them would copy them, in parent and child.
   pthread_atfork([] { g_heap.load()->lock(); }, [] { g_heap.load()->unlock(); },
                  [] {
                    g_heap.load()->unlock();
@@ -196,8 +196,8 @@ void make_heap() {
 void install(size_t threshold_bytes, const std::vector<std::string>& libraries) {
   static std::mutex mutex;
   const std::lock_guard guard(mutex);
-  if (threshold_bytes == 0) throw Error(ErrorKind::kOption, "heap_install: the threshold must be at least 1 byte");
-  if (libraries.empty()) throw Error(ErrorKind::kOption, "heap_install: name at least one library to serve");
+  if (threshold_bytes == 0) throw OptionError("heap_install: the threshold must be at least 1 byte");
+  if (libraries.empty()) throw OptionError("heap_install: name at least one library to serve");
   std::vector<Library> clients;
   for (const std::string& library : libraries) clients.push_back(find_client(library));
   if (g_heap.load() == nullptr) make_heap();
@@ -246,8 +246,8 @@ void trim() {
   if (PageHeap* const heap = g_heap.load()) heap->trim();
 }
 
-void lend(size_t nbytes) {
-  if (PageHeap* const heap = g_heap.load()) heap->lend(nbytes);
+void decommit(size_t nbytes) {
+  if (PageHeap* const heap = g_heap.load()) heap->decommit(nbytes);
 }
 
 }  // namespace lmswap::heap

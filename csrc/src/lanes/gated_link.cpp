@@ -11,19 +11,19 @@
 
 namespace lmswap {
 
-std::unique_ptr<GatedLink> GatedLink::make(const std::shared_ptr<Driver>& driver, const Pacer& pacer) {
-  if (!pacer.is_limiting() || !driver->can_wait_for_host()) return nullptr;
-  return std::make_unique<GatedLink>(driver, pacer);
+std::unique_ptr<GatedLink> GatedLink::make(const std::shared_ptr<Driver>& driver, const BandwidthLimiter& limiter) {
+  if (!limiter.is_limiting() || !driver->can_wait_for_host()) return nullptr;
+  return std::make_unique<GatedLink>(driver, limiter);
 }
 
-GatedLink::GatedLink(std::shared_ptr<Driver> driver, Pacer pacer)
+GatedLink::GatedLink(std::shared_ptr<Driver> driver, BandwidthLimiter limiter)
     : driver_(std::move(driver)),
-      pacer_(std::move(pacer)),
+      limiter_(std::move(limiter)),
       arrivals_(driver_),
       memory_(driver_, kPageBytes),
       gate_(reinterpret_cast<uint64_t*>(memory_.data())) {
   *gate_ = 0;
-  thread_ = start_thread("a thread that stands for a link", ErrorKind::kTier, [this] { run(); });
+  thread_ = start_thread<TierError>("a thread that stands for a link", [this] { run(); });
 }
 
 GatedLink::~GatedLink() {
@@ -37,14 +37,14 @@ GatedLink::~GatedLink() {
 }
 
 void GatedLink::begin(const Transfer& transfer) {
-  transfer.make_wait_ready(arrivals_.handle());
-  // Made here, as a callback has nobody to tell that there is no memory left.
-  auto arrived = std::make_shared<std::list<Passage>>();
+  transfer.queue_wait_ready(arrivals_.handle());
+  // Allocated here, since a callback could not report that allocating it failed.
+  auto arrived = std::make_shared<std::list<Request>>();
   arrived->push_back({num_begun_ + 1, transfer.block.nbytes, 0, transfer.link_start});
   driver_->call_back(arrivals_.handle(), [queue = queue_, arrived](int) {
     const std::lock_guard lock(queue->mutex);
     arrived->front().ready_seconds = monotonic_seconds();
-    queue->passages.splice(queue->passages.end(), *arrived);
+    queue->requests.splice(queue->requests.end(), *arrived);
     queue->changed.notify_all();
   });
   ++num_begun_;
@@ -55,22 +55,22 @@ void GatedLink::end(StreamHandle stream) { driver_->wait_value(stream, gate_, nu
 void GatedLink::run() {
   std::unique_lock lock(queue_->mutex);
   for (;;) {
-    queue_->changed.wait(lock, [&] { return queue_->is_closing || !queue_->passages.empty(); });
-    if (queue_->passages.empty()) return;
-    const Passage passage = std::move(queue_->passages.front());
-    queue_->passages.pop_front();
+    queue_->changed.wait(lock, [&] { return queue_->is_closing || !queue_->requests.empty(); });
+    if (queue_->requests.empty()) return;
+    const Request request = std::move(queue_->requests.front());
+    queue_->requests.pop_front();
     lock.unlock();
-    bring(passage);
+    serve(request);
     lock.lock();
   }
 }
 
-void GatedLink::bring(const Passage& passage) {
-  for (uint64_t begin = 0; begin < passage.nbytes; begin += pacer_.chunk_bytes()) {
-    const uint64_t nbytes = std::min(pacer_.chunk_bytes(), passage.nbytes - begin);
-    passage.start->note(pacer_.pace(nbytes, passage.ready_seconds));
+void GatedLink::serve(const Request& request) {
+  for (uint64_t begin = 0; begin < request.nbytes; begin += limiter_.chunk_bytes()) {
+    const uint64_t nbytes = std::min(limiter_.chunk_bytes(), request.nbytes - begin);
+    request.start->record(limiter_.throttle(nbytes, request.ready_seconds));
   }
-  std::atomic_ref<uint64_t>(*gate_).store(passage.number, std::memory_order_release);
+  std::atomic_ref<uint64_t>(*gate_).store(request.number, std::memory_order_release);
 }
 
 }  // namespace lmswap

@@ -8,19 +8,20 @@
 
 namespace lmswap {
 
-Lane::Lane(std::unique_ptr<Mover> mover, bool has_thread) : mover_(std::move(mover)), has_thread_(has_thread) {
-  if (has_thread_) thread_ = start_thread("a thread that moves swapped bytes", ErrorKind::kTier, [this] { run(); });
+Lane::Lane(std::unique_ptr<TransferBackend> backend, bool has_thread)
+    : backend_(std::move(backend)), has_thread_(has_thread) {
+  if (has_thread_) thread_ = start_thread<TierError>("a thread that moves swapped bytes", [this] { run(); });
 }
 
 Lane::~Lane() {
-  mover_->end();
+  backend_->end();
   {
     const std::lock_guard lock(mutex_);
     is_closing_ = true;
   }
   changed_.notify_all();
   if (has_thread_) thread_.join();
-  mover_->drain();
+  backend_->drain();
 }
 
 void Lane::submit(TransferPointer transfer) {
@@ -30,7 +31,8 @@ void Lane::submit(TransferPointer transfer) {
     queue_.push_back(transfer);
     changed_.notify_all();
   }
-  mover_->issue(transfer);  // not under the lock: a device that is full blocks until the thread has gone on
+  backend_->issue(
+      transfer);  // not under the lock: a device whose queue is full blocks until the lane's thread has continued
 }
 
 void Lane::run() {
@@ -42,27 +44,27 @@ void Lane::run() {
     queue_.pop_front();
     lock.unlock();
     start(transfer);
-    transfer.reset();  // not under the lock: the last owner of a slab gives that back
+    transfer.reset();  // not under the lock: the last owner of a slab frees it
     lock.lock();
   }
 }
 
-// What it waits for was queued before it, so lanes never wait for each other in a circle.
+// Everything that it waits for was queued before it, so lanes cannot deadlock.
 void Lane::start(const TransferPointer& transfer) noexcept {
   try {
-    for (const TransferPointer& fence : transfer->fences) fence->wait_landed();
+    for (const TransferPointer& dependency : transfer->dependencies) dependency->wait_landed();
     if (transfer->source && !transfer->source->wait_landed()) {
-      throw Error(ErrorKind::kTransfer, "the bytes never reached the tier: " + transfer->source->error_text());
+      throw TransferError("the bytes never reached the tier: " + transfer->source->error_text());
     }
-    mover_->move(transfer);
+    backend_->move(transfer);
   } catch (const std::exception& error) {
     transfer->fail(error);
-    mover_->give_up(transfer);
+    backend_->abort(transfer);
   }
-  // The chain of past holders must not grow for as long as the block is in use.
+  // Dropped, or the chain of previous holders would grow for as long as the block is in use.
   transfer->source.reset();
-  transfer->fences.clear();
-  if (transfer->finish_part()) mover_->complete(transfer);
+  transfer->dependencies.clear();
+  if (transfer->finish_part()) backend_->complete(transfer);
 }
 
 }  // namespace lmswap

@@ -26,8 +26,8 @@ struct Contents {
 };
 static_assert(FreeAt::is_always_lock_free, "an atomic with a lock does not work between processes");
 
-Error refusal(const std::string& path, const std::string& why) {
-  return Error(ErrorKind::kOption, "the shared link '" + path + "' " + why);
+OptionError refusal(const std::string& path, const std::string& why) {
+  return OptionError("the shared link '" + path + "' " + why);
 }
 
 std::string rates_text(double out, double in) {
@@ -44,14 +44,14 @@ class File {
     }
   }
   ~File() {
-    flock(descriptor_, LOCK_UN);  // by hand: a mapping keeps the file open, and so its lock
+    flock(descriptor_, LOCK_UN);  // explicitly: a mapping keeps the file open, and so its lock
     close(descriptor_);
   }
   File(const File&) = delete;
   File& operator=(const File&) = delete;
   int descriptor() const { return descriptor_; }
 
-  // Held for the microseconds that opening takes; longer is somebody else's lock.
+  // Held for the microseconds that opening takes; a longer lock is not ours.
   bool lock() const {
     constexpr int kMostTries = 1000;
     for (int i = 0; i < kMostTries; ++i) {
@@ -67,7 +67,7 @@ class File {
 
 }  // namespace
 
-Pacers open_shared_link(const std::string& path, double out_bytes_per_second, double in_bytes_per_second) {
+BandwidthLimiters open_shared_link(const std::string& path, double out_bytes_per_second, double in_bytes_per_second) {
   const File file(path);
   if (!file.lock()) throw refusal(path, "is locked by another process; name another");
   struct stat status;
@@ -90,8 +90,8 @@ Pacers open_shared_link(const std::string& path, double out_bytes_per_second, do
                             rates_text(out_bytes_per_second, in_bytes_per_second) +
                             "; remove the file when nobody uses it any more, or name another");
   }
-  return {Pacer(out_bytes_per_second, std::shared_ptr<FreeAt>(memory, &contents->out)),
-          Pacer(in_bytes_per_second, std::shared_ptr<FreeAt>(memory, &contents->in))};
+  return {BandwidthLimiter(out_bytes_per_second, std::shared_ptr<FreeAt>(memory, &contents->out)),
+          BandwidthLimiter(in_bytes_per_second, std::shared_ptr<FreeAt>(memory, &contents->in))};
 }
 
 }  // namespace lmswap

@@ -10,7 +10,7 @@
 namespace lmswap {
 namespace {
 
-// Where the device does not tell, it is as the caller says. The error is told by the next call that needs it.
+// A query that fails returns `otherwise`; the next call that needs the device throws the error.
 bool is_over(const Event& event, bool otherwise) {
   try {
     return event.is_finished();
@@ -33,7 +33,7 @@ Transfer::Transfer(const std::shared_ptr<Driver>& driver, Direction direction_, 
       done(std::make_shared<Event>(driver)),
       driver_(driver) {}
 
-void Transfer::mark_start(StreamHandle lane) {
+void Transfer::record_start(StreamHandle lane) {
   start_ = std::make_unique<Event>(driver_);
   start_->record(lane);
 }
@@ -54,7 +54,7 @@ void Transfer::fail(std::string_view text) noexcept {
   try {
     error_ = text;
   } catch (const std::bad_alloc&) {
-    error_ = "no memory left";  // no longer than what a string holds without any
+    error_ = "no memory left";  // short enough for a string without allocation
   }
 }
 
@@ -63,16 +63,16 @@ void Transfer::fail(const std::exception& error) noexcept {
   fail(is_full ? "the process was refused host memory for the move. Free host memory, or swap less" : error.what());
 }
 
-void Transfer::note(uint64_t begin, const std::byte* bytes, uint64_t nbytes) {
-  if (checksums) checksums->note(begin, bytes, nbytes);
+void Transfer::record_checksums(uint64_t begin, const std::byte* bytes, uint64_t nbytes) {
+  if (checksums) checksums->update(begin, bytes, nbytes);
 }
 
-void Transfer::compare(uint64_t begin, const std::byte* bytes, uint64_t nbytes) {
+void Transfer::verify_checksums(uint64_t begin, const std::byte* bytes, uint64_t nbytes) {
   const auto change = checksums ? checksums->first_change(begin, bytes, nbytes) : std::nullopt;
   if (!change) return;
   const std::lock_guard lock(mutex_);
   changed_at_ = std::min(*change, changed_at_.value_or(*change));
-  error_ = BytesChanged(swap, block.nbytes, *changed_at_).what();
+  error_ = BytesDiffer(swap, block.nbytes, *changed_at_).what();
 }
 
 bool Transfer::is_failing() const {
@@ -85,7 +85,7 @@ void Transfer::set_issued() { set_state(State::kIssued); }
 void Transfer::settle() { set_state(is_failing() ? State::kFailed : State::kLanded); }
 
 void Transfer::set_state(State state) {
-  // Notified under the lock: whoever waits may drop the last reference as soon as it is released.
+  // Notified under the lock: a waiting thread may destroy the transfer as soon as the lock is released.
   const std::lock_guard lock(mutex_);
   state_ = state;
   is_issued_ |= state == State::kIssued;
@@ -105,7 +105,7 @@ double Transfer::wait_ready() const {
   return std::max(ready.seconds(), source->end_seconds());
 }
 
-void Transfer::make_wait_ready(StreamHandle stream) const {
+void Transfer::queue_wait_ready(StreamHandle stream) const {
   ready.make_wait(stream);
   if (source && !source->is_failing()) source->done->make_wait(stream);
 }
@@ -137,8 +137,8 @@ void Transfer::make_wait(StreamHandle stream, Event& arrival) {
 
 void Transfer::check_not_failed() const {
   const std::lock_guard lock(mutex_);
-  if (state_ == State::kFailed && changed_at_) throw BytesChanged(swap, block.nbytes, *changed_at_);
-  if (state_ == State::kFailed) throw Error(ErrorKind::kTransfer, error_);
+  if (state_ == State::kFailed && changed_at_) throw BytesDiffer(swap, block.nbytes, *changed_at_);
+  if (state_ == State::kFailed) throw TransferError(error_);
 }
 
 bool Transfer::precedes(StreamId stream) const {
@@ -159,13 +159,13 @@ bool Transfer::is_device_free() const {
     if (state_ == State::kQueued) return false;
     if (state_ == State::kFailed && !is_issued_) return true;
   }
-  return is_over(*done, true);  // a device that has failed runs nothing more
+  return is_over(*done, true);  // a failed device runs nothing more
 }
 
 bool Transfer::is_finished() const {
   const State now = state();
   if (now == State::kFailed) return is_device_free();
-  return now == State::kLanded && is_over(*done, false);  // else who comes next waits for it
+  return now == State::kLanded && is_over(*done, false);  // if the query fails: the next holder waits for it
 }
 
 bool Transfer::has_failed() const { return state() == State::kFailed; }
@@ -179,7 +179,7 @@ double Transfer::start_seconds() const {
   if (link_start->seconds() > 0) return link_start->seconds();
   if (start_) return start_->seconds();
   double seconds = ready.seconds();
-  for (const auto& event : behind_) seconds = std::max(seconds, event->seconds());
+  for (const auto& event : predecessors_) seconds = std::max(seconds, event->seconds());
   return seconds;
 }
 

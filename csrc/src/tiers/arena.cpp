@@ -45,7 +45,7 @@ void Arena::hold(std::map<uint64_t, uint64_t>::iterator free_range, uint64_t off
 void Arena::grow(uint64_t capacity_bytes) {
   assert(capacity_bytes % kPageBytes == 0 && capacity_bytes > capacity_bytes_);
   const uint64_t more_bytes = capacity_bytes - capacity_bytes_;
-  held_[capacity_bytes_] = more_bytes;  // until the next line but one, which merges it with what is free before it
+  held_[capacity_bytes_] = more_bytes;  // until `release` below, which merges it with the free range before it
   used_bytes_ += more_bytes;
   release(capacity_bytes_);
   capacity_bytes_ = capacity_bytes;

@@ -22,8 +22,7 @@ namespace {
 
 constexpr uint32_t kRaw = 0, kFilled = 1 << 30;
 
-// Never to be run as a program, which some systems ask of all such files (vm.memfd_noexec); kernels before 6.3 do not
-// know the word.
+// Not executable, as some systems require (vm.memfd_noexec); kernels before 6.3 do not know the flag.
 int open_memory() {
   constexpr unsigned kNoExecution = 8;  // MFD_NOEXEC_SEAL of linux/memfd.h
   const int descriptor = memfd_create("lmswap", MFD_CLOEXEC | kNoExecution);
@@ -46,7 +45,7 @@ std::string advice_on(int code, uint64_t nbytes) {
   }
 }
 
-CodecMemory codec_memory(Bounce bounce) { return bounce.first<kCodecBytes>(); }
+CodecMemory codec_memory(Scratch scratch) { return scratch.first<kCodecBytes>(); }
 
 // Calls `run(offset, done, nbytes)` for each chunk.
 template <typename Run>
@@ -86,61 +85,61 @@ CompressedMemory::CompressedMemory(uint64_t nbytes, std::shared_ptr<Faults> faul
     code = errno;
   }
   if (code == 0) return;
-  throw Error(ErrorKind::kTier, "compressed tier: " + format_bytes(nbytes) +
-                                    " of memory cannot be had: " + errno_text(code) + ". " + advice_on(code, nbytes));
+  throw TierError("compressed tier: " + format_bytes(nbytes) + " of memory cannot be had: " + errno_text(code) + ". " +
+                  advice_on(code, nbytes));
 }
 
 CompressedMemory::~CompressedMemory() { residency_->change(resident_bytes_, 0); }
 
-void CompressedMemory::write(uint64_t offset, const std::byte* source, uint64_t nbytes, Bounce bounce) {
+void CompressedMemory::write(uint64_t offset, const std::byte* source, uint64_t nbytes, Scratch scratch) {
   for_chunks(offset, nbytes,
-             [&](uint64_t at, uint64_t done, uint64_t part) { write_chunk(at, source + done, part, bounce); });
+             [&](uint64_t at, uint64_t done, uint64_t part) { write_chunk(at, source + done, part, scratch); });
   count_pages();
 }
 
-void CompressedMemory::read(uint64_t offset, std::byte* target, uint64_t nbytes, Bounce bounce) {
+void CompressedMemory::read(uint64_t offset, std::byte* target, uint64_t nbytes, Scratch scratch) {
   for_chunks(offset, nbytes,
-             [&](uint64_t at, uint64_t done, uint64_t part) { read_chunk(at, target + done, part, bounce); });
+             [&](uint64_t at, uint64_t done, uint64_t part) { read_chunk(at, target + done, part, scratch); });
 }
 
-void CompressedMemory::write_chunk(uint64_t offset, const std::byte* source, uint64_t nbytes, Bounce bounce) {
-  const std::optional<uint64_t> encoded_bytes = encode(source, nbytes, codec_memory(bounce));
+void CompressedMemory::write_chunk(uint64_t offset, const std::byte* source, uint64_t nbytes, Scratch scratch) {
+  const std::optional<uint64_t> encoded_bytes = encode(source, nbytes, codec_memory(scratch));
   uint32_t& content = contents_[offset / kPageBytes];
   if (!encoded_bytes) {
     content = kRaw;
     return write_file(offset, source, nbytes);
   }
   content = static_cast<uint32_t>(*encoded_bytes);
-  write_file(offset, bounce.data(), *encoded_bytes);
-  // Gives back pages of what lay there before, of which chunks may have begun elsewhere: 2 microseconds where there are
-  // none. What fails leaves only pages behind.
+  write_file(offset, scratch.data(), *encoded_bytes);
+  // Frees pages of earlier contents, whose chunks may have begun at other offsets: 2 microseconds where there are none.
+  // A failure only leaves pages allocated.
   const uint64_t used_bytes = round_to_pages(*encoded_bytes);
   fallocate(descriptor(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset + used_bytes),
             static_cast<off_t>(round_to_pages(nbytes) - used_bytes));
 }
 
-void CompressedMemory::read_chunk(uint64_t offset, std::byte* target, uint64_t nbytes, Bounce bounce) {
+void CompressedMemory::read_chunk(uint64_t offset, std::byte* target, uint64_t nbytes, Scratch scratch) {
   const uint32_t content = contents_[offset / kPageBytes];
   if (content == kRaw) return read_file(offset, target, nbytes);
   if (content >= kFilled) {
     std::memset(target, static_cast<int>(content - kFilled), nbytes);
     return;
   }
-  read_file(offset, bounce.data(), content);
-  if (decode(target, nbytes, codec_memory(bounce), content)) return;
-  throw Error(ErrorKind::kTransfer, "compressed tier: what lies at offset " + std::to_string(offset) +
-                                        " is not what was written there. Main memory may be faulty");
+  read_file(offset, scratch.data(), content);
+  if (decode(target, nbytes, codec_memory(scratch), content)) return;
+  throw TransferError("compressed tier: what lies at offset " + std::to_string(offset) +
+                      " is not what was written there. Main memory may be faulty");
 }
 
 void CompressedMemory::read_back(uint64_t offset, std::byte* target, uint64_t nbytes) {
   const std::unique_ptr<void, void (*)(void*)> memory(std::aligned_alloc(kPageBytes, kCodecBytes), std::free);
   if (!memory) throw std::bad_alloc();
-  const Bounce bounce(static_cast<std::byte*>(memory.get()), kCodecBytes);
-  read(offset, target, nbytes, bounce);
-  explicit_bzero(bounce.data(), bounce.size());  // as in IoPool
+  const Scratch scratch(static_cast<std::byte*>(memory.get()), kCodecBytes);
+  read(offset, target, nbytes, scratch);
+  explicit_bzero(scratch.data(), scratch.size());  // as in IoPool
 }
 
-// Chunks need not begin where they did when they were written, so all pages are overwritten that there are.
+// Chunks need not begin at the offsets of earlier ones, so all existing pages are overwritten.
 void CompressedMemory::fill(uint64_t offset, uint64_t nbytes, std::byte value) {
   const std::vector<std::byte> values(kChunkBytes, value);
   const auto end = static_cast<off_t>(offset + round_to_pages(nbytes));
@@ -159,7 +158,7 @@ void CompressedMemory::fill(uint64_t offset, uint64_t nbytes, std::byte value) {
 }
 
 void CompressedMemory::count_pages() {
-  constexpr uint64_t kBlockBytes = 512;  // of what fstat counts
+  constexpr uint64_t kBlockBytes = 512;  // the unit of st_blocks
   struct stat status;
   const std::lock_guard lock(mutex_);
   if (fstat(descriptor(), &status) != 0) return;

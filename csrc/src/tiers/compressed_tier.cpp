@@ -5,8 +5,8 @@
 namespace lmswap {
 
 CompressedTier::CompressedTier(const std::shared_ptr<Driver>& driver, std::shared_ptr<Faults> faults,
-                               uint64_t limit_bytes, int io_threads, const Pacers& pacers)
-    : IoTier("compressed", driver, std::move(faults), limit_bytes, io_threads, pacers) {}
+                               uint64_t limit_bytes, int io_threads, const BandwidthLimiters& limiters)
+    : IoTier("compressed", driver, std::move(faults), limit_bytes, io_threads, limiters) {}
 
 TierStats CompressedTier::stats() const {
   TierStats stats = Tier::stats();

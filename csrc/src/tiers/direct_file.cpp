@@ -23,8 +23,8 @@ std::string room_text(int descriptor) {
   return format_bytes(static_cast<uint64_t>(room.f_bavail) * room.f_frsize);
 }
 
-// On a filesystem that writes no block twice (btrfs) only the first write would go to what was reserved, and a full
-// disk would be an error in the midst of a step. Told of an empty file; others do not know the word, or ignore it.
+// On a copy-on-write filesystem (btrfs) only the first write would use the reserved space, and a full disk would be an
+// error in the middle of a step. Must be set on an empty file; other filesystems do not know the flag, or ignore it.
 void overwrite_in_place(int descriptor) {
   int flags = 0;
   if (ioctl(descriptor, FS_IOC_GETFLAGS, &flags) != 0) return;
@@ -32,7 +32,7 @@ void overwrite_in_place(int descriptor) {
   static_cast<void>(ioctl(descriptor, FS_IOC_SETFLAGS, &flags));
 }
 
-// Until it is whole: a signal, of a profiler for one, interrupts it. What was reserved by then stays so.
+// Repeated until complete: signals interrupt it, of a profiler for example. What is reserved by then stays reserved.
 int reserve(int descriptor, uint64_t nbytes) {
   while (fallocate(descriptor, 0, 0, static_cast<off_t>(nbytes)) != 0) {
     if (errno != EINTR) return errno;
@@ -40,7 +40,7 @@ int reserve(int descriptor, uint64_t nbytes) {
   return 0;
 }
 
-// What there is too little of, and what to do.
+// The cause of a failed reservation, and what to do.
 std::string advice_on(int code, uint64_t nbytes, const std::string& room) {
   switch (code) {
     case EFBIG:
@@ -65,7 +65,7 @@ bool is_page_aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(p
 DirectFile::DirectFile(const SwapDirectory& directory, uint64_t nbytes, std::shared_ptr<Faults> faults)
     : IoStorage("disk", nbytes, directory.open_unnamed(), std::move(faults)) {
   if (descriptor() < 0) throw directory_error(directory.path(), "no file can be made there: " + errno_text(errno));
-  const std::string room = room_text(descriptor());  // before a reservation that fails has taken what it could
+  const std::string room = room_text(descriptor());  // queried before a failing reservation uses it up
   const bool is_full = this->faults().next_after_delay("reserve").fail;
   overwrite_in_place(descriptor());
   const int code = is_full ? ENOSPC : reserve(descriptor(), nbytes);
@@ -74,31 +74,31 @@ DirectFile::DirectFile(const SwapDirectory& directory, uint64_t nbytes, std::sha
                                               advice_on(code, nbytes, room));
 }
 
-void DirectFile::write(uint64_t offset, const std::byte* source, uint64_t nbytes, Bounce bounce) {
+void DirectFile::write(uint64_t offset, const std::byte* source, uint64_t nbytes, Scratch scratch) {
   if (is_page_aligned(source)) {
     const uint64_t whole = nbytes / kPageBytes * kPageBytes;
     write_file(offset, source, whole);
     offset += whole, source += whole, nbytes -= whole;
   }
   while (nbytes > 0) {
-    const uint64_t part = std::min<uint64_t>(nbytes, bounce.size());
-    std::memcpy(bounce.data(), source, part);
-    std::memset(bounce.data() + part, 0, round_to_pages(part) - part);
-    write_file(offset, bounce.data(), round_to_pages(part));
+    const uint64_t part = std::min<uint64_t>(nbytes, scratch.size());
+    std::memcpy(scratch.data(), source, part);
+    std::memset(scratch.data() + part, 0, round_to_pages(part) - part);
+    write_file(offset, scratch.data(), round_to_pages(part));
     offset += part, source += part, nbytes -= part;
   }
 }
 
-void DirectFile::read(uint64_t offset, std::byte* target, uint64_t nbytes, Bounce bounce) {
+void DirectFile::read(uint64_t offset, std::byte* target, uint64_t nbytes, Scratch scratch) {
   if (is_page_aligned(target)) {
     const uint64_t whole = nbytes / kPageBytes * kPageBytes;
     read_file(offset, target, whole);
     offset += whole, target += whole, nbytes -= whole;
   }
   while (nbytes > 0) {
-    const uint64_t part = std::min<uint64_t>(nbytes, bounce.size());
-    read_file(offset, bounce.data(), round_to_pages(part));
-    std::memcpy(target, bounce.data(), part);
+    const uint64_t part = std::min<uint64_t>(nbytes, scratch.size());
+    read_file(offset, scratch.data(), round_to_pages(part));
+    std::memcpy(target, scratch.data(), part);
     offset += part, target += part, nbytes -= part;
   }
 }

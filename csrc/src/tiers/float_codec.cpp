@@ -10,15 +10,15 @@
 namespace lmswap {
 namespace {
 
-constexpr uint8_t kElsewhere = 15;  // the code of an exponent that is not among the common ones, and is kept apart
-constexpr uint64_t kGroup = 64;     // words of which the bitmap tells at once
+constexpr uint8_t kOutlier = 15;  // the code of an exponent that is not among the common ones
+constexpr uint64_t kGroup = 64;   // words per word of the bitmap
 
 struct Header {
-  uint32_t num_kept = 0, num_elsewhere = 0;
+  uint32_t num_kept = 0, num_outliers = 0;
   uint8_t word_bytes = 0;
   uint8_t exponent = 0;    // the largest of the common ones
   uint8_t has_bitmap = 0;  // else all words are kept
-  uint8_t has_codes = 0;   // else what is kept lies there as it is
+  uint8_t has_codes = 0;   // else the kept words are stored as they are
 };
 
 template <typename Word>
@@ -33,11 +33,11 @@ void store(std::byte* bytes, Word word) {
   std::memcpy(bytes, &word, sizeof word);
 }
 
-// A word turned left by one bit begins with the exponent, of fp32 and of bf16, and ends with the sign.
+// A word rotated left by one bit begins with the exponent, of fp32 and of bf16, and ends with the sign.
 template <typename Word>
 constexpr int kExponentShift = 8 * (sizeof(Word) - 1);
 
-// Where the parts of an encoded chunk lie, one behind the other, and behind their worst case what is needed meanwhile.
+// The parts of an encoded chunk, consecutive, and behind their largest extent the scratch memory.
 template <typename Word>
 struct Parts {
   Parts(CodecMemory memory, uint64_t num_words, const Header& header)
@@ -45,47 +45,47 @@ struct Parts {
         codes(bitmap + (header.has_bitmap ? (num_words + kGroup - 1) / kGroup * sizeof(uint64_t) : 0)),
         lows(codes + (header.num_kept + 1) / 2),
         middles(lows + header.num_kept),
-        elsewhere(middles + header.num_kept * (sizeof(Word) - 2)),
+        outliers(middles + header.num_kept * (sizeof(Word) - 2)),
         exponents(reinterpret_cast<uint8_t*>(memory.data() + 2 * kChunkBytes)),
         kept(header.has_codes ? memory.data() + 3 * kChunkBytes - kChunkBytes / 4 : codes),
-        rest(header.has_codes ? elsewhere + header.num_elsewhere : kept + header.num_kept * sizeof(Word)) {}
+        rest(header.has_codes ? outliers + header.num_outliers : kept + header.num_kept * sizeof(Word)) {}
 
-  std::byte *bitmap, *codes, *lows, *middles, *elsewhere;
-  uint8_t* exponents;  // of the words that are kept
-  std::byte* kept;     // these words
-  std::byte* rest;     // what is less than a word, at the end
+  std::byte *bitmap, *codes, *lows, *middles, *outliers;
+  uint8_t* exponents;  // of the kept words
+  std::byte* kept;     // the kept words
+  std::byte* rest;     // a partial word at the end
 };
 
-// What encoding by words of a width would do, by some of them.
+// The expected result of encoding by words of one width, from a sample.
 struct Estimate {
   Header header;
-  double share = 1;  // of the bytes, that would be left
+  double share = 1;  // of the bytes that remain
 };
 
 template <typename Word>
 Estimate estimate(const std::byte* chunk, uint64_t num_words) {
-  constexpr uint64_t kSamples = 512;  // within 2 % of the share
+  constexpr uint64_t kSamples = 512;  // an error of at most 2 % of the share
   constexpr double kWordBytes = sizeof(Word), kBitmapBytes = 1.0 / 8;
-  constexpr double kMostElsewhere = 1.0 / 8;  // of fp16, four in five are: 0.4 GB/s for nothing, instead of 2
+  constexpr double kMostOutliers = 1.0 / 8;  // of fp16, four in five are outliers: 0.4 GB/s for nothing, instead of 2
   std::array<uint32_t, 256> counts = {};
   uint32_t num_kept = 0;
   for (uint64_t i = 0; i < kSamples; ++i) {
-    // As if at random: channels and the halves of wider elements recur at a regular distance.
+    // Pseudo-random, since channels and the halves of wider elements recur at a regular distance.
     const uint64_t sample = (uint64_t{static_cast<uint32_t>(i) * 0x9e3779b1} * num_words) >> 32;
     const Word word = load<Word>(chunk + sample * sizeof(Word));
     num_kept += word != 0;
     counts[std::rotl(word, 1) >> kExponentShift<Word>] += word != 0;
   }
-  // The exponents from `first` on, as many as there are codes, are the common ones.
+  // The common exponents are those of the window, as long as there are codes, with the most values.
   uint32_t num_common = 0, most_common = 0;
   uint64_t last = 0;
   for (uint64_t end = 1; end <= counts.size(); ++end) {
     num_common += counts[end - 1];
-    if (end > kElsewhere) num_common -= counts[end - 1 - kElsewhere];
+    if (end > kOutlier) num_common -= counts[end - 1 - kOutlier];
     if (num_common > most_common) most_common = num_common, last = end - 1;
   }
-  const double kept = num_kept / double{kSamples}, elsewhere = (num_kept - most_common) / double{kSamples};
-  const bool has_codes = elsewhere < kMostElsewhere * kept;
+  const double kept = num_kept / double{kSamples}, outliers = (num_kept - most_common) / double{kSamples};
+  const bool has_codes = outliers < kMostOutliers * kept;
   const double kept_bytes = has_codes ? kWordBytes - 0.5 : kWordBytes;
   const double with_bitmap = kept * kept_bytes + kBitmapBytes, without = kept_bytes;
   Estimate found;
@@ -93,13 +93,13 @@ Estimate estimate(const std::byte* chunk, uint64_t num_words) {
   found.header.exponent = static_cast<uint8_t>(last);
   found.header.has_bitmap = with_bitmap < without;
   found.header.has_codes = has_codes;
-  found.share = (std::min(with_bitmap, without) + (has_codes ? elsewhere : 0)) / kWordBytes;
+  found.share = (std::min(with_bitmap, without) + (has_codes ? outliers : 0)) / kWordBytes;
   return found;
 }
 
-// Copies the words that are not zero to `kept`; says how many.
+// Copies the words that are not zero to `kept`; returns their number.
 template <typename Word>
-uint64_t leave_zeros_out(const std::byte* words, uint64_t num_words, std::byte* bitmap, std::byte* kept) {
+uint64_t compact_nonzero(const std::byte* words, uint64_t num_words, std::byte* bitmap, std::byte* kept) {
   uint64_t num_kept = 0;
   for (uint64_t begin = 0; begin < num_words; begin += kGroup) {
     const uint64_t end = std::min(begin + kGroup, num_words);
@@ -116,7 +116,7 @@ uint64_t leave_zeros_out(const std::byte* words, uint64_t num_words, std::byte* 
 }
 
 template <typename Word>
-void put_zeros_back(std::byte* words, uint64_t num_words, const std::byte* bitmap, const std::byte* kept) {
+void expand_nonzero(std::byte* words, uint64_t num_words, const std::byte* bitmap, const std::byte* kept) {
   for (uint64_t begin = 0; begin < num_words; begin += kGroup) {
     const uint64_t end = std::min(begin + kGroup, num_words);
     uint64_t bits = load<uint64_t>(bitmap + begin / 8);
@@ -128,23 +128,23 @@ void put_zeros_back(std::byte* words, uint64_t num_words, const std::byte* bitma
   }
 }
 
-// Calls `take(i)` for the exponents that are not among the common ones; there are few.
+// Calls `take(i)` for each outlier; there are few.
 template <typename Take>
-void for_elsewhere(const uint8_t* exponents, uint64_t count, uint8_t largest, Take take) {
+void for_outliers(const uint8_t* exponents, uint64_t count, uint8_t largest, Take take) {
   for (uint64_t begin = 0; begin < count; begin += kGroup) {
     const uint64_t end = std::min(begin + kGroup, count);
     uint8_t most = 0;
     for (uint64_t i = begin; i < end; ++i) most = std::max(most, static_cast<uint8_t>(largest - exponents[i]));
-    if (most < kElsewhere) continue;
+    if (most < kOutlier) continue;
     for (uint64_t i = begin; i < end; ++i) {
-      if (static_cast<uint8_t>(largest - exponents[i]) >= kElsewhere) take(i);
+      if (static_cast<uint8_t>(largest - exponents[i]) >= kOutlier) take(i);
     }
   }
 }
 
 // Exponents i and i + half share a byte: neighbours would have to be shuffled.
 void write_codes(const uint8_t* exponents, uint64_t count, uint8_t largest, std::byte* codes) {
-  const auto code = [&](uint64_t i) { return std::min(static_cast<uint8_t>(largest - exponents[i]), kElsewhere); };
+  const auto code = [&](uint64_t i) { return std::min(static_cast<uint8_t>(largest - exponents[i]), kOutlier); };
   const uint64_t half = (count + 1) / 2;
   for (uint64_t i = 0; i < half; ++i) codes[i] = static_cast<std::byte>(code(i) | code(i + half) << 4);
 }
@@ -157,7 +157,7 @@ void read_codes(const std::byte* codes, uint64_t count, uint8_t largest, uint8_t
   }
 }
 
-// Encodes the words that are kept; says how many exponents are not among the common ones.
+// Encodes the kept words; returns the number of outliers.
 template <typename Word>
 uint32_t write_kept(const std::byte* words, const Header& header, const Parts<Word>& parts) {
   for (uint64_t i = 0; i < header.num_kept; ++i) {
@@ -168,18 +168,18 @@ uint32_t write_kept(const std::byte* words, const Header& header, const Parts<Wo
   }
   parts.exponents[header.num_kept] = header.exponent;  // where the count is odd, the last one has a neighbour
   write_codes(parts.exponents, header.num_kept, header.exponent, parts.codes);
-  std::byte* end = parts.elsewhere;
-  for_elsewhere(parts.exponents, header.num_kept, header.exponent,
-                [&](uint64_t i) { *end++ = static_cast<std::byte>(parts.exponents[i]); });
-  return static_cast<uint32_t>(end - parts.elsewhere);
+  std::byte* end = parts.outliers;
+  for_outliers(parts.exponents, header.num_kept, header.exponent,
+               [&](uint64_t i) { *end++ = static_cast<std::byte>(parts.exponents[i]); });
+  return static_cast<uint32_t>(end - parts.outliers);
 }
 
 template <typename Word>
 void read_kept(std::byte* words, const Header& header, const Parts<Word>& parts) {
   read_codes(parts.codes, header.num_kept, header.exponent, parts.exponents);
-  const std::byte* elsewhere = parts.elsewhere;
-  for_elsewhere(parts.exponents, header.num_kept, header.exponent, [&](uint64_t i) {
-    if (elsewhere < parts.rest) parts.exponents[i] = static_cast<uint8_t>(*elsewhere++);
+  const std::byte* outliers = parts.outliers;
+  for_outliers(parts.exponents, header.num_kept, header.exponent, [&](uint64_t i) {
+    if (outliers < parts.rest) parts.exponents[i] = static_cast<uint8_t>(*outliers++);
   });
   for (uint64_t i = 0; i < header.num_kept; ++i) {
     Word turned = load<uint8_t>(parts.lows + i);
@@ -196,10 +196,10 @@ uint64_t encode_words(const std::byte* chunk, uint64_t nbytes, CodecMemory memor
   header.num_kept = static_cast<uint32_t>(num_words);
   if (header.has_bitmap) {
     const Parts<Word> parts(memory, num_words, header);
-    header.num_kept = static_cast<uint32_t>(leave_zeros_out<Word>(chunk, num_words, parts.bitmap, parts.kept));
+    header.num_kept = static_cast<uint32_t>(compact_nonzero<Word>(chunk, num_words, parts.bitmap, parts.kept));
     words = parts.kept;
   }
-  if (header.has_codes) header.num_elsewhere = write_kept(words, header, Parts<Word>(memory, num_words, header));
+  if (header.has_codes) header.num_outliers = write_kept(words, header, Parts<Word>(memory, num_words, header));
   std::byte* const rest = Parts<Word>(memory, num_words, header).rest;
   std::memcpy(rest, chunk + num_words * sizeof(Word), rest_bytes);
   store(memory.data(), header);
@@ -209,12 +209,12 @@ uint64_t encode_words(const std::byte* chunk, uint64_t nbytes, CodecMemory memor
 template <typename Word>
 bool decode_words(std::byte* chunk, uint64_t nbytes, CodecMemory memory, uint64_t encoded_bytes, Header header) {
   const uint64_t num_words = nbytes / sizeof(Word), rest_bytes = nbytes % sizeof(Word);
-  if (header.num_kept > num_words || header.num_elsewhere > header.num_kept) return false;
+  if (header.num_kept > num_words || header.num_outliers > header.num_kept) return false;
   if (!header.has_bitmap && (header.num_kept != num_words || !header.has_codes)) return false;
   const Parts<Word> parts(memory, num_words, header);
   if (static_cast<uint64_t>(parts.rest - memory.data()) + rest_bytes != encoded_bytes) return false;
   if (header.has_codes) read_kept(header.has_bitmap ? parts.kept : chunk, header, parts);
-  if (header.has_bitmap) put_zeros_back<Word>(chunk, num_words, parts.bitmap, parts.kept);
+  if (header.has_bitmap) expand_nonzero<Word>(chunk, num_words, parts.bitmap, parts.kept);
   std::memcpy(chunk + num_words * sizeof(Word), parts.rest, rest_bytes);
   return true;
 }

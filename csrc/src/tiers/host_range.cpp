@@ -26,13 +26,13 @@ namespace {
 
 constexpr uint64_t kHugePageBytes = 2 << 20;
 
-Error memory_error(const char* call, uint64_t nbytes) {
+DriverError memory_error(const char* call, uint64_t nbytes) {
   const int code = errno;
-  return Error(ErrorKind::kDriver, std::string(call) + " of " + format_bytes(nbytes) + " failed: " + errno_text(code));
+  return DriverError(std::string(call) + " of " + format_bytes(nbytes) + " failed: " + errno_text(code));
 }
 
-// Preferred, not bound: where the node has no more, another one's memory is slower, and not the end of the process. By
-// the bare call, as libnuma need not be there. Says with which number it is refused; 0: it is not.
+// Preferred, not bound: where the node has no more memory, another one's is slower, but the process continues. By the
+// system call, as libnuma may be missing. Returns the errno of a refusal, or 0.
 int prefer_node(std::byte* begin, uint64_t nbytes, int node) {
   constexpr int kPreferred = 1;  // MPOL_PREFERRED of linux/mempolicy.h
   constexpr unsigned kBits = 8 * sizeof(unsigned long);
@@ -40,11 +40,11 @@ int prefer_node(std::byte* begin, uint64_t nbytes, int node) {
   const auto number = static_cast<unsigned>(node);
   std::vector<unsigned long> nodes(number / kBits + 1);
   nodes.back() = 1UL << number % kBits;
-  // One bit more than are there: the kernel leaves the last one out.
+  // One bit more than there are: the kernel ignores the last one.
   return syscall(SYS_mbind, begin, nbytes, kPreferred, nodes.data(), nodes.size() * kBits + 1, 0) == 0 ? 0 : errno;
 }
 
-// Of a list as the kernel writes it: "0-15,32,34-47".
+// Parses a list in the kernel's format: "0-15,32,34-47".
 std::optional<cpu_set_t> cpus_of_node(int node, const std::string& nodes) {
   cpu_set_t cpus;
   CPU_ZERO(&cpus);
@@ -57,19 +57,19 @@ std::optional<cpu_set_t> cpus_of_node(int node, const std::string& nodes) {
   return cpus;
 }
 
-void tell_of_placement(int node, int refusal) {
-  static std::atomic_flag is_told;
-  if (is_told.test_and_set()) return;
-  complain("pinned memory may lie on another NUMA node than the GPU's, node " + std::to_string(node) +
-           ", which costs copies up to a third of their rate: mbind failed: " + errno_text(refusal) +
-           ", and no thread may run on that node's CPUs. Allow the call (docker run --cap-add SYS_NICE), or give the "
-           "process CPUs of that node");
+void warn_placement(int node, int refusal) {
+  static std::atomic_flag has_warned;
+  if (has_warned.test_and_set()) return;
+  log_error("pinned memory may lie on another NUMA node than the GPU's, node " + std::to_string(node) +
+            ", which costs copies up to a third of their rate: mbind failed: " + errno_text(refusal) +
+            ", and no thread may run on that node's CPUs. Allow the call (docker run --cap-add SYS_NICE), or give the "
+            "process CPUs of that node");
 }
 
 }  // namespace
 
 uint64_t system_page_bytes() {
-  return std::max(kPageBytes, static_cast<uint64_t>(sysconf(_SC_PAGESIZE)));  // what tiers hand out comes in the first
+  return std::max(kPageBytes, static_cast<uint64_t>(sysconf(_SC_PAGESIZE)));  // tiers allocate in kPageBytes
 }
 
 HostRange::HostRange(uint64_t most_bytes, int node, uint64_t page_bytes, std::string nodes)
@@ -82,7 +82,7 @@ HostRange::HostRange(uint64_t most_bytes, int node, uint64_t page_bytes, std::st
   if (mapped_ == MAP_FAILED) throw memory_error("mmap", mapped_bytes_);
   const auto begin = reinterpret_cast<uintptr_t>(mapped_);
   data_ = static_cast<std::byte*>(mapped_) + (kHugePageBytes - begin % kHugePageBytes) % kHugePageBytes;
-  madvise(mapped_, mapped_bytes_, MADV_HUGEPAGE);  // refused by kernels without; the memory is the same
+  madvise(mapped_, mapped_bytes_, MADV_HUGEPAGE);  // kernels without huge pages refuse it, which does no harm
   madvise(mapped_, mapped_bytes_, MADV_DONTFORK);
   refusal_ = prefer_node(data_, most_bytes_, node);
 }
@@ -92,10 +92,10 @@ HostRange::~HostRange() { munmap(mapped_, mapped_bytes_); }
 void HostRange::extend(uint64_t nbytes) {
   nbytes = round_up(nbytes);
   if (nbytes > most_bytes_) {
-    throw Error(ErrorKind::kDriver, "host memory of at most " + format_bytes(most_bytes_) + " cannot be extended to " +
-                                        format_bytes(nbytes));
+    throw DriverError("host memory of at most " + format_bytes(most_bytes_) + " cannot be extended to " +
+                      format_bytes(nbytes));
   }
-  if (nbytes <= nbytes_) return;  // it lies on the last page already
+  if (nbytes <= nbytes_) return;  // already within the last page
   const uint64_t more_bytes = nbytes - nbytes_;
   if (mprotect(data_ + nbytes_, more_bytes, PROT_READ | PROT_WRITE) != 0) throw memory_error("mprotect", more_bytes);
   fault_in(data_ + nbytes_, more_bytes);
@@ -109,8 +109,8 @@ void HostRange::shrink(uint64_t nbytes) noexcept {
   nbytes_ = nbytes;
 }
 
-// One thread zeroes a few GB/s, and a plan may want a hundred of them. Where the node was refused, the caller, which
-// may run anywhere, touches nothing itself.
+// In parallel: one thread zeroes a few GB/s, and a plan may need a hundred GB. Where mbind was refused, the caller,
+// which may run on any node, touches nothing itself.
 void HostRange::fault_in(std::byte* begin, uint64_t nbytes) const {
   constexpr uint64_t kMostThreads = 8, kLeastBytes = 64 << 20;  // of a thread
   const auto cpus = refusal_ != 0 ? cpus_of_node(node_, nodes_) : std::nullopt;
@@ -130,19 +130,19 @@ void HostRange::fault_in(std::byte* begin, uint64_t nbytes) const {
   threads.reserve(num_threads);
   for (uint64_t from = cpus ? 0 : part_bytes; from < nbytes; from += part_bytes) {
     try {
-      threads.push_back(start_thread("a thread that zeroes memory", ErrorKind::kDriver, [=] { touch_on_node(from); }));
+      threads.push_back(start_thread<DriverError>("a thread that zeroes memory", [=] { touch_on_node(from); }));
     } catch (const std::exception&) {
-      touch(from);  // it takes longer, no more
+      touch(from);  // slower, but sufficient
       if (cpus) is_placed = false;
     }
   }
   if (!cpus) touch(0);
   for (std::thread& thread : threads) thread.join();
-  if (!is_placed) tell_of_placement(node_, refusal_);
+  if (!is_placed) warn_placement(node_, refusal_);
 }
 
 int numa_node_of(std::string pci_address, const std::string& devices) {
-  // The driver writes it in capitals, the kernel does not.
+  // The driver uses upper case, the kernel lower case.
   std::transform(pci_address.begin(), pci_address.end(), pci_address.begin(),
                  [](unsigned char letter) { return static_cast<char>(std::tolower(letter)); });
   int node = -1;

@@ -10,23 +10,24 @@
 namespace lmswap {
 namespace {
 
-constexpr uint64_t kBounceBytes = 1 << 20;
+constexpr uint64_t kScratchBytes = 1 << 20;
 
 }  // namespace
 
 IoPool::IoPool(int num_threads)
-    : bounces_(static_cast<std::byte*>(std::aligned_alloc(kPageBytes, kBounceBytes * static_cast<size_t>(num_threads))),
-               std::free) {
-  if (!bounces_) throw std::bad_alloc();
+    : scratch_(
+          static_cast<std::byte*>(std::aligned_alloc(kPageBytes, kScratchBytes * static_cast<size_t>(num_threads))),
+          std::free) {
+  if (!scratch_) throw std::bad_alloc();
   threads_.reserve(static_cast<size_t>(num_threads));
   try {
     for (size_t i = 0; i < static_cast<size_t>(num_threads); ++i) {
       const std::string name = "I/O thread " + std::to_string(i + 1) + " of " + std::to_string(num_threads);
-      threads_.push_back(start_thread(name, ErrorKind::kTier,
-                                      [this, i] { run(Bounce(bounces_.get() + i * kBounceBytes, kBounceBytes)); }));
+      threads_.push_back(start_thread<TierError>(
+          name, [this, i] { run(Scratch(scratch_.get() + i * kScratchBytes, kScratchBytes)); }));
     }
   } catch (...) {
-    close();  // a thread that nobody has joined ends the process
+    close();  // destroying a thread that was not joined ends the process
     throw;
   }
 }
@@ -40,7 +41,8 @@ void IoPool::close() {
   }
   changed_.notify_all();
   for (std::thread& thread : threads_) thread.join();
-  explicit_bzero(bounces_.get(), kBounceBytes * threads_.size());  // as in StagedMover; memset could be left out
+  explicit_bzero(scratch_.get(),
+                 kScratchBytes * threads_.size());  // as in StagedBackend; a memset could be optimized away
 }
 
 void IoPool::submit(Job job) {
@@ -51,7 +53,7 @@ void IoPool::submit(Job job) {
   changed_.notify_one();
 }
 
-void IoPool::run(Bounce bounce) {
+void IoPool::run(Scratch scratch) {
   for (;;) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return is_closing_ || !jobs_.empty(); });
@@ -59,7 +61,7 @@ void IoPool::run(Bounce bounce) {
     Job job = std::move(jobs_.front());
     jobs_.pop_front();
     lock.unlock();
-    job(bounce);
+    job(scratch);
   }
 }
 

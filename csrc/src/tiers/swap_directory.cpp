@@ -32,7 +32,7 @@ class Descriptor {
     return *this;
   }
   int get() const { return value_; }
-  int give() { return std::exchange(value_, -1); }
+  int release() { return std::exchange(value_, -1); }
 
  private:
   int value_;
@@ -52,7 +52,7 @@ Descriptor start_of(const std::string& path) {
   return Descriptor(open(path.front() == '/' ? "/" : ".", O_PATH | O_DIRECTORY | O_CLOEXEC));
 }
 
-// Where a link of a trusted user leads to.
+// The target of a symbolic link; throws if its owner is not trusted.
 std::string target_of(const std::string& directory, const std::string& name, int link, uid_t owner) {
   if (!is_trusted(owner)) {
     throw directory_error(directory, "'" + name + "' on the way to it is a symbolic link of another user (" +
@@ -65,9 +65,9 @@ std::string target_of(const std::string& directory, const std::string& name, int
   return {target.data(), static_cast<size_t>(length)};
 }
 
-// Goes down the path part by part, each relative to the one before: what is looked at is what is opened.
+// Opens the path component by component, each relative to the one before, so that what is checked is what is opened.
 int open_trusted(const std::string& path) {
-  constexpr int kMostLinks = 40;  // as the kernel
+  constexpr int kMostLinks = 40;  // as in the kernel
   if (path.empty()) throw directory_error(path, "is no path");
   Descriptor here = start_of(path);
   std::list<std::string> parts = names_in(path);
@@ -92,13 +92,13 @@ int open_trusted(const std::string& path) {
   }
   if (fstat(here.get(), &status) != 0) throw directory_error(path, "cannot be used: " + errno_text(errno));
   const bool is_ours = is_trusted(status.st_uid);
-  const mode_t writable = is_ours ? S_IWOTH : S_IWGRP | S_IWOTH;  // a group of our own is the default of many systems
+  const mode_t writable = is_ours ? S_IWOTH : S_IWGRP | S_IWOTH;  // many systems give each user a group of its own
   if ((status.st_mode & writable) != 0 && (status.st_mode & S_ISVTX) == 0) {
     const std::string owner = is_ours ? "" : "belongs to another user (" + std::to_string(status.st_uid) + ") and ";
     throw directory_error(
         path, owner + "is open to others, who may change what is in it; make one of your own, and chmod 700 it");
   }
-  return here.give();
+  return here.release();
 }
 
 void check_filesystem(const std::string& path, int descriptor) {
@@ -113,8 +113,8 @@ void check_filesystem(const std::string& path, int descriptor) {
   }
 }
 
-// Disks with larger blocks than a page, which Linux knows from 6.15 on, open files for direct I/O and refuse to write
-// single pages.
+// Disks with blocks larger than a page, which Linux supports from 6.15 on, open files for direct I/O but refuse to
+// write single pages.
 void check_blocks(const std::string& path, int descriptor) {
   alignas(kPageBytes) static constexpr std::byte kPage[kPageBytes] = {};
   if (pwrite(descriptor, kPage, kPageBytes, 0) == static_cast<ssize_t>(kPageBytes)) return;
@@ -127,12 +127,12 @@ void check_blocks(const std::string& path, int descriptor) {
 
 }  // namespace
 
-Error directory_error(const std::string& directory, const std::string& text) {
-  return Error(ErrorKind::kTier, "disk tier in '" + directory + "': " + text);
+TierError directory_error(const std::string& directory, const std::string& text) {
+  return TierError("disk tier in '" + directory + "': " + text);
 }
 
 SwapDirectory::SwapDirectory(const std::string& path) : path_(path), descriptor_(open_trusted(path)) {
-  Descriptor owned(descriptor_);  // until nothing throws any more
+  Descriptor owned(descriptor_);  // closed if anything below throws
   check_filesystem(path, descriptor_);
   const Descriptor file(open_unnamed());
   if (file.get() < 0 && errno == EINVAL) {
@@ -140,21 +140,22 @@ SwapDirectory::SwapDirectory(const std::string& path) : path_(path), descriptor_
   }
   if (file.get() < 0) throw directory_error(path, "no file can be made there: " + errno_text(errno));
   check_blocks(path, file.get());
-  owned.give();
+  owned.release();
 }
 
 SwapDirectory::~SwapDirectory() { close(descriptor_); }
 
 int SwapDirectory::open_unnamed() const {
-  constexpr int kFlags = O_RDWR | O_DIRECT | O_CLOEXEC | O_EXCL;  // O_EXCL: nor can the file be given a name later
+  constexpr int kFlags = O_RDWR | O_DIRECT | O_CLOEXEC | O_EXCL;  // O_EXCL: the file cannot be linked to a name later
   const int descriptor = openat(descriptor_, ".", O_TMPFILE | kFlags, S_IRUSR | S_IWUSR);
   if (descriptor >= 0 || (errno != EOPNOTSUPP && errno != EISDIR)) return descriptor;
   std::random_device random;
   const std::string name = ".lmswap-" + std::to_string(random()) + std::to_string(random());
   Descriptor named(openat(descriptor_, name.c_str(), O_CREAT | O_NOFOLLOW | kFlags, S_IRUSR | S_IWUSR));
-  if (named.get() >= 0 && unlinkat(descriptor_, name.c_str(), 0) == 0) return named.give();
+  if (named.get() >= 0 && unlinkat(descriptor_, name.c_str(), 0) == 0) return named.release();
   const int code = errno;
-  // The kernel makes a file before it says that there is no direct I/O; and what is open may be what cannot be removed.
+  // The kernel creates the file before it reports that there is no direct I/O; and some filesystems cannot remove an
+  // open file.
   named = Descriptor(-1);
   if (code != EEXIST) unlinkat(descriptor_, name.c_str(), 0);
   errno = code;

@@ -20,16 +20,16 @@ Tier::Storages storages_of(const std::vector<TransferPointer>& users) {
 
 }  // namespace
 
-void Tier::reserve(uint64_t nbytes, bool anew, std::unique_lock<std::mutex>& lock) {
+void Tier::reserve(uint64_t nbytes, bool replace, std::unique_lock<std::mutex>& lock) {
   nbytes = round_to_pages(nbytes);
   room_made_.wait(lock, [&] { return !is_making_room_; });
   const uint64_t kept_bytes = has_kept() ? slabs_.front().arena.capacity_bytes() : 0;
-  if (nbytes <= kept_bytes && !anew) return;
-  if (has_kept() && is_extended() && !anew) return extend_slab(nbytes - kept_bytes, lock);
+  if (nbytes <= kept_bytes && !replace) return;
+  if (has_kept() && is_extended() && !replace) return extend_slab(nbytes - kept_bytes, lock);
   const bool is_replaced = has_kept() && slabs_.front().arena.used_bytes() == 0;
   check_limit(nbytes, stats().capacity_bytes - (is_replaced ? kept_bytes : 0));
   if (has_kept()) slabs_.front().is_kept = false;
-  Storages replaced = forget_finished_users();  // they hold on to their slabs
+  Storages replaced = remove_finished();  // transfers keep their slabs alive
   drop_empty_slabs(replaced);
   add_slab(nbytes, true, lock, std::move(replaced));
 }
@@ -38,7 +38,7 @@ void Tier::add_slab(uint64_t nbytes, bool is_kept, std::unique_lock<std::mutex>&
   check_limit(nbytes, stats().capacity_bytes);
   std::shared_ptr<Storage> storage;
   make_unlocked(lock, [&] {
-    replaced.clear();  // first, not after: the old and the new slab may not fit beside each other
+    replaced.clear();  // before, not after: the old and the new slab may not fit at the same time
     storage = make_storage(nbytes);
   });
   slabs_.insert(is_kept ? slabs_.begin() : slabs_.end(), {std::move(storage), Arena(nbytes), is_kept});
@@ -70,7 +70,7 @@ void Tier::make_unlocked(std::unique_lock<std::mutex>& lock, Make make) {
   if (error) std::rethrow_exception(error);
 }
 
-// Whoever holds a slab last wipes it, on whatever thread: there is nobody who could be told that it failed.
+// The last owner of a slab wipes it, on any thread: a failure can only be logged.
 std::shared_ptr<Storage> Tier::make_storage(uint64_t nbytes) {
   std::shared_ptr<Storage> storage = allocate(nbytes);
   if (!wipes_) return storage;
@@ -79,7 +79,7 @@ std::shared_ptr<Storage> Tier::make_storage(uint64_t nbytes) {
             try {
               storage->fill(0, storage->nbytes(), std::byte{0});
             } catch (const std::exception& error) {
-              complain("swapped bytes could not be wiped: " + std::string(error.what()));
+              log_error("swapped bytes could not be wiped: " + std::string(error.what()));
             }
           }};
 }
@@ -94,10 +94,9 @@ void Tier::drop_empty_slabs(Storages& dropped) {
 
 void Tier::check_limit(uint64_t more_bytes, uint64_t kept_bytes) const {
   if (more_bytes <= limit_bytes_ && kept_bytes <= limit_bytes_ - more_bytes) return;
-  throw Error(ErrorKind::kTier, name_ + " tier: " + format_bytes(more_bytes) + " more would exceed its limit of " +
-                                    format_bytes(limit_bytes_) + "; it has " + format_bytes(kept_bytes) +
-                                    ", of which " + format_bytes(used_bytes_) +
-                                    " are held. Raise the limit or swap less");
+  throw TierError(name_ + " tier: " + format_bytes(more_bytes) + " more would exceed its limit of " +
+                  format_bytes(limit_bytes_) + "; it has " + format_bytes(kept_bytes) + ", of which " +
+                  format_bytes(used_bytes_) + " are held. Raise the limit or swap less");
 }
 
 Block Tier::take(uint64_t offset, uint64_t nbytes, std::unique_lock<std::mutex>& lock) {
@@ -119,17 +118,17 @@ std::optional<Block> Tier::find_room(uint64_t offset, uint64_t nbytes) {
   return std::nullopt;
 }
 
-// The tensors of a step without a plan come one by one, and may be thousands: room is made for many at once, and for
-// the more the more there are. For less where that is not to be had, down to what is missing.
+// A step without a plan swaps its tensors out one by one, and may have thousands: storage grows geometrically, for many
+// of them at once. Where that much cannot be allocated, for fewer, down to exactly what is missing.
 void Tier::make_room(uint64_t nbytes, std::unique_lock<std::mutex>& lock) {
   constexpr uint64_t kShare = 4;
   const uint64_t capacity_bytes = stats().capacity_bytes;
   const uint64_t left_bytes = (limit_bytes_ - capacity_bytes) / kPageBytes * kPageBytes;
   const bool is_grown = is_extended() && has_kept();
   const uint64_t missing_bytes = nbytes - (is_grown ? slabs_.front().arena.free_bytes_at_end() : 0);
-  const uint64_t wanted_bytes = more_at_once_bytes() > 0 ? std::max(more_at_once_bytes(), capacity_bytes / kShare) : 0;
-  for (uint64_t asked_bytes = std::min(wanted_bytes, left_bytes);; asked_bytes /= 2) {
-    const uint64_t more_bytes = std::max(missing_bytes, round_to_pages(asked_bytes));
+  const uint64_t wanted_bytes = growth_bytes() > 0 ? std::max(growth_bytes(), capacity_bytes / kShare) : 0;
+  for (uint64_t requested_bytes = std::min(wanted_bytes, left_bytes);; requested_bytes /= 2) {
+    const uint64_t more_bytes = std::max(missing_bytes, round_to_pages(requested_bytes));
     try {
       return is_grown ? extend_slab(more_bytes, lock) : add_slab(more_bytes, is_extended(), lock);
     } catch (const Error&) {
@@ -149,16 +148,16 @@ Tier::Storages Tier::release(const Block& block, const std::vector<TransferPoint
   const auto slab =
       std::find_if(slabs_.begin(), slabs_.end(), [&](const Slab& other) { return other.storage == block.storage; });
   Storages dropped;
-  // The first copy into the block ran behind those of its holders before: who waits for the one waits for the others.
-  if (!users.empty() && users.front()->has_landed()) dropped = storages_of(users_.take_within(block));
+  // The first copy into the block ran behind those of its previous holders: waiting for it implies waiting for them.
+  if (!users.empty() && users.front()->has_landed()) dropped = storages_of(pending_.take_within(block));
   for (const TransferPointer& user : users) {
-    // Of copies that a stream waited for, in the slab that stays, the device need not be asked in each step.
-    const bool must_ask_for = must_ask(user);
-    if (user->has_failed() || (must_ask_for && user->is_finished())) {
+    // Copies in the kept slab that a stream has waited for need not be polled in each step.
+    const bool polls = must_poll(user);
+    if (user->has_failed() || (polls && user->is_finished())) {
       dropped.push_back(user->take_storage());
     } else {
-      users_.add(user);
-      asks_ |= must_ask_for;
+      pending_.add(user);
+      must_poll_ |= polls;
     }
   }
   slab->arena.release(block.offset);
@@ -166,26 +165,28 @@ Tier::Storages Tier::release(const Block& block, const std::vector<TransferPoint
   return dropped;
 }
 
-// They finish about in the order in which their blocks were released. To ask each of them at each copy would be
-// quadratic: a host that is a step ahead has a step's copies under way.
-Tier::Storages Tier::forget_finished_users() {
-  const auto finished = users_.take_first([](const TransferPointer& user) { return !user->is_finished(); });
-  most_users_ = std::max(kFewUsers, 2 * users_.size());
-  asks_ = users_.any_of([&](const TransferPointer& user) { return must_ask(user); });
+// Transfers finish about in the order in which their blocks were released. Polling each of them at each copy would be
+// quadratic: a host that is a step ahead has a step's copies pending.
+Tier::Storages Tier::remove_finished() {
+  const auto finished = pending_.take_until([](const TransferPointer& user) { return !user->is_finished(); });
+  most_pending_ = std::max(kFewPending, 2 * pending_.size());
+  must_poll_ = pending_.any_of([&](const TransferPointer& user) { return must_poll(user); });
   return storages_of(finished);
 }
 
-// Whether it matters when the copy has ended: its slab is given back with its last block, or no stream is behind it.
-bool Tier::must_ask(const TransferPointer& user) const {
+// Whether the copy must be removed as soon as it finishes: its slab is freed with its last block, or no stream runs
+// behind it.
+bool Tier::must_poll(const TransferPointer& user) const {
   const bool is_kept = has_kept() && user->block.storage == slabs_.front().storage;
   return !is_kept || !user->was_waited_for();
 }
 
-std::vector<TransferPointer> Tier::fences(const Block& block, StreamId stream) {
-  if (users_.size() > most_users_ || asks_) forget_finished_users();
-  std::vector<TransferPointer> fences = users_.meeting(block);
-  std::erase_if(fences, [&](const TransferPointer& user) { return user->precedes(stream) || user->is_finished(); });
-  return fences;
+std::vector<TransferPointer> Tier::dependencies(const Block& block, StreamId stream) {
+  if (pending_.size() > most_pending_ || must_poll_) remove_finished();
+  std::vector<TransferPointer> dependencies = pending_.overlapping(block);
+  std::erase_if(dependencies,
+                [&](const TransferPointer& user) { return user->precedes(stream) || user->is_finished(); });
+  return dependencies;
 }
 
 TierStats Tier::stats() const {

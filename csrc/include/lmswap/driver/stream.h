@@ -1,4 +1,5 @@
-// A stream of a driver, destroyed with its owner.
+/// @file
+/// @brief An owned stream of a driver.
 #pragma once
 
 #include <memory>
@@ -9,17 +10,22 @@
 
 namespace lmswap {
 
+/// @brief Owner of a stream; destroys it.
 class Stream {
  public:
   explicit Stream(std::shared_ptr<Driver> driver) : driver_(std::move(driver)), handle_(driver_->create_stream()) {}
   ~Stream() { driver_->destroy_stream(handle_); }
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
-  StreamHandle handle() const { return handle_; }
+  [[nodiscard]] StreamHandle handle() const { return handle_; }
+
+  /// @brief Blocks until all queued work has finished.
+  /// @throws DriverError if the device or the call failed
   void synchronize() const { driver_->synchronize_stream(handle_); }
 
-  // The same for what has failed already: a driver that cannot even wait has stopped copying, and whoever waits for the
-  // transfer is told of the first error.
+  /// @brief `synchronize` after a failure, ignoring further errors.
+  ///
+  /// A driver that cannot even wait has stopped copying, and the transfer reports its first error.
   void drain() const noexcept {
     try {
       synchronize();

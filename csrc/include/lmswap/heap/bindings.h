@@ -1,5 +1,8 @@
-// The bindings of a loaded library: the words in which it keeps the addresses of the functions that it calls, filled in
-// by the linker. Whoever writes another address there is called instead.
+/// @file
+/// @brief The symbol bindings of loaded libraries.
+///
+/// A binding is a word, filled in by the dynamic linker, that holds the address of a function that the library calls;
+/// storing another address there redirects the calls.
 #pragma once
 
 #include <link.h>
@@ -14,7 +17,7 @@
 
 namespace lmswap::heap {
 
-/// One of those words.
+/// @brief One binding.
 class Binding {
  public:
   Binding(uintptr_t* slot, bool is_read_only) : slot_(slot), is_read_only_(is_read_only) {}
@@ -34,8 +37,11 @@ class Library {
   static Library find(const std::string& file_name);
 
   [[nodiscard]] const std::string& path() const { return path_; }
+
+  /// @return the bindings through which the library calls `symbol`
   [[nodiscard]] std::vector<Binding> bindings_of(std::string_view symbol) const;
-  /// What `symbol` names in the library or in those that it depends on; nullptr when there is nothing.
+
+  /// @return the definition of `symbol` in the library or those that it depends on; nullptr if there is none
   [[nodiscard]] void* find_definition(const char* symbol) const;
 
  private:
@@ -50,7 +56,7 @@ class Library {
   const char* strings_ = nullptr;
   const ElfW(Sym) * symbols_ = nullptr;
   Table tables_[2];  // DT_JMPREL, DT_RELA
-  Range read_only_;  // RELRO: write-protected once the linker is done
+  Range read_only_;  // RELRO: write-protected once the linker has finished
 };
 
 }  // namespace lmswap::heap

@@ -1,34 +1,34 @@
-// A page-granular heap for large blocks that keeps freed pages resident and hands them out again.
-//
-// The problem: a training step on the CPU allocates and frees gigabytes of tensors. When each is mapped and unmapped,
-// half of the step is page faults; when a general-purpose heap keeps the pages, fragmentation makes the process grow by
-// 20-50 %. This heap does neither: it keeps pages, but never more than were once needed at the same time.
-//
-//   address space   |  live A  | retained | vacant |  live B  | retained | vacant ...| not accessible yet |
-//   resident memory |##########|##########|        |##########|##########|           |                    |
-//
-//   live      allocated blocks
-//   retained  free, still resident; neighbours coalesce
-//   vacant    free, not resident; costs nothing but addresses, of which there are plenty
-//
-// A block is cut from the best-fitting retained range; if none is large enough, it takes the largest retained range
-// that goes on into enough vacant addresses; else vacant addresses alone. Under those move retained huge pages, which
-// are then missing elsewhere. What is still retained beyond the limit is given back to the kernel. So fragmentation
-// costs page faults, never memory, and few of those.
-//
-// How many: replaying the allocations of training steps once they repeat, of the pages handed out 0.5 % are fresh for
-// the 3D U-Net at 96^3 (9 thousand of 2 million per step; plain torch faults 1.3 million), 4 % for a network of three
-// small convolutions (29 % without the second rule). Under a limit more would be, were they not moved: of a step at
-// 128^3 within 1.9 GiB 1.0 to 1.4 GiB, and 6 to 16 MiB where they are. The kernel takes 2 to 19 us to pass a huge
-// page's table on, 700 to 940 us to fetch and zero another one; the step took 1.037 times one without a limit instead
-// of 1.046.
-//
-// Fresh pages are huge ones (2 MiB) where they lie wholly inside a block: a step of the 3D U-Net at 128^3 takes 4.5 s
-// instead of 5.8 s on two cores. They are given back whole as far as possible. Given back in parts, they became fewer
-// from step to step: of 830 MiB at 96^3 from 700 to 590 MiB in 40 steps, with 15 thousand fresh pages a step. Given
-// back whole, 670 MiB stay huge, and 9 thousand pages are fresh. What has lost a part all the same, or lay at the end
-// of a block, does not move but is dropped, so that it comes back whole: of 435 MiB at 64^3 within 560 MiB, 398 MiB
-// were huge after 5 steps and 406 after 40; moved like the others, 398 and 362.
+/// @file
+/// @brief A page-granular heap for large blocks that keeps freed pages resident and reuses them.
+///
+/// Motivation: a training step on the CPU allocates and frees gigabytes of tensors. If each is mapped and unmapped,
+/// half of the step is page faults; if a general-purpose heap keeps the pages, fragmentation makes the process grow by
+/// 20-50 %. This heap keeps pages, but never more than were once needed at the same time.
+///
+///   address space   |  live A  | retained | vacant |  live B  | retained | vacant ...| not accessible yet |
+///   resident memory |##########|##########|        |##########|##########|           |                    |
+///
+///   live      allocated blocks
+///   retained  free, still resident; neighbours coalesce
+///   vacant    free, not resident; costs only addresses, of which there are plenty
+///
+/// Placement: a block is cut from the best-fitting retained range; if none is large enough, it takes the largest
+/// retained range that is followed by enough vacant addresses; else vacant addresses alone. Retained huge pages are
+/// moved to its vacant addresses, and are then missing at their old ones. What is still retained beyond the limit is
+/// returned to the kernel. Fragmentation therefore costs page faults, never memory, and few of those.
+///
+/// How many: replaying the allocations of training steps once they repeat, 0.5 % of the allocated pages are fresh for
+/// the 3D U-Net at 96^3 (9 thousand of 2 million per step; plain torch faults 1.3 million), 4 % for a network of three
+/// small convolutions (29 % without the second rule). Moving pages matters under a limit: of a step at 128^3 within 1.9
+/// GiB, 1.0 to 1.4 GiB are fresh without it, 6 to 16 MiB with it. The kernel takes 2 to 19 us to move a huge page's
+/// table, 700 to 940 us to fetch and zero another page; the step took 1.037 times one without a limit instead of 1.046.
+///
+/// Fresh pages are huge ones (2 MiB) where they lie entirely inside a block: a step of the 3D U-Net at 128^3 takes 4.5
+/// s instead of 5.8 s on two cores. They are returned whole as far as possible. Returned in parts, they became fewer
+/// from step to step: of 830 MiB at 96^3 from 700 to 590 MiB in 40 steps, with 15 thousand fresh pages a step. Returned
+/// whole, 670 MiB stay huge, and 9 thousand pages are fresh. A huge page that has lost a part anyway, or was at the end
+/// of a block, is not moved but dropped, so that it is faulted in whole again: of 435 MiB at 64^3 within 560 MiB, 398
+/// MiB were huge after 5 steps and 406 after 40; moved like the others, 398 and 362.
 #pragma once
 
 #include <atomic>
@@ -47,35 +47,38 @@ namespace lmswap::heap {
 inline constexpr size_t kHugePageBytes = size_t{2} << 20;
 
 struct Stats {
-  size_t live_bytes = 0;           // allocated now, rounded to pages
-  size_t peak_live_bytes = 0;      // since reset_peak
-  size_t retained_bytes = 0;       // free but kept for reuse
-  size_t peak_resident_bytes = 0;  // live + retained, since reset_peak
-  size_t num_fresh_pages = 0;      // 4 KiB pages handed out that the kernel has to fault in
+  size_t live_bytes = 0;           ///< allocated now, rounded to pages
+  size_t peak_live_bytes = 0;      ///< since reset_peak
+  size_t retained_bytes = 0;       ///< free but kept for reuse
+  size_t peak_resident_bytes = 0;  ///< live + retained, since reset_peak
+  size_t num_fresh_pages = 0;      ///< allocated pages of 4 KiB that the kernel has to fault in
 };
 
-/// From `seconds` of the monotonic clock on, so much was allocated.
+/// @brief The live bytes from `seconds` of CLOCK_MONOTONIC on.
 struct Change {
   double seconds = 0;
   size_t live_bytes = 0;
 };
 
-/// Half-open [start, start + nbytes).
+/// @brief Addresses, half-open: [start, start + nbytes).
 struct Range {
   uintptr_t start = 0;
   size_t nbytes = 0;
   [[nodiscard]] uintptr_t end() const { return start + nbytes; }
 };
 
-/// Disjoint ranges of addresses; neighbours are joined.
+/// @brief Disjoint ranges of addresses; neighbours are merged. Not thread-safe.
 class RangeSet {
  public:
   void insert(Range range);
-  /// Takes `part`, which must lie inside one range of the set.
+
+  /// @brief Removes `part`, which must lie inside one range of the set.
   void remove(Range part);
-  /// The smallest range of at least `nbytes`, the lowest of equals; an empty one when there is none.
+
+  /// @return the smallest range of at least `nbytes`, the lowest of equals; an empty one if there is none
   [[nodiscard]] Range best_fit(size_t nbytes) const;
-  /// The length of the range that begins at `start`; 0 when none does.
+
+  /// @return the length of the range that begins at `start`; 0 if none does
   [[nodiscard]] size_t bytes_from(uintptr_t start) const;
   [[nodiscard]] const std::set<std::pair<size_t, uintptr_t>>& by_size() const { return by_size_; }
   [[nodiscard]] size_t total_bytes() const { return total_bytes_; }
@@ -89,52 +92,64 @@ class RangeSet {
   size_t total_bytes_ = 0;
 };
 
-/// The heap proper. Thread-safe: one mutex, held for microseconds per block of megabytes.
+/// @brief The heap. Thread-safe: one mutex, held for microseconds per block of megabytes.
 class PageHeap {
  public:
-  /// Reserves addresses only, at most half of those that the process may still have (ulimit -v), and halves the
-  /// reservation until the kernel allows it.
-  /// Throws Error(kOption) when not even 64 MiB of addresses are to be had.
+  /// @brief Reserves addresses only, at most half of those that the process may still use (ulimit -v); halves the
+  /// reservation until the kernel accepts it.
+  /// @throws OptionError if not even 64 MiB of addresses can be reserved
   explicit PageHeap(size_t reserve_bytes);
   ~PageHeap();
   PageHeap(const PageHeap&) = delete;
   PageHeap& operator=(const PageHeap&) = delete;
 
-  /// A page-aligned block, contents undefined; nullptr when the addresses do not suffice.
+  /// @return a page-aligned block with undefined contents; nullptr if there are too few addresses
   [[nodiscard]] void* allocate(size_t nbytes);
-  /// Frees a block of this heap; aborts, like the C library, on a pointer that is not the start of one.
+
+  /// @brief Frees a block. Aborts the process, as the C library does, if `block` is not the start of one.
   void free(void* block);
+
+  /// @return whether the heap serves that address; lock-free
   [[nodiscard]] bool owns(const void* pointer) const noexcept {
     const auto address = reinterpret_cast<uintptr_t>(pointer);
     return address - reserved_.start < reserved_.nbytes && address - lost_start_ >= kHugePageBytes;
   }
 
   [[nodiscard]] Stats stats() const;
-  /// What of the retained bytes is resident: lent pages are not until they are used, nor is what no block wrote to.
-  /// Asks the kernel; where that has no memory to answer, all counts.
-  [[nodiscard]] size_t reusable_bytes() const;
-  /// What happened in [start_seconds, stop_seconds], in order; only the last 65,536 changes are known.
-  [[nodiscard]] std::vector<Change> changes(double start_seconds, double stop_seconds) const;
-  void reset_peak();
-  /// Retained pages are dropped whenever live + retained would pass this; 0 stands for the highest live since `trim`.
-  void set_limit(size_t resident_bytes);
-  /// Gives all retained pages back to the kernel, and forgets the highest live.
-  void trim();
-  /// Gives pages of `nbytes`, or of all that is retained, to the kernel for a while: they stay retained, so that blocks
-  /// will lie where they did, and come anew when they are used. Dropped instead, 1 MiB of 47 made a step fetch 33.
-  void lend(size_t nbytes);
 
-  /// For a fork, which copies the heap as it stands: `lock` before it, `unlock` on both sides after it.
+  /// @return the retained bytes that are resident: without decommitted pages, and those that were never written
+  ///
+  /// Queries the kernel; where it has no memory to answer, all retained bytes count.
+  [[nodiscard]] size_t reusable_bytes() const;
+
+  /// @return the changes in [start_seconds, stop_seconds], in order; only the last 65,536 changes are known
+  [[nodiscard]] std::vector<Change> changes(double start_seconds, double stop_seconds) const;
+
+  void reset_peak();
+
+  /// @brief Limits live + retained bytes, by dropping retained pages.
+  /// @param resident_bytes the limit; 0: the highest live bytes since `trim`
+  void set_limit(size_t resident_bytes);
+
+  /// @brief Returns all retained pages to the kernel, and resets the highest live bytes.
+  void trim();
+
+  /// @brief Returns pages of `nbytes`, or of all retained ranges, to the kernel; they are faulted in again on use.
+  ///
+  /// The ranges stay retained, so that later blocks are placed as before. Dropped instead, 1 MiB of 47 made a step
+  /// fetch 33.
+  void decommit(size_t nbytes);
+
+  /// @brief For a fork, which copies the heap: `lock` before it, `unlock` in parent and child after it.
   void lock() { mutex_.lock(); }
   void unlock() { mutex_.unlock(); }
 
  private:
-  void note_change();
-  /// Where a block lies, which of its addresses had no pages, and how many of those have been given some since.
+  void record_change();
   struct Place {
-    uintptr_t start = 0;
-    Range fresh;
-    size_t moved_bytes = 0;
+    uintptr_t start = 0;     // of the block
+    Range fresh;             // addresses in it that had no pages
+    size_t moved_bytes = 0;  // how many of those have moved pages since
   };
   Place take_filled(size_t nbytes);
   Place take(size_t nbytes);
@@ -155,9 +170,9 @@ class PageHeap {
   std::unordered_map<uintptr_t, size_t> live_;
   RangeSet retained_;
   RangeSet vacant_;
-  std::set<uintptr_t> broken_;  // addresses of huge pages that are small ones, or may be
+  std::set<uintptr_t> broken_;  // huge pages that are, or may be, split into small ones
   bool can_move_ = true;
-  std::atomic<uintptr_t> lost_start_ = 0;  // of a huge page's addresses that the kernel has taken away: others' by now
+  std::atomic<uintptr_t> lost_start_ = 0;  // a huge page's addresses that the kernel has unmapped; 0: none
   size_t limit_bytes_ = 0;
   size_t highest_live_bytes_ = 0;
   Stats stats_;

@@ -1,4 +1,5 @@
-// A queue of transfers in one direction: they begin in the order in which they were queued, by one thread at a time.
+/// @file
+/// @brief A queue of transfers in one direction.
 #pragma once
 
 #include <condition_variable>
@@ -7,24 +8,32 @@
 #include <mutex>
 #include <thread>
 
-#include "lmswap/lanes/mover.h"
+#include "lmswap/lanes/transfer_backend.h"
 
 namespace lmswap {
 
+/// @brief Starts transfers in the order in which they were submitted, on one thread at a time. Thread-safe.
 class Lane {
  public:
-  // With a thread when moving may block (disk, pacing); without one a transfer is queued on the device by the caller.
-  // Throws Error(kTier) where the system refuses the thread.
-  Lane(std::unique_ptr<Mover> mover, bool has_thread);
-  ~Lane();  // after everything submitted has ended
+  /// @param backend copies the bytes
+  /// @param has_thread whether the lane has a thread, for backends that block (disk, limited bandwidth); else transfers
+  /// are queued on the device by the submitting thread
+  /// @throws TierError if the system refuses the thread
+  Lane(std::unique_ptr<TransferBackend> backend, bool has_thread);
 
+  /// @brief Waits for all submitted transfers.
+  ~Lane();
+
+  /// @brief Queues a transfer. Everything that it waits for must have been submitted before, to any lane.
+  ///
+  /// A transfer that cannot be started fails; its error is not thrown here.
   void submit(TransferPointer transfer);
 
  private:
   void run();
   void start(const TransferPointer& transfer) noexcept;
 
-  std::unique_ptr<Mover> mover_;
+  std::unique_ptr<TransferBackend> backend_;
   const bool has_thread_;
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -1,10 +1,5 @@
-// One copy between device memory and a block of a tier, and what others may wait for.
-//
-//   queued ──► issued ──► landed        issued: `done` is recorded, so a stream can wait for the device side
-//      └──────────┴─────► failed        landed: no thread of ours has anything left to do for it
-//
-// With the device's own copies both come at once, and `done` tells when it is over. A copy out to disk is issued when
-// its copies off the device are queued, and lands when the bytes are in the file.
+/// @file
+/// @brief One copy between device memory and a block of a tier.
 #pragma once
 
 #include <atomic>
@@ -26,121 +21,166 @@
 
 namespace lmswap {
 
-enum class Direction { kOut, kIn, kAudit, kFill };  // the last two leave the bytes where they are: upkeep_mover.h
+/// @brief What a transfer does; an audit and a fill leave the bytes in the tier (maintenance_backend.h).
+enum class Direction { kOut, kIn, kAudit, kFill };
 
-// Bytes of a tier, held by a handle: [offset, offset + nbytes) of a storage.
+/// @brief Bytes of a tier that a handle holds: [offset, offset + nbytes) of a storage.
 struct Block {
   std::shared_ptr<Storage> storage;
   uint64_t offset = 0;
   uint64_t nbytes = 0;
 };
 
-// Since when an emulated link has been busy with a transfer. The link's thread may have only this of it in the end.
+/// @brief When an emulated link began to move a transfer. Thread-safe.
+///
+/// Separate from the transfer, because the link's thread must not be the last owner of anything else.
 class LinkStart {
  public:
-  void note(double seconds) {  // of each chunk; the first counts
+  /// @brief Called for each chunk; the first one counts.
+  void record(double seconds) {
     double none = 0;
     seconds_.compare_exchange_strong(none, seconds);
   }
-  double seconds() const { return seconds_; }  // 0: on no such link
+
+  /// @return seconds of CLOCK_MONOTONIC; 0 without an emulated link
+  [[nodiscard]] double seconds() const { return seconds_; }
 
  private:
   std::atomic<double> seconds_ = 0;
 };
 
+/// @brief One copy, audit or fill, and the events and states that others wait for.
+///
+///   queued ──► issued ──► landed        issued: `done` is recorded, so a stream can wait for the device side
+///      └──────────┴─────► failed        landed: no thread of the runtime has anything left to do for it
+///
+/// For copies by the device both are reached at once, and `done` is when the copy ends. A copy out to disk is issued
+/// when its copies off the device are queued, and lands when the bytes are in the file.
+///
+/// Functions are thread-safe. The public members are written before the transfer is submitted to its lane; after that
+/// the lane's thread clears `source` and `dependencies`, and an audit sets `checksums`.
 class Transfer {
  public:
+  /// @param number unique in the engine
+  /// @param swap number of the swap, for records and errors
+  /// @param device address of the device memory
+  /// @throws DriverError if the events cannot be created
   Transfer(const std::shared_ptr<Driver>& driver, Direction direction, int64_t number, int64_t swap, uint64_t device,
            Block block);
 
   const Direction direction;
   const int64_t number;
   const int64_t swap;
-  const uint64_t device;  // address of the device memory
+  const uint64_t device;
   Block block;
   const double queued_seconds;
 
-  Event ready;                        // on the caller's stream, when the transfer was queued
-  const std::shared_ptr<Event> done;  // on the lane; others may begin behind it
+  Event ready;                        ///< on the caller's stream, when the transfer was queued
+  const std::shared_ptr<Event> done;  ///< on the lane's stream; other transfers may begin behind it
 
-  // What the lane waits for before it begins: the copy out that this one reads back, or the copy that it audits, and
-  // copies of the block's previous holders that still read or write its bytes.
+  /// The copy out whose bytes this one reads, or the copy that it audits; the lane waits for it.
   std::shared_ptr<Transfer> source;
-  bool is_behind_source = false;  // `ready` is: the caller's stream has waited for the source before
-  std::vector<std::shared_ptr<Transfer>> fences;
+  bool is_ordered_after_source = false;  ///< `ready` is: the caller's stream has waited for the source
+  /// Copies that may still access the block for its previous holders; the lane waits for them.
+  std::vector<std::shared_ptr<Transfer>> dependencies;
 
-  // Of a copy out, what it has taken, and of its copies in, what must arrive; none: that is not compared. Of an audit
-  // that has landed, what is in the tier.
+  /// Checksums that a copy out computes and its copies in verify; null: not compared. Of an audit that has landed,
+  /// those of the tier's bytes.
   std::shared_ptr<Checksums> checksums;
-  std::byte filler{0};  // of a fill
+  std::byte filler{0};  ///< the value that a fill writes
 
   const std::shared_ptr<LinkStart> link_start = std::make_shared<LinkStart>();
 
-  // The lane is one part; requests that run on other threads are more. True: this was the last.
+  /// @brief Adds a part: a request on another thread. The lane itself is the first part.
   void begin_part();
+
+  /// @brief Ends a part.
+  /// @return whether it was the last
   bool finish_part();
 
-  // What settle will say; the first text is kept.
+  /// @brief Makes `settle` fail the transfer; the first error is kept.
   void fail(std::string_view text) noexcept;
   void fail(const std::exception& error) noexcept;
-  bool is_failing() const;
+  [[nodiscard]] bool is_failing() const;
 
-  // Of a part that is about to leave, and of one that has come back, which fails if it is another. Any thread may do it
-  // through whose hands the bytes go: those of the disk's lanes. What a device copies by itself passes none.
-  void note(uint64_t begin, const std::byte* bytes, uint64_t nbytes);
-  void compare(uint64_t begin, const std::byte* bytes, uint64_t nbytes);
+  /// @brief Computes the checksums of a part before it is written to the tier.
+  ///
+  /// Called by any thread that handles the bytes: of the disk's lanes. Bytes that the device copies itself are not
+  /// seen.
+  void record_checksums(uint64_t begin, const std::byte* bytes, uint64_t nbytes);
 
-  // When the lane is at it: at an event of its own, or at the last of `ready` and those behind which it was queued.
-  void mark_start(StreamHandle lane);
-  void begin_behind(std::shared_ptr<Event> event) { behind_.push_back(std::move(event)); }
+  /// @brief Verifies the checksums of a part that was read from the tier; a difference fails the transfer.
+  void verify_checksums(uint64_t begin, const std::byte* bytes, uint64_t nbytes);
+
+  /// @brief Records the start of the transfer on the lane's stream.
+  void record_start(StreamHandle lane);
+
+  /// @brief Without `record_start`: the transfer starts when `ready` and all predecessors have happened.
+  void add_predecessor(std::shared_ptr<Event> event) { predecessors_.push_back(std::move(event)); }
 
   void set_issued();
-  // Landed, or failed if any part failed. Unless it was issued, the device no longer touches what failed.
+
+  /// @brief Ends the transfer: landed, or failed if any part failed.
+  ///
+  /// Unless it was issued, the device must no longer access its memory if it failed.
   void settle();
 
-  // Of a transfer that has ended, or that others run behind: its record may be taken much later, and must not keep
-  // memory until then.
+  /// @brief Removes the storage, of a transfer that has ended or that others run behind: its record may be taken much
+  /// later, and must not keep the memory allocated until then.
   std::shared_ptr<Storage> take_storage() { return std::move(block.storage); }
 
-  // Blocks until the bytes are there to be copied: `ready`, and `done` of the source, which has landed. Says since
-  // when.
+  /// @brief Blocks until the bytes can be copied: `ready`, and `done` of the source, which has landed.
+  /// @return since when
+  /// @throws DriverError if the device has failed
   double wait_ready() const;
-  void make_wait_ready(StreamHandle stream) const;  // the same by a stream; a source that fails is not waited for
-  bool wait_landed() const;                         // blocks; false if it failed
-  // Blocks until issued; throws Error(kTransfer) if it failed. `arrival` is recorded when the stream comes to the wait.
+
+  /// @brief Makes `stream` wait for the same; a source that fails is not waited for.
+  void queue_wait_ready(StreamHandle stream) const;
+
+  /// @brief Blocks until the transfer has ended.
+  /// @return false if it failed
+  bool wait_landed() const;
+
+  /// @brief Blocks until issued, and makes `stream` wait for `done`.
+  /// @param arrival recorded when the stream reaches the wait
+  /// @throws TransferError, BytesDiffer if the transfer failed
   void make_wait(StreamHandle stream, Event& arrival);
 
-  // Without asking the device: that it has landed, and that whatever `stream` is given from now on runs behind it.
-  bool precedes(StreamId stream) const;
-  bool was_waited_for() const;  // landed, and some stream is behind it
-  bool has_landed() const;
+  /// @return whether it has landed and `stream` waited for it, so that work queued there from now on runs behind it.
+  /// Makes no driver calls, like the two functions below.
+  [[nodiscard]] bool precedes(StreamId stream) const;
+  [[nodiscard]] bool was_waited_for() const;  ///< landed, and some stream has waited for it
+  [[nodiscard]] bool has_landed() const;
 
-  bool is_device_free() const;  // the device memory is no longer touched
-  bool is_finished() const;     // nor is the block
-  bool has_failed() const;
-  void check_not_failed() const;  // throws Error(kTransfer)
-  std::string error_text() const;
-  // Of a finished transfer that did not fail.
-  double start_seconds() const;
-  double end_seconds() const;
+  [[nodiscard]] bool is_device_free() const;  ///< the device memory is no longer accessed
+  [[nodiscard]] bool is_finished() const;     ///< neither the device memory nor the block is accessed
+  [[nodiscard]] bool has_failed() const;
+
+  /// @throws TransferError, BytesDiffer if the transfer failed
+  void check_not_failed() const;
+  [[nodiscard]] std::string error_text() const;
+
+  /// @return when a finished transfer that did not fail started or ended, seconds of CLOCK_MONOTONIC
+  [[nodiscard]] double start_seconds() const;
+  [[nodiscard]] double end_seconds() const;
 
  private:
   enum class State { kQueued, kIssued, kLanded, kFailed };
-  State state() const;
+  [[nodiscard]] State state() const;
   void set_state(State state);
 
   const std::shared_ptr<Driver> driver_;
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
   State state_ = State::kQueued;
-  bool is_issued_ = false;  // `done` tells when the device is through with it, also if it fails
+  bool is_issued_ = false;  // `done` is when the device has finished with it, even if it fails
   int num_parts_ = 1;
   std::string error_;
-  std::optional<uint64_t> changed_at_;  // the first MiB of those found
+  std::optional<uint64_t> changed_at_;  // offset of the first MiB that differs
   double landed_seconds_ = 0;
-  std::optional<StreamId> waited_by_;           // the last stream that was made to wait for it
-  std::unique_ptr<Event> start_;                // of the lane until it is finished; none: the events of `behind_` tell
-  std::vector<std::shared_ptr<Event>> behind_;  // what the lane was to do before it
+  std::optional<StreamId> waited_by_;                 // the last stream that was made to wait for it
+  std::unique_ptr<Event> start_;                      // null: it starts behind `ready` and `predecessors_`
+  std::vector<std::shared_ptr<Event>> predecessors_;  // what the lane's stream waited for
 };
 
 using TransferPointer = std::shared_ptr<Transfer>;

@@ -1,5 +1,5 @@
-// Which bytes of a contiguous range are held: bookkeeping of offsets only, exact to the page, of no memory in
-// particular.
+/// @file
+/// @brief Allocation of offsets in a contiguous range.
 #pragma once
 
 #include <cstdint>
@@ -8,29 +8,38 @@
 
 namespace lmswap {
 
-inline constexpr uint64_t kPageBytes = 4096;  // direct I/O and pinned memory both come in such pages
+inline constexpr uint64_t kPageBytes = 4096;  ///< granularity of direct I/O and pinned memory
 
 inline constexpr uint64_t round_to_pages(uint64_t nbytes) {
   return (nbytes + kPageBytes - 1) / kPageBytes * kPageBytes;
 }
 
+/// @brief Tracks which ranges of a slab are allocated; offsets only, independent of the memory. Not thread-safe.
 class Arena {
  public:
-  explicit Arena(uint64_t capacity_bytes);  // a multiple of the page
+  /// @param capacity_bytes a multiple of the page
+  explicit Arena(uint64_t capacity_bytes);
 
-  // Holds [offset, offset + nbytes), both rounded to pages; false when any of it is held already or out of range.
+  /// @brief Allocates [offset, offset + nbytes), both rounded to pages.
+  /// @return false if any of it is allocated already or out of range
   bool take(uint64_t offset, uint64_t nbytes);
 
-  // Holds the smallest free range that nbytes fit in, the first of equals; nothing when there is none.
+  /// @brief Allocates by best fit: the smallest free range that is large enough, the lowest of equals.
+  /// @return its offset; none if no range is large enough
   std::optional<uint64_t> take_any(uint64_t nbytes);
 
-  void release(uint64_t offset);  // a held range, by the offset it was taken at
+  /// @brief Frees an allocated range, by its offset.
+  void release(uint64_t offset);
 
-  void grow(uint64_t capacity_bytes);  // a multiple of the page
-  uint64_t free_bytes_at_end() const;
+  /// @brief Adds free space at the end.
+  /// @param capacity_bytes new capacity, a multiple of the page
+  void grow(uint64_t capacity_bytes);
 
-  uint64_t capacity_bytes() const { return capacity_bytes_; }
-  uint64_t used_bytes() const { return used_bytes_; }
+  /// @return the length of the free range at the end
+  [[nodiscard]] uint64_t free_bytes_at_end() const;
+
+  [[nodiscard]] uint64_t capacity_bytes() const { return capacity_bytes_; }
+  [[nodiscard]] uint64_t used_bytes() const { return used_bytes_; }
 
  private:
   void hold(std::map<uint64_t, uint64_t>::iterator free_range, uint64_t offset, uint64_t nbytes);

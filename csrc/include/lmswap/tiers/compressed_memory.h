@@ -1,9 +1,5 @@
-// Host memory that holds bytes encoded, chunk by chunk: see float_codec.h.
-//
-// A chunk lies at the begin of its own place, so no room has to be found for it; of the rest of the place there are no
-// pages. Bytes that do not get fewer take what they are. The memory is a file without a disk (memfd) that nobody maps:
-// the kernel counts its pages exactly, none of them is part of the process's resident memory, and a forked child copies
-// none.
+/// @file
+/// @brief Host memory that stores bytes compressed.
 #pragma once
 
 #include <cstdint>
@@ -15,39 +11,46 @@
 
 namespace lmswap {
 
-// Of all storages of a tier: what their pages are.
+/// @brief Counts the pages of all storages of a tier. Thread-safe.
 class Residency {
  public:
+  /// @brief Updates the share of one storage.
   void change(uint64_t before_bytes, uint64_t after_bytes);
-  uint64_t now_bytes() const;
-  uint64_t peak_bytes() const;
+  [[nodiscard]] uint64_t now_bytes() const;
+  [[nodiscard]] uint64_t peak_bytes() const;
 
  private:
   mutable std::mutex mutex_;
   uint64_t now_bytes_ = 0, peak_bytes_ = 0;
 };
 
+/// @brief Memory that stores chunks encoded (see float_codec.h).
+///
+/// Each chunk is stored at its own offset, so no allocation is needed; the rest of its range has no pages. Bytes that
+/// do not compress take their own size. The memory is a memfd that is never mapped: the kernel counts its pages
+/// exactly, they are not part of the process's resident memory, and a forked child copies none.
 class CompressedMemory final : public IoStorage {
  public:
-  // Throws Error(kTier).
+  /// @param nbytes capacity in uncompressed bytes
+  /// @throws TierError if the memfd cannot be created
   CompressedMemory(uint64_t nbytes, std::shared_ptr<Faults> faults, std::shared_ptr<Residency> residency);
   ~CompressedMemory() override;
 
-  // `bounce` has room for a chunk's encoding, kCodecBytes.
-  void write(uint64_t offset, const std::byte* source, uint64_t nbytes, Bounce bounce) override;
-  void read(uint64_t offset, std::byte* target, uint64_t nbytes, Bounce bounce) override;
+  /// @param scratch at least kCodecBytes
+  void write(uint64_t offset, const std::byte* source, uint64_t nbytes, Scratch scratch) override;
+  void read(uint64_t offset, std::byte* target, uint64_t nbytes, Scratch scratch) override;
 
   void read_back(uint64_t offset, std::byte* target, uint64_t nbytes) override;
   void fill(uint64_t offset, uint64_t nbytes, std::byte value) override;
 
  private:
-  void write_chunk(uint64_t offset, const std::byte* source, uint64_t nbytes, Bounce bounce);
-  void read_chunk(uint64_t offset, std::byte* target, uint64_t nbytes, Bounce bounce);
+  void write_chunk(uint64_t offset, const std::byte* source, uint64_t nbytes, Scratch scratch);
+  void read_chunk(uint64_t offset, std::byte* target, uint64_t nbytes, Scratch scratch);
   void count_pages();
 
   std::shared_ptr<Residency> residency_;
-  // What lies at a page, where a chunk begins there: so many encoded bytes; kRaw, the bytes themselves; or that all of
-  // them have one value, kFilled + value.
+  // Per page, if a chunk begins there: the number of encoded bytes; kRaw if it is stored unencoded; or kFilled + value
+  // if all its bytes have one value.
   std::vector<uint32_t> contents_;
   std::mutex mutex_;
   uint64_t resident_bytes_ = 0;  // as last counted

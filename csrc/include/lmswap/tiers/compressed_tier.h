@@ -1,5 +1,5 @@
-// The tier of host memory that holds bytes compressed. Its limit and capacity count bytes as the device has them, which
-// costs addresses only; what they take of the memory is in its stats, and for plans to bound.
+/// @file
+/// @brief The tier of compressed host memory.
 #pragma once
 
 #include <memory>
@@ -9,11 +9,16 @@
 
 namespace lmswap {
 
+/// @brief Compressed host memory.
+///
+/// Limit and capacity count uncompressed bytes, which only occupy addresses. The memory in use is in `stats`; limiting
+/// it is left to the plan.
 class CompressedTier final : public IoTier {
  public:
+  /// @throws TierError if the system refuses a thread
   CompressedTier(const std::shared_ptr<Driver>& driver, std::shared_ptr<Faults> faults, uint64_t limit_bytes,
-                 int io_threads, const Pacers& pacers);
-  TierStats stats() const override;
+                 int io_threads, const BandwidthLimiters& limiters);
+  [[nodiscard]] TierStats stats() const override;
 
  protected:
   std::shared_ptr<Storage> allocate(uint64_t nbytes) override;

@@ -1,4 +1,5 @@
-// The tier of files without a name, in a directory on a disk.
+/// @file
+/// @brief The tier of unnamed files in a directory.
 #pragma once
 
 #include <memory>
@@ -9,10 +10,12 @@
 
 namespace lmswap {
 
+/// @brief Files on a disk.
 class DiskTier final : public IoTier {
  public:
+  /// @throws TierError if the directory cannot be used (see SwapDirectory) or the system refuses a thread
   DiskTier(const std::shared_ptr<Driver>& driver, std::shared_ptr<Faults> faults, const std::string& directory,
-           uint64_t limit_bytes, int io_threads, const Pacers& pacers);
+           uint64_t limit_bytes, int io_threads, const BandwidthLimiters& limiters);
 
  protected:
   std::shared_ptr<Storage> allocate(uint64_t nbytes) override;

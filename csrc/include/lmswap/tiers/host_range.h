@@ -1,11 +1,5 @@
-// Memory for a driver to pin: addresses are taken once, and memory put behind them from their begin on as more is
-// needed, so that what lies there stays where it is.
-//
-// It comes in huge pages where the kernel has some, from the NUMA node of the device while that has any: from another
-// one a third of the link's rate was measured to be lost. Where the kernel may not be told so (containers often refuse
-// mbind), threads on that node's CPUs touch it first, which has the same effect. Forked children do not get it. Else
-// the kernel would copy all of it for each data loader's worker, or, before Linux 5.12, give it other pages than those
-// that the device writes to.
+/// @file
+/// @brief Growable host memory near a device, for a driver to pin.
 #pragma once
 
 #include <cstddef>
@@ -14,26 +8,43 @@
 
 namespace lmswap {
 
+/// @return the kernel's page, at least `kPageBytes`
 uint64_t system_page_bytes();
 
+/// @brief An address range whose memory is committed from its begin on, as more is needed; bytes never move.
+///
+/// Memory comes in huge pages where the kernel has some, from the NUMA node of the device while that has any: from
+/// another one a third of the link's rate was measured to be lost. Where the kernel refuses mbind (containers often
+/// do), threads on that node's CPUs touch the memory first, which has the same effect. Forked children do not inherit
+/// it; else the kernel would copy all of it for each data loader's worker, or, before Linux 5.12, give the process
+/// other pages than those that the device writes to. Not thread-safe.
 class HostRange {
  public:
-  // `node`: where memory shall come from, -1 for anywhere. `page_bytes` is the kernel's page, 64 KiB on some machines;
-  // `nodes` is where the kernel tells of them. Throws Error(kDriver), as `extend` does.
+  /// @param most_bytes the most that it can be extended to
+  /// @param node preferred NUMA node; -1: any
+  /// @param page_bytes the kernel's page, 64 KiB on some machines
+  /// @param nodes sysfs directory of the NUMA nodes
+  /// @throws DriverError if the addresses cannot be reserved
   HostRange(uint64_t most_bytes, int node, uint64_t page_bytes = system_page_bytes(),
             std::string nodes = "/sys/devices/system/node");
   ~HostRange();
   HostRange(const HostRange&) = delete;
   HostRange& operator=(const HostRange&) = delete;
 
-  std::byte* data() const { return data_; }
-  uint64_t nbytes() const { return nbytes_; }
+  [[nodiscard]] std::byte* data() const { return data_; }
+  [[nodiscard]] uint64_t nbytes() const { return nbytes_; }
 
-  void extend(uint64_t nbytes);  // to so many, rounded to the kernel's pages; on return all of it is there
+  /// @brief Commits memory up to `nbytes`, rounded to the kernel's pages; on return all pages are resident.
+  /// @throws DriverError if the system refuses, or `nbytes` is more than `most_bytes`
+  void extend(uint64_t nbytes);
+
+  /// @brief Gives memory beyond `nbytes` back to the kernel.
   void shrink(uint64_t nbytes) noexcept;
 
  private:
-  uint64_t round_up(uint64_t nbytes) const { return (nbytes + page_bytes_ - 1) / page_bytes_ * page_bytes_; }
+  [[nodiscard]] uint64_t round_up(uint64_t nbytes) const {
+    return (nbytes + page_bytes_ - 1) / page_bytes_ * page_bytes_;
+  }
   void fault_in(std::byte* begin, uint64_t nbytes) const;
 
   const uint64_t page_bytes_;
@@ -41,13 +52,14 @@ class HostRange {
   const uint64_t most_bytes_, mapped_bytes_;
   const int node_;
   const std::string nodes_;
-  int refusal_ = 0;  // the kernel's, of memory of the node
+  int refusal_ = 0;  // errno of mbind
   std::byte* data_;
   uint64_t nbytes_ = 0;
 };
 
-// The node that a device is attached to, by its address on the PCI bus as cuDeviceGetPCIBusId says it; -1: the kernel
-// knows none, as where there is only one.
+/// @return the NUMA node of a PCI device; -1 if the kernel knows none, as where there is only one
+/// @param pci_address as cuDeviceGetPCIBusId returns it
+/// @param devices sysfs directory of the PCI devices
 int numa_node_of(std::string pci_address, const std::string& devices = "/sys/bus/pci/devices");
 
 }  // namespace lmswap

@@ -1,4 +1,5 @@
-// Storage that the CPU reads and writes by requests, on threads of the I/O pool: a file, on a disk or in memory only.
+/// @file
+/// @brief Storage that I/O threads read and write: a file, on a disk or in memory only.
 #pragma once
 
 #include <sys/types.h>
@@ -15,25 +16,35 @@
 
 namespace lmswap {
 
-// Page-aligned memory of the thread's own that bytes may pass through.
-using Bounce = std::span<std::byte>;
+/// Page-aligned memory of the calling thread, for bytes in transit.
+using Scratch = std::span<std::byte>;
 
+/// @brief Storage in a file. Requests are thread-safe if they access different bytes.
 class IoStorage : public Storage {
  public:
+  /// @brief Closes the file. Its space is freed even if a forked child still has it open.
   ~IoStorage() override;
 
-  // Move nbytes at `offset`, a multiple of the page; any number may run at once, of different bytes. What was written
-  // by one request is read by one. Throw Error(kTransfer).
-  virtual void write(uint64_t offset, const std::byte* source, uint64_t nbytes, Bounce bounce) = 0;
-  virtual void read(uint64_t offset, std::byte* target, uint64_t nbytes, Bounce bounce) = 0;
+  /// @brief Writes bytes; blocks.
+  ///
+  /// A range that was written by one request must be read by one.
+  /// @param offset a multiple of the page
+  /// @throws TransferError if the request fails
+  virtual void write(uint64_t offset, const std::byte* source, uint64_t nbytes, Scratch scratch) = 0;
+
+  /// @brief Reads bytes, as `write` has written them; blocks.
+  /// @throws TransferError if the request fails
+  virtual void read(uint64_t offset, std::byte* target, uint64_t nbytes, Scratch scratch) = 0;
 
  protected:
-  // Closes `descriptor` in the end, unless it is negative; `tier` is its name in errors.
+  /// @param tier name of the tier, for errors
+  /// @param descriptor the file, which is owned; negative if it could not be opened
   IoStorage(std::string tier, uint64_t nbytes, int descriptor, std::shared_ptr<Faults> faults);
-  int descriptor() const { return descriptor_; }
-  Faults& faults() const { return *faults_; }
+  [[nodiscard]] int descriptor() const { return descriptor_; }
+  [[nodiscard]] Faults& faults() const { return *faults_; }
 
-  // Move bytes of the file as they are. Throw Error(kTransfer).
+  /// @brief Write and read bytes of the file, unmodified.
+  /// @throws TransferError if the system call fails
   void write_file(uint64_t offset, const std::byte* source, uint64_t nbytes);
   void read_file(uint64_t offset, std::byte* target, uint64_t nbytes);
 

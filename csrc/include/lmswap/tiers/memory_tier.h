@@ -1,36 +1,42 @@
-// The tiers that the device copies to and from by itself: pinned host memory, spare memory of a peer, and spare memory
-// of its own, which only stands in for a host behind a faster link.
+/// @file
+/// @brief Tiers in memory that the device accesses itself.
 #pragma once
 
 #include <memory>
 
 #include "lmswap/error.h"
-#include "lmswap/lanes/pacer.h"
+#include "lmswap/lanes/bandwidth_limiter.h"
 #include "lmswap/tiers/tier.h"
 
 namespace lmswap {
 
-enum class Place { kHost, kDevice, kPeer };
+/// @brief Pinned host memory, spare memory of the device itself (which emulates a host behind a faster link), or spare
+/// memory of a peer.
+enum class MemoryKind { kHost, kDevice, kPeer };
 
+/// @brief Memory that the device copies to and from.
 class MemoryTier final : public Tier {
  public:
-  // `holder` is the driver of the device whose memory holds the bytes: a peer that `driver` opened, else `driver`.
-  MemoryTier(std::shared_ptr<Driver> driver, Place place, std::shared_ptr<Driver> holder, uint64_t limit_bytes,
-             const Pacers& pacers);
+  /// @param driver the device whose bytes are swapped
+  /// @param kind where they are kept
+  /// @param owner driver of the device that allocates the memory: a peer that `driver` opened, else `driver`
+  /// @throws DriverError if a lane's stream cannot be created; TierError if a thread is refused
+  MemoryTier(std::shared_ptr<Driver> driver, MemoryKind kind, std::shared_ptr<Driver> owner, uint64_t limit_bytes,
+             const BandwidthLimiters& limiters);
   Lane& lane(Direction direction) override;
 
  protected:
   std::shared_ptr<Storage> allocate(uint64_t nbytes) override;
-  // Memory of a device is scarce, and had at once.
-  uint64_t more_at_once_bytes() const override { return place_ == Place::kHost ? kMoreAtOnceBytes : 0; }
-  bool is_extended() const override { return place_ == Place::kHost && holder_->host_memory_grows(); }
+  // Device memory is scarce, and allocated in no time.
+  [[nodiscard]] uint64_t growth_bytes() const override { return kind_ == MemoryKind::kHost ? kGrowthBytes : 0; }
+  [[nodiscard]] bool is_extended() const override { return kind_ == MemoryKind::kHost && owner_->host_memory_grows(); }
   void extend(Storage& storage, uint64_t nbytes) override;
 
  private:
-  Error cannot_be_had(uint64_t nbytes, const Error& error) const;
+  [[nodiscard]] TierError allocation_error(uint64_t nbytes, const Error& error) const;
 
-  const Place place_;
-  std::shared_ptr<Driver> holder_;
+  const MemoryKind kind_;
+  std::shared_ptr<Driver> owner_;
   Lane out_, in_;
 };
 

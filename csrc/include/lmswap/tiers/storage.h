@@ -1,4 +1,5 @@
-// What holds swapped bytes: a stretch of memory or a file. It lives until its last user, also a copy under way.
+/// @file
+/// @brief Memory or a file that holds swapped bytes.
 #pragma once
 
 #include <algorithm>
@@ -14,17 +15,22 @@
 
 namespace lmswap {
 
+/// @brief The memory of one slab; kept alive by blocks and running copies.
 class Storage {
  public:
   explicit Storage(uint64_t nbytes) : nbytes_(nbytes) {}
   virtual ~Storage() = default;
   Storage(const Storage&) = delete;
   Storage& operator=(const Storage&) = delete;
-  uint64_t nbytes() const { return nbytes_; }
+  [[nodiscard]] uint64_t nbytes() const { return nbytes_; }
 
-  // Both block, and nothing else may write the bytes meanwhile. `target` is page-aligned memory that the driver made,
-  // with room for whole pages.
+  /// @brief Reads bytes into host memory; blocks. Nothing may write them meanwhile.
+  /// @param target page-aligned memory of `Driver::allocate_host`, with room for whole pages
+  /// @throws DriverError, TransferError if the bytes cannot be read
   virtual void read_back(uint64_t offset, std::byte* target, uint64_t nbytes) = 0;
+
+  /// @brief Sets bytes to `value`; blocks. Nothing may access them meanwhile.
+  /// @throws DriverError, TransferError if the bytes cannot be written
   virtual void fill(uint64_t offset, uint64_t nbytes, std::byte value) = 0;
 
  protected:
@@ -34,16 +40,20 @@ class Storage {
   uint64_t nbytes_;
 };
 
-// Host memory that the driver copies to and from directly; up to `most_bytes` where it grows.
+/// @brief Pinned host memory.
 class PinnedMemory final : public Storage {
  public:
+  /// @param most_bytes the most that it may grow to, where the driver supports that; 0: it does not grow
+  /// @throws DriverError if the memory cannot be allocated
   PinnedMemory(std::shared_ptr<Driver> driver, uint64_t nbytes, uint64_t most_bytes = 0)
       : Storage(nbytes),
         driver_(std::move(driver)),
         data_(static_cast<std::byte*>(driver_->allocate_host(nbytes, std::max(nbytes, most_bytes)))) {}
   ~PinnedMemory() override { driver_->free_host(data_); }
-  std::byte* data() const { return data_; }
+  [[nodiscard]] std::byte* data() const { return data_; }
 
+  /// @brief Grows in place; unchanged on failure.
+  /// @throws DriverError if the memory cannot be extended
   void grow(uint64_t nbytes) {
     driver_->grow_host(data_, nbytes);
     set_nbytes(nbytes);
@@ -60,13 +70,14 @@ class PinnedMemory final : public Storage {
   std::byte* data_;
 };
 
-// Spare memory of a device: of the one that computes, or of a peer.
+/// @brief Memory of a device: of the one that computes, or of a peer.
 class DeviceMemory final : public Storage {
  public:
+  /// @throws DriverError if the memory cannot be allocated
   DeviceMemory(std::shared_ptr<Driver> driver, uint64_t nbytes)
       : Storage(nbytes), driver_(std::move(driver)), stream_(driver_), address_(driver_->allocate_device(nbytes)) {}
   ~DeviceMemory() override { driver_->free_device(address_); }
-  DeviceAddress at(uint64_t offset) const { return {driver_->device(), address_ + offset}; }
+  [[nodiscard]] DeviceAddress at(uint64_t offset) const { return {driver_->device(), address_ + offset}; }
 
   void read_back(uint64_t offset, std::byte* target, uint64_t nbytes) override {
     driver_->copy_out(target, address_ + offset, nbytes, stream_.handle());
@@ -78,7 +89,7 @@ class DeviceMemory final : public Storage {
   }
 
  private:
-  // What was queued must not go on behind an error.
+  // Queued work must not continue after an error was thrown.
   void finish() const {
     try {
       stream_.synchronize();
@@ -89,7 +100,7 @@ class DeviceMemory final : public Storage {
   }
 
   std::shared_ptr<Driver> driver_;
-  Stream stream_;  // made here: where bytes are wiped there is nobody who could be told that it cannot be
+  Stream stream_;  // created early: when bytes are wiped, a failure to create it could not be thrown
   uint64_t address_;
 };
 

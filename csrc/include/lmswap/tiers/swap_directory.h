@@ -1,4 +1,5 @@
-// The directory of swap files, opened once and not by its name again: nobody can lead it elsewhere in the meantime.
+/// @file
+/// @brief The directory of swap files.
 #pragma once
 
 #include <string>
@@ -7,23 +8,24 @@
 
 namespace lmswap {
 
-// A tier error that says in which directory.
-Error directory_error(const std::string& directory, const std::string& text);
+/// @return an error that names the directory
+TierError directory_error(const std::string& directory, const std::string& text);
 
+/// @brief A directory that is opened once, and not by its path again, so that it cannot be redirected later.
 class SwapDirectory {
  public:
-  // Throws Error(kTier) when it cannot serve: missing, unwritable, in memory, without direct I/O; or when it cannot be
-  // trusted: a symbolic link of another user is on the way to it, or another user's directory is open to others.
+  /// @throws TierError if the directory is unusable: missing, unwritable, in memory, without direct I/O; or untrusted:
+  /// a symbolic link of another user is on its path, or another user's directory is writable for others
   SwapDirectory(const std::string& path);  // NOLINT(google-explicit-constructor): a path is all that it is
   ~SwapDirectory();
   SwapDirectory(const SwapDirectory&) = delete;
   SwapDirectory& operator=(const SwapDirectory&) = delete;
 
-  // A new file for direct I/O that only this user may open and that has no name, or loses it at once. Negative if there
-  // can be none, with the reason in errno.
-  int open_unnamed() const;
+  /// @brief Creates a file for direct I/O that only this user may open, and that has no name, or loses it at once.
+  /// @return its descriptor; negative on failure, with the reason in errno
+  [[nodiscard]] int open_unnamed() const;
 
-  const std::string& path() const { return path_; }
+  [[nodiscard]] const std::string& path() const { return path_; }
 
  private:
   const std::string path_;

@@ -1,4 +1,4 @@
-#include "lmswap/tiers/past_users.h"
+#include "lmswap/tiers/pending_transfers.h"
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@
 #include "lmswap/tiers/storage.h"
 #include "test_device.h"
 
-namespace lmswap::past_users_test {
+namespace lmswap::pending_transfers_test {
 namespace {
 
 using Numbers = std::set<int64_t>;
@@ -33,11 +33,11 @@ class Reference {
              other.offset + other.nbytes <= block.offset + block.nbytes;
     });
   }
-  Numbers take_first(size_t number) {
+  Numbers take_until(size_t number) {
     size_t taken = 0;
     return take([&](const Block&) { return taken++ < number; });
   }
-  Numbers meeting(const Block& block) const {
+  Numbers overlapping(const Block& block) const {
     Numbers found;
     for (const TransferPointer& user : users_) {
       const Block& other = user->block;
@@ -64,7 +64,7 @@ class Reference {
   std::vector<TransferPointer> users_;
 };
 
-TEST(PastUsers, agree_with_a_look_at_each_on_random_blocks) {
+TEST(PendingTransfers, agree_with_a_look_at_each_on_random_blocks) {
   const auto device = test::make_test_device("host");
   const std::vector<std::shared_ptr<Storage>> storages = {std::make_shared<PinnedMemory>(device->driver, 4096),
                                                           std::make_shared<PinnedMemory>(device->driver, 4096)};
@@ -72,7 +72,7 @@ TEST(PastUsers, agree_with_a_look_at_each_on_random_blocks) {
     std::mt19937 random(seed);
     const auto draw = [&](uint64_t most) { return std::uniform_int_distribution<uint64_t>(0, most)(random); };
     const auto make_block = [&] { return Block{storages[draw(1)], draw(40), 1 + draw(draw(3) == 0 ? 30 : 3)}; };
-    PastUsers users;
+    PendingTransfers users;
     Reference reference;
     for (int64_t number = 1; number <= 300; ++number) {
       const Block block = make_block();
@@ -83,8 +83,8 @@ TEST(PastUsers, agree_with_a_look_at_each_on_random_blocks) {
         case 1: {
           const size_t most = draw(4);
           size_t taken = 0;
-          const auto first = users.take_first([&](const TransferPointer&) { return taken++ == most; });
-          ASSERT_EQ(numbers(first), reference.take_first(most));
+          const auto first = users.take_until([&](const TransferPointer&) { return taken++ == most; });
+          ASSERT_EQ(numbers(first), reference.take_until(most));
           break;
         }
         default: {
@@ -94,11 +94,11 @@ TEST(PastUsers, agree_with_a_look_at_each_on_random_blocks) {
         }
       }
       const Block other = make_block();
-      ASSERT_EQ(numbers(users.meeting(other)), reference.meeting(other));
+      ASSERT_EQ(numbers(users.overlapping(other)), reference.overlapping(other));
       ASSERT_EQ(users.size(), reference.size());
     }
   }
 }
 
 }  // namespace
-}  // namespace lmswap::past_users_test
+}  // namespace lmswap::pending_transfers_test

@@ -1,4 +1,4 @@
-#include "lmswap/lanes/upkeep_mover.h"
+#include "lmswap/lanes/maintenance_backend.h"
 
 #include <algorithm>
 #include <exception>
@@ -7,16 +7,18 @@
 
 namespace lmswap {
 
-UpkeepMover::UpkeepMover(std::shared_ptr<Driver> driver) : stream_(driver), memory_(driver, kChecksumBytes) {}
+MaintenanceBackend::MaintenanceBackend(std::shared_ptr<Driver> driver)
+    : stream_(driver), memory_(driver, kChecksumBytes) {}
 
-// As in StagedMover.
-UpkeepMover::~UpkeepMover() { memory_.fill(0, memory_.nbytes(), std::byte{0}); }
+// As in StagedBackend.
+MaintenanceBackend::~MaintenanceBackend() { memory_.fill(0, memory_.nbytes(), std::byte{0}); }
 
-void UpkeepMover::move(const TransferPointer& transfer) {
-  // The copy that is audited, and on the device's side the block's users, which have landed, must be over.
+void MaintenanceBackend::move(const TransferPointer& transfer) {
+  // `done` of the audited copy and of the block's users protects the tier's bytes: they have landed, but the device may
+  // still access the block.
   if (transfer->source) transfer->source->done->synchronize();
-  for (const TransferPointer& fence : transfer->fences) {
-    if (!fence->has_failed()) fence->done->synchronize();
+  for (const TransferPointer& dependency : transfer->dependencies) {
+    if (!dependency->has_failed()) dependency->done->synchronize();
   }
   const Block& block = transfer->block;
   if (transfer->direction == Direction::kAudit) {
@@ -26,17 +28,17 @@ void UpkeepMover::move(const TransferPointer& transfer) {
   }
 }
 
-std::shared_ptr<Checksums> UpkeepMover::sum(const Block& block) {
+std::shared_ptr<Checksums> MaintenanceBackend::sum(const Block& block) {
   auto sums = std::make_shared<Checksums>(block.nbytes);
   for (uint64_t begin = 0; begin < block.nbytes; begin += kChecksumBytes) {
     const uint64_t part = std::min(kChecksumBytes, block.nbytes - begin);
     block.storage->read_back(block.offset + begin, memory_.data(), part);
-    sums->note(begin, memory_.data(), part);
+    sums->update(begin, memory_.data(), part);
   }
   return sums;
 }
 
-void UpkeepMover::complete(const TransferPointer& transfer) noexcept {
+void MaintenanceBackend::complete(const TransferPointer& transfer) noexcept {
   try {
     if (!transfer->is_failing()) transfer->done->record(stream_.handle());
   } catch (const std::exception& error) {

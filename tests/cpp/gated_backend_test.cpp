@@ -1,5 +1,5 @@
 // Swapping to disk where the device waits for the host: the host need not wait, whatever fails.
-#include "lmswap/lanes/gated_mover.h"
+#include "lmswap/lanes/gated_backend.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 #include "gated_swaps.h"
 #include "lmswap/tiers/direct_file.h"
 
-namespace lmswap::gated_mover_test {
+namespace lmswap::gated_backend_test {
 namespace {
 
 using test::Bytes;
@@ -19,14 +19,14 @@ using test::make_bytes;
 using test::make_test_device;
 using test::Token;
 
-constexpr uint64_t kBytes = 5 * kRequestBytes + 17;  // more requests than pieces
+constexpr uint64_t kBytes = 5 * kRequestBytes + 17;  // more requests than bounce buffers
 
 class GatedEngine : public test::GatedSwaps {
  protected:
   GatedEngine() : GatedSwaps("disk", kBytes) {}
   void open(const std::string& faults = "", bool can_wait = true, double most_delay_seconds = 0) {
     const char* kind = can_wait ? "emulated" : "emulated_one_queue";
-    GatedSwaps::open(make_test_device(kind, faults, most_delay_seconds), Pacers{});
+    GatedSwaps::open(make_test_device(kind, faults, most_delay_seconds), BandwidthLimiters{});
     engine_->open_disk_tier(directory_.path(), 256 << 20, 1);
   }
 };
@@ -38,7 +38,7 @@ TEST_F(GatedEngine, the_host_goes_on_while_neither_device_nor_disk_has_begun) {
   EXPECT_EQ(arrived(), sent());
 }
 
-TEST_F(GatedEngine, pieces_are_used_again_only_when_device_and_disk_are_done_with_them) {
+TEST_F(GatedEngine, bounce_buffers_are_used_again_only_when_device_and_disk_are_done_with_them) {
   open("write@*=jitter:0.01,read@*=jitter:0.001", true, 0.005);
   for (int i = 0; i < 3; ++i) {
     const Token token = out();
@@ -52,7 +52,7 @@ TEST_F(GatedEngine, pieces_are_used_again_only_when_device_and_disk_are_done_wit
 TEST_F(GatedEngine, a_read_that_fails_when_the_host_has_gone_on_is_told_in_the_end_and_gives_zeros) {
   open("read@2=fail");
   const Token token = there_and_back_while_held();
-  EXPECT_ERROR(engine_->confirm(), ErrorKind::kTransfer, "fail");
+  EXPECT_ERROR(engine_->confirm(), TransferError, "fail");
   const Bytes found = arrived(), sent = make_bytes(kBytes, 1);
   EXPECT_EQ(Bytes(found.begin(), found.begin() + kRequestBytes), Bytes(sent.begin(), sent.begin() + kRequestBytes));
   EXPECT_EQ(Bytes(found.begin() + kRequestBytes, found.end()), Bytes(kBytes - kRequestBytes));
@@ -65,7 +65,7 @@ TEST_F(GatedEngine, a_read_that_fails_when_the_host_has_gone_on_is_told_in_the_e
 TEST_F(GatedEngine, a_write_that_fails_when_the_host_has_gone_on_is_told_by_the_copy_in) {
   open("write@3=fail");
   Token token = there_and_back_while_held();
-  EXPECT_ERROR(engine_->confirm(), ErrorKind::kTransfer, "never reached the tier");
+  EXPECT_ERROR(engine_->confirm(), TransferError, "never reached the tier");
   EXPECT_EQ(arrived(), Bytes(kBytes));
   token = out();
   in(token);
@@ -106,11 +106,11 @@ TEST_F(GatedEngine, the_memory_of_a_copy_whose_end_cannot_be_recorded_is_used_un
       int64_t transfer = 0;
       if (is_in) {
         transfer = engine_->in_start(1, token.handle(), memory, kBytes, device_->stream);
-        EXPECT_ERROR(engine_->in_done(token.handle(), transfer, device_->stream), ErrorKind::kTransfer, "999");
+        EXPECT_ERROR(engine_->in_done(token.handle(), transfer, device_->stream), TransferError, "999");
       } else {
         other = Token(engine_->out_start(1, "disk", 0, memory, kBytes, device_->stream));
         transfer = engine_->out_transfer(other.handle());
-        EXPECT_ERROR(engine_->out_done(other.handle(), device_->stream), ErrorKind::kTransfer, "999");
+        EXPECT_ERROR(engine_->out_done(other.handle(), device_->stream), TransferError, "999");
       }
       EXPECT_EQ(faults.num_planned(), 0u);
       while (!engine_->is_finished(transfer)) std::this_thread::yield();
@@ -129,7 +129,7 @@ TEST_F(GatedEngine, records_are_kept_where_reading_one_of_them_fails) {
   engine_->confirm();
   device_->driver->synchronize_stream(device_->stream);
   emulated_gpu::System::instance().faults.plan("cuEventElapsedTime", 7, 999);
-  EXPECT_ERROR(engine_->take_records(), ErrorKind::kDriver, "999");
+  EXPECT_ERROR(engine_->take_records(), DriverError, "999");
   EXPECT_EQ(engine_->take_records().size(), 6u);
 }
 
@@ -168,7 +168,7 @@ class ReusedHandles final : public test::ForwardingDriver {
 TEST(Engine, a_stream_with_the_handle_of_one_before_it_is_behind_none_of_its_copies) {
   const auto device = make_test_device("emulated");
   const auto driver = std::make_shared<ReusedHandles>(device->driver);
-  const auto engine = Engine::open(driver, device->faults, Pacers{});
+  const auto engine = Engine::open(driver, device->faults, BandwidthLimiters{});
   engine->open_host_tier(1 << 20);
   const uint64_t pointer = device->allocate(kPageBytes);
   {
@@ -207,10 +207,10 @@ class LostDriver final : public test::ForwardingDriver {
   void copy_in(uint64_t, const void*, uint64_t, StreamHandle) override {}
 
  private:
-  static Error lost(const std::string& call) { return Error(ErrorKind::kDriver, call + " failed: the device is lost"); }
+  static DriverError lost(const std::string& call) { return DriverError(call + " failed: the device is lost"); }
 };
 
-TEST(GatedMover, closing_ends_copies_of_a_device_that_is_lost) {
+TEST(GatedBackend, closing_ends_copies_of_a_device_that_is_lost) {
   const test::TestDirectory directory;
   const auto device = make_test_device("emulated");
   const auto lost = std::make_shared<LostDriver>(device->driver);
@@ -218,7 +218,7 @@ TEST(GatedMover, closing_ends_copies_of_a_device_that_is_lost) {
   const auto transfer = std::make_shared<Transfer>(lost, Direction::kOut, 1, 1, device->allocate(kBytes), block);
   auto closed = std::async(std::launch::async, [&] {
     IoPool pool(1);
-    Lane lane(std::make_unique<GatedMover>(lost, pool, 2, Pacer()), true);
+    Lane lane(std::make_unique<GatedBackend>(lost, pool, 2, BandwidthLimiter()), true);
     lane.submit(transfer);
   });
   if (closed.wait_for(std::chrono::seconds(20)) != std::future_status::ready) {
@@ -230,30 +230,30 @@ TEST(GatedMover, closing_ends_copies_of_a_device_that_is_lost) {
   device->free(transfer->device);
 }
 
-TEST(Marks, a_mark_that_was_skipped_is_not_waited_for_and_says_nothing_of_others) {
-  Marks marks;
-  marks.skip(3);
-  EXPECT_TRUE(marks.await(3));
-  auto waits = std::async(std::launch::async, [&] { return marks.await(2); });
+TEST(StreamProgress, a_mark_that_was_skipped_is_not_waited_for_and_says_nothing_of_others) {
+  StreamProgress progress;
+  progress.skip(3);
+  EXPECT_TRUE(progress.wait_for(3));
+  auto waits = std::async(std::launch::async, [&] { return progress.wait_for(2); });
   EXPECT_EQ(waits.wait_for(std::chrono::milliseconds(20)), std::future_status::timeout);
-  marks.pass(1, 0);
-  marks.pass(2, 0);
+  progress.advance(1, 0);
+  progress.advance(2, 0);
   EXPECT_TRUE(waits.get());
-  EXPECT_TRUE(marks.await(3));
-  marks.pass(4, 0);
-  EXPECT_TRUE(marks.await(3));
+  EXPECT_TRUE(progress.wait_for(3));
+  progress.advance(4, 0);
+  EXPECT_TRUE(progress.wait_for(3));
 }
 
-TEST(Marks, a_device_that_failed_ends_all_waits) {
-  Marks marks;
-  EXPECT_TRUE(marks.await(0));
-  auto waits = std::async(std::launch::async, [&] { return marks.await(5); });
-  marks.pass(1, 0);
-  marks.pass(2, 719);
+TEST(StreamProgress, a_device_that_failed_ends_all_waits) {
+  StreamProgress progress;
+  EXPECT_TRUE(progress.wait_for(0));
+  auto waits = std::async(std::launch::async, [&] { return progress.wait_for(5); });
+  progress.advance(1, 0);
+  progress.advance(2, 719);
   EXPECT_FALSE(waits.get());
-  EXPECT_FALSE(marks.await(1));
-  EXPECT_NE(marks.error_text().find("719"), std::string::npos);
+  EXPECT_FALSE(progress.wait_for(1));
+  EXPECT_NE(progress.error_text().find("719"), std::string::npos);
 }
 
 }  // namespace
-}  // namespace lmswap::gated_mover_test
+}  // namespace lmswap::gated_backend_test
