@@ -84,9 +84,9 @@ class _Expansion:
         return Schedule(longer, tuple(self._origins), tuple(self._buffer_origins))
 
     def _append_recompute(self, op: Op) -> None:
-        remade = tuple(self._remake(buffer) for buffer in op.writes)
-        self._append(op, remade, f"{op.name} again")
-        for buffer, new in zip(op.writes, remade, strict=True):
+        recomputed = tuple(self._recomputed_version(buffer) for buffer in op.writes)
+        self._append(op, recomputed, f"{op.name} again")
+        for buffer, new in zip(op.writes, recomputed, strict=True):
             self._newest[buffer] = new
 
     def _append(self, op: Op, writes: tuple[int, ...], name: str) -> None:
@@ -97,7 +97,7 @@ class _Expansion:
         self._ops.append(replace(op, index=len(self._ops), name=name, reads=reads, writes=writes))
         self._origins.append(op.index)
 
-    def _remake(self, buffer: int) -> int:
+    def _recomputed_version(self, buffer: int) -> int:
         made = len(self._buffers)
         again = f"{self._program.buffer_names[buffer]} again"
         self._buffers.append(Buffer(made, self._program.buffers[buffer].nbytes, BufferKind.ACTIVATION, again))

@@ -1,6 +1,6 @@
 """Planning: program + costs + machine + budget → a verified `Plan`.
 
-`make_plan` is the entry point; `price_again` updates a plan's prediction to other costs; `simulate` predicts a plan's
+`make_plan` is the entry point; `reprice` updates a plan's prediction to other costs; `simulate` predicts a plan's
 timeline; `verify` checks a plan by independent code.
 """
 
@@ -46,7 +46,7 @@ POLICIES: tuple[str, ...] = tuple(_POLICIES)
 # A search ends at a plan that is within this of the bound: more planning would cost more than it gains.
 _CLOSE_ENOUGH = 2e-4
 
-__all__ = ["POLICIES", "check", "make_plan", "price_again", "simulate", "verify"]
+__all__ = ["POLICIES", "check", "make_plan", "reprice", "simulate", "verify"]
 
 
 def make_plan(
@@ -107,7 +107,7 @@ def make_plan(
     return _explained(problem, _POLICIES[policy](problem, **parameters), certificate)
 
 
-def price_again(
+def reprice(
     plan: Plan,
     program: Program,
     costs: OpCosts,

@@ -165,10 +165,10 @@ class _Trial:
 
     def _lives(self, buffer: int, count: int) -> list[list[int]]:
         lives: list[list[int]] = []
-        for slot, owner, is_made_anew in self._uses[buffer]:
+        for slot, owner, is_recomputed in self._uses[buffer]:
             if owner >= count:
                 continue
-            if is_made_anew or not lives:
+            if is_recomputed or not lives:
                 lives.append([slot, slot])
             lives[-1][1] = slot + 1
         kind = self._program.buffers[buffer].kind

@@ -44,11 +44,11 @@ class _Explainer:
                 origin = runs.buffers[span.buffer]
                 self._stall_seconds[origin] = self._stall_seconds.get(origin, 0.0) + span.seconds
         read = {buffer for op in runs.program.ops for buffer in op.reads}
-        self._remade: dict[int, list[int]] = {}  # by buffer: its recomputes that are read
+        self._recomputes: dict[int, list[int]] = {}  # by buffer: its recomputes that are read
         for run, op in zip(runs.program.ops, runs.ops, strict=True):
             for buffer, origin in zip(run.writes, problem.memory.program.ops[op].writes, strict=True):
                 if buffer != origin and buffer in read:
-                    self._remade.setdefault(origin, []).append(run.index)
+                    self._recomputes.setdefault(origin, []).append(run.index)
         self._repeatable = repeatable_ops(problem.memory.program)
         self._exposed = exposed_buffers(problem.memory.program)
         self._producer = {b: op.index for op in reversed(problem.memory.program.ops) for b in op.writes}
@@ -59,7 +59,7 @@ class _Explainer:
     def _sentence(self, buffer: Buffer) -> str:
         if buffer.id in self._swaps:
             return self._swap(buffer)
-        if buffer.id in self._remade:
+        if buffer.id in self._recomputes:
             return self._recompute(buffer)
         if not buffer.is_swappable:
             return _REASON_BY_KIND[buffer.kind]
@@ -92,9 +92,9 @@ class _Explainer:
         return f", as the caller may write '{program.buffer_names[exposed]}' before" if exposed is not None else ""
 
     def _recompute(self, buffer: Buffer) -> str:
-        remade, link = self._remade[buffer.id], self._problem.link
-        seconds = sum(self._memory.costs.seconds[run] for run in remade)
-        times = f" {len(remade)} times" if len(remade) > 1 else ""
+        recomputes, link = self._recomputes[buffer.id], self._problem.link
+        seconds = sum(self._memory.costs.seconds[run] for run in recomputes)
+        times = f" {len(recomputes)} times" if len(recomputes) > 1 else ""
         if buffer.nbytes < self._problem.min_swap_bytes:
             instead = "under min_swap_bytes"
         else:

@@ -34,12 +34,12 @@ def plan_memory_budget(problem: Problem) -> Plan:
     Raises:
         PlanInfeasible: the step does not fit at any share.
     """
-    memory, handed = problem.memory, _Handed(problem.memory.program)
+    memory, saved = problem.memory, _SavedActivations(problem.memory.program)
     tried: list[tuple[int, Sequence[Recompute]]] = []
-    knapsack = handed.knapsack(memory)
+    knapsack = saved.knapsack(memory)
     for share in range(_SHARES, -1, -1):
-        kept = handed.values if share == _SHARES else knapsack.best(_PARTS * share // _SHARES)
-        recomputes = handed.recomputes(kept)
+        kept = saved.values if share == _SHARES else knapsack.best(_PARTS * share // _SHARES)
+        recomputes = saved.recomputes(kept)
         runs = schedule(memory.program, recomputes)
         peak_bytes = StepMemory(runs.program, runs.costs(memory.costs)).peak.nbytes
         if peak_bytes <= problem.budget_bytes:
@@ -48,7 +48,7 @@ def plan_memory_budget(problem: Problem) -> Plan:
     raise problem.infeasible_with("memory_budget", min(tried, key=lambda one: one[0])[1])
 
 
-class _Handed:
+class _SavedActivations:
     """The forward's activations that the backward reads and could recompute, in order, and their recomputes."""
 
     def __init__(self, program: Program) -> None:
@@ -56,16 +56,16 @@ class _Handed:
         self._producer = {buffer: op.index for op in reversed(program.ops) for buffer in op.writes}
         self._last_use = {buffer: op.index for op in program.ops for buffer in (*op.reads, *op.writes)}
         repeatable = repeatable_ops(program)
-        self._remakable = {
+        self._recomputable = {
             buffer
             for buffer, op in self._producer.items()
             if repeatable[op] and program.buffers[buffer].kind is BufferKind.ACTIVATION
         }
-        self._needs = [(b, op.index) for op in program.ops for b in op.reads if self._is_handed(b, op.index)]
+        self._needs = [(b, op.index) for op in program.ops for b in op.reads if self._is_saved(b, op.index)]
         self.values = list(dict.fromkeys(buffer for buffer, _ in self._needs))
 
-    def _is_handed(self, buffer: int, reader: int) -> bool:
-        if buffer not in self._remakable:
+    def _is_saved(self, buffer: int, reader: int) -> bool:
+        if buffer not in self._recomputable:
             return False
         origin, here = self._program.segment_of(self._producer[buffer]), self._program.segment_of(reader)
         return origin != here and origin.can_pass_values_to(here)
@@ -83,7 +83,7 @@ class _Handed:
 
         def is_missing(buffer: int, position: int) -> bool:
             is_gone = buffer in gone or self._last_use[buffer] < position
-            return buffer in self._remakable and buffer not in present and is_gone
+            return buffer in self._recomputable and buffer not in present and is_gone
 
         for buffer, position in self._needs:
             wanted = [buffer]

@@ -91,7 +91,7 @@ def predict_ranks(
     joined = replace(timeline, spans=(*timeline.spans, *lanes.finish()))
     certificate = RanksCertificate(0.0, plan.certificate or certify(program, costs, machine, **limits))
     behind = _behind(ranks.network, buckets, sums, costs)
-    for bucket in _telling(buckets, behind, costs):
+    for bucket in _strongest_buckets(buckets, behind, costs):
         stop = buckets[bucket].last + 1
         before = certify(program.up_to(stop), costs.up_to(stop), machine, **limits)
         if before.seconds + behind[bucket] > certificate.seconds:
@@ -127,7 +127,7 @@ def _behind(network: Network, buckets: Sequence[Bucket], sums: Sequence[float], 
     return behind
 
 
-def _telling(buckets: Sequence[Bucket], behind: Sequence[float], costs: OpCosts) -> set[int]:
+def _strongest_buckets(buckets: Sequence[Bucket], behind: Sequence[float], costs: OpCosts) -> set[int]:
     """The buckets with the strongest bounds: by ops without waits, and the last one, before which most waits are."""
     if not buckets:
         return set()

@@ -133,8 +133,8 @@ def _finish(problem: Problem, policy: str, found: _core.Found, left_out: frozens
     """The plan found for a step without the buffers ``left_out``."""
     program, tier = problem.memory.program, problem.tier.name
     made = [buffer for op, _ in found.reruns for buffer in program.ops[op].writes]
-    remade = [len(program.buffers) + number for number, buffer in enumerate(made) if buffer not in left_out]
-    copies = [*range(len(program.buffers)), *remade]  # by copy of the search: its buffer in the schedule
+    recomputed = [len(program.buffers) + number for number, buffer in enumerate(made) if buffer not in left_out]
+    copies = [*range(len(program.buffers)), *recomputed]  # by copy of the search: its buffer in the schedule
     swaps = [
         Swap(copies[s.copy], tier, 0, None if s.out_start < 0 else s.out_start, s.release, s.in_start, s.first_use)
         for s in found.swaps

@@ -92,7 +92,7 @@ def _check_recomputes(program: Program, plan: Plan) -> None:
         for buffer in unguarded.intersection(program.ops[recompute.op].reads):
             raise PlanInvalid("recomputes", "the caller may have written what it reads", op=recompute.op, buffer=buffer)
         origin, segment = _segment(program, recompute.op), _segment(program, recompute.position)
-        if origin != segment and not _hands_on(origin, segment):
+        if origin != segment and not _can_pass_values(origin, segment):
             raise PlanInvalid(
                 "recomputes", f"belongs to another segment than position {recompute.position}", op=recompute.op
             )
@@ -201,8 +201,8 @@ def _check_segments(program: Program, swap: Swap, earlier: Sequence[Swap], uses:
     origin = _segment(program, max(use for use in uses if use < swap.release))
     destination = _segment(program, min(use for use in uses if use >= swap.first_use))
     start = origin.start if swap.out_start is None else swap.out_start
-    takes_over = _hands_on(origin, destination) and origin.stop == destination.start
-    if not origin.start <= start <= origin.stop or not (swap.release <= origin.stop or takes_over):
+    is_passed_directly = _can_pass_values(origin, destination) and origin.stop == destination.start
+    if not origin.start <= start <= origin.stop or not (swap.release <= origin.stop or is_passed_directly):
         raise PlanInvalid(
             "segments",
             f"leaves from {start} to {swap.release}, its last user runs in [{origin.start}, {origin.stop})",
@@ -223,7 +223,7 @@ def _check_segments(program: Program, swap: Swap, earlier: Sequence[Swap], uses:
                 f"its copy returned last at {returned}, but it leaves in [{origin.start}, {origin.stop})",
                 buffer=swap.buffer,
             )
-    if origin != destination and not _hands_on(origin, destination):
+    if origin != destination and not _can_pass_values(origin, destination):
         raise PlanInvalid(
             "segments",
             f"{origin.phase} of graph {origin.graph} passes nothing to {destination.phase} of graph "
@@ -232,7 +232,7 @@ def _check_segments(program: Program, swap: Swap, earlier: Sequence[Swap], uses:
         )
 
 
-def _hands_on(origin: Segment, destination: Segment) -> bool:
+def _can_pass_values(origin: Segment, destination: Segment) -> bool:
     return (origin.phase, destination.phase) == ("forward", "backward") and origin.graph == destination.graph
 
 

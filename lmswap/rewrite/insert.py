@@ -81,7 +81,7 @@ def insert_swaps(
         actions[after].append(_Action(swap.first_use, _Rank.FIRST_USE, number))
         if before != after:
             editors[before].passed_on[swap.buffer] = is_late
-            editors[after].takes_over(swap, editors[before].graph, is_late=is_late)
+            editors[after].receive(swap, editors[before].graph, is_late=is_late)
     for editor, segment, todo in zip(editors, segments, actions, strict=True):
         for action in sorted(todo):
             editor.carry_out(action, offset=action.position - segment.start)
@@ -121,7 +121,7 @@ class _Editor:
     def __init__(self, graph: SegmentGraph, plan: Plan, engine: int, names: Sequence[int]) -> None:
         self.graph, self.plan, self.engine, self._names = graph, plan, engine, names
         self.passed_on: dict[int, bool] = {}  # buffers among the saved outputs: whether also as a tensor
-        self._taken_over: list[int] = []  # buffers that arrive as a token
+        self._received: list[int] = []  # buffers that arrive as a token
         self._tokens: dict[int, fx.Node] = {}  # the latest copy of each buffer
         self._sources: dict[int, fx.Node] = {}  # the node that an unfinished copy out reads
         self._incoming: dict[int, fx.Node] = {}
@@ -144,7 +144,7 @@ class _Editor:
                 case _Rank.FIRST_USE:
                     self._first_use(swap, anchor)
 
-    def takes_over(self, swap: Swap, origin: SegmentGraph, *, is_late: bool) -> None:
+    def receive(self, swap: Swap, origin: SegmentGraph, *, is_late: bool) -> None:
         """Replaces the inputs that brought ``swap``'s buffer from ``origin``'s saved outputs by one token.
 
         The first of them stays if ``is_late``: the buffer is released in this graph.
@@ -159,14 +159,14 @@ class _Editor:
             {key: inputs[0].meta[key] for key in ("saved_tensor_with_no_vc_check",) if key in inputs[0].meta}
         )
         self._tokens[swap.buffer] = token
-        self._taken_over.append(swap.buffer)
+        self._received.append(swap.buffer)
         if is_late:
             self._sources[swap.buffer] = inputs[0]
 
     def finish(self) -> None:
         """Returns tokens instead of tensors, drops what is no longer read, and checks the graph."""
         self._replace_saved_outputs()
-        for buffer in self._taken_over:
+        for buffer in self._received:
             for node in [node for node in self._values[buffer] if node.op == "placeholder"]:
                 users = [user for user in node.users if user.target is not ops.swap_out_wait]
                 if users:

@@ -66,7 +66,7 @@ class _Values:
     """State shared by all editors. The node that first made a value identifies it; buffers are the program's."""
 
     program: Program
-    remade: Iterator[int]  # numbers for the schedule's buffers, in order of execution
+    recomputed: Iterator[int]  # numbers for the schedule's buffers, in order of execution
     buffer_of: dict[fx.Node, int] = field(default_factory=dict)  # of values
     value_of: dict[fx.Node, fx.Node] = field(default_factory=dict)  # of nodes of all graphs
 
@@ -108,7 +108,7 @@ class _Editor:
         for old in stale:
             self._now.pop(self._values.value_of[old], None)
         for buffer in writes:
-            self._newest[buffer] = next(self._values.remade)
+            self._newest[buffer] = next(self._values.recomputed)
         for value, copy in copies.items():
             self._enter(copy, value)
             if self._values.buffer_of.get(value) in writes:
@@ -134,7 +134,7 @@ class _Editor:
         if buffer is None and value.graph is self._fx:
             return value  # not a tensor
         if value not in self._now and buffer not in self._storage:
-            self._take_over(value)
+            self._save_in_forward(value)
         if value not in self._now:
             assert buffer is not None
             storage = self._storage[buffer]
@@ -170,7 +170,7 @@ class _Editor:
             output.meta["desc"] = [*descriptions[:count], *(of_saved.get(value) for value in values)]
         output.args = ((*returned[:count], *(self.find(value) for value in values)),)
 
-    def _take_over(self, value: fx.Node) -> None:
+    def _save_in_forward(self, value: fx.Node) -> None:
         if self._forward is None or value not in self._values.buffer_of:
             raise PlanInvalid("hand-over", f"'{value.name}' is not available in the {self.graph.phase} graph")
         with self._fx.inserting_before(next(iter(self._fx.nodes))):

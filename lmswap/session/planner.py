@@ -18,7 +18,7 @@ from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import BufferKind, Program
 from lmswap.options import Options
-from lmswap.plan import make_plan, price_again
+from lmswap.plan import make_plan, reprice
 from lmswap.plan.cache import CachedPlan
 from lmswap.plan.fit_arena import fit_arena
 from lmswap.plan.pack_arena import pack_arena
@@ -119,7 +119,7 @@ class Planner:
             if not longer_away:
                 return plan
             shorter = shrink_residency(plan, program, costs, machine, share=longer_away)
-            return price_again(shorter, program, costs, machine, certificate=plan.certificate, **limits)
+            return reprice(shorter, program, costs, machine, certificate=plan.certificate, **limits)
         except PlanInfeasible as error:  # in the planner's words the budget is the step's share: say it in the user's
             raise PlanInfeasible(
                 budget_bytes=allowance.budget_bytes,

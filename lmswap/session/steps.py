@@ -23,7 +23,7 @@ from lmswap.ir.costs import OpCosts
 from lmswap.ir.machine import Machine
 from lmswap.ir.program import BufferKind, Program
 from lmswap.options import Options
-from lmswap.plan import price_again, simulate
+from lmswap.plan import reprice, simulate
 from lmswap.plan.cache import CachedPlan, PlanCache
 from lmswap.plan.pack_arena import common_arena_bytes
 from lmswap.reporting.text import format_seconds
@@ -231,7 +231,7 @@ class StepPlans:
     def priced(self, step: PlannedStep) -> PlannedStep:
         """``step`` with its plan priced and certified by the costs that are known now."""
         program, min_swap_bytes = step.joined.program, self._options.min_swap_bytes
-        plan = price_again(step.plan, program, step.costs, step.machine, tier=self._tier, min_swap_bytes=min_swap_bytes)
+        plan = reprice(step.plan, program, step.costs, step.machine, tier=self._tier, min_swap_bytes=min_swap_bytes)
         return replace(step, plan=plan)
 
     def least_bytes(self, step: PlannedStep) -> int:

@@ -15,7 +15,7 @@ from lmswap.errors import OptionError, PlanInfeasible, TierError
 from lmswap.ir.machine import Host
 from lmswap.ir.plan import Decision
 from lmswap.ir.schedule import schedule
-from lmswap.plan import POLICIES, make_plan, portfolio, price_again, search, simulate, verify
+from lmswap.plan import POLICIES, make_plan, portfolio, reprice, search, simulate, verify
 from lmswap.plan.certify import least_budget
 from tests.ir.build import build, unit_machine
 from tests.ir.strategies import machines, steps
@@ -428,9 +428,9 @@ def test_a_plan_that_is_priced_again_is_the_same_with_figures_of_the_new_costs(p
     except PlanInfeasible:
         return
     limits = {"tier": "host", "min_swap_bytes": 1}
-    assert price_again(plan, step.program, step.costs, machine, **limits) == plan
+    assert reprice(plan, step.program, step.costs, machine, **limits) == plan
     costs = replace(step.costs, seconds=tuple(3 * seconds for seconds in step.costs.seconds))
-    priced = price_again(plan, step.program, costs, other, **limits)
+    priced = reprice(plan, step.program, costs, other, **limits)
     assert (priced.swaps, priced.recomputes, priced.policy) == (plan.swaps, plan.recomputes, plan.policy)
     assert priced.predicted_seconds == simulate(step.program, costs, other, plan).seconds
     assert sum(costs.seconds) * (1 - 1e-12) <= priced.certificate.seconds <= priced.predicted_seconds
@@ -439,10 +439,10 @@ def test_a_plan_that_is_priced_again_is_the_same_with_figures_of_the_new_costs(p
 def test_a_plan_that_takes_more_than_its_budget_by_other_costs_is_priced_as_one_for_what_it_takes():
     plan = plan_of("swap", CHAIN, 8)
     costs = replace(CHAIN.costs, scratch_bytes=(0, 0, 0, 9, 0, 0, 0, 0))
-    priced = price_again(plan, CHAIN.program, costs, unit_machine(), tier="host", min_swap_bytes=1)
+    priced = reprice(plan, CHAIN.program, costs, unit_machine(), tier="host", min_swap_bytes=1)
     assert priced.budget_bytes == priced.predicted_peak_bytes > plan.budget_bytes
     assert (priced.swaps, priced.recomputes) == (plan.swaps, plan.recomputes)
-    cheaper = price_again(priced, CHAIN.program, CHAIN.costs, unit_machine(), tier="host", min_swap_bytes=1)
+    cheaper = reprice(priced, CHAIN.program, CHAIN.costs, unit_machine(), tier="host", min_swap_bytes=1)
     assert cheaper.predicted_peak_bytes <= 8
 
 

@@ -13,7 +13,7 @@ from benchmarks.programs.corpus import load_machine, load_program
 from lmswap.analyze.cost import roofline
 from lmswap.analyze.memory import StepMemory
 from lmswap.ir.plan import Plan, Swap
-from lmswap.plan import make_plan, price_again, simulate, verify
+from lmswap.plan import make_plan, reprice, simulate, verify
 from lmswap.plan.pack_arena import pack_arena
 from lmswap.plan.problem import PLANNED_LINK_SHARE
 from lmswap.plan.shrink_residency import shrink_residency
@@ -87,7 +87,7 @@ def test_arenas_of_large_steps_lose_next_to_nothing_to_holes(name: str, percent:
     limits = {"tier": "host", "min_swap_bytes": 2**20}
     budget_bytes = StepMemory(program, costs).peak.nbytes * percent // 100
     plan = make_plan("auto", program, costs, machine, budget_bytes=budget_bytes, **limits)
-    shorter = price_again(shrink_residency(plan, program, costs, machine, share=1.0), program, costs, machine, **limits)
+    shorter = reprice(shrink_residency(plan, program, costs, machine, share=1.0), program, costs, machine, **limits)
     assert shorter.predicted_seconds <= plan.predicted_seconds * (1 + 1e-3)
     wide, narrow = (pack_arena(program, costs, each).arena_bytes for each in (plan, shorter))
     assert narrow <= 1.02 * shorter.predicted_peak_bytes
