@@ -29,7 +29,7 @@ def test_a_level_is_the_longest_path_to_an_op():
     assert levels(step.program) == (0, 1, 0, 2, 1)
 
 
-def test_a_tangent_lies_below_everything_before_its_segment():
+def test_a_tangent_is_one_level_below_all_earlier_segments():
     step = build(
         """
         forward

@@ -42,7 +42,7 @@ def test_kinds_decide_how_long_a_buffer_lives():
     }  # x and W live outside the step
 
 
-def test_what_the_caller_does_not_hold_lives_as_long_as_the_step_needs_it():
+def test_released_outputs_live_as_long_as_the_step_needs_them():
     saved = build(
         """
         forward
@@ -77,7 +77,7 @@ def test_gaps_of_small_or_unswappable_buffers_do_not_count():
     assert swappable_gaps(STEP.program, live_ranges(STEP.program), 2) == ()
 
 
-def test_a_gap_between_functions_that_hand_nothing_on_does_not_count():
+def test_gaps_between_segments_that_cannot_pass_values_do_not_count():
     step = build(
         """
         forward 0

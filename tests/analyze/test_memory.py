@@ -43,7 +43,7 @@ def test_buffers_that_are_too_small_to_be_counted_are_left_out_of_the_curve():
     assert StepMemory(STEP.program, STEP.costs, 3).curve.tolist() == [4, 7, 12, 7, 4]
 
 
-def test_the_floor_counts_what_an_op_touches_and_what_cannot_leave():
+def test_the_floor_counts_used_and_unswappable_buffers():
     memory = StepMemory(STEP.program, STEP.costs)
     # As above, without a in f3 and g3.
     assert memory.floor.tolist() == [4, 7, 9, 7, 9]

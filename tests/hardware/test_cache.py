@@ -67,7 +67,7 @@ def test_the_directory_is_lmswaps_own_then_the_desktops_then_the_users(monkeypat
     assert cache_directory() == tmp_path / ".cache" / "lmswap"
 
 
-def test_a_user_without_a_home_remembers_nothing_and_is_told_how_to_once(monkeypatch, caplog):
+def test_without_a_home_nothing_is_cached_and_one_warning_names_the_variable(monkeypatch, caplog):
     for name in ("LMSWAP_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("pwd.getpwuid", lambda _: {}["no such user"])
@@ -78,7 +78,7 @@ def test_a_user_without_a_home_remembers_nothing_and_is_told_how_to_once(monkeyp
     assert caplog.text.count("has no home") == 1 and "set LMSWAP_CACHE_DIR" in caplog.text
 
 
-def test_a_symbolic_link_in_a_files_place_is_neither_read_nor_written_through(directory, tmp_path):
+def test_symbolic_links_are_neither_read_nor_written_through(directory, tmp_path):
     file, target = CacheFile.locate("plan", {}), tmp_path / "precious"
     file.write({"n": 1})
     file.path.rename(target)
@@ -110,7 +110,7 @@ def test_a_pipe_is_refused_and_does_not_block(directory):
 
 
 @pytest.mark.parametrize("mask", [0, 0o002, 0o022])
-def test_a_directory_and_what_is_missing_above_it_are_made_for_this_user_alone(tmp_path, monkeypatch, mask):
+def test_the_directory_and_missing_parents_are_private(tmp_path, monkeypatch, mask):
     directory = tmp_path / "new home" / ".cache" / "lmswap"
     monkeypatch.setenv("LMSWAP_CACHE_DIR", str(directory))
     before = os.umask(mask)
@@ -161,7 +161,7 @@ def test_what_belongs_to_another_user_is_not_trusted(directory, what, tmp_path, 
         assert '"n":1' in file.path.read_text()
 
 
-def test_a_draft_that_could_not_be_finished_is_not_left_behind(directory, monkeypatch):
+def test_an_unfinished_draft_is_removed(directory, monkeypatch):
     file = CacheFile.locate("plan", {})
     file.write({"n": 1})
     monkeypatch.setattr("pathlib.Path.replace", lambda *_: (_ for _ in ()).throw(OSError("no")))

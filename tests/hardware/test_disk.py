@@ -98,13 +98,13 @@ def test_when_none_will_do_the_error_names_each_with_its_reason(kinds, monkeypat
     assert "disk_directory=" in str(caught.value)
 
 
-def test_a_directory_that_was_asked_for_is_never_replaced(kinds, tmp_path):
+def test_a_requested_directory_is_never_replaced(kinds, tmp_path):
     kinds[str(tmp_path)] = ("tmpfs", 100 * MIB)
     with pytest.raises(TierError, match="is memory, not a disk"):
         disk.swap_directory(str(tmp_path))
 
 
-def test_the_variable_names_the_directory_where_nobody_asks_for_another(kinds, monkeypatch, tmp_path):
+def test_the_variable_names_the_default_directory(kinds, monkeypatch, tmp_path):
     (tmp_path / "asked").mkdir()
     monkeypatch.setenv("LMSWAP_DISK_DIRECTORY", str(tmp_path))
     assert disk.swap_directory() == str(tmp_path)

@@ -62,7 +62,7 @@ def test_a_system_without_cgroups_has_no_limits(tmp_path):
     assert host_memory.read_host_memory(tmp_path) == host_memory.HostMemory(64 * GIB, 48 * GIB)
 
 
-def test_a_limit_that_may_not_be_read_is_logged_and_left_out(tmp_path, caplog):
+def test_an_unreadable_limit_is_logged_and_ignored(tmp_path, caplog):
     (tmp_path / "sys/fs/cgroup/job/memory.max").mkdir(parents=True)
     assert machine(tmp_path, cgroup="0::/job\n", files={}) == host_memory.HostMemory(64 * GIB, 48 * GIB)
     assert "cannot be read and is ignored: Is a directory" in caplog.text

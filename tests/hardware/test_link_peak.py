@@ -87,7 +87,7 @@ def test_compute_beside_copies_takes_longer_than_they_do_and_what_it_loses_is_fo
     assert into.compute_factor == pytest.approx(1 - 8.1 / 20)
 
 
-def test_memory_that_cannot_be_had_is_told(gpu, monkeypatch):
+def test_failed_allocations_raise_a_tier_error(gpu, monkeypatch):
     def refuse():
         raise RuntimeError("CUDA error: out of memory")
 

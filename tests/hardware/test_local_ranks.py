@@ -30,7 +30,7 @@ def meet(count, call, *, store=None, seconds=60, missing=()):
         return list(threads.map(run, [rank for rank in range(count) if rank not in missing]))
 
 
-def test_all_learn_what_each_has_found():
+def test_gather_returns_the_results_of_all_ranks():
     assert meet(3, lambda node: node.gather("a", lambda: f"of {node.rank}")) == [["of 0", "of 1", "of 2"]] * 3
 
 
@@ -55,7 +55,7 @@ def test_otherwise_all_are_at_it_at_once():
     meet(3, lambda node: node.gather("a", lambda: str(barrier.wait())))
 
 
-def test_the_calls_of_each_rank_are_told_apart():
+def test_calls_of_one_rank_have_separate_keys():
     store = dist.HashStore()
     for word in ("first", "second"):
         assert meet(2, lambda node, word=word: node.gather("a", lambda: word), store=store) == [[word] * 2] * 2
@@ -76,7 +76,7 @@ def test_an_error_of_one_is_raised_by_all(in_turn):
     ]
 
 
-def test_nobody_waits_for_one_that_fails_otherwise():
+def test_an_interrupted_rank_does_not_wait():
     def find(rank):
         if rank == 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
@@ -87,7 +87,7 @@ def test_nobody_waits_for_one_that_fails_otherwise():
 
 
 @pytest.mark.parametrize("in_turn", [False, True])
-def test_a_rank_that_does_not_come_is_named_after_the_time_of_the_store(in_turn):
+def test_a_missing_rank_is_named_after_the_timeout(in_turn):
     found = meet(3, lambda node: node.gather("a", str, in_turn=in_turn), seconds=0.2, missing=[1])
     for error in found:
         assert isinstance(error, RankMissing)
@@ -97,7 +97,7 @@ def test_a_rank_that_does_not_come_is_named_after_the_time_of_the_store(in_turn)
         assert "together=False" in str(error)
 
 
-def test_what_several_ask_for_is_made_once():
+def test_compute_once_runs_on_one_rank():
     made = []
 
     def make():
@@ -109,7 +109,7 @@ def test_what_several_ask_for_is_made_once():
     assert made == [1]
 
 
-def test_nobody_waits_for_one_who_does_not_ask():
+def test_compute_once_does_not_wait_for_ranks_that_do_not_call():
     assert meet(2, lambda node: node.compute_once(f"plan {node.rank}", lambda: b"own")) == [b"own"] * 2
 
 
@@ -131,7 +131,7 @@ def test_where_the_first_fails_the_others_get_nothing():
     assert other == b""
 
 
-def test_a_plan_that_is_never_made_is_an_error():
+def test_compute_once_times_out_without_a_result():
     store = dist.HashStore()
     store.add("1/plan/asked", 1)  # by one that has died
     (error,) = meet(1, lambda node: node.compute_once("plan", bytes), store=store, seconds=0.2)
@@ -173,7 +173,7 @@ def test_a_process_that_torchrun_did_not_start_with_others_is_alone(monkeypatch,
 
 
 @pytest.mark.usefixtures("joined")
-def test_torchrun_says_who_is_here(monkeypatch):
+def test_ranks_are_read_from_torchruns_variables(monkeypatch):
     for name, value in LAUNCHED.items():
         monkeypatch.setenv(name, value)
     node = LocalRanks.here()
@@ -199,7 +199,7 @@ def test_a_number_of_processes_that_cannot_be_is_refused_also_where_a_process_tr
 
 
 @pytest.mark.usefixtures("joined")
-def test_a_rank_that_is_none_of_this_machines_is_refused_before_it_waits(monkeypatch):
+def test_a_rank_beyond_the_local_count_is_rejected_before_it_waits(monkeypatch):
     for name, value in {**LAUNCHED, "LOCAL_RANK": "2"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(OptionError, match="LOCAL_RANK is 2, and the ranks of this machine are 0 to 1"):

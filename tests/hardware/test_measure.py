@@ -78,7 +78,7 @@ def test_a_real_disk_is_measured_through_the_engine(cache, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["cache"]  # the swap file is gone
 
 
-def test_a_measurement_is_made_once_and_remembered_apart_by_tier(cache, counted, tmp_path):
+def test_a_measurement_is_cached_by_tier(cache, counted, tmp_path):
     first = describe_machine(CPU, "disk", str(tmp_path))
     assert describe_machine(CPU, "disk", str(tmp_path)).tiers[0].link == first.tiers[0].link
     assert counted == ["disk"]
@@ -168,7 +168,7 @@ def test_ranks_measure_alone_once_and_then_at_once_and_remember_both(cache, coun
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", MACHINE, MACHINE.replace("both_factor", "factor"), "\udcff"])
-def test_a_damaged_memory_is_measured_again_and_mended(cache, counted, tmp_path, damage):
+def test_a_damaged_cache_file_is_measured_again_and_replaced(cache, counted, tmp_path, damage):
     describe_machine(CPU, "disk", str(tmp_path))
     (path,) = cache.iterdir()
     path.write_bytes(damage.encode("utf-8", "surrogateescape"))

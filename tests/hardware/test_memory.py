@@ -48,7 +48,7 @@ def test_what_was_free_before_counting_began_hides_no_growth():
         memory.close()
 
 
-def test_trimming_gives_back_what_is_only_kept_for_reuse(memory):
+def test_trim_releases_memory_cached_for_reuse(memory):
     held = torch.ones(256 * MIB, dtype=torch.uint8)
     del held
     memory.trim()

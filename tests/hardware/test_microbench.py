@@ -25,7 +25,7 @@ def test_the_first_size_that_takes_long_enough_is_chosen_and_none_beyond_it_is_t
     assert tried[-1] == chosen
 
 
-def test_a_size_that_there_is_no_memory_for_is_not_taken():
+def test_sizes_that_do_not_fit_are_skipped():
     def seconds_of(size):
         if size > 64:
             raise torch.OutOfMemoryError

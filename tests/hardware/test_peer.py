@@ -39,7 +39,7 @@ def test_of_those_that_are_reached_as_fast_the_emptiest_is_taken(node):
     assert peer.find_peer(DEVICE) == "cuda:2"
 
 
-def test_one_without_the_room_is_not_tried(node):
+def test_peers_without_enough_memory_are_not_measured(node):
     node({"cuda:0": 2 * GIB, "cuda:2": DriverError("out of memory"), "cuda:3": 5 * GIB})
     assert peer.find_peer(DEVICE, needed_bytes=3 * GIB) == "cuda:3"
 
@@ -52,7 +52,7 @@ def test_where_none_has_the_room_each_is_said(node):
         peer.find_peer(DEVICE, needed_bytes=3 * GIB)
 
 
-def test_one_that_was_asked_for_is_never_replaced(node):
+def test_a_requested_peer_is_never_replaced(node):
     node({"cuda:0": 9 * GIB, "cuda:2": GIB, "cuda:3": 5 * GIB}, {"cuda:0": 0.1, "cuda:2": 0.9, "cuda:3": 0.2})
     assert peer.find_peer(DEVICE, "cuda:2") == "cuda:2"
     with pytest.raises(TierError, match=r"cuda:2 has 1\.00 GiB"):

@@ -46,7 +46,7 @@ def test_half_a_unit_is_answered_with_both_that_it_may_be(text):
 
 
 @pytest.mark.parametrize("text", ["AUTO", None, "1e9"])
-def test_errors_name_what_else_may_stand_there_and_nothing_that_may_not(text):
+def test_errors_name_exactly_the_allowed_alternatives(text):
     with pytest.raises(OptionError, match='"6GiB", or "auto", or a share, "50%"'):
         parse_budget(text, also=(AUTO, SHARE))
     with pytest.raises(OptionError, match="host_budget") as refusal:

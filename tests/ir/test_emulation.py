@@ -30,7 +30,7 @@ def test_known_links_go_by_name(name):
     "text",
     ["", "pcie9", "11.7", "11.7GB", "GB/s", "1GB/s out", "1GB/s out, 2GB/s out", "1GB/s, 2GB/s", "1GB/s up", "1GB/s,"],
 )
-def test_what_is_no_rate_is_refused(text):
+def test_text_that_is_not_a_rate_is_rejected(text):
     with pytest.raises(OptionError):
         EmulatedLink.parse(text)
 
@@ -38,7 +38,7 @@ def test_what_is_no_rate_is_refused(text):
 @pytest.mark.parametrize(
     "text", ["1GB/s out, 2GB/s in, 3GB/s in", "1GB/s out in", "-1GB/s", "0GB/s", "1B/s", "1GB/s/s", "nanGB/s"]
 )
-def test_what_is_nearly_a_rate_is_refused_too(text):
+def test_text_that_is_almost_a_rate_is_rejected(text):
     with pytest.raises(OptionError):
         EmulatedLink.parse(text)
 

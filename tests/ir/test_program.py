@@ -62,7 +62,7 @@ def test_a_damaged_file_is_refused_or_still_a_program_that_can_be_planned(data, 
 
 
 @pytest.mark.parametrize("text", ["", "[]", "1", "{}", '{"schema": "lmswap.program/0"}', "[" * 100_000])
-def test_what_is_no_program_file_is_refused(text: str):
+def test_text_that_is_not_a_program_file_is_rejected(text: str):
     with pytest.raises(CaptureError, match="not a program file"):
         Program.from_json(text)
 

@@ -80,7 +80,7 @@ def test_another_process_gets_the_same_plan_and_checks_it():
     assert PlanCache(unit_machine(capacity=1), {}, **LIMITS).unpack(STEP.program, cache.pack(swapping())) is None
 
 
-def test_plans_that_may_take_each_others_place_have_one_name():
+def test_interchangeable_plans_have_one_name():
     cache = PlanCache(MACHINE, {}, **LIMITS)
     assert PlanCache(unit_machine(capacity=1), {}, **LIMITS).name(STEP.program) == cache.name(STEP.program)
     assert PlanCache(MACHINE, {"budget": 1}, **LIMITS).name(STEP.program) != cache.name(STEP.program)
@@ -91,7 +91,7 @@ def test_plans_that_may_take_each_others_place_have_one_name():
     ("budget_bytes", "slack_bytes", "serves"),
     [(1000, 0, True), (990, 0, False), (1009, 0, True), (1020, 0, False), (990, 10, True), (1020, 20, True)],
 )
-def test_a_plan_serves_budgets_near_its_own_that_its_peak_keeps_to(budget_bytes, slack_bytes, serves):
+def test_a_plan_fits_budgets_near_its_own_that_its_peak_meets(budget_bytes, slack_bytes, serves):
     plan = Plan("auto", 900, (), 1.0, 1000, recomputes=(Recompute(0, 2),))  # the rest was lost to holes
     assert CachedPlan(plan, STEP.costs, MACHINE, PlannedMemory(1000)).fits(budget_bytes, slack_bytes) is serves
 

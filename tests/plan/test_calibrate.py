@@ -56,7 +56,7 @@ def found(timeline: Timeline, op_seconds=None, *, machine=MACHINE, host_seconds=
     return calibrate(STEP.program, STEP.costs, machine, PLAN, tier="host", predicted=predicted, **measured)
 
 
-def test_ops_are_scaled_by_their_segment_second_runs_counted():
+def test_ops_are_scaled_by_their_segment_recomputes_included():
     # Predicted are 1 + 2 + 9 s forward, 2 + 3 s backward; f2 took 4 and 1 s.
     made = found(measured(24.0, 2.5))
     assert made.costs.seconds == pytest.approx((2.0, 2.5, 18.0, 1.5))
@@ -179,7 +179,7 @@ def test_an_op_takes_no_longer_than_a_segment_that_waited():
     assert made.costs.seconds[STEP.op("f3")] == pytest.approx(4.5)
 
 
-def test_a_device_that_is_the_host_itself_waits_for_nobody():
+def test_a_cpu_device_has_no_host_seconds():
     made = found(measured(24.0, 5.0), host_seconds=(24.0, 5.0))
     assert made.machine.host is None
     assert made.costs.seconds[STEP.op("f3")] == pytest.approx(18.0)

@@ -52,7 +52,7 @@ def test_bound_of_a_copy_that_is_exposed_on_both_sides_of_its_cut():
     assert optimum(STEP, unit_machine(), 5) == optimum(STEP, unit_machine(), 7) == 2 + 4 + 3 + 4 + 1
 
 
-def test_bound_of_a_buffer_that_is_made_again_more_cheaply_than_copied():
+def test_bound_of_a_buffer_that_is_cheaper_to_recompute_than_to_copy():
     step = replace(
         STEP,
         program=replace(STEP.program, ops=(replace(STEP.program.ops[0], is_repeatable=True), *STEP.program.ops[1:])),
@@ -64,7 +64,7 @@ def test_bound_of_a_buffer_that_is_made_again_more_cheaply_than_copied():
     assert optimum(step, unit_machine(), 5) == optimum(step, unit_machine(), 7) == 7 + 2
 
 
-def test_a_buffer_too_small_to_be_swapped_that_cannot_be_made_again_is_always_there():
+def test_a_small_buffer_that_is_not_recomputable_is_always_resident():
     assert bound(STEP, unit_machine(), 8, min_swap_bytes=4).seconds < math.inf
     assert bound(STEP, unit_machine(), 8, min_swap_bytes=5).seconds == math.inf
 

@@ -73,13 +73,13 @@ def seconds_of(step, recomputes):
     return sum(schedule(step.program, recomputes).costs(step.costs).seconds)
 
 
-def test_what_fits_is_left_alone():
+def test_a_step_that_fits_is_not_checkpointed():
     # f7: a b d e 16, c z y 3, scratch 20
     plan = plan_of(layers(), 39)
     assert (plan.recomputes, plan.swaps, plan.predicted_peak_bytes) == ((), (), 39)
 
 
-def test_the_first_block_runs_again_up_to_its_last_op_that_the_backward_needs():
+def test_the_first_block_is_recomputed_up_to_its_last_needed_op():
     # Without a and b. c was handed on, so f3 need not run again; at depth 3 each block hands on all that it makes.
     step = layers()
     for budget_bytes in (38, 31):
@@ -89,7 +89,7 @@ def test_the_first_block_runs_again_up_to_its_last_op_that_the_backward_needs():
         assert plan.predicted_seconds == sum(step.costs.seconds) + 2
 
 
-def test_as_many_blocks_as_the_budget_asks_for():
+def test_as_many_blocks_as_the_budget_requires():
     step = layers()
     for budget_bytes in (30, 23):
         plan = plan_of(step, budget_bytes)
@@ -115,12 +115,12 @@ def test_infeasible_says_what_would_fit():
     assert found.value.needed_bytes == 39
 
 
-def test_what_random_ops_made_is_kept():
+def test_results_of_random_ops_are_kept():
     step = layers("1!random")
     assert recomputes_of(step, plan_of(step, 35)) == [("f1", "g2")]
 
 
-def test_what_leaves_the_block_is_kept():
+def test_outputs_of_a_block_are_kept():
     # s is a U-Net's skip: net.1 reads it, so net.0 has handed it on; a is its own.
     step = build(
         """
@@ -144,7 +144,7 @@ def test_what_leaves_the_block_is_kept():
 
 
 @given(data=st.data(), step=steps())
-def test_the_step_is_slower_by_the_second_runs_and_nothing_is_moved(data, step):
+def test_the_step_is_slower_by_the_recomputes_and_nothing_is_swapped(data, step):
     peak_bytes = StepMemory(step.program, step.costs).peak.nbytes
     try:
         plan = plan_of(step, data.draw(st.integers(0, peak_bytes)))

@@ -100,7 +100,7 @@ def test_the_search_expects_the_seconds_that_the_simulator_finds():
     assert num_swaps > 10
 
 
-def test_a_step_that_is_too_large_is_left_to_the_search():
+def test_steps_too_large_for_exact_search_use_the_heuristic_search():
     lines = "\n".join(f"f{op} 1: {'x' if not op else f'b{op - 1}'} -> b{op}" for op in range(40))
     step = build("inference\n" + lines)
     assert plan_exactly(problem_of(step, 3, unit_machine(), link_share=1.0), policy="exact") is None

@@ -47,21 +47,21 @@ def test_if_any_plan_fits_with_a_thirtieth_to_spare_one_is_found_and_else_the_by
     assert steps.num_made <= 8
 
 
-def test_a_plan_without_holes_is_made_once():
+def test_a_plan_without_fragmentation_is_made_once():
     steps = Steps(10, 0.0)
     plan, share = fit_arena(steps.plan_within, steps.placed_bytes, 1000)
     assert (plan.predicted_peak_bytes, share) == (1000, 0.0)
     assert steps.num_made == 1
 
 
-def test_a_step_that_fits_nowhere_is_refused_by_what_it_needs():
+def test_the_error_for_a_step_that_never_fits_has_the_needed_bytes():
     steps = Steps(2000, 0.1)
     with pytest.raises(PlanInfeasible, match="at least"):
         fit_arena(steps.plan_within, steps.placed_bytes, 1000)
     assert steps.num_made == 1
 
 
-def test_where_the_smallest_plan_has_too_large_places_no_other_is_tried():
+def test_no_other_plan_is_tried_if_the_smallest_packs_far_too_large():
     steps = Steps(800, 0.5)
     with pytest.raises(PlanInfeasible) as refused:
         fit_arena(steps.plan_within, steps.placed_bytes, 1000)
@@ -69,7 +69,7 @@ def test_where_the_smallest_plan_has_too_large_places_no_other_is_tried():
     assert steps.num_made == 3  # of 1000 bytes, of 500, and the smallest
 
 
-def test_the_bytes_that_are_said_are_those_of_a_plan_that_there_is_where_places_take_much_more_than_it():
+def test_needed_bytes_are_those_of_an_existing_plan_under_heavy_fragmentation():
     """As with results, of which few lie in a segment of 20 MiB."""
     steps = Steps(200, 0.0)
 
@@ -92,7 +92,7 @@ def test_the_fastest_of_those_that_fit_is_taken_where_a_smaller_one_is_faster():
     assert plan.budget_bytes == 800
 
 
-def test_buffers_are_away_for_longer_rather_than_that_a_plan_has_fewer_bytes_and_no_longer_than_it_takes():
+def test_residencies_are_shortened_before_the_budget_and_no_more_than_needed():
     steps = Steps(10, 0.1)
 
     def placed_bytes(plan: Plan, share: float) -> int:
@@ -102,7 +102,7 @@ def test_buffers_are_away_for_longer_rather_than_that_a_plan_has_fewer_bytes_and
     assert (steps.num_made, share, plan.budget_bytes) == (1, 0.5, 1000)
 
 
-def test_a_plan_that_swaps_nothing_is_placed_once():
+def test_a_plan_without_swaps_is_packed_once():
     placed = []
 
     def placed_bytes(plan: Plan, share: float) -> int:

@@ -45,7 +45,7 @@ def recomputes_of(step, budget_bytes):
     ]
 
 
-def test_what_is_dearest_to_make_again_is_kept():
+def test_the_values_that_are_dearest_to_recompute_are_kept():
     # g4: a b c y t gc 15. For two of three values there is room at 14/20; b takes 3 s, of a and c, 1 s, one goes.
     assert recomputes_of(CHAIN, 15) == []
     assert recomputes_of(CHAIN, 14) == recomputes_of(CHAIN, 11) == [("f1", "g2")]
@@ -62,7 +62,7 @@ def test_infeasible_says_what_would_fit():
 
 
 @pytest.mark.parametrize(("middle", "again"), [("1", ["f1", "f2", "f3"]), ("1!random", ["f3"])])
-def test_what_is_gone_of_the_inputs_is_made_again_first(middle, again):
+def test_missing_inputs_are_recomputed_first(middle, again):
     step = build(
         f"""
         forward

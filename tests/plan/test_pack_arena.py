@@ -138,9 +138,7 @@ class Replay:
 
 
 @given(st.data(), st.booleans(), st.randoms(use_true_random=False))
-def test_every_large_tensor_has_a_place_of_its_own_for_as_long_as_it_is_there(
-    data: st.DataObject, knows_pieces: bool, random: Random
-):
+def test_every_large_tensor_has_a_slot_during_its_residency(data: st.DataObject, knows_pieces: bool, random: Random):
     step = data.draw(steps())
     plan = data.draw(random_plans(step))
     program, costs = scaled(step)
@@ -154,7 +152,7 @@ def large_step() -> tuple[Program, OpCosts]:
     return scaled(step)
 
 
-def test_the_arena_is_no_larger_than_what_is_there_at_once():
+def test_the_arena_is_no_larger_than_the_resident_bytes():
     step = build("inference\nf1 1: x -> a\nf2 1: a -> b\nf3 1: b -> c\nf4 1: b c -> y", sizes=dict.fromkeys("abcy", 8))
     program, costs = scaled(step)
     plan = Plan("none", 2**40, (), 0.0, 0)
@@ -165,7 +163,7 @@ def test_the_arena_is_no_larger_than_what_is_there_at_once():
     assert places.arena_bytes == 3 * slot_bytes(8 * SCALE)
 
 
-def test_where_nobody_knows_who_takes_which_of_two_equal_places_both_wait_for_the_last():
+def test_equal_slots_of_unknown_order_are_both_held_to_the_later_end():
     program, costs = large_step()  # a and b are made by one op, a dies first
     places = pack_arena(program, costs, Plan("none", 2**40, (), 0.0, 0))
     assert {place.offset for place in places.openings[0].slots}.isdisjoint(
@@ -175,7 +173,7 @@ def test_where_nobody_knows_who_takes_which_of_two_equal_places_both_wait_for_th
 
 
 @pytest.mark.parametrize("lower", [0, 1])
-def test_where_it_is_known_the_place_of_the_one_that_dies_first_is_used_again(lower: int):
+def test_of_equal_slots_of_known_order_the_first_freed_is_reused(lower: int):
     program, costs = large_step()
     taken = (Piece(8 * SCALE, lower), Piece(8 * SCALE, 1 - lower))
     costs = replace(costs, pieces=(taken, (Piece(0),), (Piece(0),)))
@@ -185,7 +183,7 @@ def test_where_it_is_known_the_place_of_the_one_that_dies_first_is_used_again(lo
     assert places.arena_bytes <= 3 * slot_bytes(8 * SCALE) + APART_BYTES
 
 
-def test_scratch_as_large_as_the_result_takes_no_place_for_longer_than_the_op():
+def test_scratch_as_large_as_the_result_holds_its_slot_during_the_op_only():
     step = build("inference\nf1 1: x -> a\nf2 1: a -> y", sizes={"a": 8, "y": 8})
     program, costs = scaled(step)
     costs = replace(
@@ -209,9 +207,7 @@ MIB = 2**20
         (0.5 * MIB, 2, 0),
     ],
 )
-def test_what_the_caller_holds_lies_beside_the_arena_as_often_as_it_is_held(
-    size: float, count: int, segments_bytes: int
-):
+def test_results_are_counted_outside_the_arena_as_often_as_held(size: float, count: int, segments_bytes: int):
     step = build("inference\nf1 1: x -> a b\nf2 1: a b -> y", outputs="y")
     large = {"a": 8 * MIB, "b": 8 * MIB, "y": int(size)}
     named = zip(step.program.buffers, step.program.buffer_names, strict=True)
@@ -224,7 +220,7 @@ def test_what_the_caller_holds_lies_beside_the_arena_as_often_as_it_is_held(
     assert places.total_bytes == places.arena_bytes + segments_bytes + places.small_bytes
 
 
-def test_what_is_taken_with_a_result_as_large_lies_beside_the_arena_too():
+def test_tensors_allocated_with_an_equal_result_are_outside_the_arena():
     step = build("inference\nf1 1: x -> a\nf2 1: a -> b y\nf3 1: b -> c", sizes=dict.fromkeys("abcy", 8), outputs="y")
     places = pack_arena(*scaled(step), Plan("none", 2**40, (), 0.0, 0))
     offsets = [[place.offset for place in opening.slots] for opening in places.openings]
@@ -232,7 +228,7 @@ def test_what_is_taken_with_a_result_as_large_lies_beside_the_arena_too():
     assert None not in offsets[0] + offsets[2]
 
 
-def test_small_tensors_have_no_place_but_are_counted():
+def test_small_tensors_have_no_slot_but_are_counted():
     step = build("inference\nf1 1: x -> a\nf2 1: a -> y", sizes={"a": 1, "y": 1})
     places = pack_arena(*scaled(step), Plan("none", 2**40, (), 0.0, 0))
     assert not places.openings
@@ -240,7 +236,7 @@ def test_small_tensors_have_no_place_but_are_counted():
     assert places.small_bytes >= 2 * SCALE
 
 
-def test_steps_share_an_arena_as_large_as_the_largest_wants_it_where_that_fits_beside_all_results():
+def test_steps_share_the_largest_arena_if_it_fits_with_all_results():
     training, validation = ArenaLayout((), 100, 60, 5), ArenaLayout((), 180, 0, 5)
     assert common_arena_bytes([(training, 250), (validation, 250)], 0) == 180
     assert common_arena_bytes([(training, 244), (validation, 250)], 0) == 100

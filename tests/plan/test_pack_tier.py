@@ -40,9 +40,7 @@ def test_blocks_held_at_once_are_disjoint_and_the_capacity_is_near_its_bound(blo
 
 
 @given(BLOCKS, st.randoms(use_true_random=False), st.sampled_from([0, 10_000]), st.integers(1, 5))
-def test_blocks_lie_above_those_that_they_have_to_and_touch_or_are_apart_as_those_of_a_group_always_are(
-    blocks: list[Block], random: Random, most_visits: int, apart_pages: int
-):
+def test_blocks_keep_their_order_and_distances(blocks: list[Block], random: Random, most_visits: int, apart_pages: int):
     blocks = [
         replace(block, above=random.choice([None, *range(index)]), group=random.choice([None, 1, 2]))
         for index, block in enumerate(blocks)
@@ -86,13 +84,13 @@ def test_improving_finds_what_no_first_order_does():
     assert pack(blocks, most_visits=100_000).capacity_bytes == live_bytes(blocks)
 
 
-def test_blocks_that_follow_each_other_share_a_place():
+def test_consecutive_blocks_share_an_offset():
     assert pack([Block(0, 5, 10), Block(5, 9, PAGE_BYTES)]).offsets == (0, 0)
     assert pack([Block(0, 6, 10), Block(5, 9, PAGE_BYTES)]).capacity_bytes == 2 * PAGE_BYTES
     assert pack([]).capacity_bytes == 0
 
 
-def test_a_block_fits_into_a_hole_of_just_its_size():
+def test_a_block_fits_into_a_gap_of_its_size():
     # At most two are held at once, and a hole that opens between two others is exactly one page.
     blocks = [Block(start, stop, PAGE_BYTES) for start, stop in ((4, 6), (5, 9), (7, 14), (2, 5))]
     assert pack(blocks).capacity_bytes == live_bytes(blocks) == 2 * PAGE_BYTES
@@ -104,7 +102,7 @@ def test_ten_thousand_blocks_that_are_held_at_once_are_packed():
     assert pack(blocks).capacity_bytes == live_bytes(blocks)
 
 
-def test_a_copy_keeps_its_place_for_all_swaps_that_it_serves():
+def test_a_copy_keeps_its_offset_for_all_swaps_that_read_it():
     step = build("inference\nf1 1: x -> a b\nf2 1: a b -> c\nf3 1: a b c -> y", sizes={"a": 1, "b": 1})
     a, b = step.id("a"), step.id("b")
     swaps = (

@@ -62,7 +62,7 @@ def peak_of(step):
 # --- by hand ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_step_that_fits_is_left_alone_by_none_and_auto():
+def test_none_and_auto_keep_everything_if_it_fits():
     # g4: a b c 6, y t gc 3
     for policy in ("none", "auto", "swap", "recompute"):
         plan = plan_of(policy, CHAIN, 9)
@@ -70,7 +70,7 @@ def test_a_step_that_fits_is_left_alone_by_none_and_auto():
         assert plan.tier_bytes == {}
 
 
-def test_swap_all_moves_what_waits_for_backward():
+def test_swap_all_swaps_what_the_backward_reads():
     # At 8 bytes a second each way nothing waits: a leaves in [2, 2.25), is due back at 6 and starts one op ahead. b,
     # gone at 4 and due back at 5, is away for no op, but all means all.
     plan = plan_of("swap_all", CHAIN, 9, unit_machine(out=8, into=8))
@@ -138,7 +138,7 @@ def test_tflms_groups_near_consumers_into_one_copy_in():
     assert together == [("a", 2, 3, 4, 4)]
 
 
-def test_inside_a_pass_a_gap_is_used_only_when_the_budget_asks_for_it():
+def test_gaps_within_a_pass_are_used_only_if_the_budget_requires_it():
     # A U-Net's skip: s waits while the path below runs. f2 … f4 hold s beside 2 × 3 bytes.
     step = build(
         """
@@ -198,7 +198,7 @@ def test_a_buffer_that_was_written_again_is_copied_out_again():
     assert swaps_of(written, plan_of("swap_all", written, 11)) == [("a", 1, 2, 3, 3), ("a", 4, 4, 6, 6)]
 
 
-def test_infeasible_names_the_smallest_budget_the_op_and_who_is_live():
+def test_infeasible_names_the_smallest_budget_the_op_and_live_buffers():
     with pytest.raises(PlanInfeasible) as found:
         plan_of("swap_all", CHAIN, 5)
     # g3 b gc → gb: 2 + 1 + 1 with y and t. Smaller it cannot be.
@@ -235,7 +235,7 @@ def test_of_one_large_copy_and_many_small_ones_a_slow_host_takes_the_large_one(p
     assert slow.predicted_seconds == 1 + 20 + 5 + 20 + 5 + 1  # queued at 10 and 20, before f3 and f4 begin
 
 
-def test_small_buffers_stay():
+def test_small_buffers_are_kept():
     with pytest.raises(PlanInfeasible):
         plan_of("swap", CHAIN, 8, min_swap_bytes=3)
 
@@ -276,7 +276,7 @@ def test_every_buffer_has_a_reason_in_numbers():
     assert set(plan.reasons) == {buffer.id for buffer in CHAIN.program.buffers}
 
 
-def test_a_swap_of_what_is_made_of_the_batch_says_why_it_is_not_made_again():
+def test_the_reason_of_a_swap_names_the_writable_input_that_prevents_a_recompute():
     text = "forward\nf1 1: x -> a\nf2 1: a -> b\nf3 1: b -> y\nbackward\ng1 1: t a -> gx"
     step = build(text, sizes={"a": 4}, scratch={"f3": 10}, outputs="y", tangents="t", gradients="gx")
     plan = plan_of("swap", step, 12)
@@ -305,7 +305,7 @@ def test_three_live_bytes_do_not_fit_into_two():
     assert found.value.needed_bytes == 3
 
 
-def test_a_copy_made_again_keeps_its_number_where_the_search_left_small_buffers_out(monkeypatch):
+def test_recomputed_copies_keep_their_ids_without_small_buffers(monkeypatch):
     step = build(
         """
         forward
@@ -330,7 +330,7 @@ def test_a_copy_made_again_keeps_its_number_where_the_search_left_small_buffers_
 
 
 @pytest.mark.parametrize("asks_need", [False, True])
-def test_what_would_fit_is_searched_for_only_where_that_is_asked(asks_need, monkeypatch):
+def test_the_needed_budget_is_searched_for_only_with_asks_need(asks_need, monkeypatch):
     budgets = []
 
     def find(step, link, limits, **_):
@@ -386,7 +386,7 @@ def test_auto_tries_more_the_further_it_is_from_the_bound(bound_seconds, expecte
 
 
 @pytest.mark.parametrize("cheapest", ["auto", "tflms"])
-def test_what_auto_refuses_it_refuses_by_its_own_name(cheapest, monkeypatch):
+def test_errors_of_auto_name_auto(cheapest, monkeypatch):
     def refuse(problem, policy, **_):
         raise PlanInfeasible(budget_bytes=5, needed_bytes=6 + (policy != cheapest), where="op 0", policy=policy)
 
@@ -421,7 +421,7 @@ def test_plans_fit_the_budget_and_pass_the_verifier(policy, data, step, machine)
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["swap_all", "auto"])
 @given(data=st.data(), step=steps(), machine=machines(), other=machines())
-def test_a_plan_that_is_priced_again_is_the_same_with_figures_of_the_new_costs(policy, data, step, machine, other):
+def test_a_repriced_plan_differs_in_its_figures_only(policy, data, step, machine, other):
     budget_bytes = data.draw(st.integers(0, peak_of(step)), label="budget")
     try:
         plan = plan_of(policy, step, budget_bytes, machine)
@@ -436,7 +436,7 @@ def test_a_plan_that_is_priced_again_is_the_same_with_figures_of_the_new_costs(p
     assert sum(costs.seconds) * (1 - 1e-12) <= priced.certificate.seconds <= priced.predicted_seconds
 
 
-def test_a_plan_that_takes_more_than_its_budget_by_other_costs_is_priced_as_one_for_what_it_takes():
+def test_repricing_raises_the_budget_to_the_new_peak():
     plan = plan_of("swap", CHAIN, 8)
     costs = replace(CHAIN.costs, scratch_bytes=(0, 0, 0, 9, 0, 0, 0, 0))
     priced = reprice(plan, CHAIN.program, costs, unit_machine(), tier="host", min_swap_bytes=1)

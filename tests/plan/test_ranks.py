@@ -57,7 +57,7 @@ def network_spans(found):
     return [(s.name, s.start_seconds, s.end_seconds) for s in found.timeline.spans if s.lane is Lane.NETWORK]
 
 
-def test_sums_run_beside_the_backward_one_after_the_other():
+def test_all_reduces_overlap_the_backward_one_after_the_other():
     # g2 ends at 6: gw2 takes 1 s under g1, which ends at 8; gw1 takes 2 s more.
     found = predict(STEP, two_ranks())
     assert network_spans(found) == [("bucket 0", 6, 7), ("bucket 1", 8, 10)]
@@ -119,7 +119,7 @@ def test_without_waits_the_bound_is_the_step(rate, bucket):
 
 
 @pytest.mark.parametrize(("busy_factor", "compute_factor"), [(0.5, 0.5), (0.8, 0.8), (1.0, 0.5), (0.5, 1.0)])
-def test_the_bound_counts_what_sums_and_compute_take_from_each_other(busy_factor, compute_factor):
+def test_the_bound_counts_contention_of_all_reduces_and_compute(busy_factor, compute_factor):
     # At a tenth of the rate gw2 takes 10 s, and g1 is over long before.
     found = predict(STEP, two_ranks(0.1, busy_factor=busy_factor, compute_factor=compute_factor))
     g1 = 2 / compute_factor

@@ -29,7 +29,7 @@ def test_a_link_a_tenth_slower_than_planned_for_stalls_nothing():
     assert timeline.lane_seconds(Lane.STALL) < 1e-6
 
 
-def test_a_copy_does_not_serve_a_function_that_it_was_not_handed_to():
+def test_a_host_copy_is_not_reused_in_a_segment_without_its_token():
     step = build(
         """
         forward
@@ -57,7 +57,7 @@ def test_a_copy_does_not_serve_a_function_that_it_was_not_handed_to():
     assert [s.out_start for s in schedule_copies(fast, [forward, backward], wishes=wishes)] == [1, 7]
 
 
-def test_at_the_end_of_a_segment_a_buffer_that_has_not_left_stays_if_there_is_room():
+def test_an_unfinished_swap_out_is_cancelled_at_the_segments_end_if_memory_is_free():
     step = build(
         """
         forward

@@ -72,7 +72,7 @@ def test_the_step_takes_no_longer_on_a_link_of_the_rate_that_is_planned_for(data
 
 
 @pytest.mark.parametrize(("share", "release", "in_start"), [(0.5, 4, 4), (1.0, 3, 5)])
-def test_it_is_released_when_its_copy_has_ended_and_brought_back_when_it_is_wanted(share, release, in_start):
+def test_a_buffer_is_released_when_copied_and_prefetched_at_its_position(share, release, in_start):
     lazy = Swap(STEP.id("a"), "host", 0, out_start=2, release=4, in_start=4, first_use=6)
     plan = Plan("hand-made", 2**30, (lazy,), 0.0, 0, {"host": 4096})
     (swap,) = shrink_residency(plan, STEP.program, STEP.costs, unit_machine(), share=share).swaps
@@ -81,7 +81,7 @@ def test_it_is_released_when_its_copy_has_ended_and_brought_back_when_it_is_want
 
 
 @pytest.mark.parametrize(("name", "percent"), [("unet3d_192_bf16", 30), ("vit", 30), ("gpt", 50)])
-def test_arenas_of_large_steps_lose_next_to_nothing_to_holes(name: str, percent: int):
+def test_arenas_of_large_steps_have_little_fragmentation(name: str, percent: int):
     program, machine = load_program(name), load_machine("h200_gen5")
     costs = roofline(program, machine)
     limits = {"tier": "host", "min_swap_bytes": 2**20}

@@ -85,7 +85,7 @@ def test_the_plans_that_are_broken_below_are_valid():
     check()
 
 
-def test_between_two_copies_of_a_buffer_its_place_is_free_for_another():
+def test_between_two_copies_of_a_buffer_its_offset_is_reusable():
     check(swap(C, 3, 3, 4, 4), swap(D, 5, 5, 8, 9), swap(C, 10, 10, 10, 11))
 
 
@@ -162,7 +162,7 @@ def test_a_backward_that_follows_its_forward_may_wait_for_copies_that_this_has_q
     assert found.value.rule == "segments"
 
 
-def test_an_activation_that_two_graphs_share_cannot_be_handed_on():
+def test_an_activation_of_two_graphs_cannot_be_passed_between_them():
     step = build("forward 0\nf1 1: x -> a\nf2 1: a -> b\nforward 1\nf3 1: b -> c\nf4 1: c a -> y", outputs="y")
     plan = Plan("hand-made", 99, (swap(step.id("a"), 2, 2, 3, 3),), 1.0, 4, {"host": 4096})
     with pytest.raises(PlanInvalid, match="passes nothing to") as found:
@@ -214,7 +214,7 @@ def test_a_tier_that_is_too_small_is_found():
     }.values(),
     ids=str,
 )
-def test_a_second_run_reads_nothing_that_the_caller_may_have_written_unnoticed(made, saved, is_allowed):
+def test_a_recompute_reads_nothing_that_the_caller_may_have_written(made, saved, is_allowed):
     text = f"forward\nf1 1: x -> h n\nf2 1: {made} -> a\nf3 1: a -> y\nbackward\ng2 1: t a {saved} -> gx"
     step = build(text, outputs="h y", tangents="t", gradients="gx")
     buffers = [replace(b, kind=BufferKind.INPUT) if b.id == step.id("n") else b for b in step.program.buffers]
@@ -227,7 +227,7 @@ def test_a_second_run_reads_nothing_that_the_caller_may_have_written_unnoticed(m
     assert is_allowed or found.value.rule == "recomputes"
 
 
-def test_a_step_without_backward_may_run_again_what_reads_the_batch():
+def test_a_step_without_backward_may_recompute_readers_of_the_batch():
     step = build("inference\nf1 1: x -> a\nf2 1: a -> b\nf3 1: b a -> y", outputs="y")
     assert repeatable_ops(step.program)[0]
     verify(step.program, step.costs, MACHINE, Plan("hand-made", 99, (), 1.0, 3, recomputes=(Recompute(0, 2),)))
@@ -260,7 +260,7 @@ class _Counted(int):
     __hash__ = int.__hash__
 
 
-def test_copies_of_other_buffers_in_other_places_are_not_compared_in_pairs():
+def test_copies_at_disjoint_offsets_are_not_compared_in_pairs():
     count = 200
     forward = "\n".join(f"f{n} 1: x -> a{n}" for n in range(count))
     backward = "\n".join(f"g{n} 1: a{n} t -> b{n}" for n in reversed(range(count)))

@@ -78,7 +78,7 @@ def unswapped(name: str):
         [("encoder", 0), ("shared_views", 0)],
     ),
 )
-def test_any_valid_plan_gives_the_same_bits_as_no_plan(name, seed):
+def test_any_valid_plan_is_bitwise_identical_to_no_plan(name, seed):
     expected = unswapped(name)
     actual, engine = train(CASES[name], 0.8, seed)
     assert engine.num_out > 10 and engine.num_in > 10
@@ -175,7 +175,7 @@ class Gentle(MemoryEngine):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_backward_that_is_run_twice_finds_what_its_forward_swapped(seed):
+def test_a_backward_can_run_twice_after_its_forward_swapped(seed):
     rows, model, handler = torch.randn(4, 16), PartReadLate(), RandomlySwapped(seed, 0.9)
     handler.engine = Gentle()
     expected = torch.autograd.grad(model(rows), model.parameters())
@@ -186,7 +186,7 @@ def test_a_backward_that_is_run_twice_finds_what_its_forward_swapped(seed):
         assert all(map(torch.equal, found, expected))
 
 
-def test_a_graph_without_tensors_stays_as_it_is():
+def test_a_graph_without_tensors_is_unchanged():
     graph = torch.fx.Graph()
     graph.output((3,))  # seen between two graph breaks of a detection model
     lowered = lower_inference(torch.fx.GraphModule({}, graph), parameters=(), name="t")

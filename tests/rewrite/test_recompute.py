@@ -140,7 +140,7 @@ QUICK = [("encoder", 1, 0.8), ("resnet", 0, 0.0), ("block", 1, 0.8)]
 
 
 @pytest.mark.parametrize(("name", "seed", "swap_share"), quick_of([*WAYS, ("unet3d", 1, 0.8)], QUICK))
-def test_any_valid_reruns_give_the_same_bits_as_none(name, seed, swap_share):
+def test_any_valid_recomputes_are_bitwise_identical_to_none(name, seed, swap_share):
     rng = random.Random(seed)
     handler = Rewritten(lambda program: random_recomputes(program, rng), swap_share, seed)
     actual = train(MODELS[name], handler)
@@ -227,7 +227,7 @@ SHORT = [name for name in MODELS | HALF if name != "unet3d"]
 
 
 @pytest.mark.parametrize("name", quick_of(SHORT, ["shared_views", "block", *HALF]))
-def test_everything_that_can_be_is_computed_again_before_each_use(name):
+def test_all_repeatable_ops_are_recomputed_before_each_use(name):
     handler = Rewritten(recompute_all)
     actual = train((MODELS | HALF)[name], handler)
     assert_same_bits(actual, plain(name))
