@@ -103,7 +103,7 @@ def graph_plan(joined: Joined, plan: Plan, graph: int, program: Program) -> Plan
     runs = schedule(step, plan.recomputes)
     in_schedule = _own_positions(runs.program, graph, schedule(program, recomputes).program)
     of_program = range(shift, shift + len(program.buffers))
-    # Both schedules number the program's buffers first and then the remade ones in order of execution.
+    # Both schedules number the program's buffers first and then the recomputed ones in order of execution.
     of_schedule = [buffer for buffer, origin in enumerate(runs.buffers) if origin in of_program]
     own = {buffer: number for number, buffer in enumerate(of_schedule)}
     swaps = tuple(

@@ -113,7 +113,7 @@ class OpProfiler:
         if self._device.type == "cpu":
             return True
         schema = getattr(node.target, "_schema", None)
-        if schema is not None and schema.is_mutable:  # its second run would read other values
+        if schema is not None and schema.is_mutable:  # a repeated run would read other values
             return False
         with self._alone():
             return self._measure(node).repeats

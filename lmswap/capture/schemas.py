@@ -1,6 +1,6 @@
 """Checks operators registered by extensions against their schemas, by running them.
 
-Where memory is written or shared otherwise than a graph says, bytes would be swapped out before they are what eager
+Where memory is written or shared in other ways than a graph says, bytes would be swapped out before they are what eager
 torch's backward reads, or one buffer would be taken for two. Where an operator resizes or replaces a storage, the size
 of its buffers is in no graph: torch's own `inductor::resize_storage_bytes_` does so, which Dynamo traces for
 ``x.untyped_storage().resize_(0)``.

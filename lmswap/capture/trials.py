@@ -58,7 +58,7 @@ class Trial:
 
 
 def time_on_cpu(run: Callable[[], Any], meter: ScratchMeter) -> Trial:
-    """Run an op on the CPU twice, and once more if the second run was faster and short."""
+    """Run an op on the CPU twice, and a third time if the second was faster and short."""
     best, scratch = float("inf"), 0
     made: list[torch.Tensor] = []
     for repeat in range(_REPEATS):

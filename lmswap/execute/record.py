@@ -247,7 +247,7 @@ class Recorder:
         return key[1] != "backward" and any(phase == "backward" for _, phase in self._current.sequence)
 
     def _wait(self) -> None:
-        """Set aside what ran so far: a graph runs again, in the same step, or because no backward will follow."""
+        """Set aside what ran so far: a graph is run twice, in the same step, or because no backward will follow."""
         self._end_lap()
         current, self._current = self._current, MarkedStep(time.perf_counter())
         self._waiting.append(current)

@@ -34,7 +34,7 @@ class StepFigures:
     ``emulated_link`` is the rate to which copies were paced, None at the machine's own speed; ``out_bytes_per_second``
     and ``in_bytes_per_second`` are the rates while at least one copy was under way. The step would take
     ``free_seconds`` with unlimited memory, and no plan is faster than ``bound_seconds`` with ops in this order;
-    ``plan_origin`` says where the plan comes from: "made in 1.2 s", "from cache", "made again after step 3".
+    ``plan_origin`` says where the plan comes from: "made in 1.2 s", "from cache", or after which step it was replanned.
     ``verified`` holds the checks of verification, None without it. ``plan_notes`` are sentences on its plans and
     replanning, which `explain` prints; ``notes`` are all others.
     """
