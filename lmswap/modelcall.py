@@ -21,10 +21,9 @@ from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._dynamo.utils import graph_break_reasons
 
 from lmswap.capture.aot import refuse_rewriters
-from lmswap.capture.asked import describe_is_compiling_calls, detect_is_compiling_calls
-from lmswap.capture.checkpointed import marked_checkpoints
-from lmswap.capture.dressed import call_unwrapped, has_torch_function
-from lmswap.capture.fakes import forget_fakes, suppress_failure_logs
+from lmswap.capture.asked import describe_is_compiling_calls
+from lmswap.capture.dressed import call_unwrapped, torch_function_tensors
+from lmswap.capture.fakes import forget_fakes
 from lmswap.capture.lower import tensors
 from lmswap.capture.recompiles import (
     MAX_GRAPHS,
@@ -32,14 +31,13 @@ from lmswap.capture.recompiles import (
     Recompiles,
     TraceFailed,
     too_many,
-    tracing_settings,
 )
 from lmswap.capture.surroundings import GlobalState
-from lmswap.capture.whole import ROUNDED_OTHERWISE, no_dynamo_decompositions
+from lmswap.capture.whole import ROUNDED_OTHERWISE
 from lmswap.eager.actions import PlannedEvents
 from lmswap.eager.check import SavedCheck
 from lmswap.eager.hooks import Hooks, disabled_by
-from lmswap.eager.step import EagerStep, storages_of
+from lmswap.eager.step import EagerStep, LateStep, storages_of
 from lmswap.errors import CaptureError, ManyTraces, NotManaged, OptionError, PlanInfeasible
 from lmswap.execute.step import SegmentKey
 from lmswap.frames import shortened
@@ -56,9 +54,6 @@ _SUMMED_BY_GRAPH = (
 # Orders of saved tensors that ran once: how many are remembered until they recur, and how many are recorded before any
 # has; and how many steps are recorded when one has that was not.
 _MOST_ORDERS, _FEW_ORDERS, _RECORDED_STEPS = 256, 4, 16
-# The settings of Dynamo and torch's tracing flags are the process's: another thread's model must not be compiled anew
-# while this one is called.
-_calling = threading.RLock()
 
 
 class ModelCall:
@@ -75,6 +70,8 @@ class ModelCall:
         self.check = SavedCheck(session.verified, session.recorder) if session.verified else None
         self.module_names: Mapping[int, str] = {id(module): name for name, module in model.named_modules()}
         self._inside, self._hooks = threading.local(), Hooks()
+        self._was_called = False
+        self._first_parameter = _first_parameter(model)
         self._sequences: list[SavedSequence] = []
         self._recompiles = Recompiles(session.name)
         self._traced_in: GlobalState | None = None
@@ -85,7 +82,7 @@ class ModelCall:
         self._finished: list[EagerStep] = []  # recorded, not yet planned for
         self._saving: list[weakref.ref[EagerStep]] = []  # whose backward may not have let go of them
         self._backward: tuple[SegmentKey, int, EagerStep] | None = None  # the recorder's segment under way
-        self._compiled: Callable[..., Any] | None = None
+        self._compiled: CompiledCall | None = None
         if session.options.compiler == "eager":
             session.notes.append('path: saved-tensor hooks for the whole model, as asked for by compiler="eager"')
         else:
@@ -98,13 +95,14 @@ class ModelCall:
         """The model's outputs; see `nn.Module.__call__`."""
         if getattr(self._inside, "is_running", False):  # the model calls itself
             return self._plain(*args, **kwargs)
-        dressed = [tensor for tensor in tensors((args, kwargs)) if has_torch_function(tensor)]
-        if dressed:
-            return call_unwrapped(self, dressed, args, kwargs)
+        if wrapped := torch_function_tensors(args, kwargs):
+            return call_unwrapped(self, wrapped, args, kwargs)
         self._session.check_caller()
         if not torch.is_grad_enabled():
             return self._call_without_gradients(args, kwargs)
-        UNCALLED.discard(self._model)
+        if not self._was_called:
+            self._was_called = True
+            UNCALLED.discard(self._model)
         if (place := _unmanageable_place()) is not None:
             return self._call_unmanaged(place, args, kwargs)
         self._hooks.take_back()
@@ -137,7 +135,11 @@ class ModelCall:
                 self._leave_graphs(reason)
 
     def _check_device(self) -> None:
-        lies_on = next(self._model.parameters()).device
+        of_module, name = self._first_parameter
+        if (parameter := of_module.get(name)) is None:
+            self._first_parameter = of_module, name = _first_parameter(self._model)
+            parameter = of_module[name]
+        lies_on = parameter.device
         if lies_on != self.device:
             raise OptionError(
                 f"{self._session.name} was enabled on {self.device} and lies on {lies_on} now: move it first, and then "
@@ -178,24 +180,22 @@ class ModelCall:
             self._backward = None
             self._session.recorder.end_segment(key, start, _follows(step))
 
-    def _call_captured(self, compiled: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call_captured(self, compiled: CompiledCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the graphs; what is saved outside of them is served by hooks, and decides about the next calls."""
         session, num_breaks = self._session, len(graph_break_reasons)
         num_graphs = len(session.graphs)
         is_first = num_graphs == 0
-        step = self._step(None, self._kind(args, kwargs) if is_first else None, args, kwargs, records=is_first)
-        hooks = step.untraced_pack, step.untraced_unpack
+        outside = LateStep(
+            lambda: self._step(None, self._kind(args, kwargs) if is_first else None, args, kwargs, records=is_first)
+        )
+        if is_first:
+            outside.begin()
+        hooks = outside.pack, outside.unpack
         had_run = session.recorder.num_steps, session.recorder.current_sequence
         failure: str | None = None
         try:
             with (
                 told(f"{session.name}, first call", "tracing") if is_first else nullcontext(),
-                _calling,
-                tracing_settings(),
-                no_dynamo_decompositions(),
-                marked_checkpoints(),
-                detect_is_compiling_calls() as questions,
-                suppress_failure_logs(),
                 self._hooks.on(*hooks),
             ):
                 result = compiled(*args, **kwargs)
@@ -211,25 +211,28 @@ class ModelCall:
         if failure is not None:
             with self._hooks.on(*hooks):
                 result = self._plain(*args, **kwargs)  # raises the error as torch gives it without tracing
-        if questions and session.graphs:
-            session.may_go_another_way(describe_is_compiling_calls(questions))
+        if compiled.is_compiling_calls and session.graphs:
+            session.may_go_another_way(describe_is_compiling_calls(compiled.is_compiling_calls))
+            compiled.is_compiling_calls.clear()
         if len(session.graphs) > num_graphs:
             forget_fakes()
             warning = self._recompiles.add(tuple(tensor.shape for tensor in tensors((args, kwargs))))
             if warning is not None:
                 warn(warning, ManyTraces)
-        reasons = [_sentence(reason) for reason in graph_break_reasons[num_breaks:]]
-        if failure is not None:
-            reasons.append(failure)
-        self._learn(step, reasons)
-        step.end_forward()
+        sequence = session.recorder.current_sequence
+        if len(sequence) > 1 and len({graph for graph, phase in sequence if phase == "forward"}) > 1:
+            session.note_once(_SUMMED_BY_GRAPH)
+        if outside.step is not None:
+            reasons = [_sentence(reason) for reason in graph_break_reasons[num_breaks:]]
+            if failure is not None:
+                reasons.append(failure)
+            self._learn(outside.step, reasons)
+            outside.step.end_forward()
         return result
 
     def _learn(self, step: EagerStep, reasons: list[str]) -> None:
-        """From how a step went: whether the next ones go through graphs, too."""
+        """From how a step went outside of graphs: whether the next ones go through graphs, too."""
         session = self._session
-        if len({graph for graph, phase in session.recorder.current_sequence if phase == "forward"}) > 1:
-            session.note_once(_SUMMED_BY_GRAPH)
         if session.graphs:
             step.recording = None  # it knows nothing of what the graphs did
         if step.num_storages or not session.graphs:
@@ -384,6 +387,16 @@ class ModelCall:
 
     def _sequence(self, events: PlannedEvents) -> SavedSequence:
         return next(sequence for sequence in self._sequences if sequence.index == events.graph)
+
+
+def _first_parameter(model: nn.Module) -> tuple[Mapping[str, Any], str]:
+    """Return where the model's first parameter is: the parameters of its module, and its name there."""
+    return next(
+        (module._parameters, name)
+        for module in model.modules()
+        for name, parameter in module._parameters.items()
+        if parameter is not None
+    )
 
 
 def _unmanageable_place() -> str | None:

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from lmswap.terminal import escape_controls
 
@@ -52,16 +52,16 @@ def told(what: str, stage_name: str = "") -> Iterator[None]:
         wait.end()
 
 
-@contextmanager
-def stage(name: str, *, is_remembered: bool = False) -> Iterator[None]:
+def stage(name: str, *, is_remembered: bool = False) -> AbstractContextManager[None]:
     """A stage of the wait under way in this thread, if there is one: its seconds are not those of the stage around it.
 
     ``is_remembered`` says that the next process need not do it again.
     """
-    wait = _waits.open
-    if wait is None:
-        yield
-        return
+    return nullcontext() if _waits.open is None else _stage(_waits.open, name, is_remembered)
+
+
+@contextmanager
+def _stage(wait: _Wait, name: str, is_remembered: bool) -> Iterator[None]:
     around = wait.enter(name)
     try:
         yield

@@ -10,12 +10,12 @@ _LMSWAP = str(Path(lmswap.__file__).parent)
 
 
 @contextmanager
-def counted_instructions():
-    """Count the instructions of Python that lmswap's code executes."""
+def counted_instructions(path=_LMSWAP):
+    """Count the instructions of Python that code in files of ``path`` executes; by default lmswap's."""
     counts = [0]
 
     def trace(frame, event, argument):
-        if not frame.f_code.co_filename.startswith(_LMSWAP):
+        if not frame.f_code.co_filename.startswith(path):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         counts[0] += event == "opcode"

@@ -7,8 +7,7 @@ tests/capture/test_torch_seam.py.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -31,7 +30,7 @@ from lmswap.capture.tangents import TangentAdapter, refresh_tangent_strides, res
 from lmswap.capture.whole import no_python_kernels
 from lmswap.errors import CaptureError
 from lmswap.execute.graph import BoxedFunction
-from lmswap.execute.parts import Backward, results_by_part, single_part
+from lmswap.execute.parts import Backward, collect, results_by_part, single_part
 
 
 class GraphHandler(Protocol):
@@ -121,11 +120,13 @@ class _Variant(Variant):
     ) -> None:
         self._handler, self._arrival, self._own_parameters = handler, arrival, own_parameters
         self._tangents: TangentAdapter | None = None  # of the region's backward, if it has one
+        self._parts: Sequence[Sequence[int]] = ()  # positions of the gradients that each part of the backward gives
 
     def edit(self, forward: fx.GraphModule, backward: fx.GraphModule, num_user_outputs: int) -> None:
         """See `Variant`."""
         self._handler.training(forward, backward, num_user_outputs, self._own_parameters(forward.graph))
-        self._arrival.set_parts(results_by_part(backward.graph))
+        self._parts = results_by_part(backward.graph)
+        self._arrival.set_parts(self._parts)
         self._tangents = TangentAdapter(backward, self._handler.output_metadata, self._handler.note)
 
     def forward(self, graph: fx.GraphModule) -> BoxedFunction:
@@ -139,6 +140,8 @@ class _Variant(Variant):
         assert tangents is not None
         num_results = len(graph.graph.find_nodes(op="output")[0].args[0])
         sums = AccumulationWatch(graph.graph, self._handler.note)
+        if len(self._parts) <= 1:  # no gradient is ready before the others
+            return boxed(lambda arguments: collect(sums.watch(tangents.run(backward, arguments))))
         return boxed(lambda arguments: dispatch_gradients(sums.watch(tangents.run(backward, arguments)), num_results))
 
     def inference(self, graph: fx.GraphModule) -> BoxedFunction:
@@ -286,15 +289,14 @@ def refuse_rewriters() -> None:
         )
 
 
-@contextmanager
-def without_hooks() -> Iterator[None]:
-    """Remove the innermost saved-tensor hooks for the duration: the plan covers what a compiled graph saves."""
-    hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    if hooks is None:
-        yield
-        return
-    torch._C._autograd._pop_saved_tensors_default_hooks()
-    try:
-        yield
-    finally:
-        torch._C._autograd._push_saved_tensors_default_hooks(*hooks)
+class without_hooks:  # noqa: N801 - a context
+    """Removes the innermost saved-tensor hooks within: the plan covers what a compiled graph saves."""
+
+    def __enter__(self) -> None:
+        self._hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        if self._hooks is not None:
+            torch._C._autograd._pop_saved_tensors_default_hooks()
+
+    def __exit__(self, *_: object) -> None:
+        if self._hooks is not None:
+            torch._C._autograd._push_saved_tensors_default_hooks(*self._hooks)

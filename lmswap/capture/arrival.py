@@ -63,7 +63,7 @@ class GradientOrder:
 
     def reorder_inputs(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """Return the region's real ``inputs``, wrapped so that gradients arrive in that order."""
-        matters = is_distributed() or len(self._parts) > 1 or any(map(_has_hooks, inputs))
+        matters = is_distributed() or len(self._parts) > 1 or _any_has_hooks(inputs)
         if not (self._order and torch.is_grad_enabled() and matters):
             return inputs
         given = list(inputs)
@@ -105,9 +105,12 @@ def _trains(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 
-def _has_hooks(value: Any) -> bool:
-    """Return whether hooks get its gradient, before or after accumulation."""
-    return isinstance(value, Tensor) and bool(value._backward_hooks or value._post_accumulate_grad_hooks)
+def _any_has_hooks(values: Sequence[Any]) -> bool:
+    """Return whether hooks get the gradient of one of them, before or after accumulation."""
+    for value in values:
+        if isinstance(value, Tensor) and (value._backward_hooks or value._post_accumulate_grad_hooks):
+            return True
+    return False
 
 
 def _run(roots: Iterable[Node], leaves: Iterable[Node]) -> list[Node]:

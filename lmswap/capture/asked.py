@@ -28,11 +28,10 @@ _ASKS_TOO = nn.modules.transformer.__file__
 
 
 @contextmanager
-def detect_is_compiling_calls() -> Iterator[list[str]]:
-    """Yield a list to which Dynamo's capture within adds the lines of user code that call it: "model.py:12"."""
+def detect_is_compiling_calls(lines: list[str]) -> Iterator[None]:
+    """Add to ``lines``, while Dynamo captures within, the lines of user code that call it: "model.py:12"."""
     handlers = TorchInGraphFunctionVariable._get_handlers()
     answers = {question: handlers[question] for question in _QUESTIONS if question in handlers}
-    lines: list[str] = []
 
     def handle(question: Any, tracer: Any, *args: Any, **kwargs: Any) -> Any:
         path = tracer.f_code.co_filename
@@ -42,7 +41,7 @@ def detect_is_compiling_calls() -> Iterator[list[str]]:
 
     handlers.update(dict.fromkeys(answers, handle))
     try:
-        yield lines
+        yield
     finally:
         handlers.update(answers)
 

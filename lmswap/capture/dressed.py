@@ -10,9 +10,22 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 from torch.overrides import handle_torch_function
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from lmswap.capture.lower import tensors
+
+# Arguments of most models; their calls need no search in nested containers.
+_PLAIN = frozenset((torch.Tensor, nn.Parameter, type(None), bool, int, float, str))
+
+
+def torch_function_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """Return the tensors among a call's arguments for which `has_torch_function` is true."""
+    if _PLAIN.issuperset(map(type, (*args, *kwargs.values()))):
+        return []
+    return [tensor for tensor in tensors((args, kwargs)) if has_torch_function(tensor)]
 
 
 def has_torch_function(value: Any) -> bool:

@@ -5,27 +5,31 @@ from __future__ import annotations
 import gc
 import inspect
 import re
+import threading
 import traceback
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import MethodType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch._dynamo import convert_frame, guards, trace_rules
 from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, TorchDynamoException
 from torch._dynamo.external_utils import wrap_inline
 from torch._dynamo.utils import counters, get_compilation_metrics
 
+from lmswap.capture.asked import detect_is_compiling_calls
+from lmswap.capture.checkpointed import marked_checkpoints
+from lmswap.capture.fakes import suppress_failure_logs
 from lmswap.capture.interrupts import chained, interrupt_in
-from lmswap.capture.whole import AS_CALLED
+from lmswap.capture.whole import AS_CALLED, no_dynamo_decompositions
 from lmswap.errors import LmswapError
 
 # Graphs per model (shapes × train/eval × graph breaks) before torch stops compiling it; also the limit of plans for
 # steps that save different tensors.
 MAX_GRAPHS = 64
-# Settings of Dynamo under which an enabled model is called.
+# Settings of Dynamo under which an enabled model is traced.
 TRACING = {
     "recompile_limit": MAX_GRAPHS,
     "fail_on_recompile_limit_hit": True,
@@ -37,11 +41,14 @@ TRACING = {
     # It would split the model where DistributedDataParallel's buckets end; each part would be planned, and its
     # gradients accumulated, separately. Buckets below 1 MiB raise an error.
     "optimize_ddp": False,
+    # As torch.compile(dynamic=False) has it, which would set them in each call, and does not set them back where a
+    # signal comes between (2.11 to 2.13).
+    "automatic_dynamic_shapes": False,
+    "assume_static_by_default": True,
     **AS_CALLED,
 }
-# Set by torch in each call of a function compiled with dynamic=False, and not restored after a signal in between (2.11
-# to 2.13): code compiled without lmswap would then be traced for each size.
-_SET_BY_TORCH = ("automatic_dynamic_shapes", "assume_static_by_default")
+# Dynamo's settings and torch's tracing flags are global to the process: one model is traced at a time.
+_one_traces = threading.RLock()
 _MANY = 5  # a batch, a last one that is smaller, and the same of a second data set are four
 _COSTS = "Each is traced and planned by itself, which takes seconds and some memory"
 
@@ -58,7 +65,7 @@ def tracing_settings() -> Iterator[None]:
     31 ms and, of the budget, 32 MiB.
     """
     config = torch._dynamo.config
-    before = {name: getattr(config, name) for name in (*TRACING, *_SET_BY_TORCH)}
+    before = {name: getattr(config, name) for name in TRACING}
     in_guards = vars(guards)
     time_guards = in_guards["profile_guard_manager"]
     try:
@@ -124,18 +131,41 @@ def _why() -> str:
     return f"the last trace was needed since '{condition.strip()}' did not hold any more"
 
 
-class CompiledCall:
-    """Like `nn.Module.compile`, but also for modules of torch itself (nn.Sequential), which Dynamo skips.
+class _Tracing:
+    """Dynamo's callback for a frame without a valid trace: traces it under the settings that lmswap needs.
 
-    To be called under `tracing_settings`.
+    Calls that trace nothing do not set them, which would take longer than all else in a step of a small model.
     """
 
-    def __init__(self, model: nn.Module, backend: Callable[..., Any]) -> None:
+    def __init__(self, trace: Callable[..., Any], is_compiling_calls: list[str]) -> None:
+        """``trace`` is torch's own callback; `detect_is_compiling_calls` adds to ``is_compiling_calls``."""
+        self._torchdynamo_orig_backend = trace  # the identity of the backend in Dynamo's cache
+        self._is_compiling_calls = is_compiling_calls
+
+    def __call__(self, *frame: Any) -> Any:
+        with (
+            _one_traces,
+            tracing_settings(),
+            no_dynamo_decompositions(),
+            marked_checkpoints(),
+            detect_is_compiling_calls(self._is_compiling_calls),
+            suppress_failure_logs(),
+        ):
+            return self._torchdynamo_orig_backend(*frame)
+
+
+class CompiledCall:
+    """Like `nn.Module.compile`, but also for modules of torch itself (nn.Sequential), which Dynamo skips."""
+
+    def __init__(self, model: nn.Module, backend: Callable[..., Callable[..., Any]]) -> None:
         call: Callable[..., Any] = model._call_impl
         # As `torch.compile` does; for other callables in place of the method, such as a partial, torch finds no file.
         is_method = isinstance(model.forward, MethodType)
         self._call = wrap_inline(call) if is_method and trace_rules.check(model.forward) else call
         self._backend, self._num_made = backend, 0
+        self.is_compiling_calls: list[
+            str
+        ] = []  # lines of user code that make them
         self._make()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -166,9 +196,15 @@ class CompiledCall:
         raise failed
 
     def _make(self) -> None:
-        self._compiled: Callable[..., Any] = torch.compile(
-            self._call, backend=self._backend, dynamic=False, **_recompile_arguments()
-        )
+        backend = self._backend
+
+        def compile_graph(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            return backend(module, inputs)  # a function of its own: torch copies its attributes
+
+        compiling: Any = torch._dynamo.optimize(compile_graph, **_recompile_arguments())
+        if hasattr(compiling, "callback"):  # torch.compile is not switched off in this process
+            compiling.callback = _Tracing(compiling.callback, self.is_compiling_calls)
+        self._compiled: Callable[..., Any] = compiling(self._call)
         self._num_made += 1
 
 

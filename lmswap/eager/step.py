@@ -189,10 +189,6 @@ class EagerStep:
             storage.mark_escaped()
         return tensor
 
-    # Dynamo would trace the hooks where it is active. Wrapped once, here: wrapping costs more than a short op.
-    untraced_pack: Any = torch.compiler.disable(pack)  # type: ignore[no-untyped-call]
-    untraced_unpack: Any = torch.compiler.disable(unpack)  # type: ignore[no-untyped-call]
-
     def _restored(self, saved: SavedTensor, node: str) -> torch.Tensor:
         tensor, storage = saved.restore(), saved.storage
         if storage is not None:
@@ -354,6 +350,31 @@ class EagerStep:
         presence = Presence(self._storages, self._kept)
         self.recording = Recording(self._host.memory, self._base_bytes, so_far, presence, kept_bytes)
         return self.recording
+
+
+class LateStep:
+    """Serve saved-tensor hooks by a step created at the first saved tensor: outside of graphs there is mostly none."""
+
+    def __init__(self, make: Callable[[], EagerStep]) -> None:
+        self._make = make
+        self.step: EagerStep | None = None
+
+    def begin(self) -> EagerStep:
+        """Return the step, created if there is none yet."""
+        if self.step is None:
+            self.step = self._make()
+        return self.step
+
+    # Dynamo would trace the hooks where it is active. Wrapped once, here: wrapping costs more than a short op.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def pack(self, tensor: torch.Tensor) -> SavedTensor:
+        """Autograd saves ``tensor``."""
+        return self.begin().pack(tensor)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def unpack(self, saved: SavedTensor) -> torch.Tensor:
+        """Autograd needs what it saved."""
+        return self.begin().unpack(saved)
 
 
 def storages_of(tensors: Sequence[object]) -> frozenset[int]:

@@ -61,10 +61,9 @@ def unused_arena_bytes(device: torch.device) -> int:
     return sum(sum(arena._holds.held().values()) for arena in _arenas if arena.device == device)
 
 
-@contextmanager
 def placing(
     arena: Arena | None, script: Script | None, *, adds_up: bool = False
-) -> Iterator[Callable[[], AbstractContextManager[None]]]:
+) -> AbstractContextManager[Callable[[], AbstractContextManager[None]]]:
     """Run a segment with planned offsets.
 
     Args:
@@ -75,9 +74,11 @@ def placing(
     Yields:
         A function that returns the context for each part of the segment.
     """
-    if arena is None or script is None:
-        yield nullcontext
-        return
+    return nullcontext(nullcontext) if arena is None or script is None else _placing(arena, script, adds_up)
+
+
+@contextmanager
+def _placing(arena: Arena, script: Script, adds_up: bool) -> Iterator[Callable[[], AbstractContextManager[None]]]:
     with arena.segment(script, adds_up=adds_up):
         yield arena.allocating
 

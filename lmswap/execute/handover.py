@@ -39,20 +39,31 @@ class OutputLiveness:
         # dropped, where the KeyboardInterrupt of a signal would be lost.
         self._watched: dict[int, int] = {}
         self._dropped: frozenset[int] = frozenset()
+        self._is_over = False
         self.released: frozenset[int] = frozenset()  # outputs dropped before backward began, others before it ended
+
+    def take_released(self) -> frozenset[int]:
+        """Return what was dropped; nothing is tracked from now on."""
+        self._is_over = True
+        self._forget()
+        return self.released
 
     def after_forward(self, values: Sequence[Any], positions: Positions) -> None:
         """Track the results of the forward graph."""
-        self._watch(values, positions)
+        if not self._is_over:
+            self._watch(values, positions)
 
     def before_backward(self, arguments: Sequence[Any], positions: Positions) -> None:
         """Note which outputs have been dropped, and track the arguments of the backward graph, about to be called."""
+        if self._is_over:
+            return
         self._dropped = self._expired()
         self._watch(arguments, positions)
 
     def after_backward(self) -> None:
         """Note which are dropped now that the backward graph has returned."""
-        self.released = self._dropped | self._expired()
+        if not self._is_over:
+            self.released = self._dropped | self._expired()
 
     def _watch(self, values: Sequence[Any], positions: Positions) -> None:
         found = {buffer: values[position] for position, buffer in positions.items()}

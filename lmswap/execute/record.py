@@ -6,7 +6,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Protocol
 
 from lmswap.execute._C import TransferRecord
@@ -80,7 +79,7 @@ class Recorder:
         self._begun_bytes = 0  # tensor bytes when it began
         self._curves: dict[SegmentKey, Curve] = {}  # of planned segments, which allocate alike in each step
         self._waiting: list[MarkedStep] = []  # earlier forwards that no backward has claimed
-        self._unread: MarkedStep | None = None
+        self._unread: tuple[MarkedStep, EndedStep] | None = None
         self._last: StepRecord | None = None
         self._last_training: StepRecord | None = None
         self._transfers: list[TransferRecord] = []
@@ -116,7 +115,7 @@ class Recorder:
         if self._unread is not None:
             stop = [*self._waiting, self._current][0].begun_seconds
             unread, self._unread = self._unread, None
-            self._read(unread, stop)
+            self._read(*unread, stop)
         return self._last
 
     def last_training(self) -> StepRecord | None:
@@ -134,13 +133,12 @@ class Recorder:
         """Return the step under way with its peaks so far, if all forwards that may belong to it have run backward."""
         if self._waiting or not self._current.is_complete:
             return None
-        peaks = self._current.peaks.with_others(self._lap_peaks())
-        return replace(self._current.ended, number=self.num_steps + 1, peaks=peaks)
+        return self._current.ended(self.num_steps + 1, self._current.peaks.with_others(self._lap_peaks()))
 
     @property
     def pending_sequence(self) -> tuple[SegmentKey, ...]:
         """The segments since the last step that ended; until a backward shows it, these may be of several steps."""
-        return tuple(key for step in (*self._waiting, self._current) for key in step.sequence)
+        return sum((step.sequence for step in self._waiting), ()) + self._current.sequence
 
     def pending(self) -> EndedStep:
         """Return these segments as one step."""
@@ -153,7 +151,7 @@ class Recorder:
         """Sample the memory, unless its changes are reported or known."""
         if self._watches:
             begun = time.perf_counter()
-            self._sample(self._clock.mark())
+            self._sample(self._mark())
             self._passed_since(begun)
 
     def forget_curves(self) -> None:
@@ -189,11 +187,11 @@ class Recorder:
         self._ops.clear()
         self._holds.clear()
         if self.times_ops and self._clock.can_hold:
-            self._hold(self._clock.mark())
+            self._hold(self._mark())
         self._begun_seconds = time.perf_counter()
         is_wanted = self.times_ops or bool(self.observers) or key not in self._curves
         self._watches = is_wanted and not self._memory.reports_changes()
-        start = self._clock.mark()
+        start = self._mark()
         self._begun_bytes = self._sample(start)
         return start
 
@@ -201,7 +199,7 @@ class Recorder:
         """Note that the next op of the segment begins; the first begins with the segment."""
         if self.times_ops:
             begun = time.perf_counter()
-            self._ops.append(self._clock.mark())
+            self._ops.append(self._mark())
             if self._holds and len(self._ops) % _OPS_HELD == 0:
                 self._clock.let_go()
                 self._hold(self._ops[-1])
@@ -209,7 +207,7 @@ class Recorder:
 
     def _hold(self, before: int) -> None:
         self._clock.hold()
-        self._holds.append((before, self._clock.mark()))
+        self._holds.append((before, self._mark()))
 
     def _passed_since(self, begun: float) -> None:
         """Exclude the host's time since ``begun`` from the segment: in other steps it is not spent."""
@@ -220,16 +218,16 @@ class Recorder:
         step = self._current
         if self._holds:
             self._clock.let_go()
-        if all(mark != start for mark, _ in step.memory):
+        if start not in step.marks:
             return  # of an earlier step: the run was interrupted, and its context closed only now
-        end = self._clock.mark()
+        end = self._mark()
         if follows and key in self._curves and not self._watches:
             curve = step.curves[start] = self._curves[key]
             highest_bytes = self._begun_bytes + max((more for _, more in curve), default=0)
             step.peaks = step.peaks.with_others(Peaks(tensor_bytes=highest_bytes))
         step.is_watched |= self._watches
         host = self._begun_seconds, time.perf_counter()
-        step.runs.append(SegmentRun(key, start, tuple(self._ops), end, follows, *host, tuple(self._holds)))
+        step.add(SegmentRun(key, start, tuple(self._ops), end, follows, *host, tuple(self._holds)))
         self._watches = False
         self._sample(end)
 
@@ -238,13 +236,18 @@ class Recorder:
         if self._current.is_complete:
             self._end_step()
 
+    def _mark(self) -> int:
+        mark = self._clock.mark()
+        self._current.marks.append(mark)
+        return mark
+
     def _sample(self, mark: int) -> int:
         nbytes = self._memory.used_tensor_bytes()
         self._current.memory.append((mark, nbytes))
         return nbytes
 
     def _begins_step(self, key: SegmentKey) -> bool:
-        return key[1] != "backward" and any(phase == "backward" for _, phase in self._current.sequence)
+        return key[1] != "backward" and self._current.trains
 
     def _wait(self) -> None:
         """Set aside what ran so far: a graph is run twice, in the same step, or because no backward will follow."""
@@ -256,16 +259,8 @@ class Recorder:
 
     def _claim(self, graph: int) -> None:
         """Merge what was set aside into the step, as far as a backward of ``graph`` shows that it belongs there."""
-        while self._waiting and self._current.count(graph, "forward") <= self._current.count(graph, "backward"):
-            earlier, current = self._waiting.pop(), self._current
-            self._current = MarkedStep(
-                earlier.begun_seconds,
-                earlier.runs + current.runs,
-                earlier.memory + current.memory,
-                earlier.curves | current.curves,
-                earlier.peaks.with_others(current.peaks),
-                is_watched=earlier.is_watched or current.is_watched,
-            )
+        while self._waiting and self._current.wants_forward(graph):
+            self._current = self._current.after(self._waiting.pop())
 
     def _end_step(self) -> None:
         self._end_lap()
@@ -283,29 +278,28 @@ class Recorder:
 
     def _end(self, step: MarkedStep) -> None:
         self.num_steps += 1
-        step.number = self.num_steps
-        self.ended = step.ended
-        self._unreported.append(self.ended)
-        if self.ended.trains:
-            self.trained = self.ended
-        if self.highest is None or self.ended.peaks.used_bytes > self.highest.peaks.used_bytes:
-            self.highest = self.ended
-        unread, self._unread = self._unread, step
+        ended = self.ended = step.ended(self.num_steps, step.peaks)
+        self._unreported.append(ended)
+        if step.trains:
+            self.trained = ended
+        if self.highest is None or ended.peaks.used_bytes > self.highest.peaks.used_bytes:
+            self.highest = ended
+        unread, self._unread = self._unread, (step, ended)
         if unread is not None:
-            self._retire(unread, step)
+            self._retire(*unread, step)
 
-    def _retire(self, step: MarkedStep, following: MarkedStep) -> None:
+    def _retire(self, step: MarkedStep, ended: EndedStep, following: MarkedStep) -> None:
         """Read a step that can no longer be requested, if it is needed; else discard its marks."""
-        is_last_training = step.ended.trains and not following.ended.trains
+        is_last_training = step.trains and not following.trains
         if self.observers or step.is_watched or step.times_ops or is_last_training:
-            self._read(step, following.begun_seconds)
+            self._read(step, ended, following.begun_seconds)
             return
         *others, last = step.marks
         self._clock.take_mark(last)  # waits, as reading does, so that the host stays less than two steps ahead
         self._clock.forget_marks(others)
         self._clock.forget_records(following.begun_seconds)
 
-    def _read(self, step: MarkedStep, stop: float) -> None:
+    def _read(self, step: MarkedStep, ended: EndedStep, stop: float) -> None:
         seconds = {mark: self._clock.take_mark(mark) for mark in step.marks}
         segments = tuple(
             SegmentRun(
@@ -327,7 +321,7 @@ class Recorder:
         self._transfers += self._clock.take_records()
         own = [record for record in self._transfers if step.begun_seconds <= record.queued_seconds < stop]
         self._transfers = [record for record in self._transfers if record.queued_seconds >= stop]
-        record = self._last = StepRecord(step.ended, segments, tuple(sorted(memory)), tuple(own))
+        record = self._last = StepRecord(ended, segments, tuple(sorted(memory)), tuple(own))
         if record.step.trains:
             self._last_training = record
         for observer in self.observers:

@@ -57,43 +57,56 @@ class MarkedStep:
 
     begun_seconds: float  # host time
     runs: list[SegmentRun[int]] = field(default_factory=list)
+    sequence: tuple[SegmentKey, ...] = ()  # the segments that have run, in order
+    marks: list[int] = field(default_factory=list)  # all of them, in the order of their creation
     memory: list[tuple[int, int]] = field(default_factory=list)  # mark, tensor bytes on the device
     curves: dict[int, Curve] = field(default_factory=dict)  # by a run's first mark: reused from an earlier step
     peaks: Peaks = NO_PEAKS
-    number: int = 0  # from 1 on, once it has ended
     times_ops: bool = False
     is_watched: bool = False  # whether its memory was sampled
+    trains: bool = False  # whether a backward ran in it
+    _num_open: Counter[int] = field(default_factory=Counter)  # by graph: forwards less backwards
 
-    @property
-    def sequence(self) -> tuple[SegmentKey, ...]:
-        """The segments run so far, in order."""
-        return tuple(run.key for run in self.runs)
+    def add(self, run: SegmentRun[int]) -> None:
+        """Add a run of a segment."""
+        self.runs.append(run)
+        self.sequence += (run.key,)
+        graph, phase = run.key
+        if phase == "backward":
+            self.trains = True
+            self._num_open[graph] -= 1
+        elif phase == "forward":
+            self._num_open[graph] += 1
 
-    def count(self, graph: int, phase: str) -> int:
-        """Return the number of runs of that segment."""
-        return self.sequence.count((graph, phase))
+    def wants_forward(self, graph: int) -> bool:
+        """Return whether no forward of ``graph`` in it awaits its backward: another backward's forward came earlier."""
+        return self._num_open[graph] <= 0
 
-    @property
-    def marks(self) -> list[int]:
-        """All marks, in the order of their creation."""
-        runs = {mark for run in self.runs for mark in (run.start, *run.ops, run.end)}
-        runs |= {mark for run in self.runs for hold in run.holds for mark in hold}
-        return sorted(runs | {mark for mark, _ in self.memory})
+    def after(self, earlier: MarkedStep) -> MarkedStep:
+        """Return the step of what ran in ``earlier`` and then in this one."""
+        both = MarkedStep(
+            earlier.begun_seconds,
+            marks=earlier.marks + self.marks,
+            memory=earlier.memory + self.memory,
+            curves=earlier.curves | self.curves,
+            peaks=earlier.peaks.with_others(self.peaks),
+            is_watched=earlier.is_watched or self.is_watched,
+        )
+        for run in (*earlier.runs, *self.runs):
+            both.add(run)
+        return both
 
     @property
     def is_complete(self) -> bool:
         """Whether every forward segment has had its backward; with retain_graph=True some have several."""
-        counts = Counter(self.sequence)
-        is_run = [num <= counts[graph, "backward"] for (graph, phase), num in counts.items() if phase == "forward"]
-        return bool(self.runs) and all(is_run)
+        return bool(self.runs) and max(self._num_open.values(), default=0) <= 0
 
-    @property
-    def ended(self) -> EndedStep:
-        """What is known without waiting for the device."""
+    def ended(self, number: int, peaks: Peaks) -> EndedStep:
+        """Return what is known without waiting for the device, if it ends now as step ``number``."""
         # A graph that trains nothing has a plan of its own, also in the middle of a step.
         plans = {run.follows for run in self.runs if run.key[1] != "inference"} or {run.follows for run in self.runs}
         follows = plans.pop() if len(plans) == 1 else ()
-        return EndedStep(self.number, self.sequence, follows, self.peaks)
+        return EndedStep(number, self.sequence, follows, peaks)
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,14 @@ class PeakTracker:
     def __init__(self, read: Callable[[], int], reset: Callable[[], None]) -> None:
         """``read`` returns the highest value since ``reset``, which restarts from the current value."""
         self._read, self._reset = read, reset
-        self._watches: weakref.WeakSet[Watch] = weakref.WeakSet()
+        self._watches: list[weakref.ref[Watch]] = []  # a `WeakSet` takes several times as long to go through
         self._lock = threading.Lock()
 
     def watch(self) -> Watch:
         """Returns an observer that starts now."""
         watch = Watch(self)
         with self._lock:  # another thread's restart iterates over them
-            self._watches.add(watch)
+            self._watches = [known for known in self._watches if known() is not None] + [weakref.ref(watch)]
         watch.restart()
         return watch
 
@@ -37,8 +37,9 @@ class PeakTracker:
         """Restarts ``watch``; the peaks of the others are kept."""
         with self._lock:
             highest = self._read()
-            for other in self._watches:
-                other.earlier = max(other.earlier, highest)
+            for known in self._watches:
+                if (other := known()) is not None and other.earlier < highest:
+                    other.earlier = highest
             self._reset()
             watch.earlier = 0
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
+from types import TracebackType
 from typing import Any, Protocol
 
 import torch
@@ -41,6 +42,7 @@ from lmswap.execute.plain import EagerReference
 from lmswap.execute.record import Recorder
 from lmswap.execute.reference import REFERENCE, UnswappedReference
 from lmswap.execute.settings import NumericsGuard
+from lmswap.execute.step import SegmentKey
 from lmswap.ir.arena_layout import ArenaLayout
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.plan import Decision, Plan
@@ -105,6 +107,8 @@ class CapturedGraph:
 
     def due(self) -> CapturedGraph:
         """Whose turn it is when this region runs now: its own, or that of the twin for the next run in the step."""
+        if not self.again:
+            return self
         ran = {index for index, phase in self.session.recorder.current_sequence if phase == "forward"}
         runs = [self, *self.again]
         return next((run for run in runs if run.index not in ran), self)
@@ -138,6 +142,34 @@ class CapturedGraph:
             recorder=session.recorder,
             may_round_otherwise=lambda: self.may_round_otherwise,
         )
+
+
+class _Running:
+    """Record a run of a segment, from its first op to its last; a generator would cost the host twice as much."""
+
+    def __init__(
+        self, session: Owner, key: SegmentKey, follows: tuple[int, ...], first_runs: NumericsGuard | None
+    ) -> None:
+        """``follows`` is the plan; ``first_runs`` compares the settings of ops that run again in the backward."""
+        self._session, self._key, self._follows, self._first_runs = session, key, follows, first_runs
+        self._start = 0
+
+    def __enter__(self) -> None:
+        graph, phase = self._key
+        if self._first_runs is not None:
+            self._first_runs.begins(phase)
+        self._session.losses.before_segment(graph, phase)
+        self._start = self._session.recorder.begin_segment(self._key)
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
+        session, (graph, phase) = self._session, self._key
+        session.recorder.end_segment(self._key, self._start, self._follows)
+        if kind is not None:
+            return
+        session.engine.check_async_errors()
+        session.losses.after_segment(graph, phase)
+        if phase != "inference":
+            session.tell_overruns()
 
 
 class _PlannedGraph(aot.GraphHandler):
@@ -246,19 +278,8 @@ class _PlannedGraph(aot.GraphHandler):
         """The plan by the graphs of its step, as records know it."""
         return self._step or (self._graph.index,)
 
-    @contextmanager
-    def _running(self, phase: str) -> Iterator[None]:
-        """A segment runs, from its first op to its last."""
-        session = self._session
-        if self._first_runs:
-            self._first_runs.begins(phase)
-        session.losses.before_segment(self._graph.index, phase)
-        with session.recorder.segment((self._graph.index, phase), lambda: self._follows):
-            yield
-        session.engine.check_async_errors()
-        session.losses.after_segment(self._graph.index, phase)
-        if phase != "inference":
-            session.tell_overruns()
+    def _running(self, phase: str) -> _Running:
+        return _Running(self._session, (self._graph.index, phase), self._follows, self._first_runs)
 
     def _rewrite(self, lowered: Lowered) -> None:
         session = self._session

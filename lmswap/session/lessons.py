@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -83,14 +84,14 @@ class Lessons:
         """What the last step that began with graph ``first`` showed, once."""
         return self._shown.pop(first, None)
 
-    def draw(self, shown: Shown, released: frozenset[int]) -> bool:
+    def draw(self, shown: Shown, released: Callable[[], frozenset[int]]) -> bool:
         """Learns from a step before one like it runs; whether it has another plan now.
 
-        ``released`` are the outputs and tangents that its caller did not hold.
+        ``released`` gives the outputs and tangents that its caller did not hold, once.
         """
         graphs, num_steady = shown.graphs, shown.num_steady
         if num_steady == STEADY_STEP - 1:
-            self._keep(self._plans[graphs], shown.record, released)
+            self._keep(self._plans[graphs], shown.record, released())
             self._engine.recorder.time_ops()
             self._budget.watch()
         over_bytes = shown.ended.peaks.used_bytes - self._plans[graphs].allowance.budget_bytes

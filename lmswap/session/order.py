@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from lmswap.execute.record import Recorder
-from lmswap.execute.step import EndedStep, StepRecord
+from lmswap.execute.step import EndedStep, SegmentKey, StepRecord
 from lmswap.session.notes import Notes
 from lmswap.session.planned import PlannedStep
 from lmswap.session.steps import StepPlans
@@ -23,16 +24,14 @@ class Ran:
     @staticmethod
     def of(step: EndedStep | None) -> Ran:
         """The graphs of ``step``, or none."""
-        sequence = step.sequence if step is not None else ()
-        by_phase = {phase: tuple(index for index, ran in sequence if ran == phase) for phase in ("forward", "backward")}
-        return Ran(by_phase["forward"], by_phase["backward"])
+        return _ran(step.sequence if step is not None else ())
 
-    @property
+    @cached_property
     def repeated(self) -> tuple[int, ...]:
         """Graphs that ran more than once and were trained."""
         return tuple(index for index, count in Counter(self.forwards).items() if count > 1 and index in self.backwards)
 
-    @property
+    @cached_property
     def is_chain(self) -> bool:
         """Whether several graphs ran, and each of them came backward as often as forward."""
         return len(self.forwards) > 1 and sorted(self.backwards) == sorted(self.forwards)
@@ -40,6 +39,12 @@ class Ran:
     def is_as_planned(self, step: PlannedStep) -> bool:
         """Whether each graph ran once, and backward in the order of ``step``."""
         return step.backwards == self.backwards and len(set(self.forwards)) == len(self.forwards)
+
+
+@lru_cache  # steps that follow each other are alike
+def _ran(sequence: tuple[SegmentKey, ...]) -> Ran:
+    by_phase = {phase: tuple(index for index, ran in sequence if ran == phase) for phase in ("forward", "backward")}
+    return Ran(by_phase["forward"], by_phase["backward"])
 
 
 class Shown(NamedTuple):

@@ -52,7 +52,7 @@ class Overruns:
         is_as_planned: bool,
         holds_gradients: bool,
     ) -> None:
-        """Warns of ``step`` if it exceeded the budget and that was not said yet.
+        """Warns of ``step``, which exceeded the budget, if that was not said yet.
 
         ``held`` is what tensors outside of it held when it began, and ``plan`` what it followed, if anything.
         ``num_models`` are enabled on the device; ``is_hooked`` says whether hooks, not graphs, served the step,
@@ -60,8 +60,6 @@ class Overruns:
         step before are held for longer than that has room for.
         """
         excess_bytes = step.peaks.used_bytes - budget_bytes
-        if excess_bytes <= 0:
-            return
         around = _GRADIENTS if holds_gradients else _OTHERS if num_models > 1 else ""
         special = self._special(step, is_hooked=is_hooked, is_as_planned=is_as_planned) or around
         told = self._told_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from lmswap.analyze.memory import StepMemory
 from lmswap.capture.join import Joined
@@ -54,7 +55,7 @@ class PlannedStep(CachedPlan):
         """Whether its gradients are handed over as they are made, to be added to those of the steps before."""
         return self.joined.program.kind_of_gradients is BufferKind.ACCUMULATED_GRADIENT
 
-    @property
+    @cached_property
     def backwards(self) -> tuple[int, ...]:
         """The graphs in the order in which their backwards are planned to run."""
         return tuple(self.graphs[s.graph] for s in self.joined.program.segments if s.phase == "backward")

@@ -269,12 +269,19 @@ class Session:
         if isinstance(graph, CapturedGraph) and self._plan_in_order(self._order.chain_to_plan(graph.index)):
             return
         if shown:
-            is_alone = len(shown.graphs) == 1  # else some outputs are the step's own
-            released = graph.handover.released if isinstance(graph, CapturedGraph) and is_alone else frozenset()
-            if self._lessons.draw(shown, released):
+            if self._lessons.draw(shown, lambda: self._released(shown.graphs)):
                 self._compile(shown.graphs)
             if self.recorder.times_ops:
                 self._overruns.prepared_in(self.recorder.num_steps + 1)
+
+    def _released(self, graphs: tuple[int, ...]) -> frozenset[int]:
+        """Return the outputs and tangents that the caller of the last step of ``graphs`` did not hold; stop tracking.
+
+        Nothing is known of several graphs: some outputs are the step's own.
+        """
+        captured = [graph for graph in map(self.graphs.__getitem__, graphs) if isinstance(graph, CapturedGraph)]
+        released = [graph.handover.take_released() for graph in captured]
+        return released[0] if len(released) == 1 else frozenset()
 
     def begins(self, parts: Generator[Results, None, None]) -> PartialResults:
         """A backward is about to run."""
@@ -297,25 +304,32 @@ class Session:
 
     def tell_overruns(self) -> None:
         """Warns of what held more than the budget: steps that ended, or whose backward has, forwards without any."""
-        under_way = self.recorder.complete() or self._forwards_alone()
-        for step in (*self.recorder.take_ended(), *([under_way] if under_way is not None else [])):
-            if self.verified is not None:  # checks take memory of their own, as the notes say
-                continue
-            plan = self.plans.get(step.follows)
-            self._overruns.tell(
-                step,
-                budget_bytes=self.budget.nbytes,
-                held=self.budget.held,
-                plan=plan,
-                num_models=sum(session.device == self.device for session in Session._open),
-                is_hooked=self._is_hooked(step.sequence),
-                is_as_planned=plan is not None and plan.backwards == Ran.of(step).backwards,
-                holds_gradients=self.holding.is_short and not (plan is not None and plan.adds_up),
-            )
+        steps, under_way = self.recorder.take_ended(), self.recorder.complete() or self._forwards_alone()
+        if under_way is not None:
+            steps.append(under_way)
+        for step in steps:
+            # Checks take memory of their own, as the notes say.
+            if step.peaks.used_bytes > self.budget.nbytes and self.verified is None:
+                self._tell_overrun(step)
+
+    def _tell_overrun(self, step: EndedStep) -> None:
+        plan = self.plans.get(step.follows)
+        self._overruns.tell(
+            step,
+            budget_bytes=self.budget.nbytes,
+            held=self.budget.held,
+            plan=plan,
+            num_models=sum(session.device == self.device for session in Session._open),
+            is_hooked=self._is_hooked(step.sequence),
+            is_as_planned=plan is not None and plan.backwards == Ran.of(step).backwards,
+            holds_gradients=self.holding.is_short and not (plan is not None and plan.adds_up),
+        )
 
     def _forwards_alone(self) -> EndedStep | None:
         """Several calls of the model that no backward has followed; graphs that run once each may be one call's."""
         sequence = self.recorder.pending_sequence
+        if len(sequence) < 2:
+            return None
         forwards = [graph for graph, phase in sequence if phase == "forward"]
         if len(forwards) < 2 or any(phase == "backward" for _, phase in sequence):
             return None
