@@ -10,6 +10,7 @@ from torch import nn
 
 import lmswap
 from lmswap import waiting
+from lmswap.session import graphs
 
 
 @pytest.fixture(autouse=True)
@@ -134,6 +135,22 @@ def test_all_of_the_first_call_is_covered_and_later_steps_say_nothing(capsys, te
     assert covered >= seconds - 1.0
     model(torch.ones(8, 64)).sum().backward()
     assert capsys.readouterr().err == ""
+    lmswap.disable(model)
+
+
+def test_the_first_backward_says_that_it_is_compiled(capsys, terminal, monkeypatch):
+    compile_parts = graphs.compile_parts
+
+    def compile_slowly(module):
+        time.sleep(0.2)
+        return compile_parts(module)
+
+    monkeypatch.setattr(graphs, "compile_parts", compile_slowly)
+    model = lmswap.enable(nn.Sequential(nn.Linear(64, 64), nn.ReLU()), "2GiB")
+    outputs = model(torch.ones(8, 64))
+    capsys.readouterr()
+    outputs.sum().backward()
+    assert "lmswap: Sequential, first backward: compiling" in capsys.readouterr().err
     lmswap.disable(model)
 
 

@@ -55,6 +55,7 @@ from lmswap.rewrite.recompute import insert_recomputes
 from lmswap.session.holding import Holding
 from lmswap.session.planned import PlannedStep
 from lmswap.session.steps import StepPlans
+from lmswap.waiting import told
 
 
 class Owner(Protocol):
@@ -233,7 +234,9 @@ class _PlannedGraph(aot.GraphHandler):
 
     def compiled_backward(self, module: fx.GraphModule) -> Backward:
         """See `lmswap.capture.aot.GraphHandler`."""
-        parts, segment, recorder = compile_parts(module), self._segments["backward"], self._session.recorder
+        with told(f"{self._session.name}, first backward", "compiling"):
+            parts = compile_parts(module)
+        segment, recorder = self._segments["backward"], self._session.recorder
         positions, handover = output_positions(segment, self._graph.program), self._graph.handover
         arena, script = self._session.engine.arena, self._scripts.get("backward")
 
