@@ -18,7 +18,7 @@
 
 namespace lmswap {
 
-/// @brief Holds one stream at a time. Thread-safe.
+/// @brief Holds one stream at a time. `end` is thread-safe; callers serialize `begin`.
 class StreamHold {
  public:
   /// @param driver one that can wait for the host

@@ -12,7 +12,8 @@
 
 namespace lmswap {
 
-/// @brief Starts transfers in the order in which they were submitted, on one thread at a time. Thread-safe.
+/// @brief Starts transfers in the order in which they were submitted, on one thread at a time. Callers serialize
+/// `submit` (the engine by its lock), as the order in which the backend issues transfers must be that of the queue.
 class Lane {
  public:
   /// @param backend copies the bytes

@@ -57,8 +57,10 @@ class LinkStart {
 /// For copies by the device both are reached at once, and `done` is when the copy ends. A copy out to disk is issued
 /// when its copies off the device are queued, and lands when the bytes are in the file.
 ///
-/// Functions are thread-safe. The public members are written before the transfer is submitted to its lane; after that
-/// the lane's thread clears `source` and `dependencies`, and an audit sets `checksums`.
+/// The public members are written before the transfer is submitted to its lane; after that the lane's thread clears
+/// `source` and `dependencies`, and an audit sets `checksums`. Functions are thread-safe, except `record_start` and
+/// `add_predecessor`, which only the lane's backend calls, and `take_storage`, which needs the engine's lock.
+/// `start_seconds` and `end_seconds` are read after the transfer has finished.
 class Transfer {
  public:
   /// @param number unique in the engine

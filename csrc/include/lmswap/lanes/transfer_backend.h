@@ -12,7 +12,10 @@
 
 namespace lmswap {
 
-/// @brief Copies transfers one after the other, for one lane. Called by one thread at a time, except `issue`.
+/// @brief Copies transfers in order, for one lane.
+///
+/// `move` and `abort` are called by the lane's thread. `issue` may run concurrently with them, but for one transfer at
+/// a time and in the order of the queue.
 class TransferBackend {
  public:
   virtual ~TransferBackend() = default;
