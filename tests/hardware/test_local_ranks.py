@@ -55,7 +55,7 @@ def test_otherwise_all_are_at_it_at_once():
     meet(3, lambda node: node.gather("a", lambda: str(barrier.wait())))
 
 
-def test_calls_of_one_rank_have_separate_keys():
+def test_successive_objects_have_separate_keys():
     store = dist.HashStore()
     for word in ("first", "second"):
         assert meet(2, lambda node, word=word: node.gather("a", lambda: word), store=store) == [[word] * 2] * 2
@@ -76,7 +76,7 @@ def test_an_error_of_one_is_raised_by_all(in_turn):
     ]
 
 
-def test_an_interrupted_rank_does_not_wait():
+def test_an_error_of_torch_is_raised_by_all_ranks():
     def find(rank):
         if rank == 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
@@ -113,7 +113,7 @@ def test_compute_once_does_not_wait_for_ranks_that_do_not_call():
     assert meet(2, lambda node: node.compute_once(f"plan {node.rank}", lambda: b"own")) == [b"own"] * 2
 
 
-def test_where_the_first_fails_the_others_get_nothing():
+def test_if_make_fails_the_other_ranks_get_empty_bytes():
     started = threading.Event()
 
     def call(node):

@@ -44,7 +44,7 @@ def test_peers_without_enough_memory_are_not_measured(node):
     assert peer.find_peer(DEVICE, needed_bytes=3 * GIB) == "cuda:3"
 
 
-def test_where_none_has_the_room_each_is_said(node):
+def test_the_error_states_the_free_bytes_of_each_gpu(node):
     node({"cuda:0": 2 * GIB, "cuda:2": DriverError("no room for a context"), "cuda:3": GIB})
     with pytest.raises(
         TierError, match=r"has 3\.00 GiB free: cuda:2 .*context; cuda:0 has 2\.00 GiB; cuda:3 has 1\.00 GiB"
