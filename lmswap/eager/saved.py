@@ -45,8 +45,8 @@ class SavedStorage:
         "_destination",
         "_engine",
         "_flat",
+        "_is_multistream",
         "_is_original",
-        "_is_shared",
         "_storage",
         "_stream",
         "_tensor",
@@ -65,7 +65,7 @@ class SavedStorage:
         """
         self.number = number
         self._engine, self._stream, self._check = engine, stream, check
-        self._is_shared = False  # used on several streams
+        self._is_multistream = False  # used on several streams
         self._tensor: torch.Tensor | None = tensor  # None while non-resident
         self._storage: torch.UntypedStorage | None = tensor.untyped_storage()  # that of _tensor
         self.nbytes = int(self._storage.nbytes())
@@ -142,7 +142,7 @@ class SavedStorage:
         """Note that a node is about to use the resident bytes on ``stream``, the current one."""
         if stream == self._stream:
             return
-        self._is_shared, self._token = True, None
+        self._is_multistream, self._token = True, None
         if not self._is_original:  # else they were resident before the node was created
             ops.find_engine(self._engine).streams.wait_for(self._stream)
 
@@ -154,7 +154,7 @@ class SavedStorage:
         """Return whether saved tensors are its only owners and one stream uses it."""
         # Of a resized storage, the planned extent in the tier would hold a part only.
         is_whole = self._storage is not None and self._storage.nbytes() == self.nbytes
-        return is_whole and not self._is_shared and self._is_alone()
+        return is_whole and not self._is_multistream and self._is_alone()
 
     def _is_alone(self) -> bool:
         uses, references = _ALONE
