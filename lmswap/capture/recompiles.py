@@ -163,9 +163,7 @@ class CompiledCall:
         is_method = isinstance(model.forward, MethodType)
         self._call = wrap_inline(call) if is_method and trace_rules.check(model.forward) else call
         self._backend, self._num_made = backend, 0
-        self.is_compiling_calls: list[
-            str
-        ] = []  # lines of user code that make them
+        self.is_compiling_calls: list[str] = []  # lines of user code that make them
         self._make()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
