@@ -265,12 +265,12 @@ def explain(model: nn.Module, *, all_buffers: bool = False) -> Explanation:
 def program(model: nn.Module) -> Program:
     """The captured step of ``model``: ops, buffers, JSON (`Program.to_json`) and graph (`Program.to_networkx`).
 
-    It is the step that `explain` explains.
+    It is the step that `explain` explains, with what else its budget counts: `lmswap plan` counts that, too.
 
     Raises:
         OptionError: the model is not enabled, or nothing is planned yet.
     """
-    return _planned(model).joined.program
+    return _session(model).plans.described(_planned(model))
 
 
 def save_plan(model: nn.Module, path: str | PathLike[str]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 from lmswap.terminal import escape_controls
 
 
@@ -51,7 +54,11 @@ class PlanInvalid(LmswapError):
 
 
 class PlanInfeasible(LmswapError):
-    """No plan of the policy fits the budget; says where the peak is, who is live there and what would fit."""
+    """No plan of the policy fits the budget: what it needs, in parts that add up, where, and what would fit.
+
+    ``parts`` of ``needed_bytes`` are named as in reports; ``unit`` is the one that the budget was given in, and
+    ``shares`` the given and the needed per cent where it was a share. ``instead`` is what else would do, for people.
+    """
 
     def __init__(
         self,
@@ -61,16 +68,39 @@ class PlanInfeasible(LmswapError):
         where: str,
         live: tuple[tuple[str, int], ...] = (),
         policy: str = "",
+        parts: tuple[tuple[str, int], ...] = (),
+        unit: tuple[str, int] = ("MiB", 2**20),
+        shares: tuple[float, float] | None = None,
+        instead: str = "",
     ) -> None:
         self.budget_bytes, self.needed_bytes, self.where = budget_bytes, needed_bytes, where
         self.live, self.policy = live, policy
-        largest = ", ".join(f"{name} {nbytes / 2**20:.1f} MiB" for name, nbytes in live[:5])
+        self.parts, self.unit, self.shares, self.instead = parts, unit, shares, instead
+        unit_name, scale = unit
+        digits = 1 if scale <= 2**20 else 3
+
+        def written(nbytes: float) -> str:
+            return f"{nbytes / scale:.{digits}f} {unit_name}"
+
+        # Rounded up: the budget that is read off a message has to do.
+        needed = written(math.ceil(needed_bytes / scale * 10**digits) * scale / 10**digits)
+        given, least = written(budget_bytes), needed
+        if shares is not None:
+            given, least = f"{shares[0]:g}% ({given})", f"{math.ceil(10 * shares[1]) / 10:g}% ({needed})"
+        sum_of_parts = " + ".join(f"{written(nbytes)} {what}" for what, nbytes in parts if nbytes)
+        largest = ", ".join(f"{name} {written(nbytes)}" for name, nbytes in live[:4])
         super().__init__(
-            f"policy '{policy}' cannot fit this step into {budget_bytes / 2**20:.1f} MiB: it needs at least "
-            f"{needed_bytes / 2**20:.1f} MiB at {where}"
+            f"policy '{policy}' cannot fit this step into {given}: it needs at least {least}"
+            + (f" = {sum_of_parts}," if parts else "")
+            + f" at {where}"
             + (f"; live there: {largest}" if largest else "")
-            + f". Give a budget of at least {needed_bytes / 2**20:.1f} MiB, or a smaller batch or image."
+            + f". Give a budget of at least {least}, {f'{instead}, ' if instead else ''}or a smaller batch or image."
         )
+
+    def but(self, **changes: Any) -> PlanInfeasible:
+        """The same refusal with other fields."""
+        names = ("budget_bytes", "needed_bytes", "where", "live", "policy", "parts", "unit", "shares", "instead")
+        return PlanInfeasible(**({name: getattr(self, name) for name in names} | changes))
 
 
 class PlanMismatch(LmswapError):

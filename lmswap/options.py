@@ -10,7 +10,7 @@ from os import PathLike, fspath
 from typing import Any
 
 from lmswap.errors import OptionError
-from lmswap.ir.bytesize import AUTO, SHARE, parse_budget, parse_bytes, parse_share
+from lmswap.ir.bytesize import AUTO, SHARE, parse_budget, parse_bytes, parse_share, unit_of
 from lmswap.ir.emulation import EmulatedLink
 from lmswap.plan import POLICIES
 
@@ -43,6 +43,7 @@ class Options:
     link: EmulatedLink | None
     plan: str | None = None  # the file to follow
     together: bool = True
+    budget_unit: tuple[str, int] = ("MiB", 2**20)  # that messages on the budget use: the one it was given in
 
     @staticmethod
     def parse(
@@ -101,6 +102,7 @@ class Options:
             link=EmulatedLink.parse(link) if isinstance(link, str) else link,
             plan=None if plan is None else fspath(plan),
             together=together,
+            budget_unit=unit_of(budget),
         )
 
     @staticmethod

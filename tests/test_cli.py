@@ -142,7 +142,7 @@ def test_a_plan_as_json_has_the_figures(files, capsys):
     # none keeps conv, relu, grad_relu (3 + 2 + 2 MiB), the gradient of 1 MiB, and two scalars of 4 bytes.
     assert plan(files, "--budget", "64MiB", "--policy", "none", "--json") == 0
     data = json.loads(capsys.readouterr().out)
-    assert (data["schema"], data["policy"], data["budget_bytes"]) == ("lmswap.plan/2", "none", 64 * MIB)
+    assert (data["schema"], data["policy"], data["budget_bytes"]) == ("lmswap.plan/3", "none", 64 * MIB)
     assert (data["kept_bytes"], data["swapped_bytes"], data["recomputed_bytes"]) == (8 * MIB + 8, 0, 0)
     assert data["peak_bytes"] == PEAK_BYTES
     assert 0 < data["lower_bound_seconds"] <= data["step_seconds"]
@@ -166,7 +166,7 @@ def test_a_plan_names_the_ten_largest_buffers_unless_all_are_asked_for(tmp_path,
 
 def test_the_figures_count_what_is_swapped_and_what_is_computed_again():
     plan = replace(PLAN, recomputes=(Recompute(1, 3),))  # relu is made again for its use in backward; conv is swapped
-    figures = plan_figures(PROGRAM, plan, planning_seconds=0.1)
+    figures = plan_figures(PROGRAM, plan, 8 * MIB, planning_seconds=0.1)
     assert (figures["swapped_bytes"], figures["recomputed_bytes"]) == (3 * MIB, 2 * MIB)
     assert figures["kept_bytes"] == 3 * MIB + 8  # grad_relu, the gradient, two scalars
     assert "5.00 s: at most 10.0 % above the best possible" in plan_text(PROGRAM, plan, MACHINE, figures)

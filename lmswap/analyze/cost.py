@@ -11,6 +11,7 @@ def roofline(program: Program, machine: Machine) -> OpCosts:
     """Estimates each op by the machine's roofline (Williams et al., 2009): the worst of compute, traffic and launch.
 
     An op is charged the whole of every buffer it names, also where a view reads only part of it. Views cost nothing.
+    Scratch is the program's, where it was measured, or none.
     """
 
     def seconds(op: Op) -> float:
@@ -19,7 +20,8 @@ def roofline(program: Program, machine: Machine) -> OpCosts:
         moved_bytes = sum(program.buffers[buffer].nbytes for buffer in (*op.reads, *op.writes))
         return max(op.flops / machine.flops_per_second, moved_bytes / machine.bytes_per_second, machine.op_seconds)
 
-    return OpCosts(tuple(seconds(op) for op in program.ops), (0,) * len(program.ops), "roofline")
+    scratch_bytes = program.scratch_bytes or (0,) * len(program.ops)
+    return OpCosts(tuple(seconds(op) for op in program.ops), scratch_bytes, "roofline")
 
 
 def unit(program: Program) -> OpCosts:

@@ -14,10 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from lmswap.commands.ranks import plan_ranks, ranks_figures, ranks_text
-from lmswap.errors import LmswapError, OptionError, without_path
+from lmswap.errors import LmswapError, OptionError, PlanInfeasible, without_path
 from lmswap.files import read_text
 from lmswap.ir.bytesize import SHARE, format_bytes, parse_budget, parse_bytes, parse_share
 from lmswap.ir.costs import OpCosts
+from lmswap.ir.fixed_memory import FixedMemory
 from lmswap.ir.machine import Machine
 from lmswap.ir.network import PRESETS, Network
 from lmswap.ir.plan import Decision, Plan
@@ -49,7 +50,7 @@ def add_to(commands: Commands) -> None:
     parser.add_argument(
         "--budget",
         required=True,
-        help='bytes that the step may allocate: "6GiB", "800 MB"; or "40%%" of what it allocates unplanned',
+        help='as of lmswap.enable: "6GiB", "800 MB", or "40%%" of what the step\'s tensors take unplanned',
     )
     parser.add_argument("--machine", metavar="FILE", help="a machine description; default: measure this machine")
     parser.add_argument(
@@ -72,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
     """Plans, and prints the plan or its figures."""
     from lmswap.analyze.cost import roofline
     from lmswap.analyze.memory import StepMemory
-    from lmswap.plan import make_plan, simulate
+    from lmswap.plan import simulate
 
     page = Path(options.html) if options.html else None
     if page is not None:
@@ -81,20 +82,22 @@ def run(options: argparse.Namespace) -> int:
     program = _load(options.program, Program.from_json)
     machine = _load(options.machine, Machine.from_json) if options.machine else _this_machine(options.tier)
     costs = roofline(program, machine)
+    memory, fixed = StepMemory(program, costs), program.fixed or FixedMemory()
+    budget_bytes = _budget_bytes(options.budget, memory, fixed)
     limits: dict[str, Any] = {
-        "budget_bytes": _budget_bytes(options.budget, StepMemory(program, costs)),
         "tier": options.tier or machine.tiers[0].name,
         "min_swap_bytes": min_swap_bytes,
     }
     if options.effort != 1:
         limits["effort"] = options.effort
     if options.ranks is not None:
+        limits["budget_bytes"] = budget_bytes - fixed.total_bytes()
         print_result(_ranks(options, program, costs, machine, limits))
         return 0
     started = time.perf_counter()
-    plan = make_plan(options.policy, program, costs, machine, **limits)
+    plan = plan_within(options.policy, memory, machine, budget_bytes=budget_bytes, **limits)
     planning_seconds = time.perf_counter() - started
-    figures = plan_figures(program, plan, planning_seconds)
+    figures = plan_figures(program, plan, budget_bytes, planning_seconds)
     if page is not None:
         _write_page(page, program, plan, simulate(program, costs, machine, plan), machine)
     text = plan_text(program, plan, machine, figures, all_buffers=options.all_buffers)
@@ -102,11 +105,39 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def plan_within(policy: str, memory: StepMemory, machine: Machine, *, budget_bytes: int, **limits: Any) -> Plan:
+    """A plan by a budget that counts what `lmswap.enable` counted where the program was captured.
+
+    Raises:
+        PlanInfeasible: no plan fits; its parts are those of such a budget.
+        OptionError, TierError: see `make_plan`.
+    """
+    from lmswap.plan import KEEP_WHAT_FITS, make_plan
+
+    program, costs, peak_bytes = memory.program, memory.costs, memory.peak.nbytes
+    fixed = program.fixed or FixedMemory()
+
+    def plan(step_bytes: int) -> Plan:
+        return make_plan(policy, program, costs, machine, budget_bytes=step_bytes, **limits)
+
+    try:
+        return plan(budget_bytes - fixed.total_bytes())
+    except PlanInfeasible as error:
+        needs = [(error.needed_bytes + fixed.total_bytes(), error.needed_bytes, False)]
+        if policy in KEEP_WHAT_FITS:  # one that moves nothing has a smaller margin, and may need less for it
+            needs.append((peak_bytes + fixed.total_bytes(is_unmoved=True), peak_bytes, True))
+        needed_bytes, needed_step_bytes, is_unmoved = min(needs)
+        if needed_bytes <= budget_bytes:
+            return plan(budget_bytes - fixed.total_bytes(is_unmoved=is_unmoved))
+        parts = (*fixed.parts(is_unmoved=is_unmoved), ("for the step's tensors", needed_step_bytes))
+        raise error.but(budget_bytes=budget_bytes, needed_bytes=needed_bytes, parts=parts) from None
+
+
 def _write_page(path: Path, program: Program, plan: Plan, predicted: Timeline, machine: Machine) -> None:
     title = f"{program.name} on {machine.name}: policy {plan.policy}"
     summary = [
         ("peak", f"{format_bytes(plan.predicted_peak_bytes)} predicted"),
-        ("budget", format_bytes(plan.budget_bytes)),
+        ("budget for the step's tensors", format_bytes(plan.budget_bytes)),
         ("step", f"{format_seconds(plan.predicted_seconds)} predicted"),
     ]
     decisions = buffer_decisions(program, plan, predicted)
@@ -128,22 +159,26 @@ def _ranks(
     return json.dumps(figures, indent=1) if options.json else ranks_text(scaling, machine, figures)
 
 
-def _budget_bytes(text: str, memory: StepMemory) -> int:
-    """Reads a budget: bytes, or a share of the peak that the step has when every buffer is kept."""
+def _budget_bytes(text: str, memory: StepMemory, fixed: FixedMemory) -> int:
+    """Reads a budget: bytes, or a share of the peak that the step has when every buffer is kept, and all else."""
     share = parse_share(text, of="the unplanned peak")
-    return parse_budget(text, also=(SHARE,)) if share is None else max(1, int(share * memory.peak.nbytes))
+    if share is None:
+        return parse_budget(text, also=(SHARE,))
+    return fixed.total_bytes() + max(1, int(share * memory.peak.nbytes))
 
 
-def plan_figures(program: Program, plan: Plan, planning_seconds: float) -> dict[str, Any]:
-    """What `--json` prints, schema "lmswap.plan/2", in bytes and seconds."""
+def plan_figures(program: Program, plan: Plan, budget_bytes: int, planning_seconds: float) -> dict[str, Any]:
+    """What `--json` prints, schema "lmswap.plan/3", in bytes and seconds; peak and budget count as reports do."""
+    fixed = program.fixed or FixedMemory()
     decisions = buffer_decisions(program, plan)
     nbytes = {kind: sum(row.nbytes for row in decisions if row.decision is kind) for kind in Decision}
     return {
-        "schema": "lmswap.plan/2",
+        "schema": "lmswap.plan/3",
         "program": program.name,
         "policy": plan.policy,
-        "budget_bytes": plan.budget_bytes,
-        "peak_bytes": plan.predicted_peak_bytes,
+        "budget_bytes": budget_bytes,
+        "step_budget_bytes": plan.budget_bytes,
+        "peak_bytes": plan.predicted_peak_bytes + fixed.before_bytes + fixed.reserve_bytes,
         "step_seconds": plan.predicted_seconds,
         "lower_bound_seconds": plan.certificate.seconds if plan.certificate else 0.0,
         "planning_seconds": planning_seconds,
@@ -162,11 +197,24 @@ def plan_text(
     table.add_row("program", f"{program.name}: {len(program.ops)} ops, {len(program.buffers)} buffers")
     table.add_row("machine", machine.name)
     table.add_row("policy", f"{plan.policy}, planned in {format_seconds(figures['planning_seconds'])}")
-    table.add_row("peak", f"{format_bytes(plan.predicted_peak_bytes)} of a budget of {format_bytes(plan.budget_bytes)}")
+    table.add_row(
+        "peak", f"{format_bytes(figures['peak_bytes'])} of a budget of {format_bytes(figures['budget_bytes'])}"
+    )
+    table.add_row("budget", _counted(program, plan, figures["budget_bytes"]))
     table.add_row("step", f"{format_seconds(plan.predicted_seconds)} (predicted from the machine's rates)")
     table.add_row("bound", f"{format_seconds(figures['lower_bound_seconds'])}: {format_excess(plan.excess)}")
     explanation = make_explanation(program, plan, policy=plan.policy, all_buffers=all_buffers)
     return render_text(table, Text(), explanation.tables(), width=TERMINAL_WIDTH)
+
+
+def _counted(program: Program, plan: Plan, budget_bytes: int) -> str:
+    """What the budget counts."""
+    if program.fixed is None:
+        return "the step's tensors only: the file does not say what else the device holds"
+    fixed = program.fixed
+    is_unmoved = plan.budget_bytes == budget_bytes - fixed.total_bytes(is_unmoved=True)
+    parts = (*fixed.parts(is_unmoved=is_unmoved), ("for the step's tensors", plan.budget_bytes))
+    return f"{' + '.join(f'{format_bytes(n)} {what}' for what, n in parts if n)}; counted as by lmswap.enable"
 
 
 def _this_machine(tier: str | None) -> Machine:

@@ -46,6 +46,13 @@ def parse_bytes(text: float | str, *, what: str = "budget", also: tuple[str, ...
     return nbytes
 
 
+def unit_of(given: float | str) -> tuple[str, int]:
+    """The unit that a byte count was given in, as it was written, and its bytes; MiB where it has none."""
+    name = re.sub(r"[^a-zA-Z]", "", given) if isinstance(given, str) else ""
+    scale = _UNITS.get(name.lower(), 1)
+    return (name, scale) if scale > 1 else ("MiB", 2**20)
+
+
 def parse_budget(given: float | str, *, what: str = "budget", also: tuple[str, ...] = ()) -> int:
     """Reads a byte count as `parse_bytes` does, and rejects numbers that lack their unit.
 

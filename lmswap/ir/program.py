@@ -10,12 +10,13 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from lmswap.errors import CaptureError
+from lmswap.ir.fixed_memory import FixedMemory
 from lmswap.ir.json_io import as_json, fields_of
 from lmswap.terminal import escape_controls
 
@@ -26,6 +27,7 @@ SCHEMA = "lmswap.program/3"
 # The target of the op that ends a forward segment: the caller's code, up to the segment that runs next. It names no
 # buffer; its memory is scratch.
 LOSS = "lmswap.loss"
+_OPTIONAL = ("fixed", "scratch_bytes")  # fields that files leave out where nothing is known
 PHASES = ("forward", "backward", "inference")
 # More than any machine has or does in a step, and sums over any program stay exact in 64 bits.
 _MOST_BYTES, _MOST_FLOPS = 2**46, 2**62
@@ -136,6 +138,8 @@ class Program:
     buffers: tuple[Buffer, ...]
     values: tuple[Value, ...]
     segments: tuple[Segment, ...]
+    fixed: FixedMemory | None = None  # what else its budget counts, where that is known
+    scratch_bytes: tuple[int, ...] = ()  # by op, as measured; empty where nothing was
 
     def __post_init__(self) -> None:
         ids = {"buffer": [buffer.id for buffer in self.buffers], "value": [value.id for value in self.values]}
@@ -155,9 +159,16 @@ class Program:
             boundary = segment.stop
         if boundary != len(self.ops):
             raise CaptureError(f"segments cover {boundary} of {len(self.ops)} ops")
+        self._check_scratch()
         for value in self.values:
             if not 0 <= value.buffer < len(self.buffers):
                 raise CaptureError(f"value '{value.name}' names buffer {value.buffer} of {len(self.buffers)}")
+
+    def _check_scratch(self) -> None:
+        if self.scratch_bytes and len(self.scratch_bytes) != len(self.ops):
+            raise CaptureError(f"scratch of {len(self.scratch_bytes)} ops, but there are {len(self.ops)}")
+        if not all(0 <= nbytes <= _MOST_BYTES for nbytes in self.scratch_bytes):
+            raise CaptureError("scratch of an op is less than nothing, or more than any machine has")
 
     def segment_of(self, index: int) -> Segment:
         """The segment that executes op ``index``."""
@@ -183,7 +194,7 @@ class Program:
     def up_to(self, stop: int) -> Program:
         """The step truncated before op ``stop``."""
         segments = tuple(replace(s, stop=min(s.stop, stop)) for s in self.segments if s.start < stop)
-        return replace(self, ops=self.ops[:stop], segments=segments)
+        return replace(self, ops=self.ops[:stop], segments=segments, scratch_bytes=self.scratch_bytes[:stop])
 
     @cached_property
     def buffer_names(self) -> tuple[str, ...]:
@@ -223,7 +234,8 @@ class Program:
 
     def to_json(self) -> str:
         """The program as JSON text; `from_json` reads it back equal."""
-        return as_json({"schema": SCHEMA, **fields_of(self)})
+        known = {name: found for name, found in fields_of(self).items() if found or name not in _OPTIONAL}
+        return as_json({"schema": SCHEMA, **known})
 
     @cached_property
     def digest(self) -> str:
@@ -250,6 +262,9 @@ class Program:
                 segments=tuple(
                     Segment(int(r["graph"]), str(r["phase"]), int(r["start"]), int(r["stop"])) for r in data["segments"]
                 ),
+                # Files of earlier versions have neither.
+                fixed=_fixed(data["fixed"]) if data.get("fixed") else None,
+                scratch_bytes=tuple(int(nbytes) for nbytes in data.get("scratch_bytes", ())),
             )
         except (json.JSONDecodeError, RecursionError) as error:
             raise CaptureError(f"not a program file: {error}") from error
@@ -269,6 +284,10 @@ class Program:
                 used = " ".join(f"%{b}" for b in op.reads)
                 lines.append(f"  {op.index:>5} {made} = {op.target}({used})  {op.source}".rstrip())
         return escape_controls("\n".join(lines))
+
+
+def _fixed(record: Mapping[str, Any]) -> FixedMemory:
+    return FixedMemory(**{field.name: int(record[field.name]) for field in fields(FixedMemory)})
 
 
 def _buffer(record: Mapping[str, Any]) -> Buffer:

@@ -43,10 +43,13 @@ _POLICIES: dict[str, Callable[..., Plan]] = {
 }
 POLICIES: tuple[str, ...] = tuple(_POLICIES)
 
+# Policies that move nothing where the whole step fits.
+KEEP_WHAT_FITS = ("auto", "none", "swap", "recompute")
+
 # A search ends at a plan that is within this of the bound: more planning would cost more than it gains.
 _CLOSE_ENOUGH = 2e-4
 
-__all__ = ["POLICIES", "check", "make_plan", "reprice", "simulate", "verify"]
+__all__ = ["KEEP_WHAT_FITS", "POLICIES", "check", "make_plan", "reprice", "simulate", "verify"]
 
 
 def make_plan(

@@ -16,6 +16,7 @@ from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.program import Program
 from lmswap.options import Options
+from lmswap.plan import KEEP_WHAT_FITS
 from lmswap.plan.cache import PlannedMemory
 from lmswap.session.notes import Notes
 from lmswap.session.trained import Trained
@@ -41,7 +42,6 @@ _MARGIN = {"cpu": _Margin(24 * 2**20, 40 * 2**10), "cuda": _ON_CUDA}
 _MARGIN_UNMOVED = {"cpu": _Margin(8 * 2**20, 20 * 2**10), "cuda": _ON_CUDA}
 # Once growth is known, what a plan that is made again then adds: 6 MiB for 164 ops, 9 for 420.
 _MARGIN_SETTLED = {"cpu": _Margin(6 * 2**20, 8 * 2**10), "cuda": _ON_CUDA}
-_KEEP_WHAT_FITS = ("auto", "none", "swap", "recompute")  # policies
 # What torch.distributed takes for the first step of ranks: over gloo the peak was 30 MiB further over the prediction.
 _JOINED_BYTES = {"cpu": 40 * 2**20, "cuda": 0}
 # What is in use before the step may exceed what was planned for before it is planned again: a part of the margin.
@@ -101,6 +101,16 @@ class Allowance:
     def step_bytes(self) -> int:
         """What the step's own tensors may occupy."""
         return self.budget_bytes - self.fixed_bytes
+
+    @property
+    def parts(self) -> tuple[tuple[str, int], ...]:
+        """Those of `fixed_bytes`, by the names that reports give them."""
+        return (
+            ("before the step", self.base_bytes),
+            ("reserve", self.reserve_bytes),
+            ("margin", self.margin_bytes),
+            ("scattered", self.scattered_bytes),
+        )
 
     @property
     def room(self) -> PlannedMemory:
@@ -199,12 +209,19 @@ class Budget:
         if self._share is None or not planned.budget_bytes < needed_bytes <= self._auto_bytes:
             return None
         self.nbytes = max(self.nbytes, needed_bytes)
-        least = (needed_bytes - planned.fixed_bytes) / self._most_peak_bytes
+        given, least = self._shares(self._share, needed_bytes, planned)
         self._notes.append(
-            f"budget '{100 * self._share:g}%' is too small for this step: the least that works, "
-            f"{math.ceil(1000 * least) / 10:g}%, is taken, {format_bytes(needed_bytes)}"
+            f"budget '{given:g}%' is too small for this step: the least that works, "
+            f"{math.ceil(10 * least) / 10:g}%, is taken, {format_bytes(needed_bytes)}"
         )
         return replace(planned, budget_bytes=self.nbytes)
+
+    def shares(self, needed_bytes: int, planned: Allowance) -> tuple[float, float] | None:
+        """The per cent that were given, and those of ``needed_bytes``; None where the budget is no share."""
+        return None if self._share is None else self._shares(self._share, needed_bytes, planned)
+
+    def _shares(self, share: float, needed_bytes: int, planned: Allowance) -> tuple[float, float]:
+        return 100 * share, 100 * (needed_bytes - planned.fixed_bytes) / self._most_peak_bytes
 
     def allowance(self, program: Program, costs: OpCosts) -> Allowance:
         """What a step of ``program`` may occupy now; less than nothing where the rest exceeds the budget.
@@ -226,7 +243,7 @@ class Budget:
 
         It is ``planned`` where the model's policy moves something whatever there is room for.
         """
-        if self._policy not in _KEEP_WHAT_FITS:
+        if self._policy not in KEEP_WHAT_FITS:
             return planned
         margin_bytes = _MARGIN_UNMOVED[self._device_type].of(program) + self._joined_bytes()
         return replace(planned, planned_margin_bytes=margin_bytes)

@@ -121,12 +121,12 @@ class Planner:
             shorter = shrink_residency(plan, program, costs, machine, share=longer_away)
             return reprice(shorter, program, costs, machine, certificate=plan.certificate, **limits)
         except PlanInfeasible as error:  # in the planner's words the budget is the step's share: say it in the user's
-            raise PlanInfeasible(
+            raise error.but(
                 budget_bytes=allowance.budget_bytes,
                 needed_bytes=error.needed_bytes + allowance.fixed_bytes,
-                where=error.where,
-                live=(*error.live[:4], ("in use before the step and reserved", allowance.fixed_bytes)),
                 policy=policy,
+                parts=(*allowance.parts, ("for the step's tensors", error.needed_bytes)),
+                unit=self._options.budget_unit,
             ) from None
         except TierError as error:
             if machine.tier(self._tier).ratio == 1 and self._tier == "compressed":

@@ -13,13 +13,14 @@ import torch
 from lmswap.analyze.memory import StepMemory
 from lmswap.capture.join import Joined
 from lmswap.capture.loss import without_losses
-from lmswap.errors import PlanInfeasible, PlanMismatch
+from lmswap.errors import PlanInfeasible, PlanMismatch, TierError
 from lmswap.execute.engine import SwapEngine
 from lmswap.execute.parts import part_bytes
 from lmswap.hardware.local_ranks import LocalRanks
 from lmswap.hardware.memory import DeviceMemory
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.costs import OpCosts
+from lmswap.ir.fixed_memory import FixedMemory
 from lmswap.ir.machine import Machine
 from lmswap.ir.program import BufferKind, Program
 from lmswap.options import Options
@@ -146,7 +147,7 @@ class StepPlans:
                         continue
                 wider = self._budget.widened(allowance, refusal.needed_bytes)
                 if wider is None:
-                    raise refusal
+                    raise self._advised(refusal, joined.program, costs, machine, allowance)
                 allowance = wider
 
         started = time.perf_counter()
@@ -247,6 +248,19 @@ class StepPlans:
             return self._least(error, program, step.costs, unmoved).needed_bytes
         return allowance.fixed_bytes
 
+    def _advised(
+        self, refusal: PlanInfeasible, program: Program, costs: OpCosts, machine: Machine, allowance: Allowance
+    ) -> PlanInfeasible:
+        """``refusal`` in the words that the budget was given in, with another policy where one would do."""
+        refusal = refusal.but(shares=self._budget.shares(refusal.needed_bytes, allowance))
+        if self._options.policy == "auto":
+            return refusal
+        try:
+            self._planner.search(program, costs, machine, allowance, policy="auto")
+        except (PlanInfeasible, TierError):
+            return refusal
+        return refusal.but(instead="policy='auto', which fits")
+
     @staticmethod
     def _least(refusal: PlanInfeasible, program: Program, costs: OpCosts, unmoved: Allowance) -> PlanInfeasible:
         """``refusal``, or that of a step that swaps and recomputes nothing where this needs less, by its allowance."""
@@ -254,14 +268,23 @@ class StepPlans:
         needed_bytes = unmoved.fixed_bytes + peak.nbytes
         if needed_bytes >= refusal.needed_bytes:
             return refusal
-        op = program.ops[peak.op]
-        return PlanInfeasible(
-            budget_bytes=refusal.budget_bytes,
+        return refusal.but(
             needed_bytes=needed_bytes,
-            where=f"op {peak.op} {op.title}",
-            live=(*peak.live[:4], ("in use before the step and reserved", unmoved.fixed_bytes)),
-            policy=refusal.policy,
+            where=f"op {peak.op} {program.ops[peak.op].title}",
+            live=peak.live,
+            parts=(*unmoved.parts, ("for the step's tensors", peak.nbytes)),
         )
+
+    def described(self, step: PlannedStep) -> Program:
+        """The program of ``step`` with what else its budget counts in a process that begins with it."""
+        program, allowance = step.joined.program, step.allowance.at_start()
+        fixed = FixedMemory(
+            allowance.base_bytes,
+            allowance.reserve_bytes,
+            allowance.margin_bytes,
+            self._budget.unmoved(allowance, program).margin_bytes,
+        )
+        return replace(program, fixed=fixed, scratch_bytes=step.costs.scratch_bytes)
 
     def remember(self, program: Program, planned: CachedPlan) -> None:
         """For the next process that runs ``program``."""
