@@ -130,13 +130,17 @@ def plan_within(policy: str, memory: StepMemory, machine: Machine, *, budget_byt
         if needed_bytes <= budget_bytes:
             return plan(budget_bytes - fixed.total_bytes(is_unmoved=is_unmoved))
         parts = (*fixed.parts(is_unmoved=is_unmoved), ("for the step's tensors", needed_step_bytes))
-        raise error.but(budget_bytes=budget_bytes, needed_bytes=needed_bytes, parts=parts) from None
+        refusal = error.but(budget_bytes=budget_bytes, needed_bytes=needed_bytes, parts=parts)
+        if is_unmoved:
+            peak = memory.peak
+            refusal = refusal.but(where=f"op {peak.op} {program.ops[peak.op].title}", live=peak.live)
+        raise refusal from None
 
 
 def _write_page(path: Path, program: Program, plan: Plan, predicted: Timeline, machine: Machine) -> None:
     title = f"{program.name} on {machine.name}: policy {plan.policy}"
     summary = [
-        ("peak", f"{format_bytes(plan.predicted_peak_bytes)} predicted"),
+        ("peak of the step's tensors", f"{format_bytes(plan.predicted_peak_bytes)} predicted"),
         ("budget for the step's tensors", format_bytes(plan.budget_bytes)),
         ("step", f"{format_seconds(plan.predicted_seconds)} predicted"),
     ]

@@ -27,6 +27,7 @@ def build_plan(problem: Problem, policy: str, swaps: Sequence[Swap], recomputes:
         raise TierError(
             f"policy '{policy}' would hold {format_bytes(capacity_bytes)} on tier '{problem.tier.name}', which has "
             f"{format_bytes(problem.tier.held_bytes)}; give a larger budget, or make room there"
+            + ("" if problem.tier.name == "disk" else ", or use tier='disk'")
         )
     timeline = simulate_swaps(memory, problem.machine, placed)
     return Plan(

@@ -185,8 +185,10 @@ def _figures(step: StepFigures) -> Table:
 
 
 def _budget(step: StepFigures) -> str:
+    counted = "resident memory since enable" if step.device.startswith("cpu") else "all that torch reserves"
+    budget = f"Budget {format_bytes(step.budget_bytes)} ({counted})"
     if step.predicted is None:
-        return f"Budget {format_bytes(step.budget_bytes)}."
+        return f"{budget}."
     for_step = step.budget_bytes - step.base_bytes - step.reserve_bytes - step.margin_bytes
     parts = [
         f"{format_bytes(nbytes)} {what}"
@@ -198,10 +200,10 @@ def _budget(step: StepFigures) -> str:
         )
         if nbytes > 0
     ]
-    text = f"Budget {format_bytes(step.budget_bytes)} = {' + '.join(parts)}."
+    text = f"{budget} = {' + '.join(parts)}."
     if for_step < 0:
         taken = f"{' + '.join(parts)} are {format_bytes(-for_step)} more"
-        text = f"Budget {format_bytes(step.budget_bytes)} leaves nothing for the step's tensors: {taken}."
+        text = f"{budget} leaves nothing for the step's tensors: {taken}."
     if step.host_budget_bytes is not None:
         planned = f"the plan uses {format_bytes(step.tier_planned_bytes or 0)} of the {step.tier} tier"
         text += f"\nHost budget {format_bytes(step.host_budget_bytes)}: {planned}."

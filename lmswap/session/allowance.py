@@ -184,6 +184,11 @@ class Budget:
         if options.budget_bytes is None and self._share is None:
             notes.append(f"budget 'auto' is {format_bytes(self.nbytes)}: {_AUTO}")
 
+    @property
+    def most_bytes(self) -> int:
+        """What "auto" is: the most that a share can come to."""
+        return self._auto_bytes
+
     def leave_arena(self) -> None:
         """From now on steps' tensors lie wherever torch's allocator puts them."""
         self._arena, self._scatters = None, True

@@ -252,7 +252,9 @@ class StepPlans:
         self, refusal: PlanInfeasible, program: Program, costs: OpCosts, machine: Machine, allowance: Allowance
     ) -> PlanInfeasible:
         """``refusal`` in the words that the budget was given in, with another policy where one would do."""
-        refusal = refusal.but(shares=self._budget.shares(refusal.needed_bytes, allowance))
+        if (shares := self._budget.shares(refusal.needed_bytes, allowance)) is not None:
+            free = format_bytes(self._budget.most_bytes)
+            return refusal.but(shares=shares, instead=f"of which the device has {free} to spare")
         if self._options.policy == "auto":
             return refusal
         try:

@@ -46,7 +46,7 @@ def changed(outcome, **figures):
 def test_a_capture_without_memory_is_what_a_real_step_gives(tmp_path):
     model = lmswap.enable(UNet3d(base_filters=2), "1GiB", policy="none", disk_directory=str(tmp_path))
     model(torch.zeros(1, 4, 32, 32, 32)).sum().backward()
-    real = lmswap.program(model)
+    real = replace(lmswap.program(model), fixed=None, scratch_bytes=())  # the process has these
     lmswap.disable(model)
     captured = capture(real.name, lambda: UNet3d(base_filters=2), lambda: (torch.empty(1, 4, 32, 32, 32),))
     assert with_residents_alike(captured) == with_residents_alike(real)

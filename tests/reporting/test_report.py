@@ -27,8 +27,8 @@ swapped out        3.00 MiB   3.00 MiB     0.0 %
 swapped in         3.00 MiB   3.00 MiB     0.0 %
 disk tier, peak    3.00 MiB   3.00 MiB     0.0 %
 
-Budget 12.00 MiB = 2.00 MiB before the step + 1.00 MiB reserve + 1.00 MiB margin
-+ 8.00 MiB for the step's tensors.
+Budget 12.00 MiB (resident memory since enable) = 2.00 MiB before the step +
+1.00 MiB reserve + 1.00 MiB margin + 8.00 MiB for the step's tensors.
 The measured peak is 75 % of the budget.
 Measured in step 3, the last with a backward; error = predicted / measured - 1.
 Note: module 'Head' runs uncaptured, because it calls numpy."""
@@ -196,8 +196,8 @@ def test_a_plan_without_a_certificate_claims_nothing():
 def test_a_budget_that_leaves_nothing_to_the_step_is_said_without_negative_bytes():
     text = said(report(base_bytes=11 * MIB))
     assert (
-        "Budget 12.00 MiB leaves nothing for the step's tensors: 11.00 MiB before the step + 1.00 MiB reserve + 1.00 "
-        "MiB margin are 1.00 MiB more."
+        "Budget 12.00 MiB (resident memory since enable) leaves nothing for the step's tensors: 11.00 MiB before the "
+        "step + 1.00 MiB reserve + 1.00 MiB margin are 1.00 MiB more."
     ) in text
 
 
