@@ -107,7 +107,7 @@ def _state(step: StepFigures) -> str:
 
 def _unplanned_state(step: StepFigures) -> str:
     if step.swapped_out_bytes:
-        return f"Swapping is on, without a plan: step {step.step} was like none before it; the next like it has one."
+        return f"Swapping is on, without a plan: no earlier step matches step {step.step}; the next that does has one."
     if step.step is not None:
         return f"Swapping: step {step.step} followed no plan of its own, and swapped nothing."
     return "Swapping: not decided yet; the first step is captured and planned when it runs."
