@@ -129,7 +129,7 @@ class ModelCall:
         if self._traced_in is None:
             self._traced_in = around
         elif around != self._traced_in:
-            ops = (op.target for graph in self._session.graphs for op in graph.program.ops)
+            ops = (op.target for program in self._session.programs() for op in program.ops)
             reason = around.changed(self._traced_in, ops)
             if reason is not None:
                 self._leave_graphs(reason)

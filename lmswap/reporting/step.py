@@ -35,6 +35,8 @@ class StepFigures:
     and ``in_bytes_per_second`` are the rates while at least one copy was under way. The step would take
     ``free_seconds`` with unlimited memory, and no plan is faster than ``bound_seconds`` with ops in this order;
     ``plan_origin`` says where the plan comes from: "made in 1.2 s", "from cache", or after which step it was replanned.
+    On a CPU ``trace_bytes`` is by how much, beside tensors, the process has grown with ``num_traces``: graphs, guards,
+    code and plans, for each shape of inputs; ``num_evicted_traces`` are gone again.
     ``verified`` holds the checks of verification, None without it. ``plan_notes`` are sentences on its plans and
     replanning, which `explain` prints; ``notes`` are all others.
     """
@@ -79,6 +81,9 @@ class StepFigures:
     tier_resident_bytes: int
     decisions: tuple[BufferDecision, ...]
     verified: Verified | None
+    trace_bytes: int
+    num_traces: int
+    num_evicted_traces: int
     notes: tuple[str, ...]
     plan_notes: tuple[str, ...]
     predicted: Timeline | None

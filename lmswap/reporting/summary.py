@@ -204,6 +204,10 @@ def _budget(step: StepFigures) -> str:
     if for_step < 0:
         taken = f"{' + '.join(parts)} are {format_bytes(-for_step)} more"
         text = f"{budget} leaves nothing for the step's tensors: {taken}."
+    if step.trace_bytes:
+        traces = f"{step.num_traces} trace{'' if step.num_traces == 1 else 's'}"
+        evicted = f"; {step.num_evicted_traces} not used for long were evicted" if step.num_evicted_traces else ""
+        text += f"\nOf what is in use before steps, {format_bytes(step.trace_bytes)} came with {traces}{evicted}."
     if step.host_budget_bytes is not None:
         planned = f"the plan uses {format_bytes(step.tier_planned_bytes or 0)} of the {step.tier} tier"
         text += f"\nHost budget {format_bytes(step.host_budget_bytes)}: {planned}."

@@ -3,7 +3,7 @@
 `session` is where the stages meet, and `opening` says what it stands on; `allowance`: what may a step occupy, beside
 what `trained` parameters bring along? `order`: what ran? `steps`: what is planned? `planner`: how, within the
 allowance? `lessons`: what has to change after a step? `pinned` keeps plans in a file, and `graphs` is how a graph comes
-to follow one.
+to follow one. `traces` measures what they all keep.
 """
 
 from lmswap.session.graphs import SavedSequence

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ from torch import fx
 from lmswap.analyze.memory import StepMemory
 from lmswap.capture import aot
 from lmswap.capture.arrival import is_distributed
+from lmswap.capture.entry import CacheEntry
 from lmswap.capture.join import graph_plan
 from lmswap.capture.loss import LossMeter
 from lmswap.capture.lower import Lowered, lower_inference, lower_training
@@ -90,6 +92,8 @@ class CapturedGraph:
 
     def __init__(self, session: Owner, index: int, module: fx.GraphModule) -> None:
         self.session, self.index = session, index
+        self.entry = CacheEntry()
+        self.last_step = session.recorder.num_steps  # how many steps had ended when it ran last
         self.input_names = input_names(module.graph)
         self.program: Program
         self.costs: OpCosts
@@ -125,6 +129,13 @@ class CapturedGraph:
     def follow(self, graphs: tuple[int, ...]) -> None:
         """Compiles the region, as it was traced, for its part of the plan of the step of ``graphs``."""
         self._take(self._compiled.compile_again(_PlannedGraph(self, graphs)))
+
+    def release(self) -> None:
+        """Free what runs the region; backwards still to come keep theirs.
+
+        Dynamo holds this object longer than its entry: where a graph breaks, code that torch generated for the rest.
+        """
+        del self._compiled, self.function
 
     def _take(self, compiled: Compiled) -> None:
         self._compiled = compiled
@@ -360,7 +371,17 @@ class SavedSequence:
         self.events = PlannedEvents(self.index, self._recorded, self._session.plans[graphs].plan)
 
 
-def told_apart(graphs: list[CapturedGraph | SavedSequence], ran: Sequence[int]) -> tuple[int, ...]:
+@dataclass(frozen=True)
+class Evicted:
+    """Stands for a graph whose trace was evicted: another graph is captured where it would run again."""
+
+    index: int
+
+
+Graphs = list[CapturedGraph | SavedSequence | Evicted]
+
+
+def told_apart(graphs: Graphs, ran: Sequence[int]) -> tuple[int, ...]:
     """A graph for each run of ``ran``: one that runs again gets twins, planned and compiled apart, in ``graphs``."""
     runs: list[int] = []
     for index in ran:

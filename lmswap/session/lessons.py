@@ -82,7 +82,8 @@ class Lessons:
 
     def take(self, first: int) -> Shown | None:
         """What the last step that began with graph ``first`` showed, once."""
-        return self._shown.pop(first, None)
+        shown = self._shown.pop(first, None)
+        return shown if shown is not None and self._plans.get(shown.graphs) is not None else None  # it may be evicted
 
     def draw(self, shown: Shown, released: Callable[[], frozenset[int]]) -> bool:
         """Learns from a step before one like it runs; whether it has another plan now.

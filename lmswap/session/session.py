@@ -11,7 +11,7 @@ import logging
 import os
 import traceback
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any, ClassVar
 
@@ -23,7 +23,7 @@ from lmswap.analyze.cost import roofline
 from lmswap.capture.aot import without_hooks
 from lmswap.capture.checkpointed import refuse_effects
 from lmswap.capture.interrupts import interrupt_in
-from lmswap.capture.join import graph_plan, join, join_costs
+from lmswap.capture.join import Joined, graph_plan, join, join_costs
 from lmswap.capture.lower import Lowered
 from lmswap.capture.measure import OpProfiler
 from lmswap.capture.refused import refuse_forward_mode, refuse_numpy, refuse_streams
@@ -39,11 +39,14 @@ from lmswap.execute.streams import MULTIPLE_STREAMS
 from lmswap.hardware.cache import remembers
 from lmswap.hardware.cublas_workspace import allocate_cublas_workspaces
 from lmswap.hardware.memory import DeviceMemory, device_memory
+from lmswap.ir.costs import OpCosts
 from lmswap.ir.plan import Plan
+from lmswap.ir.program import Program
 from lmswap.ir.verification import Verified
 from lmswap.options import NEEDS_GRAPHS, Options
+from lmswap.plan.cache import CachedPlan
 from lmswap.session.allowance import Budget
-from lmswap.session.graphs import CapturedGraph, SavedSequence, told_apart
+from lmswap.session.graphs import CapturedGraph, Evicted, Graphs, SavedSequence, told_apart
 from lmswap.session.holding import Holding
 from lmswap.session.lessons import Lessons
 from lmswap.session.notes import Notes, crowded_out
@@ -54,6 +57,7 @@ from lmswap.session.pinned import PinnedOptions, PinnedPlans
 from lmswap.session.planned import PlannedStep
 from lmswap.session.planner import Planner
 from lmswap.session.steps import StepPlans
+from lmswap.session.traces import Traces
 from lmswap.session.trained import Trained
 from lmswap.waiting import stage, told
 
@@ -97,7 +101,7 @@ class Session:
             undoing.pop_all()
         self._overruns = Overruns(name)
         self.notes.extend(describe_choices(options, device, opened))
-        self.graphs: list[CapturedGraph | SavedSequence] = []
+        self.graphs: Graphs = []
         planner = Planner(
             options, self.tier, engine=self.engine, memory=self.memory, holding=self.holding, notes=self.plan_notes
         )
@@ -113,6 +117,7 @@ class Session:
             pinned=pinned,
             node=opened.node,
         )
+        self.traces = Traces(self.graphs, self.plans, self.recorder, self.memory)
         self._order = StepOrder(self.recorder, self.plans, self.notes)
         self._lessons = Lessons(
             options,
@@ -134,6 +139,7 @@ class Session:
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """The Dynamo backend: takes one graph, gives what runs instead of it."""
+        self.traces.begin()
         graph = CapturedGraph(self, len(self.graphs), module)
         self.graphs.append(graph)
         self._overruns.prepared_in(self.recorder.num_steps + 1)
@@ -164,6 +170,7 @@ class Session:
             self.check_caller()
             with without_hooks():
                 self.prepare(graph)
+                graph.last_step = self.recorder.num_steps
                 with stage("running"):
                     outputs = graph.due().function(*arguments)
             if torch.is_grad_enabled():
@@ -212,7 +219,7 @@ class Session:
         ran = [index for index, phase in self.recorder.current_sequence if phase == "forward"]
         try:
             with stage("planning", is_remembered=remembers() and known is None):
-                step = self.plans.make((graph.index,), joined, graph.costs, known)
+                step = self._make((graph.index,), joined, graph.costs, known)
         except PlanInfeasible:
             if not ran:
                 raise
@@ -256,6 +263,7 @@ class Session:
         if self.recorder.current_sequence:
             return
         self.holding.look()
+        self.traces.look()
         if followed := self._order.note_ended():
             self._lessons.note(followed)
         if graph is not None:
@@ -351,7 +359,7 @@ class Session:
 
     def _plan_in_order(self, ran: Ran | None) -> bool:
         """Plans graphs that ran together as one step, in the order in which they ran; whether they have a new plan."""
-        if ran is None:
+        if ran is None or any(isinstance(self.graphs[index], Evicted) for index in ran.forwards):
             return False
         indices = told_apart(self.graphs, ran.forwards)
         try:
@@ -379,17 +387,35 @@ class Session:
         self.notes.append_once(note)
 
     def _plan(self, indices: tuple[int, ...], backwards: Sequence[int] | None = None) -> None:
-        graphs = [self.graphs[index] for index in indices]
+        graphs = [self._graph(index) for index in indices]
         joined = join([graph.program for graph in graphs], backwards)
         costs = join_costs(joined, [graph.costs for graph in graphs])
-        self.plans.make(indices, joined, costs, self.plans.remembered(joined.program))
+        self._make(indices, joined, costs, self.plans.remembered(joined.program))
+
+    def _make(self, indices: tuple[int, ...], joined: Joined, costs: OpCosts, known: CachedPlan | None) -> PlannedStep:
+        """Put a plan in force, see `StepPlans.make`; where none fits, traces that were not used lately are evicted."""
+        while True:
+            try:
+                return self.plans.make(indices, joined, costs, known)
+            except PlanInfeasible:
+                if not self.traces.evict_half():
+                    raise
+
+    def programs(self) -> Iterator[Program]:
+        """Yield the programs of all graphs that are not evicted."""
+        return (graph.program for graph in self.graphs if not isinstance(graph, Evicted))
+
+    def _graph(self, index: int) -> CapturedGraph | SavedSequence:
+        graph = self.graphs[index]
+        assert not isinstance(graph, Evicted)
+        return graph
 
     def _compile(self, indices: tuple[int, ...]) -> None:
         self._overruns.prepared_in(self.recorder.num_steps + 1)
         self.recorder.forget_curves()
         with told(f"{self.name}, another plan", "compiling"):
             for index in indices:
-                self.graphs[index].follow(indices)
+                self._graph(index).follow(indices)
         self.memory.collect()
 
 

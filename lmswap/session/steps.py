@@ -220,6 +220,10 @@ class StepPlans:
         """Keeps what is known of a step now, whose plan stays."""
         self._steps[step.graphs] = step
 
+    def drop(self, is_over: Callable[[tuple[int, ...]], bool]) -> None:
+        """Forget the plans of steps whose graphs ``is_over`` says are gone."""
+        self._steps = {graphs: step for graphs, step in self._steps.items() if not is_over(graphs)}
+
     def add_up(self, step: PlannedStep) -> PlannedStep:
         """``step`` by its plan, with gradients handed over as they are made, and added to those of the steps before."""
         program = step.joined.program.with_gradients(BufferKind.ACCUMULATED_GRADIENT)

@@ -1,0 +1,101 @@
+"""Measures what traces hold of the process's memory, and evicts those that are not used any more.
+
+A trace is a graph of Dynamo's with its guards, the graphs that AOTAutograd made of it, generated code and plans. On a
+CPU all of that counts against the budget.
+"""
+
+from __future__ import annotations
+
+from lmswap.execute.record import Recorder
+from lmswap.hardware.memory import DeviceMemory
+from lmswap.session.graphs import CapturedGraph, Evicted, Graphs
+from lmswap.session.steps import StepPlans
+
+# A trace that no step has used for so many is evicted: of 32 shapes in random order, one in some 400,000 steps.
+UNUSED_STEPS = 512
+_LOOK_EVERY = 64  # steps
+_RECENT_STEPS = 2  # their traces stay, however short memory is
+
+
+class Traces:
+    """The traces of one model."""
+
+    def __init__(self, graphs: Graphs, plans: StepPlans, recorder: Recorder, memory: DeviceMemory) -> None:
+        """``graphs`` are the model's; `Evicted` takes the place there of those that are."""
+        self._graphs, self._plans, self._recorder, self._memory = graphs, plans, recorder, memory
+        self._found_bytes: int | None = None  # held before the traces that were made since the last step began
+        self._next_look = _LOOK_EVERY
+        self.nbytes = 0  # that traces hold, as measured
+        self.num_evicted = 0
+
+    @property
+    def num_kept(self) -> int:
+        """How many traces there are."""
+        return len(self._kept())
+
+    def begin(self) -> None:
+        """Prepare to measure a trace that is about to be made."""
+        if self._found_bytes is None:
+            self._found_bytes = self._other_bytes()
+
+    def look(self) -> None:
+        """Measure, between two steps, what new traces hold, and evict those that have not been used for long."""
+        if self._found_bytes is not None:
+            self._memory.collect()
+            self.nbytes += max(0, self._other_bytes() - self._found_bytes)
+            self._found_bytes = None
+        if self._recorder.num_steps >= self._next_look:
+            self._next_look = self._recorder.num_steps + _LOOK_EVERY
+            self._evict(self._unused_for(UNUSED_STEPS))
+
+    def evict_half(self) -> bool:
+        """Evict the half of the traces that has not been used for longest, as memory is short; whether any was."""
+        unused = self._unused_for(_RECENT_STEPS) if self.nbytes else []  # on a GPU it would not help
+        return self._evict(unused[: (len(unused) + 1) // 2])
+
+    def _kept(self) -> list[CapturedGraph]:
+        captured = [graph for graph in self._graphs if isinstance(graph, CapturedGraph)]
+        twins = {twin.index for graph in captured for twin in graph.again}
+        return [graph for graph in captured if graph.index not in twins]
+
+    def _unused_for(self, num_steps: int) -> list[int]:
+        """Return the traces that none of the last ``num_steps`` steps has used, the oldest first.
+
+        A backward that is still to come holds what it needs.
+        """
+        last_step = self._recorder.num_steps - num_steps
+        unused = [graph for graph in self._kept() if graph.last_step <= last_step]
+        return [graph.index for graph in sorted(unused, key=lambda graph: graph.last_step)]
+
+    def _evict(self, unused: list[int]) -> bool:
+        found_bytes, num_evicted = self._other_bytes(), 0
+        gone: set[int] = set()
+        for index in unused:
+            gone |= self._evict_one(index)
+            num_evicted += index in gone
+        if not gone:
+            return False
+        self.num_evicted += num_evicted
+        self._plans.drop(lambda graphs: not gone.isdisjoint(graphs))
+        self._memory.collect()
+        freed_bytes = max(0, found_bytes - self._other_bytes())
+        self.nbytes = max(0, self.nbytes - freed_bytes)
+        if self._found_bytes is not None:  # a trace is being made, and will be measured
+            self._found_bytes -= freed_bytes
+        return True
+
+    def _evict_one(self, index: int) -> set[int]:
+        """Evict a trace; return the numbers of its graphs, none if Dynamo has no entry of it that could be evicted."""
+        graph = self._graphs[index]
+        if not isinstance(graph, CapturedGraph) or not graph.entry.evict():
+            return set()
+        gone = [graph, *graph.again]
+        for each in gone:
+            each.release()
+            self._graphs[each.index] = Evicted(each.index)
+        return {each.index for each in gone}
+
+    def _other_bytes(self) -> int:
+        """Return what the process holds beside tensors; 0 on a GPU, whose memory holds no traces."""
+        memory = self._memory
+        return memory.used_bytes() - memory.used_tensor_bytes() - memory.reusable_bytes()

@@ -1,0 +1,128 @@
+"""Traces of shapes that are not used any more are evicted, without a trace in the results."""
+
+import copy
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+import lmswap
+from lmswap.api import _sessions
+from lmswap.errors import PlanInfeasible
+from lmswap.session import traces
+from lmswap.session.graphs import Evicted
+from lmswap.session.steps import StepPlans
+
+
+class Reader(nn.Module):
+    """Also draws, writes running statistics, and breaks its graph."""
+
+    def __init__(self, breaks=False):
+        super().__init__()
+        self.breaks = breaks
+        self.first, self.norm, self.last = nn.Conv1d(2, 8, 3), nn.BatchNorm1d(8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        h = nn.functional.dropout(self.norm(self.first(x)).sigmoid(), 0.25)
+        if self.breaks:
+            torch._dynamo.graph_break()
+        return self.last(h.transpose(1, 2)).mul(h.size(2))
+
+
+def models(**options):
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    plain = Reader(**options)
+    model = lmswap.enable(copy.deepcopy(plain), "2GiB", policy="swap_all", min_swap_bytes=1)
+    return plain, model, _sessions[model]
+
+
+def step(model, length):
+    torch.manual_seed(length)
+    model.zero_grad()
+    loss = model(torch.randn(3, 2, length)).square().mean()
+    loss.backward()
+    return [loss.detach(), *(parameter.grad for parameter in model.parameters()), *model.buffers()]
+
+
+def assert_same(plain, model, lengths):
+    for length in lengths:
+        assert all(map(torch.equal, step(plain, length), step(model, length)))
+
+
+def evicted(session):
+    return [graph.index for graph in session.graphs if isinstance(graph, Evicted)]
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    """Lets traces count as unused after three steps."""
+    monkeypatch.setattr(traces, "UNUSED_STEPS", 3)
+    monkeypatch.setattr(traces, "_LOOK_EVERY", 1)
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_trace_that_steps_have_not_used_is_freed_and_its_shape_traced_again_with_the_same_bits(soon, breaks):
+    plain, model, session = models(breaks=breaks)
+    assert_same(plain, model, [6])
+    held = [weakref.ref(graph.function) for graph in session.graphs]
+    assert len(held) == 1 + breaks
+    assert_same(plain, model, [7, 7, 7, 7, 7])
+    gc.collect()
+    assert evicted(session) == list(range(1 + breaks))
+    assert not any(reference() for reference in held)
+    assert_same(plain, model, [6, 7, 6, 7, 6])
+    assert len(session.graphs) == 3 * (1 + breaks)
+    assert session.traces.num_kept == 2 * (1 + breaks)
+    assert f"came with {2 * (1 + breaks)} traces" in " ".join(str(lmswap.report(model)).split())
+    lmswap.disable(model)
+
+
+def test_a_backward_that_comes_after_its_trace_was_evicted_gives_the_same_bits(soon):
+    plain, model, session = models()
+    torch.manual_seed(1)
+    x = torch.randn(3, 2, 6)
+    losses = []
+    for each in (plain, model):
+        torch.manual_seed(2)
+        losses.append(each(x).square().mean())
+    assert_same(plain, model, [7, 7, 7, 7, 7])
+    assert evicted(session) == [0]
+    for each, loss in zip((plain, model), losses, strict=True):
+        each.zero_grad()
+        loss.backward()
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), model.parameters(), strict=True))
+    lmswap.disable(model)
+
+
+def test_models_of_the_same_class_keep_theirs(soon):
+    plain, model, session = models()
+    other = lmswap.enable(copy.deepcopy(plain), "2GiB", policy="swap_all", min_swap_bytes=1)
+    step(other, 6)
+    for length in (6, 7, 7, 7, 7, 7):
+        step(model, length)
+    assert evicted(session) == [0]
+    step(other, 6)
+    assert len(_sessions[other].graphs) == 1
+    lmswap.disable(model)
+    lmswap.disable(other)
+
+
+def test_a_plan_that_does_not_fit_is_tried_again_without_the_traces_used_last_long_ago(monkeypatch):
+    plain, model, session = models()
+    assert_same(plain, model, [6, 7, 8])
+    make, refused = StepPlans.make, []
+
+    def refuse_once(plans, graphs, *others):
+        if not refused:
+            refused.append(graphs)
+            raise PlanInfeasible(budget_bytes=1, needed_bytes=2, where="op 0", live=(), policy="auto")
+        return make(plans, graphs, *others)
+
+    monkeypatch.setattr(StepPlans, "make", refuse_once)
+    assert_same(plain, model, [9])
+    assert refused == [(3,)]
+    assert evicted(session) == [0]
+    lmswap.disable(model)
