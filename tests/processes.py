@@ -1,8 +1,11 @@
 """Processes that train together: how tests start some, and wait until they have ended."""
 
+import contextlib
 import gc
 import os
+import resource
 import time
+from collections.abc import Iterator
 
 import torch
 import torch.multiprocessing as mp
@@ -31,6 +34,17 @@ def give_back_memory():
     """What came before in this process holds none of the GPU's: cycles hold arenas, torch's allocator what is free."""
     gc.collect()
     torch.cuda.empty_cache()
+
+
+@contextlib.contextmanager
+def limited(which: int, amount: int) -> Iterator[None]:
+    """This process may take no more than ``amount`` of a resource."""
+    soft, hard = resource.getrlimit(which)
+    resource.setrlimit(which, (amount, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(which, (soft, hard))
 
 
 def take_violations():

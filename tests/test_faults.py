@@ -22,6 +22,7 @@ from lmswap.errors import BytesChanged, DriverError, LmswapError, TierError, Tra
 from lmswap.execute import _C
 from lmswap.hardware.measure import describe_machine
 from tests.models import CASES, INDUCTOR
+from tests.processes import limited
 
 CASE = CASES["shared_views"]
 ENGINE = _C.Engine
@@ -67,17 +68,6 @@ def held() -> tuple[int, int]:
 
 def engine_of(model: nn.Module):
     return lmswap.api._sessions[model].engine
-
-
-@contextlib.contextmanager
-def limited(which: int, amount: int) -> Iterator[None]:
-    """The process may take no more than ``amount`` of a resource."""
-    soft, hard = resource.getrlimit(which)
-    resource.setrlimit(which, (amount, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(which, (soft, hard))
 
 
 @contextlib.contextmanager

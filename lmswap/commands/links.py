@@ -115,7 +115,7 @@ def links_text(
 
 def _measure(device: torch.device, disk_directory: str | None) -> tuple[dict[str, Link], dict[str, str], str | None]:
     """By tier: what was measured, or why it could not be; and how copies get to the peer tier."""
-    from lmswap.hardware.measure import locate_tier, tiers_to_try
+    from lmswap.hardware.measure import locate_tier, tier_capacity, tiers_to_try
     from lmswap.hardware.peer import describe_peer
     from lmswap.hardware.probe import measure_link
 
@@ -125,7 +125,7 @@ def _measure(device: torch.device, disk_directory: str | None) -> tuple[dict[str
     for tier in tiers_to_try(device) + (("device",) if device.type == "cuda" else ()):
         try:
             where = locate_tier(device, tier, disk_directory if tier == "disk" else None)
-            tiers[tier] = measure_link(device, tier, where)
+            tiers[tier] = measure_link(device, tier, where, tier_capacity(device, tier, where))
             peer = describe_peer(device, where) if tier == "peer" else peer
         except LmswapError as error:
             failures[f"{tier} tier"] = str(error)
@@ -155,7 +155,8 @@ def _tiers_table(tiers: dict[str, Link]) -> Table:
     for tier, link in tiers.items():
         kept = [_percent(factor) for factor in (link.both_factor, link.busy_factor, link.compute_factor)]
         for label, rate in (("out to", link.out_rate), ("in from", link.in_rate)):
-            speeds = [_gigabytes(nbytes / rate.seconds(nbytes)) for nbytes in sizes]
+            most = rate.points[-1][0]
+            speeds = [_gigabytes(nbytes / rate.seconds(nbytes)) if nbytes <= most else "–" for nbytes in sizes]
             table.add_row(f"{label} the {tier} tier", *speeds, *kept)
     return table
 

@@ -22,7 +22,7 @@ from lmswap.hardware.link import HostLink, find_gpu, read_host_link
 from lmswap.hardware.local_ranks import LocalRanks, num_local_processes
 from lmswap.hardware.microbench import large_enough
 from lmswap.hardware.peer import find_peer, free_bytes, peer_key
-from lmswap.hardware.probe import measure_link
+from lmswap.hardware.probe import MEASURED_BYTES, measure_link
 from lmswap.ir.machine import SCHEMA, Machine, Tier, slowest, slowest_host
 from lmswap.waiting import told
 
@@ -50,7 +50,7 @@ def describe_machine(device: torch.device, tier: str, where: str | None = None, 
 
     Args:
         device: where the model computes.
-        tier: the name of the tier.
+        tier: the name of the tier; with too little free space it is measured with what there is, each time.
         where: argument or result of `locate_tier`.
         refresh: ignore the cache.
 
@@ -66,9 +66,10 @@ def describe_machine(device: torch.device, tier: str, where: str | None = None, 
         once = "once for each number of threads" if device.type == "cpu" else "once for this machine"
         with told(f"measuring {device} and its {tier} tier, {once}"):
             machine = _measure_machine(device, tier, where)
-        cache.write(json.loads(machine.to_json()))
+        if machine.tier(tier).sample_bytes is None:
+            cache.write(json.loads(machine.to_json()))
     measured = machine.tier(tier)
-    return replace(machine, tiers=(replace(measured, capacity_bytes=_capacity_bytes(device, tier, where)),))
+    return replace(machine, tiers=(replace(measured, capacity_bytes=tier_capacity(device, tier, where)),))
 
 
 def locate_tier(device: torch.device, tier: str, where: str | None = None, needed_bytes: int | None = None) -> str:
@@ -120,7 +121,8 @@ def describe_share(device: torch.device, tier: str, where: str | None, node: Loc
         if is_known and known is not None:
             return known.to_json()
         _log.info("measuring the %s tier of %s together with the other ranks of this machine", tier, device)
-        return machines[node.rank].with_link(tier, measure_link(device, tier, place)).to_json()
+        link = measure_link(device, tier, place, machines[node.rank].tier(tier).capacity_bytes)
+        return machines[node.rank].with_link(tier, link).to_json()
 
     shared = [Machine.from_json(text) for text in node.gather("at once", measure_at_once)]
     agreed = Machine(
@@ -134,11 +136,12 @@ def describe_share(device: torch.device, tier: str, where: str | None, node: Loc
                 name=tier,
                 capacity_bytes=min(machine.tier(tier).capacity_bytes for machine in machines),
                 link=slowest([machine.tier(tier).link for machine in shared]),
+                sample_bytes=min(filter(None, (machine.tier(tier).sample_bytes for machine in shared)), default=None),
             ),
         ),
         host=slowest_host([machine.host for machine in machines if machine.host is not None]),
     )
-    if not is_known:
+    if not is_known and agreed.tier(tier).sample_bytes is None:
         cache.write(json.loads(agreed.to_json()))
     return agreed
 
@@ -169,7 +172,8 @@ def host_link(device: torch.device) -> HostLink:
     return link
 
 
-def _capacity_bytes(device: torch.device, tier: str, where: str) -> int:
+def tier_capacity(device: torch.device, tier: str, where: str) -> int:
+    """The bytes that this process may take of ``tier``, which lies at ``where`` (see `locate_tier`), now."""
     if tier == "disk":
         return int(_DISK_SHARE * describe_directory(where).free_bytes / num_local_processes())
     if tier == "peer":
@@ -181,13 +185,15 @@ def _capacity_bytes(device: torch.device, tier: str, where: str) -> int:
 
 def _measure_machine(device: torch.device, tier: str, where: str) -> Machine:
     info = describe_device(device)
+    room_bytes = tier_capacity(device, tier, where)
+    link = measure_link(device, tier, where, room_bytes)
     return Machine(
         name=str(info),
         device_bytes=info.total_bytes,
         flops_per_second=_flops_per_second(device),
         bytes_per_second=_copied_bytes_per_second(device),
         op_seconds=_op_seconds(device),
-        tiers=(Tier(tier, _capacity_bytes(device, tier, where), measure_link(device, tier, where)),),
+        tiers=(Tier(tier, room_bytes, link, sample_bytes=room_bytes if room_bytes < MEASURED_BYTES else None),),
         host=measure_host(device, tier, where) if device.type == "cuda" else None,
     )
 

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
-from lmswap.errors import TransferError
+from lmswap.errors import TierError, TransferError
 from lmswap.hardware.microbench import convolution
+from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.machine import Link, Rate
 
 if TYPE_CHECKING:
@@ -27,10 +28,12 @@ _Burst: TypeAlias = "tuple[list[torch.Tensor], list[_Arrival]]"
 
 _SIZES = (2**18, 2**20, 2**22, 2**24, 2**26)
 _REPEATS = 3
-_BURST_BYTES = 2**24  # per copy where several follow each other
+_PAGE_BYTES = 4096
+_BURST_BYTES = 2**24  # per copy where several follow each other, if there is room for them
 _BURST_COPIES = 12  # at most; fewer where they would take longer than this:
 _BURST_SECONDS = 0.1
-MEASURED_BYTES = max(_SIZES[-1], _BURST_COPIES * _BURST_BYTES)  # of the tier, by `measure_link`
+MEASURED_BYTES = max(_SIZES[-1], _BURST_COPIES * _BURST_BYTES)  # of the tier, by `measure_link`, if it has them
+_LEAST_BYTES = _BURST_COPIES * _SIZES[0]
 _BOTH_COPIES = 6  # of the faster direction
 # Alone and beside compute; one pair alone moves by tens of percent on a virtual machine. The first number is enough
 # where they differ by no more than the last.
@@ -41,18 +44,25 @@ _MAX_WAIT_SECONDS = 60.0  # for copies that take 1 s on a disk of 100 MB/s; long
 _LEAST_FACTOR = 0.05
 
 
-def measure_link(device: torch.device, tier: str, where: str) -> Link:
+def measure_link(device: torch.device, tier: str, where: str, room_bytes: int) -> Link:
     """Measures the way from ``device`` to ``tier``, which lies at ``where`` (see `open_tier`); one to four seconds.
 
+    Of a tier with ``room_bytes`` it takes `MEASURED_BYTES`, or, with smaller copies, all that there is.
+
     Raises:
-        TierError: the tier cannot be had.
+        TierError: the tier cannot be had, or has no room for copies whose seconds say something.
         DriverError: the device's driver failed.
         TransferError: copies failed, or did not end.
     """
-    with _opened(device, tier, where, MEASURED_BYTES) as probe:
+    if room_bytes < _LEAST_BYTES:
+        raise TierError(
+            f"the {tier} tier has room for {format_bytes(room_bytes)}; to measure its link takes "
+            f"{format_bytes(_LEAST_BYTES)}: make room{', or name another disk_directory' * (tier == 'disk')}"
+        )
+    with _opened(device, tier, where, min(MEASURED_BYTES, room_bytes // _PAGE_BYTES * _PAGE_BYTES)) as probe:
         out_points, in_points = probe.alone()
         out_rate, in_rate = Rate(out_points), Rate(in_points)
-        seconds = out_rate.seconds(_BURST_BYTES), in_rate.seconds(_BURST_BYTES)
+        seconds = out_rate.seconds(probe.burst_bytes), in_rate.seconds(probe.burst_bytes)
         both_factor = probe.both_factor(*seconds)
         busy_factor, compute_factor = probe.busy_factors(convolution(device), *seconds)
         return Link(out_rate, in_rate, both_factor, busy_factor, compute_factor)
@@ -77,29 +87,31 @@ def _opened(device: torch.device, tier: str, where: str, capacity_bytes: int) ->
     try:
         open_tier(engine, tier, capacity_bytes, where)
         engine.reserve(tier, capacity_bytes)
-        yield LinkProbe(device, tier, engine)
+        yield LinkProbe(device, tier, engine, capacity_bytes)
     finally:
         engine.close()
 
 
 class LinkProbe:
-    """Drives the engine's lanes with buffers of known sizes and reads its records.
+    """Drives the engine's lanes with buffers of known sizes and reads its records; holds ``capacity_bytes`` at most.
 
     What is copied are ReLU'd normally distributed values: how long it takes to compress bytes depends on them.
     """
 
-    def __init__(self, device: torch.device, tier: str, engine: Engine) -> None:
+    def __init__(self, device: torch.device, tier: str, engine: Engine, capacity_bytes: int) -> None:
         import torch
 
         self._tier, self._engine = tier, engine
-        self._out_buffer, self._in_buffer = (_device_buffer(device, _SIZES[-1]) for _ in range(2))
+        self._sizes = [nbytes for nbytes in _SIZES if nbytes <= capacity_bytes]
+        self.burst_bytes = min(_BURST_BYTES, capacity_bytes // _BURST_COPIES // _PAGE_BYTES * _PAGE_BYTES)
+        self._out_buffer, self._in_buffer = (_device_buffer(device, self._sizes[-1]) for _ in range(2))
         self._out_buffer.view(torch.float32).normal_(generator=torch.Generator(device).manual_seed(0)).relu_()
         self._stream = _stream(device)
 
     def alone(self) -> tuple[tuple[tuple[int, float], ...], tuple[tuple[int, float], ...]]:
         """Points (nbytes, seconds) of copies out and in, with nothing else under way."""
         points: tuple[list[tuple[int, float]], list[tuple[int, float]]] = ([], [])
-        for nbytes in _SIZES:
+        for nbytes in self._sizes:
             seconds: tuple[list[float], list[float]] = ([], [])
             started = time.perf_counter()
             while len(seconds[0]) < _REPEATS + 1:
@@ -116,7 +128,7 @@ class LinkProbe:
 
     def round_trip_seconds(self) -> float:
         """What the largest copy takes out and back in, at its best."""
-        trips = [self._round_trip(_SIZES[-1]) for _ in range(_REPEATS + 1)]  # the first one warms up
+        trips = [self._round_trip(self._sizes[-1]) for _ in range(_REPEATS + 1)]  # the first one warms up
         return min(sum(record.end_seconds - record.start_seconds for record in trip) for trip in trips)
 
     def both_factor(self, out_seconds: float, in_seconds: float) -> float:
@@ -132,9 +144,9 @@ class LinkProbe:
         arriving: list[_Arrival] = []
         for number in range(max(num_out, num_in)):
             if number < num_in:
-                arriving.append(self._copy_in(stored[number], _BURST_BYTES))
+                arriving.append(self._copy_in(stored[number], self.burst_bytes))
             if number < num_out:
-                leaving.append(self._copy_out((num_in + number) * _BURST_BYTES, _BURST_BYTES))
+                leaving.append(self._copy_out((num_in + number) * self.burst_bytes, self.burst_bytes))
         self._wait(leaving, arriving)
         records = self._finished(num_out + num_in)
         makespan = max(r.end_seconds for r in records) - min(r.start_seconds for r in records)
@@ -193,11 +205,11 @@ class LinkProbe:
             compute(1)
 
     def _start_out(self, count: int) -> _Burst:
-        return [self._copy_out(number * _BURST_BYTES, _BURST_BYTES) for number in range(count)], []
+        return [self._copy_out(number * self.burst_bytes, self.burst_bytes) for number in range(count)], []
 
     def _start_in(self, count: int) -> _Burst:
         stored = self._store(count)
-        return stored, [self._copy_in(token, _BURST_BYTES) for token in stored]
+        return stored, [self._copy_in(token, self.burst_bytes) for token in stored]
 
     def _end(self, burst: _Burst) -> float:
         """Waits for a burst; from the start of its first copy to the end of its last."""
@@ -262,9 +274,8 @@ def _device_buffer(device: torch.device, nbytes: int) -> torch.Tensor:
     """Touched bytes on ``device`` that begin on a page, as those of the heap and of the CUDA allocator do."""
     import torch
 
-    page = 4096
-    flat = torch.ones(nbytes + page, dtype=torch.uint8, device=device)
-    return flat[-flat.data_ptr() % page :][:nbytes]
+    flat = torch.ones(nbytes + _PAGE_BYTES, dtype=torch.uint8, device=device)
+    return flat[-flat.data_ptr() % _PAGE_BYTES :][:nbytes]
 
 
 def _stream(device: torch.device) -> int:

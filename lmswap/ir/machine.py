@@ -124,12 +124,14 @@ class Tier:
 
     "host" (pinned memory), "disk", "compressed" (host memory), "device" (its own spare memory) or "peer" (another
     GPU's memory). ``ratio`` is the bytes of buffers that it holds per byte of its capacity (compression).
+    ``sample_bytes``: what its link was measured with, where less than the usual sample was free.
     """
 
     name: str
     capacity_bytes: int
     link: Link
     ratio: float = 1.0
+    sample_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.ratio < math.inf:
@@ -260,4 +262,5 @@ def _tier(record: Mapping[str, Any]) -> Tier:
             compute_factor=float(link["compute_factor"]),
         ),
         ratio=float(record.get("ratio", 1.0)),
+        sample_bytes=None if record.get("sample_bytes") is None else int(record["sample_bytes"]),
     )

@@ -65,6 +65,12 @@ def describe_choices(options: Options, device: torch.device, opened: Opened) -> 
         yield f"tier: swapped tensors go to {describe_peer(device, opened.where)}"
     elif opened.tier != "disk" and options.disk_directory is not None:
         yield f"disk_directory is not used: swapped tensors go to tier '{opened.tier}' here"
+    sample_bytes = opened.machine.tier(opened.tier).sample_bytes
+    if sample_bytes is not None:
+        yield (
+            f"the {opened.tier} tier has room for {format_bytes(sample_bytes)}: its link was measured with so little, "
+            "and seconds of larger copies are an estimate"
+        )
     if options.verify:
         yield WHAT_VERIFY_DOES[options.compiler]
     if opened.node is not None:

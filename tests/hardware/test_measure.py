@@ -108,6 +108,18 @@ def test_capacity_is_that_of_now_and_not_remembered(cache, counted, monkeypatch,
     assert counted == ["disk"]
 
 
+@pytest.mark.parametrize(("free_bytes", "sample_bytes"), [(22 * MIB, int(0.9 * 22 * MIB)), (900 * MIB, None)])
+def test_a_measurement_with_little_room_says_so_and_is_not_remembered(
+    cache, monkeypatch, tmp_path, free_bytes, sample_bytes
+):
+    found = measure.describe_directory(str(tmp_path))
+    monkeypatch.setattr(measure, "describe_directory", lambda path: replace(found, free_bytes=free_bytes))
+    monkeypatch.setattr(measure, "measure_link", lambda *_: Machine.from_json(MACHINE).tiers[0].link)
+    tier = describe_machine(CPU, "disk", str(tmp_path)).tier("disk")
+    assert (tier.capacity_bytes, tier.sample_bytes) == (int(0.9 * free_bytes), sample_bytes)
+    assert len(list(cache.glob("machine-*.json"))) == (sample_bytes is None)
+
+
 @pytest.mark.usefixtures("cache", "counted")
 @pytest.mark.parametrize("launcher", ["LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE"])
 @pytest.mark.parametrize(("count", "share"), [("", 800), ("1", 800), ("8", 100)])
@@ -129,7 +141,7 @@ def together(counted, monkeypatch, tmp_path):
     """A function that has three ranks describe their share; beside others copies take 2, 4 and 3 times as long."""
     links = iter([Link(Rate(((MIB, s),)), Rate(((MIB, 2 * s),)), both, 0.8, 0.9) for s, both in SLOWED])
 
-    def measure_link(device, tier, directory):
+    def measure_link(device, tier, directory, room_bytes):
         counted.append("link")
         return next(links)
 
@@ -151,7 +163,7 @@ SLOWED = [(2.0, 0.5), (4.0, 0.9), (3.0, 0.4)]
 
 def test_all_ranks_agree_on_the_slowest_share_and_the_least_room(cache, together, monkeypatch):
     room = iter([900, 700, 800])
-    monkeypatch.setattr(measure, "_capacity_bytes", lambda *_: next(room))
+    monkeypatch.setattr(measure, "tier_capacity", lambda *_: next(room))
     one, *others = together()
     assert others == [one, one]
     assert one.tier("disk") == Tier("disk", 700, Link(Rate(((MIB, 4.0),)), Rate(((MIB, 8.0),)), 0.4, 0.8, 0.9))
