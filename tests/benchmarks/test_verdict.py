@@ -20,11 +20,21 @@ def refuted(found):
 
 def test_a_good_comparison_holds_budget_and_bits():
     found = verdicts()
-    assert [verdict.holds for verdict in found] == [True, True, None, None]
+    assert [verdict.holds for verdict in found] == [True, True, None, None, None]
     assert "128³ swapped: peak 990.00 MiB, within the budget of 1000.00 MiB" in found[0].text
     assert "equal to the last bit" in found[1].text
     assert "4.50 s a step, 1.50 × the 3.00 s of plain torch and 0.90 × the 5.00 s of the same" in found[3].text
     assert "in turn" not in found[3].text
+
+
+def test_what_a_step_swaps_and_recomputes_and_how_much_of_it_hides_behind_compute_is_said():
+    assert verdicts()[4].text == (
+        "128³ swapped: each step swaps 300.00 MiB out and 300.00 MiB in, 90 % of the copying beside compute, waits "
+        "100 ms for it, and recomputes 100.00 MiB"
+    )
+    swapping = replace(good_runs()[SWAPPED].swapping, out_bytes=0, in_bytes=0)
+    text = verdicts(SWAPPED, swapping=swapping)[4].text
+    assert text == "128³ swapped: each step swaps nothing and recomputes 100.00 MiB"
 
 
 def test_of_steps_that_were_taken_in_turn_it_is_said():

@@ -68,9 +68,10 @@ def print_study(console: Console, study: Study, verdicts: list[Verdict]) -> None
     machine = study.machine
     device = next((run.device for run in study.runs), "CPU")
     threads = next((run.threads for run in study.runs), machine.cores)
+    computing = f"{threads} thread{'s' * (threads > 1)}"
     console.print(
-        f"\n[dim]{escape(device)}; {escape(machine.cpu)}, {threads} threads, {format_bytes(machine.memory_bytes)} of "
-        f"memory; torch {machine.torch}. Loss: weighted Dice on {len(study.subjects)} subjects, {study.data}. Step: "
+        f"\n[dim]{escape(device)}; {escape(machine.cpu)}, {computing}, {format_bytes(machine.memory_bytes)} of memory; "
+        f"torch {machine.torch}. Loss: weighted Dice on {len(study.subjects)} subjects, {study.data}. Step: "
         "median of all but the first. Tensors, stall, out, in and again (what is computed again): of one step.[/]"
     )
 

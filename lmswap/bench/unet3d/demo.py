@@ -15,7 +15,7 @@ from lmswap.bench.unet3d.brats import DataError
 from lmswap.bench.unet3d.commands.arguments import size
 from lmswap.bench.unet3d.console import ProgressView, print_study
 from lmswap.bench.unet3d.ending import run_to_end
-from lmswap.bench.unet3d.fitting import demo_seconds, fitting_pair, trial_seconds
+from lmswap.bench.unet3d.fitting import compute_threads, demo_seconds, fitting_pair, trial_seconds
 from lmswap.bench.unet3d.plot import plot_step
 from lmswap.bench.unet3d.study import Settings, compare
 from lmswap.bench.unet3d.verdict import judge
@@ -38,11 +38,12 @@ def main(sizes: Sequence[str]) -> int:
 
 def _run(sizes: Sequence[str], console: Console) -> int:
     gpu = torch.cuda.get_device_name() if default_device().type == "cuda" else ""
-    small, large = _asked(sizes) if sizes else GPU_SIZES if gpu else _fitting_pair(console)
+    threads = None if gpu else compute_threads()
+    small, large = _asked(sizes) if sizes else GPU_SIZES if threads is None else _fitting_pair(console, threads)
     console.print(
         f"[bold]lmswap demo[/]{gpu and f' on {gpu}'}: {small}³ trains plainly and sets the budget; {large}³, "
         f"{(large / small) ** 3:.2f} × the voxels, then trains plainly, swapped within that budget, and in the same "
-        "graphs unswapped.",
+        f"graphs unswapped{_spared_core(threads)}.",
         highlight=False,
     )
     settings = Settings(
@@ -55,6 +56,7 @@ def _run(sizes: Sequence[str], console: Console) -> int:
         seed=0,
         data=None,
         folder=FOLDER,
+        threads=threads,
     )
     command = "make demo" + " DEVICE=emulated" * (gpu == EMULATED) + (f' SIZES="{small} {large}"' if sizes else "")
     with ProgressView(console) as view:
@@ -85,9 +87,16 @@ def _asked(sizes: Sequence[str]) -> tuple[int, int]:
     return small, large
 
 
-def _fitting_pair(console: Console) -> tuple[int, int]:
+def _spared_core(threads: int | None) -> str:
+    """How many threads compute, where one of torch's is spared for the copies."""
+    if threads in (None, torch.get_num_threads()):
+        return ""
+    return f", each on {threads} of {threads + 1} threads: one is left to the copies, for which a GPU has engines"
+
+
+def _fitting_pair(console: Console, threads: int) -> tuple[int, int]:
     """The sizes for this machine, and why they are these."""
-    step_seconds = trial_seconds(FOLDER)
+    step_seconds = trial_seconds(FOLDER, threads)
     small, large = fitting_pair(step_seconds)
     minutes = demo_seconds(large, step_seconds) / 60
     console.print(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 from pathlib import Path
 
+import torch
+
 from lmswap.bench.unet3d import brats, synthetic
 from lmswap.bench.unet3d.configuration import Configuration
 from lmswap.bench.unet3d.fresh import run_fresh
@@ -19,7 +21,15 @@ _TRIAL_SIZE, _TRIAL_STEPS = 48, 3
 _FIXED_SECONDS, _LARGE_STEPS = 60.0, 26.0
 
 
-def trial_seconds(folder: Path) -> float:
+def compute_threads() -> int:
+    """Torch's threads on a CPU, but for one, if there are more: copies take a core that a GPU has engines for.
+
+    Where all cores compute, what copies take of them is what the cheapest tensors take to be computed again.
+    """
+    return max(1, torch.get_num_threads() - 1)
+
+
+def trial_seconds(folder: Path, threads: int) -> float:
     """What a plain step takes at 48³, in a process of its own that leaves its cubes and log in ``folder``.
 
     Raises:
@@ -38,6 +48,7 @@ def trial_seconds(folder: Path) -> float:
         device="cpu",
         seed=0,
         cubes=(str(prepare_cube(subject, _TRIAL_SIZE, folder / "cubes")),),
+        threads=threads,
         counts_tensors=False,
     )
     return statistics.median(run_fresh(trial, folder / "logs", lambda *_: None).timed_seconds)

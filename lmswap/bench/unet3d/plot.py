@@ -70,7 +70,8 @@ def _footnote(study: Study, run: Run) -> str:
         if run.configuration.device == "cuda"
         else "growth of the process's resident memory"
     )
-    device = run.device if run.configuration.device == "cuda" else f"{study.machine.cpu}, {run.threads} threads"
+    threads = f"{run.threads} thread{'s' * (run.threads > 1)}"
+    device = run.device if run.configuration.device == "cuda" else f"{study.machine.cpu}, {threads}"
     return (
         f"3D U-Net of Isensee 2017, {run.configuration.dtype}, batch 1; {study.data}. Memory: {what}, last of "
         f"{run.configuration.steps} steps.\n{device}, torch {study.machine.torch}."

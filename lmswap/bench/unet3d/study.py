@@ -41,6 +41,7 @@ class Settings:
     seed: int
     data: Path | None  # a BraTS folder; None: made subjects
     folder: Path  # for made subjects, cubes and logs
+    threads: int | None = None  # torch's, on a CPU; None: its own choice
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,7 @@ def compare(settings: Settings, on_event: OnEvent, *, command: str) -> Study:
             device=device,
             seed=settings.seed,
             cubes=tuple(str(prepare_cube(subject, size, settings.folder / "cubes")) for subject in subjects),
+            threads=settings.threads,
         )
 
     def attempt(*configurations: Configuration, needed_bytes: float = 0) -> Run | None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lmswap.bench.unet3d.measured import Run
+from lmswap.bench.unet3d.measured import Run, Swapping
 from lmswap.bench.unet3d.study import Study
 from lmswap.ir.bytesize import format_bytes
+from lmswap.profiling.figures import Figures
+from lmswap.reporting.text import format_seconds
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ def judge(study: Study) -> list[Verdict]:
             verdicts.append(_compare_bits(swapped, plain))
         if others:
             verdicts.append(_compare_seconds(swapped, others))
+        if swapped.swapping is not None:
+            verdicts.append(_tell_moves(swapped.configuration.name, swapped.swapping, swapped.figures))
     return verdicts
 
 
@@ -43,6 +47,18 @@ def _judge_budget(swapped: Run, plain: Run | None) -> Verdict:
         return Verdict(True, f"{text}, within the budget of {format_bytes(budget_bytes)}{against}")
     excess = format_bytes(swapped.peak_bytes - budget_bytes)
     return Verdict(False, f"{text} is {excess} OVER the budget of {format_bytes(budget_bytes)}{against}")
+
+
+def _tell_moves(name: str, swapping: Swapping, figures: Figures | None) -> Verdict:
+    """What a step swaps and recomputes, and how much of the copying ran beside compute."""
+    again = f"recomputes {format_bytes(swapping.recomputed_bytes or 0)}"
+    if not swapping.out_bytes:
+        return Verdict(None, f"{name}: each step swaps nothing and {again}")
+    overlap = figures.overlap if figures is not None else None
+    hidden = f", {100 * overlap:.0f} % of the copying beside compute" if overlap is not None else ""
+    out, in_ = format_bytes(swapping.out_bytes), format_bytes(swapping.in_bytes or 0)
+    waited = format_seconds(swapping.stall_seconds or 0.0)
+    return Verdict(None, f"{name}: each step swaps {out} out and {in_} in{hidden}, waits {waited} for it, and {again}")
 
 
 def _judge_bits(swapped: Run, unswapped: Run) -> Verdict:
