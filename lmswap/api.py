@@ -225,7 +225,7 @@ def report(model: nn.Module) -> Report:
         trace_bytes=session.traces.nbytes,
         num_traces=session.traces.num_kept,
         num_evicted_traces=session.traces.num_evicted,
-        notes=session.notes,
+        notes=session.all_notes,
         plan_notes=session.plan_notes,
         verified=session.verified,
     )

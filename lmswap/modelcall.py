@@ -107,8 +107,9 @@ class ModelCall:
             return self._call_unmanaged(place, args, kwargs)
         self._hooks.take_back()
         refuse_rewriters()
-        if self._session.leaves_graphs:
+        if self._session.leaves_graphs and self._compiled is not None:
             self._compiled = None
+            self._session.left_graphs()
         self._check_device()
         try:  # no context: a signal could come as it is left
             self._inside.is_running = True
@@ -221,7 +222,7 @@ class ModelCall:
                 warn(warning, ManyTraces)
         sequence = session.recorder.current_sequence
         if len(sequence) > 1 and len({graph for graph, phase in sequence if phase == "forward"}) > 1:
-            session.note_once(_SUMMED_BY_GRAPH)
+            session.note_on_graphs(_SUMMED_BY_GRAPH)
         if outside.step is not None:
             reasons = [_sentence(reason) for reason in graph_break_reasons[num_breaks:]]
             if failure is not None:
@@ -266,6 +267,7 @@ class ModelCall:
 
     def _leave_graphs(self, why: str) -> None:
         self._compiled = None
+        self._session.left_graphs()
         self._session.notes.append(f"path: saved-tensor hooks for the whole model instead of torch.compile: {why}")
         if self._session.options.verify:
             self._session.notes.append(WHAT_VERIFY_DOES["eager"])

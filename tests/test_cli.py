@@ -24,6 +24,7 @@ from lmswap.ir.plan import Recompute
 from lmswap.plan import POLICIES
 from tests.ir.build import build
 from tests.reporting.small_step import MIB, PLAN, PROGRAM
+from tests.terminal_width import too_wide
 
 UNIT_LINK = Link(Rate.constant(2**30), Rate.constant(2**29), both_factor=0.5, busy_factor=0.75)
 PEAK_BYTES = 7 * MIB + 8  # at grad_relu: conv, relu and grad_relu with the two scalars
@@ -93,6 +94,7 @@ def test_doctor_warns_of_zfs_as_the_disk_tiers_filesystem(tmp_path):
     found = survey(str(tmp_path))
     assert "ZFS" not in doctor_text(found)
     on_zfs = replace(found.directory, filesystem="zfs")
+    assert not too_wide(doctor_text(replace(found, directory=on_zfs)))
     assert "ZFS reserves no room" in doctor_text(replace(found, directory=on_zfs))
 
 
@@ -187,6 +189,7 @@ def test_ranks_are_planned_up_to_their_number(files, capsys):
     text = capsys.readouterr().out
     assert "x86, PCIe gen3, two GPUs a bus; all-reduce: ring" in text
     assert "1.00 MiB in 1 buckets, summed as the backward makes them" in text
+    assert not too_wide(text)
     rows = [line.split() for line in text.splitlines() if line.lstrip()[:1].isdigit()]
     assert [row[0] for row in rows] == ["1", "2", "4", "6"]
 
@@ -411,6 +414,7 @@ def test_what_a_direction_keeps_beside_the_other_and_beside_compute_is_shown(cap
         failures={},
     )
     text = doctor_text(found)
+    assert not too_wide(text)
     rows = {line.split("  ")[0]: line.split()[-5:] for line in text.splitlines() if "the host tier" in line}
     assert rows["out to the host tier"] == ["1.07", "1.07", "1.07", "0.54", "0.81"]  # 2**30 B/s, and half of it
     assert rows["in from the host tier"] == ["0.54", "0.54", "0.54", "0.27", "0.40"]

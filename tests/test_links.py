@@ -10,8 +10,10 @@ from lmswap.hardware.link import HostLink
 from lmswap.hardware.link_peak import PeakRate
 from lmswap.ir.emulation import EmulatedLink
 from lmswap.ir.machine import Link, Rate
+from tests.terminal_width import too_wide
 
 PCIE5 = Link(Rate(((2**20, 1e-4), (2**26, 2**26 / 50e9))), Rate.constant(52e9), 0.9, 0.8, 0.95)
+SLOW = Link(Rate.constant(1e9), Rate.constant(2e9))
 SPARE = Link(Rate.constant(1.5e12), Rate.constant(1.4e12), 0.5, compute_factor=0.7)
 
 
@@ -22,11 +24,17 @@ def rows(text):
 def test_a_gpus_links_are_shown_beside_what_they_can_emulate():
     peaks = (PeakRate(53.5e9, 45e9, 50e9, 0.97), PeakRate(55.1e9, 44e9, 51e9, 0.96))
     link = HostLink("pcie", "PCIe gen5 x16", 63e9)
-    text = links_text("cuda:0 (GPU)", link, peaks, {"host": PCIE5, "device": SPARE}, {})
+    text = links_text("cuda:0 (GPU)", link, peaks, {"host": PCIE5, "compressed": SLOW, "device": SPARE}, {})
+    assert not too_wide(text)
     assert "host link: PCIe gen5 x16" in text
     found = rows(text)
     assert found["out to the host"] == ["53.50", "63.00", "85", "%", "45.00", "50.00", "97", "%"][-7:]
-    assert found["out to the host tier"] == ["50.00", "90", "%", "80", "%", "95", "%"]
+    assert found["out to the host tier"][-3:] == [
+        "10.49",
+        "50.00",
+        "–",
+    ]  # none at a size that only others were measured at
+    assert found["host tier"] == ["tier", "90", "%", "80", "%", "95", "%"]
     assert 'link="pcie3", tier="host"' in text
     assert 'link="pcie5", tier="device"' in text
     assert 'link="c2c", tier="device"' in text

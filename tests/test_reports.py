@@ -273,3 +273,35 @@ def test_lines_are_the_users_whatever_their_folders_are_called(compiler, tmp_pat
     assert "model.py:11" in sources
     assert all(source.startswith("model.py:") for source in sources)
     lmswap.disable(model)
+
+
+class Experts(nn.Module):
+    """Runs those experts that tokens ask for: graphs break at each, and one of them serves several."""
+
+    def __init__(self):
+        super().__init__()
+        self.route = nn.Linear(64, 4)
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(64, 128), nn.Linear(128, 64)) for _ in range(4))
+
+    def forward(self, x):
+        weights, chosen = self.route(x).softmax(-1).topk(2, -1)
+        out = x.clone()
+        for expert in chosen.unique().tolist():
+            token, place = (chosen == expert).nonzero(as_tuple=True)
+            out = out.index_add(0, token, self.experts[expert](x[token]) * weights[token, place, None])
+        return out
+
+
+def test_of_graphs_that_were_left_only_what_the_first_step_computed_is_said():
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    model = lmswap.enable(nn.Sequential(Experts(), Experts()), budget="8GiB", min_swap_bytes=4096)
+    for _ in range(3):
+        model(torch.randn(48, 64)).square().mean().backward()
+    report = lmswap.report(model)
+    lmswap.disable(model)
+    assert any(note.startswith("path: saved-tensor hooks for the whole model") for note in report.notes)
+    assert not any("may exceed the budget" in note for note in report.notes)
+    rounded = [note for note in report.notes if "by rounding" in note]
+    assert rounded and all(note.startswith("step 1 ran by graphs: ") for note in rounded)
+    assert "Nothing was swapped in step 3: it fits the budget of 8.00 GiB as it is." in str(report)

@@ -13,6 +13,7 @@ from lmswap.api import sessions
 from lmswap.commands.verify import DIFFERS, NOTHING_VERIFIED
 from lmswap.execute import _C
 from lmswap.execute.compare import Difference
+from tests.terminal_width import too_wide
 
 TRAIN = """
     import sys, torch, lmswap
@@ -48,6 +49,7 @@ def verify(tmp_path, capsys):
         script.write_text(textwrap.dedent(text))
         code = cli.main(["verify", "--json", str(written), str(script), *arguments])
         printed = capsys.readouterr()
+        assert not too_wide(printed.out)
         return code, printed.out + printed.err, json.loads(written.read_text())
 
     return run

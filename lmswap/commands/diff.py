@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
         alike = other.alike(program)
         if alike is None:
             code = DIFFER
-            print_result(f"step {number}, of {len(program.ops)} ops, is only in {options.one}")
+            print_result(_only_in(options.one, number, program))
             continue
         changes = _changes(program, planned, alike[1])
         code = max(code, DIFFER if changes else SAME)
@@ -51,13 +51,17 @@ def run(options: argparse.Namespace) -> int:
     for number, (program, _) in enumerate(other.steps, start=1):
         if one.alike(program) is None:
             code = DIFFER
-            print_result(f"step {number}, of {len(program.ops)} ops, is only in {options.other}")
+            print_result(_only_in(options.other, number, program))
     return code
 
 
 def _changes(program: Program, one: CachedPlan, other: CachedPlan) -> list[tuple[BufferDecision, BufferDecision]]:
     pairs = zip(buffer_decisions(program, one.plan), buffer_decisions(program, other.plan), strict=True)
     return [(before, after) for before, after in pairs if before.decision is not after.decision]
+
+
+def _only_in(path: str, number: int, program: Program) -> str:
+    return render_text(Text(f"step {number}, of {len(program.ops)} ops, is only in {path}"))
 
 
 def _text(
@@ -68,10 +72,13 @@ def _text(
     changes: list[tuple[BufferDecision, BufferDecision]],
 ) -> str:
     nbytes = sum(before.nbytes for before, _ in changes)
-    rows = Table.grid(padding=(0, 2))
+    rows = Table.grid(padding=(0, 2, 0, 0), expand=True)
+    rows.add_column(justify="right", no_wrap=True)
+    rows.add_column(no_wrap=True)
+    rows.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
     for before, after in changes:
         decisions = f"{before.decision} → {after.decision}"
-        rows.add_row(Text(before.name), format_bytes(before.nbytes), decisions, Text(before.made_at))
+        rows.add_row(format_bytes(before.nbytes), decisions, Text(before.label))
     seconds = [format_seconds(planned.plan.predicted_seconds) for planned in (one, other)]
     peaks = [format_bytes(planned.plan.predicted_peak_bytes) for planned in (one, other)]
     return render_text(

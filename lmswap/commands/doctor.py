@@ -86,6 +86,14 @@ def _link_text(found: Survey) -> str:
 
 
 def _tier_text(found: Survey, tier: Tier) -> str:
+    return _capacity_text(found, tier) + (
+        f"; measured with {format_bytes(tier.sample_bytes)}, all that it has room for"
+        if tier.sample_bytes is not None
+        else ""
+    )
+
+
+def _capacity_text(found: Survey, tier: Tier) -> str:
     if tier.name == "host":
         return f"up to {format_bytes(tier.capacity_bytes)} of pinned memory"
     if tier.name == "compressed":
@@ -100,7 +108,7 @@ def _tier_text(found: Survey, tier: Tier) -> str:
 
 def _rates_table(found: Survey) -> Table:
     table = Table(box=None, padding=(0, 3, 0, 0), header_style="bold")
-    table.add_column("measured, GB/s")
+    table.add_column("measured, GB/s", no_wrap=True)
     for nbytes in _SHOWN_SIZES:
         table.add_column(format_bytes(nbytes).replace(".00", ""), justify="right")
     for how in ("both at once", "beside compute"):

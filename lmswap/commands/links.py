@@ -104,7 +104,7 @@ def links_text(
     if peaks:
         parts += [Text(), _peaks_table(peaks, host_link.bytes_per_second)]
     if tiers:
-        parts += [Text(), _tiers_table(tiers)]
+        parts += [Text(), _rates_table(tiers), Text(), _shares_table(tiers)]
     parts += [Text(f"{what}: NOT AVAILABLE: {why}") for what, why in failures.items()]
     if tiers:
         parts += [Text(), _presets_table(tiers), Text(), Text("What lmswap.enable(model, link=...) can emulate here:")]
@@ -134,7 +134,7 @@ def _measure(device: torch.device, disk_directory: str | None) -> tuple[dict[str
 
 def _peaks_table(peaks: tuple[PeakRate, PeakRate], paper_bytes_per_second: float) -> Table:
     """Large plain copies, as nvbandwidth makes them."""
-    table = _table("as nvbandwidth measures, GB/s", "alone", "on paper", "share", "both at once", "beside compute")
+    table = _table("as nvbandwidth\nmeasures, GB/s", "alone", "on paper", "share", "both at once", "beside compute")
     table.add_column("compute keeps", justify="right")
     for label, peak in zip(("out to the host", "in from the host"), peaks, strict=True):
         paper = (
@@ -147,17 +147,25 @@ def _peaks_table(peaks: tuple[PeakRate, PeakRate], paper_bytes_per_second: float
     return table
 
 
-def _tiers_table(tiers: dict[str, Link]) -> Table:
+def _rates_table(tiers: dict[str, Link]) -> Table:
     """The engine's own copies, at all sizes that any tier was measured with."""
     sizes = sorted({nbytes for link in tiers.values() for nbytes, _ in link.out_rate.points})
     names = [format_bytes(nbytes).replace(".00", "") for nbytes in sizes]
-    table = _table("the engine's copies, GB/s", *names, "both keep", "beside compute keep", "compute keeps")
+    table = _table("the engine's copies, GB/s", *names)
     for tier, link in tiers.items():
-        kept = [_percent(factor) for factor in (link.both_factor, link.busy_factor, link.compute_factor)]
         for label, rate in (("out to", link.out_rate), ("in from", link.in_rate)):
             most = rate.points[-1][0]
             speeds = [_gigabytes(nbytes / rate.seconds(nbytes)) if nbytes <= most else "–" for nbytes in sizes]
-            table.add_row(f"{label} the {tier} tier", *speeds, *kept)
+            table.add_row(f"{label} the {tier} tier", *speeds)
+    return table
+
+
+def _shares_table(tiers: dict[str, Link]) -> Table:
+    """What copies both ways, and copies and compute, keep of their speed beside each other."""
+    table = _table("side by side", "both ways keep", "beside compute keep", "compute keeps")
+    for tier, link in tiers.items():
+        factors = (link.both_factor, link.busy_factor, link.compute_factor)
+        table.add_row(f"{tier} tier", *map(_percent, factors))
     return table
 
 
@@ -183,7 +191,7 @@ def _slower(tier: str, link: Link) -> str:
 def _table(*headings: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for number, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if number else "left")
+        table.add_column(heading, justify="right" if number else "left", no_wrap=not number)
     return table
 
 

@@ -29,7 +29,7 @@ from lmswap.plan import POLICIES
 from lmswap.reporting import make_explanation
 from lmswap.reporting.decisions import buffer_decisions
 from lmswap.reporting.page import check_can_write, write_page
-from lmswap.reporting.text import TERMINAL_WIDTH, format_excess, format_seconds, print_result, render_text
+from lmswap.reporting.text import format_excess, format_seconds, print_result, render_text
 
 if TYPE_CHECKING:
     from lmswap.analyze.memory import StepMemory
@@ -208,7 +208,7 @@ def plan_text(
     table.add_row("step", f"{format_seconds(plan.predicted_seconds)} (predicted from the machine's rates)")
     table.add_row("bound", f"{format_seconds(figures['lower_bound_seconds'])}: {format_excess(plan.excess)}")
     explanation = make_explanation(program, plan, policy=plan.policy, all_buffers=all_buffers)
-    return render_text(table, Text(), explanation.tables(), width=TERMINAL_WIDTH)
+    return render_text(table, Text(), explanation.tables())
 
 
 def _counted(program: Program, plan: Plan, budget_bytes: int) -> str:

@@ -11,8 +11,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.text import Text
+
 from lmswap.errors import OptionError, VerificationError
-from lmswap.reporting.text import print_result
+from lmswap.reporting.text import print_result, render_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,8 +57,8 @@ def run(options: argparse.Namespace) -> int:
     if code == 0 and (not any(model.is_complete for model in models) or any(m.not_beside_plain for m in models)):
         code = NOTHING_VERIFIED
     for model in models:
-        print_result(f"{model.model}: {model}.")
-    print_result(f"lmswap: {_verdict(code, models)}")
+        print_result(render_text(Text(f"{model.model}: {model}.")))
+    print_result(render_text(Text(f"lmswap: {_verdict(code, models)}")))
     if options.json:
         found = {"schema": SCHEMA, "exit_code": code, "models": [asdict(model) for model in models]}
         Path(options.json).write_text(json.dumps(found, indent=1), encoding="utf-8")

@@ -21,6 +21,7 @@ from lmswap.reporting.chrome import write_chrome_trace
 from lmswap.reporting.text import format_seconds, render_html, render_text
 
 SCHEMA = "lmswap.profile/1"
+_MOST_COLUMNS = 3  # of a table
 _MOST_STALLS = 10  # printed; the JSON has all
 
 
@@ -86,7 +87,8 @@ class Profile:
         for trace, figures in columns:
             if figures.invalid:
                 parts += [Text(f"NOT A VALID MEASUREMENT ({trace.tool}): {figures.invalid}.", style="bold red"), Text()]
-        parts += [_table(columns), Text()]
+        for start in range(0, len(columns), _MOST_COLUMNS):
+            parts += [_table(columns[start : start + _MOST_COLUMNS]), Text()]
         for trace in self.traces:
             if trace.stalls:
                 parts += [_stall_table(trace), Text()]
@@ -106,7 +108,7 @@ class Profile:
 
 def _table(columns: list[tuple[Trace, Figures]]) -> Table:
     table = Table(box=None, padding=(0, 3, 0, 0), header_style="bold")
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for trace, _ in columns:
         table.add_column(f"{trace.tool}\n{trace.device}", justify="right")
     rows: list[tuple[str, Callable[[Figures], str]]] = [
@@ -146,14 +148,14 @@ def _copy_rows(way: str, copies: Callable[[Figures], CopyFigures]) -> list[tuple
 def _stall_table(trace: Trace) -> Table:
     longest: tuple[Stall, ...] = trace.stalls[:_MOST_STALLS]
     title = f"Longest waits for copies ({trace.tool}, {len(longest)} of {len(trace.stalls)})"
-    table = Table(box=None, padding=(0, 3, 0, 0), header_style="bold", title=title, title_justify="left")
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", title=title, title_justify="left")
     table.add_column("waited", justify="right", no_wrap=True, min_width=7)
     table.add_column("times", justify="right", no_wrap=True, min_width=5)
-    for heading, width in (("op", 26), ("for", 26), ("source line", 38)):
-        table.add_column(heading, no_wrap=True, overflow="ellipsis", max_width=width)
+    table.add_column("op, what it waited for, and its line", overflow="fold")
     for stall in longest:
-        what = f"{stall.buffer} to {'arrive' if stall.lane is Lane.IN else 'leave'}"
-        table.add_row(format_seconds(stall.seconds), str(stall.num), stall.op, what, stall.source)
+        what = f"for {stall.buffer} to {'arrive' if stall.lane is Lane.IN else 'leave'}"
+        where = "\n".join(filter(None, (stall.op, what, stall.source)))
+        table.add_row(format_seconds(stall.seconds), str(stall.num), Text(where))
     return table
 
 

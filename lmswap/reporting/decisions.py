@@ -32,6 +32,12 @@ class BufferDecision:
     resident: tuple[tuple[float, float], ...] = ()
     clock: str = ""
 
+    @property
+    def label(self) -> str:
+        """The buffer's name and the line that makes it, whose position may be part of the name."""
+        where, _, code = self.made_at.partition(" ")
+        return f"{self.name}  {code if where in self.name else self.made_at}".rstrip()
+
 
 def buffer_decisions(
     program: Program, plan: Plan, predicted: Timeline | None = None, measured: Timeline | None = None

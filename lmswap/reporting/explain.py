@@ -15,7 +15,7 @@ from lmswap.ir.json_io import fields_of
 from lmswap.ir.plan import Decision, Plan
 from lmswap.ir.program import Program
 from lmswap.reporting.decisions import BufferDecision, buffer_decisions
-from lmswap.reporting.text import TERMINAL_WIDTH, format_excess, format_longer, format_seconds, render_html, render_text
+from lmswap.reporting.text import format_excess, format_longer, format_seconds, render_html, render_text
 
 SCHEMA = "lmswap.explanation/1"
 MAX_ROWS = 10  # of the printed table by default; `to_json` has all of them
@@ -62,10 +62,10 @@ class Explanation:
         return Group(*parts)
 
     def __str__(self) -> str:
-        return render_text(self, width=TERMINAL_WIDTH)
+        return render_text(self)
 
     def _repr_html_(self) -> str:
-        return render_html(self, width=TERMINAL_WIDTH)
+        return render_html(self)
 
     def __repr__(self) -> str:
         return f"<explanation of {self.model}: {len(self.decisions)} decisions; print it, or see its fields>"
@@ -115,16 +115,10 @@ def _rows(decisions: tuple[BufferDecision, ...]) -> Table:
     table.add_column("decision", no_wrap=True)
     table.add_column("buffer, and why", ratio=1)
     for row in decisions:
-        made = Text(_made(row), no_wrap=True, overflow="ellipsis")
+        made = Text(row.label, no_wrap=True, overflow="ellipsis")
         why = Text("; ".join(filter(None, (row.reason, _last_use(row)))))
         table.add_row(format_bytes(row.nbytes), Text(row.decision, style=_STYLES[row.decision]), Group(made, why))
     return table
-
-
-def _made(row: BufferDecision) -> str:
-    """Return the buffer's name and the line that makes it, whose position may be part of the name."""
-    where, _, code = row.made_at.partition(" ")
-    return f"{row.name}  {code if where in row.name else row.made_at}".rstrip()
 
 
 def _last_use(row: BufferDecision) -> str:

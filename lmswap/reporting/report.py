@@ -22,7 +22,7 @@ from lmswap.reporting.page import write_page
 from lmswap.reporting.picture import write_picture
 from lmswap.reporting.step import StepFigures
 from lmswap.reporting.summary import figures_of, summarize
-from lmswap.reporting.text import TERMINAL_WIDTH, render_html, render_text
+from lmswap.reporting.text import render_html, render_text
 
 SCHEMA = "lmswap.report/3"
 
@@ -36,10 +36,10 @@ class Report(StepFigures):
         return summarize(self)
 
     def __str__(self) -> str:
-        return render_text(self, width=TERMINAL_WIDTH)
+        return render_text(self)
 
     def _repr_html_(self) -> str:
-        return render_html(self, width=TERMINAL_WIDTH)
+        return render_html(self)
 
     def __repr__(self) -> str:
         return f"<report of {self.model} after {self.steps} steps; print it, or see its fields>"

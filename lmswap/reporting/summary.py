@@ -109,7 +109,11 @@ def _unplanned_state(step: StepFigures) -> str:
     if step.swapped_out_bytes:
         return f"Swapping is on, without a plan: no earlier step matches step {step.step}; the next that does has one."
     if step.step is not None:
-        return f"Swapping: step {step.step} followed no plan of its own, and swapped nothing."
+        fits = step.measured_peak_bytes is not None and step.measured_peak_bytes <= step.budget_bytes
+        why = (
+            f"it fits the budget of {format_bytes(step.budget_bytes)} as it is" if fits else "it has no plan of its own"
+        )
+        return f"Nothing was swapped in step {step.step}: {why}."
     return "Swapping: not decided yet; the first step is captured and planned when it runs."
 
 

@@ -1,4 +1,4 @@
-"""Text output of figures and tables: identical wherever it is printed, wide enough for a log."""
+"""Text output of figures and tables: identical wherever it is printed."""
 
 from __future__ import annotations
 
@@ -10,26 +10,25 @@ from rich.console import Console, RenderableType
 
 from lmswap.terminal import escape_controls
 
-WIDTH = 120
-TERMINAL_WIDTH = 80  # of reports: fits a terminal of default size
+WIDTH = 80  # fits a terminal of default size
 
 
-def render_text(*parts: RenderableType, width: int = WIDTH) -> str:
+def render_text(*parts: RenderableType) -> str:
     """Render tables and sentences one below the other as plain text, without colours or trailing spaces.
 
     Control characters are escaped.
     """
     file = io.StringIO()
     # A width and no terminal: the text is the same in a log, a file and a test.
-    console = Console(file=file, width=width, color_system=None, force_terminal=False)
+    console = Console(file=file, width=WIDTH, color_system=None, force_terminal=False)
     for part in parts:
         console.print(part, highlight=False, markup=False)
     return escape_controls("\n".join(line.rstrip() for line in file.getvalue().removesuffix("\n").split("\n")))
 
 
-def render_html(*parts: RenderableType, width: int = WIDTH) -> str:
+def render_html(*parts: RenderableType) -> str:
     """Render the same as HTML for a notebook's cell, with bold words and colours."""
-    console = Console(file=io.StringIO(), width=width, record=True, force_terminal=True)
+    console = Console(file=io.StringIO(), width=WIDTH, record=True, force_terminal=True)
     for part in parts:
         console.print(part, highlight=False, markup=False)
     return console.export_html(inline_styles=True, code_format='<pre style="line-height: 1.25">{code}</pre>')

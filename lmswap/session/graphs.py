@@ -83,8 +83,8 @@ class Owner(Protocol):
     def tell_overruns(self) -> None:
         """Warns of steps that held more than the budget."""
 
-    def note_once(self, note: str) -> None:
-        """Adds a sentence for people."""
+    def note_on_graphs(self, note: str) -> None:
+        """Add a sentence on what graphs compute."""
 
 
 class CapturedGraph:
@@ -122,7 +122,7 @@ class CapturedGraph:
         """Traces the region, plans it by itself and compiles it; ``module``, Dynamo's graph, is consumed."""
         self.session.engine.release_cached()  # for its ops, which are tried
         if self.session.options.compiler == "fx" and has_flex_attention(module):
-            self.session.note_once(FLEX_ATTENTION)
+            self.session.note_on_graphs(FLEX_ATTENTION)
         compile_region = _region_compiler(self.session.options.compiler)
         self._take(compile_region(module, inputs, _PlannedGraph(self)))
 
@@ -204,7 +204,7 @@ class _PlannedGraph(aot.GraphHandler):
 
     def note(self, text: str) -> None:
         """See `lmswap.capture.aot.GraphHandler`."""
-        self._session.note_once(text)
+        self._session.note_on_graphs(text)
 
     def training(
         self, forward: fx.GraphModule, backward: fx.GraphModule, num_user_outputs: int, parameters: Collection[int]
@@ -301,7 +301,7 @@ class _PlannedGraph(aot.GraphHandler):
         note = numerics_note(lowered)
         self._graph.may_round_otherwise = note is not None
         if note and session.options.compiler == "fx":
-            session.note_once(note)
+            session.note_on_graphs(note)
         first_buffer = 0
         if self._step:
             step, which = session.plans[self._step], self._step.index(self._graph.index)

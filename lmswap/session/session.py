@@ -85,6 +85,9 @@ class Session:
         self.name, self.options, self.device = name, options, device
         self.notes, self.verified = Notes(name), Verified(name) if options.verify else None
         self.plan_notes = Notes(name)  # on what became of its plans
+        # On what graphs compute, and on the order in which they run.
+        self._graph_notes, self._order_notes = Notes(name), Notes(name)
+        self._num_graph_steps: int | None = None  # once hooks serve the model instead of graphs
         trained = Trained(parameters)
         self.holding = Holding(trained)
         with ExitStack() as undoing:
@@ -118,7 +121,7 @@ class Session:
             node=opened.node,
         )
         self.traces = Traces(self.graphs, self.plans, self.recorder, self.memory)
-        self._order = StepOrder(self.recorder, self.plans, self.notes)
+        self._order = StepOrder(self.recorder, self.plans, self._order_notes)
         self._lessons = Lessons(
             options,
             self.tier,
@@ -378,9 +381,27 @@ class Session:
 
     def may_go_another_way(self, note: str) -> None:
         """The model's code may do something else than in plain torch, as ``note`` says."""
-        self.note_once(note)
+        self.note_on_graphs(note)
         if self.verified is not None:
             self.verified.may_go_another_way = True
+
+    @property
+    def all_notes(self) -> tuple[str, ...]:
+        """Return the sentences for reports; of graphs that were left those that hold for the steps that they ran."""
+        if self._num_graph_steps is None:
+            return *self.notes, *self._graph_notes, *self._order_notes
+        if self._num_graph_steps == 0:
+            return tuple(self.notes)
+        ran = "step 1 ran" if self._num_graph_steps == 1 else f"steps 1 to {self._num_graph_steps} ran"
+        return *self.notes, *(f"{ran} by graphs: {note}" for note in self._graph_notes)
+
+    def note_on_graphs(self, note: str) -> None:
+        """Add a sentence on what graphs compute, unless it was said before."""
+        self._graph_notes.append_once(note)
+
+    def left_graphs(self) -> None:
+        """Take note that hooks serve the model after the steps so far, the one under way included."""
+        self._num_graph_steps = self.recorder.num_steps + bool(self.recorder.current_sequence)
 
     def note_once(self, note: str) -> None:
         """Adds a sentence for people, unless it was said before."""

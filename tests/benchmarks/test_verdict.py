@@ -35,6 +35,8 @@ def test_what_a_step_swaps_and_recomputes_and_how_much_of_it_hides_behind_comput
     swapping = replace(good_runs()[SWAPPED].swapping, out_bytes=0, in_bytes=0)
     text = verdicts(SWAPPED, swapping=swapping)[4].text
     assert text == "128³ swapped: each step swaps nothing and recomputes 100.00 MiB"
+    text = verdicts(SWAPPED, swapping=replace(swapping, recomputed_bytes=0))[4].text
+    assert text == "128³ swapped: the step fits the budget as it is, nothing is swapped"
 
 
 def test_of_steps_that_were_taken_in_turn_it_is_said():

@@ -3,7 +3,7 @@
 import importlib
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -13,11 +13,14 @@ from torch.utils.data import DataLoader
 import lmswap
 from lmswap import api, cli
 from lmswap.errors import OptionError, WindowError
+from lmswap.ir.timeline import Lane
 from lmswap.profiling import run, tools
 from lmswap.profiling.profile import Profile
 from lmswap.profiling.readers import read_traces
+from lmswap.profiling.trace import Stall
 from lmswap.profiling.window import Window
 from tests.profiling import files
+from tests.terminal_width import too_wide
 
 optimizer_module = importlib.import_module("torch.optim.optimizer")  # torch.optim hides it behind a function
 
@@ -307,7 +310,17 @@ def test_the_table_tells_the_figures_of_a_step(tmp_path):
     assert cells["collectives hidden by compute"] == ["–", "0.0 %"]
     assert cells["idle, a step"] == ["1.50 ms", "9.50 ms"]
     assert cells["gap between steps, mean"] == ["1.00 ms", "0 s"]
-    assert f"Note: {note}." in lines
+    assert f"Note: {note}." in " ".join(lines)
+    assert not too_wide("\n".join(lines))
+
+
+def test_long_names_of_ops_and_lines_fold_in_the_table_of_waits(tmp_path):
+    (trace, *_) = read_traces(files.kineto(tmp_path / "trace.json"))
+    op, line = "encoder.blocks.11.attention.out_projection: addmm", "training/networks/encoder.py:311 x = self.out(x)"
+    stalls = (Stall(op, line, "encoder.blocks.11.norm: native_layer_norm", Lane.IN, 3, 0.25),)
+    text = str(Profile("two steps", (replace(trace, stalls=stalls),), []))
+    assert not too_wide(text)
+    assert "…" not in text
 
 
 def test_pageable_copies_are_no_valid_measurement(tmp_path, capfd):

@@ -51,6 +51,8 @@ def _judge_budget(swapped: Run, plain: Run | None) -> Verdict:
 
 def _tell_moves(name: str, swapping: Swapping, figures: Figures | None) -> Verdict:
     """What a step swaps and recomputes, and how much of the copying ran beside compute."""
+    if not swapping.out_bytes and not swapping.recomputed_bytes:
+        return Verdict(None, f"{name}: the step fits the budget as it is, nothing is swapped")
     again = f"recomputes {format_bytes(swapping.recomputed_bytes or 0)}"
     if not swapping.out_bytes:
         return Verdict(None, f"{name}: each step swaps nothing and {again}")
