@@ -50,7 +50,7 @@ def describe_machine(device: torch.device, tier: str, where: str | None = None, 
 
     Args:
         device: where the model computes.
-        tier: the name of the tier; with too little free space it is measured with what there is, each time.
+        tier: the name of the tier; with too little free space its sample is smaller, and not cached.
         where: argument or result of `locate_tier`.
         refresh: ignore the cache.
 
