@@ -45,7 +45,7 @@ def read_record(text: str, schema: str, build: Callable[[Mapping[str, Any]], _Re
     """
     try:
         data = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # of bad JSON, and of integers with too many digits
         raise OptionError(f"not a {what}: {error}") from error
     return build_record(data, schema, build, what)
 
