@@ -116,7 +116,9 @@ def test_doctor_without_a_disk_says_why_and_what_there_is_else(tmp_path, capsys)
     assert cli.main(["doctor", "--disk-directory", str(tmp_path / "missing")]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "disk tier NOT AVAILABLE: no directory for swap files" in text
-    assert 'tier="compressed") swaps a model on cpu to the compressed tier only if asked to: the disk tier is' in text
+    assert (
+        'tier="compressed") swaps a model on cpu to the compressed tier only where tier=... names it: the disk' in text
+    )
 
 
 @pytest.mark.usefixtures("unit_machine")

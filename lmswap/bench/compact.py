@@ -1,4 +1,4 @@
-"""How are results written for people and diffs? As indented JSON, with each list of numbers in one line."""
+"""Writes results for people and diffs: indented JSON, with each list of numbers on one line."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ _NUMBERS = re.compile(r'\[\n\s*([^][{}"]*?)\n\s*\]')
 
 
 def to_json(data: Any) -> str:
-    """``data`` as a text that ends with a line break."""
+    """Return ``data`` as text that ends with a line break."""
     text = json.dumps(data, indent=1)
     return _NUMBERS.sub(lambda numbers: f"[{' '.join(numbers[1].split())}]", text) + "\n"

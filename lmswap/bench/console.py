@@ -1,4 +1,4 @@
-"""The console on which benchmarks print: it takes any text, whatever characters the output has."""
+"""The console of benchmarks; prints any text, whatever characters the output can encode."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lmswap.terminal import escape_controls
 
 
 class _EscapingConsole(Console):
-    """Escapes control characters of what is printed; its own, which move the cursor and colour, it keeps."""
+    """Escapes control characters in printed text; keeps its own, which move the cursor and set colours."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
@@ -21,7 +21,7 @@ class _EscapingConsole(Console):
 
 
 def make_console() -> Console:
-    """A console on standard output; control characters, and what it cannot have, are escaped."""
+    """Return a console on standard output; control characters, and those it cannot encode, are escaped."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     return _EscapingConsole()

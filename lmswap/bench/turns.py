@@ -1,4 +1,4 @@
-"""How are trainings compared where the speed changes? Step by step in turn, so that all see the same minutes."""
+"""Compares trainings on a machine whose speed changes: they step in turn, so that all run in the same minutes."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Protocol
 
 
 class Training(Protocol):
-    """One that has warmed up in a process of its own, and waits there."""
+    """A training that has warmed up in a process of its own and waits for its turn."""
 
     @property
     def has_ended(self) -> bool:
-        """It has finished, or died."""
+        """Whether it has finished or died."""
 
     def take_turn(self) -> None:
-        """Lets it take a step, and waits for that; nothing if it has ended."""
+        """Run one step and wait for its end; nothing if it has ended."""
 
 
 def take_turns(trainings: Sequence[Training]) -> None:
-    """Lets each take one step after the other until all have ended; one computes at a time."""
+    """Run steps of all trainings in turn until all have ended; one computes at a time."""
     while not all(training.has_ended for training in trainings):
         for training in trainings:
             training.take_turn()

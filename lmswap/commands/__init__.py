@@ -1,4 +1,4 @@
-"""What does each command of `lmswap` do? One file a command: `add_to` declares its options, `run` does it."""
+"""The commands of `lmswap`, one module each: `add_to` declares the options, `run` runs it."""
 
 from __future__ import annotations
 

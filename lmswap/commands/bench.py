@@ -1,4 +1,4 @@
-"""`lmswap bench`: train a benchmark network; each benchmark has a command line of its own."""
+"""`lmswap bench`: trains a benchmark network; each benchmark has a command line of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def add_to(commands: Commands) -> None:
-    """Declares the command; what follows the benchmark's name is not read here."""
+    """Declare the command; arguments after the benchmark's name are not parsed here."""
     parser = commands.add_parser(
         "bench",
         help="train a benchmark network with and without swapping",
@@ -23,7 +23,7 @@ def add_to(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Hands the rest of the command line over."""
+    """Run the benchmark with the rest of the command line."""
     try:
         from lmswap.bench.unet3d import cli
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""`lmswap diff`: what do two plan files decide otherwise?"""
+"""`lmswap diff`: compares the decisions of two plan files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SAME, DIFFER = 0, 1
 
 
 def add_to(commands: Commands) -> None:
-    """Declares the command."""
+    """Declare the command."""
     parser = commands.add_parser(
         "diff",
         help="compare two plan files, buffer by buffer",
@@ -34,7 +34,7 @@ def add_to(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints each buffer that is decided otherwise, step by step."""
+    """Print the buffers with different decisions, by step."""
     from lmswap.session.pinned import PinnedPlans
 
     one, other = PinnedPlans.read(options.one), PinnedPlans.read(options.other)
@@ -84,7 +84,7 @@ def _text(
     return render_text(
         Text(
             f"step {number}, of {len(program.ops)} ops: {len(changes)} of {len(program.buffers)} buffers, "
-            f"{format_bytes(nbytes)}, are decided otherwise"
+            f"{format_bytes(nbytes)}, have different decisions"
         ),
         Text(f"predicted {' → '.join(seconds)}, peak of its tensors {' → '.join(peaks)}"),
         rows,

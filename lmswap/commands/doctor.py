@@ -1,4 +1,4 @@
-"""`lmswap doctor`: what does this machine have, how fast is it, and what will lmswap do on it?"""
+"""`lmswap doctor`: reports what this machine has, how fast it is, and what lmswap will do on it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SHOWN_SIZES = (2**20, 2**24, 2**26)
 
 
 def add_to(commands: Commands) -> None:
-    """Declares the command."""
+    """Declare the command."""
     parser = commands.add_parser(
         "doctor",
         help="say what this machine has, how fast it is, and what lmswap will do",
@@ -37,7 +37,7 @@ def add_to(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Surveys this machine and prints it; 2 if no tier can be had."""
+    """Survey this machine and print the result; return 2 if no tier is available."""
     from lmswap.hardware.survey import survey
 
     found = survey(options.disk_directory)
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def doctor_text(found: Survey) -> str:
-    """What `lmswap doctor` prints: facts, measured rates, and what follows from them."""
+    """Return what `lmswap doctor` prints: facts, measured rates and their consequences."""
     facts = Table.grid(padding=(0, 2))
     facts.add_column(no_wrap=True)
     facts.add_column(overflow="fold")
@@ -130,7 +130,7 @@ def _consequences(found: Survey) -> list[str]:
     device = found.device.device
     default = default_tier(device)
     tier_given = "" if name == default else f', tier="{name}"'
-    when = "by default" if name == default else f"only if asked to: the {default} tier is not available"
+    when = "by default" if name == default else f"only where tier=... names it: the {default} tier is not available"
     round_trip = tier.link.out_rate.seconds(2**30) + tier.link.in_rate.seconds(2**30)
     sentences = [
         f"lmswap.enable(model, budget=...{tier_given}) swaps a model on {device} to the {name} tier {when}.",

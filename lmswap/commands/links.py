@@ -1,4 +1,4 @@
-"""`lmswap links`: what connects this device to its tiers, how fast is it, and which other links can it stand in for?"""
+"""`lmswap links`: measures the links between this device and its tiers, and lists the links they can emulate."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SCHEMA = "lmswap.links/2"
 
 
 def add_to(commands: Commands) -> None:
-    """Declares the command."""
+    """Declare the command."""
     parser = commands.add_parser(
         "links",
         help="measure the links to the tiers; say which others they can emulate",
@@ -40,7 +40,7 @@ def add_to(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measures the links of the default device and prints them; 2 if no tier can be had."""
+    """Measure the links of the default device and print them; return 2 if no tier is available."""
     from lmswap.hardware.device import default_device, describe_device
     from lmswap.hardware.link_peak import peak_rates
     from lmswap.hardware.measure import host_link
@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def emulating_tier(wanted: EmulatedLink, found: dict[str, Link]) -> str | None:
-    """The first of the tiers ``found`` whose link can be slowed down to the one that is wanted."""
+    """Return the first of the tiers ``found`` whose link can be slowed down to ``wanted``; None if none can."""
     for tier, link in found.items():
         try:
             wanted.over(link)
@@ -93,7 +93,7 @@ def links_text(
     *,
     peer: str | None = None,
 ) -> str:
-    """What `lmswap links` prints: the host link at its best, the engine's copies, and what can be emulated."""
+    """Return what `lmswap links` prints: the host link's peak, the rates of the engine's copies, links to emulate."""
     parts: list[RenderableType] = [
         Text(f"lmswap links: {device}", style="bold"),
         Text(),
@@ -114,7 +114,7 @@ def links_text(
 
 
 def _measure(device: torch.device, disk_directory: str | None) -> tuple[dict[str, Link], dict[str, str], str | None]:
-    """By tier: what was measured, or why it could not be; and how copies get to the peer tier."""
+    """Return the measured links by tier, the reasons of failures by tier, and the path to the peer tier."""
     from lmswap.hardware.measure import locate_tier, tier_capacity, tiers_to_try
     from lmswap.hardware.peer import describe_peer
     from lmswap.hardware.probe import measure_link
@@ -133,7 +133,7 @@ def _measure(device: torch.device, disk_directory: str | None) -> tuple[dict[str
 
 
 def _peaks_table(peaks: tuple[PeakRate, PeakRate], paper_bytes_per_second: float) -> Table:
-    """Large plain copies, as nvbandwidth makes them."""
+    """Rates of large plain copies, measured as by nvbandwidth."""
     table = _table("as nvbandwidth\nmeasures, GB/s", "alone", "on paper", "share", "both at once", "beside compute")
     table.add_column("compute keeps", justify="right")
     for label, peak in zip(("out to the host", "in from the host"), peaks, strict=True):
@@ -148,7 +148,7 @@ def _peaks_table(peaks: tuple[PeakRate, PeakRate], paper_bytes_per_second: float
 
 
 def _rates_table(tiers: dict[str, Link]) -> Table:
-    """The engine's own copies, at all sizes that any tier was measured with."""
+    """Rates of the engine's own copies, at all sizes measured for any tier."""
     sizes = sorted({nbytes for link in tiers.values() for nbytes, _ in link.out_rate.points})
     names = [format_bytes(nbytes).replace(".00", "") for nbytes in sizes]
     table = _table("the engine's copies, GB/s", *names)
@@ -161,7 +161,7 @@ def _rates_table(tiers: dict[str, Link]) -> Table:
 
 
 def _shares_table(tiers: dict[str, Link]) -> Table:
-    """What copies both ways, and copies and compute, keep of their speed beside each other."""
+    """Shares of their speed that copies both ways, and copies and compute, keep when they overlap."""
     table = _table("side by side", "both ways keep", "beside compute keep", "compute keeps")
     for tier, link in tiers.items():
         factors = (link.both_factor, link.busy_factor, link.compute_factor)

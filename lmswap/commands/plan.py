@@ -1,4 +1,4 @@
-"""`lmswap plan`: what would a captured program cost under a budget, on this machine or another?"""
+"""`lmswap plan`: predicts the cost of a captured program under a budget, on this machine or another."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _NETWORKS = f"a file, or one of {', '.join(PRESETS)}"
 
 
 def add_to(commands: Commands) -> None:
-    """Declares the command."""
+    """Declare the command."""
     parser = commands.add_parser(
         "plan",
         help="plan a program file under a budget, without running it",
@@ -70,7 +70,7 @@ def add_to(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Plans, and prints the plan or its figures."""
+    """Plan, and print the plan or its figures."""
     from lmswap.analyze.cost import roofline
     from lmswap.analyze.memory import StepMemory
     from lmswap.plan import simulate
@@ -106,10 +106,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def plan_within(policy: str, memory: StepMemory, machine: Machine, *, budget_bytes: int, **limits: Any) -> Plan:
-    """A plan by a budget that counts what `lmswap.enable` counted where the program was captured.
+    """Plan under a budget that counts what `lmswap.enable` counted where the program was captured.
 
     Raises:
-        PlanInfeasible: no plan fits; its parts are those of such a budget.
+        PlanInfeasible: no plan fits; its parts are those that such a budget counts.
         OptionError, TierError: see `make_plan`.
     """
     from lmswap.plan import KEEP_WHAT_FITS, make_plan
@@ -124,7 +124,7 @@ def plan_within(policy: str, memory: StepMemory, machine: Machine, *, budget_byt
         return plan(budget_bytes - fixed.total_bytes())
     except PlanInfeasible as error:
         needs = [(error.needed_bytes + fixed.total_bytes(), error.needed_bytes, False)]
-        if policy in KEEP_WHAT_FITS:  # one that moves nothing has a smaller margin, and may need less for it
+        if policy in KEEP_WHAT_FITS:  # a plan that moves nothing has a smaller margin, and so may need less
             needs.append((peak_bytes + fixed.total_bytes(is_unmoved=True), peak_bytes, True))
         needed_bytes, needed_step_bytes, is_unmoved = min(needs)
         if needed_bytes <= budget_bytes:
@@ -151,7 +151,7 @@ def _write_page(path: Path, program: Program, plan: Plan, predicted: Timeline, m
 def _ranks(
     options: argparse.Namespace, program: Program, costs: OpCosts, machine: Machine, limits: dict[str, Any]
 ) -> str:
-    """What is printed of several ranks."""
+    """Return what is printed for several ranks."""
     if options.network is None:
         raise OptionError(f"--ranks needs --network: {_NETWORKS}")
     if options.network not in PRESETS and not os.path.lexists(options.network):
@@ -164,7 +164,7 @@ def _ranks(
 
 
 def _budget_bytes(text: str, memory: StepMemory, fixed: FixedMemory) -> int:
-    """Reads a budget: bytes, or a share of the peak that the step has when every buffer is kept, and all else."""
+    """Parse a budget: bytes, or a share of the step's unplanned peak, plus the fixed memory."""
     share = parse_share(text, of="the unplanned peak")
     if share is None:
         return parse_budget(text, also=(SHARE,))
@@ -172,7 +172,7 @@ def _budget_bytes(text: str, memory: StepMemory, fixed: FixedMemory) -> int:
 
 
 def plan_figures(program: Program, plan: Plan, budget_bytes: int, planning_seconds: float) -> dict[str, Any]:
-    """What `--json` prints, schema "lmswap.plan/3", in bytes and seconds; peak and budget count as reports do."""
+    """Return what `--json` prints: schema "lmswap.plan/3", in bytes and seconds; peak and budget as in reports."""
     fixed = program.fixed or FixedMemory()
     decisions = buffer_decisions(program, plan)
     nbytes = {kind: sum(row.nbytes for row in decisions if row.decision is kind) for kind in Decision}
@@ -196,7 +196,7 @@ def plan_figures(program: Program, plan: Plan, budget_bytes: int, planning_secon
 def plan_text(
     program: Program, plan: Plan, machine: Machine, figures: dict[str, Any], *, all_buffers: bool = False
 ) -> str:
-    """What is printed without `--json`."""
+    """Return what is printed without `--json`."""
     table = Table.grid(padding=(0, 2))
     table.add_row("program", f"{program.name}: {len(program.ops)} ops, {len(program.buffers)} buffers")
     table.add_row("machine", machine.name)
@@ -212,7 +212,7 @@ def plan_text(
 
 
 def _counted(program: Program, plan: Plan, budget_bytes: int) -> str:
-    """What the budget counts."""
+    """Return what the budget counts."""
     if program.fixed is None:
         return "the step's tensors only: the file does not say what else the device holds"
     fixed = program.fixed
@@ -230,7 +230,7 @@ def _this_machine(tier: str | None) -> Machine:
 
 
 def _load(path: str, parse: Callable[[str], _Described]) -> _Described:
-    """What ``parse`` makes of the text of a file; its errors name the file."""
+    """Parse the text of a file; errors name the file."""
     try:
         text = read_text(path)
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""`lmswap profile`: how busy are device and link over chosen steps of a training script, or in a profiler's file?"""
+"""`lmswap profile`: measures how busy device and link are, in steps of a training script or in a profiler's file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _USAGE = "lmswap profile [options] -- python train.py ...\n       lmswap profile
 
 
 def add_to(commands: Commands) -> None:
-    """Declares the command; what follows "--" is not read here."""
+    """Declare the command; arguments after "--" are not parsed here."""
     parser = commands.add_parser(
         "profile",
         help="profile some steps of a training script",
@@ -43,7 +43,7 @@ def add_to(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Profiles or reads; 2 if what was measured is no measurement of swapping, the script's own code if it failed."""
+    """Profile or read; return 2 if swapping was not measured, the script's own exit code if it failed."""
     from lmswap.profiling.launch import ScriptFailed
 
     if options.stray:

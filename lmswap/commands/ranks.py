@@ -1,4 +1,4 @@
-"""`lmswap plan --ranks`: what would a step of several ranks cost that train together, for 1, 2, 4 … of them?"""
+"""`lmswap plan --ranks`: predicts a step of 1, 2, 4 … ranks that train together."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from lmswap.reporting.text import format_seconds, render_text
 
 @dataclass(frozen=True)
 class Scaling:
-    """One step, with the same budget for each rank, of more and more ranks; the first of ``steps`` is of one."""
+    """The same step, with the same budget per rank, by increasing number of ranks; the first of ``steps`` has one."""
 
     program: Program
     steps: tuple[RanksStep, ...]
 
     def efficiency(self, step: RanksStep) -> float:
-        """The share of its speed that a rank keeps among those of ``step``."""
+        """Return the share of its speed alone that a rank keeps in ``step``."""
         return self.steps[0].seconds / step.seconds
 
 
 def plan_ranks(policy: str, program: Program, costs: OpCosts, machine: Machine, ranks: Ranks, **limits: Any) -> Scaling:
-    """Plans for 1, 2, 4 … of ``ranks`` and for all of them; ``machine`` is a node, and ``limits`` go to `make_plan`.
+    """Plan for 1, 2, 4 … of ``ranks`` and for all of them; ``machine`` is a node, ``limits`` are passed to `make_plan`.
 
     Raises:
-        PlanInfeasible, TierError: as `make_plan` does.
+        PlanInfeasible, TierError: see `make_plan`.
     """
     plans: dict[Machine, Plan] = {}
     steps = []
@@ -50,14 +50,14 @@ def plan_ranks(policy: str, program: Program, costs: OpCosts, machine: Machine, 
 
 
 def _subsets(ranks: Ranks) -> list[Ranks]:
-    """1, 2, 4 … of ``ranks``, as far as they fill whole nodes where there are several, and all of them."""
+    """Return 1, 2, 4 … of ``ranks`` that fill whole nodes if there is more than one, and all of them."""
     counts = [count for power in range(ranks.count.bit_length()) if (count := 2**power) < ranks.count]
     whole = [count for count in counts if count <= ranks.in_node or count % ranks.in_node == 0]
     return [replace(ranks, count=count) for count in whole] + [ranks]
 
 
 def ranks_figures(scaling: Scaling) -> dict[str, Any]:
-    """What `--json` prints, schema "lmswap.plan.ranks/2", in bytes and seconds."""
+    """Return what `--json` prints: schema "lmswap.plan.ranks/2", in bytes and seconds."""
     ranks = scaling.steps[-1].ranks
     buckets = fill_buckets(scaling.program)
     return {
@@ -83,7 +83,7 @@ def ranks_figures(scaling: Scaling) -> dict[str, Any]:
 
 
 def ranks_text(scaling: Scaling, machine: Machine, figures: dict[str, Any]) -> str:
-    """What is printed without `--json`."""
+    """Return what is printed without `--json`."""
     about = Table.grid(padding=(0, 2))
     about.add_row("program", f"{scaling.program.name}: {len(scaling.program.ops)} ops")
     about.add_row("machine", machine.name)

@@ -1,4 +1,4 @@
-"""`lmswap verify`: does a training script compute what it computes without lmswap, and do all bytes come back?"""
+"""`lmswap verify`: checks that a script computes the same as without lmswap, and that swaps restore all bytes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOTHING_VERIFIED, DIFFERS = 3, 4
 
 
 def add_to(commands: Commands) -> None:
-    """Declares the command; what follows the script is the script's."""
+    """Declare the command; arguments after the script are the script's."""
     parser = commands.add_parser(
         "verify",
         help="run a training script with every check of swapping on",
@@ -45,7 +45,7 @@ def add_to(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs the script, says what was checked, and gives the exit code that is described above."""
+    """Run the script, report what was checked, and return the exit code described above."""
     if not options.script:
         raise OptionError(f"name a script: {' '.join(_USAGE.split())}")
     if not options.is_module and not Path(options.script[0]).is_file():
@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run_verified(command: list[str]) -> tuple[int, Sequence[Verified]]:
-    """The script's exit code, as Python itself would give it, and what was checked of each of its models."""
+    """Return the script's exit code, as Python itself would give it, and the verification of each model."""
     from lmswap import api, options
     from lmswap.profiling.run import run_script
 
