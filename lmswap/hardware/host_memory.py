@@ -5,6 +5,7 @@ Resident memory is the budget of a CPU model; available memory bounds what can b
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from lmswap.errors import DriverError
 _log = logging.getLogger(__name__)
 
 _READ_BYTES = 2**14  # per read: mostly all of /proc/self/status
+_ARENA_BYTES = 64 * 2**20  # glibc's HEAP_MAX_SIZE
+_ARENA_BLOCK_BYTES = 120 * 2**10  # below glibc's least M_MMAP_THRESHOLD, from which on blocks are mapped by themselves
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,32 @@ def reset_peak_resident() -> None:
             f"the peak of resident memory cannot be measured here: writing /proc/self/clear_refs failed ({error}); "
             "lmswap needs it to check a budget on the CPU"
         ) from error
+
+
+def release_free_memory() -> None:
+    """Make glibc return free pages to the system; other C libraries keep none."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def release_thread_memory() -> None:
+    """Return what the calling thread has freed to the system.
+
+    A thread allocates from an arena of glibc's own, of at most 64 MiB of addresses. `malloc_trim` does not return the
+    free memory at its end, and free() only what exceeds M_TRIM_THRESHOLD, which grows to 64 MiB (glibc 2.36). So all of
+    it is allocated in blocks, and freed before the last of them, which is then the end.
+    """
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "malloc_trim"):
+        return
+    malloc, free = libc.malloc, libc.free
+    malloc.restype, malloc.argtypes, free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+    *freed, last = [malloc(_ARENA_BLOCK_BYTES) for _ in range(_ARENA_BYTES // _ARENA_BLOCK_BYTES)]
+    for block in freed:
+        free(block)
+    release_free_memory()
+    free(last)
 
 
 def read_host_memory(root: Path = Path("/")) -> HostMemory:

@@ -6,14 +6,19 @@ counts it, and tensor bytes are those of the recycling heap that serves torch's 
 
 from __future__ import annotations
 
-import ctypes
 import gc
 from collections.abc import Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Protocol
 
 from lmswap.hardware.device import describe_device
-from lmswap.hardware.host_memory import peak_resident_bytes, read_host_memory, reset_peak_resident, resident_bytes
+from lmswap.hardware.host_memory import (
+    peak_resident_bytes,
+    read_host_memory,
+    release_free_memory,
+    reset_peak_resident,
+    resident_bytes,
+)
 from lmswap.hardware.peak_tracker import PeakTracker
 
 if TYPE_CHECKING:
@@ -297,10 +302,8 @@ class CpuMemory:
         self._heap.heap_lend(nbytes)
 
     def compact(self) -> None:
-        """Makes glibc release freed pages, of which planning 500 ops leaves some 20 MiB; other libcs keep none."""
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)
+        """Releases free pages, of which planning 500 ops leaves some 20 MiB."""
+        release_free_memory()
 
     def collect(self) -> None:
         """Collects unreferenced graphs, of which a replan of 4,400 ops leaves 20 MiB: takes 0.2 s."""

@@ -1,5 +1,7 @@
 import mmap
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -109,3 +111,36 @@ def test_the_limit_of_a_cgroup_counts_whatever_bytes_its_name_has(tmp_path, name
     group = os.fsdecode(name)
     found = machine(tmp_path, cgroup=f"0::/{group}\n", files=version2(group, 4 * GIB, GIB))
     assert found.total_bytes == 4 * GIB
+
+
+# In a process of its own: mallopt is for good.
+_THREAD = """
+import ctypes
+from concurrent.futures import ThreadPoolExecutor
+from lmswap.hardware.host_memory import release_free_memory, release_thread_memory, resident_bytes
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+libc.mallopt(-1, 64 * 2**20)  # M_TRIM_THRESHOLD, as large blocks that are freed raise it
+blocks = (ctypes.c_void_p * 900)()
+
+def work(finish):
+    for index in range(900):
+        blocks[index] = libc.malloc(50_000)
+        ctypes.memset(blocks[index], 1, 50_000)
+    for block in blocks:
+        libc.free(block)
+    before = resident_bytes()
+    finish()
+    return before - resident_bytes()
+
+with ThreadPoolExecutor(1) as thread:
+    print(*(thread.submit(work, finish).result() for finish in (release_free_memory, release_thread_memory)))
+"""
+
+
+def test_a_thread_returns_the_free_memory_at_the_end_of_its_arena():
+    done = subprocess.run([sys.executable, "-c", _THREAD], capture_output=True, text=True, check=True)
+    by_malloc_trim, by_release = map(int, done.stdout.split())
+    assert by_malloc_trim < 10 * MIB  # else glibc needs no help
+    assert by_release > 35 * MIB
