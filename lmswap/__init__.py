@@ -1,10 +1,10 @@
-"""lmswap: trains PyTorch models under a byte budget by swapping tensors; the same bits, at the least time.
+"""Memory-constrained training for PyTorch: a byte budget, bitwise identical results, the shortest step that fits.
 
     model = lmswap.enable(model, budget="6GiB")
 
-The pipeline is the folder list: capture → analyze → plan → rewrite → execute → reporting; ``ir`` is all they share and
-`lmswap.api` joins them. Importing this package imports no torch: the names below load on first use. Where torch is
-loaded before, its first calls are made: see `lmswap.hardware.mkl_init`.
+The pipeline is the list of packages: capture → analyze → plan → rewrite → execute → reporting; ``ir`` holds the data
+types that they share, and `lmswap.api` joins them. Importing this package imports no torch: the names below load on
+first use. If torch is loaded already, MKL is initialized, see `lmswap.hardware.mkl_init`.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ def __dir__() -> list[str]:
 
 
 def _import(module: str) -> None:
-    """Import ``module`` and report the wait. Random numbers stay as they are, though rich draws one meanwhile."""
+    """Import ``module`` and report the wait; keep the state of `random`, from which rich draws a number meanwhile."""
     drawn = random.getstate()
-    told = importlib.import_module("lmswap.waiting").told
+    reported = importlib.import_module("lmswap.waiting").reported
     try:
-        with told("importing what torch.compile needs"):
+        with reported("importing what torch.compile needs"):
             importlib.import_module(module)
     finally:
         random.setstate(drawn)

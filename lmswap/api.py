@@ -1,4 +1,4 @@
-"""The public functions: enable, disable, report, explain, program, save_plan, and the torch.compile backend."""
+"""The public API: enable, disable, report, explain, program, save_plan, and the torch.compile backend."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lmswap.ir.emulation import EmulatedLink
 from lmswap.ir.program import Program
 from lmswap.ir.timeline import Timeline
 from lmswap.ir.verification import Verified
-from lmswap.logs import log_as_asked
+from lmswap.logs import set_up_logging
 from lmswap.modelcall import ModelCall
 from lmswap.modules import check_apart, check_module, one_device, parameters_of, trained
 from lmswap.options import Options, refuse_unknown
@@ -34,12 +34,12 @@ from lmswap.uncalled import UNCALLED
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
-log_as_asked()
-initialize_mkl()  # for who has imported torch after the package
+set_up_logging()
+initialize_mkl()  # the package does so itself only if torch was imported before it
 
 _sessions: weakref.WeakKeyDictionary[nn.Module, Session] = weakref.WeakKeyDictionary()
-_compiled: list[tuple[Mapping[str, Any] | None, Session]] = []  # sessions of torch.compile(backend="lmswap") calls
-_verified: list[Verified] = []  # of all sessions that there ever were
+_compiled: list[tuple[Mapping[str, Any] | None, Session]] = []  # by the options of torch.compile(backend="lmswap")
+_verified: list[Verified] = []  # of all sessions of the process
 
 
 def enable(
@@ -59,7 +59,7 @@ def enable(
     together: bool = True,
     **unknown: Never,
 ) -> ModuleT:
-    """Makes ``model`` train within a byte budget; the same object comes back, and the training loop stays as it was.
+    """Make ``model`` train within a byte budget; the training loop stays as it was.
 
     On CUDA the budget bounds what torch reserves on the device; on the CPU, what the process's resident memory grows
     by from this call on. The first call with inputs of new shapes captures, plans and compiles.
@@ -68,54 +68,56 @@ def enable(
         >>> model = lmswap.enable(model, budget="6GiB")
 
     Args:
-        model: all of its parameters on one device, CPU or CUDA.
+        model: the module to train, with all parameters on one device, CPU or CUDA.
         budget: bytes, a string with a unit ("6GiB", "800 MB"), "auto": 90 % of what is free now, or a share, "50%", of
-            what the tensors of the largest step so far take unplanned, beside all else that counts; at most "auto".
-        host_budget: what swapped tensors may occupy in their tier, compressed where it compresses, in bytes or as a
-            string; None: what the tier has.
-        policy: "auto" (keep, swap or compute again, whatever is fastest); "swap" or "recompute" (only that); to compare
-            with: "none", "swap_all", "tflms", "checkpoint", "memory_budget".
+            the unplanned peak of the largest step so far, plus all else that counts; at most "auto".
+        host_budget: what swapped tensors may occupy in their tier, compressed if it compresses, in bytes or as a
+            string; None: the tier's capacity.
+        policy: "auto" (keep, swap or recompute, whatever is fastest); "swap" or "recompute" (only that); for
+            comparisons: "none", "swap_all", "tflms", "checkpoint", "memory_budget".
         tier: where swapped tensors go: "host" (pinned memory), "disk", or "auto": host for CUDA, disk for the CPU.
-            "compressed": host memory that holds them losslessly compressed; on the CPU it comes beside ``budget``.
-            "device", only with ``link``: the GPU's own spare memory, beside what torch counts, to emulate a link that
+            "compressed": host memory that holds them losslessly compressed; on the CPU in addition to ``budget``.
+            "device", only with ``link``: the GPU's own spare memory, not counted by torch, to emulate a link that
             is faster than the real one; copies then also take bandwidth of the GPU's memory. "peer": spare memory of
-            another visible GPU, the one that copies reach fastest, or of a certain one, "peer:1".
+            another visible GPU, the one with the fastest copies, or a given one, "peer:1".
         compiler: what runs the graphs; "fx" is generated Python code that calls torch's own operators, "inductor" is
             torch.compile's own compiler with the layouts as traced (it fuses operators: a copy that splits a fused
             reduction can change the last bits of it, and predicted memory is that of the unfused operators). "eager"
             has no graphs: the model runs as it is, and saved-tensor hooks swap by a plan made from a recording of the
-            first step, in which everything is swapped; nothing can be computed again. The other two go over to it when
+            first step, in which everything is swapped; nothing can be recomputed. The other two fall back to it when
             torch.compile captures nothing of the model, or when ops outside of its graphs save tensors of at least
-            ``min_swap_bytes``; the report's notes say so and why.
-        min_swap_bytes: smaller buffers stay where they are.
-        verify: for doubts, slower and beyond the budget: runs every graph also without swaps and compares outputs and
-            gradients to the bit, checksums every copy at both ends, and fills memory that was given up with NaN.
+            ``min_swap_bytes``; the report's notes state the reason.
+        min_swap_bytes: smaller buffers are not swapped.
+        verify: a check of swapping itself, slower and beyond the budget: runs every graph also without swaps, compares
+            outputs and gradients bitwise, checksums every copy at both ends, and fills released memory with NaN.
         wipe: swap files, host memory and memory of another GPU are overwritten with zeros when their bytes are no
-            longer needed, at the latest when the model is disabled or the interpreter exits. Not promised: a process
-            that is killed leaves the blocks of its (unlinked) file as they are, and a disk may keep old copies of
-            overwritten blocks by itself (remapping of SSDs, snapshots, file systems that copy on write). Tensors of
-            torch are not wiped.
+            longer needed, at the latest when the model is disabled or the interpreter exits. Not guaranteed: a killed
+            process leaves the blocks of its (unlinked) file as they are, and a disk may keep old copies of overwritten
+            blocks (remapping of SSDs, snapshots, file systems that copy on write). Tensors of torch are not wiped.
         disk_directory: where the disk tier puts its (unlinked) file; default: a directory on a real disk.
-        link: the copies are paced to this link instead of running at full speed: "11.7GB/s" each way, "11.7GB/s out,
-            10.9GB/s in", "pcie3", "pcie4", "pcie5", "nvlink2", "c2c", or an `EmulatedLink`. Plans are made for it, and
-            reports say that it was emulated.
-        plan: a file that `save_plan` wrote. Its plans are followed and no others are made, neither at first nor after
-            the first steps; budget, policy, tier, compiler, min_swap_bytes and link are the file's.
-        together: where torchrun started several processes on this machine and torch.distributed is initialized, they
-            measure and plan together: all of them must then enable a model at this point, or each with
-            ``together=False``. No collective is issued.
-        **unknown: refused, with the option that may have been meant.
+        link: an emulated link; copies are paced to it instead of running at full speed: "11.7GB/s" each way,
+            "11.7GB/s out, 10.9GB/s in", "pcie3", "pcie4", "pcie5", "nvlink2", "c2c", or an `EmulatedLink`. Plans are
+            made for it, and reports state that it was emulated.
+        plan: a file that `save_plan` wrote. Its plans are followed, without planning or replanning; budget, policy,
+            tier, compiler, min_swap_bytes and link are the file's.
+        together: with several processes of torchrun on this machine and torch.distributed initialized, they measure
+            and plan together: all of them must then enable a model at this point, or each with ``together=False``.
+            No collective is issued.
+        **unknown: refused; the error suggests the option that may have been meant.
+
+    Returns:
+        ``model`` itself.
 
     Raises:
-        OptionError: an argument cannot be read or cannot be had on this device, or a module inside of ``model``, or
+        OptionError: an argument cannot be read or is not available on this device, or a module inside of ``model``, or
             around it, is enabled.
         TierError: the tier's memory or directory cannot be used.
         DriverError: the device, or the other GPU, cannot be used.
-        PlanMismatch: ``plan`` is for another device, or by the first call of the model, for another step.
+        PlanMismatch: ``plan`` is for another device or, raised by the first call of the model, for another step.
         RankMissing: another process of this machine does not enable a model, within the time that the store of
             torch.distributed waits (5 minutes by default).
         PlanInfeasible: raised by the first call of the model, before any op has run: no plan fits the budget; with
-            saved-tensor hooks by the second call, since they know the step when it is over.
+            saved-tensor hooks by the second call, as they know the step only at its end.
     """
     try:
         refuse_unknown(unknown)
@@ -134,12 +136,12 @@ def enable(
             together=together,
         )
     except OptionError as error:
-        raise error.with_traceback(None) from None  # where it was read says nothing to the caller
+        raise error.with_traceback(None) from None  # the frames of the parser are of no use to the caller
     check_module(model)
     warn_untested()
     if _sessions:
-        gc.collect()  # models that nobody holds any more: cycles keep them, and what they hold would count as in use
-    check_apart(model, _sessions.keyrefs())  # a list: other threads may enable models meanwhile
+        gc.collect()  # unreferenced models in cycles: their memory would count as in use
+    check_apart(model, _sessions.keyrefs())  # keyrefs: a list, as other threads may enable models meanwhile
     parameters = parameters_of(model)
     device = one_device([*parameters, *model.buffers()])
     disable(model)
@@ -147,7 +149,7 @@ def enable(
     _guard_compile()
     if model._compiled_call_impl is not None:
         session.notes.append(
-            f"what {session.name}.compile() made does not run while the model is enabled; lmswap.disable brings it back"
+            f"what {session.name}.compile() made does not run while the model is enabled; lmswap.disable restores it"
         )
     model._compiled_call_impl = ModelCall(model, session, instead_of=model._compiled_call_impl)
     _sessions[model] = session
@@ -157,9 +159,11 @@ def enable(
 
 
 def disable(model: nn.Module) -> None:
-    """Gives ``model`` back as it was before `enable` and frees its host memory and files; harmless if not enabled.
+    """Restore ``model`` as it was before `enable` and free its host memory and files; no effect if not enabled.
 
-    A module made by ``torch.compile(backend="lmswap")`` cannot be called any more afterwards; the one inside it can.
+    Args:
+        model: an enabled model, or a module made by ``torch.compile(backend="lmswap")``, which cannot be called
+            afterwards; the module inside it can.
     """
     session = _find_session(model)
     if session is None:
@@ -174,9 +178,15 @@ def disable(model: nn.Module) -> None:
 
 
 def report(model: nn.Module) -> Report:
-    """What the last step of ``model`` moved, held and waited for, beside what was predicted; prints as a table.
+    """Report what the last step of ``model`` moved, held and waited for, and what was predicted.
 
-    The last step is the last that had a backward; where none had one, the last call.
+    The last step is the last that had a backward; if none had one, the last call.
+
+    Args:
+        model: an enabled model, or a module made by ``torch.compile(backend="lmswap")``.
+
+    Returns:
+        The report: figures as fields; ``str`` of it is a table.
 
     Raises:
         OptionError: the model is not enabled.
@@ -232,23 +242,35 @@ def report(model: nn.Module) -> Report:
 
 
 def least_budget(model: nn.Module) -> int:
-    """The least budget, in bytes, that the last step of ``model`` can be planned in; takes about a second to find.
+    """Find the least budget that the last step of ``model`` can be planned in; takes about a second.
 
     One call of the model is enough, without a backward, if it was enabled with a budget beyond its needs ("auto", say).
-    What a process holds differs by some MiB from start to start. One that is a little less may do, too.
+    What a process holds differs by some MiB from start to start. A slightly smaller budget may suffice, too.
+
+    Args:
+        model: an enabled model, or a module made by ``torch.compile(backend="lmswap")``.
+
+    Returns:
+        The budget in bytes.
 
     Raises:
         OptionError: the model is not enabled, or nothing is planned yet.
-        TierError: the tier has no room for what would have to leave the device.
+        TierError: the tier has no room for what would have to be swapped.
     """
     return _session(model).plans.least_bytes(_planned(model))
 
 
 def explain(model: nn.Module, *, all_buffers: bool = False) -> Explanation:
-    """For each buffer of ``model``'s step: its size, who makes and last uses it, the decision and the reason.
+    """Explain the plan of ``model``'s step: each buffer's size, first and last op, decision and reason.
 
-    The step is the last one that `report` tells of; where that followed no plan, the one that was planned last. Of the
-    buffers the ten largest are printed, with ``all_buffers`` all.
+    The step is the one that `report` describes; if that followed no plan, the one that was planned last.
+
+    Args:
+        model: an enabled model, or a module made by ``torch.compile(backend="lmswap")``.
+        all_buffers: print all buffers instead of the ten largest.
+
+    Returns:
+        The explanation: figures as fields; ``str`` of it is a table.
 
     Raises:
         OptionError: the model is not enabled, or nothing is planned yet.
@@ -266,9 +288,15 @@ def explain(model: nn.Module, *, all_buffers: bool = False) -> Explanation:
 
 
 def program(model: nn.Module) -> Program:
-    """The captured step of ``model``: ops, buffers, JSON (`Program.to_json`) and graph (`Program.to_networkx`).
+    """Return the captured step of ``model`` as a program.
 
-    It is the step that `explain` explains, with what else its budget counts: `lmswap plan` counts that, too.
+    It is the step of `explain`, with the memory outside of it that its budget counts, as `lmswap plan` counts it.
+
+    Args:
+        model: an enabled model, or a module made by ``torch.compile(backend="lmswap")``.
+
+    Returns:
+        Ops and buffers, with JSON (`Program.to_json`) and graph (`Program.to_networkx`) forms.
 
     Raises:
         OptionError: the model is not enabled, or nothing is planned yet.
@@ -277,9 +305,13 @@ def program(model: nn.Module) -> Program:
 
 
 def save_plan(model: nn.Module, path: str | PathLike[str]) -> None:
-    """Writes the plans that ``model`` follows now to a file of JSON, for ``enable(model, plan=path)`` and for people.
+    """Write the plans that ``model`` follows now to a JSON file, for ``enable(model, plan=path)`` and for people.
 
-    Each step that was planned is in it: shapes, train and eval. Save after the fifth step, when a plan is final.
+    It holds each step that was planned: shapes, train and eval. Save after the fifth step, when a plan is final.
+
+    Args:
+        model: an enabled model, or a module made by ``torch.compile(backend="lmswap")``.
+        path: the file to write.
 
     Raises:
         OptionError: the model is not enabled, nothing is planned yet, or the file cannot be written.
@@ -292,23 +324,31 @@ def save_plan(model: nn.Module, path: str | PathLike[str]) -> None:
 
 
 def sessions() -> tuple[Session, ...]:
-    """The sessions of all models that are enabled now, for the profiler."""
+    """Return the sessions of all models that are enabled now, for the profiler."""
     return (*_sessions.values(), *(session for _, session in _compiled))
 
 
 def verified() -> tuple[Verified, ...]:
-    """What was checked of every model that was ever enabled with ``verify=True`` in this process, in order."""
+    """Return the verification of every model that this process enabled with ``verify=True``, in order."""
     return tuple(_verified)
 
 
 def compile_backend(
     module: fx.GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """The backend behind ``torch.compile(model, backend="lmswap", options={"budget": "6GiB"})``.
+    """Compile one graph: the backend of ``torch.compile(model, backend="lmswap", options={"budget": "6GiB"})``.
 
-    Takes the options of `enable`. `report`, `explain`, `program` and `disable` accept the compiled module.
+    `report`, `explain`, `program` and `disable` accept the compiled module.
+
+    Args:
+        module: the graph that Dynamo captured.
+        inputs: its inputs.
+        options: the arguments of `enable`.
+
+    Returns:
+        The function that runs instead of the graph.
     """
-    # Torch hands over the same mapping for every graph of one torch.compile call.
+    # Torch passes the same mapping for every graph of one torch.compile call.
     session = next((session for known, session in _compiled if known is options), None)
     if session is None:
         tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
@@ -326,7 +366,7 @@ def _make_session(name: str, options: Options, device: torch.device, parameters:
 
 
 def _guard_compile() -> None:
-    """Let ``model.compile()`` refuse enabled models, from now on: it would take lmswap's place without a word."""
+    """Make ``model.compile()`` refuse enabled models from now on: it would silently replace lmswap."""
     compile_in_place = nn.Module.compile
     if getattr(compile_in_place, "refuses_enabled", False):
         return
@@ -346,7 +386,7 @@ def _guard_compile() -> None:
 
 @atexit.register
 def _close_all() -> None:
-    """At the interpreter's exit, also after an exception: files and host memory may have to be wiped."""
+    """Close all sessions at the interpreter's exit, also after an exception: files and memory may have to be wiped."""
     for session in sessions():
         session.close()
 
@@ -357,7 +397,7 @@ def _session(model: nn.Module) -> Session:
         name = type(model).__name__
         inside = next((path for path, module in model.named_modules() if module in _sessions), None)
         if inside is not None:
-            raise OptionError(f"{name} is not enabled, its module '{inside}' is: ask for that")
+            raise OptionError(f"{name} is not enabled, its module '{inside}' is: pass that")
         raise OptionError(f"{name} is not enabled: call lmswap.enable(model, budget=...) first")
     session.check_caller()
     return session
@@ -374,7 +414,7 @@ def _find_session(model: nn.Module) -> Session | None:
 
 
 def _measured(record: StepRecord, step: PlannedStep | None) -> Timeline:
-    if step is None:  # nobody has named what it moved
+    if step is None:  # the names of what it moved are unknown
         return record.timeline((), other_bytes=0)
     names = step.joined.program.buffer_names
     return record.timeline(names, other_bytes=step.allowance.base_bytes - step.allowance.tensor_bytes)

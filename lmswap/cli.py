@@ -1,4 +1,4 @@
-"""The command `lmswap`: look at this machine, plan a captured program, run the benchmark.
+"""The command `lmswap`: surveys this machine, plans captured programs, profiles, verifies, runs benchmarks.
 
 Each command prints its result on standard output; an error of lmswap is one line on standard error and exit code 2.
 """
@@ -18,13 +18,13 @@ from lmswap.reporting.text import print_result
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code; 2: refused or failed, with a sentence on standard error."""
+    """Run one command and return its exit code; 2: refused or failed, with a sentence on standard error."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     own = _num_own(arguments)
     options = make_parser().parse_args(arguments[:own], argparse.Namespace(rest=arguments[own:]))
     try:
         return int(options.run(options))
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
@@ -33,21 +33,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LmswapError as error:
         print_result(f"lmswap: {' '.join(str(error).split())}", sys.stderr)
         return 2
-    except OSError as error:  # of a file that the command was to write, or of what it needs from the system
+    except OSError as error:  # from a file to be written, or from the system
         what = f"'{error.filename}' cannot be used: " if error.filename else ""
         print_result(f"lmswap: {what}{without_path(error)}", sys.stderr)
         return 2
 
 
 def _num_own(arguments: Sequence[str]) -> int:
-    """How many arguments are ours to read: a benchmark has a parser of its own, and so has a profiled script."""
+    """Return the number of arguments to parse here: a benchmark and a profiled script have parsers of their own."""
     if arguments[:1] == ["bench"]:
         return 2
     return arguments.index("--") if arguments[:1] == ["profile"] and "--" in arguments else len(arguments)
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The commands and their options; what completes them in a shell is made from this."""
+    """Make the parser of all commands and their options; shell completion is generated from it."""
     parser = argparse.ArgumentParser(
         prog="lmswap",
         description="Trains PyTorch models under a memory budget by swapping tensors.",

@@ -1,4 +1,4 @@
-"""Every exception and warning of lmswap. Each keeps its numbers as fields and builds its sentence."""
+"""All exceptions and warnings of lmswap; each keeps its numbers as fields and composes its message."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from lmswap.terminal import escape_controls
 
 
 def without_path(error: Exception) -> str:
-    """What ``error`` says, for a sentence that names the file already: those of the system name it once more."""
+    """Return the message of ``error`` without the path that system errors append, for a sentence that names it."""
     return str(getattr(error, "strerror", None) or error)
 
 
 class LmswapError(Exception):
-    """Base of all errors that lmswap raises on purpose; a traceback shows their names out of files escaped."""
+    """Base of all errors that lmswap raises on purpose; control characters in names from files are escaped."""
 
     def __str__(self) -> str:
         return escape_controls(super().__str__())
@@ -29,11 +29,11 @@ class NotManaged(UserWarning):
 
 
 class ManyTraces(UserWarning):
-    """An enabled model is traced anew for one input shape, or one number, after the other; training goes on."""
+    """An enabled model is traced for one input shape, or one number, after the other; training goes on."""
 
 
 class UntestedTorch(UserWarning):
-    """The version of torch is not one that lmswap is tested with."""
+    """lmswap is not tested with this version of torch."""
 
 
 class OptionError(LmswapError, ValueError):
@@ -45,7 +45,7 @@ class CaptureError(LmswapError):
 
 
 class PlanInvalid(LmswapError):
-    """The verifier found a rule broken by a plan: a bug in a planner, never in the user's model."""
+    """A plan breaks a rule of the verifier: a bug in a planner, never in the user's model."""
 
     def __init__(self, rule: str, detail: str, *, buffer: int | None = None, op: int | None = None) -> None:
         self.rule, self.detail, self.buffer, self.op = rule, detail, buffer, op
@@ -54,10 +54,10 @@ class PlanInvalid(LmswapError):
 
 
 class PlanInfeasible(LmswapError):
-    """No plan of the policy fits the budget: what it needs, in parts that add up, where, and what would fit.
+    """No plan of the policy fits the budget; states what is needed, in parts that add up, where, and what would fit.
 
     ``parts`` of ``needed_bytes`` are named as in reports; ``unit`` is the one that the budget was given in, and
-    ``shares`` the given and the needed per cent where it was a share. ``instead`` is what else would do, for people.
+    ``shares`` the given and the needed per cent if it was a share. ``instead`` is an alternative, in words.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class PlanInfeasible(LmswapError):
         def written(nbytes: float) -> str:
             return f"{nbytes / scale:.{digits}f} {unit_name}"
 
-        # Rounded up: the budget that is read off a message has to do.
+        # Rounded up: the budget in the message has to suffice.
         needed = written(math.ceil(needed_bytes / scale * 10**digits) * scale / 10**digits)
         given, least = written(budget_bytes), needed
         if shares is not None:
@@ -98,17 +98,17 @@ class PlanInfeasible(LmswapError):
         )
 
     def but(self, **changes: Any) -> PlanInfeasible:
-        """The same refusal with other fields."""
+        """Return the same refusal with ``changes`` of its fields."""
         names = ("budget_bytes", "needed_bytes", "where", "live", "policy", "parts", "unit", "shares", "instead")
         return PlanInfeasible(**({name: getattr(self, name) for name in names} | changes))
 
 
 class PlanMismatch(LmswapError):
-    """A model is not the one that its plan file was written for, or the file breaks a rule: it is not followed."""
+    """A plan file was written for another model, or breaks a rule: it is not followed."""
 
 
 class RankMissing(LmswapError, TimeoutError):
-    """Another process of this machine that trains together with this one did not come, or not go on, in time."""
+    """Another process of this machine that plans together with this one did not arrive, or did not go on, in time."""
 
     def __init__(self, *, rank: int, awaited: int | str, what: str, seconds: float) -> None:
         self.rank, self.awaited, self.what, self.seconds = rank, awaited, what, seconds
@@ -121,19 +121,19 @@ class RankMissing(LmswapError, TimeoutError):
 
 
 class TierError(LmswapError):
-    """Host memory or disk that was to hold swapped tensors cannot: missing, full, unwritable or really memory."""
+    """Host memory or disk cannot hold swapped tensors: missing, full, unwritable, or memory that poses as a disk."""
 
 
 class DriverError(LmswapError):
-    """A call of the device driver failed; carries the call's name and the driver's own words."""
+    """A call of the device driver failed; the message names the call and quotes the driver."""
 
 
 class TransferError(LmswapError):
-    """Moving bytes failed in the middle of a step; the step is lost, the process can go on."""
+    """A transfer failed in the middle of a step; the step is lost, the process can go on."""
 
 
 class BytesDiffer(TransferError):
-    """What the engine, which knows no names, says of a copy in that brought other bytes; see `BytesChanged`."""
+    """The engine's error for a copy in that returned other bytes; it knows no names, see `BytesChanged`."""
 
     def __init__(self, text: str, swap: int, nbytes: int, offset_bytes: int) -> None:
         self.swap, self.nbytes, self.offset_bytes = swap, nbytes, offset_bytes
@@ -141,7 +141,7 @@ class BytesDiffer(TransferError):
 
 
 class ForkedProcess(LmswapError):
-    """A model was used in a child that was forked after it was enabled: its engine stayed with the parent."""
+    """A model was used in a child process forked after it was enabled: its engine stayed with the parent."""
 
     def __init__(self, model: str) -> None:
         self.model = model
@@ -152,7 +152,7 @@ class ForkedProcess(LmswapError):
 
 
 class DoubleBackward(LmswapError, RuntimeError):
-    """A gradient of captured graphs was to be differentiated once more, which torch.compile's graphs cannot be."""
+    """A gradient of captured graphs was differentiated once more, which graphs of torch.compile do not support."""
 
 
 class SavedTensorChanged(LmswapError, RuntimeError):
@@ -160,11 +160,11 @@ class SavedTensorChanged(LmswapError, RuntimeError):
 
 
 class VerificationError(LmswapError):
-    """Verification found a step that swapping has changed: do not use its gradients."""
+    """Verification found a step that swapping changed: do not use its gradients."""
 
 
 class BytesChanged(VerificationError):
-    """What came back from a tier is not what left; says on which part of the way it was changed."""
+    """A tier returned other bytes than were swapped out; states on which part of the way they changed."""
 
     def __init__(self, buffer: str, made_by: str, nbytes: int, where: str, offset_bytes: int) -> None:
         self.buffer, self.made_by, self.nbytes = buffer, made_by, nbytes
@@ -196,11 +196,11 @@ class ResultDiffers(VerificationError):
         super().__init__(
             f"step {step}: {result}, made by {made_by}, is another one with swaps than without: {num_differing} of "
             f"{num_elements} elements differ, {first}"
-            + (f"; swapped or computed again on the way to it: {', '.join(moved)}" if moved else "")
+            + (f"; swapped or recomputed on the way to it: {', '.join(moved)}" if moved else "")
             + ". The step is lost, do not use its gradients"
             # Seen: conv3d of bfloat16 [1, 1, 4, 8, 8] by [16, 1, 5, 5, 5], padding 2, gives NaN in plain torch 2.13.
             + (
-                ". One of them is NaN: some operators give NaN when memory that they are given anew holds NaN, and "
+                ". One of them is NaN: some operators return NaN when the memory allocated for them holds NaN, and "
                 "then these are not lmswap's bytes (seen: oneDNN's gradients of bfloat16 weights; "
                 "torch.backends.mkldnn.flags(enabled=False) goes without it)"
                 if is_nan
@@ -217,14 +217,14 @@ class PlainTorchDiffers(VerificationError):
         self.num_differing, self.num_elements = num_differing, num_elements
         super().__init__(
             f"step {step}: {result} is another one than plain torch gives: {num_differing} of {num_elements} elements "
-            f"differ, {first} lmswap. Swapping is not the cause: the graphs that torch captured compute otherwise than "
-            'the model\'s own code; compiler="eager" goes without them. Please report it'
+            f"differ, {first} lmswap. Swapping is not the cause: the graphs that torch captured compute another result "
+            'than the model\'s own code; compiler="eager" goes without them. Please report it'
         )
 
 
 class TraceError(LmswapError):
-    """A profiler's file cannot be read, or does not hold what figures need; the message names the file."""
+    """A profiler's file cannot be read, or lacks data that the figures need; the message names the file."""
 
 
 class WindowError(LmswapError):
-    """The steps that were to be profiled did not all run; the message says how many did."""
+    """Not all steps to be profiled ran; the message states how many did."""

@@ -1,4 +1,4 @@
-"""Files that a user names: plans, programs, machines, networks and profiles, read as text if that is what they are."""
+"""Reads the files that a user names as text: plans, programs, machines, networks and profiles; refuses all else."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ import stat
 import zlib
 from pathlib import Path
 
-_MOST_BYTES = 2**30  # of text; what Python makes of JSON takes ten times as much
-# Programs and profilers' JSON pack to a 12th to a 17th; what packs better than this is no text of theirs. The format
-# itself goes up to 1032.
+_MOST_BYTES = 2**30  # of text; parsed JSON takes ten times as much
+# Programs and profilers' JSON compress by 12 to 17 times; a file that exceeds this limit is none of them. The format
+# itself allows up to 1032.
 _MOST_TIMES = 100
 _PIECE_BYTES = 2**20
 _LIMIT = "no more than 1.00 GiB of text are read"
-_SURROGATE = re.compile(r"[\ud800-\udfff]")  # what stands for a byte that is not UTF-8, see os.fsdecode
+_SURROGATE = re.compile(r"[\ud800-\udfff]")  # stands for a byte that is not UTF-8, see os.fsdecode
 _GZIP = b"\x1f\x8b"
 
 _KINDS = {stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket", stat.S_IFDIR: "directory"}
 
 
 def is_path(path: object) -> bool:
-    """Whether it is a path that the engine can be given, too: it takes UTF-8, which names need not be."""
+    """Whether ``path`` can be passed to the engine, too, which takes UTF-8; file names may be other bytes."""
     return isinstance(path, str) and path != "" and "\0" not in path and _SURROGATE.search(path) is None
 
 
 def open_file(path: str | Path) -> io.BufferedReader:
-    """Opens a regular file; a FIFO, a terminal or a device might wait for ever or never end.
+    """Open a regular file; a FIFO, a terminal or a device might block or never end.
 
     Raises:
         OSError: there is no such file, or it is of another kind.
@@ -39,28 +39,28 @@ def open_file(path: str | Path) -> io.BufferedReader:
     kind = stat.S_IFMT(Path(path).stat().st_mode)
     if kind != stat.S_IFREG:
         raise OSError(errno.EINVAL, f"it is a {_KINDS.get(kind, 'device')}, not a file")
-    # O_NONBLOCK: some files of the kernel wait for what comes next, and a FIFO may have taken this one's place.
+    # O_NONBLOCK: some files of the kernel block, and a FIFO may have replaced this one meanwhile.
     return os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a regular file, unpacked if it is a gzip file, whatever its name.
+    """Return the text of a regular file, decompressed if it is a gzip file, whatever its name.
 
     Raises:
         OSError: it cannot be read, is no regular file, or has more than 1 GiB.
-        ValueError: it is not UTF-8, a damaged gzip file, or one that can only be meant to fill memory.
+        ValueError: it is not UTF-8, a damaged gzip file, or one that expands beyond any text of lmswap.
     """
     with open_file(path) as file:
         if (nbytes := os.fstat(file.fileno()).st_size) > _MOST_BYTES:
             raise OSError(errno.EFBIG, f"it has {nbytes / 2**30:.2f} GiB, and {_LIMIT}")
         content = _read(file, _MOST_BYTES)
-        if content is None:  # the kernel's own have no length beforehand
+        if content is None:  # files of the kernel state no length
             raise OSError(errno.EFBIG, f"it does not end, and {_LIMIT}")
     return (_unpack(content) if content.startswith(_GZIP) else content).decode()
 
 
 def _read(file: io.BufferedIOBase, most_bytes: int) -> bytearray | None:
-    """All that ``file`` holds; None if that is more than ``most_bytes``."""
+    """Return the content of ``file``; None if that is more than ``most_bytes``."""
     content = bytearray()
     while piece := file.read(_PIECE_BYTES):
         content += piece

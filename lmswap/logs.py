@@ -1,4 +1,4 @@
-"""Which records of lmswap go to standard error, for people who cannot change the script? LMSWAP_LOG_LEVEL says."""
+"""Writes log records of lmswap to standard error at $LMSWAP_LOG_LEVEL, without a change of the script."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class _Formatter(logging.Formatter):
         return escape_controls(super().format(record))
 
 
-def log_as_asked(environment: Mapping[str, str] = os.environ) -> None:
-    """Sets the level of lmswap's loggers to $LMSWAP_LOG_LEVEL; where the script handles no records, they are printed.
+def set_up_logging(environment: Mapping[str, str] = os.environ) -> None:
+    """Set the level of lmswap's loggers to $LMSWAP_LOG_LEVEL; records that the script does not handle are printed.
 
     Raises:
         OptionError: there is no such level.
@@ -30,7 +30,7 @@ def log_as_asked(environment: Mapping[str, str] = os.environ) -> None:
         raise OptionError(f"LMSWAP_LOG_LEVEL is '{level}'; it can be {', '.join(LEVELS)}")
     handler = logging.StreamHandler()
     handler.setFormatter(_Formatter("%(levelname)s %(name)s: %(message)s"))
-    handler.addFilter(lambda _: not logging.getLogger().hasHandlers())  # asked when something is said, not now
+    handler.addFilter(lambda _: not logging.getLogger().hasHandlers())  # handlers may be added later
     logger = logging.getLogger("lmswap")
     logger.setLevel(level)
     logger.addHandler(handler)

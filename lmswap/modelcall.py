@@ -1,9 +1,8 @@
-"""Which way does an enabled model's call take: captured graphs, or saved-tensor hooks?
+"""Dispatches calls of an enabled model to captured graphs or to saved-tensor hooks.
 
-A call goes through torch.compile first. If it captured nothing, or ops outside of its graphs saved tensors that are
-large enough to swap, then from the next call on the whole model is served by the hooks of `lmswap.eager`, and the
-report says so and why. Graph breaks with nothing large between them stay graphs. Calls without gradients go neither
-way.
+A call uses torch.compile first. If that captured nothing, or ops outside of its graphs saved tensors that are large
+enough to swap, the hooks of `lmswap.eager` serve the whole model from the next call on, and the report states the
+reason. Graph breaks without large tensors between them stay graphs. Calls without gradients use neither.
 """
 
 from __future__ import annotations
@@ -45,22 +44,22 @@ from lmswap.options import NEEDS_GRAPHS
 from lmswap.session import UNPLANNED, WHAT_VERIFY_DOES, SavedSequence, Session
 from lmswap.session.notes import warn
 from lmswap.uncalled import UNCALLED
-from lmswap.waiting import told
+from lmswap.waiting import reported
 
 _SUMMED_BY_GRAPH = (
     f"{ROUNDED_OTHERWISE}: a step runs several graphs, and the gradient of what more than one of them uses is summed "
     "graph by graph"
 )
 # Orders of saved tensors that ran once: how many are remembered until they recur, and how many are recorded before any
-# has; and how many steps are recorded when one has that was not.
+# has recurred; and how many steps are recorded once an order recurs that was not recorded.
 _MOST_ORDERS, _FEW_ORDERS, _RECORDED_STEPS = 256, 4, 16
 
 
 class ModelCall:
-    """What runs when an enabled model is called."""
+    """Runs in place of an enabled model's `__call__`."""
 
     def __init__(self, model: nn.Module, session: Session, *, instead_of: Callable[..., Any] | None) -> None:
-        """``instead_of`` is what ran when ``model`` was called, if it was compiled: `lmswap.disable` brings it back."""
+        """``instead_of`` is what a call of ``model`` ran, if it was compiled; `lmswap.disable` restores it."""
         self.instead_of = instead_of
         self._model, self._session = model, session
         self._plain: Callable[..., Any] = model._call_impl
@@ -80,19 +79,19 @@ class ModelCall:
         self._num_to_record = 0  # steps, since an order recurred that was not recorded
         self._infeasible: dict[Hashable, PlanInfeasible] = {}
         self._finished: list[EagerStep] = []  # recorded, not yet planned for
-        self._saving: list[weakref.ref[EagerStep]] = []  # whose backward may not have let go of them
+        self._saving: list[weakref.ref[EagerStep]] = []  # whose backward may still need them
         self._backward: tuple[SegmentKey, int, EagerStep] | None = None  # the recorder's segment under way
         self._compiled: CompiledCall | None = None
         if session.options.compiler == "eager":
-            session.notes.append('path: saved-tensor hooks for the whole model, as asked for by compiler="eager"')
+            session.notes.append('path: saved-tensor hooks for the whole model, as requested by compiler="eager"')
         else:
             session.has_hooks = True
             self._compiled = CompiledCall(model, session)
             session.runs_uncaptured = session.options.compiler == "fx"
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # also where somebody compiles the code that calls it
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # also if the calling code is compiled
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's outputs; see `nn.Module.__call__`."""
+        """Return the model's outputs; see `nn.Module.__call__`."""
         if getattr(self._inside, "is_running", False):  # the model calls itself
             return self._plain(*args, **kwargs)
         if wrapped := torch_function_tensors(args, kwargs):
@@ -111,9 +110,9 @@ class ModelCall:
             self._compiled = None
             self._session.left_graphs()
         self._check_device()
-        try:  # no context: a signal could come as it is left
+        try:  # no context: a signal could arrive as it exits
             self._inside.is_running = True
-            self._look_around()
+            self._check_global_state()
             if self._compiled is None:
                 return self._call_hooked(args, kwargs)
             return self._call_captured(self._compiled, args, kwargs)
@@ -122,8 +121,8 @@ class ModelCall:
         finally:
             self._inside.is_running = False
 
-    def _look_around(self) -> None:
-        """Leaves graphs that were traced in other surroundings than these, for good."""
+    def _check_global_state(self) -> None:
+        """Switch to hooks for good if the graphs were traced under another global state."""
         if self._compiled is None:
             return
         around = GlobalState.now()
@@ -148,7 +147,7 @@ class ModelCall:
             )
 
     def known_steps(self) -> Sequence[PlannedEvents]:
-        """See `lmswap.eager.step.HookContext`; so are the next three."""
+        """See `lmswap.eager.step.HookContext`, also for the next four."""
         return [sequence.events for sequence in reversed(self._sequences)]
 
     def spare_bytes(self) -> int:  # noqa: D102
@@ -182,7 +181,7 @@ class ModelCall:
             self._session.recorder.end_segment(key, start, _follows(step))
 
     def _call_captured(self, compiled: CompiledCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs the graphs; what is saved outside of them is served by hooks, and decides about the next calls."""
+        """Run the graphs; hooks serve what is saved outside of them, which decides the path of the next calls."""
         session, num_breaks = self._session, len(graph_break_reasons)
         num_graphs = len(session.graphs)
         is_first = num_graphs == 0
@@ -196,7 +195,7 @@ class ModelCall:
         failure: str | None = None
         try:
             with (
-                told(f"{session.name}, first call", "tracing") if is_first else nullcontext(),
+                reported(f"{session.name}, first call", "tracing") if is_first else nullcontext(),
                 self._hooks.on(*hooks),
             ):
                 result = compiled(*args, **kwargs)
@@ -207,11 +206,11 @@ class ModelCall:
             return self._call_hooked(args, kwargs)
         except TraceFailed as error:
             if had_run != (session.recorder.num_steps, session.recorder.current_sequence):
-                raise error.error from None  # what has run already must not run again
+                raise error.error from None  # what has run must not run a second time
             failure = str(error)
         if failure is not None:
             with self._hooks.on(*hooks):
-                result = self._plain(*args, **kwargs)  # raises the error as torch gives it without tracing
+                result = self._plain(*args, **kwargs)  # raises the error of torch without tracing
         if compiled.is_compiling_calls and session.graphs:
             session.may_go_another_way(describe_is_compiling_calls(compiled.is_compiling_calls))
             compiled.is_compiling_calls.clear()
@@ -227,15 +226,15 @@ class ModelCall:
             reasons = [_sentence(reason) for reason in graph_break_reasons[num_breaks:]]
             if failure is not None:
                 reasons.append(failure)
-            self._learn(outside.step, reasons)
+            self._choose_path(outside.step, reasons)
             outside.step.end_forward()
         return result
 
-    def _learn(self, step: EagerStep, reasons: list[str]) -> None:
-        """From how a step went outside of graphs: whether the next ones go through graphs, too."""
+    def _choose_path(self, step: EagerStep, reasons: list[str]) -> None:
+        """Keep graphs or switch to hooks for the next calls, by what ``step`` saved outside of graphs."""
         session = self._session
         if session.graphs:
-            step.recording = None  # it knows nothing of what the graphs did
+            step.recording = None  # it lacks what the graphs saved
         if step.num_storages or not session.graphs:
             what = "it captured no part of the model"
             if session.graphs:
@@ -243,7 +242,7 @@ class ModelCall:
             self._leave_graphs(f"{what}: {'; '.join(dict.fromkeys(reasons)) or 'TORCH_LOGS=graph_breaks shows why'}")
 
     def _call_without_gradients(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the model in eager mode: nothing is saved that could be swapped, and traces are few, and for training."""
+        """Run the model in eager mode: it saves nothing to swap, and the number of traces is limited."""
         session = self._session
         session.prepare(None)
         session.engine.release_cached()
@@ -273,7 +272,7 @@ class ModelCall:
             self._session.notes.append(WHAT_VERIFY_DOES["eager"])
 
     def _call_hooked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs the model as it is under saved-tensor hooks, by the plan of the last step of this kind."""
+        """Run the model in eager mode under saved-tensor hooks, by the plan of the last step of this kind."""
         self._end_segment()  # of a backward that raised
         self._session.leave_arena()
         self._plan_finished()
@@ -306,7 +305,7 @@ class ModelCall:
         return result
 
     def _plan_finished(self) -> None:
-        """Makes plans for the steps that have none."""
+        """Plan the recorded steps that have no plan."""
         while self._finished:
             step = self._finished.pop(0)
             if step.recording is None:
@@ -321,15 +320,15 @@ class ModelCall:
                     self._infeasible[step.kind] = error
                     continue
                 self._sequences.append(sequence)
-                self._say_planned(sequence)
+                self._note_planned(sequence)
             if sequence is not None:
                 self._last_of_kind[step.kind] = sequence
 
     def _records(self) -> bool:
-        """Whether the next step is recorded where it has no plan, which takes as long as a short step itself.
+        """Whether to record the next step if it has no plan; recording takes as long as a short step itself.
 
-        A model that saves other tensors in each step, as a mixture of experts does, records the first few, and then
-        again when an order has recurred.
+        A model that saves other tensors in each step, such as a mixture of experts, records the first few, and more
+        once an order has recurred.
         """
         if len(self._unplanned) < _FEW_ORDERS:
             return True
@@ -337,7 +336,7 @@ class ModelCall:
         return self._num_to_record > 0
 
     def _recurs(self, order: int) -> bool:
-        """Whether a step of that order ran before without a plan; the first of all is expected to recur."""
+        """Whether a step of this order ran before without a plan; the very first is expected to recur."""
         if not self._sequences:
             return True
         if order in self._unplanned:
@@ -352,13 +351,13 @@ class ModelCall:
         policy = self._session.options.policy
         if policy in NEEDS_GRAPHS:
             raise OptionError(
-                f"policy '{policy}' computes tensors again, which needs graphs, and {self._session.name} is served by "
+                f"policy '{policy}' recomputes tensors, which needs graphs, and {self._session.name} is served by "
                 "saved-tensor hooks; use policy='auto' or 'swap'"
             )
         if kind in self._infeasible:
             raise self._infeasible[kind].with_traceback(None)
 
-    def _say_planned(self, sequence: SavedSequence) -> None:
+    def _note_planned(self, sequence: SavedSequence) -> None:
         if len(self._sequences) > 1:
             events = sequence.events
             self._session.notes.append(
@@ -375,14 +374,14 @@ class ModelCall:
         self, planned: PlannedEvents | None, kind: Hashable, args: Any, kwargs: Any, *, records: bool = True
     ) -> EagerStep:
         def resident() -> frozenset[int]:
-            # As parameters() and buffers() without their names, which cost a tenth of a step of many small modules.
+            # Like parameters() and buffers() without names, which cost a tenth of a step of many small modules.
             own = (held for module in self._model.modules() for held in (module._parameters, module._buffers))
             return storages_of([*(tensor for held in own for tensor in held.values()), *tensors((args, kwargs))])
 
         return EagerStep(self, planned, resident, kind=kind, records=records)
 
     def _kind(self, args: Any, kwargs: Any) -> Hashable:
-        """What tells steps apart before they have saved anything."""
+        """Return a key of the step, known before it has saved anything."""
         inputs = tensors((args, kwargs))
         shapes = tuple((tensor.shape, tensor.dtype, tensor.requires_grad) for tensor in inputs)
         return shapes, self._model.training, torch.is_autocast_enabled(self.device.type)
@@ -402,7 +401,7 @@ def _first_parameter(model: nn.Module) -> tuple[Mapping[str, Any], str]:
 
 
 def _unmanageable_place() -> str | None:
-    """Where the model is called now, if neither graphs nor hooks can serve it there."""
+    """Return where the model is called now, if neither graphs nor hooks can serve it there."""
     if peek_interpreter_stack() is not None:
         return "under a transform of torch.func (grad, vmap, jvp ...)"
     if (message := disabled_by()) is not None:
@@ -411,17 +410,17 @@ def _unmanageable_place() -> str | None:
 
 
 def _known_as(step: EagerStep) -> int:
-    """The graph that records of ``step`` name, by the plan that it began with."""
+    """Return the graph that records name for ``step``, by the plan that it began with."""
     return step.graph if step.graph is not None else UNPLANNED
 
 
 def _follows(step: EagerStep) -> tuple[int, ...]:
-    """The plan that ``step`` follows now, as records know it."""
+    """Return the plan that ``step`` follows now, as records name it."""
     return (step.planned.graph,) if step.planned is not None else ()
 
 
 def _sentence(reason: Any) -> str:
-    """A graph break's reason as "unet.py:88: …"."""
+    """Return a graph break's reason as "unet.py:88: …"."""
     frames = [frame for frame in reason.user_stack if frame.filename]
     where = f"{frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno}: " if frames else ""
     return where + str(reason.reason).strip().split("\n")[0]

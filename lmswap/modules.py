@@ -1,4 +1,4 @@
-"""Which modules can be enabled, on which device do they lie, and how much of them is trained?"""
+"""Checks of the module to enable: its kind, its parameters, its device, and other enabled modules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lmswap.errors import OptionError
 
 
 def check_module(model: object) -> None:
-    """Raises OptionError if ``model`` is no module whose code can be seen."""
+    """Raise OptionError if ``model`` is no module whose code can be captured."""
     if not isinstance(model, nn.Module):
         raise OptionError(f"enable takes a torch.nn.Module, not {type(model).__name__}")
     if isinstance(model, torch._dynamo.OptimizedModule):
@@ -34,7 +34,7 @@ def check_module(model: object) -> None:
 
 
 def check_apart(model: nn.Module, enabled: Sequence[weakref.ref[nn.Module]]) -> None:
-    """Raises OptionError if one of the ``enabled`` modules is inside of ``model``, or has it inside."""
+    """Raise OptionError if one of the ``enabled`` modules is inside of ``model`` or contains it."""
     for reference in enabled:
         other = reference()
         if other is None:
@@ -51,7 +51,7 @@ def check_apart(model: nn.Module, enabled: Sequence[weakref.ref[nn.Module]]) -> 
 
 
 def parameters_of(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters of ``model``; raises OptionError if it has none, or one has no shape yet."""
+    """Return the parameters of ``model``; raise OptionError if it has none, or one has no shape yet."""
     name = type(model).__name__
     parameters = list(model.parameters())
     if not parameters:
@@ -63,7 +63,7 @@ def parameters_of(model: nn.Module) -> list[nn.Parameter]:
 
 
 def one_device(tensors: Sequence[torch.Tensor]) -> torch.device:
-    """The device of all ``tensors``; raises OptionError if it is not one, or none that lmswap works on."""
+    """Return the device of all ``tensors``; raise OptionError if they are on several, or on one not supported."""
     devices = {tensor.device for tensor in tensors}
     if len(devices) != 1:
         raise OptionError(f"the model must lie on one device, it lies on {sorted(map(str, devices))}")
@@ -74,5 +74,5 @@ def one_device(tensors: Sequence[torch.Tensor]) -> torch.device:
 
 
 def trained(tensors: Sequence[torch.Tensor]) -> list[nn.Parameter]:
-    """The parameters among ``tensors`` that are trained."""
+    """Return the parameters among ``tensors`` that are trained."""
     return [tensor for tensor in tensors if isinstance(tensor, nn.Parameter) and tensor.requires_grad]

@@ -1,4 +1,4 @@
-"""What a user can ask for, checked before anything starts."""
+"""The options of `lmswap.enable`, validated before anything starts."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ TIERS = ("auto", "host", "disk", "compressed", "device", "peer")
 COMPILERS = ("fx", "inductor", "eager")
 NEEDS_GRAPHS = ("recompute", "checkpoint", "memory_budget")  # policies
 
-always_verify = False  # `lmswap verify` sets it, whatever the script says
+always_verify = False  # set by `lmswap verify`, which overrides the script
 
 
 @dataclass(frozen=True)
 class Options:
     """The checked arguments of `lmswap.enable`.
 
-    ``budget_bytes`` None stands for "auto", or for ``budget_share`` of what tensors of a step take unplanned; of the
-    host None is no limit. ``peer`` is the GPU that was asked for, "cuda:1" where ``tier`` was given as "peer:1".
+    ``budget_bytes`` None stands for "auto", or for ``budget_share`` of a step's unplanned peak; ``host_budget_bytes``
+    None is no limit. ``peer`` is the requested GPU: "cuda:1" if ``tier`` was given as "peer:1".
     """
 
     budget_bytes: int | None
@@ -43,7 +43,7 @@ class Options:
     link: EmulatedLink | None
     plan: str | None = None  # the file to follow
     together: bool = True
-    budget_unit: tuple[str, int] = ("MiB", 2**20)  # that messages on the budget use: the one it was given in
+    budget_unit: tuple[str, int] = ("MiB", 2**20)  # of the budget as given, for messages on it
 
     @staticmethod
     def parse(
@@ -61,10 +61,10 @@ class Options:
         plan: str | PathLike[str] | None = None,
         together: bool = True,
     ) -> Options:
-        """Checks every argument.
+        """Validate every argument.
 
         Raises:
-            OptionError: an unknown name or a byte count that cannot be read; says which and what would be valid.
+            OptionError: an unknown name or a byte count that cannot be read; states which, and what would be valid.
         """
         tier, peer = _tier_and_peer(tier)
         check_names(policy, tier, compiler)
@@ -107,7 +107,7 @@ class Options:
 
     @staticmethod
     def from_mapping(options: Mapping[str, Any]) -> Options:
-        """Checks the ``options`` of ``torch.compile(model, backend="lmswap", options=...)``: the same names.
+        """Validate the ``options`` of ``torch.compile(model, backend="lmswap", options=...)``: the same names.
 
         Raises:
             OptionError: as `parse`, or a name that `lmswap.enable` does not have.
@@ -117,7 +117,7 @@ class Options:
 
 
 def refuse_unknown(names: Iterable[str]) -> None:
-    """Raises OptionError if one of the names is no option, with the one that may have been meant."""
+    """Raise OptionError if one of the names is no option; suggest the one that may have been meant."""
     known = list(inspect.signature(Options.parse).parameters)
     for name in names:
         if name in known:
@@ -128,7 +128,7 @@ def refuse_unknown(names: Iterable[str]) -> None:
 
 
 def _budget(budget: float | str) -> tuple[int | None, float | None]:
-    """Bytes, or a share; neither for "auto"."""
+    """Return bytes, or a share; neither for "auto"."""
     if budget == "auto":
         return None, None
     share = parse_share(budget, of="what the step's tensors take unplanned") if isinstance(budget, str) else None
@@ -145,12 +145,12 @@ def _tier_and_peer(tier: str) -> tuple[str, str | None]:
 
 
 def check_names(policy: str, tier: str, compiler: str) -> None:
-    """Raises OptionError if one of them is unknown, or if they exclude each other."""
+    """Raise OptionError if one of them is unknown, or if they exclude each other."""
     _one_of("policy", policy, POLICIES)
     _one_of("tier", tier, TIERS)
     _one_of("compiler", compiler, COMPILERS)
     if compiler == "eager" and policy in NEEDS_GRAPHS:
-        raise OptionError(f"policy '{policy}' computes tensors again, which needs graphs; compiler='eager' has none")
+        raise OptionError(f"policy '{policy}' recomputes tensors, which needs graphs; compiler='eager' has none")
 
 
 def _one_of(what: str, given: object, known: tuple[str, ...]) -> None:

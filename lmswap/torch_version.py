@@ -1,4 +1,4 @@
-"""The versions of torch that lmswap is tested with; pip keeps to them, who upgrades torch later does not."""
+"""The versions of torch that lmswap is tested with; pip ensures them, but torch may be upgraded later."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _warned_of: set[str] = set()
 
 
 def warn_untested() -> None:
-    """Warns, once in a process, where torch is older or newer than what lmswap is tested with."""
+    """Warn, once in a process, if torch is older or newer than the tested versions."""
     version = torch.__version__
     numbers = re.match(r"(\d+)\.(\d+)", version)
     is_tested = numbers is not None and FIRST <= (int(numbers[1]), int(numbers[2])) < BEFORE

@@ -1,4 +1,4 @@
-"""Is an enabled model trained though it is never called? Nothing is managed then, as the first optimizer step tells."""
+"""Detects enabled models that are trained but never called, and so not managed; warns at the first optimizer step."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from lmswap.session.notes import warn
 
 
 class Uncalled:
-    """The enabled models that were not yet called with gradients on. It looks on at optimizers while there are any."""
+    """The enabled models that were not yet called with gradients on; hooks optimizer steps while there are any."""
 
     def __init__(self) -> None:
         self._names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
-        self._handle: Any = None  # torch's, of the hook
+        self._handle: Any = None  # of the optimizer hook
 
     def add(self, model: nn.Module, name: str) -> None:
-        """``model`` is enabled; ``name`` is what people call it."""
+        """Add ``model``, just enabled; ``name`` is for the warning."""
         self._names[model] = name
         if self._handle is None:
             self._handle = register_optimizer_step_post_hook(self._look)
 
     def discard(self, model: nn.Module) -> None:
-        """It was called, or is not enabled any more. Harmless if it is not known."""
+        """Remove ``model``, which was called or is not enabled any more; no effect if it is not there."""
         self._names.pop(model, None)
         if not self._names and self._handle is not None:
             self._handle.remove()
             self._handle = None
 
     def _look(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        """An optimizer has taken a step."""
+        """Warn of the models that ``optimizer``, which just took a step, has trained."""
         stepped = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
         for model, name in list(self._names.items()):
             if any(id(parameter) in stepped for parameter in model.parameters()):

@@ -1,4 +1,4 @@
-"""Which code is the user's own? What neither torch nor lmswap brings, or calls by contextlib."""
+"""Finds the user's code on the stack: all that is not part of torch, of lmswap or of contextlib between them."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from types import FrameType
 import torch
 
 _LMSWAP = Path(__file__).parent
-# What ends a context that lmswap or torch wrote as a generator is called from contextlib.
+# contextlib calls the end of a context that lmswap or torch wrote as a generator.
 _NOT_THE_USERS = (f"{Path(torch.__file__).parent}/", f"{_LMSWAP}/", contextlib.__file__)
-_BENCH = f"{_LMSWAP}/bench/"  # networks and scripts that use lmswap as anybody's do
+_BENCH = f"{_LMSWAP}/bench/"  # networks and scripts that use lmswap as a user does
 _MODEL_CALL = str(_LMSWAP / "modelcall.py")
 
 
 def is_users(path: str) -> bool:
-    """Whether a file is the user's, who may have folders called torch or lmswap."""
+    """Whether a file is the user's; folders of the user may be called torch or lmswap."""
     return path.startswith(_BENCH) or not path.startswith(_NOT_THE_USERS)
 
 
 def users_frame() -> FrameType:
-    """Where the user's code calls torch or lmswap; while the model is called, where that is.
+    """Return the frame in which the user's code calls torch or lmswap; during a call of the model, that of the call.
 
-    Autograd has a thread for each GPU, in which no code is the user's: there it is where the main thread waits.
+    Autograd has a thread for each GPU, without any code of the user: there it is the frame in which the main thread
+    waits.
     """
     here, main_thread = sys._getframe(1), threading.main_thread().ident or 0
     for stack in (_outwards(here), _outwards(sys._current_frames().get(main_thread))):
@@ -46,9 +47,9 @@ def _outwards(frame: FrameType | None) -> list[FrameType]:
 
 
 def user_line_and_module(names: Mapping[int, str]) -> tuple[str, str]:
-    """The innermost line of the user's own code that runs now, "unet.py:88", and the innermost module's name.
+    """Return the innermost line of the user's code that runs now, "unet.py:88", and the innermost module's name.
 
-    ``names`` are those of modules by identity.
+    ``names`` are those of modules, by identity.
     """
     source, module = "", ""
     frame: FrameType | None = sys._getframe(1)

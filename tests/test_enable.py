@@ -144,7 +144,7 @@ def test_an_enabled_model_is_not_compiled_in_place_and_what_was_compiled_before_
 
 def test_who_asks_around_the_enabled_module_is_told_where_it_is():
     inner = lmswap.enable(nn.Linear(4, 4))
-    with pytest.raises(OptionError, match=r"Sequential is not enabled, its module '1' is: ask for that"):
+    with pytest.raises(OptionError, match=r"Sequential is not enabled, its module '1' is: pass that"):
         lmswap.report(nn.Sequential(nn.ReLU(), inner))
     lmswap.disable(inner)
 

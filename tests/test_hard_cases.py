@@ -686,7 +686,7 @@ def test_what_torch_compile_leaves_out_is_swapped_and_named(path):
     report = check(lambda: Net(EagerInside()), path)
     assert report.swapped_out_bytes > 0
     (note,) = [note for note in report.notes if note.startswith("path:")]
-    assert ("as asked for" if path == "eager" else "large tensors were saved outside") in note
+    assert ("as requested" if path == "eager" else "large tensors were saved outside") in note
     if path == "fx":
         assert "test_hard_cases.py:" in note
 

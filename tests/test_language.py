@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 # Packages, and files of converted packages, that are to be converted. This list may only shrink.
 NOT_YET = {
     "lmswap/hardware/probe.py",
-    *("lmswap", "lmswap/bench", "lmswap/session"),
+    *("lmswap/bench", "lmswap/session"),
 }
 
 EXPRESSIONS = (

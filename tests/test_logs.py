@@ -4,13 +4,13 @@ import sys
 import pytest
 
 from lmswap.errors import OptionError
-from lmswap.logs import log_as_asked
+from lmswap.logs import set_up_logging
 
 SCRIPT = """
 import logging
 {first}
-from lmswap.logs import log_as_asked
-log_as_asked()
+from lmswap.logs import set_up_logging
+set_up_logging()
 logging.getLogger("lmswap.session").info("planned")
 logging.getLogger("other").info("not ours")
 """
@@ -33,4 +33,4 @@ def test_a_script_that_handles_records_gets_each_once():
 
 def test_an_unknown_level_is_refused():
     with pytest.raises(OptionError, match="LMSWAP_LOG_LEVEL is 'LOUD'; it can be DEBUG, INFO"):
-        log_as_asked({"LMSWAP_LOG_LEVEL": "loud"})
+        set_up_logging({"LMSWAP_LOG_LEVEL": "loud"})

@@ -27,7 +27,7 @@ def terminal(monkeypatch):
 
 
 def wait_for_longer():
-    with waiting.told("counting sheep"):
+    with waiting.reported("counting sheep"):
         time.sleep(0.5)
 
 
@@ -38,7 +38,7 @@ def test_what_takes_long_is_said_when_it_has_and_again_when_it_is_over(capsys):
 
 
 def test_it_is_over_also_when_it_fails(capsys):
-    with pytest.raises(KeyError), waiting.told("counting sheep"):
+    with pytest.raises(KeyError), waiting.reported("counting sheep"):
         time.sleep(0.5)
         raise KeyError
     assert capsys.readouterr().err.endswith(" s\n")
@@ -48,7 +48,7 @@ def test_it_is_over_also_when_it_fails(capsys):
 
 def test_what_is_quick_is_only_logged(capsys, caplog, monkeypatch):
     monkeypatch.setattr(waiting, "_PATIENCE_SECONDS", 60.0)
-    with caplog.at_level(logging.INFO, "lmswap"), waiting.told("counting sheep"):
+    with caplog.at_level(logging.INFO, "lmswap"), waiting.reported("counting sheep"):
         pass
     assert capsys.readouterr().err == ""
     assert caplog.messages == ["counting sheep"]
@@ -79,7 +79,7 @@ def test_a_line_on_a_terminal_that_needs_no_account_is_erased(capsys, terminal, 
 
 
 def test_the_stage_under_way_is_said_with_its_count_and_what_is_left(capsys, terminal):
-    with waiting.told("sheep"), waiting.stage("counting"):
+    with waiting.reported("sheep"), waiting.stage("counting"):
         time.sleep(0.2)
         waiting.progress(1, 21, 0.01)
         time.sleep(0.1)
@@ -94,18 +94,18 @@ def test_the_stage_under_way_is_said_with_its_count_and_what_is_left(capsys, ter
 
 
 def test_the_account_has_the_seconds_of_each_stage_without_those_within_it(capsys):
-    with waiting.told("sheep", "counting"):
+    with waiting.reported("sheep", "counting"):
         time.sleep(0.6)
         with waiting.stage("shearing"):
             time.sleep(0.6)
-            with waiting.told("a wolf", "running"):
+            with waiting.reported("a wolf", "running"):
                 time.sleep(1.6)
     said = capsys.readouterr().err.splitlines()[-1]
     assert re.fullmatch(r"lmswap: sheep: 3 s \(counting 1, shearing 1, running 2\)", said)
 
 
 def test_what_the_next_process_need_not_do_is_left_out_of_what_it_takes(capsys):
-    with waiting.told("sheep", "counting"):
+    with waiting.reported("sheep", "counting"):
         time.sleep(0.6)
         with waiting.stage("shearing", is_remembered=True):
             time.sleep(0.6)
@@ -155,5 +155,5 @@ def test_the_first_backward_says_that_it_is_compiled(capsys, terminal, monkeypat
 
 
 def test_names_that_are_loaded_are_read_without_a_wait(monkeypatch):
-    monkeypatch.setattr("lmswap.waiting.told", lambda *_: pytest.fail("waited"))
+    monkeypatch.setattr("lmswap.waiting.reported", lambda *_: pytest.fail("waited"))
     assert lmswap.report is lmswap.api.report

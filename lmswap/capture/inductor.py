@@ -29,7 +29,7 @@ from lmswap.errors import CaptureError
 from lmswap.execute import ops
 from lmswap.execute.graph import BoxedFunction, is_whole
 from lmswap.execute.parts import Backward, Parts, compile_parts, results_by_part
-from lmswap.waiting import told
+from lmswap.waiting import reported
 
 # Swapped-in tensors have the strides that were traced; Inductor would choose others for what it saves.
 # A replayed CUDA graph would copy to and from the addresses of its capture.
@@ -98,7 +98,7 @@ def _compile(graph: fx.GraphModule, examples: Sequence[Any], **how: Any) -> Boxe
     if len(results_by_part(graph.graph)) > 1:
         return boxed(own.in_parts(graph, how))
     is_rewritten = graph.meta.get(_IS_REWRITTEN)
-    with told("a graph for Inductor", "compiling"):
+    with reported("a graph for Inductor", "compiling"):
         function = _as_planned(graph, examples, how) if is_rewritten else compile_fx_inner(graph, examples, **how)
     return boxed(own.recorded(function, phase))
 

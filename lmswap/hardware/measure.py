@@ -24,7 +24,7 @@ from lmswap.hardware.microbench import large_enough
 from lmswap.hardware.peer import find_peer, free_bytes, peer_key
 from lmswap.hardware.probe import MEASURED_BYTES, measure_link
 from lmswap.ir.machine import SCHEMA, Machine, Tier, slowest, slowest_host
-from lmswap.waiting import told
+from lmswap.waiting import reported
 
 if TYPE_CHECKING:
     import torch
@@ -64,7 +64,7 @@ def describe_machine(device: torch.device, tier: str, where: str | None = None, 
     machine = None if refresh else _remembered(cache)
     if machine is None:
         once = "once for each number of threads" if device.type == "cpu" else "once for this machine"
-        with told(f"measuring {device} and its {tier} tier, {once}"):
+        with reported(f"measuring {device} and its {tier} tier, {once}"):
             machine = _measure_machine(device, tier, where)
         if machine.tier(tier).sample_bytes is None:
             cache.write(json.loads(machine.to_json()))

@@ -57,7 +57,7 @@ from lmswap.rewrite.recompute import insert_recomputes
 from lmswap.session.holding import Holding
 from lmswap.session.planned import PlannedStep
 from lmswap.session.steps import StepPlans
-from lmswap.waiting import told
+from lmswap.waiting import reported
 
 
 class Owner(Protocol):
@@ -245,7 +245,7 @@ class _PlannedGraph(aot.GraphHandler):
 
     def compiled_backward(self, module: fx.GraphModule) -> Backward:
         """See `lmswap.capture.aot.GraphHandler`."""
-        with told(f"{self._session.name}, first backward", "compiling"):
+        with reported(f"{self._session.name}, first backward", "compiling"):
             parts = compile_parts(module)
         segment, recorder = self._segments["backward"], self._session.recorder
         positions, handover = output_positions(segment, self._graph.program), self._graph.handover

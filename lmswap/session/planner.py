@@ -26,7 +26,7 @@ from lmswap.plan.shrink_residency import shrink_residency
 from lmswap.session.allowance import Allowance
 from lmswap.session.holding import Holding
 from lmswap.session.notes import Notes
-from lmswap.waiting import told
+from lmswap.waiting import reported
 
 # What planning between steps takes from a CPU's budget: 30 MiB at 406 ops, 22 at 2,071, 74 at 50,351.
 _PLANNING_BYTES, _PLANNING_BYTES_PER_OP = 32 * 2**20, 1024
@@ -73,7 +73,7 @@ class Planner:
         self._notes.append(f"the budget leaves less than {assumed} to the loss: one that takes as much exceeds it")
         return planned
 
-    @told("planning a step", "planning")
+    @reported("planning a step", "planning")
     def search(
         self,
         program: Program,

@@ -59,7 +59,7 @@ from lmswap.session.planner import Planner
 from lmswap.session.steps import StepPlans
 from lmswap.session.traces import Traces
 from lmswap.session.trained import Trained
-from lmswap.waiting import stage, told
+from lmswap.waiting import reported, stage
 
 _log = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ class Session:
         self.graphs.append(graph)
         self._overruns.prepared_in(self.recorder.num_steps + 1)
         try:
-            with without_hooks(), told(f"{self.name}, a new graph", "tracing"):
+            with without_hooks(), reported(f"{self.name}, a new graph", "tracing"):
                 refuse_forward_mode()
                 refuse_streams(module)
                 refuse_effects(module)
@@ -434,7 +434,7 @@ class Session:
     def _compile(self, indices: tuple[int, ...]) -> None:
         self._overruns.prepared_in(self.recorder.num_steps + 1)
         self.recorder.forget_curves()
-        with told(f"{self.name}, another plan", "compiling"):
+        with reported(f"{self.name}, another plan", "compiling"):
             for index in indices:
                 self._graph(index).follow(indices)
         self.memory.collect()
