@@ -375,7 +375,7 @@ def test_every_rank_keeps_its_budget(seen, case):
 @pytest.mark.parametrize("case", params(case for case in CASES if case.train is holding_more))
 def test_ranks_that_hold_more_beside_their_steps_plan_them_again_while_they_train_together(seen, case):
     for rank in seen[case.name]:
-        assert "made again" in rank["plan"]
+        assert "replanned" in rank["plan"]
 
 
 def test_ranks_that_plan_differently_train_together(seen):
@@ -541,7 +541,7 @@ def test_what_one_rank_of_a_machine_plans_again_the_others_follow(tmp_path, rank
     assert told[0]["plan"] == told[1]["plan"]
     assert sum(rank["first"] for rank in told) == 1  # each by the first that came to it
     assert sum(rank["tells"] for rank in told) == 1
-    assert all(re.match("made again after step [34]:", rank["origin"]) for rank in told)
+    assert all(re.match("replanned after step [34]:", rank["origin"]) for rank in told)
     assert sum("made by another rank of this machine" in rank["origin"] for rank in told) == 1
     assert all(rank["finite"] and rank["left_bytes"] == 0 for rank in told)
 

@@ -9,7 +9,7 @@ import lmswap
 from lmswap.errors import OptionError
 from lmswap.ir.machine import Link, Machine, Rate, Tier
 from lmswap.options import Options
-from lmswap.session.opening import as_asked
+from lmswap.session.opening import as_requested
 
 MIB = 2**20
 SLOW = "40MB/s out, 50MB/s in"
@@ -101,7 +101,7 @@ def test_the_device_tier_has_what_the_budget_leaves_free():
 
     def capacity_bytes(budget, **limits):
         options = Options.parse(budget, tier="device", link="nvlink2", **limits)
-        return as_asked(machine, "device", options).tier("device").capacity_bytes
+        return as_requested(machine, "device", options).tier("device").capacity_bytes
 
     assert capacity_bytes("4GiB") == 6 * 2**30
     assert capacity_bytes("4GiB", host_budget="1GiB") == 2**30

@@ -529,10 +529,10 @@ def test_the_report_shows_that_bytes_move_or_says_why_none_do():
 
 
 def the_host_budget_is_ignored(patch: pytest.MonkeyPatch) -> None:
-    as_asked = lmswap.session.opening.as_asked
+    as_requested = lmswap.session.opening.as_requested
     patch.setattr(
-        "lmswap.session.opening.as_asked",
-        lambda machine, tier, options: as_asked(machine, tier, replace(options, host_budget_bytes=None)),
+        "lmswap.session.opening.as_requested",
+        lambda machine, tier, options: as_requested(machine, tier, replace(options, host_budget_bytes=None)),
     )
 
 

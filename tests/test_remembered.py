@@ -149,7 +149,7 @@ def test_a_prediction_that_is_off_is_made_again_once_from_what_was_measured(monk
     (note,) = [note for note in report.plan_notes if "replanned" in note]
     assert note.startswith("replanned after step 3: measured ")
     assert re.search(r"predicted; most off is op '\S+' \(models\.py:\d+ .*\): [^ ]+ \S+ against ", note)
-    assert report.plan_origin == "made again after step 3"
+    assert report.plan_origin == "replanned after step 3"
     monkeypatch.setattr(calibrate, "TOLERANCE", 1e6)
     assert train(num_steps=3)[1].predicted_seconds == pytest.approx(report.predicted_seconds)  # remembered
 
@@ -293,12 +293,12 @@ def test_planning_again_counts_what_the_process_has_grown_by_beside_tensors(monk
     monkeypatch.setattr(calibrate, "TOLERANCE", -1.0)
     nbytes = 128 * 2**20
     planned, again = reports_of_growth(nbytes, monkeypatch, min_swap_bytes=SMALL)
-    assert again.plan_origin.startswith("made again")
+    assert again.plan_origin.startswith("replanned")
     assert again.base_bytes >= planned.base_bytes + 0.9 * nbytes  # what was in reserve comes first
 
 
 @grows
-@pytest.mark.parametrize("after_step", [1, 4])  # 4: the first by a plan that was made again
+@pytest.mark.parametrize("after_step", [1, 4])  # 4: the first by a replanned one
 def test_a_growth_that_the_margin_is_there_for_is_part_of_the_prediction_from_then_on(after_step, monkeypatch):
     monkeypatch.setattr(calibrate, "TOLERANCE", 1e6)
     nbytes = 32 * 2**20
@@ -374,7 +374,7 @@ def test_a_growth_beyond_the_margin_is_planned_for(step, monkeypatch):
     monkeypatch.setattr(Budget, "with_growth", with_growth)
     monkeypatch.setattr(planned, "GROWTH_BYTES", 2**20)
     actual, report = train(LARGE, num_steps=5, budget=budget, policy="auto")
-    assert report.plan_origin == f"made again after step {step}"
+    assert report.plan_origin == f"replanned after step {step}"
     assert re.search(r"MiB more are in use between steps", report.plan_notes[-1])
     assert report.predicted_peak_bytes <= budget
     assert equal_bits(actual, expected)
@@ -456,7 +456,7 @@ def test_a_plan_that_may_not_be_the_best_is_searched_for_again_after_the_first_s
     assert re.fullmatch(
         r"replanned after step 3: the plan was [\d.]+% above .* a longer search found a faster one", note
     )
-    assert report.plan_origin == "made again after step 3"
+    assert report.plan_origin == "replanned after step 3"
     _, second = train(LARGE, num_steps=3, **tight)
     assert second.predicted_seconds == pytest.approx(report.predicted_seconds)
     assert train(LARGE, num_steps=5, **tight)[1].plan_origin == "from cache"  # and not searched for once more

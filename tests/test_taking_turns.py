@@ -66,7 +66,7 @@ def test_a_prediction_that_is_off_is_made_again_though_another_step_runs_between
     monkeypatch.setattr(calibrate, "TOLERANCE", -1.0)
     expected, actual, step, notes = trained(CASES["resnet"], between, compiler=compiler)
     assert all(map(torch.equal, actual, expected))
-    assert step.origin.startswith("made again after step ")
+    assert step.origin.startswith("replanned after step ")
     num_trained = 1 if between is validate else 2  # nothing is planned for a step without a backward
     made_again = [note for note in notes if note.startswith("replanned ") and ADDS_UP not in note]
     assert len(made_again) == num_trained

@@ -1,9 +1,9 @@
-"""What is one enabled model? Its budget, engine, graphs and plans.
+"""One enabled model: its budget, engine, graphs and plans.
 
-`session` is where the stages meet, and `opening` says what it stands on; `allowance`: what may a step occupy, beside
-what `trained` parameters bring along? `order`: what ran? `steps`: what is planned? `planner`: how, within the
-allowance? `lessons`: what has to change after a step? `pinned` keeps plans in a file, and `graphs` is how a graph comes
-to follow one. `traces` measures what they all keep.
+`session` joins the stages, and `opening` opens tier and engine. `allowance` splits the budget, with the memory of
+`trained` parameters outside of the step. `order` observes which graphs ran, `steps` holds the plans of steps, `planner`
+makes them within the allowance, and `lessons` replans after a step. `graphs` compiles a graph for its plan, `pinned`
+writes plans to a file, and `traces` measures and evicts traces.
 """
 
 from lmswap.session.graphs import SavedSequence

@@ -1,4 +1,4 @@
-"""How does what torch captured, or hooks recorded, come to follow a plan, and another? One graph of a step."""
+"""One graph of a step, captured or recorded by hooks: compiles it for its plan, and for each later plan."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ from lmswap.waiting import reported
 
 
 class Owner(Protocol):
-    """What a graph asks of the session that owns it."""
+    """What a graph needs of the session that owns it."""
 
     name: str  # of the model
     options: Options
@@ -75,20 +75,20 @@ class Owner(Protocol):
     verified: Verified | None
 
     def plan_alone(self, graph: CapturedGraph, lowered: Lowered) -> Plan:
-        """Plans a graph that was just captured."""
+        """Plan a graph that was just captured."""
 
     def begins(self, parts: Generator[Results, None, None]) -> PartialResults:
-        """A backward is about to run."""
+        """Register a backward that is about to run."""
 
     def tell_overruns(self) -> None:
-        """Warns of steps that held more than the budget."""
+        """Warn of steps that exceeded the budget."""
 
     def note_on_graphs(self, note: str) -> None:
         """Add a sentence on what graphs compute."""
 
 
 class CapturedGraph:
-    """One region that Dynamo captured: its compiled function, and what is needed to plan it again."""
+    """One region that Dynamo captured: its compiled function, and what replanning needs."""
 
     def __init__(self, session: Owner, index: int, module: fx.GraphModule) -> None:
         self.session, self.index = session, index
@@ -100,18 +100,18 @@ class CapturedGraph:
         self.function: Callable[..., Any]
         self._compiled: Compiled
         self.may_round_otherwise = False
-        self.again: list[CapturedGraph] = []  # for its second and later runs in a step, where those are planned apart
+        self.again: list[CapturedGraph] = []  # for its second and later runs in a step, if planned separately
         self.handover = OutputLiveness()
         self._plain = self._plain_torch(module)
 
     def twin(self, index: int) -> CapturedGraph:
-        """The same region under another number, to be planned apart."""
+        """Return the same region under another number, to be planned separately."""
         twin = copy.copy(self)
         twin.index, twin.again, twin.handover = index, [], OutputLiveness()
         return twin
 
     def due(self) -> CapturedGraph:
-        """Whose turn it is when this region runs now: its own, or that of the twin for the next run in the step."""
+        """Return the graph for the next run of this region in the current step: this one, or one of its clones."""
         if not self.again:
             return self
         ran = {index for index, phase in self.session.recorder.current_sequence if phase == "forward"}
@@ -119,21 +119,21 @@ class CapturedGraph:
         return next((run for run in runs if run.index not in ran), self)
 
     def capture(self, module: fx.GraphModule, inputs: Sequence[Any]) -> None:
-        """Traces the region, plans it by itself and compiles it; ``module``, Dynamo's graph, is consumed."""
-        self.session.engine.release_cached()  # for its ops, which are tried
+        """Trace the region, plan it by itself and compile it; ``module``, Dynamo's graph, is consumed."""
+        self.session.engine.release_cached()  # for its ops, which run on trial
         if self.session.options.compiler == "fx" and has_flex_attention(module):
             self.session.note_on_graphs(FLEX_ATTENTION)
         compile_region = _region_compiler(self.session.options.compiler)
         self._take(compile_region(module, inputs, _PlannedGraph(self)))
 
     def follow(self, graphs: tuple[int, ...]) -> None:
-        """Compiles the region, as it was traced, for its part of the plan of the step of ``graphs``."""
+        """Compile the region, as it was traced, for its part of the plan of the step of ``graphs``."""
         self._take(self._compiled.compile_again(_PlannedGraph(self, graphs)))
 
     def release(self) -> None:
-        """Free what runs the region; backwards still to come keep theirs.
+        """Free what runs the region; pending backwards keep theirs.
 
-        Dynamo holds this object longer than its entry: where a graph breaks, code that torch generated for the rest.
+        Dynamo holds this object longer than its entry: at a graph break, by the code that it generated for the rest.
         """
         del self._compiled, self.function
 
@@ -142,7 +142,7 @@ class CapturedGraph:
         self.function = self._plain.wrap(compiled) if self._plain else compiled
 
     def _plain_torch(self, module: fx.GraphModule) -> EagerReference | None:
-        """What runs beside the region to verify it; None if that was not asked for."""
+        """Return the eager reference that verifies the region; None without verification."""
         session = self.session
         if session.verified is None or session.options.compiler != "fx":
             return None
@@ -157,12 +157,12 @@ class CapturedGraph:
 
 
 class _Running:
-    """Record a run of a segment, from its first op to its last; a generator would cost the host twice as much."""
+    """Records a run of a segment, from its first op to its last; a generator would cost the host twice as much."""
 
     def __init__(
         self, session: Owner, key: SegmentKey, follows: tuple[int, ...], first_runs: NumericsGuard | None
     ) -> None:
-        """``follows`` is the plan; ``first_runs`` compares the settings of ops that run again in the backward."""
+        """``follows`` is the plan; ``first_runs`` compares the settings of ops that the backward recomputes."""
         self._session, self._key, self._follows, self._first_runs = session, key, follows, first_runs
         self._start = 0
 
@@ -185,18 +185,18 @@ class _Running:
 
 
 class _PlannedGraph(aot.GraphHandler):
-    """What is done with the graphs of one region for one plan; torch compiles a backward when it first runs.
+    """Handles the graphs of one region for one plan; torch compiles a backward when it first runs.
 
-    By then another plan may be in force, and what was compiled for that one has a handler of its own.
+    By then another plan may be active, whose graphs have a handler of their own.
     """
 
     def __init__(self, graph: CapturedGraph, step: tuple[int, ...] = ()) -> None:
-        """``step`` are the graphs of the step whose plan is followed; none: the region is planned by itself."""
+        """``step`` are the graphs of the step whose plan it follows; none: the region is planned by itself."""
         self._graph, self._session, self._step = graph, graph.session, step
         self._segments: dict[str, SegmentGraph] = {}  # rewritten, by phase
-        self._scripts: dict[str, Script] = {}  # by phase: where its tensors go; none where they have no places
-        self._first_runs: NumericsGuard | None = None  # of ops that run again in the backward
-        self._adds_up = False  # hands gradients over as they are made, to be added to others
+        self._scripts: dict[str, Script] = {}  # by phase: the offsets of its tensors, with an arena
+        self._first_runs: NumericsGuard | None = None  # of ops that the backward recomputes
+        self._adds_up = False  # each gradient is accumulated as it is computed
 
     def output_metadata(self, node: fx.Node) -> Sequence[torch.Tensor] | None:
         """See `lmswap.capture.aot.GraphHandler`."""
@@ -233,7 +233,7 @@ class _PlannedGraph(aot.GraphHandler):
         arena, script = self._session.engine.arena, self._scripts.get(phase)
 
         def run(arguments: list[Any]) -> Any:
-            # Marks are for one step, and between them a graph of many small ops would take longer.
+            # Marks are for one step: they slow down a graph of many small ops.
             timed = compile_boxed(with_op_marks(segment, recorder.begin_op)) if recorder.times_ops else None
             with placing(arena, script) as allocating, self._running(phase), allocating():
                 values = (timed or function)(arguments)
@@ -289,7 +289,7 @@ class _PlannedGraph(aot.GraphHandler):
 
     @property
     def _follows(self) -> tuple[int, ...]:
-        """The plan by the graphs of its step, as records know it."""
+        """The graphs of the step whose plan it follows, as records name the plan."""
         return self._step or (self._graph.index,)
 
     def _running(self, phase: str) -> _Running:
@@ -327,7 +327,7 @@ class _PlannedGraph(aot.GraphHandler):
     def _write_scripts(
         self, step: PlannedStep, places: ArenaLayout, graphs: Sequence[SegmentGraph]
     ) -> Iterator[tuple[str, Script]]:
-        """Makes each graph tell the arena where it allocates; a copy in tells by itself."""
+        """Insert openings of the arena into each graph, and yield their scripts; copies in open slots by themselves."""
         assert self._session.engine.arena is not None
         which = step.graphs.index(self._graph.index)
         segments = schedule(step.joined.program, step.plan.recomputes).program.segments
@@ -339,7 +339,7 @@ class _PlannedGraph(aot.GraphHandler):
             yield graph.phase, Script([opening.slots for opening in openings], places.arena_bytes)
 
     def _reference(self, lowered: Lowered, plan: Plan) -> UnswappedReference | None:
-        """What runs beside the graphs to verify them; None if that was not asked for or ``plan`` changes nothing."""
+        """Return the unswapped reference that verifies the graphs; None without verification, or if nothing moves."""
         session, program = self._session, lowered.program
         if session.verified is None or session.options.compiler != "fx" or not (plan.swaps or plan.recomputes):
             return None
@@ -352,7 +352,7 @@ class _PlannedGraph(aot.GraphHandler):
 
 
 class SavedSequence:
-    """A step that was recorded by saved-tensor hooks, in the place of a captured graph."""
+    """A step that was recorded by saved-tensor hooks, instead of a captured graph."""
 
     def __init__(self, session: Owner, index: int, recorded: Recorded) -> None:
         self._session, self.index, self._recorded = session, index, recorded
@@ -363,17 +363,17 @@ class SavedSequence:
 
     @property
     def spare_bytes(self) -> int:
-        """What a step like this one, but in another order, may keep on the device of what it saves."""
+        """Bytes of its saved tensors that a step like this one, but in another order, may keep on the device."""
         return self._session.plans[self.index,].allowance.step_bytes - self._other_bytes
 
     def follow(self, graphs: tuple[int, ...]) -> None:
-        """Takes up the plan of the step of ``graphs``, for steps that begin from now on."""
+        """Follow the plan of the step of ``graphs``, in steps that begin from now on."""
         self.events = PlannedEvents(self.index, self._recorded, self._session.plans[graphs].plan)
 
 
 @dataclass(frozen=True)
 class Evicted:
-    """Stands for a graph whose trace was evicted: another graph is captured where it would run again."""
+    """Stands for a graph whose trace was evicted; another graph is captured if it is needed."""
 
     index: int
 
@@ -382,7 +382,7 @@ Graphs = list[CapturedGraph | SavedSequence | Evicted]
 
 
 def told_apart(graphs: Graphs, ran: Sequence[int]) -> tuple[int, ...]:
-    """A graph for each run of ``ran``: one that runs again gets twins, planned and compiled apart, in ``graphs``."""
+    """Return a graph for each run of ``ran``: repeated ones get clones in ``graphs``, which are planned separately."""
     runs: list[int] = []
     for index in ran:
         graph = graphs[index]

@@ -1,4 +1,8 @@
-"""What of a step may its caller still hold while the next one runs? It lies beside the arena, perhaps twice."""
+"""Estimates which outputs and gradients the training loop keeps alive across steps.
+
+They are allocated outside the arena; the plan reserves up to two copies of each until observed steps show that fewer
+are needed.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,9 @@ from collections.abc import Mapping
 from lmswap.ir.program import BufferKind
 from lmswap.session.trained import Trained
 
-# How many of each kind may be there at once, from what is safest to what takes least. A loop forgets the outputs of one
-# step when it has those of the next. Gradients are added to, or are there until the next backward, or until the step's
-# end, and then they lie in the arena. Where there is room for no more, outputs do not meet perhaps.
+# How many of each kind may be alive at once, from the safest to the smallest. A loop releases the outputs of one step
+# when it has those of the next. Gradients are accumulated, or live until the next backward, or until the step's end:
+# then they are in the arena. If memory is shorter still, outputs of two steps are assumed not to overlap.
 _LEVELS: tuple[Mapping[BufferKind, int], ...] = (
     {BufferKind.OUTPUT: 2, BufferKind.GRADIENT: 2},
     {BufferKind.OUTPUT: 2, BufferKind.GRADIENT: 1},
@@ -20,57 +24,57 @@ _ADDED_TO, _UNTIL_BACKWARD, _UNTIL_END = range(3)
 
 
 class Holding:
-    """What plans reckon with: the most there may be, until steps have shown how much there is."""
+    """What plans assume the caller to hold: the most possible, until steps have shown how much it is."""
 
     def __init__(self, trained: Trained) -> None:
         self._trained = trained
-        self.level = _ADDED_TO  # the higher, the less
+        self.level = _ADDED_TO  # the higher, the fewer
         self._seen, self._is_known = _UNTIL_END, False
 
     @property
     def num_held(self) -> Mapping[BufferKind, int]:
-        """By kind how many tensors of it have to have memory at once."""
+        """Copies of each kind that need memory at once."""
         return _LEVELS[self.level]
 
     def may_add_up(self, *, with_arena: bool) -> bool:
-        """Whether gradients are added to those of the steps before, as far as steps have shown.
+        """Whether gradients are added to those of earlier steps, as far as steps have shown.
 
-        A backward shows it. Where both have no room, a step does as well that begins with some: to hand gradients over
-        that would have gone before the backward costs little.
+        A backward shows it. If there is no room for both sets, so does a step that begins with gradients: accumulating
+        into gradients that would have been released before the backward costs little.
         """
         is_certain = self._is_known or (with_arena and self.level == _ADDED_TO)
         return self._seen <= (_ADDED_TO if is_certain else _UNTIL_BACKWARD)
 
     def has_gradients(self) -> bool:
-        """Whether gradients are there now, to which those of a backward would be added."""
+        """Whether gradients exist now, to which those of a backward would be added."""
         return self._trained.have_gradients()
 
     @property
     def is_short(self) -> bool:
-        """Whether gradients are held for longer than there is room for."""
+        """Whether gradients are held for longer than plans assume."""
         return self._seen < min(self.level, _UNTIL_END)
 
     def look(self, *, in_backward: bool = False) -> None:
-        """A step begins, or its backward does: are the last one's gradients still there?"""
+        """Observe, when a step or its backward begins, whether gradients of the last step still exist."""
         if not self._is_known and self._seen != _ADDED_TO and self._trained.have_gradients():
             self._seen = _ADDED_TO if in_backward else _UNTIL_BACKWARD
 
     def assume_less(self) -> bool:
-        """There is no room for as much; whether less can be reckoned with, which is not what steps have shown."""
+        """Assume that fewer are held, for lack of memory; whether that is possible and not refuted by steps."""
         less = self.level + 1
         can = less < len(_LEVELS) and not (self._is_known and self._seen < less <= _UNTIL_END)
         self.level += can
         return can
 
     def assume_seen(self) -> bool:
-        """Steps have shown what is held; whether that is less than was reckoned with."""
+        """Assume what steps have shown from now on; whether that is less than before."""
         self._is_known = True
         is_less = self._seen > self.level
         self.level = max(self.level, self._seen)
         return is_less
 
     def assume_most(self) -> bool:
-        """Something was held that should not have been; whether more can be reckoned with, once."""
+        """Assume the most, once, after a tensor was held unexpectedly; whether that changes anything."""
         can = self.level > _ADDED_TO and self._seen != _ADDED_TO
         if can:
             self.level = self._seen = _ADDED_TO

@@ -1,4 +1,4 @@
-"""Which step shows what the host takes to queue one? The first with its plan in which nothing was done once for all."""
+"""Selects the step from which the host's time to queue a step is calibrated: the first without one-time work."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from lmswap.session.planned import PlannedStep
 
 
 class HostTime:
-    """Whether it has been read for a plan, and whether the step that has just ended shows it.
+    """The plans whose host time is known, and whether the step that just ended shows it.
 
-    Code that runs for the first time takes the host longer, and so does the arena that finds out where to put what.
+    The host takes longer for code that runs for the first time, and while the arena computes offsets.
     """
 
     def __init__(self, engine: SwapEngine) -> None:
         self._engine = engine
-        self._num_found_out, self._has_found_out = 0, False  # by the arena until the last step; whether it did in it
-        self._read: dict[tuple[int, ...], Plan] = {}  # by step: the plan for which it was
+        self._num_computed, self._has_computed = 0, False  # offsets of the arena so far; whether any in the last step
+        self._read: dict[tuple[int, ...], Plan] = {}  # by step: the plan it was read for
 
     def step_ended(self) -> None:
-        """Looks at whether the arena had to find places in it."""
+        """Note whether the arena computed offsets in the step."""
         arena = self._engine.arena
         num_computed = arena.num_computed if arena is not None else 0
-        self._has_found_out, self._num_found_out = num_computed != self._num_found_out, num_computed
+        self._has_computed, self._num_computed = num_computed != self._num_computed, num_computed
 
     def is_shown(self, step: PlannedStep) -> bool:
-        """Whether ``step``, which has just ended, shows what is not known yet."""
+        """Whether ``step``, which just ended, shows a host time that is not known yet."""
         known = self._read.get(step.graphs)
         is_known = known is not None and known.acts_as(step.plan)
-        return step.machine.host is not None and not self._has_found_out and not is_known
+        return step.machine.host is not None and not self._has_computed and not is_known
 
     def read(self, step: PlannedStep, record: StepRecord) -> Machine:
-        """The machine of ``step`` with what ``record`` shows, once for each plan."""
+        """Return the machine of ``step`` with the host time of ``record``, once for each plan."""
         self._read[step.graphs] = step.plan
         return host_as_measured(step.joined.program, step.plan, step.machine, record.host_seconds())

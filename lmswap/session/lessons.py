@@ -1,4 +1,8 @@
-"""What has to change after what a step showed? Predictions by what it took, and plans that no longer do."""
+"""Evaluates after each step whether its predictions must be calibrated and its plan replaced.
+
+Replanning is triggered by loss memory, accumulated gradients, growth between steps, tensors held in the arena,
+compression, and by measured seconds that differ from the prediction.
+"""
 
 from __future__ import annotations
 
@@ -33,16 +37,16 @@ from lmswap.session.steps import FROM_CACHE, FROM_OTHER_RANK, StepPlans
 
 # Earlier steps touch their memory for the first time, and choose algorithms.
 STEADY_STEP = 3
-# After the first steps "auto" searches for as many times as long as before them, once: for a plan that is made again,
-# and for one that by what was measured may be slower than the best by more than this share. A gain of less is none.
+# After the first steps "auto" searches this many times as long as before them, once: when it replans, and for a plan
+# that by measured costs may be slower than the best by more than this share. A smaller gain is ignored.
 _SECOND_EFFORT = 4
 _WORTH_SEARCHING = 0.01
-# What a plan may use once growth is known is worth a new one if it is more than this share of the budget.
+# Memory that becomes available once growth is known causes replanning if it exceeds this share of the budget.
 _WORTH_USING = 0.04
 
 
 class Lessons:
-    """Draws from each step of a model what its plans lacked, and puts others in force where they lack too much."""
+    """Observes the steps of a model, calibrates their predictions, and replaces plans that no longer fit."""
 
     def __init__(
         self,
@@ -56,39 +60,44 @@ class Lessons:
         budget: Budget,
         notes: Notes,
     ) -> None:
-        """``notes`` is where sentences for people on its plans go."""
+        """``notes`` takes sentences for reports on its plans."""
         self._options, self._tier, self._holding = options, tier, planner.holding
         self._plans, self._planner, self._engine, self._memory = plans, planner, engine, memory
         self._budget, self._notes = budget, notes
         self._num_runs: Counter[tuple[int, ...]] = Counter()  # by step
-        self._shown: dict[int, Shown] = {}  # by the graph that a step begins with: what the last such step showed
-        self._outgrown: Counter[tuple[int, ...]] = Counter()  # by step: bytes of growth that had no room in its plan
-        self._read_at: dict[tuple[int, ...], int] = {}  # by step: the peak after which what is in use was read
+        self._shown: dict[int, Shown] = {}  # by the first graph of a step: its last observation
+        self._outgrown: Counter[tuple[int, ...]] = Counter()  # by step: bytes of growth that its plan had no room for
+        self._read_at: dict[tuple[int, ...], int] = {}  # by step: the peak at the last measurement of growth
         self._compression = Compression(tier, engine)
         self._host_time = HostTime(engine)
 
     def note(self, followed: Followed) -> None:
-        """Keeps what a step showed, which has just ended, until one begins with the same graph."""
+        """Keep the observation of a step that just ended until one begins with the same graph."""
         ended, graphs, is_as_planned = followed
         num_runs = self._num_runs[graphs] = self._num_runs[graphs] + 1
-        # Verification takes time of its own, which teaches nothing.
+        # Verification takes time of its own, so its steps are no measurements.
         num_steady = num_runs if is_as_planned and not self._options.verify else 0
         self._host_time.step_ended()
         step = self._plans.get(graphs) if self._options.plan is None else None
         shows_host = step is not None and self._host_time.is_shown(step)
-        teaches = num_steady in (STEADY_STEP - 1, STEADY_STEP) or (num_steady > STEADY_STEP and shows_host)
-        record = self._engine.recorder.last() if teaches else None
+        is_measured = num_steady in (STEADY_STEP - 1, STEADY_STEP) or (num_steady > STEADY_STEP and shows_host)
+        record = self._engine.recorder.last() if is_measured else None
         self._shown[graphs[0]] = Shown(graphs, ended, record, num_runs, num_steady)
 
     def take(self, first: int) -> Shown | None:
-        """What the last step that began with graph ``first`` showed, once."""
+        """Return, once, the observation of the last step that began with graph ``first``."""
         shown = self._shown.pop(first, None)
         return shown if shown is not None and self._plans.get(shown.graphs) is not None else None  # it may be evicted
 
     def draw(self, shown: Shown, released: Callable[[], frozenset[int]]) -> bool:
-        """Learns from a step before one like it runs; whether it has another plan now.
+        """Evaluate the replan triggers for the observed step, before one like it runs.
 
-        ``released`` gives the outputs and tangents that its caller did not hold, once.
+        Args:
+            shown: the observation.
+            released: returns, once, the outputs and tangents that the caller did not hold.
+
+        Returns:
+            True if the step has another plan now.
         """
         graphs, num_steady = shown.graphs, shown.num_steady
         if num_steady == STEADY_STEP - 1:
@@ -97,7 +106,7 @@ class Lessons:
             self._budget.watch()
         over_bytes = shown.ended.peaks.used_bytes - self._plans[graphs].allowance.budget_bytes
         if self._engine.arena is not None and (shown.num_runs == 1 or over_bytes > 0):
-            self._memory.trim()  # batches beside the next ones, say, leave memory in pieces that losses do not fit into
+            self._memory.trim()  # batches, for example, may leave memory in fragments too small for losses
         is_other = self._heed_added(self._plans[graphs])
         is_other |= self._make_room(self._plans[graphs])
         if num_steady > STEADY_STEP + 1:
@@ -111,33 +120,33 @@ class Lessons:
         if num_steady == STEADY_STEP + 1:
             is_other |= self._settle(self._plans[graphs], shown)
         if num_steady > STEADY_STEP and shown.record is not None and not is_other:
-            step = self._plans[graphs]  # predicted by what the host took for one like all that follow
+            step = self._plans[graphs]  # predicted by the host time of a step without one-time work
             if (machine := self._host_time.read(step, shown.record)) != step.machine:
                 self._price_again(replace(step, machine=machine))
         return is_other
 
     def _heed_losses(self, step: PlannedStep) -> bool:
-        """Plans again if what the loss takes, which is known after one step, does not fit; whether it is another plan.
+        """Replan if the loss, whose memory is known after one step, does not fit; whether the plan changed.
 
-        Until then it is what was assumed or remembered.
+        Until then its memory is assumed or cached.
         """
         program = step.joined.program
         costs = self._planner.with_losses(step.costs, program, step.graphs)
         if costs == step.costs:
             return False
-        heeding = replace(step, costs=costs)
+        measured = replace(step, costs=costs)
         peak_bytes = simulate(program, costs, step.machine, step.plan).peak_bytes
         if peak_bytes <= step.plan.budget_bytes or step.is_overdrawn:
-            self._plans.predict(replace(heeding, plan=replace(step.plan, predicted_peak_bytes=peak_bytes)))
+            self._plans.predict(replace(measured, plan=replace(step.plan, predicted_peak_bytes=peak_bytes)))
             return False
         self._planner.lend_memory(program)
         taken = format_bytes(loss_bytes(costs, program))
-        return self._make_again(heeding, f"the loss takes {taken}, more than the plan leaves it", remembers=True)
+        return self._make_again(measured, f"the loss takes {taken}, more than the plan leaves it", remembers=True)
 
     def _heed_added(self, step: PlannedStep) -> bool:
-        """Hands gradients over as they are made once a loop adds them up and memory is short; whether it begins to.
+        """Accumulate each gradient as it is computed, once a loop adds them up and memory is short; whether it begins.
 
-        Ranks do so anyway, and what verifies a backward has to have all that it gives.
+        Ranks do so anyway, and verification of a backward needs all of its gradients at once.
         """
         can_begin = step.joined.program.kind_of_gradients is BufferKind.GRADIENT
         adds_up = self._holding.may_add_up(with_arena=self._engine.arena is not None)
@@ -147,7 +156,7 @@ class Lessons:
         if not is_short and self._budget.outgrown_bytes(step.allowance) <= GROWTH_BYTES:
             return False
         adding = self._plans.add_up(step)
-        self._memory.trim()  # what steps held at most is more than they will
+        self._memory.trim()  # their highest peak is more than they will need
         self._planner.lend_memory(adding.joined.program)
         if (known := self._plans.remembered_again(adding)) is not None:
             self._put_in_force(adding, known, ADDS_UP, FROM_CACHE)
@@ -156,9 +165,9 @@ class Lessons:
         return True
 
     def _make_room(self, step: PlannedStep) -> bool:
-        """Counts what tensors outside of the step hold more than planned, and plans again each time it has no room.
+        """Count what tensors outside of the step hold more than planned; replan if the plan has no room for it.
 
-        Whether the plan is another then.
+        Returns whether the plan changed.
         """
         more_bytes = self._budget.outgrown_bytes(step.allowance)
         if more_bytes <= GROWTH_BYTES:
@@ -167,7 +176,7 @@ class Lessons:
         return self._answer_growth(step, more_bytes, holds_more(more_bytes))
 
     def _heed_growth(self, step: PlannedStep, ended: EndedStep) -> bool:
-        """Counts what else has come into use, as `_make_room` does, where a peak has risen or exceeds the budget."""
+        """Count other growth in the same way, if a peak has risen or exceeds the budget."""
         peak_bytes = ended.peaks.used_bytes
         if peak_bytes <= min(self._read_at[step.graphs] + GROWTH_BYTES, step.allowance.budget_bytes):
             return False
@@ -179,14 +188,14 @@ class Lessons:
         return self._answer_growth(replace(step, allowance=allowance), more_bytes, is_in_use(more_bytes))
 
     def _answer_growth(self, step: PlannedStep, more_bytes: int, reason: str) -> bool:
-        """Plans ``step`` again, whose allowance counts growth by ``more_bytes``, where its plan leaves that no room.
+        """Replan ``step``, whose allowance counts growth by ``more_bytes``, if its plan has no room for it.
 
-        From the second time on twice as much is left free as has come, where a plan can: each is another plan.
+        From the second time on the plan leaves twice the growth free, if it can, as each replanning changes the plan.
         """
         self._plans.put(step)
         if step.excess_bytes <= 0:
             return False
-        if step.is_overdrawn:  # no plan takes less, as the search has shown that was for less growth
+        if step.is_overdrawn:  # a search for less growth has shown that no plan takes less
             self._notes.append(f"the plan stays as it was {self._after_step()}: {reason}, and no plan takes less")
             return False
         ahead_bytes = 2 * self._outgrown[step.graphs]
@@ -195,45 +204,45 @@ class Lessons:
         return self._make_again(step, reason, ahead_bytes=ahead_bytes)
 
     def _heed_unplaced(self, step: PlannedStep) -> bool:
-        """Reckons with more that is held, once, when something still lay where another tensor was to lie.
+        """Assume once that the caller holds more, after a tensor occupied an offset of the next step.
 
-        Whether the step's plan or places are others then.
+        Returns whether the step's plan or offsets changed.
         """
         arena = self._engine.arena
         if arena is None or not arena.num_unplaced or not self._holding.assume_most():
             return False
-        self._make_again(step, "something of a step was still held where the next one was to lie")
+        self._make_again(step, "a tensor of a step was still held at offsets of the next one")
         return self._plans[step.graphs].places != step.places
 
     def _heed_compressed(self, step: PlannedStep) -> bool:
-        """Plans again when tensors compress so little that they take more host memory than they may."""
+        """Replan if compressed tensors exceed the host memory of their tier."""
         excess = self._compression.excess(step)
         if not excess:
             return False
         self._planner.lend_memory(step.joined.program)
-        heeding = replace(step, machine=self._compression.as_seen(step))
-        is_other = self._make_again(heeding, excess, remembers=True)
+        measured = replace(step, machine=self._compression.with_measured_ratio(step))
+        is_other = self._make_again(measured, excess, remembers=True)
         made = self._plans[step.graphs]
         if is_other:
-            self._compression.begin_anew(made)
+            self._compression.reset(made)
         else:
-            self._plans.put(replace(made, machine=self._compression.as_needed(made)))
+            self._plans.put(replace(made, machine=self._compression.with_needed_ratio(made)))
         return is_other
 
     def _keep(self, step: PlannedStep, record: StepRecord | None, released: frozenset[int]) -> None:
-        """Notes what the last step took, as the ops of the next one will be timed, and what was let go of.
+        """Keep the seconds of the last step, as ops are timed in the next one, and what was released.
 
-        ``released`` are the outputs and tangents that the caller did not hold; predictions count on that, plans do not.
+        ``released`` are the outputs and tangents that the caller did not hold; predictions rely on that, plans do not.
         """
         seconds = () if record is None else tuple(map(sum, record.op_seconds()))
         self._plans.put(replace(step, segment_seconds=seconds, released=released))
 
     def _learn(self, step: PlannedStep, shown: Shown) -> bool:
-        """Predicts from what the last step took, and plans again if the prediction was off, or the plan may be slow.
+        """Calibrate costs by the last step; replan if the prediction was off or the plan may be slow.
 
-        Says whether the plan of ``step`` is another then. What is in use between steps is known from now on.
+        What is in use between steps is known from now on. Returns whether the plan of ``step`` changed.
         """
-        self._memory.compact()  # tracing and timing leave up to 30 MiB, which steps would not use again
+        self._memory.compact()  # tracing and timing leave up to 30 MiB that steps do not reuse
         self._holding.assume_seen()
         step = self._with_growth(step, step.small_bytes(self._memory.counted_from_bytes()), shown.ended)
         record = shown.record if self._options.plan is None else None
@@ -249,24 +258,24 @@ class Lessons:
             predicted=step.predicted,
             measured=record.timeline(program.buffer_names, other_bytes=0),
             op_seconds=record.op_seconds(),
-            host_seconds=record.host_seconds(),  # in the step before, the arena found out where blocks come to lie
+            host_seconds=record.host_seconds(),  # in the step before, the arena computed offsets
             segment_seconds=step.segment_seconds,
         )
         if found is None:
             return False
         self._planner.lend_memory(program)
         step = replace(step, costs=found.costs, machine=found.machine)
-        step = self._price_again(replace(step, machine=self._compression.as_needed(step)))
+        step = self._price_again(replace(step, machine=self._compression.with_needed_ratio(step)))
         return self._answer(step, found)
 
     def _answer(self, step: PlannedStep, found: Calibration) -> bool:
-        """Plans ``step`` again, by whose last run it is priced, if that has ``found`` a reason to; whether it did.
+        """Replan ``step``, priced by its last run, if calibration ``found`` a reason; whether the plan changed.
 
-        A plan of an earlier process for the same reason does as well.
+        A cached plan of an earlier process for the same reason is used instead.
         """
         step = replace(step, allowance=self._budget.without_spare(step.allowance))
         self._plans.put(step)
-        # A search has shown that no plan takes less, or none was for: nothing is swapped without a backward.
+        # A search has shown that no plan takes less, or there is nothing to swap without a backward.
         if (step.is_overdrawn and not step.allowance.spared_bytes) or not step.backwards:
             return False
         if step.allowance.spared_bytes and (known := self._plans.remembered_again(step)) is not None:
@@ -279,7 +288,7 @@ class Lessons:
         return self._make_measured(step, room) if room is not None else self._search_on(step)
 
     def _room_left(self, step: PlannedStep) -> str | None:
-        """Whether ``step`` needs less beside the arena than was reckoned with: in reserve, or for results; in words."""
+        """Return a reason if ``step`` needs less outside of the arena than assumed, of reserve or for results."""
         if step.places is None or not (step.plan.swaps or step.plan.recomputes):
             return None
         places = self._planner.find_places(step.joined.program, step.costs, step.plan)
@@ -289,11 +298,11 @@ class Lessons:
         return has_room(spared_bytes, results_bytes) if spared_bytes + results_bytes > GROWTH_BYTES else None
 
     def _settle(self, step: PlannedStep, shown: Shown) -> bool:
-        """Reads again what is in use between steps: a new plan's graphs are compiled, what searching left is used up.
+        """Measure again what is in use between steps, now that a new plan's graphs are compiled and the search is over.
 
-        Whether the plan had to be made again for that, or another rank has made it again, and is another.
+        Returns whether the plan changed, for growth or to the one of another rank.
         """
-        step = self._with_growth(step, 0, shown.ended)  # the last step has left them in use
+        step = self._with_growth(step, 0, shown.ended)  # small tensors of the last step are in use now
         if (step.plan.swaps or step.plan.recomputes) and not is_distributed():  # ranks follow the first
             step = replace(step, allowance=self._budget.settled(step.allowance, step.joined.program))
             self._plans.put(step)
@@ -306,7 +315,7 @@ class Lessons:
         return self._use_margin(step)
 
     def _use_margin(self, step: PlannedStep) -> bool:
-        """Plans again for what of the margin is not needed, if that is worth it; whether the plan is another."""
+        """Replan to use the part of the margin that is not needed, if it is large; whether the plan changed."""
         room_bytes = step.allowance.step_bytes - step.room.step_bytes
         can_use = step.allowance.settled_margin_bytes is not None and self._options.policy != "swap_all"
         is_worth = room_bytes > _WORTH_USING * step.allowance.budget_bytes
@@ -319,20 +328,20 @@ class Lessons:
         return self._make_again(step, reason, remembers=True)
 
     def _with_growth(self, step: PlannedStep, small_bytes: int, ended: EndedStep) -> PlannedStep:
-        """``step`` with what is in use between steps now, the places of small tensors included."""
+        """Return ``step`` with what is in use between steps now, small tensors included."""
         self._read_at[step.graphs] = ended.peaks.used_bytes
         allowance = self._budget.with_growth(step.allowance, small_bytes, ended.peaks.used_bytes)
         return self._plans.predict(replace(step, allowance=allowance))
 
     def _price_again(self, step: PlannedStep) -> PlannedStep:
-        """``step``, whose plan was made by other costs, with a prediction by its own."""
+        """Return ``step``, planned by other costs, with a prediction by its current ones."""
         priced = self._plans.priced(step)
         self._memory.compact()
         self._plans.remember(step.joined.program, priced)
         return self._plans.predict(priced)
 
     def _search_on(self, step: PlannedStep) -> bool:
-        """Searches for longer where the plan may not be the best by what was measured."""
+        """Search for longer if the plan may not be the best by measured costs; whether the plan changed."""
         if self._options.policy != "auto" or step.origin == FROM_CACHE or step.plan.certificate is None:
             return False
         excess = step.plan.predicted_seconds / step.plan.certificate.seconds - 1
@@ -342,9 +351,9 @@ class Lessons:
         return self._make_measured(step, reason, most_seconds=(1 - _WORTH_SEARCHING) * step.plan.predicted_seconds)
 
     def _make_measured(self, step: PlannedStep, reason: str, *, most_seconds: float = math.inf) -> bool:
-        """`_make_again` by what the last step took, by which ``step`` is priced: on the first rank of a machine only.
+        """Replan by the costs of the last step, by which ``step`` is priced: on the first rank of a machine only.
 
-        The others go on as they do, and follow its plan from the next step on.
+        The others keep their plan, and follow the new one from the next step on.
         """
         program = step.joined.program
         if self._plans.is_left_to_others(program):
@@ -363,11 +372,18 @@ class Lessons:
         priced: Plan | None = None,
         ahead_bytes: int = 0,
     ) -> bool:
-        """Puts a new plan in the place of ``step``'s, by its costs, machine and allowance, and says so.
+        """Search a plan for ``step`` by its costs, machine and allowance, activate it and add a note.
 
-        Only if there is one that takes ``most_seconds``; whether it is another plan. ``priced`` is the old plan where
-        its certificate is by these costs, and need not be found again. ``ahead_bytes`` more are left free if a plan
-        can.
+        Args:
+            step: the step to replan.
+            reason: for the note.
+            most_seconds: a plan that takes longer is not activated.
+            remembers: write the plan to the cache.
+            priced: the old plan if its certificate is by the same costs; it is reused.
+            ahead_bytes: left free in addition if a plan can.
+
+        Returns:
+            True if the plan changed.
         """
         after = self._after_step()
         if self._options.plan is not None:
@@ -378,7 +394,7 @@ class Lessons:
             step, plan = self._search(step, priced, ahead_bytes)
         except (PlanInfeasible, TierError) as error:
             self._notes.append(f"the plan stays as it was {after}: {reason}; {error}")
-            self._plans.keep(replace(step, allowance=replace(step.allowance, scattered_bytes=0)))
+            self._plans.keep(replace(step, allowance=replace(step.allowance, fragmented_bytes=0)))
             return False
         if plan.predicted_seconds > most_seconds:
             return False
@@ -388,7 +404,7 @@ class Lessons:
         return self._put_in_force(step, planned, reason)
 
     def _search(self, step: PlannedStep, priced: Plan | None, ahead_bytes: int) -> tuple[PlannedStep, Plan]:
-        """A plan for ``step``, with ``ahead_bytes`` more free, or as many as it has where none does with that."""
+        """Search a plan for ``step`` with ``ahead_bytes`` more free; without them if no plan fits so."""
 
         def search(step: PlannedStep) -> tuple[PlannedStep, Plan]:
             program, costs, machine, allowance = step.joined.program, step.costs, step.machine, step.allowance
@@ -403,12 +419,12 @@ class Lessons:
         return f"after step {self._engine.recorder.num_steps}"
 
     def _put_in_force(self, step: PlannedStep, planned: CachedPlan, reason: str, source: str = "") -> bool:
-        """Puts ``planned``, which may come from elsewhere, in the place of ``step``'s plan; whether it is another."""
+        """Activate ``planned``, possibly of another process, instead of ``step``'s plan; whether that changes it."""
         when = " ".join(filter(None, (self._after_step(), source)))
-        adopted = self._plans.adopt(step.graphs, step.joined, planned, step.allowance, f"made again {when}")
+        adopted = self._plans.adopt(step.graphs, step.joined, planned, step.allowance, f"replanned {when}")
         self._plans.put(replace(adopted, released=step.released))
         is_same = planned.plan.acts_as(step.plan)
         if not is_same:
-            self._memory.trim()  # what the old plan's steps held at most may be more than the new one's will
+            self._memory.trim()  # the old plan's peak may exceed the new one's
         self._notes.append(f"replanned {when}: {reason}" + ("; the plan is the same" if is_same else ""))
         return not is_same

@@ -1,4 +1,4 @@
-"""What is said of a model for people? Sentences for its reports, and warnings; the log gets both."""
+"""Notes of a model for its reports, and warnings; both are logged, too."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 
 
 def crowded_out(graph: int, after: int | None) -> str:
-    """Says that no plan of ``graph`` fits where it was found: in the step of graph ``after``, or in one by itself."""
+    """Return a note that no plan of ``graph`` fits where it was captured: after graph ``after``, or by itself."""
     if after is None:
         return f"no plan of graph {graph} fits the budget beside what was in use when it was found: it swaps all it can"
     return f"graph {graph} was found after graph {after} had been planned: it may have exceeded the budget once"
@@ -27,25 +27,25 @@ class Notes(list[str]):
         self._model = model
 
     def append(self, note: str) -> None:
-        """Adds a sentence."""
+        """Add a sentence, and log it."""
         super().append(note)
         _log.info("%s: %s", self._model, note)
 
     def extend(self, notes: Iterable[str]) -> None:
-        """Adds sentences."""
+        """Add sentences, and log them."""
         for note in notes:
             self.append(note)
 
     def append_once(self, note: str) -> None:
-        """Adds a sentence, unless it was said before."""
+        """Add a sentence, unless it is there already."""
         if note not in self:
             self.append(note)
 
 
 def warn(sentence: str, category: type[Warning]) -> None:
-    """Warns people of what their own line does, and the log."""
+    """Warn at the user's own line, and log it."""
     sentence = escape_controls(sentence)
-    if _log.hasHandlers():  # without any, logging would print it a second time
+    if _log.hasHandlers():  # without handlers, logging would print it a second time
         _log.warning("%s", sentence)
     frame = users_frame()
     module, registry = frame.f_globals.get("__name__"), frame.f_globals.setdefault("__warningregistry__", {})

@@ -1,4 +1,4 @@
-"""What does a session stand on? The tier that was asked for, its link and limits, and the engine that moves bytes."""
+"""Opens what a session runs on: the requested tier with its link and limits, and the engine that moves bytes."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from lmswap.ir.machine import Machine
 from lmswap.options import Options
 from lmswap.session.pinned import PinnedPlans
 
-# What verify=True does and leaves, by what runs the model.
+# What verify=True checks and does not check, by compiler.
 WHAT_VERIFY_DOES = {
     "fx": "verify=True: each graph also runs without swaps; that, its copies and checks are part of the measured times",
     "inductor": "verify=True checks the transfers only: a step that Inductor compiles without copies in it may fuse "
     "otherwise, and differ in the last bits; compiler='fx' compares results too",
     "eager": "verify=True: under saved-tensor hooks the model's own code runs, once; what it saves stays on the device "
-    "too, and is compared to the bit with what the backward takes back: no more can differ",
+    "too, and is compared bitwise with what the backward takes back: nothing else can differ",
 }
 
 
 @dataclass(frozen=True)
 class Opened:
-    """The tier that a model swaps to, where it lies, the machine as far as the model may use it, and its engine."""
+    """A model's tier, its location, the machine as far as the model may use it, and its engine."""
 
     tier: str
     where: str
     machine: Machine
     native: _C.Engine
-    node: LocalRanks | None  # whose ranks were measured together, and plan together
+    node: LocalRanks | None  # whose ranks measure and plan together
 
 
 def open_device(device: torch.device, options: Options, pinned: PinnedPlans | None) -> Opened:
-    """Measures what ``options`` ask for on ``device``, and opens the engine that moves its bytes.
+    """Measure what ``options`` request on ``device``, and open the engine that moves its bytes.
 
     Raises:
         OptionError: ``device`` has no such tier, or nothing of it is left to use.
-        PlanMismatch: the ``pinned`` plans are of another kind of device.
+        PlanMismatch: the ``pinned`` plans are for another kind of device.
         TierError, DriverError: see `open_engine`.
     """
     _check_allocator(device)
@@ -53,14 +53,14 @@ def open_device(device: torch.device, options: Options, pinned: PinnedPlans | No
     where = locate(tier, device, options)
     node = LocalRanks.here() if options.together else None
     measured = describe_machine(device, tier, where) if node is None else describe_share(device, tier, where, node)
-    machine = as_asked(measured, tier, options)
+    machine = as_requested(measured, tier, options)
     if pinned is not None:
         pinned.check_device(machine)
     return Opened(tier, where, machine, open_engine(device, tier, where, machine, options), node)
 
 
 def describe_choices(options: Options, device: torch.device, opened: Opened) -> Iterator[str]:
-    """What was chosen for the user, and what an option means that they may not expect: sentences for reports."""
+    """Yield sentences for reports on choices made for the user and on effects of options they may not expect."""
     if opened.tier == "peer":
         yield f"tier: swapped tensors go to {describe_peer(device, opened.where)}"
     elif opened.tier != "disk" and options.disk_directory is not None:
@@ -83,7 +83,7 @@ def describe_choices(options: Options, device: torch.device, opened: Opened) -> 
 
 
 def resolve_tier(tier: str, device: torch.device) -> str:
-    """Where swapped tensors of a model on ``device`` go.
+    """Return the tier of a model on ``device``.
 
     Raises:
         OptionError: the device has no such tier.
@@ -98,14 +98,14 @@ def resolve_tier(tier: str, device: torch.device) -> str:
 
 
 def locate(tier: str, device: torch.device, options: Options) -> str:
-    """Where the tier lies that was asked for; see `locate_tier`, which raises what this raises."""
+    """Return the location of the requested tier; raises as `locate_tier`."""
     if tier == "peer":
         return locate_tier(device, tier, options.peer, options.host_budget_bytes)
     return locate_tier(device, tier, options.disk_directory)
 
 
-def as_asked(machine: Machine, tier: str, options: Options) -> Machine:
-    """``machine`` with the link that is to be emulated, and no more of its tier than may be used.
+def as_requested(machine: Machine, tier: str, options: Options) -> Machine:
+    """Return ``machine`` with the link to emulate, and its tier limited to what may be used.
 
     Raises:
         OptionError: nothing of the tier is left to use.
@@ -126,7 +126,7 @@ def as_asked(machine: Machine, tier: str, options: Options) -> Machine:
 
 
 def open_engine(device: torch.device, tier: str, where: str, machine: Machine, options: Options) -> _C.Engine:
-    """An engine with its one tier, which lies at ``where``.
+    """Open an engine with its one tier, at ``where``.
 
     Raises:
         TierError: the tier's memory or directory cannot be used.
@@ -149,16 +149,16 @@ def open_engine(device: torch.device, tier: str, where: str, machine: Machine, o
 def _check_allocator(device: torch.device) -> None:
     if device.type == "cuda" and torch.cuda.get_allocator_backend() == "pluggable":
         raise OptionError(
-            "memory of the GPU comes from a pluggable allocator (change_current_allocator), which does not tell torch "
-            "what it holds: no budget could be kept; train with torch's own"
+            "memory of the GPU comes from a pluggable allocator (change_current_allocator), which does not report to "
+            "torch what it holds: no budget could be kept; train with torch's own"
         )
 
 
 def has_places(device: torch.device, options: Options) -> bool:
-    """Whether steps of a model on ``device`` run in an arena, each tensor at its place.
+    """Whether steps of a model on ``device`` run in an arena, each tensor at its offset.
 
-    They do where every allocation is known beforehand: in graphs of ops that run one by one, by torch's own allocator
-    without settings. What verification runs beside a graph has no place.
+    They do if every allocation is known beforehand: in graphs of single ops, with torch's own allocator without
+    settings. Reference runs of verification have no offsets.
     """
     if device.type != "cuda" or options.compiler != "fx" or options.verify:
         return False

@@ -1,4 +1,4 @@
-"""What ran? The order of a model's graphs in its last steps, and whether it is worth a plan of its own."""
+"""The order in which a model's graphs ran in its last steps, and whether it needs a plan of its own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Ran:
 
     @staticmethod
     def of(step: EndedStep | None) -> Ran:
-        """The graphs of ``step``, or none."""
+        """Return the graphs of ``step``, or none."""
         return _ran(step.sequence if step is not None else ())
 
     @cached_property
@@ -33,7 +33,7 @@ class Ran:
 
     @cached_property
     def is_chain(self) -> bool:
-        """Whether several graphs ran, and each of them came backward as often as forward."""
+        """Whether several graphs ran, and each of them as often backward as forward."""
         return len(self.forwards) > 1 and sorted(self.backwards) == sorted(self.forwards)
 
     def is_as_planned(self, step: PlannedStep) -> bool:
@@ -41,24 +41,24 @@ class Ran:
         return step.backwards == self.backwards and len(set(self.forwards)) == len(self.forwards)
 
 
-@lru_cache  # steps that follow each other are alike
+@lru_cache  # successive steps are alike
 def _ran(sequence: tuple[SegmentKey, ...]) -> Ran:
     by_phase = {phase: tuple(index for index, ran in sequence if ran == phase) for phase in ("forward", "backward")}
     return Ran(by_phase["forward"], by_phase["backward"])
 
 
 class Shown(NamedTuple):
-    """What a step showed that followed its plan, for when one begins that is like it."""
+    """What a step that followed its plan showed, for the next step like it."""
 
     graphs: tuple[int, ...]
     ended: EndedStep
-    record: StepRecord | None  # of a step that others are predicted by
+    record: StepRecord | None  # of a step that calibrates predictions
     num_runs: int  # of the step until then, this one included
-    num_steady: int  # likewise, if they teach how long it takes; else 0
+    num_steady: int  # likewise, if they show its seconds; else 0
 
 
 class Followed(NamedTuple):
-    """A step that ended and followed the plan of ``graphs``; ``is_as_planned`` tells whether in its order."""
+    """A step that ended and followed the plan of ``graphs``; ``is_as_planned``: also in its order."""
 
     ended: EndedStep
     graphs: tuple[int, ...]
@@ -66,19 +66,19 @@ class Followed(NamedTuple):
 
 
 class StepOrder:
-    """Compares the order in which a model's graphs run with the one that they are planned in."""
+    """Compares the order in which a model's graphs run with the planned one."""
 
     def __init__(self, recorder: Recorder, plans: StepPlans, notes: Notes) -> None:
-        """``notes`` is where sentences for people go."""
+        """``notes`` takes sentences for reports."""
         self._recorder, self._plans, self._notes = recorder, plans, notes
         self._num_noted = 0  # steps of the recorder's that `note_ended` has seen
-        # By the graph that a step begins with, as steps of other kinds, validation, may run between: what ran in the
-        # last of them, and whether that was as in the one before.
+        # By the first graph of a step, as steps of other kinds, such as validation, may run in between: what ran in the
+        # last such step, and whether the one before was the same.
         self._begun_with: dict[int, tuple[Ran, bool]] = {}
         self._unplannable: set[Ran] = set()
 
     def note_ended(self) -> Followed | None:
-        """Keeps what the last step ran for when one begins alike; which plan it followed as a whole, if any, once."""
+        """Record what the last step ran; return, once, the plan that it followed as a whole, if any."""
         ended = self._recorder.ended
         if ended is None or ended.number == self._num_noted:
             return None
@@ -90,17 +90,17 @@ class StepOrder:
         if ran.repeated and not ran.is_chain:
             self._note_repeated(ran)
         step = self._plans.get(ended.follows)
-        # The graphs that it trained; where it trained none, those that it ran.
+        # The graphs that it trained; if none, those that it ran.
         graphs = tuple(dict.fromkeys(ran.forwards or [index for index, _ in ended.sequence]))
         if step is None or step.graphs != graphs:
             return None
         return Followed(ended, graphs, ran.is_as_planned(step))
 
     def chain_to_plan(self, first: int) -> Ran | None:
-        """The order in which the last step ran that began with graph ``first``, if another one is to be planned by it.
+        """Return the order of the last step that began with graph ``first``, if it is to be planned.
 
-        A step that runs a graph several times may run it another number of times next, and one whose losses ask for
-        another order than before may ask for yet another: both are planned when they recur.
+        A step that runs a graph several times may run it another number of times next, and one with another order of
+        backwards may change it again: both are planned when they recur.
         """
         ran, has_settled = self._begun_with.get(first, (Ran(), False))
         planned = self._plans.get(ran.forwards)
@@ -115,7 +115,7 @@ class StepOrder:
         return None
 
     def cannot_plan(self, ran: Ran) -> None:
-        """No plan was found for this order: nobody is to search for it before each step."""
+        """Mark an order for which no plan was found, so that it is not searched before each step."""
         self._unplannable.add(ran)
 
     def _note_repeated(self, ran: Ran) -> None:

@@ -1,4 +1,4 @@
-"""Which steps held more than the budget, what held it, and was it said? A warning, and again when it grows."""
+"""Warns of steps that exceeded the budget, with what held the memory; and again when the excess grows."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from lmswap.session.allowance import GROWTH_BYTES, Held
 from lmswap.session.notes import warn
 from lmswap.session.planned import PlannedStep
 
-# An excess is told of again when it is by more than this share of itself larger than what was told.
-_GROWTH_TOLD = 0.25
+# A second warning needs an excess that is larger than the reported one by more than this share.
+_REPORTED_GROWTH = 0.25
 
 _PREPARED = "graphs were captured, timed or planned in it"
 _UNPLANNED = "it was like no step before it and followed no plan; the next like it has one"
@@ -23,21 +23,21 @@ _NO_BACKWARD = (
     "torch.no_grad() where none follows"
 )
 _INFERENCE = "it had no backward, and nothing of a forward alone is swapped"
-_GRADIENTS = "gradients of the step before are still there, and the budget leaves no room for a second set of them"
+_GRADIENTS = "gradients of the step before still exist, and the budget leaves no room for a second set of them"
 _OTHERS = "several models are enabled, and each one's budget counts what all of them hold"
 
 
 class Overruns:
-    """Tells of one model's steps that exceeded its budget."""
+    """Warns of one model's steps that exceeded its budget."""
 
     def __init__(self, model: str) -> None:
         self._model = model
-        self._told_bytes: dict[str, int] = {}  # excess by what was special about the step
-        self._told_held_bytes = 0  # by tensors outside of the last step that was told of
+        self._reported_bytes: dict[str, int] = {}  # excess by what was special about the step
+        self._reported_held_bytes = 0  # by tensors outside of the last step that was reported
         self._prepared_in: set[int] = set()  # numbers of steps
 
     def prepared_in(self, step: int) -> None:
-        """In that step graphs are captured, timed or planned."""
+        """Note that graphs are captured, timed or planned in ``step``."""
         self._prepared_in.add(step)
 
     def tell(
@@ -52,23 +52,24 @@ class Overruns:
         is_as_planned: bool,
         holds_gradients: bool,
     ) -> None:
-        """Warns of ``step``, which exceeded the budget, if that was not said yet.
+        """Warn of ``step``, which exceeded the budget, if that was not reported yet.
 
         ``held`` is what tensors outside of it held when it began, and ``plan`` what it followed, if anything.
-        ``num_models`` are enabled on the device; ``is_hooked`` says whether hooks, not graphs, served the step,
-        ``is_as_planned`` whether it followed one plan, in its order, and ``holds_gradients`` whether gradients of the
-        step before are held for longer than that has room for.
+        ``num_models`` are enabled on the device. ``is_hooked``: hooks, not graphs, served the step; ``is_as_planned``:
+        it followed one plan, in its order; ``holds_gradients``: gradients of the step before are held for longer than
+        the plan has room for.
         """
         excess_bytes = step.peaks.used_bytes - budget_bytes
         around = _GRADIENTS if holds_gradients else _OTHERS if num_models > 1 else ""
         special = self._special(step, is_hooked=is_hooked, is_as_planned=is_as_planned) or around
-        told = self._told_bytes
-        # What preparing takes comes on top of what else exceeds the budget: that is told of by itself, not again.
-        told_bytes = max(told.values(), default=0) if special == _PREPARED else told.get(special, 0)
-        has_grown = bool(told) and held.nbytes > self._told_held_bytes + GROWTH_BYTES and excess_bytes > told_bytes
-        if excess_bytes <= (1 + _GROWTH_TOLD) * told_bytes and not has_grown:
+        reported = self._reported_bytes
+        # An excess of a step with preparation includes all other excesses, which are reported by themselves.
+        known_bytes = max(reported.values(), default=0) if special == _PREPARED else reported.get(special, 0)
+        holds_more = held.nbytes > self._reported_held_bytes + GROWTH_BYTES
+        has_grown = bool(reported) and holds_more and excess_bytes > known_bytes
+        if excess_bytes <= (1 + _REPORTED_GROWTH) * known_bytes and not has_grown:
             return
-        told[special], self._told_held_bytes = excess_bytes, held.nbytes
+        reported[special], self._reported_held_bytes = excess_bytes, held.nbytes
         circumstance = f". What was special: {special}" if special else ""
         sentence = (
             f"step {step.number} of {self._model} held {format_bytes(step.peaks.used_bytes)}, "
@@ -79,7 +80,7 @@ class Overruns:
         warn(sentence, BudgetExceeded)
 
     def _special(self, step: EndedStep, *, is_hooked: bool, is_as_planned: bool) -> str | None:
-        """What was special about ``step`` itself, if anything."""
+        """Return what was special about ``step`` itself, if anything."""
         forwards = Counter(graph for graph, phase in step.sequence if phase == "forward")
         most = max(forwards.values(), default=0)
         if sum(forwards.values()) > 1 and not step.trains:
@@ -96,7 +97,7 @@ class Overruns:
 
 
 def _measured(step: EndedStep, held: Held, plan: PlannedStep | None) -> Iterator[str]:
-    """The parts of the peak, which add up to it, each beside what the plan of the step was made with."""
+    """Yield the parts of the peak, which add up to it, each with its planned bytes."""
     before_bytes = min(held.nbytes, step.peaks.tensor_bytes)
     within_bytes = step.peaks.tensor_bytes - before_bytes
     beside_bytes = step.peaks.used_bytes - step.peaks.tensor_bytes

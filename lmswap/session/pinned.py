@@ -1,7 +1,7 @@
-"""How is the plan that a model follows written to a file, and followed again? As JSON that people can read and compare.
+"""Plan files: the plans of a model as JSON that people can read and compare, and that another process can follow.
 
-One line holds one decision, op or buffer. What people look for stands first, in names and lines of theirs; it is there
-to be read, and must agree with the plan below it. A model that is enabled with such a file follows it or is refused.
+One line holds one decision, op or buffer. The decisions come first, with names and source lines of the model; they are
+for reading, and must agree with the plan below them. A model that is enabled with such a file follows it or is refused.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _LONGEST_LINE = 1000  # characters; an op that reads a hundred buffers
 
 @dataclass(frozen=True)
 class PinnedOptions:
-    """The arguments of `lmswap.enable` that plans depend on, as the model that was saved had them.
+    """The arguments of `lmswap.enable` that plans depend on, of the model whose plans were saved.
 
-    ``link`` is unshared: which file a link is shared by is the choice of whoever enables the model, as every path is.
+    ``link`` is unshared: the file that shares a link is chosen by the process that enables the model, as every path.
     """
 
     budget_bytes: int
@@ -45,21 +45,21 @@ class PinnedOptions:
 
     @staticmethod
     def of(options: Options, *, budget_bytes: int, tier: str) -> PinnedOptions:
-        """What a model has that was enabled with ``options``, where "auto" was read as this budget and tier."""
+        """Return those of a model enabled with ``options``, with "auto" resolved to this budget and tier."""
         link = options.link.unshared if options.link else None
         return PinnedOptions(budget_bytes, options.policy, tier, options.compiler, options.min_swap_bytes, link)
 
 
 @dataclass(frozen=True)
 class PinnedPlans:
-    """The steps of a model, and what each follows."""
+    """The steps of a model, and the plan of each."""
 
     model: str
     options: PinnedOptions
     steps: tuple[tuple[Program, CachedPlan], ...]
 
     def to_json(self) -> str:
-        """The plans as JSON text, a decision a line; `from_json` reads it back equal."""
+        """Return the plans as JSON text, one decision per line; `from_json` restores an equal object."""
         steps = [
             {
                 "decisions": _decisions(program, planned.plan),
@@ -73,7 +73,7 @@ class PinnedPlans:
 
     @staticmethod
     def from_json(text: str) -> PinnedPlans:
-        """Reads what `to_json` wrote, and checks each plan by the verifier.
+        """Read what `to_json` wrote, and check each plan by the verifier.
 
         Raises:
             OptionError: not JSON, of another schema, or damaged.
@@ -92,10 +92,10 @@ class PinnedPlans:
 
     @staticmethod
     def read(path: str) -> PinnedPlans:
-        """Reads a file.
+        """Read a file.
 
         Raises:
-            OptionError, PlanMismatch: as `from_json`, or it cannot be read.
+            OptionError, PlanMismatch: see `from_json`; or it cannot be read.
         """
         try:
             text = read_text(path)
@@ -107,29 +107,29 @@ class PinnedPlans:
             raise type(error)(f"plan '{path}' cannot be followed: {error}") from error
 
     def complete(self, given: Options) -> Options:
-        """``given`` with what the file says where nothing else was asked for.
+        """Return ``given`` with the file's values of all options that were left at their defaults.
 
         Raises:
-            OptionError: something else was asked for.
+            OptionError: an option was given another value.
         """
         defaults = Options.parse()
         unshared = replace(given, link=given.link.unshared if given.link else None)
         for field in fields(PinnedOptions):
-            asked, pinned = getattr(unshared, field.name), getattr(self.options, field.name)
-            if asked not in (getattr(defaults, field.name), pinned):
+            wanted, pinned = getattr(unshared, field.name), getattr(self.options, field.name)
+            if wanted not in (getattr(defaults, field.name), pinned):
                 name = field.name.removesuffix("_bytes") if field.name == "budget_bytes" else field.name
-                here, there = _said_apart(field.name, asked, pinned)
+                here, there = _said_apart(field.name, wanted, pinned)
                 raise OptionError(
                     f"{name} was given as {here}, and plan '{given.plan}' was made with {there}: leave {name} out, or "
-                    "plan anew"
+                    "make another plan"
                 )
         if given.budget_share is not None:
-            raise OptionError(f"a plan's budget is bytes: leave budget out beside plan '{given.plan}', or plan anew")
+            raise OptionError(f"a plan's budget is bytes: leave budget out beside plan '{given.plan}', or make another")
         pinned = {field.name: getattr(self.options, field.name) for field in fields(PinnedOptions)}
         return replace(given, **pinned | {"link": given.link or self.options.link})
 
     def check_device(self, machine: Machine) -> None:
-        """Raises PlanMismatch if a plan was made for another device, or needs more of its tier than there is."""
+        """Raise PlanMismatch if a plan was made for another device, or needs more of its tier than there is."""
         for _, planned in self.steps:
             if planned.machine.name != machine.name:
                 raise PlanMismatch(f"the plan of {self.model} is for {planned.machine.name}; this is {machine.name}")
@@ -140,10 +140,10 @@ class PinnedPlans:
                     raise PlanMismatch(f"the plan needs {format_bytes(nbytes)} of tier '{tier}', which has {has}")
 
     def find(self, program: Program) -> CachedPlan:
-        """What a step is to follow that computes what ``program`` computes; names and source lines may be others.
+        """Return the plan of the step that computes the same as ``program``; names and source lines may differ.
 
         Raises:
-            PlanMismatch: the file has no such step; says what differs from the one that is most like it.
+            PlanMismatch: the file has no such step; states the difference from the most similar one.
         """
         alike = self.alike(program)
         if alike is not None:
@@ -151,7 +151,7 @@ class PinnedPlans:
         raise PlanMismatch(f"the plan of {self.model} has no step like this one: {self._nearest(program)}")
 
     def alike(self, program: Program) -> tuple[Program, CachedPlan] | None:
-        """The step that computes what ``program`` computes."""
+        """Return the step that computes the same as ``program``, if any."""
         wanted = _nameless(program)
         return next((step for step in self.steps if _nameless(step[0]) == wanted), None)
 
@@ -201,7 +201,7 @@ def _step(data: Mapping[str, Any], options: PinnedOptions) -> tuple[Program, Cac
 
 
 def _decisions(program: Program, plan: Plan) -> list[dict[str, Any]]:
-    """What is not simply kept, for people."""
+    """Return the buffers that are not kept, for people."""
     modules = {buffer: op.module for op in reversed(program.ops) for buffer in op.writes}
     return [
         {
@@ -218,7 +218,7 @@ def _decisions(program: Program, plan: Plan) -> list[dict[str, Any]]:
 
 
 def _nameless(program: Program) -> Program:
-    """``program`` without what people call things, which a comment more in a model's file changes, as it begins."""
+    """Return ``program`` as captured, without names and source lines, which a comment in a model's file changes."""
     ops = tuple(replace(op, name="", source="", module="") for op in program.ops)
     values = tuple(replace(value, name="") for value in program.values)
     buffers = tuple(replace(buffer, name="") for buffer in program.with_gradients(BufferKind.GRADIENT).buffers)
@@ -226,7 +226,7 @@ def _nameless(program: Program) -> Program:
 
 
 def _difference(known: Program, program: Program) -> tuple[int, str]:
-    """How many ops are the same from the start on, and what differs then."""
+    """Return the number of equal ops from the start on, and the first difference."""
     count = min(len(known.ops), len(program.ops))
     lengths = f"it has {len(known.ops)} ops in the file, and {len(program.ops)} here"
     is_longer = len(known.ops) != len(program.ops)
@@ -247,7 +247,7 @@ def _computes(program: Program, op: Op) -> Any:
 
 
 def _named_apart(known: Program, one: Op, program: Program, other: Op) -> tuple[str, str]:
-    """Two ops that compute otherwise, in the fewest words that differ; source lines may, whatever is computed."""
+    """Describe two ops that compute different things, as briefly as shows the difference, with their source lines."""
     pairs = ((name(known, one), name(program, other)) for name in (_makes, _makes_from, _makes_exactly))
     there, here = next((there, here) for there, here in pairs if there != here)
     return there + _at(one), here + _at(other)
@@ -277,7 +277,7 @@ def _at(op: Op) -> str:
 
 
 def _said_apart(option: str, *values: Any) -> list[str]:
-    """Different values of an option; bytes have a unit, unless they look the same then."""
+    """Describe different values of an option; bytes get a unit, unless that makes them look the same."""
     if not option.endswith("_bytes"):
         return [_said(value) for value in values]
     texts = [format_bytes(value) for value in values]
@@ -289,7 +289,7 @@ def _said(value: object) -> str:
 
 
 def _lines(data: Any, indent: str = "") -> str:
-    """JSON in which a record, or a list of numbers, stands on one line."""
+    """Return JSON with each record, or list of numbers, on one line."""
     text = json.dumps(data)
     if not isinstance(data, (dict, list)) or _fits_a_line(data, len(text)):
         return text

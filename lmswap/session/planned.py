@@ -1,4 +1,4 @@
-"""What is one planned step? Its graphs, the plan that they follow, and what that was made from."""
+"""A planned step: its graphs, the plan they follow, and the inputs of that plan."""
 
 from __future__ import annotations
 
@@ -22,40 +22,40 @@ class PlannedStep(CachedPlan):
     joined: Joined
     predicted: Timeline
     allowance: Allowance
-    made_with: Allowance  # what the allowance was when the plan was put in force
+    made_with: Allowance  # the allowance when the plan was activated
     origin: str  # of the plan: "made in 1.2 s", "from cache"
-    segment_seconds: tuple[float, ...] = ()  # of compute in a step that ran, where it is known
-    released: frozenset[int] = frozenset()  # outputs and tangents that the caller does not hold, as far as known
-    places: ArenaLayout | None = None  # where its tensors lie, with an arena
-    is_overdrawn: bool = False  # takes more than its allowance, and no plan was found that does not
+    segment_seconds: tuple[float, ...] = ()  # of compute, as measured, if known
+    released: frozenset[int] = frozenset()  # outputs and tangents known not to be held by the caller
+    places: ArenaLayout | None = None  # offsets of its tensors, with an arena
+    is_overdrawn: bool = False  # exceeds its allowance, and no plan was found that does not
 
     @property
     def excess_bytes(self) -> int:
-        """By how much its plan takes more than the allowance."""
+        """Bytes by which its plan exceeds the allowance."""
         return self.tensor_peak_bytes - self.allowance.step_bytes
 
     @property
     def tensor_peak_bytes(self) -> int:
-        """The most that its own tensors take by its plan, with the holes between them where they have places."""
+        """The planned peak of its own tensors, fragmentation included if they have offsets."""
         return max(self.plan.predicted_peak_bytes, self.places.total_bytes if self.places else 0)
 
     @property
     def is_outgrown(self) -> bool:
-        """Whether it takes so much more that another plan is due, and it is not known that there is none."""
+        """Whether the excess is large enough to replan, and a smaller plan is not known to be impossible."""
         return self.excess_bytes > GROWTH_BYTES and not self.is_overdrawn
 
     def small_bytes(self, from_bytes: int) -> int:
-        """The most that buffers of less than ``from_bytes`` hold together."""
+        """Return the peak of all buffers smaller than ``from_bytes``."""
         program, costs = self.joined.program, self.costs
         small_curve = StepMemory(program, costs).curve - StepMemory(program, costs, from_bytes).curve
         return int(small_curve.max(initial=0))
 
     @property
     def adds_up(self) -> bool:
-        """Whether its gradients are handed over as they are made, to be added to those of the steps before."""
+        """Whether each gradient is accumulated as it is computed, into those of the steps before."""
         return self.joined.program.kind_of_gradients is BufferKind.ACCUMULATED_GRADIENT
 
     @cached_property
     def backwards(self) -> tuple[int, ...]:
-        """The graphs in the order in which their backwards are planned to run."""
+        """The graphs in the planned order of their backwards."""
         return tuple(self.graphs[s.graph] for s in self.joined.program.segments if s.phase == "backward")

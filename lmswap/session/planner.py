@@ -1,4 +1,4 @@
-"""How is a plan made that keeps to a model's allowance, in its words where there is none?"""
+"""Makes plans within a model's allowance; refusals are in terms of the model's budget."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PLANNING_BYTES, _PLANNING_BYTES_PER_OP = 32 * 2**20, 1024
 
 
 class Planner:
-    """Makes the plans of one model's steps, and finds the places of their tensors in an arena, if there is one."""
+    """Makes the plans of one model's steps, and the layouts of their tensors in an arena, if there is one."""
 
     def __init__(
         self,
@@ -45,18 +45,18 @@ class Planner:
         holding: Holding,
         notes: Notes,
     ) -> None:
-        """``notes`` is where sentences for people go."""
+        """``notes`` takes sentences for reports."""
         self._options, self._tier = options, tier
         self._engine, self._memory, self._notes = engine, memory, notes
         self.losses = LossMeter(memory)
         self.holding = holding
-        # What has found places last, and which.
+        # The last inputs of `find_places`, and the layout.
         self._placed: tuple[tuple[Program, Plan, Mapping[BufferKind, int]], ArenaLayout] | None = None
 
     def first(
         self, graphs: tuple[int, ...], program: Program, costs: OpCosts, machine: Machine, allowance: Allowance
     ) -> CachedPlan:
-        """A plan, with the costs that it was made by: what a loss may take is no reason to refuse a budget.
+        """Make a plan, with the costs it was made by: assumed memory of a loss is no reason to refuse a budget.
 
         Raises:
             PlanInfeasible: no plan fits the budget.
@@ -86,9 +86,9 @@ class Planner:
         effort: int = 1,
         priced: Plan | None = None,
     ) -> Plan:
-        """A plan by the model's policy that keeps to ``allowance``, or the one that is asked for instead.
+        """Search a plan within ``allowance`` by the model's policy; ``policy`` and ``budget_bytes`` override both.
 
-        ``priced`` is one by the same costs and machine, whose certificate then holds for the same budget.
+        ``priced`` is a plan by the same costs and machine, whose certificate holds for the same budget.
 
         Raises:
             PlanInfeasible, TierError: see `first`.
@@ -97,7 +97,7 @@ class Planner:
         parameters: dict[str, Any] = {"effort": effort} if policy == "auto" else {}
         limits: dict[str, Any] = {"tier": self._tier, "min_swap_bytes": self._options.min_swap_bytes}
 
-        @cache  # whatever callers hold, plans of as many bytes are the same
+        @cache  # plans of as many bytes do not depend on what callers hold
         def plan_within(most_bytes: int) -> Plan:
             return make_plan(
                 policy,
@@ -120,7 +120,7 @@ class Planner:
                 return plan
             shorter = shrink_residency(plan, program, costs, machine, share=longer_away)
             return reprice(shorter, program, costs, machine, certificate=plan.certificate, **limits)
-        except PlanInfeasible as error:  # in the planner's words the budget is the step's share: say it in the user's
+        except PlanInfeasible as error:  # the planner's budget is the step's share: restate it in terms of the user's
             raise error.but(
                 budget_bytes=allowance.budget_bytes,
                 needed_bytes=error.needed_bytes + allowance.fixed_bytes,
@@ -142,7 +142,7 @@ class Planner:
             self._memory.compact()
 
     def _reckoning_with_less(self, search: Callable[[], tuple[Plan, float]]) -> tuple[Plan, float]:
-        """What ``search`` finds; where it finds nothing, less is reckoned with that the caller holds."""
+        """Return what ``search`` finds; while it finds nothing, assume that the caller holds less."""
         level = self.holding.level
         while True:
             try:
@@ -153,31 +153,31 @@ class Planner:
                     raise
 
     def with_losses(self, costs: OpCosts, program: Program, graphs: tuple[int, ...]) -> OpCosts:
-        """``costs`` with what the losses of these graphs take, as far as it is known; an arena holds no loss."""
+        """Return ``costs`` with the measured memory of these graphs' losses, if known; an arena holds no loss."""
         if self._engine.arena is not None:
             return without_losses(costs, program)
         return self.losses.with_measured(costs, program, graphs)
 
     def lend_memory(self, program: Program) -> None:
-        """Makes sure that planning does not come on top of what steps keep for reuse."""
+        """Make planning reuse the memory that steps keep, instead of adding to it."""
         self._memory.decommit(_PLANNING_BYTES + _PLANNING_BYTES_PER_OP * len(program.ops))
 
     def placed_bytes(self, program: Program, costs: OpCosts, plan: Plan) -> int:
-        """What the step of ``plan`` takes where its tensors have places; 0 where they have none."""
+        """Return the bytes of the layout of ``plan``'s step; 0 without an arena."""
         places = self.find_places(program, costs, plan)
         return places.total_bytes if places is not None else 0
 
     def find_places(self, program: Program, costs: OpCosts, plan: Plan) -> ArenaLayout | None:
-        """Where the tensors of ``plan``'s step lie; asked twice for a plan that is adopted, found once."""
+        """Return the layout of ``plan``'s step, cached for the plan that is adopted next; None without an arena."""
         if self._engine.arena is None:
             return None
-        asked = program, plan, self.holding.num_held
-        if self._placed is None or any(one is not other for one, other in zip(asked, self._placed[0], strict=True)):
-            self._placed = asked, pack_arena(program, costs, plan, num_held=asked[2])
+        inputs = program, plan, self.holding.num_held
+        if self._placed is None or any(one is not other for one, other in zip(inputs, self._placed[0], strict=True)):
+            self._placed = inputs, pack_arena(program, costs, plan, num_held=inputs[2])
         return self._placed[1]
 
     def fit_places(self, program: Program, costs: OpCosts, plan: Plan, most_bytes: int) -> ArenaLayout | None:
-        """`find_places` of a plan that was made elsewhere, perhaps reckoning with less that the caller holds."""
+        """Return the layout of a plan of any origin, which may assume that the caller holds less."""
         level = self.holding.level
         while (places := self.find_places(program, costs, plan)) is not None and places.total_bytes > most_bytes:
             if not self.holding.assume_less():

@@ -1,8 +1,8 @@
-"""What is one enabled model? Its engine, graphs, plans and records: here the stages meet.
+"""An enabled model's engine, graphs, plans and records: joins the stages.
 
-torch hands over one graph after another (graph breaks, shapes, train and eval make several); each is lowered, timed,
-planned and rewritten before it runs. When a step turns out to run through several graphs they are planned anew, as one
-timeline, before the next step; `lmswap.session.lessons` says what else makes it plan once more.
+torch passes one graph after another (graph breaks, shapes, train and eval cause several); each is lowered, timed,
+planned and rewritten before it runs. Graphs that ran in one step are planned together, as one timeline, before the next
+such step; `lmswap.session.lessons` has the other causes of replanning.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from lmswap.waiting import reported, stage
 
 _log = logging.getLogger(__name__)
 
-# In records, the place of a graph's number for a step that no plan was made for.
+# In records, instead of the number of a graph, for a step without a plan.
 UNPLANNED = -1
 
 
@@ -73,18 +73,18 @@ class Session:
     _open: ClassVar[weakref.WeakSet[Session]] = weakref.WeakSet()
 
     def __init__(self, name: str, options: Options, device: torch.device, parameters: Sequence[torch.Tensor]) -> None:
-        """Opens the engine and its tier; ``parameters`` are those that are trained.
+        """Open the engine and its tier; ``parameters`` are those that are trained.
 
         Raises:
-            OptionError: the budget or the tier cannot be had on ``device``.
+            OptionError: the budget or the tier is not available on ``device``.
             TierError: the tier's memory or directory cannot be used.
-            PlanMismatch: the plan file that is to be followed cannot be.
+            PlanMismatch: the plan file cannot be followed.
         """
         pinned = PinnedPlans.read(options.plan) if options.plan is not None else None
         options = pinned.complete(options) if pinned is not None else options
         self.name, self.options, self.device = name, options, device
         self.notes, self.verified = Notes(name), Verified(name) if options.verify else None
-        self.plan_notes = Notes(name)  # on what became of its plans
+        self.plan_notes = Notes(name)  # on its plans and their replacement
         # On what graphs compute, and on the order in which they run.
         self._graph_notes, self._order_notes = Notes(name), Notes(name)
         self._num_graph_steps: int | None = None  # once hooks serve the model instead of graphs
@@ -133,15 +133,15 @@ class Session:
             notes=self.plan_notes,
         )
         self.meter = OpProfiler(device, self.memory, lambda program: roofline(program, self.machine), self.note_once)
-        self.has_hooks = False  # somebody can serve the model without graphs
-        self.leaves_graphs = False  # and has to from its next call on
+        self.has_hooks = False  # which can serve the model without graphs
+        self.leaves_graphs = False  # hooks have to serve it from its next call on
         self._process = os.getpid()
-        self.runs_uncaptured = False  # code whose graph cannot be planned for; somebody serves what it saves
+        self.runs_uncaptured = False  # code whose graph cannot be planned; hooks serve what it saves
         self._backwards = ActiveBackwards(name)
         Session._open.add(self)
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        """The Dynamo backend: takes one graph, gives what runs instead of it."""
+        """Compile one graph, as Dynamo's backend; return the function that runs instead of it."""
         self.traces.begin()
         graph = CapturedGraph(self, len(self.graphs), module)
         self.graphs.append(graph)
@@ -158,7 +158,7 @@ class Session:
             self.graphs.remove(graph)
             if not self.runs_uncaptured or not _is_of_capture(error):
                 raise
-            # Below it torch adds a page of traceback, which is for the log.
+            # torch appends a page of traceback, which is for the log.
             reason = next(iter(str(error).strip().splitlines()), "no message")
             note = f"a graph could not be planned for: {type(error).__name__}: {reason}"
             self.note_once(note)
@@ -183,7 +183,7 @@ class Session:
         return run
 
     def plan_recorded(self, recorded: Recorded) -> SavedSequence:
-        """Plans a step that was recorded by saved-tensor hooks.
+        """Plan a step that was recorded by saved-tensor hooks.
 
         Raises:
             PlanInfeasible: no plan fits the budget.
@@ -200,16 +200,16 @@ class Session:
         return sequence
 
     def leave_arena(self) -> None:
-        """Give the arena's memory back: a model that hooks serve runs its own code, which allocates elsewhere.
+        """Free the arena: a model that hooks serve runs its own code, which allocates elsewhere.
 
-        From the first such step on, which has no plan: the arena would occupy a part of the budget that nothing uses.
+        From the first such step on, which has no plan, the arena would occupy a part of the budget without use.
         """
         if self.engine.arena is not None:
             self.engine.leave_arena()
             self.budget.leave_arena()
 
     def plan_alone(self, graph: CapturedGraph, lowered: Lowered) -> Plan:
-        """Plans a graph that was just captured, with what the device has left at this moment."""
+        """Plan a graph that was just captured, by itself, with the memory that is free now."""
         joined = join([lowered.program])
         known = self.plans.remembered(joined.program)
         if known:
@@ -226,22 +226,22 @@ class Session:
         except PlanInfeasible:
             if not ran:
                 raise
-            # What earlier graphs of this step hold was planned before this one was known; from the next step on all
-            # of them share one plan, which fits or says why not.
+            # Earlier graphs of this step were planned before this one was known; from the next step on all of them
+            # share one plan, which fits or is refused with the reason.
             step = self.plans.swap_all((graph.index,), joined, graph.costs)
-            # A step that is complete is over, though nobody has ended it yet.
+            # A complete step is over, though it was not ended yet.
             self.plan_notes.append(crowded_out(graph.index, ran[-1] if self.recorder.complete() is None else None))
         return graph_plan(step.joined, step.plan, 0, lowered.program)
 
     def check_caller(self) -> None:
-        """Raises ForkedProcess in a forked child, TransferError once disabled, OptionError in a CUDA graph."""
+        """Raise ForkedProcess in a forked child, TransferError once disabled, OptionError in a CUDA graph."""
         if os.getpid() != self._process:
             raise ForkedProcess(self.name)
         self.engine.refuse_closed()
         self.engine.streams.refuse_graph_capture(self.name)
 
     def _differentiates_twice(self) -> str:
-        """Gradients were made to be differentiated once more; what is said to whoever does."""
+        """Return the error for differentiating gradients once more; use hooks from the next call on, if possible."""
         what = f"{self.name}'s gradients are differentiated once more (create_graph=True), as for a gradient penalty"
         why = "graphs of torch.compile cannot be"
         if not self.has_hooks or self.options.policy in NEEDS_GRAPHS:
@@ -256,7 +256,7 @@ class Session:
         )
 
     def prepare(self, graph: CapturedGraph | SavedSequence | None) -> None:
-        """Called before a graph runs forward, None where it has no plan: plans anew as the last step like it showed."""
+        """Prepare to run ``graph`` forward, None if it has no plan: end the last step; replan if it showed a cause."""
         self._backwards.end()
         self.engine.reap_finished_transfers()
         self.recorder.end_if_complete()
@@ -288,33 +288,33 @@ class Session:
     def _released(self, graphs: tuple[int, ...]) -> frozenset[int]:
         """Return the outputs and tangents that the caller of the last step of ``graphs`` did not hold; stop tracking.
 
-        Nothing is known of several graphs: some outputs are the step's own.
+        None are known for several graphs, as some outputs are the step's own.
         """
         captured = [graph for graph in map(self.graphs.__getitem__, graphs) if isinstance(graph, CapturedGraph)]
         released = [graph.handover.take_released() for graph in captured]
         return released[0] if len(released) == 1 else frozenset()
 
     def begins(self, parts: Generator[Results, None, None]) -> PartialResults:
-        """A backward is about to run."""
+        """Register a backward that is about to run."""
         self.holding.look(in_backward=True)
         self._backwards.end()
         return self._backwards.add(parts)
 
     def current_step(self) -> PlannedStep | None:
-        """The plan that the last step that trained followed, or of the first that will run; None if it followed none.
+        """Return the plan of the last step that trained, or of the first that will run; None if it followed none.
 
-        Where no step has trained, the last one that ran is asked for; so is it in `Recorder.last_training`.
+        If no step has trained, the plan of the last one that ran, as in `Recorder.last_training`.
         """
         ran = self.recorder.trained or self.recorder.ended
         return self.plans.get(ran.follows) if ran is not None else self.plans.newest()
 
     def pinned(self) -> PinnedPlans:
-        """What all steps that are planned follow now, to be kept."""
+        """Return the plans that all planned steps follow now, for a file."""
         kept = PinnedOptions.of(self.options, budget_bytes=self.budget.nbytes, tier=self.tier)
         return PinnedPlans(self.name, kept, self.plans.in_force())
 
     def tell_overruns(self) -> None:
-        """Warns of what held more than the budget: steps that ended, or whose backward has, forwards without any."""
+        """Warn of all that exceeded the budget: steps that ended, or whose backward has, and forwards without any."""
         steps, under_way = self.recorder.take_ended(), self.recorder.complete() or self._forwards_alone()
         if under_way is not None:
             steps.append(under_way)
@@ -337,7 +337,7 @@ class Session:
         )
 
     def _forwards_alone(self) -> EndedStep | None:
-        """Several calls of the model that no backward has followed; graphs that run once each may be one call's."""
+        """Return several calls of the model without a backward, if any; graphs that ran once each may be one call's."""
         sequence = self.recorder.pending_sequence
         if len(sequence) < 2:
             return None
@@ -355,18 +355,18 @@ class Session:
         return self.plans.describe(number, {graph for graph, _ in self.recorder.current_sequence})
 
     def close(self) -> None:
-        """Gives host memory, files and threads back; a forked child leaves them to its parent. Idempotent."""
+        """Free host memory, files and threads; a forked child leaves them to its parent. Idempotent."""
         Session._open.discard(self)
         self.engine.close()
         self.memory.close()
 
     def _plan_in_order(self, ran: Ran | None) -> bool:
-        """Plans graphs that ran together as one step, in the order in which they ran; whether they have a new plan."""
+        """Plan graphs that ran in one step together, in the order in which they ran; whether they have a new plan."""
         if ran is None or any(isinstance(self.graphs[index], Evicted) for index in ran.forwards):
             return False
         indices = told_apart(self.graphs, ran.forwards)
         try:
-            # The runs of one graph are told apart from the next step on, and so is their order.
+            # Runs of one graph have numbers of their own from the next step on, and so has their order.
             self._plan(indices, None if ran.repeated else [indices.index(index) for index in ran.backwards])
         except (PlanInfeasible, TierError) as error:
             if self.plans.get(ran.forwards) is None:
@@ -380,14 +380,14 @@ class Session:
         return True
 
     def may_go_another_way(self, note: str) -> None:
-        """The model's code may do something else than in plain torch, as ``note`` says."""
+        """Add ``note`` on code of the model that may take another path than in plain torch."""
         self.note_on_graphs(note)
         if self.verified is not None:
             self.verified.may_go_another_way = True
 
     @property
     def all_notes(self) -> tuple[str, ...]:
-        """Return the sentences for reports; of graphs that were left those that hold for the steps that they ran."""
+        """The notes for reports; notes on graphs no longer in use name the steps that they ran."""
         if self._num_graph_steps is None:
             return *self.notes, *self._graph_notes, *self._order_notes
         if self._num_graph_steps == 0:
@@ -396,15 +396,15 @@ class Session:
         return *self.notes, *(f"{ran} by graphs: {note}" for note in self._graph_notes)
 
     def note_on_graphs(self, note: str) -> None:
-        """Add a sentence on what graphs compute, unless it was said before."""
+        """Add a sentence on what graphs compute, unless it is there already."""
         self._graph_notes.append_once(note)
 
     def left_graphs(self) -> None:
-        """Take note that hooks serve the model after the steps so far, the one under way included."""
+        """Note that hooks serve the model after the steps so far, the current one included."""
         self._num_graph_steps = self.recorder.num_steps + bool(self.recorder.current_sequence)
 
     def note_once(self, note: str) -> None:
-        """Adds a sentence for people, unless it was said before."""
+        """Add a sentence for reports, unless it is there already."""
         self.notes.append_once(note)
 
     def _plan(self, indices: tuple[int, ...], backwards: Sequence[int] | None = None) -> None:
@@ -414,7 +414,7 @@ class Session:
         self._make(indices, joined, costs, self.plans.remembered(joined.program))
 
     def _make(self, indices: tuple[int, ...], joined: Joined, costs: OpCosts, known: CachedPlan | None) -> PlannedStep:
-        """Put a plan in force, see `StepPlans.make`; where none fits, traces that were not used lately are evicted."""
+        """Make and activate a plan, see `StepPlans.make`; while none fits, evict traces that were not used lately."""
         while True:
             try:
                 return self.plans.make(indices, joined, costs, known)
@@ -441,7 +441,7 @@ class Session:
 
 
 def _is_of_capture(error: BaseException) -> bool:
-    """Whether ``error`` says that a graph cannot be captured, in which case the code that it stands for can run."""
+    """Whether ``error`` means that a graph cannot be captured; then the code that it was captured from can run."""
     if not isinstance(error, Exception) or isinstance(error, RestartAnalysis):  # torch traces again, with constants
         return False
     return (isinstance(error, CaptureError) or not isinstance(error, LmswapError)) and interrupt_in(error) is None

@@ -1,4 +1,4 @@
-"""What is planned? The steps of a model that follow a plan: a remembered one, a new one, one that was made again."""
+"""The plans of a model's steps: cached, new, of a plan file, of another rank, or replanned."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _NO_BUDGET_BYTES = 2**62
 
 
 class StepPlans:
-    """The plans that a model's steps follow, by the graphs that run in a step, in forward order."""
+    """The active plans of a model's steps, by the graphs of a step in forward order."""
 
     def __init__(
         self,
@@ -56,10 +56,10 @@ class StepPlans:
         pinned: PinnedPlans | None,
         node: LocalRanks | None,
     ) -> None:
-        """Tensors get places in the arena of ``engine``, if it has one.
+        """Tensors get offsets in the arena of ``engine``, if it has one.
 
-        With ``pinned`` plans these are followed, and no others are made. Else the first plan of a step, and the one
-        that is made again after its first runs, are those of the first rank of ``node`` that comes to it.
+        With ``pinned`` plans these are followed, without planning. Else the first plan of a step, and the replanned one
+        after its first runs, are those of the first rank of ``node`` that comes to it.
         """
         self._options, self._machine, self._tier = options, machine, tier
         self._planner, self._engine, self._memory, self._budget = planner, engine, memory, budget
@@ -84,15 +84,15 @@ class StepPlans:
         return self._steps[graphs]
 
     def get(self, graphs: tuple[int, ...]) -> PlannedStep | None:
-        """The step of these graphs, if it is planned."""
+        """Return the step of these graphs, if it is planned."""
         return self._steps.get(graphs)
 
     def newest(self, among: Callable[[PlannedStep], bool] = lambda _: True) -> PlannedStep | None:
-        """The step that was planned last, ``among`` some or all of them."""
+        """Return the step that was planned last, of those that ``among`` accepts."""
         return next(filter(among, reversed(self._steps.values())), None)
 
     def describe(self, number: int, ran: Collection[int]) -> tuple[str, str]:
-        """What people call the buffer that is moved under ``number`` where graphs ``ran``, and the op that makes it."""
+        """Return the name of the buffer ``number`` in a step that ran graphs ``ran``, and the op that makes it."""
         step = self.newest(lambda step: {*ran} <= {*step.graphs})
         if step is None:
             return str(number), "a step without a plan"
@@ -102,25 +102,25 @@ class StepPlans:
         return program.buffer_names[number], made_by
 
     def remembered(self, program: Program) -> CachedPlan | None:
-        """What an earlier process planned for ``program``.
+        """Return the cached plan of an earlier process for ``program``, or that of the plan file.
 
         Raises:
-            PlanMismatch: it is not in the file that is to be followed.
+            PlanMismatch: the plan file does not have it.
         """
         return self._cache.read(program) if self._pinned is None else self._pinned.find(program)
 
     def in_force(self) -> tuple[tuple[Program, CachedPlan], ...]:
-        """The steps that are planned, priced and certified by what is known now."""
+        """Return all planned steps, priced and certified by the current costs."""
         return tuple((step.joined.program, self.priced(step)) for step in self._steps.values())
 
     def make(
         self, graphs: tuple[int, ...], joined: Joined, costs: OpCosts, known: CachedPlan | None = None
     ) -> PlannedStep:
-        """Puts a plan in force: the ``known`` one if it still serves, else a new one from what is known, or ``costs``.
+        """Activate a plan: the ``known`` one if it still fits, else a new one by its costs, or by ``costs``.
 
         Raises:
             PlanInfeasible: no plan fits the budget.
-            PlanMismatch: the pinned plan does not.
+            PlanMismatch: the plan of the plan file does not fit.
         """
         allowance = self._budget.allowance(joined.program, known.costs if known is not None else costs)
         if known is not None and self._pinned is not None:
@@ -138,7 +138,7 @@ class StepPlans:
                 try:
                     return self._planner.first(graphs, joined.program, costs, machine, allowance)
                 except PlanInfeasible as error:
-                    # With its frames it would keep what callers hold, as both would keep each other.
+                    # Its frames would keep what callers hold alive, in a cycle.
                     refusal, unmoved = error.with_traceback(None), self._budget.unmoved(allowance, joined.program)
                 if allowance != unmoved:
                     refusal = self._least(refusal, joined.program, costs, unmoved)
@@ -158,7 +158,7 @@ class StepPlans:
         return self.adopt(graphs, joined, planned, allowance, origin)
 
     def swap_all(self, graphs: tuple[int, ...], joined: Joined, costs: OpCosts) -> PlannedStep:
-        """Puts a plan in force that swaps all it can, for a step that no plan fits."""
+        """Activate a plan that swaps all it can, for a step that no plan fits."""
         allowance, machine = self._budget.allowance(joined.program, costs), self._machine
         plan = self._planner.search(
             joined.program, costs, machine, allowance, policy="swap_all", budget_bytes=_NO_BUDGET_BYTES
@@ -169,7 +169,7 @@ class StepPlans:
     def adopt(
         self, graphs: tuple[int, ...], joined: Joined, planned: CachedPlan, allowance: Allowance, origin: str
     ) -> PlannedStep:
-        """Puts ``planned`` in force for the step of ``graphs``.
+        """Activate ``planned`` for the step of ``graphs``.
 
         Raises:
             TierError: the tier has no room for it.
@@ -186,7 +186,7 @@ class StepPlans:
             placed = ((known.places, known.allowance.step_bytes) for known in self._steps.values() if known.places)
             self._engine.arena.resize(common_arena_bytes(placed, GROWTH_BYTES))
         _log.info(
-            "planned the step of graphs %s, %s: %d of %d buffers swapped, %d ops run again, peak %s of a budget of %s",
+            "planned the step of graphs %s, %s: %d of %d buffers swapped, %d ops recomputed, peak %s of a budget of %s",
             ", ".join(map(str, graphs)),
             origin,
             len({swap.buffer for swap in plan.swaps}),
@@ -198,7 +198,7 @@ class StepPlans:
         return step
 
     def predict(self, step: PlannedStep) -> PlannedStep:
-        """``step`` with its timeline, which leaves out what is read as in use between steps."""
+        """Return ``step`` with a new prediction, without the memory that is measured as in use between steps."""
         predicted = simulate(
             step.joined.program,
             step.costs,
@@ -211,21 +211,21 @@ class StepPlans:
         return found
 
     def keep(self, step: PlannedStep) -> None:
-        """Keeps the plan of ``step``, though it may take too much by its costs and allowance: no other was found."""
+        """Keep the plan of ``step``, which may exceed its allowance by its current costs: no other was found."""
         peak_bytes = simulate(step.joined.program, step.costs, step.machine, step.plan).peak_bytes
         kept = self.predict(replace(step, plan=replace(step.plan, predicted_peak_bytes=peak_bytes)))
         self.put(replace(kept, is_overdrawn=kept.excess_bytes > GROWTH_BYTES))
 
     def put(self, step: PlannedStep) -> None:
-        """Keeps what is known of a step now, whose plan stays."""
+        """Store new facts on a step whose plan stays."""
         self._steps[step.graphs] = step
 
     def drop(self, is_over: Callable[[tuple[int, ...]], bool]) -> None:
-        """Forget the plans of steps whose graphs ``is_over`` says are gone."""
+        """Remove the plans of all steps whose graphs satisfy ``is_over``."""
         self._steps = {graphs: step for graphs, step in self._steps.items() if not is_over(graphs)}
 
     def add_up(self, step: PlannedStep) -> PlannedStep:
-        """``step`` by its plan, with gradients handed over as they are made, and added to those of the steps before."""
+        """Activate the plan of ``step`` with each gradient accumulated as it is computed; return the step."""
         program = step.joined.program.with_gradients(BufferKind.ACCUMULATED_GRADIENT)
         part = part_bytes(program.bytes_of(BufferKind.ACCUMULATED_GRADIENT))
         allowance = step.allowance.with_held(part + max(0, self._budget.outgrown_bytes(step.allowance)))
@@ -234,15 +234,15 @@ class StepPlans:
         return self._steps[step.graphs]
 
     def priced(self, step: PlannedStep) -> PlannedStep:
-        """``step`` with its plan priced and certified by the costs that are known now."""
+        """Return ``step`` with its plan priced and certified by its current costs."""
         program, min_swap_bytes = step.joined.program, self._options.min_swap_bytes
         plan = reprice(step.plan, program, step.costs, step.machine, tier=self._tier, min_swap_bytes=min_swap_bytes)
         return replace(step, plan=plan)
 
     def least_bytes(self, step: PlannedStep) -> int:
-        """The least budget found for ``step``, by the model's policy; one that is a little less may do, too.
+        """Return the least budget found for ``step``, by the model's policy; a slightly smaller one may suffice, too.
 
-        It is for a process that begins with it, whose first steps leave no less free than those of this one.
+        It is for a process that begins with it, and has the full margin of first steps.
         """
         allowance, program = step.allowance.at_start(), step.joined.program
         try:
@@ -255,7 +255,7 @@ class StepPlans:
     def _advised(
         self, refusal: PlanInfeasible, program: Program, costs: OpCosts, machine: Machine, allowance: Allowance
     ) -> PlanInfeasible:
-        """``refusal`` in the words that the budget was given in, with another policy where one would do."""
+        """Return ``refusal`` in the terms of the given budget, with another policy if that fits."""
         if (shares := self._budget.shares(refusal.needed_bytes, allowance)) is not None:
             free = format_bytes(self._budget.most_bytes)
             return refusal.but(shares=shares, instead=f"of which the device has {free} to spare")
@@ -269,7 +269,7 @@ class StepPlans:
 
     @staticmethod
     def _least(refusal: PlanInfeasible, program: Program, costs: OpCosts, unmoved: Allowance) -> PlanInfeasible:
-        """``refusal``, or that of a step that swaps and recomputes nothing where this needs less, by its allowance."""
+        """Return ``refusal``, or that of a step without swaps and recomputes if that needs less, with its margin."""
         peak = StepMemory(program, costs).peak
         needed_bytes = unmoved.fixed_bytes + peak.nbytes
         if needed_bytes >= refusal.needed_bytes:
@@ -282,7 +282,7 @@ class StepPlans:
         )
 
     def described(self, step: PlannedStep) -> Program:
-        """The program of ``step`` with what else its budget counts in a process that begins with it."""
+        """Return the program of ``step`` with the memory outside of it that its budget counts in a new process."""
         program, allowance = step.joined.program, step.allowance.at_start()
         fixed = FixedMemory(
             allowance.base_bytes,
@@ -293,11 +293,11 @@ class StepPlans:
         return replace(program, fixed=fixed, scratch_bytes=step.costs.scratch_bytes)
 
     def remember(self, program: Program, planned: CachedPlan) -> None:
-        """For the next process that runs ``program``."""
+        """Write a plan to the cache, for the next process that runs ``program``."""
         self._cache.write(program, planned)
 
     def remembered_again(self, step: PlannedStep) -> CachedPlan | None:
-        """What an earlier process planned for ``step`` when it had shown as much as it has now."""
+        """Return the cached plan of an earlier process for ``step`` in its current state, if it fits."""
         if self._pinned is not None:
             return None
         known = self._cache.read(step.joined.program, spares=step.allowance.spared_bytes > 0)
@@ -311,11 +311,11 @@ class StepPlans:
         return known.fits(allowance.step_bytes, GROWTH_BYTES) and fits
 
     def _refuse_outgrown(self, pinned: CachedPlan, program: Program, allowance: Allowance) -> None:
-        """A pinned plan may use the margin, as what is in use before a step differs from start to start."""
+        """Raise PlanMismatch if the plan exceeds the budget even without its margin, which start-up memory may use."""
         plan = pinned.plan
         if plan.budget_bytes > allowance.budget_bytes:
-            return  # of a graph that is served until all graphs of its step are known, or more than fits was kept
-        # What a loss may take is no reason to refuse it, as none to refuse a budget.
+            return  # of a graph whose step was not known yet, or a plan that was kept though it exceeds the budget
+        # Assumed memory of a loss is no reason for refusal, as for a budget.
         lean = simulate(program, without_losses(pinned.costs, program), pinned.machine, plan)
         before_bytes = allowance.base_bytes + allowance.reserve_bytes
         places = self._planner.fit_places(program, pinned.costs, plan, allowance.budget_bytes - before_bytes)
@@ -330,48 +330,48 @@ class StepPlans:
     def _plan_together(
         self, program: Program, allowance: Allowance, plan: Callable[[], CachedPlan]
     ) -> tuple[CachedPlan, bool]:
-        """What ``plan`` makes, or the first rank of this machine that planned the same step did; whether it is own.
+        """Return the plan of the first rank of this machine that planned the same step; whether it is this rank.
 
-        Nobody waits but for a plan that is being made: which steps other ranks will come to is not known.
+        A rank waits only for a plan that is in progress: the steps that other ranks will reach are not known.
         """
         if self._node is None:
             return plan(), True
         own: list[CachedPlan] = []
 
-        def tell() -> bytes:
+        def compute() -> bytes:
             own.append(plan())
             return self._cache.pack(own[0])
 
-        told = self._node.compute_once(self._cache.name(program), tell)
+        packed = self._node.compute_once(self._cache.name(program), compute)
         if own:
             return own[0], True
-        planned = self._understood(told, program, allowance)
+        planned = self._unpack_fitting(packed, program, allowance)
         return (planned, False) if planned is not None else (plan(), True)
 
     def is_left_to_others(self, program: Program) -> bool:
-        """Whether another rank of this machine is the first to plan ``program`` again by what its steps took."""
+        """Whether another rank of this machine was the first to replan ``program`` by measured steps."""
         return self._node is not None and not self._node.is_first(self._name_again(program))
 
     def tell_again(self, program: Program, planned: CachedPlan) -> None:
-        """Tells the other ranks what this one, being the first, has planned again."""
+        """Publish to the other ranks the plan that this one, as the first, replanned."""
         if self._node is not None:
             self._node.publish(self._name_again(program), self._cache.pack(planned))
 
     def told_again(self, program: Program, allowance: Allowance) -> CachedPlan | None:
-        """What a rank of this machine has planned again by now, if that does here."""
-        told = self._node.fetch(self._name_again(program)) if self._node is not None else None
-        return self._understood(told, program, allowance)
+        """Return what a rank of this machine has replanned by now, if that fits here."""
+        packed = self._node.fetch(self._name_again(program)) if self._node is not None else None
+        return self._unpack_fitting(packed, program, allowance)
 
     def _name_again(self, program: Program) -> str:
         return f"{self._cache.name(program)}-again"
 
-    def _understood(self, told: bytes | None, program: Program, allowance: Allowance) -> CachedPlan | None:
-        """The plan that another rank told, if it does here, too."""
-        planned = self._cache.unpack(program, told) if told else None
+    def _unpack_fitting(self, packed: bytes | None, program: Program, allowance: Allowance) -> CachedPlan | None:
+        """Return the plan that another rank published, if it fits here, too."""
+        planned = self._cache.unpack(program, packed) if packed else None
         return planned if planned is not None and self._still_serves(planned, program, allowance) else None
 
     def _reserve(self, tier: str, nbytes: int) -> None:
-        """Makes room for a plan before its step runs: pinning takes a second for some GiB."""
+        """Reserve the tier for a plan before its step runs: pinning some GiB takes a second."""
         before = self._engine.native.tier_stats(tier)
         self._engine.native.reserve(tier, nbytes)
         after = self._engine.native.tier_stats(tier)

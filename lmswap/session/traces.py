@@ -1,4 +1,4 @@
-"""Measures what traces hold of the process's memory, and evicts those that are not used any more.
+"""Measures the memory of traces, and evicts those that are not used any more.
 
 A trace is a graph of Dynamo's with its guards, the graphs that AOTAutograd made of it, generated code and plans. On a
 CPU all of that counts against the budget.
@@ -14,14 +14,14 @@ from lmswap.session.steps import StepPlans
 # A trace that no step has used for so many is evicted: of 32 shapes in random order, one in some 400,000 steps.
 UNUSED_STEPS = 512
 _LOOK_EVERY = 64  # steps
-_RECENT_STEPS = 2  # their traces stay, however short memory is
+_RECENT_STEPS = 2  # their traces stay, even if memory is short
 
 
 class Traces:
     """The traces of one model."""
 
     def __init__(self, graphs: Graphs, plans: StepPlans, recorder: Recorder, memory: DeviceMemory) -> None:
-        """``graphs`` are the model's; `Evicted` takes the place there of those that are."""
+        """``graphs`` are the model's; `Evicted` replaces evicted ones there."""
         self._graphs, self._plans, self._recorder, self._memory = graphs, plans, recorder, memory
         self._found_bytes: int | None = None  # held before the traces that were made since the last step began
         self._next_look = _LOOK_EVERY
@@ -30,7 +30,7 @@ class Traces:
 
     @property
     def num_kept(self) -> int:
-        """How many traces there are."""
+        """The number of traces."""
         return len(self._kept())
 
     def begin(self) -> None:
@@ -50,7 +50,7 @@ class Traces:
 
     def evict_half(self) -> bool:
         """Evict the half of the traces that has not been used for longest, as memory is short; whether any was."""
-        unused = self._unused_for(_RECENT_STEPS) if self.nbytes else []  # on a GPU it would not help
+        unused = self._unused_for(_RECENT_STEPS) if self.nbytes else []  # on a GPU traces hold no device memory
         return self._evict(unused[: (len(unused) + 1) // 2])
 
     def _kept(self) -> list[CapturedGraph]:

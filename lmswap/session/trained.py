@@ -1,4 +1,4 @@
-"""What do trained parameters bring along beside a step? Gradients that are still there, and an optimizer's state."""
+"""The memory of trained parameters outside of a step: gradients that still exist, and the optimizer's state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-# How many values an optimizer keeps for each of a parameter's, by the settings of its group (torch 2.11 to 2.13).
+# Values that an optimizer keeps per value of a parameter, by the settings of its group (torch 2.11 to 2.13).
 _Settings = Mapping[str, Any]
 _STATE: Mapping[type[Optimizer], Callable[[_Settings], int]] = {
     SGD: lambda group: int(group["momentum"] != 0),
@@ -23,33 +23,33 @@ _STATE_OF_OTHERS = 2  # Adam's
 
 
 class Trained:
-    """A model's trained parameters, none of which it keeps alive."""
+    """A model's trained parameters, by weak references."""
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self.nbytes = sum(parameter.nbytes for parameter in parameters)
         self._parameters = [weakref.ref(parameter) for parameter in parameters]
-        self._was_stepped = False  # by an optimizer, since somebody looks on
-        self._stop_looking_on: Callable[[], object] | None = None
+        self._was_stepped = False  # by an optimizer, since `look_on`
+        self._stop_watching: Callable[[], object] | None = None
 
     def have_gradients(self) -> bool:
-        """Whether some have one now."""
+        """Whether any of them has a gradient now."""
         return any(parameter.grad is not None for parameter in self._alive())
 
     def look_on(self) -> None:
-        """Begins to note whether an optimizer takes a step, which foreach and fused ones' parameters do not tell."""
+        """Watch whether an optimizer takes a step, which parameters of foreach and fused ones do not show."""
         this = weakref.ref(self)
 
-        def looks_on(optimizer: Optimizer, *_: Any) -> None:
+        def step_ended(optimizer: Optimizer, *_: Any) -> None:
             if (trained := this()) is not None:
                 trained._was_stepped |= trained._are_some_of(optimizer)
 
         self.were_stepped()
-        self._stop_looking_on = weakref.finalize(self, register_optimizer_step_post_hook(looks_on).remove)
+        self._stop_watching = weakref.finalize(self, register_optimizer_step_post_hook(step_ended).remove)
 
     def were_stepped(self) -> bool:
-        """Whether one has since `look_on`, which ends here."""
-        if self._stop_looking_on is not None:
-            self._stop_looking_on()
+        """Whether an optimizer has taken a step since `look_on`; stop watching."""
+        if self._stop_watching is not None:
+            self._stop_watching()
         seen, self._was_stepped = self._was_stepped, False
         return seen
 
@@ -58,7 +58,7 @@ class Trained:
         return any(id(parameter) in of_optimizer for parameter in self._alive())
 
     def coming_state_bytes(self) -> int:
-        """What optimizers have yet to allocate for them; two values each where none is there that has the parameter."""
+        """Return what optimizers have yet to allocate for them; two values per value if no optimizer is known."""
         num_values = _values_to_come()
         return sum(num_values.get(id(parameter), _STATE_OF_OTHERS) * parameter.nbytes for parameter in self._alive())
 
@@ -67,14 +67,14 @@ class Trained:
 
 
 def _values_to_come() -> dict[int, int]:
-    """By id of each parameter of a living optimizer, how many values for each of its own are not there yet.
+    """Return by id of each parameter of a live optimizer the state values, per value, that do not exist yet.
 
-    Where several have it the least counts: libraries wrap a torch optimizer in one of a class of theirs.
+    The least of several optimizers counts: libraries wrap a torch optimizer in one of their own class.
     """
     found: dict[int, int] = {}
     for optimizer in [each for each in gc.get_objects() if issubclass(type(each), Optimizer)]:
         num_values = _STATE.get(type(optimizer), _of_others)
-        there = getattr(optimizer, "state", {})  # one that is being made has none yet
+        there = getattr(optimizer, "state", {})  # an optimizer under construction has none yet
         for group in getattr(optimizer, "param_groups", ()):
             for parameter in group["params"]:
                 to_come = 0 if parameter in there else num_values(group)

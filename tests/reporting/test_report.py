@@ -173,8 +173,8 @@ def test_what_is_reserved_for_swaps_is_said_with_the_time_that_took():
 
 def test_what_became_of_the_plan_is_one_short_sentence_and_the_rest_is_explained():
     why = "replanned after step 3: measured 1.64 s against 2.61 s predicted; most off is op 'mm' (small.py:8)"
-    made = report(plan_origin="made again after step 3", plan_notes=[why])
-    assert "\nPlan: made again after step 3; costs 10.0 % over unlimited memory.\n" in str(made)
+    made = report(plan_origin="replanned after step 3", plan_notes=[why])
+    assert "\nPlan: replanned after step 3; costs 10.0 % over unlimited memory.\n" in str(made)
     assert "small.py" not in said(made)
     explained = make_explanation(PROGRAM, PLAN, policy="auto", free_seconds=5.0, plan_notes=made.plan_notes)
     assert "step 5.50 s, 10.0 % over unlimited memory, at most 10.0 % above the best possible" in said(explained)
