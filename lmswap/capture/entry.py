@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from types import CodeType
 from typing import Any
+from weakref import WeakValueDictionary
 
 from torch._C._dynamo import eval_frame
 from torch._dynamo.convert_frame import register_bytecode_hook
 from torch._dynamo.guards import DeletedGuardManagerWrapper
-from torch._guards import CompileContext
+from torch._guards import CompileContext, CompileId
 
 _REASON = "lmswap evicted it: it had not been used for long, or memory was short"
 
@@ -20,7 +21,7 @@ class CacheEntry:
         self._id = CompileContext.current_compile_id()  # None where a graph is compiled outside of Dynamo
         self._code: CodeType | None = None  # of the frame
         if self._id is not None:
-            self._handle: Any = register_bytecode_hook(self._made)
+            _without_code[self._id] = self
 
     def evict(self) -> bool:
         """Remove the entry's guards and code, so that Dynamo traces the frame again when it is next run alike.
@@ -36,8 +37,15 @@ class CacheEntry:
                 return True
         return False
 
-    def _made(self, code: CodeType, new_code: CodeType) -> None:
-        """Note the frame's code when Dynamo has generated the ``new_code`` that runs instead of it."""
-        self._handle.remove()
-        if CompileContext.current_compile_id() == self._id:
-            self._code = code
+
+_without_code = WeakValueDictionary[CompileId, CacheEntry]()  # until Dynamo has generated the code of their frames
+
+
+def _note_code(code: CodeType, new_code: CodeType) -> None:
+    compile_id = CompileContext.current_compile_id()
+    if compile_id is not None and (entry := _without_code.pop(compile_id, None)) is not None:
+        entry._code = code
+
+
+# For good: Dynamo iterates over its hooks, so that none of them may remove itself.
+register_bytecode_hook(_note_code)
