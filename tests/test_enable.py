@@ -251,21 +251,21 @@ def test_a_second_thread_that_calls_in_the_midst_of_a_backward_is_told():
     model, data = lmswap.enable(nn.Sequential(nn.Linear(64, 64), nn.Tanh()), policy="swap_all"), torch.randn(8, 64)
     model(data).sum().backward()
     recorder = lmswap.api._sessions[model].engine.recorder
-    begin, told = recorder.segment, []
+    begin, told = recorder.begin_segment, []
 
     def call():
         with pytest.raises(OptionError, match=r"called while its backward runs in another thread.*take turns"):
             model(data)
         told.append(True)
 
-    def segment(key, follows):
+    def begin_segment(key):
         if key[1] == "backward":
             thread = threading.Thread(target=call)
             thread.start()
             thread.join()
-        return begin(key, follows)
+        return begin(key)
 
-    recorder.segment = segment
+    recorder.begin_segment = begin_segment
     model(data).sum().backward()
     assert told == [True]
     lmswap.disable(model)

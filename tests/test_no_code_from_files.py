@@ -30,6 +30,8 @@ ALLOWED = {
     ("lmswap/profiling/run.py", "runpy.run_path"): "the user's own script, which the user has named",
     ("lmswap/profiling/run.py", "runpy.run_module"): "the same, as a module",
     ("lmswap/__init__.py", "importlib.import_module"): "our own modules",
+    ("lmswap/execute/graph.py", "compile"): "code that torch.fx generates of a graph traced in this process",
+    ("lmswap/execute/graph.py", "exec"): "the same",
     ("benchmarks/conformance/run.py", "importlib.import_module"): "names that stand in the source",
     ("benchmarks/distributed/training.py", "importlib.import_module"): "names that stand in the source",
     ("lmswap/bench/unet3d/brats.py", "importlib.import_module"): "names that stand in the source",

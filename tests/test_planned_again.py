@@ -258,7 +258,7 @@ def test_graphs_of_two_plans_share_no_branches():
         return regions[0]
 
     torch.compile(Branches(), backend=backend, dynamic=False)(rows())
-    regions[0].again(handlers[1])
+    regions[0].compile_again(handlers[1])
     one, other = ({*handler.lowered[0].graphs[0].module.children()} for handler in handlers)
     assert len(one) == len(other) == 2 and one.isdisjoint(other)
 

@@ -224,16 +224,14 @@ class Wide(nn.Module):
 WIDE = Case(Wide, lambda: torch.randn(1024, 1024))
 
 
-def test_tensors_that_others_hold_meanwhile_are_planned_for():
+def test_tensors_that_others_hold_meanwhile_count_as_before_the_step():
     torch.manual_seed(0)
     model = lmswap.enable(WIDE.make(), policy="swap_all", min_swap_bytes=SMALL)
     held = []
     for _ in range(4):
         WIDE.loss(model(WIDE.batch())).backward()
         held.append(torch.ones(16 * 2**20))  # 64 MiB; 32 MiB of them are in reserve for an optimizer
-    report = lmswap.report(model)
-    assert [note for note in report.plan_notes if "more are held between steps than was planned for" in note]
-    assert report.base_bytes > 32 * 2**20
+    assert lmswap.report(model).base_bytes > 2 * 64 * 2**20
     lmswap.disable(model)
 
 

@@ -97,7 +97,7 @@ class Backend:
     def __call__(self, module, inputs) -> Callable[..., Any]:
         self.num_graphs += 1
         plain = compile_region(module, inputs, self.plain)
-        planned = plain.again(self.planned)
+        planned = plain.compile_again(self.planned)
 
         def run(*arguments: Any) -> Any:
             return (planned if self.is_planned else plain)(*arguments)
