@@ -196,7 +196,7 @@ def report(model: nn.Module) -> Report:
     session.memory.synchronize()
     recorder = session.recorder
     last, step = recorder.last_training(), session.current_step()
-    session.tell_overruns()
+    session.warn_budget_exceeded()
     allowance = step.allowance if step else None
     tier = session.engine.native.tier_stats(session.tier)
     return make_report(

@@ -172,7 +172,7 @@ class ModelCall:
             self._last_of_kind[step.kind] = self._sequence(step.planned)
         elif not step.runs_backward and self._recurs(hash(step.order)):
             self._num_to_record = _RECORDED_STEPS
-        self._session.tell_overruns()
+        self._session.warn_budget_exceeded()
 
     def _end_segment(self) -> None:
         if self._backward is not None:
@@ -212,7 +212,7 @@ class ModelCall:
             with self._hooks.on(*hooks):
                 result = self._plain(*args, **kwargs)  # raises the error of torch without tracing
         if compiled.is_compiling_calls and session.graphs:
-            session.may_go_another_way(describe_is_compiling_calls(compiled.is_compiling_calls))
+            session.flag_is_compiling(describe_is_compiling_calls(compiled.is_compiling_calls))
             compiled.is_compiling_calls.clear()
         if len(session.graphs) > num_graphs:
             forget_fakes()
@@ -292,7 +292,7 @@ class ModelCall:
             with self._hooks.on(step.pack, step.unpack):
                 result = self._plain(*args, **kwargs)
             step.end_forward()
-        self._session.tell_overruns()
+        self._session.warn_budget_exceeded()
         if others and sequence:
             self._session.note_once(
                 "a forward began before the backward of an earlier one had ended: both went on without a plan, and "

@@ -506,10 +506,10 @@ def plan_again(rank, world, folder, ranks_that_learn):
 
     def telling(plans, *args):
         tells.append(len(steps))
-        return tell_again(plans, *args)
+        return publish_replan(plans, *args)
 
     planner.make_plan = swapping_more
-    tell_again, StepPlans.tell_again = StepPlans.tell_again, telling
+    publish_replan, StepPlans.publish_replan = StepPlans.publish_replan, telling
     torch.manual_seed(0)
     network = Deep()
     lmswap.enable(network, budget="250MiB", policy="swap", compiler="fx")

@@ -7,17 +7,17 @@ import torch
 from torch import nn
 
 from lmswap.ir.program import BufferKind
-from lmswap.session.holding import Holding
-from lmswap.session.trained import Trained
+from lmswap.session.holding import RetentionEstimate
+from lmswap.session.trained import TrainableParameters
 
 OUTPUT, GRADIENT = BufferKind.OUTPUT, BufferKind.GRADIENT
 
 
-def run(holding, weight, *, at_begin, in_backward):
+def run(retention, weight, *, at_begin, in_backward):
     weight.grad = torch.ones_like(weight) if at_begin else None
-    holding.look()
+    retention.observe()
     weight.grad = torch.ones_like(weight) if in_backward else None
-    holding.look(in_backward=True)
+    retention.observe(in_backward=True)
 
 
 @pytest.mark.parametrize(
@@ -31,27 +31,27 @@ def run(holding, weight, *, at_begin, in_backward):
 )
 def test_what_steps_have_shown_is_reckoned_with(at_begin, in_backward, num_held):
     weight = nn.Parameter(torch.ones(3))
-    holding = Holding(Trained([weight]))
-    assert holding.num_held == {OUTPUT: 2, GRADIENT: 2}
-    run(holding, weight, at_begin=False, in_backward=False)
-    run(holding, weight, at_begin=at_begin, in_backward=in_backward)
-    run(holding, weight, at_begin=False, in_backward=False)
-    assert holding.assume_seen() == (num_held != {OUTPUT: 2, GRADIENT: 2})
-    assert holding.num_held == num_held
-    run(holding, weight, at_begin=True, in_backward=True)  # nobody looks any more
-    assert not holding.assume_seen()
+    retention = RetentionEstimate(TrainableParameters([weight]))
+    assert retention.num_held == {OUTPUT: 2, GRADIENT: 2}
+    run(retention, weight, at_begin=False, in_backward=False)
+    run(retention, weight, at_begin=at_begin, in_backward=in_backward)
+    run(retention, weight, at_begin=False, in_backward=False)
+    assert retention.confirm() == (num_held != {OUTPUT: 2, GRADIENT: 2})
+    assert retention.num_held == num_held
+    run(retention, weight, at_begin=True, in_backward=True)  # nobody looks any more
+    assert not retention.confirm()
 
 
 def test_where_there_is_room_for_less_less_is_reckoned_with_and_no_more_after_steps_have_shown_more():
     weight = nn.Parameter(torch.ones(3))
-    holding = Holding(Trained([weight]))
+    retention = RetentionEstimate(TrainableParameters([weight]))
     found = []
-    while holding.assume_less():
-        found.append(holding.num_held)
+    while retention.lower():
+        found.append(retention.num_held)
     assert found == [{OUTPUT: 2, GRADIENT: 1}, {OUTPUT: 2}, {OUTPUT: 1}]
-    run(holding, weight, at_begin=True, in_backward=False)
-    assert not holding.assume_seen()
-    assert holding.num_held == {OUTPUT: 1}
+    run(retention, weight, at_begin=True, in_backward=False)
+    assert not retention.confirm()
+    assert retention.num_held == {OUTPUT: 1}
 
 
 @pytest.mark.parametrize(
@@ -67,12 +67,12 @@ def test_where_there_is_room_for_less_less_is_reckoned_with_and_no_more_after_st
 )
 def test_gradients_that_are_held_for_longer_than_there_is_room_for_are_seen(num_less, at_begin, in_backward, is_short):
     weight = nn.Parameter(torch.ones(3))
-    holding = Holding(Trained([weight]))
+    retention = RetentionEstimate(TrainableParameters([weight]))
     for _ in range(num_less):
-        holding.assume_less()
-    assert not holding.is_short
-    run(holding, weight, at_begin=at_begin, in_backward=in_backward)
-    assert holding.is_short == is_short
+        retention.lower()
+    assert not retention.is_short
+    run(retention, weight, at_begin=at_begin, in_backward=in_backward)
+    assert retention.is_short == is_short
 
 
 @pytest.mark.parametrize("with_arena", [False, True])
@@ -82,40 +82,40 @@ def test_gradients_may_be_added_up_if_a_backward_begins_with_some_or_if_both_had
     with_arena, num_less, at_begin, in_backward
 ):
     weight = nn.Parameter(torch.ones(3))
-    holding = Holding(Trained([weight]))
+    retention = RetentionEstimate(TrainableParameters([weight]))
     for _ in range(num_less):
-        holding.assume_less()
-    assert not holding.may_add_up(with_arena=with_arena)
-    run(holding, weight, at_begin=at_begin, in_backward=in_backward)
+        retention.lower()
+    assert not retention.may_accumulate(with_arena=with_arena)
+    run(retention, weight, at_begin=at_begin, in_backward=in_backward)
     has_room = with_arena and num_less == 0
-    assert holding.may_add_up(with_arena=with_arena) == (in_backward or (at_begin and not has_room))
-    holding.assume_seen()
-    assert holding.may_add_up(with_arena=with_arena) == in_backward
+    assert retention.may_accumulate(with_arena=with_arena) == (in_backward or (at_begin and not has_room))
+    retention.confirm()
+    assert retention.may_accumulate(with_arena=with_arena) == in_backward
 
 
 @pytest.mark.parametrize(("at_begin", "least"), [(True, {OUTPUT: 2, GRADIENT: 1}), (False, {OUTPUT: 1})])
 def test_no_less_is_reckoned_with_than_steps_have_shown(at_begin, least):
     weight = nn.Parameter(torch.ones(3))
-    holding = Holding(Trained([weight]))
-    run(holding, weight, at_begin=at_begin, in_backward=False)
-    holding.assume_seen()
-    while holding.assume_less():
+    retention = RetentionEstimate(TrainableParameters([weight]))
+    run(retention, weight, at_begin=at_begin, in_backward=False)
+    retention.confirm()
+    while retention.lower():
         pass
-    assert holding.num_held == least
+    assert retention.num_held == least
 
 
 def test_what_should_not_have_been_held_has_the_most_reckoned_with_once():
-    holding = Holding(Trained([]))
-    assert holding.assume_seen()
-    assert holding.assume_most()
-    assert holding.num_held == {OUTPUT: 2, GRADIENT: 2}
-    assert holding.assume_less()
-    assert not holding.assume_most()
+    retention = RetentionEstimate(TrainableParameters([]))
+    assert retention.confirm()
+    assert retention.raise_()
+    assert retention.num_held == {OUTPUT: 2, GRADIENT: 2}
+    assert retention.lower()
+    assert not retention.raise_()
 
 
 def test_no_parameter_is_kept_alive():
-    trained = Trained([nn.Parameter(torch.ones(3))])
+    trained = TrainableParameters([nn.Parameter(torch.ones(3))])
     gc.collect()
     assert not trained.have_gradients()
-    assert trained.coming_state_bytes() == 0
+    assert trained.pending_optimizer_bytes() == 0
     assert trained.nbytes == 12

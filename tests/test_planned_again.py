@@ -16,7 +16,7 @@ from lmswap.capture import stages
 from lmswap.capture.aot import compile_region
 from lmswap.plan.cache import PlanCache
 from lmswap.session import Session, planner
-from lmswap.session.lessons import Lessons
+from lmswap.session.lessons import Replanner
 from tests.capture.captured import Recording
 from tests.models import CASES, Broken, BrokenBlock, Case
 from tests.test_recompute import plan_at_random
@@ -157,12 +157,12 @@ def plans(monkeypatch):
     """Has each step planned again; gives the plans that were made by then."""
     made = []
 
-    def draw(self, shown, _):
+    def apply(self, shown, _):
         step = self._plans[shown.graphs]
         made.append(self._plans.make(shown.graphs, step.joined, step.costs).plan)
         return True
 
-    monkeypatch.setattr(Lessons, "draw", draw)
+    monkeypatch.setattr(Replanner, "apply", apply)
     monkeypatch.setattr(PlanCache, "read", lambda *_: None)
     return made
 

@@ -22,9 +22,9 @@ from lmswap.plan.baselines import plan_swap_all
 from lmswap.plan.certify import certify
 from lmswap.plan.portfolio import plan_auto
 from lmswap.session import lessons, planned, planner
-from lmswap.session.allowance import Allowance, Budget
+from lmswap.session.allowance import Allowance, BudgetTracker
 from lmswap.session.notes import Notes
-from lmswap.session.trained import Trained
+from lmswap.session.trained import TrainableParameters
 from tests.ir.build import build
 from tests.models import CASES, LARGE, Case, tight_budget
 
@@ -185,7 +185,7 @@ def test_planning_between_steps_takes_what_the_heap_lends_it_and_the_rest_stays_
     monkeypatch.setattr(calibrate, "TOLERANCE", -1.0)
     monkeypatch.setattr(planner, "_PLANNING_BYTES", 2**23)
     monkeypatch.setattr(planner, "_PLANNING_BYTES_PER_OP", 0)
-    counted, learn = [], lessons.Lessons._learn
+    counted, learn = [], lessons.Replanner._calibrate
 
     def count(plans, step, shown):
         before, before_bytes = _C.heap_stats(), _C.heap_reusable_bytes()
@@ -200,7 +200,7 @@ def test_planning_between_steps_takes_what_the_heap_lends_it_and_the_rest_stays_
         )
         return is_another
 
-    monkeypatch.setattr(lessons.Lessons, "_learn", count)
+    monkeypatch.setattr(lessons.Replanner, "_calibrate", count)
     train(LARGE, num_steps=4, policy="none")
     ((fresh_bytes, lent_bytes, dropped_bytes),) = counted
     assert 2**23 <= fresh_bytes < 2**23 + 2**21  # in whole huge pages
@@ -326,7 +326,7 @@ class FakeMemory:
     ],
 )
 def test_a_growth_comes_out_of_the_margin_as_far_as_that_goes(base, reserve, margin, small, expected):
-    budget = Budget(Options.parse("1GiB"), "cpu", FakeMemory(), Trained([]), notes=Notes("Net"))
+    budget = BudgetTracker(Options.parse("1GiB"), "cpu", FakeMemory(), TrainableParameters([]), notes=Notes("Net"))
     planned = Allowance(2**30, base * 2**20, 0, reserve * 2**20, margin * 2**20)
     grown = budget.with_growth(planned, small * 2**20, 0)
     assert (grown.base_bytes, grown.margin_bytes) == tuple(2**20 * nbytes for nbytes in expected)
@@ -340,7 +340,7 @@ def test_a_growth_comes_out_of_the_margin_as_far_as_that_goes(base, reserve, mar
 def test_code_has_a_part_in_the_margin_where_it_takes_the_devices_memory(device, num_ops, margin):
     views = [f"v{n} 0: a{n} ->" for n in range(num_ops)]  # ops that make nothing count for nothing
     step = build("\n".join(["forward", *(f"f{n} 1: x -> a{n}" for n in range(num_ops)), *views]))
-    budget = Budget(Options.parse("1GiB"), device, FakeMemory(), Trained([]), notes=Notes("Net"))
+    budget = BudgetTracker(Options.parse("1GiB"), device, FakeMemory(), TrainableParameters([]), notes=Notes("Net"))
     assert budget.allowance(step.program, step.costs).margin_bytes == margin * 2**20
 
 
@@ -369,7 +369,7 @@ def test_a_growth_beyond_the_margin_is_planned_for(step, monkeypatch):
 
     budget = tight_budget(train(LARGE, policy="none")[1], 0.97)
     expected, _ = train(LARGE, num_steps=5, budget=budget, policy="auto")
-    monkeypatch.setattr(Budget, "with_growth", with_growth)
+    monkeypatch.setattr(BudgetTracker, "with_growth", with_growth)
     monkeypatch.setattr(planned, "GROWTH_BYTES", 2**20)
     actual, report = train(LARGE, num_steps=5, budget=budget, policy="auto")
     assert report.plan_origin == f"replanned after step {step}"
@@ -382,7 +382,7 @@ def test_a_growth_beyond_the_margin_is_planned_for(step, monkeypatch):
 @pytest.mark.cpu_only("its bytes are those of a step on the CPU")
 def test_a_plan_made_again_leaves_nothing_of_what_the_old_one_held(monkeypatch):
     monkeypatch.setattr(calibrate, "TOLERANCE", 1e6)
-    monkeypatch.setattr(Budget, "with_growth", lambda _, planned, *_bytes: leaving(30 * 2**20, planned))  # of 36
+    monkeypatch.setattr(BudgetTracker, "with_growth", lambda _, planned, *_bytes: leaving(30 * 2**20, planned))  # of 36
     monkeypatch.setattr(planned, "GROWTH_BYTES", 2**20)
     torch.compiler.reset()
     model = lmswap.enable(LARGE.make(), "4GiB", min_swap_bytes=SMALL)

@@ -8,7 +8,7 @@ import torch
 from torch import nn, optim
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
-from lmswap.session.trained import Trained
+from lmswap.session.trained import TrainableParameters
 
 OPTIMIZERS = {
     "SGD": lambda p: optim.SGD(p, lr=0.1),
@@ -62,33 +62,33 @@ def state_bytes(optimizer):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_what_is_said_to_come_is_what_the_first_step_allocates(name):
     parameters = make()
-    trained, optimizer = Trained(parameters), OPTIMIZERS[name](parameters)
-    before_bytes, said_bytes = state_bytes(optimizer), trained.coming_state_bytes()
+    trained, optimizer = TrainableParameters(parameters), OPTIMIZERS[name](parameters)
+    before_bytes, said_bytes = state_bytes(optimizer), trained.pending_optimizer_bytes()
     take_step(optimizer, parameters)
     assert said_bytes == state_bytes(optimizer) - before_bytes
-    assert trained.coming_state_bytes() == 0
+    assert trained.pending_optimizer_bytes() == 0
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_step_of_an_optimizer_is_seen_by_who_looks_on(name):
     parameters, others = make(), make()
-    trained = Trained(parameters)
+    trained = TrainableParameters(parameters)
     both = OPTIMIZERS[name]([*others, parameters[0]])
     take_step(both, others + parameters)
-    trained.look_on()
+    trained.start_watching_optimizer()
     take_step(OPTIMIZERS[name](others), others)
-    assert not trained.were_stepped()
-    trained.look_on()
+    assert not trained.stop_and_check_stepped()
+    trained.start_watching_optimizer()
     take_step(both, others + parameters)
-    assert trained.were_stepped()
+    assert trained.stop_and_check_stepped()
 
 
-@pytest.mark.parametrize("ends", [Trained.were_stepped, lambda _: None], ids=["asked", "gone"])
+@pytest.mark.parametrize("ends", [TrainableParameters.stop_and_check_stepped, lambda _: None], ids=["asked", "gone"])
 def test_nothing_looks_on_for_longer_than_somebody_wants_to_know(ends):
-    num_before, trained = len(_global_optimizer_post_hooks), Trained(make())
+    num_before, trained = len(_global_optimizer_post_hooks), TrainableParameters(make())
     assert len(_global_optimizer_post_hooks) == num_before
-    trained.look_on()
-    trained.look_on()
+    trained.start_watching_optimizer()
+    trained.start_watching_optimizer()
     assert len(_global_optimizer_post_hooks) == num_before + 1
     ends(trained)
     del trained
@@ -97,12 +97,12 @@ def test_nothing_looks_on_for_longer_than_somebody_wants_to_know(ends):
 
 def test_two_values_come_for_each_of_a_parameter_that_no_optimizer_has():
     known, unknown = make()
-    trained = Trained([known, unknown])
-    assert trained.coming_state_bytes() == 2 * trained.nbytes
+    trained = TrainableParameters([known, unknown])
+    assert trained.pending_optimizer_bytes() == 2 * trained.nbytes
     optimizer = optim.SGD([known], lr=0.1)
-    assert trained.coming_state_bytes() == 2 * unknown.nbytes
+    assert trained.pending_optimizer_bytes() == 2 * unknown.nbytes
     del optimizer
-    assert trained.coming_state_bytes() == 2 * trained.nbytes
+    assert trained.pending_optimizer_bytes() == 2 * trained.nbytes
 
 
 def test_a_state_that_a_checkpoint_brings_does_not_come_again():
@@ -111,22 +111,22 @@ def test_a_state_that_a_checkpoint_brings_does_not_come_again():
     take_step(first, parameters)
     state = copy.deepcopy(first.state_dict())
     others = make()
-    trained, optimizer = Trained(others), optim.Adam(others)
-    assert trained.coming_state_bytes() == 2 * trained.nbytes
+    trained, optimizer = TrainableParameters(others), optim.Adam(others)
+    assert trained.pending_optimizer_bytes() == 2 * trained.nbytes
     optimizer.load_state_dict(state)
-    assert trained.coming_state_bytes() == 0
+    assert trained.pending_optimizer_bytes() == 0
 
 
 def test_an_optimizer_that_wraps_another_adds_nothing():
     parameters = make()
-    trained, optimizer = Trained(parameters), Wrapping(optim.SGD(parameters, lr=0.1, momentum=0.9))
-    assert trained.coming_state_bytes() == trained.nbytes
+    trained, optimizer = TrainableParameters(parameters), Wrapping(optim.SGD(parameters, lr=0.1, momentum=0.9))
+    assert trained.pending_optimizer_bytes() == trained.nbytes
     assert optimizer.param_groups
 
 
 def test_groups_count_by_their_own_settings():
     one, other = make()
-    trained = Trained([one, other])
+    trained = TrainableParameters([one, other])
     optimizer = optim.SGD([{"params": [one], "momentum": 0.9}, {"params": [other]}], lr=0.1)
-    assert trained.coming_state_bytes() == one.nbytes
+    assert trained.pending_optimizer_bytes() == one.nbytes
     assert optimizer.param_groups

@@ -19,7 +19,7 @@ from lmswap.options import Options
 from lmswap.plan import KEEP_WHAT_FITS
 from lmswap.plan.cache import PlannedMemory
 from lmswap.session.notes import Notes
-from lmswap.session.trained import Trained
+from lmswap.session.trained import TrainableParameters
 
 
 class _Margin(NamedTuple):
@@ -146,7 +146,7 @@ class Allowance:
         return replace(self, ahead_bytes=nbytes)
 
 
-class Budget:
+class BudgetTracker:
     """The budget of one model on its device, and the allowances of its steps."""
 
     def __init__(
@@ -154,7 +154,7 @@ class Budget:
         options: Options,
         device_type: str,
         memory: DeviceMemory,
-        trained: Trained,
+        trained: TrainableParameters,
         *,
         notes: Notes,
         arena: Arena | None = None,
@@ -264,7 +264,7 @@ class Budget:
         """Return what a training step will take outside of its plan: optimizer and, outside of an arena, loss."""
         if self.has_trained:
             return max(0, self._outside_bytes - base_bytes) if self._arena is not None else 0
-        coming_bytes = self._trained.coming_state_bytes() + _REBUILT * is_distributed() * self._trained.nbytes
+        coming_bytes = self._trained.pending_optimizer_bytes() + _REBUILT * is_distributed() * self._trained.nbytes
         if self._arena is None:
             return coming_bytes
         return coming_bytes + max(_UNDER_WAY * self._trained.nbytes, assumed_bytes(program))
@@ -275,10 +275,10 @@ class Budget:
         if self._arena is not None:
             self._outside_bytes = self._used_outside()
 
-    def watch(self) -> None:
-        """Begin to probe what the next step takes outside of an arena, see `without_spare`."""
+    def start_reserve_probe(self) -> None:
+        """Begin to probe what the next step takes outside of an arena, see `release_unused_reserve`."""
         if self._arena is not None:
-            self._trained.look_on()
+            self._trained.start_watching_optimizer()
             self._num_freed = self._arena.num_segments_freed()
 
     def _used_outside(self) -> int:
@@ -294,7 +294,7 @@ class Budget:
         came = (more_bytes, number - 1) if more_bytes > GROWTH_BYTES else (self.held.came_bytes, self.held.came_in)
         self.held = Held(nbytes, *came)
 
-    def outgrown_bytes(self, planned: Allowance) -> int:
+    def excess_held_bytes(self, planned: Allowance) -> int:
         """Return how many bytes more than ``planned`` tensors outside of the step hold: kept gradients, averages."""
         return self.held.nbytes - planned.tensor_bytes - planned.reserve_bytes
 
@@ -314,17 +314,17 @@ class Budget:
             fragmented_bytes=planned.fragmented_bytes + over_bytes,
         )
 
-    def without_spare(self, planned: Allowance) -> Allowance:
+    def release_unused_reserve(self, planned: Allowance) -> Allowance:
         """Return ``planned`` without the reserve that the probed step did not use, if it shows that.
 
         It does if an optimizer ran in it, and torch kept all released memory. A budget that is a share includes the
         reserve, and stays as it was reported.
         """
-        were_stepped = self._trained.were_stepped()
+        were_stepped = self._trained.stop_and_check_stepped()
         if self._arena is None or self._share is not None or not were_stepped:
             return planned
         if self._arena.num_segments_freed() != self._num_freed:
             return planned
         taken_bytes = max(0, max(self._outside_bytes, self._used_outside()) - planned.found_bytes)
-        spared_bytes = planned.reserve_bytes - taken_bytes - self._trained.coming_state_bytes()
+        spared_bytes = planned.reserve_bytes - taken_bytes - self._trained.pending_optimizer_bytes()
         return planned.sparing(spared_bytes) if spared_bytes > GROWTH_BYTES else planned

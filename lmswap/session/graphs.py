@@ -54,13 +54,13 @@ from lmswap.ir.verification import Verified
 from lmswap.options import Options
 from lmswap.rewrite.insert import insert_swaps
 from lmswap.rewrite.recompute import insert_recomputes
-from lmswap.session.holding import Holding
+from lmswap.session.holding import RetentionEstimate
 from lmswap.session.planned import PlannedStep
 from lmswap.session.steps import StepPlans
 from lmswap.waiting import reported
 
 
-class Owner(Protocol):
+class GraphContext(Protocol):
     """What a graph needs of the session that owns it."""
 
     name: str  # of the model
@@ -71,16 +71,16 @@ class Owner(Protocol):
     meter: OpProfiler
     losses: LossMeter
     plans: StepPlans
-    holding: Holding
+    retention: RetentionEstimate
     verified: Verified | None
 
-    def plan_alone(self, graph: CapturedGraph, lowered: Lowered) -> Plan:
+    def plan_single_graph(self, graph: CapturedGraph, lowered: Lowered) -> Plan:
         """Plan a graph that was just captured."""
 
-    def begins(self, parts: Generator[Results, None, None]) -> PartialResults:
+    def register_backward(self, parts: Generator[Results, None, None]) -> PartialResults:
         """Register a backward that is about to run."""
 
-    def tell_overruns(self) -> None:
+    def warn_budget_exceeded(self) -> None:
         """Warn of steps that exceeded the budget."""
 
     def note_on_graphs(self, note: str) -> None:
@@ -90,7 +90,7 @@ class Owner(Protocol):
 class CapturedGraph:
     """One region that Dynamo captured: its compiled function, and what replanning needs."""
 
-    def __init__(self, session: Owner, index: int, module: fx.GraphModule) -> None:
+    def __init__(self, session: GraphContext, index: int, module: fx.GraphModule) -> None:
         self.session, self.index = session, index
         self.entry = CacheEntry()
         self.last_step = session.recorder.num_steps  # how many steps had ended when it ran last
@@ -104,13 +104,13 @@ class CapturedGraph:
         self.handover = OutputLiveness()
         self._plain = self._plain_torch(module)
 
-    def twin(self, index: int) -> CapturedGraph:
+    def clone_for_run(self, index: int) -> CapturedGraph:
         """Return the same region under another number, to be planned separately."""
-        twin = copy.copy(self)
-        twin.index, twin.again, twin.handover = index, [], OutputLiveness()
-        return twin
+        clone = copy.copy(self)
+        clone.index, clone.again, clone.handover = index, [], OutputLiveness()
+        return clone
 
-    def due(self) -> CapturedGraph:
+    def graph_for_this_run(self) -> CapturedGraph:
         """Return the graph for the next run of this region in the current step: this one, or one of its clones."""
         if not self.again:
             return self
@@ -160,7 +160,7 @@ class _Running:
     """Records a run of a segment, from its first op to its last; a generator would cost the host twice as much."""
 
     def __init__(
-        self, session: Owner, key: SegmentKey, follows: tuple[int, ...], first_runs: NumericsGuard | None
+        self, session: GraphContext, key: SegmentKey, follows: tuple[int, ...], first_runs: NumericsGuard | None
     ) -> None:
         """``follows`` is the plan; ``first_runs`` compares the settings of ops that the backward recomputes."""
         self._session, self._key, self._follows, self._first_runs = session, key, follows, first_runs
@@ -181,7 +181,7 @@ class _Running:
         session.engine.check_async_errors()
         session.losses.after_segment(graph, phase)
         if phase != "inference":
-            session.tell_overruns()
+            session.warn_budget_exceeded()
 
 
 class _PlannedGraph(aot.GraphHandler):
@@ -255,14 +255,14 @@ class _PlannedGraph(aot.GraphHandler):
             timed = compile_parts(with_op_marks(segment, recorder.begin_op)) if recorder.times_ops else None
             handover.before_backward(arguments, positions)
             with (
-                placing(arena, script, adds_up=self._adds_up and self._session.holding.has_gradients()) as allocating,
+                placing(arena, script, adds_up=self._adds_up and self._session.retention.has_gradients()) as allocating,
                 self._running("backward"),
             ):
                 yield from (timed or parts)(arguments, allocating)
             handover.after_backward()
 
         def begin(arguments: list[Any]) -> PartialResults:
-            return self._session.begins(run(arguments))
+            return self._session.register_backward(run(arguments))
 
         reference: UnswappedReference | None = module.meta.get(REFERENCE)
         if reference is None:
@@ -285,7 +285,7 @@ class _PlannedGraph(aot.GraphHandler):
             with self._running("backward"):
                 yield from parts(arguments, nullcontext)
 
-        return lambda arguments: self._session.begins(run(arguments))
+        return lambda arguments: self._session.register_backward(run(arguments))
 
     @property
     def _follows(self) -> tuple[int, ...]:
@@ -308,7 +308,7 @@ class _PlannedGraph(aot.GraphHandler):
             plan = graph_plan(step.joined, step.plan, which, lowered.program)
             first_buffer = step.joined.buffer_offsets[which]
         else:
-            plan = session.plan_alone(self._graph, lowered)
+            plan = session.plan_single_graph(self._graph, lowered)
         reference = self._reference(lowered, plan)
         runs, graphs = insert_recomputes(lowered.program, lowered.graphs, plan.recomputes)
         insert_swaps(runs, graphs, plan, engine=session.engine.number, first_buffer=first_buffer)
@@ -354,7 +354,7 @@ class _PlannedGraph(aot.GraphHandler):
 class SavedSequence:
     """A step that was recorded by saved-tensor hooks, instead of a captured graph."""
 
-    def __init__(self, session: Owner, index: int, recorded: Recorded) -> None:
+    def __init__(self, session: GraphContext, index: int, recorded: Recorded) -> None:
         self._session, self.index, self._recorded = session, index, recorded
         self.program, self.costs = lower_recorded(recorded, session.name)
         self.events: PlannedEvents
@@ -381,7 +381,7 @@ class Evicted:
 Graphs = list[CapturedGraph | SavedSequence | Evicted]
 
 
-def told_apart(graphs: Graphs, ran: Sequence[int]) -> tuple[int, ...]:
+def assign_run_indices(graphs: Graphs, ran: Sequence[int]) -> tuple[int, ...]:
     """Return a graph for each run of ``ran``: repeated ones get clones in ``graphs``, which are planned separately."""
     runs: list[int] = []
     for index in ran:
@@ -389,7 +389,7 @@ def told_apart(graphs: Graphs, ran: Sequence[int]) -> tuple[int, ...]:
         assert isinstance(graph, CapturedGraph)
         number = sum(run in runs for run in (index, *(other.index for other in graph.again)))
         if number > len(graph.again):
-            graph.again.append(graph.twin(len(graphs)))
+            graph.again.append(graph.clone_for_run(len(graphs)))
             graphs.append(graph.again[-1])
         runs.append(index if number == 0 else graph.again[number - 1].index)
     return tuple(runs)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from lmswap.ir.program import BufferKind
-from lmswap.session.trained import Trained
+from lmswap.session.trained import TrainableParameters
 
 # How many of each kind may be alive at once, from the safest to the smallest. A loop releases the outputs of one step
 # when it has those of the next. Gradients are accumulated, or live until the next backward, or until the step's end:
@@ -23,10 +23,10 @@ _LEVELS: tuple[Mapping[BufferKind, int], ...] = (
 _ADDED_TO, _UNTIL_BACKWARD, _UNTIL_END = range(3)
 
 
-class Holding:
+class RetentionEstimate:
     """What plans assume the caller to hold: the most possible, until steps have shown how much it is."""
 
-    def __init__(self, trained: Trained) -> None:
+    def __init__(self, trained: TrainableParameters) -> None:
         self._trained = trained
         self.level = _ADDED_TO  # the higher, the fewer
         self._seen, self._is_known = _UNTIL_END, False
@@ -36,7 +36,7 @@ class Holding:
         """Copies of each kind that need memory at once."""
         return _LEVELS[self.level]
 
-    def may_add_up(self, *, with_arena: bool) -> bool:
+    def may_accumulate(self, *, with_arena: bool) -> bool:
         """Whether gradients are added to those of earlier steps, as far as steps have shown.
 
         A backward shows it. If there is no room for both sets, so does a step that begins with gradients: accumulating
@@ -54,26 +54,26 @@ class Holding:
         """Whether gradients are held for longer than plans assume."""
         return self._seen < min(self.level, _UNTIL_END)
 
-    def look(self, *, in_backward: bool = False) -> None:
+    def observe(self, *, in_backward: bool = False) -> None:
         """Observe, when a step or its backward begins, whether gradients of the last step still exist."""
         if not self._is_known and self._seen != _ADDED_TO and self._trained.have_gradients():
             self._seen = _ADDED_TO if in_backward else _UNTIL_BACKWARD
 
-    def assume_less(self) -> bool:
+    def lower(self) -> bool:
         """Assume that fewer are held, for lack of memory; whether that is possible and not refuted by steps."""
         less = self.level + 1
         can = less < len(_LEVELS) and not (self._is_known and self._seen < less <= _UNTIL_END)
         self.level += can
         return can
 
-    def assume_seen(self) -> bool:
+    def confirm(self) -> bool:
         """Assume what steps have shown from now on; whether that is less than before."""
         self._is_known = True
         is_less = self._seen > self.level
         self.level = max(self.level, self._seen)
         return is_less
 
-    def assume_most(self) -> bool:
+    def raise_(self) -> bool:
         """Assume the most, once, after a tensor was held unexpectedly; whether that changes anything."""
         can = self.level > _ADDED_TO and self._seen != _ADDED_TO
         if can:

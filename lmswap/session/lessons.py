@@ -25,11 +25,11 @@ from lmswap.options import Options
 from lmswap.plan import simulate
 from lmswap.plan.cache import CachedPlan
 from lmswap.plan.calibrate import Calibration, calibrate
-from lmswap.session.allowance import GROWTH_BYTES, Budget
+from lmswap.session.allowance import GROWTH_BYTES, BudgetTracker
 from lmswap.session.compression import Compression
 from lmswap.session.hosttime import HostTime
 from lmswap.session.notes import Notes
-from lmswap.session.order import Followed, Shown
+from lmswap.session.order import CompletedStep, StepObservation
 from lmswap.session.planned import PlannedStep
 from lmswap.session.planner import Planner
 from lmswap.session.reasons import ADDS_UP, has_grown, has_room, holds_more, is_in_use, is_settled, was_off
@@ -45,7 +45,7 @@ _WORTH_SEARCHING = 0.01
 _WORTH_USING = 0.04
 
 
-class Lessons:
+class Replanner:
     """Observes the steps of a model, calibrates their predictions, and replaces plans that no longer fit."""
 
     def __init__(
@@ -57,21 +57,21 @@ class Lessons:
         planner: Planner,
         engine: SwapEngine,
         memory: DeviceMemory,
-        budget: Budget,
+        budget: BudgetTracker,
         notes: Notes,
     ) -> None:
         """``notes`` takes sentences for reports on its plans."""
-        self._options, self._tier, self._holding = options, tier, planner.holding
+        self._options, self._tier, self._retention = options, tier, planner.retention
         self._plans, self._planner, self._engine, self._memory = plans, planner, engine, memory
         self._budget, self._notes = budget, notes
         self._num_runs: Counter[tuple[int, ...]] = Counter()  # by step
-        self._shown: dict[int, Shown] = {}  # by the first graph of a step: its last observation
+        self._shown: dict[int, StepObservation] = {}  # by the first graph of a step: its last observation
         self._outgrown: Counter[tuple[int, ...]] = Counter()  # by step: bytes of growth that its plan had no room for
         self._read_at: dict[tuple[int, ...], int] = {}  # by step: the peak at the last measurement of growth
         self._compression = Compression(tier, engine)
         self._host_time = HostTime(engine)
 
-    def note(self, followed: Followed) -> None:
+    def observe(self, followed: CompletedStep) -> None:
         """Keep the observation of a step that just ended until one begins with the same graph."""
         ended, graphs, is_as_planned = followed
         num_runs = self._num_runs[graphs] = self._num_runs[graphs] + 1
@@ -82,14 +82,14 @@ class Lessons:
         shows_host = step is not None and self._host_time.is_shown(step)
         is_measured = num_steady in (STEADY_STEP - 1, STEADY_STEP) or (num_steady > STEADY_STEP and shows_host)
         record = self._engine.recorder.last() if is_measured else None
-        self._shown[graphs[0]] = Shown(graphs, ended, record, num_runs, num_steady)
+        self._shown[graphs[0]] = StepObservation(graphs, ended, record, num_runs, num_steady)
 
-    def take(self, first: int) -> Shown | None:
+    def pop_observation(self, first: int) -> StepObservation | None:
         """Return, once, the observation of the last step that began with graph ``first``."""
         shown = self._shown.pop(first, None)
         return shown if shown is not None and self._plans.get(shown.graphs) is not None else None  # it may be evicted
 
-    def draw(self, shown: Shown, released: Callable[[], frozenset[int]]) -> bool:
+    def apply(self, shown: StepObservation, released: Callable[[], frozenset[int]]) -> bool:
         """Evaluate the replan triggers for the observed step, before one like it runs.
 
         Args:
@@ -101,31 +101,31 @@ class Lessons:
         """
         graphs, num_steady = shown.graphs, shown.num_steady
         if num_steady == STEADY_STEP - 1:
-            self._keep(self._plans[graphs], shown.record, released())
+            self._record_seconds(self._plans[graphs], shown.record, released())
             self._engine.recorder.time_ops()
-            self._budget.watch()
+            self._budget.start_reserve_probe()
         over_bytes = shown.ended.peaks.used_bytes - self._plans[graphs].allowance.budget_bytes
         if self._engine.arena is not None and (shown.num_runs == 1 or over_bytes > 0):
             self._memory.trim()  # batches, for example, may leave memory in fragments too small for losses
-        is_other = self._heed_added(self._plans[graphs])
-        is_other |= self._make_room(self._plans[graphs])
+        is_other = self._check_grad_accumulation(self._plans[graphs])
+        is_other |= self._check_held(self._plans[graphs])
         if num_steady > STEADY_STEP + 1:
-            is_other |= self._heed_growth(self._plans[graphs], shown.ended)
-        is_other |= self._heed_unplaced(self._plans[graphs])
-        is_other |= self._heed_compressed(self._plans[graphs])
+            is_other |= self._check_growth(self._plans[graphs], shown.ended)
+        is_other |= self._check_arena_miss(self._plans[graphs])
+        is_other |= self._check_compression(self._plans[graphs])
         if shown.num_runs == 1:
-            is_other |= self._heed_losses(self._plans[graphs])
+            is_other |= self._check_loss_memory(self._plans[graphs])
         if num_steady == STEADY_STEP:
-            is_other |= self._learn(self._plans[graphs], shown)
+            is_other |= self._calibrate(self._plans[graphs], shown)
         if num_steady == STEADY_STEP + 1:
-            is_other |= self._settle(self._plans[graphs], shown)
+            is_other |= self._finalize(self._plans[graphs], shown)
         if num_steady > STEADY_STEP and shown.record is not None and not is_other:
             step = self._plans[graphs]  # predicted by the host time of a step without one-time work
             if (machine := self._host_time.read(step, shown.record)) != step.machine:
-                self._price_again(replace(step, machine=machine))
+                self._reprice(replace(step, machine=machine))
         return is_other
 
-    def _heed_losses(self, step: PlannedStep) -> bool:
+    def _check_loss_memory(self, step: PlannedStep) -> bool:
         """Replan if the loss, whose memory is known after one step, does not fit; whether the plan changed.
 
         Until then its memory is assumed or cached.
@@ -139,43 +139,43 @@ class Lessons:
         if peak_bytes <= step.plan.budget_bytes or step.is_overdrawn:
             self._plans.predict(replace(measured, plan=replace(step.plan, predicted_peak_bytes=peak_bytes)))
             return False
-        self._planner.lend_memory(program)
+        self._planner.reserve_search_memory(program)
         taken = format_bytes(loss_bytes(costs, program))
-        return self._make_again(measured, f"the loss takes {taken}, more than the plan leaves it", remembers=True)
+        return self._replan(measured, f"the loss takes {taken}, more than the plan leaves it", remembers=True)
 
-    def _heed_added(self, step: PlannedStep) -> bool:
+    def _check_grad_accumulation(self, step: PlannedStep) -> bool:
         """Accumulate each gradient as it is computed, once a loop adds them up and memory is short; whether it begins.
 
         Ranks do so anyway, and verification of a backward needs all of its gradients at once.
         """
         can_begin = step.joined.program.kind_of_gradients is BufferKind.GRADIENT
-        adds_up = self._holding.may_add_up(with_arena=self._engine.arena is not None)
+        adds_up = self._retention.may_accumulate(with_arena=self._engine.arena is not None)
         if not (can_begin and adds_up) or is_distributed() or self._options.verify:
             return False
         is_short = step.plan.swaps or step.plan.recomputes or step.is_overdrawn
-        if not is_short and self._budget.outgrown_bytes(step.allowance) <= GROWTH_BYTES:
+        if not is_short and self._budget.excess_held_bytes(step.allowance) <= GROWTH_BYTES:
             return False
-        adding = self._plans.add_up(step)
+        adding = self._plans.with_accumulated_grads(step)
         self._memory.trim()  # their highest peak is more than they will need
-        self._planner.lend_memory(adding.joined.program)
-        if (known := self._plans.remembered_again(adding)) is not None:
-            self._put_in_force(adding, known, ADDS_UP, FROM_CACHE)
+        self._planner.reserve_search_memory(adding.joined.program)
+        if (known := self._plans.load_cached_replan(adding)) is not None:
+            self._activate(adding, known, ADDS_UP, FROM_CACHE)
         else:
-            self._make_again(adding, ADDS_UP, remembers=True)
+            self._replan(adding, ADDS_UP, remembers=True)
         return True
 
-    def _make_room(self, step: PlannedStep) -> bool:
+    def _check_held(self, step: PlannedStep) -> bool:
         """Count what tensors outside of the step hold more than planned; replan if the plan has no room for it.
 
         Returns whether the plan changed.
         """
-        more_bytes = self._budget.outgrown_bytes(step.allowance)
+        more_bytes = self._budget.excess_held_bytes(step.allowance)
         if more_bytes <= GROWTH_BYTES:
             return False
         step = replace(step, allowance=step.allowance.with_held(more_bytes))
-        return self._answer_growth(step, more_bytes, holds_more(more_bytes))
+        return self._replan_for_growth(step, more_bytes, holds_more(more_bytes))
 
-    def _heed_growth(self, step: PlannedStep, ended: EndedStep) -> bool:
+    def _check_growth(self, step: PlannedStep, ended: EndedStep) -> bool:
         """Count other growth in the same way, if a peak has risen or exceeds the budget."""
         peak_bytes = ended.peaks.used_bytes
         if peak_bytes <= min(self._read_at[step.graphs] + GROWTH_BYTES, step.allowance.budget_bytes):
@@ -185,14 +185,14 @@ class Lessons:
         more_bytes = allowance.grown_bytes - step.allowance.grown_bytes
         if more_bytes <= GROWTH_BYTES:
             return False
-        return self._answer_growth(replace(step, allowance=allowance), more_bytes, is_in_use(more_bytes))
+        return self._replan_for_growth(replace(step, allowance=allowance), more_bytes, is_in_use(more_bytes))
 
-    def _answer_growth(self, step: PlannedStep, more_bytes: int, reason: str) -> bool:
+    def _replan_for_growth(self, step: PlannedStep, more_bytes: int, reason: str) -> bool:
         """Replan ``step``, whose allowance counts growth by ``more_bytes``, if its plan has no room for it.
 
         From the second time on the plan leaves twice the growth free, if it can, as each replanning changes the plan.
         """
-        self._plans.put(step)
+        self._plans.store(step)
         if step.excess_bytes <= 0:
             return False
         if step.is_overdrawn:  # a search for less growth has shown that no plan takes less
@@ -200,50 +200,50 @@ class Lessons:
             return False
         ahead_bytes = 2 * self._outgrown[step.graphs]
         self._outgrown[step.graphs] += more_bytes
-        self._planner.lend_memory(step.joined.program)
-        return self._make_again(step, reason, ahead_bytes=ahead_bytes)
+        self._planner.reserve_search_memory(step.joined.program)
+        return self._replan(step, reason, ahead_bytes=ahead_bytes)
 
-    def _heed_unplaced(self, step: PlannedStep) -> bool:
+    def _check_arena_miss(self, step: PlannedStep) -> bool:
         """Assume once that the caller holds more, after a tensor occupied an offset of the next step.
 
         Returns whether the step's plan or offsets changed.
         """
         arena = self._engine.arena
-        if arena is None or not arena.num_unplaced or not self._holding.assume_most():
+        if arena is None or not arena.num_unplaced or not self._retention.raise_():
             return False
-        self._make_again(step, "a tensor of a step was still held at offsets of the next one")
+        self._replan(step, "a tensor of a step was still held at offsets of the next one")
         return self._plans[step.graphs].places != step.places
 
-    def _heed_compressed(self, step: PlannedStep) -> bool:
+    def _check_compression(self, step: PlannedStep) -> bool:
         """Replan if compressed tensors exceed the host memory of their tier."""
         excess = self._compression.excess(step)
         if not excess:
             return False
-        self._planner.lend_memory(step.joined.program)
+        self._planner.reserve_search_memory(step.joined.program)
         measured = replace(step, machine=self._compression.with_measured_ratio(step))
-        is_other = self._make_again(measured, excess, remembers=True)
+        is_other = self._replan(measured, excess, remembers=True)
         made = self._plans[step.graphs]
         if is_other:
             self._compression.reset(made)
         else:
-            self._plans.put(replace(made, machine=self._compression.with_needed_ratio(made)))
+            self._plans.store(replace(made, machine=self._compression.with_needed_ratio(made)))
         return is_other
 
-    def _keep(self, step: PlannedStep, record: StepRecord | None, released: frozenset[int]) -> None:
+    def _record_seconds(self, step: PlannedStep, record: StepRecord | None, released: frozenset[int]) -> None:
         """Keep the seconds of the last step, as ops are timed in the next one, and what was released.
 
         ``released`` are the outputs and tangents that the caller did not hold; predictions rely on that, plans do not.
         """
         seconds = () if record is None else tuple(map(sum, record.op_seconds()))
-        self._plans.put(replace(step, segment_seconds=seconds, released=released))
+        self._plans.store(replace(step, segment_seconds=seconds, released=released))
 
-    def _learn(self, step: PlannedStep, shown: Shown) -> bool:
+    def _calibrate(self, step: PlannedStep, shown: StepObservation) -> bool:
         """Calibrate costs by the last step; replan if the prediction was off or the plan may be slow.
 
         What is in use between steps is known from now on. Returns whether the plan of ``step`` changed.
         """
         self._memory.compact()  # tracing and timing leave up to 30 MiB that steps do not reuse
-        self._holding.assume_seen()
+        self._retention.confirm()
         step = self._with_growth(step, step.small_bytes(self._memory.counted_from_bytes()), shown.ended)
         record = shown.record if self._options.plan is None else None
         if record is None:
@@ -263,41 +263,41 @@ class Lessons:
         )
         if found is None:
             return False
-        self._planner.lend_memory(program)
+        self._planner.reserve_search_memory(program)
         step = replace(step, costs=found.costs, machine=found.machine)
-        step = self._price_again(replace(step, machine=self._compression.with_needed_ratio(step)))
-        return self._answer(step, found)
+        step = self._reprice(replace(step, machine=self._compression.with_needed_ratio(step)))
+        return self._decide(step, found)
 
-    def _answer(self, step: PlannedStep, found: Calibration) -> bool:
+    def _decide(self, step: PlannedStep, found: Calibration) -> bool:
         """Replan ``step``, priced by its last run, if calibration ``found`` a reason; whether the plan changed.
 
         A cached plan of an earlier process for the same reason is used instead.
         """
-        step = replace(step, allowance=self._budget.without_spare(step.allowance))
-        self._plans.put(step)
+        step = replace(step, allowance=self._budget.release_unused_reserve(step.allowance))
+        self._plans.store(step)
         # A search has shown that no plan takes less, or there is nothing to swap without a backward.
         if (step.is_overdrawn and not step.allowance.spared_bytes) or not step.backwards:
             return False
-        if step.allowance.spared_bytes and (known := self._plans.remembered_again(step)) is not None:
-            return self._put_in_force(step, known, has_room(step.allowance.spared_bytes), FROM_CACHE)
+        if step.allowance.spared_bytes and (known := self._plans.load_cached_replan(step)) is not None:
+            return self._activate(step, known, has_room(step.allowance.spared_bytes), FROM_CACHE)
         if found.is_off:
-            return self._make_measured(step, was_off(found, step.joined.program))
+            return self._replan_measured(step, was_off(found, step.joined.program))
         if step.is_outgrown:
-            return self._make_again(step, has_grown(step.allowance), remembers=True, priced=step.plan)
+            return self._replan(step, has_grown(step.allowance), remembers=True, priced=step.plan)
         room = self._room_left(step)
-        return self._make_measured(step, room) if room is not None else self._search_on(step)
+        return self._replan_measured(step, room) if room is not None else self._search_longer(step)
 
     def _room_left(self, step: PlannedStep) -> str | None:
         """Return a reason if ``step`` needs less outside of the arena than assumed, of reserve or for results."""
         if step.places is None or not (step.plan.swaps or step.plan.recomputes):
             return None
-        places = self._planner.find_places(step.joined.program, step.costs, step.plan)
+        places = self._planner.layout(step.joined.program, step.costs, step.plan)
         if places is None:
             return None
         spared_bytes, results_bytes = step.allowance.spared_bytes, step.places.results_bytes - places.results_bytes
         return has_room(spared_bytes, results_bytes) if spared_bytes + results_bytes > GROWTH_BYTES else None
 
-    def _settle(self, step: PlannedStep, shown: Shown) -> bool:
+    def _finalize(self, step: PlannedStep, shown: StepObservation) -> bool:
         """Measure again what is in use between steps, now that a new plan's graphs are compiled and the search is over.
 
         Returns whether the plan changed, for growth or to the one of another rank.
@@ -305,13 +305,13 @@ class Lessons:
         step = self._with_growth(step, 0, shown.ended)  # small tensors of the last step are in use now
         if (step.plan.swaps or step.plan.recomputes) and not is_distributed():  # ranks follow the first
             step = replace(step, allowance=self._budget.settled(step.allowance, step.joined.program))
-            self._plans.put(step)
+            self._plans.store(step)
         if step.is_outgrown:
-            self._planner.lend_memory(step.joined.program)
-            return self._make_again(step, has_grown(step.allowance), remembers=True)
-        planned = self._plans.told_again(step.joined.program, step.allowance)
+            self._planner.reserve_search_memory(step.joined.program)
+            return self._replan(step, has_grown(step.allowance), remembers=True)
+        planned = self._plans.fetch_replan(step.joined.program, step.allowance)
         if planned is not None and not planned.plan.acts_as(step.plan):
-            return self._put_in_force(step, planned, FROM_OTHER_RANK)
+            return self._activate(step, planned, FROM_OTHER_RANK)
         return self._use_margin(step)
 
     def _use_margin(self, step: PlannedStep) -> bool:
@@ -322,10 +322,10 @@ class Lessons:
         if not (can_use and is_worth) or step.is_overdrawn or self._options.plan is not None:
             return False
         reason = is_settled(room_bytes)
-        if (known := self._plans.remembered_again(step)) is not None:
-            return self._put_in_force(step, known, reason, FROM_CACHE)
-        self._planner.lend_memory(step.joined.program)
-        return self._make_again(step, reason, remembers=True)
+        if (known := self._plans.load_cached_replan(step)) is not None:
+            return self._activate(step, known, reason, FROM_CACHE)
+        self._planner.reserve_search_memory(step.joined.program)
+        return self._replan(step, reason, remembers=True)
 
     def _with_growth(self, step: PlannedStep, small_bytes: int, ended: EndedStep) -> PlannedStep:
         """Return ``step`` with what is in use between steps now, small tensors included."""
@@ -333,14 +333,14 @@ class Lessons:
         allowance = self._budget.with_growth(step.allowance, small_bytes, ended.peaks.used_bytes)
         return self._plans.predict(replace(step, allowance=allowance))
 
-    def _price_again(self, step: PlannedStep) -> PlannedStep:
+    def _reprice(self, step: PlannedStep) -> PlannedStep:
         """Return ``step``, planned by other costs, with a prediction by its current ones."""
         priced = self._plans.priced(step)
         self._memory.compact()
         self._plans.remember(step.joined.program, priced)
         return self._plans.predict(priced)
 
-    def _search_on(self, step: PlannedStep) -> bool:
+    def _search_longer(self, step: PlannedStep) -> bool:
         """Search for longer if the plan may not be the best by measured costs; whether the plan changed."""
         if self._options.policy != "auto" or step.origin == FROM_CACHE or step.plan.certificate is None:
             return False
@@ -348,21 +348,21 @@ class Lessons:
         if excess <= _WORTH_SEARCHING:
             return False
         reason = f"the plan was {excess:.1%} above the best possible, and a longer search found a faster one"
-        return self._make_measured(step, reason, most_seconds=(1 - _WORTH_SEARCHING) * step.plan.predicted_seconds)
+        return self._replan_measured(step, reason, most_seconds=(1 - _WORTH_SEARCHING) * step.plan.predicted_seconds)
 
-    def _make_measured(self, step: PlannedStep, reason: str, *, most_seconds: float = math.inf) -> bool:
+    def _replan_measured(self, step: PlannedStep, reason: str, *, most_seconds: float = math.inf) -> bool:
         """Replan by the costs of the last step, by which ``step`` is priced: on the first rank of a machine only.
 
         The others keep their plan, and follow the new one from the next step on.
         """
         program = step.joined.program
-        if self._plans.is_left_to_others(program):
+        if self._plans.is_owned_by_other_rank(program):
             return False
-        is_other = self._make_again(step, reason, most_seconds=most_seconds, remembers=True, priced=step.plan)
-        self._plans.tell_again(program, self._plans[step.graphs])
+        is_other = self._replan(step, reason, most_seconds=most_seconds, remembers=True, priced=step.plan)
+        self._plans.publish_replan(program, self._plans[step.graphs])
         return is_other
 
-    def _make_again(
+    def _replan(
         self,
         step: PlannedStep,
         reason: str,
@@ -394,14 +394,14 @@ class Lessons:
             step, plan = self._search(step, priced, ahead_bytes)
         except (PlanInfeasible, TierError) as error:
             self._notes.append(f"the plan stays as it was {after}: {reason}; {error}")
-            self._plans.keep(replace(step, allowance=replace(step.allowance, fragmented_bytes=0)))
+            self._plans.keep_overdrawn(replace(step, allowance=replace(step.allowance, fragmented_bytes=0)))
             return False
         if plan.predicted_seconds > most_seconds:
             return False
         planned = CachedPlan(plan, step.costs, step.machine, step.allowance.room)
         if remembers:
             self._plans.remember(program, planned)
-        return self._put_in_force(step, planned, reason)
+        return self._activate(step, planned, reason)
 
     def _search(self, step: PlannedStep, priced: Plan | None, ahead_bytes: int) -> tuple[PlannedStep, Plan]:
         """Search a plan for ``step`` with ``ahead_bytes`` more free; without them if no plan fits so."""
@@ -418,11 +418,11 @@ class Lessons:
     def _after_step(self) -> str:
         return f"after step {self._engine.recorder.num_steps}"
 
-    def _put_in_force(self, step: PlannedStep, planned: CachedPlan, reason: str, source: str = "") -> bool:
+    def _activate(self, step: PlannedStep, planned: CachedPlan, reason: str, source: str = "") -> bool:
         """Activate ``planned``, possibly of another process, instead of ``step``'s plan; whether that changes it."""
         when = " ".join(filter(None, (self._after_step(), source)))
         adopted = self._plans.adopt(step.graphs, step.joined, planned, step.allowance, f"replanned {when}")
-        self._plans.put(replace(adopted, released=step.released))
+        self._plans.store(replace(adopted, released=step.released))
         is_same = planned.plan.acts_as(step.plan)
         if not is_same:
             self._memory.trim()  # the old plan's peak may exceed the new one's

@@ -15,14 +15,14 @@ from lmswap.session.steps import StepPlans
 
 
 @dataclass(frozen=True)
-class Ran:
+class RunOrder:
     """The graphs of a step, in the order in which they ran."""
 
     forwards: tuple[int, ...] = ()
     backwards: tuple[int, ...] = ()
 
     @staticmethod
-    def of(step: EndedStep | None) -> Ran:
+    def of(step: EndedStep | None) -> RunOrder:
         """Return the graphs of ``step``, or none."""
         return _ran(step.sequence if step is not None else ())
 
@@ -42,12 +42,12 @@ class Ran:
 
 
 @lru_cache  # successive steps are alike
-def _ran(sequence: tuple[SegmentKey, ...]) -> Ran:
+def _ran(sequence: tuple[SegmentKey, ...]) -> RunOrder:
     by_phase = {phase: tuple(index for index, ran in sequence if ran == phase) for phase in ("forward", "backward")}
-    return Ran(by_phase["forward"], by_phase["backward"])
+    return RunOrder(by_phase["forward"], by_phase["backward"])
 
 
-class Shown(NamedTuple):
+class StepObservation(NamedTuple):
     """What a step that followed its plan showed, for the next step like it."""
 
     graphs: tuple[int, ...]
@@ -57,7 +57,7 @@ class Shown(NamedTuple):
     num_steady: int  # likewise, if they show its seconds; else 0
 
 
-class Followed(NamedTuple):
+class CompletedStep(NamedTuple):
     """A step that ended and followed the plan of ``graphs``; ``is_as_planned``: also in its order."""
 
     ended: EndedStep
@@ -74,16 +74,16 @@ class StepOrder:
         self._num_noted = 0  # steps of the recorder's that `note_ended` has seen
         # By the first graph of a step, as steps of other kinds, such as validation, may run in between: what ran in the
         # last such step, and whether the one before was the same.
-        self._begun_with: dict[int, tuple[Ran, bool]] = {}
-        self._unplannable: set[Ran] = set()
+        self._begun_with: dict[int, tuple[RunOrder, bool]] = {}
+        self._unplannable: set[RunOrder] = set()
 
-    def note_ended(self) -> Followed | None:
+    def note_ended(self) -> CompletedStep | None:
         """Record what the last step ran; return, once, the plan that it followed as a whole, if any."""
         ended = self._recorder.ended
         if ended is None or ended.number == self._num_noted:
             return None
         self._num_noted = ended.number
-        ran = Ran.of(ended)
+        ran = RunOrder.of(ended)
         if ran.forwards:
             before, _ = self._begun_with.get(ran.forwards[0], (None, False))
             self._begun_with[ran.forwards[0]] = ran, ran == before
@@ -94,15 +94,15 @@ class StepOrder:
         graphs = tuple(dict.fromkeys(ran.forwards or [index for index, _ in ended.sequence]))
         if step is None or step.graphs != graphs:
             return None
-        return Followed(ended, graphs, ran.is_as_planned(step))
+        return CompletedStep(ended, graphs, ran.is_as_planned(step))
 
-    def chain_to_plan(self, first: int) -> Ran | None:
+    def chain_to_plan(self, first: int) -> RunOrder | None:
         """Return the order of the last step that began with graph ``first``, if it is to be planned.
 
         A step that runs a graph several times may run it another number of times next, and one with another order of
         backwards may change it again: both are planned when they recur.
         """
-        ran, has_settled = self._begun_with.get(first, (Ran(), False))
+        ran, has_settled = self._begun_with.get(first, (RunOrder(), False))
         planned = self._plans.get(ran.forwards)
         if not ran.is_chain or ran in self._unplannable or (planned and planned.backwards == ran.backwards):
             return None
@@ -114,11 +114,11 @@ class StepOrder:
             )
         return None
 
-    def cannot_plan(self, ran: Ran) -> None:
+    def cannot_plan(self, ran: RunOrder) -> None:
         """Mark an order for which no plan was found, so that it is not searched before each step."""
         self._unplannable.add(ran)
 
-    def _note_repeated(self, ran: Ran) -> None:
+    def _note_repeated(self, ran: RunOrder) -> None:
         index = ran.repeated[0]
         self._notes.append_once(
             f"graph {index} ran {ran.forwards.count(index)} times in a step, and each run is planned as if it were the "

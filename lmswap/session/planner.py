@@ -24,7 +24,7 @@ from lmswap.plan.fit_arena import fit_arena
 from lmswap.plan.pack_arena import pack_arena
 from lmswap.plan.shrink_residency import shrink_residency
 from lmswap.session.allowance import Allowance
-from lmswap.session.holding import Holding
+from lmswap.session.holding import RetentionEstimate
 from lmswap.session.notes import Notes
 from lmswap.waiting import reported
 
@@ -42,15 +42,15 @@ class Planner:
         *,
         engine: SwapEngine,
         memory: DeviceMemory,
-        holding: Holding,
+        retention: RetentionEstimate,
         notes: Notes,
     ) -> None:
         """``notes`` takes sentences for reports."""
         self._options, self._tier = options, tier
         self._engine, self._memory, self._notes = engine, memory, notes
         self.losses = LossMeter(memory)
-        self.holding = holding
-        # The last inputs of `find_places`, and the layout.
+        self.retention = retention
+        # The last inputs of `layout`, and the layout.
         self._placed: tuple[tuple[Program, Plan, Mapping[BufferKind, int]], ArenaLayout] | None = None
 
     def first(
@@ -115,7 +115,9 @@ class Planner:
 
         most_bytes = budget_bytes or allowance.step_bytes
         try:
-            plan, longer_away = self._reckoning_with_less(lambda: fit_arena(plan_within, placed_bytes, most_bytes))
+            plan, longer_away = self._search_lowering_retention(
+                lambda: fit_arena(plan_within, placed_bytes, most_bytes)
+            )
             if not longer_away:
                 return plan
             shorter = shrink_residency(plan, program, costs, machine, share=longer_away)
@@ -141,15 +143,15 @@ class Planner:
         finally:
             self._memory.compact()
 
-    def _reckoning_with_less(self, search: Callable[[], tuple[Plan, float]]) -> tuple[Plan, float]:
+    def _search_lowering_retention(self, search: Callable[[], tuple[Plan, float]]) -> tuple[Plan, float]:
         """Return what ``search`` finds; while it finds nothing, assume that the caller holds less."""
-        level = self.holding.level
+        level = self.retention.level
         while True:
             try:
                 return search()
             except PlanInfeasible:
-                if self._engine.arena is None or not self.holding.assume_less():
-                    self.holding.level = level
+                if self._engine.arena is None or not self.retention.lower():
+                    self.retention.level = level
                     raise
 
     def with_losses(self, costs: OpCosts, program: Program, graphs: tuple[int, ...]) -> OpCosts:
@@ -158,29 +160,29 @@ class Planner:
             return without_losses(costs, program)
         return self.losses.with_measured(costs, program, graphs)
 
-    def lend_memory(self, program: Program) -> None:
+    def reserve_search_memory(self, program: Program) -> None:
         """Make planning reuse the memory that steps keep, instead of adding to it."""
         self._memory.decommit(_PLANNING_BYTES + _PLANNING_BYTES_PER_OP * len(program.ops))
 
     def placed_bytes(self, program: Program, costs: OpCosts, plan: Plan) -> int:
         """Return the bytes of the layout of ``plan``'s step; 0 without an arena."""
-        places = self.find_places(program, costs, plan)
+        places = self.layout(program, costs, plan)
         return places.total_bytes if places is not None else 0
 
-    def find_places(self, program: Program, costs: OpCosts, plan: Plan) -> ArenaLayout | None:
+    def layout(self, program: Program, costs: OpCosts, plan: Plan) -> ArenaLayout | None:
         """Return the layout of ``plan``'s step, cached for the plan that is adopted next; None without an arena."""
         if self._engine.arena is None:
             return None
-        inputs = program, plan, self.holding.num_held
+        inputs = program, plan, self.retention.num_held
         if self._placed is None or any(one is not other for one, other in zip(inputs, self._placed[0], strict=True)):
             self._placed = inputs, pack_arena(program, costs, plan, num_held=inputs[2])
         return self._placed[1]
 
-    def fit_places(self, program: Program, costs: OpCosts, plan: Plan, most_bytes: int) -> ArenaLayout | None:
+    def layout_within(self, program: Program, costs: OpCosts, plan: Plan, most_bytes: int) -> ArenaLayout | None:
         """Return the layout of a plan of any origin, which may assume that the caller holds less."""
-        level = self.holding.level
-        while (places := self.find_places(program, costs, plan)) is not None and places.total_bytes > most_bytes:
-            if not self.holding.assume_less():
-                self.holding.level = level
-                return self.find_places(program, costs, plan)
+        level = self.retention.level
+        while (places := self.layout(program, costs, plan)) is not None and places.total_bytes > most_bytes:
+            if not self.retention.lower():
+                self.retention.level = level
+                return self.layout(program, costs, plan)
         return places

@@ -45,20 +45,20 @@ from lmswap.ir.program import Program
 from lmswap.ir.verification import Verified
 from lmswap.options import NEEDS_GRAPHS, Options
 from lmswap.plan.cache import CachedPlan
-from lmswap.session.allowance import Budget
-from lmswap.session.graphs import CapturedGraph, Evicted, Graphs, SavedSequence, told_apart
-from lmswap.session.holding import Holding
-from lmswap.session.lessons import Lessons
+from lmswap.session.allowance import BudgetTracker
+from lmswap.session.graphs import CapturedGraph, Evicted, Graphs, SavedSequence, assign_run_indices
+from lmswap.session.holding import RetentionEstimate
+from lmswap.session.lessons import Replanner
 from lmswap.session.notes import Notes, crowded_out
 from lmswap.session.opening import describe_choices, has_places, open_device
-from lmswap.session.order import Ran, StepOrder
+from lmswap.session.order import RunOrder, StepOrder
 from lmswap.session.overruns import Overruns
 from lmswap.session.pinned import PinnedOptions, PinnedPlans
 from lmswap.session.planned import PlannedStep
 from lmswap.session.planner import Planner
 from lmswap.session.steps import StepPlans
 from lmswap.session.traces import Traces
-from lmswap.session.trained import Trained
+from lmswap.session.trained import TrainableParameters
 from lmswap.waiting import reported, stage
 
 _log = logging.getLogger(__name__)
@@ -88,8 +88,8 @@ class Session:
         # On what graphs compute, and on the order in which they run.
         self._graph_notes, self._order_notes = Notes(name), Notes(name)
         self._num_graph_steps: int | None = None  # once hooks serve the model instead of graphs
-        trained = Trained(parameters)
-        self.holding = Holding(trained)
+        trained = TrainableParameters(parameters)
+        self.retention = RetentionEstimate(trained)
         with ExitStack() as undoing:
             opened = open_device(device, options, pinned)
             self.tier, self.machine, native = opened.tier, opened.machine, opened.native
@@ -100,13 +100,13 @@ class Session:
             arena = Arena(device) if has_places(device, options) else None
             self.engine = SwapEngine(device, native, self.memory, describe=self._describe, audit=audit, arena=arena)
             self.recorder = self.engine.recorder
-            self.budget = Budget(options, device.type, self.memory, trained, notes=self.notes, arena=arena)
+            self.budget = BudgetTracker(options, device.type, self.memory, trained, notes=self.notes, arena=arena)
             undoing.pop_all()
         self._overruns = Overruns(name)
         self.notes.extend(describe_choices(options, device, opened))
         self.graphs: Graphs = []
         planner = Planner(
-            options, self.tier, engine=self.engine, memory=self.memory, holding=self.holding, notes=self.plan_notes
+            options, self.tier, engine=self.engine, memory=self.memory, retention=self.retention, notes=self.plan_notes
         )
         self.losses = planner.losses
         self.plans = StepPlans(
@@ -122,7 +122,7 @@ class Session:
         )
         self.traces = Traces(self.graphs, self.plans, self.recorder, self.memory)
         self._order = StepOrder(self.recorder, self.plans, self._order_notes)
-        self._lessons = Lessons(
+        self._replanner = Replanner(
             options,
             self.tier,
             plans=self.plans,
@@ -175,7 +175,7 @@ class Session:
                 self.prepare(graph)
                 graph.last_step = self.recorder.num_steps
                 with stage("running"):
-                    outputs = graph.due().function(*arguments)
+                    outputs = graph.graph_for_this_run().function(*arguments)
             if torch.is_grad_enabled():
                 watch_gradients(outputs, self._differentiates_twice)
             return outputs
@@ -208,10 +208,10 @@ class Session:
             self.engine.leave_arena()
             self.budget.leave_arena()
 
-    def plan_alone(self, graph: CapturedGraph, lowered: Lowered) -> Plan:
+    def plan_single_graph(self, graph: CapturedGraph, lowered: Lowered) -> Plan:
         """Plan a graph that was just captured, by itself, with the memory that is free now."""
         joined = join([lowered.program])
-        known = self.plans.remembered(joined.program)
+        known = self.plans.load_cached(joined.program)
         if known:
             graph.costs = known.costs
         else:
@@ -260,15 +260,15 @@ class Session:
         self._backwards.end()
         self.engine.reap_finished_transfers()
         self.recorder.end_if_complete()
-        self.tell_overruns()
+        self.warn_budget_exceeded()
         if self.engine.streams.together:
             self.note_once(MULTIPLE_STREAMS)
         if self.recorder.current_sequence:
             return
-        self.holding.look()
+        self.retention.observe()
         self.traces.look()
         if followed := self._order.note_ended():
-            self._lessons.note(followed)
+            self._replanner.observe(followed)
         if graph is not None:
             self.engine.begin_step()
         self.budget.begin_step(self.recorder.num_steps + 1)
@@ -276,11 +276,11 @@ class Session:
             return
         if self.recorder.ended is not None and self.recorder.ended.trains:
             self.budget.has_run()
-        shown = self._lessons.take(graph.index)
+        shown = self._replanner.pop_observation(graph.index)
         if isinstance(graph, CapturedGraph) and self._plan_in_order(self._order.chain_to_plan(graph.index)):
             return
         if shown:
-            if self._lessons.draw(shown, lambda: self._released(shown.graphs)):
+            if self._replanner.apply(shown, lambda: self._released(shown.graphs)):
                 self._compile(shown.graphs)
             if self.recorder.times_ops:
                 self._overruns.prepared_in(self.recorder.num_steps + 1)
@@ -294,9 +294,9 @@ class Session:
         released = [graph.handover.take_released() for graph in captured]
         return released[0] if len(released) == 1 else frozenset()
 
-    def begins(self, parts: Generator[Results, None, None]) -> PartialResults:
+    def register_backward(self, parts: Generator[Results, None, None]) -> PartialResults:
         """Register a backward that is about to run."""
-        self.holding.look(in_backward=True)
+        self.retention.observe(in_backward=True)
         self._backwards.end()
         return self._backwards.add(parts)
 
@@ -311,9 +311,9 @@ class Session:
     def pinned(self) -> PinnedPlans:
         """Return the plans that all planned steps follow now, for a file."""
         kept = PinnedOptions.of(self.options, budget_bytes=self.budget.nbytes, tier=self.tier)
-        return PinnedPlans(self.name, kept, self.plans.in_force())
+        return PinnedPlans(self.name, kept, self.plans.active())
 
-    def tell_overruns(self) -> None:
+    def warn_budget_exceeded(self) -> None:
         """Warn of all that exceeded the budget: steps that ended, or whose backward has, and forwards without any."""
         steps, under_way = self.recorder.take_ended(), self.recorder.complete() or self._forwards_alone()
         if under_way is not None:
@@ -321,9 +321,9 @@ class Session:
         for step in steps:
             # Checks take memory of their own, as the notes say.
             if step.peaks.used_bytes > self.budget.nbytes and self.verified is None:
-                self._tell_overrun(step)
+                self._warn_exceeded(step)
 
-    def _tell_overrun(self, step: EndedStep) -> None:
+    def _warn_exceeded(self, step: EndedStep) -> None:
         plan = self.plans.get(step.follows)
         self._overruns.tell(
             step,
@@ -332,8 +332,8 @@ class Session:
             plan=plan,
             num_models=sum(session.device == self.device for session in Session._open),
             is_hooked=self._is_hooked(step.sequence),
-            is_as_planned=plan is not None and plan.backwards == Ran.of(step).backwards,
-            holds_gradients=self.holding.is_short and not (plan is not None and plan.adds_up),
+            is_as_planned=plan is not None and plan.backwards == RunOrder.of(step).backwards,
+            holds_gradients=self.retention.is_short and not (plan is not None and plan.adds_up),
         )
 
     def _forwards_alone(self) -> EndedStep | None:
@@ -360,11 +360,11 @@ class Session:
         self.engine.close()
         self.memory.close()
 
-    def _plan_in_order(self, ran: Ran | None) -> bool:
+    def _plan_in_order(self, ran: RunOrder | None) -> bool:
         """Plan graphs that ran in one step together, in the order in which they ran; whether they have a new plan."""
         if ran is None or any(isinstance(self.graphs[index], Evicted) for index in ran.forwards):
             return False
-        indices = told_apart(self.graphs, ran.forwards)
+        indices = assign_run_indices(self.graphs, ran.forwards)
         try:
             # Runs of one graph have numbers of their own from the next step on, and so has their order.
             self._plan(indices, None if ran.repeated else [indices.index(index) for index in ran.backwards])
@@ -379,7 +379,7 @@ class Session:
         self._compile(indices)
         return True
 
-    def may_go_another_way(self, note: str) -> None:
+    def flag_is_compiling(self, note: str) -> None:
         """Add ``note`` on code of the model that may take another path than in plain torch."""
         self.note_on_graphs(note)
         if self.verified is not None:
@@ -411,7 +411,7 @@ class Session:
         graphs = [self._graph(index) for index in indices]
         joined = join([graph.program for graph in graphs], backwards)
         costs = join_costs(joined, [graph.costs for graph in graphs])
-        self._make(indices, joined, costs, self.plans.remembered(joined.program))
+        self._make(indices, joined, costs, self.plans.load_cached(joined.program))
 
     def _make(self, indices: tuple[int, ...], joined: Joined, costs: OpCosts, known: CachedPlan | None) -> PlannedStep:
         """Make and activate a plan, see `StepPlans.make`; while none fits, evict traces that were not used lately."""

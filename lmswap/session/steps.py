@@ -28,7 +28,7 @@ from lmswap.plan import reprice, simulate
 from lmswap.plan.cache import CachedPlan, PlanCache
 from lmswap.plan.pack_arena import common_arena_bytes
 from lmswap.reporting.text import format_seconds
-from lmswap.session.allowance import GROWTH_BYTES, Allowance, Budget
+from lmswap.session.allowance import GROWTH_BYTES, Allowance, BudgetTracker
 from lmswap.session.pinned import PinnedPlans
 from lmswap.session.planned import PlannedStep
 from lmswap.session.planner import Planner
@@ -52,7 +52,7 @@ class StepPlans:
         planner: Planner,
         engine: SwapEngine,
         memory: DeviceMemory,
-        budget: Budget,
+        budget: BudgetTracker,
         pinned: PinnedPlans | None,
         node: LocalRanks | None,
     ) -> None:
@@ -101,7 +101,7 @@ class StepPlans:
         made_by = f"op '{op.name}' ({', '.join(filter(None, (op.target, op.source)))})" if op else "the model's caller"
         return program.buffer_names[number], made_by
 
-    def remembered(self, program: Program) -> CachedPlan | None:
+    def load_cached(self, program: Program) -> CachedPlan | None:
         """Return the cached plan of an earlier process for ``program``, or that of the plan file.
 
         Raises:
@@ -109,7 +109,7 @@ class StepPlans:
         """
         return self._cache.read(program) if self._pinned is None else self._pinned.find(program)
 
-    def in_force(self) -> tuple[tuple[Program, CachedPlan], ...]:
+    def active(self) -> tuple[tuple[Program, CachedPlan], ...]:
         """Return all planned steps, priced and certified by the current costs."""
         return tuple((step.joined.program, self.priced(step)) for step in self._steps.values())
 
@@ -178,7 +178,7 @@ class StepPlans:
         for tier, nbytes in plan.tier_bytes.items():
             self._reserve(tier, nbytes)
         predicted = simulate(joined.program, costs, machine, plan)
-        places = self._planner.fit_places(joined.program, costs, plan, allowance.step_bytes + GROWTH_BYTES)
+        places = self._planner.layout_within(joined.program, costs, plan, allowance.step_bytes + GROWTH_BYTES)
         step = self._steps[graphs] = PlannedStep(
             plan, costs, machine, planned.room, graphs, joined, predicted, allowance, allowance, origin, places=places
         )
@@ -210,13 +210,13 @@ class StepPlans:
         found = self._steps[step.graphs] = replace(step, predicted=predicted)
         return found
 
-    def keep(self, step: PlannedStep) -> None:
+    def keep_overdrawn(self, step: PlannedStep) -> None:
         """Keep the plan of ``step``, which may exceed its allowance by its current costs: no other was found."""
         peak_bytes = simulate(step.joined.program, step.costs, step.machine, step.plan).peak_bytes
         kept = self.predict(replace(step, plan=replace(step.plan, predicted_peak_bytes=peak_bytes)))
-        self.put(replace(kept, is_overdrawn=kept.excess_bytes > GROWTH_BYTES))
+        self.store(replace(kept, is_overdrawn=kept.excess_bytes > GROWTH_BYTES))
 
-    def put(self, step: PlannedStep) -> None:
+    def store(self, step: PlannedStep) -> None:
         """Store new facts on a step whose plan stays."""
         self._steps[step.graphs] = step
 
@@ -224,13 +224,13 @@ class StepPlans:
         """Remove the plans of all steps whose graphs satisfy ``is_over``."""
         self._steps = {graphs: step for graphs, step in self._steps.items() if not is_over(graphs)}
 
-    def add_up(self, step: PlannedStep) -> PlannedStep:
+    def with_accumulated_grads(self, step: PlannedStep) -> PlannedStep:
         """Activate the plan of ``step`` with each gradient accumulated as it is computed; return the step."""
         program = step.joined.program.with_gradients(BufferKind.ACCUMULATED_GRADIENT)
         part = part_bytes(program.bytes_of(BufferKind.ACCUMULATED_GRADIENT))
-        allowance = step.allowance.with_held(part + max(0, self._budget.outgrown_bytes(step.allowance)))
+        allowance = step.allowance.with_held(part + max(0, self._budget.excess_held_bytes(step.allowance)))
         adding = self.adopt(step.graphs, replace(step.joined, program=program), step, allowance, step.origin)
-        self.put(replace(adding, segment_seconds=step.segment_seconds, released=step.released))
+        self.store(replace(adding, segment_seconds=step.segment_seconds, released=step.released))
         return self._steps[step.graphs]
 
     def priced(self, step: PlannedStep) -> PlannedStep:
@@ -296,7 +296,7 @@ class StepPlans:
         """Write a plan to the cache, for the next process that runs ``program``."""
         self._cache.write(program, planned)
 
-    def remembered_again(self, step: PlannedStep) -> CachedPlan | None:
+    def load_cached_replan(self, step: PlannedStep) -> CachedPlan | None:
         """Return the cached plan of an earlier process for ``step`` in its current state, if it fits."""
         if self._pinned is not None:
             return None
@@ -306,7 +306,7 @@ class StepPlans:
 
     def _still_serves(self, known: CachedPlan, program: Program, allowance: Allowance) -> bool:
         most_bytes = allowance.step_bytes + GROWTH_BYTES
-        places = self._planner.fit_places(program, known.costs, known.plan, most_bytes)
+        places = self._planner.layout_within(program, known.costs, known.plan, most_bytes)
         fits = places is None or places.total_bytes <= most_bytes
         return known.fits(allowance.step_bytes, GROWTH_BYTES) and fits
 
@@ -318,7 +318,7 @@ class StepPlans:
         # Assumed memory of a loss is no reason for refusal, as for a budget.
         lean = simulate(program, without_losses(pinned.costs, program), pinned.machine, plan)
         before_bytes = allowance.base_bytes + allowance.reserve_bytes
-        places = self._planner.fit_places(program, pinned.costs, plan, allowance.budget_bytes - before_bytes)
+        places = self._planner.layout_within(program, pinned.costs, plan, allowance.budget_bytes - before_bytes)
         step_bytes = max(lean.peak_bytes, places.total_bytes if places is not None else 0)
         if before_bytes + step_bytes > allowance.budget_bytes:
             raise PlanMismatch(
@@ -348,16 +348,16 @@ class StepPlans:
         planned = self._unpack_fitting(packed, program, allowance)
         return (planned, False) if planned is not None else (plan(), True)
 
-    def is_left_to_others(self, program: Program) -> bool:
+    def is_owned_by_other_rank(self, program: Program) -> bool:
         """Whether another rank of this machine was the first to replan ``program`` by measured steps."""
         return self._node is not None and not self._node.is_first(self._name_again(program))
 
-    def tell_again(self, program: Program, planned: CachedPlan) -> None:
+    def publish_replan(self, program: Program, planned: CachedPlan) -> None:
         """Publish to the other ranks the plan that this one, as the first, replanned."""
         if self._node is not None:
             self._node.publish(self._name_again(program), self._cache.pack(planned))
 
-    def told_again(self, program: Program, allowance: Allowance) -> CachedPlan | None:
+    def fetch_replan(self, program: Program, allowance: Allowance) -> CachedPlan | None:
         """Return what a rank of this machine has replanned by now, if that fits here."""
         packed = self._node.fetch(self._name_again(program)) if self._node is not None else None
         return self._unpack_fitting(packed, program, allowance)

@@ -55,8 +55,8 @@ class Traces:
 
     def _kept(self) -> list[CapturedGraph]:
         captured = [graph for graph in self._graphs if isinstance(graph, CapturedGraph)]
-        twins = {twin.index for graph in captured for twin in graph.again}
-        return [graph for graph in captured if graph.index not in twins]
+        clones = {clone.index for graph in captured for clone in graph.again}
+        return [graph for graph in captured if graph.index not in clones]
 
     def _unused_for(self, num_steps: int) -> list[int]:
         """Return the traces that none of the last ``num_steps`` steps has used, the oldest first.

@@ -22,20 +22,20 @@ _STATE: Mapping[type[Optimizer], Callable[[_Settings], int]] = {
 _STATE_OF_OTHERS = 2  # Adam's
 
 
-class Trained:
+class TrainableParameters:
     """A model's trained parameters, by weak references."""
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self.nbytes = sum(parameter.nbytes for parameter in parameters)
         self._parameters = [weakref.ref(parameter) for parameter in parameters]
-        self._was_stepped = False  # by an optimizer, since `look_on`
+        self._was_stepped = False  # by an optimizer, since `start_watching_optimizer`
         self._stop_watching: Callable[[], object] | None = None
 
     def have_gradients(self) -> bool:
         """Whether any of them has a gradient now."""
         return any(parameter.grad is not None for parameter in self._alive())
 
-    def look_on(self) -> None:
+    def start_watching_optimizer(self) -> None:
         """Watch whether an optimizer takes a step, which parameters of foreach and fused ones do not show."""
         this = weakref.ref(self)
 
@@ -43,11 +43,11 @@ class Trained:
             if (trained := this()) is not None:
                 trained._was_stepped |= trained._are_some_of(optimizer)
 
-        self.were_stepped()
+        self.stop_and_check_stepped()
         self._stop_watching = weakref.finalize(self, register_optimizer_step_post_hook(step_ended).remove)
 
-    def were_stepped(self) -> bool:
-        """Whether an optimizer has taken a step since `look_on`; stop watching."""
+    def stop_and_check_stepped(self) -> bool:
+        """Whether an optimizer has taken a step since `start_watching_optimizer`; stop watching."""
         if self._stop_watching is not None:
             self._stop_watching()
         seen, self._was_stepped = self._was_stepped, False
@@ -57,7 +57,7 @@ class Trained:
         of_optimizer = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         return any(id(parameter) in of_optimizer for parameter in self._alive())
 
-    def coming_state_bytes(self) -> int:
+    def pending_optimizer_bytes(self) -> int:
         """Return what optimizers have yet to allocate for them; two values per value if no optimizer is known."""
         num_values = _values_to_come()
         return sum(num_values.get(id(parameter), _STATE_OF_OTHERS) * parameter.nbytes for parameter in self._alive())

@@ -103,7 +103,7 @@ def train(model, seed):
     [
         (VariableBuilder, "__call__"),  # torch reads the model's code
         (torch._dynamo.utils, "run_node"),  # and runs an operator on fakes
-        (Session, "plan_alone"),
+        (Session, "plan_single_graph"),
         (OpProfiler, "_try"),
     ],
 )
