@@ -16,7 +16,6 @@ ROOT = Path(__file__).parent.parent
 # Packages, and files of converted packages, that are to be converted. This list may only shrink.
 NOT_YET = {
     "lmswap/bench",
-    "lmswap/hardware/probe.py",
 }
 
 EXPRESSIONS = (

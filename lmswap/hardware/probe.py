@@ -1,4 +1,4 @@
-"""How fast is the way to a tier? Copies of the engine that will move the bytes, in seconds of its own records.
+"""Measures the link to a tier: copies of the engine that will move the bytes, in seconds of its own records.
 
 One copy at a time at several sizes, both directions at once, and each direction while the device runs convolutions.
 """
@@ -45,12 +45,12 @@ _LEAST_FACTOR = 0.05
 
 
 def measure_link(device: torch.device, tier: str, where: str, room_bytes: int) -> Link:
-    """Measures the way from ``device`` to ``tier``, which lies at ``where`` (see `open_tier`); one to four seconds.
+    """Measure the link from ``device`` to ``tier`` at ``where`` (see `open_tier`); takes one to four seconds.
 
-    Of a tier with ``room_bytes`` it takes `MEASURED_BYTES`, or, with smaller copies, all that there is.
+    Of the tier's ``room_bytes`` it takes `MEASURED_BYTES`, or all of a smaller tier, with smaller copies.
 
     Raises:
-        TierError: the tier cannot be had, or has no room for copies whose seconds say something.
+        TierError: the tier cannot be opened, or has no room for copies of a meaningful size.
         DriverError: the device's driver failed.
         TransferError: copies failed, or did not end.
     """
@@ -156,11 +156,10 @@ class LinkProbe:
     def busy_factors(
         self, compute: Callable[[int], float], out_seconds: float, in_seconds: float
     ) -> tuple[float, float]:
-        """The share of its rate that a copy keeps beside ``compute``, and the share of its speed that compute keeps.
+        """The share of its rate that a copy keeps while ``compute`` runs, and the share of its speed compute keeps.
 
-        Of copies the direction that loses more counts, of compute what it keeps over a copy out and the same back in.
-        ``compute`` runs something so many times and says how many seconds that took. The other arguments are as those
-        of `both_factor`.
+        Of copies the direction that loses more counts, of compute what it keeps over a copy out and the same copy in.
+        ``compute(n)`` runs an op n times and returns the seconds. The other arguments are those of `both_factor`.
         """
         compute(1)  # warms up
         run_seconds = compute(_REPEATS) / _REPEATS
