@@ -13,11 +13,6 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-# Packages, and files of converted packages, that are to be converted. This list may only shrink.
-NOT_YET = {
-    "lmswap/bench",
-}
-
 EXPRESSIONS = (
     *("told", "tells?", "telling", "asked", "asks", "asking", "heeds?", "heeded", "reckon", "reckons", "reckoned"),
     *("whoever", "nobody", "somebody", "anew", "mended", "remade", "redo", "redone", "rerun", "reruns", "is had"),
@@ -64,13 +59,11 @@ def packages() -> dict[str, list[Path]]:
         for pattern in patterns:
             for path in sorted((ROOT / top).rglob(pattern)):
                 parts = path.relative_to(ROOT).parts
-                if "/".join(parts) not in NOT_YET:
-                    found.setdefault("/".join(parts[:-1][:2]), []).append(path)
+                found.setdefault("/".join(parts[:-1][:2]), []).append(path)
     return found
 
 
 PACKAGES = packages()
-CONVERTED = sorted(set(PACKAGES) - NOT_YET)
 
 
 def house_expressions(texts: list[str]) -> Counter[str]:
@@ -82,12 +75,8 @@ def is_question(docstring: str) -> bool:
     return docstring.split("\n\n", maxsplit=1)[0].rstrip().endswith("?") or bool(QUESTION.match(docstring.lstrip()))
 
 
-def test_what_is_to_be_converted_exists():
-    assert [name for name in NOT_YET if not (ROOT / name).exists()] == []
-
-
-@pytest.mark.parametrize("package", CONVERTED)
-def test_converted_packages_use_the_terms_of_the_glossary(package):
+@pytest.mark.parametrize("package", sorted(PACKAGES))
+def test_packages_use_the_terms_of_the_glossary(package):
     assert [
         f"{path.relative_to(ROOT)}:{line}: {each[0]}"
         for path in PACKAGES[package]
@@ -96,8 +85,8 @@ def test_converted_packages_use_the_terms_of_the_glossary(package):
     ] == []
 
 
-@pytest.mark.parametrize("package", CONVERTED)
-def test_module_docstrings_of_converted_packages_are_statements(package):
+@pytest.mark.parametrize("package", sorted(PACKAGES))
+def test_module_docstrings_are_statements(package):
     modules = [path for path in PACKAGES[package] if path.suffix in (".py", ".pyi")]
     docstrings = {path.name: ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) for path in modules}
     assert [name for name, docstring in docstrings.items() if docstring is None or is_question(docstring)] == []

@@ -47,7 +47,7 @@ def test_shows_plain_and_swapped_memory_and_the_copies(figure):
 def test_says_how_much_was_computed_again_which_has_no_lane(figure):
     drawn = figure(*good_runs())
     titles = [axes.get_title(loc="left") for axes in drawn.axes]
-    assert titles == ["128³ plain: peak 1.95 GiB", "128³ swapped: peak 990.00 MiB; 100.00 MiB computed again", ""]
+    assert titles == ["128³ plain: peak 1.95 GiB", "128³ swapped: peak 990.00 MiB; 100.00 MiB recomputed", ""]
 
 
 def test_claims_the_smaller_memory_only_if_it_was_kept(figure):

@@ -1,4 +1,4 @@
-"""What do all displays of progress share? Bars in a terminal while a block runs, and lines in a log."""
+"""Progress displays: bars in a terminal while a block runs, lines in a log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How does a training survive a kill at any moment? Its files are replaced whole, and one process writes them."""
+"""Checkpoints that survive a kill at any moment: files are replaced whole, by one process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ State = dict[str, Any]
 
 
 def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Gives ``path`` new content; whoever reads it, also after a crash of the machine, finds the old or the new.
+    """Replace the content of ``path``; a reader, also after a crash of the machine, finds the old or the new one.
 
     Raises:
         DataError: it cannot be written; the old content is still there.

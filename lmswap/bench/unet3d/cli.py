@@ -1,4 +1,4 @@
-"""``lmswap bench unet3d``: hands a command line over to one of its commands."""
+"""``lmswap bench unet3d``: parses a command line and runs one of its commands."""
 
 from __future__ import annotations
 

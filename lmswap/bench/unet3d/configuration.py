@@ -1,4 +1,4 @@
-"""What does one process of the benchmark train, and how is it measured?"""
+"""The configuration of one process of the benchmark: what it trains, and how it is measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is shown: progress while the runs train, and the table at the end."""
+"""The terminal display of a comparison: progress of the runs, and the table at the end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ProgressView(Bars):
         self._tasks: dict[Configuration, TaskID] = {}
 
     def on_event(self, configuration: Configuration, event: Event) -> None:
-        """Shows what a run's process tells."""
+        """Show an event of a run's process."""
         if configuration not in self._tasks:
             self._tasks[configuration] = self._progress.add_task(
                 configuration.name, total=configuration.steps, loss="–", memory="–", phase="starting"
@@ -72,7 +72,7 @@ def print_study(console: Console, study: Study, verdicts: list[Verdict]) -> None
     console.print(
         f"\n[dim]{escape(device)}; {escape(machine.cpu)}, {computing}, {format_bytes(machine.memory_bytes)} of memory; "
         f"torch {machine.torch}. Loss: weighted Dice on {len(study.subjects)} subjects, {study.data}. Step: "
-        "median of all but the first. Tensors, stall, out, in and again (what is computed again): of one step.[/]"
+        "median of all but the first. Tensors, stall, out, in and again (what is recomputed): of one step.[/]"
     )
 
 

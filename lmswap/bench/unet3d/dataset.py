@@ -1,4 +1,4 @@
-"""Which subjects does a data set have, which of them cannot be used, and where are their cubes?"""
+"""The subjects of a data set, those that cannot be used, and their cubes."""
 
 from __future__ import annotations
 

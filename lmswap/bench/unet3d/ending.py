@@ -1,4 +1,4 @@
-"""How does a benchmark end that cannot go on? With one sentence on standard error, and an exit code."""
+"""Ends a benchmark that cannot go on with one sentence on standard error and an exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How is a file written whole or not at all, and how is it said that it cannot be? With its name and the reason."""
+"""Writes files whole or not at all; errors state the file and the reason."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def replacing(path: Path, unfinished: Path) -> Iterator[BinaryIO]:
             yield file
         os.replace(unfinished, path)  # noqa: PTH105 - the name of the atomic call
     except BaseException:
-        unfinished.unlink(missing_ok=True)  # a full disk is not to hold what nobody reads
+        unfinished.unlink(missing_ok=True)  # a full disk must not keep an unfinished file
         raise
 
 

@@ -1,4 +1,4 @@
-"""Which sizes does the demo train in some three minutes on this machine? A trial at a small size says it."""
+"""Finds the sizes that the demo can train in about three minutes on this machine, by a trial at a small size."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _FIXED_SECONDS, _LARGE_STEPS = 60.0, 26.0
 
 
 def compute_threads() -> int:
-    """Torch's threads on a CPU, but for one, if there are more: copies take a core that a GPU has engines for.
+    """Return torch's threads on a CPU, less one if there are more: copies need a core, as a GPU has copy engines.
 
-    Where all cores compute, what copies take of them is what the cheapest tensors take to be computed again.
+    If all cores compute, copying takes as much of them as recomputing the cheapest tensors does.
     """
     return max(1, torch.get_num_threads() - 1)
 

@@ -1,4 +1,4 @@
-"""How does a configuration run in a process of its own? Warmed up, let go on step by step or at once, to its end."""
+"""Runs a configuration in a process of its own: warm-up, then the timed steps, one by one or all at once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RunFailed(Exception):
 class FreshRun:
     """A configuration in a process of its own, so that its peak and its crash are its own.
 
-    ``child`` tells what it does through ``events``, and waits for a line from ``start`` where it may go on.
+    ``child`` reports through ``events``, and waits for a line from ``start`` before it goes on.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class FreshRun:
         """Lets it go on for a step, or to its end if it does not take turns; nothing if it has ended."""
         if self.has_ended:
             return
-        with suppress(BrokenPipeError):  # it has died since; how is told at its end
+        with suppress(BrokenPipeError):  # it has died since; `finish` reports how
             self._start.write(b"start\n")
         self._read()
 

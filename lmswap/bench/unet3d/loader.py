@@ -1,4 +1,4 @@
-"""In what order and position do subjects come to the training loop? Each is read from its cube when it is its turn."""
+"""The order and position of subjects in the training loop; each is read from its cube when it is needed."""
 
 from __future__ import annotations
 

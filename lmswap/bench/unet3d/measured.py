@@ -1,4 +1,4 @@
-"""What did one process of the benchmark measure? A run, what lmswap says of its last step, or why it failed."""
+"""Measurements of one process of the benchmark: a run, lmswap's report of its last step, or why it failed."""
 
 from __future__ import annotations
 

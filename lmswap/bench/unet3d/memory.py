@@ -1,4 +1,4 @@
-"""How much memory a training run takes, by one definition for swapped and plain runs alike.
+"""The memory of a training run, by one definition for swapped and plain runs alike.
 
 On the CPU: what the process's resident memory grows by, as the kernel counts it, from the moment just before swapping
 is enabled or the first step runs. On CUDA: what torch's allocator has reserved, which is what the card must have.
@@ -63,7 +63,7 @@ class ResidentMeter:
 
 
 class CudaMeter:
-    """Bytes that torch's CUDA allocator has reserved, for all tensors of the process, and what it has handed out."""
+    """Bytes that torch's CUDA allocator has reserved, for all tensors of the process, and has allocated."""
 
     def __init__(self) -> None:
         torch.cuda.reset_peak_memory_stats()
@@ -125,7 +125,7 @@ def thin(samples: Sequence[tuple[float, int]], limit: int = 1000) -> tuple[tuple
 
 
 def cpu_tensor_peak_bytes(step: Callable[[], object]) -> int:
-    """Runs one step and returns the most that tensors it made held at once, as torch's CPU allocator was asked for it.
+    """Run one step and return the peak of the tensors it made, as requested from torch's CPU allocator.
 
     Tensors that exist before the step are not counted. The difference to resident memory is what kernels take as
     scratch and what allocator and kernel keep.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart; the same as in lmswap's own pictures.
+# Okabe and Ito's palette, which colour-blind readers can distinguish; the same as in lmswap's own pictures.
 _LANES = {Lane.OUT: ("swap out", "#e69f00"), Lane.IN: ("swap in", "#009e73"), Lane.STALL: ("stalled", "#d55e00")}
 _MEMORY, _EXCESS, _INK, _FAINT = "#0072b2", "#cc79a7", "#22272b", "#c3c8cd"
 
@@ -106,7 +106,7 @@ def _draw_memory(axes: Axes, run: Run, top: float) -> None:
 
 def _heading(run: Run) -> str:
     again_bytes = (run.swapping.recomputed_bytes or 0) if run.swapping is not None else 0
-    again = f"; {format_bytes(again_bytes)} computed again" if again_bytes else ""
+    again = f"; {format_bytes(again_bytes)} recomputed" if again_bytes else ""
     return f"{run.configuration.name}: peak {format_bytes(run.peak_bytes)}{again}"
 
 

@@ -1,4 +1,4 @@
-"""What does a trained network say of a subject? Labels as a cube, and as a NIfTI volume that lies on the scans."""
+"""Predictions of a trained network for a subject: labels as a cube, and as a NIfTI volume aligned to the scans."""
 
 from __future__ import annotations
 

@@ -181,4 +181,6 @@ def _load(path: Path, *names: str) -> tuple[npt.NDArray[Any], ...]:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return tuple(arrays[name] for name in names)
     except (OSError, EOFError, ValueError, KeyError, RuntimeError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path} cannot be read as a prepared cube ({error}); remove it, it is made again") from error
+        raise DataError(
+            f"{path} cannot be read as a prepared cube ({error}); it is prepared again if removed"
+        ) from error

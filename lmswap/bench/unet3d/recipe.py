@@ -1,4 +1,4 @@
-"""How the case study optimises, translated from Keras to torch: one step, its optimizer, and when the rate falls."""
+"""The optimization of the case study, translated from Keras to torch: step, optimizer, learning rate schedule."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ from lmswap.profiling.recording import Recording
 from lmswap.profiling.trace import Stall
 
 Event = dict[str, Any]
-_EVENT_PERIOD_SECONDS = 0.25  # how often memory is told to the parent
+_EVENT_PERIOD_SECONDS = 0.25  # between reports of memory to the parent
 
 
 class Trainer:
@@ -247,7 +247,7 @@ def _throttled(emit: Callable[[Event], None]) -> Callable[[int], None]:
 
 
 def main() -> int:
-    """Runs the configuration of the command line and tells the parent; 0 if it finished."""
+    """Run the configuration of the command line and report to the parent; return 0 if it finished."""
     initialize_mkl()
     parser = argparse.ArgumentParser()
     parser.add_argument("configuration", type=Path)

@@ -1,4 +1,4 @@
-"""How well does a prediction agree with the drawn truth? Dice of the three regions that BraTS scores."""
+"""Dice of a prediction against the drawn truth, for the three regions that BraTS scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which subjects train, and which validate? Drawn once, kept in a file, and the same for all trainings that name it."""
+"""The split into training and validation subjects: drawn once and kept in a file, which trainings may share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs several configurations, each in a fresh process, and says what the comparison shows."""
+"""Runs several configurations, each in a fresh process, and compares them."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _commit() -> str:
-    """The commit of the code that runs, with what tells changes apart if files differ from it, results aside.
+    """Return the commit of the running code, with a hash of the changes if files differ from it, results aside.
 
     "unknown" outside of its checkout.
     """
@@ -196,7 +196,7 @@ def _commit() -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        git("ls-files", "--error-unmatch", Path(__file__).name)  # else it is installed below somebody's own checkout
+        git("ls-files", "--error-unmatch", Path(__file__).name)  # else it is installed below another checkout
         changes = git("diff", "HEAD", "--", ":/", ":(top,exclude)benchmarks/results")
         digest = hashlib.sha256(changes.encode()).hexdigest()[:8]
         return git("rev-parse", "HEAD") + (f"+changes-{digest}" if changes else "")

@@ -1,4 +1,4 @@
-"""What the terminal shows while the network trains: how far it is, its losses, and its memory."""
+"""The terminal display of a training: progress, losses and memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TrainingView(Bars):
         self._epoch = self._progress.add_task("training", total=steps, loss="–", more="")
 
     def on_event(self, event: dict[str, Any]) -> None:
-        """Shows what the training tells."""
+        """Show an event of the training."""
         match event["event"]:
             case "start":
                 for row in event["history"]:

@@ -1,4 +1,4 @@
-"""What a comparison shows, one sentence each: was the budget kept, are the bits the same, what did it cost."""
+"""Verdicts of a comparison, one sentence each: budget kept, results bitwise identical, cost."""
 
 from __future__ import annotations
 

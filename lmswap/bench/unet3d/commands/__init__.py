@@ -1,1 +1,1 @@
-"""What does each command of `lmswap bench unet3d` do? One file a command: `add_to` declares options, `run` does it."""
+"""The commands of `lmswap bench unet3d`, one module each: `add_to` declares the options, `run` runs it."""

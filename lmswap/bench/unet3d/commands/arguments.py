@@ -1,4 +1,4 @@
-"""Which arguments do several commands take, and what is a valid one?"""
+"""Arguments that several commands share, and their validation."""
 
 from __future__ import annotations
 

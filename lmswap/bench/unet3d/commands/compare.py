@@ -1,4 +1,4 @@
-"""`lmswap bench unet3d compare`: what do swapping and its budget cost, at any sizes?"""
+"""`lmswap bench unet3d compare`: measures what swapping and its budget cost, at any sizes."""
 
 from __future__ import annotations
 

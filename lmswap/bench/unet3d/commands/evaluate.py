@@ -1,4 +1,4 @@
-"""`lmswap bench unet3d evaluate`: score trained networks of one size or several, and show what they predict."""
+"""`lmswap bench unet3d evaluate`: scores trained networks of one size or several, and shows their predictions."""
 
 from __future__ import annotations
 

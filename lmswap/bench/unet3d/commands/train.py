@@ -1,4 +1,4 @@
-"""`lmswap bench unet3d train`: train the network by the whole recipe, in any size, from scans or made subjects."""
+"""`lmswap bench unet3d train`: trains the network by the whole recipe, in any size, from scans or made subjects."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def find_data(arguments: argparse.Namespace, console: Console) -> DataSet:
-    """Makes or finds the subjects and their cubes; damaged ones end it, or are named and left out if so asked."""
+    """Make or find the subjects and their cubes; damaged ones end the command, or are named and left out on request."""
     names = None if arguments.subjects is None else make_data(arguments.folder, arguments.subjects)
     root = arguments.data if names is None else made_folder(arguments.folder)
     with console.status("reading scans") as status:
