@@ -12,7 +12,7 @@ import lmswap
 from lmswap.errors import BudgetExceeded, ManyTraces, NotManaged, PlanInfeasible
 from lmswap.execute.step import EndedStep, Peaks
 from lmswap.session.allowance import Allowance, Held
-from lmswap.session.overruns import Overruns
+from lmswap.session.overruns import BudgetMonitor
 from lmswap.session.steps import StepPlans
 from lmswap.uncalled import UNCALLED
 from tests.models import quick_of
@@ -33,10 +33,10 @@ PLANNED = SimpleNamespace(
 )
 
 
-def tell(
-    overruns, ended, *, held=20, plan=None, num_models=1, is_hooked=False, is_as_planned=True, holds_gradients=False
+def report_step(
+    monitor, ended, *, held=20, plan=None, num_models=1, is_hooked=False, is_as_planned=True, holds_gradients=False
 ):
-    overruns.tell(
+    monitor.report(
         ended,
         budget_bytes=100 * MIB,
         held=Held(held * MIB, 30 * MIB, 2),
@@ -49,12 +49,12 @@ def tell(
 
 
 def test_a_step_within_the_budget_is_not_told_of():
-    tell(Overruns("Net"), step(1, 100))
+    report_step(BudgetMonitor("Net"), step(1, 100))
 
 
 def test_a_step_over_the_budget_is_told_of_with_its_number_peak_and_excess():
     with pytest.warns(BudgetExceeded) as caught:
-        tell(Overruns("Net"), step(3, 133))
+        report_step(BudgetMonitor("Net"), step(3, 133))
     (warning,) = caught
     assert str(warning.message).startswith(
         "step 3 of Net held 133.00 MiB, 33.00 MiB more than its budget of 100.00 MiB. Measured: 20.00 MiB by tensors "
@@ -64,19 +64,19 @@ def test_a_step_over_the_budget_is_told_of_with_its_number_peak_and_excess():
 
 
 def test_it_is_told_once_until_the_excess_grows_by_more_than_a_quarter():
-    overruns = Overruns("Net")
+    monitor = BudgetMonitor("Net")
     with pytest.warns(BudgetExceeded, match="step 1"):
-        tell(overruns, step(1, 120))
-    tell(overruns, step(2, 120))
-    tell(overruns, step(3, 125))
+        report_step(monitor, step(1, 120))
+    report_step(monitor, step(2, 120))
+    report_step(monitor, step(3, 125))
     with pytest.warns(BudgetExceeded, match="step 4"):
-        tell(overruns, step(4, 126))
-    tell(overruns, step(5, 126))
+        report_step(monitor, step(4, 126))
+    report_step(monitor, step(5, 126))
 
 
 def test_what_held_it_is_told_beside_what_was_planned_and_when_growth_came():
     with pytest.warns(BudgetExceeded) as caught:
-        tell(Overruns("Net"), step(3, 133), held=60, plan=PLANNED)
+        report_step(BudgetMonitor("Net"), step(3, 133), held=60, plan=PLANNED)
     assert (
         "Measured: 60.00 MiB by tensors outside of the step when it began (planned: 20.00 MiB; 30.00 MiB came in or "
         "after step 2); 10.00 MiB by its own tensors (planned: 50.00 MiB); 63.00 MiB beside tensors (planned: 5.00 MiB "
@@ -85,19 +85,19 @@ def test_what_held_it_is_told_beside_what_was_planned_and_when_growth_came():
 
 
 def test_it_is_told_again_each_time_that_what_is_held_outside_has_grown():
-    overruns = Overruns("Net")
+    monitor = BudgetMonitor("Net")
     for number, held in enumerate((20, 29, 38), 1):
         with pytest.warns(BudgetExceeded, match=f"step {number}"):
-            tell(overruns, step(number, 200 + held), held=held)
-    tell(overruns, step(4, 240), held=40)
+            report_step(monitor, step(number, 200 + held), held=held)
+    report_step(monitor, step(4, 240), held=40)
 
 
 def test_planning_again_is_no_news_in_a_step_like_one_that_was_told_of():
-    overruns = Overruns("Net")
-    overruns.prepared_in(5)
+    monitor = BudgetMonitor("Net")
+    monitor.mark_prepared(5)
     with pytest.warns(BudgetExceeded, match="step 4"):
-        tell(overruns, step(4, 120))
-    tell(overruns, step(5, 121))
+        report_step(monitor, step(4, 120))
+    report_step(monitor, step(5, 121))
 
 
 @pytest.mark.parametrize(
@@ -115,13 +115,13 @@ def test_planning_again_is_no_news_in_a_step_like_one_that_was_told_of():
     ],
 )
 def test_what_was_special_about_a_step_is_said_and_each_kind_by_itself(ended, circumstances, reason):
-    overruns = Overruns("Net")
-    overruns.prepared_in(2)
+    monitor = BudgetMonitor("Net")
+    monitor.mark_prepared(2)
     with pytest.warns(BudgetExceeded, match="captured"):
-        tell(overruns, step(2, 119))
+        report_step(monitor, step(2, 119))
     if ended.number > 2:
         with pytest.warns(BudgetExceeded, match=reason):
-            tell(overruns, ended, **circumstances)
+            report_step(monitor, ended, **circumstances)
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -27,7 +27,7 @@ _GRADIENTS = "gradients of the step before still exist, and the budget leaves no
 _OTHERS = "several models are enabled, and each one's budget counts what all of them hold"
 
 
-class Overruns:
+class BudgetMonitor:
     """Warns of one model's steps that exceeded its budget."""
 
     def __init__(self, model: str) -> None:
@@ -36,11 +36,11 @@ class Overruns:
         self._reported_held_bytes = 0  # by tensors outside of the last step that was reported
         self._prepared_in: set[int] = set()  # numbers of steps
 
-    def prepared_in(self, step: int) -> None:
+    def mark_prepared(self, step: int) -> None:
         """Note that graphs are captured, timed or planned in ``step``."""
         self._prepared_in.add(step)
 
-    def tell(
+    def report(
         self,
         step: EndedStep,
         *,

@@ -52,7 +52,7 @@ from lmswap.session.lessons import Replanner
 from lmswap.session.notes import Notes, crowded_out
 from lmswap.session.opening import describe_choices, has_places, open_device
 from lmswap.session.order import RunOrder, StepOrder
-from lmswap.session.overruns import Overruns
+from lmswap.session.overruns import BudgetMonitor
 from lmswap.session.pinned import PinnedOptions, PinnedPlans
 from lmswap.session.planned import PlannedStep
 from lmswap.session.planner import Planner
@@ -102,7 +102,7 @@ class Session:
             self.recorder = self.engine.recorder
             self.budget = BudgetTracker(options, device.type, self.memory, trained, notes=self.notes, arena=arena)
             undoing.pop_all()
-        self._overruns = Overruns(name)
+        self._budget_monitor = BudgetMonitor(name)
         self.notes.extend(describe_choices(options, device, opened))
         self.graphs: Graphs = []
         planner = Planner(
@@ -145,7 +145,7 @@ class Session:
         self.traces.begin()
         graph = CapturedGraph(self, len(self.graphs), module)
         self.graphs.append(graph)
-        self._overruns.prepared_in(self.recorder.num_steps + 1)
+        self._budget_monitor.mark_prepared(self.recorder.num_steps + 1)
         try:
             with without_hooks(), reported(f"{self.name}, a new graph", "tracing"):
                 refuse_forward_mode()
@@ -283,7 +283,7 @@ class Session:
             if self._replanner.apply(shown, lambda: self._released(shown.graphs)):
                 self._compile(shown.graphs)
             if self.recorder.times_ops:
-                self._overruns.prepared_in(self.recorder.num_steps + 1)
+                self._budget_monitor.mark_prepared(self.recorder.num_steps + 1)
 
     def _released(self, graphs: tuple[int, ...]) -> frozenset[int]:
         """Return the outputs and tangents that the caller of the last step of ``graphs`` did not hold; stop tracking.
@@ -325,7 +325,7 @@ class Session:
 
     def _warn_exceeded(self, step: EndedStep) -> None:
         plan = self.plans.get(step.follows)
-        self._overruns.tell(
+        self._budget_monitor.report(
             step,
             budget_bytes=self.budget.nbytes,
             held=self.budget.held,
@@ -432,7 +432,7 @@ class Session:
         return graph
 
     def _compile(self, indices: tuple[int, ...]) -> None:
-        self._overruns.prepared_in(self.recorder.num_steps + 1)
+        self._budget_monitor.mark_prepared(self.recorder.num_steps + 1)
         self.recorder.forget_curves()
         with reported(f"{self.name}, another plan", "compiling"):
             for index in indices:
