@@ -42,7 +42,7 @@ def test_an_error_of_lmswap_itself_keeps_its_frames(monkeypatch):
     model = lmswap.enable(nn.Linear(8, 8), "2GiB")
     model(torch.randn(4, 8)).sum().backward()
 
-    monkeypatch.setattr(CapturedGraph, "due", None)  # not callable
+    monkeypatch.setattr(CapturedGraph, "graph_for_this_run", None)  # not callable
     with pytest.raises(TypeError) as caught:
         model(torch.randn(4, 8))
     assert "_call_captured" in names(caught.value)
