@@ -667,7 +667,7 @@ def test_policies_that_compute_again_need_graphs(path):
     else:
         model = lmswap.enable(Net(EagerInside()), policy="recompute", min_swap_bytes=2048)
         model(batch()).square().mean().backward()
-        assert lmswap.report(model).notes[-1].startswith("path: saved-tensor hooks")
+        assert any(note.startswith("path: saved-tensor hooks") for note in lmswap.report(model).notes)
         with pytest.raises(OptionError, match="needs graphs"):
             model(batch())
         lmswap.disable(model)

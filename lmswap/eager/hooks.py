@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.autograd.graph import saved_tensors_hooks
 
 _Pair = tuple[Callable[..., Any], Callable[..., Any]]
 _refuse_or_disable: Callable[..., None] = torch._C._autograd._saved_tensors_hooks_disable  # torch's
@@ -43,8 +42,7 @@ def disabled_by() -> str | None:
 class Hooks(threading.local):
     """The hooks that one model pushes in the current thread, one pair at a time.
 
-    torch's own context manager is Python code: a signal at its exit can leave the hooks on the stack, where they would
-    see tensors saved by other code.
+    A signal can leave them on the stack, where they would see tensors saved by other code, or remove them too early.
     """
 
     _pushed: _Pair | None = None
@@ -59,10 +57,10 @@ class Hooks(threading.local):
         self._pushed = pair = pack, unpack
         _PUSHED.pairs.append(pair)
         try:
-            with saved_tensors_hooks(pack, unpack):
-                yield
+            torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
+            yield
         finally:
-            self.take_back()
+            self.take_back()  # torch's context would raise where a signal has left nothing to pop
 
     def take_back(self) -> None:
         """Pop hooks that an interrupted `on` left; call it only while this model does not run in this thread."""

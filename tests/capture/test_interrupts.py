@@ -167,5 +167,5 @@ def test_steps_under_a_storm_of_signals_are_lost_or_right_and_nothing_is_traced_
     assert counters["frames"]["total"] - num_traced <= 4
     for seed in range(3):
         assert all(map(torch.equal, train(model, seed), train(plain, seed)))
-    assert not any(note.startswith("path:") and "asked for" not in note for note in lmswap.report(model).notes)
+    assert not any(note.startswith("path:") and "requested" not in note for note in lmswap.report(model).notes)
     lmswap.disable(model)

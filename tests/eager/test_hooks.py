@@ -7,6 +7,7 @@ from torch.autograd.graph import disable_saved_tensors_hooks, saved_tensors_hook
 from torch.func import functional_call, grad, hessian, jacrev, vjp, vmap
 
 import lmswap
+from lmswap.eager.hooks import Hooks
 from lmswap.errors import NotManaged
 
 
@@ -85,6 +86,13 @@ def test_a_model_that_disables_hooks_trains_and_so_does_the_next(path, name):
         lmswap.disable(model)
         assert len(actual) == len(expected)
         assert all(map(torch.equal, actual, expected))
+
+
+def test_an_error_is_that_of_the_context_where_a_signal_has_removed_the_hooks_before():
+    with pytest.raises(KeyboardInterrupt), Hooks().on(lambda tensor: tensor, lambda tensor: tensor):
+        torch._C._autograd._pop_saved_tensors_default_hooks()  # as within `without_hooks`, which a signal left
+        raise KeyboardInterrupt
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
 
 
 def test_hooks_of_others_are_refused_as_by_torch():
