@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 import lmswap
+from lmswap.eager.hooks import Hooks
 from lmswap.errors import CaptureError, OptionError
 from tests.test_hard_cases import PATHS, Net, batch, swapping
 
@@ -174,8 +174,12 @@ def test_an_interrupt_as_its_hooks_are_left_keeps_the_next_call_from_nothing(pat
         loss.backward()
         return [loss.detach(), *(parameter.grad for parameter in model.parameters())]
 
-    def interrupt(*_):
-        raise KeyboardInterrupt
+    take_back, is_left = Hooks.take_back, iter((False, True))  # as the call begins, and as it ends
+
+    def interrupted(hooks):
+        if next(is_left):
+            raise KeyboardInterrupt
+        take_back(hooks)
 
     torch.compiler.reset()
     torch.manual_seed(0)
@@ -184,9 +188,10 @@ def test_an_interrupt_as_its_hooks_are_left_keeps_the_next_call_from_nothing(pat
     for _ in range(3):
         drive(model)
     with monkeypatch.context() as patch:
-        patch.setattr(saved_tensors_hooks, "__exit__", interrupt)
+        patch.setattr(Hooks, "take_back", interrupted)
         with pytest.raises(KeyboardInterrupt):
             drive(model)
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
     assert all(map(torch.equal, drive(model), drive(plain)))
     assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
     assert lmswap.report(model).swapped_out_bytes > 0
