@@ -172,7 +172,7 @@ def interrupted_at(number: int, codes: set[CodeType]) -> Callable[[FrameType, st
 def test_a_signal_at_any_moment_leaves_nothing_held(arena):
     before, base = torch.cuda.memory_allocated(), first_address(arena)
     script = Script([[place(3, 5)], [place(20, 2)]])
-    codes = {function.__code__ for function in (Arena._begin, Arena._find_out, Arena._make)}
+    codes = {function.__code__ for function in (Arena._begin, Arena._open, Arena._make)}
     for number in itertools.count():
         script.known.clear()
         sys.settrace(interrupted_at(number, codes))
