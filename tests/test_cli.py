@@ -170,7 +170,7 @@ def test_a_plan_names_the_ten_largest_buffers_unless_all_are_asked_for(tmp_path,
 
 
 def test_the_figures_count_what_is_swapped_and_what_is_computed_again():
-    plan = replace(PLAN, recomputes=(Recompute(1, 3),))  # relu is made again for its use in backward; conv is swapped
+    plan = replace(PLAN, recomputes=(Recompute(1, 3),))  # relu is recomputed for its use in backward; conv is swapped
     figures = plan_figures(PROGRAM, plan, 8 * MIB, planning_seconds=0.1)
     assert (figures["swapped_bytes"], figures["recomputed_bytes"]) == (3 * MIB, 2 * MIB)
     assert figures["kept_bytes"] == 3 * MIB + 8  # grad_relu, the gradient, two scalars

@@ -38,7 +38,7 @@ def test_what_steps_have_shown_is_reckoned_with(at_begin, in_backward, num_held)
     run(retention, weight, at_begin=False, in_backward=False)
     assert retention.confirm() == (num_held != {OUTPUT: 2, GRADIENT: 2})
     assert retention.num_held == num_held
-    run(retention, weight, at_begin=True, in_backward=True)  # nobody looks any more
+    run(retention, weight, at_begin=True, in_backward=True)  # observed no longer
     assert not retention.confirm()
 
 

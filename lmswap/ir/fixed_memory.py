@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 from lmswap.errors import CaptureError
 
-_MOST_BYTES = 2**46
+MOST_BYTES = 2**46  # more than any machine has; sums over any program stay exact in 64 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class FixedMemory:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if not 0 <= getattr(self, field.name) <= _MOST_BYTES:
+            if not 0 <= getattr(self, field.name) <= MOST_BYTES:
                 raise CaptureError(f"{field.name} cannot be {getattr(self, field.name)}")
 
     def total_bytes(self, *, is_unmoved: bool = False) -> int:

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from lmswap.errors import CaptureError
-from lmswap.ir.fixed_memory import FixedMemory
+from lmswap.ir.fixed_memory import MOST_BYTES, FixedMemory
 from lmswap.ir.json_io import as_json, fields_of
 from lmswap.terminal import escape_controls
 
@@ -29,8 +29,8 @@ SCHEMA = "lmswap.program/3"
 LOSS = "lmswap.loss"
 _OPTIONAL = ("fixed", "scratch_bytes")  # fields that files leave out where nothing is known
 PHASES = ("forward", "backward", "inference")
-# More than any machine has or does in a step, and sums over any program stay exact in 64 bits.
-_MOST_BYTES, _MOST_FLOPS = 2**46, 2**62
+# More than any machine computes in a step; sums over any program stay exact in 64 bits.
+_MOST_FLOPS = 2**62
 
 
 class BufferKind(StrEnum):
@@ -58,7 +58,7 @@ class Buffer:
     name: str = ""  # the module and operator that make it, "encoder.0.conv: convolution", or "" if unknown
 
     def __post_init__(self) -> None:
-        if not 0 <= self.nbytes <= _MOST_BYTES:
+        if not 0 <= self.nbytes <= MOST_BYTES:
             raise CaptureError(f"buffer {self.id} cannot have {self.nbytes} bytes")
 
     @property
@@ -167,7 +167,7 @@ class Program:
     def _check_scratch(self) -> None:
         if self.scratch_bytes and len(self.scratch_bytes) != len(self.ops):
             raise CaptureError(f"scratch of {len(self.scratch_bytes)} ops, but there are {len(self.ops)}")
-        if not all(0 <= nbytes <= _MOST_BYTES for nbytes in self.scratch_bytes):
+        if not all(0 <= nbytes <= MOST_BYTES for nbytes in self.scratch_bytes):
             raise CaptureError("scratch of an op is less than nothing, or more than any machine has")
 
     def segment_of(self, index: int) -> Segment:
