@@ -123,6 +123,7 @@ def test_stages_and_progress_outside_of_a_wait_are_nothing(capsys):
 def test_all_of_the_first_call_is_covered_and_later_steps_say_nothing(capsys, terminal, monkeypatch, tmp_path):
     monkeypatch.setenv("LMSWAP_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(waiting, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(waiting, "_LONG_SECONDS", 0.0)  # a warm process on a fast machine takes less than a third
     model = lmswap.enable(nn.Sequential(*[layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.GELU())]))
     capsys.readouterr()
     started = time.monotonic()
