@@ -73,7 +73,7 @@ def __dir__() -> list[str]:
 def _import(module: str) -> None:
     """Import ``module`` and report the wait; keep the state of `random`, from which rich draws a number meanwhile."""
     drawn = random.getstate()
-    reported = importlib.import_module("lmswap.waiting").reported
+    reported = importlib.import_module("lmswap.progress").reported
     try:
         with reported("importing what torch.compile needs"):
             importlib.import_module(module)

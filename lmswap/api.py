@@ -15,22 +15,22 @@ import torch
 from torch import fx, nn
 
 from lmswap.analyze.memory import StepMemory
-from lmswap.capture.shapes import has_dynamic_sizes, specialize
+from lmswap.call_monitor import UNCALLED
+from lmswap.capture.specialize import has_dynamic_sizes, specialize
+from lmswap.dispatch import ModelCall
 from lmswap.errors import OptionError, without_path
-from lmswap.execute.step import StepRecord
+from lmswap.execute.step_record import StepRecord
 from lmswap.hardware.mkl_init import initialize_mkl
 from lmswap.ir.emulation import EmulatedLink
 from lmswap.ir.program import Program
 from lmswap.ir.timeline import Timeline
 from lmswap.ir.verification import Verified
-from lmswap.logs import set_up_logging
-from lmswap.modelcall import ModelCall
-from lmswap.modules import check_apart, check_module, one_device, parameters_of, trained
+from lmswap.log_output import set_up_logging
+from lmswap.module_checks import check_apart, check_module, one_device, parameters_of, trained
 from lmswap.options import Options, refuse_unknown
 from lmswap.reporting import Explanation, Report, make_explanation, make_report
 from lmswap.session import PlannedStep, Session
 from lmswap.torch_version import warn_untested
-from lmswap.uncalled import UNCALLED
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 

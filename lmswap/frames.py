@@ -8,7 +8,7 @@ from types import TracebackType
 import torch
 
 from lmswap.errors import LmswapError, PlanInvalid
-from lmswap.userline import is_users
+from lmswap.user_frame import is_users
 
 _LMSWAP = f"{Path(__file__).parent}/"
 _TORCH = Path(torch.__file__).parent

@@ -242,7 +242,7 @@ def with_another_number_in_each(model):
 
 def test_a_number_that_changes_in_each_step_is_told_of_and_training_goes_on_by_hooks(monkeypatch):
     torch.compiler.reset()
-    for name in ("lmswap.capture.recompiles.MAX_GRAPHS", "lmswap.modelcall.MAX_GRAPHS"):
+    for name in ("lmswap.capture.recompiles.MAX_GRAPHS", "lmswap.dispatch.MAX_GRAPHS"):
         monkeypatch.setattr(name, 6)
     monkeypatch.setitem(TRACING, "recompile_limit", 6)
     torch.manual_seed(0)

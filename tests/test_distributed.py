@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817
 import lmswap
 from lmswap import api
 from lmswap.errors import BudgetExceeded, RankMissing
-from lmswap.execute import parts
+from lmswap.execute import partial_backward
 from lmswap.hardware import measure
 from lmswap.ir.machine import Link, Machine, Rate, Tier
 from lmswap.plan import calibrate, make_plan
@@ -306,7 +306,7 @@ def run_cases(rank, world, folder, names, device):
     if device == "cuda":
         take_gpu(rank, world)
     backend = {"cpu": "gloo", "cuda": "nccl"}[device]
-    parts._LEAST_BYTES = 1  # gradients of these small models, too, are handed over by and by
+    partial_backward._LEAST_BYTES = 1  # gradients of these small models, too, are handed over by and by
     for number, case in enumerate(CASES):
         if case.world != world or case.name not in names:
             continue

@@ -508,7 +508,7 @@ def test_nothing_is_moved_where_that_gains_nothing():
 
 
 def the_model_runs_uncaptured(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("lmswap.modelcall.ModelCall.__call__", lambda call, *given: call._plain(*given))
+    patch.setattr("lmswap.dispatch.ModelCall.__call__", lambda call, *given: call._plain(*given))
 
 
 @fails_when(the_model_runs_uncaptured)

@@ -12,7 +12,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
 import lmswap
-from lmswap.capture import stages
+from lmswap.capture import aot_stages
 from lmswap.capture.aot import compile_region
 from lmswap.plan.cache import PlanCache
 from lmswap.session import Session, planner
@@ -267,11 +267,11 @@ def test_what_is_kept_of_a_trace_holds_no_batch_and_what_was_compiled_for_anothe
     torch.compiler.reset()
     compiled = []
 
-    def note(self, *arguments, compile_region=stages.Compiled.__init__):
+    def note(self, *arguments, compile_region=aot_stages.Compiled.__init__):
         compile_region(self, *arguments)
         compiled.append(weakref.ref(self))
 
-    monkeypatch.setattr(stages.Compiled, "__init__", note)
+    monkeypatch.setattr(aot_stages.Compiled, "__init__", note)
     model = lmswap.enable(nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)), "4GiB", min_swap_bytes=1)
     batches = []
     for _ in range(NUM_STEPS):

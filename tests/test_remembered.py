@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import lmswap
-from lmswap.capture.measure import OpProfiler
+from lmswap.capture.op_costs.benchmark import OpProfiler
 from lmswap.errors import LmswapError
 from lmswap.execute import _C
 from lmswap.hardware import measure, memory
@@ -65,7 +65,7 @@ def test_the_second_start_neither_times_ops_nor_plans_and_gives_the_same_bits(mo
     expected, first = train()
     assert first.plan_origin.startswith("made in")
     monkeypatch.setattr("lmswap.session.planner.make_plan", refuse)
-    monkeypatch.setattr("lmswap.capture.measure.OpProfiler.costs", refuse)
+    monkeypatch.setattr("lmswap.capture.op_costs.benchmark.OpProfiler.costs", refuse)
     actual, second = train()
     assert equal_bits(actual, expected)
     assert second.plan_origin == "from cache"

@@ -134,7 +134,7 @@ def test_warnings_and_records_have_none(caplog):
         warn(EVIL, UserWarning)
     assert is_clean(str(caught[0].message))
     script = (
-        f"import logging; from lmswap.logs import set_up_logging; set_up_logging({{'LMSWAP_LOG_LEVEL': 'INFO'}});"
+        f"import logging; from lmswap.log_output import set_up_logging; set_up_logging({{'LMSWAP_LOG_LEVEL': 'INFO'}});"
         f"logging.getLogger('lmswap').info('%s', {EVIL!r})"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import lmswap
-from lmswap.eager.hooks import Hooks
 from lmswap.errors import CaptureError, OptionError
+from lmswap.saved_tensors.hooks import Hooks
 from tests.test_hard_cases import PATHS, Net, batch, swapping
 
 _LMSWAP = f"{Path(lmswap.__file__).parent}{os.sep}"

@@ -10,16 +10,16 @@ import torch
 from torch import nn
 
 import lmswap
-from lmswap.capture.tangents import TangentAdapter
-from lmswap.capture.whole import ROUNDED_OTHERWISE
-from lmswap.eager.saved import SavedStorage
+from lmswap.capture.numerics.no_decompositions import ROUNDED_OTHERWISE
+from lmswap.capture.numerics.tangents import TangentAdapter
 from lmswap.errors import BytesChanged, PlainTorchDiffers, ResultDiffers, VerificationError
-from lmswap.execute import _C, draws, plain
+from lmswap.execute import _C, plain, rng
 from lmswap.execute.audit import checksums
 from lmswap.execute.compare import difference
 from lmswap.execute.engine import SwapEngine
 from lmswap.execute.reference import UnswappedReference
 from lmswap.rewrite import insert
+from lmswap.saved_tensors.saved_storage import SavedStorage
 from tests.late_engine import Breakage, LateEngine
 from tests.models import CASES, Broken, Case, quick_of
 from tests.test_recompute import plan_at_random
@@ -338,7 +338,7 @@ def test_a_wrong_gradient_is_named_with_its_op_line_and_what_was_computed_again(
     planner = plan_at_random(0, share=1.0)
     monkeypatch.setattr("lmswap.session.planner.make_plan", planner)
     unseeded = lambda state, device, op, /, *a, **k: op(*a, **k)  # noqa: E731
-    monkeypatch.setattr(draws.recompute_random, "__code__", unseeded.__code__)
+    monkeypatch.setattr(rng.recompute_random, "__code__", unseeded.__code__)
     model = enable(case)
     with pytest.raises(ResultDiffers) as caught:
         for _ in range(3):

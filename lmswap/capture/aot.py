@@ -1,6 +1,6 @@
 """The seam to Dynamo and AOTAutograd, through which torch passes a model's graphs.
 
-Each private torch name used here and in `lmswap.capture.stages` is guarded by its behaviour in
+Each private torch name used here and in `lmswap.capture.aot_stages` is guarded by its behaviour in
 tests/capture/test_torch_seam.py.
 """
 
@@ -20,24 +20,24 @@ from torch._functorch._aot_autograd.schemas import MemoryFormatMeta, PlainTensor
 from torch._functorch.partitioners import default_partition
 from torch._guards import TracingContext
 
-from lmswap.capture.arrival import GradientOrder
-from lmswap.capture.draws import functionalize_random_ops, insert_rng_reads, mark_random_saved
-from lmswap.capture.gates import dispatch_gradients
-from lmswap.capture.retrace import retrace
-from lmswap.capture.stages import Compiled, Variant, trace_once, variant
-from lmswap.capture.sums import VIEWS, AccumulationWatch, reorders_view_gradients
-from lmswap.capture.tangents import TangentAdapter, refresh_tangent_strides, restore_layout_ops
-from lmswap.capture.whole import no_python_kernels
+from lmswap.capture.aot_stages import Compiled, Variant, trace_once, variant
+from lmswap.capture.numerics.accumulation_order import VIEWS, AccumulationWatch, reorders_view_gradients
+from lmswap.capture.numerics.correct_metadata import retrace
+from lmswap.capture.numerics.gradient_gate import dispatch_gradients
+from lmswap.capture.numerics.gradient_order import GradientOrder
+from lmswap.capture.numerics.no_decompositions import no_python_kernels
+from lmswap.capture.numerics.random_ops import functionalize_random_ops, insert_rng_reads, mark_random_saved
+from lmswap.capture.numerics.tangents import TangentAdapter, refresh_tangent_strides, restore_layout_ops
 from lmswap.errors import CaptureError
-from lmswap.execute.graph import BoxedFunction
-from lmswap.execute.parts import Backward, collect, results_by_part, single_part
+from lmswap.execute.codegen import BoxedFunction
+from lmswap.execute.partial_backward import Backward, collect, results_by_part, single_part
 
 
 class GraphHandler(Protocol):
     """What is done with the graphs of one compiled region, in this order."""
 
     def output_metadata(self, node: fx.Node) -> Sequence[torch.Tensor] | None:
-        """Return the tensors that an op really makes; see `lmswap.capture.retrace`."""
+        """Return the tensors that an op really makes; see `lmswap.capture.numerics.correct_metadata`."""
 
     def note(self, text: str) -> None:
         """Report a sentence on how the graphs run."""
@@ -233,7 +233,7 @@ class _EqualToAll:
 
 
 def _keep_tangent_layouts() -> None:
-    """Forbid AOTAutograd to copy gradients into the layouts of outputs; see `lmswap.capture.tangents`."""
+    """Forbid AOTAutograd to copy gradients into the layouts of outputs; see `lmswap.capture.numerics.tangents`."""
     as_it_is: Any = _EqualToAll()
     for tangent in getattr(forward_metadata(), "subclass_tangent_meta", None) or ():
         if isinstance(tangent, PlainTensorMeta):

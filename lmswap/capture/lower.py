@@ -18,12 +18,12 @@ from torch import fx
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
-from lmswap.capture.draws import is_random
+from lmswap.capture.numerics.random_ops import is_random
 from lmswap.errors import CaptureError
-from lmswap.execute.draws import state_of
-from lmswap.execute.graph import SegmentGraph, gather_projections, is_projection, value_of
+from lmswap.execute.codegen import SegmentGraph, gather_projections, is_projection, value_of
+from lmswap.execute.rng import state_of
 from lmswap.ir.program import LOSS, Buffer, BufferKind, Op, Program, Segment, Value
-from lmswap.userline import is_users
+from lmswap.user_frame import is_users
 
 _TRUSTED = {"aten", "prims", "torchvision", "lmswap"}  # namespaces of operators whose schemas their own projects test
 

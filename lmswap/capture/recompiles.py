@@ -19,11 +19,11 @@ from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, To
 from torch._dynamo.external_utils import wrap_inline
 from torch._dynamo.utils import counters, get_compilation_metrics
 
-from lmswap.capture.asked import detect_is_compiling_calls
-from lmswap.capture.checkpointed import marked_checkpoints
-from lmswap.capture.fakes import suppress_failure_logs
 from lmswap.capture.interrupts import chained, interrupt_in
-from lmswap.capture.whole import AS_CALLED, no_dynamo_decompositions
+from lmswap.capture.log_filter import suppress_failure_logs
+from lmswap.capture.numerics.checkpoint_regions import marked_checkpoints
+from lmswap.capture.numerics.is_compiling import detect_is_compiling_calls
+from lmswap.capture.numerics.no_decompositions import AS_CALLED, no_dynamo_decompositions
 from lmswap.errors import LmswapError
 
 # Graphs per model (shapes × train/eval × graph breaks) before torch stops compiling it; also the limit of plans for

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from lmswap.execute import _C
-from lmswap.execute.blocks import Extent, Moves, Occupied, extent_to_free, holding_moves, within
+from lmswap.execute.arena_blocks import Extent, Moves, Occupied, extent_to_free, holding_moves, within
 from lmswap.execute.streams import current_stream_of
 from lmswap.ir.arena_layout import SMALL_BYTES, Slot
 

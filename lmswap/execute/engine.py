@@ -10,7 +10,7 @@ from lmswap.errors import BytesChanged, BytesDiffer, OptionError
 from lmswap.execute import _C, ops
 from lmswap.execute.arena import Arena
 from lmswap.execute.audit import Audit, Describe
-from lmswap.execute.record import Recorder, TensorMemory
+from lmswap.execute.recorder import Recorder, TensorMemory
 from lmswap.execute.streams import Streams
 
 _numbers = itertools.count(1)
@@ -142,7 +142,7 @@ class SwapEngine:
         return BytesChanged(*self._describe(found.swap), found.nbytes, where, found.offset_bytes)
 
     def mark(self) -> int:
-        """See `lmswap.execute.record.Clock`, as for the next seven."""
+        """See `lmswap.execute.recorder.Clock`, as for the next seven."""
         ops.find_engine(self.number)  # raises if the model was disabled or this is a forked child
         return self.native.mark(self._stream())
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from lmswap.errors import TransferError
-from lmswap.execute import draws
+from lmswap.execute import rng
 from lmswap.execute.streams import Streams
 
 
@@ -184,7 +184,7 @@ COPIES: dict[object, Callable[..., Any]] = {
     swap_in_wait: _swap_in_wait,
     view_bytes: _view_bytes,
 }
-for _operator, _kernel in (COPIES | {rng_state: draws.rng_state, bernoulli: draws.bernoulli}).items():
+for _operator, _kernel in (COPIES | {rng_state: rng.rng_state, bernoulli: rng.bernoulli}).items():
     _library.impl(_operator, _kernel, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 
 
@@ -212,7 +212,7 @@ def _fake_swap_in_wait(flat: torch.Tensor, token: torch.Tensor, engine: int) -> 
 
 @torch.library.register_fake("lmswap::rng_state", lib=_library)  # type: ignore[untyped-decorator]
 def _fake_rng_state(device: torch.device) -> torch.Tensor:
-    return torch.empty(draws.rng_state(device).shape, dtype=torch.uint8, device="cpu")
+    return torch.empty(rng.rng_state(device).shape, dtype=torch.uint8, device="cpu")
 
 
 @torch.library.register_fake("lmswap::bernoulli", lib=_library)  # type: ignore[untyped-decorator]
@@ -225,4 +225,4 @@ def _fake_bernoulli(
     device: torch.device,
     like: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    return draws.memory_for(size, stride, dtype, device, like)
+    return rng.memory_for(size, stride, dtype, device, like)

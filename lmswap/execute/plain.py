@@ -22,10 +22,10 @@ import torch
 from torch import fx
 
 from lmswap.errors import PlainTorchDiffers
+from lmswap.execute.codegen import is_captured
 from lmswap.execute.compare import difference
-from lmswap.execute.draws import rng_states, set_rng_states
-from lmswap.execute.graph import is_captured
-from lmswap.execute.record import Recorder
+from lmswap.execute.recorder import Recorder
+from lmswap.execute.rng import rng_states, set_rng_states
 from lmswap.execute.storage import has_plain_storage
 from lmswap.ir.verification import Verified
 
@@ -106,7 +106,7 @@ class EagerReference:
         recorder: Recorder,
         may_round_otherwise: Callable[[], bool],
     ) -> None:
-        """``inputs``: their names; see `lmswap.capture.whole` for ``may_round_otherwise``."""
+        """``inputs``: their names; see `lmswap.capture.numerics.no_decompositions` for ``may_round_otherwise``."""
         self._module, self._names, self._device = module, inputs, device
         self._verified, self._recorder, self._may_round_otherwise = verified, recorder, may_round_otherwise
         self._unrepeatable: set[str] = set()  # names
@@ -199,7 +199,7 @@ class EagerReference:
             self._compare(names, expected, actual, lambda: self._again(run).gradients(of, given, list(into)))
             self._verified.num_plain_gradients += len(into)
 
-        disable: Callable[..., Any] = torch.compiler.disable  # as in `lmswap.capture.twice`
+        disable: Callable[..., Any] = torch.compiler.disable  # as in `lmswap.capture.numerics.double_backward`
         node.register_hook(disable(ran))
 
     def _leaves_out(self, what: str, inputs: Iterable[int], why: str) -> None:

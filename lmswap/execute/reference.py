@@ -25,10 +25,10 @@ import torch
 from torch import fx
 
 from lmswap.errors import ResultDiffers
+from lmswap.execute.codegen import BoxedFunction, SegmentGraph, compile_boxed
 from lmswap.execute.compare import difference
-from lmswap.execute.draws import rng_states, set_rng_states
-from lmswap.execute.graph import BoxedFunction, SegmentGraph, compile_boxed
-from lmswap.execute.record import Recorder
+from lmswap.execute.recorder import Recorder
+from lmswap.execute.rng import rng_states, set_rng_states
 from lmswap.execute.storage import has_plain_storage
 from lmswap.ir.program import Op, Program
 from lmswap.ir.verification import Result, Verified

@@ -24,7 +24,7 @@ from lmswap.hardware.microbench import large_enough
 from lmswap.hardware.peer import find_peer, free_bytes, peer_key
 from lmswap.hardware.probe import MEASURED_BYTES, measure_link
 from lmswap.ir.machine import SCHEMA, Machine, Tier, slowest, slowest_host
-from lmswap.waiting import reported
+from lmswap.progress import reported
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,7 @@ from functools import partial
 
 from lmswap import api
 from lmswap.errors import OptionError
-from lmswap.execute.step import StepRecord
+from lmswap.execute.step_record import StepRecord
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
 from lmswap.ir.schedule import schedule

@@ -26,7 +26,7 @@ from torch import fx
 
 from lmswap.errors import PlanInvalid
 from lmswap.execute import ops
-from lmswap.execute.graph import SegmentGraph, is_whole
+from lmswap.execute.codegen import SegmentGraph, is_whole
 from lmswap.ir.plan import Plan, Swap
 from lmswap.ir.program import Program
 from lmswap.ir.schedule import Schedule

@@ -16,8 +16,8 @@ from typing import Any, cast
 from torch import fx
 
 from lmswap.errors import PlanInvalid
-from lmswap.execute.draws import recompute_random, state_of
-from lmswap.execute.graph import SegmentGraph, is_projection, is_whole
+from lmswap.execute.codegen import SegmentGraph, is_projection, is_whole
+from lmswap.execute.rng import recompute_random, state_of
 from lmswap.ir.plan import Recompute
 from lmswap.ir.program import Program
 from lmswap.ir.schedule import Schedule, schedule

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from lmswap.analyze.memory import StepMemory
-from lmswap.capture.arrival import is_distributed
-from lmswap.capture.loss import assumed_bytes
+from lmswap.capture.caller_memory import assumed_bytes
+from lmswap.capture.numerics.gradient_order import is_distributed
 from lmswap.errors import OptionError
 from lmswap.execute.arena import Arena
 from lmswap.hardware.memory import DeviceMemory

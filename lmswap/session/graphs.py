@@ -14,23 +14,22 @@ from torch import fx
 
 from lmswap.analyze.memory import StepMemory
 from lmswap.capture import aot
-from lmswap.capture.arrival import is_distributed
-from lmswap.capture.entry import CacheEntry
-from lmswap.capture.join import graph_plan
-from lmswap.capture.loss import LossMeter
+from lmswap.capture.aot_stages import Compiled
+from lmswap.capture.caller_memory import LossMeter
 from lmswap.capture.lower import Lowered, lower_inference, lower_training
-from lmswap.capture.measure import OpProfiler
-from lmswap.capture.refused import FLEX_ATTENTION, has_flex_attention
-from lmswap.capture.results import input_names, results
-from lmswap.capture.stages import Compiled
-from lmswap.capture.whole import numerics_note
-from lmswap.eager.actions import PlannedEvents
-from lmswap.eager.recording import Recorded, lower_recorded
+from lmswap.capture.merge_programs import graph_plan
+from lmswap.capture.numerics.gradient_order import is_distributed
+from lmswap.capture.numerics.no_decompositions import numerics_note
+from lmswap.capture.op_costs.benchmark import OpProfiler
+from lmswap.capture.output_names import input_names, results
+from lmswap.capture.trace_eviction import CacheEntry
+from lmswap.capture.unsupported import FLEX_ATTENTION, has_flex_attention
 from lmswap.execute.arena import Script, placing
+from lmswap.execute.codegen import BoxedFunction, SegmentGraph, compile_boxed, copy_graph, insert_before, with_op_marks
 from lmswap.execute.engine import SwapEngine
-from lmswap.execute.graph import BoxedFunction, SegmentGraph, compile_boxed, copy_graph, insert_before, with_op_marks
-from lmswap.execute.handover import OutputLiveness, output_positions
-from lmswap.execute.parts import (
+from lmswap.execute.numerics_settings import NumericsGuard
+from lmswap.execute.output_liveness import OutputLiveness, output_positions
+from lmswap.execute.partial_backward import (
     Backward,
     PartialResults,
     Parts,
@@ -41,10 +40,9 @@ from lmswap.execute.parts import (
     single_part,
 )
 from lmswap.execute.plain import EagerReference
-from lmswap.execute.record import Recorder
+from lmswap.execute.recorder import Recorder
 from lmswap.execute.reference import REFERENCE, UnswappedReference
-from lmswap.execute.settings import NumericsGuard
-from lmswap.execute.step import SegmentKey
+from lmswap.execute.step_record import SegmentKey
 from lmswap.ir.arena_layout import ArenaLayout
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.plan import Decision, Plan
@@ -52,12 +50,14 @@ from lmswap.ir.program import Program
 from lmswap.ir.schedule import schedule
 from lmswap.ir.verification import Verified
 from lmswap.options import Options
+from lmswap.progress import reported
 from lmswap.rewrite.insert import insert_swaps
 from lmswap.rewrite.recompute import insert_recomputes
+from lmswap.saved_tensors.plan_actions import PlannedEvents
+from lmswap.saved_tensors.recording import Recorded, lower_recorded
 from lmswap.session.holding import RetentionEstimate
 from lmswap.session.planned import PlannedStep
 from lmswap.session.steps import StepPlans
-from lmswap.waiting import reported
 
 
 class GraphContext(Protocol):
@@ -270,7 +270,7 @@ class _PlannedGraph(aot.GraphHandler):
         return single_part(reference.wrap(lambda arguments: collect(begin(arguments)), "backward"))
 
     def recorded(self, function: BoxedFunction, phase: str) -> BoxedFunction:
-        """See `lmswap.capture.inductor.CompiledGraphHandler`."""
+        """See `lmswap.capture.inductor.backend.CompiledGraphHandler`."""
 
         def run(arguments: list[Any]) -> Any:
             with self._running(phase):
@@ -279,7 +279,7 @@ class _PlannedGraph(aot.GraphHandler):
         return run
 
     def recorded_parts(self, parts: Parts) -> Backward:
-        """See `lmswap.capture.inductor.CompiledGraphHandler`."""
+        """See `lmswap.capture.inductor.backend.CompiledGraphHandler`."""
 
         def run(arguments: list[Any]) -> Generator[Results, None, None]:
             with self._running("backward"):
@@ -397,7 +397,7 @@ def assign_run_indices(graphs: Graphs, ran: Sequence[int]) -> tuple[int, ...]:
 
 def _region_compiler(compiler: str) -> Callable[..., Compiled]:
     if compiler == "inductor":
-        from lmswap.capture import inductor  # here: it takes seconds to import
+        from lmswap.capture.inductor import backend  # here: it takes seconds to import
 
-        return inductor.compile_region
+        return backend.compile_region
     return aot.compile_region

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lmswap.execute.engine import SwapEngine
-from lmswap.execute.step import StepRecord
+from lmswap.execute.step_record import StepRecord
 from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Plan
 from lmswap.plan.calibrate import host_as_measured

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
-from lmswap.capture.arrival import is_distributed
-from lmswap.capture.loss import loss_bytes
+from lmswap.capture.caller_memory import loss_bytes
+from lmswap.capture.numerics.gradient_order import is_distributed
 from lmswap.errors import PlanInfeasible, TierError
 from lmswap.execute.engine import SwapEngine
-from lmswap.execute.step import EndedStep, StepRecord
+from lmswap.execute.step_record import EndedStep, StepRecord
 from lmswap.hardware.memory import DeviceMemory
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.plan import Plan

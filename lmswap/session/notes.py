@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterable
 
 from lmswap.terminal import escape_controls
-from lmswap.userline import users_frame
+from lmswap.user_frame import users_frame
 
 _log = logging.getLogger(__name__)
 

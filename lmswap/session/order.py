@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
-from lmswap.execute.record import Recorder
-from lmswap.execute.step import EndedStep, SegmentKey, StepRecord
+from lmswap.execute.recorder import Recorder
+from lmswap.execute.step_record import EndedStep, SegmentKey, StepRecord
 from lmswap.session.notes import Notes
 from lmswap.session.planned import PlannedStep
 from lmswap.session.steps import StepPlans

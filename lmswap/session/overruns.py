@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from lmswap.errors import BudgetExceeded
-from lmswap.execute.step import EndedStep
+from lmswap.execute.step_record import EndedStep
 from lmswap.ir.bytesize import format_bytes
 from lmswap.session.allowance import GROWTH_BYTES, Held
 from lmswap.session.notes import warn

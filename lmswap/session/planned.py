@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from lmswap.analyze.memory import StepMemory
-from lmswap.capture.join import Joined
+from lmswap.capture.merge_programs import Joined
 from lmswap.ir.arena_layout import ArenaLayout
 from lmswap.ir.program import BufferKind
 from lmswap.ir.timeline import Timeline

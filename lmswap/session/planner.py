@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from lmswap.capture.loss import LossMeter, loss_bytes, without_losses
+from lmswap.capture.caller_memory import LossMeter, loss_bytes, without_losses
 from lmswap.errors import PlanInfeasible, TierError
 from lmswap.execute.engine import SwapEngine
 from lmswap.hardware.local_ranks import num_local_processes
@@ -23,10 +23,10 @@ from lmswap.plan.cache import CachedPlan
 from lmswap.plan.fit_arena import fit_arena
 from lmswap.plan.pack_arena import pack_arena
 from lmswap.plan.shrink_residency import shrink_residency
+from lmswap.progress import reported
 from lmswap.session.allowance import Allowance
 from lmswap.session.holding import RetentionEstimate
 from lmswap.session.notes import Notes
-from lmswap.waiting import reported
 
 # What planning between steps takes from a CPU's budget: 30 MiB at 406 ops, 22 at 2,071, 74 at 50,351.
 _PLANNING_BYTES, _PLANNING_BYTES_PER_OP = 32 * 2**20, 1024

@@ -21,20 +21,19 @@ from torch._dynamo.exc import RestartAnalysis, SkipFrame
 
 from lmswap.analyze.cost import roofline
 from lmswap.capture.aot import without_hooks
-from lmswap.capture.checkpointed import refuse_effects
 from lmswap.capture.interrupts import interrupt_in
-from lmswap.capture.join import Joined, graph_plan, join, join_costs
 from lmswap.capture.lower import Lowered
-from lmswap.capture.measure import OpProfiler
-from lmswap.capture.refused import refuse_forward_mode, refuse_numpy, refuse_streams
-from lmswap.capture.twice import watch_gradients
-from lmswap.eager.recording import Recorded
+from lmswap.capture.merge_programs import Joined, graph_plan, join, join_costs
+from lmswap.capture.numerics.checkpoint_regions import refuse_effects
+from lmswap.capture.numerics.double_backward import watch_gradients
+from lmswap.capture.op_costs.benchmark import OpProfiler
+from lmswap.capture.unsupported import refuse_forward_mode, refuse_numpy, refuse_streams
 from lmswap.errors import CaptureError, ForkedProcess, LmswapError, PlanInfeasible, TierError
 from lmswap.execute.arena import Arena
 from lmswap.execute.audit import Audit
 from lmswap.execute.engine import SwapEngine
-from lmswap.execute.parts import ActiveBackwards, PartialResults, Results
-from lmswap.execute.step import EndedStep, SegmentKey
+from lmswap.execute.partial_backward import ActiveBackwards, PartialResults, Results
+from lmswap.execute.step_record import EndedStep, SegmentKey
 from lmswap.execute.streams import MULTIPLE_STREAMS
 from lmswap.hardware.cache import remembers
 from lmswap.hardware.cublas_workspace import allocate_cublas_workspaces
@@ -45,6 +44,8 @@ from lmswap.ir.program import Program
 from lmswap.ir.verification import Verified
 from lmswap.options import NEEDS_GRAPHS, Options
 from lmswap.plan.cache import CachedPlan
+from lmswap.progress import reported, stage
+from lmswap.saved_tensors.recording import Recorded
 from lmswap.session.allowance import BudgetTracker
 from lmswap.session.graphs import CapturedGraph, Evicted, Graphs, SavedSequence, assign_run_indices
 from lmswap.session.holding import RetentionEstimate
@@ -59,7 +60,6 @@ from lmswap.session.planner import Planner
 from lmswap.session.steps import StepPlans
 from lmswap.session.traces import Traces
 from lmswap.session.trained import TrainableParameters
-from lmswap.waiting import reported, stage
 
 _log = logging.getLogger(__name__)
 

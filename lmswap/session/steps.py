@@ -11,11 +11,11 @@ from importlib.metadata import version
 import torch
 
 from lmswap.analyze.memory import StepMemory
-from lmswap.capture.join import Joined
-from lmswap.capture.loss import without_losses
+from lmswap.capture.caller_memory import without_losses
+from lmswap.capture.merge_programs import Joined
 from lmswap.errors import PlanInfeasible, PlanMismatch, TierError
 from lmswap.execute.engine import SwapEngine
-from lmswap.execute.parts import part_bytes
+from lmswap.execute.partial_backward import part_bytes
 from lmswap.hardware.local_ranks import LocalRanks
 from lmswap.hardware.memory import DeviceMemory
 from lmswap.ir.bytesize import format_bytes

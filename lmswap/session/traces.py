@@ -6,7 +6,7 @@ CPU all of that counts against the budget.
 
 from __future__ import annotations
 
-from lmswap.execute.record import Recorder
+from lmswap.execute.recorder import Recorder
 from lmswap.hardware.memory import DeviceMemory
 from lmswap.session.graphs import CapturedGraph, Evicted, Graphs
 from lmswap.session.steps import StepPlans

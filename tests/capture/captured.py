@@ -9,8 +9,8 @@ import torch
 from lmswap.analyze.cost import unit
 from lmswap.capture.aot import GraphHandler, compile_region
 from lmswap.capture.lower import Lowered, lower_inference, lower_training
-from lmswap.capture.measure import OpProfiler
-from lmswap.execute.graph import compile_boxed
+from lmswap.capture.op_costs.benchmark import OpProfiler
+from lmswap.execute.codegen import compile_boxed
 
 
 class NoMemory:

@@ -14,7 +14,7 @@ from torch._dynamo.variables.builder import VariableBuilder
 
 import lmswap
 from lmswap.capture.interrupts import interrupt_in, raise_interrupt
-from lmswap.capture.measure import OpProfiler
+from lmswap.capture.op_costs.benchmark import OpProfiler
 from lmswap.capture.recompiles import tracing_settings
 from lmswap.session import Session
 

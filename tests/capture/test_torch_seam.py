@@ -12,8 +12,8 @@ from torch._functorch import aot_autograd
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lmswap.capture.aot import compile_region
-from lmswap.capture.tangents import CAST, COPIED
-from lmswap.execute.graph import compile_boxed, copy_module
+from lmswap.capture.numerics.tangents import CAST, COPIED
+from lmswap.execute.codegen import compile_boxed, copy_module
 from tests.capture.captured import Recording, capture
 
 

@@ -11,8 +11,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import lmswap
 from lmswap import api
 from lmswap.analyze.cost import unit
-from lmswap.capture.measure import OpProfiler
-from lmswap.capture.trials import seconds_by_events
+from lmswap.capture.op_costs.benchmark import OpProfiler
+from lmswap.capture.op_costs.trials import seconds_by_events
 from lmswap.errors import DriverError
 from lmswap.execute.engine import SwapEngine
 from lmswap.hardware.memory import device_memory

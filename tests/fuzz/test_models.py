@@ -21,9 +21,9 @@ from lmswap.analyze.cost import unit
 from lmswap.capture.aot import GraphHandler, compile_region
 from lmswap.capture.lower import Lowered, lower_inference, lower_training
 from lmswap.execute import _C
+from lmswap.execute.codegen import compile_boxed
 from lmswap.execute.compare import difference
 from lmswap.execute.engine import SwapEngine
-from lmswap.execute.graph import compile_boxed
 from lmswap.ir.schedule import schedule
 from lmswap.plan import simulate, verify
 from lmswap.rewrite.insert import insert_swaps

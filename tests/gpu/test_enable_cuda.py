@@ -8,7 +8,7 @@ from torch import nn
 
 import lmswap
 from lmswap.errors import OptionError
-from lmswap.execute.step import StepRecord
+from lmswap.execute.step_record import StepRecord
 from lmswap.hardware import measure
 from lmswap.ir.machine import Host, Link, Machine, Rate, Tier
 from tests.models import CASES, Case

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmswap.capture.pieces import trace_allocations
+from lmswap.capture.op_costs.allocation_trace import trace_allocations
 from lmswap.ir.costs import Piece
 
 pytestmark = [

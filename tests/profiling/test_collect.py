@@ -4,7 +4,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 from lmswap.execute._C import TransferRecord
-from lmswap.execute.step import NO_PEAKS, EndedStep, StepRecord
+from lmswap.execute.step_record import NO_PEAKS, EndedStep, StepRecord
 from lmswap.ir.plan import Plan, Recompute, Swap
 from lmswap.ir.timeline import Lane, Span, Step, Timeline
 from lmswap.profiling.collect import _sum_up, _waits

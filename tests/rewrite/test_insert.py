@@ -8,7 +8,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from lmswap.capture.aot import GraphHandler, compile_region
 from lmswap.capture.lower import lower_inference, lower_training
 from lmswap.execute import ops
-from lmswap.execute.graph import compile_boxed
+from lmswap.execute.codegen import compile_boxed
 from lmswap.ir.plan import Plan, Swap
 from lmswap.ir.schedule import schedule
 from lmswap.rewrite.insert import insert_swaps

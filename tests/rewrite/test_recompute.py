@@ -15,7 +15,7 @@ from lmswap.analyze.cost import unit
 from lmswap.analyze.memory import StepMemory
 from lmswap.capture.aot import GraphHandler, compile_region
 from lmswap.capture.lower import Lowered, lower_inference, lower_training
-from lmswap.execute.graph import compile_boxed
+from lmswap.execute.codegen import compile_boxed
 from lmswap.ir.plan import Recompute
 from lmswap.ir.program import Program
 from lmswap.ir.schedule import schedule

@@ -1,0 +1,218 @@
+"""The seam to Inductor's compile_fx, for planning the graphs that it compiles; `lmswap.capture.aot` has the other seam.
+
+Inductor decomposes operators and chooses what the forward saves, so its graphs differ from those of the fx path, and
+are lowered, timed and planned separately. Graphs that need neither swaps nor recomputation are passed on unchanged.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from torch import fx
+from torch._functorch import config as functorch_config
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor import config, ir
+from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+from torch._inductor.custom_graph_pass import CustomPartitionerFn
+from torch._inductor.lowering import make_fallback
+from torch._inductor.virtualized import V
+
+from lmswap.capture.aot import GraphHandler, boxed, parameters_of, prepare_forward, refuse_rewriters
+from lmswap.capture.aot_stages import Compiled, Variant, trace_once, variant
+from lmswap.capture.inductor.kernel_order import chain_calls, check_order
+from lmswap.capture.numerics.gradient_gate import dispatch_gradients
+from lmswap.capture.numerics.gradient_order import GradientOrder
+from lmswap.errors import CaptureError
+from lmswap.execute import ops
+from lmswap.execute.codegen import BoxedFunction, is_whole
+from lmswap.execute.partial_backward import Backward, Parts, compile_parts, results_by_part
+from lmswap.progress import reported
+
+# Swapped-in tensors have the strides that were traced; Inductor would choose others for what it saves.
+# A replayed CUDA graph would copy to and from the addresses of its capture.
+AS_TRACED = {"layout_optimization": False, "comprehensive_padding": False, "triton.cudagraphs": False}
+# For graphs into which a plan has inserted ops: passes that move ops are off.
+_AS_PLANNED = {
+    "reorder_for_peak_memory": False,
+    "reorder_for_locality": False,
+    "_pre_fusion_custom_pass": chain_calls,
+}
+_IS_REWRITTEN = "lmswap_is_rewritten"
+_STRIDES = "lmswap_strides"
+_READ_BYTES = (ops.swap_out_start, ops.swap_out_wait, ops.view_bytes)
+
+
+class CompiledGraphHandler(GraphHandler, Protocol):
+    """What is done with the graphs of a region that is compiled by another compiler."""
+
+    def recorded(self, function: BoxedFunction, phase: str) -> BoxedFunction:
+        """Return what runs in place of a graph's compiled function."""
+
+    def recorded_parts(self, parts: Parts) -> Backward:
+        """Return what runs in place of a backward that yields gradients before its end."""
+
+
+def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: CompiledGraphHandler) -> Compiled:
+    """Run Inductor over one region that Dynamo captured; ``handler`` gets its graphs.
+
+    Args:
+        module: Dynamo's graph; it is consumed.
+        inputs: real or fake tensors in the order of its placeholders.
+        handler: see `GraphHandler`; its ``compiled`` is not called.
+
+    Returns:
+        The callable that replaces the region.
+
+    Raises:
+        CaptureError: as in `lmswap.capture.aot.compile_region`, or Inductor reordered swap ops.
+    """
+    refuse_rewriters()
+    own_parameters, arrival = parameters_of(module), GradientOrder()
+    arrival.instrument(module)
+    patches = {**AS_TRACED, "custom_partitioner_fn": _Partitioner()}
+    return trace_once(
+        lambda: compile_fx(module, inputs, inner_compile=_compile, config_patches=patches),  # type: ignore[arg-type]
+        lambda handler: _Variant(handler, copy.copy(arrival), own_parameters),
+        handler,
+        _inductors_own,
+    )
+
+
+@contextmanager
+def _inductors_own(fake_mode: Any) -> Iterator[None]:
+    """Return the context in which Inductor runs AOTAutograd."""
+    with V.set_fake_mode(fake_mode), functorch_config.patch(unlift_effect_tokens=True):
+        yield
+
+
+def _compile(graph: fx.GraphModule, examples: Sequence[Any], **how: Any) -> BoxedFunction:
+    phase = "inference" if how.get("is_inference") else "backward" if how.get("is_backward") else "forward"
+    own: _Variant = variant(graph)
+    if phase == "forward":
+        prepare_forward(own.arrival)
+    if phase == "inference":
+        own.edit_inference(graph)
+    if len(results_by_part(graph.graph)) > 1:
+        return boxed(own.in_parts(graph, how))
+    is_rewritten = graph.meta.get(_IS_REWRITTEN)
+    with reported("a graph for Inductor", "compiling"):
+        function = _as_planned(graph, examples, how) if is_rewritten else compile_fx_inner(graph, examples, **how)
+    return boxed(own.recorded(function, phase))
+
+
+def _as_planned(graph: fx.GraphModule, examples: Sequence[Any], how: dict[str, Any]) -> BoxedFunction:
+    output = graph.graph.output_node()
+    # Backward was planned for the traced strides of what forward saves: kept, as those of user outputs are.
+    output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))  # type: ignore[arg-type]
+    with config.patch(_AS_PLANNED):
+        compiled = compile_fx_inner(graph, examples, **how)
+    check_order(graph.graph, getattr(compiled, "source_code", ""))
+    return compiled
+
+
+class _Variant(Variant):
+    """A region that Inductor compiles."""
+
+    def __init__(
+        self,
+        handler: CompiledGraphHandler,
+        arrival: GradientOrder,
+        own_parameters: Callable[[fx.Graph], Collection[int]],
+    ) -> None:
+        self._handler, self.arrival, self._own_parameters = handler, arrival, own_parameters
+        self.recorded = handler.recorded
+
+    def in_parts(self, backward: fx.GraphModule, how: dict[str, Any]) -> BoxedFunction:
+        """Compile each part of a backward that yields gradients before its end."""
+
+        def compile_part(part: fx.GraphModule) -> BoxedFunction:
+            examples = [node.meta["val"] for node in part.graph.find_nodes(op="placeholder")]
+            return _as_planned(part, examples, {**how, "static_input_idxs": ()})
+
+        begin = self._handler.recorded_parts(compile_parts(backward, compile_part))
+        num_results = len(backward.graph.output_node().args[0])  # type: ignore[arg-type]
+        return lambda arguments: dispatch_gradients(begin(arguments), num_results)
+
+    def edit(self, forward: fx.GraphModule, backward: fx.GraphModule, num_user_outputs: int) -> None:
+        """See `Variant`."""
+        parameters = self._own_parameters(forward.graph)
+        _rewrite((forward, backward), lambda: self._handler.training(forward, backward, num_user_outputs, parameters))
+        self.arrival.set_parts(results_by_part(backward.graph))
+
+    def edit_inference(self, graph: fx.GraphModule) -> None:
+        """Edit a graph without backward in place."""
+        _rewrite((graph,), lambda: self._handler.inference(graph, self._own_parameters(graph.graph)))
+
+    def run(self, compiled: BoxedFunction, arguments: Sequence[Any]) -> Any:
+        """See `Variant`."""
+        return compiled([*self.arrival.reorder_inputs(arguments)])
+
+
+class _Partitioner(CustomPartitionerFn):
+    """Inductor's own partitioner."""
+
+    def __call__(
+        self, gm: fx.GraphModule, joint_inputs: Sequence[object], **given: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        return min_cut_rematerialization_partition(gm, joint_inputs, **given)
+
+    def __deepcopy__(self, _: object) -> _Partitioner:
+        return self  # torch copies its options
+
+    def uuid(self) -> None:
+        """Disable caching: another budget makes other graphs of the same model."""
+
+
+def _rewrite(graphs: Sequence[fx.GraphModule], rewrite: Callable[[], None]) -> None:
+    """Run ``rewrite``, and mark the graphs if it changed any."""
+    before = [len(graph.graph.nodes) for graph in graphs]
+    rewrite()
+    is_rewritten = before != [len(graph.graph.nodes) for graph in graphs]
+    for graph in graphs:
+        graph.meta[_IS_REWRITTEN] = is_rewritten
+        _check_movable(graph.graph)
+        _keep_strides(graph.graph)
+
+
+def _check_movable(graph: fx.Graph) -> None:
+    """Raise CaptureError for sources with hidden bytes: Inductor allocates no more than a tensor's elements."""
+    for node in graph.nodes:
+        if node.target not in (ops.swap_out_start, ops.view_bytes):
+            continue
+        source = node.args[0]
+        if source.target not in (ops.swap_in_wait, ops.view_bytes) and not is_whole(source):
+            raise CaptureError(
+                f"'{source.name}' does not fill its storage, and Inductor may change its layout: lmswap cannot swap it "
+                'or take views of it there; use compiler="fx"'
+            )
+
+
+def _keep_strides(graph: fx.Graph) -> None:
+    """Store the strides of what is moved for `_lay_as_traced`: later passes may replace the sources."""
+    for node in graph.nodes:
+        if node.target in _READ_BYTES:
+            node.meta[_STRIDES] = {
+                position: given.meta["val"].stride()
+                for position, given in enumerate(node.args)
+                if isinstance(given, fx.Node)
+            }
+
+
+def _lay_as_traced(node: fx.Node, *arguments: Any, **others: Any) -> tuple[Any, Any]:
+    """Realize what is moved in memory with its traced strides when it is lowered: its bytes are copied as they are.
+
+    All later readers get the same memory; a ``swap_out_wait`` with a copy of its own would not keep the source alive.
+    """
+    laid = list(arguments)
+    for position, strides in node.meta[_STRIDES].items():
+        laid[position].realize()
+        laid[position] = ir.ExternKernel.require_exact_strides(laid[position], strides)
+        V.graph.env[node.args[position]] = laid[position]
+    return tuple(laid), others
+
+
+for _op in _READ_BYTES:
+    make_fallback(_op, layout_constraint=_lay_as_traced)  # type: ignore[no-untyped-call]

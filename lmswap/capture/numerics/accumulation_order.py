@@ -1,0 +1,168 @@
+"""Detects gradients whose order of accumulation differs from eager mode, as rounding does then.
+
+Eager mode computes ``(elsewhere + first use) + second use``, a graph ``elsewhere + (first use + second use)``. Outputs
+that share memory are recreated by torch outside a graph, where autograd adds their gradients before the graph adds
+others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils.hooks import RemovableHandle
+
+from lmswap.capture.numerics.gradient_gate import End
+from lmswap.capture.numerics.gradient_order import receiver_of
+from lmswap.capture.numerics.no_decompositions import ROUNDED_OTHERWISE
+from lmswap.execute.partial_backward import PartialResults, Results
+from lmswap.execute.storage import has_plain_storage
+
+VIEWS = (
+    f"{ROUNDED_OTHERWISE}: a graph returns several views of one tensor, whose gradients are added before those of "
+    "its uses in the model; plain torch adds one after another; return clones of all but one to match it bitwise"
+)
+_Sum = int | tuple[Any, ...]  # one gradient, or several in the order in which they are added
+
+
+class AccumulationWatch:
+    """Watches the gradients that a backward graph accumulates from several uses, for others added to them."""
+
+    def __init__(self, backward: fx.Graph, note: Callable[[str], None]) -> None:
+        """``note`` gets a sentence for the report at the first such case."""
+        (output,) = backward.find_nodes(op="output")
+        self._positions = [position for position, result in enumerate(output.args[0]) if _is_sum(result)]
+        self._note = note
+        self._is_reported = False
+        self._handles: dict[int, RemovableHandle] = {}  # by position; a backward may not reach some nodes
+
+    def watch(self, partial_results: PartialResults) -> PartialResults:
+        """Return ``partial_results``, yielded by the region's node that autograd runs now, unchanged."""
+        if self._is_reported or not self._positions:
+            return partial_results
+        node: Any = torch._C._current_autograd_node()
+        ends: dict[int, End] = {position: node.next_functions[position] for position in self._positions}
+
+        def look(given: Results) -> Results:
+            for position in given.keys() & ends.keys():
+                self._expect(ends[position], position, given[position])
+            return given
+
+        return map(look, partial_results)  # holds none of the gradients
+
+    def _expect(self, end: End, position: int, gradient: Tensor | None) -> None:
+        """Check what ``end`` gets in this backward: ``gradient`` alone, or with others added."""
+        if gradient is None:
+            return
+        node, number = receiver_of(end, gradient.shape)
+        if node is None or _is_hooked(node):
+            return
+        passed, shape, backward = _identity(gradient), tuple(gradient.shape), torch._C._current_graph_task_id()
+        if position in self._handles:
+            self._handles[position].remove()
+
+        def arrives(arrived: tuple[Tensor | None, ...]) -> None:
+            handle.remove()
+            found = arrived[number]
+            is_another = backward != torch._C._current_graph_task_id()
+            if self._is_reported or is_another or found is None or _identity(found) == passed:
+                return
+            self._is_reported = True
+            self._note(
+                f"{ROUNDED_OTHERWISE}: a graph uses a tensor of {list(shape)} several times and adds those gradients "
+                "before others, as of a penalty on tied weights; plain torch adds one after another"
+            )
+
+        disable: Callable[..., Any] = torch.compiler.disable  # a model may run a backward where Dynamo traces it
+        handle = self._handles[position] = node.register_prehook(disable(arrives))
+
+
+def reorders_view_gradients(joint: fx.Graph, num_outputs: int) -> bool:
+    """Return whether eager mode adds gradients of the forward's ``num_outputs`` outputs in another order."""
+    (output,) = joint.find_nodes(op="output")
+    returned = output.args[0][:num_outputs]
+    descriptions = output.meta.get("desc") or [None] * num_outputs
+    outputs = {
+        node: position
+        for position, (node, description) in enumerate(zip(returned, descriptions, strict=False))
+        if not hasattr(description, "base_of")  # returned for the views alone
+    }
+    uses = _Uses(joint, set(filter(_has_gradient, returned)), outputs)
+    bases = (node for node in dict.fromkeys(returned) if _has_gradient(node) and not _is_view(node))
+    return any(uses.in_eager_order(base) != uses.in_captured_order(base) for base in bases if base.op != "placeholder")
+
+
+class _Uses:
+    """The order of accumulation of a tensor's uses in a joint graph: autograd's, the newest first."""
+
+    def __init__(self, joint: fx.Graph, returned: set[fx.Node], outputs: dict[fx.Node, int]) -> None:
+        """``outputs``: number of each output that the model returns; ``returned``: all nodes that the graph returns."""
+        self._outputs, self._number = outputs, {node: number for number, node in enumerate(joint.nodes)}
+        self._is_trained: set[fx.Node] = set()  # from what is returned
+        for node in reversed(joint.nodes):
+            if node in returned or (_has_gradient(node) and not self._is_trained.isdisjoint(node.users)):
+                self._is_trained.add(node)
+
+    def in_eager_order(self, base: fx.Node) -> _Sum | None:
+        """As in eager mode: an output's own gradient first; a view accumulates its own before it passes them on."""
+        uses = (self.in_eager_order(use) if _is_view(use) else self._number[use] for use in self._of(base))
+        return _sum([*self._own(base), *uses])
+
+    def in_captured_order(self, base: fx.Node) -> _Sum | None:
+        """As in autograd when it recreates the outputs that are views of ``base``, from ``base`` alone."""
+        return _sum([*self._own(base), *sorted(self._views(base)), *self._inside(base)])
+
+    def _own(self, node: fx.Node) -> list[int]:
+        """Return the gradient from outside, if the model returns ``node``: numbered before all uses."""
+        return [-1 - self._outputs[node]] if node in self._outputs else []
+
+    def _inside(self, base: fx.Node) -> Iterable[_Sum | None]:
+        return (_sum([*self._inside(use)]) if _is_view(use) else self._number[use] for use in self._of(base))
+
+    def _views(self, base: fx.Node) -> Iterable[int]:
+        for view in filter(_is_view, self._of(base)):
+            yield from self._own(view)
+            yield from self._views(view)
+
+    def _of(self, node: fx.Node) -> list[fx.Node]:
+        return sorted(self._is_trained & node.users.keys(), key=lambda use: -self._number[use])
+
+
+def _sum(terms: Iterable[_Sum | None]) -> _Sum | None:
+    """Return the sum of ``terms`` from left to right; sums that round alike are equal."""
+    found = [term for term in terms if term is not None]
+    first = sorted(found[:2], key=lambda term: (isinstance(term, int), str(term)))  # addition of two commutes
+    if len(found) < 2:
+        return found[0] if found else None
+    if isinstance(first[0], tuple) and isinstance(first[1], int):
+        return (*first[0], first[1], *found[2:])
+    return (*first, *found[2:])
+
+
+def _is_view(node: fx.Node) -> bool:
+    """Return whether ``node`` is a view of its input, as one tensor: torch keeps the pieces of `chunk` as they are."""
+    return bool(getattr(node.target, "is_view", False)) and isinstance(node.meta.get("val"), Tensor)
+
+
+def _has_gradient(result: Any) -> bool:
+    """Return whether a gradient passes through it."""
+    if not isinstance(result, fx.Node) or result.target is torch.ops.aten.detach.default:
+        return False
+    made = result.meta.get("val")
+    return not isinstance(made, Tensor) or made.is_floating_point() or made.is_complex()
+
+
+def _is_sum(result: Any) -> bool:
+    return isinstance(result, fx.Node) and result.target is torch.ops.aten.add.Tensor
+
+
+def _is_hooked(node: Any) -> bool:
+    """Return whether a parameter's own hooks may replace the sum."""
+    return bool(getattr(getattr(node, "variable", None), "_backward_hooks", None))
+
+
+def _identity(gradient: Tensor) -> tuple[int, int]:
+    """Return an identity that changes by addition, in place or not."""
+    return gradient.data_ptr() if has_plain_storage(gradient) else gradient._cdata, gradient._version

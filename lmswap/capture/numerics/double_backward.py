@@ -1,0 +1,83 @@
+"""Detects double backward: gradients of captured graphs computed with create_graph=True, refused when differentiated.
+
+The backward graphs of torch.compile have no backward of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmswap.errors import DoubleBackward
+from lmswap.execute.codegen import is_captured
+from lmswap.execute.storage import has_plain_storage
+
+Gradients = tuple[Tensor | None, ...]
+
+_MOST_VIEWS = 8  # between an output and that node
+
+
+def watch_gradients(outputs: Iterable[Any], notice: Callable[[], str]) -> None:
+    """Call ``notice`` when a backward with create_graph=True has passed the graph that returned ``outputs``.
+
+    It returns the message of the DoubleBackward raised when those gradients are differentiated; for a batch of
+    gradients (is_grads_batched) it is raised at once.
+    """
+    node = next(filter(None, map(_captured_node, outputs)), None)
+    if node is None:
+        return
+
+    def begins(given: Gradients) -> None:
+        if torch.is_grad_enabled():
+            # A batch of gradients (legacy vmap) is differentiated below its wrapper, where no node of ours would be.
+            if not all(gradient is None or has_plain_storage(gradient) for gradient in given):
+                raise DoubleBackward(notice())
+            # Registered only now: for a post hook autograd keeps the node's inputs until it has run.
+            running: Any = torch._C._current_autograd_node()  # `node` in a closure of its own hook would be a cycle
+            handles.append(running.register_hook(ran))
+
+    def ran(gradients: Gradients, _: Gradients) -> Gradients:
+        handles.pop().remove()
+        sentence = notice()
+        apply: Callable[[Tensor, str], Tensor] = _Once.apply
+        return tuple(None if gradient is None else apply(_differentiable(gradient), sentence) for gradient in gradients)
+
+    handles: list[Any] = []
+    node.register_prehook(partial(_untraced, begins))
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # a model may run a backward where Dynamo traces it
+def _untraced(hook: Callable[[Gradients], None], given: Gradients) -> None:
+    hook(given)
+
+
+def _differentiable(gradient: Tensor) -> Tensor:
+    """Return a tensor that requires gradients: with torch 2.11 some do not, and would be taken for constants."""
+    return gradient if gradient.requires_grad else gradient.detach().requires_grad_()
+
+
+class _Once(torch.autograd.Function):
+    """An identity that refuses to be differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, sentence: str) -> Tensor:
+        ctx.sentence = sentence
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise DoubleBackward(ctx.sentence)
+
+
+def _captured_node(output: Any) -> Any:
+    """Return the graph's node that ``output`` comes from, also through views; None if there is none."""
+    node = output.grad_fn if isinstance(output, Tensor) else None
+    for _ in range(_MOST_VIEWS):
+        if node is None or is_captured(node):
+            return node
+        node = node.next_functions[0][0] if node.next_functions else None
+    return None

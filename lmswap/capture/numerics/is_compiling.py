@@ -1,0 +1,54 @@
+"""Detects model code that calls ``is_compiling``, and may then compute something else than in eager mode.
+
+Seen in transformers: Llama creates an attention mask only when it is compiled, and rounds differently with it. torch's
+answer is kept: the eager branch often cannot be captured by torch.compile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo.variables import TorchInGraphFunctionVariable
+
+from lmswap.user_frame import is_users
+
+_QUESTIONS = (
+    torch.compiler.is_compiling,
+    torch.compiler.is_dynamo_compiling,
+    torch._utils.is_compiling,
+    torch._dynamo.external_utils.is_compiling,
+)
+
+# When not compiled and without gradients, it packs the unmasked positions and returns zeros for the rest.
+_ASKS_TOO = nn.modules.transformer.__file__
+
+
+@contextmanager
+def detect_is_compiling_calls(lines: list[str]) -> Iterator[None]:
+    """Add to ``lines``, while Dynamo captures within, the lines of user code that call it: "model.py:12"."""
+    handlers = TorchInGraphFunctionVariable._get_handlers()
+    answers = {question: handlers[question] for question in _QUESTIONS if question in handlers}
+
+    def handle(question: Any, tracer: Any, *args: Any, **kwargs: Any) -> Any:
+        path = tracer.f_code.co_filename
+        if is_users(path) or path == _ASKS_TOO:
+            lines.append(f"{path.rsplit('/', 1)[-1]}:{tracer.lineno}")
+        return answers[question.value](question, tracer, *args, **kwargs)
+
+    handlers.update(dict.fromkeys(answers, handle))
+    try:
+        yield
+    finally:
+        handlers.update(answers)
+
+
+def describe_is_compiling_calls(lines: list[str]) -> str:
+    """Return a sentence for the report."""
+    return (
+        f"its code calls is_compiling ({', '.join(dict.fromkeys(lines))}), and may compute something else there than "
+        'plain torch, with other rounding; compiler="eager" runs the code of plain torch'
+    )

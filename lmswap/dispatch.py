@@ -1,0 +1,426 @@
+"""Dispatches calls of an enabled model to captured graphs or to saved-tensor hooks.
+
+A call uses torch.compile first. If that captured nothing, or ops outside of its graphs saved tensors that are large
+enough to swap, the hooks of `lmswap.saved_tensors` serve the whole model from the next call on, and the report
+states the reason. Graph breaks without large tensors between them stay graphs. Calls without gradients use neither.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch._C._functorch import peek_interpreter_stack
+from torch._dynamo.exc import FailOnRecompileLimitHit
+from torch._dynamo.utils import graph_break_reasons
+
+from lmswap.call_monitor import UNCALLED
+from lmswap.capture.aot import refuse_rewriters
+from lmswap.capture.log_filter import forget_fakes
+from lmswap.capture.lower import tensors
+from lmswap.capture.numerics.global_state import GlobalState
+from lmswap.capture.numerics.is_compiling import describe_is_compiling_calls
+from lmswap.capture.numerics.no_decompositions import ROUNDED_OTHERWISE
+from lmswap.capture.recompiles import (
+    MAX_GRAPHS,
+    CompiledCall,
+    Recompiles,
+    TraceFailed,
+    too_many,
+)
+from lmswap.capture.tensor_subclass import call_unwrapped, torch_function_tensors
+from lmswap.errors import CaptureError, ManyTraces, NotManaged, OptionError, PlanInfeasible
+from lmswap.execute.step_record import SegmentKey
+from lmswap.frames import shortened
+from lmswap.options import NEEDS_GRAPHS
+from lmswap.progress import reported
+from lmswap.saved_tensors.check import SavedCheck
+from lmswap.saved_tensors.hooks import Hooks, disabled_by
+from lmswap.saved_tensors.plan_actions import PlannedEvents
+from lmswap.saved_tensors.step import EagerStep, LateStep, storages_of
+from lmswap.session import UNPLANNED, WHAT_VERIFY_DOES, SavedSequence, Session
+from lmswap.session.notes import warn
+
+_SUMMED_BY_GRAPH = (
+    f"{ROUNDED_OTHERWISE}: a step runs several graphs, and the gradient of what more than one of them uses is summed "
+    "graph by graph"
+)
+# Orders of saved tensors that ran once: how many are remembered until they recur, and how many are recorded before any
+# has recurred; and how many steps are recorded once an order recurs that was not recorded.
+_MOST_ORDERS, _FEW_ORDERS, _RECORDED_STEPS = 256, 4, 16
+
+
+class ModelCall:
+    """Runs in place of an enabled model's `__call__`."""
+
+    def __init__(self, model: nn.Module, session: Session, *, instead_of: Callable[..., Any] | None) -> None:
+        """``instead_of`` is what a call of ``model`` ran, if it was compiled; `lmswap.disable` restores it."""
+        self.instead_of = instead_of
+        self._model, self._session = model, session
+        self._plain: Callable[..., Any] = model._call_impl
+        self.engine_number, self.memory = session.engine.number, session.memory
+        self.device, self.tier = session.device, session.tier
+        self.min_swap_bytes = session.options.min_swap_bytes
+        self.check = SavedCheck(session.verified, session.recorder) if session.verified else None
+        self.module_names: Mapping[int, str] = {id(module): name for name, module in model.named_modules()}
+        self._inside, self._hooks = threading.local(), Hooks()
+        self._was_called = False
+        self._first_parameter = _first_parameter(model)
+        self._sequences: list[SavedSequence] = []
+        self._recompiles = Recompiles(session.name)
+        self._traced_in: GlobalState | None = None
+        self._last_of_kind: dict[Hashable, SavedSequence] = {}
+        self._unplanned: dict[int, None] = {}  # hashes of orders that ran once, the latest last
+        self._num_to_record = 0  # steps, since an order recurred that was not recorded
+        self._infeasible: dict[Hashable, PlanInfeasible] = {}
+        self._finished: list[EagerStep] = []  # recorded, not yet planned for
+        self._saving: list[weakref.ref[EagerStep]] = []  # whose backward may still need them
+        self._backward: tuple[SegmentKey, int, EagerStep] | None = None  # the recorder's segment under way
+        self._compiled: CompiledCall | None = None
+        if session.options.compiler == "eager":
+            session.notes.append('path: saved-tensor hooks for the whole model, as requested by compiler="eager"')
+        else:
+            session.has_hooks = True
+            self._compiled = CompiledCall(model, session)
+            session.runs_uncaptured = session.options.compiler == "fx"
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # also if the calling code is compiled
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the model's outputs; see `nn.Module.__call__`."""
+        if getattr(self._inside, "is_running", False):  # the model calls itself
+            return self._plain(*args, **kwargs)
+        if wrapped := torch_function_tensors(args, kwargs):
+            return call_unwrapped(self, wrapped, args, kwargs)
+        self._session.check_caller()
+        if not torch.is_grad_enabled():
+            return self._call_without_gradients(args, kwargs)
+        if not self._was_called:
+            self._was_called = True
+            UNCALLED.discard(self._model)
+        if (place := _unmanageable_place()) is not None:
+            return self._call_unmanaged(place, args, kwargs)
+        self._hooks.take_back()
+        refuse_rewriters()
+        if self._session.leaves_graphs and self._compiled is not None:
+            self._compiled = None
+            self._session.left_graphs()
+        self._check_device()
+        try:  # no context: a signal could arrive as it exits
+            self._inside.is_running = True
+            self._check_global_state()
+            if self._compiled is None:
+                return self._call_hooked(args, kwargs)
+            return self._call_captured(self._compiled, args, kwargs)
+        except Exception as error:
+            raise shortened(error)  # noqa: B904 - itself
+        finally:
+            self._inside.is_running = False
+
+    def _check_global_state(self) -> None:
+        """Switch to hooks for good if the graphs were traced under another global state."""
+        if self._compiled is None:
+            return
+        around = GlobalState.now()
+        if self._traced_in is None:
+            self._traced_in = around
+        elif around != self._traced_in:
+            ops = (op.target for program in self._session.programs() for op in program.ops)
+            reason = around.changed(self._traced_in, ops)
+            if reason is not None:
+                self._leave_graphs(reason)
+
+    def _check_device(self) -> None:
+        of_module, name = self._first_parameter
+        if (parameter := of_module.get(name)) is None:
+            self._first_parameter = of_module, name = _first_parameter(self._model)
+            parameter = of_module[name]
+        lies_on = parameter.device
+        if lies_on != self.device:
+            raise OptionError(
+                f"{self._session.name} was enabled on {self.device} and lies on {lies_on} now: move it first, and then "
+                "call lmswap.enable"
+            )
+
+    def known_steps(self) -> Sequence[PlannedEvents]:
+        """See `lmswap.saved_tensors.step.HookContext`, also for the next four."""
+        return [sequence.events for sequence in reversed(self._sequences)]
+
+    def spare_bytes(self) -> int:  # noqa: D102
+        if self._session.options.policy == "swap_all":
+            return 0
+        return min((sequence.spare_bytes for sequence in self._sequences), default=0)
+
+    def backward_begins(self, step: EagerStep) -> None:  # noqa: D102
+        self._end_segment()
+        key = (_known_as(step), "backward")
+        self._backward = (key, self._session.recorder.begin_segment(key), step)
+
+    def begin_op(self) -> None:  # noqa: D102
+        self._session.recorder.begin_op()
+
+    def backward_ends(self, step: EagerStep) -> None:  # noqa: D102
+        self._end_segment()
+        self._session.engine.check_async_errors()
+        if step.recording is not None and step not in self._finished:
+            self._finished.append(step)
+        elif step.planned is not None:
+            self._last_of_kind[step.kind] = self._sequence(step.planned)
+        elif not step.runs_backward and self._recurs(hash(step.order)):
+            self._num_to_record = _RECORDED_STEPS
+        self._session.warn_budget_exceeded()
+
+    def _end_segment(self) -> None:
+        if self._backward is not None:
+            key, start, step = self._backward
+            self._backward = None
+            self._session.recorder.end_segment(key, start, _follows(step))
+
+    def _call_captured(self, compiled: CompiledCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the graphs; hooks serve what is saved outside of them, which decides the path of the next calls."""
+        session, num_breaks = self._session, len(graph_break_reasons)
+        num_graphs = len(session.graphs)
+        is_first = num_graphs == 0
+        outside = LateStep(
+            lambda: self._step(None, self._kind(args, kwargs) if is_first else None, args, kwargs, records=is_first)
+        )
+        if is_first:
+            outside.begin()
+        hooks = outside.pack, outside.unpack
+        had_run = session.recorder.num_steps, session.recorder.current_sequence
+        failure: str | None = None
+        try:
+            with (
+                reported(f"{session.name}, first call", "tracing") if is_first else nullcontext(),
+                self._hooks.on(*hooks),
+            ):
+                result = compiled(*args, **kwargs)
+        except FailOnRecompileLimitHit:
+            if had_run != (session.recorder.num_steps, session.recorder.current_sequence):
+                raise CaptureError(f"{session.name}: {too_many()}") from None
+            self._leave_graphs(too_many())
+            return self._call_hooked(args, kwargs)
+        except TraceFailed as error:
+            if had_run != (session.recorder.num_steps, session.recorder.current_sequence):
+                raise error.error from None  # what has run must not run a second time
+            failure = str(error)
+        if failure is not None:
+            with self._hooks.on(*hooks):
+                result = self._plain(*args, **kwargs)  # raises the error of torch without tracing
+        if compiled.is_compiling_calls and session.graphs:
+            session.flag_is_compiling(describe_is_compiling_calls(compiled.is_compiling_calls))
+            compiled.is_compiling_calls.clear()
+        if len(session.graphs) > num_graphs:
+            forget_fakes()
+            warning = self._recompiles.add(tuple(tensor.shape for tensor in tensors((args, kwargs))))
+            if warning is not None:
+                warn(warning, ManyTraces)
+        sequence = session.recorder.current_sequence
+        if len(sequence) > 1 and len({graph for graph, phase in sequence if phase == "forward"}) > 1:
+            session.note_on_graphs(_SUMMED_BY_GRAPH)
+        if outside.step is not None:
+            reasons = [_sentence(reason) for reason in graph_break_reasons[num_breaks:]]
+            if failure is not None:
+                reasons.append(failure)
+            self._choose_path(outside.step, reasons)
+            outside.step.end_forward()
+        return result
+
+    def _choose_path(self, step: EagerStep, reasons: list[str]) -> None:
+        """Keep graphs or switch to hooks for the next calls, by what ``step`` saved outside of graphs."""
+        session = self._session
+        if session.graphs:
+            step.recording = None  # it lacks what the graphs saved
+        if step.num_storages or not session.graphs:
+            what = "it captured no part of the model"
+            if session.graphs:
+                what = f"{step.num_storages} large tensors were saved outside of its graphs"
+            self._leave_graphs(f"{what}: {'; '.join(dict.fromkeys(reasons)) or 'TORCH_LOGS=graph_breaks shows why'}")
+
+    def _call_without_gradients(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the model in eager mode: it saves nothing to swap, and the number of traces is limited."""
+        session = self._session
+        session.prepare(None)
+        session.engine.release_cached()
+        with session.recorder.segment((UNPLANNED, "inference"), tuple):
+            return self._plain(*args, **kwargs)
+
+    def _call_unmanaged(self, where: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the model in eager mode ``where`` neither graphs nor hooks can serve it, and warn once."""
+        note = (
+            f"{self._session.name} was called {where}: such calls are not managed, and take as much memory as without "
+            "lmswap"
+        )
+        if note not in self._session.notes:
+            self._session.notes.append(note)
+            warn(note, NotManaged)
+        try:
+            self._inside.is_running = True
+            return self._plain(*args, **kwargs)
+        finally:
+            self._inside.is_running = False
+
+    def _leave_graphs(self, why: str) -> None:
+        self._compiled = None
+        self._session.left_graphs()
+        self._session.notes.append(f"path: saved-tensor hooks for the whole model instead of torch.compile: {why}")
+        if self._session.options.verify:
+            self._session.notes.append(WHAT_VERIFY_DOES["eager"])
+
+    def _call_hooked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the model in eager mode under saved-tensor hooks, by the plan of the last step of this kind."""
+        self._end_segment()  # of a backward that raised
+        self._session.leave_arena()
+        self._plan_finished()
+        kind = self._kind(args, kwargs)
+        self._refuse(kind)
+        sequence = self._last_of_kind.get(kind)
+        saving = (reference() for reference in self._saving)
+        others = [step for step in saving if step is not None and step.holds_storages]
+        self._session.prepare(sequence)
+        for other in others:
+            other.drop_plan()
+        planned = sequence.events if sequence and not others else None
+        records = (sequence is None or not others) and self._records()
+        step = self._step(planned, kind, args, kwargs, records=records)
+        self._saving = [weakref.ref(saving) for saving in (*others, step)]
+        with self._session.recorder.segment((_known_as(step), "forward"), lambda: _follows(step)):
+            with self._hooks.on(step.pack, step.unpack):
+                result = self._plain(*args, **kwargs)
+            step.end_forward()
+        self._session.warn_budget_exceeded()
+        if others and sequence:
+            self._session.note_once(
+                "a forward began before the backward of an earlier one had ended: both went on without a plan, and "
+                "kept only what the budget surely has room for"
+            )
+        elif step.runs_backward:
+            self._session.note_once(
+                "steps that run a backward inside of the forward have no plan: everything is swapped"
+            )
+        return result
+
+    def _plan_finished(self) -> None:
+        """Plan the recorded steps that have no plan."""
+        while self._finished:
+            step = self._finished.pop(0)
+            if step.recording is None:
+                continue
+            recorded = step.recording.recorded()
+            same = (other for other in self._sequences if other.events.is_of(recorded))
+            sequence, order = next(same, None), hash((recorded.saves, recorded.needs))
+            if sequence is None and len(self._sequences) < MAX_GRAPHS and self._recurs(order):
+                try:
+                    sequence = self._session.plan_recorded(recorded)
+                except PlanInfeasible as error:
+                    self._infeasible[step.kind] = error
+                    continue
+                self._sequences.append(sequence)
+                self._note_planned(sequence)
+            if sequence is not None:
+                self._last_of_kind[step.kind] = sequence
+
+    def _records(self) -> bool:
+        """Whether to record the next step if it has no plan; recording takes as long as a short step itself.
+
+        A model that saves other tensors in each step, such as a mixture of experts, records the first few, and more
+        once an order has recurred.
+        """
+        if len(self._unplanned) < _FEW_ORDERS:
+            return True
+        self._num_to_record = max(0, self._num_to_record - 1)
+        return self._num_to_record > 0
+
+    def _recurs(self, order: int) -> bool:
+        """Whether a step of this order ran before without a plan; the very first is expected to recur."""
+        if not self._sequences:
+            return True
+        if order in self._unplanned:
+            del self._unplanned[order]
+            return True
+        self._unplanned[order] = None
+        if len(self._unplanned) > _MOST_ORDERS:
+            del self._unplanned[next(iter(self._unplanned))]
+        return False
+
+    def _refuse(self, kind: Hashable) -> None:
+        policy = self._session.options.policy
+        if policy in NEEDS_GRAPHS:
+            raise OptionError(
+                f"policy '{policy}' recomputes tensors, which needs graphs, and {self._session.name} is served by "
+                "saved-tensor hooks; use policy='auto' or 'swap'"
+            )
+        if kind in self._infeasible:
+            raise self._infeasible[kind].with_traceback(None)
+
+    def _note_planned(self, sequence: SavedSequence) -> None:
+        if len(self._sequences) > 1:
+            events = sequence.events
+            self._session.notes.append(
+                f"after step {self._session.recorder.num_steps}: it saved {len(events.saves)} and needed "
+                f"{len(events.needs)} tensors in an order that has run twice without a plan; now it has plan "
+                f"{len(self._sequences)}"
+            )
+        if len(self._sequences) == MAX_GRAPHS:
+            self._session.note_once(
+                f"no more than {MAX_GRAPHS} different steps are planned for; others swap everything"
+            )
+
+    def _step(
+        self, planned: PlannedEvents | None, kind: Hashable, args: Any, kwargs: Any, *, records: bool = True
+    ) -> EagerStep:
+        def resident() -> frozenset[int]:
+            # Like parameters() and buffers() without names, which cost a tenth of a step of many small modules.
+            own = (held for module in self._model.modules() for held in (module._parameters, module._buffers))
+            return storages_of([*(tensor for held in own for tensor in held.values()), *tensors((args, kwargs))])
+
+        return EagerStep(self, planned, resident, kind=kind, records=records)
+
+    def _kind(self, args: Any, kwargs: Any) -> Hashable:
+        """Return a key of the step, known before it has saved anything."""
+        inputs = tensors((args, kwargs))
+        shapes = tuple((tensor.shape, tensor.dtype, tensor.requires_grad) for tensor in inputs)
+        return shapes, self._model.training, torch.is_autocast_enabled(self.device.type)
+
+    def _sequence(self, events: PlannedEvents) -> SavedSequence:
+        return next(sequence for sequence in self._sequences if sequence.index == events.graph)
+
+
+def _first_parameter(model: nn.Module) -> tuple[Mapping[str, Any], str]:
+    """Return where the model's first parameter is: the parameters of its module, and its name there."""
+    return next(
+        (module._parameters, name)
+        for module in model.modules()
+        for name, parameter in module._parameters.items()
+        if parameter is not None
+    )
+
+
+def _unmanageable_place() -> str | None:
+    """Return where the model is called now, if neither graphs nor hooks can serve it there."""
+    if peek_interpreter_stack() is not None:
+        return "under a transform of torch.func (grad, vmap, jvp ...)"
+    if (message := disabled_by()) is not None:
+        return f'where saved-tensor hooks are disabled ("{message}")'
+    return None
+
+
+def _known_as(step: EagerStep) -> int:
+    """Return the graph that records name for ``step``, by the plan that it began with."""
+    return step.graph if step.graph is not None else UNPLANNED
+
+
+def _follows(step: EagerStep) -> tuple[int, ...]:
+    """Return the plan that ``step`` follows now, as records name it."""
+    return (step.planned.graph,) if step.planned is not None else ()
+
+
+def _sentence(reason: Any) -> str:
+    """Return a graph break's reason as "unet.py:88: …"."""
+    frames = [frame for frame in reason.user_stack if frame.filename]
+    where = f"{frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno}: " if frames else ""
+    return where + str(reason.reason).strip().split("\n")[0]

@@ -1,0 +1,85 @@
+"""Tracks which saved storages are resident when an op of a recorded step begins.
+
+The cost per event is proportional to what changes and to what has other owners, not to all that is saved: a resident
+storage owned by saved tensors alone stays so until it is unpacked or dies. Of many storages with other owners, such as
+outputs collected by a training loop, those held longest are assumed to stay resident, too.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from lmswap.saved_tensors.saved_storage import SavedStorage
+from lmswap.saved_tensors.weak_values import Alive
+
+# Limit of storages with other owners that are examined at each event, and named by each op of the program.
+_MOST_USED = 64
+
+
+class Present(NamedTuple):
+    """Storages in use, by number; bytes of those kept resident; and which of the newly kept ones others still hold."""
+
+    used: frozenset[int]
+    stayed_bytes: int
+    held: frozenset[int]
+
+
+class Presence:
+    """Tracks the storages of one step."""
+
+    def __init__(self, storages: Alive[SavedStorage], staying: set[int]) -> None:
+        """``staying``: numbers of storages kept resident though saved tensors alone own them.
+
+        Those that others hold for too long are added.
+        """
+        self._storages, self._staying = storages, staying
+        # By number, latest last: possibly resident, possibly with other owners.
+        self._watched: dict[int, None] = {}
+        self._stayed: dict[int, int] = {}  # bytes by number: no other owners, kept resident
+        self._stayed_bytes = 0
+        self.watch_all()
+
+    def watch(self, storage: SavedStorage) -> int:
+        """Track ``storage``, which may have other owners from now on; return its bytes if it was kept, else 0."""
+        self._watched.pop(storage.number, None)
+        self._watched[storage.number] = None
+        return self._forget(storage.number)
+
+    def watch_all(self) -> None:
+        """Track all storages."""
+        self._stayed.clear()
+        self._stayed_bytes = 0
+        self._watched.update((storage.number, None) for storage in self._storages)
+
+    def observe(self) -> Present:
+        """Return what is resident now."""
+        for number in self._storages.take_dead():
+            self._watched.pop(number, None)
+            self._forget(number)
+        used: list[SavedStorage] = []
+        for number in tuple(self._watched):
+            storage = self._storages.get(number)
+            if storage is None or not storage.is_on_device:
+                del self._watched[number]
+            elif number in self._staying and storage.can_swap_out():
+                self._keep(storage)
+            else:
+                used.append(storage)
+        # Storages kept by a plan that the step has left have no other owners, and the next plan may swap them out.
+        held = [storage for storage in used[:-_MOST_USED] if not storage.can_swap_out()]
+        for storage in held:
+            self._keep(storage)
+        held_numbers = frozenset(storage.number for storage in held)
+        numbers = frozenset(storage.number for storage in used) - held_numbers
+        return Present(numbers, self._stayed_bytes, held_numbers)
+
+    def _keep(self, storage: SavedStorage) -> None:
+        del self._watched[storage.number]
+        self._staying.add(storage.number)
+        self._stayed[storage.number] = storage.nbytes
+        self._stayed_bytes += storage.nbytes
+
+    def _forget(self, number: int) -> int:
+        nbytes = self._stayed.pop(number, 0)
+        self._stayed_bytes -= nbytes
+        return nbytes

@@ -1,0 +1,394 @@
+"""One step under saved-tensor hooks: a forward and the backwards through it, with or without a plan.
+
+A step follows a plan while its events are those planned for. From the first different event on it has none: saved
+storages stay resident within the room that known steps left, all others are swapped out as soon as
+`saved_storage` allows it and fetched on demand, which is slow. Such a step is recorded, so that the next one like it
+can be planned.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import islice
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from lmswap.execute import ops
+from lmswap.execute.storage import has_plain_storage
+from lmswap.hardware.memory import DeviceMemory
+from lmswap.saved_tensors.check import SavedCheck
+from lmswap.saved_tensors.plan_actions import Actions, PlannedEvents
+from lmswap.saved_tensors.recording import Recorded, Recording
+from lmswap.saved_tensors.residency import Presence
+from lmswap.saved_tensors.saved_storage import SavedStorage, SavedTensor, is_torchs_own
+from lmswap.saved_tensors.weak_values import Alive
+
+
+class HookContext(Protocol):
+    """What a step uses of the model that it belongs to."""
+
+    engine_number: int
+    device: torch.device
+    tier: str
+    min_swap_bytes: int
+    memory: DeviceMemory
+    module_names: Mapping[int, str]  # by identity
+    check: SavedCheck | None  # in verification
+
+    def known_steps(self) -> Sequence[PlannedEvents]:
+        """Return the steps with plans, the most likely first."""
+
+    def spare_bytes(self) -> int:
+        """Return the saved bytes that a step without a plan may keep resident."""
+
+    def backward_begins(self, step: EagerStep) -> None:
+        """Note that a backward pass has reached the model."""
+
+    def begin_op(self) -> None:
+        """Note the start of an op of a planned step, except for the first of each pass."""
+
+    def backward_ends(self, step: EagerStep) -> None:
+        """Note the end of that pass; not called if it raised."""
+
+
+# Pending swap-outs retried at each event, latest first: some models collect thousands of tensors. All are retried once
+# that many events have passed that the amortized cost is the same.
+_MOST_TRIED = 64
+
+
+class _PendingSwapOut(NamedTuple):
+    """A swap-out deferred while the storage has other owners; its memory is to be free from position ``release`` on."""
+
+    tier: str
+    offset: int
+    release: int
+
+
+class EagerStep:
+    """Implements the saved-tensor hooks of one step. Saved tensors own the step, and it owns none of them."""
+
+    def __init__(
+        self,
+        host: HookContext,
+        planned: PlannedEvents | None,
+        resident: Callable[[], frozenset[int]],
+        *,
+        kind: Hashable = None,
+        records: bool = True,
+    ) -> None:
+        """``resident`` returns the identities of storages that outlive the step, whatever autograd does.
+
+        Where the step has no plan, or leaves it, it is recorded if it ``records``.
+        """
+        self._host, self._find_resident = host, resident
+        self._resident: frozenset[int] | None = None  # found when the first large tensor is saved
+        self.kind, self.planned = kind, planned
+        self.graph: int | None = planned.graph if planned is not None else None  # of the plan at its start, for records
+        self.recording: Recording | None = None  # of a step without a plan, if it can be planned
+        self._records, self._base_bytes = records, host.memory.used_tensor_bytes() if records else 0
+        self.runs_backward = False  # inside the forward
+        self._streams = ops.find_engine(host.engine_number).streams
+        self._stream = self._streams.current()  # on which the model was called
+        self._storages = Alive[SavedStorage]()  # by number
+        self._numbers: dict[int, int] = {}  # by the storage's identity
+        self.num_storages = 0  # saved and swappable
+        self._pending: dict[int, _PendingSwapOut] = {}  # by number, while other owners prevent the swap-out
+        self._num_events = 0  # since all of these were retried
+        self._kept = set[int]()  # numbers of storages kept resident without a plan
+        self._spare_bytes = host.spare_bytes() if planned is None else 0  # room for more of these
+        self._saves: list[tuple[int, int]] = []
+        self._needs: list[int] | None = None  # None while the forward runs
+        self._task = -1  # autograd's graph task of the backward pass
+        self._node: tuple[int, int] | None = None  # that graph task, and the sequence number of its running node
+        self._in_use: list[weakref.ref[SavedStorage]] = []  # unpacked by that node, and needed by no later one
+        if planned is None and records:
+            self._record(Recorded()).begin("forward")
+
+    def pack(self, tensor: torch.Tensor) -> SavedTensor:
+        """Pack hook: autograd saves ``tensor``."""
+        tensor = tensor.detach()  # its grad_fn owns what it has saved: a cycle that cannot be collected
+        if not self._is_swappable(tensor):
+            return SavedTensor(tensor, None)
+        storage = self._storage_of(tensor)
+        saved = SavedTensor(tensor, storage)
+        self._saves.append((storage.number, storage.nbytes))
+        position = len(self._saves)
+        if self.recording is not None:
+            self.recording.end()
+        elif self.planned is not None and self.planned.saves[position - 1 : position] != (self._saves[-1],):
+            self._leave_plan(position)
+        if self._host.check is not None:
+            saved.by = self._host.check.saved_by(self._host.module_names)
+        if self.planned is None:
+            self._evict(storage)
+        self._advance(position)
+        if self.planned is not None:
+            self._host.begin_op()
+        elif self.recording is not None:
+            self.recording.pack(storage.number, storage.nbytes, tensor, self._host.module_names)
+            self.recording.begin("forward")
+        return saved
+
+    def end_forward(self) -> None:
+        """Note that the model's forward returns."""
+        if self._needs is None:
+            self._needs = []
+        position = len(self._saves) + 1
+        if self.recording is not None:
+            self.recording.end()
+        elif self.planned is not None and len(self._saves) != len(self.planned.saves):
+            self._leave_plan(position)
+        self._advance(position)
+        if self.recording is not None:
+            self.recording.begin("loss")
+
+    @property
+    def order(self) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
+        """The packs and needs so far, as in `Recorded`."""
+        return tuple(self._saves), tuple(self._needs or ())
+
+    @property
+    def holds_storages(self) -> bool:
+        """Whether any swappable storage that it saved is still needed."""
+        return next(iter(self._storages), None) is not None
+
+    def drop_plan(self) -> None:
+        """Evict all: another forward begins before this one's backward, and no plan covers both at once."""
+        self.planned, self._spare_bytes = None, 0
+        self._kept.clear()
+        if self.recording is not None:
+            self.recording.presence.watch_all()
+        self._evict_all()
+
+    def unpack(self, saved: SavedTensor) -> torch.Tensor:
+        """Unpack hook: autograd needs a saved tensor."""
+        saved.check()
+        storage = saved.storage
+        if storage is None:
+            return saved.restore()
+        node: Any = torch._C._current_autograd_node()
+        if node is None:  # read as an attribute of a grad_fn
+            if self.recording is not None:
+                self.recording.presence.watch(storage)
+            tensor = self._restored(saved, "an attribute of a grad_fn")
+            storage.mark_escaped()
+            self._release(storage)
+            return tensor
+        running = (torch._C._current_graph_task_id(), node._sequence_nr())
+        stayed_bytes = self.recording.presence.watch(storage) if self.recording is not None else 0
+        if running != self._node:
+            self._begin_node(running, node.name(), storage)
+        elif self.recording is not None:
+            self.recording.unpack_more(storage.number, stayed_bytes)
+        if self.planned is None or self._is_last_need(storage):
+            self._in_use.append(weakref.ref(storage))
+        tensor = self._restored(saved, node.name())
+        if _runs_foreign_code(node):
+            storage.mark_escaped()
+        return tensor
+
+    def _restored(self, saved: SavedTensor, node: str) -> torch.Tensor:
+        tensor, storage = saved.restore(), saved.storage
+        if storage is not None:
+            storage.note_use_on(self._streams.current())
+        if self._host.check is None or saved.by is None or storage is None or storage.original is None:
+            return tensor
+        if not storage.occupies(storage.original.untyped_storage()):
+            self._host.check.compare(saved.by, saved.view_of(storage.original), tensor, node)
+        return tensor
+
+    def _is_swappable(self, tensor: torch.Tensor) -> bool:
+        """Return whether its storage is large, on the device, and evictable once autograd alone owns it."""
+        if not _is_plain(tensor) or tensor.device != self._host.device:
+            return False
+        storage = tensor.untyped_storage()
+        if storage.nbytes() < self._host.min_swap_bytes:
+            return False
+        if self._resident is None:
+            self._resident = self._find_resident()
+        return storage._cdata not in self._resident and is_torchs_own(storage)
+
+    def _storage_of(self, tensor: torch.Tensor) -> SavedStorage:
+        """Return the record of the tensor's storage, an existing one unless its address has been reused since."""
+        untyped, stream = tensor.untyped_storage(), self._streams.current()
+        if stream != self._stream:
+            self._streams.together |= {stream, self._stream}
+        storage = self._storages.get(self._numbers.get(untyped._cdata))
+        if storage is not None and storage.occupies(untyped):
+            storage.note_use_on(stream)
+        else:
+            storage = SavedStorage(self._host.engine_number, self.num_storages, tensor, stream, self._host.check)
+            self.num_storages += 1
+            self._numbers[untyped._cdata] = storage.number
+            self._storages[storage.number] = storage
+        if self.recording is not None:
+            self.recording.presence.watch(storage)
+        return storage
+
+    def _begin_node(self, running: tuple[int, int], name: str, storage: SavedStorage) -> None:
+        self._end_node()
+        self._node = running
+        if self._needs is None:  # a backward inside the model
+            self._needs, self.planned, self.recording, self.runs_backward = [], None, None, True
+        if running[0] != self._task:
+            self._task = running[0]
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+            self._host.backward_begins(self)
+        self._needs.append(storage.number)
+        at = len(self._needs) - 1
+        position = len(self._saves) + 2 + at
+        if self.recording is not None:
+            self.recording.end()
+        elif self.planned is not None and self.planned.needs[at : at + 1] != (storage.number,):
+            self._leave_plan(position)
+        self._advance(position)
+        if self.planned is not None:
+            self._host.begin_op()
+        elif self.recording is not None:
+            self.recording.begin_group(name, storage.number, self._held_by_others() if at == 0 else ())
+            self.recording.begin("backward")
+
+    def _held_by_others(self) -> set[int]:
+        """Return the numbers of storages that others have held until now."""
+        staying = (storage for storage in self._storages if storage.number in self._kept)
+        return {*self._pending, *(storage.number for storage in staying if not storage.can_swap_out())}
+
+    def _end_node(self) -> None:
+        """Release what the last node unpacked: with a plan what no later node needs, without one all."""
+        for reference in self._in_use:
+            if (storage := reference()) is not None:
+                self._release(storage)
+        self._in_use.clear()
+
+    def _release(self, storage: SavedStorage) -> None:
+        if not storage.release() and self.planned is None:
+            self._evict(storage)
+
+    def _end_backward(self) -> None:
+        self._end_node()
+        self._node = None
+        if self.recording is not None:
+            self.recording.end()
+        self._host.backward_ends(self)
+
+    def _leave_plan(self, position: int) -> None:
+        """Switch at that position to another plan that matches the events so far, or to none."""
+        left = self.planned
+        assert left is not None
+        for other in self._host.known_steps():
+            if other is not left and other.can_match(self._saves, self._needs):
+                self.planned = other
+                self._pending.clear()
+                for passed in range(1, position):
+                    self._act(other.at(passed))
+                return
+        self.planned, self._spare_bytes = None, self._host.spare_bytes()
+        if self._needs:
+            so_far = left.step.until_group(len(self._needs) - 1)
+        else:
+            so_far = left.step.until_pack(len(self._saves) - (self._needs is None))
+            self._evict_all()
+        if self._records:
+            self._record(so_far)
+
+    def _advance(self, position: int) -> None:
+        """Execute the actions at a position of the plan, if there is one, and retry pending swap-outs."""
+        self._num_events += 1
+        tries_all = self._num_events * _MOST_TRIED >= len(self._pending)
+        if tries_all:
+            self._num_events = 0
+        for number in list(self._pending if tries_all else islice(reversed(self._pending), _MOST_TRIED)):
+            tier, offset, release = self._pending[number]
+            storage = self._storages.get(number)
+            if storage is None or number in self._kept or storage.swap_out(tier, offset):
+                del self._pending[number]
+            if storage is not None and release <= position and number not in self._kept:
+                storage.release()
+        if self.planned is not None:
+            self._act(self.planned.at(position))
+
+    def _act(self, actions: Actions | None) -> None:
+        if actions is None:
+            return
+        for swap in actions.outs:
+            storage = self._storages.get(swap.buffer)
+            if storage is not None and not storage.swap_out(swap.tier, swap.offset):
+                self._pending[swap.buffer] = _PendingSwapOut(swap.tier, swap.offset, swap.release)
+        for number in actions.releases:
+            if (storage := self._storages.get(number)) is not None and number not in self._pending:
+                storage.release()
+        for number in actions.ins:
+            self._pending.pop(number, None)
+            if (storage := self._storages.get(number)) is not None:
+                storage.swap_in()
+
+    def _evict_all(self) -> None:
+        self._pending.clear()
+        for storage in self._storages:
+            self._evict(storage)
+        self._advance(0)
+
+    def _evict(self, storage: SavedStorage) -> None:
+        """Without a plan: keep ``storage`` if there is room, else swap it out as soon as possible."""
+        if storage.number in self._kept:
+            return
+        if storage.is_on_device and storage.nbytes <= self._spare_bytes:
+            self._spare_bytes -= storage.nbytes
+            self._kept.add(storage.number)
+        else:
+            self._pending[storage.number] = _PendingSwapOut(self._host.tier, offset=0, release=0)
+
+    def _is_last_need(self, storage: SavedStorage) -> bool:
+        assert self.planned is not None and self._needs is not None
+        return len(self._needs) > self.planned.last_need.get(storage.number, -1)
+
+    def _record(self, so_far: Recorded) -> Recording:
+        check = self._host.check
+        kept_bytes = check.kept_bytes if check is not None else lambda: 0
+        presence = Presence(self._storages, self._kept)
+        self.recording = Recording(self._host.memory, self._base_bytes, so_far, presence, kept_bytes)
+        return self.recording
+
+
+class LateStep:
+    """Serve saved-tensor hooks by a step created at the first saved tensor: outside of graphs there is mostly none."""
+
+    def __init__(self, make: Callable[[], EagerStep]) -> None:
+        self._make = make
+        self.step: EagerStep | None = None
+
+    def begin(self) -> EagerStep:
+        """Return the step, created if there is none yet."""
+        if self.step is None:
+            self.step = self._make()
+        return self.step
+
+    # Dynamo would trace the hooks where it is active. Wrapped once, here: wrapping costs more than a short op.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def pack(self, tensor: torch.Tensor) -> SavedTensor:
+        """Autograd saves ``tensor``."""
+        return self.begin().pack(tensor)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def unpack(self, saved: SavedTensor) -> torch.Tensor:
+        """Autograd needs what it saved."""
+        return self.begin().unpack(saved)
+
+
+def storages_of(tensors: Sequence[object]) -> frozenset[int]:
+    """Return the identities of the storages of all plain tensors among ``tensors``, which must stay resident."""
+    return frozenset(
+        tensor.untyped_storage()._cdata for tensor in tensors if isinstance(tensor, torch.Tensor) and _is_plain(tensor)
+    )
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Return whether its storage is all that ``tensor`` consists of."""
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and has_plain_storage(tensor)
+
+
+def _runs_foreign_code(node: Any) -> bool:
+    """Return whether a backward node is an extension's, which may write saved tensors; torch's own do not."""
+    return isinstance(node, torch.autograd.function.BackwardCFunction) or node.name().startswith("torch::autograd::Cpp")

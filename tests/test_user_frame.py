@@ -1,0 +1,36 @@
+"""A warning names a line of the user's, also from the threads in which autograd computes for GPUs."""
+
+import _thread
+from pathlib import Path
+
+import torch
+
+import lmswap
+from lmswap import user_frame
+from lmswap.bench.unet3d.network import DecoderLevel
+from lmswap.user_frame import is_users, users_frame
+
+
+def test_folders_of_the_user_may_be_called_as_those_of_torch_and_lmswap():
+    assert is_users("/home/me/torch/train.py")
+    assert is_users("/home/me/lmswap/train.py")
+    assert not is_users(torch.nn.modules.conv.__file__)
+    assert not is_users(user_frame.__file__)
+
+
+def test_where_a_thread_runs_no_code_of_the_users_it_is_where_the_main_thread_waits():
+    found = []
+    names = {"users_frame": users_frame, "found": found}
+    code = "def run(): found.append(users_frame().f_code.co_filename)"
+    exec(compile(code, Path(torch.__file__).with_name("no_code_of_the_users.py"), "exec"), names)
+    _thread.start_new_thread(names["run"], ())
+    while not found:
+        pass
+    assert found == [__file__]
+
+
+def test_the_benchmarks_network_counts_as_the_users():
+    model = lmswap.enable(DecoderLevel(8, 4), policy="swap_all", budget="1GiB")
+    model(torch.randn(1, 8, 4, 4, 4), torch.randn(1, 4, 8, 8, 8)).sum().backward()
+    assert any("network.py:" in op.source for op in lmswap.program(model).ops)
+    lmswap.disable(model)
