@@ -148,7 +148,7 @@ def soak(num_steps: int, *, seed: int = 0, course: str = "faults", show: Callabl
 
 def _enabled(model: nn.Module, course: Course, directory: str) -> nn.Module:
     describe_machine(torch.device("cpu"), "disk", directory)  # measured while the disk is sound
-    with mock.patch("lmswap.session.opening._C.Engine", functools.partial(_C.Engine, faults=course.disk_faults)):
+    with mock.patch("lmswap.session.engine_setup._C.Engine", functools.partial(_C.Engine, faults=course.disk_faults)):
         return lmswap.enable(model, policy="swap_all", disk_directory=directory, **course.options)
 
 

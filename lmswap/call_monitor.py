@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lmswap.errors import NotManaged
-from lmswap.session.notes import warn
+from lmswap.session.diagnostics import warn
 
 
 class Uncalled:

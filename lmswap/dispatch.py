@@ -44,7 +44,7 @@ from lmswap.saved_tensors.hooks import Hooks, disabled_by
 from lmswap.saved_tensors.plan_actions import PlannedEvents
 from lmswap.saved_tensors.step import EagerStep, LateStep, storages_of
 from lmswap.session import UNPLANNED, WHAT_VERIFY_DOES, SavedSequence, Session
-from lmswap.session.notes import warn
+from lmswap.session.diagnostics import warn
 
 _SUMMED_BY_GRAPH = (
     f"{ROUNDED_OTHERWISE}: a step runs several graphs, and the gradient of what more than one of them uses is summed "

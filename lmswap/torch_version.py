@@ -7,7 +7,7 @@ import re
 import torch
 
 from lmswap.errors import UntestedTorch
-from lmswap.session.notes import warn
+from lmswap.session.diagnostics import warn
 
 FIRST, BEFORE = (2, 11), (2, 14)  # as in pyproject.toml
 _warned_of: set[str] = set()

@@ -174,7 +174,7 @@ def no_plans_of_other_tests():
 @pytest.fixture
 def no_plans_from_the_cache(monkeypatch):
     """Every model is planned anew."""
-    monkeypatch.setattr("lmswap.session.steps.PlanCache.read", lambda cache, program, **_: None)
+    monkeypatch.setattr("lmswap.session.plan_store.PlanCache.read", lambda cache, program, **_: None)
 
 
 @pytest.fixture

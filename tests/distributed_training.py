@@ -17,7 +17,7 @@ from torch import nn
 import lmswap
 from benchmarks.distributed import resnet50
 from lmswap.execute import _C
-from lmswap.session import opening
+from lmswap.session import engine_setup
 
 DYING_STEP = 4  # of 6; the last checkpoint is after step 3
 
@@ -58,7 +58,7 @@ def main() -> int:
                 arguments[arguments.index("--data") + 1] += "-of-rank-1"
             case "full-disk":
                 # Of the model's engine alone, not of those that measure; and with a plan that surely swaps.
-                opening._C = types.SimpleNamespace(Engine=functools.partial(_C.Engine, faults="reserve@1=fail"))
+                engine_setup._C = types.SimpleNamespace(Engine=functools.partial(_C.Engine, faults="reserve@1=fail"))
                 lmswap.enable = functools.partial(lmswap.enable, policy="swap_all")
     return resnet50.main(arguments, make)
 

@@ -34,7 +34,7 @@ from lmswap.hardware import measure
 from lmswap.ir.machine import Link, Machine, Rate, Tier
 from lmswap.plan import calibrate, make_plan
 from lmswap.session import planner
-from lmswap.session.steps import StepPlans
+from lmswap.session.plan_store import StepPlans
 from tests.emulated_gpu import machine
 from tests.processes import end, give_back_memory, start, take_gpu, take_violations
 

@@ -9,7 +9,7 @@ import lmswap
 from lmswap.errors import OptionError
 from lmswap.ir.machine import Link, Machine, Rate, Tier
 from lmswap.options import Options
-from lmswap.session.opening import as_requested
+from lmswap.session.engine_setup import as_requested
 
 MIB = 2**20
 SLOW = "40MB/s out, 50MB/s in"

@@ -31,7 +31,7 @@ MIB = 2**20
 
 def enable_on_a_disk_that(monkeypatch, faults: str, **options) -> nn.Module:
     describe_machine(torch.device("cpu"), "disk")  # measured, if no test has yet, while the disk is sound
-    monkeypatch.setattr("lmswap.session.opening._C.Engine", functools.partial(ENGINE, faults=faults))
+    monkeypatch.setattr("lmswap.session.engine_setup._C.Engine", functools.partial(ENGINE, faults=faults))
     torch.manual_seed(0)
     torch.compiler.reset()
     return lmswap.enable(CASE.make(), policy="swap_all", tier="disk", min_swap_bytes=4096, **options)
@@ -230,7 +230,7 @@ def test_a_bit_that_flips_on_its_way_from_the_disk_is_an_error_and_no_gradient(m
 @pytest.mark.cpu_only("faults of copies beside the disk are injected into the CPU's driver")
 def test_a_bit_that_changed_in_host_memory_is_caught_and_training_does_not_go_on_with_it(monkeypatch):
     monkeypatch.setattr(
-        "lmswap.session.opening.resolve_tier", lambda *_: "host"
+        "lmswap.session.engine_setup.resolve_tier", lambda *_: "host"
     )  # memory beside the CPU's, as beside a GPU's
     unseen = enable_on_a_disk_that(monkeypatch, "copy_in@*=flip")
     assert not same(step(unseen))

@@ -10,7 +10,7 @@ from lmswap import cli
 from lmswap.errors import LmswapError
 from lmswap.files import read_text
 from lmswap.profiling.readers import read_traces
-from lmswap.session.pinned import PinnedPlans
+from lmswap.session.plan_file import PinnedPlans
 from tests.reporting.small_step import PROGRAM
 from tests.test_cli import MACHINE
 

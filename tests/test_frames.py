@@ -8,7 +8,7 @@ from torch import nn
 
 import lmswap
 from lmswap.errors import OptionError, PlanInfeasible
-from lmswap.session.graphs import CapturedGraph
+from lmswap.session.compiled_graph import CapturedGraph
 
 
 def names(error):

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from lmswap.ir.program import BufferKind
-from lmswap.session.holding import RetentionEstimate
-from lmswap.session.trained import TrainableParameters
+from lmswap.session.optimizer_memory import TrainableParameters
+from lmswap.session.retention import RetentionEstimate
 
 OUTPUT, GRADIENT = BufferKind.OUTPUT, BufferKind.GRADIENT
 

@@ -241,7 +241,7 @@ def reads_are_late(patch: pytest.MonkeyPatch) -> None:
     def late(**given) -> _C.Engine:
         return ENGINE(**given, faults="read@*=late:0.005,write@*=jitter:0.005")
 
-    patch.setattr("lmswap.session.opening._C.Engine", late)
+    patch.setattr("lmswap.session.engine_setup._C.Engine", late)
 
 
 @fails_when(nothing_waits_for_a_copy_in)
@@ -255,7 +255,7 @@ def test_wherever_a_plan_puts_its_copies_gradients_stay_the_same():
         lmswap.disable(plain)
         for seed in range(2):
             patch.setattr("lmswap.session.planner.make_plan", plan_at_random(seed))
-            patch.setattr("lmswap.session.steps.PlanCache.read", lambda cache, program: None)
+            patch.setattr("lmswap.session.plan_store.PlanCache.read", lambda cache, program: None)
             model = enabled(case)
             actual = step(model, case)
             lmswap.disable(model)
@@ -263,7 +263,7 @@ def test_wherever_a_plan_puts_its_copies_gradients_stay_the_same():
 
 
 def saved_tensors_are_not_checked(patch: pytest.MonkeyPatch) -> None:
-    rewrite = lmswap.session.graphs.insert_swaps
+    rewrite = lmswap.session.compiled_graph.insert_swaps
 
     def broken(runs, graphs, plan, **given):
         rewrite(runs, graphs, plan, **given)
@@ -271,7 +271,7 @@ def saved_tensors_are_not_checked(patch: pytest.MonkeyPatch) -> None:
         for node in output.args[0][graphs[0].num_user_outputs :]:
             node.meta["saved_tensor_with_no_vc_check"] = True
 
-    patch.setattr("lmswap.session.graphs.insert_swaps", broken)
+    patch.setattr("lmswap.session.compiled_graph.insert_swaps", broken)
 
 
 @fails_when(saved_tensors_are_not_checked)
@@ -416,7 +416,7 @@ def test_after_an_exception_in_mid_step_the_next_step_is_right_and_nothing_is_he
     expected = step(plain, CHAIN)
     lmswap.disable(plain)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lmswap.session.opening._C.Engine", lambda **given: ENGINE(**given, faults="read@2=fail"))
+        patch.setattr("lmswap.session.engine_setup._C.Engine", lambda **given: ENGINE(**given, faults="read@2=fail"))
         model = enabled(CHAIN)
         with pytest.raises(LmswapError, match="Input/output error"):
             step(model, CHAIN)
@@ -529,9 +529,9 @@ def test_the_report_shows_that_bytes_move_or_says_why_none_do():
 
 
 def the_host_budget_is_ignored(patch: pytest.MonkeyPatch) -> None:
-    as_requested = lmswap.session.opening.as_requested
+    as_requested = lmswap.session.engine_setup.as_requested
     patch.setattr(
-        "lmswap.session.opening.as_requested",
+        "lmswap.session.engine_setup.as_requested",
         lambda machine, tier, options: as_requested(machine, tier, replace(options, host_budget_bytes=None)),
     )
 
@@ -542,8 +542,8 @@ def test_a_tier_that_is_too_small_is_an_error_before_the_first_op():
     model = enabled(CHAIN, host_budget=2 * MIB)
     ran: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
-        compiled = lmswap.session.graphs.compile_boxed
-        patch.setattr("lmswap.session.graphs.compile_boxed", lambda module: ran.append(1) or compiled(module))
+        compiled = lmswap.session.compiled_graph.compile_boxed
+        patch.setattr("lmswap.session.compiled_graph.compile_boxed", lambda module: ran.append(1) or compiled(module))
         try:
             with pytest.raises(LmswapError, match=r"tier|MiB"):
                 step(model, CHAIN)

@@ -20,7 +20,7 @@ from lmswap.ir.emulation import EmulatedLink
 from lmswap.plan import make_plan
 from lmswap.plan.cache import CachedPlan, PlannedMemory
 from lmswap.session import planner
-from lmswap.session.pinned import PinnedOptions, PinnedPlans
+from lmswap.session.plan_file import PinnedOptions, PinnedPlans
 from tests.ir.build import build
 from tests.ir.damage import damaged
 from tests.ir.strategies import machines, steps

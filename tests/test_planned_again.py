@@ -16,7 +16,7 @@ from lmswap.capture import aot_stages
 from lmswap.capture.aot import compile_region
 from lmswap.plan.cache import PlanCache
 from lmswap.session import Session, planner
-from lmswap.session.lessons import Replanner
+from lmswap.session.replan import Replanner
 from tests.capture.captured import Recording
 from tests.models import CASES, Broken, BrokenBlock, Case
 from tests.test_recompute import plan_at_random

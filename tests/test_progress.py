@@ -10,7 +10,7 @@ from torch import nn
 
 import lmswap
 from lmswap import progress
-from lmswap.session import graphs
+from lmswap.session import compiled_graph
 
 
 @pytest.fixture(autouse=True)
@@ -140,13 +140,13 @@ def test_all_of_the_first_call_is_covered_and_later_steps_say_nothing(capsys, te
 
 
 def test_the_first_backward_says_that_it_is_compiled(capsys, terminal, monkeypatch):
-    compile_parts = graphs.compile_parts
+    compile_parts = compiled_graph.compile_parts
 
     def compile_slowly(module):
         time.sleep(0.2)
         return compile_parts(module)
 
-    monkeypatch.setattr(graphs, "compile_parts", compile_slowly)
+    monkeypatch.setattr(compiled_graph, "compile_parts", compile_slowly)
     model = lmswap.enable(nn.Sequential(nn.Linear(64, 64), nn.ReLU()), "2GiB")
     outputs = model(torch.ones(8, 64))
     capsys.readouterr()

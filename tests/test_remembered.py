@@ -21,10 +21,10 @@ from lmswap.plan import _POLICIES, calibrate, make_plan, simulate
 from lmswap.plan.baselines import plan_swap_all
 from lmswap.plan.certify import certify
 from lmswap.plan.portfolio import plan_auto
-from lmswap.session import lessons, planned, planner
-from lmswap.session.allowance import Allowance, BudgetTracker
-from lmswap.session.notes import Notes
-from lmswap.session.trained import TrainableParameters
+from lmswap.session import planned_step, planner, replan
+from lmswap.session.budget import Allowance, BudgetTracker
+from lmswap.session.diagnostics import Notes
+from lmswap.session.optimizer_memory import TrainableParameters
 from tests.ir.build import build
 from tests.models import CASES, LARGE, Case, tight_budget
 
@@ -157,7 +157,7 @@ def test_a_prediction_that_is_off_is_made_again_once_from_what_was_measured(monk
 @pytest.mark.slow
 def test_a_plan_that_stays_is_predicted_by_what_was_measured(monkeypatch):
     monkeypatch.setattr(calibrate, "TOLERANCE", 1e6)
-    monkeypatch.setattr(lessons, "_WORTH_SEARCHING", 1e6)
+    monkeypatch.setattr(replan, "_WORTH_SEARCHING", 1e6)
     learnt = []
 
     def compare(program, costs, machine, plan, **measured):
@@ -166,7 +166,7 @@ def test_a_plan_that_stays_is_predicted_by_what_was_measured(monkeypatch):
         learnt.append((program, replace(found, costs=costs), plan))
         return replace(found, costs=costs)
 
-    monkeypatch.setattr(lessons, "calibrate", compare)
+    monkeypatch.setattr(replan, "calibrate", compare)
     tight = {"policy": "swap_all", "budget": tight_budget(train(LARGE, policy="none")[1], 0.9)}
     learnt.clear()
     _, report = train(LARGE, num_steps=5, **tight)
@@ -185,7 +185,7 @@ def test_planning_between_steps_takes_what_the_heap_lends_it_and_the_rest_stays_
     monkeypatch.setattr(calibrate, "TOLERANCE", -1.0)
     monkeypatch.setattr(planner, "_PLANNING_BYTES", 2**23)
     monkeypatch.setattr(planner, "_PLANNING_BYTES_PER_OP", 0)
-    counted, learn = [], lessons.Replanner._calibrate
+    counted, learn = [], replan.Replanner._calibrate
 
     def count(plans, step, shown):
         before, before_bytes = _C.heap_stats(), _C.heap_reusable_bytes()
@@ -200,7 +200,7 @@ def test_planning_between_steps_takes_what_the_heap_lends_it_and_the_rest_stays_
         )
         return is_another
 
-    monkeypatch.setattr(lessons.Replanner, "_calibrate", count)
+    monkeypatch.setattr(replan.Replanner, "_calibrate", count)
     train(LARGE, num_steps=4, policy="none")
     ((fresh_bytes, lent_bytes, dropped_bytes),) = counted
     assert 2**23 <= fresh_bytes < 2**23 + 2**21  # in whole huge pages
@@ -356,7 +356,7 @@ def leaving(nbytes: int, planned: Allowance) -> Allowance:
 @pytest.mark.parametrize("step", [3, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_growth_beyond_the_margin_is_planned_for(step, monkeypatch):
     monkeypatch.setattr(calibrate, "TOLERANCE", 1e6)
-    monkeypatch.setattr(lessons, "_WORTH_SEARCHING", 1e6)  # or step 3's search may find a plan that needs less
+    monkeypatch.setattr(replan, "_WORTH_SEARCHING", 1e6)  # or step 3's search may find a plan that needs less
     # By what ops take on this machine now, or by what the process gives back meanwhile, the first plan might already
     # need no more than it will have.
     monkeypatch.setattr(OpProfiler, "costs", lambda meter, program, graphs: meter._estimate(program))
@@ -370,7 +370,7 @@ def test_a_growth_beyond_the_margin_is_planned_for(step, monkeypatch):
     budget = tight_budget(train(LARGE, policy="none")[1], 0.97)
     expected, _ = train(LARGE, num_steps=5, budget=budget, policy="auto")
     monkeypatch.setattr(BudgetTracker, "with_growth", with_growth)
-    monkeypatch.setattr(planned, "GROWTH_BYTES", 2**20)
+    monkeypatch.setattr(planned_step, "GROWTH_BYTES", 2**20)
     actual, report = train(LARGE, num_steps=5, budget=budget, policy="auto")
     assert report.plan_origin == f"replanned after step {step}"
     assert re.search(r"MiB more are in use between steps", report.plan_notes[-1])
@@ -383,7 +383,7 @@ def test_a_growth_beyond_the_margin_is_planned_for(step, monkeypatch):
 def test_a_plan_made_again_leaves_nothing_of_what_the_old_one_held(monkeypatch):
     monkeypatch.setattr(calibrate, "TOLERANCE", 1e6)
     monkeypatch.setattr(BudgetTracker, "with_growth", lambda _, planned, *_bytes: leaving(30 * 2**20, planned))  # of 36
-    monkeypatch.setattr(planned, "GROWTH_BYTES", 2**20)
+    monkeypatch.setattr(planned_step, "GROWTH_BYTES", 2**20)
     torch.compiler.reset()
     model = lmswap.enable(LARGE.make(), "4GiB", min_swap_bytes=SMALL)
     used, held = lmswap.api._sessions[model].memory, []
@@ -410,7 +410,7 @@ def hasty_auto(problem, *, effort=1):
 @pytest.mark.parametrize("options", [{}, {"compiler": "eager"}, {"policy": "recompute"}], ids=str)
 def test_what_a_step_took_is_compared_op_by_op(options, monkeypatch):
     given = []
-    monkeypatch.setattr(lessons, "calibrate", lambda *a, **k: given.append((a, k)) or calibrate.calibrate(*a, **k))
+    monkeypatch.setattr(replan, "calibrate", lambda *a, **k: given.append((a, k)) or calibrate.calibrate(*a, **k))
     if "policy" in options:
         options = {**options, "budget": tight_budget(train(LARGE, policy="none")[1], 0.9)}
     expected, _ = train(LARGE, policy="none", num_steps=6)
@@ -433,18 +433,18 @@ def test_a_plan_that_may_not_be_the_best_is_searched_for_again_after_the_first_s
     # Over so slow a link a plan that swaps all is far from the best.
     tight = {"policy": "auto", "budget": tight_budget(unplanned, 0.9), "link": "100MB/s"}
     monkeypatch.setitem(_POLICIES, "auto", hasty_auto)
-    monkeypatch.setattr(lessons, "_WORTH_SEARCHING", 10.0)  # no plan is as bad
-    monkeypatch.setattr(lessons, "_WORTH_USING", 10.0)
+    monkeypatch.setattr(replan, "_WORTH_SEARCHING", 10.0)  # no plan is as bad
+    monkeypatch.setattr(replan, "_WORTH_USING", 10.0)
     assert not any("replanned" in note for note in train(LARGE, num_steps=6, **tight)[1].plan_notes)
     monkeypatch.undo()
     monkeypatch.setattr(calibrate, "TOLERANCE", 1e6)
-    monkeypatch.setattr(lessons, "_WORTH_USING", 10.0)
+    monkeypatch.setattr(replan, "_WORTH_USING", 10.0)
     monkeypatch.setitem(_POLICIES, "auto", hasty_auto)
     for path in plan_files():
         path.unlink()
     learnt, asked, bounded = [], [], []
     monkeypatch.setattr("lmswap.plan.certify", lambda *a, **k: bounded.append(a[1]) or certify(*a, **k))
-    monkeypatch.setattr(lessons, "calibrate", lambda *a, **k: learnt.append(calibrate.calibrate(*a, **k)) or learnt[-1])
+    monkeypatch.setattr(replan, "calibrate", lambda *a, **k: learnt.append(calibrate.calibrate(*a, **k)) or learnt[-1])
     monkeypatch.setattr(planner, "make_plan", lambda *a, **k: asked.append(a) or make_plan(*a, **k))
     actual, report = train(LARGE, num_steps=6, **tight)
     assert asked[-1][2:] == (learnt[-1].costs, learnt[-1].machine) != asked[0][2:]

@@ -12,7 +12,7 @@ import lmswap
 from lmswap.errors import PlanInfeasible
 from lmswap.plan import calibrate
 from lmswap.session.planner import Planner
-from lmswap.session.reasons import ADDS_UP
+from lmswap.session.replan_reasons import ADDS_UP
 from tests.models import CASES, Broken, Case, quick_of
 
 BROKEN = Case(Broken, lambda: torch.randn(64, 128))

@@ -20,8 +20,8 @@ from lmswap.ir.network import PRESETS
 from lmswap.plan import make_plan
 from lmswap.plan.cache import CachedPlan, PlannedMemory
 from lmswap.reporting.text import print_result, render_text
-from lmswap.session.notes import warn
-from lmswap.session.pinned import PinnedOptions, PinnedPlans
+from lmswap.session.diagnostics import warn
+from lmswap.session.plan_file import PinnedOptions, PinnedPlans
 from lmswap.terminal import escape_controls
 from tests.profiling.files import kineto_data, nvprof_csv_text
 from tests.reporting.small_step import MIB, PROGRAM, report

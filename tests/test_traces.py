@@ -12,8 +12,8 @@ import lmswap
 from lmswap.api import _sessions
 from lmswap.errors import PlanInfeasible
 from lmswap.session import traces
-from lmswap.session.graphs import Evicted
-from lmswap.session.steps import StepPlans
+from lmswap.session.compiled_graph import Evicted
+from lmswap.session.plan_store import StepPlans
 
 
 class Reader(nn.Module):

@@ -8,7 +8,7 @@ import torch
 from torch import nn, optim
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
-from lmswap.session.trained import TrainableParameters
+from lmswap.session.optimizer_memory import TrainableParameters
 
 OPTIMIZERS = {
     "SGD": lambda p: optim.SGD(p, lr=0.1),

@@ -103,7 +103,7 @@ def test_other_ways_to_use_a_model_are_verified_too():
 def test_nothing_of_a_verified_call_is_kept_when_its_graph_is_gone(monkeypatch):
     made = []
     monkeypatch.setattr(
-        "lmswap.session.graphs.UnswappedReference",
+        "lmswap.session.compiled_graph.UnswappedReference",
         lambda *a, **k: made.append(UnswappedReference(*a, **k)) or made[-1],
     )
     runs = []
@@ -243,7 +243,7 @@ def with_engine(monkeypatch, breakage: Breakage) -> list[torch.Tensor]:
     kept: list[torch.Tensor] = []
     out_start = SwapEngine.out_start
     monkeypatch.setattr(SwapEngine, "out_start", lambda self, x, *rest: kept.append(x) or out_start(self, x, *rest))
-    monkeypatch.setattr("lmswap.session.opening.open_engine", lambda *_: LateEngine(breakage))
+    monkeypatch.setattr("lmswap.session.engine_setup.open_engine", lambda *_: LateEngine(breakage))
     return kept
 
 

@@ -12,9 +12,9 @@ import lmswap
 from lmswap.call_monitor import UNCALLED
 from lmswap.errors import BudgetExceeded, ManyTraces, NotManaged, PlanInfeasible
 from lmswap.execute.step_record import EndedStep, Peaks
-from lmswap.session.allowance import Allowance, Held
-from lmswap.session.overruns import BudgetMonitor
-from lmswap.session.steps import StepPlans
+from lmswap.session.budget import Allowance, Held
+from lmswap.session.budget_monitor import BudgetMonitor
+from lmswap.session.plan_store import StepPlans
 from tests.models import quick_of
 from tests.test_hard_cases import PATHS, Net, batch, swapping
 from tests.test_known_failures import session_of

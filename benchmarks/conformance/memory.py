@@ -15,7 +15,7 @@ import torch
 import lmswap.hardware.memory
 import lmswap.session.session
 from lmswap.hardware.memory import CpuMemory
-from lmswap.session import allowance
+from lmswap.session import budget
 
 # The heap counts whole pages: smaller tensors would count for more than they are, and those not counted are few bytes.
 _SMALLEST_COUNTED_BYTES = 4096
@@ -51,8 +51,8 @@ def counting_tensors() -> Iterator[TensorMemory]:
     All steps are given the same margin: what fits because nothing grows is not what is looked for.
     """
     with (
-        mock.patch.dict(allowance._MARGIN_UNMOVED, allowance._MARGIN),
-        mock.patch.dict(allowance._MARGIN_SETTLED, allowance._MARGIN),
+        mock.patch.dict(budget._MARGIN_UNMOVED, budget._MARGIN),
+        mock.patch.dict(budget._MARGIN_SETTLED, budget._MARGIN),
         mock.patch.object(lmswap.hardware.memory, "_HEAP_THRESHOLD_BYTES", _SMALLEST_COUNTED_BYTES),
         mock.patch.object(lmswap.session.session, "device_memory", TensorMemory),
     ):

@@ -35,7 +35,7 @@ from lmswap.ir.network import Network
 from lmswap.ir.ranks import Ranks as SimulatedRanks
 from lmswap.plan.ranks import RanksStep, predict_ranks
 from lmswap.reporting.report import Report
-from lmswap.session.pinned import PinnedPlans
+from lmswap.session.plan_file import PinnedPlans
 
 MOST_RANKS = 256
 TURNS = 8

@@ -35,7 +35,7 @@ def add_to(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the buffers with different decisions, by step."""
-    from lmswap.session.pinned import PinnedPlans
+    from lmswap.session.plan_file import PinnedPlans
 
     one, other = PinnedPlans.read(options.one), PinnedPlans.read(options.other)
     code = SAME

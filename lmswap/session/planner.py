@@ -24,9 +24,9 @@ from lmswap.plan.fit_arena import fit_arena
 from lmswap.plan.pack_arena import pack_arena
 from lmswap.plan.shrink_residency import shrink_residency
 from lmswap.progress import reported
-from lmswap.session.allowance import Allowance
-from lmswap.session.holding import RetentionEstimate
-from lmswap.session.notes import Notes
+from lmswap.session.budget import Allowance
+from lmswap.session.diagnostics import Notes
+from lmswap.session.retention import RetentionEstimate
 
 # What planning between steps takes from a CPU's budget: 30 MiB at 406 ops, 22 at 2,071, 74 at 50,351.
 _PLANNING_BYTES, _PLANNING_BYTES_PER_OP = 32 * 2**20, 1024

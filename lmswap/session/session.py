@@ -2,7 +2,7 @@
 
 torch passes one graph after another (graph breaks, shapes, train and eval cause several); each is lowered, timed,
 planned and rewritten before it runs. Graphs that ran in one step are planned together, as one timeline, before the next
-such step; `lmswap.session.lessons` has the other causes of replanning.
+such step; `lmswap.session.replan` has the other causes of replanning.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ from lmswap.options import NEEDS_GRAPHS, Options
 from lmswap.plan.cache import CachedPlan
 from lmswap.progress import reported, stage
 from lmswap.saved_tensors.recording import Recorded
-from lmswap.session.allowance import BudgetTracker
-from lmswap.session.graphs import CapturedGraph, Evicted, Graphs, SavedSequence, assign_run_indices
-from lmswap.session.holding import RetentionEstimate
-from lmswap.session.lessons import Replanner
-from lmswap.session.notes import Notes, crowded_out
-from lmswap.session.opening import describe_choices, has_places, open_device
-from lmswap.session.order import RunOrder, StepOrder
-from lmswap.session.overruns import BudgetMonitor
-from lmswap.session.pinned import PinnedOptions, PinnedPlans
-from lmswap.session.planned import PlannedStep
+from lmswap.session.budget import BudgetTracker
+from lmswap.session.budget_monitor import BudgetMonitor
+from lmswap.session.compiled_graph import CapturedGraph, Evicted, Graphs, SavedSequence, assign_run_indices
+from lmswap.session.diagnostics import Notes, crowded_out
+from lmswap.session.engine_setup import describe_choices, has_places, open_device
+from lmswap.session.optimizer_memory import TrainableParameters
+from lmswap.session.plan_file import PinnedOptions, PinnedPlans
+from lmswap.session.plan_store import StepPlans
+from lmswap.session.planned_step import PlannedStep
 from lmswap.session.planner import Planner
-from lmswap.session.steps import StepPlans
+from lmswap.session.replan import Replanner
+from lmswap.session.retention import RetentionEstimate
+from lmswap.session.step_sequence import RunOrder, StepOrder
 from lmswap.session.traces import Traces
-from lmswap.session.trained import TrainableParameters
 
 _log = logging.getLogger(__name__)
 

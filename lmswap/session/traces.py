@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from lmswap.execute.recorder import Recorder
 from lmswap.hardware.memory import DeviceMemory
-from lmswap.session.graphs import CapturedGraph, Evicted, Graphs
-from lmswap.session.steps import StepPlans
+from lmswap.session.compiled_graph import CapturedGraph, Evicted, Graphs
+from lmswap.session.plan_store import StepPlans
 
 # A trace that no step has used for so many is evicted: of 32 shapes in random order, one in some 400,000 steps.
 UNUSED_STEPS = 512

@@ -461,7 +461,7 @@ def test_scores_are_those_that_evaluate_wrote(tmp_path):
 
 
 def test_a_run_warms_up_until_the_last_planning():
-    from lmswap.session.lessons import STEADY_STEP
+    from lmswap.session.replan import STEADY_STEP
 
     assert WARM_UP_STEPS == STEADY_STEP + 1
 

@@ -15,7 +15,7 @@ import lmswap
 from lmswap.analyze.cost import unit
 from lmswap.capture.caller_memory import LossMeter, assumed_bytes, loss_bytes
 from lmswap.ir.program import LOSS
-from lmswap.session.planned import PlannedStep
+from lmswap.session.planned_step import PlannedStep
 from tests.capture.captured import capture
 from tests.models import quick_of, tight_budget
 from tests.test_known_failures import session_of

@@ -15,7 +15,7 @@ TOO_LONG = 60  # seconds, after which a host that waits is let go on
 
 def enable(monkeypatch, *, policy="swap_all", faults="", compiler="eager", tier="disk", link=None):
     engine = _C.Engine
-    monkeypatch.setattr("lmswap.session.opening._C.Engine", lambda **options: engine(**options, faults=faults))
+    monkeypatch.setattr("lmswap.session.engine_setup._C.Engine", lambda **options: engine(**options, faults=faults))
     torch.manual_seed(0)
     torch.compiler.reset()
     layers = [layer for _ in range(4) for layer in (nn.Linear(64, 64, device="cpu"), nn.Tanh())]

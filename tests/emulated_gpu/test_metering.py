@@ -164,7 +164,7 @@ UNREPEATABLE = {
 @pytest.mark.parametrize("kind", UNREPEATABLE)
 @pytest.mark.parametrize("is_seen", [True, False])
 def test_what_does_not_repeat_its_bits_is_not_run_again(kind, is_seen, emulated_gpu, monkeypatch):
-    monkeypatch.setattr("lmswap.session.steps.PlanCache.read", lambda cache, program: None)
+    monkeypatch.setattr("lmswap.session.plan_store.PlanCache.read", lambda cache, program: None)
     case, name = UNREPEATABLE[kind]
     emulated_gpu.configure_kernels(**{kind: True})
     plain, expected = train(case)

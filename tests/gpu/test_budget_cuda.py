@@ -10,8 +10,8 @@ from torch import nn
 
 import lmswap
 from lmswap.plan import calibrate
-from lmswap.session.reasons import ADDS_UP
-from lmswap.session.steps import FROM_CACHE
+from lmswap.session.plan_store import FROM_CACHE
+from lmswap.session.replan_reasons import ADDS_UP
 from tests.gpu import trainings
 from tests.models import quick_of
 

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from lmswap.execute.recorder import Recorder
 from lmswap.execute.step_record import EndedStep, SegmentKey, StepRecord
-from lmswap.session.notes import Notes
-from lmswap.session.planned import PlannedStep
-from lmswap.session.steps import StepPlans
+from lmswap.session.diagnostics import Notes
+from lmswap.session.plan_store import StepPlans
+from lmswap.session.planned_step import PlannedStep
 
 
 @dataclass(frozen=True)

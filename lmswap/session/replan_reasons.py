@@ -6,7 +6,7 @@ from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.program import Program
 from lmswap.plan.calibrate import Calibration
 from lmswap.reporting.text import format_seconds
-from lmswap.session.allowance import Allowance
+from lmswap.session.budget import Allowance
 
 ADDS_UP = "gradients are added to those of the steps before: from now on each is accumulated as it is computed"
 

@@ -55,9 +55,9 @@ from lmswap.rewrite.insert import insert_swaps
 from lmswap.rewrite.recompute import insert_recomputes
 from lmswap.saved_tensors.plan_actions import PlannedEvents
 from lmswap.saved_tensors.recording import Recorded, lower_recorded
-from lmswap.session.holding import RetentionEstimate
-from lmswap.session.planned import PlannedStep
-from lmswap.session.steps import StepPlans
+from lmswap.session.plan_store import StepPlans
+from lmswap.session.planned_step import PlannedStep
+from lmswap.session.retention import RetentionEstimate
 
 
 class GraphContext(Protocol):

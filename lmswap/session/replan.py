@@ -25,15 +25,15 @@ from lmswap.options import Options
 from lmswap.plan import simulate
 from lmswap.plan.cache import CachedPlan
 from lmswap.plan.calibrate import Calibration, calibrate
-from lmswap.session.allowance import GROWTH_BYTES, BudgetTracker
-from lmswap.session.compression import Compression
-from lmswap.session.hosttime import HostTime
-from lmswap.session.notes import Notes
-from lmswap.session.order import CompletedStep, StepObservation
-from lmswap.session.planned import PlannedStep
+from lmswap.session.budget import GROWTH_BYTES, BudgetTracker
+from lmswap.session.compression_ratio import Compression
+from lmswap.session.diagnostics import Notes
+from lmswap.session.host_calibration import HostTime
+from lmswap.session.plan_store import FROM_CACHE, FROM_OTHER_RANK, StepPlans
+from lmswap.session.planned_step import PlannedStep
 from lmswap.session.planner import Planner
-from lmswap.session.reasons import ADDS_UP, has_grown, has_room, holds_more, is_in_use, is_settled, was_off
-from lmswap.session.steps import FROM_CACHE, FROM_OTHER_RANK, StepPlans
+from lmswap.session.replan_reasons import ADDS_UP, has_grown, has_room, holds_more, is_in_use, is_settled, was_off
+from lmswap.session.step_sequence import CompletedStep, StepObservation
 
 # Earlier steps touch their memory for the first time, and choose algorithms.
 STEADY_STEP = 3

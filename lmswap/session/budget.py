@@ -18,8 +18,8 @@ from lmswap.ir.program import Program
 from lmswap.options import Options
 from lmswap.plan import KEEP_WHAT_FITS
 from lmswap.plan.cache import PlannedMemory
-from lmswap.session.notes import Notes
-from lmswap.session.trained import TrainableParameters
+from lmswap.session.diagnostics import Notes
+from lmswap.session.optimizer_memory import TrainableParameters
 
 
 class _Margin(NamedTuple):

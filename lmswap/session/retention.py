@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from lmswap.ir.program import BufferKind
-from lmswap.session.trained import TrainableParameters
+from lmswap.session.optimizer_memory import TrainableParameters
 
 # How many of each kind may be alive at once, from the safest to the smallest. A loop releases the outputs of one step
 # when it has those of the next. Gradients are accumulated, or live until the next backward, or until the step's end:

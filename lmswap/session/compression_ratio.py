@@ -7,8 +7,8 @@ from lmswap.execute.engine import SwapEngine
 from lmswap.execute.tiers import MOST_RATIO
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.machine import Machine
-from lmswap.session.notes import warn
-from lmswap.session.planned import PlannedStep
+from lmswap.session.diagnostics import warn
+from lmswap.session.planned_step import PlannedStep
 
 # Plans fill compressed memory to this share: tensors that a U-Net swaps took 0.87 to 0.89 of the planned bytes.
 _FULL_SHARE = 0.9

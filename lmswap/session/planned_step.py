@@ -11,7 +11,7 @@ from lmswap.ir.arena_layout import ArenaLayout
 from lmswap.ir.program import BufferKind
 from lmswap.ir.timeline import Timeline
 from lmswap.plan.cache import CachedPlan
-from lmswap.session.allowance import GROWTH_BYTES, Allowance
+from lmswap.session.budget import GROWTH_BYTES, Allowance
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from lmswap.execute.step_record import StepRecord
 from lmswap.ir.machine import Machine
 from lmswap.ir.plan import Plan
 from lmswap.plan.calibrate import host_as_measured
-from lmswap.session.planned import PlannedStep
+from lmswap.session.planned_step import PlannedStep
 
 
 class HostTime:

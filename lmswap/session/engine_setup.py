@@ -17,7 +17,7 @@ from lmswap.hardware.peer import describe_peer
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.machine import Machine
 from lmswap.options import Options
-from lmswap.session.pinned import PinnedPlans
+from lmswap.session.plan_file import PinnedPlans
 
 # What verify=True checks and does not check, by compiler.
 WHAT_VERIFY_DOES = {

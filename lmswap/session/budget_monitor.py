@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from lmswap.errors import BudgetExceeded
 from lmswap.execute.step_record import EndedStep
 from lmswap.ir.bytesize import format_bytes
-from lmswap.session.allowance import GROWTH_BYTES, Held
-from lmswap.session.notes import warn
-from lmswap.session.planned import PlannedStep
+from lmswap.session.budget import GROWTH_BYTES, Held
+from lmswap.session.diagnostics import warn
+from lmswap.session.planned_step import PlannedStep
 
 # A second warning needs an excess that is larger than the reported one by more than this share.
 _REPORTED_GROWTH = 0.25

@@ -28,9 +28,9 @@ from lmswap.plan import reprice, simulate
 from lmswap.plan.cache import CachedPlan, PlanCache
 from lmswap.plan.pack_arena import common_arena_bytes
 from lmswap.reporting.text import format_seconds
-from lmswap.session.allowance import GROWTH_BYTES, Allowance, BudgetTracker
-from lmswap.session.pinned import PinnedPlans
-from lmswap.session.planned import PlannedStep
+from lmswap.session.budget import GROWTH_BYTES, Allowance, BudgetTracker
+from lmswap.session.plan_file import PinnedPlans
+from lmswap.session.planned_step import PlannedStep
 from lmswap.session.planner import Planner
 
 _log = logging.getLogger(__name__)
