@@ -54,6 +54,17 @@ ELSEWHERE = {
     "python -m benchmarks.peers": "tests/benchmarks/test_peers.py",
     "python -m benchmarks.case_study": "tests/benchmarks/test_case_study.py",
 }
+IMAGE = "pytorch/pytorch:2.13.0-cuda13.0-cudnn9-devel"
+# What needs a network and a machine of the reader's: how torch and lmswap are installed for a GPU.
+TO_INSTALL = {
+    "git clone URL lmswap && cd lmswap",
+    "python3 -m venv .venv && . .venv/bin/activate",
+    "pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cu126",
+    "pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cu130",
+    "conda create --name lmswap --channel conda-forge python=3.12 cxx-compiler",
+    "conda activate lmswap",
+    f'docker run --rm -it --gpus all --ipc host -v "$PWD":/lmswap -w /lmswap {IMAGE} bash',
+}
 
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
 LIBRARIES = {requirement.partition(">")[0] for requirement in EXTRAS["integrations"]}
@@ -126,7 +137,7 @@ def test_the_model_is_given_back_at_the_end_of_the_loop():
 
 def test_each_command_that_is_not_run_here_runs_elsewhere():
     others = {command for command in commands() if not command.startswith("lmswap ")}
-    assert others == BY_CI | set(ELSEWHERE)
+    assert others == BY_CI | set(ELSEWHERE) | TO_INSTALL
     ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert all(command in ci for command in BY_CI)
     assert all(where in BY_CI or (ROOT / where).is_file() for where in ELSEWHERE.values())

@@ -13,6 +13,7 @@ from benchmarks.conformance.results import read_results
 from benchmarks.conformance.run import BREADTH
 from benchmarks.conformance.table import render
 from benchmarks.distributed.page import PAGE, filled
+from lmswap.ir.bytesize import parse_bytes
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -239,6 +240,46 @@ def test_the_headline_s_figures_are_those_that_were_stored(page, column):
         assert row.get("predicted, forward and backward", predicted) == predicted
         for name, nbytes in (("moved out", "swapped_out_bytes"), ("recomputed", "recomputed_bytes")):
             assert row.get(name, "–") in (f"{report[nbytes] / GIB:.2f} GiB", "–")
+
+
+def test_sizes_that_are_predicted_for_cards_follow_from_the_headline():
+    stored = json.loads((RESULTS / "h200" / "headline.json").read_text(encoding="utf-8"))["networks"]
+    needed = {}
+    for dtype, network in (("fp32", "unet3d"), ("bf16", "unet3d_bf16")):
+        runs = {run["way"]: run for run in stored[network]}
+        needed[f"{dtype}, plain torch"] = runs["plain torch"]["reserved_bytes"]
+        needed[f"{dtype}, lmswap"] = runs["in the smaller's memory"]["budget_bytes"]
+    rows = table("docs/gpu.md", "card | budget")
+    assert len(rows) == 5
+    for row in rows:
+        budget_bytes = parse_bytes(row["budget"], what="the budget")
+        for column, nbytes in needed.items():
+            side = 192 * (budget_bytes / nbytes) ** (1 / 3)
+            side = min(side, (2**31 / 32) ** (1 / 3))  # the largest tensors have 32 channels
+            assert row[column] == f"{int(side) // 16 * 16}³", (row["card"], column)
+
+
+STEPS = {
+    "ResNet-50, 64 × 224²": "resnet50",
+    "GPT-2 medium, 8 × 1024 tokens": "gpt",
+    "ViT-B/16, 64 × 224²": "vit",
+    "3D U-Net, 192³": "unet3d_192",
+}
+
+
+def test_steps_that_are_predicted_for_a_gpu_are_those_stored():
+    outcomes = json.loads((RESULTS / "programs.json").read_text(encoding="utf-8"))["outcomes"]
+    rows = table("docs/gpu.md", "step | its tensors")
+    assert {row["step"] for row in rows} == STEPS.keys()
+    for row in rows:
+        for percent in (50, 30):
+            (found,) = (
+                o
+                for o in outcomes
+                if is_case(o["case"], STEPS[row["step"]], "h200_gen5", percent) and o["case"]["policy"] == "auto"
+            )
+            assert row[f"in {percent} %"] == f"{found['plan']['step_seconds'] / found['free_seconds']:.3f} ×"
+            assert row["its tensors"] == f"{found['budget_bytes'] / percent * 100 / GIB:.2f} GiB"
 
 
 def test_the_tables_figures_of_a_gpu_are_those_that_were_stored(seen_on_a_gpu):
