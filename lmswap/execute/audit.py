@@ -12,22 +12,19 @@ swap-in. Nothing here waits for a copy before compute does: that would hide a mi
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from lmswap.errors import BytesChanged, TransferError
 from lmswap.execute import _C
+from lmswap.execute.engine import Describe
 from lmswap.ir.verification import Verified
 
 POISON = 0xFF
 _CHUNK_BYTES = 2**20  # of one sum, as in the engine
 _CHUNKS_AT_ONCE = 32
 _ODD = 0x9E3779B1
-
-# Returns, by the number under which a buffer is moved, its name and what makes it, for reports.
-Describe = Callable[[int], tuple[str, str]]
 
 
 @dataclass

@@ -3,18 +3,47 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from typing import Protocol
 
 import torch
 
 from lmswap.errors import BytesChanged, BytesDiffer, OptionError
 from lmswap.execute import _C, ops
 from lmswap.execute.arena import Arena
-from lmswap.execute.audit import Audit, Describe
 from lmswap.execute.recorder import Recorder, TensorMemory
 from lmswap.execute.streams import Streams
 
+# Returns, by the number under which a buffer is moved, its name and what makes it, for reports.
+Describe = Callable[[int], tuple[str, str]]
 _numbers = itertools.count(1)
 _MOST_HELD_SECONDS = 1.0  # more than a host takes to queue the ops of one hold
+
+
+class TransferAudit(Protocol):
+    """Checks of all transfers of an engine, called in this order; see `lmswap.verify.transfer_checksums`."""
+
+    def out_queued(self, handle: int, buffer: int, storage: torch.UntypedStorage, first: int, nbytes: int) -> None:
+        """Note that the swap-out of ``nbytes`` from byte ``first`` of ``storage`` has been queued."""
+
+    def out_waited(self, handle: int, storage: torch.UntypedStorage) -> None:
+        """Note that compute waits for the swap-out: the memory is released."""
+
+    def landing(self, flat: torch.Tensor) -> torch.Tensor:
+        """Return the memory to which to swap in what `in_waited` then copies to ``flat``."""
+
+    def in_queued(self, transfer: int, landing: torch.Tensor) -> None:
+        """Note that the swap-in to ``landing`` has been queued."""
+
+    def in_waited(self, handle: int, transfer: int, flat: torch.Tensor) -> None:
+        """Note that compute waits for the swap-in.
+
+        Raises:
+            BytesChanged: these are not the bytes swapped out.
+        """
+
+    def forget(self) -> None:
+        """Drop all records; nothing is non-resident."""
 
 
 class SwapEngine:
@@ -31,7 +60,7 @@ class SwapEngine:
         memory: TensorMemory,
         *,
         describe: Describe,
-        audit: Audit | None = None,
+        audit: TransferAudit | None = None,
         arena: Arena | None = None,
     ) -> None:
         """``arena``: where swap-ins are allocated, if the plan has offsets for them."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -16,14 +15,7 @@ from lmswap.errors import ResultDiffers
 from lmswap.execute.compare import difference
 from lmswap.execute.recorder import Recorder
 from lmswap.ir.verification import Verified
-from lmswap.saved_tensors.weak_values import Alive
 from lmswap.user_frame import user_line_and_module
-
-
-class Kept(Protocol):
-    """A saved storage; see `lmswap.saved_tensors.saved_storage.SavedStorage`."""
-
-    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -40,28 +32,11 @@ class SavedCheck:
     def __init__(self, verified: Verified, recorder: Recorder) -> None:
         """``recorder``: gives the step number for errors."""
         self._verified, self._recorder = verified, recorder
-        self._released = Alive[Kept]()  # by identity
-        self._bytes: dict[int, int] = {}  # of these, by identity
-        self._kept_bytes = 0
-
-    def kept_bytes(self) -> int:
-        """Return the bytes on the device that only these comparisons keep; plans must not count them."""
-        for identity in self._released.take_dead():
-            self._kept_bytes -= self._bytes.pop(identity)
-        return self._kept_bytes
 
     def saved_by(self, names: Mapping[int, str]) -> SavedBy:
         """Return the module and user line that run now; ``names``: the model's module names by identity."""
         source, module = user_line_and_module(names)
         return SavedBy(module, source)
-
-    def count_released(self, storage: Kept) -> None:
-        """Count the device memory of ``storage``, which would be free if its original were not kept."""
-        kept_bytes = self.kept_bytes()  # drops dead entries: Python reuses their identities
-        if id(storage) not in self._bytes:
-            self._released[id(storage)] = storage
-            self._bytes[id(storage)] = storage.nbytes
-            self._kept_bytes = kept_bytes + storage.nbytes
 
     def compare(self, by: SavedBy, expected: torch.Tensor, restored: torch.Tensor, node: str) -> None:
         """Compare a restored tensor with the original.

@@ -100,12 +100,12 @@ class Recording:
         base_bytes: int,
         so_far: Recorded,
         presence: Presence,
-        kept_bytes: Callable[[], int],
+        verification_bytes: Callable[[], int],
     ) -> None:
-        """``base_bytes``: tensor bytes before the step; ``kept_bytes``: returns those that only verification keeps."""
-        self._memory, self._base_bytes, self._find_kept_bytes = memory, base_bytes, kept_bytes
+        """``base_bytes``: tensor bytes before the step; ``verification_bytes``: returns those kept for verification."""
+        self._memory, self._base_bytes, self._find_verification_bytes = memory, base_bytes, verification_bytes
         self.presence = presence
-        self._kept_bytes = 0  # when the interval under way began
+        self._verification_bytes = 0  # when the interval under way began
         self._packs = list(so_far.packs)
         self._groups = [(group.node, dict.fromkeys(group.numbers)) for group in so_far.groups]
         self._forward, self._backward = list(so_far.forward), list(so_far.backward)
@@ -119,7 +119,7 @@ class Recording:
         self._into = {"forward": self._forward, "backward": self._backward}.get(phase, [])
         self._present, self._stayed_bytes, held = self.presence.observe()
         self._held |= held
-        self._kept_bytes = self._find_kept_bytes()
+        self._verification_bytes = self._find_verification_bytes()
         self._memory.synchronize()
         self._memory.reset_tensor_peak()
         self._started = time.perf_counter()
@@ -130,7 +130,7 @@ class Recording:
             return
         self._memory.synchronize()
         seconds = time.perf_counter() - self._started
-        peak_bytes = self._memory.peak_tensor_bytes() - self._base_bytes - self._kept_bytes
+        peak_bytes = self._memory.peak_tensor_bytes() - self._base_bytes - self._verification_bytes
         interval = Interval(seconds, peak_bytes, self._present, self._stayed_bytes)
         self._into.append(interval)
         if self._into is not self._forward and self._into is not self._backward:

@@ -30,7 +30,7 @@ import torch
 
 from lmswap.errors import SavedTensorChanged
 from lmswap.execute import ops
-from lmswap.saved_tensors.check import SavedBy, SavedCheck
+from lmswap.saved_tensors.check import SavedBy
 
 
 class SavedStorage:
@@ -41,7 +41,6 @@ class SavedStorage:
 
     __slots__ = (
         "__weakref__",
-        "_check",
         "_destination",
         "_engine",
         "_flat",
@@ -57,14 +56,14 @@ class SavedStorage:
     )
 
     def __init__(
-        self, engine: int, number: int, tensor: torch.Tensor, stream: int = 0, check: SavedCheck | None = None
+        self, engine: int, number: int, tensor: torch.Tensor, stream: int = 0, keeps_original: bool = False
     ) -> None:
         """``tensor`` has no grad_fn, and that object has no other owner; ``stream`` is the one on which it is saved.
 
-        With ``check``, the original is kept, too.
+        ``keeps_original``: for verification.
         """
         self.number = number
-        self._engine, self._stream, self._check = engine, stream, check
+        self._engine, self._stream = engine, stream
         self._is_multistream = False  # used on several streams
         self._tensor: torch.Tensor | None = tensor  # None while non-resident
         self._storage: torch.UntypedStorage | None = tensor.untyped_storage()  # that of _tensor
@@ -72,13 +71,19 @@ class SavedStorage:
         self._destination: tuple[str, int] | None = None  # tier and offset of the last swap-out
         self._token: torch.Tensor | None = None  # owns the copy in the tier, while that is valid
         self._flat: torch.Tensor | None = None  # target of the swap-in under way
-        self.original = tensor.detach() if check else None
+        self.original = tensor.detach() if keeps_original else None
         self._is_original = True  # until the first swap-in
 
     @property
     def is_on_device(self) -> bool:
         """Whether its bytes occupy device memory."""
         return self._tensor is not None or self._flat is not None
+
+    @property
+    def verification_bytes(self) -> int:
+        """Device memory of the original that would be free if it were not kept, in bytes."""
+        is_released = self.original is not None and (self._tensor is None or not self._is_original)
+        return self.nbytes if is_released else 0
 
     def occupies(self, storage: torch.UntypedStorage) -> bool:
         """Return whether ``storage`` now holds its bytes."""
@@ -115,8 +120,6 @@ class SavedStorage:
                     engine.wait_out(self._token)
                 engine.streams.delay_reuse(self._tensor, self._stream)
                 self._tensor = self._storage = None
-                if self._check is not None:
-                    self._check.count_released(self)
         return not self.is_on_device
 
     def swap_in(self) -> None:

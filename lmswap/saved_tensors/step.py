@@ -219,7 +219,9 @@ class EagerStep:
         if storage is not None and storage.occupies(untyped):
             storage.note_use_on(stream)
         else:
-            storage = SavedStorage(self._host.engine_number, self.num_storages, tensor, stream, self._host.check)
+            storage = SavedStorage(
+                self._host.engine_number, self.num_storages, tensor, stream, self._host.check is not None
+            )
             self.num_storages += 1
             self._numbers[untyped._cdata] = storage.number
             self._storages[storage.number] = storage
@@ -345,11 +347,13 @@ class EagerStep:
         return len(self._needs) > self.planned.last_need.get(storage.number, -1)
 
     def _record(self, so_far: Recorded) -> Recording:
-        check = self._host.check
-        kept_bytes = check.kept_bytes if check is not None else lambda: 0
         presence = Presence(self._storages, self._kept)
-        self.recording = Recording(self._host.memory, self._base_bytes, so_far, presence, kept_bytes)
+        self.recording = Recording(self._host.memory, self._base_bytes, so_far, presence, self._verification_bytes)
         return self.recording
+
+    def _verification_bytes(self) -> int:
+        """Return the device memory that only verification keeps, in bytes."""
+        return 0 if self._host.check is None else sum(storage.verification_bytes for storage in self._storages)
 
 
 class LateStep:
