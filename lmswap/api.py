@@ -24,13 +24,13 @@ from lmswap.hardware.mkl_init import initialize_mkl
 from lmswap.ir.emulation import EmulatedLink
 from lmswap.ir.program import Program
 from lmswap.ir.timeline import Timeline
-from lmswap.ir.verification import Verified
 from lmswap.log_output import set_up_logging
 from lmswap.module_checks import check_apart, check_module, one_device, parameters_of, trained
 from lmswap.options import Options, refuse_unknown
 from lmswap.reporting import Explanation, Report, make_explanation, make_report
 from lmswap.session import PlannedStep, Session
 from lmswap.torch_version import warn_untested
+from lmswap.verify.summary import Verified
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 

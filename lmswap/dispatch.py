@@ -39,12 +39,12 @@ from lmswap.execute.step_record import SegmentKey
 from lmswap.frames import shortened
 from lmswap.options import NEEDS_GRAPHS
 from lmswap.progress import reported
-from lmswap.saved_tensors.check import SavedCheck
 from lmswap.saved_tensors.hooks import Hooks, disabled_by
 from lmswap.saved_tensors.plan_actions import PlannedEvents
 from lmswap.saved_tensors.step import EagerStep, LateStep, storages_of
 from lmswap.session import UNPLANNED, WHAT_VERIFY_DOES, SavedSequence, Session
 from lmswap.session.diagnostics import warn
+from lmswap.verify.saved_tensors import SavedCheck
 
 _SUMMED_BY_GRAPH = (
     f"{ROUNDED_OTHERWISE}: a step runs several graphs, and the gradient of what more than one of them uses is summed "

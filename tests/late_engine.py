@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import torch
 
-from lmswap.execute.audit import checksums
+from lmswap.verify.transfer_checksums import checksums
 
 
 @dataclass

@@ -12,7 +12,7 @@ from lmswap import cli, options
 from lmswap.api import sessions
 from lmswap.commands.verify import DIFFERS, NOTHING_VERIFIED
 from lmswap.execute import _C
-from lmswap.execute.compare import Difference
+from lmswap.verify.bitwise import Difference
 from tests.terminal_width import too_wide
 
 TRAIN = """
@@ -152,7 +152,7 @@ def test_under_saved_tensor_hooks_what_comes_back_is_compared(verify):
 @pytest.mark.parametrize("is_hidden", [False, True])
 def test_a_difference_is_an_exit_code_even_if_the_script_hides_it(verify, is_hidden, monkeypatch):
     found = iter([Difference(1, 1, "made up")])
-    monkeypatch.setattr("lmswap.execute.reference.difference", lambda expected, actual: next(found, None))
+    monkeypatch.setattr("lmswap.verify.against_unswapped.difference", lambda expected, actual: next(found, None))
     text = script(end="sys.exit(0)")
     if is_hidden:
         text = text.replace("import sys", "import contextlib, sys")

@@ -11,7 +11,7 @@ from torch import fx
 
 from lmswap.capture.lower import source_line
 from lmswap.execute.codegen import SegmentGraph
-from lmswap.ir.verification import Result
+from lmswap.verify.summary import Result
 
 _MOST_NAMED = 4
 

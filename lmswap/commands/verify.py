@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lmswap.commands import Commands
-    from lmswap.ir.verification import Verified
+    from lmswap.verify.summary import Verified
 
 _USAGE = "lmswap verify [--json FILE] train.py ...\n       lmswap verify [--json FILE] -m package ..."
 SCHEMA = "lmswap.verified/1"

@@ -14,7 +14,6 @@ from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
 from lmswap.ir.schedule import schedule
 from lmswap.ir.timeline import Lane, Timeline
-from lmswap.ir.verification import Verified
 from lmswap.reporting.chrome import write_chrome_trace
 from lmswap.reporting.decisions import buffer_decisions
 from lmswap.reporting.metrics import PREFIX, metrics_of
@@ -23,6 +22,7 @@ from lmswap.reporting.picture import write_picture
 from lmswap.reporting.step import StepFigures
 from lmswap.reporting.summary import figures_of, summarize
 from lmswap.reporting.text import render_html, render_text
+from lmswap.verify.summary import Verified
 
 SCHEMA = "lmswap.report/3"
 

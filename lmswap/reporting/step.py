@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from lmswap.ir.emulation import EmulatedLink
 from lmswap.ir.timeline import Timeline
-from lmswap.ir.verification import Verified
 from lmswap.reporting.decisions import BufferDecision
+from lmswap.verify.summary import Verified
 
 
 @dataclass(frozen=True)

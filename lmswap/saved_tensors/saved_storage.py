@@ -30,7 +30,7 @@ import torch
 
 from lmswap.errors import SavedTensorChanged
 from lmswap.execute import ops
-from lmswap.saved_tensors.check import SavedBy
+from lmswap.verify.saved_tensors import SavedBy
 
 
 class SavedStorage:

@@ -18,12 +18,12 @@ import torch
 from lmswap.execute import ops
 from lmswap.execute.storage import has_plain_storage
 from lmswap.hardware.memory import DeviceMemory
-from lmswap.saved_tensors.check import SavedCheck
 from lmswap.saved_tensors.plan_actions import Actions, PlannedEvents
 from lmswap.saved_tensors.recording import Recorded, Recording
 from lmswap.saved_tensors.residency import Presence
 from lmswap.saved_tensors.saved_storage import SavedStorage, SavedTensor, is_torchs_own
 from lmswap.saved_tensors.weak_values import Alive
+from lmswap.verify.saved_tensors import SavedCheck
 
 
 class HookContext(Protocol):

@@ -39,16 +39,13 @@ from lmswap.execute.partial_backward import (
     insert_yield_markers,
     single_part,
 )
-from lmswap.execute.plain import EagerReference
 from lmswap.execute.recorder import Recorder
-from lmswap.execute.reference import REFERENCE, UnswappedReference
 from lmswap.execute.step_record import SegmentKey
 from lmswap.ir.arena_layout import ArenaLayout
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.plan import Decision, Plan
 from lmswap.ir.program import Program
 from lmswap.ir.schedule import schedule
-from lmswap.ir.verification import Verified
 from lmswap.options import Options
 from lmswap.progress import reported
 from lmswap.rewrite.insert import insert_swaps
@@ -58,6 +55,9 @@ from lmswap.saved_tensors.recording import Recorded, lower_recorded
 from lmswap.session.plan_store import StepPlans
 from lmswap.session.planned_step import PlannedStep
 from lmswap.session.retention import RetentionEstimate
+from lmswap.verify.against_eager import EagerReference
+from lmswap.verify.against_unswapped import REFERENCE, UnswappedReference
+from lmswap.verify.summary import Verified
 
 
 class GraphContext(Protocol):

@@ -30,7 +30,6 @@ from lmswap.capture.op_costs.benchmark import OpProfiler
 from lmswap.capture.unsupported import refuse_forward_mode, refuse_numpy, refuse_streams
 from lmswap.errors import CaptureError, ForkedProcess, LmswapError, PlanInfeasible, TierError
 from lmswap.execute.arena import Arena
-from lmswap.execute.audit import Audit
 from lmswap.execute.engine import SwapEngine
 from lmswap.execute.partial_backward import ActiveBackwards, PartialResults, Results
 from lmswap.execute.step_record import EndedStep, SegmentKey
@@ -41,7 +40,6 @@ from lmswap.hardware.memory import DeviceMemory, device_memory
 from lmswap.ir.costs import OpCosts
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
-from lmswap.ir.verification import Verified
 from lmswap.options import NEEDS_GRAPHS, Options
 from lmswap.plan.cache import CachedPlan
 from lmswap.progress import reported, stage
@@ -60,6 +58,8 @@ from lmswap.session.replan import Replanner
 from lmswap.session.retention import RetentionEstimate
 from lmswap.session.step_sequence import RunOrder, StepOrder
 from lmswap.session.traces import Traces
+from lmswap.verify.summary import Verified
+from lmswap.verify.transfer_checksums import Audit
 
 _log = logging.getLogger(__name__)
 

@@ -22,12 +22,12 @@ from lmswap.capture.aot import GraphHandler, compile_region
 from lmswap.capture.lower import Lowered, lower_inference, lower_training
 from lmswap.execute import _C
 from lmswap.execute.codegen import compile_boxed
-from lmswap.execute.compare import difference
 from lmswap.execute.engine import SwapEngine
 from lmswap.ir.schedule import schedule
 from lmswap.plan import simulate, verify
 from lmswap.rewrite.insert import insert_swaps
 from lmswap.rewrite.recompute import insert_recomputes
+from lmswap.verify.bitwise import difference
 from tests.capture.captured import METER, NoMemory
 from tests.cases import cases
 from tests.fuzz.models import RandomModel, models

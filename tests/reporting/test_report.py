@@ -8,8 +8,8 @@ import pytest
 from lmswap.ir.emulation import EmulatedLink
 from lmswap.ir.plan import Decision, Recompute
 from lmswap.ir.timeline import Lane, Span, Timeline
-from lmswap.ir.verification import Verified
 from lmswap.reporting import make_explanation
+from lmswap.verify.summary import Verified
 from tests.reporting.small_step import MIB, PLAN, PROGRAM, planned_report, report, timeline
 
 GOLDEN = """\

@@ -13,13 +13,14 @@ import lmswap
 from lmswap.capture.numerics.no_decompositions import ROUNDED_OTHERWISE
 from lmswap.capture.numerics.tangents import TangentAdapter
 from lmswap.errors import BytesChanged, PlainTorchDiffers, ResultDiffers, VerificationError
-from lmswap.execute import _C, plain, rng
-from lmswap.execute.audit import checksums
-from lmswap.execute.compare import difference
+from lmswap.execute import _C, rng
 from lmswap.execute.engine import SwapEngine
-from lmswap.execute.reference import UnswappedReference
 from lmswap.rewrite import insert
 from lmswap.saved_tensors.saved_storage import SavedStorage
+from lmswap.verify import against_eager
+from lmswap.verify.against_unswapped import UnswappedReference
+from lmswap.verify.bitwise import difference
+from lmswap.verify.transfer_checksums import checksums
 from tests.late_engine import Breakage, LateEngine
 from tests.models import CASES, Broken, Case, quick_of
 from tests.test_recompute import plan_at_random
@@ -108,12 +109,12 @@ def test_nothing_of_a_verified_call_is_kept_when_its_graph_is_gone(monkeypatch):
     )
     runs = []
 
-    class Run(plain._Run):
+    class Run(against_eager._Run):
         def __init__(self, *given):
             super().__init__(*given)
             runs.append(weakref.ref(self))
 
-    monkeypatch.setattr(plain, "_Run", Run)
+    monkeypatch.setattr(against_eager, "_Run", Run)
     case = MODELS["shared_views"]
     model = enable(case)
     loss = case.loss(model(case.batch()))
@@ -206,9 +207,9 @@ class Writes(nn.Module):
 
 
 def test_what_a_region_writes_is_compared_with_plain_torch_too(monkeypatch):
-    compared, compare = set(), plain.EagerReference._compare
+    compared, compare = set(), against_eager.EagerReference._compare
     monkeypatch.setattr(
-        plain.EagerReference,
+        against_eager.EagerReference,
         "_compare",
         lambda self, names, *rest: compared.update(names) or compare(self, names, *rest),
     )

@@ -26,12 +26,12 @@ from torch import fx
 
 from lmswap.errors import ResultDiffers
 from lmswap.execute.codegen import BoxedFunction, SegmentGraph, compile_boxed
-from lmswap.execute.compare import difference
 from lmswap.execute.recorder import Recorder
 from lmswap.execute.rng import rng_states, set_rng_states
 from lmswap.execute.storage import has_plain_storage
 from lmswap.ir.program import Op, Program
-from lmswap.ir.verification import Result, Verified
+from lmswap.verify.bitwise import difference
+from lmswap.verify.summary import Result, Verified
 
 REFERENCE = "lmswap_reference"  # in the meta of both modules of a region
 _references: weakref.WeakValueDictionary[int, UnswappedReference] = weakref.WeakValueDictionary()
@@ -146,7 +146,7 @@ class UnswappedReference:
         generators = rng_states(self._device)
         call = self._calls[int(arguments[0])]
         tangents = arguments[len(arguments) - (self._copies[1].num_inputs - len(call.saved)) :]
-        if not all(map(has_plain_storage, tangents)):  # `lmswap.execute.plain` reports that nothing is compared
+        if not all(map(has_plain_storage, tangents)):  # `lmswap.verify.against_eager` reports that nothing is compared
             return swapped(arguments)
         expected, _ = self._copies[1].run([*call.saved, *tangents])
         set_rng_states(generators, self._device)

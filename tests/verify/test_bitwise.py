@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import lmswap
-from lmswap.execute.compare import difference
+from lmswap.verify.bitwise import difference
 
 TENSORS = {
     "one element of two": lambda: torch.ones(2)[::2],

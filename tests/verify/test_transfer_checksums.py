@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from lmswap.errors import OptionError, TransferError
-from lmswap.execute.audit import Audit
-from lmswap.ir.verification import Verified
+from lmswap.verify.summary import Verified
+from lmswap.verify.transfer_checksums import Audit
 
 
 def test_an_audit_that_failed_is_asked_for_once_and_fails_each_time():

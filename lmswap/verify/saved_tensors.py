@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 
 from lmswap.errors import ResultDiffers
-from lmswap.execute.compare import difference
 from lmswap.execute.recorder import Recorder
-from lmswap.ir.verification import Verified
 from lmswap.user_frame import user_line_and_module
+from lmswap.verify.bitwise import difference
+from lmswap.verify.summary import Verified
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,11 @@ from torch import fx
 
 from lmswap.errors import PlainTorchDiffers
 from lmswap.execute.codegen import is_captured
-from lmswap.execute.compare import difference
 from lmswap.execute.recorder import Recorder
 from lmswap.execute.rng import rng_states, set_rng_states
 from lmswap.execute.storage import has_plain_storage
-from lmswap.ir.verification import Verified
+from lmswap.verify.bitwise import difference
+from lmswap.verify.summary import Verified
 
 Region = Callable[..., Sequence[Any]]
 Gradients = tuple[torch.Tensor | None, ...]

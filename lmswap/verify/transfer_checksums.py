@@ -19,7 +19,7 @@ import torch
 from lmswap.errors import BytesChanged, TransferError
 from lmswap.execute import _C
 from lmswap.execute.engine import Describe
-from lmswap.ir.verification import Verified
+from lmswap.verify.summary import Verified
 
 POISON = 0xFF
 _CHUNK_BYTES = 2**20  # of one sum, as in the engine

@@ -1,0 +1,1 @@
+"""Verification: bitwise comparison with eager mode and with graphs without swaps, and checksums of transfers."""
