@@ -2,52 +2,50 @@
 
 Glossary, one term per idea, used everywhere in lmswap; synonyms of the literature in parentheses:
 
-program        the ops of one training step in schedule order: forward, then backward
-position       a time: "just before op p"; intervals of positions are half-open
-buffer         a storage, shared by all values that alias it: the unit that occupies memory and is swapped
+program        the ops of one training step in order: forward, then backward
+position       "just before op p"; intervals of positions are half-open
+buffer         a storage, shared by all values that alias it: the unit that is swapped
 value          a tensor of the graph: one view of a buffer
 segment        a run of ops that one compiled function executes
 lifetime       the positions between which a buffer occupies memory (live range; `LiveRange`)
-gap            a part of a lifetime without a use, in which the buffer can be non-resident (idle interval)
+gap            a part of a lifetime without a use (idle interval)
 action         what a plan does with a buffer in a gap: keep, swap or recompute (`Decision`)
 resident       occupying device memory
 keep           the buffer stays resident in the gap (save)
-swap           one trip of a buffer to a tier and back: swap out, release, prefetch (`Swap`)
-swap out       to copy a buffer from the device to a tier (offload); fields `out_start`, `release`
-prefetch       to copy it back before its next use (swap in, reload); fields `in_start`, `first_use`
-release        the position from which the device memory of a swapped buffer is free (evict)
-recompute      to drop a buffer and run its op again before the next use (rematerialization, checkpointing; `Recompute`)
-schedule       the ops that run under a plan, recomputes included: again a program
-plan           swaps and recomputes with positions and offsets, and their predicted cost
+swap           one trip of a buffer to a tier and back (`Swap`)
+swap out       to copy a buffer from the device to a tier (offload)
+prefetch       to copy it back before its next use (swap in, reload)
+release        the position from which a swapped buffer's device memory is free (evict)
+recompute      to drop a buffer and run its op again (rematerialization, checkpointing; `Recompute`)
+schedule       the ops that run under a plan, recomputes included
+plan           swaps and recomputes with positions and offsets
 tier           memory that holds swapped bytes: pinned or compressed host memory, disk, another GPU
-offset         where a copy begins in its tier, or a tensor in the arena, in bytes
-host copy      the bytes of a buffer in a tier; still valid while the buffer is not written (backing store)
-zero-copy      access of a kernel to a host copy through the link, without a device buffer (mapped, UVA access)
+offset         where a copy begins in its tier, or a tensor in the arena
+host copy      the bytes of a buffer in a tier (backing store)
 link           the path to a tier: seconds by size, out (from the device) and in
-lane           a queue that runs in parallel with compute: out, in; across ranks also the network (stream)
+lane           a queue beside compute: out, in; across ranks also the network (stream)
 stall          compute waiting for a copy
-arena          the device memory in which a step's large tensors have planned offsets; an opening frees slots of it
+arena          the device memory in which a step's large tensors have planned offsets
 slot           the bytes of the arena that one tensor gets for one residency
 fragmentation  free bytes between slots that no tensor can use
-result         an output or gradient that a step returns to its caller; allocated outside the arena
+result         an output or gradient that a step returns to its caller
 scratch        bytes an op allocates and frees while it runs (workspace)
-loss           the op that stands for the caller's code after a forward segment; its memory is scratch
+loss           the op that stands for the caller's code after a forward segment
 budget         the bytes that the device may hold at any time; the peak is the most it does hold
 margin         bytes of the budget that are reserved for what no prediction covers
-timeline       what ran when, predicted by the simulator or measured in a run (trace)
+timeline       what ran when, predicted or measured (trace)
 calibrate      to correct costs and link rates to a measured step
-replan         to search for another plan after a step has shown that an assumption was wrong
-certificate    a lower bound on the seconds of any plan for this order of ops, with the prices that prove it
-price          a multiplier of the bound: seconds per byte at a cut, or per second of a lane (dual variable)
-rank           one of several processes that train a model together, each with its own data and device
-node           the ranks of one machine, which share its links, memory and disk (local ranks)
+replan         to plan again after a step has shown that an assumption was wrong
+certificate    a lower bound on the seconds of any plan, with the prices that prove it
+price          seconds per byte at a cut, or per second of a lane (dual variable)
+rank           one of several processes that train a model together
+node           the ranks of one machine (local ranks)
 network        how ranks reach each other; an all-reduce sums a tensor over all of them
 bucket         gradients that are all-reduced together
-chunk          parameters, or bytes of one copy, that are transferred as one unit (parameter chunk)
-cyclic         of a schedule: what one step leaves resident is what the next one starts with
+chunk          bytes that are transferred as one unit
 unplanned peak the most bytes that a step holds when every buffer is kept
-roofline       seconds of an op estimated from its flops or its bytes at the device's rates, whichever takes longer
+roofline       an op's seconds by its flops or its bytes, whichever takes longer
 graph break    where `torch.compile` cannot trace on; the model is then several graphs
-hooks          saved-tensor hooks of torch: called with each tensor that is saved for the backward; swap without graphs
+hooks          saved-tensor hooks of torch, called with each tensor saved for the backward
 case study     IBM's of 2018: a 3D U-Net at 192³ on GPUs whose memory holds 144³
 """

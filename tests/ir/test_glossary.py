@@ -8,8 +8,8 @@ import lmswap.ir
 PAGE = Path(__file__).parents[2] / "docs" / "glossary.md"
 HEAD = """# Glossary
 
-One term per idea, used everywhere in lmswap; synonyms of the literature in parentheses. This page is the docstring of
-`lmswap.ir`, rendered by `python -m tests.ir.test_glossary`.
+Synonyms of the literature are in parentheses. This page is the docstring of `lmswap.ir`, rendered by
+`python -m tests.ir.test_glossary`.
 
 | term | meaning |
 |---|---|
