@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 GPU_VENV := .venv-gpu
 GPU_BIN := $(GPU_VENV)/bin
-ON_EMULATED_GPU := PYTHONPATH=$(CURDIR)/tests/emulated_gpu/started:$(CURDIR) $(GPU_BIN)/python
+ON_EMULATED_GPU := PYTHONPATH=$(CURDIR)/tools/emulated_gpu/autostart:$(CURDIR) $(GPU_BIN)/python
 JOBS ?= $(shell nproc)
 
 .PHONY: demo case-study distributed conformance docs integrations wheel test test-all test-python-all lint test-cpp test-python test-gpu test-real-gpu test-emulated-gpu gpu-first-hour soak fuzz judge clean
@@ -135,7 +135,7 @@ test-real-gpu: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --device cuda $(TESTS)
 
 test-emulated-gpu: $(GPU_VENV)/ready
-	OMP_NUM_THREADS=1 $(GPU_BIN)/python -m pytest -p tests.emulated_gpu.plugin --device cuda --numprocesses 2 --dist worksteal $(TESTS)
+	OMP_NUM_THREADS=1 $(GPU_BIN)/python -m pytest -p tools.emulated_gpu.plugin --device cuda --numprocesses 2 --dist worksteal $(TESTS)
 
 # What decides most on a new GPU, in parts of at most ten minutes; it goes on where it was stopped. DEVICE=emulated
 # rehearses it on the emulated one. DEVICE=bare uses what is installed for PYTHON, on a machine without a network.
@@ -146,7 +146,7 @@ gpu-first-hour:
 	$(PYTHON) -m benchmarks.first_hour $(ARGUMENTS)
 else ifeq ($(DEVICE),emulated)
 gpu-first-hour: $(GPU_VENV)/ready
-	PYTEST_ADDOPTS="-p tests.emulated_gpu.plugin" $(ON_EMULATED_GPU) -m benchmarks.first_hour --sizes 48 64 $(ARGUMENTS)
+	PYTEST_ADDOPTS="-p tools.emulated_gpu.plugin" $(ON_EMULATED_GPU) -m benchmarks.first_hour --sizes 48 64 $(ARGUMENTS)
 else
 gpu-first-hour: $(VENV)/ready
 	$(BIN)/python -m benchmarks.first_hour $(ARGUMENTS)
@@ -160,7 +160,7 @@ $(GPU_VENV)/packages: pyproject.toml constraints.txt
 	@$(GPU_BIN)/python $(INSTALL) --no-deps torch===$$(sed -n 's/^torch==//p' constraints.txt)
 	@echo "Setting up $(GPU_VENV): what torch and lmswap need, 400 MB; a minute"
 	@mkdir -p build
-	@$(GPU_BIN)/python tests/emulated_gpu/requirements.py > build/requirements-gpu.txt
+	@$(GPU_BIN)/python tools/emulated_gpu/requirements.py > build/requirements-gpu.txt
 	@$(GPU_BIN)/python $(INSTALL) --no-warn-conflicts --requirement build/requirements-gpu.txt
 	@touch $@
 
@@ -170,9 +170,9 @@ $(GPU_VENV)/installed: $(GPU_VENV)/packages $(shell find csrc -type f -not -name
 	@$(BUILT_WITH_TOOLS) $(GPU_BIN)/python $(INSTALL) --no-warn-conflicts --no-deps --no-build-isolation --editable .
 	@touch $@
 
-$(GPU_VENV)/ready: $(GPU_VENV)/installed $(shell find tests/emulated_gpu -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt -o -name build.py)
+$(GPU_VENV)/ready: $(GPU_VENV)/installed $(shell find tools/emulated_gpu -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt -o -name build.py)
 	@echo "Setting up $(GPU_VENV): the emulated GPU, compiled; a minute"
-	@$(GPU_BIN)/python -m tests.emulated_gpu.build
+	@$(GPU_BIN)/python -m tools.emulated_gpu.build
 	@touch $@
 
 # STEPS=10000 training steps with random faults; the figures go to benchmarks/results/soak_cpu.json.

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-_SOURCES = Path(__file__).parent / "emulated_gpu"
+_SOURCES = Path(__file__).parents[1] / "tools" / "emulated_gpu"
 
 
 @dataclass

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 import torch.multiprocessing as mp
 
-from tests.emulated_gpu import machine
+from tools.emulated_gpu import machine
 
 
 def start(target, world, *args):

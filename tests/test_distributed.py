@@ -35,8 +35,8 @@ from lmswap.ir.machine import Link, Machine, Rate, Tier
 from lmswap.plan import calibrate, make_plan
 from lmswap.session import planner
 from lmswap.session.plan_store import StepPlans
-from tests.emulated_gpu import machine
 from tests.processes import end, give_back_memory, start, take_gpu, take_violations
+from tools.emulated_gpu import machine
 
 pytestmark = pytest.mark.timeout(3600)  # the first test waits for the processes of all
 over_gloo = pytest.mark.cpu_only("by what gloo says, or by made-up measurements of CPUs")

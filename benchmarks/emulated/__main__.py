@@ -22,7 +22,7 @@ from lmswap.bench.console import make_console
 from lmswap.bench.unet3d.ending import run_to_end
 from lmswap.bench.unet3d.files import write_text
 from lmswap.bench.unet3d.study import describe_machine
-from tests.emulated_gpu import machine
+from tools.emulated_gpu import machine
 
 SCHEMA = "lmswap.emulated/1"
 _SHARES = (0.7, 0.5)

@@ -15,8 +15,8 @@ import torch
 
 from lmswap.hardware.launch_overhead import measure_host
 from lmswap.ir.machine import Link, Machine, Rate, Tier
-from tests.emulated_gpu import machine
-from tests.emulated_gpu.told import tell_lmswap
+from tools.emulated_gpu import machine
+from tools.emulated_gpu.measured import store_as_measured
 
 _LIKE = Path(__file__).parents[1] / "programs" / "machines" / "h200_gen5.json"
 SLOWER = 4000.0
@@ -50,5 +50,5 @@ def start(cache: Path) -> Machine:
     machine.configure_compute(
         flop_rate=made.flops_per_second, memory_rate=made.bytes_per_second, latency_seconds=made.op_seconds
     )
-    tell_lmswap(made, cache)
+    store_as_measured(made, cache)
     return made

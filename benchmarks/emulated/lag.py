@@ -18,8 +18,8 @@ from torch import nn
 import lmswap
 from lmswap import api
 from lmswap.ir.machine import Link, Machine, Rate, Tier
-from tests.emulated_gpu import machine
-from tests.emulated_gpu.told import tell_lmswap
+from tools.emulated_gpu import machine
+from tools.emulated_gpu.measured import store_as_measured
 
 _OPS = 60
 _KERNEL_SECONDS = (0.0, 1e-4, 2e-4, 3e-4, 4e-4, 6e-4, 1e-3, 2e-3, 4e-3)
@@ -30,7 +30,9 @@ def study(cache: Path) -> list[tuple[float, float, float]]:
     """By length of a kernel: seconds, the share for which the device is busy, and the share by which it lags."""
     machine.start()
     link = Link(Rate.constant(2e9), Rate.constant(2e9))
-    tell_lmswap(Machine("emulated", machine.capacity_bytes(), 5e10, 1e10, 1e-5, (Tier("host", 2**34, link),)), cache)
+    store_as_measured(
+        Machine("emulated", machine.capacity_bytes(), 5e10, 1e10, 1e-5, (Tier("host", 2**34, link),)), cache
+    )
     model = lmswap.enable(nn.Sequential(nn.Linear(8, 8), *(nn.Tanh() for _ in range(_OPS))).cuda(), policy="none")
     recorder, x = api._session(model).recorder, torch.ones(8, 8, device="cuda")
 

@@ -21,7 +21,7 @@ from lmswap.bench.compact import to_json
 from lmswap.bench.unet3d.loss import weighted_dice_loss
 from lmswap.bench.unet3d.network import UNet3d
 from lmswap.ir.timeline import Lane
-from tests.emulated_gpu import machine
+from tools.emulated_gpu import machine
 
 _LEARNING_STEPS = 5  # after the fourth plans are final
 _STEADY_STEPS = 5

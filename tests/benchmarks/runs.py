@@ -83,7 +83,7 @@ def make_study(*runs, failures=()):
 
 
 def on_emulated_gpu(runs):
-    """The same runs, as if tests/emulated_gpu had made them."""
+    """The same runs, as if tools/emulated_gpu had made them."""
     return [
         replace(run, device="Emulated GPU", configuration=replace(run.configuration, device="cuda")) for run in runs
     ]

@@ -7,7 +7,7 @@
 #include <string>
 #include <thread>
 
-#include "../emulated_gpu/device/system.h"
+#include "../../tools/emulated_gpu/device/system.h"
 #include "lmswap/clock.h"
 #include "lmswap/driver/event.h"
 #include "lmswap/driver/stream.h"

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "../../csrc/driver/cuda_abi.h"
-#include "../emulated_gpu/device/system.h"
+#include "../../tools/emulated_gpu/device/system.h"
 #include "test_device.h"
 
 using namespace lmswap::cuda;

@@ -1,5 +1,5 @@
 // What is the emulated GPU of the C++ tests like? Two devices, and all that is late is late by the same random times.
-#include "../emulated_gpu/device/settings.h"
+#include "../../tools/emulated_gpu/device/settings.h"
 
 namespace emulated_gpu {
 

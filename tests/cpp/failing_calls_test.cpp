@@ -7,7 +7,7 @@
 #include <functional>
 #include <thread>
 
-#include "../emulated_gpu/device/system.h"
+#include "../../tools/emulated_gpu/device/system.h"
 #include "lmswap/engine.h"
 #include "test_device.h"
 

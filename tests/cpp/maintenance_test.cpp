@@ -8,7 +8,7 @@
 #include <map>
 #include <thread>
 
-#include "../emulated_gpu/device/system.h"
+#include "../../tools/emulated_gpu/device/system.h"
 #include "lmswap/checksum.h"
 #include "lmswap/engine.h"
 #include "test_device.h"

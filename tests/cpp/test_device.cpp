@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "../../csrc/driver/cuda_abi.h"
-#include "../emulated_gpu/device/system.h"
+#include "../../tools/emulated_gpu/device/system.h"
 #include "lmswap/engine.h"
 #include "lmswap/tiers/arena.h"
 

@@ -58,7 +58,7 @@ class TestDevice {
   virtual std::vector<std::string> violations() = 0;
 };
 
-// "host", "emulated" (tests/emulated_gpu), "emulated_one_queue", which cannot wait for the host, or "cuda" (the
+// "host", "emulated" (tools/emulated_gpu), "emulated_one_queue", which cannot wait for the host, or "cuda" (the
 // machine's). `faults` as in faults.h; on the emulated GPU, the driver's calls may be told to fail by number.
 // `most_delay_seconds`: everything queued is late by up to this, where the device can do so.
 std::unique_ptr<TestDevice> make_test_device(const std::string& kind, const std::string& faults = "",

@@ -8,7 +8,7 @@
 #include <set>
 #include <vector>
 
-#include "../emulated_gpu/device/system.h"
+#include "../../tools/emulated_gpu/device/system.h"
 #include "lmswap/tiers/compressed_tier.h"
 #include "lmswap/tiers/disk_tier.h"
 #include "lmswap/tiers/memory_tier.h"

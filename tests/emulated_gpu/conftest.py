@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.emulated_gpu import machine
+from tools.emulated_gpu import machine
 
 collect_ignore_glob = [] if machine.is_built() else ["test_*.py"]
 

@@ -6,7 +6,7 @@ import sys
 
 PROLOGUE = """
 import time, torch
-from tests.emulated_gpu import machine
+from tools.emulated_gpu import machine
 machine.start()
 """
 

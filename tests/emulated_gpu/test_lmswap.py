@@ -61,7 +61,7 @@ def test_a_test_fails_by_what_it_did_wrong_and_no_other_does(tmp_path):
     (tmp_path / "test_both.py").write_text(textwrap.dedent(SOUND_AND_BROKEN))
     options = [
         "-p",
-        "tests.emulated_gpu.plugin",
+        "tools.emulated_gpu.plugin",
         "-p",
         "no:cacheprovider",
         "-c",

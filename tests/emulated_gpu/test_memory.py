@@ -43,7 +43,7 @@ def test_freed_neighbours_are_one_hole_again(emulated_gpu):
 def test_host_code_that_follows_a_device_pointer_dies():
     program = """
 import ctypes, torch
-from tests.emulated_gpu import machine
+from tools.emulated_gpu import machine
 machine.start()
 ctypes.string_at(torch.ones(4, device="cuda").data_ptr(), 4)
 """
@@ -64,7 +64,7 @@ def test_the_drivers_asynchronous_copies_refuse_pageable_memory(call, emulated_g
 def test_a_driver_call_without_a_context_is_refused(emulated_gpu):
     program = """
 import ctypes, threading, torch
-from tests.emulated_gpu import machine
+from tools.emulated_gpu import machine
 machine.start()
 codes = []
 thread = threading.Thread(target=lambda: codes.append(ctypes.CDLL("libcuda.so.1").cuStreamSynchronize(None)))

@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.emulated_gpu import machine
 from tests.processes import end, start, take_gpu, take_violations
+from tools.emulated_gpu import machine
 
 WORLD, COUNT = 3, 300_001  # more bytes than go at once, and no multiple of anything
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.uint8]

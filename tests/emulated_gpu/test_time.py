@@ -155,7 +155,7 @@ def test_what_the_cores_are_too_slow_for_is_told(emulated_gpu):
 
 
 def test_the_environment_sets_what_kernels_take():
-    script = "import torch; from tests.emulated_gpu import machine; machine.start(); from tests.emulated_gpu.test_time "
+    script = "import torch; from tools.emulated_gpu import machine; machine.start(); from tests.emulated_gpu.test_time "
     script += "import seconds_by_events; x = torch.ones(1, device='cuda'); print(seconds_by_events(lambda: x.add_(1)))"
     environment = {**os.environ, "EMULATED_GPU_KERNEL_LATENCY": "0.05"}
     told = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)

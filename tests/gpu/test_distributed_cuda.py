@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817
 
 import lmswap
-from tests.emulated_gpu import machine
 from tests.processes import end, start, take_gpu
+from tools.emulated_gpu import machine
 
 pytestmark = [
     pytest.mark.gpu,

@@ -11,8 +11,8 @@ import lmswap
 from lmswap import api
 from lmswap.errors import OptionError
 from lmswap.execute.streams import MULTIPLE_STREAMS
-from tests.emulated_gpu import machine
 from tests.models import quick_of
+from tools.emulated_gpu import machine
 
 pytestmark = [
     pytest.mark.gpu,

@@ -24,7 +24,7 @@ from lmswap.reporting.text import format_seconds
 
 FOLDER = Path("demo-output")
 GPU_SIZES = (144, 192)  # the case study's
-EMULATED = "Emulated GPU"  # as tests/emulated_gpu names itself
+EMULATED = "Emulated GPU"  # as tools/emulated_gpu names itself
 STEPS = 7  # the first warms up, before the fourth and the fifth it may be planned again; seconds are the others' median
 
 

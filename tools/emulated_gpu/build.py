@@ -1,7 +1,7 @@
 """Which of NVIDIA's libraries does torch's CUDA build need, and what stands in for them?
 
 Builds them into this environment, where torch looks for NVIDIA's: its RPATH. Of every function that torch imports and
-that is not emulated a stub is made, which says its name when it is called. Usage: python -m tests.emulated_gpu.build
+that is not emulated a stub is made, which says its name when it is called. Usage: python -m tools.emulated_gpu.build
 """
 
 import importlib.metadata

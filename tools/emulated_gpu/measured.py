@@ -10,7 +10,7 @@ from lmswap.hardware import measure
 from lmswap.ir.machine import Machine
 
 
-def tell_lmswap(machine: Machine, folder: Path) -> None:
+def store_as_measured(machine: Machine, folder: Path) -> None:
     """Puts ``machine`` into the cache that this process keeps in ``folder`` from now on, as if it had been measured."""
     os.environ["LMSWAP_CACHE_DIR"] = str(folder)
     (tier,) = machine.tiers

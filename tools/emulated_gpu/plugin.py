@@ -1,11 +1,11 @@
-"""A pytest plugin, -p tests.emulated_gpu.plugin: on the emulated GPU, what a test did wrong there fails that test."""
+"""A pytest plugin, -p tools.emulated_gpu.plugin: on the emulated GPU, what a test did wrong there fails that test."""
 
 import os
 
 import pytest
 import torch
 
-from tests.emulated_gpu import machine
+from tools.emulated_gpu import machine
 
 
 def pytest_configure() -> None:
