@@ -5,7 +5,6 @@ The process that hands tests out to others loads this too, and waits for what is
 
 import gc
 import json
-import logging
 import os
 import signal
 from pathlib import Path
@@ -14,6 +13,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.cases import FACTOR, IS_FUZZING
+
+pytest_plugins = ["tests.speedups"]
 
 # A busy machine is not a wrong result. Examples are fixed, so that a failure is the change's and not the draw's; `make
 # test-all` tries more of them, and `make fuzz` draws others. What those find becomes an `@example`.
@@ -28,28 +29,10 @@ settings.register_profile(
 settings.register_profile("thorough", settings.get_profile("lmswap"), max_examples=100)
 settings.load_profile("lmswap")
 
-# pytest listens to this one, and torch writes each graph out in full for whoever listens.
-logging.getLogger("torch.__trace").addHandler = lambda _handler: None
-
-
-def pytest_configure(config):
-    if config.getoption("hypothesis_profile") != "thorough":  # by `make test-all`, which leaves it to Python
-        gc.set_threshold(20_000, 20, 20)  # so seldom that it takes 4 % of the tests' time instead of 8
-
-
-@pytest.fixture(autouse=True, scope="module")
-def what_was_there_is_no_garbage():
-    """Many tests ask for a collection, which took up to a second where it looked through all of torch and its tools.
-
-    For each module anew: tracing imports more and more.
-    """
-    gc.collect()
-    gc.freeze()
-
 
 @pytest.fixture(autouse=True, scope="session")
-def ctrl_c_is_heard():
-    """Shells have what they start in the background ignore it, and so do the processes that tests start."""
+def interruptible_processes():
+    """Shells start background commands with SIGINT ignored, which the processes that tests start would inherit."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -173,7 +156,7 @@ def no_plans_of_other_tests():
 
 @pytest.fixture
 def no_plans_from_the_cache(monkeypatch):
-    """Every model is planned anew."""
+    """Every model is planned without cached plans."""
     monkeypatch.setattr("lmswap.session.plan_store.PlanCache.read", lambda cache, program, **_: None)
 
 
