@@ -1,4 +1,4 @@
-"""What the caller's code takes between forward and backward is part of the budget: assumed at first, then as seen."""
+"""Memory of the caller between forward and backward is part of the budget: assumed first, then as observed."""
 
 from __future__ import annotations
 

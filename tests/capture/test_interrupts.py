@@ -1,4 +1,4 @@
-"""What a signal's handler raises reaches the caller, whoever's code it interrupts, and costs no trace."""
+"""Exceptions of signal handlers reach the caller from any interrupted code, and lose no trace."""
 
 import contextlib
 import copy
@@ -60,7 +60,7 @@ def wrapped():
     "handler", [handle, Handler(), Handler().method, functools.partial(handle, 1), lambda *_: handle()]
 )
 @pytest.mark.parametrize("run", [interrupted, wrapped])
-def test_what_a_handler_raised_is_found_under_what_was_raised_in_its_place(handler, run):
+def test_an_exception_of_a_handler_is_found_behind_the_one_raised_in_its_place(handler, run):
     with handling(handler):
         try:
             run()
@@ -130,7 +130,7 @@ def test_an_interrupt_of_a_trace_reaches_the_caller_and_the_next_call_is_capture
     lmswap.disable(model)
 
 
-def test_what_torch_sets_for_a_call_is_set_back_though_a_signal_kept_it_from_that():
+def test_settings_that_torch_makes_for_a_call_are_restored_despite_a_signal():
     config = torch._dynamo.config
     before = config.automatic_dynamic_shapes
     with pytest.raises(Stop), tracing_settings():
@@ -142,7 +142,7 @@ def test_what_torch_sets_for_a_call_is_set_back_though_a_signal_kept_it_from_tha
 # A file of /proc that was just opened as a signal came is closed when it is dropped, and Python says so.
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore:.*FileIO:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("path", ["fx", "eager"])
-def test_steps_under_a_storm_of_signals_are_lost_or_right_and_nothing_is_traced_anew(path):
+def test_steps_under_many_signals_fail_or_are_correct_and_nothing_is_retraced(path):
     torch.compiler.reset()
     plain = Net()
     model = lmswap.enable(copy.deepcopy(plain), policy="swap_all", min_swap_bytes=1024, compiler=path)

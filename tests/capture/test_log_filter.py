@@ -63,7 +63,7 @@ def test_no_warning_escapes_from_a_trace_that_was_discarded(write, is_watched):
     lmswap.disable(model)
 
 
-def test_the_op_of_a_backward_that_makes_nan_is_named_where_the_user_asks_for_it():
+def test_anomaly_mode_names_the_op_whose_backward_makes_nan():
     torch.compiler.reset()
     model = lmswap.enable(nn.Linear(8, 8), "2GiB", policy="swap_all", min_swap_bytes=1)
     with (
@@ -75,7 +75,7 @@ def test_the_op_of_a_backward_that_makes_nan_is_named_where_the_user_asks_for_it
     lmswap.disable(model)
 
 
-def test_what_a_trace_taught_torch_of_shapes_is_forgotten_with_it():
+def test_shape_assumptions_of_a_trace_are_dropped_with_it():
     torch.compiler.reset()
     model = lmswap.enable(nn.Sequential(nn.Conv1d(2, 4, 3), nn.GELU()), "2GiB")
     for length in (8, 9):

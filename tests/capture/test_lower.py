@@ -45,7 +45,7 @@ def test_values_saved_for_backward_are_the_same_buffer_in_both_graphs():
     assert all(backward_inputs[name] == forward_values[name] for name in shared)
 
 
-def test_what_the_caller_can_see_is_never_swappable():
+def test_buffers_visible_to_the_caller_are_not_swappable():
     def step(x, w):
         h = torch.tanh(x @ w)
         return h, h.view(-1)[:3]
@@ -57,7 +57,7 @@ def test_what_the_caller_can_see_is_never_swappable():
         assert program.buffers[buffer_of(program, name)].kind is BufferKind.INPUT
 
 
-def test_memory_that_an_op_makes_but_nobody_picks_is_counted():
+def test_unused_outputs_of_an_op_are_counted():
     recording, _ = capture(lambda x: torch.max(x, dim=1).values.sum().unsqueeze(0), torch.randn(64, 64))
     program = recording.lowered[0].program
     op = next(op for op in program.ops if "max.dim" in op.target)
@@ -98,7 +98,7 @@ def test_sources_are_the_users_own_lines_under_a_default_device_too():
     assert "torch.tanh(x)" in sources["aten.tanh.default"]
 
 
-def test_what_draws_can_run_again_from_its_state_which_is_read_once():
+def test_random_ops_can_be_recomputed_from_a_state_that_is_read_once():
     recording, _ = capture(lambda x: F.dropout(x.exp(), 0.5).sum().unsqueeze(0), torch.randn(8, requires_grad=True))
     program = recording.lowered[0].program
     state, _ = [op for op in program.ops if not op.is_repeatable]  # the other one is the loss
@@ -108,7 +108,7 @@ def test_what_draws_can_run_again_from_its_state_which_is_read_once():
     assert state.writes == drawing.reads
 
 
-def test_what_reads_running_statistics_can_run_again_but_their_copies_cannot():
+def test_readers_of_running_statistics_can_be_recomputed_but_their_copies_cannot():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
     program = capture(model, torch.randn(2, 3, 8, 8))[0].lowered[0].program
     repeatable = {op.target: flag for op, flag in zip(program.ops, repeatable_ops(program), strict=True)}
@@ -133,7 +133,7 @@ def test_a_captured_step_gives_the_bits_of_eager_and_the_same_running_statistics
         assert torch.equal(ours.grad, theirs.grad)
 
 
-def test_what_torchs_own_checkpointing_computes_again_is_another_buffer():
+def test_tensors_recomputed_by_torchs_checkpoint_are_separate_buffers():
     def step(x):
         return checkpoint(lambda x: x.exp().sin().exp(), x.tanh(), use_reentrant=False).sin()
 
@@ -208,7 +208,7 @@ def test_ops_belong_to_the_innermost_module_and_their_backward_to_the_same():
     assert modules["forward", "exp"] == modules["backward", "mul"] == ""
 
 
-def test_buffers_are_named_by_module_and_operator_and_by_line_where_the_model_itself_makes_them():
+def test_buffers_are_named_by_module_operator_and_the_models_own_line():
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -246,7 +246,7 @@ class Attention(nn.Module):
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_attention_needs_a_state_to_run_again_only_if_it_drops_weights(dropout):
+def test_attention_needs_a_state_for_recomputing_only_with_dropout(dropout):
     recording, _ = capture(Attention(dropout), torch.randn(2, 8, 16))
     program = recording.lowered[0].program
     drawing = [op for op in program.ops if not op.is_repeatable and op.target != LOSS]
@@ -262,7 +262,7 @@ def test_attention_multiplies_queries_keys_and_values():
     assert backward.flops > 2 * forward.flops
 
 
-def test_what_lies_on_the_cpu_is_no_part_of_a_gpus_step():
+def test_cpu_tensors_are_not_part_of_a_gpu_step():
     graph, mode = fx.Graph(), FakeTensorMode()
     x, mask = graph.placeholder("x"), graph.call_function(torch.ops.aten.ones.default, ([1024],))
     moved = graph.call_function(torch.ops.aten._to_copy.default, (mask,), {"device": torch.device("cuda")})
@@ -295,7 +295,7 @@ def graph_of_a_convolution(device: str) -> fx.GraphModule:
 @pytest.mark.parametrize(
     ("device", "is_on", "repeats"), [("cuda", True, False), ("cuda", False, True), ("cpu", True, True)]
 )
-def test_convolutions_run_again_unless_cudnn_chooses_their_kernel_in_each_thread(device, is_on, repeats):
+def test_convolutions_are_recomputable_unless_cudnn_chooses_kernels_by_thread(device, is_on, repeats):
     with torch.backends.cudnn.flags(enabled=True, benchmark=is_on):
         lowered = lower_inference(graph_of_a_convolution(device), parameters=(), name="convolution")
     (op,) = lowered.program.ops

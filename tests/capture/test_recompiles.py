@@ -94,7 +94,7 @@ def test_a_model_that_torchs_compiler_fails_on_is_served_by_hooks_and_a_note_say
     assert report.swapped_out_bytes > 0
 
 
-def test_the_settings_of_dynamo_hold_for_a_call_and_come_back_whatever_ends_it():
+def test_dynamo_settings_of_a_call_are_restored_however_it_ends():
     config = torch._dynamo.config
     before = {name: getattr(config, name) for name in TRACING}
     assert before != TRACING

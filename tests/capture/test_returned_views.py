@@ -1,4 +1,4 @@
-"""Where a graph's outputs are views of one tensor, gradients may be added in another order: the report says so then."""
+"""The report notes graphs whose outputs are views of one tensor: gradients may be added in another order."""
 
 import pytest
 import torch
@@ -90,9 +90,9 @@ def both(outputs, *, is_base):
 
 @pytest.mark.parametrize("is_base", quick_of([True, False], [True]))
 @pytest.mark.parametrize("outputs", OTHERWISE.values(), ids=OTHERWISE)
-def test_views_whose_gradients_are_added_first_are_told_of(outputs, is_base):
+def test_views_whose_gradients_are_added_first_are_reported(outputs, is_base):
     expected, actual, notes = both(outputs, is_base=is_base)
-    assert not all(map(torch.equal, actual, expected))  # else nothing is to be told of
+    assert not all(map(torch.equal, actual, expected))  # else there is nothing to report
     for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b)
     assert ["several views of one tensor" in note for note in notes] == [True]

@@ -110,7 +110,7 @@ class Adds(nn.Module):
         return (x * y).sum()
 
 
-def test_arguments_that_share_memory_are_told_from_those_that_do_not():
+def test_arguments_that_share_memory_are_distinguished_from_separate_ones():
     def sums(call) -> list[torch.Tensor]:
         torch.manual_seed(1)
         found = []

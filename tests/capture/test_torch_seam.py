@@ -18,7 +18,7 @@ from tests.capture.captured import Recording, capture
 
 
 class Probe(Recording):
-    """Also notes what torch shows while it hands over the graphs."""
+    """Also records what torch shows while it passes the graphs."""
 
     def inference(self, graph, parameters):
         super().inference(graph, parameters)
@@ -44,7 +44,7 @@ def run(model, *inputs, is_copied=False):
 
 @pytest.mark.parametrize("trains", [True, False])
 @pytest.mark.parametrize("is_copied", [True, False])
-def test_parameters_are_told_from_buffers_and_other_inputs(trains, is_copied):
+def test_parameters_are_distinguished_from_buffers_and_other_inputs(trains, is_copied):
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).train(trains)
     model[0].weight.requires_grad_(False)
     with torch.set_grad_enabled(trains):
@@ -71,7 +71,7 @@ def test_fake_mode_can_be_left_to_time_real_ops():
     assert type(probe.fake) is not torch.Tensor
 
 
-def test_storages_of_fakes_tell_aliases_from_copies():
+def test_storages_of_fakes_distinguish_aliases_from_copies():
     recording, _ = capture(lambda x: (x.tanh().view(-1), x.tanh().clone()), torch.randn(4, 4, requires_grad=True))
     values = {v.name: v.buffer for v in recording.lowered[0].program.values}
     assert values["view"] == values["tanh"]
@@ -176,7 +176,7 @@ def test_retain_graph_works_although_torch_would_donate_the_saved_tensors():
     assert torch.equal(x.grad, first + first)
 
 
-def test_what_was_traced_is_compiled_for_another_handler_without_a_trace(monkeypatch):
+def test_a_traced_graph_is_compiled_for_another_handler_without_retracing(monkeypatch):
     torch.compiler.reset()
     regions, handlers = [], [Recording(), Recording()]
 

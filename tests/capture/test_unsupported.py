@@ -1,4 +1,4 @@
-"""What graphs do otherwise than the code that they stand for is told."""
+"""Differences between graphs and the code that they replace are reported."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ class Flex(nn.Module):
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize(("compiler", "notes"), [("fx", [FLEX_ATTENTION]), ("eager", [])])
-def test_attention_that_only_inductor_computes_without_a_matrix_of_scores_is_told_of(compiler, notes):
+def test_attention_that_only_inductor_computes_without_a_score_matrix_is_reported(compiler, notes):
     torch.compiler.reset()
     model, x = Flex().requires_grad_(False), torch.randn(2, 64, 32)  # torch has no backward of it on CPUs
     expected = model(x)

@@ -1,4 +1,4 @@
-"""compiler="inductor" end to end: Inductor's own graphs with swaps and second runs.
+"""compiler="inductor" end to end: Inductor's own graphs with swaps and recomputes.
 
 Compiling is slow: models are tiny, and a kernel that comes again, in the same C++, is compiled once. Graphs are not
 taken from a cache: each test has Inductor make its own.
@@ -134,7 +134,7 @@ def test_a_copy_that_splits_a_fused_reduction_changes_no_more_than_its_rounding(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
-def test_what_is_moved_lies_in_memory_as_traced_until_the_copy_is_done(seed, monkeypatch, compiled):
+def test_swapped_tensors_keep_their_traced_layout_until_the_copy_is_done(seed, monkeypatch, compiled):
     expected = plain("heads", num_steps=1)
     monkeypatch.setattr("lmswap.session.planner.make_plan", plan_at_random(seed))
     model, actual = enabled("heads", num_steps=1)
@@ -197,7 +197,7 @@ def test_a_forward_that_nothing_trains_in_gives_the_bits_of_plain_inductor(monke
 
 
 @pytest.mark.slow
-def test_each_second_run_of_a_product_is_a_call_of_its_own(monkeypatch, compiled, tmp_path):
+def test_each_recompute_of_a_product_is_a_separate_call(monkeypatch, compiled, tmp_path):
     num_planned = 0
 
     def run_all_again(policy, program, costs, machine, *, budget_bytes, **limits):

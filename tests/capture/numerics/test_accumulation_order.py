@@ -1,4 +1,4 @@
-"""Where plain torch adds gradients in another order than graphs, the report says so; elsewhere it does not."""
+"""The report notes where graphs add gradients in another order than plain torch, and nowhere else."""
 
 import pytest
 import torch
@@ -109,7 +109,7 @@ ALIKE = {
 
 @pytest.mark.usefixtures("how_gradients_come")
 @pytest.mark.parametrize("loss", OTHERWISE.values(), ids=OTHERWISE)
-def test_a_sum_that_goes_on_elsewhere_is_told_of(loss):
+def test_a_sum_that_continues_outside_of_the_graph_is_reported(loss):
     expected, actual, notes = both(loss)
     for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b)

@@ -1,4 +1,4 @@
-"""What eager torch does twice in a checkpoint's region, or leaves out, is the same under lmswap."""
+"""Regions of torch's checkpoint have the effects, repeated or omitted, that they have in eager torch."""
 
 import pytest
 import torch
@@ -143,7 +143,7 @@ def test_verification_accepts_a_checkpoint_with_effects():
     lmswap.disable(model)
 
 
-def test_a_checkpoint_with_effects_is_captured_where_no_gradient_is_asked_for():
+def test_a_checkpoint_with_effects_is_captured_where_no_gradient_is_required():
     torch.compiler.reset()
     model = lmswap.enable(Normed(), "2GiB")
     with torch.no_grad():

@@ -18,7 +18,7 @@ from tests.cases import cases
 
 
 class Comparing(Recording):
-    """Runs the graphs node by node, and notes the tensors that are otherwise than their fakes."""
+    """Runs the graphs node by node, and records the tensors that differ from their fakes."""
 
     def __init__(self, *, corrects: bool = True) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ CASES = {Depthwise: (1, 196, 64), MixedNorm: (8, 16), Bags: (8, 16), CopiedInto:
 
 
 @pytest.mark.parametrize("model", CASES)
-def test_what_torch_traces_otherwise_is_corrected(model):
+def test_metadata_that_torch_traces_incorrectly_is_corrected(model):
     example = torch.randn(CASES[model])
     assert train(model(), example, corrects=False).wrong
     found = train(model(), example)
@@ -143,7 +143,7 @@ def test_it_is_swapped_with_the_same_bits(model):
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
-def test_what_begins_elsewhere_in_its_storage_than_traced_is_not_swapped_but_named():
+def test_storage_offsets_that_differ_from_the_trace_are_named_and_not_swapped():
     with pytest.raises(TransferError, match=r"\[6\] that begins at element 2 of its storage, where torch traced 0"):
         ops.swap_out_start(torch.zeros(8)[2:], 1, 0, "host", 0, 0, torch.float32, [6], [1])
 
@@ -156,7 +156,7 @@ def test_what_begins_elsewhere_in_its_storage_than_traced_is_not_swapped_but_nam
         (Bags, r"made a tensor of shape \[0\] where torch traced \[128\]"),
     ],
 )
-def test_what_is_still_other_than_traced_is_not_swapped_but_named(model, sentence, monkeypatch):
+def test_layouts_that_still_differ_from_the_trace_are_named_and_not_swapped(model, sentence, monkeypatch):
     monkeypatch.setattr(OpProfiler, "output_metadata", lambda *_: None)
     enabled = lmswap.enable(model(), "4GiB", policy="swap_all", min_swap_bytes=1)
     with pytest.raises(TransferError, match=sentence):

@@ -1,4 +1,4 @@
-"""Where processes train together, gradients are accumulated while the backward that makes them is still at work."""
+"""In distributed training, gradients accumulate while the backward that computes them is still running."""
 
 import gc
 
@@ -32,7 +32,7 @@ told.register_autograd(lambda ctx, gradient: (told(gradient, ctx.name), None), s
 
 
 class Net(nn.Module):
-    """Layers between which the backward tells where it is."""
+    """Layers between which the backward records its position."""
 
     def __init__(self, depth=3, width=16):
         super().__init__()
@@ -225,7 +225,7 @@ def test_after_a_hook_that_failed_in_mid_backward_the_next_step_has_the_bits_of_
     lmswap.disable(model)
 
 
-def test_what_an_earlier_graph_gave_and_the_region_overwrites_has_the_bits_of_plain_torch():
+def test_gradients_of_an_earlier_graph_that_a_region_overwrites_are_bitwise_equal_to_plain_torch():
     class Overwriting(nn.Module):
         def __init__(self):
             super().__init__()

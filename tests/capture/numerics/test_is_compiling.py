@@ -1,4 +1,4 @@
-"""Whose code asks whether it is compiled is told that its bits may be other ones than plain torch's."""
+"""A model that calls `is_compiling` is reported: its results may differ from plain torch."""
 
 import inspect
 
@@ -31,7 +31,7 @@ def asks(report):
     return [note for note in report.notes if "calls is_compiling" in note]
 
 
-def test_the_line_that_asks_is_named_once_where_graphs_are_captured():
+def test_the_line_that_calls_is_compiling_is_named_once_and_only_with_graphs():
     (note,) = asks(report_of(Asks(), "fx"))
     assert f"(test_is_compiling.py:{LINE})" in note
     assert 'compiler="eager"' in note
@@ -40,7 +40,7 @@ def test_the_line_that_asks_is_named_once_where_graphs_are_captured():
 def test_nothing_is_said_of_a_model_that_is_not_captured_and_of_what_torchs_own_modules_ask():
     assert not asks(report_of(Asks(), "eager"))
     hooked = Net()
-    hooked.first.register_forward_hook(lambda module, given, made: made * 2.0)  # where torch asks
+    hooked.first.register_forward_hook(lambda module, given, made: made * 2.0)  # of a call by torch itself
     assert not asks(report_of(hooked, "fx"))
 
 

@@ -52,9 +52,7 @@ class Normalized(nn.Module):
 
 @pytest.mark.cpu_only("an operator of a GPU is computed by a CPU's kernel")
 @pytest.mark.parametrize(("tracks", "trains"), [(True, True), (True, False), (False, True)])
-def test_the_batch_norm_of_cudnn_is_traced_as_the_operator_that_may_choose_it_and_says_what_it_overwrites(
-    tracks, trains
-):
+def test_cudnn_batch_norm_is_traced_as_the_dispatching_operator_with_its_mutations(tracks, trains):
     x, found = torch.randn(4, 8, 16, 16), []
     for is_traced in (False, True):
         model = Normalized(nn.BatchNorm2d(8, track_running_stats=tracks)).train(trains)
@@ -104,7 +102,7 @@ def said_of(function) -> str | None:
 
 
 @pytest.mark.parametrize("name", ROUNDED)
-def test_what_no_trace_shows_as_eager_torch_runs_it_is_named(name):
+def test_operators_that_no_trace_reproduces_are_named(name):
     sentence = said_of(ROUNDED[name])
     assert sentence.startswith(f"{ROUNDED_OTHERWISE}: aten.{name}: ")
 

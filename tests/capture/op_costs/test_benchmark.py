@@ -1,4 +1,4 @@
-"""Ops are timed as eager torch runs them, also in the middle of a trace; what refuses made-up inputs is asked once."""
+"""Benchmarks of ops: as eager torch runs them, also during a trace; synthetic inputs that fail are tried once."""
 
 import logging
 
@@ -15,7 +15,7 @@ from tests.models import CASES, Case
 
 
 def metered(monkeypatch, case: Case, *, times: int = 1) -> list[Recording]:
-    """Captures a model so many times with a meter that knows no op yet."""
+    """Captures a model repeatedly with a meter that knows no op yet."""
     meter = OpProfiler(torch.device("cpu"), NoMemory(), unit)
     monkeypatch.setattr(Recording, "output_metadata", meter.output_metadata)
     recordings = [capture(case.make(), case.batch())[0] for _ in range(times)]
@@ -107,7 +107,7 @@ class Branching(nn.Module):
         return sum(torch.cond(never, op, torch.neg, (x,)) for op in (ops.first, ops.second))
 
 
-def test_ops_that_run_graphs_are_timed_with_their_graphs_and_told_apart_by_them(runs, monkeypatch, caplog):
+def test_ops_that_run_graphs_are_timed_with_their_graphs_and_distinguished_by_them(runs, monkeypatch, caplog):
     caplog.set_level(logging.INFO, "lmswap.capture.op_costs.benchmark")
     with torch.no_grad():
         metered(monkeypatch, Case(Branching, lambda: torch.rand(4, 5)))

@@ -1,4 +1,4 @@
-"""Tensors are compared to the bit, and made up, whatever their dtype and layout."""
+"""Bitwise comparison and synthesis of tensors of every dtype and layout."""
 
 import pytest
 import torch
