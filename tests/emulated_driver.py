@@ -1,6 +1,6 @@
-"""How does the engine's CUDA path run where torch has no CUDA? On the emulated GPU, with its driver's face alone.
+"""Runs the engine's CUDA path without torch's CUDA build, on the driver interface of the emulated GPU alone.
 
-Device memory is the emulated GPU's, at addresses that nobody can follow; a test is told where its bytes lie.
+Device memory is the emulated GPU's, at addresses that cannot be dereferenced; a test can query where its bytes are.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ _SOURCES = Path(__file__).parents[1] / "tools" / "emulated_gpu"
 
 @dataclass
 class DeviceTensor:
-    """A tensor in device memory, as far as an engine asks of it."""
+    """A tensor in device memory, as far as an engine needs it."""
 
     address: int
     values: torch.Tensor  # of the CPU, over the same bytes

@@ -1,8 +1,8 @@
 """An engine in plain Python, driven as the real one is, whose copies run as late as waits allow; it can be broken.
 
 A copy out reads device memory when compute waits for it, and is in the tier when a copy in waits for that, or at the
-end. A copy in writes device memory when compute waits for it. So whoever forgets to wait is always too early: by luck,
-a real engine often is not.
+end. A copy in writes device memory when compute waits for it. So code that forgets to wait is always too early, whereas
+with a real engine it often is not, by luck.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the engine holds of transfers under way, whoever else uses it: steps of one model in two threads may overlap."""
+"""The engine's record of transfers in flight, with concurrent users: steps of one model in two threads may overlap."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Asked to repeat its bits, torch fills the memory that it gives out, but not what swapped bytes come back into."""
+"""In deterministic mode torch fills the memory that it allocates, but not the memory that bytes are swapped into."""
 
 import math
 
@@ -9,7 +9,7 @@ import lmswap
 
 
 def numbers_filled(policy):
-    """How many a step writes beforehand into memory that torch, asked to repeat its bits, gives out."""
+    """How many a step writes in advance into memory that torch allocates in deterministic mode."""
     model, x = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Tanh()), torch.ones(2**12, 64)
     lmswap.enable(model, policy=policy, min_swap_bytes=4096)
     for _ in range(4):

@@ -48,7 +48,7 @@ def train(steps: int) -> list[torch.Tensor]:
     return losses + [parameter.detach() for parameter in model.parameters()]
 
 
-def test_tensors_from_the_threshold_on_lie_in_the_heap_on_page_boundaries():
+def test_tensors_above_the_threshold_are_page_aligned_in_the_heap():
     large, small = mebibytes(4), torch.empty(1024)
     assert _C.heap_owns(large.data_ptr())
     assert large.data_ptr() % os.sysconf("SC_PAGESIZE") == 0
@@ -68,7 +68,7 @@ def test_live_and_peak_bytes_are_those_of_the_tensors():
     assert _C.heap_stats().live_bytes == before
 
 
-def test_changes_are_told_in_order_between_two_times():
+def test_changes_are_returned_in_order_between_two_times():
     began, before = time.perf_counter(), _C.heap_stats().live_bytes
     first = mebibytes(4)
     middle = time.perf_counter()
@@ -112,7 +112,7 @@ def test_a_repeated_step_stops_faulting():
     assert _C.heap_stats().num_fresh_pages == before
 
 
-def test_what_a_tensor_held_is_there_for_reuse_until_it_is_trimmed():
+def test_freed_tensor_memory_is_reused_until_it_is_trimmed():
     _C.heap_trim()
     tensor = mebibytes(64).fill_(1)
     address = tensor.data_ptr()

@@ -39,7 +39,7 @@ def swap_in(engine, token, tensor, swap=1):
 
 
 @pytest.mark.parametrize("tier", ["host", "device", "peer", "disk", "compressed"])
-def test_bytes_come_back_and_the_token_owns_them(tier, tmp_path):
+def test_swapped_bytes_are_restored_and_owned_by_the_token(tier, tmp_path):
     engine = _C.Engine(driver="host")
     open_tier(engine, tier, tmp_path)
     values = torch.randn(1_000_003)
@@ -78,7 +78,7 @@ def test_cuda_paths_run_without_a_gpu(tier, tmp_path, emulated_driver):
     assert set(emulated_driver.held().values()) == {0}
 
 
-def test_a_capsule_that_nobody_takes_gives_its_block_back():
+def test_an_unconsumed_capsule_frees_its_block():
     engine = _C.Engine(driver="host")
     open_tier(engine, "host", None)
     values = torch.zeros(1000)
@@ -150,7 +150,7 @@ def test_each_copy_in_of_a_token_is_compared_with_what_left(tmp_path):
     values, back = torch.randn(1000), torch.zeros(1000)
     token = swap_out(engine, "disk", values)
     swap_in(engine, token, back)
-    with pytest.raises(errors.BytesDiffer, match="what came back is not what left") as raised:
+    with pytest.raises(errors.BytesDiffer, match="is not what left") as raised:
         swap_in(engine, token, back)
     assert raised.value.offset_bytes == 0
     assert not torch.equal(back, values)

@@ -1,4 +1,4 @@
-"""What nobody holds outside of the step is not predicted to be there, what the caller keeps is; plans count both."""
+"""Outputs are predicted as live only while the caller keeps them; plans count both."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def step_after(take, make_model):
 
 
 def chain():
-    """Its last op saves nothing, so that its output is nobody's but the caller's."""
+    """Its last op saves nothing, so that only the caller holds its output."""
     layers = [layer for _ in range(3) for layer in (nn.Linear(WIDTH, WIDTH), nn.GELU())]
     return nn.Sequential(*layers, nn.Linear(WIDTH, WIDTH))
 

@@ -107,7 +107,7 @@ class Net(nn.Module):
         return self.last(meet(torch.tanh(self.first(x))))
 
 
-def test_two_threads_whose_backwards_overlap_get_the_refusal_and_the_first_ones_gradients_are_right():
+def test_overlapping_backwards_in_two_threads_are_refused_and_the_first_gradients_are_correct():
     torch.manual_seed(0)
     model, data = Net(), torch.randn(2048, 256)
     model(data).square().mean().backward()

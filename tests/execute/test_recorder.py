@@ -1,4 +1,4 @@
-"""Which segments make a step? Sequences of segments and the steps that the recorder sees in them."""
+"""The sequences of segments that form a step, and the steps that the recorder detects in them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Memory:
 
 
 def recorded(text):
-    """The steps of segments such as "f0 f1 b1 b0 | f0 b0": graph 0 forward, and so on; "|" asks for a report."""
+    """The steps of segments such as "f0 f1 b1 b0 | f0 b0": graph 0 forward, and so on; "|" requests a report."""
     recorder, steps = Recorder(Ticks(), Memory()), []
     recorder.observers.append(
         lambda record: steps.append(" ".join(f"{phase[0]}{graph}" for (graph, phase), *_ in record.segments))
@@ -97,7 +97,7 @@ def recorded(text):
         ("i0 i0 f1 b1", ["i0", "i0", "f1 b1"]),
         ("f0 b0 i1 f0 b0", ["f0 b0", "i1", "f0 b0"]),
         ("f0 f0 f0 b0 f0 b0", ["f0", "f0", "f0 b0", "f0 b0"]),  # forwards whose backward never comes
-        ("f0 f0 b0 | b0 f0 b0", ["f0", "f0 b0", "b0", "f0 b0"]),  # who asks in mid-step cuts it
+        ("f0 f0 b0 | b0 f0 b0", ["f0", "f0 b0", "b0", "f0 b0"]),  # a request in mid-step cuts it
         ("f0 b0 b0 f0 b0", ["f0 b0 b0", "f0 b0"]),  # retain_graph
     ],
 )
@@ -105,11 +105,11 @@ def test_a_step_is_from_the_first_forward_to_the_last_backward(segments, steps):
     assert recorded(segments) == steps
 
 
-def test_memory_is_what_was_seen_at_marks_and_what_the_allocator_tells_of_between():
+def test_memory_is_sampled_at_marks_and_by_allocator_events_between_them():
     recorder = Recorder(Ticks(), Memory())
     for phase in ("forward", "backward"):
         with recorder.segment((0, phase)):  # marks for start and end
-            recorder.sample_memory()  # which the allocator tells of
+            recorder.sample_memory()  # which the allocator reports
     assert recorder.last().memory == ((1.0, 1), (1.5, 7), (2.0, 2), (3.0, 3), (4.0, 4))
 
 
@@ -131,7 +131,7 @@ class Planned:
         return self.memory.looks - looks
 
 
-def test_memory_that_tells_no_changes_is_looked_at_until_it_is_known():
+def test_memory_without_change_events_is_sampled_until_it_is_known():
     steps = Planned()
     assert [steps.run() for _ in range(4)] == [8, 8, 4, 4]  # the first is read when the second has ended
     marks, taken = steps.clock.marks, len(steps.clock.taken)
@@ -141,7 +141,7 @@ def test_memory_that_tells_no_changes_is_looked_at_until_it_is_known():
     assert len(steps.clock.forgotten[-1]) == 3  # of the step before
 
 
-def test_what_is_known_of_memory_is_part_of_the_record_and_of_the_peak():
+def test_known_memory_is_part_of_the_record_and_of_the_peak():
     steps = Planned()
     for _ in range(3):
         steps.run()
@@ -160,7 +160,7 @@ def test_what_is_known_of_memory_is_part_of_the_record_and_of_the_peak():
         lambda steps: steps.recorder.forget_curves(),
     ],
 )
-def test_memory_is_looked_at_again_where_somebody_asks_or_the_plan_is_another(ask):
+def test_memory_is_sampled_again_on_request_or_for_another_plan(ask):
     steps = Planned()
     for _ in range(3):
         steps.run()
@@ -189,7 +189,7 @@ def test_of_steps_without_a_question_only_the_last_and_the_last_training_one_are
     assert seen == [7, 8, 9]
 
 
-def test_ops_are_timed_in_the_one_step_that_it_was_asked_for():
+def test_ops_are_timed_in_the_requested_step_only():
     recorder, records = Recorder(Ticks(), Memory()), []
     recorder.observers.append(records.append)
     recorder.time_ops()
@@ -203,7 +203,7 @@ def test_ops_are_timed_in_the_one_step_that_it_was_asked_for():
     assert [record.op_seconds() for record in records] == [((1.0, 1.0, 1.0),) * 2, ((1.0,),) * 2]
 
 
-def test_what_compute_waits_for_is_no_ops_time():
+def test_time_that_compute_waits_is_not_op_time():
     def copied(wait_start: float, wait_end: float) -> TransferRecord:
         return TransferRecord(0, True, 8, 0.0, 0.0, 1.0, wait_start, wait_end)
 
@@ -213,7 +213,7 @@ def test_what_compute_waits_for_is_no_ops_time():
     assert StepRecord(STEP, (forward, backward), (), waits).op_seconds() == ((2.0, 2.0, 4.0), (4.0,))
 
 
-def test_an_op_that_two_readings_of_a_gpus_clock_tell_the_times_of_took_no_less_than_nothing():
+def test_an_op_timed_by_two_readings_of_a_gpu_clock_took_no_negative_time():
     run = SegmentRun((0, "forward"), 1.0, (2.0, 1.75), 3.0)
     assert StepRecord(STEP, (run,), (), ()).op_seconds() == ((1.0, 0.0, 1.0),)
 
@@ -250,7 +250,7 @@ def test_a_step_follows_a_plan_if_all_of_it_did_to_the_end():
     assert [step.follows for step in recorder.take_ended()] == [(0,), (), (2, 3)]
 
 
-def test_the_last_training_step_is_told_of_after_others():
+def test_the_last_training_step_is_reported_after_later_calls():
     recorder = Recorder(Ticks(), Memory())
     for phase in ("inference", "forward", "backward", "inference", "inference"):
         with recorder.segment((0, phase)):
@@ -361,14 +361,14 @@ def test_an_interrupt_at_any_moment_loses_no_step_that_comes_later(reports_chang
     assert number > 50
 
 
-def test_what_a_plan_does_not_know_is_called_by_its_number():
+def test_buffers_unknown_to_the_plan_are_named_by_number():
     moved = [TransferRecord(number, False, 8, 0.0, 0.0, 1.0, 0.0, 0.0) for number in (0, 1, 7)]
     record = StepRecord(STEP, (SegmentRun((0, "forward"), 0.0, (), 2.0),), (), tuple(moved))
     names = [span.name for span in record.timeline(("conv", "relu"), other_bytes=0).spans if span.nbytes]
     assert names == ["conv", "relu", "buffer 7"]
 
 
-def test_what_marks_between_ops_take_is_not_what_the_host_takes_to_queue_them():
+def test_time_of_marks_between_ops_is_not_launch_overhead():
     class Slow(Ticks):
         def mark(self) -> int:
             time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""Which tensors' bytes can be moved."""
+"""The tensors whose bytes can be swapped."""
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ def test_tensors_whose_values_are_not_their_storages_bytes_have_none(kind):
 
 
 @pytest.mark.parametrize("transform", ["vmap", "jvp", "grad", "is_grads_batched"])
-def test_what_transforms_wrap_has_none_inside_of_them_and_one_outside(transform):
+def test_wrappers_of_transforms_have_no_storage_inside_of_them_and_one_outside(transform):
     seen = []
 
     def look(x):

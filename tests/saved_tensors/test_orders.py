@@ -14,7 +14,7 @@ from tests.test_known_failures import session_of
 
 
 class Routed(nn.Module):
-    """Runs its layers, of different widths, in the order that it is told."""
+    """Runs its layers, of different widths, in the given order."""
 
     def __init__(self):
         super().__init__()
@@ -82,7 +82,7 @@ def test_steps_that_never_recur_are_recorded_no_more_until_one_does(planned, mon
     lmswap.disable(model)
 
 
-def test_where_everything_fits_a_step_without_a_plan_keeps_it():
+def test_a_step_that_fits_keeps_its_tensors_without_a_plan():
     model = enabled()
     for order in ORDERS[:8]:
         train(model, [order])
@@ -91,7 +91,7 @@ def test_where_everything_fits_a_step_without_a_plan_keeps_it():
     lmswap.disable(model)
 
 
-def test_what_a_step_kept_without_a_plan_may_leave_in_the_plan_for_it(monkeypatch):
+def test_a_plan_may_swap_tensors_that_the_step_before_it_kept(monkeypatch):
     monkeypatch.setattr(ModelCall, "spare_bytes", lambda call: 2**30 if call.known_steps() else 0)
     model = enabled(policy="swap_all")
     swapped = []
@@ -104,7 +104,7 @@ def test_what_a_step_kept_without_a_plan_may_leave_in_the_plan_for_it(monkeypatc
 
 
 @pytest.mark.slow
-def test_where_it_does_not_fit_a_step_without_a_plan_keeps_a_part_and_the_budget():
+def test_a_step_without_a_plan_that_does_not_fit_keeps_a_part_within_the_budget():
     def run(model):
         torch.manual_seed(1)
         for order in ORDERS[:6]:

@@ -1,4 +1,4 @@
-"""Does the backward get what plain torch gives it, whoever wrote the storage after it was saved?"""
+"""Backward gets the values of plain torch after any write to the storage since it was saved."""
 
 from collections import Counter
 
@@ -126,7 +126,7 @@ def learn(model, steps=3):
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 @pytest.mark.parametrize("name", RECURRENT)
-def test_what_an_operator_writes_after_it_was_saved_is_what_the_backward_gets(name):
+def test_an_operators_own_write_after_saving_is_visible_to_backward(name):
     torch.manual_seed(0)
     expected = learn(RECURRENT[name]())
     torch.manual_seed(0)

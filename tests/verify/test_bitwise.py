@@ -1,4 +1,4 @@
-"""Results that are compared to the bit, whatever their strides and kind."""
+"""Bitwise comparison of results of any strides and kind."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Sums that could not be made fail whoever asks for them, every time, as a transfer error and nothing else."""
+"""Checksums that could not be computed raise a transfer error at every request."""
 
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -11,7 +11,7 @@ from lmswap.verify.summary import Verified
 from lmswap.verify.transfer_checksums import Audit
 
 
-def test_an_audit_that_failed_is_asked_for_once_and_fails_each_time():
+def test_a_failed_audit_is_requested_once_and_fails_each_time():
     take = Mock(side_effect=[TransferError("the disk"), OptionError("its sums were taken before")])
     native = SimpleNamespace(out_transfer=lambda handle: 7, take_checksums=take)
     audit = Audit(native, Verified("model"), lambda buffer: ("x", "an op"))
