@@ -66,7 +66,7 @@ def test_released_outputs_live_as_long_as_the_step_needs_them():
     assert others.items() <= live_ranges(saved.program).items()
 
 
-def test_uses_are_reads_and_writes_and_gaps_lie_between_them():
+def test_uses_are_reads_and_writes_and_gaps_are_between_them():
     found = live_ranges(STEP.program)[STEP.id("a")]
     assert found == LiveRange(STEP.id("a"), 0, 6, uses=(0, 1, 5), writes=(0,))
     assert gaps(found) == (Gap(STEP.id("a"), 1, 5),)  # ops 0 and 1 follow each other: no gap
@@ -111,7 +111,7 @@ def test_reading_before_writing_is_an_error(text: str):
 
 
 @given(steps())
-def test_every_use_lies_in_the_live_range_and_no_use_in_a_gap(step):
+def test_every_use_is_in_the_live_range_and_no_use_in_a_gap(step):
     for found in live_ranges(step.program).values():
         assert all(found.start <= use < found.stop for use in found.uses)
         assert set(found.writes) <= set(found.uses)

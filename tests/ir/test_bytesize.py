@@ -59,5 +59,5 @@ def test_large_counts_are_written_in_a_large_unit():
 
 
 @given(st.integers(1, 2**60))
-def test_what_is_written_is_read_back_to_three_digits(nbytes):
+def test_written_sizes_are_read_back_to_three_digits(nbytes):
     assert parse_bytes(format_bytes(nbytes)) == pytest.approx(nbytes, rel=0.01)

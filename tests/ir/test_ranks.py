@@ -60,7 +60,7 @@ def test_a_hierarchical_sum_is_a_scatter_a_ring_over_nodes_and_a_gather():
     # together; 3 rounds within.
     ranks = Ranks(12, network("hierarchical"))
     assert ranks.all_reduce_seconds(24) == pytest.approx(2 * 3 * (0.25 + 6 / 8) + 4 * (1.0 + 8 / 2))
-    # A ring of all 12 hands on 2 bytes in each of 22 rounds, one of them over the slow link.
+    # A ring of all 12 passes 2 bytes in each of 22 rounds, one of them over the slow link.
     assert Ranks(12, network("ring")).all_reduce_seconds(24) == pytest.approx(22 * (1.0 + 2 / 2))
 
 

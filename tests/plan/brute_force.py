@@ -39,7 +39,7 @@ def tight_steps(draw):
 
 
 def optimum(step, machine, budget_bytes):
-    """The least seconds of any plan with up to two second runs and two swaps, by trying all; infinite if none fits."""
+    """The least seconds of any plan with up to two recomputes and two swaps, by trying all; infinite if none fits."""
     program = step.program
     allowed = [
         Recompute(op.index, position)
@@ -56,7 +56,7 @@ def optimum(step, machine, budget_bytes):
 
 
 def least_by_swapping(step, machine, budget_bytes, recomputes):
-    """The least seconds with these second runs: each gap swapped or not, released and brought back at any position."""
+    """The least seconds with these recomputes: each gap swapped or not, released and swapped in at any position."""
     runs = schedule(step.program, recomputes)
     memory = StepMemory(runs.program, runs.costs(step.costs))
     least = math.inf

@@ -122,7 +122,7 @@ INSTANCES = (
         20.0,
         (("a", 1, 2, 4, 4),),
     ),
-    # The same without randomness: a is dropped and p, 1 s, runs again. 13 + 1.
+    # The same without randomness: a is dropped and p, 1 s, is recomputed. 13 + 1.
     Instance(
         "release point, recomputable",
         build(_RELEASE.format(mark=""), sizes=_X | {"a": 4, "b": 2, "c": 2}),
@@ -187,7 +187,7 @@ INSTANCES = (
     # d would hold v w s u = 2 + 2 + 1 + 2 = 7. v leaves in [5, 7) while n reads it, d waits 1 s; it returns in
     # [22, 24). 22 + 1 + 2. (Dropping s instead fails: n again holds v w s gw = 7.)
     Instance(
-        "a second run makes all outputs",
+        "a recompute makes all outputs",
         build(
             """
             inference

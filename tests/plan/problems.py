@@ -1,4 +1,4 @@
-"""What a planner is asked in tests: a step, a budget, and the unit machine unless another one is given."""
+"""A planning problem for tests: a step, a budget, and by default the unit machine."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def directory(monkeypatch, tmp_path):
     monkeypatch.setenv("LMSWAP_CACHE_DIR", str(tmp_path))
 
 
-def test_what_is_written_is_read_back_for_the_same_program_only():
+def test_cached_plans_are_read_back_for_the_same_program_only():
     cache = PlanCache(MACHINE, {}, **LIMITS)
     cache.write(STEP.program, planned())
     assert cache.read(STEP.program) == planned()

@@ -9,7 +9,7 @@ from lmswap.plan import simulate
 from lmswap.plan.calibrate import calibrate, host_as_measured
 from tests.ir.build import build, unit_machine
 
-# `a` of 4 bytes is away from op 1 to op 3: 4 s out, 4 s in; `b` is made again before op 3.
+# `a` of 4 bytes is away from op 1 to op 3: 4 s out, 4 s in; `b` is recomputed before op 3.
 STEP = build(
     """
     forward
@@ -69,8 +69,8 @@ def test_copies_are_scaled_by_direction():
     assert link.in_rate.seconds(4) == pytest.approx(2.0)
 
 
-def test_what_was_corrected_predicts_what_was_measured():
-    # 12 s forward hide 6 s of the copy out; of 5 s of the copy in, the second run of f2 hides 2 s; 3 s follow.
+def test_calibrated_costs_predict_the_measurement():
+    # 12 s forward hide 6 s of the copy out; of 5 s of the copy in, the recompute of f2 hides 2 s; 3 s follow.
     made = found(measured(12.0, 5.0, stall=3.0, out=6.0, into=5.0))
     assert simulate(STEP.program, made.costs, made.machine, PLAN).seconds == pytest.approx(20.0)
     assert made.measured_seconds == 20.0
@@ -83,9 +83,9 @@ def test_copies_side_by_side_count_once():
     assert found(both).machine.tier("host").link.out_rate.seconds(4) == pytest.approx(4.0)
 
 
-def test_what_came_as_predicted_changes_nothing():
+def test_exact_predictions_change_nothing():
     made = found(measured(12.0, 5.0, stall=2.0))
-    # Of the 4 s of the copy in, the second run of f2 hides 2 s.
+    # Of the 4 s of the copy in, the recompute of f2 hides 2 s.
     assert made.predicted_seconds == made.measured_seconds == 19.0
     assert made.costs.seconds == STEP.costs.seconds
     assert not made.is_off
@@ -146,7 +146,7 @@ def test_ops_that_were_said_to_cost_the_same_are_corrected_as_one():
 # --- what the host took -----------------------------------------------------------------------------------------------
 
 
-def test_where_the_device_waited_the_host_is_corrected_and_its_ops_are_not():
+def test_if_the_device_waited_host_costs_are_corrected_and_op_costs_are_not():
     # Of the forward's 3 ops and one copy the host takes 3 * 2 + 1 s as described; it took 21.
     machine = replace(MACHINE, host=Host(2.0, 1.0))
     made = found(measured(21.0, 5.0), machine=machine, host_seconds=(21.0, None))

@@ -45,7 +45,7 @@ STEP = build(
 
 def test_bound_of_a_copy_that_is_exposed_on_both_sides_of_its_cut():
     # f3 would hold a b m = 4 + 1 + 4 = 9. At budget 5 all of a is away then: out in 4 s after f1, for which f2 takes
-    # 1 s; in in 4 s after f3, beside f4's 1 s as far as the zone after the last cut, f3, can tell: 2 + 4 + 3 + 4.
+    # 1 s; in in 4 s after f3, beside f4's 1 s as far as the zone after the last cut, f3, shows: 2 + 4 + 3 + 4.
     assert bound(STEP, unit_machine(), 5).seconds == pytest.approx(13)
     # At budget 7 half of a is enough for the relaxation, which knows no whole buffers: 2 + 2 + 3 + 2.
     assert bound(STEP, unit_machine(), 7).seconds == pytest.approx(9)
@@ -117,7 +117,7 @@ def test_bound_is_what_the_ops_or_the_host_take_when_the_step_fits(step, machine
 
 
 @given(st.data(), steps(), machines())
-def test_what_is_proven_for_a_budget_holds_for_smaller_ones(data, step, machine):
+def test_a_bound_for_a_budget_holds_for_smaller_budgets(data, step, machine):
     peak_bytes = StepMemory(step.program, step.costs).peak.nbytes
     small, large = sorted(data.draw(st.lists(st.integers(0, peak_bytes), min_size=2, max_size=2)))
     certificate = bound(step, machine, large)

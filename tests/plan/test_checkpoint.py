@@ -1,4 +1,4 @@
-"""Checkpointing blocks: what is dropped and when it runs again, by hand; any step; the bits of a real model."""
+"""Checkpointed blocks: dropped buffers and recomputes, by hand; any step; bitwise results of a real model."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_step_that_fits_is_not_checkpointed():
 
 
 def test_the_first_block_is_recomputed_up_to_its_last_needed_op():
-    # Without a and b. c was handed on, so f3 need not run again; at depth 3 each block hands on all that it makes.
+    # Without a and b. c was passed on, so f3 is not recomputed; at depth 3 each block passes on all that it makes.
     step = layers()
     for budget_bytes in (38, 31):
         plan = plan_of(step, budget_bytes)
@@ -99,7 +99,7 @@ def test_as_many_blocks_as_the_budget_requires():
 
 
 def test_a_depth_that_costs_more_is_taken_where_others_do_not_fit():
-    # Of all of net only z is handed on: f7 has z y 2 and 20, g6 a b c d e 17 and y t gz ge 4.
+    # Of all of net only z is passed on: f7 has z y 2 and 20, g6 a b c d e 17 and y t gz ge 4.
     step = layers()
     assert recomputes_of(step, plan_of(step, 22)) == [(f"f{number}", "g6") for number in range(1, 6)]
 

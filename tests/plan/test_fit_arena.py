@@ -31,7 +31,7 @@ class Steps:
 
 
 @given(st.integers(1, 1000), st.floats(0, 0.5))
-def test_if_any_plan_fits_with_a_thirtieth_to_spare_one_is_found_and_else_the_bytes_that_are_said_do_not_fit(
+def test_a_layout_with_a_thirtieth_to_spare_is_found_and_stated_byte_counts_are_infeasible(
     least_bytes: int, hole_share: float
 ):
     steps = Steps(least_bytes, hole_share)

@@ -1,4 +1,4 @@
-"""PyTorch's memory budget over a program: what is kept and what is made again, by hand and by torch's own solver."""
+"""PyTorch's memory budget over a program: kept and recomputed buffers, by hand and by torch's own solver."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_values_that_are_dearest_to_recompute_are_kept():
 
 
 def test_infeasible_says_what_would_fit():
-    # b alone does not help: g4 has c again, and then b c y t gc. With none kept a b c all come back before g4.
+    # b alone does not help: g4 has c again, and then b c y t gc. With none kept a b c are all recomputed before g4.
     with pytest.raises(PlanInfeasible) as found:
         plan_of(CHAIN, 10)
     assert (found.value.needed_bytes, found.value.where) == (11, "op 4 'g4' (test.py:5 g4)")
@@ -81,7 +81,7 @@ def test_missing_inputs_are_recomputed_first(middle, again):
         tangents="t",
         gradients="gx",
     )
-    # f5: c d y 11 and 20 of scratch; without c 22, or 30 where m, which cannot be made again, waits for f3.
+    # f5: c d y 11 and 20 of scratch; without c 22, or 30 where m, which cannot be recomputed, waits for f3.
     assert recomputes_of(step, 30) == [(name, "g4") for name in again]
 
 
@@ -89,7 +89,7 @@ def test_missing_inputs_are_recomputed_first(middle, again):
     st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 9)), min_size=1, max_size=8),
     st.integers(0, 20),
 )
-def test_what_is_kept_is_worth_as_much_as_what_torch_keeps(values, twentieths):
+def test_kept_tensors_are_worth_as_much_as_those_that_torch_keeps(values, twentieths):
     parts, worths = (np.array(each) for each in zip(*values, strict=True))
     capacity = 10_000 * twentieths // 20
     kept = _Knapsack(range(len(values)), parts, [float(worth) for worth in worths]).best(capacity)

@@ -54,7 +54,7 @@ class Replay:
     """
 
     def __init__(self, program: Program, costs: OpCosts, plan: Plan, places: ArenaLayout, random: Random) -> None:
-        """Where ``costs`` do not say in which order an op asks, ``random`` does."""
+        """Where ``costs`` do not say in which order an op allocates, ``random`` does."""
         runs = schedule(program, plan.recomputes)
         self.program, self.costs, self.plan, self.places = runs.program, runs.costs(costs), plan, places
         self.random = random
@@ -84,7 +84,7 @@ class Replay:
         assert not self.openings
 
     def made(self, op: Op, uses: dict[int, list[int]]) -> list[tuple[object, int]]:
-        """What ``op`` asks the allocator for, in order."""
+        """The allocations of ``op``, in order."""
         pieces = self.costs.of(op.index)
         asked: list[tuple[object, int]] = []
         for number, piece in enumerate(pieces):

@@ -1,4 +1,4 @@
-"""What each policy decides, on steps small enough to decide by hand, and what all of them promise on any step."""
+"""The decisions of each policy on steps small enough for hand computation, and invariants of all on any step."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_tflms_swaps_the_longest_edges_first():
     assert [n for n, *_ in swaps_of(CHAIN, plan_of("tflms", CHAIN, 9, fast, swapout_threshold=5))] == ["a"]
 
 
-def test_tflms_parameters_set_when_copies_in_start_and_who_waits():
+def test_tflms_parameters_set_when_copies_in_start_and_which_ops_wait():
     fast = unit_machine(out=8, into=8)
 
     def a_swap(**parameters):
@@ -330,7 +330,7 @@ def test_recomputed_copies_keep_their_ids_without_small_buffers(monkeypatch):
 
 
 @pytest.mark.parametrize("asks_need", [False, True])
-def test_the_needed_budget_is_searched_for_only_with_asks_need(asks_need, monkeypatch):
+def test_the_needed_budget_is_searched_for_only_on_request(asks_need, monkeypatch):
     budgets = []
 
     def find(step, link, limits, **_):
@@ -529,7 +529,7 @@ OUT_IN_BACKWARD = build(
 
 @pytest.mark.parametrize("find", [search.plan_exactly, search.plan_search])
 def test_copies_out_go_on_while_the_backward_begins_and_stall_nothing(find):
-    # a, 4 bytes, is idle from 2 on, leaves in 4 s, and is in nobody's way before g2, which begins at 6.
+    # a, 4 bytes, is idle from 2 on, leaves in 4 s, and obstructs no other buffer before g2, which begins at 6.
     problem = problem_of(OUT_IN_BACKWARD, 7)
     plan = find(problem, policy="swap", may_recompute=False)
     (swap,) = plan.swaps

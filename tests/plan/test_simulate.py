@@ -154,7 +154,7 @@ def test_copies_both_ways_share_what_the_link_moves(both_factor: float, b_bytes:
     assert spans(timeline, Lane.IN)[0] == ("a", 10, arrives)
 
 
-def test_copies_are_as_slow_as_they_are_beside_compute():
+def test_copies_slow_down_while_compute_runs():
     link = Link(Rate.constant(2.0), Rate.constant(4.0), busy_factor=0.5)
     swap = Swap(STEP.id("a"), "host", 0, 2, 3, 3, 4)
     busy = unit_machine().with_link("host", link)

@@ -106,14 +106,14 @@ def test_between_two_copies_of_a_buffer_its_offset_is_reusable():
         "away at a use": ("residency", [swap(A, 2, 3, 8, 12)]),
         "arrives after its use": ("residency", [replace(CROSSING_B, first_use=12)]),
         "released before it exists": ("residency", [swap(B, 0, 1, 1, 1)]),
-        "brought back after its last use": ("residency", [swap(B, 12, 12, 12, 12)]),
+        "swapped in after its last use": ("residency", [swap(B, 12, 12, 12, 12)]),
         "written after the copy out": ("copy", [swap(STEP.id("c"), 5, 10, 10, 11)]),
         "copied out before it is made": ("copy", [swap(A, 0, 3, 3, 4)]),
-        "no copy to come back from": ("copy", [replace(CROSSING_A, out_start=None)]),
+        "no copy to swap in from": ("copy", [replace(CROSSING_A, out_start=None)]),
         "its copy lies elsewhere": ("copy", [IN_FORWARD, replace(AGAIN_A, offset=8192)]),
         "swapped twice at once": ("overlap", [swap(B, 4, 5, 8, 10), replace(CROSSING_B, out_start=5)]),
         "released in another segment than used": ("segments", [replace(CROSSING_B, release=6)]),
-        "brought back in another segment": ("segments", [replace(CROSSING_B, in_start=7)]),
+        "swapped in in another segment": ("segments", [replace(CROSSING_B, in_start=7)]),
         "out in another segment than used": ("segments", [swap(D, 4, 10, 10, 11)]),
         "its copy is in another function": ("segments", [swap(D, 4, 4, 4, 4), swap(D, None, 10, 10, 11)]),
         "listed against the order of need": ("lanes", [IN_FORWARD, CROSSING_A, CROSSING_B]),
@@ -179,7 +179,7 @@ def test_the_budget_is_checked_at_every_op():
 
 
 def test_a_copy_in_counts_from_its_start():
-    # a and b are together in f2 only, 9096 bytes, unless a comes back before g2, which needs b.
+    # a and b are together in f2 only, 9096 bytes, unless a is swapped in before g2, which needs b.
     apart = (swap(A, 2, 2, 4, 4), replace(CROSSING_B, release=4))
     late, early = replace(AGAIN_A, in_start=12), replace(AGAIN_A, in_start=11)
     check(*apart, late, budget_bytes=9096)

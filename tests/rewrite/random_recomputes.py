@@ -1,4 +1,4 @@
-"""Random second runs that are valid by construction: ops that can run twice, at any positions where they can run."""
+"""Random recomputes that are valid by construction: ops that can run twice, at any positions where they can run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lmswap.ir.program import Program
 def random_recomputes(
     program: Program, rng: random.Random, *, share: float = 0.5, most: int = 3
 ) -> tuple[Recompute, ...]:
-    """About ``share`` of the ops that can run again do so, up to ``most`` times each."""
+    """About ``share`` of the recomputable ops are recomputed, up to ``most`` times each."""
     recomputes = []
     for op, is_repeatable in zip(program.ops, repeatable_ops(program), strict=True):
         if not is_repeatable or rng.random() > share:
@@ -32,7 +32,7 @@ def random_recomputes(
 
 
 def recompute_all(program: Program) -> tuple[Recompute, ...]:
-    """Before each op of a backward pass, all of what it needs is computed again from what cannot be."""
+    """Before each op of a backward pass, all of its inputs are recomputed from what cannot be."""
     can_run = repeatable_ops(program)
     maker = {buffer: op.index for op in reversed(program.ops) for buffer in op.writes}
     recomputes: list[Recompute] = []

@@ -120,7 +120,7 @@ def test_nothing_is_saved_that_no_op_reads():
 
 
 class Watching(MemoryEngine):
-    """Which sees whose memory is still held when something comes back."""
+    """Which sees whose memory is still held when something is swapped in."""
 
     def __init__(self):
         super().__init__()
@@ -168,7 +168,7 @@ def test_a_backward_waits_for_the_copies_that_its_forward_has_queued_and_frees_t
 
 
 class Gentle(MemoryEngine):
-    """Which leaves what is released to whoever else may hold it, as real memory is left."""
+    """Which leaves what is released to its other owners, as real memory is left."""
 
     def out_done(self, token, x):
         pass

@@ -60,11 +60,11 @@ class HalfBlock(Block):
 
 
 MODELS = CASES | {"block": BLOCK}
-HALF = {"half_block": Case(HalfBlock, BLOCK.batch)}  # what comes back from a tier gets the traced dtype: not swapped
+HALF = {"half_block": Case(HalfBlock, BLOCK.batch)}  # a tensor swapped in gets the traced dtype: not swapped
 
 
 class Rewritten(GraphHandler):
-    """A graph handler that runs again what ``choose`` says, and swaps a share of all gaps of what then runs."""
+    """A graph handler that recomputes what ``choose`` selects, and swaps a share of all gaps of the result."""
 
     output_metadata = METER.output_metadata
 
