@@ -1,4 +1,4 @@
-"""Errors of the emulated GPU come as a real one's: late, to whoever calls next, and from then on to everybody."""
+"""Errors of the emulated GPU come as a real one's: late, at the next call, and from then on at every call."""
 
 import ctypes
 import mmap
@@ -57,7 +57,7 @@ def test_planned_faults_come_once_and_leave_the_context_whole(emulated_gpu):
     event.record()
 
 
-def test_a_mended_gpu_has_forgotten_pinned_memory_that_is_no_more(emulated_gpu):
+def test_a_repaired_gpu_forgets_freed_pinned_memory(emulated_gpu):
     libc, cuda, fixed = ctypes.CDLL(None), torch.cuda.cudart(), 0x10
     libc.mmap.restype = ctypes.c_void_p
 

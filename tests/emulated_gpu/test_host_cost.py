@@ -1,4 +1,4 @@
-"""What does a swap cost the host? Calls of the driver: the difference of steps with more and with fewer swaps."""
+"""The host cost of a swap in driver calls: the difference between steps with more and fewer swaps."""
 
 import itertools
 from collections import Counter
@@ -40,7 +40,7 @@ def counted(machine, min_swap_bytes, *, compiler="fx", late_seconds=0.0) -> tupl
     return of_driver, of_driver["cuMemcpyDtoHAsync_v2"]
 
 
-def test_what_the_host_takes_is_measured_and_leaves_nothing_behind(emulated_gpu):
+def test_launch_overhead_is_measured_without_side_effects(emulated_gpu):
     device = torch.device("cuda", 0)
     before = torch.cuda.memory_allocated(device)
     with emulated_gpu.counted_calls() as calls:

@@ -105,9 +105,7 @@ def test_late_copies_and_requests_change_no_bit(compiler, monkeypatch, emulated_
 @pytest.mark.timeout(120, method="thread")  # of who waits for ever, the main thread may be one
 @pytest.mark.parametrize("compiler", ["fx", "eager"])
 @pytest.mark.parametrize("queues", [{"is_one": True}, {"most_queued": 3}, {"is_one": True, "most_queued": 3}])
-def test_streams_that_share_a_queue_and_queues_that_are_full_hold_up_nobody_for_ever(
-    queues, compiler, monkeypatch, emulated_gpu, plain
-):
+def test_shared_and_full_queues_do_not_deadlock(queues, compiler, monkeypatch, emulated_gpu, plain):
     model = warmed_up(monkeypatch, compiler=compiler, faults="read@*=jitter:0.003,write@*=jitter:0.003")
     emulated_gpu.configure_queues(**queues)
     for _ in range(2):
@@ -140,7 +138,7 @@ def test_a_step_ends_in_the_error_that_the_host_did_not_wait_for(fault, error, c
     lmswap.disable(model)
 
 
-def test_a_read_that_fails_when_the_host_has_gone_on_is_told_by_the_backward(monkeypatch, emulated_gpu, plain):
+def test_a_failed_read_is_reported_by_the_backward_if_the_host_has_gone_on(monkeypatch, emulated_gpu, plain):
     model = warmed_up(monkeypatch, faults="read@34=fail")  # of at most 8 in a step
     with pytest.raises(TransferError, match="read"):
         for _ in range(12):
@@ -149,7 +147,7 @@ def test_a_read_that_fails_when_the_host_has_gone_on_is_told_by_the_backward(mon
     lmswap.disable(model)
 
 
-def test_what_failed_in_a_step_that_the_user_cut_short_is_not_told_by_the_next(monkeypatch, emulated_gpu, plain):
+def test_a_failure_in_an_interrupted_step_is_not_reported_by_the_next_step(monkeypatch, emulated_gpu, plain):
     model = warmed_up(monkeypatch, faults="read@34=fail")  # of at most 8 in a step
 
     def cut(_):

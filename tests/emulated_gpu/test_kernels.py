@@ -100,7 +100,7 @@ def test_a_result_that_is_used_on_is_computed_in_order():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_what_works_on_16_bits_computes_in_32_and_rounds_running_statistics_too(dtype):
+def test_kernels_on_16_bits_compute_in_32_and_round_running_statistics(dtype):
     image, weight = torch.randn(2, 3, 8, 8, device="cpu").to(dtype), torch.randn(4, 3, 3, 3, device="cpu").to(dtype)
     found = torch.nn.functional.conv2d(image.cuda(), weight.cuda())
     assert torch.equal(found.cpu(), torch.nn.functional.conv2d(image.float(), weight.float()).to(dtype))

@@ -1,4 +1,4 @@
-"""What NVIDIA's libraries take and choose beside their arithmetic, the emulated ones do too."""
+"""The emulated libraries allocate workspaces and choose algorithms as NVIDIA's do."""
 
 import threading
 
@@ -85,7 +85,7 @@ def test_efficient_attention_is_attention(is_causal):
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(*found, strict=True))
 
 
-def test_the_seed_of_efficient_attention_lies_on_the_host_and_says_what_was_dropped():
+def test_the_seed_of_efficient_attention_is_on_the_host_and_determines_the_dropout():
     attend = torch.ops.aten._scaled_dot_product_efficient_attention
     x = torch.randn(1, 2, 32, 8, device="cuda")
     torch.cuda.manual_seed(0)

@@ -1,4 +1,4 @@
-"""What lmswap would do wrong on a GPU is found by its tests on the emulated one."""
+"""lmswap's tests on the emulated GPU detect errors of synchronization."""
 
 import itertools
 import subprocess

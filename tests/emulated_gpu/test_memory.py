@@ -87,7 +87,7 @@ def test_a_use_of_memory_that_was_given_back_breaks_the_context(emulated_gpu):
     assert "not allocated" in violation
 
 
-def test_what_is_given_back_twice_is_told_of(emulated_gpu):
+def test_a_double_free_is_a_violation(emulated_gpu):
     runtime, address = ctypes.CDLL("libcudart.so.13"), ctypes.c_void_p()
     runtime.cudaHostAlloc(ctypes.byref(address), ctypes.c_size_t(MIB), ctypes.c_uint(0))
     assert runtime.cudaFreeHost(address) == 0

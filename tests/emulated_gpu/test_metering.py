@@ -1,4 +1,4 @@
-"""Ops are metered on a GPU without harm, and what does not repeat its bits there is not computed again."""
+"""Ops are metered on a GPU without harm, and ops that do not repeat their bits are not recomputed."""
 
 import statistics
 import time
@@ -49,7 +49,7 @@ class Attention(nn.Module):
 
 
 @pytest.mark.parametrize("policy", ["swap_all", "recompute"])
-def test_seeds_of_attention_lie_on_the_host_where_the_backward_reads_them(policy, emulated_gpu):
+def test_seeds_of_attention_are_on_the_host_where_the_backward_reads_them(policy, emulated_gpu):
     case = Case(Attention, lambda: torch.randn(2, 64, 32))
     with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
         plain, expected = train(case)
@@ -163,7 +163,7 @@ UNREPEATABLE = {
 
 @pytest.mark.parametrize("kind", UNREPEATABLE)
 @pytest.mark.parametrize("is_seen", [True, False])
-def test_what_does_not_repeat_its_bits_is_not_run_again(kind, is_seen, emulated_gpu, monkeypatch):
+def test_ops_that_are_not_bitwise_repeatable_are_not_recomputed(kind, is_seen, emulated_gpu, monkeypatch):
     monkeypatch.setattr("lmswap.session.plan_store.PlanCache.read", lambda cache, program: None)
     case, name = UNREPEATABLE[kind]
     emulated_gpu.configure_kernels(**{kind: True})

@@ -28,7 +28,7 @@ def train(model, steps):
         CASE.loss(tuple(output.cuda() for output in model(CASE.batch().cuda()))).backward()
 
 
-def test_a_plans_memory_is_reserved_before_its_step_and_told_of(caplog):
+def test_a_plans_memory_is_reserved_before_its_step_and_reported(caplog):
     model = enabled(compiler="fx")
     with caplog.at_level(logging.INFO, "lmswap"):
         train(model, 1)

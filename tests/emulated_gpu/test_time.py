@@ -51,7 +51,7 @@ def test_a_copy_on_a_side_stream_is_late(emulated_gpu):
     assert done.query()
 
 
-def test_events_tell_the_time_that_a_copy_takes_on_the_link(emulated_gpu):
+def test_events_measure_the_time_of_a_copy_on_the_link(emulated_gpu):
     emulated_gpu.configure(in_rate=RATE, latency_seconds=0.01)
     source, target = on_host(), on_gpu()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -111,7 +111,7 @@ def test_products_take_the_time_of_their_operations(emulated_gpu):
     assert seconds_by_events(lambda: torch.bmm(batch, batch)) >= 2 * 4 * 50**3 / FLOP_RATE
 
 
-def test_convolutions_take_the_time_of_their_operations_and_their_backward_that_of_what_is_asked(emulated_gpu):
+def test_convolutions_take_the_time_of_their_operations_and_backward_that_of_the_required_gradients(emulated_gpu):
     x, weight = torch.ones(1, 8, 32, 32, device="cuda"), torch.ones(16, 8, 3, 3, device="cuda", requires_grad=True)
     torch.cuda.synchronize()
     emulated_gpu.configure_compute(flop_rate=FLOP_RATE)
@@ -143,7 +143,7 @@ def test_every_kernel_takes_its_latency(emulated_gpu):
     assert seconds_by_events(lambda: [x.add_(1) for _ in range(5)]) >= 0.05
 
 
-def test_what_the_cores_are_too_slow_for_is_told(emulated_gpu):
+def test_kernels_slower_than_configured_are_reported(emulated_gpu):
     x = torch.ones(256, 256, device="cuda")
     torch.cuda.synchronize()
     emulated_gpu.take_late_seconds()

@@ -44,7 +44,7 @@ def first_address(arena: Arena) -> int:
         return tensor(40).data_ptr()
 
 
-def test_tensors_lie_where_they_were_planned_to(arena):
+def test_tensors_are_at_their_planned_offsets(arena):
     base = first_address(arena)
     places = [[place(30, 4)], [place(2, 7), place(20, 3)], [place(9, 11)], [place(0, 2)]]
     script = Script(places)
@@ -90,7 +90,7 @@ def test_a_tensor_that_is_kept_for_longer_than_planned_is_not_overwritten(arena)
         assert (kept[2 * number + 1] == 100 + number).all()
 
 
-def test_tensors_lie_in_their_places_again_when_what_was_kept_for_longer_is_gone(arena):
+def test_tensors_return_to_their_planned_offsets_once_retained_tensors_are_freed(arena):
     base = first_address(arena)
     script = Script([[place(0, 10)], [place(10, 30)], [place(0, 3)]])
     for number in range(4):
@@ -106,12 +106,12 @@ def test_tensors_lie_in_their_places_again_when_what_was_kept_for_longer_is_gone
             beside = tensor(31) if number == 0 else None  # for which the allocator takes more of the device
             assert (last.data_ptr() == base) == (number > 0)
         del last, beside, kept
-        base = first_address(arena)  # it is made anew, without what the allocator took
+        base = first_address(arena)  # it is recreated, without what the allocator took
         assert arena.reserved_bytes <= 42 * UNIT_BYTES
     assert arena.num_unplaced == 1
 
 
-def test_what_is_held_between_tensors_is_given_back_at_the_end_and_counted_meanwhile(arena):
+def test_memory_held_between_tensors_is_freed_at_the_end_and_counted_until_then(arena):
     before = torch.cuda.memory_allocated()
     with arena.segment(Script([[place(3, 5)]])), arena.allocating():
         arena.open_next()
@@ -124,7 +124,7 @@ def test_what_is_held_between_tensors_is_given_back_at_the_end_and_counted_meanw
     assert torch.cuda.memory_allocated() == before
 
 
-def test_between_the_parts_of_a_segment_others_allocate_elsewhere_and_what_they_free_is_taken_back(arena):
+def test_allocations_between_the_parts_of_a_segment_are_outside_of_the_arena_and_reclaimed(arena):
     base = first_address(arena)
     script = Script([[place(0, 10)], [place(20, 2)], [place(30, 2)]])
     for _ in range(3):
@@ -195,7 +195,7 @@ def test_a_signal_at_any_moment_leaves_nothing_held(arena):
 
 def test_looking_at_a_pool_takes_no_reference_from_the_numbers_that_name_it(arena, monkeypatch):
     """Torch does, and numbers above 256 are objects that are freed."""
-    numbers = (int("1000001"), int("1000002"))  # made at run time: nobody else holds them
+    numbers = (int("1000001"), int("1000002"))  # made at run time: no other references exist
     monkeypatch.setattr(arena, "_pool", SimpleNamespace(id=numbers))
     before = [*map(sys.getrefcount, numbers)]
     for _ in range(10):
@@ -203,7 +203,7 @@ def test_looking_at_a_pool_takes_no_reference_from_the_numbers_that_name_it(aren
     assert all(now >= was for now, was in zip(map(sys.getrefcount, numbers), before, strict=True))
 
 
-def test_an_arena_is_made_anew_on_the_stream_of_the_next_step(arena):
+def test_an_arena_is_recreated_on_the_stream_of_the_next_step(arena):
     before, stream = first_address(arena), torch.cuda.Stream()
     reserved_bytes = arena.reserved_bytes
     with torch.cuda.stream(stream):
@@ -242,7 +242,7 @@ def test_an_arena_is_as_large_as_the_segment_that_runs_needs_it(arena):
     assert seen == [30, 60, 30, 20, 60]
 
 
-def test_an_arena_that_rests_takes_nothing_of_the_device_until_the_next_segment_and_stays_where_something_lies_in_it(
+def test_an_idle_arena_releases_its_memory_until_the_next_segment_unless_it_is_in_use(
     arena,
 ):
     script = Script([[place(0, 10)], [place(10, 30)]])
@@ -262,13 +262,13 @@ def test_an_arena_that_rests_takes_nothing_of_the_device_until_the_next_segment_
     assert arena.num_unplaced == 0
 
 
-def test_what_others_allocate_lies_elsewhere(arena):
+def test_foreign_allocations_are_outside_of_the_arena(arena):
     base = first_address(arena)
     outside = [tensor(3) for _ in range(5)]
     assert all(not base <= t.data_ptr() < base + 40 * UNIT_BYTES for t in outside)
 
 
-def test_places_of_any_size_lie_where_they_were_planned_to_whatever_died_beside_them(arena):
+def test_extents_of_any_size_are_at_their_planned_offsets_whichever_neighbors_were_freed(arena):
     base = first_address(arena)
     half = 2**19  # a rest of which cannot be held
     # Of each: its place, and when it comes and dies. What died is held by itself: later ones go over its borders.
@@ -307,7 +307,7 @@ def anywhere(count: int) -> Slot:
     return Slot(None, count * UNIT_BYTES)
 
 
-def test_results_lie_beside_the_arena_and_take_turns_in_two_memories(arena):
+def test_results_are_outside_of_the_arena_and_alternate_between_two_memories(arena):
     base = first_address(arena)
     script, seen, result = Script([[place(3, 14), anywhere(15)], [place(20, 15)], [anywhere(4)]]), [], None
     for number in range(6):
@@ -353,8 +353,8 @@ def test_results_that_are_added_to_others_are_free_again_for_the_next_ones(arena
 
 
 @pytest.mark.parametrize("leaves_room_before", [False, True])
-def test_what_is_free_beside_the_arena_may_be_as_large_as_a_hole_in_it_wherever_it_lies(arena, leaves_room_before):
-    """Of equal blocks the allocator hands out that of its older segment first, not the lower one."""
+def test_free_memory_outside_of_the_arena_may_be_as_large_as_a_hole_inside(arena, leaves_room_before):
+    """Of equal blocks the allocator returns that of its older segment first, not the lower one."""
     before = tensor(64) if leaves_room_before else None
     base = first_address(arena)
     del before
@@ -392,7 +392,7 @@ def test_two_results_that_come_together_are_not_taken_for_one_of_twice_the_size(
 
 
 @pytest.mark.parametrize("count", [30, 50])
-def test_an_arena_is_made_anew_though_the_last_steps_results_are_held(arena, count):
+def test_an_arena_is_recreated_while_results_of_the_last_step_are_held(arena, count):
     def run(*places: Slot) -> torch.Tensor:
         with arena.segment(Script([[places[0]], [places[1]]])), arena.allocating():
             arena.open_next()
@@ -412,7 +412,7 @@ def test_an_arena_is_made_anew_though_the_last_steps_results_are_held(arena, cou
     del other
 
 
-def test_where_a_card_has_no_room_for_two_arenas_a_step_runs_without_places(arena):
+def test_a_step_runs_without_planned_offsets_if_two_arenas_do_not_fit(arena):
     with arena.segment(Script([[place(0, 5)]])), arena.allocating():
         arena.open_next()
         left = [tensor(5)]

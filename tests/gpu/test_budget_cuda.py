@@ -134,7 +134,7 @@ def rounds(budget=None):
 
 
 @pytest.mark.slow
-def test_what_begins_when_a_model_has_been_trained_for_some_steps_keeps_the_budget_while_its_ops_are_tried():
+def test_an_optimizer_that_starts_late_keeps_the_budget_while_ops_are_benchmarked():
     expected, reserved = rounds()
     budget = int(0.4 * max(reserved)[0])
     results, reserved = rounds(budget)
@@ -193,7 +193,7 @@ SPARED = "less than was reserved for them"
 
 
 @pytest.mark.slow
-def test_what_an_optimizer_turns_out_not_to_need_is_the_plans(monkeypatch, tmp_path):
+def test_memory_that_an_optimizer_does_not_need_is_given_to_the_plan(monkeypatch, tmp_path):
     monkeypatch.setattr(calibrate, "TOLERANCE", 1e6)  # or times may be the reason for another plan
     expected, reserved, _ = heavy()
     budget = int(0.8 * max(reserved))
@@ -218,7 +218,7 @@ def test_what_an_optimizer_turns_out_not_to_need_is_the_plans(monkeypatch, tmp_p
     [{"make_optimizer": torch.optim.Adam}, {"steps_of_optimizer": 2}, {"empties": True}],
     ids=["copies", "accumulation", "an emptied cache"],
 )
-def test_what_an_optimizer_needs_or_may_need_stays_reserved(habits):
+def test_memory_that_an_optimizer_may_need_stays_reserved(habits):
     expected, reserved, _ = heavy(**habits)
     budget = int(0.8 * max(reserved))
     results, reserved, report = heavy(budget=budget, **habits)
@@ -320,7 +320,7 @@ def test_a_card_of_the_budget_runs_any_order_of_a_loop_though_results_are_held(o
 
 
 @pytest.mark.parametrize("kept", quick_of(["gradients", "outputs"], ["outputs"]))
-def test_what_is_held_over_to_the_next_step_is_never_overwritten_and_gets_places_of_its_own(plain, kept):
+def test_tensors_held_into_the_next_step_are_not_overwritten_and_have_their_own_offsets(plain, kept):
     expected, peak_bytes = plain
     budget = int(0.7 * peak_bytes)
     torch.manual_seed(0)
@@ -397,7 +397,7 @@ class Interrupted(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")  # by the first step, of several graphs
-def test_no_arena_lies_idle_beside_the_first_step_that_hooks_serve():
+def test_no_unused_arena_exists_during_a_first_step_with_hooks():
     trainings.begin()
     with torch.device("cpu"):
         model = Interrupted().cuda()
@@ -421,7 +421,7 @@ def test_auto_is_a_share_of_what_the_process_may_take():
         lmswap.disable(model)
 
 
-def test_what_torch_keeps_of_an_earlier_training_is_no_part_of_the_first_step():
+def test_memory_cached_from_an_earlier_training_is_not_part_of_the_first_step():
     torch.compiler.reset()
     torch.empty(2**28, dtype=torch.uint8, device="cuda")
     model = nn.Sequential(nn.Linear(512, 512), nn.Tanh()).cuda()

@@ -1,4 +1,4 @@
-"""What libraries take for good is there before a step, in the threads of forward and backward; CUDA only."""
+"""Permanent memory of CUDA libraries is allocated before a step, for the threads of forward and backward; CUDA only."""
 
 import gc
 import time

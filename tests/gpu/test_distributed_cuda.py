@@ -23,7 +23,7 @@ _TIMEOUT = timedelta(seconds=15)
 
 
 def die_within(rank, world, folder):
-    """The last rank dies in the third backward; what the others are told goes to a file."""
+    """The last rank dies in the third backward; the errors of the others go to a file."""
     told = os.open(f"{folder}/told-{rank}", os.O_CREAT | os.O_WRONLY)
     os.dup2(told, 2)
     take_gpu(rank, world)
@@ -57,7 +57,7 @@ def test_when_a_rank_dies_in_mid_step_the_others_end_within_the_timeout_and_leav
 
 
 def train_within(rank, world, folder, budget_bytes):
-    """A few steps under DistributedDataParallel, whose buckets are made anew after the first; writes down the peak."""
+    """A few steps under DistributedDataParallel, whose buckets are rebuilt after the first; writes down the peak."""
     take_gpu(rank, world)
     store = dist.FileStore(f"{folder}/store-{budget_bytes}", world)
     dist.init_process_group("nccl", store=store, rank=rank, world_size=world)
@@ -78,7 +78,7 @@ def train_within(rank, world, folder, budget_bytes):
 
 
 @pytest.mark.slow  # a step of GPUs' sizes, on a CPU
-def test_buckets_that_are_made_anew_are_within_the_budget(tmp_path):
+def test_rebuilt_buckets_are_within_the_budget(tmp_path):
     def peak_bytes(budget_bytes):
         assert end(start(train_within, 2, str(tmp_path), budget_bytes), seconds=300) == [0, 0]
         return max(int((tmp_path / f"{budget_bytes}-{rank}").read_text()) for rank in range(2))

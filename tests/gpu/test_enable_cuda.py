@@ -90,7 +90,7 @@ class HostIndices(torch.nn.Module):
         return torch.tanh(self.layer(x)).flatten()[indices].exp()
 
 
-def test_what_a_model_makes_on_the_host_stays_there():
+def test_tensors_that_a_model_makes_on_the_host_stay_there():
     case = Case(HostIndices, lambda: torch.randn(64, 64))
     expected, _ = train(case, "none")
     actual, report = train(case, "swap_all")
@@ -110,7 +110,7 @@ def test_verified_and_wiped_steps_are_the_same_steps(tier):
     assert report.verified.num_differences == 0
 
 
-def test_an_allocator_that_does_not_tell_what_it_holds_is_refused(monkeypatch):
+def test_an_allocator_without_statistics_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "pluggable")
     with pytest.raises(OptionError, match=r"change_current_allocator.*train with torch's own"):
         lmswap.enable(torch.nn.Linear(4, 4).cuda())
@@ -126,7 +126,7 @@ def test_an_allocator_without_settings_to_look_at_serves_a_model_that_has_no_pla
     assert report.swapped_out_bytes > 0
 
 
-def test_what_the_host_takes_is_read_again_when_nothing_is_done_for_the_first_time(monkeypatch, tmp_path):
+def test_launch_overhead_is_measured_again_once_nothing_runs_for_the_first_time(monkeypatch, tmp_path):
     link, host = Link(Rate.constant(2e10), Rate.constant(2e10)), Host(1e-5, 1e-5)
     machine = Machine("of this test", 2**34, 50e9, 10e9, 1e-6, (Tier("host", 2**34, link),), host)
     monkeypatch.setenv("LMSWAP_CACHE_DIR", str(tmp_path))

@@ -57,7 +57,7 @@ def test_copies_are_held_to_the_link_and_the_bits_stay():
 
 
 @pytest.mark.slow
-def test_spare_device_memory_stands_in_for_a_link_that_is_not_there():
+def test_spare_device_memory_emulates_a_missing_link():
     _, expected = train()
     torch.cuda.empty_cache()
     free_bytes, _ = torch.cuda.mem_get_info()

@@ -1,4 +1,4 @@
-"""What training scripts do besides: a card that has the budget runs them, with plain torch's bits."""
+"""Other work of training scripts runs on a card that has the budget, bitwise equal to plain torch."""
 
 import copy
 

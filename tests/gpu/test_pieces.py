@@ -1,4 +1,4 @@
-"""What an op takes from the allocator: how many pieces of each size at once, and which results lie in which."""
+"""Allocations of an op: the number of pieces of each size at once, and the results in them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def of_several_sizes() -> list[Tensor]:
         (of_several_sizes, [Piece(30 * MIB), Piece(2 * MIB), Piece(2 * MIB, 0), Piece(MIB // 2)]),
     ],
 )
-def test_results_and_scratch_of_one_size_are_told_apart_by_the_order_in_which_they_are_asked_for(
+def test_results_and_scratch_of_equal_size_are_distinguished_by_allocation_order(
     run: Callable[[], list[Tensor]], pieces: list[Piece]
 ):
     assert trace_allocations(run, [], CUDA) == tuple(pieces)
@@ -74,7 +74,7 @@ def test_a_result_that_was_given_is_no_result_of_the_op():
     assert trace_allocations(lambda: [given, new(8)], [given], CUDA) == (Piece(8 * MIB, 0),)
 
 
-def test_nothing_is_said_while_somebody_else_records_the_allocator_s_history():
+def test_nothing_is_recorded_while_the_allocator_history_is_in_use():
     torch.cuda.memory._record_memory_history()
     try:
         assert trace_allocations(scratch_first, [], CUDA) is None

@@ -1,4 +1,4 @@
-"""What Kineto sees on a CUDA device beside the engine's own record of the same steps; skipped where there is none."""
+"""Kineto's record on a CUDA device compared with the engine's own of the same steps; skipped without a GPU."""
 
 from dataclasses import replace
 
@@ -35,7 +35,7 @@ def profiled(**options):
     return profile
 
 
-def test_kineto_and_the_engine_tell_of_the_same_copies():
+def test_kineto_and_the_engine_record_the_same_copies():
     profile = profiled()
     assert [trace.tool for trace in profile.traces] == ["Kineto", "lmswap's record"]
     seen, own = profile.figures

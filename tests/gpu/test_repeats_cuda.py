@@ -1,4 +1,4 @@
-"""Which ops do not repeat their bits is found by trying them, and not what plans take for granted."""
+"""Ops that are not bitwise repeatable are found by experiment, and are not what plans assume."""
 
 from functools import partial
 

@@ -259,7 +259,7 @@ def test_a_model_that_computes_on_several_streams_gets_plain_torchs_bits(name, c
 @pytest.mark.parametrize(
     "name", quick_of(["side_first", "shared_input", "backward_elsewhere_inside"], ["backward_elsewhere_inside"])
 )
-def test_what_is_saved_on_several_streams_is_verified(name):
+def test_tensors_saved_on_several_streams_are_verified(name):
     torch.manual_seed(0)
     assert report_of(MODELS[name]().cuda(), verify=True).verified.num_saved > 0
 
@@ -300,7 +300,7 @@ class Both(Branches):
         return super().forward(torch.tanh(self.before(x)))
 
 
-def test_what_two_streams_save_stays_on_the_device_and_what_one_saves_leaves():
+def test_tensors_saved_by_two_streams_stay_resident_and_those_of_one_are_swapped():
     torch.manual_seed(0)
     model, x = enabled(Both().cuda()), torch.ones(BATCH, WIDTH, device="cuda")
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""How do trainings of these tests begin, and what must hold of each when it has ended?"""
+"""Set-up of the trainings of these tests, and checks of their end."""
 
 import gc
 
@@ -9,7 +9,7 @@ from tests.test_known_failures import session_of
 
 
 def begin():
-    """Every training draws and captures anew, and finds nothing that is left of the one before."""
+    """Resets random state, traces and caches, so that every training starts from the same state."""
     torch.manual_seed(0)
     torch.compiler.reset()
     gc.collect()
