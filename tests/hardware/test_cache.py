@@ -12,7 +12,7 @@ def directory(monkeypatch, tmp_path):
     return tmp_path / "cache"
 
 
-def test_what_is_written_is_read_back_under_its_own_key_only(directory):
+def test_written_values_are_read_back_under_their_own_key_only(directory):
     CacheFile.locate("plan", {"n": 1}).write({"seconds": 1.5})
     assert CacheFile.locate("plan", {"n": 1}).read() == {"seconds": 1.5}
     assert CacheFile.locate("plan", {"n": 2}).read() is None
@@ -140,7 +140,7 @@ root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make wha
 
 @root_only
 @pytest.mark.parametrize("what", ["file", "directory", "link to the directory"])
-def test_what_belongs_to_another_user_is_not_trusted(directory, what, tmp_path, monkeypatch, caplog):
+def test_files_of_other_users_are_not_trusted(directory, what, tmp_path, monkeypatch, caplog):
     file = CacheFile.locate("plan", {})
     file.write({"n": 1})
     if what == "file":

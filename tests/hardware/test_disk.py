@@ -82,7 +82,7 @@ def test_the_temporary_directory_is_the_default(kinds, monkeypatch, tmp_path):
     assert disk.swap_directory() == str(tmp_path)
 
 
-def test_var_tmp_stands_in_for_a_temporary_directory_in_memory(kinds, monkeypatch, tmp_path):
+def test_var_tmp_replaces_a_temporary_directory_in_memory(kinds, monkeypatch, tmp_path):
     monkeypatch.setattr(disk.tempfile, "gettempdir", lambda: str(tmp_path))
     kinds[str(tmp_path)] = ("tmpfs", 100 * MIB)
     assert disk.swap_directory() == "/var/tmp"

@@ -78,7 +78,7 @@ def test_rates_are_those_of_sixteen_copies_behind_four(gpu):
     )  # the other way moves more than twice as much, and is queued first
 
 
-def test_compute_beside_copies_takes_longer_than_they_do_and_what_it_loses_is_found(gpu):
+def test_overlap_slows_copies_and_the_loss_of_compute_is_measured(gpu):
     out, into = link_peak.peak_rates(torch.device("cuda", 0))
     # 20 copies of 2 s: twice that is 80 s, or 160 convolutions of 0.5 s, and one more; each loses 0.1 s.
     assert "conv 161" in gpu.log

@@ -50,7 +50,7 @@ def test_in_turn_one_begins_when_the_one_before_it_is_done():
     assert max(most) == 1
 
 
-def test_otherwise_all_are_at_it_at_once():
+def test_uncoordinated_ranks_measure_concurrently():
     barrier = threading.Barrier(3, timeout=60)
     meet(3, lambda node: node.gather("a", lambda: str(barrier.wait())))
 

@@ -123,13 +123,13 @@ def test_a_measurement_with_little_room_says_so_and_is_not_remembered(
 @pytest.mark.usefixtures("cache", "counted")
 @pytest.mark.parametrize("launcher", ["LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE"])
 @pytest.mark.parametrize(("count", "share"), [("", 800), ("1", 800), ("8", 100)])
-def test_what_may_be_pinned_is_shared_by_the_processes_that_train_together(monkeypatch, launcher, count, share):
+def test_pinnable_memory_is_divided_by_the_processes_that_train_together(monkeypatch, launcher, count, share):
     monkeypatch.setattr(measure, "read_host_memory", lambda: HostMemory(2000 * MIB, 1000 * MIB))
     monkeypatch.setenv(launcher, count)
     assert describe_machine(CPU, "host").tiers[0].capacity_bytes == share * MIB
 
 
-def test_what_the_disk_has_is_shared_by_the_processes_that_train_together(cache, counted, monkeypatch, tmp_path):
+def test_disk_space_is_divided_by_the_processes_that_train_together(cache, counted, monkeypatch, tmp_path):
     found = measure.describe_directory(str(tmp_path))
     monkeypatch.setattr(measure, "describe_directory", lambda path: replace(found, free_bytes=1000 * MIB))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")

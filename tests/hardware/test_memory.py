@@ -35,7 +35,7 @@ def test_used_bytes_begin_at_zero_and_follow_resident_memory(memory):
     assert held[-1] == 1
 
 
-def test_what_was_free_before_counting_began_hides_no_growth():
+def test_memory_freed_before_counting_hides_no_growth():
     scraps = [bytearray(64 * 2**10) for _ in range(4000)]  # below the size that the C library maps on its own
     del scraps[:-1]  # the last one keeps the freed pages from going back by themselves
     memory = device_memory(CPU)
@@ -64,7 +64,7 @@ def test_the_heap_serves_until_the_last_one_closes():
     assert not _C.heap_is_installed()
 
 
-def test_what_is_free_is_part_of_what_there_is(memory):
+def test_free_memory_is_part_of_the_capacity(memory):
     assert 0 < memory.free_bytes() <= memory.total_bytes()
     memory.synchronize()
 

@@ -1,4 +1,4 @@
-"""What a device is measured by takes long enough to be no mere launch, and no longer than that needs."""
+"""Microbenchmarks of a device take long enough to exceed launches, and no longer than needed."""
 
 import pytest
 import torch

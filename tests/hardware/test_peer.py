@@ -1,4 +1,4 @@
-"""Which other GPU holds what is swapped: the one that is reached fastest, of those that have the room."""
+"""The peer that holds swapped tensors: the one with the fastest link among those with enough memory."""
 
 import pynvml
 import pytest

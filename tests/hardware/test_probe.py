@@ -33,7 +33,7 @@ def test_a_disk_without_room_for_any_copies_is_refused_with_what_measuring_takes
         measure_link(CPU, "disk", str(tmp_path), 3 * MIB - 1)
 
 
-def test_smaller_copies_tell_the_same_shares():
+def test_smaller_copies_measure_the_same_shares():
     found = probe(8 * MIB, out_rate=2**30, in_rate=2**29, share=0.75)
     seconds = found.burst_bytes / 2**30, found.burst_bytes / 2**29
     assert 12 * found.burst_bytes <= 8 * MIB
@@ -58,7 +58,7 @@ def test_the_share_that_each_keeps_while_both_run_is_found(share, out_rate, in_r
 
 @pytest.mark.parametrize("beside", [(1.0, 1.0), (0.8, 1.0), (1.0, 0.7), (0.6, 0.9)])
 @pytest.mark.parametrize(("out_rate", "in_rate"), [(2**30, 2**29), (1e8, 2.5e9)])
-def test_what_copies_and_compute_leave_each_other_is_found(beside, out_rate, in_rate):
+def test_mutual_slowdown_of_copies_and_compute_is_measured(beside, out_rate, in_rate):
     engine = FakeEngine(out_rate, in_rate, 1.0, beside=beside)
     found = LinkProbe(CPU, "disk", engine, MEASURED_BYTES).busy_factors(
         engine.compute, 16 * MIB / out_rate, 16 * MIB / in_rate
@@ -80,7 +80,7 @@ def test_more_convolutions_take_more_time():
     assert 0 < compute(1) < compute(20)
 
 
-def test_a_machine_without_noise_is_known_after_few_copies_beside_compute():
+def test_a_machine_without_noise_needs_few_copies_during_compute():
     engine = FakeEngine(2**30, 2**29, 1.0, beside=(0.8, 0.9))
     LinkProbe(CPU, "disk", engine, MEASURED_BYTES).busy_factors(engine.compute, 2.0**-6, 2.0**-5)
     assert engine.clock < 3.0

@@ -1,4 +1,4 @@
-"""What the scripts of all trainers train, and what they are compared by."""
+"""The training of all trainer scripts, and the figures by which they are compared."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -156,7 +156,7 @@ def test_the_module_is_given_back_when_training_fails(error):
     assert not api.sessions()
 
 
-def test_two_networks_are_told_apart_in_the_figures(tmp_path):
+def test_figures_distinguish_two_networks(tmp_path):
     callbacks = [LmswapCallback("6GiB", submodule=name) for name in ("network", "other")]
     logger = TensorBoardLogger(tmp_path)
     module = regression(TwoNetworks)

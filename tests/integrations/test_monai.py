@@ -78,7 +78,7 @@ def test_bits_are_those_of_plain_monai_and_the_peak_keeps_to_the_budget():
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_figures_are_in_tensorboard_for_each_epoch_wherever_the_handler_stands(tmp_path, is_first):
+def test_tensorboard_has_figures_of_each_epoch_wherever_the_handler_is_attached(tmp_path, is_first):
     handlers = [LmswapHandler("6GiB"), TensorBoardStatsHandler(log_dir=tmp_path, output_transform=from_engine("loss"))]
     trainer = trainer_of(handlers if is_first else handlers[::-1], max_epochs=2)
     trainer.run()
@@ -146,7 +146,7 @@ def test_a_run_that_fails_gives_the_network_back_and_the_error_goes_on(others, e
     assert not enabled()
 
 
-def test_an_engine_without_a_network_is_told_what_to_do():
+def test_an_engine_without_a_network_is_refused_with_advice():
     engine = Engine(lambda engine, batch: None)
     LmswapHandler("6GiB").attach(engine)
     with pytest.raises(OptionError, match="Engine has no attribute `network`"):

@@ -1,4 +1,4 @@
-"""What the callbacks share, without the libraries that they are for."""
+"""The common part of the callbacks, without the trainers' libraries."""
 
 import pytest
 from torch import nn
@@ -26,7 +26,7 @@ def test_the_report_of_a_finished_training_is_logged_once_and_that_of_a_failed_o
     assert training.report().model == "Linear"
 
 
-def test_a_training_that_begins_anew_without_having_ended_leaves_no_model_enabled(enabled):
+def test_a_training_restarted_before_its_end_leaves_no_model_enabled(enabled):
     training = ManagedTraining("1GiB", {})
     first, second = nn.Linear(2, 2), nn.Linear(2, 2)
     training.begin(first)

@@ -142,7 +142,7 @@ def test_the_model_is_given_back_at_the_end_and_the_report_stays(tmp_path, enabl
     assert callback.report.steps == STEPS
 
 
-def test_after_a_training_that_failed_the_next_one_begins_anew(tmp_path, enabled):
+def test_a_training_can_start_after_a_failed_one(tmp_path, enabled):
     class Failing(TrainerCallback):
         fails = True
 
@@ -162,7 +162,7 @@ def test_after_a_training_that_failed_the_next_one_begins_anew(tmp_path, enabled
     assert not enabled()
 
 
-def test_what_compiles_or_copies_the_model_itself_is_refused(tmp_path):
+def test_arguments_by_which_the_trainer_compiles_or_copies_the_model_are_refused(tmp_path):
     callback = LmswapCallback(trainer_of(tmp_path), "6GiB")
     with pytest.raises(OptionError, match="torch_compile=True compiles the model"):
         callback.on_train_begin(SimpleNamespace(torch_compile=True, n_gpu=1), None, None, model=Regression())
@@ -171,7 +171,7 @@ def test_what_compiles_or_copies_the_model_itself_is_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_ranks_that_torchrun_starts_evaluate_resume_and_have_the_bits_of_ranks_without_lmswap(tmp_path):
+def test_torchrun_ranks_that_evaluate_and_resume_are_bitwise_equal_to_ranks_without_lmswap(tmp_path):
     def run(name, *budget):
         folder = tmp_path / name
         folder.mkdir()

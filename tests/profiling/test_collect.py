@@ -1,4 +1,4 @@
-"""Which op waited for which buffer, from records made by hand; `tests.reporting.small_step` is the step."""
+"""Stalls by op and buffer, from handmade records; `tests.reporting.small_step` is the step."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -64,7 +64,7 @@ def plan(*swaps, recomputes=()):
     return Plan("test", 0, swaps, 0.0, 0, recomputes=recomputes)
 
 
-def test_a_buffer_that_leaves_twice_is_told_apart_by_the_order_of_its_copies():
+def test_swaps_of_one_buffer_are_distinguished_by_the_order_of_their_copies():
     a = SEVERAL.id("a")
     twice = plan(Swap(a, "disk", 0, 2, 2, 2, 3), Swap(a, "disk", 0, 4, 4, 4, 4))
     found = waits(SEVERAL.program, twice, out(a, 1, 1.0), back(a, 2, 2.0), out(a, 3, 3.0), back(a, 4, 4.0))
@@ -90,8 +90,8 @@ def test_a_copy_that_the_plan_does_not_have_waits_at_no_known_op():
     assert [op for op, *_ in found] == ["f4", "unknown: replanned"]
 
 
-def test_ops_are_those_of_the_schedule_and_remade_buffers_go_by_the_name_of_what_they_replace():
-    # f2 runs again before g1: positions from there on are one later, and what it makes is a buffer of its own.
+def test_recomputed_buffers_are_named_after_the_buffers_that_they_replace():
+    # f2 is recomputed before g1: positions from there on are one later, and what it makes is a buffer of its own.
     b, remade = SEVERAL.id("b"), len(SEVERAL.program.buffers)
     again = plan(Swap(remade, "disk", 0, 5, 5, 5, 5), recomputes=(Recompute(SEVERAL.op("f2"), 4),))
     (found,) = waits(SEVERAL.program, again, back(b, 4, 1.0))

@@ -39,7 +39,7 @@ def test_shares_of_the_window_are_those_counted_by_hand():
     assert figures.invalid == ""
 
 
-def test_throughput_is_told_over_copies_over_busy_time_and_over_the_window():
+def test_throughput_is_given_over_copies_over_busy_time_and_over_the_window():
     #    two copies in at once: 1–3 and 2–5
     figures = figures_of(timeline(copy(Lane.IN, 1, 3, 4 * MIB), copy(Lane.IN, 2, 5, 6 * MIB))).copies_in
     assert (figures.num_copies, figures.nbytes) == (2, 10 * MIB)
@@ -48,7 +48,7 @@ def test_throughput_is_told_over_copies_over_busy_time_and_over_the_window():
     assert figures.window_bytes_per_second == 10 * MIB / 10
 
 
-def test_what_was_not_copied_has_no_rate():
+def test_a_direction_without_copies_has_no_rate():
     figures = figures_of(timeline(kernel(0, 3)))
     assert figures.copies_out.bytes_per_second is figures.overlap is None
     assert figures.exposed_seconds == 0
@@ -63,7 +63,7 @@ def test_kernels_that_only_pass_the_time_are_no_compute():
     assert figures_of(timeline(*spans)).utilization == 0.1
 
 
-def test_what_ranks_exchange_is_no_compute_and_not_idle():
+def test_communication_is_neither_compute_nor_idle_time():
     spans = (kernel(0, 4), Span(Lane.NETWORK, "ncclDevKernel_AllReduce_Sum_f32_RING_LL", 3, 7))
     figures = figures_of(timeline(*spans))
     assert figures.utilization == 0.4
@@ -81,7 +81,7 @@ def test_small_copies_have_a_row_of_their_own_and_are_not_idle():
     assert figures.idle_seconds == 8
 
 
-def test_only_what_lies_in_the_window_counts_and_a_copy_belongs_to_where_it_begins():
+def test_only_the_window_counts_and_a_copy_belongs_to_its_start():
     spans = (kernel(-2, 3), copy(Lane.OUT, -1, 1), copy(Lane.OUT, 9, 12), kernel(11, 12))
     figures = figures_of(timeline(*spans))
     assert figures.compute_seconds == 3
@@ -90,7 +90,7 @@ def test_only_what_lies_in_the_window_counts_and_a_copy_belongs_to_where_it_begi
     assert figures.copies_out.bytes_per_second == 4 * MIB / 3
 
 
-def test_bytes_and_times_are_per_step_and_gaps_lie_between_activities():
+def test_bytes_and_times_are_per_step_and_gaps_are_between_activities():
     #          0 1 2 3 4 5 6 7 8 9
     # step     0 0 0 0 1 1 1 2 2 2
     # kernels  # # # . . # # # # .       the gap of the first boundary is 3–5; a kernel spans the second

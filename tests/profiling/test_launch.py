@@ -1,4 +1,4 @@
-"""Which tool runs, and the command lines; nsys and nvprof are not run here."""
+"""The choice of the tool and its command lines; nsys and nvprof do not run here."""
 
 import sys
 from pathlib import Path
@@ -46,7 +46,7 @@ RUN = ["-m", "lmswap.profiling.run", "/tmp/folder/request.json"]
         ("lmswap", Host((H200,), "13.0", BOTH), "lmswap", ""),
     ],
 )
-def test_a_tool_that_cannot_work_is_replaced_and_the_reason_told(tool, host, used, reason):
+def test_a_tool_that_cannot_work_is_replaced_and_the_reason_reported(tool, host, used, reason):
     chosen, note = choose(tool, host)
     assert chosen == used
     assert reason in note
@@ -92,7 +92,7 @@ def test_a_script_that_is_not_there_is_refused_before_python_starts(tmp_path, mo
 @pytest.mark.parametrize(
     ("tool", "write"), [("nsys", files.nsys), ("nvprof", files.nvprof_sqlite), ("kineto", files.kineto)]
 )
-def test_a_tools_steps_stand_beside_lmswaps_own_record(tool, write, tmp_path):
+def test_steps_of_a_tool_are_shown_next_to_lmswaps_own_record(tool, write, tmp_path):
     write(tmp_path / TOOL_FILES[tool])
     assert [len(trace.timeline.steps) for trace in _traces(tool, tmp_path, 249, 1)] == [1, 1]
     own = Trace("own", "cpu", Timeline("own", (Span(Lane.COMPUTE, "forward 0", 0.0, 1.0),), ()))

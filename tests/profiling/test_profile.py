@@ -252,7 +252,7 @@ def test_for_nsys_and_nvprof_capture_starts_and_stops_around_ranges_of_the_steps
     ]
 
 
-def test_what_the_window_showed_is_told_before_the_script_ends(run_inside, tmp_path):
+def test_figures_of_the_window_are_printed_before_the_script_ends(run_inside, tmp_path):
     looks = "import pathlib; assert pathlib.Path('outcome.json').exists()"
     assert run_inside(f"{PLAIN}{looks}", Window(2, 4))[1]["first"] == 2
     (tmp_path / "outcome.json").unlink()
@@ -295,7 +295,7 @@ def test_bad_arguments_are_refused_before_anything_runs(arguments, message, capf
     assert message in capfd.readouterr().err
 
 
-def test_the_table_tells_the_figures_of_a_step(tmp_path):
+def test_the_table_shows_the_figures_of_a_step(tmp_path):
     traces = read_traces(files.kineto(tmp_path / "trace.json"))
     note = "nsys cannot work here: no program 'nsys' is installed; kineto was used instead"
     lines = str(Profile("two steps", traces, [note])).splitlines()
@@ -373,7 +373,7 @@ def test_a_block_without_steps_models_or_a_usable_tool_is_refused():
         pass
 
 
-def test_beside_a_profiler_of_the_scripts_own_kineto_is_refused():
+def test_kineto_is_refused_while_the_script_runs_its_own_profiler():
     with (
         torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as own,
         pytest.raises(OptionError, match="there can be only one: use another tool"),

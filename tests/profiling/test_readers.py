@@ -166,12 +166,12 @@ def test_lmswaps_own_file_is_read_back_equal(path):
     assert read_traces(path) == traces
 
 
-def test_cuda_graphs_that_were_traced_whole_are_told_of(path):
+def test_cuda_graphs_that_were_traced_as_a_whole_are_reported(path):
     tables = files.nsys_tables() | {"CUPTI_ACTIVITY_KIND_GRAPH_TRACE": ("start INT, end INT", [(1, 2)])}
     assert "--cuda-graph-trace=node" in " ".join(read_traces(files.fill(path, tables))[0].notes)
 
 
-def test_copies_without_any_kernel_are_told_of(path):
+def test_copies_without_kernels_are_reported(path):
     tables = files.nsys_tables()
     del tables["CUPTI_ACTIVITY_KIND_KERNEL"]
     (trace,) = read_traces(files.fill(path, tables))
@@ -211,7 +211,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("content", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_used_is_refused_by_name_and_reason(content, message, path):
+def test_unusable_files_are_refused_with_name_and_reason(content, message, path):
     path.write_bytes(content)
     with pytest.raises(TraceError, match=message) as refused:
         read_traces(path)

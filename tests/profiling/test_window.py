@@ -61,7 +61,7 @@ def test_validation_in_the_middle_of_an_epoch_begins_no_new_one():
         assert loop.counter.epochs == [4]
 
 
-def test_a_loader_that_is_made_anew_and_one_with_lasting_workers_begin_epochs():
+def test_recreated_loaders_and_loaders_with_persistent_workers_start_epochs():
     with Loop() as loop:
         lasting = batches(2, num_workers=1, persistent_workers=True)
         for loader in (batches(3), batches(1), lasting, lasting):

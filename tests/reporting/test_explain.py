@@ -57,7 +57,7 @@ def test_a_table_that_fits_has_no_remainder():
     assert "not shown" not in str(many(10))
 
 
-def test_all_buffers_are_printed_if_asked_for():
+def test_all_buffers_are_printed_on_request():
     text = str(replace(many(100), all_buffers=True))
     assert {f"{n}.00" for n in range(1, 101)} <= set(text.split())
     assert "not shown" not in text

@@ -1,4 +1,4 @@
-"""What a notebook shows of the last value of a cell: a line, however large the step is."""
+"""Notebook representations of values are one line, for steps of any size."""
 
 import pytest
 
@@ -24,7 +24,7 @@ LARGE = build("forward\n" + "\n".join(f"f{n} 1: b{n} -> b{n + 1}" for n in range
     ],
     ids=["program", "plan", "certificate", "timeline", "report"],
 )
-def test_what_can_be_large_is_represented_by_a_line(value, line):
+def test_large_values_are_represented_by_one_line(value, line):
     assert repr(value) == line
 
 

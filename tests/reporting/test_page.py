@@ -16,7 +16,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
 
 LIVES = {
-    1: ((0.0, 3.0), (3.0, 5.5)),  # leaves and comes back just before op 3
+    1: ((0.0, 3.0), (3.0, 5.5)),  # swapped out, and swapped in just before op 3
     2: ((1.0, 4.5),),
     3: ((2.0, 5.5),),  # handed to the caller
     4: ((3.0, 5.5),),
@@ -25,13 +25,13 @@ LIVES = {
 }
 
 
-def test_a_buffer_lies_on_the_device_but_for_while_it_is_away():
+def test_a_buffer_is_resident_except_while_it_is_swapped_out():
     found = lives(PROGRAM, PLAN, timeline("predicted"))  # its last op begins at 4.5 s and ends at 5.5
     assert found == (LIVES, "predicted")
     assert [row.resident for row in buffer_decisions(PROGRAM, PLAN)] == [()] * 6
 
 
-def test_where_a_step_ran_as_planned_its_buffers_lie_on_the_device_by_its_clock():
+def test_buffers_of_a_step_that_ran_as_planned_are_drawn_by_its_clock():
     ran = (("forward 7", 10, 16), ("backward 7", 20, 22), ("backward 7", 30, 32))  # waits in its backward
     measured = Timeline("measured", tuple(Span(Lane.COMPUTE, *span) for span in ran), ())
     # Forward ops of 1 s take 2, those of the backward 2 of the 4 in which nothing waits.
@@ -60,7 +60,7 @@ def drawn(page):
     return json.loads(re.search(r'<script type="application/json" id="step">(.*)</script>', page)[1])
 
 
-def test_a_page_tells_of_each_buffer_and_lane_and_needs_no_network(tmp_path):
+def test_a_page_has_each_buffer_and_lane_and_needs_no_network(tmp_path):
     page = written(tmp_path, unplanned_step_bytes=8 * MIB)
     step = drawn(page)
     assert "<title>Small on cpu (unit machine): policy swap_all, tier disk</title>" in page
@@ -74,7 +74,7 @@ def test_a_page_tells_of_each_buffer_and_lane_and_needs_no_network(tmp_path):
     assert [lane["label"] for lane in step["lanes"]] == [
         f"{lane}, {source}" for lane in ("compute", "stall", "out", "in") for source in ("predicted", "measured")
     ]
-    assert len({*step["sources"].values(), *step["decisions"].values()}) == 4  # keep and swap; none is computed again
+    assert len({*step["sources"].values(), *step["decisions"].values()}) == 4  # keep and swap; none is recomputed
     (conv,) = [buffer for buffer in step["buffers"] if buffer["label"].startswith("conv")]
     assert (conv["label"], conv["decision"]) == ("conv · 3.00 MiB", "swap")
     assert conv["about"][:2] == ["idle for 2 ops", "made by aten.convolution.default small.py:8 x = self.conv(x)"]
@@ -113,7 +113,7 @@ def test_names_are_text_whatever_they_hold(tmp_path):
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
-def test_a_browser_draws_the_page_and_tells_what_is_pointed_at(tmp_path):
+def test_a_browser_draws_the_page_and_shows_the_hovered_buffer(tmp_path):
     page = written(tmp_path)
     point = """<script>
       const bars = [...document.querySelectorAll("rect")];
@@ -137,7 +137,7 @@ def test_a_browser_draws_the_page_and_tells_what_is_pointed_at(tmp_path):
     assert "<div>keep: a gradient</div><div>on the device for 1 s from 4.5 s (predicted)</div>" in about
 
 
-def test_what_cannot_be_written_is_refused_before_anything_is(tmp_path):
+def test_an_unwritable_path_is_refused_before_the_page_is_made(tmp_path):
     with pytest.raises(OptionError, match=r"must end in \.html"):
         report().to_html(tmp_path / "step.htm")
     with pytest.raises(OptionError, match=r"folder '.*missing' does not exist"):

@@ -43,7 +43,7 @@ def test_the_text_is_the_same_to_the_letter():
     assert str(report(notes=["module 'Head' runs uncaptured, because it calls numpy."])) == GOLDEN
 
 
-def test_what_the_plan_saves_and_costs_is_said_first_where_something_was_saved():
+def test_savings_and_costs_of_the_plan_come_first_if_there_are_any():
     sentence = "Saves 2.00 MiB: peak 9.00 MiB instead of 11.00 MiB (predicted without a plan); step 10.0 % longer."
     made = report(unplanned_step_bytes=8 * MIB)
     assert f"after 3 steps {sentence} Swapping is on" in said(made)
@@ -52,7 +52,7 @@ def test_what_the_plan_saves_and_costs_is_said_first_where_something_was_saved()
     assert "Saves" not in said(planned_report(unplanned_step_bytes=8 * MIB))
 
 
-def test_no_error_is_told_of_stalls_that_are_no_part_of_the_step():
+def test_stalls_outside_of_the_step_are_no_prediction_error():
     spans = tuple(span for span in timeline("measured").spans if span.lane is not Lane.STALL)
     (line,) = (
         line
@@ -91,7 +91,7 @@ def test_measured_fields_come_from_the_measured_timeline():
     assert (made.predicted_seconds, made.measured_seconds, made.stall_seconds) == (5.5, 6.0, 1.0)
 
 
-def test_what_second_runs_write_is_reported_as_recomputed():
+def test_outputs_of_recomputes_are_reported_as_recomputed():
     recomputes = (Recompute(op=1, position=3),)  # relu again, just before its gradient
     spans = tuple(Span(Lane.COMPUTE, "", second, second + 1) for second in range(7))
     predicted = replace(timeline("predicted"), spans=spans)
@@ -107,7 +107,7 @@ def test_what_second_runs_write_is_reported_as_recomputed():
     )
 
 
-def test_an_emulated_link_is_named_beside_what_was_achieved():
+def test_an_emulated_link_is_named_next_to_the_achieved_rate():
     link = EmulatedLink(5e6, 2e6)
     # 3 MiB in 0.75 s out, and in 2 s in.
     assert "Link EMULATED: 0.005 GB/s out, 0.002 GB/s in; achieved: 0.00419 GB/s out, 0.00157 GB/s in." in said(
@@ -115,7 +115,7 @@ def test_an_emulated_link_is_named_beside_what_was_achieved():
     )
     assert "in; achieved: nothing copied yet." in said(planned_report(emulated_link=link))
     assert "EMULATED" not in said(report())
-    assert json.loads(report().to_json())["in_bytes_per_second"] == 1.5 * MIB  # told in any case
+    assert json.loads(report().to_json())["in_bytes_per_second"] == 1.5 * MIB  # reported in any case
 
 
 def test_before_the_first_step_nothing_is_measured_and_the_text_says_so():
@@ -145,7 +145,7 @@ def test_policy_none_says_that_it_never_swaps():
     )
 
 
-def test_the_policy_is_the_one_that_was_asked_for():
+def test_the_policy_is_the_requested_one():
     for inner in ("search", "auto (tflms)", "swap_all"):
         text = said(report(policy="auto", plan=replace(PLAN, policy=inner)))
         assert "policy 'auto' swaps 3.00 MiB (1 of 6 buffers)" in text
@@ -159,19 +159,19 @@ def test_planned_swaps_that_did_not_run_are_not_called_on():
     assert "Swapping is on" not in text
 
 
-def test_the_host_budget_stands_beside_what_the_plan_uses_before_the_first_step():
+def test_the_host_budget_is_shown_next_to_the_plans_use_before_the_first_step():
     text = said(planned_report(host_budget_bytes=5 * MIB))
     assert "Host budget 5.00 MiB: the plan uses 3.00 MiB of the disk tier." in text
     assert "Host budget" not in said(planned_report())
 
 
-def test_what_is_reserved_for_swaps_is_said_with_the_time_that_took():
+def test_reserved_swap_memory_is_reported_with_the_time_of_its_reservation():
     reserved = planned_report(tier_reserved_bytes=300 * MIB, tier_reserve_seconds=1.5)
     assert "The disk tier has 300.00 MiB, reserved in 1.50 s." in said(reserved)
     assert "reserved in" not in said(planned_report())
 
 
-def test_what_became_of_the_plan_is_one_short_sentence_and_the_rest_is_explained():
+def test_the_state_of_the_plan_is_one_short_sentence_with_details_below():
     why = "replanned after step 3: measured 1.64 s against 2.61 s predicted; most off is op 'mm' (small.py:8)"
     made = report(plan_origin="replanned after step 3", plan_notes=[why])
     assert "\nPlan: replanned after step 3; costs 10.0 % over unlimited memory.\n" in str(made)
@@ -209,7 +209,7 @@ def test_a_step_that_held_more_before_is_named():
     assert "highest so far 5.00 MiB" in said(report(tier_highest_bytes=5 * MIB))
 
 
-def test_what_ran_since_the_last_training_step_is_said():
+def test_calls_since_the_last_training_step_are_reported():
     text = said(report(steps=7, step=3))
     assert "after 7 steps" in text
     assert (
