@@ -1,4 +1,4 @@
-"""A training in a process of its own that is killed, or kills itself; small, as each process imports it anew."""
+"""A training in a process of its own that is killed, or kills itself; small, as each process imports it again."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _train_and_die(settings: train.Settings, data: DataSet, moment: int) -> None
 
 
 def told(call: Callable[..., object], before: Callable[[str], object]) -> Callable[..., object]:
-    """``call``, telling ``before`` its name first."""
+    """``call``, with its name passed to ``before`` first."""
 
     def wrapped(*arguments: object) -> object:
         before(call.__name__)

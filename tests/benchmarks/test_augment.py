@@ -13,7 +13,7 @@ def index_of(position):
     return next(index for index, known in enumerate(POSITIONS) if torch.equal(known, position))
 
 
-def test_there_are_48_and_each_puts_the_cube_otherwise():
+def test_all_48_orientations_of_the_cube_differ():
     assert len({tuple(position.flatten().tolist()) for position in POSITIONS}) == len(SYMMETRIES) == 48
     assert torch.equal(POSITIONS[UNMOVED], CUBE)
 

@@ -1,4 +1,4 @@
-"""Measuring: which runs a stage asks for, and what it makes of them. The runs themselves are made by hand."""
+"""Measuring: the runs of a stage, and its use of them. The runs themselves are made by hand."""
 
 import json
 import math
@@ -109,7 +109,7 @@ def test_a_link_is_paced_to_the_ratio_and_a_cpus_own_link_stays_where_it_is_too_
     wanted = 800 * MIB / (3.3 * 1.4)
     assert slow.link == f"{wanted / 1e9:.4g}GB/s" and slow.ratio == pytest.approx(X86.ratio)
     assert slow.bytes_per_second == pytest.approx(wanted)
-    assert fast.link is None and fast.bytes_per_second == pytest.approx(1e9)  # 1.2 GB/s are not to be had
+    assert fast.link is None and fast.bytes_per_second == pytest.approx(1e9)  # 1.2 GB/s are not available
     assert fast.ratio == pytest.approx(800 * MIB / (1e9 * 1.4)) and fast.ratio > AC922.ratio
 
 
@@ -120,7 +120,7 @@ def test_ratios_are_set_by_the_shortest_forward_pass():
     assert links_stage.basis_of([]) is None
 
 
-def test_every_repeat_goes_through_all_links_beside_unlimited_memory(disk):
+def test_every_repeat_runs_all_links_and_unlimited_memory(disk):
     runner = FakeRunner()
     links = links_stage.compare_links(runner, make_ladder())
     slow = links.links[0].link
@@ -165,7 +165,7 @@ def test_a_link_that_a_gpus_own_memory_is_too_slow_for_is_left_out_and_a_system_
     assert found.keys() == {"x86", "ac922", "pcie3", "pcie4"}
 
 
-def test_links_that_were_left_out_are_told():
+def test_skipped_links_are_reported():
     results = make_results()
     assert "Left out" not in findings.link_table(results).note
     on_gpu = replace(results, settings=replace(results.settings, device="cuda"))
@@ -174,13 +174,15 @@ def test_links_that_were_left_out_are_told():
 
 
 def links_of(runner):
-    """Links as the stage before left them; what it asked for is forgotten."""
+    """Links as the stage before left them; the requests to it are dropped."""
     links = links_stage.compare_links(runner, make_ladder())
     runner.asked.clear()
     return links
 
 
-def test_trainings_at_once_are_set_beside_those_alone_and_contend_as_the_systems_do(monkeypatch, disk, tmp_path):
+def test_concurrent_trainings_are_compared_with_single_ones_and_share_links_as_the_systems_do(
+    monkeypatch, disk, tmp_path
+):
     monkeypatch.setattr(replicas_stage.torch.cuda, "device_count", lambda: 0)
     stale = tmp_path / "x86.link"
     stale.write_bytes(b"of another rate")
@@ -204,7 +206,7 @@ def test_trainings_at_once_are_set_beside_those_alone_and_contend_as_the_systems
     assert replicas_stage._contended(own, links.links[0], AC922, tmp_path).link == "0.121GB/s"  # two thirds
 
 
-def test_a_training_that_fails_beside_others_fails_its_row_only(disk, tmp_path):
+def test_a_concurrent_training_that_fails_fails_its_row_only(disk, tmp_path):
     runner = FakeRunner(fails=lambda c: c.link_file is not None)
     found = replicas_stage.run_replicas(runner, make_ladder(), links_of(runner), tmp_path)
     assert found.of("large_contended", "x86") is None and found.of("large_contended", "ac922") is not None
@@ -212,7 +214,7 @@ def test_a_training_that_fails_beside_others_fails_its_row_only(disk, tmp_path):
     assert failure.message == "2 at once: was killed"
 
 
-def test_what_failed_alone_is_not_tried_beside_others(disk, tmp_path):
+def test_a_training_that_failed_alone_is_not_run_concurrently(disk, tmp_path):
     runner = FakeRunner()
     links = links_of(runner)
     slow, fast = links.links
@@ -244,7 +246,7 @@ def make_runner(monkeypatch, **fakes):
 
 
 class FakeFreshRun:
-    """Stands for `FreshRun`: notes what it is told to do, and dies in the turn ``dies``, 0 being its warm-up."""
+    """Stands for `FreshRun`: records its orders, and dies in the turn ``dies``, 0 being its warm-up."""
 
     def __init__(self, configuration, logs, note, dies):
         self.seed, self.logs, self.note, self.dies, self.turn = configuration.seed, logs.name, note, dies, 0
@@ -290,7 +292,7 @@ def fake_warmed_up(happened, dies=None):
 
 
 @pytest.mark.parametrize("trial_fails", [False, True])
-def test_what_comes_of_a_trial_goes_where_it_is_asked_for(monkeypatch, trial_fails):
+def test_results_of_a_trial_go_to_the_given_output(monkeypatch, trial_fails):
     def run_compared(configurations, logs, on_event, needed_bytes):
         assert needed_bytes == 7
         return [Failure(each, "no luck") if trial_fails else make_run(each) for each in configurations]
@@ -320,7 +322,7 @@ def test_when_one_training_fails_the_others_do_not_stand_for_all(monkeypatch, di
     assert [what for what, *_ in happened].count("warm-up") == warmed
 
 
-def test_an_overhead_is_the_median_of_pairs_that_ran_beside_each_other():
+def test_overhead_is_the_median_of_pairs_that_ran_concurrently():
     spread = overhead([swapped(5.5), swapped(6.9), swapped(4.0)], [unswapped(5.0), unswapped(6.0), unswapped(4.0)])
     assert spread == Spread(pytest.approx(1.1), pytest.approx(1.0), pytest.approx(1.15), 3)
     assert overhead([], [unswapped(5.0)]) is None

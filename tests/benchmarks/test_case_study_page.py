@@ -89,7 +89,7 @@ def test_every_cell_of_the_case_studys_tables_has_ibms_figure_ours_and_their_rat
     assert contended[:2] == ("2076 | 3420 | 1.65", "1.42 × | 1.50 × | 1.06")
     assert (
         epochs["2 × 128³, swapping, a link each (IBM: 4)"][2] == "600 | – | –"
-    )  # a disk of one's own is not to be had
+    )  # a disk of one's own is not available
     profiled = cells(tables.profile_table(results))
     assert profiled["x86, PCIe gen3, a link each"] == (
         "29.1 % | 93.3 % | 3.21", "10.9 | 0.629 | 0.06", "11.7 | 0.629 | 0.05",
@@ -99,7 +99,7 @@ def test_every_cell_of_the_case_studys_tables_has_ibms_figure_ours_and_their_rat
 def test_ops_that_stall_are_named_with_their_source_and_reason(results):
     first, *_ = findings.stall_table(results).rows
     assert first[1:] == (
-        "convolution_backward_3", "network.py:31 y = conv(x)", "conv", "its bytes had not come back", "200.0",
+        "convolution_backward_3", "network.py:31 y = conv(x)", "conv", "its bytes were not swapped in", "200.0",
     )  # fmt: skip
     note = findings.stall_table(results).note
     assert (
@@ -118,7 +118,7 @@ def test_waits_that_cost_nothing_are_not_listed():
     assert short and found.rows == (("–", "no op waited that long for a copy"),)
 
 
-def test_what_did_not_finish_is_on_the_page(tmp_path):
+def test_the_page_names_unfinished_runs(tmp_path):
     from lmswap.bench.unet3d.measured import Failure
 
     ladder = replace(make_ladder(), failures=(Failure(unswapped(1.0, 256).configuration, "was <killed>"),))
@@ -198,7 +198,7 @@ _PROBE = """<script>addEventListener("load", () => {
 
 @pytest.fixture(scope="module", params=[1280, 390], ids=["desktop", "phone"])
 def shown(request, page, tmp_path_factory):
-    """The page in headless Chromium: (what the probe found, what the console said, addresses asked for)."""
+    """The page in headless Chromium: (what the probe found, what the console said, requested addresses)."""
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if browser is None:
         pytest.skip("no Chromium here: install chromium to have the page looked at")
@@ -222,7 +222,7 @@ def shown(request, page, tmp_path_factory):
     return found, said, asked
 
 
-def test_a_browser_finds_no_error_and_asks_nobody(shown):
+def test_the_page_loads_without_errors_or_network_requests(shown):
     _, said, asked = shown
     assert not said
     # Chromium itself may look for updates; the page may not ask anybody.

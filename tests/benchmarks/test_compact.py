@@ -13,7 +13,7 @@ values = st.recursive(
 
 
 @given(values)
-def test_what_is_written_is_read_again(value):
+def test_written_records_are_read_back(value):
     assert json.loads(to_json(value)) == value
 
 

@@ -125,7 +125,7 @@ def test_every_policy_is_compared_with_plain_torch_and_without_swapping(memory):
     assert found.comparisons[0].figures.swapped_bytes > 0
 
 
-def test_where_half_is_too_little_the_least_is_given(memory):
+def test_if_half_the_memory_is_too_small_the_least_budget_is_used(memory):
     found = check(trial(lambda: nn.Linear(64, 64)), "graphs", ["auto"], memory)
     assert found.verdict in ("passed", "unmoved")
     assert found.before.predicted_bytes // 2 < found.step_bytes <= found.before.predicted_bytes
@@ -169,7 +169,7 @@ def test_other_bits_fail(memory, monkeypatch):
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_what_is_wrong_with_and_without_swapping_fails(memory, monkeypatch, path):
+def test_failures_with_and_without_swapping_are_failures(memory, monkeypatch, path):
     tampered(monkeypatch, lambda way: way.policy is not None)
     found = check(trial(Deep), path, ["swap_all"], memory)
     reason = "without swapping, step 1: other bits in the loss than in plain torch"
@@ -177,7 +177,7 @@ def test_what_is_wrong_with_and_without_swapping_fails(memory, monkeypatch, path
     assert (found.comparisons[0].from_torch, found.comparisons[0].from_unswapped) == (found.unswapped_from_torch, "")
 
 
-def test_the_bits_of_torchs_own_tracing_are_told_from_ours(memory, monkeypatch):
+def test_differences_of_torchs_tracing_are_distinguished_from_lmswaps(memory, monkeypatch):
     tampered(monkeypatch, lambda way: way != PLAIN)
     assert check(trial(Deep), "graphs", ["swap_all"], memory).verdict == "tracing"
     assert check(trial(Deep), "hooks", ["swap_all"], memory).verdict == "failed"
@@ -186,7 +186,7 @@ def test_the_bits_of_torchs_own_tracing_are_told_from_ours(memory, monkeypatch):
 @pytest.mark.parametrize(
     ("off", "verdict", "by"), [(1e-6, "tracing", "1e-06"), (1e-2, "failed", "1e-02"), (torch.nan, "failed", "inf")]
 )
-def test_what_the_report_says_is_believed_of_rounding_only(memory, monkeypatch, off, verdict, by):
+def test_notes_of_the_report_explain_rounding_differences_only(memory, monkeypatch, off, verdict, by):
     def said(training):
         told = replace(training.report, notes=(f"{ROUNDED_OTHERWISE}: as made up",))
         kept = {name: (1 + off) * result for name, result in training.kept.items() if result.is_floating_point()}
@@ -199,7 +199,7 @@ def test_what_the_report_says_is_believed_of_rounding_only(memory, monkeypatch, 
     assert found.reason.endswith(f", by {by} of the largest number at most")
 
 
-def test_another_layout_is_told_from_other_bits(memory, monkeypatch):
+def test_another_layout_is_distinguished_from_other_bits(memory, monkeypatch):
     def transposed(training):
         return replace(training, layouts=({**training.layouts[0], "output 0": "[1, 64]"}, *training.layouts[1:]))
 
@@ -232,7 +232,7 @@ def test_trials_of_a_group_train_together_and_apart_where_they_do_not_pass(memor
     assert [(each.verdict, each.reason[:3]) for each in found] == [("passed", ""), ("failed", "16:"), ("passed", "")]
 
 
-def test_what_goes_wrong_only_together_is_not_lost(memory, monkeypatch):
+def test_failures_of_a_combination_only_are_kept(memory, monkeypatch):
     tampered(monkeypatch, lambda way: way.policy == "swap_all")
     monkeypatch.setattr(checking, "check", lambda trial, path, policies, memory: FOUND)
     trials = [trial(Deep, batch, name=str(batch), group="all") for batch in (8, 16)]
@@ -248,7 +248,7 @@ def test_only_neighbours_of_one_group_train_together():
     assert len(model(*calls)) == 2
 
 
-def test_the_worst_sample_stands_for_its_case_but_those_that_say_nothing():
+def test_the_worst_sample_represents_its_case_except_inconclusive_ones():
     found = [FOUND, Finding("torch", "no gradient"), Finding("unmoved"), replace(FOUND, trials=3)]
     outcome = run._outcome(PASSED.case, found, 1.0)
     assert (outcome.finding.verdict, outcome.trials, outcome.passed) == ("passed", 6, 4)
@@ -273,7 +273,7 @@ def test_a_model_that_torch_does_not_repeat_is_not_ours(memory):
     assert found.reason.startswith("two runs in torch alone differ: step 1: other bits in ")
 
 
-def test_what_lmswap_refuses_is_told_from_what_torch_cannot(memory, monkeypatch):
+def test_refusals_of_lmswap_are_distinguished_from_errors_of_torch(memory, monkeypatch):
     class Broken(Deep):
         def forward(self, x):
             raise ValueError("no such layer")
@@ -328,7 +328,7 @@ def test_a_process_that_dies_or_hangs_is_an_outcome(monkeypatch, way, limit, rea
     assert (found.finding, found.passed) == (Finding("failed", reason), 0)
 
 
-def test_stored_outcomes_stay_where_others_are_made_again(tmp_path, monkeypatch):
+def test_stored_outcomes_of_other_cases_are_kept(tmp_path, monkeypatch):
     monkeypatch.setattr("benchmarks.conformance.__main__._version", lambda package: "1" if package == "torch" else None)
     monkeypatch.setattr(
         "benchmarks.conformance.__main__.run_all",

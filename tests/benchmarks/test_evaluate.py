@@ -72,7 +72,7 @@ def test_the_likeliest_label_wins_where_it_reaches_a_half():
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.integers(1, 40)), min_size=3, max_size=3), st.sampled_from([16, 32, 48])
 )
-def test_a_cube_lies_on_its_scan(sides, size):
+def test_a_cube_is_aligned_with_its_scan(sides, size):
     box = tuple(slice(start, start + side) for start, side in sides)
     place = Place(box, tuple(side.stop + 3 for side in box))
     scan = np.array([[-1.0, 0, 0, 7], [0, -2, 0, 239], [0, 0.5, 3, 0], [0, 0, 0, 1]])
@@ -108,7 +108,7 @@ def test_perfect_predictions_score_1_and_smaller_ones_what_resizing_leaves(train
         assert [float(row["whole_tumour"]) for row in csv.DictReader(file)] == [s.whole_tumour for s in result.scores]
 
 
-def test_predictions_lie_on_the_scans_and_as_cubes(trained, data, tmp_path, perfect):
+def test_predictions_are_saved_aligned_with_scans_and_as_cubes(trained, data, tmp_path, perfect):
     result = evaluated(trained, data, tmp_path)
     for size in SIZES:
         for name in sorted({score.subject for score in result.scores}):
@@ -244,7 +244,7 @@ def test_a_training_whose_losses_are_no_numbers_names_no_weights(tmp_path, capsy
 
 
 @pytest.mark.parametrize("option", ["--output", "--folder", "--split"])
-def test_where_nothing_can_be_written_a_training_ends_with_the_name(tmp_path, capsys, option):
+def test_an_unwritable_output_ends_the_training_with_its_path(tmp_path, capsys, option):
     make_subject(tmp_path / "scans", "case_1", 1)
     make_subject(tmp_path / "scans", "case_2", 2)
     (tmp_path / "file").write_text("in the way")
@@ -281,7 +281,7 @@ def test_bad_input_is_refused_before_anything_starts(capsys, line, said):
         ("--budget 1GiB --policy magic", "unknown policy 'magic'"),
     ],
 )
-def test_what_lmswap_cannot_do_is_refused_before_anything_starts(tmp_path, line, said):
+def test_unsupported_arguments_are_refused_before_the_start(tmp_path, line, said):
     for command in ("train --size 32 --subjects 2", "evaluate nowhere"):
         with pytest.raises(OptionError, match=said):
             cli.main([*command.split(), "--output", str(tmp_path / "out"), *line.split()])

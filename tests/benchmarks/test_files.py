@@ -11,7 +11,7 @@ from lmswap.bench.unet3d.files import write_text
 ROOT = Path(__file__).parents[2]
 
 
-def test_what_cannot_be_written_leaves_what_was_there(tmp_path, full_disk):
+def test_a_failed_write_leaves_the_previous_file(tmp_path, full_disk):
     path = tmp_path / "made" / "results.json"
     write_text(path, "old³")
     with full_disk(), pytest.raises(DataError, match=r"results\.json cannot be written \(File too large\)"):
@@ -20,7 +20,7 @@ def test_what_cannot_be_written_leaves_what_was_there(tmp_path, full_disk):
     assert [*path.parent.iterdir()] == [path]
 
 
-def test_no_benchmark_writes_its_results_otherwise():
+def test_all_benchmarks_write_results_through_one_function():
     writes = re.compile(r"\.write_text\(\s*(to_json|json\.dumps)")
     found = {str(file.relative_to(ROOT)) for file in ROOT.glob("benchmarks/**/*.py") if writes.search(file.read_text())}
     assert found == {"benchmarks/emulated/train.py"}  # to its parent, in a folder of its own

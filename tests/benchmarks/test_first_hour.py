@@ -188,7 +188,7 @@ def hour(tmp_path, monkeypatch):
         made = [Part(name, name, ("-c", program), tmp_path / name / "found.json") for name, program in programs.items()]
 
         def parts(folder, small, large):
-            if folder != Path():  # else only their names are asked for
+            if folder != Path():  # else only their names are requested
                 run.folders.append(folder)
             return made
 
@@ -205,7 +205,7 @@ def finds(number, folder):
     return f"open({str(folder / 'found.json')!r}, 'w').write('{number}')"
 
 
-def test_what_was_done_is_not_run_again_and_what_failed_is(hour, tmp_path):
+def test_finished_parts_are_skipped_and_failed_ones_are_retried(hour, tmp_path):
     good, bad = finds(1, tmp_path / "good"), "raise SystemExit(3)"
     code, results = hour(good=good, bad=bad)
     assert code == 1
@@ -218,7 +218,7 @@ def test_what_was_done_is_not_run_again_and_what_failed_is(hour, tmp_path):
 
 
 @pytest.mark.parametrize("changed", ["commit", "sizes"])
-def test_what_other_code_and_other_sizes_found_is_kept_but_not_taken_for_done(hour, tmp_path, monkeypatch, changed):
+def test_results_of_other_code_and_sizes_are_kept_but_do_not_count_as_finished(hour, tmp_path, monkeypatch, changed):
     hour(one=finds(1, tmp_path / "one"), two=finds(2, tmp_path / "two"))
     arguments = ["--parts", "one"]
     if changed == "commit":
@@ -280,7 +280,7 @@ def test_nothing_that_a_part_started_outlives_it(hour, tmp_path):
 
 
 @pytest.mark.parametrize("sent", ["SIGINT", "SIGTERM", "SIGHUP"])
-def test_what_is_interrupted_ends_with_all_that_it_started_and_keeps_what_was_found(hour, tmp_path, capsys, sent):
+def test_an_interrupted_part_ends_with_its_processes_and_keeps_its_results(hour, tmp_path, capsys, sent):
     before = signal.getsignal(signal.SIGTERM)
     interrupts = f"import signal; os.kill(os.getppid(), signal.{sent}); time.sleep(600)"
     code, results = hour(good=finds(1, tmp_path / "good"), bad=starts(tmp_path / "child", interrupts), other="")
@@ -337,7 +337,7 @@ def test_tests_that_are_not_found_have_not_passed(its_tests, capsys):
     assert "NameError" in capsys.readouterr().out
 
 
-def test_tests_go_on_where_they_were_stopped_and_what_failed_runs_again_at_last(its_tests, capsys):
+def test_interrupted_tests_resume_and_failed_ones_are_retried_last(its_tests, capsys):
     some = "def test_a(): assert os.path.exists('more')\ndef test_b(): pytest.skip('why')\n"
     code, found = its_tests(some)
     assert (code, outcomes(found)) == (1, {"test_a": "failed", "test_b": "skipped"})
@@ -390,7 +390,7 @@ def event(category, name, start, seconds, **arguments):
     return {"ph": "X", "cat": category, "name": name, "ts": start, "dur": seconds, "args": arguments}
 
 
-def test_a_step_s_kernels_are_told_from_idle_time_and_those_beside_copies_from_those_alone():
+def test_kernels_of_a_step_are_separated_from_idle_time_and_by_overlap_with_copies():
     grid = {"grid": [1, 2, 3]}
     events = [
         event("kernel", "conv", 0, 100, **grid),  # alone

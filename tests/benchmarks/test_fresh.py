@@ -105,7 +105,7 @@ def compare_three(replaced_child, tmp_path, dies=None, needed_bytes=0, device="c
 
 
 @pytest.mark.parametrize("dies", [None, 0, 2])
-def test_what_is_compared_warms_up_one_after_another_and_takes_each_step_in_turn(replaced_child, tmp_path, dies):
+def test_compared_variants_warm_up_in_sequence_and_alternate_steps(replaced_child, tmp_path, dies):
     happened, messages = compare_three(replaced_child, tmp_path, dies)
     steps = [seed for seed, event in happened if event == "step"]
     assert steps == [seed for step in range(4) for seed in range(3) if seed != 1 or dies is None or step < dies]
@@ -117,7 +117,7 @@ def test_what_is_compared_warms_up_one_after_another_and_takes_each_step_in_turn
 
 
 @pytest.mark.parametrize("limits", [{"device": "cuda"}, {"needed_bytes": 2**60}])
-def test_what_cannot_be_in_memory_at_once_runs_one_after_another(replaced_child, tmp_path, limits):
+def test_variants_that_do_not_fit_in_memory_together_run_in_sequence(replaced_child, tmp_path, limits):
     happened, _ = compare_three(replaced_child, tmp_path, **limits)
     assert [seed for seed, _ in happened] == sorted(seed for seed, _ in happened)
 

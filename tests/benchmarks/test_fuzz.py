@@ -1,4 +1,4 @@
-"""What `make fuzz` counts: the cases that passed, by test, from what hypothesis 6.170 prints."""
+"""The counts of `make fuzz`: passed cases by test, from the output of hypothesis 6.170."""
 
 import pytest
 

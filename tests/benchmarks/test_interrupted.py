@@ -64,7 +64,7 @@ def test_an_interrupted_benchmark_says_so(name, monkeypatch, tmp_path, capsys):
         (["conformance", "--packages", "torch", "--output", "conformance"], "forkserver"),
     ],
 )
-def test_ctrl_c_at_a_terminal_is_told_of_once_by_whoever_was_started(arguments, child, tmp_path):
+def test_ctrl_c_at_a_terminal_is_reported_once_by_the_started_process(arguments, child, tmp_path):
     """A terminal sends it to all processes."""
     process = subprocess.Popen(
         [sys.executable, "-m", f"benchmarks.{arguments[0]}", *arguments[1:]],

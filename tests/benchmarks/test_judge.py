@@ -50,7 +50,7 @@ def test_a_run_is_held_against_promises_and_goals(changed, broken, missed, monke
     assert (verdict.broken, verdict.missed) == (broken, missed)
 
 
-def test_budgets_lie_from_the_least_to_the_peak(monkeypatch):
+def test_budgets_range_from_the_least_to_the_peak(monkeypatch):
     def run(_seed, _steps, budget=None):
         if budget == "least":
             return {"least_bytes": 60 * MIB, "unplanned_bytes": 100 * MIB}

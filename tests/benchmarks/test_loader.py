@@ -63,7 +63,7 @@ def test_a_worker_brings_the_same(cubes):
         assert all(torch.equal(a, b) for a, b in zip(here, there, strict=True))
 
 
-def test_validation_shows_every_subject_as_it_lies(cubes, paths):
+def test_validation_returns_every_subject_in_its_own_orientation(cubes, paths):
     whole = load_cubes(paths)
     for (images, truth), *expected in zip(validation_loader(cubes), whole.images, whole.truth, strict=True):
         assert torch.equal(images[0], expected[0]) and torch.equal(truth[0], expected[1])

@@ -76,7 +76,7 @@ def test_peers_train_the_same_model_on_the_same_data(tiny, way):
     assert found.bits == run_cell(CELL).bits
 
 
-def test_what_breaks_is_an_outcome(tiny, monkeypatch):
+def test_errors_are_outcomes(tiny, monkeypatch):
     def broken(model, task, percent):
         raise RuntimeError("no such device")
 
@@ -112,7 +112,7 @@ def test_a_process_that_dies_is_an_outcome_and_the_others_go_on(monkeypatch):
     assert alive == RAN
 
 
-def test_a_driver_that_does_not_tell_its_version_is_described_too(monkeypatch):
+def test_a_driver_without_a_version_is_described(monkeypatch):
     def refuse():
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
@@ -127,7 +127,7 @@ def test_a_driver_that_does_not_tell_its_version_is_described_too(monkeypatch):
 @pytest.mark.parametrize(
     ("way", "status", "code"), [("swap", "failed", 1), ("swap", "infeasible", 0), ("eager", "failed", 0)]
 )
-def test_what_is_lmswaps_own_may_not_fail(monkeypatch, tmp_path, way, status, code):
+def test_a_failure_of_lmswap_itself_is_an_error(monkeypatch, tmp_path, way, status, code):
     other = replace(outcome(way), status=status, peak_bytes=None, overhead=None)
     monkeypatch.setattr(main_module, "run_model", lambda choice, model: [RAN, other])
     assert main(["--models", "gpt", "--output", str(tmp_path)]) == code
@@ -152,7 +152,7 @@ def test_without_a_reference_nothing_is_compared(monkeypatch):
         ("cuda", 0, 6, 6 * [1]),
     ],
 )
-def test_what_fits_into_memory_takes_turns_with_a_reference_of_its_own(
+def test_variants_that_fit_in_memory_alternate_with_their_own_reference(
     device, available_bytes, most, together, monkeypatch
 ):
     monkeypatch.setattr(run, "_MOST_TOGETHER", most)

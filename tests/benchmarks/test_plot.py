@@ -44,7 +44,7 @@ def test_shows_plain_and_swapped_memory_and_the_copies(figure):
     assert "swap out  300.00 MiB" in text and "swap in  300.00 MiB" in text and "stalled  0.1 s" in text
 
 
-def test_says_how_much_was_computed_again_which_has_no_lane(figure):
+def test_the_plot_states_how_much_was_recomputed_which_has_no_lane(figure):
     drawn = figure(*good_runs())
     titles = [axes.get_title(loc="left") for axes in drawn.axes]
     assert titles == ["128³ plain: peak 1.95 GiB", "128³ swapped: peak 990.00 MiB; 100.00 MiB recomputed", ""]

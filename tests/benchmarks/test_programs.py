@@ -52,7 +52,7 @@ def test_a_capture_without_memory_is_what_a_real_step_gives(tmp_path):
     assert with_residents_alike(captured) == with_residents_alike(real)
 
 
-def test_what_has_no_single_training_graph_is_refused():
+def test_models_without_a_single_training_graph_are_refused():
     def broken(x):
         x = x.sin()
         torch._dynamo.graph_break()
@@ -149,7 +149,7 @@ def test_a_change_is_judged_by_seconds_then_by_planning(outcome):
     assert change(outcome, changed(outcome, step_seconds=seconds * 1.0005)).verdict is Verdict.SAME
 
 
-def test_what_fits_no_more_is_worse(outcome):
+def test_a_plan_that_no_longer_fits_is_worse(outcome):
     unfit = replace(outcome, plan=None)
     assert change(outcome, unfit) == Change(Verdict.WORSE, "does not fit any more")
     assert change(unfit, outcome) == Change(Verdict.BETTER, "fits now")

@@ -44,7 +44,7 @@ def test_the_same_configuration_gives_the_same_bits(plain, plain_run):
     assert other.weights_sha256 != plain_run.weights_sha256
 
 
-def test_a_run_tells_its_steps_and_measures_itself(plain_run, events):
+def test_a_run_reports_its_steps_and_measures_itself(plain_run, events):
     result = plain_run
     steps = [event for event in events if event["event"] == "step"]
     assert [(event["step"], event["loss"]) for event in steps] == list(enumerate(result.losses, start=1))

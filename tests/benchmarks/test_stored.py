@@ -1,4 +1,4 @@
-"""What is stored under benchmarks/results can be read by the code that would write it today, and says the same."""
+"""Results stored under benchmarks/results can be read by the current code, with the same content."""
 
 from __future__ import annotations
 

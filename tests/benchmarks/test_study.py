@@ -63,11 +63,11 @@ def test_with_a_budget_every_size_is_swapped(monkeypatch, settings):
     children, _ = ask(monkeypatch, settings, budget_bytes=7 * MIB)
     assert [c.name for c in children.asked if c.budget_bytes == 7 * MIB] == ["32³ swapped", "48³ swapped"]
     assert len(children.asked) == 6
-    # The first size is tried plainly by itself, as nobody knows what it takes.
+    # The first size is tried plainly by itself, as its memory is unknown.
     assert children.needed_bytes == [0, 1007 * MIB, 7 * MIB + 2 * 1000 * MIB * 48**3 / 32**3]
 
 
-def test_where_nobody_knows_what_a_plain_run_takes_none_is_tried_beside_it(monkeypatch, settings):
+def test_without_a_known_plain_peak_no_plain_run_is_tried_concurrently(monkeypatch, settings):
     children, _ = ask(monkeypatch, settings, failing=("32³ plain",), budget_bytes=7 * MIB)
     assert children.needed_bytes[:3] == [0, math.inf, 0]
     assert len(children.asked) == 6
@@ -98,7 +98,7 @@ def test_the_results_file_says_where_its_figures_come_from(tmp_path):
     assert [Run.from_fields(fields) for fields in written["runs"]] == list(study.runs)
 
 
-def test_the_commit_tells_changes_of_code_apart_and_asks_for_none_of_results(tmp_path, monkeypatch):
+def test_the_commit_distinguishes_changes_of_code_but_not_of_results(tmp_path, monkeypatch):
     def git(*arguments):
         names = ["-c", "user.name=a", "-c", "user.email=a@b"]
         subprocess.run(["git", "-C", str(tmp_path), *names, *arguments], check=True, capture_output=True)

@@ -15,7 +15,7 @@ def results(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_what_passed_is_kept_with_its_time_machine_and_commit(results):
+def test_passed_tests_are_stored_with_their_time_machine_and_commit(results):
     (results / "tests.xml").write_text(SUITE.format(errors=0, failures=0))
     assert tests_kept.main([str(results / "tests.xml")]) == 0
     kept = json.loads((results / "kept.json").read_text())

@@ -43,7 +43,7 @@ def settings(tmp_path):
 
 @pytest.fixture(scope="module")
 def uninterrupted(data, tmp_path_factory):
-    """The folder of a training that nothing disturbed, and how often it asked for a file to be replaced or synced."""
+    """The folder of a training that nothing disturbed, and how often it replaced or synced a file."""
     output, calls = tmp_path_factory.mktemp("whole"), []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, "UNet3d", SMALL)
