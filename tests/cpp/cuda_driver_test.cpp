@@ -148,7 +148,7 @@ TEST_F(CudaDriverTest, takes_its_own_devices_default_stream_in_a_thread_that_goe
 }
 
 // Bytes go from one device to the other and back, by the calls whose numbers are returned. `refusal`: what the driver
-// says when peer access is asked for.
+// returns when peer access is requested.
 std::map<std::string, uint64_t> swap_to_peer(uint64_t nbytes, int refusal = 0) {
   const auto device = make_test_device("emulated");
   if (refusal != 0) emulated_gpu::System::instance().faults.plan("cuCtxEnablePeerAccess", 1, refusal);
@@ -219,7 +219,7 @@ TEST_F(CudaDriverTest, times_are_right_where_the_clock_was_held_up_one_queue_slo
   Event before(device->driver), after(device->driver);
   before.record(device->stream);
   before.synchronize();
-  std::this_thread::sleep_for(std::chrono::milliseconds(10'100));  // now the clock is set anew
+  std::this_thread::sleep_for(std::chrono::milliseconds(10'100));  // now the clock is reset
   gpu_.configure(emulated_gpu::Queues{true, 0});
   std::atomic<bool> is_over = false;
   std::thread holder([&] {  // more than the device can run, so that there is never none

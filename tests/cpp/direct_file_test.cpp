@@ -235,7 +235,7 @@ TEST_F(DirectFileTest, refuses_a_directory_that_cannot_be_written) {
   constexpr auto kReadable = std::filesystem::perms::owner_read | std::filesystem::perms::owner_exec;
   std::filesystem::permissions(directory_.path(), kReadable | std::filesystem::perms::others_exec);
   const uid_t user = geteuid();
-  if (user == 0) setfsuid(65534);  // root may write everywhere: for this thread's files, be nobody
+  if (user == 0) setfsuid(65534);  // root may write everywhere: use another user for this thread's files
   EXPECT_ERROR(SwapDirectory{directory_.path()}, TierError, "Permission denied");
   if (user == 0) setfsuid(user);
   std::filesystem::permissions(directory_.path(), std::filesystem::perms::owner_all);

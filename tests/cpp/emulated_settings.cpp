@@ -1,4 +1,4 @@
-// What is the emulated GPU of the C++ tests like? Two devices, and all that is late is late by the same random times.
+// Configuration of the emulated GPU of the C++ tests: two devices, and the same random delays in each run.
 #include "../../tools/emulated_gpu/device/settings.h"
 
 namespace emulated_gpu {

@@ -1,5 +1,5 @@
-// Each call that a step makes of the driver or the disk fails once, one after the other: the error is told, nothing is
-// left behind, and the same engine swaps on.
+// Each call that a step makes of the driver or the disk fails once, one after the other: the error is reported, nothing
+// leaks, and the same engine goes on.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -38,7 +38,7 @@ std::string error_of(const std::function<void()>& run) {
   return {};
 }
 
-// One training step as lmswap.execute makes it: two buffers leave, compute goes on, both come back.
+// One training step as lmswap.execute makes it: two buffers leave, compute goes on, both are swapped in.
 class Step {
  public:
   Step(TestDevice& device, std::string tier) : device_(device), tier_(std::move(tier)) {
@@ -88,7 +88,7 @@ class Step {
     engine.take_records();
   }
 
-  // The same for one buffer, cut short: nobody waits for a copy, and only what left is compared with its sums.
+  // The same for one buffer, cut short: no copy is waited for, and only what left is compared with its sums.
   void abandon(Engine& engine) {
     error_of([&] {
       const Token token(engine.out_start(1, tier_, 0, pointers_[0], kBytes, device_.stream));
@@ -99,8 +99,8 @@ class Step {
     wait_under_way(engine);
   }
 
-  // The events that are held when nothing is under way. A thread that has told that its transfer ended may hold it a
-  // moment longer, hence the wait for as few as that.
+  // The events that are held when nothing is under way. A thread that has reported the end of its transfer may hold it
+  // a moment longer, hence the wait for as few as that.
   uint64_t settled_events(Engine& engine, uint64_t num_events) {
     prepare(engine);
     engine.take_records();
@@ -128,7 +128,7 @@ TEST_P(FailingCalls, any_call_of_the_driver_may_fail_and_the_engine_goes_on) {
   const auto device = make_test_device("emulated");
   Step step(*device, GetParam());
   const auto engine = step.open(directory.path());
-  const uint64_t clock = 1;  // which the driver makes when it is first asked for a time
+  const uint64_t clock = 1;  // which the driver makes when a time is first requested
   const uint64_t num_events = events_held(*device) + clock;
   int num_told = 0, nth = 1;
   for (; nth < kMostCalls; ++nth) {

@@ -19,7 +19,7 @@ inline std::atomic<int> num_failing_reservations{0}, reservation_error{0};
 inline std::atomic<bool> has_unnamed_files{true}, has_direct_io{true};
 // Writes of less than this are refused, as by a disk with such blocks.
 inline std::atomic<size_t> block_bytes{1};
-// How often a file without any room was told to write its blocks in place.
+// How often a file without any room was to write its blocks in place.
 inline std::atomic<int> num_overwritten_in_place{0};
 // The next removal of a name fails.
 inline std::atomic<bool> fails_to_remove{false};

@@ -76,7 +76,7 @@ TEST_F(FloatCodecTest, gives_back_chunks_of_any_size) {
   }
 }
 
-// Each chunk is of stretches of different kinds, so that the samples tell little of most of it.
+// Each chunk is of stretches of different kinds, so that the samples represent little of it.
 TEST_F(FloatCodecTest, gives_back_whatever_it_is_given) {
   for (int round = 0; round < 200; ++round) {
     Bytes chunk = test::make_bytes(kPageBytes + random_() % (kChunkBytes - kPageBytes), random_());

@@ -56,7 +56,7 @@ TEST_F(GatedEngine, a_read_that_fails_when_the_host_has_gone_on_is_told_in_the_e
   const Bytes found = arrived(), sent = make_bytes(kBytes, 1);
   EXPECT_EQ(Bytes(found.begin(), found.begin() + kRequestBytes), Bytes(sent.begin(), sent.begin() + kRequestBytes));
   EXPECT_EQ(Bytes(found.begin() + kRequestBytes, found.end()), Bytes(kBytes - kRequestBytes));
-  engine_->confirm();  // it is told once
+  engine_->confirm();  // it is reported once
   in(token);
   engine_->confirm();
   EXPECT_EQ(arrived(), sent);
@@ -93,7 +93,7 @@ TEST_F(GatedEngine, the_memory_of_a_failed_copy_counts_as_used_until_the_device_
   EXPECT_EQ(arrived(), Bytes(kBytes));
 }
 
-// An event that cannot be recorded tells nothing of what was queued before it, which runs all the same.
+// An event that cannot be recorded proves nothing of what was queued before it, which runs all the same.
 TEST_F(GatedEngine, the_memory_of_a_copy_whose_end_cannot_be_recorded_is_used_until_the_device_is_through_with_it) {
   open("", true, 0.02);
   emulated_gpu::Faults& faults = emulated_gpu::System::instance().faults;
@@ -114,7 +114,7 @@ TEST_F(GatedEngine, the_memory_of_a_copy_whose_end_cannot_be_recorded_is_used_un
       }
       EXPECT_EQ(faults.num_planned(), 0u);
       while (!engine_->is_finished(transfer)) std::this_thread::yield();
-      device_->upload(memory, make_bytes(kBytes, is_in ? 2 : 1));  // as whoever gets it next
+      device_->upload(memory, make_bytes(kBytes, is_in ? 2 : 1));  // as its next owner
       EXPECT_EQ(device_->violations(), std::vector<std::string>{}) << nth;
     }
   }
@@ -192,7 +192,7 @@ TEST(Engine, a_stream_with_the_handle_of_one_before_it_is_behind_none_of_its_cop
   EXPECT_EQ(device->violations(), std::vector<std::string>{});
 }
 
-// A device that has fallen off the bus: it runs nothing more, calls back nobody, and says so only when it is asked.
+// A device that has fallen off the bus: it runs nothing more, makes no callbacks, and reports it only when queried.
 class LostDriver final : public test::ForwardingDriver {
  public:
   using ForwardingDriver::ForwardingDriver;

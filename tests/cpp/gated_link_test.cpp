@@ -1,4 +1,4 @@
-// An emulated link where the device waits for the host: the host need not wait, and the link is as slow as it is asked.
+// An emulated link where the device waits for the host: the host need not wait, and the link is as slow as configured.
 #include "lmswap/lanes/gated_link.h"
 
 #include <gtest/gtest.h>
@@ -66,7 +66,7 @@ TEST_P(GatedLinkTest, late_copies_change_no_byte) {
   }
 }
 
-// A thread that sleeps too long, by more than is made up for, lets the link start anew: on a busy machine some do.
+// A thread that sleeps too long, by more than is made up for, restarts the link: on a busy machine some do.
 TEST_P(GatedLinkTest, a_link_that_is_busy_when_bytes_come_goes_on_with_them_without_a_pause) {
   open();
   const Token token = out();

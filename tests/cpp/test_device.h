@@ -54,12 +54,12 @@ class TestDevice {
   // Another stream of the caller's kind, for tests with several threads; the default one where there are no streams.
   virtual StreamHandle make_stream() = 0;
 
-  // Misuse of the driver noticed so far; always none where nobody looks.
+  // Misuse of the driver noticed so far; always none where it is not checked.
   virtual std::vector<std::string> violations() = 0;
 };
 
 // "host", "emulated" (tools/emulated_gpu), "emulated_one_queue", which cannot wait for the host, or "cuda" (the
-// machine's). `faults` as in faults.h; on the emulated GPU, the driver's calls may be told to fail by number.
+// machine's). `faults` as in faults.h; on the emulated GPU, the driver's calls can be made to fail by number.
 // `most_delay_seconds`: everything queued is late by up to this, where the device can do so.
 std::unique_ptr<TestDevice> make_test_device(const std::string& kind, const std::string& faults = "",
                                              double most_delay_seconds = 0);

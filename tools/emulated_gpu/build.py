@@ -1,4 +1,4 @@
-"""Which of NVIDIA's libraries does torch's CUDA build need, and what stands in for them?
+"""Builds the emulated libraries that replace NVIDIA's for torch's CUDA build.
 
 Builds them into this environment, where torch looks for NVIDIA's: its RPATH. Of every function that torch imports and
 that is not emulated a stub is made, which says its name when it is called. Usage: python -m tools.emulated_gpu.build
@@ -42,7 +42,7 @@ class Imports:
     symbols: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))  # by version; "": without
 
     def of(self, library: str) -> set[str]:
-        """The functions that torch asks of ``library``."""
+        """The functions that torch imports from ``library``."""
         prefix = _PREFIXES.get(library.partition(".so")[0])
         plain = {name for name in self.symbols[""] if prefix and re.match(prefix, name)}
         return plain | self.symbols[self.version_of.get(library, library)]

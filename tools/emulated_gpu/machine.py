@@ -1,4 +1,4 @@
-"""How is the emulated GPU driven from Python? Kernels, link, capacity, faults; and what was done wrong on it.
+"""Control of the emulated GPU from Python: kernels, link, capacity, faults, and the recorded violations.
 
 What it is from the start is said by environment variables: device/settings.h.
 """

@@ -1,4 +1,4 @@
-"""How fast is the emulated GPU? lmswap is told, and does not measure, which would take a CPU minutes."""
+"""Given rates of the emulated GPU as lmswap's measurements, which would take minutes on a CPU."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A pytest plugin, -p tools.emulated_gpu.plugin: on the emulated GPU, what a test did wrong there fails that test."""
+"""A pytest plugin, -p tools.emulated_gpu.plugin: runs tests on the emulated GPU; a violation fails its test."""
 
 import os
 

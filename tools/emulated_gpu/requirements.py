@@ -1,4 +1,4 @@
-"""What must be installed beside torch's CUDA build where none of NVIDIA's libraries is wanted?
+"""Requirements of an environment with torch's CUDA build and without NVIDIA's libraries.
 
 Prints the requirements of torch without NVIDIA's, and all of lmswap's with its development tools, one a line for pip.
 """

@@ -1,5 +1,5 @@
-// How is memory taken and given back? Giving back waits for all that is queued, as the real calls do. Torch counts on
-// that. Who may not is told what was still queued, and does not know by it what is over.
+// Allocation and release of device memory. Release waits for all that is queued, as the real calls do. Torch counts on
+// that. A caller that may not gets a violation that names what was still queued, and does not know by it what is over.
 #include "system.h"
 
 namespace emulated_gpu {

@@ -1,4 +1,4 @@
-// How often was which function called? Counted only while somebody wants to know.
+// Counts the calls of each function, between start and stop.
 #pragma once
 
 #include <atomic>

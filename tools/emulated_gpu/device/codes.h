@@ -1,4 +1,4 @@
-// What do calls return? Codes that mean the same in CUDA's runtime and in its driver.
+// Return codes of calls, those that mean the same in CUDA's runtime and in its driver.
 #pragma once
 
 namespace emulated_gpu {

@@ -1,4 +1,4 @@
-// How are bytes moved? One copy at a time each way and device, at the link's rate, as copy engines do.
+// Copy engines: one copy at a time for each direction and device, at the link's rate, as copy engines do.
 #include <algorithm>
 #include <cstring>
 

@@ -1,4 +1,4 @@
-// Which calls fail, and with what? Those that were planned to, and all once the context is broken.
+// Injected faults: the planned calls fail, and all once the context is broken.
 #pragma once
 
 #include <algorithm>
@@ -63,7 +63,7 @@ class Faults {
     int code;
   };
 
-  // Whoever does so makes the context current before, and no more after.
+  // A caller that does so makes the context current before, and no more after.
   static bool gives_back(const std::string& symbol) {
     constexpr const char* kParts[] = {"Destroy", "Free", "Unregister", "Release", "CtxPushCurrent", "CtxPopCurrent"};
     return std::ranges::any_of(kParts, [&](const char* part) { return symbol.find(part) != std::string::npos; });

@@ -58,7 +58,7 @@ DeviceMemory::DeviceMemory(size_t capacity_bytes, size_t context_bytes)
   holes_[base_] = kSpan - kGranule;
 }
 
-// What is asked for may be used, not what it is rounded to.
+// The requested bytes may be used, not those added by rounding.
 void* DeviceMemory::allocate(size_t nbytes) {
   nbytes = std::max<size_t>(nbytes, 1);
   const size_t rounded = round_up(nbytes, kGranule);

@@ -1,7 +1,7 @@
-// Which addresses are whose? The memory of one device, and the host memory that copies may use while the host goes on.
+// Ownership of addresses: the memory of one device, and the host memory that copies may use while the host goes on.
 //
-// Device addresses are of a range that nobody may touch; the bytes lie at a fixed distance from them. Host code that
-// follows a device pointer dies, as it would with a real device; kernels are told where the bytes lie.
+// Device addresses are of an inaccessible range; the bytes lie at a fixed distance from them. Host code that
+// follows a device pointer dies, as it would with a real device; kernels get the addresses of the bytes.
 #pragma once
 
 #include <cstddef>

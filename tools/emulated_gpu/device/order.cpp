@@ -73,7 +73,7 @@ void Order::note_read(const Operation& operation, const Use& use) {
   const uintptr_t end = use.begin + use.nbytes;
   uintptr_t at = use.begin;
   for (auto segment = segments_.lower_bound(at); at < end; ++segment) {
-    if (segment == segments_.end() || segment->first > at) {  // bytes that nobody has used yet
+    if (segment == segments_.end() || segment->first > at) {  // bytes that were not used yet
       const uintptr_t until = segment == segments_.end() ? end : std::min(end, segment->first);
       segment = segments_.emplace(at, Segment{until, {}, {}}).first;
     }

@@ -1,4 +1,5 @@
-// Are two uses of the same bytes, one of them a write, in an order? Found from the calls alone, whatever threads did.
+// Detects two uses of the same bytes, one of them a write, without an order, from the calls alone, whatever threads
+// did.
 #pragma once
 
 #include <cstddef>

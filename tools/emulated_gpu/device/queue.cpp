@@ -1,4 +1,4 @@
-// In what order does queued work run, and what does the host know of it? Streams, events, launches.
+// The order of queued work, and what the host knows of it: streams, events, launches.
 #include <algorithm>
 #include <ctime>
 
@@ -137,7 +137,7 @@ int System::record(void* event_handle, void* stream_handle) {
   const auto event = find_event(event_handle);
   const auto stream = find_stream(stream_handle);
   if (!event || !stream) return refuse("recording an event", "it or its stream was destroyed or never made");
-  if (event->device != stream->device) return kInvalidHandle;  // as documented: whoever counts on it does no wrong
+  if (event->device != stream->device) return kInvalidHandle;  // as documented: programs may rely on it
   hear();
   stream->clock.join(host_);
   event->clock = stream->clock;

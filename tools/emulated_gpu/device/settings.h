@@ -1,4 +1,4 @@
-// What is the emulated machine like? Read from the environment when it is first used.
+// Configuration of the emulated machine, read from the environment when it is first used.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// How does queued work run? A stream is a queue with a thread of its own; an event is a place in a stream.
+// Execution of queued work: a stream is a queue with a thread of its own; an event is a place in a stream.
 //
 // Streams keep the device's time: what is queued begins when what it waits for has ended there, not when a thread has
 // woken up for it. A thread that is late, as the host's cores have others to serve, catches up; a kernel that a core
@@ -17,7 +17,7 @@
 
 namespace emulated_gpu {
 
-// Is told when it begins, and says when it has ended, on the device; returns no earlier than that.
+// Called with the time of its start on the device; returns that of its end, which is no earlier.
 using Work = std::function<double(double begin)>;
 
 class Stream : public std::enable_shared_from_this<Stream> {

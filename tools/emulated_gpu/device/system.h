@@ -1,4 +1,4 @@
-// What do the entry points of CUDA's runtime and driver share? The devices, and all that is queued on them.
+// The state shared by the entry points of CUDA's runtime and driver: the devices, and all that is queued on them.
 //
 // Strict: what real CUDA lets pass in silence is a violation, and the call fails if it can.
 //   - two uses of the same bytes, one of them a write, without an order between them by events or by the host

@@ -1,4 +1,4 @@
-// What is known to be over? Of every stream, the number of its last operation that is.
+// Vector clock: for every stream the number of its last operation that is known to have ended.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// What was done that real CUDA lets pass in silence, or answers with wrong bytes?
+// Record of misuse that real CUDA lets pass in silence, or answers with wrong bytes.
 #pragma once
 
 #include <mutex>

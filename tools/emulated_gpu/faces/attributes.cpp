@@ -1,4 +1,4 @@
-// What can an emulated device do? As a small H100 says, as far as torch and lmswap ask.
+// Device attributes: those of a small H100, as far as torch and lmswap query them.
 #include "face.h"
 
 namespace emulated_gpu {

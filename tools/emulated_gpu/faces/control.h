@@ -1,4 +1,4 @@
-// How do the stand-in kernels and Python drive the emulated machine? What CUDA has no call for, as plain C.
+// Control of the emulated machine by the stand-in kernels and Python: a C interface for what CUDA has no call for.
 #pragma once
 
 #include <cstddef>

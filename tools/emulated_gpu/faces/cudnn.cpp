@@ -1,4 +1,4 @@
-// libcudnn: which version is it? Torch asks before it decides to do without.
+// libcudnn: only its version, which torch queries before cuDNN is disabled.
 #include <cstddef>
 
 #include "face.h"

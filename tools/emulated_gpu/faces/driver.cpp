@@ -159,7 +159,7 @@ DRIVER cuCtxPopCurrent_v2(CUcontext* context) {
     return System::instance().report("cuCtxPopCurrent: no context is current in this thread", kInvalidContext);
   }
   *context = context_of(device);
-  return call(__func__, [](System&) { return kSuccess; });  // what it tells is of earlier calls
+  return call(__func__, [](System&) { return kSuccess; });  // its result is of earlier calls
 }
 
 DRIVER cuCtxEnablePeerAccess(CUcontext peer, unsigned) {
@@ -265,7 +265,8 @@ DRIVER cuStreamGetId(CUstream stream, unsigned long long* id) {
   const auto run = [=](System& system) -> int {
     const int device = stream == nullptr ? current_device() : system.device_of_stream(stream);
     if (device < 0) return system.report("cuStreamGetId: not a stream", kInvalidHandle);
-    // Handles are never given out again here; those of default streams, which are all 0, are told apart by the device.
+    // Handles are never given out again here; those of default streams, which are all 0, are distinguished by the
+    // device.
     return *id = stream == nullptr ? static_cast<unsigned>(device) : reinterpret_cast<uintptr_t>(stream), kSuccess;
   };
   return call_in_context(__func__, run, stream);

@@ -1,4 +1,4 @@
-// What do the faces do before and after each call? Exports it, asks whether it may run at all, and keeps its error.
+// Common part of all entry points: export, check for injected faults, record of the error.
 #pragma once
 
 #include "../device/system.h"

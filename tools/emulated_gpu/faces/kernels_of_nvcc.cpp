@@ -1,4 +1,4 @@
-// What if torch launches a kernel that nvcc compiled? There is nothing to run it: the launch fails and names it.
+// Launches of kernels that nvcc compiled, which cannot run here: the launch fails and names the kernel.
 #include <cuda_runtime_api.h>
 #include <cxxabi.h>
 

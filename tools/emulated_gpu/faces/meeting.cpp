@@ -38,7 +38,7 @@ std::string Meeting::new_name() {
   return name;
 }
 
-// New shared memory is zero: nobody waits, and the door was never opened.
+// New shared memory is zero: no process waits, and the door was never opened.
 Meeting::Meeting(const std::string& name, int rank, int size)
     : rank(rank), size(size), nbytes_(kDoorBytes + static_cast<size_t>(size) * kPlaceBytes) {
   door_ = static_cast<Door*>(map_shared(name, nbytes_));

@@ -1,5 +1,5 @@
-// Where do the ranks of a communicator meet, which are processes of their own? In memory that they share: each lays
-// something into its place there, waits for the others, and reads what they have laid.
+// Exchange between the ranks of a communicator, which are processes, by shared memory: each writes into its slot, waits
+// for the others, and reads theirs.
 #pragma once
 
 #include <atomic>

@@ -228,7 +228,7 @@ NCCL ncclCommAbort(void* handle) {
   return communicator ? communicator->meeting.leave(), kOk : refuse(__func__);
 }
 
-// What is queued between them waits for nobody: it may be queued one by one.
+// What is queued between them waits for no other process: it may be queued one by one.
 NCCL ncclGroupStart() { return kOk; }
 NCCL ncclGroupEnd() { return kOk; }
 

@@ -230,7 +230,7 @@ RUNTIME cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t 
 RUNTIME cudaProfilerStart() { return cudaSuccess; }
 RUNTIME cudaProfilerStop() { return cudaSuccess; }
 
-// How torch asks for the driver's functions.
+// Torch gets the driver's functions by this call.
 RUNTIME cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned, unsigned long long,
                                          cudaDriverEntryPointQueryResult* result) {
   *function = nullptr;

@@ -1,4 +1,4 @@
-// What do the runtime's calls share? The error that each thread keeps until it is asked for.
+// State of the runtime: the last error of each thread, until it is read.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -1,4 +1,4 @@
-// How much does one call have to do? What it computes at least, and the bytes of its arguments and results.
+// The work of one call: its least operations, and the bytes of its arguments and results.
 #pragma once
 
 #include <ATen/core/stack.h>

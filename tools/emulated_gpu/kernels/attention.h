@@ -1,4 +1,4 @@
-// How is memory-efficient attention computed, whose kernels are CUDA's alone? By the operators that they fuse.
+// Memory-efficient attention, whose kernels exist for CUDA only, by the operators that they fuse.
 //
 // As in the real ones, the seed and the offset of what is dropped lie on the host, and the backward reads them there.
 #pragma once

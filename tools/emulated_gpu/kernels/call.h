@@ -1,4 +1,4 @@
-// How does one call of an operator run on the emulated GPU? Queued as a kernel, or, where that cannot be, waited for.
+// Execution of one operator call on the emulated GPU: queued as a kernel, or synchronous where that is impossible.
 //
 // The shapes of the results are found by the operator's Meta kernel; they are allocated by torch's CUDA allocator, the
 // CPU's kernel is queued on the current stream, and the caller goes on at once, as with a real GPU. A result that is no

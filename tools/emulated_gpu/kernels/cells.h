@@ -1,4 +1,4 @@
-// How are cells of LSTM and GRU computed, whose fused kernels are CUDA's alone? By the operators that they fuse.
+// Cells of LSTM and GRU, whose fused kernels exist for CUDA only, by the operators that they fuse.
 #pragma once
 
 #include <ATen/ATen.h>

@@ -1,4 +1,4 @@
-// Where do a kernel's random numbers come from? A CPU generator, seeded by where the CUDA generator stands.
+// Random numbers of kernels: from a CPU generator, seeded by the state of the CUDA generator.
 #pragma once
 
 #include <ATen/core/Generator.h>

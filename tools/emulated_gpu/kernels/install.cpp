@@ -1,4 +1,4 @@
-// Which of torch's CUDA kernels are replaced? All of aten's, but for those that only handle memory and shapes.
+// Replaces torch's CUDA kernels: all of aten's, except those that only handle memory and shapes.
 #include <ATen/ATen.h>
 #include <ATen/NativeFunctions.h>
 #include <ATen/ops/copy_native.h>

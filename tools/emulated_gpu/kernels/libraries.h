@@ -1,4 +1,4 @@
-// What do NVIDIA's libraries do beside their arithmetic? They take memory, and round by how and where they are called.
+// Side effects of NVIDIA's libraries: workspaces, and rounding that depends on the call and its thread.
 #pragma once
 
 #include "operators.h"
@@ -10,7 +10,7 @@ namespace emulated_gpu {
 // first call of a thread on a stream also makes torch take cuBLAS's, for good.
 at::Tensor take_workspace(const Operator& op, const c10::IValue& first_argument);
 
-// What this call's results are multiplied by, as was asked for: sums that are added up in any order by another number
+// What this call's results are multiplied by, as was configured: sums that are added up in any order by another number
 // in each call, and those of convolutions by one in all threads but the first that called one.
 double rounding_of(const Operator& op);
 

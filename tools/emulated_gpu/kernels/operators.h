@@ -1,4 +1,4 @@
-// What does an operator's schema say of a call of it? Asked once for each operator.
+// Facts from an operator's schema about its calls, read once for each operator.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>

@@ -1,4 +1,4 @@
-// What does a call's kernel see of its tensors? CPU tensors over the same bytes, and Meta tensors of the same shapes.
+// The tensors that a call's kernel gets: CPU tensors over the same bytes, and Meta tensors of the same shapes.
 #pragma once
 
 #include <ATen/ATen.h>
