@@ -1,10 +1,10 @@
-"""How much was fuzzed? Random models under random plans and delays, damaged files and all else that tests draw.
+"""Counts of fuzzing: random models under random plans and delays, damaged files, and all other random examples.
 
     python -m benchmarks.fuzz --times 50
 
-CI tries the same few examples each time; these are many times as many, drawn anew. The cases are those of all tests
-that draw examples; this runs them and keeps what they counted. One that fails is printed as the call of its test, to be
-made an `@example` of it.
+CI tries the same few examples each time; these are many times as many, with other seeds. The cases are those of all
+tests that draw examples; this runs them and keeps what they counted. One that fails is printed as the call of its test,
+to be made an `@example` of it.
 """
 
 from __future__ import annotations

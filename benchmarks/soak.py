@@ -1,11 +1,11 @@
-"""Does training under swapping survive a month of bad luck? Many steps with random faults, beside a plain model.
+"""Long training under swapping with random faults, compared with a plain model.
 
     python -m benchmarks.soak --steps 10000
     python -m benchmarks.soak --course large --steps 1000
 
 Copies fail, are cut short and come late at random, bytes change on the disk, memory runs out, hooks raise, Ctrl-C is
 pressed, outputs are dropped. A step that one of them cuts short is lost and nothing else is: after every step that
-survives, gradients and parameters are compared to the bit with those of the plain model, and resident memory, open
+survives, gradients and parameters are compared bitwise with those of the plain model, and resident memory, open
 files, threads and what the engine holds must stay flat. In the other course nothing goes wrong, and tensors are large.
 """
 
@@ -86,7 +86,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Soak:
-    """``survived`` counts the steps that were compared to the bit; ``lost_to`` says what ended the others.
+    """``survived`` counts the steps that were compared bitwise; ``lost_to`` says what ended the others.
 
     ``out_bytes`` went out in the last step.
     """
@@ -280,7 +280,7 @@ def _run(options: argparse.Namespace) -> int:
     write_text(file, json.dumps(record, indent=1) + "\n")
     first, last = result.samples[0], result.samples[-1]
     print_result(
-        f"{result.survived} of {result.steps} steps survived, equal to the bit; lost: {result.lost_to}\n"
+        f"{result.survived} of {result.steps} steps survived, bitwise equal; lost: {result.lost_to}\n"
         f"resident {first.resident_bytes / _MIB:.1f} -> {last.resident_bytes / _MIB:.1f} MiB, "
         f"files {first.open_files} -> {last.open_files}, threads {first.threads} -> {last.threads}"
     )

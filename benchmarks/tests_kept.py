@@ -1,4 +1,4 @@
-"""When did all tests pass, the slow ones included, on which machine and commit?
+"""The last passing run of all tests, the slow ones included, with machine and commit.
 
     python -m benchmarks.tests_kept build/tests.xml
 

@@ -1,4 +1,4 @@
-"""Who hears Ctrl-C? A terminal sends it to all; the one that was started says what it did, and ends the others."""
+"""Ctrl-C in process groups: a terminal sends it to all; the one that was started reports, and ends the others."""
 
 from __future__ import annotations
 

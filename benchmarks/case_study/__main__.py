@@ -1,7 +1,7 @@
 """Measures IBM's case study again on this machine and writes the page: ``python -m benchmarks.case_study``.
 
-Each stage is saved when it is over; the same command goes on where an aborted one stopped. ``--from FILE`` only writes
-the pages of stored results anew.
+Each stage is saved when it is over; the same command goes on where an aborted one stopped. ``--from FILE`` only
+rewrites the pages of stored results.
 """
 
 from __future__ import annotations

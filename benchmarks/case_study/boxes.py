@@ -1,4 +1,4 @@
-"""How large are the brains of the data? The case study's Table 1."""
+"""Bounding boxes of the brains in the data: the case study's Table 1."""
 
 from __future__ import annotations
 

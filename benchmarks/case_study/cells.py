@@ -1,4 +1,4 @@
-"""How are figures written in a table, and what of runs do several tables show?"""
+"""Formatting of figures in table cells, and columns that several tables share."""
 
 from __future__ import annotations
 

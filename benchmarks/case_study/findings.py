@@ -1,4 +1,4 @@
-"""What did the runs show? The first sentence of the page, and the tables that the case study does not have."""
+"""Findings of the runs: the first sentence of the page, and the tables that the case study does not have."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lmswap.bench.unet3d.scores import REGIONS, subject_means
 from lmswap.profiling.figures import Figures
 
 _MOST_STALLS = 8
-# Shorter stalls cost nothing: compute asks for every copy, and that alone takes some microseconds.
+# Shorter stalls cost nothing: compute waits on every copy, and that alone takes some microseconds.
 _SHARE_OF_STEP = 0.001
 
 
@@ -86,7 +86,7 @@ def promise_table(results: Results) -> Table | None:
     return Table(
         "Predicted before the step, and measured",
         ("size", "peak, free (GiB)", "peak, predicted", "peak, measured", "out (GiB)", "in (GiB)",
-         "computed again (GiB)", "predicted (s)", "measured (s)"),
+         "recomputed (GiB)", "predicted (s)", "measured (s)"),
         tuple(rows),
         f"Peaks: {what}, the highest of all repeats; bytes and seconds: of the last step. Seconds: forward and "
         "backward only, without loss and optimizer, by the plan in force.",
@@ -160,7 +160,7 @@ def stall_table(results: Results) -> Table | None:
         for stall in run.stalls[:_MOST_STALLS]:
             if stall.seconds < _SHARE_OF_STEP * run.figures.window_seconds:
                 continue
-            why = "its bytes had not come back" if stall.lane == "in" else "its memory was not free yet"
+            why = "its bytes were not swapped in" if stall.lane == "in" else "its memory was not free yet"
             rows.append(
                 (ratio_name(link), stall.op, stall.source or NOTHING, stall.buffer, why,
                  f"{1000 * stall.seconds / run.figures.num_steps:.1f}")
@@ -193,7 +193,7 @@ def _where_time_goes(links: Links, link: LinkRuns) -> str:
     again = max((run.swapping.recomputed_bytes or 0 for run in runs if run.swapping), default=0)
     return (
         f" At {ratio_name(link)} the step takes {longer:+.2f} s against unlimited memory: {stalled:.2f} s stalled, "
-        f"{computing - before:+.2f} s of computing, with {again / 2**30:.2f} GiB computed again and copies beside it."
+        f"{computing - before:+.2f} s of computing, with {again / 2**30:.2f} GiB recomputed and copies in parallel."
         + _best_possible(runs[-1])
     )
 

@@ -1,4 +1,4 @@
-"""What does a larger image cost in the same memory? Every size without a budget, and under the small size's."""
+"""The cost of a larger image in the same memory: every size without a budget, and under the small size's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def climb(runner: Runner) -> Ladder:
     """Trains every size; the plain peak of the small one is the budget unless the settings give one.
 
     Unlimited memory means lmswap's own graphs without a budget: on a CPU plain torch is slower than those, since the
-    kernel has to make its pages anew. A size without a run that needs more memory than there is is kept as a failure.
+    kernel has to allocate its pages again. A size without a run that exceeds memory is kept as a failure.
     The small size fits a budget of its own, where there is nothing to compare: it runs once.
     """
     settings = runner.settings

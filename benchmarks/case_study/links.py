@@ -1,4 +1,4 @@
-"""What does a slower link cost? One size and budget over links with the case study's ratios of transfer to compute.
+"""The cost of slower links: one size and budget over links with the case study's ratios of transfer to compute.
 
 The ratio is that of a forward pass which sends out all that it saves: saved bytes / (link's rate × forward seconds),
 3.3 on x86 with PCIe gen3 and 0.5 on the AC922 with NVLink 2.0. Both parts are measured on the step that is swapped

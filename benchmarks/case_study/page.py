@@ -1,4 +1,4 @@
-"""What does a reader see? Results → a Markdown page with its pictures, and one HTML page that needs nothing else."""
+"""Results → a Markdown page with its pictures, and one self-contained HTML page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What do the figures look like? The overhead curve, the links beside each other, one step at two speeds; as SVG."""
+"""The figures as SVG: the overhead curve, a comparison of links, one step at two speeds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from lmswap.reporting.text import format_seconds
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart; the same as in lmswap's own pictures.
+# Okabe and Ito's palette, which colour-blind readers can distinguish; the same as in lmswap's own pictures.
 _COLOURS = {Lane.OUT: "#e69f00", Lane.COMPUTE: "#8a949e", Lane.STALL: "#d55e00", Lane.IN: "#009e73"}
 _OURS, _OTHERS, _INK, _FAINT = "#0072b2", "#cc79a7", "#22272b", "#c3c8cd"
 _STYLE: dict[Any, Any] = {"font.size": 10, "text.color": _INK, "axes.labelcolor": _INK, "svg.hashsalt": "lmswap"}

@@ -1,4 +1,4 @@
-"""What would the case study's machines do? The simulator on stored steps of the U-Net: no machine is needed.
+"""Predictions for the case study's machines: the simulator on stored steps of the U-Net, without a machine.
 
 The V100s compute at 12 % of their peak rate, at which a step of 192³ takes the 1.9 s that the case study's epochs give;
 their links have the rates that it measured. The H200 and the GH200 are rooflines (30 % of peak in convolutions).
@@ -22,7 +22,7 @@ MACHINES = ("v100_gen3", "v100_nvlink2", "h200_gen5", "gh200")
 MACHINE_OF_SYSTEM = {"x86": "v100_gen3", "ac922": "v100_nvlink2"}
 SMALL, FUSED, AS_IN_KERAS = "unet3d_144", "unet3d_192", "unet3d_192_unfused"
 OURS, FIRST_TFLMS = "lmswap", "TFLMS of 2018"
-# TFLMS as it was in 2018: whatever has a consumer more than one level below leaves and comes back for each of them, the
+# TFLMS as it was in 2018: whatever has a consumer more than one level below is swapped for each of them, the
 # copy in starts a level before it is needed, and compute waits for every copy.
 _FIRST_TFLMS = {"swapout_threshold": 1, "swapin_ahead": 1, "swapin_groupby": 1, "sync_mode": 3}
 

@@ -1,4 +1,4 @@
-"""What did IBM measure? The case study's figures as data.
+"""IBM's measurements in the case study, as data.
 
 Source: the TFLMS case study of July 2018, a 3D U-Net on BraTS 2017 in TensorFlow with Large Model Support on V100 GPUs
 of 16 GB: 144³ without swapping, 192³ with it, batch 1, 228 training steps an epoch. Ratios of transfer to compute time

@@ -1,4 +1,4 @@
-"""What do repeated runs say together? Overheads as medians over repeats, with their spread."""
+"""Statistics of repeated runs: overheads as medians over repeats, with their spread."""
 
 from __future__ import annotations
 

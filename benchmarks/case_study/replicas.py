@@ -1,4 +1,4 @@
-"""What do trainings cost each other when they share a link? The case study's Tables 2, 3 and 5.
+"""The slowdown of trainings that share a link: the case study's Tables 2, 3 and 5.
 
 Where there are several GPUs each training has one.
 """

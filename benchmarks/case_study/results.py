@@ -1,4 +1,4 @@
-"""What does a results file hold? Every stage of the case study that has finished; the page is made from it alone."""
+"""The results file: every stage of the case study that has finished; the page is made from it alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How is a configuration trained and measured, alone or beside others? Fresh processes, shown while they run."""
+"""Training and measurement of one configuration, alone or with others, in fresh processes with progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where do we stand beside IBM? The case study's tables, each cell with IBM's figure, ours and their ratio."""
+"""Comparison with IBM: the case study's tables, each cell with IBM's figure, ours and their ratio."""
 
 from __future__ import annotations
 

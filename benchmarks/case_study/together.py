@@ -1,4 +1,4 @@
-"""What would GPUs do that train together? The case study's Table 7, predicted.
+"""GPUs that train together: the case study's Table 7, predicted.
 
 `python -m benchmarks.case_study.together` prints its rows. V100s, links and network are those of the case study as
 stored here; nothing is measured. An epoch's 228 steps are shared out to the GPUs: with 16 each takes 15.

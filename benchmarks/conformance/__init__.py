@@ -1,1 +1,1 @@
-"""Models that others wrote, trained under half of their activation memory: the same bits as without swapping?"""
+"""Third-party models trained under half of their activation memory, compared bitwise with training without swapping."""

@@ -1,6 +1,6 @@
-"""Does a trial train to plain torch's bits while its tensors leave? Some trainings in this process → a `Finding`.
+"""Checks a trial: a few trainings in this process, compared bitwise with plain torch → a `Finding`.
 
-The reference is torch without lmswap. lmswap then trains the trial with nothing swapped, and by each policy asked for:
+The reference is torch without lmswap. lmswap then trains the trial with nothing swapped, and by each requested policy:
 "swap_all" with all that waits for the backward, the others under half of what the step without swapping takes; where no
 plan can do with that, since single operators need more, under the least that one can. If nothing moved by then,
 "swap_all" is tried as well.
@@ -34,12 +34,12 @@ from lmswap.hardware.mkl_init import initialize_mkl
 from lmswap.options import NEEDS_GRAPHS
 from lmswap.reporting import Report
 
-# By the name of a path: the compiler that is asked for.
+# By the name of a path: the requested compiler.
 PATHS = {"graphs": "fx", "hooks": "eager"}
 # The first holds for a trial if no other does, the last before all others.
 VERDICTS = {
     "passed": "plain torch's bits, by every policy",
-    "unmoved": "nothing moved, nor was anything computed again: no evidence",
+    "unmoved": "nothing was swapped or recomputed: no evidence",
     "layout": "plain torch's bits, but some result lies otherwise in memory",
     "tracing": "other bits than plain torch: those of torch.compile(backend='aot_eager'), or the report says so and it "
     "is rounding: half of a number's digits at most",
@@ -48,7 +48,7 @@ VERDICTS = {
     "failed": "other bits, or an error",
 }
 # A step of several graphs says what it needs graph by graph, and as a whole once they are joined: after the first time
-# the step gets more than it asks for.
+# the step gets more than it requests.
 _MOST_BUDGETS = 8
 _GROWTH = 1.5
 # By driver "gelsy", linalg.lstsq gives one of three results for the same input, by what lay in its memory before.
@@ -122,7 +122,7 @@ def check_all(trials: Iterator[Trial], path: str, policies: Sequence[str], memor
 
 
 def _check_group(trials: list[Trial], path: str, policies: Sequence[str], memory: TensorMemory) -> Iterator[Finding]:
-    """One finding for all if they pass on the path asked for, else for halves of them, down to each alone."""
+    """One finding for all if they pass on the requested path, else for halves of them, down to each alone."""
     if len(trials) == 1:
         yield check(trials[0], path, policies, memory)
         return

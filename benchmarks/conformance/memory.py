@@ -1,4 +1,4 @@
-"""How much memory does a small model's step take? Counted as on a GPU: what tensors hold, and nothing else.
+"""The memory of a small model's step, counted as on a GPU: what tensors hold, and nothing else.
 
 A process's resident memory, which the budget counts on a CPU, moves by megabytes that have nothing to do with the
 step; half of a small model's activations would drown in it.

@@ -1,4 +1,4 @@
-"""What was found, and where: outcomes with the machine and the commit of each, as one JSON file."""
+"""Outcomes with the machine and the commit of each, as one JSON file."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ _PRELOADED = (
     "torch._dynamo",
     "scipy.optimize",
 )
-# Whoever starts a process also asks all others for how they ended, and an answer can be read once.
+# Starting a process also polls the exit codes of all others, and an answer can be read once.
 _ending = threading.Lock()
 
 

@@ -1,4 +1,4 @@
-"""What comes out of a few training steps of a trial? Bits, layouts, memory and time."""
+"""A few training steps of a trial → bits, layouts, memory and time."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def _digest(result: Tensor) -> str:
 
 
 def _layout(result: Tensor) -> str:
-    """Strides where they tell anything: not those along dimensions of one element, nor of no elements at all."""
+    """Significant strides: not those along dimensions of one element, nor of no elements at all."""
     if result.layout is not torch.strided:
         return str(result.layout)
     return str(

@@ -1,4 +1,4 @@
-"""What is tried? A model with random weights and one call of it, or several of them beside each other in one step."""
+"""A trial: a model with random weights and one call of it, or several of them in one step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional arguments and those 
 
 @dataclass(frozen=True)
 class Trial:
-    """Model and call are made anew for each training, from the same random state.
+    """Model and call are recreated for each training, from the same random state.
 
     Trials of one case that follow each other with the same ``group`` may be trained together, which saves captures.
     """

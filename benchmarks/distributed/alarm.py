@@ -1,4 +1,4 @@
-"""How do all ranks end when one fails? It says why in the store that they share, and each of them repeats that.
+"""Ends all ranks when one fails: it stores the reason in the store that they share, and each of them repeats that.
 
 A collective would only say that a peer is gone, or wait for it.
 """
@@ -51,7 +51,7 @@ class _Alarm:
         self._listener.start()
 
     def raise_(self, why: str) -> None:
-        """Tells all ranks that this one fails; returns when they have heard it."""
+        """Reports to all ranks that this one fails; returns when they have heard it."""
         self.stop()
         message = f"error: rank {self._rank}: {why}"
         _say(message)

@@ -1,6 +1,6 @@
-"""How do groups of ranks take turns, each started by a torchrun of its own? By a store of who started them.
+"""Alternation of groups of ranks, each started by its own torchrun, by a store of the process that started them.
 
-A group says there when it waits for its next turn; whoever started it says when that has come.
+A group reports there that it waits for its next turn; its starter reports when that has come.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Turns:
     """A group's side: `wait` returns on all of its ranks when its next turn has come."""
 
     def __init__(self, ranks: Ranks, port: int | None) -> None:
-        """``port`` is that of the store on this machine; None: nobody else is there, and it is always this one's."""
+        """``port`` is that of the store on this machine; None: there are no others, it is always this one's turn."""
         has_store = port is not None and ranks.rank == 0
         self._store = distributed.TCPStore("127.0.0.1", port, is_master=False, timeout=_TIMEOUT) if has_store else None
         self._number = 0
@@ -79,7 +79,7 @@ class Group:
 
     @property
     def has_ended(self) -> bool:
-        """It has told what it found, or failed."""
+        """It has reported its results, or failed."""
         return self._process.poll() is not None
 
     @property

@@ -39,7 +39,7 @@ from lmswap.session.plan_file import PinnedPlans
 
 MOST_RANKS = 256
 TURNS = 8
-BUDGET = "60%"  # of what the step's tensors take unplanned, where none is asked for
+BUDGET = "60%"  # of what the step's tensors take unplanned, if none is given
 WARM_UP_STEPS = 5  # lmswap captures and measures in the first, and plans again until the fourth
 
 
@@ -80,7 +80,7 @@ MODELS = {
     },
 }
 NAMES = tuple(MODELS["full"])
-SIZES = {"cpu": "small", "cuda": "full"}  # where none is asked for
+SIZES = {"cpu": "small", "cuda": "full"}  # if none is given
 
 
 def main(argv: Sequence[str] | None = None) -> int:

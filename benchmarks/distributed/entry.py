@@ -1,4 +1,4 @@
-"""How does one of the processes that torchrun started run a recipe? It joins, measures, and the first rank tells."""
+"""The process of one rank, started by torchrun: joins, runs the recipe, measures; the first rank reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What images does ResNet-50 train on? A folder as of ImageNet, or where there is none the digits of scikit-learn.
+"""The images that ResNet-50 trains on: a folder as of ImageNet, or without one the digits of scikit-learn.
 
 ``ROOT/train/CLASS/*`` and ``ROOT/val/CLASS/*``: a folder for each class, the same classes in both.
 """

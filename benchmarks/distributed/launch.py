@@ -1,4 +1,4 @@
-"""How are a recipe's ranks started, and its ways one after the other? By torchrun, each way in processes of its own."""
+"""Starts a recipe's ranks by torchrun, each of its ways in separate processes."""
 
 from __future__ import annotations
 

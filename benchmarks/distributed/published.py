@@ -1,4 +1,4 @@
-"""What did others measure? The figures of three write-ups of 2018 on many GPUs, as data.
+"""Published measurements of three write-ups of 2018 on many GPUs, as data.
 
 ImageNet on 64 V100s (eight machines of eight, 25 Gb/s); ImageNet in four minutes on P40s (Jia et al., arXiv
 1807.11205); Keras on K80s. IBM's case study is in `benchmarks.case_study.published`.

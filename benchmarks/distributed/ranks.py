@@ -1,4 +1,4 @@
-"""Which of the processes that train together is this one, and what has it to compute on?"""
+"""The rank of this process, and its device."""
 
 from __future__ import annotations
 

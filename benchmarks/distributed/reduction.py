@@ -1,4 +1,4 @@
-"""How are gradients summed over nodes? In three stages, of which only one leaves the node, and many tensors as one.
+"""Hierarchical all-reduce of gradients in three stages, of which one crosses nodes, with many tensors as one.
 
 Within a node a reduce-scatter leaves each rank the sum of a part; across nodes an all-reduce sums the parts of the same
 place; within a node an all-gather joins them. Between nodes travels the tensor once for each node instead of once for

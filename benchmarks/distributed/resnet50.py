@@ -24,7 +24,7 @@ from lmswap.ir.bytesize import parse_bytes
 # GPU all is as in the write-up.
 SIZES = {"cpu": 64, "cuda": 224}
 BATCHES = {"cpu": 64, "cuda": 256}
-STEPS = {"cpu": 8, "cuda": None}  # where no epochs are asked for
+STEPS = {"cpu": 8, "cuda": None}  # if no epochs are given
 EPOCHS = 90
 DTYPES = {"cpu": "fp32", "cuda": "fp16"}
 DIGITS = Path("distributed-output") / "digits"

@@ -1,4 +1,4 @@
-"""What does a results file hold? What a recipe's ranks did, on which machine and from which code."""
+"""The results file: the outcomes of a recipe's ranks, with machine and commit."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Efficiency:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where measured figures come from; ``load_average`` of the last minute tells how busy others kept the machine."""
+    """Where measured figures come from; ``load_average`` of the last minute is the load of other processes."""
 
     device: str
     backend: str

@@ -1,4 +1,4 @@
-"""How high is the learning rate at each step? It rises with the global batch, warms up, then falls as a polynomial."""
+"""The learning rate of each step: it rises with the global batch, warms up, then falls as a polynomial."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which samples are whose? In training a shuffled epoch in batches that all ranks share, in validation all in turn.
+"""Samples of each rank: in training a shuffled epoch in shared batches, in validation all in turn.
 
 The order follows from the seed and the epoch alone, so that a training goes on anywhere, on any rank.
 """

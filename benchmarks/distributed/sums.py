@@ -1,4 +1,4 @@
-"""How fast do these ranks sum, and what do sums and compute take from each other? Samples of both → a network.
+"""The rate of all-reduce on these ranks, and its mutual slowdown with compute: samples of both → a network.
 
 Several sizes are summed with nothing else under way; buckets of DistributedDataParallel's size also while all ranks
 compute. Where that shares cores, as on a CPU, both are slower then.

@@ -1,4 +1,4 @@
-"""How do the points of a recipe stand beside the published ones? As a table whose rows say on what they are based."""
+"""Table of a recipe's points next to the published ones; its rows state what they are based on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ResNet-50 on many ranks: how is it trained, in steps that a kill can interrupt anywhere?
+"""ResNet-50 on many ranks, in steps that a kill can interrupt anywhere.
 
 Which images come in a step, in which crop, and the learning rate follow from the seed and the step's number alone. So
 ranks that were killed and go on from the last checkpoint have the same bits as ranks that were not.
@@ -126,7 +126,7 @@ class _Run:
 
     @property
     def num_steps(self) -> int:
-        """Of all epochs, or as many as were asked for."""
+        """Of all epochs, or the requested number."""
         num = self._settings.epochs * self._shards.num_steps
         return num if self._settings.steps is None else min(num, self._settings.steps)
 

@@ -1,1 +1,1 @@
-"""Are predictions for a GPU right? Training on an emulated one with the rates of a real one, slowed down."""
+"""Accuracy of predictions for a GPU: training on an emulated one with the rates of a real one, slowed down."""

@@ -57,7 +57,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 class _Runs:
-    """Those done so far; each is told of."""
+    """Those done so far; each is reported."""
 
     def __init__(self) -> None:
         self.done: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""What GPU is emulated? An H200 behind PCIe gen5, all of whose rates are slower by one factor.
+"""The emulated GPU: an H200 behind PCIe gen5, all of whose rates are slower by one factor.
 
 The ratios of computing, memory and link decide what plans look like, and how long copies are beside what hides them. At
 a real GPU's rates a CPU's kernels would be late. Latencies are slowed by less: networks are smaller here by as much as
@@ -40,7 +40,7 @@ def slowed() -> Machine:
 
 
 def start(cache: Path) -> Machine:
-    """Starts it in this process, and tells lmswap of it."""
+    """Starts it in this process, and stores its rates as measured."""
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"  # of 128 KiB, as the networks are small
     machine.start()
     made = replace(slowed(), host=measure_host(torch.device("cuda", 0), "host", ""))

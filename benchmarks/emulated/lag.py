@@ -1,4 +1,4 @@
-"""How far behind the host is a device that must wait for it, and one that need not?
+"""The lag behind the host of a device that must wait for it, and of one that need not.
 
 A chain of small ops, whose kernels the emulated GPU makes last longer and longer: for each length the median, over some
 steps, of how busy the device was in the forward, and of its lag when that was queued, as shares of the forward.

@@ -1,4 +1,4 @@
-"""What does a step take on the emulated GPU, and what was said of it? One training, in a process of its own."""
+"""The time of a step on the emulated GPU, and its prediction: one training, in a separate process."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Does a card that has a budget and 2 % more run the step? Six networks, each within 70, 50 and 30 %.
+"""Steps on a card that has a budget and 2 % more: six networks, each within 70, 50 and 30 %.
 
 Of a hundred per cent, which is what their steps take beyond what is there between steps: parameters and the optimizer's
 state. Each network is trained in a process of its own for each share, beside plain torch on all there is; by kernels
-that repeat their bits, which those of attention and some of cuDNN's do not unless they are asked to.
+that repeat their bits, which those of attention and some of cuDNN's do only in deterministic mode.
 ``python -m benchmarks.first_hour.cards FILE``; with ``--small`` networks are as small as an emulated GPU needs them.
 """
 

@@ -1,4 +1,4 @@
-"""What is this machine, and what do the calls cost that a step makes? ``python -m benchmarks.first_hour.facts``."""
+"""Facts of the machine, and the cost of the calls that a step makes: ``python -m benchmarks.first_hour.facts``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a steady step runs on the GPU, by Kineto: kernels, copies, idle time, and kernels slowed down beside copies."""
+"""GPU activity of a steady step, by Kineto: kernels, copies, idle time, and kernels slowed down during copies."""
 
 from __future__ import annotations
 

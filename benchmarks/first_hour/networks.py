@@ -1,4 +1,4 @@
-"""Which networks are trained in the first hour, on what, and with which loss?"""
+"""The networks of the first hour, with their inputs and losses."""
 
 from __future__ import annotations
 

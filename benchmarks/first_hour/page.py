@@ -1,4 +1,4 @@
-"""What did the parts of the first hour find? Their results → a page."""
+"""Results of the parts of the first hour → a page."""
 
 from __future__ import annotations
 

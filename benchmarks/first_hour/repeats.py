@@ -1,4 +1,4 @@
-"""Which ops of a 3D U-Net do not repeat their bits, from a second thread too?
+"""Ops of a 3D U-Net that are not bitwise repeatable, also from a second thread.
 
 With cuDNN's benchmark, which each thread does for itself, and without it: ``python -m benchmarks.first_hour.repeats``.
 """

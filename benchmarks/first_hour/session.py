@@ -1,4 +1,4 @@
-"""How does a process end with all that it has started? By its session, which those that it starts belong to."""
+"""Ends a process with all that it started, by its session, to which they belong."""
 
 from __future__ import annotations
 

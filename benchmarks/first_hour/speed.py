@@ -1,7 +1,7 @@
 """Step time, reserved memory and bits of one network trained in one way, and the table of several ways.
 
-All ways of a network are trained in one process, one after the other, plain torch twice: what it does not repeat the
-bits of, nobody can; `cards` asks for kernels that do.
+All ways of a network are trained in one process, one after the other, plain torch twice: what it does not repeat
+bitwise, no one can; `cards` selects kernels that do.
 """
 
 from __future__ import annotations

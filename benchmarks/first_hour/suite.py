@@ -1,7 +1,7 @@
 """The tests of the GPU, one after another in one process; where a test ends that process, the next ones get another.
 
-``python -m benchmarks.first_hour.suite FILE TESTS``. Tests whose outcome FILE has are not run again, but for those that
-failed, which are run after all others. ``--seconds`` is what each may take.
+``python -m benchmarks.first_hour.suite FILE TESTS``. Tests whose outcome FILE has are skipped, except for failed
+ones, which are run after all others. ``--seconds`` is what each may take.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def make_table(summaries: dict[str, dict[str, float]]) -> Table:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures, prints the table, and writes all figures with the machine and the commit when asked to.
+    """Measures, prints the table, and writes all figures with the machine and the commit on request.
 
     1 if losses differ, 2 if the figures cannot be written, 130 for Ctrl-C.
     """

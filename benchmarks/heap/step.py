@@ -28,7 +28,7 @@ class StepRun:
     system_seconds: list[float]
     faults: list[int]
     peak_resident_bytes: int
-    peak_live_bytes: int  # 0 without the heap, which alone can tell
+    peak_live_bytes: int  # 0 without the heap, the only one that knows
     num_fresh_pages: int
     loss: float
 

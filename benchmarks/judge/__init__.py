@@ -1,1 +1,1 @@
-"""Networks that no constant was set by, at every budget that lmswap accepts: is it kept, used, and predicted?"""
+"""Networks that no constant was tuned on, at every accepted budget: whether it is kept, used and predicted."""

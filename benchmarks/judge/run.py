@@ -1,6 +1,6 @@
 """One run of the judge in a process of its own: ``python -m benchmarks.judge.run SEED STEPS [BUDGET]``; prints JSON.
 
-Without a budget the network is trained by plain torch. "least" asks for the least budget that is accepted, by one call.
+Without a budget the network is trained by plain torch. "least" selects the least budget that is accepted, by one call.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _train(network: Network, model: nn.Module, options: argparse.Namespace) -> d
     for parameter in model.parameters():
         digest.update(parameter.detach().numpy().tobytes())
     figures: dict[str, Any] = {"digest": digest.hexdigest()}
-    if options.budget is None:  # else lmswap has begun the peak anew in between
+    if options.budget is None:  # else lmswap has reset the peak in between
         return figures | {"grown_bytes": peak_resident_bytes() - before_bytes}
     report = lmswap.report(model)
     names = ("measured_peak_bytes", "highest_peak_bytes", "predicted_peak_bytes", "predicted_seconds")

@@ -1,4 +1,4 @@
-"""What does one way of training cost? A few steps in a fresh process → peak, step time, bits."""
+"""The cost of one way of training: a few steps in a fresh process → peak, step time, bits."""
 
 from __future__ import annotations
 

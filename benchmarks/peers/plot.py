@@ -14,7 +14,7 @@ from benchmarks.peers.ways import PEERS
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart; lmswap's policies are solid, the others hollow.
+# Okabe and Ito's palette, which colour-blind readers can distinguish; lmswap's policies are solid, the others hollow.
 _COLORS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#999999", "#22272b")
 _MARKERS = "os^Dvphd"
 _COLUMNS = 3

@@ -1,4 +1,4 @@
-"""What was found, and where: a model's outcomes with the machine and the errors of the predictions, as a JSON file."""
+"""A model's outcomes with the machine and the errors of the predictions, as a JSON file."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def run_model(choice: Choice, model: str) -> Iterator[Outcome]:
     if reference.peak_bytes is None:
         return
     cells = list(_cells(choice, model, reference.peak_bytes))
-    if choice.device != "cpu":  # a GPU is nobody else's: one at a time
+    if choice.device != "cpu":  # a GPU is used by this process only: one at a time
         for cell in cells:
             (outcome,) = run_in_turns([cell])
             yield _compared(outcome, reference)

@@ -1,4 +1,4 @@
-"""What is trained? Models with a batch each, small enough for a CPU or of the size that fills a GPU."""
+"""The trained models with a batch each, small enough for a CPU or of the size that fills a GPU."""
 
 from __future__ import annotations
 

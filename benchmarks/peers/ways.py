@@ -1,4 +1,4 @@
-"""How is a model made to need less memory? By lmswap's policies, and by what others offer, each as its users call it.
+"""Ways to reduce a model's memory: lmswap's policies, and those of other libraries, each as its users call it.
 
 The others know no byte budget. Those that have a dial are turned to the budget's percentage, those that have none run
 once; what matters is where they come out in peak and time.
@@ -36,7 +36,7 @@ class Peer:
     package: str = "torch"
 
     def runs_on(self, device: str) -> bool:
-        """Whether it can be had there."""
+        """Whether it is available there."""
         return (device == "cuda" or not self.needs_cuda) and importlib.util.find_spec(self.package) is not None
 
 
@@ -65,7 +65,7 @@ def _checkpoint_block(block: nn.Module) -> None:
 
 @contextmanager
 def _memory_budget(model: nn.Module, task: Task, percent: int) -> Iterator[Call]:
-    """PyTorch's partitioner, told to save ``percent`` of the bytes; its graphs run as lmswap's do, without Inductor."""
+    """PyTorch's partitioner, set to save ``percent`` of the bytes; its graphs run as lmswap's do, without Inductor."""
     compiler = aot_autograd(fw_compiler=_run_boxed, partition_fn=min_cut_rematerialization_partition)
     with config.patch(activation_memory_budget=percent / 100):
         yield torch.compile(model, backend=compiler, dynamic=False)

@@ -1,4 +1,4 @@
-"""What does a training step do? Model and shapes → Program, without memory: no op runs and no tensor has bytes."""
+"""Model and shapes → Program of a training step, without memory: no op runs and no tensor has bytes."""
 
 from __future__ import annotations
 

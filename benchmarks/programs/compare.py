@@ -39,7 +39,7 @@ class Change:
 
 
 def change(stored: Outcome | None, now: Outcome) -> Change:
-    """Compares two outcomes of one case. A peak is told and not judged: room within the budget is there to be used."""
+    """Compares two outcomes of one case. A peak is reported and not judged: the budget may be used in full."""
     if stored is None:
         return Change(Verdict.NEW)
     if stored.plan is None or now.plan is None:
@@ -84,7 +84,7 @@ def read_outcomes(path: Path) -> dict[Case, Outcome]:
         return {}
     data = json.loads(path.read_text(encoding="utf-8"))
     if data["schema"] != SCHEMA:
-        raise SystemExit(f"{path} has schema {data['schema']!r}, not {SCHEMA!r}: store it anew")
+        raise SystemExit(f"{path} has schema {data['schema']!r}, not {SCHEMA!r}: store it again")
     return {outcome.case: outcome for outcome in map(_outcome, data["outcomes"])}
 
 

@@ -1,4 +1,4 @@
-"""Which steps and machines are plans compared on? The stored ones: data/*.json.gz and machines/*.json."""
+"""The stored steps and machines that plans are compared on: data/*.json.gz and machines/*.json."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class KerasInstanceNorm(nn.Module):
 
 
 def write_norms_out(model: nn.Module) -> nn.Module:
-    """Replaces every InstanceNorm3d in ``model`` by a `KerasInstanceNorm`; the same model comes back."""
+    """Replaces every InstanceNorm3d in ``model`` by a `KerasInstanceNorm`; returns the same model."""
     for module in list(model.modules()):
         for name, child in module.named_children():
             if isinstance(child, nn.InstanceNorm3d):

@@ -1,4 +1,4 @@
-"""Which steps are captured, and of what size? `python -m benchmarks.programs.recipes [NAME …]` stores them anew."""
+"""The captured steps and their sizes; `python -m benchmarks.programs.recipes [NAME …]` stores them again."""
 
 from __future__ import annotations
 

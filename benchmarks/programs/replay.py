@@ -1,4 +1,4 @@
-"""How good are the plans, and how fast are they made? Programs × machines × budgets × policies → an outcome each."""
+"""Quality and planning time of plans: programs × machines × budgets × policies → an outcome each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does planning for a slower link cost, and what does it save? `python -m benchmarks.programs.slack`.
+"""Cost and benefit of planning for a slower link: `python -m benchmarks.programs.slack`.
 
 Each case is planned for the link's full rate and for `PLANNED_LINK_SHARE` of it; both plans are then simulated on the
 machine as it is, and on one whose link is 10 % and 20 % slower than it was measured.

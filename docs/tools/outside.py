@@ -1,4 +1,4 @@
-"""How do pages show what lies outside of docs/? Files that pages link to join the site under their own paths.
+"""Adds files outside of docs/ that pages link to, to the site under their own paths.
 
 In the repository a page in docs/ links to ../CHANGELOG.md or ../benchmarks/results/x.svg, as any reader of the files
 expects. On the site docs/ is the root, so these links lose their "../", and links from outside into docs/ "docs/".

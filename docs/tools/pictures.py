@@ -1,4 +1,4 @@
-"""What do the pages' pictures show? Stored plans and predictions, drawn as SVG into docs/pictures.
+"""Draws the pages' pictures as SVG into docs/pictures, from stored plans and predictions.
 
 `python docs/tools/pictures.py` draws them all again; equal data give equal files, but for the date in step.svg.
 """
@@ -224,7 +224,7 @@ def _draw_policies(axes: Axes, outcomes: list[dict[str, dict[str, float]]]) -> N
 
 
 def _buffers(program: Program, machine: Machine, plan: Plan) -> Figure:
-    """The largest buffers of the step over its ops: held, on their way, gone; and made again."""
+    """The largest buffers of the step over its ops: held, in transfer, swapped out; and recomputed."""
     runs = schedule(program, plan.recomputes)
     costs = runs.costs(roofline(program, machine))
     held = StepMemory(runs.program, costs).ranges
@@ -262,7 +262,7 @@ def _buffers(program: Program, machine: Machine, plan: Plan) -> Figure:
 
 
 def _copies_by_buffer(program: Program, plan: Plan) -> dict[int, list[int]]:
-    """The buffers of the schedule that second runs make, by the program's buffer that they stand for."""
+    """The buffers of the schedule that recomputes make, by the program's buffer that they stand for."""
     made = [buffer for recompute in plan.recomputes for buffer in program.ops[recompute.op].writes]
     copies: dict[int, list[int]] = {}
     for number, buffer in enumerate(made):

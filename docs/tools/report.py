@@ -1,4 +1,4 @@
-"""What does docs/report.md show? The report, explanation and picture of an example's step, measured where this runs.
+"""Prints the content of docs/report.md: an example's report, explanation and picture, measured where this runs.
 
 `python docs/tools/report.py` prints both texts and draws docs/pictures/report.svg; the page has them by hand.
 """

@@ -1,3 +1,3 @@
-"""Where do the models come from? A file for each package: names, and what is tried under each."""
+"""The models, by package: names, and the trials of each."""
 
 from benchmarks.conformance.zoo import torchvision_operators  # noqa: F401 - before any package that imports torchvision

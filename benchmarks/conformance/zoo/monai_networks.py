@@ -1,4 +1,4 @@
-"""Which networks of MONAI are tried? Those that segment and classify volumes, and its generative ones."""
+"""Trials of MONAI: networks that segment and classify volumes, and its generative ones."""
 
 from __future__ import annotations
 

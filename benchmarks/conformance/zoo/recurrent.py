@@ -1,4 +1,4 @@
-"""Which recurrent networks are tried? torch's layers and cells, packed and not, in all their forms and both types.
+"""Trials of recurrent networks: torch's layers and cells, packed and not, in all their forms and both types.
 
 torch's CPU kernels split gates into pieces of one storage and write some of them in place after others were saved.
 """

@@ -1,4 +1,4 @@
-"""How does a sample of torch's own tests train? Behind a parameter, so that what it saves is free to leave."""
+"""Training of a sample of torch's own tests: behind a parameter, so that its saved tensors can be swapped."""
 
 from __future__ import annotations
 

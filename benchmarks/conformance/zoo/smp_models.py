@@ -1,4 +1,4 @@
-"""Which models of segmentation_models_pytorch are tried? Each decoder once, over several encoders."""
+"""Trials of segmentation_models_pytorch: each decoder once, over several encoders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which models of timm are tried? Small ones of many families, on batches that make activations outweigh weights."""
+"""Trials of timm: small models of many families, on batches that make activations outweigh weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which modules does torch test itself with? Every entry of its ``module_db`` with some of its sample inputs."""
+"""Trials of the modules in torch's own tests: every entry of ``module_db`` with some of its sample inputs."""
 
 from __future__ import annotations
 

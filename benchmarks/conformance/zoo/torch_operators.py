@@ -1,4 +1,4 @@
-"""Which operators does torch test itself with? Every entry of its ``op_db`` that has a gradient on the CPU."""
+"""Trials of the operators in torch's own tests: every entry of ``op_db`` that has a gradient on the CPU."""
 
 from __future__ import annotations
 

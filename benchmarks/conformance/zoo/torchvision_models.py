@@ -1,4 +1,4 @@
-"""Which models of torchvision are tried? Classification, segmentation, detection, video and optical flow."""
+"""Trials of torchvision: classification, segmentation, detection, video and optical flow."""
 
 from __future__ import annotations
 

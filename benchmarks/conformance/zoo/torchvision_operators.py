@@ -1,4 +1,4 @@
-"""What does torchvision need where its C++ operators cannot be loaded? Its wheel's are built for CUDA's libraries.
+"""Replacements for torchvision's C++ operators, which its wheels have for CUDA builds of torch only.
 
 With a CPU build of torch it could not even be imported without this.
 """
@@ -38,8 +38,8 @@ if torch.version.cuda is None and importlib.util.find_spec("torchvision") is not
     _library.impl("nms", _non_maximum_suppression, "CPU")
     import torchvision.ops.boxes
 
-    torchvision.ops.boxes._assert_has_ops = lambda: None  # that which is asked for is here
+    torchvision.ops.boxes._assert_has_ops = lambda: None  # the requested one is here
     # Where this operator is missing, torchvision has Inductor compile its lines in plain torch too, which rounds
-    # otherwise than they do op by op: nothing to compare with. The module is hidden behind its function.
+    # differently from them op by op: nothing to compare with. The module is hidden behind its function.
     roi_align = sys.modules["torchvision.ops.roi_align"]
     roi_align._roi_align = roi_align._roi_align.__wrapped__  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Which models of transformers are tried? One of each architecture, with two to four narrow layers."""
+"""Trials of transformers: one model of each architecture, with two to four narrow layers."""
 
 from __future__ import annotations
 
