@@ -1,4 +1,4 @@
-"""How many random examples tests try: a few fixed ones, and by `make fuzz` LMSWAP_FUZZ times as many, drawn anew."""
+"""The number of random examples of tests: a few fixed ones, or LMSWAP_FUZZ times as many random ones by `make fuzz`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torchrun starts in tests of the recipe `efficiency`: as itself, with a model that takes no time."""
+"""The process that torchrun starts in tests of the recipe `efficiency`, with a model that takes no time."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""How much Python a computation executes: a measure of its time that is the same on every machine."""
+"""The number of Python instructions that a computation executes: a measure of its time that no machine changes."""
 
 import sys
 from contextlib import contextmanager

@@ -165,7 +165,7 @@ CASES = {
     "encoder": Case(Encoder, lambda: torch.randint(0, 50, (4, 96))),
     "shared_views": Case(SharedViews, lambda: torch.randn(256, 64)),
 }
-# Its step holds some 100 MiB, so that a budget can be told from what a process grows by anyway.
+# Its step holds some 100 MiB, so that a budget is distinguishable from the growth of the process.
 LARGE = Case(CASES["resnet"].make, lambda: torch.randn(16, 3, 192, 192))
 
 

@@ -1,4 +1,4 @@
-"""Gradients that a loop adds up have room once: each is handed over when it is made, and goes up in what is there."""
+"""Accumulated gradients need memory once: each is yielded when it is computed, and added in place."""
 
 import hashlib
 

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
-def test_stages_import_only_what_lies_below_them():
+def test_stages_import_only_lower_layers():
     done = subprocess.run([Path(sys.executable).with_name("lint-imports")], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
@@ -47,7 +47,7 @@ def test_the_cpp_core_includes_no_foreign_header():
     assert offenders == []
 
 
-def test_the_cpp_core_reads_no_text_by_streams_which_a_second_libstdcpp_of_the_process_breaks():
+def test_the_cpp_core_parses_no_text_by_streams_which_a_second_libstdcpp_breaks():
     streams = re.compile(r"#\s*include\s*<(iostream|fstream|sstream|istream|ostream|iomanip|locale|regex|filesystem)>")
     core = [*ROOT.glob("csrc/**/*.h"), *ROOT.glob("csrc/**/*.cpp")]
     assert [path.name for path in core if streams.search(path.read_text())] == []

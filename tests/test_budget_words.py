@@ -1,4 +1,4 @@
-"""What people write as a budget is what they mean by it, or is refused with what they may have meant."""
+"""Budgets are read as they are meant, or refused with what may have been meant."""
 
 import re
 from functools import cache
@@ -53,7 +53,7 @@ def test_a_budget_is_bytes_or_a_share(budget, nbytes, share):
         ("-1GiB", "budget must be more than 0 bytes"),
     ],
 )
-def test_what_cannot_be_a_budget_is_refused_with_a_reason(budget, reason):
+def test_invalid_budgets_are_refused_with_a_reason(budget, reason):
     with pytest.raises(OptionError, match=reason):
         Options.parse(budget)
 
@@ -71,7 +71,7 @@ def test_a_directory_may_be_a_path():
 
 
 @pytest.mark.parametrize("tier", ["host", "compressed", "peer:1"])
-def test_a_directory_beside_a_tier_without_files_is_refused(tier):
+def test_a_directory_for_a_tier_without_files_is_refused(tier):
     with pytest.raises(OptionError, match=r"disk_directory has no effect with tier='(host|compressed|peer)'"):
         Options.parse(tier=tier, disk_directory="/var/tmp")
     for other in ("auto", "disk"):
@@ -154,7 +154,7 @@ def test_a_share_whose_least_is_more_than_there_is_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize("policy", ["auto", pytest.param("swap", marks=pytest.mark.slow)])
-def test_the_least_budget_is_told_by_one_call_and_does(policy):
+def test_least_budget_returns_a_sufficient_budget(policy):
     torch.compiler.reset()
     model = lmswap.enable(deep(), policy=policy)
     model(images())
@@ -169,7 +169,7 @@ def test_the_least_budget_is_told_by_one_call_and_does(policy):
         train(deep, images, least_bytes - 2**25)
 
 
-def test_what_is_not_planned_has_no_least_budget():
+def test_least_budget_needs_a_planned_step():
     model = lmswap.enable(deep())
     with pytest.raises(OptionError, match="nothing is planned yet"):
         lmswap.least_budget(model)

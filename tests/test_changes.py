@@ -1,4 +1,4 @@
-"""What changes around a step is seen by the next: captured graphs give the bits of plain torch, also then."""
+"""Changes between steps take effect in the next one: captured graphs stay bitwise equal to plain torch."""
 
 import random
 import subprocess
@@ -142,7 +142,7 @@ QUICK = [
 
 
 @pytest.mark.parametrize("change", quick_of(CHANGES, QUICK))
-def test_what_changes_between_steps_is_seen(change):
+def test_changes_between_steps_take_effect(change):
     expected, _ = trained(CHANGES[change], managed=False)
     actual, moved = trained(CHANGES[change], managed=True)
     assert moved > 0
@@ -214,7 +214,7 @@ def test_forwards_without_gradients_are_plain_and_leave_all_traces_to_training(c
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_what_an_encoder_gives_without_gradients_is_what_plain_torch_gives():
+def test_an_encoder_without_gradients_equals_plain_torch():
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, dropout=0.1)
     model, data = nn.TransformerEncoder(layer, 2), torch.randn(8, 16, 32)
@@ -240,7 +240,7 @@ def with_another_number_in_each(model):
     return losses
 
 
-def test_a_number_that_changes_in_each_step_is_told_of_and_training_goes_on_by_hooks(monkeypatch):
+def test_a_number_that_changes_in_each_step_is_reported_and_training_continues_by_hooks(monkeypatch):
     torch.compiler.reset()
     for name in ("lmswap.capture.recompiles.MAX_GRAPHS", "lmswap.dispatch.MAX_GRAPHS"):
         monkeypatch.setattr(name, 6)
@@ -267,7 +267,7 @@ def test_enabling_draws_no_random_number_of_pythons():
 
 
 @pytest.mark.slow
-def test_what_the_first_use_in_a_process_imports_draws_none_either():
+def test_imports_at_the_first_use_in_a_process_draw_no_random_numbers():
     script = "import random, lmswap; random.seed(0); lmswap.enable; lmswap.profile; print(random.random())"
     command = [sys.executable, "-c", script]
     run = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1], check=True)

@@ -112,7 +112,7 @@ def test_doctor_as_json_holds_what_the_text_shows(tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("unit_machine")
-def test_doctor_without_a_disk_says_why_and_what_there_is_else(tmp_path, capsys):
+def test_doctor_without_a_disk_states_the_reason_and_the_remaining_tiers(tmp_path, capsys):
     assert cli.main(["doctor", "--disk-directory", str(tmp_path / "missing")]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "disk tier NOT AVAILABLE: no directory for swap files" in text
@@ -155,7 +155,7 @@ def test_a_plan_as_json_has_the_figures(files, capsys):
     assert data["tier_bytes"] == {}
 
 
-def test_a_plan_names_the_ten_largest_buffers_unless_all_are_asked_for(tmp_path, capsys):
+def test_a_plan_names_the_ten_largest_buffers_without_all_buffers(tmp_path, capsys):
     ops = "\n".join(f"f{number} 1: b{number} -> b{number + 1}" for number in range(12))
     step = build(f"forward\n{ops}", sizes={f"b{number}": MIB for number in range(13)}, outputs="b12")
     (tmp_path / "long.json").write_text(step.program.to_json())
@@ -169,7 +169,7 @@ def test_a_plan_names_the_ten_largest_buffers_unless_all_are_asked_for(tmp_path,
     assert shown == {False: 10, True: 12}
 
 
-def test_the_figures_count_what_is_swapped_and_what_is_computed_again():
+def test_figures_count_swapped_and_recomputed_bytes():
     plan = replace(PLAN, recomputes=(Recompute(1, 3),))  # relu is recomputed for its use in backward; conv is swapped
     figures = plan_figures(PROGRAM, plan, 8 * MIB, planning_seconds=0.1)
     assert (figures["swapped_bytes"], figures["recomputed_bytes"]) == (3 * MIB, 2 * MIB)
@@ -398,7 +398,7 @@ def test_help_needs_neither_torch_nor_matplotlib():
     assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=False).returncode == 0
 
 
-def test_what_a_direction_keeps_beside_the_other_and_beside_compute_is_shown(capsys):
+def test_slowdown_of_a_link_direction_by_the_other_and_by_compute_is_shown(capsys):
     from lmswap.hardware.device import DeviceInfo
     from lmswap.hardware.disk import Directory
     from lmswap.hardware.host_memory import HostMemory

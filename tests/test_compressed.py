@@ -128,7 +128,7 @@ def test_until_a_step_has_run_tensors_count_as_they_are_and_then_as_they_compres
     assert report.tier_resident_bytes <= report.host_budget_bytes
 
 
-def test_tensors_that_compress_less_than_before_are_told_of_and_planned_for():
+def test_tensors_that_compress_less_than_before_are_reported_and_replanned_for():
     _, unplanned = train(RECTIFIED, policy="none")
     train(RECTIFIED, policy="swap_all", num_steps=4)
     with pytest.warns(BudgetExceeded, match=r"more than its limit of 3\.00 MiB.*host_budget"):
@@ -150,7 +150,7 @@ def test_a_plan_that_stays_though_they_compress_less_can_be_saved_and_followed(t
 
 
 @pytest.mark.slow
-def test_where_they_compress_less_a_plan_that_can_computes_again_what_there_is_no_room_for():
+def test_a_plan_that_can_recompute_does_so_when_compression_gets_worse():
     _, unplanned = train(MIXING, policy="none", num_steps=2)
     options = {"policy": "auto", "num_steps": 5, "budget": tight_budget(unplanned, 0.6)}
     _, sparse_ones = train(MIXING, **options)
@@ -170,7 +170,7 @@ def test_a_limit_that_is_kept_is_not_warned_of():
 
 
 def moved(engine: _C.Engine, values: torch.Tensor, offset: int) -> torch.Tensor:
-    """What comes back of ``values``."""
+    """The result of swapping ``values``."""
     token = torch.from_dlpack(engine.out_start(1, "compressed", offset, values.data_ptr(), values.nbytes, 0))
     engine.out_done(int(token), 0)
     back = torch.full_like(values, 7)
@@ -192,7 +192,7 @@ def arrays(draw) -> torch.Tensor:
 
 @cases(60)
 @given(arrays(), st.integers(0, 64))
-def test_any_bytes_come_back_and_never_take_more(values, page):
+def test_any_bytes_are_restored_and_never_grow(values, page):
     engine = _C.Engine(driver="host")
     engine.open_compressed_tier(16 * MIB)
     engine.reserve("compressed", 8 * MIB)

@@ -301,12 +301,12 @@ def outcome(case):
 
 
 def run_cases(rank, world, folder, names, device):
-    """Runs the cases of ``world`` processes as one of them; an error in one is told, and the next begins."""
+    """Runs the cases of ``world`` processes as one of them; an error in one is reported, and the next begins."""
     torch.set_num_threads(1)
     if device == "cuda":
         take_gpu(rank, world)
     backend = {"cpu": "gloo", "cuda": "nccl"}[device]
-    partial_backward._LEAST_BYTES = 1  # gradients of these small models, too, are handed over by and by
+    partial_backward._LEAST_BYTES = 1  # gradients of these small models, too, are yielded one by one
     for number, case in enumerate(CASES):
         if case.world != world or case.name not in names:
             continue
@@ -373,7 +373,7 @@ def test_every_rank_keeps_its_budget(seen, case):
 
 
 @pytest.mark.parametrize("case", params(case for case in CASES if case.train is holding_more))
-def test_ranks_that_hold_more_beside_their_steps_plan_them_again_while_they_train_together(seen, case):
+def test_ranks_that_hold_more_between_steps_replan_during_training(seen, case):
     for rank in seen[case.name]:
         assert "replanned" in rank["plan"]
 
@@ -423,7 +423,7 @@ def open_files():
 
 @over_gloo
 @pytest.mark.parametrize("compiler", ["fx", pytest.param("eager", marks=pytest.mark.slow)])
-def test_when_a_rank_dies_in_mid_step_the_others_are_told_and_leave_nothing(tmp_path, compiler):
+def test_when_a_rank_dies_in_mid_step_the_others_raise_and_clean_up(tmp_path, compiler):
     assert end(start(die_within, 2, str(tmp_path), compiler), seconds=400) == [0, 7]
     told = json.loads((tmp_path / "0.json").read_text())
     assert told["steps"] == 2
@@ -475,7 +475,7 @@ def plan_together(rank, world, folder):
 
 @over_gloo
 @pytest.mark.slow
-def test_ranks_of_a_machine_measure_together_and_follow_one_plan_where_their_budgets_are_the_same(tmp_path):
+def test_local_ranks_with_equal_budgets_measure_together_and_follow_one_plan(tmp_path):
     assert end(start(plan_together, 2, str(tmp_path)), seconds=600) == [0, 0]
     (one, one_apart), (other, other_apart) = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     assert one["plan"] == other["plan"]
@@ -535,7 +535,7 @@ def plan_again(rank, world, folder, ranks_that_learn):
     "ranks_that_learn",
     [pytest.param((0, 1), id="all find cause"), pytest.param((1,), id="one finds cause")],
 )
-def test_what_one_rank_of_a_machine_plans_again_the_others_follow(tmp_path, ranks_that_learn):
+def test_replans_of_one_local_rank_are_followed_by_the_others(tmp_path, ranks_that_learn):
     assert end(start(plan_again, 2, str(tmp_path), ranks_that_learn), seconds=600) == [0, 0]
     told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
     assert told[0]["plan"] == told[1]["plan"]
@@ -563,6 +563,6 @@ def enable_alone(rank, world, folder):
 
 @over_gloo
 @pytest.mark.slow
-def test_a_rank_that_enables_a_model_alone_is_told_so_and_can(tmp_path):
+def test_a_rank_that_enables_a_model_alone_is_refused_with_advice(tmp_path):
     assert end(start(enable_alone, 2, str(tmp_path)), seconds=400) == [0, 0]
     assert "rank 0 of this machine has waited 2 s for rank 1" in (tmp_path / "error").read_text()

@@ -54,7 +54,7 @@ def test_an_epoch_deals_each_image_to_one_rank(size):
     assert sorted(index for index, _ in dealt) == [*range(48)]
 
 
-def test_what_fills_no_step_is_left_out_of_an_epoch_and_others_in_the_next():
+def test_samples_that_fill_no_step_are_left_out_of_alternating_epochs():
     left_out = []
     for epoch in (0, 1):
         draws = draw_epoch(0, epoch, 51)
@@ -233,7 +233,7 @@ def test_ranks_of_which_one_was_killed_go_on_with_the_same_bits(images, trained,
         ("full-disk", "cannot reserve .* bytes.*No space left"),
     ],
 )
-def test_what_fails_one_rank_ends_all_with_its_reason(images, tmp_path, fault, why):
+def test_a_failure_of_one_rank_ends_all_with_its_reason(images, tmp_path, fault, why):
     done = torchrun(images, tmp_path, fault, "--budget", str(BUDGET_BYTES))
     assert done.returncode != 0
     lines = [line for line in done.stderr.splitlines() if line.startswith("error: rank 1: ")]

@@ -109,7 +109,7 @@ def test_the_device_tier_has_what_the_budget_leaves_free():
         capacity_bytes("10GiB")
 
 
-def test_what_is_no_link_is_refused():
+def test_invalid_links_are_refused():
     for link in (11.7, True, ("1GB/s", "1GB/s")):
         with pytest.raises(OptionError, match="link must be a string"):
             Options.parse(link=link)

@@ -124,7 +124,7 @@ class Doubled(nn.Sequential):
 
 
 @pytest.mark.parametrize("make", [lambda: nn.Linear(4, 4), lambda: Doubled(nn.Linear(4, 4), nn.Tanh())])
-def test_an_enabled_model_is_not_compiled_in_place_and_what_was_compiled_before_comes_back(make):
+def test_an_enabled_model_refuses_compile_in_place_and_disable_restores_an_earlier_one(make):
     model, graphs, plain = make(), [], make()
     model.compile(backend=lambda graph, _: graphs.append(graph) or graph)
     lmswap.enable(model)
@@ -142,7 +142,7 @@ def test_an_enabled_model_is_not_compiled_in_place_and_what_was_compiled_before_
     model.compile(backend="eager")
 
 
-def test_who_asks_around_the_enabled_module_is_told_where_it_is():
+def test_report_on_parent_of_enabled_module_names_the_child():
     inner = lmswap.enable(nn.Linear(4, 4))
     with pytest.raises(OptionError, match=r"Sequential is not enabled, its module '1' is: pass that"):
         lmswap.report(nn.Sequential(nn.ReLU(), inner))
@@ -234,7 +234,7 @@ def test_a_signal_that_raises_as_a_copy_starts_leaves_the_memory_to_the_copy():
 
 
 @pytest.mark.cpu_only("a GPU has no heap of ours, nor a peak that a kernel has to reset")
-def test_what_fails_while_a_model_is_enabled_is_undone(monkeypatch):
+def test_errors_while_enabling_are_undone(monkeypatch):
     def refuse():
         raise DriverError("the peak of resident memory cannot be measured here")
 
@@ -247,7 +247,7 @@ def test_what_fails_while_a_model_is_enabled_is_undone(monkeypatch):
     assert len([*Path("/proc/self/task").iterdir()]) == num_tasks
 
 
-def test_a_second_thread_that_calls_in_the_midst_of_a_backward_is_told():
+def test_a_call_from_a_second_thread_during_a_backward_is_refused():
     model, data = lmswap.enable(nn.Sequential(nn.Linear(64, 64), nn.Tanh()), policy="swap_all"), torch.randn(8, 64)
     model(data).sum().backward()
     recorder = lmswap.api._sessions[model].engine.recorder
@@ -344,7 +344,7 @@ def test_backwards_in_another_order_are_planned_for_when_that_order_recurs(no_ga
     model, data = copy.deepcopy(plain), torch.randn(2**16, 64)
 
     def drive(model):
-        for step in range(8):  # the fourth is the first of two runs; in the sixth they are told apart
+        for step in range(8):  # the fourth is the first of two runs; in the sixth they are distinguished
             num_runs = 1 if step < 3 else 2
             for loss in [model(data * number).square().mean() for number in range(step, step + num_runs)]:
                 loss.backward()
@@ -377,7 +377,7 @@ def test_a_graph_without_a_backward_inside_a_step_is_part_of_it():
     lmswap.disable(model)
 
 
-def test_nothing_is_swapped_twice_and_everything_comes_back():
+def test_nothing_is_swapped_twice_and_everything_is_restored():
     _, report = train(CASES["resnet"], "swap_all", num_steps=2)
     swapped = [row for row in report.decisions if row.decision == "swap"]
     assert report.swapped_out_bytes == sum(row.nbytes for row in swapped)
@@ -392,7 +392,7 @@ class Mallinfo(ctypes.Structure):
 
 
 def allocated_bytes() -> int:
-    """What the C library's allocator and the heap have handed out; unlike resident memory, it is ours alone."""
+    """Bytes allocated by the C library and the heap; unlike resident memory, they are the process's own."""
     mallinfo2 = ctypes.CDLL(None).mallinfo2
     mallinfo2.restype = Mallinfo
     found = mallinfo2()
@@ -460,7 +460,7 @@ def test_verify_passes_sound_copies_and_catches_a_single_changed_bit(monkeypatch
     lmswap.disable(model)
 
 
-def test_storages_of_another_length_than_traced_come_back_whole():
+def test_storages_of_another_length_than_traced_are_restored_completely():
     class Strided(nn.Module):
         def __init__(self) -> None:
             super().__init__()

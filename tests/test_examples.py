@@ -45,7 +45,7 @@ def test_the_example_is_short(example):
     assert len((EXAMPLES / f"{example}.py").read_text(encoding="utf-8").splitlines()) <= 60
 
 
-def test_a_nifti_file_becomes_a_volume_of_the_side_asked_for(tmp_path, monkeypatch):
+def test_a_nifti_file_becomes_a_volume_of_the_requested_side(tmp_path, monkeypatch):
     import nibabel
     import numpy as np
 

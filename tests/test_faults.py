@@ -1,4 +1,4 @@
-"""What can fail fails, on purpose: an error with its numbers, nothing left behind, and the process trains on."""
+"""Every injected failure is an error with its numbers, leaks nothing, and lets the process train on."""
 
 import contextlib
 import functools
@@ -269,13 +269,13 @@ def test_a_killed_process_leaves_no_file(tmp_path):
     [("libmissing.so.1", "libmissing.so.1"), ("libm.so.6", "cuInit|cuGetErrorName")],
     ids=["missing", "another library"],
 )
-def test_a_driver_that_cannot_serve_is_told_with_its_name(library, message):
+def test_an_unusable_driver_is_reported_with_its_name(library, message):
     with pytest.raises(DriverError, match=message):
         _C.Engine(driver="cuda", library=library)
     assert issubclass(DriverError, LmswapError)
 
 
-def test_a_driver_that_is_too_old_is_told_with_its_version(tmp_path):
+def test_a_driver_that_is_too_old_is_reported_with_its_version(tmp_path):
     library = tmp_path / "libcuda.so"
     source = Path(__file__).parent / "cpp" / "old_driver.cpp"
     subprocess.run(["c++", "-shared", "-fPIC", "-o", library, source], check=True)

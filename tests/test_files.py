@@ -81,7 +81,7 @@ READERS = ("program", "machine", "network", "plan", "diff", "trace", "profile")
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("reader", READERS)
-def test_what_is_no_file_of_text_is_refused_at_once_by_every_reader(commands, reader, kind, tmp_path, monkeypatch):
+def test_every_reader_refuses_binary_files(commands, reader, kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     make, said = KINDS[kind]
     make(tmp_path / "given.json")

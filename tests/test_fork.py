@@ -44,7 +44,7 @@ def trained(path):
     return model
 
 
-def test_a_child_is_told_at_once_and_its_parent_goes_on(path, device):
+def test_a_child_is_refused_and_its_parent_continues(path, device):
     model, data = trained(path), batch()
     torch.manual_seed(1)
     loss = model(data).square().mean()
@@ -69,7 +69,7 @@ def test_a_child_is_told_at_once_and_its_parent_goes_on(path, device):
     assert len(steps(model)) > 0
 
 
-def test_what_left_before_a_fork_comes_back_as_it_was(path):
+def test_tensors_swapped_before_a_fork_are_restored_unchanged(path):
     data = [batch() for _ in range(2)]
 
     def gradients(model, meanwhile):

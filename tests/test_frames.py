@@ -1,4 +1,4 @@
-"""What a traceback through an enabled model shows, and what it keeps."""
+"""Tracebacks through an enabled model: the frames that they show, and the objects that they keep alive."""
 
 import traceback
 

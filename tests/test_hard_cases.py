@@ -1,4 +1,4 @@
-"""What makes training loops hard for a swapping engine, on both paths: captured graphs and saved-tensor hooks.
+"""Difficult training loops, on both paths: captured graphs and saved-tensor hooks.
 
 Each case is a loop over an ordinary model; it must give the bits of torch without lmswap, with everything swapped.
 """
@@ -310,7 +310,7 @@ def test_forwards_without_backward(path):
 
 
 class Failing(nn.Module):
-    """Raises in its forward, or in the backward through it, when it is told to."""
+    """Raises in its forward, or in the backward through it, when its flag is set."""
 
     def __init__(self):
         super().__init__()
@@ -411,7 +411,7 @@ class Attending(nn.Module):
         return x + (mixed + torch.rand_like(mixed) * mixed).transpose(1, 2).unflatten(2, x.shape[2:])
 
 
-def test_what_a_checkpoint_inside_of_the_model_draws_is_drawn_once(path):
+def test_random_ops_of_a_checkpoint_inside_of_the_model_run_once(path):
     class Saving(nn.Module):
         def __init__(self):
             super().__init__()
@@ -614,7 +614,7 @@ def test_views_of_one_storage(path):
 
 
 class Rewritten(nn.Module):
-    """Saves a storage, writes it, and saves it again; nobody asks for the gradient that needs the first bytes."""
+    """Saves a storage, writes it, and saves it again; the gradient that needs the first bytes is never computed."""
 
     def __init__(self):
         super().__init__()
@@ -627,16 +627,16 @@ class Rewritten(nn.Module):
         return (h.tanh() * h).sigmoid(), unused
 
 
-def test_a_storage_that_is_written_between_two_saves_comes_back_as_it_was_at_the_last(path):
+def test_a_storage_written_between_two_saves_is_restored_as_last_saved(path):
     def run(model, data):
-        # No backward asks for what the sine saved: the 4 KiB stay in the tier for as long as `_unused` lives.
+        # No backward reads what the sine saved: the 4 KiB stay in the tier for as long as `_unused` lives.
         output, _unused = model(data)
         return output.square().mean()
 
     check(Rewritten, path, lambda model: steps(model, run=run, make=lambda: torch.randn(32, 32)))
 
 
-def test_what_is_changed_in_place_after_it_was_saved_is_refused(path):
+def test_a_saved_tensor_changed_in_place_is_refused(path):
     torch.compiler.reset()
     model = swapping(Net(), path)
     for size in (2048, 2**20):  # swapped, and kept where it is
@@ -659,7 +659,7 @@ def test_saved_tensor_hooks_around_the_model_are_refused(path):
     lmswap.disable(model)
 
 
-def test_policies_that_compute_again_need_graphs(path):
+def test_policies_that_recompute_need_graphs(path):
     if path == "eager":
         for policy in ("recompute", "checkpoint", "memory_budget"):
             with pytest.raises(OptionError, match="needs graphs"):
@@ -674,7 +674,7 @@ def test_policies_that_compute_again_need_graphs(path):
 
 
 class EagerInside(nn.Module):
-    """Saves a large tensor where torch.compile is told to keep out."""
+    """Saves a large tensor in a function that torch.compile skips."""
 
     @torch._dynamo.disable
     def forward(self, x):
@@ -682,7 +682,7 @@ class EagerInside(nn.Module):
         return y.exp() * y
 
 
-def test_what_torch_compile_leaves_out_is_swapped_and_named(path):
+def test_modules_that_torch_compile_skips_are_swapped_and_named(path):
     report = check(lambda: Net(EagerInside()), path)
     assert report.swapped_out_bytes > 0
     (note,) = [note for note in report.notes if note.startswith("path:")]

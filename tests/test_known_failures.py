@@ -444,7 +444,7 @@ def bytes_come_back_once(patch: pytest.MonkeyPatch) -> None:
 
 
 @fails_when(bytes_come_back_once)
-def test_what_was_saved_can_be_unpacked_twice():
+def test_saved_tensors_can_be_unpacked_twice():
     """torchtune: the second unpack of a tensor found it untracked. Double backward is refused by torch, clearly."""
     results = []
     for policy in ("none", "swap_all"):
@@ -459,7 +459,7 @@ def test_what_was_saved_can_be_unpacked_twice():
 
 @fails_when(tokens_are_kept)
 def test_forwards_without_backward_leave_nothing():
-    """Megatron: a forward in evaluation, or whose output nobody used, left its tensors on the host."""
+    """Megatron: a forward in evaluation, or one whose output was not used, left its tensors on the host."""
     model = enabled(CHAIN)
     for _ in range(3):
         model(CHAIN.batch())  # its graph dies at once

@@ -21,7 +21,7 @@ def rows(text):
     return {line.split("  ")[0]: line.split()[-7:] for line in text.splitlines()}
 
 
-def test_a_gpus_links_are_shown_beside_what_they_can_emulate():
+def test_links_of_a_gpu_are_shown_with_those_that_they_can_emulate():
     peaks = (PeakRate(53.5e9, 45e9, 50e9, 0.97), PeakRate(55.1e9, 44e9, 51e9, 0.96))
     link = HostLink("pcie", "PCIe gen5 x16", 63e9)
     text = links_text("cuda:0 (GPU)", link, peaks, {"host": PCIE5, "compressed": SLOW, "device": SPARE}, {})
@@ -41,7 +41,7 @@ def test_a_gpus_links_are_shown_beside_what_they_can_emulate():
     assert '- tier="host": up to 50.00 GB/s out and 52.00 GB/s in, such as link="25.00GB/s".' in text
 
 
-def test_what_cannot_be_measured_is_said():
+def test_unmeasurable_links_are_reported():
     text = links_text("cuda:0", HostLink("unknown", "unknown: no NVML"), None, {}, {"disk tier": "no directory"})
     assert "disk tier: NOT AVAILABLE: no directory" in text
     assert "host link: unknown: no NVML" in text

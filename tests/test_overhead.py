@@ -12,7 +12,7 @@ from tests.instructions import counted_instructions
 _MOST_INSTRUCTIONS = 9_000
 
 
-def test_a_step_that_moves_nothing_executes_few_instructions_beside_torchs_own():
+def test_a_step_without_swaps_executes_few_instructions_more_than_torch():
     torch.compiler.reset()
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     traced = torch.compile(copy.deepcopy(model), backend="aot_eager", dynamic=False)

@@ -256,7 +256,7 @@ def test_an_output_that_is_a_view_can_be_written_in_place():
     assert all(map(torch.equal, *results))
 
 
-def test_what_no_loss_reads_has_no_gradient():
+def test_outputs_that_no_loss_reads_have_no_gradient():
     check(Heads, (4, 16), losses("sum"))
 
 

@@ -1,4 +1,4 @@
-"""Who waits for long is told for what, how far it is, and what took how long; who does not, nothing."""
+"""Long operations report their name, progress and duration; short ones report nothing."""
 
 import logging
 import re
@@ -31,7 +31,7 @@ def wait_for_longer():
         time.sleep(0.5)
 
 
-def test_what_takes_long_is_said_when_it_has_and_again_when_it_is_over(capsys):
+def test_long_operations_are_reported_when_they_become_long_and_when_they_end(capsys):
     wait_for_longer()
     said = capsys.readouterr().err
     assert re.fullmatch(r"lmswap: counting sheep \.\.\. \(\d+ s\)\nlmswap: counting sheep: \d+ s\n", said)
@@ -46,7 +46,7 @@ def test_it_is_over_also_when_it_fails(capsys):
     assert capsys.readouterr().err.endswith("lmswap: counting sheep: 1 s\n")
 
 
-def test_what_is_quick_is_only_logged(capsys, caplog, monkeypatch):
+def test_short_operations_are_only_logged(capsys, caplog, monkeypatch):
     monkeypatch.setattr(progress, "_PATIENCE_SECONDS", 60.0)
     with caplog.at_level(logging.INFO, "lmswap"), progress.reported("counting sheep"):
         pass
@@ -60,7 +60,7 @@ def test_of_the_ranks_of_a_machine_one_says_it(capsys, monkeypatch):
     assert capsys.readouterr().err == ""
 
 
-def test_on_a_terminal_one_line_is_drawn_anew_and_only_the_account_stays(capsys, terminal):
+def test_on_a_terminal_one_line_is_redrawn_and_only_the_summary_remains(capsys, terminal):
     wait_for_longer()
     said = capsys.readouterr().err
     *live, account, rest = re.split(r"\r\x1b\[K|\n", said)[1:]
@@ -104,7 +104,7 @@ def test_the_account_has_the_seconds_of_each_stage_without_those_within_it(capsy
     assert re.fullmatch(r"lmswap: sheep: 3 s \(counting 1, shearing 1, running 2\)", said)
 
 
-def test_what_the_next_process_need_not_do_is_left_out_of_what_it_takes(capsys):
+def test_work_that_a_next_process_can_skip_is_left_out_of_its_estimate(capsys):
     with progress.reported("sheep", "counting"):
         time.sleep(0.6)
         with progress.stage("shearing", is_remembered=True):

@@ -27,7 +27,7 @@ def run(model: str, policy: str, num_steps: int, share: float) -> dict:
         ("unet3d", "auto", 0.45),
     ],
 )
-@pytest.mark.slow  # of each change `make demo` asks the same
+@pytest.mark.slow  # `make demo` checks the same for each change
 def test_resident_memory_grows_by_no_more_than_the_budget_in_five_steps(model, policy, share):
     figures = run(model, policy, num_steps=5, share=share)
     assert figures["recomputed_bytes"] + figures["swapped_out_bytes"] > 0
@@ -36,7 +36,7 @@ def test_resident_memory_grows_by_no_more_than_the_budget_in_five_steps(model, p
 
 @pytest.mark.usefixtures("no_garbage")
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))])
-def test_tensors_hold_no_more_than_was_planned_whatever_the_plan(seed, monkeypatch):
+def test_tensors_hold_no_more_than_planned_under_any_plan(seed, monkeypatch):
     monkeypatch.setattr("lmswap.session.planner.make_plan", plan_at_random(seed))
     monkeypatch.setattr(calibrate, "TOLERANCE", 1e6)
     batch = CHAIN.batch()  # there before the step, as its plan has it

@@ -1,4 +1,4 @@
-"""What README and docs show works: code and commands run, and what is said of options and errors is complete."""
+"""Commands and code of README and docs run, and their lists of options and errors are complete."""
 
 import re
 import shlex
@@ -149,10 +149,10 @@ def test_make_knows_each_target(command):
     assert done.returncode == 0, done.stderr
 
 
-def test_what_make_runs_keeps_its_modules_compiled_wherever_it_runs(monkeypatch):
+def test_make_targets_compile_modules_in_every_environment(monkeypatch):
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    asks = 'asks: ; @echo "[$$PYTHONDONTWRITEBYTECODE]"'
-    told = subprocess.run(["make", "--no-print-directory", f"--eval={asks}", "asks"], cwd=ROOT, capture_output=True)
+    check = 'check: ; @echo "[$$PYTHONDONTWRITEBYTECODE]"'
+    told = subprocess.run(["make", "--no-print-directory", f"--eval={check}", "check"], cwd=ROOT, capture_output=True)
     assert told.stdout == b"[]\n"
 
 

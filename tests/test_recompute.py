@@ -1,4 +1,4 @@
-"""Plans that compute again, carried out by enabled models end to end."""
+"""Plans that recompute, followed by enabled models end to end."""
 
 import random
 from contextlib import contextmanager, nullcontext
@@ -45,7 +45,7 @@ def plan_at_random(seed: int, share: float = 0.5):
 
 
 def plan_all_again(policy, program, costs, machine, **limits):
-    """A planner that keeps nothing for the backward which can be made again, but for what the caller is given."""
+    """A planner that keeps no recomputable buffer for the backward, except for the caller's."""
     given = {buffer.id for buffer in program.buffers if buffer.kind is BufferKind.OUTPUT}
     recomputes = tuple(
         recompute for recompute in recompute_all(program) if not given.intersection(program.ops[recompute.op].writes)
@@ -77,7 +77,7 @@ def num_copies(timeline: Timeline) -> int:
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", quick_of(MODELS, ["resnet", "shared_views"]))
-def test_plans_that_compute_again_give_the_same_bits(name, seed, monkeypatch):
+def test_plans_that_recompute_are_bitwise_equal(name, seed, monkeypatch):
     plain, expected = train(MODELS[name])
     lmswap.disable(plain)
     monkeypatch.setattr("lmswap.session.planner.make_plan", plan_at_random(seed))
@@ -98,7 +98,7 @@ def test_a_retained_graph_computes_again_in_each_backward(monkeypatch):
     lmswap.disable(model)
 
 
-def test_records_call_what_is_made_again_by_the_name_of_what_was_dropped(monkeypatch):
+def test_records_name_recomputed_buffers_after_the_dropped_ones(monkeypatch):
     monkeypatch.setattr("lmswap.session.planner.make_plan", plan_at_random(0))
     model, _ = train(MODELS["broken"])
     program, measured = lmswap.program(model), lmswap.report(model).measured
@@ -153,7 +153,7 @@ def train_writing(write, **options):
 
 
 @pytest.mark.parametrize("written", WRITES)
-def test_what_plain_torch_has_not_saved_may_be_written_between_forward_and_backward(written, monkeypatch):
+def test_tensors_that_plain_torch_does_not_save_may_be_written_between_forward_and_backward(written, monkeypatch):
     expected, _ = train_writing(WRITES[written])
     monkeypatch.setattr("lmswap.session.planner.make_plan", plan_all_again)
     actual, recomputed_bytes = train_writing(WRITES[written], policy="none")
@@ -162,7 +162,7 @@ def test_what_plain_torch_has_not_saved_may_be_written_between_forward_and_backw
 
 
 def train_without_onednn(around, **options):
-    """Trains with kernels for the forward that round otherwise than those of the backward."""
+    """Trains with kernels for the forward that round differently from those of the backward."""
     torch.compiler.reset()
     torch.manual_seed(0)
     model, results = CASES["resnet"].make(), []
@@ -184,7 +184,7 @@ def train_without_onednn(around, **options):
 
 @pytest.mark.cpu_only("oneDNN's kernels are the CPU's")
 @pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN")
-def test_what_would_run_again_under_other_settings_of_torchs_is_refused(monkeypatch):
+def test_recomputing_under_changed_torch_settings_is_refused(monkeypatch):
     without = partial(torch.backends.mkldnn.flags, enabled=False)
     expected = train_without_onednn(without)
     assert not all(map(torch.equal, expected, train_without_onednn(nullcontext)))

@@ -1,4 +1,4 @@
-"""A report can be asked for at any time, and what it says is of the step that it names."""
+"""A report can be made at any time, and what it says is of the step that it names."""
 
 import importlib.util
 import json
@@ -40,7 +40,7 @@ class Packed(nn.Module):
 
 
 def look(model, tmp_path, *, draws=False):
-    """Asks for all that can be told of ``model``; the report."""
+    """Make every kind of report of ``model``; return the report."""
     report = lmswap.report(model)
 
     assert json.loads(report.to_json())["steps"] == report.steps
@@ -116,7 +116,7 @@ ACTIONS = [name for name in vars(Loop) if not name.startswith("_")]
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("kind", quick_of(["plain", "break", "branch", "outside"], ["break"]))
-def test_all_is_told_after_whatever_has_run(path, kind, tmp_path):
+def test_reports_are_complete_after_any_sequence_of_calls(path, kind, tmp_path):
     torch.compiler.reset()
     draw, middle = random.Random(kind), middles()[kind]
     model = swapping(Net(middle), path)
@@ -130,7 +130,7 @@ def test_all_is_told_after_whatever_has_run(path, kind, tmp_path):
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_all_is_told_of_steps_that_each_save_other_tensors(path, tmp_path):
+def test_reports_are_complete_for_steps_that_save_different_tensors(path, tmp_path):
     torch.compiler.reset()
     torch.manual_seed(0)
     model = swapping(Packed(), path)
@@ -143,7 +143,7 @@ def test_all_is_told_of_steps_that_each_save_other_tensors(path, tmp_path):
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_step_of_another_size_is_told_of_by_its_own_plan(path):
+def test_a_step_of_another_size_is_reported_by_its_own_plan(path):
     torch.compiler.reset()
     model = swapping(nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(4)]), path)
     for rows in (64, 64, 64, 32, 64, 32, 64, 32):
@@ -216,8 +216,8 @@ def test_the_measured_peak_is_the_last_steps_and_the_highest_is_named(path):
     lmswap.disable(model)
 
 
-@pytest.mark.cpu_only("a GPU has one peak, which each step starts anew")
-def test_others_who_watch_the_peak_are_not_disturbed():
+@pytest.mark.cpu_only("a GPU has one peak, which each step resets")
+def test_other_peak_trackers_are_not_disturbed():
     torch.compiler.reset()
     model = swapping(Net(), "fx")
     memory = device_memory(torch.device("cpu"))

@@ -63,13 +63,13 @@ def runs():
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
-def test_what_was_measured_is_what_is_stored(page, runs):
+def test_quoted_measurements_are_the_stored_ones(page, runs):
     shown = {row.pop("run"): row for row in table(page, "run")}
     assert len(shown) >= 4
     assert shown == {name: {column: runs[name][column] for column in row} for name, row in shown.items()}
 
 
-def test_what_was_predicted_is_what_is_stored():
+def test_quoted_predictions_are_the_stored_ones():
     outcomes = json.loads((RESULTS / "programs.json").read_text(encoding="utf-8"))["outcomes"]
     found = {}
     for name, (program, machine) in DESCRIBED.items():
@@ -153,7 +153,7 @@ def claims_of_fuzz():
 
 
 @pytest.mark.parametrize("claims", [claims_of_operators, claims_of_models, claims_of_soak, claims_of_fuzz])
-def test_what_is_claimed_of_conformance_soak_and_fuzzing_was_found(claims):
+def test_claims_on_conformance_soak_and_fuzzing_match_stored_results(claims):
     for claim in claims():
         assert claim in TEXT, claim
 

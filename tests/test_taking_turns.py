@@ -62,7 +62,7 @@ def trained(case: Case, between, **options):
         itertools.product([validate, train_on_half], ["fx", "eager"]), [(validate, "eager"), (train_on_half, "fx")]
     ),
 )
-def test_a_prediction_that_is_off_is_made_again_though_another_step_runs_between(between, compiler, monkeypatch):
+def test_a_wrong_prediction_is_replanned_although_another_step_runs_between(between, compiler, monkeypatch):
     monkeypatch.setattr(calibrate, "TOLERANCE", -1.0)
     expected, actual, step, notes = trained(CASES["resnet"], between, compiler=compiler)
     assert all(map(torch.equal, actual, expected))

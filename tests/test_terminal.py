@@ -64,7 +64,7 @@ def pinned(policy="swap_all"):
 
 
 @given(st.text(st.characters()))
-def test_what_is_escaped_is_printable_and_says_each_character(text):
+def test_escaped_text_is_printable_and_unambiguous(text):
     escaped = escape_controls(text)
     assert is_clean(escaped)
     assert escape_controls(escaped) == escaped
@@ -122,7 +122,7 @@ def test_errors_of_what_a_file_says_have_no_control_character_in_a_traceback():
     assert "owned" in str(raised.value) and is_clean(str(raised.value))
 
 
-def test_what_python_prints_of_a_program_or_a_report_has_none():
+def test_reprs_of_programs_and_reports_have_no_control_characters():
     assert is_clean(str(replace(PROGRAM, name=EVIL)))
     assert is_clean(str(report(model=EVIL, notes=[EVIL])))
     assert is_clean(render_text(EVIL))
@@ -153,6 +153,6 @@ def test_a_benchmarks_console_keeps_its_own_colours_only(monkeypatch, colours):
     assert is_clean(printed.removeprefix("\x1b[1msubject\x1b[0m"))
 
 
-def test_what_a_command_prints_keeps_its_lines(capsys):
+def test_commands_print_their_own_line_breaks(capsys):
     print_result("one\ntwo\x1b[2J")
     assert capsys.readouterr().out == "one\ntwo\\x1b[2J\n"

@@ -1,4 +1,4 @@
-"""Who runs another torch than those that lmswap is tested with is told so, once."""
+"""Untested versions of torch are warned of once."""
 
 import re
 import tomllib

@@ -1,4 +1,4 @@
-"""What cannot be managed, or is the user's own mistake, ends in one sentence that names it."""
+"""Unsupported uses and mistakes of the user end in one sentence that names them."""
 
 import copy
 import logging
@@ -45,7 +45,7 @@ def test_data_parallel_of_one_device_is_served_and_of_several_refused(path, devi
 @pytest.mark.parametrize(
     "wrong", [torch.randn(4, 5, 16, 16), torch.randn(4, 3, 16, 16, dtype=torch.float64)], ids=["shape", "dtype"]
 )
-def test_an_error_of_the_model_under_tracing_is_the_one_that_torch_gives_and_no_page_is_logged(wrong, policy, caplog):
+def test_an_error_of_the_model_under_tracing_is_raised_unchanged_and_not_logged(wrong, policy, caplog):
     torch.compiler.reset()
     plain = Net()
     with pytest.raises(RuntimeError) as expected:
@@ -73,7 +73,7 @@ def cube(x: torch.Tensor) -> torch.Tensor:
 
 @cube.register_fake
 def _(x):
-    raise RuntimeError("its shape is told by running only")
+    raise RuntimeError("its shape is known by running only")
 
 
 cube.register_autograd(
@@ -229,7 +229,7 @@ def test_a_model_and_a_module_inside_of_it_are_not_both_enabled():
     lmswap.disable(model[0])
     lmswap.disable(model[1])
     lmswap.enable(model)
-    lmswap.enable(model)  # anew
+    lmswap.enable(model)  # again
     with pytest.raises(OptionError, match=r"its module '0\.0' cannot both be .*: lmswap\.disable Sequential first"):
         lmswap.enable(model[0][0])
     lmswap.disable(model)

@@ -18,7 +18,7 @@ def test_folders_of_the_user_may_be_called_as_those_of_torch_and_lmswap():
     assert not is_users(user_frame.__file__)
 
 
-def test_where_a_thread_runs_no_code_of_the_users_it_is_where_the_main_thread_waits():
+def test_for_a_thread_without_user_code_the_waiting_line_of_the_main_thread_is_named():
     found = []
     names = {"users_frame": users_frame, "found": found}
     code = "def run(): found.append(users_frame().f_code.co_filename)"

@@ -139,7 +139,7 @@ def test_only_what_was_compared_with_plain_torch_is_said_to_be_that_of_plain_tor
         assert "and 3 other inputs (outputs are views" in said
 
 
-def test_under_saved_tensor_hooks_what_comes_back_is_compared(verify):
+def test_swapped_tensors_of_hooks_are_compared(verify):
     enable = ENABLE.replace(")", ", compiler='eager')")
     code, printed, found = verify(script(enable, end="print(lmswap.report(model))"))
     assert code == found["exit_code"] == 0

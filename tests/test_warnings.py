@@ -1,4 +1,4 @@
-"""What a user is warned of while training goes on: steps over the budget, and models that are not managed."""
+"""Warnings during training: steps over the budget, and models that are not managed."""
 
 import gc
 import logging
@@ -48,11 +48,11 @@ def report_step(
     )
 
 
-def test_a_step_within_the_budget_is_not_told_of():
+def test_no_warning_for_a_step_within_the_budget():
     report_step(BudgetMonitor("Net"), step(1, 100))
 
 
-def test_a_step_over_the_budget_is_told_of_with_its_number_peak_and_excess():
+def test_a_step_over_the_budget_is_warned_of_with_its_number_peak_and_excess():
     with pytest.warns(BudgetExceeded) as caught:
         report_step(BudgetMonitor("Net"), step(3, 133))
     (warning,) = caught
@@ -63,7 +63,7 @@ def test_a_step_over_the_budget_is_told_of_with_its_number_peak_and_excess():
     assert "give a budget that is lower by that much" in str(warning.message)
 
 
-def test_it_is_told_once_until_the_excess_grows_by_more_than_a_quarter():
+def test_the_warning_repeats_only_if_the_excess_grows_by_more_than_a_quarter():
     monitor = BudgetMonitor("Net")
     with pytest.warns(BudgetExceeded, match="step 1"):
         report_step(monitor, step(1, 120))
@@ -74,7 +74,7 @@ def test_it_is_told_once_until_the_excess_grows_by_more_than_a_quarter():
     report_step(monitor, step(5, 126))
 
 
-def test_what_held_it_is_told_beside_what_was_planned_and_when_growth_came():
+def test_the_warning_names_what_held_the_memory_and_when_it_grew():
     with pytest.warns(BudgetExceeded) as caught:
         report_step(BudgetMonitor("Net"), step(3, 133), held=60, plan=PLANNED)
     assert (
@@ -84,7 +84,7 @@ def test_what_held_it_is_told_beside_what_was_planned_and_when_growth_came():
     ) in str(caught[0].message)
 
 
-def test_it_is_told_again_each_time_that_what_is_held_outside_has_grown():
+def test_the_warning_repeats_each_time_that_memory_outside_has_grown():
     monitor = BudgetMonitor("Net")
     for number, held in enumerate((20, 29, 38), 1):
         with pytest.warns(BudgetExceeded, match=f"step {number}"):
@@ -92,7 +92,7 @@ def test_it_is_told_again_each_time_that_what_is_held_outside_has_grown():
     report_step(monitor, step(4, 240), held=40)
 
 
-def test_planning_again_is_no_news_in_a_step_like_one_that_was_told_of():
+def test_replanning_does_not_repeat_the_warning_for_a_similar_step():
     monitor = BudgetMonitor("Net")
     monitor.mark_prepared(5)
     with pytest.warns(BudgetExceeded, match="step 4"):
@@ -114,7 +114,7 @@ def test_planning_again_is_no_news_in_a_step_like_one_that_was_told_of():
         (step(3, 120), {}, "Measured: [^:]*Where"),
     ],
 )
-def test_what_was_special_about_a_step_is_said_and_each_kind_by_itself(ended, circumstances, reason):
+def test_special_steps_are_named_and_warned_of_separately(ended, circumstances, reason):
     monitor = BudgetMonitor("Net")
     monitor.mark_prepared(2)
     with pytest.warns(BudgetExceeded, match="captured"):
@@ -145,7 +145,7 @@ def test_a_step_over_its_budget_warns_when_its_backward_has_ended(path, monkeypa
     lmswap.disable(model)
 
 
-def test_what_exceeds_the_budget_after_the_backward_is_told_of_at_the_next_call(monkeypatch):
+def test_an_excess_after_the_backward_is_warned_of_at_the_next_call(monkeypatch):
     torch.compiler.reset()
     model = swapping(Net(), "fx")
     budget_bytes = lmswap.report(model).budget_bytes
@@ -171,7 +171,7 @@ def test_forwards_that_hold_more_than_the_budget_warn_though_no_backward_runs(pa
     with pytest.warns(BudgetExceeded, match=r"3\.00 MiB more .*several forwards ran and no backward") as caught:
         outputs.append(model(batch()))
     assert caught[0].filename == __file__
-    outputs.append(model(batch()))  # told of once
+    outputs.append(model(batch()))  # warned of once
     monkeypatch.undo()
     lmswap.disable(model)
 
@@ -202,7 +202,7 @@ class Inside(Net):
         return self.forward(x).square().mean()
 
 
-def test_a_model_that_is_trained_but_never_called_is_told_of_once():
+def test_a_model_that_is_trained_but_never_called_is_warned_of_once():
     model = lmswap.enable(Inside())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with torch.no_grad():
@@ -215,7 +215,7 @@ def test_a_model_that_is_trained_but_never_called_is_told_of_once():
     lmswap.disable(model)
 
 
-def test_a_model_of_which_only_what_torch_compile_made_is_called_is_told_of():
+def test_a_model_used_only_through_its_compiled_module_is_warned_of():
     torch.compiler.reset()
     model = lmswap.enable(nn.Sequential(nn.Linear(4, 4)))  # of torch's own modules it takes the forward, not the call
     torch.compile(model, backend="aot_eager")(torch.randn(2, 4)).square().mean().backward()
@@ -224,7 +224,7 @@ def test_a_model_of_which_only_what_torch_compile_made_is_called_is_told_of():
     lmswap.disable(model)
 
 
-def test_a_model_that_is_called_and_optimizers_of_others_are_not_told_of():
+def test_no_warning_for_a_called_model_and_optimizers_of_others():
     torch.compiler.reset()
     model, other = lmswap.enable(Net()), nn.Linear(4, 4)
     assert UNCALLED._handle is not None
@@ -272,7 +272,7 @@ def test_transforms_of_torch_func_run_the_model_plainly_and_say_so_once(path):
     lmswap.disable(model)
 
 
-def test_a_model_that_is_captured_for_one_shape_after_the_other_is_told_of_once():
+def test_a_model_retraced_for_each_shape_is_warned_of_once():
     torch.compiler.reset()
     model = swapping(nn.Sequential(nn.Linear(64, 64), nn.Tanh()), "fx")
 
@@ -345,7 +345,7 @@ SQUEEZED = {
 def test_a_step_for_which_no_plan_fits_any_more_goes_on_with_its_plan(squeezed, tmp_path, device):
     case, file = SQUEEZED[squeezed], tmp_path / "plan.json"
     expected, _ = train_with(**case)
-    # On a GPU, what a step hands over lies in a segment of 20 MiB at least.
+    # On a GPU, yielded gradients are in a segment of 20 MiB at least.
     actual, notes = train_with(**case, save=file, budget="50%" if device.type == "cpu" else "100%")
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
     stays = [note for note in notes if note.startswith("the plan stays as it was after step ")]

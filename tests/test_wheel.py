@@ -1,8 +1,8 @@
-"""Who has never seen the project installs it and gets a result with a script of their own, by the pages alone.
+"""A new user installs lmswap and gets a result with a script of their own, by the pages alone.
 
 The wheel is built from the objects that the editable install has left in build/, and put into an environment of its
-own. What it needs is not installed anew: the environment finds it among this one's packages, of which it sees all but
-the editable lmswap.
+own. Its requirements are not installed again: the environment finds them among this one's packages, of which it sees
+all but the editable lmswap.
 """
 
 import os

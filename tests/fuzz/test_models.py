@@ -174,7 +174,7 @@ FOUND = {
   self.seen.add_(1)
   return (x * (v.sum() + self.seen[1:].sin()).sum(),)
 """,
-    # A copy into a part of a tensor is such a part of a storage of its own: it came back as if it lay at its beginning.
+    # A copy into a part of a tensor is such a part of a storage of its own: it was swapped in as if it began there.
     "a copy into a part": """
   v = torch.rand_like(x)
   v[2:, 0] = v[2:, -1]
@@ -182,8 +182,8 @@ FOUND = {
   w[1:] = v[:3].exp()
   return (v, w)
 """,
-    # The second run of an op that draws got two devices: its own argument and the generator's.
-    "an op that draws is told its device": """
+    # The recompute of a random op got two devices: its own argument and the generator's.
+    "a random op has its device as an argument": """
   v = torch.rand_like(x) + torch.randperm(4)
   return ((x * v.sum(0).sin()).exp() * v.sum(0),)
 """,
@@ -191,7 +191,7 @@ FOUND = {
 
 
 @pytest.mark.parametrize("source", FOUND.values(), ids=FOUND)
-def test_what_was_found_stays_mended(source, engine):
+def test_previously_found_cases_pass(source, engine):
     for seed in range(6):
         model = RandomModel(source, (4, 4), "x.detach()")
         planned = assert_planned_is_unplanned(model, seed, engine)
@@ -212,4 +212,4 @@ def test_a_random_model_under_a_random_plan_gives_the_same_bits(model, seed, eng
             raise
         assume(False)
     event(f"swaps: {min(planned.num_swaps, 8) // 2 * 2} or more")
-    event(f"second runs: {min(planned.num_recomputes, 8) // 2 * 2} or more")
+    event(f"recomputes: {min(planned.num_recomputes, 8) // 2 * 2} or more")

@@ -68,7 +68,7 @@ NUMBERS = st.sampled_from([b"\0", b"\x7f", b"\x80", b"\xff", b"\0\0\0\0", b"\xff
 
 @pytest.fixture(autouse=True, scope="module")
 def at_most_a_gibibyte_more():
-    """Address space beyond that is refused, and the reader that asked for it fails its test."""
+    """Address space beyond that is refused, and the reader that requested it fails its test."""
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (size + 2**30, before[1]))

@@ -1,4 +1,4 @@
-"""Verification mode: sound steps pass and stay as they are; whoever waits too little, or damages a byte, is caught."""
+"""Verification mode: sound steps pass and stay as they are; missing waits and damaged bytes are detected."""
 
 import gc
 import itertools
@@ -75,7 +75,7 @@ def test_verified_steps_are_the_same_steps_and_all_of_them_is_counted(name):
 
 
 @pytest.mark.parametrize("name", quick_of(["encoder", "shared_views", "broken"], ["shared_views"]))
-def test_plans_that_swap_and_compute_again_pass(name, monkeypatch):
+def test_plans_that_swap_and_recompute_pass(name, monkeypatch):
     monkeypatch.setattr("lmswap.session.planner.make_plan", plan_at_random(0))
     model = enable(MODELS[name])
     for _ in range(2):
@@ -142,10 +142,10 @@ DROPS = Case(Drops, lambda: torch.randn(64, 128))
 
 
 @pytest.mark.cpu_only("on a GPU eager torch runs the dropout that it traces")
-def test_a_trace_that_computes_otherwise_than_plain_torch_is_caught(monkeypatch):
+def test_a_trace_that_computes_another_result_than_plain_torch_is_detected(monkeypatch):
     monkeypatch.setattr("lmswap.capture.aot.no_python_kernels", nullcontext)  # torch then traces another dropout
     model = enable(DROPS, verify=False)
-    step(DROPS, model)  # nobody says anything
+    step(DROPS, model)  # no error
     lmswap.disable(model)
     model = enable(DROPS)
     with pytest.raises(
@@ -160,7 +160,7 @@ def twice(given):
     return {position: made if made is None else made * 2 for position, made in given.items()}
 
 
-def test_gradients_that_are_made_otherwise_than_by_plain_torch_are_caught(monkeypatch):
+def test_gradients_that_differ_from_plain_torch_are_detected(monkeypatch):
     run = TangentAdapter.run
     monkeypatch.setattr(TangentAdapter, "run", lambda *given: map(twice, run(*given)))
     model = enable(DROPS)
@@ -178,7 +178,7 @@ class Scans(nn.Module):
         return self.layer(x).sigmoid().cumprod(1)
 
 
-def test_what_the_notes_say_is_rounded_otherwise_is_named_and_no_error(monkeypatch):
+def test_documented_rounding_differences_are_named_and_no_error(monkeypatch):
     run = TangentAdapter.run
     monkeypatch.setattr(TangentAdapter, "run", lambda *given: map(twice, run(*given)))
     case = Case(Scans, lambda: torch.rand(64, 128))
@@ -206,7 +206,7 @@ class Writes(nn.Module):
         return self.layer(x.tanh())
 
 
-def test_what_a_region_writes_is_compared_with_plain_torch_too(monkeypatch):
+def test_writes_of_a_region_are_compared_with_plain_torch(monkeypatch):
     compared, compare = set(), against_eager.EagerReference._compare
     monkeypatch.setattr(
         against_eager.EagerReference,
@@ -240,7 +240,7 @@ follows_pointers = pytest.mark.cpu_only("the late engine follows device pointers
 
 
 def with_engine(monkeypatch, breakage: Breakage) -> list[torch.Tensor]:
-    """Lets models run on a late engine; what leaves is kept alive, as by an allocator that hands it to nobody else."""
+    """Lets models run on a late engine; what leaves is kept alive, as by an allocator that does not reuse it."""
     kept: list[torch.Tensor] = []
     out_start = SwapEngine.out_start
     monkeypatch.setattr(SwapEngine, "out_start", lambda self, x, *rest: kept.append(x) or out_start(self, x, *rest))
@@ -266,7 +266,7 @@ def test_an_engine_that_is_broken_so_is_caught_and_is_not_without_verification(n
     case = MODELS["shared_views"]
     with_engine(monkeypatch, BREAKAGES[name])
     model = enable(case, verify=False)
-    step(case, model)  # nobody says anything
+    step(case, model)  # no error
     lmswap.disable(model)
     model = enable(case)
     with pytest.raises(VerificationError):
@@ -315,7 +315,7 @@ def test_a_plan_that_uses_a_buffer_before_its_copy_in_is_waited_for_is_caught(mo
     expected = step(case, sound)
     lmswap.disable(sound)
     monkeypatch.setattr(insert._Editor, "_first_use", wait_at_the_end)
-    monkeypatch.setattr(SwapEngine, "in_start", start_and_wait)  # a link so fast that nobody ever has to wait
+    monkeypatch.setattr(SwapEngine, "in_start", start_and_wait)  # a link so fast that there are no stalls
     model = enable(case, verify=False)
     assert equal(step(case, model), expected)
     lmswap.disable(model)
@@ -334,7 +334,7 @@ class Dropped(nn.Module):
         return self.second(torch.dropout(torch.tanh(self.first(x)), 0.5, True).exp())
 
 
-def test_a_wrong_gradient_is_named_with_its_op_line_and_what_was_computed_again(monkeypatch):
+def test_a_wrong_gradient_is_named_with_its_op_line_and_recomputed_tensors(monkeypatch):
     case = Case(Dropped, lambda: torch.randn(64, 64))
     planner = plan_at_random(0, share=1.0)
     monkeypatch.setattr("lmswap.session.planner.make_plan", planner)
@@ -357,7 +357,7 @@ def test_a_wrong_gradient_is_named_with_its_op_line_and_what_was_computed_again(
 
 
 @pytest.mark.parametrize("name", ["resnet", "encoder", "broken"])
-def test_under_saved_tensor_hooks_all_that_comes_back_is_compared(name):
+def test_all_swapped_tensors_of_hooks_are_compared(name):
     case, runs = MODELS[name], []
     for verify in (False, True):
         torch.manual_seed(0)
@@ -371,7 +371,7 @@ def test_under_saved_tensor_hooks_all_that_comes_back_is_compared(name):
 
 
 @pytest.mark.cpu_only("torch's CUDA allocator rounds what is kept, and gives back what the run before it held")
-def test_what_is_kept_of_saved_tensors_is_no_part_of_the_step_that_is_planned():
+def test_copies_for_the_comparison_are_not_part_of_the_planned_step():
     forward = []
     for verify in (False, True):
         model = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(4)])
@@ -425,7 +425,7 @@ class Shaky(nn.Module):
 
 
 @pytest.mark.parametrize("steady", [0, 15])
-def test_what_torch_does_not_repeat_itself_is_left_out_and_listed(monkeypatch, steady):
+def test_results_that_torch_itself_does_not_repeat_are_left_out_and_listed(monkeypatch, steady):
     monkeypatch.setattr(f"{__name__}.NOISE", itertools.chain([0] * steady, itertools.count()))
     case = Case(Shaky, lambda: torch.randn(64, 64))
     model = enable(case)
@@ -473,7 +473,7 @@ class Uninitialized(nn.Module):
         return shaky(torch.tanh(self.linear(x)).exp())
 
 
-def test_a_difference_by_nan_says_that_an_operator_may_have_read_what_nobody_wrote(monkeypatch):
+def test_a_difference_by_nan_mentions_reads_of_uninitialized_memory(monkeypatch):
     monkeypatch.setattr(f"{__name__}.NOISE", itertools.repeat(0.0))
     model = enable(Case(Uninitialized, lambda: torch.randn(64, 64)))
     model(torch.randn(64, 64))
