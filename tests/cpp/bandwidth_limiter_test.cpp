@@ -14,10 +14,8 @@
 #include "lmswap/lanes/shared_link.h"
 #include "test_device.h"
 
-namespace lmswap::bandwidth_limiter_test {
+namespace lmswap::test::bandwidth_limiter_test {
 namespace {
-
-using test::TestDirectory;
 
 constexpr int64_t kSecond = 1'000'000'000, kMillisecond = kSecond / 1000;
 constexpr uint64_t kMega = 1'000'000;  // 1 ms at 1 GB/s
@@ -136,4 +134,4 @@ TEST_F(SharedLinkTest, a_lock_of_somebody_else_is_an_error_and_not_a_hang) {
 }
 
 }  // namespace
-}  // namespace lmswap::bandwidth_limiter_test
+}  // namespace lmswap::test::bandwidth_limiter_test

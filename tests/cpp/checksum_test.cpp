@@ -13,15 +13,8 @@
 #include "lmswap/engine.h"
 #include "test_device.h"
 
-namespace lmswap::checksum_test {
+namespace lmswap::test::checksum_test {
 namespace {
-
-using test::Arrival;
-using test::make_bytes;
-using test::make_test_device;
-using test::TestDevice;
-using test::TestDirectory;
-using test::Token;
 
 constexpr uint64_t kMiB = 1 << 20, kSlabBytes = 16 * kMiB, kStretchBytes = 64 << 10;
 
@@ -313,4 +306,4 @@ INSTANTIATE_TEST_SUITE_P(Ways, ChecksummedCopies,
                          });
 
 }  // namespace
-}  // namespace lmswap::checksum_test
+}  // namespace lmswap::test::checksum_test

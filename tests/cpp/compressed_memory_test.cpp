@@ -13,11 +13,8 @@
 #include "lmswap/tiers/float_codec.h"
 #include "test_device.h"
 
-namespace lmswap::compressed_memory_test {
+namespace lmswap::test::compressed_memory_test {
 namespace {
-
-using test::Bytes;
-using test::make_bytes;
 
 constexpr uint64_t kBytes = 4 << 20;
 
@@ -176,4 +173,4 @@ TEST_F(CompressedMemoryTest, tells_of_what_fails) {
 }
 
 }  // namespace
-}  // namespace lmswap::compressed_memory_test
+}  // namespace lmswap::test::compressed_memory_test

@@ -15,10 +15,8 @@
 #include "lmswap/tiers/storage.h"
 #include "test_device.h"
 
-namespace lmswap::cuda_driver_test {
+namespace lmswap::test::cuda_driver_test {
 namespace {
-
-using test::make_test_device;
 
 class CudaDriverTest : public testing::Test {
  protected:
@@ -239,4 +237,4 @@ TEST_F(CudaDriverTest, times_are_right_where_the_clock_was_held_up_one_queue_slo
 }
 
 }  // namespace
-}  // namespace lmswap::cuda_driver_test
+}  // namespace lmswap::test::cuda_driver_test

@@ -18,11 +18,8 @@
 #include "failing_system.h"
 #include "test_device.h"
 
-namespace lmswap::direct_file_test {
+namespace lmswap::test::direct_file_test {
 namespace {
-
-using test::make_bytes;
-using test::TestDirectory;
 
 struct FreeDeleter {
   void operator()(std::byte* pointer) const { std::free(pointer); }
@@ -257,4 +254,4 @@ TEST_F(DirectFileTest, bypasses_the_page_cache) {
 }
 
 }  // namespace
-}  // namespace lmswap::direct_file_test
+}  // namespace lmswap::test::direct_file_test

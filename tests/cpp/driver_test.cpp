@@ -13,12 +13,8 @@
 #include "lmswap/tiers/storage.h"
 #include "test_device.h"
 
-namespace lmswap::driver_test {
+namespace lmswap::test::driver_test {
 namespace {
-
-using test::make_bytes;
-using test::make_test_device;
-using test::TestDevice;
 
 constexpr uint64_t kBytes = 3 * kPageBytes + 17;
 
@@ -172,4 +168,4 @@ TEST(HostDriver, fails_on_demand_with_the_call_and_the_bytes) {
 }
 
 }  // namespace
-}  // namespace lmswap::driver_test
+}  // namespace lmswap::test::driver_test

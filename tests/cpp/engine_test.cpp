@@ -16,15 +16,8 @@
 #include "lmswap/clock.h"
 #include "test_device.h"
 
-namespace lmswap::engine_test {
+namespace lmswap::test::engine_test {
 namespace {
-
-using test::Arrival;
-using test::make_bytes;
-using test::make_test_device;
-using test::TestDevice;
-using test::TestDirectory;
-using test::Token;
 
 constexpr uint64_t kPage = kPageBytes, kMiB = 1 << 20;
 constexpr double kSlowBytesPerSecond = 100e6;  // 4 MiB take 40 ms
@@ -708,4 +701,4 @@ TEST_F(RoomMaking, is_done_by_one_thread_for_all_that_wait) {
 }
 
 }  // namespace
-}  // namespace lmswap::engine_test
+}  // namespace lmswap::test::engine_test

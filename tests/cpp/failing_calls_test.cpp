@@ -11,15 +11,8 @@
 #include "lmswap/engine.h"
 #include "test_device.h"
 
-namespace lmswap::failing_calls_test {
+namespace lmswap::test::failing_calls_test {
 namespace {
-
-using test::Arrival;
-using test::make_bytes;
-using test::make_test_device;
-using test::TestDevice;
-using test::TestDirectory;
-using test::Token;
 
 constexpr uint64_t kBytes = 20 << 10;
 constexpr int kCode = 999, kMostCalls = 400;
@@ -248,4 +241,4 @@ INSTANTIATE_TEST_SUITE_P(Calls, FailingHostCalls,
                          [](const auto& info) { return std::string(info.param.tier) + "_" + info.param.name; });
 
 }  // namespace
-}  // namespace lmswap::failing_calls_test
+}  // namespace lmswap::test::failing_calls_test

@@ -10,10 +10,8 @@
 #include "lmswap/tiers/arena.h"
 #include "test_device.h"
 
-namespace lmswap::float_codec_test {
+namespace lmswap::test::float_codec_test {
 namespace {
-
-using test::Bytes;
 
 class FloatCodecTest : public testing::Test {
  protected:
@@ -119,4 +117,4 @@ TEST_F(FloatCodecTest, touches_nothing_else_for_encodings_that_are_damaged) {
 }
 
 }  // namespace
-}  // namespace lmswap::float_codec_test
+}  // namespace lmswap::test::float_codec_test

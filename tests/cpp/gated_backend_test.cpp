@@ -10,14 +10,8 @@
 #include "gated_swaps.h"
 #include "lmswap/tiers/direct_file.h"
 
-namespace lmswap::gated_backend_test {
+namespace lmswap::test::gated_backend_test {
 namespace {
-
-using test::Bytes;
-using test::Held;
-using test::make_bytes;
-using test::make_test_device;
-using test::Token;
 
 constexpr uint64_t kBytes = 5 * kRequestBytes + 17;  // more requests than bounce buffers
 
@@ -256,4 +250,4 @@ TEST(StreamProgress, a_device_that_failed_ends_all_waits) {
 }
 
 }  // namespace
-}  // namespace lmswap::gated_backend_test
+}  // namespace lmswap::test::gated_backend_test

@@ -8,11 +8,8 @@
 
 #include "gated_swaps.h"
 
-namespace lmswap::gated_link_test {
+namespace lmswap::test::gated_link_test {
 namespace {
-
-using test::make_test_device;
-using test::Token;
 
 constexpr uint64_t kBytes = (5 << 20) + 17;  // more than a chunk
 constexpr double kBytesPerSecond = 1e9;
@@ -122,4 +119,4 @@ INSTANTIATE_TEST_SUITE_P(Tiers, GatedLinkTest, testing::Values("host", "device",
                          [](const auto& info) { return info.param; });
 
 }  // namespace
-}  // namespace lmswap::gated_link_test
+}  // namespace lmswap::test::gated_link_test

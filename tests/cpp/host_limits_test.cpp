@@ -12,10 +12,8 @@
 #include "lmswap/tiers/host_range.h"
 #include "test_device.h"
 
-namespace lmswap::host_limits_test {
+namespace lmswap::test::host_limits_test {
 namespace {
-
-using test::make_test_device;
 
 class RefusedThreads : public testing::Test {
  protected:
@@ -115,4 +113,4 @@ INSTANTIATE_TEST_SUITE_P(Backends, RefusedMemory, testing::Values("direct", "sta
                          [](const auto& info) { return info.param; });
 
 }  // namespace
-}  // namespace lmswap::host_limits_test
+}  // namespace lmswap::test::host_limits_test

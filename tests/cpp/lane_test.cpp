@@ -7,10 +7,8 @@
 #include "lmswap/lanes/request_limiter.h"
 #include "test_device.h"
 
-namespace lmswap::lane_test {
+namespace lmswap::test::lane_test {
 namespace {
-
-using test::make_test_device;
 
 // Notes the order in which transfers begin.
 class RecordingBackend final : public TransferBackend {
@@ -129,4 +127,4 @@ TEST(Lane, begins_only_when_source_and_dependencies_have_landed) {
 }
 
 }  // namespace
-}  // namespace lmswap::lane_test
+}  // namespace lmswap::test::lane_test

@@ -13,16 +13,8 @@
 #include "lmswap/engine.h"
 #include "test_device.h"
 
-namespace lmswap::maintenance_test {
+namespace lmswap::test::maintenance_test {
 namespace {
-
-using test::Arrival;
-using test::make_bytes;
-using test::make_test_device;
-using test::TestDevice;
-using test::TestDirectory;
-using test::TierSetup;
-using test::Token;
 
 constexpr uint64_t kMiB = 1 << 20, kBytes = 3 * kMiB + 777, kLimit = 64 * kMiB;
 
@@ -304,4 +296,4 @@ INSTANTIATE_TEST_SUITE_P(All, MaintenanceConformance, testing::ValuesIn(test::ti
                          [](const auto& info) { return info.param.tier + "_on_" + info.param.device; });
 
 }  // namespace
-}  // namespace lmswap::maintenance_test
+}  // namespace lmswap::test::maintenance_test

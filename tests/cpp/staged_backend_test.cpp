@@ -5,12 +5,8 @@
 #include "lmswap/tiers/direct_file.h"
 #include "test_device.h"
 
-namespace lmswap::staged_backend_test {
+namespace lmswap::test::staged_backend_test {
 namespace {
-
-using test::make_bytes;
-using test::make_test_device;
-using test::TestDirectory;
 
 // Two bounce buffers for many requests, on a device that is late: each buffer is wanted again while it is still in use.
 TEST(StagedBackend, uses_a_bounce_buffer_again_only_when_device_and_disk_are_done_with_it) {
@@ -41,4 +37,4 @@ TEST(StagedBackend, uses_a_bounce_buffer_again_only_when_device_and_disk_are_don
 }
 
 }  // namespace
-}  // namespace lmswap::staged_backend_test
+}  // namespace lmswap::test::staged_backend_test

@@ -8,13 +8,8 @@
 #include "lmswap/engine.h"
 #include "test_device.h"
 
-namespace lmswap::stress_test {
+namespace lmswap::test::stress_test {
 namespace {
-
-using test::make_bytes;
-using test::make_test_device;
-using test::TestDevice;
-using test::TestDirectory;
 
 constexpr uint64_t kMostBytes = 300 * 1024, kCapacity = 4 * kMostBytes;
 constexpr int kNumThreads = 3, kNumSteps = 40;
@@ -122,4 +117,4 @@ INSTANTIATE_TEST_SUITE_P(Devices, Stress, testing::ValuesIn(test::test_device_ki
                          [](const auto& info) { return info.param; });
 
 }  // namespace
-}  // namespace lmswap::stress_test
+}  // namespace lmswap::test::stress_test

@@ -11,10 +11,8 @@
 #include "failing_system.h"
 #include "test_device.h"
 
-namespace lmswap::swap_directory_test {
+namespace lmswap::test::swap_directory_test {
 namespace {
-
-using test::TestDirectory;
 
 constexpr uid_t kOther = 12345;
 
@@ -130,4 +128,4 @@ TEST_F(NamedSwapFile, is_not_left_behind_where_it_cannot_be_removed_while_it_is_
 }
 
 }  // namespace
-}  // namespace lmswap::swap_directory_test
+}  // namespace lmswap::test::swap_directory_test

@@ -14,13 +14,8 @@
 #include "lmswap/tiers/memory_tier.h"
 #include "test_device.h"
 
-namespace lmswap::tier_test {
+namespace lmswap::test::tier_test {
 namespace {
-
-using test::make_test_device;
-using test::TestDevice;
-using test::TestDirectory;
-using test::TierSetup;
 
 constexpr uint64_t kPage = kPageBytes, kLimit = 64 * kPage;
 
@@ -353,4 +348,4 @@ INSTANTIATE_TEST_SUITE_P(Tiers, TierConformance, testing::ValuesIn(test::tier_se
                          [](const auto& info) { return info.param.tier + "_on_" + info.param.device; });
 
 }  // namespace
-}  // namespace lmswap::tier_test
+}  // namespace lmswap::test::tier_test
