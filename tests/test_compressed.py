@@ -14,6 +14,7 @@ from lmswap.errors import BudgetExceeded, TierError
 from lmswap.execute import _C
 from tests.cases import cases
 from tests.models import CASES, LARGE, Case, quick_of, tight_budget
+from tests.training import loss_and_gradients, same_bits
 
 SMALL = 4096
 MIB = 2**20
@@ -60,9 +61,7 @@ def train(case: Case, *, batch=None, num_steps: int = 3, tier: str = "compressed
     results = []
     for _ in range(num_steps):
         model.zero_grad()
-        loss = case.loss(model((batch or case.batch)()))
-        loss.backward()
-        results += [loss.detach(), *(p.grad.clone() for p in model.parameters())]
+        results += loss_and_gradients(model, case.loss(model((batch or case.batch)())))
     report = lmswap.report(model)
     if save is not None:
         lmswap.save_plan(model, save)
@@ -70,16 +69,12 @@ def train(case: Case, *, batch=None, num_steps: int = 3, tier: str = "compressed
     return results, report
 
 
-def same(actual, expected) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
-
-
 @pytest.mark.parametrize("name", quick_of(CASES, ["shared_views"]))
 def test_every_policy_gives_the_same_bits(name):
     expected, _ = train(CASES[name], policy="none")
     for policy in ("swap_all", "tflms"):
         actual, report = train(CASES[name], policy=policy)
-        assert same(actual, expected)
+        assert same_bits(actual, expected)
         if policy == "swap_all":
             assert report.swapped_out_bytes > 0
             assert report.tier_used_bytes == 0
@@ -96,7 +91,7 @@ def test_every_compiler_moves_bytes_to_it(compiler):
 def test_under_a_budget_policies_give_the_same_bits(policy):
     expected, unplanned = train(LARGE, policy="none")
     actual, report = train(LARGE, policy=policy, budget=tight_budget(unplanned))
-    assert same(actual, expected)
+    assert same_bits(actual, expected)
     assert report.swapped_out_bytes > 0 or policy == "auto"  # which may compute all of it again
     assert report.highest_peak_bytes <= report.budget_bytes
 
@@ -104,7 +99,7 @@ def test_under_a_budget_policies_give_the_same_bits(policy):
 def test_verified_and_wiped_steps_are_the_same_steps():
     expected, _ = train(CASES["encoder"], policy="none")
     actual, report = train(CASES["encoder"], policy="swap_all", verify=True, wipe=True)
-    assert same(actual, expected)
+    assert same_bits(actual, expected)
     assert report.verified.num_transfers > 0
     assert report.verified.num_differences == 0
 
@@ -146,7 +141,7 @@ def test_a_plan_that_stays_though_they_compress_less_can_be_saved_and_followed(t
     expected, report = train(RECTIFIED, **options, policy="swap_all", save=tmp_path / "plan.json")
     assert any(note.startswith("the plan stays as it was after step 1: compressed tens") for note in report.plan_notes)
     actual, _ = train(RECTIFIED, **options, plan=tmp_path / "plan.json")
-    assert same(actual, expected)
+    assert same_bits(actual, expected)
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ from lmswap.errors import (
 from lmswap.execute import _C
 from lmswap.hardware.memory import _RESIDENT
 from tests.models import CASES, LARGE, Broken, BrokenBlock, Case, UntrainedMiddle, quick_of, tight_budget
+from tests.training import loss_and_gradients, same_bits
 
 POLICIES = ("none", "swap_all", "tflms", "auto")
 SMALL = 4096  # swap nearly everything: the test models are small
@@ -44,19 +45,13 @@ def train(case: Case, policy: str, *, num_steps: int = 3, autocast: bool = False
         batch = case.batch()
         with torch.autocast(batch.device.type, torch.bfloat16, enabled=autocast):
             loss = case.loss(model(batch))
-        loss.backward()
-        results += [loss.detach().clone(), *(p.grad.clone() for p in model.parameters())]
+        results += loss_and_gradients(model, loss)
         optimizer.step()
         optimizer.zero_grad()
     report = lmswap.report(model)
     results += [value.clone() for value in model.state_dict().values()]
     lmswap.disable(model)
     return results, report
-
-
-def assert_equal_bits(actual, expected):
-    assert len(actual) == len(expected)
-    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
 # In bf16 large ones take a minute on CPUs without instructions for it.
@@ -74,7 +69,7 @@ def test_every_policy_gives_the_same_bits(name, autocast):
     # Autocast makes other graphs, not other policies: what "tflms" chooses is tried without it.
     for policy in ("swap_all", "auto") if autocast else POLICIES[1:]:
         actual, report = train(CASES[name], policy, autocast=autocast)
-        assert_equal_bits(actual, expected)
+        assert same_bits(actual, expected)
         if policy == "swap_all":
             assert report.swapped_out_bytes > 0
             assert report.swapped_in_bytes >= report.swapped_out_bytes
@@ -88,7 +83,7 @@ def budget_of_large() -> int:
 def test_a_budget_that_needs_swapping_gives_the_same_bits_and_is_kept_by_the_tensors():
     expected, unlimited = train(LARGE, "none")
     actual, report = train(LARGE, "auto", budget=budget_of_large())
-    assert_equal_bits(actual, expected)
+    assert same_bits(actual, expected)
     assert report.swapped_out_bytes + report.recomputed_bytes > 0
     assert report.predicted_peak_bytes < unlimited.predicted_peak_bytes
 
@@ -310,7 +305,7 @@ def test_several_graphs_make_one_step_with_one_plan():
     case = Case(Broken, lambda: torch.randn(512, 128))
     expected, _ = train(case, "none", num_steps=4)
     actual, report = train(case, "swap_all", num_steps=4)
-    assert_equal_bits(actual, expected)
+    assert same_bits(actual, expected)
     assert report.steps == 4
     assert report.swapped_out_bytes > 0
     torch.manual_seed(0)
@@ -326,7 +321,7 @@ def test_a_graph_that_runs_several_times_in_a_step_is_planned_for_each_run():
     case = Case(lambda: nn.Sequential(BrokenBlock(), BrokenBlock(), BrokenBlock()), lambda: torch.randn(512, 128))
     expected, _ = train(case, "none", num_steps=4)
     actual, report = train(case, "swap_all", num_steps=4)
-    assert_equal_bits(actual, expected)
+    assert same_bits(actual, expected)
     assert report.steps == 4
     assert not any("may exceed the budget" in note for note in report.notes)
     one_run_bytes = 512 * 128 * 4  # of each half of each block, at least what exp gave
@@ -366,7 +361,7 @@ def test_a_graph_without_a_backward_inside_a_step_is_part_of_it():
     case = Case(UntrainedMiddle, lambda: torch.randn(512, 128))
     expected, _ = train(case, "none", num_steps=3)
     actual, report = train(case, "swap_all", num_steps=3)
-    assert_equal_bits(actual, expected)
+    assert same_bits(actual, expected)
     assert report.steps == 3
     torch.manual_seed(0)
     model = lmswap.enable(UntrainedMiddle(), policy="swap_all", min_swap_bytes=SMALL)
@@ -434,7 +429,7 @@ def test_backward_twice_with_retain_graph_gives_the_same_bits():
         del loss
         assert lmswap.report(model).tier_used_bytes == 0
         lmswap.disable(model)
-    assert_equal_bits(*grads)
+    assert same_bits(*grads)
 
 
 def test_verify_passes_sound_copies_and_catches_a_single_changed_bit(monkeypatch):
@@ -476,7 +471,7 @@ def test_storages_of_another_length_than_traced_are_restored_completely():
     expected, _ = train(case, "none")
     actual, report = train(case, "swap_all")
     assert report.swapped_out_bytes > 0
-    assert_equal_bits(actual, expected)
+    assert same_bits(actual, expected)
 
 
 def test_two_forwards_before_their_backwards_give_the_same_bits():
@@ -491,7 +486,7 @@ def test_two_forwards_before_their_backwards_give_the_same_bits():
         first.backward()
         grads.append([p.grad.clone() for p in model.parameters()])
         lmswap.disable(model)
-    assert_equal_bits(*grads)
+    assert same_bits(*grads)
 
 
 def test_an_exception_in_mid_step_leaves_the_model_able_to_train():

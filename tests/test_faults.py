@@ -23,6 +23,7 @@ from lmswap.execute import _C
 from lmswap.hardware.measure import describe_machine
 from tests.models import CASES, INDUCTOR
 from tests.processes import limited
+from tests.training import loss_and_gradients, same_bits
 
 CASE = CASES["shared_views"]
 ENGINE = _C.Engine
@@ -40,9 +41,7 @@ def enable_on_a_disk_that(monkeypatch, faults: str, **options) -> nn.Module:
 def step(model: nn.Module) -> list[torch.Tensor]:
     torch.manual_seed(1)
     model.zero_grad()
-    loss = CASE.loss(model(CASE.batch()))
-    loss.backward()
-    return [loss.detach().clone(), *(p.grad.clone() for p in model.parameters())]
+    return loss_and_gradients(model, CASE.loss(model(CASE.batch())))
 
 
 @functools.cache
@@ -57,7 +56,7 @@ def expected() -> list[torch.Tensor]:
 
 
 def same(actual: list[torch.Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(actual, expected(), strict=True))
+    return same_bits(actual, expected())
 
 
 def held() -> tuple[int, int]:

@@ -29,6 +29,7 @@ from lmswap.session import Session
 from tests.ir.build import build, unit_machine
 from tests.models import CASES, Case
 from tests.test_recompute import plan_at_random
+from tests.training import loss_and_gradients, same_bits
 
 ENGINE = _C.Engine
 SMALL = 4096
@@ -70,13 +71,7 @@ def step(model: nn.Module, case: Case) -> list[torch.Tensor]:
     """Loss and gradients of one step."""
     torch.manual_seed(1)
     model.zero_grad()
-    loss = case.loss(model(case.batch()))
-    loss.backward()
-    return [loss.detach(), *(parameter.grad.clone() for parameter in model.parameters())]
-
-
-def same(actual: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+    return loss_and_gradients(model, case.loss(model(case.batch())))
 
 
 def assert_swapping_changes_no_bit(case: Case) -> None:
@@ -87,7 +82,7 @@ def assert_swapping_changes_no_bit(case: Case) -> None:
         results.append(step(model, case) + step(model, case))
         assert (lmswap.report(model).swapped_out_bytes > 0) == (policy == "swap_all")
         lmswap.disable(model)
-    assert same(*results)
+    assert same_bits(*results)
 
 
 class Chain(nn.Module):
@@ -157,7 +152,7 @@ def test_a_copy_in_comes_after_its_own_late_copy_out(is_broken, emulated_driver)
                 pass
         # Found from the calls alone; whether the bytes are wrong too is a matter of who was late.
         assert (len(emulated_driver.take_violations()) > 0) == is_broken
-        assert same([target.values for target in back], tensors) or is_broken
+        assert same_bits([target.values for target in back], tensors) or is_broken
         transfers.clear()
         engine.close()
 
@@ -259,7 +254,7 @@ def test_wherever_a_plan_puts_its_copies_gradients_stay_the_same():
             model = enabled(case)
             actual = step(model, case)
             lmswap.disable(model)
-            assert same(actual, expected)
+            assert same_bits(actual, expected)
 
 
 def saved_tensors_are_not_checked(patch: pytest.MonkeyPatch) -> None:
@@ -425,7 +420,7 @@ def test_after_an_exception_in_mid_step_the_next_step_is_right_and_nothing_is_he
     engine = session_of(model).engine
     left = len(engine._held), len(engine._arriving), engine.native.live_handles()
     lmswap.disable(model)
-    assert same(actual, expected)
+    assert same_bits(actual, expected)
     assert left == (0, 0, 0)
 
 
@@ -454,7 +449,7 @@ def test_saved_tensors_can_be_unpacked_twice():
         loss.backward()
         results.append([parameter.grad.clone() for parameter in model.parameters()])
         lmswap.disable(model)
-    assert same(*results)
+    assert same_bits(*results)
 
 
 @fails_when(tokens_are_kept)

@@ -10,14 +10,9 @@ from torch.nn import functional as F  # noqa: N812
 
 import lmswap
 from lmswap.errors import DoubleBackward
+from tests.training import same_bits
 
 PATHS = ("fx", "eager")
-
-
-def assert_equal_bits(actual, expected):
-    assert len(actual) == len(expected) > 0
-    for a, b in zip(actual, expected, strict=True):
-        assert torch.equal(a, b)
 
 
 def swapping(model, path, **options):
@@ -118,7 +113,7 @@ def test_tensors_that_are_saved_without_plain_storage_stay_and_the_bits_are_torc
     torch.compiler.reset()
     model = kind()
     enabled = swapping(copy.deepcopy(model), path)
-    assert_equal_bits(train(enabled), train(model))
+    assert same_bits(train(enabled), train(model))
     assert lmswap.report(enabled).tier_highest_bytes > 0
 
 
@@ -154,7 +149,7 @@ def test_batched_gradients_are_those_of_torch(which, path, verify):
     torch.compiler.reset()
     model = TwoOutputs()
     enabled = swapping(copy.deepcopy(model), path, verify=verify)
-    assert_equal_bits(rows_of_jacobian(enabled, which), rows_of_jacobian(model, which))
+    assert same_bits(rows_of_jacobian(enabled, which), rows_of_jacobian(model, which))
     assert lmswap.report(enabled).tier_highest_bytes > 0
     verified = lmswap.report(enabled).verified
     if verify and path == "fx":
@@ -174,7 +169,7 @@ def test_a_batched_gradient_that_a_hook_replaces_is_taken_as_it_comes(path):
         output.register_hook(lambda gradient: gradient * 3)
         return torch.autograd.grad(output, [x], torch.ones(4, *output.shape), is_grads_batched=True)
 
-    assert_equal_bits(rows(enabled), rows(model))
+    assert same_bits(rows(enabled), rows(model))
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -194,5 +189,5 @@ def test_batched_gradients_that_can_be_differentiated_are_torchs_once_hooks_serv
         with pytest.raises(DoubleBackward, match="take the step again"):
             penalty(enabled)
     for _ in range(2):
-        assert_equal_bits(penalty(enabled), penalty(model))
+        assert same_bits(penalty(enabled), penalty(model))
     assert lmswap.report(enabled).tier_highest_bytes > 0

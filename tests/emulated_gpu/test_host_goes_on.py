@@ -9,6 +9,7 @@ from torch import nn
 import lmswap
 from lmswap.errors import BytesChanged, DriverError, TransferError
 from lmswap.execute import _C
+from tests.training import same_bits
 
 TOO_LONG = 60  # seconds, after which a host that waits is let go on
 
@@ -45,10 +46,6 @@ def plain():
         expected = step(model)
         lmswap.disable(model)
     return expected
-
-
-def same(found, expected):
-    return all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 def warmed_up(monkeypatch, **how):
@@ -89,7 +86,7 @@ def test_the_host_comes_to_the_end_of_a_backward_that_the_gpu_has_not_begun(
     model = warmed_up(monkeypatch, tier=tier, link=link)
     for _ in range(2):
         assert backward_while_held(emulated_gpu, model)
-        assert same(gradients(model), plain)
+        assert same_bits(gradients(model), plain)
     lmswap.disable(model)
 
 
@@ -98,7 +95,7 @@ def test_late_copies_and_requests_change_no_bit(compiler, monkeypatch, emulated_
     emulated_gpu.configure(jitter_seconds=0.002)
     model = enable(monkeypatch, compiler=compiler, faults="read@*=jitter:0.003,write@*=jitter:0.003")
     for _ in range(3):
-        assert same(step(model), plain)
+        assert same_bits(step(model), plain)
     lmswap.disable(model)
 
 
@@ -109,7 +106,7 @@ def test_shared_and_full_queues_do_not_deadlock(queues, compiler, monkeypatch, e
     model = warmed_up(monkeypatch, compiler=compiler, faults="read@*=jitter:0.003,write@*=jitter:0.003")
     emulated_gpu.configure_queues(**queues)
     for _ in range(2):
-        assert same(step(model), plain)
+        assert same_bits(step(model), plain)
     lmswap.disable(model)
     torch.cuda.synchronize()
 
@@ -118,7 +115,7 @@ def test_shared_and_full_queues_do_not_deadlock(queues, compiler, monkeypatch, e
 def test_an_engine_that_did_not_wait_for_the_disk_would_be_found(compiler, monkeypatch, emulated_gpu, plain):
     model = enable(monkeypatch, compiler=compiler, faults="read@*=late:0.05")
     emulated_gpu.ignore_waits_of_the_driver(True)
-    assert not same(step(model), plain)
+    assert not same_bits(step(model), plain)
     torch.cuda.synchronize()
     emulated_gpu.ignore_waits_of_the_driver(False)
     emulated_gpu.take_violations()
@@ -134,7 +131,7 @@ def test_a_step_ends_in_the_error_that_the_host_did_not_wait_for(fault, error, c
     model = enable(monkeypatch, compiler=compiler, faults=fault)
     with pytest.raises(error):
         step(model)
-    assert same(step(model), plain)
+    assert same_bits(step(model), plain)
     lmswap.disable(model)
 
 
@@ -143,7 +140,7 @@ def test_a_failed_read_is_reported_by_the_backward_if_the_host_has_gone_on(monke
     with pytest.raises(TransferError, match="read"):
         for _ in range(12):
             assert backward_while_held(emulated_gpu, model)
-    assert same(step(model), plain)
+    assert same_bits(step(model), plain)
     lmswap.disable(model)
 
 
@@ -158,7 +155,7 @@ def test_a_failure_in_an_interrupted_step_is_not_reported_by_the_next_step(monke
         with emulated_gpu.held_stream(), pytest.raises(KeyError):  # nothing has been read by then
             forward(model).backward()  # the forward is held too: reads of a plan may begin at its end
     handle.remove()
-    assert same(step(model), plain)
+    assert same_bits(step(model), plain)
     lmswap.disable(model)
 
 

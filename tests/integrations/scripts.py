@@ -51,10 +51,6 @@ def weights(model: nn.Module) -> list[torch.Tensor]:
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 
-def same_bits(ours: list[torch.Tensor], plain: list[torch.Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(ours, plain, strict=True))
-
-
 def scalars(folder) -> dict[str, dict[int, float]]:
     """What TensorBoard reads in ``folder``: by name, the values by step; of ours there is one each."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -13,10 +13,10 @@ from tests.integrations.scripts import (
     Network,
     grown,
     loader,
-    same_bits,
     scalars,
     weights,
 )
+from tests.training import same_bits
 
 pytest.importorskip("accelerate", reason="accelerate is missing, which make integrations installs")
 from accelerate import Accelerator

@@ -14,10 +14,10 @@ from tests.integrations.scripts import (
     Network,
     grown,
     loader,
-    same_bits,
     scalars,
     weights,
 )
+from tests.training import same_bits
 
 pytest.importorskip("lightning", reason="lightning is missing, which make integrations installs")
 import lightning

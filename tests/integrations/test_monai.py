@@ -16,10 +16,10 @@ from tests.integrations.scripts import (
     Network,
     grown,
     loader,
-    same_bits,
     scalars,
     weights,
 )
+from tests.training import same_bits
 
 pytest.importorskip("monai", reason="monai is missing, which make integrations installs")
 pytest.importorskip("ignite", reason="pytorch-ignite is missing, which make integrations installs")

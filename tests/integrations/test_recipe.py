@@ -8,7 +8,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import lmswap
 from lmswap import api
-from tests.integrations.scripts import grown, same_bits, scalars
+from tests.integrations.scripts import grown, scalars
+from tests.training import same_bits
 
 pytest.importorskip("tensorboard", reason="tensorboard is missing, which make integrations installs")
 RECIPE = Path(__file__).parents[2] / "examples" / "gpt_recipe.py"

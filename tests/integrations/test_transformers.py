@@ -21,10 +21,10 @@ from tests.integrations.scripts import (
     Network,
     grown,
     loader,
-    same_bits,
     scalars,
     weights,
 )
+from tests.training import same_bits
 
 pytest.importorskip("transformers", reason="transformers is missing, which make integrations installs")
 pytest.importorskip("accelerate", reason="accelerate is missing, which make integrations installs")

@@ -24,6 +24,7 @@ from lmswap.verify.transfer_checksums import checksums
 from tests.late_engine import Breakage, LateEngine
 from tests.models import CASES, Broken, Case, quick_of
 from tests.test_recompute import plan_at_random
+from tests.training import loss_and_gradients, same_bits
 
 SMALL = 4096
 MODELS = {name: CASES[name] for name in ("resnet", "encoder", "shared_views")}
@@ -40,13 +41,7 @@ def enable(case: Case, *, verify: bool = True, policy: str = "swap_all") -> nn.M
 
 
 def step(case: Case, model: nn.Module) -> list[torch.Tensor]:
-    loss = case.loss(model(case.batch()))
-    loss.backward()
-    return [loss.detach().clone(), *(p.grad.clone() for p in model.parameters()), torch.rand(3)]
-
-
-def equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
-    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+    return [*loss_and_gradients(model, case.loss(model(case.batch()))), torch.rand(3)]
 
 
 @pytest.mark.parametrize("name", quick_of(MODELS, ["encoder", "shared_views"]))
@@ -57,7 +52,7 @@ def test_verified_steps_are_the_same_steps_and_all_of_them_is_counted(name):
         runs.append([value for _ in range(3) for value in step(case, model)] + [*model.state_dict().values()])
         report = lmswap.report(model)
         lmswap.disable(model)
-    assert equal(*runs)
+    assert same_bits(*runs)
     verified = report.verified
     num_parameters = len({id(p) for p in model.parameters()})
     assert verified.num_gradients >= 3 * num_parameters
@@ -317,7 +312,7 @@ def test_a_plan_that_uses_a_buffer_before_its_copy_in_is_waited_for_is_caught(mo
     monkeypatch.setattr(insert._Editor, "_first_use", wait_at_the_end)
     monkeypatch.setattr(SwapEngine, "in_start", start_and_wait)  # a link so fast that there are no stalls
     model = enable(case, verify=False)
-    assert equal(step(case, model), expected)
+    assert same_bits(step(case, model), expected)
     lmswap.disable(model)
     model = enable(case)
     with pytest.raises(ResultDiffers, match="gradient of"):
@@ -365,7 +360,7 @@ def test_all_swapped_tensors_of_hooks_are_compared(name):
         runs.append([value for _ in range(3) for value in step(case, model)])
         report = lmswap.report(model)
         lmswap.disable(model)
-    assert equal(*runs)
+    assert same_bits(*runs)
     assert 2 * report.verified.num_saved >= report.verified.num_transfers > 0  # out and in
     assert report.verified.num_differences == 0
 

@@ -20,6 +20,7 @@ from lmswap.ir.plan import Plan
 from lmswap.plan import simulate
 from tests.rewrite.random_recomputes import recompute_all
 from tests.test_recompute import plan_at_random
+from tests.training import same_bits
 
 
 @pytest.fixture(autouse=True)
@@ -103,10 +104,6 @@ def enabled(name: str, *, policy: str = "none", **how):
     return model, steps(model, model, shape, **how)
 
 
-def equal(actual, expected) -> bool:
-    return len(actual) == len(expected) and all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
-
-
 def swap_ops(graph: torch.fx.Graph) -> list[str]:
     return [str(node.target) for node in graph.nodes if str(node.target).startswith("lmswap")]
 
@@ -116,7 +113,7 @@ def test_policies_give_the_bits_of_plain_inductor_and_retained_graphs_run_twice(
     expected = plain("dense", retain_graph=True, num_steps=1)
     for policy in ("swap_all", "recompute"):
         model, actual = enabled("dense", policy=policy, retain_graph=True, num_steps=1)
-        assert equal(actual, expected)
+        assert same_bits(actual, expected)
         if policy == "swap_all":
             assert all(swap_ops(graph) for _, graph, _ in compiled)
         lmswap.disable(model)
@@ -214,7 +211,7 @@ def test_each_recompute_of_a_product_is_a_separate_call(monkeypatch, compiled, t
     monkeypatch.setattr("lmswap.session.planner.make_plan", run_all_again)
     monkeypatch.setenv("LMSWAP_CACHE_DIR", str(tmp_path / "second"))
     model, actual = enabled("dense", num_steps=1)
-    assert equal(actual, expected)
+    assert same_bits(actual, expected)
     before, after = (products(code) for phase, _, code in compiled if phase == "backward")
     assert after - before == num_planned > 3
     lmswap.disable(model)

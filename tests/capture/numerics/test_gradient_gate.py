@@ -9,6 +9,7 @@ from torch import nn
 
 import lmswap
 from lmswap.execute import partial_backward
+from tests.training import same_bits
 
 events = []
 
@@ -76,10 +77,6 @@ def gradients(model):
     return [parameter.grad.clone() for parameter in model.parameters()]
 
 
-def same(some, others):
-    return all(map(torch.equal, some, others)) and len(some) == len(others) > 0
-
-
 @pytest.mark.parametrize("compiler", ["fx", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_each_layers_gradient_arrives_before_the_backward_of_the_next_begins(compiler):
     model = enabled(compiler=compiler)
@@ -101,7 +98,7 @@ def test_every_policy_has_the_bits_of_plain_torch(policy):
         for network in (expected, model):
             network.zero_grad()
             network(batch(step)).square().sum().backward()
-        assert same(gradients(model), gradients(expected))
+        assert same_bits(gradients(model), gradients(expected))
     assert policy != "swap_all" or lmswap.report(model).tier_highest_bytes > 0
     lmswap.disable(model)
 
@@ -120,7 +117,7 @@ def test_inductors_backward_in_parts_has_the_bits_of_its_backward_as_a_whole(pol
 
     in_parts, moved_bytes = trained()
     monkeypatch.setattr(partial_backward, "_LEAST_BYTES", 2**40)
-    assert same(in_parts, trained()[0])
+    assert same_bits(in_parts, trained()[0])
     assert policy != "swap_all" or moved_bytes > 0
 
 
@@ -131,7 +128,7 @@ def test_accumulated_gradients_and_a_graph_that_is_kept_have_the_bits_of_plain_t
             loss = network(batch(step)).square().sum()
             loss.backward(retain_graph=True)
             loss.backward()
-    assert same(gradients(model), gradients(expected))
+    assert same_bits(gradients(model), gradients(expected))
     lmswap.disable(model)
 
 
@@ -145,7 +142,7 @@ def test_gradients_of_some_parameters_alone_and_of_an_input_have_the_bits_of_pla
 
     expected, model = some(plain()), enabled()
     for _ in range(3):
-        assert same(some(model), expected)
+        assert same_bits(some(model), expected)
     lmswap.disable(model)
 
 
@@ -164,7 +161,7 @@ def test_a_hook_may_change_a_gradient_in_place_and_use_the_model():
         return gradients(network)
 
     expected, model = trained(plain()), enabled()
-    assert same(trained(model), expected)
+    assert same_bits(trained(model), expected)
     lmswap.disable(model)
 
 
@@ -196,7 +193,7 @@ def test_gradients_that_share_memory_have_the_bits_of_plain_torch_though_hooks_w
         return gradients(network)
 
     expected, model = trained(plain(Shared)), enabled(Shared)
-    assert same(trained(model), expected)
+    assert same_bits(trained(model), expected)
     lmswap.disable(model)
 
 
@@ -218,7 +215,7 @@ def test_after_a_hook_that_failed_in_mid_backward_the_next_step_has_the_bits_of_
         for network in (expected, model):
             network.zero_grad()
             network(batch(step)).square().sum().backward()
-        assert same(gradients(model), gradients(expected))
+        assert same_bits(gradients(model), gradients(expected))
     del loss
     gc.collect()
     assert lmswap.report(model).tier_used_bytes == 0
@@ -245,5 +242,5 @@ def test_gradients_of_an_earlier_graph_that_a_region_overwrites_are_bitwise_equa
         return gradients(network)
 
     expected, model = trained(plain(Overwriting)), enabled(Overwriting)
-    assert same(trained(model), expected)
+    assert same_bits(trained(model), expected)
     lmswap.disable(model)
