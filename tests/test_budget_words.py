@@ -135,7 +135,7 @@ def test_a_share_of_more_than_there_is_is_what_auto_would_be():
 
 @pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")  # of first steps
 @pytest.mark.parametrize("compiler", ["fx", "eager"])
-def test_a_share_that_is_too_small_is_the_least_that_works_and_says_so(compiler):
+def test_a_share_that_is_too_small_is_refused_with_the_least_that_works(compiler):
     expected, _ = train(deep, images, "auto", compiler=compiler)
     found, report = train(deep, images, "1%", compiler=compiler)
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))

@@ -122,7 +122,7 @@ def test_doctor_without_a_disk_states_the_reason_and_the_remaining_tiers(tmp_pat
 
 
 @pytest.mark.usefixtures("unit_machine")
-def test_doctor_without_a_tier_says_why_and_fails(tmp_path, capsys, monkeypatch):
+def test_doctor_without_a_tier_fails_with_the_reason(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("lmswap.hardware.survey.tiers_to_try", lambda device: ("disk",))
     assert cli.main(["doctor", "--disk-directory", str(tmp_path / "missing")]) == 2
     assert "lmswap.enable will refuse" in capsys.readouterr().out

@@ -104,7 +104,7 @@ def test_verified_and_wiped_steps_are_the_same_steps():
     assert report.verified.num_differences == 0
 
 
-def test_tensors_take_less_memory_than_they_have_bytes_and_the_report_says_so():
+def test_tensors_take_less_memory_than_their_bytes_which_is_reported():
     _, report = train(RECTIFIED, policy="swap_all")
     assert report.tier_peak_bytes >= 7 * MIB
     assert 3 * report.tier_resident_bytes < report.tier_highest_bytes

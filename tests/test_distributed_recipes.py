@@ -281,7 +281,7 @@ def test_one_command_starts_the_ranks_and_writes_their_table(tmp_path, capfd):
     assert "| published |" in page
 
 
-def test_a_table_says_of_each_row_on_what_it_is_based(tmp_path, capsys):
+def test_a_table_states_the_basis_of_each_row(tmp_path, capsys):
     measured = Training("64³, fp32", 1, 1, None, 3.0, 2**30, None, "a", None)
     points = [measured, replace(measured, budget_bytes=2**29, bits="b"), replace(measured, ranks=2, step_seconds=3.6)]
     Results("unet3d", None, tuple(points)).write(tmp_path / "measured.json")
@@ -328,7 +328,7 @@ class StandIn(Launcher):
         return [*options[:2]]
 
 
-def test_a_group_that_fails_says_which_and_one_that_is_left_is_ended():
+def test_a_failed_group_is_named_and_remaining_groups_are_ended():
     with pytest.raises(RanksFailed, match=r"efficiency on 2 rank\(s\) did not finish"):
         list(compare_in_turns(StandIn(2), ["net"], [2, 4], ["false", "x"]))
     group = Group(StandIn(2), "efficiency", 2, ["sleep", "600"])
@@ -337,7 +337,7 @@ def test_a_group_that_fails_says_which_and_one_that_is_left_is_ended():
     assert group.has_ended
 
 
-def test_the_table_of_efficiencies_says_what_was_measured_and_what_was_predicted(tmp_path, capsys):
+def test_the_table_of_efficiencies_states_what_was_measured_and_what_was_predicted(tmp_path, capsys):
     network = SimulatedNetwork("pair", 2, 2, "ring", Rate.constant(1e9), None, 0.5, 0.75)
     one = Efficiency("net", 1, True, 2**30, 0, (2.0, 4.0, 8.0), (2.0, 4.0, 8.0), None, Prediction(1, 0.0, 0.0, 0.0))
     two = Efficiency(

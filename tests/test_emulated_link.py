@@ -52,7 +52,7 @@ def test_the_bits_are_those_of_the_fast_link(both):
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
 
 
-def test_no_copy_is_faster_than_the_link_and_the_report_says_that_it_was_emulated(both):
+def test_no_copy_is_faster_than_the_emulated_link_which_is_reported(both):
     (plain, _), (slow, _) = both
     assert plain.emulated_link is None
     assert "EMULATED" not in str(plain)

@@ -613,7 +613,7 @@ def test_directories_that_cannot_hold_swapped_bytes_are_refused(tmp_path):
         lmswap.enable(nn.Linear(2, 2), tier="disk", disk_directory=str(file))
 
 
-def test_a_graph_that_outlives_its_engine_says_so():
+def test_a_graph_that_outlives_its_engine_raises():
     case = CASES["resnet"]
     model = lmswap.enable(case.make(), policy="swap_all", min_swap_bytes=SMALL)
     loss = case.loss(model(case.batch()))

@@ -239,7 +239,7 @@ def test_gradients_that_could_be_differentiated_but_are_not_are_no_error(path):
     check(Net, path, lambda model: steps(model, run=run))
 
 
-def test_a_model_that_must_keep_its_graphs_says_what_to_ask_for_instead(path):
+def test_a_model_that_must_keep_its_graphs_is_refused_with_an_alternative(path):
     if path == "eager":
         pytest.skip("has no graphs")
     torch.compiler.reset()
@@ -527,7 +527,7 @@ class Wide(nn.Module):
 
 @pytest.mark.slow
 @pytest.mark.cpu_only("its budgets are of what tensors hold; on a GPU they are of what is reserved")
-def test_two_forwards_before_a_backward_stay_within_the_budget_or_the_report_says_so(path):
+def test_two_forwards_before_a_backward_stay_within_the_budget_or_are_reported(path):
     def drive(model, numbers):
         for losses in numbers:
             for loss in [model(data * number).square().mean() for number in losses]:

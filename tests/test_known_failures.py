@@ -507,7 +507,7 @@ def the_model_runs_uncaptured(patch: pytest.MonkeyPatch) -> None:
 
 
 @fails_when(the_model_runs_uncaptured)
-def test_the_report_shows_that_bytes_move_or_says_why_none_do():
+def test_the_report_shows_swapped_bytes_or_the_reason_for_none():
     """TFLMS: users could not see whether it was on."""
     model = enabled(CHAIN)
     step(model, CHAIN)

@@ -260,7 +260,7 @@ def test_outputs_that_no_loss_reads_have_no_gradient():
     check(Heads, (4, 16), losses("sum"))
 
 
-def test_a_report_says_once_what_operators_may_differ_from_plain_torch():
+def test_a_report_names_operators_that_may_differ_from_plain_torch_once():
     torch.compiler.reset()
     model = lmswap.enable(Called(lambda x: x.prod(-1) + x.sigmoid().prod(-1), 8), budget="2GiB")
     model(torch.randn(5, 8)).sum().backward()
@@ -283,7 +283,7 @@ class Breaks(nn.Module):
         return y + torch.tanh(self.c(h))
 
 
-def test_that_several_graphs_sum_gradients_in_another_order_is_said():
+def test_several_graphs_that_sum_gradients_in_another_order_are_reported():
     torch.compiler.reset()
     found = []
     for is_enabled in (False, True):

@@ -54,7 +54,7 @@ def test_short_operations_are_only_logged(capsys, caplog, monkeypatch):
     assert caplog.messages == ["counting sheep"]
 
 
-def test_of_the_ranks_of_a_machine_one_says_it(capsys, monkeypatch):
+def test_one_of_the_local_ranks_reports_it(capsys, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "1")
     wait_for_longer()
     assert capsys.readouterr().err == ""
@@ -78,7 +78,7 @@ def test_a_line_on_a_terminal_that_needs_no_account_is_erased(capsys, terminal, 
     assert "\n" not in said
 
 
-def test_the_stage_under_way_is_said_with_its_count_and_what_is_left(capsys, terminal):
+def test_the_stage_under_way_is_reported_with_its_count_and_what_is_left(capsys, terminal):
     with progress.reported("sheep"), progress.stage("counting"):
         time.sleep(0.2)
         progress.set_progress(1, 21, 0.01)
@@ -120,7 +120,7 @@ def test_stages_and_progress_outside_of_a_wait_are_nothing(capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_all_of_the_first_call_is_covered_and_later_steps_say_nothing(capsys, terminal, monkeypatch, tmp_path):
+def test_all_of_the_first_call_is_covered_and_later_steps_report_nothing(capsys, terminal, monkeypatch, tmp_path):
     monkeypatch.setenv("LMSWAP_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(progress, "_PATIENCE_SECONDS", 0.0)
     monkeypatch.setattr(progress, "_LONG_SECONDS", 0.0)  # a warm process on a fast machine takes less than a third
@@ -139,7 +139,7 @@ def test_all_of_the_first_call_is_covered_and_later_steps_say_nothing(capsys, te
     lmswap.disable(model)
 
 
-def test_the_first_backward_says_that_it_is_compiled(capsys, terminal, monkeypatch):
+def test_the_first_backward_states_that_it_is_compiled(capsys, terminal, monkeypatch):
     compile_parts = compiled_graph.compile_parts
 
     def compile_slowly(module):

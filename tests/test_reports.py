@@ -183,7 +183,7 @@ def test_validation_leaves_the_report_of_the_training_step(path):
     lmswap.disable(model)
 
 
-def test_before_any_training_the_report_is_of_the_last_call_and_says_so():
+def test_before_any_training_the_report_is_of_the_last_call_which_it_states():
     torch.compiler.reset()
     model = swapping(Net(), "fx")
     with torch.no_grad():
@@ -258,7 +258,7 @@ class Model(nn.Module):
 
 
 @pytest.mark.parametrize("compiler", ["fx", "eager"])
-def test_lines_are_the_users_whatever_their_folders_are_called(compiler, tmp_path):
+def test_lines_are_the_users_for_any_folder_name(compiler, tmp_path):
     path = tmp_path / "torch" / "lmswap" / "model.py"
     path.parent.mkdir(parents=True)
     path.write_text(MODEL)
@@ -292,7 +292,7 @@ class Experts(nn.Module):
         return out
 
 
-def test_of_graphs_that_were_left_only_what_the_first_step_computed_is_said():
+def test_of_abandoned_graphs_only_results_of_the_first_step_are_reported():
     torch.manual_seed(0)
     torch.compiler.reset()
     model = lmswap.enable(nn.Sequential(Experts(), Experts()), budget="8GiB", min_swap_bytes=4096)

@@ -82,7 +82,7 @@ def test_quoted_predictions_are_the_stored_ones():
     assert found == {row["machine"]: [*row.values()][1:] for row in table("docs/results.md", "machine")}
 
 
-def test_ranks_are_predicted_as_the_page_says():
+def test_ranks_are_predicted_as_the_page_states():
     page = (ROOT / "docs" / "ranks.md").read_text(encoding="utf-8")
     rows = [str(row) for row in predict_together()]
     assert len(rows) == 3

@@ -157,7 +157,7 @@ def test_batched_gradients_are_those_of_torch(which, path, verify):
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_batched_gradient_that_a_hook_replaces_is_taken_as_it_comes(path):
+def test_a_batched_gradient_that_a_hook_replaces_is_used(path):
     torch.compiler.reset()
     model = TwoOutputs()
     enabled = swapping(copy.deepcopy(model), path)

@@ -113,7 +113,7 @@ def test_a_table_of_another_profiler_is_printed_without_its_control_characters(t
     assert is_clean(done.out) and is_clean(done.err) and "owned" in done.out + done.err
 
 
-def test_errors_of_what_a_file_says_have_no_control_character_in_a_traceback():
+def test_errors_that_quote_a_file_have_no_control_character_in_a_traceback():
     assert str(OptionError(f"it has {EVIL}")) == (r"it has \x1b]0;owned\x07\x1b]52;c;b3duZWQ=\x07\x9b2J\u202e\r")
     plans = PinnedPlans.from_json(pinned())
     evil = PinnedPlans(EVIL, plans.options, plans.steps)

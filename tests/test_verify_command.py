@@ -66,7 +66,7 @@ def script(enable: str = ENABLE, end: str = "") -> str:
         "model = torch.compile(model, backend='lmswap', options={'policy': 'swap_all', 'min_swap_bytes': 4096})",
     ],
 )
-def test_a_script_that_swaps_is_verified_whatever_it_says_itself(verify, enable):
+def test_a_script_that_swaps_is_verified_whatever_options_it_sets(verify, enable):
     code, printed, found = verify(script(enable, end="print('arguments', sys.argv[1:], __name__)"), "--lr", "3")
     assert code == found["exit_code"] == 0, printed
     assert "arguments ['--lr', '3'] __main__" in printed
@@ -125,7 +125,7 @@ RETURNS = """
         ("*(torch._dynamo.graph_break() or ()), mixed.view(-1), self.mix(mixed).exp()", ""),
     ],
 )
-def test_only_what_was_compared_with_plain_torch_is_said_to_be_that_of_plain_torch(verify, outputs, left_out):
+def test_only_results_compared_with_plain_torch_are_reported_as_equal(verify, outputs, left_out):
     code, printed, found = verify(RETURNS.format(outputs=outputs))
     (model,) = found["models"]
     said = " ".join(printed.split())

@@ -246,7 +246,7 @@ def test_a_disabled_model_is_not_looked_at_any_more():
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_transforms_of_torch_func_run_the_model_plainly_and_say_so_once(path):
+def test_transforms_of_torch_func_run_the_model_in_eager_mode_and_warn_once(path):
     torch.compiler.reset()
     model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
     parameters = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
@@ -342,7 +342,7 @@ SQUEEZED = {
 
 @pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")
 @pytest.mark.parametrize("squeezed", quick_of(SQUEEZED, ["a loss that takes more than was assumed"]))
-def test_a_step_for_which_no_plan_fits_any_more_goes_on_with_its_plan(squeezed, tmp_path, device):
+def test_a_step_for_which_no_plan_fits_any_more_keeps_its_plan(squeezed, tmp_path, device):
     case, file = SQUEEZED[squeezed], tmp_path / "plan.json"
     expected, _ = train_with(**case)
     # On a GPU, yielded gradients are in a segment of 20 MiB at least.
@@ -376,7 +376,7 @@ class Broken(nn.Module):
         (True, "no plan of graph 1 fits the budget beside what was in use when it was found: it swaps all it can"),
     ],
 )
-def test_a_graph_for_which_no_plan_fits_is_said_to_be_of_the_step_that_it_is_of(is_short, said, monkeypatch):
+def test_a_graph_for_which_no_plan_fits_is_reported_with_its_own_step(is_short, said, monkeypatch):
     torch.compiler.reset()
     make = StepPlans.make
 

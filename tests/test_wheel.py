@@ -60,7 +60,7 @@ def elsewhere(fresh, tmp_path):
 
 
 @pytest.mark.slow
-def test_by_the_page_a_script_of_ones_own_trains_under_its_budget(elsewhere, tmp_path):
+def test_a_users_script_written_by_the_page_trains_under_its_budget(elsewhere, tmp_path):
     page = (ROOT / "docs" / "getting-started.md").read_text(encoding="utf-8")
     (script,) = re.findall(r"^## A first result\n.*?^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     (tmp_path / "train.py").write_text(script)
@@ -75,7 +75,7 @@ def test_by_the_page_the_machine_is_described(elsewhere):
 
 
 @pytest.mark.slow
-def test_the_benchmark_comes_with_the_wheel(elsewhere):
+def test_the_wheel_contains_the_benchmark(elsewhere):
     assert "The 3D U-Net of the case study" in elsewhere("lmswap", "bench", "unet3d", "--help")
 
 

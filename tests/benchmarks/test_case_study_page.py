@@ -71,7 +71,7 @@ def test_goals_are_judged_from_the_runs(results):
     assert unmeasured["overhead at 3.3 (x86, PCIe gen3)"] == ("2.87 ×", "≤ 1.05 ×", "–", "–", "–")
 
 
-def test_a_gpus_results_have_no_row_that_says_unmeasured():
+def test_a_gpus_results_have_no_unmeasured_row():
     found = make_results(settings=replace(SETTINGS, device="cuda"))
     for table in (tables.goals, findings.ladder_table, tables.epoch_table, tables.profile_table):
         assert not any("GPU" in row[0] and "not yet measured" in row for row in table(found).rows)

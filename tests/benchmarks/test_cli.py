@@ -108,7 +108,7 @@ def test_sizes_that_the_demo_cannot_use_are_refused_before_anything_starts(capsy
         (PermissionError(13, "Permission denied", "x"), 2, "lmswap demo: [Errno 13] Permission denied: 'x'\n"),
     ],
 )
-def test_a_demo_that_cannot_go_on_says_why_in_a_line(capsys, monkeypatch, end, code, said):
+def test_a_demo_that_cannot_continue_states_the_reason_in_one_line(capsys, monkeypatch, end, code, said):
     def stop(*_, **__):
         raise end
 

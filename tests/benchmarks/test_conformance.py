@@ -361,7 +361,7 @@ def test_results_are_read_as_they_were_written(tmp_path):
         read_results(path)
 
 
-def test_the_page_counts_and_says_what_did_not_pass():
+def test_the_page_counts_and_names_failures():
     page = render(Results(ORIGIN, (PASSED, REFUSED)))
     rows = [line for line in page.splitlines() if line.startswith("|")]
     assert "| timm | graphs | 1 | 1 | 1 | 0 | 0 | 0 | 0 | 0 | 0 | 1 of 1 | 1 of 1 |" in rows

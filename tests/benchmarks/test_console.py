@@ -28,7 +28,7 @@ def test_says_on_what_data_the_losses_are():
     assert printed(200).count(DATA_KIND) == 2
 
 
-def test_the_title_says_on_which_gpu_or_that_it_was_emulated():
+def test_the_title_names_the_gpu_or_that_it_was_emulated():
     assert "3D U-Net, batch 1, whole images, on Emulated GPU" in printed(200, on_emulated_gpu(good_runs()))
 
 

@@ -220,7 +220,7 @@ def test_damaged_subjects_end_a_training_unless_they_are_to_be_skipped(tmp_path,
     assert "left out: 2 faults in 2 subjects" in capsys.readouterr().out
 
 
-def test_an_interrupted_training_says_how_to_go_on(tmp_path, capsys, monkeypatch):
+def test_an_interrupted_training_states_how_to_continue(tmp_path, capsys, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 

@@ -130,7 +130,7 @@ FOUND = {
 }
 
 
-def test_the_page_says_of_every_part_on_which_device_and_with_which_code_it_was(tmp_path):
+def test_the_page_names_device_and_code_of_every_part(tmp_path):
     make_results().write(tmp_path / "results.json")
     found = {**FOUND, "case-study": json.loads((tmp_path / "results.json").read_text())}
     names = [part.name for part in parts(Path(), 144, 192)]
@@ -241,7 +241,7 @@ def test_a_part_that_is_none_is_refused(hour, capsys):
     assert "factz" in capsys.readouterr().err
 
 
-def test_it_says_what_a_part_says_and_that_it_runs(hour, monkeypatch, capsys):
+def test_output_and_progress_of_a_part_are_printed(hour, monkeypatch, capsys):
     monkeypatch.setattr(first_hour, "_SILENT_SECONDS", 0.1)
     hour(slow="import time; print('[b]loading[/]', flush=True); time.sleep(2)")
     said = capsys.readouterr().out
@@ -306,7 +306,7 @@ def is_alive(number):
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z" and os.getpid() != number
 
 
-def test_without_a_gpu_it_says_what_can_be_done(monkeypatch, capsys):
+def test_without_a_gpu_the_options_are_listed(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert first_hour.main([]) == 2
     assert "DEVICE=emulated" in capsys.readouterr().out
@@ -475,7 +475,7 @@ def test_cards_that_are_stopped_leave_what_they_have(dealt, monkeypatch):
     ("program", "said"),
     [("kill -KILL $$", "ended by SIGKILL"), ("echo one >&2; echo 'Error: two' >&2; exit 1", "Error: two")],
 )
-def test_a_card_whose_run_dies_says_how(tmp_path, monkeypatch, program, said):
+def test_a_card_whose_run_dies_reports_the_reason(tmp_path, monkeypatch, program, said):
     script = tmp_path / "python"
     script.write_text(f"#!/bin/sh\n{program}\n")
     script.chmod(0o755)

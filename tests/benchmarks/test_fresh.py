@@ -60,7 +60,7 @@ os.write(events, b'{"event": "failed", "message": "%s, %s"}\\n' % (line.encode()
 """
 
 
-def test_a_child_goes_on_when_its_parent_says_so(replaced_child, tmp_path):
+def test_a_child_continues_on_its_parents_signal(replaced_child, tmp_path):
     replaced_child(_TURNS)
     happened = []
 

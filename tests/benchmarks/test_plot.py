@@ -62,7 +62,7 @@ def test_says_on_what_data(figure):
     assert DATA_KIND in words(figure(*good_runs()))
 
 
-def test_the_title_says_on_which_gpu_or_that_it_was_emulated(figure):
+def test_the_title_names_the_gpu_or_that_it_was_emulated(figure):
     assert "One training step at 128³ on Emulated GPU, 2.37 ×" in words(figure(*on_emulated_gpu(good_runs())))
 
 

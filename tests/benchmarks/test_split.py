@@ -40,7 +40,7 @@ def test_the_file_decides_once_it_is_there(tmp_path):
     assert keep_split(tmp_path / "other.json", NAMES, 7) != first
 
 
-def test_refuses_other_subjects_and_says_which(tmp_path):
+def test_refuses_other_subjects_by_name(tmp_path):
     path = tmp_path / "split.json"
     keep_split(path, NAMES, 0)
     with pytest.raises(DataError, match=r"1 not in the split \(new\); 1 not in the data any more \(case_0\)"):

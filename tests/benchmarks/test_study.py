@@ -88,7 +88,7 @@ def test_without_a_budget_nothing_else_is_tried(monkeypatch, settings):
     assert result.budget_bytes is None and not result.runs
 
 
-def test_the_results_file_says_where_its_figures_come_from(tmp_path):
+def test_the_results_file_states_the_origin_of_its_figures(tmp_path):
     study = make_study(*good_runs())
     study.write(tmp_path / "new" / "results.json")
     written = json.loads((tmp_path / "new" / "results.json").read_text())

@@ -73,7 +73,7 @@ def test_files_are_as_brats_has_them(made, subject):
     np.testing.assert_array_equal(read.labels, subject.labels)
 
 
-def test_the_folder_says_what_it_holds_and_whose_the_anatomy_is(made):
+def test_the_folder_names_its_content_and_the_source_of_the_anatomy(made):
     notice = (made / "NOTICE.txt").read_text()
     assert "Copyright (C) 1993-2009 Louis Collins, McConnell Brain Imaging Centre" in notice
     assert "not BraTS" in notice

@@ -39,7 +39,7 @@ def test_the_verdict_states_swapped_and_recomputed_bytes_and_the_hidden_share():
     assert text == "128³ swapped: the step fits the budget as it is, nothing is swapped"
 
 
-def test_of_steps_that_were_taken_in_turn_it_is_said():
+def test_steps_taken_in_turn_are_reported_as_such():
     in_turn = replace(good_runs()[UNSWAPPED].configuration, takes_turns=True)
     text = verdicts(UNSWAPPED, configuration=in_turn)[3].text
     assert "3.00 s of plain torch and 0.90 × the 5.00 s of the same graphs unswapped, step by step in turn" in text
@@ -61,7 +61,7 @@ def test_other_weights_under_equal_losses_are_refuted():
     assert "in the weights after the last step" in text
 
 
-def test_eager_torch_may_give_other_bits_and_it_is_said():
+def test_differences_from_eager_torch_are_reported():
     found = verdicts(PLAIN, loss_bits=("bf000000", "bf000000", "bf000001"))
     assert not refuted(found)
     assert "plain eager torch: not the same bits, from step 3 on" in found[2].text

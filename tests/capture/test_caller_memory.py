@@ -92,7 +92,7 @@ def planned(loss: Loss, share: float, num_layers: int = 12) -> Planned:
 
 
 @pytest.mark.parametrize("loss", quick_of([cross_entropy, mean], [cross_entropy]))
-def test_a_step_keeps_to_its_plan_whatever_the_loss_takes_outside_of_the_model(loss):
+def test_a_step_follows_its_plan_whatever_memory_the_loss_takes(loss):
     run = planned(loss, share=0.6)
     assert run.step.plan.swaps or run.step.plan.recomputes
     assert all(peak <= budget for peak, budget in zip(run.peaks, run.budgets, strict=True))

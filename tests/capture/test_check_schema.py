@@ -122,7 +122,7 @@ def test_an_operator_with_a_right_schema_is_measured():
 
 @pytest.mark.usefixtures("checked_by_torch")  # ours comes first
 @pytest.mark.parametrize("name", ["writes", "shows"])
-def test_a_model_that_calls_one_is_served_without_its_graph_and_says_so(name):
+def test_a_model_that_calls_one_runs_without_its_graph_which_is_reported(name):
     torch.compiler.reset()
     model, batch = Calls(name), torch.randn(5, 6)
     expected = model(batch)
@@ -177,7 +177,7 @@ class ReusesMemory(nn.Module):
 
 
 @pytest.mark.parametrize("make", [Invertible, ReusesMemory])
-def test_a_model_that_resizes_storages_trains_without_its_graph_and_says_so(make):
+def test_a_model_that_resizes_storages_trains_without_its_graph_which_is_reported(make):
     torch.compiler.reset()
     torch.manual_seed(0)
     model, batch = make(), torch.randn(8, 16)

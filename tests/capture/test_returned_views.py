@@ -100,7 +100,7 @@ def test_views_whose_gradients_are_added_first_are_reported(outputs, is_base):
 
 @pytest.mark.parametrize("is_base", quick_of([True, False], [False]))
 @pytest.mark.parametrize("outputs", ALIKE.values(), ids=ALIKE)
-def test_nothing_is_said_where_the_order_is_that_of_plain_torch(outputs, is_base):
+def test_no_note_where_the_order_is_that_of_plain_torch(outputs, is_base):
     expected, actual, notes = both(outputs, is_base=is_base)
     assert all(map(torch.equal, actual, expected))
     assert len(actual) == len(expected)

@@ -71,7 +71,7 @@ class Bare(torch.Tensor):
     """A class that only has a name."""
 
 
-def test_a_subclass_without_code_of_its_own_goes_through_graphs_too():
+def test_a_subclass_without_own_code_uses_graphs():
     torch.compiler.reset()
     model = Scaled()
     _, expected = step(model, torch.ones(64, 64).as_subclass(Bare), torch.ones(64))

@@ -250,7 +250,7 @@ def test_gradients_come_into_a_backward_as_they_are():
     assert not incoming.notes
 
 
-def test_gradients_that_a_backward_cannot_read_as_they_are_are_copied_and_a_note_says_so():
+def test_gradients_in_unsupported_layouts_are_copied_which_a_note_states():
     example = torch.randn(4, 6, requires_grad=True)
     incoming, found = gradient(lambda x: torch.view_as_real(torch.complex(x, x.tanh())), example)
     assert incoming.strides == (12, 2, 1)

@@ -38,7 +38,7 @@ assert machine.take_violations() == []
     run(program, DEVICES=2)
 
 
-def test_a_devices_memory_is_as_large_as_is_said():
+def test_a_device_has_the_configured_memory():
     run("assert torch.cuda.mem_get_info() == (2**26, 2**26)", BYTES=2**26, CONTEXT_BYTES=0)
 
 
@@ -57,7 +57,7 @@ else:
     run(program, BYTES=2**26, CONTEXT_BYTES=2**25)
 
 
-def test_a_link_is_as_slow_as_is_said():
+def test_a_link_has_the_configured_rate():
     program = """
 tensor = torch.ones(2**20, dtype=torch.uint8, device="cuda")
 torch.cuda.synchronize()

@@ -80,9 +80,7 @@ def backward_while_held(emulated_gpu, model):
 
 
 @pytest.mark.parametrize(("tier", "link"), [("disk", None), ("disk", "50MB/s"), ("host", "50MB/s")])
-def test_the_host_comes_to_the_end_of_a_backward_that_the_gpu_has_not_begun(
-    tier, link, monkeypatch, emulated_gpu, plain
-):
+def test_the_host_finishes_a_backward_that_the_gpu_has_not_begun(tier, link, monkeypatch, emulated_gpu, plain):
     model = warmed_up(monkeypatch, tier=tier, link=link)
     for _ in range(2):
         assert backward_while_held(emulated_gpu, model)
@@ -112,7 +110,7 @@ def test_shared_and_full_queues_do_not_deadlock(queues, compiler, monkeypatch, e
 
 
 @pytest.mark.parametrize("compiler", ["fx", "eager"])
-def test_an_engine_that_did_not_wait_for_the_disk_would_be_found(compiler, monkeypatch, emulated_gpu, plain):
+def test_an_engine_that_did_not_wait_for_the_disk_would_be_detected(compiler, monkeypatch, emulated_gpu, plain):
     model = enable(monkeypatch, compiler=compiler, faults="read@*=late:0.05")
     emulated_gpu.ignore_waits_of_the_driver(True)
     assert not same_bits(step(model), plain)
@@ -135,7 +133,7 @@ def test_a_step_ends_in_the_error_that_the_host_did_not_wait_for(fault, error, c
     lmswap.disable(model)
 
 
-def test_a_failed_read_is_reported_by_the_backward_if_the_host_has_gone_on(monkeypatch, emulated_gpu, plain):
+def test_a_failed_read_is_reported_by_the_backward_if_the_host_has_continued(monkeypatch, emulated_gpu, plain):
     model = warmed_up(monkeypatch, faults="read@34=fail")  # of at most 8 in a step
     with pytest.raises(TransferError, match="read"):
         for _ in range(12):

@@ -87,5 +87,5 @@ def told(tmp_path_factory):
 
 
 @pytest.mark.parametrize("what", ["differing", "out_of_order", "violations"])
-def test_collectives_of_any_type_size_and_stream_give_what_they_say(told, what):
+def test_collectives_of_any_type_size_and_stream_are_correct(told, what):
     assert [rank[what] for rank in told] == [[]] * WORLD

@@ -31,7 +31,7 @@ def test_a_missing_wait_is_found_and_reads_what_was_there_before(emulated_gpu):
     assert "no order between them" in violations[0]
 
 
-def test_a_wait_gives_the_bytes_and_nothing_is_found(emulated_gpu):
+def test_a_wait_makes_the_bytes_valid_without_a_violation(emulated_gpu):
     emulated_gpu.configure(in_rate=SLOW)
     target = torch.zeros(NUM_BYTES, dtype=torch.uint8, device="cuda")
     torch.cuda.current_stream().wait_stream(copy_in_on_a_side_stream(target))
@@ -66,7 +66,7 @@ def read_late_on_a_side_stream(*, records):
     return kept
 
 
-def test_a_missing_record_stream_is_found_and_gives_the_next_owners_bytes(emulated_gpu):
+def test_a_missing_record_stream_is_a_violation_and_reads_the_next_owners_bytes(emulated_gpu):
     emulated_gpu.configure(out_rate=SLOW)
     kept = read_late_on_a_side_stream(records=False)
     assert kept.unique().tolist() == [7]

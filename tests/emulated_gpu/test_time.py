@@ -27,7 +27,7 @@ def seconds_of(run):
     return time.perf_counter() - started
 
 
-def test_the_host_goes_on_while_kernels_run(emulated_gpu):
+def test_the_host_continues_while_kernels_run(emulated_gpu):
     emulated_gpu.configure(jitter_seconds=0.02)
     x = torch.ones(16, device="cuda")
 

@@ -133,7 +133,7 @@ def test_errors_arrive_as_the_classes_of_lmswap(call, error, part):
         call()
 
 
-def test_a_failed_copy_is_a_transfer_error_and_the_engine_goes_on():
+def test_a_failed_copy_is_a_transfer_error_and_the_engine_continues():
     engine = _C.Engine(driver="host", faults="copy_in@1=fail")
     open_tier(engine, "host", None)
     values = torch.randn(1000)

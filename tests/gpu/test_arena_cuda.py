@@ -330,7 +330,7 @@ def test_results_are_outside_of_the_arena_and_alternate_between_two_memories(are
     assert seen[1:3] == seen[3:5]  # nothing more is taken of the device
 
 
-def test_results_that_are_added_to_others_are_free_again_for_the_next_ones(arena):
+def test_results_added_to_others_free_their_memory_for_the_next_ones(arena):
     base = first_address(arena)
     script = Script([[anywhere(6)], [place(3, 5)], [anywhere(6)], [place(20, 5)]])
     held, reserved_bytes = [], []

@@ -355,7 +355,7 @@ def test_tensors_held_into_the_next_step_are_not_overwritten_and_have_their_own_
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::lmswap.errors.BudgetExceeded")  # by the step that is differentiated twice
-def test_a_model_that_goes_on_under_hooks_leaves_its_arena(plain):
+def test_a_model_that_continues_under_hooks_releases_its_arena(plain):
     _, peak_bytes = plain
     torch.compiler.reset()
     model, rows = make_model(), batch()

@@ -314,7 +314,7 @@ def test_tensors_saved_by_two_streams_stay_resident_and_those_of_one_are_swapped
     lmswap.disable(model)
 
 
-def test_models_that_name_streams_are_served_by_hooks_which_the_report_says():
+def test_models_that_name_streams_use_hooks_which_the_report_states():
     torch.manual_seed(0)
     refused, path, *_ = report_of(Branches("side").cuda(), "fx").notes
     assert "the model's code uses CUDA streams or events: graphs keep no order between streams" in refused

@@ -38,7 +38,7 @@ def test_the_innermost_mount_names_the_file_system(tmp_path):
 @pytest.mark.parametrize(
     "name", [b"caf\xe9", "café".encode(), b"two lines \xc2\x85 \xe2\x80\xa8 ", b"a\\b", b"tab\there"], ids=repr
 )
-def test_a_mount_is_found_whatever_bytes_its_name_has(tmp_path, name):
+def test_a_mount_with_any_bytes_in_its_name_is_found(tmp_path, name):
     inner = tmp_path / os.fsdecode(name)
     inner.mkdir()
     written = "".join(f"\\{ord(c):03o}" if c in " \t\n\\" else c for c in str(inner))

@@ -38,7 +38,7 @@ def test_the_tightest_of_nested_cgroups_counts(tmp_path):
     assert machine(tmp_path, cgroup="0::/job/task\n", files=files) == host_memory.HostMemory(16 * GIB, 10 * GIB)
 
 
-def test_page_cache_that_goes_first_is_available(tmp_path):
+def test_reclaimable_page_cache_is_available(tmp_path):
     found = machine(tmp_path, cgroup="0::/job\n", files=version2("job", 16 * GIB, 15 * GIB, cache=9 * GIB))
     assert found == host_memory.HostMemory(16 * GIB, 10 * GIB)
 
@@ -97,7 +97,7 @@ def test_a_status_of_many_pieces_is_read_to_its_end(monkeypatch):
         host_memory._status(b"VmNone")
 
 
-def test_a_kernel_that_cannot_reset_the_peak_is_an_error_that_says_so(monkeypatch):
+def test_a_kernel_that_cannot_reset_the_peak_is_an_error(monkeypatch):
     def refuse(path, *_):
         raise PermissionError(13, "Permission denied", path)
 
@@ -107,7 +107,7 @@ def test_a_kernel_that_cannot_reset_the_peak_is_an_error_that_says_so(monkeypatc
 
 
 @pytest.mark.parametrize("name", [b"caf\xe9.slice", b"two\xc2\x85lines", b"a:b"], ids=repr)
-def test_the_limit_of_a_cgroup_counts_whatever_bytes_its_name_has(tmp_path, name):
+def test_the_limit_of_a_cgroup_with_any_bytes_in_its_name_counts(tmp_path, name):
     group = os.fsdecode(name)
     found = machine(tmp_path, cgroup=f"0::/{group}\n", files=version2(group, 4 * GIB, GIB))
     assert found.total_bytes == 4 * GIB

@@ -149,7 +149,7 @@ def joined(tmp_path):
     dist.destroy_process_group()
 
 
-def test_ranks_whose_launcher_does_not_say_how_many_are_here_may_have_neighbours(monkeypatch):
+def test_ranks_without_a_local_world_size_may_have_neighbours(monkeypatch):
     assert not may_have_neighbours()
     for name, value in (("is_initialized", True), ("get_world_size", 2)):
         monkeypatch.setattr(dist, name, lambda value=value: value)

@@ -109,7 +109,7 @@ def test_capacity_is_that_of_now_and_not_remembered(cache, counted, monkeypatch,
 
 
 @pytest.mark.parametrize(("free_bytes", "sample_bytes"), [(22 * MIB, int(0.9 * 22 * MIB)), (900 * MIB, None)])
-def test_a_measurement_with_little_room_says_so_and_is_not_remembered(
+def test_a_measurement_with_little_memory_is_reported_and_not_cached(
     cache, monkeypatch, tmp_path, free_bytes, sample_bytes
 ):
     found = measure.describe_directory(str(tmp_path))
@@ -189,7 +189,7 @@ def test_a_damaged_cache_file_is_measured_again_and_replaced(cache, counted, tmp
     assert counted == ["disk", "disk"]
 
 
-def test_an_unwritable_cache_measures_again_and_says_so(counted, monkeypatch, tmp_path, caplog):
+def test_an_unwritable_cache_measures_again_and_reports_it(counted, monkeypatch, tmp_path, caplog):
     (tmp_path / "file").touch()
     monkeypatch.setenv("LMSWAP_CACHE_DIR", str(tmp_path / "file"))
     with caplog.at_level(logging.WARNING, "lmswap"):

@@ -78,5 +78,5 @@ class Nvml:
 @pytest.mark.parametrize(
     ("status", "is_linked"), [(pynvml.NVML_P2P_STATUS_OK, True), (pynvml.NVML_P2P_STATUS_NOT_SUPPORTED, False)]
 )
-def test_nvlink_between_two_gpus_is_what_the_driver_says(status, is_linked):
+def test_nvlink_between_two_gpus_is_read_from_the_driver(status, is_linked):
     assert has_nvlink(Nvml(status), "gpu", "other") is is_linked

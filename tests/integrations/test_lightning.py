@@ -184,7 +184,7 @@ def test_a_module_that_calls_itself_is_enabled_as_a_whole():
     assert same_bits(weights(module), trained())
 
 
-def test_it_is_said_which_submodules_there_are_when_the_one_to_enable_is_not_clear():
+def test_an_ambiguous_submodule_is_refused_with_the_list_of_submodules():
     with pytest.raises(OptionError, match=r"TwoNetworks has 2 children with parameters to train: network, other; name"):
         fit(regression(TwoNetworks), [LmswapCallback("6GiB")])
     with pytest.raises(OptionError, match="no submodule 'unet'; its children are network, criterion"):

@@ -124,7 +124,7 @@ def test_the_network_is_given_back_at_the_end_and_the_report_stays(enabled):
     assert handler.report.steps == STEPS
 
 
-def test_a_run_that_is_terminated_gives_the_network_back(enabled):
+def test_a_run_that_is_terminated_disables_the_network(enabled):
     handler = LmswapHandler("6GiB")
     trainer = trainer_of([handler])
     trainer.add_event_handler(Events.ITERATION_COMPLETED(once=2), lambda: trainer.terminate(skip_completed=True))
@@ -134,7 +134,7 @@ def test_a_run_that_is_terminated_gives_the_network_back(enabled):
 
 
 @pytest.mark.parametrize("others", [[], [StatsHandler(output_transform=from_engine("loss"))]], ids=["alone", "first"])
-def test_a_run_that_fails_gives_the_network_back_and_the_error_goes_on(others, enabled):
+def test_a_run_that_fails_disables_the_network_and_raises(others, enabled):
     def fail():
         assert enabled()
         raise RuntimeError("in the first iteration")

@@ -125,7 +125,7 @@ def test_a_segment_whose_ops_were_not_timed_is_shared_as_predicted():
     assert made.costs.seconds == pytest.approx((2.0, (4.0 + 1.0) / 2, 18.0, 4.0))
 
 
-def test_ops_that_were_said_to_cost_the_same_are_corrected_as_one():
+def test_ops_predicted_to_cost_the_same_are_corrected_as_one():
     layers = build(
         """
         forward

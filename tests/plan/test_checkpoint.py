@@ -104,7 +104,7 @@ def test_a_depth_that_costs_more_is_taken_where_others_do_not_fit():
     assert recomputes_of(step, plan_of(step, 22)) == [(f"f{number}", "g6") for number in range(1, 6)]
 
 
-def test_infeasible_says_what_would_fit():
+def test_infeasible_states_what_would_fit():
     step = layers()
     with pytest.raises(PlanInfeasible) as found:
         plan_of(step, 21)

@@ -32,7 +32,7 @@ def test_gradients_fill_the_buckets_of_torch(sizes):
     assert [bucket.last for bucket in found] == [1 + max(bucket) for bucket in expected]
 
 
-def test_a_bucket_goes_over_graphs_and_waits_for_its_last_gradient():
+def test_a_bucket_spans_graphs_and_waits_for_its_last_gradient():
     step = build(
         """
         forward 0

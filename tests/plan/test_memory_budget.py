@@ -53,7 +53,7 @@ def test_the_values_that_are_dearest_to_recompute_are_kept():
     assert (plan.swaps, plan.predicted_peak_bytes, plan.predicted_seconds) == ((), 11, 11.0)
 
 
-def test_infeasible_says_what_would_fit():
+def test_infeasible_states_what_would_fit():
     # b alone does not help: g4 has c again, and then b c y t gc. With none kept a b c are all recomputed before g4.
     with pytest.raises(PlanInfeasible) as found:
         plan_of(CHAIN, 10)

@@ -214,7 +214,7 @@ def test_a_tier_that_is_too_small_is_an_error():
 
 
 @pytest.mark.parametrize("policy", ["swap", "auto"])
-def test_of_one_large_copy_and_many_small_ones_a_slow_host_takes_the_large_one(policy):
+def test_a_slow_host_prefers_one_large_copy_to_many_small_ones(policy):
     step = build(
         """
         inference

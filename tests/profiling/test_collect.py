@@ -32,7 +32,7 @@ def back(buffer, queued, waited):
     return (buffer, True, 8, queued, queued, queued + 1, 7.0, 7.0 + waited)
 
 
-def test_a_wait_belongs_to_the_op_at_the_first_use_and_to_what_comes_at_the_release():
+def test_a_wait_belongs_to_the_op_at_the_first_use_or_after_the_release():
     found = waits(PROGRAM, PLAN, back(1, 4.0, 0.5), out(1, 2.0, 0.25))
     assert found == [
         ("end of forward", "", "conv", Lane.OUT, 0.25),

@@ -158,7 +158,7 @@ def run_inside(tmp_path, monkeypatch):
     return run_script
 
 
-def test_a_script_that_ends_early_says_how_many_steps_it_had(run_inside):
+def test_a_script_that_ends_early_states_how_many_steps_it_had(run_inside):
     assert run_inside(PLAIN, Window(5, 10)) == (None, {"first": None, "epochs": [8], "error": ""})
 
 
@@ -177,7 +177,7 @@ def test_a_window_that_its_epoch_cannot_fill_is_given_up_and_the_script_runs_to_
     assert "came to its end" not in capsys.readouterr().out
 
 
-def test_without_a_loader_the_steps_of_an_epoch_are_said(run_inside):
+def test_without_a_loader_the_steps_of_an_epoch_must_be_given(run_inside):
     code, outcome = run_inside(PLAIN, Window(1, 3, epoch=2, steps_per_epoch=3))
     assert (code, outcome["first"], outcome["epochs"]) == (None, 4, [3, 3, 2])
 
@@ -400,7 +400,7 @@ def test_waits_after_the_last_step_are_not_counted():
     lmswap.disable(model)
 
 
-def test_an_error_in_the_block_comes_out_and_the_watching_ends():
+def test_an_error_in_the_block_is_raised_and_recording_ends():
     model = lmswap.enable(nn.Sequential(nn.Linear(16, 16)), budget="1GiB")
     with pytest.raises(ZeroDivisionError), lmswap.profile("lmswap"):
         _train(model, 1)

@@ -104,7 +104,7 @@ def test_a_page_stays_small_however_many_ops_there_are(tmp_path):
     assert size < 10**6
 
 
-def test_names_are_text_whatever_they_hold(tmp_path):
+def test_names_with_any_characters_are_text(tmp_path):
     evil = "</script><script>alert('@step@')</script><b>"
     page = written(tmp_path, model=evil)
     assert evil not in page

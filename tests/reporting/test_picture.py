@@ -21,7 +21,7 @@ def test_a_png_and_an_svg_are_written(tmp_path):
         assert f">{lane}" in drawn
 
 
-def test_a_timeline_without_a_memory_curve_says_so(tmp_path):
+def test_a_timeline_without_a_memory_curve_states_this(tmp_path):
     report(measured=Timeline("measured", (Span(Lane.COMPUTE, "step", 0, 2),), ())).plot(tmp_path / "step.svg")
     assert "memory over time was not recorded" in (tmp_path / "step.svg").read_text()
 

@@ -118,7 +118,7 @@ def test_an_emulated_link_is_named_next_to_the_achieved_rate():
     assert json.loads(report().to_json())["in_bytes_per_second"] == 1.5 * MIB  # reported in any case
 
 
-def test_before_the_first_step_nothing_is_measured_and_the_text_says_so():
+def test_before_the_first_step_nothing_is_measured_which_the_text_states():
     made = planned_report()
     fields = ("measured_peak_bytes", "measured_seconds", "swapped_out_bytes", "swapped_in_bytes", "stall_seconds")
     assert [getattr(made, field) for field in fields] == [None] * 5
@@ -134,12 +134,12 @@ def test_before_the_capture_nothing_is_predicted_either():
     assert made.policy == "swap_all"
 
 
-def test_a_step_that_fits_says_that_swapping_is_off_and_why():
+def test_a_step_that_fits_states_that_swapping_is_off_and_why():
     made = report(policy="tflms", plan=replace(PLAN, swaps=()), measured=Timeline("measured", (), ()))
     assert "Swapping is off (policy 'tflms'): the whole step fits the budget of 12.00 MiB as it is." in said(made)
 
 
-def test_policy_none_says_that_it_never_swaps():
+def test_policy_none_states_that_it_never_swaps():
     assert "Swapping is off (policy 'none'): this policy never swaps." in said(
         report(policy="none", plan=replace(PLAN, policy="none", swaps=()))
     )
@@ -181,7 +181,7 @@ def test_the_state_of_the_plan_is_one_short_sentence_with_details_below():
     assert why in said(explained)
 
 
-def test_nothing_is_said_of_a_budget_that_verification_does_not_keep():
+def test_no_note_on_a_budget_exceeded_by_verification():
     verifying = said(report(verified=Verified("Small"), measured_peak_bytes=13 * MIB, unplanned_step_bytes=20 * MIB))
     assert "The budget is not kept while verifying." in verifying
     assert [words for words in ("OVER", "Budget 12", "of the budget", "Saves") if words in verifying] == []
@@ -193,7 +193,7 @@ def test_a_plan_without_a_certificate_claims_nothing():
     assert "its optimality gap is unknown" in said(explained)
 
 
-def test_a_budget_that_leaves_nothing_to_the_step_is_said_without_negative_bytes():
+def test_a_budget_below_the_fixed_memory_is_reported_without_negative_bytes():
     text = said(report(base_bytes=11 * MIB))
     assert (
         "Budget 12.00 MiB (resident memory since enable) leaves nothing for the step's tensors: 11.00 MiB before the "
@@ -218,7 +218,7 @@ def test_calls_since_the_last_training_step_are_reported():
     assert "step 1, which had no backward, as none so far;" in said(report(steps=1, step=1, trains=False))
 
 
-def test_a_peak_over_the_budget_is_said():
+def test_a_peak_over_the_budget_is_reported():
     assert "The measured peak is OVER the budget by 1.00 MiB." in said(report(measured_peak_bytes=13 * MIB))
 
 

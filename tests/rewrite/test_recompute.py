@@ -206,7 +206,7 @@ class Watched(Rewritten):
     ids=["never", "all", "random"],
 )
 @pytest.mark.parametrize("name", quick_of(["block", "encoder", "resnet"], ["block"]))
-def test_the_graphs_hold_at_no_op_more_than_the_schedule_says(name, choose):
+def test_the_graphs_hold_at_no_op_more_than_the_schedule_states(name, choose):
     torch.compiler.reset()
     handler, case = Watched(choose), MODELS[name]
     model = case.make()

@@ -118,7 +118,7 @@ def test_a_sum_that_continues_outside_of_the_graph_is_reported(loss):
 
 @pytest.mark.usefixtures("how_gradients_come")
 @pytest.mark.parametrize("loss", ALIKE.values(), ids=ALIKE)
-def test_nothing_is_said_where_the_order_is_that_of_plain_torch(loss):
+def test_no_note_where_the_order_is_that_of_plain_torch(loss):
     expected, actual, notes = both(loss)
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
     assert notes == []

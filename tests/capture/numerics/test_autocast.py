@@ -53,7 +53,7 @@ def test_hooks_give_the_bits_of_plain_torch():
 
 @pytest.mark.parametrize("casts_forward", [False, True])
 @pytest.mark.parametrize("policy", ["none", "swap_all", "recompute"])
-def test_graphs_cast_no_more_than_their_forward_did_and_a_note_says_so(policy, casts_forward):
+def test_graphs_cast_no_more_than_their_forward_did_which_a_note_states(policy, casts_forward):
     plain = Attending()
     model = enabled(copy.deepcopy(plain), "fx", policy=policy)
     found = train(model, casts_backward=True, casts_forward=casts_forward)
@@ -61,7 +61,7 @@ def test_graphs_cast_no_more_than_their_forward_did_and_a_note_says_so(policy, c
     assert CAST in lmswap.report(model).notes
 
 
-def test_verification_says_that_such_gradients_are_not_compared_with_plain_torchs():
+def test_verification_reports_that_such_gradients_are_not_compared_with_plain_torch():
     model = enabled(Attending(), "fx", policy="swap_all", verify=True)
     train(model, casts_backward=True)
     verified = lmswap.report(model).verified

@@ -175,7 +175,7 @@ class Normalized(nn.Module):
         return self.last(self.norm(tokens.transpose(1, 2).view(1, 16, 3, 3, 3)))
 
 
-def test_a_graph_that_could_not_run_is_left_to_the_hooks_and_said_so():
+def test_a_graph_that_could_not_run_is_replaced_by_hooks_and_reported():
     model, tokens = Normalized(), torch.randn(1, 27, 16)
     with pytest.raises(RuntimeError, match="is_contiguous"):  # torch's own graphs of this model do not run
         torch.compile(model, backend="aot_eager")(tokens)
@@ -226,6 +226,6 @@ class Function(nn.Module):
     order=st.permutations(range(4)),
 )
 @example(names=["last", "transpose"], shape=(1, 8, 4, 4), order=[0, 1, 2, 3])
-def test_every_tensor_of_random_networks_is_as_its_graph_says(names, shape, order):
+def test_every_tensor_of_random_networks_matches_the_metadata_of_its_graph(names, shape, order):
     example = torch.randn([shape[i] for i in order]).permute([order.index(i) for i in range(4)])
     assert not train(nn.Sequential(*(LAYERS[name]() for name in names)), example).wrong

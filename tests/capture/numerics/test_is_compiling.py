@@ -37,14 +37,14 @@ def test_the_line_that_calls_is_compiling_is_named_once_and_only_with_graphs():
     assert 'compiler="eager"' in note
 
 
-def test_nothing_is_said_of_a_model_that_is_not_captured_and_of_what_torchs_own_modules_ask():
+def test_no_note_on_models_without_graphs_and_on_calls_by_torchs_own_modules():
     assert not asks(report_of(Asks(), "eager"))
     hooked = Net()
     hooked.first.register_forward_hook(lambda module, given, made: made * 2.0)  # of a call by torch itself
     assert not asks(report_of(hooked, "fx"))
 
 
-def test_verification_says_that_only_the_compiled_way_was_compared():
+def test_verification_reports_that_only_compiled_code_was_compared():
     verified = report_of(Asks(), "fx", verify=True).verified
     assert "only what its code does when it is compiled was compared" in str(verified)
     assert "but for what is named above" in _verdict(0, [verified])

@@ -110,7 +110,7 @@ def test_operators_that_no_trace_reproduces_are_named(name):
 @pytest.mark.parametrize(
     "function", [lambda x: x.max(1)[0], lambda x: x.masked_fill(x > 0.5, 2.0), lambda x: x.cumsum(1)]
 )
-def test_nothing_is_said_of_what_has_the_bits_of_eager_torch(function):
+def test_no_note_on_operators_that_equal_eager_torch_bitwise(function):
     assert said_of(function) is None
 
 
