@@ -1,4 +1,4 @@
-"""What grows outside of a model is noticed each time: counted, planned for, or said to have no room."""
+"""Growth of memory outside of a model: each time counted, and planned for or reported as without room."""
 
 from types import SimpleNamespace
 

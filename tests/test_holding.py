@@ -1,4 +1,4 @@
-"""What callers hold of a step: the most is reckoned with first, then what they do hold."""
+"""Retention of a step by its caller: the most is assumed first, then what was observed."""
 
 import gc
 

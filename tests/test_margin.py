@@ -1,4 +1,4 @@
-"""What a budget keeps free is no more than steps may grow by: less where nothing moves, or growth is known."""
+"""The margin of a budget is no more than steps may grow by: less if nothing is swapped, or growth is known."""
 
 import pytest
 import torch

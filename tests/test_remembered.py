@@ -1,4 +1,4 @@
-"""What an enabled model remembers, learns and promises: plans on disk, feedback, host budget, room for others."""
+"""State of an enabled model: cached plans, calibration, host budget, room for other memory."""
 
 import json
 import re

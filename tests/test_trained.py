@@ -1,4 +1,4 @@
-"""What optimizers are said to allocate yet is what they do allocate, whichever way they come to be there."""
+"""The predicted allocations of optimizers are the actual ones, for every way to create an optimizer."""
 
 import copy
 import gc

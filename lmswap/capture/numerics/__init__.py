@@ -1,1 +1,1 @@
-"""What eager mode computes and a plain trace would not, bit by bit: orders, rounding, random state, metadata."""
+"""Bitwise equality of traces with eager mode: orders, rounding, random state, metadata."""
