@@ -86,8 +86,9 @@ class ModelCall:
             session.notes.append('path: saved-tensor hooks for the whole model, as requested by compiler="eager"')
         else:
             session.has_hooks = True
-            self._compiled = CompiledCall(model, session)
-            session.runs_uncaptured = session.options.compiler == "fx"
+            is_own = session.options.compiler == "fx"
+            self._compiled = CompiledCall(model, session, takes_floats=is_own)
+            session.runs_uncaptured = is_own
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # also if the calling code is compiled
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

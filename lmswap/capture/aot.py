@@ -22,6 +22,7 @@ from torch._guards import TracingContext
 
 from lmswap.capture.aot_stages import Compiled, Variant, trace_once, variant
 from lmswap.capture.numerics.accumulation_order import VIEWS, AccumulationWatch, reorders_view_gradients
+from lmswap.capture.numerics.changing_floats import no_float_tensors
 from lmswap.capture.numerics.correct_metadata import retrace
 from lmswap.capture.numerics.gradient_gate import dispatch_gradients
 from lmswap.capture.numerics.gradient_order import GradientOrder
@@ -88,11 +89,12 @@ def compile_region(module: fx.GraphModule, inputs: Sequence[Any], handler: Graph
         inference_compiler=lambda graph, _: variant(graph).inference(graph),
         partition_fn=partial(_cut, handler=handler),
     )
-    with no_python_kernels(), functorch_config.patch(backward_pass_autocast="off"):
+    with no_python_kernels(), no_float_tensors(), functorch_config.patch(backward_pass_autocast="off"):
         return trace_once(
             lambda: compiler(module, inputs),
             lambda handler: _Variant(handler, copy.copy(arrival), own_parameters),
             handler,
+            around=lambda _: no_float_tensors(),
         )
 
 

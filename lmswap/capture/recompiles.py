@@ -8,7 +8,7 @@ import re
 import threading
 import traceback
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MethodType
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch._dynamo.utils import counters, get_compilation_metrics
 
 from lmswap.capture.interrupts import chained, interrupt_in
 from lmswap.capture.log_filter import suppress_failure_logs
+from lmswap.capture.numerics.changing_floats import floats_as_inputs
 from lmswap.capture.numerics.checkpoint_regions import marked_checkpoints
 from lmswap.capture.numerics.is_compiling import detect_is_compiling_calls
 from lmswap.capture.numerics.no_decompositions import AS_CALLED, no_dynamo_decompositions
@@ -35,8 +36,7 @@ TRACING = {
     "fail_on_recompile_limit_hit": True,
     # Modules' hooks are checked in each call, as by torch without a trace.
     "skip_nnmodule_hook_guards": False,
-    # A number read by the code is a constant of the trace, with its bits: another value is traced separately, where
-    # torch would make a tensor of it.
+    # A number read by the code is a constant of the trace, with its bits; see `floats_as_inputs` for those that change.
     "specialize_float": True,
     # It would split the model where DistributedDataParallel's buckets end; each part would be planned, and its
     # gradients accumulated, separately. Buckets below 1 MiB raise an error.
@@ -137,15 +137,16 @@ class _Tracing:
     Calls that trace nothing do not set them, which would take longer than all else in a step of a small model.
     """
 
-    def __init__(self, trace: Callable[..., Any], is_compiling_calls: list[str]) -> None:
+    def __init__(self, trace: Callable[..., Any], is_compiling_calls: list[str], *, takes_floats: bool) -> None:
         """``trace`` is torch's own callback; `detect_is_compiling_calls` adds to ``is_compiling_calls``."""
         self._torchdynamo_orig_backend = trace  # the identity of the backend in Dynamo's cache
-        self._is_compiling_calls = is_compiling_calls
+        self._is_compiling_calls, self._takes_floats = is_compiling_calls, takes_floats
 
     def __call__(self, *frame: Any) -> Any:
         with (
             _one_traces,
             tracing_settings(),
+            floats_as_inputs() if self._takes_floats else nullcontext(),
             no_dynamo_decompositions(),
             marked_checkpoints(),
             detect_is_compiling_calls(self._is_compiling_calls),
@@ -157,12 +158,15 @@ class _Tracing:
 class CompiledCall:
     """Like `nn.Module.compile`, but also for modules of torch itself (nn.Sequential), which Dynamo skips."""
 
-    def __init__(self, model: nn.Module, backend: Callable[..., Callable[..., Any]]) -> None:
+    def __init__(
+        self, model: nn.Module, backend: Callable[..., Callable[..., Any]], *, takes_floats: bool = False
+    ) -> None:
+        """``takes_floats``: the graphs' ops can take numbers that are inputs; Inductor's kernels cannot."""
         call: Callable[..., Any] = model._call_impl
         # As `torch.compile` does; for other callables in place of the method, such as a partial, torch finds no file.
         is_method = isinstance(model.forward, MethodType)
         self._call = wrap_inline(call) if is_method and trace_rules.check(model.forward) else call
-        self._backend, self._num_made = backend, 0
+        self._backend, self._takes_floats, self._num_made = backend, takes_floats, 0
         self.is_compiling_calls: list[str] = []  # lines of user code that make them
         self._make()
 
@@ -201,7 +205,7 @@ class CompiledCall:
 
         compiling: Any = torch._dynamo.optimize(compile_graph, **_recompile_arguments())
         if hasattr(compiling, "callback"):  # torch.compile is not switched off in this process
-            compiling.callback = _Tracing(compiling.callback, self.is_compiling_calls)
+            compiling.callback = _Tracing(compiling.callback, self.is_compiling_calls, takes_floats=self._takes_floats)
         self._compiled: Callable[..., Any] = compiling(self._call)
         self._num_made += 1
 
