@@ -14,8 +14,9 @@ from unittest import mock
 
 import torch
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
-from torch._dynamo.variables import ConstantVariable, SymNodeVariable
+from torch._dynamo.variables import ConstantVariable
 from torch._dynamo.variables.builder import VariableBuilder
+from torch._dynamo.variables.tensor import SymNodeVariable
 from torch._functorch._aot_autograd import graph_compile
 
 _wrap_float: Any = VariableBuilder.wrap_symfloat

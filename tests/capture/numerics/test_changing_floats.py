@@ -5,8 +5,8 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional
 
 import lmswap
 
@@ -90,9 +90,9 @@ AS_CONSTANTS = {
     "branch": lambda y, t: y * 2 if t > 1.25 else y * t,
     "exponent": lambda y, t: (y.abs() + 1) ** t,
     "clamped": lambda y, t: y.clamp(min=-t, max=t) * y,
-    "slope": lambda y, t: F.leaky_relu(y, t / 10),
-    "dropout": lambda y, t: F.dropout(y, t / 10) * y,
-    "epsilon": lambda y, t: F.layer_norm(y, (64,), eps=t),
+    "slope": lambda y, t: functional.leaky_relu(y, t / 10),
+    "dropout": lambda y, t: functional.dropout(y, t / 10) * y,
+    "epsilon": lambda y, t: functional.layer_norm(y, (64,), eps=t),
     "integer": lambda y, t: y * int(t * 10),
     "filled": lambda y, t: y * torch.full((64,), t),
     "tensor": lambda y, t: y * torch.tensor(t),
@@ -101,7 +101,7 @@ AS_CONSTANTS = {
     "formatted": lambda y, t: y * float(f"{t:.2f}"),
     "text": lambda y, t: y * float(str(t)[:4]),
     "key": lambda y, t: y * {1.1: 2.0, 1.2: 3.0}.get(t, 5.0),
-    "attention": lambda y, t: F.scaled_dot_product_attention(y[None], y[None], y[None], scale=t)[0],
+    "attention": lambda y, t: functional.scaled_dot_product_attention(y[None], y[None], y[None], scale=t)[0],
 }
 
 
