@@ -85,7 +85,7 @@ def test_a_changing_attribute_is_traced_twice_with_plain_bits():
     assert train_both(AS_INPUTS["scale"], is_attribute=True)[0] == 2
 
 
-# Uses that decide what is computed, or ops that need the number when they are traced: some values are traced anew.
+# Uses that decide what is computed, or ops that need the number when they are traced: some values are traced again.
 AS_CONSTANTS = {
     "branch": lambda y, t: y * 2 if t > 1.25 else y * t,
     "exponent": lambda y, t: (y.abs() + 1) ** t,
