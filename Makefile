@@ -14,10 +14,10 @@ JOBS ?= $(shell nproc)
 # SIZES="64 80" compares other image sides; DEVICE=emulated shows it on the emulated GPU, whose times are a CPU's.
 ifeq ($(DEVICE),emulated)
 demo: $(GPU_VENV)/ready
-	$(ON_EMULATED_GPU) -m lmswap.bench.unet3d.demo $(SIZES)
+	$(ON_EMULATED_GPU) -m benchmarks.unet3d.demo $(SIZES)
 else
 demo: $(VENV)/ready
-	$(BIN)/python -m lmswap.bench.unet3d.demo $(SIZES)
+	$(BIN)/python -m benchmarks.unet3d.demo $(SIZES)
 endif
 
 # SIZES="144 192" for the full one; ARGUMENTS="--data DIR" and the like go to python -m benchmarks.case_study.

@@ -20,10 +20,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from lmswap.bench.unet3d.commands.arguments import positive
-from lmswap.bench.unet3d.ending import run_to_end
-from lmswap.bench.unet3d.files import write_text
-from lmswap.bench.unet3d.study import describe_machine
+from benchmarks.unet3d.commands.arguments import positive
+from benchmarks.unet3d.ending import run_to_end
+from benchmarks.unet3d.files import write_text
+from benchmarks.unet3d.study import describe_machine
 from lmswap.reporting.text import print_result
 
 RESULTS = Path(__file__).parent / "results" / "fuzz_cpu.json"

@@ -32,9 +32,9 @@ import torch
 from torch import nn
 
 import lmswap
-from lmswap.bench.unet3d import study
-from lmswap.bench.unet3d.ending import run_to_end
-from lmswap.bench.unet3d.files import write_text
+from benchmarks.unet3d import study
+from benchmarks.unet3d.ending import run_to_end
+from benchmarks.unet3d.files import write_text
 from lmswap.errors import LmswapError
 from lmswap.execute import _C
 from lmswap.execute.engine import SwapEngine

@@ -15,8 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 from xml.etree import ElementTree
 
-from lmswap.bench.unet3d.files import write_text
-from lmswap.bench.unet3d.study import describe_machine
+from benchmarks.unet3d.files import write_text
+from benchmarks.unet3d.study import describe_machine
 from lmswap.reporting.text import print_result
 
 RESULTS = Path(__file__).parent / "results" / "tests_cpu.json"

@@ -5,8 +5,8 @@ import argparse
 import torch
 
 import lmswap
-from lmswap.bench.unet3d.loss import weighted_dice_loss
-from lmswap.bench.unet3d.network import UNet3d
+from benchmarks.unet3d.loss import weighted_dice_loss
+from benchmarks.unet3d.network import UNet3d
 
 
 def read_volume(path: str | None, side: int) -> torch.Tensor:

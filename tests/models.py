@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from lmswap.bench.unet3d.network import DecoderLevel, EncoderLevel
+from benchmarks.unet3d.network import DecoderLevel, EncoderLevel
 from lmswap.reporting import Report
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import lmswap
-from lmswap.bench.unet3d.network import UNet3d
+from benchmarks.unet3d.network import UNet3d
 from tests.models import Case, Encoder, tight_budget
 
 MODELS = {

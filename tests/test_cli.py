@@ -12,8 +12,8 @@ from importlib.metadata import version
 
 import pytest
 
+from benchmarks.unet3d.cli import make_parser
 from lmswap import cli
-from lmswap.bench.unet3d.cli import make_parser
 from lmswap.commands.doctor import doctor_text
 from lmswap.commands.plan import plan_figures, plan_text
 from lmswap.errors import LmswapError, PlanInfeasible
@@ -348,10 +348,10 @@ def test_every_error_of_lmswap_becomes_one_line(monkeypatch, capsys):
     def fail(arguments):
         raise PlanInfeasible(budget_bytes=MIB, needed_bytes=2 * MIB, where="op 3\nconv", policy="none")
 
-    fake = types.ModuleType("lmswap.bench.unet3d.cli")
+    fake = types.ModuleType("benchmarks.unet3d.cli")
     fake.main = fail
-    monkeypatch.setitem(sys.modules, "lmswap.bench.unet3d.cli", fake)
-    monkeypatch.setattr("lmswap.bench.unet3d.cli", fake, raising=False)
+    monkeypatch.setitem(sys.modules, "benchmarks.unet3d.cli", fake)
+    monkeypatch.setattr("benchmarks.unet3d.cli", fake, raising=False)
     assert issubclass(PlanInfeasible, LmswapError)
     assert cli.main(["bench", "unet3d"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
@@ -359,10 +359,10 @@ def test_every_error_of_lmswap_becomes_one_line(monkeypatch, capsys):
 
 def test_bench_hands_everything_after_its_name_on(monkeypatch):
     seen = []
-    fake = types.ModuleType("lmswap.bench.unet3d.cli")
+    fake = types.ModuleType("benchmarks.unet3d.cli")
     fake.main = lambda arguments: seen.append(arguments) or 7
-    monkeypatch.setitem(sys.modules, "lmswap.bench.unet3d.cli", fake)
-    monkeypatch.setattr("lmswap.bench.unet3d.cli", fake, raising=False)
+    monkeypatch.setitem(sys.modules, "benchmarks.unet3d.cli", fake)
+    monkeypatch.setattr("benchmarks.unet3d.cli", fake, raising=False)
     assert cli.main(["bench", "unet3d", "--sizes", "144", "--help", "--json"]) == 7
     assert seen == [["--sizes", "144", "--help", "--json"]]
 

@@ -27,8 +27,8 @@ from benchmarks.distributed.results import Efficiency, Prediction, Results, Trai
 from benchmarks.distributed.schedule import learning_rate
 from benchmarks.distributed.shards import draw_epoch, shard_epoch, shard_validation
 from benchmarks.distributed.training import Settings, train
-from lmswap.bench.unet3d.brats import DataError
-from lmswap.bench.unet3d.checkpoint import load_state
+from benchmarks.unet3d.brats import DataError
+from benchmarks.unet3d.checkpoint import load_state
 from lmswap.errors import OptionError
 from lmswap.ir.machine import Rate
 from lmswap.ir.network import Network as SimulatedNetwork

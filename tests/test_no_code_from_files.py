@@ -34,9 +34,9 @@ ALLOWED = {
     ("lmswap/execute/codegen.py", "exec"): "the same",
     ("benchmarks/conformance/run.py", "importlib.import_module"): "names that stand in the source",
     ("benchmarks/distributed/training.py", "importlib.import_module"): "names that stand in the source",
-    ("lmswap/bench/unet3d/brats.py", "importlib.import_module"): "names that stand in the source",
-    ("lmswap/bench/unet3d/run.py", "importlib.import_module"): "names that stand in the source",
-    ("lmswap/bench/unet3d/train.py", "importlib.import_module"): "names that stand in the source",
+    ("benchmarks/unet3d/brats.py", "importlib.import_module"): "names that stand in the source",
+    ("benchmarks/unet3d/run.py", "importlib.import_module"): "names that stand in the source",
+    ("benchmarks/unet3d/train.py", "importlib.import_module"): "names that stand in the source",
 }
 
 

@@ -198,7 +198,7 @@ def test_each_command_runs(command, tmp_path):
 
 @pytest.mark.parametrize("command", [c for c in commands() if is_benchmark(c)])
 def test_the_benchmark_takes_the_options_shown(command):
-    from lmswap.bench.unet3d.cli import make_parser
+    from benchmarks.unet3d.cli import make_parser
 
     assert make_parser().parse_args(shlex.split(command)[3:]).run
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.console import make_console
 from lmswap import cli
 from lmswap.analyze.cost import roofline
-from lmswap.bench.console import make_console
 from lmswap.errors import OptionError, PlanMismatch
 from lmswap.ir.machine import Link, Machine, Rate, Tier
 from lmswap.ir.network import PRESETS

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 
 import lmswap
+from benchmarks.unet3d.network import DecoderLevel
 from lmswap import user_frame
-from lmswap.bench.unet3d.network import DecoderLevel
 from lmswap.user_frame import is_users, users_frame
 
 

@@ -26,14 +26,14 @@ from benchmarks.case_study.predict import predict
 from benchmarks.case_study.replicas import run_replicas
 from benchmarks.case_study.results import Evaluation, Origin, Results, Settings
 from benchmarks.case_study.runner import Runner, sharing_cores
-from lmswap.bench.console import make_console
-from lmswap.bench.unet3d import synthetic
-from lmswap.bench.unet3d.brats import DataError
-from lmswap.bench.unet3d.commands.arguments import add_network, positive, seed, size
-from lmswap.bench.unet3d.ending import run_to_end
-from lmswap.bench.unet3d.evaluate import SCORES
-from lmswap.bench.unet3d.scores import read_scores
-from lmswap.bench.unet3d.study import describe_machine
+from benchmarks.console import make_console
+from benchmarks.unet3d import synthetic
+from benchmarks.unet3d.brats import DataError
+from benchmarks.unet3d.commands.arguments import add_network, positive, seed, size
+from benchmarks.unet3d.ending import run_to_end
+from benchmarks.unet3d.evaluate import SCORES
+from benchmarks.unet3d.scores import read_scores
+from benchmarks.unet3d.study import describe_machine
 from lmswap.errors import OptionError
 from lmswap.hardware.device import default_device, describe_device
 from lmswap.ir.bytesize import parse_bytes

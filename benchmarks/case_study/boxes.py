@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from benchmarks.case_study.results import Boxes
-from lmswap.bench.unet3d.brats import Subject, read_subject
-from lmswap.bench.unet3d.preprocess import FOREGROUND_TOLERANCE
+from benchmarks.unet3d.brats import Subject, read_subject
+from benchmarks.unet3d.preprocess import FOREGROUND_TOLERANCE
 
 
 def measure_boxes(subjects: Sequence[Subject]) -> Boxes:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from benchmarks.case_study.published import SYSTEMS
 from benchmarks.case_study.ratios import Spread, overhead
 from benchmarks.case_study.results import LinkRuns, Results
-from lmswap.bench.unet3d.measured import Run
+from benchmarks.unet3d.measured import Run
 from lmswap.profiling.figures import Figures
 
 NOT_YET = "not yet measured"

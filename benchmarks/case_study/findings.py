@@ -9,8 +9,8 @@ from benchmarks.case_study.cells import NOT_YET, NOTHING, Table, median_of, perc
 from benchmarks.case_study.links import TOO_FAST, describe_link, left_out
 from benchmarks.case_study.ratios import Spread, overhead
 from benchmarks.case_study.results import Ladder, LinkRuns, Links, Results
-from lmswap.bench.unet3d.measured import Run
-from lmswap.bench.unet3d.scores import REGIONS, subject_means
+from benchmarks.unet3d.measured import Run
+from benchmarks.unet3d.scores import REGIONS, subject_means
 from lmswap.profiling.figures import Figures
 
 _MOST_STALLS = 8

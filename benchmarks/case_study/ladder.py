@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.case_study.results import Ladder, without_curves
 from benchmarks.case_study.runner import Runner, Trial
-from lmswap.bench.unet3d.measured import Failure, Run
+from benchmarks.unet3d.measured import Failure, Run
 
 
 def climb(runner: Runner) -> Ladder:

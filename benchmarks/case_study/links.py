@@ -15,7 +15,7 @@ from dataclasses import replace
 from benchmarks.case_study.published import SYSTEMS
 from benchmarks.case_study.results import Ladder, LinkRuns, Links, without_curves
 from benchmarks.case_study.runner import Runner, Trial
-from lmswap.bench.unet3d.measured import Failure, Run, Swapping
+from benchmarks.unet3d.measured import Failure, Run, Swapping
 from lmswap.hardware.device import default_device, default_tier
 from lmswap.hardware.measure import describe_machine
 from lmswap.ir.emulation import PRESETS, EmulatedLink

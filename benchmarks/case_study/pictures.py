@@ -15,8 +15,8 @@ from matplotlib.patches import ConnectionPatch
 from benchmarks.case_study.published import LARGE, SMALL, SYSTEMS
 from benchmarks.case_study.ratios import Spread
 from benchmarks.case_study.results import Evaluation
-from lmswap.bench.unet3d import evaluate
-from lmswap.bench.unet3d.plot_scores import draw_scores
+from benchmarks.unet3d import evaluate
+from benchmarks.unet3d.plot_scores import draw_scores
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.timeline import Lane, Span, Timeline
 from lmswap.reporting.picture import merge_spans

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lmswap.bench.unet3d.measured import Run
+from benchmarks.unet3d.measured import Run
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from benchmarks.case_study.links import format_rate
 from benchmarks.case_study.published import EPOCH_ROWS, SYSTEMS, EpochRow, System
 from benchmarks.case_study.results import Ladder, LinkRuns, Links, Replicas, Together, without_curves
 from benchmarks.case_study.runner import Runner
-from lmswap.bench.unet3d.configuration import Configuration
-from lmswap.bench.unet3d.fresh import RunFailed
-from lmswap.bench.unet3d.measured import Failure, Run
+from benchmarks.unet3d.configuration import Configuration
+from benchmarks.unet3d.fresh import RunFailed
+from benchmarks.unet3d.measured import Failure, Run
 
 
 def run_replicas(runner: Runner, ladder: Ladder, links: Links, folder: Path) -> Replicas:

@@ -12,14 +12,14 @@ from typing import Any
 import cattrs
 
 from benchmarks.case_study.published import EpochRow
-from lmswap.bench.compact import to_json
-from lmswap.bench.unet3d.brats import DataError
-from lmswap.bench.unet3d.files import write_text
-from lmswap.bench.unet3d.measured import Failure, Run
-from lmswap.bench.unet3d.network import Head
-from lmswap.bench.unet3d.recipe import Dtype
-from lmswap.bench.unet3d.scores import REGIONS, Score
-from lmswap.bench.unet3d.study import Machine
+from benchmarks.compact import to_json
+from benchmarks.unet3d.brats import DataError
+from benchmarks.unet3d.files import write_text
+from benchmarks.unet3d.measured import Failure, Run
+from benchmarks.unet3d.network import Head
+from benchmarks.unet3d.recipe import Dtype
+from benchmarks.unet3d.scores import REGIONS, Score
+from benchmarks.unet3d.study import Machine
 from lmswap.ir.timeline import Span
 
 SCHEMA = "lmswap.case_study/2"

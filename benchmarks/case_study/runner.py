@@ -13,13 +13,13 @@ import torch
 from rich.console import Console
 
 from benchmarks.case_study.results import Settings
-from lmswap.bench.unet3d import brats, synthetic
-from lmswap.bench.unet3d.configuration import Configuration
-from lmswap.bench.unet3d.console import ProgressView
-from lmswap.bench.unet3d.fresh import FreshRun, run_compared, warmed_up
-from lmswap.bench.unet3d.measured import Failure, Run
-from lmswap.bench.unet3d.preprocess import prepare_cube
-from lmswap.bench.unet3d.study import MAX_SUBJECTS
+from benchmarks.unet3d import brats, synthetic
+from benchmarks.unet3d.configuration import Configuration
+from benchmarks.unet3d.console import ProgressView
+from benchmarks.unet3d.fresh import FreshRun, run_compared, warmed_up
+from benchmarks.unet3d.measured import Failure, Run
+from benchmarks.unet3d.preprocess import prepare_cube
+from benchmarks.unet3d.study import MAX_SUBJECTS
 
 MADE_SUBJECTS = 12  # where no data is given: enough for a table of boxes
 # Policy auto plans again before the fourth step if the third showed that a new plan may not be the best.

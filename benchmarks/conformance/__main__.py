@@ -15,10 +15,10 @@ from benchmarks.conformance.check import PATHS
 from benchmarks.conformance.results import Results, read_results
 from benchmarks.conformance.run import BREADTH, PACKAGES, Outcome, cases, run_all
 from benchmarks.conformance.table import render
+from benchmarks.console import make_console
 from benchmarks.peers.results import describe_origin
-from lmswap.bench.console import make_console
-from lmswap.bench.unet3d.ending import run_to_end
-from lmswap.bench.unet3d.files import write_text
+from benchmarks.unet3d.ending import run_to_end
+from benchmarks.unet3d.files import write_text
 from lmswap.reporting.text import format_seconds
 
 # By the name of a package here: what it is called where it is installed from.

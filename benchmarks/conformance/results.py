@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.conformance.check import PATHS, Comparison, Figures, Finding
 from benchmarks.conformance.run import PACKAGES, Case, Outcome
-from lmswap.bench.unet3d.files import write_text
+from benchmarks.unet3d.files import write_text
 
 SCHEMA = "lmswap.conformance/2"
 

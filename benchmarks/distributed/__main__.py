@@ -19,10 +19,10 @@ from benchmarks.distributed.conductor import compare_in_turns
 from benchmarks.distributed.launch import Launcher, RanksFailed, compare, scale
 from benchmarks.distributed.results import Results, join
 from benchmarks.distributed.tables import write_page
-from lmswap.bench.unet3d.brats import DataError
-from lmswap.bench.unet3d.commands.arguments import positive
-from lmswap.bench.unet3d.ending import run_to_end
-from lmswap.bench.unet3d.files import write_text
+from benchmarks.unet3d.brats import DataError
+from benchmarks.unet3d.commands.arguments import positive
+from benchmarks.unet3d.ending import run_to_end
+from benchmarks.unet3d.files import write_text
 from lmswap.errors import LmswapError
 
 OUTPUT = Path("distributed-output")

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 
 from torch.distributed import Store
 
-from lmswap.bench.unet3d.brats import DataError
-from lmswap.bench.unet3d.memory import MeasurementError
+from benchmarks.unet3d.brats import DataError
+from benchmarks.unet3d.memory import MeasurementError
 from lmswap.errors import LmswapError
 
 _POLL_SECONDS = 0.1

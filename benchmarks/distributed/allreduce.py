@@ -28,7 +28,7 @@ from benchmarks.distributed.reduction import (
 )
 from benchmarks.distributed.results import Reduction, Results, describe_origin
 from benchmarks.programs.models import resnet50
-from lmswap.bench.unet3d.commands.arguments import positive
+from benchmarks.unet3d.commands.arguments import positive
 
 SIZES_BYTES = {"cpu": (2**12, 2**16, 2**20, 2**24), "cuda": (2**12, 2**16, 2**20, 2**24, 2**28)}
 REPEATS = 7

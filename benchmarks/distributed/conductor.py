@@ -18,7 +18,7 @@ from torch import distributed
 from benchmarks.distributed.launch import Launcher, RanksFailed
 from benchmarks.distributed.ranks import Ranks
 from benchmarks.distributed.results import Results, join
-from lmswap.bench.turns import take_turns
+from benchmarks.turns import take_turns
 
 _POLL_SECONDS = 0.02
 _TIMEOUT = timedelta(minutes=10)  # of a turn of all groups

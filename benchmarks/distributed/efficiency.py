@@ -28,8 +28,8 @@ from benchmarks.distributed.results import Efficiency, Prediction, Results, desc
 from benchmarks.distributed.sums import SumProbe
 from benchmarks.peers.tasks import TASKS, Task
 from benchmarks.programs.models import Bottleneck, Gpt, TransformerBlock, resnet50
-from lmswap.bench.unet3d.commands.arguments import positive
-from lmswap.bench.unet3d.network import DecoderLevel, EncoderLevel, UNet3d
+from benchmarks.unet3d.commands.arguments import positive
+from benchmarks.unet3d.network import DecoderLevel, EncoderLevel, UNet3d
 from lmswap.hardware.device import default_device
 from lmswap.ir.network import Network
 from lmswap.ir.ranks import Ranks as SimulatedRanks

@@ -7,11 +7,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.console import make_console
 from benchmarks.distributed.ranks import Ranks, joined
 from benchmarks.distributed.results import Results
 from benchmarks.distributed.tables import write_page
-from lmswap.bench.console import make_console
-from lmswap.bench.unet3d.brats import DataError
+from benchmarks.unet3d.brats import DataError
 
 
 def recipe_parser(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lmswap.bench.unet3d.brats import DataError, require
+from benchmarks.unet3d.brats import DataError, require
 
 Draw = tuple[int, int]  # the index of an image, and the seed of its crop
 UNMOVED = -1  # no crop is drawn: the middle

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.distributed.results import Results, Training
-from lmswap.bench.unet3d.brats import DataError
+from benchmarks.unet3d.brats import DataError
 from lmswap.errors import LmswapError
 from lmswap.ir.bytesize import parse_bytes
 

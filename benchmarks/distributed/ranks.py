@@ -14,7 +14,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.distributed.alarm import alarmed
-from lmswap.bench.unet3d.brats import DataError
+from benchmarks.unet3d.brats import DataError
 from lmswap.hardware.mkl_init import initialize_mkl
 
 _TIMEOUT = timedelta(minutes=10)  # of a collective: the first step of a rank may capture and plan for minutes

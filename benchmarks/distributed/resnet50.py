@@ -16,7 +16,7 @@ from benchmarks.distributed.images import make_digits
 from benchmarks.distributed.ranks import Ranks
 from benchmarks.distributed.results import Results, describe_origin
 from benchmarks.distributed.training import MakeNetwork, Settings, make_resnet50, train
-from lmswap.bench.unet3d.commands.arguments import positive
+from benchmarks.unet3d.commands.arguments import positive
 from lmswap.hardware.device import default_device
 from lmswap.ir.bytesize import parse_bytes
 

@@ -14,11 +14,11 @@ from typing import Literal
 import cattrs
 import torch
 
+from benchmarks.compact import to_json
 from benchmarks.distributed.ranks import Ranks
-from lmswap.bench.compact import to_json
-from lmswap.bench.unet3d.brats import DataError
-from lmswap.bench.unet3d.files import write_text
-from lmswap.bench.unet3d.study import Machine, describe_machine
+from benchmarks.unet3d.brats import DataError
+from benchmarks.unet3d.files import write_text
+from benchmarks.unet3d.study import Machine, describe_machine
 from lmswap.hardware.device import describe_device
 from lmswap.ir.network import Network
 
@@ -33,7 +33,7 @@ class Training:
     """What ranks did that trained together, or what the simulator says that they would do.
 
     ``batch`` is a rank's, ``name`` what was trained; ``budget_bytes`` None is plain torch. ``step_seconds`` is the
-    median over steps of the slowest rank, ``peak_bytes`` the highest of the ranks, as `lmswap.bench.unet3d.memory`
+    median over steps of the slowest rank, ``peak_bytes`` the highest of the ranks, as `benchmarks.unet3d.memory`
     counts them; ``swapped_bytes`` left a device in a step. ``bits`` are a digest of losses and weights, ``accuracy`` is
     top-1 in validation. What a simulator does not say is None.
     """

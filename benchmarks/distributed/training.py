@@ -31,9 +31,9 @@ from benchmarks.distributed.results import slowest_median
 from benchmarks.distributed.schedule import learning_rate
 from benchmarks.distributed.shards import Batch, Shards, shard_validation
 from benchmarks.programs.models import Bottleneck, resnet50
-from lmswap.bench.unet3d.brats import DataError
-from lmswap.bench.unet3d.checkpoint import State, load_state, save_state
-from lmswap.bench.unet3d.memory import CudaMeter, MemorySampler, Meter, ResidentMeter
+from benchmarks.unet3d.brats import DataError
+from benchmarks.unet3d.checkpoint import State, load_state, save_state
+from benchmarks.unet3d.memory import CudaMeter, MemorySampler, Meter, ResidentMeter
 
 MOMENTUM, WEIGHT_DECAY = 0.9, 1e-4
 LOSS_SCALE = 1024.0  # in fp16: keeps small gradients from becoming 0

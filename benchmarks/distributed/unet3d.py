@@ -17,12 +17,12 @@ from torch import distributed
 from benchmarks.distributed.entry import measure, recipe_parser
 from benchmarks.distributed.ranks import Ranks
 from benchmarks.distributed.results import Results, Training, describe_origin, slowest_median
-from lmswap.bench.unet3d.brats import DataError, find_subjects
-from lmswap.bench.unet3d.commands.arguments import add_network, positive, size
-from lmswap.bench.unet3d.configuration import Configuration
-from lmswap.bench.unet3d.dataset import made_folder, make_data
-from lmswap.bench.unet3d.preprocess import prepare_cube
-from lmswap.bench.unet3d.run import run
+from benchmarks.unet3d.brats import DataError, find_subjects
+from benchmarks.unet3d.commands.arguments import add_network, positive, size
+from benchmarks.unet3d.configuration import Configuration
+from benchmarks.unet3d.dataset import made_folder, make_data
+from benchmarks.unet3d.preprocess import prepare_cube
+from benchmarks.unet3d.run import run
 from lmswap.hardware.device import default_device
 from lmswap.ir.bytesize import parse_bytes
 

@@ -16,12 +16,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.compact import to_json
+from benchmarks.console import make_console
 from benchmarks.emulated.device import slowed
-from lmswap.bench.compact import to_json
-from lmswap.bench.console import make_console
-from lmswap.bench.unet3d.ending import run_to_end
-from lmswap.bench.unet3d.files import write_text
-from lmswap.bench.unet3d.study import describe_machine
+from benchmarks.unet3d.ending import run_to_end
+from benchmarks.unet3d.files import write_text
+from benchmarks.unet3d.study import describe_machine
 from tools.emulated_gpu import machine
 
 SCHEMA = "lmswap.emulated/1"

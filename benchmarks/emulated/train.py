@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 import lmswap
+from benchmarks.compact import to_json
 from benchmarks.emulated.device import start
 from benchmarks.programs.models import Gpt
-from lmswap.bench.compact import to_json
-from lmswap.bench.unet3d.loss import weighted_dice_loss
-from lmswap.bench.unet3d.network import UNet3d
+from benchmarks.unet3d.loss import weighted_dice_loss
+from benchmarks.unet3d.network import UNet3d
 from lmswap.ir.timeline import Lane
 from tools.emulated_gpu import machine
 

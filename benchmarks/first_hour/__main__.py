@@ -20,14 +20,14 @@ from typing import Any, TextIO
 import torch
 from rich.console import Console
 
+from benchmarks.compact import to_json
+from benchmarks.console import make_console
 from benchmarks.first_hour.page import page, summary
 from benchmarks.first_hour.parts import Part, parts
 from benchmarks.first_hour.session import in_session
-from lmswap.bench.compact import to_json
-from lmswap.bench.console import make_console
-from lmswap.bench.unet3d.ending import run_to_end
-from lmswap.bench.unet3d.files import write_text
-from lmswap.bench.unet3d.study import describe_machine
+from benchmarks.unet3d.ending import run_to_end
+from benchmarks.unet3d.files import write_text
+from benchmarks.unet3d.study import describe_machine
 from lmswap.hardware.device import describe_device
 
 SCHEMA = "lmswap.first_hour/2"

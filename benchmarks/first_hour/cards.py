@@ -23,10 +23,10 @@ from typing import Any
 import torch
 
 import lmswap
+from benchmarks.compact import to_json
 from benchmarks.first_hour.networks import Network, budgets, digest, networks
-from lmswap.bench.compact import to_json
-from lmswap.bench.unet3d.files import write_text
-from lmswap.bench.unet3d.study import describe_machine
+from benchmarks.unet3d.files import write_text
+from benchmarks.unet3d.study import describe_machine
 from lmswap.errors import PlanInfeasible
 from lmswap.reporting.text import print_result
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from lmswap.bench.compact import to_json
-from lmswap.bench.unet3d.files import write_text
+from benchmarks.compact import to_json
+from benchmarks.unet3d.files import write_text
 from lmswap.execute import _C
 from lmswap.hardware.cublas_workspace import allocate_cublas_workspaces
 from lmswap.hardware.device import describe_device

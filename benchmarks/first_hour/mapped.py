@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lmswap.bench.compact import to_json
-from lmswap.bench.unet3d.files import write_text
+from benchmarks.compact import to_json
+from benchmarks.unet3d.files import write_text
 from lmswap.reporting.text import print_result
 
 _REPEATS = 5

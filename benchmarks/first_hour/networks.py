@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from benchmarks.programs.models import Gpt, TransformerBlock, VisionTransformer, resnet50
-from lmswap.bench.unet3d.loss import weighted_dice_loss
-from lmswap.bench.unet3d.network import DecoderLevel, EncoderLevel, UNet3d
+from benchmarks.unet3d.loss import weighted_dice_loss
+from benchmarks.unet3d.network import DecoderLevel, EncoderLevel, UNet3d
 
 SHARES = (0.7, 0.5, 0.3)
 _DIGEST_BYTES = 16

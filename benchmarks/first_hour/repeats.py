@@ -14,9 +14,9 @@ from unittest import mock
 import torch
 
 import lmswap
-from lmswap.bench.compact import to_json
-from lmswap.bench.unet3d.files import write_text
-from lmswap.bench.unet3d.network import UNet3d
+from benchmarks.compact import to_json
+from benchmarks.unet3d.files import write_text
+from benchmarks.unet3d.network import UNet3d
 
 
 def repeats(size: int) -> dict[str, Any]:

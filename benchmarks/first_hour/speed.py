@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import lmswap
 from benchmarks.first_hour.kernels import record_kernels
 from benchmarks.first_hour.networks import Network, digest
-from lmswap.bench.unet3d.files import write_text
+from benchmarks.unet3d.files import write_text
 from lmswap.errors import LmswapError, PlanInfeasible
 
 PLAIN, PLAIN_AGAIN, NO_BUDGET = "plain torch", "plain torch again", "without a budget"

@@ -27,13 +27,13 @@ from typing import Any
 
 import torch
 
+from benchmarks.compact import to_json
 from benchmarks.first_hour.networks import SHARES, Network, budgets, few_images, gpt_1b, monai_unet, networks, unet3d
 from benchmarks.first_hour.speed import NO_BUDGET, PLAIN, PLAIN_AGAIN, Wrapper, attempt, rows, train
 from benchmarks.peers.tasks import Task
 from benchmarks.peers.ways import PEERS
-from lmswap.bench.compact import to_json
-from lmswap.bench.unet3d.files import write_text
-from lmswap.bench.unet3d.study import describe_machine
+from benchmarks.unet3d.files import write_text
+from benchmarks.unet3d.study import describe_machine
 from lmswap.hardware.device import describe_device
 from lmswap.reporting.text import print_result
 

@@ -20,8 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lmswap.bench.compact import to_json
-from lmswap.bench.unet3d.files import write_text
+from benchmarks.compact import to_json
+from benchmarks.unet3d.files import write_text
 from lmswap.reporting.text import print_result
 
 _HOW = ("-m", "pytest", "--device", "cuda", "-p", "no:cacheprovider")

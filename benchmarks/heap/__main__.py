@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 from rich.table import Table
 
+from benchmarks.console import make_console
 from benchmarks.heap.step import StepRun
-from lmswap.bench.console import make_console
-from lmswap.bench.unet3d.ending import run_to_end
-from lmswap.bench.unet3d.files import write_text
+from benchmarks.unet3d.ending import run_to_end
+from benchmarks.unet3d.files import write_text
 from lmswap.hardware.device import describe_device
 from lmswap.reporting.text import print_result
 

@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from lmswap.bench.unet3d.loss import weighted_dice_loss
-from lmswap.bench.unet3d.network import UNet3d
-from lmswap.bench.unet3d.recipe import make_optimizer
+from benchmarks.unet3d.loss import weighted_dice_loss
+from benchmarks.unet3d.network import UNet3d
+from benchmarks.unet3d.recipe import make_optimizer
 from lmswap.execute import _C
 from lmswap.hardware.host_memory import peak_resident_bytes, reset_peak_resident, resident_bytes
 

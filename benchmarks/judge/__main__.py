@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.judge.networks import draw
-from lmswap.bench.unet3d.commands.arguments import positive
-from lmswap.bench.unet3d.ending import run_to_end
-from lmswap.bench.unet3d.files import write_text
-from lmswap.bench.unet3d.study import describe_machine
+from benchmarks.unet3d.commands.arguments import positive
+from benchmarks.unet3d.ending import run_to_end
+from benchmarks.unet3d.files import write_text
+from benchmarks.unet3d.study import describe_machine
 from lmswap.ir.bytesize import format_bytes
 from lmswap.reporting.text import print_result
 

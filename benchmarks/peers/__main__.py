@@ -11,14 +11,14 @@ from pathlib import Path
 
 from rich.console import Console
 
+from benchmarks.console import make_console
 from benchmarks.peers.cell import REFERENCE
 from benchmarks.peers.plot import plot
 from benchmarks.peers.results import Results, describe, describe_origin, read_results
 from benchmarks.peers.run import Choice, run_model
 from benchmarks.peers.tasks import MODELS, SIZES
 from benchmarks.peers.ways import PEERS
-from lmswap.bench.console import make_console
-from lmswap.bench.unet3d.ending import run_to_end
+from benchmarks.unet3d.ending import run_to_end
 from lmswap.hardware.device import default_device
 from lmswap.plan import POLICIES
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.cell import Bits, Cell, Outcome, Prediction
-from lmswap.bench.unet3d.files import write_text
-from lmswap.bench.unet3d.study import describe_machine
+from benchmarks.unet3d.files import write_text
+from benchmarks.unet3d.study import describe_machine
 from lmswap.hardware.device import describe_device
 from lmswap.ir.bytesize import format_bytes
 from lmswap.reporting.text import format_seconds

@@ -14,8 +14,8 @@ from typing import Any
 
 from benchmarks.peers.cell import REFERENCE, Bits, Cell, Outcome, run_cell
 from benchmarks.peers.ways import PEERS
+from benchmarks.turns import take_turns
 from benchmarks.unheard import unheard
-from lmswap.bench.turns import take_turns
 from lmswap.hardware.host_memory import read_host_memory
 
 # The modules of a training, beside the largest peak of any way.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.programs.models import Bottleneck, Gpt, TransformerBlock, VisionTransformer, resnet50
-from lmswap.bench.unet3d.network import DecoderLevel, EncoderLevel, UNet3d
+from benchmarks.unet3d.network import DecoderLevel, EncoderLevel, UNet3d
 
 SIZES = ("small", "full")
 

@@ -19,7 +19,7 @@ from rich.table import Table
 from benchmarks.programs.compare import Change, Verdict, change, faster_than_auto, read_outcomes, write_outcomes
 from benchmarks.programs.corpus import machine_names, program_names
 from benchmarks.programs.replay import Outcome, replay
-from lmswap.bench.unet3d.ending import run_to_end
+from benchmarks.unet3d.ending import run_to_end
 from lmswap.hardware.device import describe_device
 from lmswap.plan import POLICIES
 from lmswap.reporting.text import format_seconds

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.programs.replay import Case, Outcome, PlanFigures
-from lmswap.bench.unet3d.files import write_text
+from benchmarks.unet3d.files import write_text
 
 SCHEMA = "lmswap.programs/1"
 _SAME = 0.001  # relative: smaller differences of seconds and peak are none

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lmswap.bench.unet3d.network import NORM_EPS
+from benchmarks.unet3d.network import NORM_EPS
 
 
 class KerasInstanceNorm(nn.Module):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from benchmarks.programs.capture import capture
 from benchmarks.programs.corpus import store_program
 from benchmarks.programs.models import Gpt, VisionTransformer, resnet50, write_norms_out
-from lmswap.bench.unet3d.network import UNet3d
+from benchmarks.unet3d.network import UNet3d
 from lmswap.ir.program import Program
 
 

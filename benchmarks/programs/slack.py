@@ -15,9 +15,9 @@ from rich.table import Table
 
 from benchmarks.programs.corpus import load_machine, load_program
 from benchmarks.programs.replay import MIN_SWAP_BYTES
+from benchmarks.unet3d.files import write_text
 from lmswap.analyze.cost import roofline
 from lmswap.analyze.memory import StepMemory
-from lmswap.bench.unet3d.files import write_text
 from lmswap.plan import make_plan, simulate
 from lmswap.plan.problem import PLANNED_LINK_SHARE
 

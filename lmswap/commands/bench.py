@@ -25,7 +25,7 @@ def add_to(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the benchmark with the rest of the command line."""
     try:
-        from lmswap.bench.unet3d import cli
+        from benchmarks.unet3d import cli
     except ModuleNotFoundError as error:
         advice = "install lmswap with its extra: pip install 'lmswap[bench]'"
         raise OptionError(f"benchmark {options.benchmark} needs the package '{error.name}'; {advice}") from error

@@ -10,10 +10,10 @@ from functools import partial
 
 import torch
 
-from lmswap.bench.unet3d import train
-from lmswap.bench.unet3d.dataset import DataSet
-from lmswap.bench.unet3d.network import UNet3d
-from lmswap.bench.unet3d.split import draw_split
+from benchmarks.unet3d import train
+from benchmarks.unet3d.dataset import DataSet
+from benchmarks.unet3d.network import UNet3d
+from benchmarks.unet3d.split import draw_split
 
 SMALL = partial(UNet3d, base_filters=2)  # a kill needs no large network
 

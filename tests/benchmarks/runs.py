@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import accumulate
 
-from lmswap.bench.unet3d.configuration import Configuration
-from lmswap.bench.unet3d.measured import Run, Swapping
-from lmswap.bench.unet3d.study import Machine, Study
-from lmswap.bench.unet3d.synthetic import DATA_KIND
+from benchmarks.unet3d.configuration import Configuration
+from benchmarks.unet3d.measured import Run, Swapping
+from benchmarks.unet3d.study import Machine, Study
+from benchmarks.unet3d.synthetic import DATA_KIND
 from lmswap.ir.timeline import Lane, Span, Timeline
 from lmswap.profiling.figures import figures_of
 from lmswap.profiling.trace import Stall

@@ -7,7 +7,7 @@ from pathlib import Path
 import nibabel
 import numpy as np
 
-from lmswap.bench.unet3d.brats import Subject, find_subjects
+from benchmarks.unet3d.brats import Subject, find_subjects
 
 KINDS = ("t1", "t1ce", "flair", "t2", "seg")
 SHAPE = (12, 10, 8)

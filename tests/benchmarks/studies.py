@@ -18,7 +18,7 @@ from benchmarks.case_study.results import (
     Together,
     without_curves,
 )
-from lmswap.bench.unet3d.synthetic import DATA_KIND
+from benchmarks.unet3d.synthetic import DATA_KIND
 from tests.benchmarks.runs import MACHINE, MIB, make_configuration, make_run
 
 BUDGET_BYTES = 1000 * MIB

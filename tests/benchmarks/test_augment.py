@@ -2,7 +2,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmswap.bench.unet3d.augment import SYMMETRIES, UNMOVED
+from benchmarks.unet3d.augment import SYMMETRIES, UNMOVED
 
 CUBE = torch.arange(27.0).reshape(3, 3, 3)
 POSITIONS = [symmetry.apply(CUBE) for symmetry in SYMMETRIES]

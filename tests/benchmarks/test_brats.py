@@ -8,7 +8,7 @@ import nibabel
 import numpy as np
 import pytest
 
-from lmswap.bench.unet3d.brats import DamagedSubject, DataError, find_subjects, read_subject, survey_subjects
+from benchmarks.unet3d.brats import DamagedSubject, DataError, find_subjects, read_subject, survey_subjects
 from tests.benchmarks.scans import KINDS, make_subject, random_volumes, write_subject
 
 LAYOUTS = {

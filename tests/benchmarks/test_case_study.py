@@ -19,10 +19,10 @@ from benchmarks.case_study.published import AC922, SYSTEMS, X86
 from benchmarks.case_study.ratios import Spread, overhead
 from benchmarks.case_study.results import Evaluation, Results
 from benchmarks.case_study.runner import WARM_UP_STEPS, Runner, Trial, sharing_cores
-from lmswap.bench.unet3d.brats import DataError
-from lmswap.bench.unet3d.fresh import RunFailed
-from lmswap.bench.unet3d.measured import Failure
-from lmswap.bench.unet3d.scores import Score, read_scores, write_scores
+from benchmarks.unet3d.brats import DataError
+from benchmarks.unet3d.fresh import RunFailed
+from benchmarks.unet3d.measured import Failure
+from benchmarks.unet3d.scores import Score, read_scores, write_scores
 from lmswap.errors import OptionError
 from lmswap.ir.machine import Link, Machine, Rate, Tier
 from tests.benchmarks.runs import MIB, make_configuration, make_run

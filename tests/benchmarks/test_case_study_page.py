@@ -15,7 +15,7 @@ from benchmarks.case_study import __main__ as command
 from benchmarks.case_study import findings, tables
 from benchmarks.case_study.page import HTML, MARKDOWN, write_pages
 from benchmarks.case_study.results import Evaluation
-from lmswap.bench.unet3d.scores import Score
+from benchmarks.unet3d.scores import Score
 from tests.benchmarks.studies import SETTINGS, make_ladder, make_links, make_results, swapped, unswapped
 
 SCORES = tuple(
@@ -119,7 +119,7 @@ def test_waits_that_cost_nothing_are_not_listed():
 
 
 def test_the_page_names_unfinished_runs(tmp_path):
-    from lmswap.bench.unet3d.measured import Failure
+    from benchmarks.unet3d.measured import Failure
 
     ladder = replace(make_ladder(), failures=(Failure(unswapped(1.0, 256).configuration, "was <killed>"),))
     write_pages(make_results(ladder=ladder), "results.json", tmp_path)

@@ -3,8 +3,8 @@ import sys
 
 import pytest
 
-from lmswap.bench.unet3d import cli, demo
-from lmswap.bench.unet3d.commands import compare as command
+from benchmarks.unet3d import cli, demo
+from benchmarks.unet3d.commands import compare as command
 from tests.benchmarks.runs import good_runs, make_study
 from tests.benchmarks.scans import make_subject
 

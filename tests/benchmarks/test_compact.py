@@ -3,7 +3,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmswap.bench.compact import to_json
+from benchmarks.compact import to_json
 
 numbers = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False)
 values = st.recursive(

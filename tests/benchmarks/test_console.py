@@ -3,9 +3,9 @@ import io
 import pytest
 from rich.console import Console
 
-from lmswap.bench.unet3d.console import ProgressView, print_study
-from lmswap.bench.unet3d.synthetic import DATA_KIND
-from lmswap.bench.unet3d.verdict import judge
+from benchmarks.unet3d.console import ProgressView, print_study
+from benchmarks.unet3d.synthetic import DATA_KIND
+from benchmarks.unet3d.verdict import judge
 from tests.benchmarks.runs import MIB, good_runs, make_configuration, make_study, on_emulated_gpu
 
 

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from lmswap.bench.unet3d import preprocess
-from lmswap.bench.unet3d.brats import DataError
-from lmswap.bench.unet3d.dataset import prepare_data
+from benchmarks.unet3d import preprocess
+from benchmarks.unet3d.brats import DataError
+from benchmarks.unet3d.dataset import prepare_data
 from tests.benchmarks.scans import make_subject, random_volumes, write_subject
 
 

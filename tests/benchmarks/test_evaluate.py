@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from lmswap.bench.unet3d import cli, evaluate, predict, train
-from lmswap.bench.unet3d.brats import DataError, read_subject
-from lmswap.bench.unet3d.dataset import prepare_data
-from lmswap.bench.unet3d.plot_scores import plot_scores
-from lmswap.bench.unet3d.plot_slices import choose_subjects, plot_slices
-from lmswap.bench.unet3d.predict import cube_affine, decide, put_back
-from lmswap.bench.unet3d.preprocess import Place, load_labels, resample_labels
-from lmswap.bench.unet3d.scores import Score, score_regions
-from lmswap.bench.unet3d.split import draw_split
+from benchmarks.unet3d import cli, evaluate, predict, train
+from benchmarks.unet3d.brats import DataError, read_subject
+from benchmarks.unet3d.dataset import prepare_data
+from benchmarks.unet3d.plot_scores import plot_scores
+from benchmarks.unet3d.plot_slices import choose_subjects, plot_slices
+from benchmarks.unet3d.predict import cube_affine, decide, put_back
+from benchmarks.unet3d.preprocess import Place, load_labels, resample_labels
+from benchmarks.unet3d.scores import Score, score_regions
+from benchmarks.unet3d.split import draw_split
 from lmswap.errors import OptionError
 from tests.benchmarks.killed import SMALL
 from tests.benchmarks.scans import make_subject

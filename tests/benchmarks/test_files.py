@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lmswap.bench.unet3d.brats import DataError
-from lmswap.bench.unet3d.files import write_text
+from benchmarks.unet3d.brats import DataError
+from benchmarks.unet3d.files import write_text
 
 ROOT = Path(__file__).parents[2]
 

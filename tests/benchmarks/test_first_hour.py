@@ -16,7 +16,7 @@ from benchmarks.first_hour import cards, studies, suite
 from benchmarks.first_hour.kernels import kernel_figures
 from benchmarks.first_hour.page import page, summary
 from benchmarks.first_hour.parts import Part, parts
-from lmswap.bench.unet3d.study import describe_machine
+from benchmarks.unet3d.study import describe_machine
 from lmswap.hardware.device import DeviceInfo
 from tests.benchmarks.studies import make_results
 

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from lmswap.bench.unet3d import fitting
-from lmswap.bench.unet3d.fitting import CPU_PAIRS, GOAL_SECONDS, compute_threads, demo_seconds, fitting_pair
+from benchmarks.unet3d import fitting
+from benchmarks.unet3d.fitting import CPU_PAIRS, GOAL_SECONDS, compute_threads, demo_seconds, fitting_pair
 
 
 @pytest.mark.parametrize(("threads", "computing"), [(1, 1), (2, 1), (8, 7)])

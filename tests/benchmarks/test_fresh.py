@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from lmswap.bench.unet3d import fresh as fresh_module
-from lmswap.bench.unet3d.fresh import RunFailed, run_compared, run_fresh, warmed_up
+from benchmarks.unet3d import fresh as fresh_module
+from benchmarks.unet3d.fresh import RunFailed, run_compared, run_fresh, warmed_up
 from tests.benchmarks.runs import make_configuration
 
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from lmswap.bench.unet3d.augment import SYMMETRIES, UNMOVED
-from lmswap.bench.unet3d.loader import CubeFiles, EpochSampler, draw_epoch, training_loader, validation_loader
-from lmswap.bench.unet3d.preprocess import load_cubes, measure_normalization, prepare_cube
+from benchmarks.unet3d.augment import SYMMETRIES, UNMOVED
+from benchmarks.unet3d.loader import CubeFiles, EpochSampler, draw_epoch, training_loader, validation_loader
+from benchmarks.unet3d.preprocess import load_cubes, measure_normalization, prepare_cube
 from tests.benchmarks.scans import make_subject
 
 

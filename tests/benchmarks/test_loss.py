@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmswap.bench.unet3d.loss import weighted_dice_loss
+from benchmarks.unet3d.loss import weighted_dice_loss
 from tests.cases import cases
 
 SHAPE = (2, 3, 4, 5, 6)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lmswap.bench.unet3d.memory import MemorySampler, ResidentMeter, cpu_tensor_peak_bytes, thin
+from benchmarks.unet3d.memory import MemorySampler, ResidentMeter, cpu_tensor_peak_bytes, thin
 
 MIB = 2**20
 SLACK = 32 * MIB  # what the interpreter itself takes and gives meanwhile; the kernel counts in batches on each core

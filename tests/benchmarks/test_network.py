@@ -6,8 +6,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
-from lmswap.bench.unet3d.loss import weighted_dice_loss
-from lmswap.bench.unet3d.network import DecoderLevel, EncoderLevel, UNet3d
+from benchmarks.unet3d.loss import weighted_dice_loss
+from benchmarks.unet3d.network import DecoderLevel, EncoderLevel, UNet3d
 
 
 @pytest.fixture(scope="module")

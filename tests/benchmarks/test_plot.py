@@ -4,8 +4,8 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from lmswap.bench.unet3d.plot import plot_step
-from lmswap.bench.unet3d.synthetic import DATA_KIND
+from benchmarks.unet3d.plot import plot_step
+from benchmarks.unet3d.synthetic import DATA_KIND
 from tests.benchmarks.runs import MIB, good_runs, make_study, on_emulated_gpu
 
 

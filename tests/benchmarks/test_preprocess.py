@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from lmswap.bench.unet3d import preprocess
-from lmswap.bench.unet3d.brats import DataError, Volumes, find_subjects, read_subject
-from lmswap.bench.unet3d.preprocess import (
+from benchmarks.unet3d import preprocess
+from benchmarks.unet3d.brats import DataError, Volumes, find_subjects, read_subject
+from benchmarks.unet3d.preprocess import (
     crop,
     foreground_box,
     load_cubes,

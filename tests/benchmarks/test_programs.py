@@ -13,10 +13,10 @@ from benchmarks.programs.models import KerasInstanceNorm, write_norms_out
 from benchmarks.programs.recipes import RECIPES
 from benchmarks.programs.replay import replay
 from benchmarks.programs.slack import measure
+from benchmarks.unet3d.network import NORM_EPS, UNet3d
 from lmswap import cli
 from lmswap.analyze.cost import roofline
 from lmswap.analyze.memory import StepMemory
-from lmswap.bench.unet3d.network import NORM_EPS, UNet3d
 from lmswap.errors import CaptureError
 from lmswap.ir.program import BufferKind
 from lmswap.plan import POLICIES

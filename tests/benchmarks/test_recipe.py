@@ -1,6 +1,6 @@
 import torch
 
-from lmswap.bench.unet3d.recipe import make_optimizer, make_schedule, should_stop
+from benchmarks.unet3d.recipe import make_optimizer, make_schedule, should_stop
 
 
 def optimizer():

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from lmswap.bench.unet3d.configuration import Configuration
-from lmswap.bench.unet3d.measured import Run
-from lmswap.bench.unet3d.network import UNet3d
-from lmswap.bench.unet3d.preprocess import load_cubes, prepare_cube
-from lmswap.bench.unet3d.run import Trainer, run
+from benchmarks.unet3d.configuration import Configuration
+from benchmarks.unet3d.measured import Run
+from benchmarks.unet3d.network import UNet3d
+from benchmarks.unet3d.preprocess import load_cubes, prepare_cube
+from benchmarks.unet3d.run import Trainer, run
 from lmswap.ir.timeline import Lane
 from tests.benchmarks.scans import make_subject
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from lmswap.bench.unet3d.scores import Score, dice, score_regions, subject_means, write_scores
+from benchmarks.unet3d.scores import Score, dice, score_regions, subject_means, write_scores
 
 volumes = arrays.arrays(np.uint8, (2, 2, 3), elements=st.sampled_from([0, 1, 2, 4]))
 

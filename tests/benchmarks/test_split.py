@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmswap.bench.unet3d.brats import DataError
-from lmswap.bench.unet3d.split import draw_split, keep_split
+from benchmarks.unet3d.brats import DataError
+from benchmarks.unet3d.split import draw_split, keep_split
 
 NAMES = [f"case_{number}" for number in range(10)]
 

@@ -4,9 +4,9 @@ import subprocess
 
 import pytest
 
-from lmswap.bench.unet3d import study as study_module
-from lmswap.bench.unet3d.measured import Failure, Run
-from lmswap.bench.unet3d.study import Settings, compare
+from benchmarks.unet3d import study as study_module
+from benchmarks.unet3d.measured import Failure, Run
+from benchmarks.unet3d.study import Settings, compare
 from tests.benchmarks.runs import MIB, good_runs, make_run, make_study
 from tests.benchmarks.scans import make_subject
 

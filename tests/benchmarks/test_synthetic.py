@@ -4,8 +4,8 @@ import nibabel
 import numpy as np
 import pytest
 
-from lmswap.bench.unet3d import synthetic
-from lmswap.bench.unet3d.brats import MODALITIES, DataError, find_subjects, read_subject
+from benchmarks.unet3d import synthetic
+from benchmarks.unet3d.brats import MODALITIES, DataError, find_subjects, read_subject
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,11 @@ from functools import partial
 import pytest
 import torch
 
-from lmswap.bench.unet3d import checkpoint, predict, train
-from lmswap.bench.unet3d.brats import DataError
-from lmswap.bench.unet3d.dataset import prepare_data
-from lmswap.bench.unet3d.split import draw_split
-from lmswap.bench.unet3d.train import BEST, CHECKPOINT, LOG, Settings
+from benchmarks.unet3d import checkpoint, predict, train
+from benchmarks.unet3d.brats import DataError
+from benchmarks.unet3d.dataset import prepare_data
+from benchmarks.unet3d.split import draw_split
+from benchmarks.unet3d.train import BEST, CHECKPOINT, LOG, Settings
 from tests.benchmarks.killed import SMALL, run, start, told
 from tests.benchmarks.scans import make_subject
 

@@ -1,7 +1,7 @@
 from dataclasses import replace
 
-from lmswap.bench.unet3d.measured import Failure
-from lmswap.bench.unet3d.verdict import judge
+from benchmarks.unet3d.measured import Failure
+from benchmarks.unet3d.verdict import judge
 from tests.benchmarks.runs import MIB, good_runs, make_configuration, make_study
 
 SMALL, PLAIN, SWAPPED, UNSWAPPED = range(4)

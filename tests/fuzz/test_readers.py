@@ -20,8 +20,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.unet3d.brats import DataError, Subject, read_subject
 from lmswap.analyze.cost import roofline
-from lmswap.bench.unet3d.brats import DataError, Subject, read_subject
 from lmswap.cli import main
 from lmswap.errors import LmswapError, TraceError
 from lmswap.execute import _C

@@ -9,7 +9,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
 
 import lmswap
-from lmswap.bench.unet3d.network import UNet3d
+from benchmarks.unet3d.network import UNet3d
 from tests.gpu import trainings
 
 pytestmark = [

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.first_hour import repeats as repeats_module
-from lmswap.bench.unet3d.network import UNet3d
+from benchmarks.unet3d.network import UNet3d
 from lmswap.capture import lower
 
 pytestmark = [

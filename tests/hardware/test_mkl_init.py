@@ -73,7 +73,7 @@ class Made(Exception):
     [
         ("benchmarks.peers.cell", lambda cell: cell.run_cell(None)),
         ("benchmarks.conformance.check", lambda check: next(check.check_all(iter(()), "hooks", (), None))),
-        ("lmswap.bench.unet3d.run", lambda run: run.main()),
+        ("benchmarks.unet3d.run", lambda run: run.main()),
     ],
 )
 def test_benchmarks_make_the_first_calls_before_they_train_without_lmswap(monkeypatch, module, train):
