@@ -1,4 +1,4 @@
-"""The command `lmswap`: surveys this machine, plans captured programs, profiles, verifies, runs benchmarks.
+"""The command `lmswap`: surveys this machine, plans captured programs, profiles, verifies.
 
 Each command prints its result on standard output; an error of lmswap is one line on standard error and exit code 2.
 """

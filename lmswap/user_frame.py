@@ -14,13 +14,12 @@ import torch
 _LMSWAP = Path(__file__).parent
 # contextlib calls the end of a context that lmswap or torch wrote as a generator.
 _NOT_THE_USERS = (f"{Path(torch.__file__).parent}/", f"{_LMSWAP}/", contextlib.__file__)
-_BENCH = f"{_LMSWAP}/bench/"  # networks and scripts that use lmswap as a user does
 _DISPATCH = str(_LMSWAP / "dispatch.py")
 
 
 def is_users(path: str) -> bool:
     """Whether a file is the user's; folders of the user may be called torch or lmswap."""
-    return path.startswith(_BENCH) or not path.startswith(_NOT_THE_USERS)
+    return not path.startswith(_NOT_THE_USERS)
 
 
 def users_frame() -> FrameType:

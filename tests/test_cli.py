@@ -6,13 +6,12 @@ import re
 import shlex
 import subprocess
 import sys
-import types
 from dataclasses import replace
 from importlib.metadata import version
 
 import pytest
 
-from benchmarks.unet3d.cli import make_parser
+from benchmarks.unet3d import __main__ as unet3d
 from lmswap import cli
 from lmswap.commands.doctor import doctor_text
 from lmswap.commands.plan import plan_figures, plan_text
@@ -321,15 +320,17 @@ def commands_of(parser, name):
 
 
 def test_the_example_in_each_help_is_one_that_the_command_takes():
-    found = [*commands_of(cli.make_parser(), "lmswap"), *commands_of(make_parser(), "lmswap bench unet3d")]
+    benchmark = "python -m benchmarks.unet3d"
+    found = {**dict(commands_of(cli.make_parser(), "lmswap")), **dict(commands_of(unet3d.make_parser(), benchmark))}
+    del found["lmswap bench"]  # only names the command that took its place
     assert len(found) > 8
-    for name, parser in found:
+    for name, parser in found.items():
         heading, _, example = (parser.epilog or "").partition(": ")
         assert heading == "example", name
         words = shlex.split(example)
         assert example.startswith(name)
-        if words[:2] == ["lmswap", "bench"]:
-            assert make_parser().parse_args(words[3:]).run
+        if name.startswith(benchmark):
+            assert unet3d.make_parser().parse_args(words[3:]).run
         else:
             own = words.index("--") if "--" in words else len(words)
             assert cli.make_parser().parse_args(words[1:own]).run
@@ -344,27 +345,21 @@ def test_a_shell_completes_commands_by_what_is_written_for_it():
     assert done.stdout.split() == ["doctor", "diff"]
 
 
-def test_every_error_of_lmswap_becomes_one_line(monkeypatch, capsys):
-    def fail(arguments):
+def test_every_error_of_lmswap_becomes_one_line(files, monkeypatch, capsys):
+    def fail(*_, **__):
         raise PlanInfeasible(budget_bytes=MIB, needed_bytes=2 * MIB, where="op 3\nconv", policy="none")
 
-    fake = types.ModuleType("benchmarks.unet3d.cli")
-    fake.main = fail
-    monkeypatch.setitem(sys.modules, "benchmarks.unet3d.cli", fake)
-    monkeypatch.setattr("benchmarks.unet3d.cli", fake, raising=False)
+    monkeypatch.setattr("lmswap.plan.make_plan", fail)
     assert issubclass(PlanInfeasible, LmswapError)
-    assert cli.main(["bench", "unet3d"]) == 2
+    assert plan(files, "--budget", "8MiB") == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_bench_hands_everything_after_its_name_on(monkeypatch):
-    seen = []
-    fake = types.ModuleType("benchmarks.unet3d.cli")
-    fake.main = lambda arguments: seen.append(arguments) or 7
-    monkeypatch.setitem(sys.modules, "benchmarks.unet3d.cli", fake)
-    monkeypatch.setattr("benchmarks.unet3d.cli", fake, raising=False)
-    assert cli.main(["bench", "unet3d", "--sizes", "144", "--help", "--json"]) == 7
-    assert seen == [["--sizes", "144", "--help", "--json"]]
+def test_bench_names_the_command_that_took_its_place_with_the_same_arguments(capsys):
+    assert cli.main(["bench", "unet3d", "compare", "--sizes", "144", "--data", "my scans", "--help"]) == 2
+    shown = capsys.readouterr()
+    assert "python -m benchmarks.unet3d compare --sizes 144 --data 'my scans' --help\n" in shown.err
+    assert not shown.out and shown.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pytest
 
 import lmswap
 from benchmarks.programs.corpus import load_program
+from benchmarks.unet3d import __main__ as unet3d
 from lmswap import api, cli, errors
 
 ROOT = Path(__file__).parent.parent
@@ -45,7 +46,7 @@ ELSEWHERE = {
     "pip install shtab": "pyproject.toml",
     "shtab lmswap.cli.make_parser > ~/.local/share/bash-completion/completions/lmswap": "tests/test_cli.py",
     "pip install .": "tests/test_wheel.py",
-    "pip install '.[bench]'": "tests/test_wheel.py",
+    "pip install -e '.[bench]'": "Makefile",
     "make fuzz TIMES=10": "tests/benchmarks/test_fuzz.py",
     "make gpu-first-hour": "tests/benchmarks/test_first_hour.py",
     "make integrations": "tests/test_readme.py",  # the cases that are skipped where the libraries are missing
@@ -136,7 +137,7 @@ def test_the_model_is_given_back_at_the_end_of_the_loop():
 
 
 def test_each_command_that_is_not_run_here_runs_elsewhere():
-    others = {command for command in commands() if not command.startswith("lmswap ")}
+    others = {command for command in commands() if not command.startswith("lmswap ") and not is_benchmark(command)}
     assert others == BY_CI | set(ELSEWHERE) | TO_INSTALL
     ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert all(command in ci for command in BY_CI)
@@ -166,7 +167,7 @@ def write_plan(path: Path) -> None:
 
 
 def is_benchmark(command: str) -> bool:
-    return command.startswith("lmswap bench")
+    return command.startswith("python -m benchmarks.unet3d ")
 
 
 def run_here() -> list[Any]:
@@ -175,7 +176,7 @@ def run_here() -> list[Any]:
     slow = {f"{plan} {how}" for how in ("2GiB", "40% --effort 4 --json", "40% --ranks 16 --network ac922")}
     slow |= {"lmswap doctor", "lmswap links", "lmswap diff one.json one.json", "lmswap verify train.py"}
     slow.add("lmswap profile --steps 5:10 -- python train.py")
-    here = [command for command in commands() if command.startswith("lmswap") and not is_benchmark(command)]
+    here = [command for command in commands() if command.startswith("lmswap")]
     assert slow < set(here)
     return [pytest.param(command, marks=[pytest.mark.slow] * (command in slow)) for command in here]
 
@@ -198,17 +199,19 @@ def test_each_command_runs(command, tmp_path):
 
 @pytest.mark.parametrize("command", [c for c in commands() if is_benchmark(c)])
 def test_the_benchmark_takes_the_options_shown(command):
-    from benchmarks.unet3d.cli import make_parser
-
-    assert make_parser().parse_args(shlex.split(command)[3:]).run
+    assert unet3d.make_parser().parse_args(shlex.split(command)[3:]).run
 
 
 @pytest.mark.parametrize("usage", [block for block in blocks("text", PAGES["cli"]) if block.startswith("usage: ")])
 def test_the_help_shown_is_that_of_the_command(usage, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "100")
-    words = usage.partition("[")[0].split()[2:]
+    words = usage.partition("[")[0].split()[1:]
     with pytest.raises(SystemExit):
-        cli.main([*words, "--help"])
+        if words[0] == "lmswap":
+            cli.main([*words[1:], "--help"])
+        else:
+            assert words[:3] == ["python", "-m", "benchmarks.unet3d"]
+            unet3d.main([*words[3:], "--help"])
     # Versions of Python break lines otherwise.
     assert capsys.readouterr().out.split() == usage.split()
 

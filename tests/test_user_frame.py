@@ -5,8 +5,6 @@ from pathlib import Path
 
 import torch
 
-import lmswap
-from benchmarks.unet3d.network import DecoderLevel
 from lmswap import user_frame
 from lmswap.user_frame import is_users, users_frame
 
@@ -27,10 +25,3 @@ def test_for_a_thread_without_user_code_the_waiting_line_of_the_main_thread_is_n
     while not found:
         pass
     assert found == [__file__]
-
-
-def test_the_benchmarks_network_counts_as_the_users():
-    model = lmswap.enable(DecoderLevel(8, 4), policy="swap_all", budget="1GiB")
-    model(torch.randn(1, 8, 4, 4, 4), torch.randn(1, 4, 8, 8, 8)).sum().backward()
-    assert any("network.py:" in op.source for op in lmswap.program(model).ops)
-    lmswap.disable(model)

@@ -74,11 +74,6 @@ def test_by_the_page_the_machine_is_described(elsewhere):
     assert "What lmswap will do here" in elsewhere("lmswap", "doctor")
 
 
-@pytest.mark.slow
-def test_the_wheel_contains_the_benchmark(elsewhere):
-    assert "The 3D U-Net of the case study" in elsewhere("lmswap", "bench", "unet3d", "--help")
-
-
 def test_the_extra_that_an_error_recommends_is_found(fresh):
     pip("--python", fresh / "python", "install", "--dry-run", "--no-index", "lmswap[bench]")
 

@@ -177,7 +177,7 @@ def _parser() -> argparse.ArgumentParser:
     add_network(parser)
     parser.add_argument("--seed", type=seed, default=0, metavar="N", help="of weights and dropout (%(default)s)")
     parser.add_argument("--data", metavar="DIR", help="a BraTS folder; default: made subjects")
-    parser.add_argument("--evaluation", metavar="DIR", help="what lmswap bench unet3d evaluate wrote")
+    parser.add_argument("--evaluation", metavar="DIR", help="what python -m benchmarks.unet3d evaluate wrote")
     parser.add_argument("--output", type=Path, metavar="DIR", help="for everything (case-study-output)")
     parser.add_argument(
         "--from", dest="rendered", type=Path, metavar="FILE", help="write the pages of these results, measure nothing"

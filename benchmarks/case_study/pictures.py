@@ -157,7 +157,7 @@ def _middle(span: Span) -> float:
 
 
 def draw_dice(evaluation: Evaluation) -> str:
-    """Box plots of Dice, as `lmswap bench unet3d evaluate` draws them."""
+    """Box plots of Dice, as `python -m benchmarks.unet3d evaluate` draws them."""
     sizes = tuple(sorted({score.size for score in evaluation.scores}))
     with matplotlib.rc_context(_STYLE):
         return _svg(

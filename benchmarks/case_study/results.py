@@ -31,7 +31,7 @@ class Settings:
 
     ``budget_bytes`` None: the plain peak of ``small``; ``data`` None: made subjects. Every run warms up, then times
     ``timed_steps`` steps; what is compared runs ``repeats`` times, in turns. ``evaluation`` is a folder of
-    `lmswap bench unet3d evaluate`.
+    `python -m benchmarks.unet3d evaluate`.
     """
 
     small: int

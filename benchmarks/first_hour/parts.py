@@ -42,7 +42,7 @@ def parts(folder: Path, small: int, large: int) -> list[Part]:
         return Part(name, title, command, result, seconds)
 
     compared, cases = folder / "compared" / "compared.json", folder / "case-study" / "results.json"
-    compare = ("-m", "lmswap", "bench", "unet3d", "compare", "--sizes", *sizes)
+    compare = ("-m", "benchmarks.unet3d", "compare", "--sizes", *sizes)
     case_study = ("-m", "benchmarks.case_study", "--sizes", *sizes, "--repeats", "1")
     return [
         study("headline", f"{large}³ in the memory that plain torch reserves for {small}³", 200, *emulated),

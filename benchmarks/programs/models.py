@@ -1,4 +1,4 @@
-"""Networks whose training steps are planned, beside the 3D U-Net of lmswap/bench/unet3d: plain, of usual sizes."""
+"""Networks whose training steps are planned, besides the 3D U-Net of benchmarks/unet3d: plain, of usual sizes."""
 
 from __future__ import annotations
 

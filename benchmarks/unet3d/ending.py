@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from benchmarks.unet3d.brats import DataError
 from benchmarks.unet3d.fresh import RunFailed
+from benchmarks.unet3d.memory import MeasurementError
 from lmswap.errors import LmswapError
 from lmswap.reporting.text import print_result
 
@@ -19,6 +20,6 @@ def run_to_end(name: str, run: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print_result(f"{name}: interrupted", sys.stderr)
         return 128 + signal.SIGINT
-    except (DataError, RunFailed, LmswapError, OSError) as error:
+    except (DataError, MeasurementError, RunFailed, LmswapError, OSError) as error:
         print_result(f"{name}: {error}", sys.stderr)
         return 2

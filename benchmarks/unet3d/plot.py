@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from benchmarks.unet3d.measured import Run
 from benchmarks.unet3d.study import Study
 from lmswap.ir.bytesize import format_bytes
 from lmswap.ir.timeline import Lane
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 GIB = 2**30
 
@@ -27,9 +27,6 @@ def plot_step(study: Study, size: int, path: Path) -> None:
     Raises:
         ValueError: neither run finished.
     """
-    import matplotlib  # slow to import, and only needed at the end
-    from matplotlib.figure import Figure
-
     plain, swapped = study.find(size, "plain"), study.find(size, "swapped")
     runs = [run for run in (plain, swapped) if run is not None]
     if not runs:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from benchmarks.unet3d.evaluate import Evaluation
 from benchmarks.unet3d.scores import REGIONS, subject_means
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 # Okabe and Ito's palette, as in the other pictures.
 _COLOURS = ("#56b4e9", "#0072b2", "#009e73", "#e69f00", "#cc79a7")
@@ -27,9 +25,6 @@ def plot_scores(evaluation: Evaluation, path: Path) -> None:
 
 def draw_scores(evaluation: Evaluation) -> Figure:
     """A box for each region and size: a value is a subject, averaged over the models of that size."""
-    import matplotlib  # slow to import, and only needed at the end
-    from matplotlib.figure import Figure
-
     with matplotlib.rc_context({"font.size": 10, "text.color": _INK, "axes.labelcolor": _INK}):
         figure = Figure(figsize=(8.5, 4.8), layout="constrained")
         axes = figure.subplots()

@@ -5,19 +5,21 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import matplotlib
 import numpy as np
 import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from benchmarks.unet3d.brats import MODALITIES, read_subject, require
 from benchmarks.unet3d.evaluate import Evaluation
 from benchmarks.unet3d.predict import scan_affine
 from benchmarks.unet3d.preprocess import foreground_box
 from benchmarks.unet3d.scores import REGIONS, Score
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 # Okabe and Ito's palette, as in the other pictures.
 _LABELS = {1: ("necrotic core", "#cc79a7"), 2: ("oedema", "#009e73"), 4: ("enhancing tumour", "#e69f00")}
@@ -40,10 +42,6 @@ class _Row:
 
 def plot_slices(evaluation: Evaluation, path: Path) -> None:
     """Draws the worst, the middle and the best subject of the largest size, on their scans as they were."""
-    import matplotlib  # slow to import, and only needed at the end
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
-
     models = [evaluation.models(size)[0] for size in evaluation.sizes]
     rows = [_cut(evaluation, subject, models) for subject in choose_subjects(evaluation)]
     columns = 2 + len(models)
@@ -122,8 +120,6 @@ def _draw_scan(axis: Axes, image: Slice, title: str) -> None:
 
 
 def _draw_labels(axis: Axes, labels: Slice, truth: Slice) -> None:
-    from matplotlib.colors import to_rgba
-
     overlay = np.zeros((*labels.shape, 4))
     for label, (_, colour) in _LABELS.items():
         overlay[labels == label] = to_rgba(colour, 0.6)

@@ -45,7 +45,7 @@ def load_trained(folder: Path, device: str) -> Trained:
         DataError: there are none, or they cannot be read.
     """
     if not (folder / BEST).exists():
-        raise DataError(f"{folder} has no {BEST}: give a folder that `lmswap bench unet3d train` wrote an epoch into")
+        raise DataError(f"{folder} has no {BEST}: give the --output of a `benchmarks.unet3d train` that ended an epoch")
     state = load_state(folder / BEST)
     if state.get("schema") != SCHEMA:
         raise DataError(f"{folder / BEST} has schema {state.get('schema')}, not {SCHEMA}")

@@ -91,4 +91,4 @@ def read_scores(path: Path) -> tuple[Score, ...]:
             for row in rows
         )
     except (OSError, csv.Error, KeyError, ValueError, TypeError) as error:
-        raise DataError(f"{path} cannot be read as scores of lmswap bench unet3d evaluate: {error!r}") from error
+        raise DataError(f"{path} cannot be read as scores of benchmarks.unet3d evaluate: {error!r}") from error

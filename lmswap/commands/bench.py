@@ -1,8 +1,9 @@
-"""`lmswap bench`: trains a benchmark network; each benchmark has a command line of its own."""
+"""`lmswap bench`: names the command that took its place, for one release."""
 
 from __future__ import annotations
 
 import argparse
+import shlex
 from typing import TYPE_CHECKING
 
 from lmswap.errors import OptionError
@@ -12,21 +13,17 @@ if TYPE_CHECKING:
 
 
 def add_to(commands: Commands) -> None:
-    """Declare the command; arguments after the benchmark's name are not parsed here."""
-    parser = commands.add_parser(
-        "bench",
-        help="train a benchmark network with and without swapping",
-        epilog="example: lmswap bench unet3d compare --sizes 96 128",
-    )
-    parser.add_argument("benchmark", choices=("unet3d",), help="its own options follow: lmswap bench unet3d --help")
+    """Declare the command, which the list of commands leaves out; arguments after the first are not parsed here."""
+    parser = commands.add_parser("bench", description="Moved: python -m benchmarks.unet3d, in a checkout of lmswap.")
+    parser.add_argument("benchmark", choices=("unet3d",))
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the benchmark with the rest of the command line."""
-    try:
-        from benchmarks.unet3d import cli
-    except ModuleNotFoundError as error:
-        advice = "install lmswap with its extra: pip install 'lmswap[bench]'"
-        raise OptionError(f"benchmark {options.benchmark} needs the package '{error.name}'; {advice}") from error
-    return int(cli.main(options.rest))
+    """Refuse with the new command line.
+
+    Raises:
+        OptionError: always.
+    """
+    command = shlex.join(["python", "-m", f"benchmarks.{options.benchmark}", *options.rest])
+    raise OptionError(f"'lmswap bench' has moved out of the package; in a checkout of lmswap, run: {command}")

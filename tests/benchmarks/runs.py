@@ -71,7 +71,7 @@ def make_run(configuration, *, peak_bytes=2000 * MIB, bits=("bf000000",) * 3, we
 
 def make_study(*runs, failures=()):
     return Study(
-        command="lmswap bench unet3d compare",
+        command="python -m benchmarks.unet3d compare",
         created="2026-01-01T00:00:00+00:00",
         data=DATA_KIND,
         subjects=("s1", "s2", "s3"),

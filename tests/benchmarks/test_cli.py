@@ -3,7 +3,8 @@ import sys
 
 import pytest
 
-from benchmarks.unet3d import cli, demo
+from benchmarks.unet3d import __main__ as cli
+from benchmarks.unet3d import demo
 from benchmarks.unet3d.commands import compare as command
 from tests.benchmarks.runs import good_runs, make_study
 from tests.benchmarks.scans import make_subject
@@ -29,7 +30,7 @@ def test_the_full_form_reaches_the_comparison(asked, tmp_path):
     ((settings, said),) = asked
     assert (settings.sizes, settings.budget_bytes, settings.policy) == ((144, 192), 6 * 2**30, "swap_all")
     assert (settings.steps, settings.dtype, settings.head, settings.data) == (7, "bf16", "block", None)
-    assert said == f"lmswap bench unet3d {line}"
+    assert said == f"python -m benchmarks.unet3d {line}"
     assert file.exists()
 
 
@@ -60,6 +61,15 @@ def test_bad_input_is_refused_before_anything_starts(asked, capsys, line, said):
     assert not asked
 
 
+def test_an_interrupted_command_says_so_in_a_line(monkeypatch, capsys):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "compare", interrupt)
+    assert cli.main(["compare", "--sizes", "96", "128"]) == 130
+    assert capsys.readouterr().err == "unet3d: interrupted\n"
+
+
 def test_scans_that_cannot_be_used_end_the_command_with_their_name(tmp_path, capsys):
     make_subject(tmp_path / "data")
     file = tmp_path / "data" / "case_1" / "case_1_t2.nii.gz"
@@ -73,7 +83,7 @@ def test_a_name_longer_than_a_terminal_stays_on_its_line(tmp_path, capsys):
     missing = tmp_path / "folder with a name" / ("n" * 200)
     assert cli.main(["compare", "--sizes", "32", "48", "--data", str(missing), "--folder", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err.splitlines() == [
-        f"lmswap: {missing} is not a folder; give the folder that holds the BraTS subjects"
+        f"unet3d: {missing} is not a folder; give the folder that holds the BraTS subjects"
     ]
 
 

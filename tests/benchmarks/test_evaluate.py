@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from benchmarks.unet3d import cli, evaluate, predict, train
+from benchmarks.unet3d import __main__ as cli
+from benchmarks.unet3d import evaluate, predict, train
 from benchmarks.unet3d.brats import DataError, read_subject
 from benchmarks.unet3d.dataset import prepare_data
 from benchmarks.unet3d.plot_scores import plot_scores
@@ -252,7 +253,7 @@ def test_an_unwritable_output_ends_the_training_with_its_path(tmp_path, capsys, 
     line = ["train", "--size", "32", "--data", str(tmp_path / "scans"), "--epochs", "1"]
     assert cli.main([*line, *(str(word) for pair in given.items() for word in pair)]) == 2
     (said,) = capsys.readouterr().err.splitlines()
-    assert said.startswith(f"lmswap: {tmp_path / 'file' / 'below'}")
+    assert said.startswith(f"unet3d: {tmp_path / 'file' / 'below'}")
     assert "Not a directory" in said or f"File exists: {tmp_path / 'file'}" in said
 
 

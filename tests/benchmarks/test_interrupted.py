@@ -26,8 +26,8 @@ MEASURING = {
     "programs.__main__": ("replay", ["--quick"]),
     "soak": ("_no_memory", ["--steps", "1"]),  # in the middle of a step
 }
-# Its own test is tests/benchmarks/test_first_hour.py; the other reads a file.
-OTHERS = {"first_hour.__main__", "tests_kept"}
+# Tested in tests/benchmarks/test_first_hour.py and test_cli.py; the third reads a file.
+OTHERS = {"first_hour.__main__", "unet3d.__main__", "tests_kept"}
 
 
 def test_all_benchmarks_are_here():

@@ -1,4 +1,4 @@
-"""`lmswap bench unet3d compare`: measures what swapping and its budget cost, at any sizes."""
+"""`compare`: measures what swapping and its budget cost, at any sizes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def add_to(commands: Commands) -> None:
         help="train some steps at several sizes, plainly and swapped, and compare memory, time and bits",
         description="Trains the 3D U-Net at several image sizes: plainly, and under a memory budget with swapping. "
         "Compares memory, time and the bits of losses and weights. Each run is a process of its own.",
-        epilog="example: lmswap bench unet3d compare --sizes 96 128 --steps 5",
+        epilog="example: python -m benchmarks.unet3d compare --sizes 96 128 --steps 5",
     )
     parser.add_argument("--sizes", type=size, nargs="+", required=True, metavar="N", help="cube sides, multiples of 16")
     parser.add_argument("--budget", help='bytes or "6GiB"; default: what the first size takes plainly')

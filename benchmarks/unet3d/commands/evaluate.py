@@ -1,4 +1,4 @@
-"""`lmswap bench unet3d evaluate`: scores trained networks of one size or several, and shows their predictions."""
+"""`evaluate`: scores trained networks of one size or several, and shows their predictions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def add_to(commands: Commands) -> None:
         description="Predicts the validation subjects, writes predictions as NIfTI and scores as CSV, and draws box "
         "plots and slices. Predictions of smaller networks are resized to the largest size and scored against its "
         "truth.",
-        epilog="example: lmswap bench unet3d evaluate trained --output scores",
+        epilog="example: python -m benchmarks.unet3d evaluate trained --output scores",
     )
     parser.add_argument("models", type=Path, nargs="+", metavar="MODEL", help="what train was given as --output")
     parser.add_argument("--data", type=Path, metavar="DIR", help="the BraTS folder; default: made subjects in --folder")

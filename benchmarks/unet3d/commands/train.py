@@ -1,4 +1,4 @@
-"""`lmswap bench unet3d train`: trains the network by the whole recipe, in any size, from scans or made subjects."""
+"""`train`: trains the network by the whole recipe, in any size, from scans or made subjects."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def add_to(commands: Commands) -> None:
         help="train by the whole recipe of the case study; goes on where it was stopped",
         description="Trains the 3D U-Net with Adam, 48 positions of each subject, a rate that halves on plateaus, and "
         "early stopping. The same command goes on after a stop or a kill, with the same bits.",
-        epilog="example: lmswap bench unet3d train --size 64 --subjects 12 --output trained",
+        epilog="example: python -m benchmarks.unet3d train --size 64 --subjects 12 --output trained",
     )
     parser.add_argument("--size", type=size, required=True, metavar="N", help="cube side, a multiple of 16")
     source = parser.add_mutually_exclusive_group(required=True)
