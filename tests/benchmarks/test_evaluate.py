@@ -20,7 +20,6 @@ from benchmarks.unet3d.predict import cube_affine, decide, put_back
 from benchmarks.unet3d.preprocess import Place, load_labels, resample_labels
 from benchmarks.unet3d.scores import Score, score_regions
 from benchmarks.unet3d.split import draw_split
-from lmswap.errors import OptionError
 from tests.benchmarks.killed import SMALL
 from tests.benchmarks.scans import make_subject
 
@@ -282,8 +281,8 @@ def test_bad_input_is_refused_before_anything_starts(capsys, line, said):
         ("--budget 1GiB --policy magic", "unknown policy 'magic'"),
     ],
 )
-def test_unsupported_arguments_are_refused_before_the_start(tmp_path, line, said):
+def test_unsupported_arguments_are_refused_before_the_start(tmp_path, capsys, line, said):
     for command in ("train --size 32 --subjects 2", "evaluate nowhere"):
-        with pytest.raises(OptionError, match=said):
-            cli.main([*command.split(), "--output", str(tmp_path / "out"), *line.split()])
+        assert cli.main([*command.split(), "--output", str(tmp_path / "out"), *line.split()]) == 2
+        assert said in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
