@@ -92,8 +92,10 @@ class TwoEnds(nn.Module):
         return a, torch.tanh(self.b(x)).exp()
 
 
-@pytest.mark.parametrize(("policy", "num_tries"), [("swap_all", 1), ("auto", 2)])  # also as one that moves nothing
-def test_an_order_that_no_plan_serves_is_tried_once(policy, num_tries, monkeypatch):
+@pytest.mark.parametrize("policy", ["swap_all", "auto"])
+def test_an_order_that_no_plan_serves_is_tried_once(policy, device, monkeypatch):
+    # On a CPU "auto" also tries the smaller margin of a step that moves nothing; a GPU has one margin for both.
+    num_tries = 2 if policy == "auto" and device.type == "cpu" else 1
     torch.compiler.reset()
     model = lmswap.enable(TwoEnds(), "4GiB", min_swap_bytes=4096, policy=policy)
     data = torch.randn(64, 128)

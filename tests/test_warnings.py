@@ -349,7 +349,9 @@ def test_a_step_for_which_no_plan_fits_any_more_keeps_its_plan(squeezed, tmp_pat
     actual, notes = train_with(**case, save=file, budget="50%" if device.type == "cpu" else "100%")
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
     stays = [note for note in notes if note.startswith("the plan stays as it was after step ")]
-    assert len(stays) == (case["losses"][0] is heavy_loss or "held_bytes" in case)  # said once
+    # A larger loss after the first steps is growth on a GPU, whose allocator keeps its memory between steps.
+    grows = "held_bytes" in case or (device.type == "cuda" and case["losses"][-1] is heavy_loss)
+    assert len(stays) == (case["losses"][0] is heavy_loss or grows)  # noted once
     pinned, _ = train_with(**case, plan=file)
     assert all(torch.equal(a, b) for a, b in zip(pinned, expected, strict=True))
 
