@@ -64,7 +64,7 @@ def enable(
     On CUDA the budget bounds what torch reserves on the device; on the CPU, what the process's resident memory grows
     by from this call on. The first call with inputs of new shapes captures, plans and compiles.
 
-    Example:
+    Examples:
         >>> model = lmswap.enable(model, budget="6GiB")
 
     Args:

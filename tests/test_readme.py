@@ -1,6 +1,7 @@
 """Commands and code of README and docs run, and their lists of options and errors are complete."""
 
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -39,15 +40,12 @@ ELSEWHERE = {
     ),
     "python -m benchmarks.distributed scale --ranks 2": "tests/test_distributed_recipes.py",
     f"torchrun {ON_TWO_MACHINES} -m benchmarks.distributed.unet3d --budget 6GiB": "tests/test_distributed_recipes.py",
-    "make conformance": "tests/benchmarks/test_conformance.py",
     "make conformance soak fuzz judge": "tests/benchmarks/test_judge.py",
     "make wheel": "tests/test_wheel.py",
-    "make soak": "tests/test_soak.py",
     "pip install shtab": "pyproject.toml",
     "shtab lmswap.cli.make_parser > ~/.local/share/bash-completion/completions/lmswap": "tests/test_cli.py",
     "pip install .": "tests/test_wheel.py",
     "pip install -e '.[bench]'": "Makefile",
-    "make fuzz TIMES=10": "tests/benchmarks/test_fuzz.py",
     "make gpu-first-hour": "tests/benchmarks/test_first_hour.py",
     "make integrations": "tests/test_readme.py",  # the cases that are skipped where the libraries are missing
     f"python -m monai.bundle run --config_file {BUNDLE} --budget 1GiB --side 64": "tests/integrations/test_monai.py",
@@ -202,24 +200,15 @@ def test_the_benchmark_takes_the_options_shown(command):
     assert unet3d.make_parser().parse_args(shlex.split(command)[3:]).run
 
 
-@pytest.mark.parametrize("usage", [block for block in blocks("text", PAGES["cli"]) if block.startswith("usage: ")])
-def test_the_help_shown_is_that_of_the_command(usage, monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "100")
-    words = usage.partition("[")[0].split()[1:]
-    with pytest.raises(SystemExit):
-        if words[0] == "lmswap":
-            cli.main([*words[1:], "--help"])
-        else:
-            assert words[:3] == ["python", "-m", "benchmarks.unet3d"]
-            unet3d.main([*words[3:], "--help"])
-    # Versions of Python break lines otherwise.
-    assert capsys.readouterr().out.split() == usage.split()
-
-
-def test_each_command_has_its_help():
-    shown = re.findall(r"^usage: (lmswap.*?) \[", "\n".join(blocks("text", PAGES["cli"])), re.MULTILINE)
-    names = re.findall(r"^    (\w+) ", blocks("text", PAGES["cli"])[0], re.MULTILINE)
-    assert {f"lmswap {name}" for name in names} < set(shown)
+def test_each_command_has_its_section_and_the_site_its_help(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    names = re.findall(r"^    (\w+) ", cli.make_parser().format_help(), re.MULTILINE)
+    shown = runpy.run_path(str(ROOT / "docs" / "tools" / "help.py"))["on_page_markdown"](PAGES["cli"])
+    for name in ("", *names):
+        assert not name or f"\n## lmswap {name}\n" in PAGES["cli"]
+        with pytest.raises(SystemExit):
+            cli.main([*name.split(), "--help"])
+        assert f"```text\n{capsys.readouterr().out}```" in shown
 
 
 def test_each_error_has_its_entry():

@@ -20,7 +20,7 @@ class LmswapHandler:
     TensorBoard and others read them. Ignite calls handlers of an exception only up to the first that raises it again,
     as MONAI's and this one do: after such a handler it would leave the network enabled.
 
-    Example:
+    Examples:
         >>> SupervisedTrainer(..., train_handlers=[LmswapHandler("6GiB"), StatsHandler(), TensorBoardStatsHandler()])
     """
 

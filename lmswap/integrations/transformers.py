@@ -20,7 +20,7 @@ class LmswapCallback(TrainerCallback):
     ``train`` raises, the model stays enabled until the next ``train``, or `lmswap.disable`. With each logged loss the
     figures of `Report.metrics` are logged, as an entry of their own, to all that the Trainer reports to.
 
-    Example:
+    Examples:
         >>> trainer.add_callback(LmswapCallback(trainer, "6GiB"))
     """
 

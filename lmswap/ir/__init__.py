@@ -5,13 +5,11 @@ Glossary, one term per idea, used everywhere in lmswap; synonyms of the literatu
 program        the ops of one training step in order: forward, then backward
 position       "just before op p"; intervals of positions are half-open
 buffer         a storage, shared by all values that alias it: the unit that is swapped
-value          a tensor of the graph: one view of a buffer
 segment        a run of ops that one compiled function executes
 lifetime       the positions between which a buffer occupies memory (live range; `LiveRange`)
 gap            a part of a lifetime without a use (idle interval)
 action         what a plan does with a buffer in a gap: keep, swap or recompute (`Decision`)
 resident       occupying device memory
-keep           the buffer stays resident in the gap (save)
 swap           one trip of a buffer to a tier and back (`Swap`)
 swap out       to copy a buffer from the device to a tier (offload)
 prefetch       to copy it back before its next use (swap in, reload)
@@ -20,7 +18,6 @@ recompute      to drop a buffer and run its op again (rematerialization, checkpo
 schedule       the ops that run under a plan, recomputes included
 plan           swaps and recomputes with positions and offsets
 tier           memory that holds swapped bytes: pinned or compressed host memory, disk, another GPU
-offset         where a copy begins in its tier, or a tensor in the arena
 host copy      the bytes of a buffer in a tier (backing store)
 link           the path to a tier: seconds by size, out (from the device) and in
 lane           a queue beside compute: out, in; across ranks also the network (stream)
@@ -42,10 +39,8 @@ rank           one of several processes that train a model together
 node           the ranks of one machine (local ranks)
 network        how ranks reach each other; an all-reduce sums a tensor over all of them
 bucket         gradients that are all-reduced together
-chunk          bytes that are transferred as one unit
 unplanned peak the most bytes that a step holds when every buffer is kept
 roofline       an op's seconds by its flops or its bytes, whichever takes longer
 graph break    where `torch.compile` cannot trace on; the model is then several graphs
 hooks          saved-tensor hooks of torch, called with each tensor saved for the backward
-case study     IBM's of 2018: a 3D U-Net at 192³ on GPUs whose memory holds 144³
 """

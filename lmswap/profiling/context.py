@@ -28,7 +28,7 @@ def profile(tool: str = "auto") -> Iterator[Profile]:
     ignored. The first steps of a model capture and plan it, and lmswap replans last after the third: run these before
     the block. With an enabled model, the engine's own record is added to what the tool sees.
 
-    Example:
+    Examples:
         >>> with lmswap.profile() as profile:
         ...     train(model, steps=10)
         >>> print(profile)

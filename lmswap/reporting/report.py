@@ -51,7 +51,7 @@ class Report(StepFigures):
     def metrics(self, prefix: str = PREFIX) -> dict[str, int | float]:
         """Return the figures known so far as numbers for an experiment tracker, "lmswap/peak_bytes" and so on.
 
-        Example:
+        Examples:
             >>> accelerator.log(lmswap.report(model).metrics(), step=step)
         """
         return metrics_of(self, prefix)
