@@ -74,15 +74,12 @@ def packages() -> dict[str, list[Path]]:
 
 
 def names_of_tests(path: Path) -> list[tuple[int, str]]:
-    """(line, words) of the names of the tests in a file."""
-    if not path.name.startswith("test_") or path.suffix != ".py":
+    """(line, words) of the names of the tests in a file of Python or GoogleTest."""
+    if path.parts[len(ROOT.parts)] != "tests":
         return []
-    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-    return [
-        (node.lineno, node.name.replace("_", " "))
-        for node in nodes
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
-    ]
+    source = path.read_text(encoding="utf-8")
+    found = re.finditer(r"^def test_(\w+)\(|^TEST(?:_[FP])?\(\s*\w+,\s*(\w+)\)", source, re.M)
+    return [(source.count("\n", 0, each.start()) + 1, (each[1] or each[2]).replace("_", " ")) for each in found]
 
 
 PACKAGES = packages()
@@ -135,3 +132,13 @@ def test_questions_are_found(docstring):
 
 def test_statements_are_no_questions():
     assert not is_question("Whether it fits: a statement.") and not is_question("Island.\n\nWhy? Because.")
+
+
+def test_names_of_tests_are_found(tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    (tmp_path / "tests").mkdir()
+    python, cpp = tmp_path / "tests" / "test_a.py", tmp_path / "tests" / "a_test.cpp"
+    python.write_text("\ndef test_what_is_told(x):\n    pass\n\ndef helper():\n    pass\n", encoding="utf-8")
+    cpp.write_text("TEST(Suite, is_told) {}\nTEST_P(Suite,\n       nobody_waits) {}\n", encoding="utf-8")
+    assert names_of_tests(python) == [(2, "what is told")]
+    assert names_of_tests(cpp) == [(1, "is told"), (2, "nobody waits")]

@@ -125,7 +125,7 @@ TEST_F(SharedLinkTest, refuses_another_rate) {
   EXPECT_ERROR(open_shared_link(path_, 2e9, 3e9), OptionError, "2.000000 GB/s out, 1.000000 GB/s in");
 }
 
-TEST_F(SharedLinkTest, a_lock_of_somebody_else_is_an_error_and_not_a_hang) {
+TEST_F(SharedLinkTest, a_lock_of_another_process_is_an_error_and_not_a_hang) {
   const BandwidthLimiters first = open_shared_link(path_, 1e9, 1e9);
   const int descriptor = open(path_.c_str(), O_RDWR);
   ASSERT_EQ(flock(descriptor, LOCK_EX | LOCK_NB), 0) << "an open link keeps the lock";

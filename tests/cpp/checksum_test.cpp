@@ -261,7 +261,7 @@ TEST_P(ChecksummedCopies, see_another_blocks_bytes_stale_pages_and_lost_writes) 
   EXPECT_EQ(first_change(token), std::nullopt);
 }
 
-TEST_P(ChecksummedCopies, see_a_bit_that_changes_in_memory_after_the_read_and_every_wait_says_so) {
+TEST_P(ChecksummedCopies, detect_a_bit_changed_in_memory_after_the_read_at_every_wait) {
   open(kMiB, "read@2=flip");
   const Token token = out();
   EXPECT_EQ(first_change(token), std::nullopt);
@@ -272,7 +272,7 @@ TEST_P(ChecksummedCopies, see_a_bit_that_changes_in_memory_after_the_read_and_ev
   EXPECT_EQ(first_change(token), std::nullopt);
 }
 
-TEST_P(ChecksummedCopies, pass_where_nothing_changed_whatever_the_size_and_however_the_disk_does_it) {
+TEST_P(ChecksummedCopies, pass_for_unchanged_bytes_of_any_size_and_disk_access) {
   for (const uint64_t nbytes : {uint64_t{1}, uint64_t{3}, kPageBytes, kMiB - 1, kMiB, kMiB + 1, 4 * kMiB + 5}) {
     for (const bool is_paced : {false, true}) {
       SCOPED_TRACE(nbytes);

@@ -62,7 +62,7 @@ class CompressedMemoryTest : public testing::Test {
   std::shared_ptr<Residency> residency_ = std::make_shared<Residency>();
 };
 
-TEST_F(CompressedMemoryTest, gives_back_what_was_written_at_any_size_and_alignment) {
+TEST_F(CompressedMemoryTest, restores_written_bytes_at_any_size_and_alignment) {
   const auto memory = open();
   for (const uint64_t nbytes : {1, 4095, 4096, 4097, 16385, 262143, 262144, 262145, 1000000}) {
     for (const uint64_t shift : {0, 1, 64}) {
@@ -88,7 +88,7 @@ TEST_F(CompressedMemoryTest, takes_the_pages_of_what_is_encoded_and_no_more_than
   EXPECT_EQ(residency_->peak_bytes(), kBytes);
 }
 
-TEST_F(CompressedMemoryTest, counts_all_memories_of_a_tier_until_they_are_given_back) {
+TEST_F(CompressedMemoryTest, counts_all_memories_of_a_tier_until_they_are_released) {
   auto one = open(), other = open();
   expect_round_trip(*one, 0, make_bytes(kBytes, 1));
   expect_round_trip(*other, 0, make_bytes(kBytes / 2, 2));
@@ -149,7 +149,7 @@ TEST_F(CompressedMemoryTest, continues_short_reads_and_writes) {
   expect_round_trip(*open("write@*=short,read@*=short"), 0, make_floats(1000000, 1));
 }
 
-TEST_F(CompressedMemoryTest, is_had_whether_the_kernel_asks_for_the_word_that_it_is_no_program_or_does_not_know_it) {
+TEST_F(CompressedMemoryTest, is_allocated_with_and_without_the_noexec_flag) {
   constexpr unsigned kNoExecution = 8;
   test::needed_memory_flags = kNoExecution;  // vm.memfd_noexec=2
   expect_round_trip(*open(), 0, make_floats(1000000, 1));
@@ -162,7 +162,7 @@ TEST_F(CompressedMemoryTest, is_had_whether_the_kernel_asks_for_the_word_that_it
   test::needed_memory_flags = 0;
 }
 
-TEST_F(CompressedMemoryTest, tells_of_what_fails) {
+TEST_F(CompressedMemoryTest, reports_failures) {
   Bytes scratch(kCodecBytes), bytes = make_floats(kBytes, 1);
   EXPECT_ERROR(open("reserve@1=fail"), TierError, "Cannot allocate memory");
   const auto memory = open("write@1=fail,read@1=fail,read@2=flip");

@@ -88,7 +88,7 @@ TEST_F(CudaDriverTest, host_memory_that_cannot_grow_is_as_before) {
   EXPECT_EQ(gpu_.held().pinned_bytes, 0u);
 }
 
-TEST_F(CudaDriverTest, retains_the_primary_context_and_gives_all_back) {
+TEST_F(CudaDriverTest, retains_the_primary_context_and_releases_it) {
   ASSERT_EQ(gpu_.held().contexts, 0u);
   {
     const auto driver = open();
@@ -103,7 +103,7 @@ TEST_F(CudaDriverTest, retains_the_primary_context_and_gives_all_back) {
   EXPECT_EQ(gpu_.held(), emulated_gpu::Held{});
 }
 
-TEST_F(CudaDriverTest, gives_its_context_back_when_opening_fails_half_way) {
+TEST_F(CudaDriverTest, releases_its_context_if_opening_fails_half_way) {
   fail("cuStreamCreate", 2);
   EXPECT_ERROR(open(), DriverError, "cuStreamCreate");
   EXPECT_EQ(gpu_.held().contexts, 0u);
@@ -193,7 +193,7 @@ TEST_F(CudaDriverTest, a_peer_is_another_device_that_there_is) {
   EXPECT_EQ(gpu_.held().contexts, 1u);
 }
 
-TEST_F(CudaDriverTest, tells_what_is_free_on_its_own_device) {
+TEST_F(CudaDriverTest, returns_the_free_bytes_of_its_own_device) {
   const auto driver = open(), other = open(1);
   const DeviceMemory spare(other, 64 << 20);
   const auto [free_bytes, total_bytes] = other->device_bytes();

@@ -61,7 +61,7 @@ class DirectFileTest : public testing::Test {
   TestDirectory directory_;
 };
 
-TEST_F(DirectFileTest, gives_back_what_was_written_at_any_size_and_alignment) {
+TEST_F(DirectFileTest, restores_written_bytes_at_any_size_and_alignment) {
   DirectFile file(directory_.path(), 1 << 20, std::make_shared<Faults>(""));
   for (const uint64_t nbytes : {1, 511, 4095, 4096, 4097, 16384, 16385, 100000}) {
     for (const uint64_t shift : {0, 1, 64, 512}) expect_round_trip(file, 8 * kPageBytes, nbytes, shift);
@@ -131,7 +131,7 @@ TEST_F(DirectFileTest, refuses_a_disk_whose_blocks_are_larger_than_a_page) {
   EXPECT_NO_THROW(SwapDirectory{directory_.path()});
 }
 
-TEST_F(DirectFileTest, tells_of_failing_reads_and_writes) {
+TEST_F(DirectFileTest, reports_failing_reads_and_writes) {
   DirectFile file(directory_.path(), 1 << 20, std::make_shared<Faults>("write@1=fail,read@1=fail"));
   const Pages pages = allocate_pages(kPageBytes), scratch = allocate_pages(kScratchBytes);
   const Scratch bounce_span(scratch.get(), kScratchBytes);
@@ -141,7 +141,7 @@ TEST_F(DirectFileTest, tells_of_failing_reads_and_writes) {
   EXPECT_ERROR(file.read(1 << 20, pages.get(), kPageBytes, bounce_span), TransferError, "ends there");
 }
 
-TEST_F(DirectFileTest, says_when_the_disk_is_full) {
+TEST_F(DirectFileTest, reports_a_full_disk) {
   EXPECT_ERROR(DirectFile(directory_.path(), 1 << 20, std::make_shared<Faults>("reserve@1=fail")), TierError,
                "No space left");
   // For real: more than any disk has.
@@ -170,7 +170,7 @@ TEST_F(DirectFileTest, is_reserved_also_where_signals_interrupt_it) {
   expect_round_trip(file, 0, 1 << 20, 0);
 }
 
-TEST_F(DirectFileTest, says_what_was_free_before_the_reservation_took_it) {
+TEST_F(DirectFileTest, reports_the_free_bytes_before_the_reservation) {
   constexpr uint64_t kBytes = 256 << 20;
   struct statvfs room = {};
   ASSERT_EQ(statvfs(directory_.path().c_str(), &room), 0);
@@ -183,7 +183,7 @@ TEST_F(DirectFileTest, says_what_was_free_before_the_reservation_took_it) {
   EXPECT_NE(text.find("Make room"), std::string::npos) << text;
 }
 
-TEST_F(DirectFileTest, says_which_limit_a_file_is_too_large_for) {
+TEST_F(DirectFileTest, names_the_limit_that_a_file_exceeds) {
   rlimit before = {};
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
   const auto handler = std::signal(SIGXFSZ, SIG_IGN);  // as Python does
@@ -205,7 +205,7 @@ TEST_F(DirectFileTest, says_which_limit_a_file_is_too_large_for) {
   }
 }
 
-TEST_F(DirectFileTest, says_to_make_room_only_where_room_is_missing) {
+TEST_F(DirectFileTest, suggests_freeing_space_only_if_space_is_missing) {
   for (const int code : {EIO, EPERM, ENODEV, EROFS, ENXIO}) {
     const std::string text = refusal(directory_.path(), 2 << 20, code);
     EXPECT_EQ(text.find("oom"), std::string::npos) << text;

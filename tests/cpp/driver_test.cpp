@@ -49,7 +49,7 @@ TEST_P(DriverConformance, copies_out_and_in_exactly) {
   EXPECT_EQ(device_->download(pointer_, kBytes), other);
 }
 
-TEST_P(DriverConformance, ids_tell_streams_apart_also_where_one_has_the_handle_of_another_before_it) {
+TEST_P(DriverConformance, ids_distinguish_streams_even_if_a_handle_is_reused) {
   std::set<StreamId> ids{driver_->stream_id(0)};
   const Stream kept(driver_);
   ids.insert(driver_->stream_id(kept.handle()));
@@ -131,7 +131,7 @@ TEST_P(DriverConformance, a_wait_is_for_the_recording_made_before_it) {
   EXPECT_TRUE(event.is_finished());
 }
 
-TEST_P(DriverConformance, events_tell_the_time_of_the_monotonic_clock) {
+TEST_P(DriverConformance, events_have_the_time_of_the_monotonic_clock) {
   // Far apart on purpose: this is about the clock and its unit, not about speed.
   constexpr double kSlackSeconds = 0.5;
   Event first(driver_), second(driver_);

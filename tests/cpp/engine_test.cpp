@@ -107,7 +107,7 @@ class EngineConformance : public testing::TestWithParam<Setup> {
   std::vector<uint64_t> allocated_;
 };
 
-TEST_P(EngineConformance, gives_back_the_same_bytes_at_any_size) {
+TEST_P(EngineConformance, restores_the_same_bytes_at_any_size) {
   engine_->reserve(tier(), 16 * kMiB);
   uint64_t seed = 0;
   for (const uint64_t nbytes : {uint64_t{1}, uint64_t{100}, kPage, kPage + 1, kMiB + 13, 4 * kMiB, 9 * kMiB + 777}) {
@@ -222,7 +222,7 @@ TEST_P(EngineConformance, a_handle_can_be_read_back_more_than_once) {
   EXPECT_EQ(device_->download(second, kBytes), bytes);
 }
 
-TEST_P(EngineConformance, a_planned_place_that_is_held_gives_another_one) {
+TEST_P(EngineConformance, an_occupied_planned_offset_is_replaced_by_another) {
   constexpr uint64_t kBytes = 2 * kMiB;
   engine_->reserve(tier(), kBytes);
   const uint64_t a = allocate(kBytes), b = allocate(kBytes);
@@ -285,7 +285,7 @@ TEST_P(EngineConformance, transfers_of_a_lane_begin_in_the_order_of_queueing) {
   for (size_t i = 1; i < records.size(); ++i) EXPECT_GE(records[i].start_seconds, records[i - 1].start_seconds);
 }
 
-TEST_P(EngineConformance, records_tell_of_each_transfer_once) {
+TEST_P(EngineConformance, records_contain_each_transfer_once) {
   constexpr double kSlackSeconds = 0.5;  // the device's clock against ours
   constexpr uint64_t kBytes = 2 * kMiB;
   const uint64_t pointer = allocate(kBytes);
@@ -314,7 +314,7 @@ TEST_P(EngineConformance, records_tell_of_each_transfer_once) {
   EXPECT_TRUE(engine_->take_records().empty());
 }
 
-TEST_P(EngineConformance, a_transfer_nobody_waited_for_is_recorded_without_a_wait) {
+TEST_P(EngineConformance, a_transfer_that_was_not_waited_for_is_recorded_without_a_wait) {
   const uint64_t pointer = allocate(kPage);
   device_->upload(pointer, make_bytes(kPage, 1));
   out(pointer, kPage);
@@ -347,7 +347,7 @@ TEST_P(EngineConformance, forgets_the_records_of_a_time_but_not_of_who_is_still_
   EXPECT_ERROR(engine_->take_mark(mark), OptionError, "unknown");
 }
 
-TEST_P(EngineConformance, marks_tell_when_the_stream_passed_them) {
+TEST_P(EngineConformance, marks_record_when_the_stream_passed_them) {
   const uint64_t pointer = allocate(kPage);
   const int64_t before = engine_->mark(device_->stream);
   device_->fill(pointer, kPage, std::byte{1});  // slow
@@ -382,7 +382,7 @@ TEST_P(EngineConformance, a_held_stream_waits_until_it_is_let_go) {
   EXPECT_ERROR(engine_->hold(device_->stream, kForever), OptionError, "closed");
 }
 
-TEST_P(EngineConformance, a_held_stream_waits_no_longer_than_it_is_told) {
+TEST_P(EngineConformance, a_held_stream_waits_no_longer_than_requested) {
   if (!engine_->can_hold()) {
     EXPECT_ERROR(engine_->hold(device_->stream, 1), OptionError, "cannot wait for the host");
     return;
@@ -425,7 +425,7 @@ TEST_P(EngineConformance, two_hundred_steps_leave_all_use_flat) {
   EXPECT_EQ(engine_->live_handles(), 0u);
 }
 
-TEST_P(EngineConformance, a_failed_copy_out_is_told_and_harms_nothing_else) {
+TEST_P(EngineConformance, a_failed_copy_out_is_reported_and_affects_nothing_else) {
   if (!can_fail()) GTEST_SKIP() << "this device does not fail on demand";
   constexpr uint64_t kBytes = 9 * kMiB;
   open(failing(Direction::kOut));
@@ -448,7 +448,7 @@ TEST_P(EngineConformance, a_failed_copy_out_is_told_and_harms_nothing_else) {
   EXPECT_EQ(engine_->tier_stats(tier()).used_bytes, 0u);
 }
 
-TEST_P(EngineConformance, a_failed_copy_in_is_told_and_can_be_tried_again) {
+TEST_P(EngineConformance, a_failed_copy_in_is_reported_and_can_be_retried) {
   if (!can_fail()) GTEST_SKIP() << "this device does not fail on demand";
   constexpr uint64_t kBytes = 9 * kMiB;
   open(failing(Direction::kIn, kBytes));
@@ -477,7 +477,7 @@ TEST_P(EngineConformance, the_error_of_a_transfer_lives_for_as_long_as_its_token
   EXPECT_ERROR(in_done(arrival), OptionError, "given back");
 }
 
-TEST_P(EngineConformance, a_full_tier_is_told_before_anything_starts) {
+TEST_P(EngineConformance, a_full_tier_is_reported_before_anything_starts) {
   engine_->reserve(tier(), kPage);
   const uint64_t pointer = allocate(kPage);
   device_->upload(pointer, make_bytes(kPage, 1));

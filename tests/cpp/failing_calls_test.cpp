@@ -152,7 +152,7 @@ TEST_P(FailingCalls, any_call_of_the_driver_may_fail_and_the_engine_goes_on) {
   EXPECT_EQ(device->violations(), std::vector<std::string>{});
 }
 
-TEST_P(FailingCalls, of_a_copy_that_failed_nothing_is_kept_when_nobody_can_wait_for_it_any_more) {
+TEST_P(FailingCalls, a_failed_copy_is_released_once_it_can_no_longer_be_waited_for) {
   const TestDirectory directory;
   const auto device = make_test_device("emulated");
   Step step(*device, GetParam());

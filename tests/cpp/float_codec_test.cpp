@@ -66,7 +66,7 @@ TEST_F(FloatCodecTest, leaves_noise_alone) {
   EXPECT_FALSE(encode(test::make_bytes(kChunkBytes, 1).data(), kChunkBytes, memory()));
 }
 
-TEST_F(FloatCodecTest, gives_back_chunks_of_any_size) {
+TEST_F(FloatCodecTest, restores_chunks_of_any_size) {
   for (const uint64_t nbytes : {1, 3, 4096, 4097, 8191, 8192, 8193, 8194, 8195, 65537, 262143}) {
     round_trip(values<uint32_t>(nbytes, 0));
     round_trip(values<uint16_t>(nbytes, -100));
@@ -75,7 +75,7 @@ TEST_F(FloatCodecTest, gives_back_chunks_of_any_size) {
 }
 
 // Each chunk is of stretches of different kinds, so that the samples represent little of it.
-TEST_F(FloatCodecTest, gives_back_whatever_it_is_given) {
+TEST_F(FloatCodecTest, restores_any_bytes) {
   for (int round = 0; round < 200; ++round) {
     Bytes chunk = test::make_bytes(kPageBytes + random_() % (kChunkBytes - kPageBytes), random_());
     for (int stretch = 0; stretch < 8; ++stretch) {

@@ -8,7 +8,7 @@
 namespace lmswap::float_mode_test {
 namespace {
 
-TEST(FloatMode, tells_roundings_apart_and_no_flags_of_what_has_happened) {
+TEST(FloatMode, distinguishes_rounding_modes_and_ignores_exception_flags) {
   const uint64_t before = float_mode();
   std::feraiseexcept(FE_INEXACT);
   EXPECT_EQ(float_mode(), before);

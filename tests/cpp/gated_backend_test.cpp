@@ -43,7 +43,7 @@ TEST_F(GatedEngine, bounce_buffers_are_used_again_only_when_device_and_disk_are_
   }
 }
 
-TEST_F(GatedEngine, a_read_that_fails_when_the_host_has_gone_on_is_told_in_the_end_and_gives_zeros) {
+TEST_F(GatedEngine, a_read_that_fails_after_the_host_continued_is_reported_at_the_end_and_returns_zeros) {
   open("read@2=fail");
   const Token token = there_and_back_while_held();
   EXPECT_ERROR(engine_->confirm(), TransferError, "fail");
@@ -56,7 +56,7 @@ TEST_F(GatedEngine, a_read_that_fails_when_the_host_has_gone_on_is_told_in_the_e
   EXPECT_EQ(arrived(), sent);
 }
 
-TEST_F(GatedEngine, a_write_that_fails_when_the_host_has_gone_on_is_told_by_the_copy_in) {
+TEST_F(GatedEngine, a_write_that_fails_after_the_host_continued_is_reported_by_the_copy_in) {
   open("write@3=fail");
   Token token = there_and_back_while_held();
   EXPECT_ERROR(engine_->confirm(), TransferError, "never reached the tier");
@@ -67,7 +67,7 @@ TEST_F(GatedEngine, a_write_that_fails_when_the_host_has_gone_on_is_told_by_the_
   EXPECT_EQ(arrived(), sent());
 }
 
-TEST_F(GatedEngine, what_failed_in_a_step_that_was_cut_short_is_not_told_by_the_next) {
+TEST_F(GatedEngine, a_failure_of_an_interrupted_step_is_not_reported_by_the_next) {
   open("read@1=fail");
   const Token token = there_and_back_while_held();
   engine_->forget_unconfirmed();
@@ -127,12 +127,12 @@ TEST_F(GatedEngine, records_are_kept_where_reading_one_of_them_fails) {
   EXPECT_EQ(engine_->take_records().size(), 6u);
 }
 
-TEST_F(GatedEngine, queues_that_are_full_or_shared_hold_up_nobody_for_ever) {
+TEST_F(GatedEngine, full_and_shared_queues_do_not_deadlock) {
   open("write@*=jitter:0.003,read@*=jitter:0.003");
   there_and_back_whatever_the_queues();
 }
 
-TEST_F(GatedEngine, where_all_streams_share_a_queue_the_host_waits) {
+TEST_F(GatedEngine, the_host_waits_if_all_streams_share_a_queue) {
   open("", false);
   EXPECT_FALSE(device_->driver->can_wait_for_host());
   const Token token = out();
@@ -224,7 +224,7 @@ TEST(GatedBackend, closing_ends_copies_of_a_device_that_is_lost) {
   device->free(transfer->device);
 }
 
-TEST(StreamProgress, a_mark_that_was_skipped_is_not_waited_for_and_says_nothing_of_others) {
+TEST(StreamProgress, a_skipped_mark_is_not_waited_for_and_affects_no_others) {
   StreamProgress progress;
   progress.skip(3);
   EXPECT_TRUE(progress.wait_for(3));

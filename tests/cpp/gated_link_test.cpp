@@ -64,7 +64,7 @@ TEST_P(GatedLinkTest, late_copies_change_no_byte) {
 }
 
 // A thread that sleeps too long, by more than is made up for, restarts the link: on a busy machine some do.
-TEST_P(GatedLinkTest, a_link_that_is_busy_when_bytes_come_goes_on_with_them_without_a_pause) {
+TEST_P(GatedLinkTest, a_busy_link_continues_with_new_bytes_without_a_pause) {
   open();
   const Token token = out();
   records(1);
@@ -82,13 +82,13 @@ TEST_P(GatedLinkTest, a_link_that_is_busy_when_bytes_come_goes_on_with_them_with
   engine_->confirm();
 }
 
-TEST_P(GatedLinkTest, queues_that_are_full_or_shared_hold_up_nobody_for_ever) {
+TEST_P(GatedLinkTest, full_and_shared_queues_do_not_deadlock) {
   open();
   there_and_back_whatever_the_queues();
 }
 
 // Each call of a copy, by its number: what was queued before it runs, and the next copy is as good as any.
-TEST_P(GatedLinkTest, a_call_that_fails_is_told_and_holds_up_nothing) {
+TEST_P(GatedLinkTest, a_failing_call_is_reported_and_blocks_nothing) {
   open();
   emulated_gpu::Faults& faults = emulated_gpu::System::instance().faults;
   const Token token = out();

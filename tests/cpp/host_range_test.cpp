@@ -55,7 +55,7 @@ TEST(HostRange, is_refused_what_it_has_no_addresses_for) {
   EXPECT_ERROR(HostRange(uint64_t{1} << 62, -1), DriverError, "mmap of");
 }
 
-TEST(HostRange, gives_memory_back_from_its_end) {
+TEST(HostRange, releases_memory_from_its_end) {
   HostRange range(4 * kPageBytes, -1);
   range.extend(4 * kPageBytes);
   range.data()[3 * kPageBytes] = std::byte{7};
@@ -78,7 +78,7 @@ TEST(HostRange, is_not_there_in_a_forked_child) {
   EXPECT_TRUE(is_there(range.data()));
 }
 
-TEST(HostRange, asks_for_memory_of_its_node) {
+TEST(HostRange, requests_memory_of_its_node) {
   constexpr int kPreferred = 1;       // MPOL_PREFERRED
   constexpr unsigned kOfAddress = 2;  // MPOL_F_ADDR
   HostRange range(kHugePageBytes, 0);
@@ -96,7 +96,7 @@ TEST(HostRange, asks_for_memory_of_its_node) {
 }
 
 // What a mapping's protection is changed by must begin on a page of the kernel's, which may be larger than ours.
-TEST(HostRange, comes_in_the_pages_of_the_kernel) {
+TEST(HostRange, uses_the_page_size_of_the_kernel) {
   constexpr uint64_t kPage = 64 << 10;
   HostRange range(uint64_t{64} << 20, -1, kPage);
   uint64_t before = 0;
@@ -159,7 +159,7 @@ TEST_F(RefusedNode, is_where_the_threads_run_that_touch_the_memory_first) {
   EXPECT_EQ(said_, "");
 }
 
-TEST_F(RefusedNode, where_no_thread_may_run_is_told_once) {
+TEST_F(RefusedNode, without_allowed_threads_is_reported_once) {
   for (const char* cpus : {"1000", ""}) {  // there is no such CPU; the kernel does not say
     const bool is_first = std::string(cpus) != "";
     extend(cpus);

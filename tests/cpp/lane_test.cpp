@@ -50,7 +50,7 @@ TEST_P(LaneTest, begins_in_the_order_of_queueing) {
   EXPECT_EQ(order, expected);
 }
 
-TEST_P(LaneTest, a_failing_transfer_tells_why_and_the_next_one_runs) {
+TEST_P(LaneTest, a_failing_transfer_reports_the_reason_and_the_next_one_runs) {
   std::vector<int64_t> order;
   const TransferPointer first = make(1), second = make(2);
   {
@@ -64,7 +64,7 @@ TEST_P(LaneTest, a_failing_transfer_tells_why_and_the_next_one_runs) {
   EXPECT_TRUE(second->has_failed());
 }
 
-TEST_P(LaneTest, what_never_arrived_is_not_read_back) {
+TEST_P(LaneTest, bytes_that_never_arrived_are_not_read) {
   std::vector<int64_t> order, order_in;
   const TransferPointer out = make(1), in = make(2, Direction::kIn);
   in->source = out;

@@ -151,7 +151,7 @@ TEST_P(MaintenanceConformance, without_audits_there_are_no_sums) {
   EXPECT_ERROR(engine_->take_checksums(engine_->out_transfer(token.handle())), OptionError, "not audited");
 }
 
-TEST_P(MaintenanceConformance, a_block_given_back_is_overwritten) {
+TEST_P(MaintenanceConformance, a_freed_block_is_overwritten) {
   if (is_spare()) GTEST_SKIP() << "its bytes cannot be looked at beside the engine";
   if (tier() == "compressed") GTEST_SKIP() << "its bytes are looked at in compressed_memory_test.cpp";
   for (const bool audits : {true, false}) {

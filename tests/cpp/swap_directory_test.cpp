@@ -45,7 +45,7 @@ TEST_F(SwapDirectoryTest, open_to_others_is_refused) {
   EXPECT_ERROR(SwapDirectory{make_directory("ours", 0, 0777)}, TierError, "': is open to others");
 }
 
-TEST_F(SwapDirectoryTest, that_nobody_can_change_or_that_is_ours_is_taken) {
+TEST_F(SwapDirectoryTest, that_is_unwritable_by_others_or_owned_is_accepted) {
   EXPECT_NO_THROW(SwapDirectory{make_directory("sticky", kOther, 01777)});
   EXPECT_NO_THROW(SwapDirectory{make_directory("closed", kOther, 0755)});
   EXPECT_NO_THROW(SwapDirectory{make_directory("ours, sticky", 0, 01777)});
@@ -82,7 +82,7 @@ TEST_F(SwapDirectoryTest, is_the_one_that_was_looked_at_even_if_its_name_leads_e
   close(file);
 }
 
-TEST(SwapFile, is_private_and_has_no_name_and_cannot_be_given_one) {
+TEST(SwapFile, is_private_and_unlinked_and_cannot_be_linked) {
   const TestDirectory root;
   const mode_t mask = umask(0);
   const int file = SwapDirectory{root.path()}.open_unnamed();

@@ -54,7 +54,7 @@ class TierConformance : public testing::TestWithParam<TierSetup> {
   std::unique_ptr<TestDevice> device_;
 };
 
-TEST_P(TierConformance, a_reserved_slab_holds_blocks_where_the_plan_says) {
+TEST_P(TierConformance, a_reserved_slab_holds_blocks_at_planned_offsets) {
   const auto tier = make_tier();
   tier->reserve(16 * kPage - 5, false, lock_);
   EXPECT_EQ(tier->stats().capacity_bytes, 16 * kPage);
@@ -70,7 +70,7 @@ TEST_P(TierConformance, a_reserved_slab_holds_blocks_where_the_plan_says) {
   EXPECT_EQ(tier->stats().capacity_bytes, 16 * kPage);
 }
 
-TEST_P(TierConformance, a_held_place_gives_another_one) {
+TEST_P(TierConformance, an_occupied_offset_is_replaced_by_another) {
   const auto tier = make_tier();
   tier->reserve(4 * kPage, false, lock_);
   const Block first = tier->take(0, 2 * kPage, lock_), second = tier->take(0, 2 * kPage, lock_);
@@ -78,7 +78,7 @@ TEST_P(TierConformance, a_held_place_gives_another_one) {
   EXPECT_EQ(second.offset, 2 * kPage);
 }
 
-TEST_P(TierConformance, what_fits_nowhere_gets_room_that_goes_with_it) {
+TEST_P(TierConformance, a_block_that_fits_nowhere_gets_a_slab_released_with_it) {
   const auto tier = make_tier();
   if (is_extended()) GTEST_SKIP() << "it stays: see PinnedTier";
   tier->reserve(4 * kPage, false, lock_);
@@ -125,7 +125,7 @@ TEST_P(TierConformance, a_larger_slab_replaces_a_smaller_one_when_that_is_empty)
   EXPECT_EQ(tier->stats().capacity_bytes, 16 * kPage);
 }
 
-TEST_P(TierConformance, never_exceeds_its_limit_and_says_the_numbers) {
+TEST_P(TierConformance, never_exceeds_its_limit_and_reports_the_numbers) {
   const auto tier = make_tier();
   EXPECT_ERROR(tier->reserve(kLimit + 1, false, lock_), TierError, std::to_string(kLimit));
   tier->reserve(kLimit - kPage, false, lock_);
@@ -138,7 +138,7 @@ TEST_P(TierConformance, never_exceeds_its_limit_and_says_the_numbers) {
   EXPECT_EQ(tier->stats().used_bytes, 0u);
 }
 
-TEST_P(TierConformance, says_what_cannot_be_had_and_goes_on) {
+TEST_P(TierConformance, reports_an_unavailable_allocation_and_continues) {
   if (GetParam().device == "cuda" && !test::is_io(GetParam().tier)) GTEST_SKIP() << "real CUDA does not fail on demand";
   const std::string& name = GetParam().tier;
   const auto tier = make_tier(test::is_io(name) ? "reserve@1=fail"
@@ -275,7 +275,7 @@ TEST_F(PinnedTier, blocks_without_a_plan_share_room_that_is_pinned_once_and_kept
   EXPECT_ERROR(tier->take(0, 44 * kMiB, lock_), TierError, "limit");
 }
 
-TEST_F(PinnedTier, room_that_cannot_be_pinned_leaves_what_there_was_and_says_what_to_do) {
+TEST_F(PinnedTier, a_failed_pinning_keeps_existing_memory_and_suggests_a_remedy) {
   const auto tier = make_tier(kLimit, "allocate_host@2=fail");
   tier->reserve(4 * kPage, false, lock_);
   const Block held = tier->take(0, kPage, lock_);
@@ -315,7 +315,7 @@ TEST_F(PinnedTier, room_without_a_plan_is_as_much_as_can_be_pinned_and_at_least_
   EXPECT_EQ(gpu_.held().pinned_bytes, 13 * kPage);
 }
 
-TEST(PeerTier, one_that_is_full_says_how_much_is_free_there_and_what_to_do) {
+TEST(PeerTier, a_full_peer_reports_its_free_bytes_and_a_remedy) {
   constexpr uint64_t kBytes = uint64_t{3} << 30;
   const auto device = make_test_device("emulated");
   const auto peer = device->driver->open_peer(1);
@@ -337,7 +337,7 @@ TEST(PeerTier, one_that_is_full_says_how_much_is_free_there_and_what_to_do) {
   EXPECT_EQ(tier.stats().capacity_bytes, kBytes / 2);
 }
 
-TEST_F(PinnedTier, tells_how_long_it_took_to_make_room) {
+TEST_F(PinnedTier, reports_the_time_of_its_reservation) {
   const auto tier = make_tier();
   EXPECT_EQ(tier->stats().reserve_seconds, 0);
   tier->reserve(kPage, false, lock_);
