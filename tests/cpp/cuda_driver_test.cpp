@@ -1,4 +1,4 @@
-// What only the CUDA driver does: opening the library, contexts, and the driver's own words in errors.
+// The CUDA driver's own parts: opening the library, contexts, and the driver's messages in errors.
 #include <gtest/gtest.h>
 
 #include <atomic>

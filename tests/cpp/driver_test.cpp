@@ -1,4 +1,4 @@
-// What every driver must do, run on each that this machine has.
+// Conformance suite of drivers, run on each that this machine has.
 #include "lmswap/driver/driver.h"
 
 #include <gtest/gtest.h>

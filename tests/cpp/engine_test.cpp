@@ -1,4 +1,4 @@
-// What the engine promises, run on each driver, tier and pacing.
+// Conformance suite of the engine, run on each driver, tier and pacing.
 #include "lmswap/engine.h"
 
 #include <gtest/gtest.h>

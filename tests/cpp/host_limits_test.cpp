@@ -1,4 +1,4 @@
-// What the host refuses a process, threads and memory: an error that says so, and never the end of the process.
+// Threads and memory that the host refuses are an error that names them, and never the end of the process.
 #include <gtest/gtest.h>
 
 #include <new>

@@ -1,4 +1,4 @@
-// Where the memory that is pinned comes from, and that it stays where it is.
+// The origin of pinned memory, and its fixed address.
 #include "lmswap/tiers/host_range.h"
 
 #include <gtest/gtest.h>

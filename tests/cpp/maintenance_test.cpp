@@ -1,4 +1,4 @@
-// What an engine does to tiers' bytes beside moving them: audits, poison, wiping; on each driver and tier.
+// Maintenance of tiers' bytes: audits, poison, wiping; on each driver and tier.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <unistd.h>

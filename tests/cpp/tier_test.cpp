@@ -1,4 +1,4 @@
-// What every tier must do, run on each tier and driver.
+// Conformance suite of tiers, run on each tier and driver.
 #include "lmswap/tiers/tier.h"
 
 #include <gtest/gtest.h>
