@@ -23,7 +23,7 @@ _TARGET = re.compile(r"\]\(([^)#\s]+)")
 
 def on_config(config: MkDocsConfig) -> None:
     """Link to where the checkout was cloned from, if that is a web page."""
-    command = ["git", "remote", "get-url", "origin"]
+    command = ["git", "config", "--get", "remote.origin.url"]
     url = urlsplit(subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True).stdout.strip())
     if url.scheme == "https" and url.hostname:  # without a user's name or token
         config.repo_url = f"https://{url.hostname}{url.path.removesuffix('.git')}"
