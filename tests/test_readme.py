@@ -63,6 +63,7 @@ TO_INSTALL = {
     "conda create --name lmswap --channel conda-forge python=3.12 cxx-compiler",
     "conda activate lmswap",
     f'docker run --rm -it --gpus all --ipc host -v "$PWD":/lmswap -w /lmswap {IMAGE} bash',
+    "pip install --break-system-packages .",
 }
 
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
