@@ -31,21 +31,23 @@ def on_config(config: MkDocsConfig) -> None:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds each file outside of docs/ that a page, or a page added so, links to."""
-    found = [ROOT / name for name in re.findall(r"[\w/]+\.md", str(config.nav)) if (ROOT / name).is_file()]
-    pages = sorted(Path(config.docs_dir).glob("*.md"))
-    while pages or found:
-        if not found:
-            page = pages.pop()
-            found = [(page.parent / target).resolve() for target in _TARGET.findall(page.read_text(encoding="utf-8"))]
+    """Add each file outside of docs/ that the navigation, a page, or a page added so, links to."""
+    linked = [ROOT / name for name in re.findall(r"[\w/]+\.md", str(config.nav))]
+    for page in sorted(Path(config.docs_dir).glob("*.md")):
+        linked += _linked(page)
+    while linked:
+        path = linked.pop()
+        if not path.is_file() or not path.is_relative_to(ROOT) or path.is_relative_to(config.docs_dir):
             continue
-        path = found.pop()
-        is_outside = path.is_file() and path.is_relative_to(ROOT) and not path.is_relative_to(config.docs_dir)
-        name = path.relative_to(ROOT).as_posix() if is_outside else ""
-        if name and files.get_file_from_path(name) is None:
+        name = path.relative_to(ROOT).as_posix()
+        if files.get_file_from_path(name) is None:
             files.append(File(name, str(ROOT), config.site_dir, config.use_directory_urls))
-            pages += [path] if path.suffix == ".md" else []
+            linked += _linked(path) if path.suffix == ".md" else []
     return files
+
+
+def _linked(page: Path) -> list[Path]:
+    return [(page.parent / target).resolve() for target in _TARGET.findall(page.read_text(encoding="utf-8"))]
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
