@@ -27,7 +27,7 @@ def unplanned(_resident_memory_is_the_heap):
     return train(LARGE, policy="none", num_steps=6)
 
 
-def test_a_step_that_fits_as_it_is_runs_though_none_that_swaps_would(unplanned):
+def test_a_step_that_fits_unchanged_runs_even_if_no_swapping_plan_fits(unplanned):
     expected, unmoved = unplanned
     budget = unmoved.predicted_peak_bytes + 10 * 2**20
     actual, report = train(LARGE, budget=budget, policy="auto", num_steps=6)
@@ -38,7 +38,7 @@ def test_a_step_that_fits_as_it_is_runs_though_none_that_swaps_would(unplanned):
 
 
 @pytest.mark.parametrize("source", ["", " from cache"])
-def test_what_growth_does_not_need_of_the_margin_is_used(source, unplanned):
+def test_the_part_of_the_margin_that_growth_does_not_need_is_used(source, unplanned):
     budget = tight_budget(unplanned[1], 0.85)
     for _ in range(2 if source else 1):
         actual, report = train(LARGE, budget=budget, policy="auto", num_steps=6)
@@ -50,7 +50,7 @@ def test_what_growth_does_not_need_of_the_margin_is_used(source, unplanned):
     assert report.highest_peak_bytes <= budget
 
 
-def test_the_least_budget_of_a_model_whose_growth_is_known_does_for_the_next_start(unplanned):
+def test_the_least_budget_of_a_model_with_known_growth_suffices_for_the_next_start(unplanned):
     torch.compiler.reset()
     model = lmswap.enable(LARGE.make(), tight_budget(unplanned[1], 0.8), min_swap_bytes=4096)
     for _ in range(6):
@@ -61,7 +61,7 @@ def test_the_least_budget_of_a_model_whose_growth_is_known_does_for_the_next_sta
     assert equal_bits(train(LARGE, budget=least_bytes, policy="auto", num_steps=6)[0], unplanned[0])
 
 
-def test_a_refusal_names_what_would_do_where_that_is_a_step_in_which_nothing_moves(unplanned):
+def test_a_refusal_names_the_budget_of_a_step_without_swaps_if_that_suffices(unplanned):
     _, unmoved = unplanned
     step_bytes = unmoved.predicted_peak_bytes - unmoved.base_bytes - unmoved.reserve_bytes
     with pytest.raises(PlanInfeasible) as refused:

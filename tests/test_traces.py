@@ -64,7 +64,7 @@ def soon(monkeypatch):
 
 
 @pytest.mark.parametrize("breaks", [False, True])
-def test_a_trace_that_steps_have_not_used_is_freed_and_its_shape_traced_again_with_the_same_bits(soon, breaks):
+def test_an_unused_trace_is_evicted_and_retracing_is_bitwise_equal(soon, breaks):
     plain, model, session = models(breaks=breaks)
     assert_same(plain, model, [6])
     held = [weakref.ref(graph.function) for graph in session.graphs]
@@ -81,7 +81,7 @@ def test_a_trace_that_steps_have_not_used_is_freed_and_its_shape_traced_again_wi
     lmswap.disable(model)
 
 
-def test_a_backward_that_comes_after_its_trace_was_evicted_gives_the_same_bits(soon):
+def test_a_backward_after_the_eviction_of_its_trace_is_bitwise_equal(soon):
     plain, model, session = models()
     torch.manual_seed(1)
     x = torch.randn(3, 2, 6)
@@ -98,7 +98,7 @@ def test_a_backward_that_comes_after_its_trace_was_evicted_gives_the_same_bits(s
     lmswap.disable(model)
 
 
-def test_models_of_the_same_class_keep_theirs(soon):
+def test_eviction_leaves_traces_of_other_models_of_the_class(soon):
     plain, model, session = models()
     other = lmswap.enable(copy.deepcopy(plain), "2GiB", policy="swap_all", min_swap_bytes=1)
     step(other, 6)
@@ -111,7 +111,7 @@ def test_models_of_the_same_class_keep_theirs(soon):
     lmswap.disable(other)
 
 
-def test_a_plan_that_does_not_fit_is_tried_again_without_the_traces_used_last_long_ago(monkeypatch):
+def test_a_plan_that_does_not_fit_is_retried_without_least_recently_used_traces(monkeypatch):
     plain, model, session = models()
     assert_same(plain, model, [6, 7, 8])
     make, refused = StepPlans.make, []
