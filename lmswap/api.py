@@ -74,7 +74,7 @@ def enable(
         host_budget: what swapped tensors may occupy in their tier, compressed if it compresses, in bytes or as a
             string; None: the tier's capacity.
         policy: "auto" (keep, swap or recompute, whatever is fastest); "swap" or "recompute" (only that); for
-            comparisons: "none", "swap_all", "tflms", "checkpoint", "memory_budget".
+            comparisons: "none", "swap_all", "tflms".
         tier: where swapped tensors go: "host" (pinned memory), "disk", or "auto": host for CUDA, disk for the CPU.
             "compressed": host memory that holds them losslessly compressed; on the CPU in addition to ``budget``.
             "device", only with ``link``: the GPU's own spare memory, not counted by torch, to emulate a link that

@@ -12,11 +12,11 @@ from typing import Any
 from lmswap.errors import OptionError
 from lmswap.ir.bytesize import AUTO, SHARE, parse_budget, parse_bytes, parse_share, unit_of
 from lmswap.ir.emulation import EmulatedLink
-from lmswap.plan import POLICIES
+from lmswap.plan import check_policy
 
 TIERS = ("auto", "host", "disk", "compressed", "device", "peer")
 COMPILERS = ("fx", "inductor", "eager")
-NEEDS_GRAPHS = ("recompute", "checkpoint", "memory_budget")  # policies
+NEEDS_GRAPHS = ("recompute",)  # policies
 
 always_verify = False  # set by `lmswap verify`, which overrides the script
 
@@ -146,7 +146,7 @@ def _tier_and_peer(tier: str) -> tuple[str, str | None]:
 
 def check_names(policy: str, tier: str, compiler: str) -> None:
     """Raise OptionError if one of them is unknown, or if they exclude each other."""
-    _one_of("policy", policy, POLICIES)
+    check_policy(policy)
     _one_of("tier", tier, TIERS)
     _one_of("compiler", compiler, COMPILERS)
     if compiler == "eager" and policy in NEEDS_GRAPHS:

@@ -661,9 +661,8 @@ def test_saved_tensor_hooks_around_the_model_are_refused(path):
 
 def test_policies_that_recompute_need_graphs(path):
     if path == "eager":
-        for policy in ("recompute", "checkpoint", "memory_budget"):
-            with pytest.raises(OptionError, match="needs graphs"):
-                lmswap.enable(Net(), compiler="eager", policy=policy)
+        with pytest.raises(OptionError, match="needs graphs"):
+            lmswap.enable(Net(), compiler="eager", policy="recompute")
     else:
         model = lmswap.enable(Net(EagerInside()), policy="recompute", min_swap_bytes=2048)
         model(batch()).square().mean().backward()

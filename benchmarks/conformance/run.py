@@ -32,7 +32,7 @@ PACKAGES = {
 # What torch tests itself with, and its recurrent networks: many cases, each of few bytes.
 BREADTH = ("torch", "operators", "recurrent")
 _SWAPPING = ("swap_all", "auto", "swap", "tflms")
-_EVERY = {"graphs": (*_SWAPPING, "recompute", "checkpoint"), "hooks": _SWAPPING}
+_EVERY = {"graphs": (*_SWAPPING, "recompute"), "hooks": _SWAPPING}
 _OF_MODELS = {"graphs": ("auto",), "hooks": ("swap_all",)}
 _OF_OPERATORS = {"graphs": ("swap_all",), "hooks": ("swap_all",)}
 # By package and path: the policies that are tried.

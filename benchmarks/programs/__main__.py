@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.baselines import BASELINES
 from benchmarks.programs.compare import Change, Verdict, change, faster_than_auto, read_outcomes, write_outcomes
 from benchmarks.programs.corpus import machine_names, program_names
 from benchmarks.programs.replay import Outcome, replay
@@ -74,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--programs", nargs="+", choices=program_names(), default=program_names(), metavar="NAME")
     parser.add_argument("--machines", nargs="+", choices=machine_names(), default=machine_names(), metavar="NAME")
     parser.add_argument("--budgets", nargs="+", type=int, default=BUDGET_PERCENTS, metavar="PERCENT")
-    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=["auto"], metavar="POLICY")
+    parser.add_argument("--policies", nargs="+", choices=(*POLICIES, *BASELINES), default=["auto"], metavar="POLICY")
     parser.add_argument("--effort", type=int, default=1, metavar="N", help="search N times as long; policy auto only")
     parser.add_argument("--quick", action="store_true", help="a subset that takes less than half a minute")
     parser.add_argument("--results", type=Path, default=STORED, help="what to compare with")

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.baselines import BASELINES, plan_baseline
 from benchmarks.programs.corpus import load_machine, load_program
 from lmswap.analyze.cost import roofline
 from lmswap.analyze.memory import StepMemory
@@ -65,7 +66,7 @@ def replay(
     policies: Sequence[str],
     effort: int = 1,
 ) -> Iterator[Outcome]:
-    """Plans every program for every machine of its number type, at every budget, with every policy.
+    """Plans every program for every machine of its number type, at every budget, with every policy or baseline.
 
     Another ``effort`` than 1 is for policy auto; see `lmswap.plan.portfolio.plan_auto`.
     """
@@ -94,7 +95,8 @@ def plan_case(case: Case, program: Program, machine: Machine, effort: int = 1) -
         limits["effort"] = effort
     started = time.perf_counter()
     try:
-        plan = make_plan(case.policy, program, costs, machine, **limits)
+        make = plan_baseline if case.policy in BASELINES else make_plan
+        plan = make(case.policy, program, costs, machine, **limits)
     except (PlanInfeasible, TierError):
         plan = None
     planning_seconds = time.perf_counter() - started

@@ -12,8 +12,6 @@ from lmswap.errors import OptionError, PlanInfeasible, TierError
 from lmswap.hardware.host_memory import release_thread_memory
 from lmswap.ir.plan import Plan
 from lmswap.plan.baselines import plan_none, plan_swap_all
-from lmswap.plan.checkpoint import plan_checkpoint
-from lmswap.plan.memory_budget import plan_memory_budget
 from lmswap.plan.problem import Problem
 from lmswap.plan.search import plan_exactly, plan_recompute, plan_search, plan_swap
 from lmswap.plan.tflms import plan_tflms
@@ -25,10 +23,6 @@ _MOST_OPS_FOR_BASELINES = 3_000
 
 # Plans are the same on machines with more cores.
 _NUM_THREADS = 2
-
-# memory_budget tries 21 schedules, 0.1 to 0.6 s from 500 ops on. On U-Nets, ResNet-50, ViT and GPT at 90, 70 and 50 %
-# of the peak (V100, H200) it found no plan, or steps 0.1 to 17 % slower than those of the searches.
-_MOST_OPS_FOR_MEMORY_BUDGET = 200
 
 # A search ends in one of several local optima: at 521 ops one seed of three is better by 1 % of the step time.
 # Each takes 0.3 s; the third brought the U-Net (bf16, H200, 42 % of the peak) from 2.2 to 1.5 % over the bound.
@@ -105,10 +99,7 @@ def _searches(effort: int) -> list[_Policy]:
 
 
 def _others(problem: Problem) -> list[_Policy]:
-    num_ops = len(problem.memory.program.ops)
     policies: list[_Policy] = [plan_swap, plan_recompute]
-    if num_ops <= _MOST_OPS_FOR_BASELINES:
-        policies += [plan_swap_all, plan_tflms, plan_checkpoint]
-    if num_ops <= _MOST_OPS_FOR_MEMORY_BUDGET:
-        policies.append(plan_memory_budget)
+    if len(problem.memory.program.ops) <= _MOST_OPS_FOR_BASELINES:
+        policies += [plan_swap_all, plan_tflms]
     return policies

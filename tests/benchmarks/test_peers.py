@@ -40,7 +40,7 @@ def run_narrow(cell, wait_for_turn):
 @pytest.mark.slow
 def test_a_run_leaves_a_file_of_each_model_and_a_picture_of_every_cell(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "run_cell", run_narrow)
-    arguments = ["--models", "gpt", "--budgets", "70", "1", "--policies", "checkpoint", "--peers", "eager"]
+    arguments = ["--models", "gpt", "--budgets", "70", "1", "--policies", "recompute", "--peers", "eager"]
     assert main([*arguments, "--output", str(tmp_path)]) == 0
     data = json.loads((tmp_path / "gpt.json").read_text())
     assert data["schema"] == "lmswap.peers/5"
@@ -48,7 +48,7 @@ def test_a_run_leaves_a_file_of_each_model_and_a_picture_of_every_cell(tmp_path,
     assert origin <= data["origin"].keys()
     results = read_results(tmp_path / "gpt.json")
     none, _, fits, unfit = results.outcomes
-    assert [o.cell.way for o in results.outcomes] == [REFERENCE, "eager", "checkpoint", "checkpoint"]
+    assert [o.cell.way for o in results.outcomes] == [REFERENCE, "eager", "recompute", "recompute"]
     assert fits.cell.budget_bytes == none.peak_bytes * 70 // 100
     assert fits.peak_bytes <= fits.cell.budget_bytes
     assert [o.other_from_step for o in results.outcomes] == [None] * 4

@@ -15,6 +15,7 @@ from lmswap.errors import OptionError, PlanInfeasible, TierError
 from lmswap.ir.machine import Host
 from lmswap.ir.plan import Decision
 from lmswap.ir.schedule import schedule
+from lmswap.options import Options
 from lmswap.plan import POLICIES, make_plan, portfolio, reprice, search, simulate, verify
 from lmswap.plan.certify import least_budget
 from tests.ir.build import build, unit_machine
@@ -457,9 +458,7 @@ def test_the_budget_that_a_search_names_is_feasible(policy, step, machine):
     assert needed_bytes >= StepMemory(step.program, step.costs).largest_op.nbytes
 
 
-@pytest.mark.parametrize(
-    "policy", quick_of((name for name in POLICIES if name not in SEARCHES), ["tflms", "memory_budget"])
-)
+@pytest.mark.parametrize("policy", quick_of((name for name in POLICIES if name not in SEARCHES), ["tflms"]))
 @given(step=steps(), machine=machines())
 def test_the_smallest_budget_that_is_named_is_feasible_and_the_smallest(policy, step, machine):
     with pytest.raises(PlanInfeasible) as found:
@@ -535,3 +534,10 @@ def test_copies_out_go_on_while_the_backward_begins_and_stall_nothing(find):
     (swap,) = plan.swaps
     assert OUT_IN_BACKWARD.program.segments[0].stop < swap.release <= 3
     assert plan.predicted_seconds == sum(OUT_IN_BACKWARD.costs.seconds)
+
+
+@pytest.mark.parametrize("policy", ["checkpoint", "memory_budget"])
+def test_a_removed_policy_is_refused_with_what_to_use_instead(policy):
+    for refuse in (partial(plan_of, policy, CHAIN, 8), partial(Options.parse, policy=policy)):
+        with pytest.raises(OptionError, match=f"policy '{policy}' has been removed; use 'auto', or 'recompute'"):
+            refuse()

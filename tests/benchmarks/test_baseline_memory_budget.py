@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._functorch._activation_checkpointing.knapsack import dp_knapsack
 
+from benchmarks.baselines import plan_baseline
+from benchmarks.baselines.memory_budget import _Knapsack
 from lmswap.errors import PlanInfeasible
-from lmswap.plan import make_plan
-from lmswap.plan.memory_budget import _Knapsack
 from tests.ir.build import build, unit_machine
 
 CHAIN = build(
@@ -35,7 +35,7 @@ CHAIN = build(
 
 def plan_of(step, budget_bytes):
     limits = {"budget_bytes": budget_bytes, "tier": "host", "min_swap_bytes": 1}
-    return make_plan("memory_budget", step.program, step.costs, unit_machine(), **limits)
+    return plan_baseline("memory_budget", step.program, step.costs, unit_machine(), **limits)
 
 
 def recomputes_of(step, budget_bytes):

@@ -1,4 +1,4 @@
-"""Policy "checkpoint": torch.utils.checkpoint around the modules of one depth, such as a transformer's layers.
+"""Baseline "checkpoint": torch.utils.checkpoint around the modules of one depth, such as a transformer's layers.
 
 A checkpointed block keeps its outputs. The rest is freed in the forward pass, and recomputed all at once when the
 backward pass first needs any of it. As in torch, recomputation runs from the block's first op to the last one that the

@@ -1,4 +1,4 @@
-"""Policy "memory_budget": PyTorch's activation_memory_budget, a 0-1 knapsack over saved activations.
+"""Baseline "memory_budget": PyTorch's activation_memory_budget, a 0-1 knapsack over saved activations.
 
 As in `choose_saved_values_set` of torch._functorch.partitioners (torch 2.13): of the recomputable values those are kept
 whose ops take longest together, within a share of their bytes; the solver is dynamic programming over 10,000ths of the

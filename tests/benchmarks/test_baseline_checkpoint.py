@@ -5,17 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
 import lmswap
+from benchmarks.baselines import plan_baseline
 from lmswap.analyze.memory import StepMemory
 from lmswap.errors import PlanInfeasible
 from lmswap.ir.plan import Recompute
 from lmswap.ir.schedule import schedule
-from lmswap.plan import make_plan
 from tests.ir.build import build, unit_machine
 from tests.ir.strategies import steps
 from tests.models import CASES
@@ -53,7 +51,7 @@ def with_modules(step, module):
 
 
 def plan_of(step, budget_bytes):
-    return make_plan(
+    return plan_baseline(
         "checkpoint",
         step.program,
         step.costs,
@@ -154,51 +152,6 @@ def test_the_step_is_slower_by_the_recomputes_and_nothing_is_swapped(data, step)
     assert plan.predicted_seconds == pytest.approx(seconds_of(step, plan.recomputes))
     assert len({recompute.op for recompute in plan.recomputes}) == len(plan.recomputes)
     assert all(isinstance(recompute, Recompute) for recompute in plan.recomputes)
-
-
-class Layers(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(
-            nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Dropout(0.1), nn.Linear(2048, 512)) for _ in range(4)
-        )
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = x + layer(x)
-        return x
-
-
-def train(model, budget, policy):
-    torch.compiler.reset()
-    torch.manual_seed(1)
-    model = lmswap.enable(model, budget, policy=policy)
-    results = []
-    for _ in range(2):
-        loss = model(torch.randn(2048, 512)).square().mean()
-        loss.backward()
-        results += [loss.detach().clone(), *(p.grad.clone() for p in model.parameters())]
-    report, program = lmswap.report(model), lmswap.program(model)
-    lmswap.disable(model)
-    return report, program, results
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", ["checkpoint", "memory_budget"])
-def test_a_model_trains_within_the_budget_with_the_same_bits(policy):
-    torch.manual_seed(0)
-    model = Layers()
-    _, _, expected = train(model, "4GiB", "none")
-    model.zero_grad(set_to_none=True)
-    with pytest.raises(PlanInfeasible) as refused:
-        train(model, 2**20, policy)
-    budget_bytes = refused.value.needed_bytes + 2**24  # what the process holds differs from start to start
-    model.zero_grad(set_to_none=True)
-    report, program, actual = train(model, budget_bytes, policy)
-    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
-    assert report.recomputed_bytes > 0
-    assert report.swapped_out_bytes == 0
-    assert {"layers.0.1", "layers.3.3"} <= {op.module for op in program.ops}
 
 
 @pytest.mark.parametrize("name", ["resnet", "encoder"])
