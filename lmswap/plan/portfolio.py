@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from math import inf
+from threading import Barrier
 
 from lmswap.errors import OptionError, PlanInfeasible, TierError
 from lmswap.hardware.host_memory import release_thread_memory
@@ -52,7 +54,7 @@ def plan_auto(problem: Problem, *, effort: int = 1) -> Plan:
         return exact
 
     searches, others = _searches(effort), _others(problem)
-    with ThreadPoolExecutor(_NUM_THREADS) as threads:  # the searches release the GIL
+    with _threads() as threads:  # the searches release the GIL
         hasty = replace(problem, asks_need=False)
 
         def plans_of(policies: Iterable[_Policy]) -> list[Plan]:
@@ -75,8 +77,26 @@ def _attempt(problem: Problem, policy: _Policy) -> Plan | PlanInfeasible | TierE
         return policy(problem)
     except (PlanInfeasible, TierError) as error:
         return error
-    finally:
-        release_thread_memory()  # up to 48 MiB of 25 ops, which would come on top of the step that was planned
+
+
+@contextmanager
+def _threads() -> Iterator[ThreadPoolExecutor]:
+    """Provide threads that return their freed memory to the system at the end.
+
+    Up to 48 MiB of 25 ops would come on top of the step that was planned.
+    """
+    with ThreadPoolExecutor(_NUM_THREADS) as threads:
+        try:
+            yield threads
+        finally:
+            started = Barrier(_NUM_THREADS)  # holds each thread until all have one of the calls
+            for done in [threads.submit(_release_when_all, started) for _ in range(_NUM_THREADS)]:
+                done.result()
+
+
+def _release_when_all(started: Barrier) -> None:
+    started.wait()
+    release_thread_memory()
 
 
 def _refusal(outcomes: Iterable[Plan | PlanInfeasible | TierError]) -> PlanInfeasible | TierError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -397,6 +399,17 @@ def test_errors_of_auto_name_auto(cheapest, monkeypatch):
     with pytest.raises(PlanInfeasible, match="policy 'auto' cannot fit") as refusal:
         portfolio.plan_auto(problem_of(CHAIN, 5))
     assert (refusal.value.policy, refusal.value.needed_bytes) == ("auto", 6)
+
+
+@pytest.mark.parametrize("budget_bytes", [2, 6])
+def test_each_thread_of_auto_releases_its_memory_once_also_after_a_refusal(budget_bytes, monkeypatch):
+    released = []
+    monkeypatch.setattr(portfolio, "plan_exactly", lambda *_, **__: None)
+    monkeypatch.setattr(portfolio, "release_thread_memory", lambda: released.append(threading.get_ident()))
+    with pytest.raises(PlanInfeasible) if budget_bytes == 2 else nullcontext():
+        portfolio.plan_auto(problem_of(CHAIN, budget_bytes))
+    assert len(released) == len(set(released)) == portfolio._NUM_THREADS
+    assert threading.get_ident() not in released
 
 
 # --- any step --------------------------------------------------------------------------------------------------------
