@@ -14,21 +14,19 @@ from typing import Any, Never, TypeVar
 import torch
 from torch import fx, nn
 
-from lmswap.analyze.memory import StepMemory
 from lmswap.call_monitor import UNCALLED
 from lmswap.capture.specialize import has_dynamic_sizes, specialize
 from lmswap.dispatch import ModelCall
 from lmswap.errors import OptionError, without_path
-from lmswap.execute.step_record import StepRecord
 from lmswap.hardware.mkl_init import initialize_mkl
 from lmswap.ir.emulation import EmulatedLink
 from lmswap.ir.program import Program
-from lmswap.ir.timeline import Timeline
 from lmswap.log_output import set_up_logging
 from lmswap.module_checks import check_apart, check_module, one_device, parameters_of, trained
 from lmswap.options import Options, refuse_unknown
-from lmswap.reporting import Explanation, Report, make_explanation, make_report
+from lmswap.reporting import Explanation, Report, make_explanation
 from lmswap.session import PlannedStep, Session
+from lmswap.session.snapshot import snapshot
 from lmswap.torch_version import warn_untested
 from lmswap.verify.summary import Verified
 
@@ -192,53 +190,7 @@ def report(model: nn.Module) -> Report:
         OptionError: the model is not enabled.
         ForkedProcess: it was enabled in the process that this one was forked from.
     """
-    session = _session(model)
-    session.memory.synchronize()
-    recorder = session.recorder
-    last, step = recorder.last_training(), session.current_step()
-    session.warn_budget_exceeded()
-    allowance = step.allowance if step else None
-    tier = session.engine.native.tier_stats(session.tier)
-    return make_report(
-        model=session.name,
-        device=session.memory.description(),
-        policy=session.options.policy,
-        plan_origin=step.origin if step else "",
-        tier=session.tier,
-        emulated_link=session.options.link,
-        host_budget_bytes=session.options.host_budget_bytes,
-        budget_bytes=session.budget.nbytes,
-        base_bytes=allowance.base_bytes if allowance else 0,
-        reserve_bytes=allowance.reserve_bytes if allowance else 0,
-        margin_bytes=allowance.margin_bytes if allowance else 0,
-        program=step.joined.program if step else None,
-        plan=step.plan if step else None,
-        predicted=step.predicted if step else None,
-        placed_bytes=step.places.total_bytes if step and step.places else None,
-        unplanned_step_bytes=StepMemory(step.joined.program, step.costs).peak.nbytes if step else None,
-        free_seconds=step.costs.free_seconds if step else None,
-        steps=recorder.num_steps,
-        step=last.step.number if last else None,
-        trains=last.step.trains if last else False,
-        measured=_measured(last, step) if last else None,
-        measured_peak_bytes=last.step.peaks.used_bytes if last else None,
-        measured_tensor_peak_bytes=last.step.peaks.tensor_bytes if last else None,
-        host_bound_seconds=last.host_bound_seconds if last and session.device.type == "cuda" else None,
-        highest_peak_bytes=recorder.highest.peaks.used_bytes if recorder.highest else None,
-        highest_peak_step=recorder.highest.number if recorder.highest else None,
-        tier_used_bytes=tier.used_bytes,
-        tier_peak_bytes=last.step.peaks.tier_bytes if last else 0,
-        tier_highest_bytes=tier.peak_used_bytes,
-        tier_reserved_bytes=tier.capacity_bytes,
-        tier_reserve_seconds=tier.reserve_seconds,
-        tier_resident_bytes=tier.peak_resident_bytes,
-        trace_bytes=session.traces.nbytes,
-        num_traces=session.traces.num_kept,
-        num_evicted_traces=session.traces.num_evicted,
-        notes=session.all_notes,
-        plan_notes=session.plan_notes,
-        verified=session.verified,
-    )
+    return snapshot(_session(model))
 
 
 def least_budget(model: nn.Module) -> int:
@@ -411,13 +363,6 @@ def _find_session(model: nn.Module) -> Session | None:
         backend = backend._torchdynamo_orig_backend
     given = getattr(backend, "kwargs", {}).get("options")
     return next((session for known, session in _compiled if known is given), None)
-
-
-def _measured(record: StepRecord, step: PlannedStep | None) -> Timeline:
-    if step is None:  # the names of what it moved are unknown
-        return record.timeline((), other_bytes=0)
-    names = step.joined.program.buffer_names
-    return record.timeline(names, other_bytes=step.allowance.base_bytes - step.allowance.tensor_bytes)
 
 
 def _planned(model: nn.Module) -> PlannedStep:

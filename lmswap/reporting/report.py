@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Group
 
-from lmswap.ir.emulation import EmulatedLink
 from lmswap.ir.plan import Plan
 from lmswap.ir.program import Program
 from lmswap.ir.schedule import schedule
@@ -22,7 +21,6 @@ from lmswap.reporting.picture import write_picture
 from lmswap.reporting.step import StepFigures
 from lmswap.reporting.summary import figures_of, summarize
 from lmswap.reporting.text import render_html, render_text
-from lmswap.verify.summary import Verified
 
 SCHEMA = "lmswap.report/3"
 
@@ -98,112 +96,53 @@ class Report(StepFigures):
 
 
 def make_report(
+    known: StepFigures,
     *,
-    model: str,
-    device: str,
-    policy: str,
-    tier: str,
-    budget_bytes: int,
-    plan_origin: str = "",
-    emulated_link: EmulatedLink | None = None,
-    host_budget_bytes: int | None = None,
-    base_bytes: int = 0,
-    reserve_bytes: int = 0,
-    margin_bytes: int = 0,
     program: Program | None = None,
     plan: Plan | None = None,
-    predicted: Timeline | None = None,
     placed_bytes: int | None = None,
     unplanned_step_bytes: int | None = None,
-    free_seconds: float | None = None,
-    steps: int = 0,
-    step: int | None = None,
-    trains: bool = False,
-    measured: Timeline | None = None,
-    measured_peak_bytes: int | None = None,
-    measured_tensor_peak_bytes: int | None = None,
-    host_bound_seconds: float | None = None,
-    highest_peak_bytes: int | None = None,
-    highest_peak_step: int | None = None,
-    tier_used_bytes: int = 0,
-    tier_peak_bytes: int = 0,
-    tier_highest_bytes: int = 0,
-    tier_reserved_bytes: int = 0,
-    tier_reserve_seconds: float = 0.0,
-    tier_resident_bytes: int = 0,
-    trace_bytes: int = 0,
-    num_traces: int = 0,
-    num_evicted_traces: int = 0,
-    notes: Sequence[str] = (),
-    plan_notes: Sequence[str] = (),
-    verified: Verified | None = None,
 ) -> Report:
-    """Build the report of one model from the stages' results; arguments are its fields of that name.
+    """Complete the figures of one model's step by those that follow from its plan and its timelines.
 
-    ``model`` and ``device`` are display names, "UNet3d" and "cuda:0 (NVIDIA H200)"; ``policy`` is the requested one,
-    whichever found the plan. ``program``, ``plan`` and ``predicted`` (the simulator's timeline, whose memory counts
-    what the step itself allocates) are given together or, before the first step, not at all; where its tensors have
-    planned offsets on the device, these take ``placed_bytes``. Without a plan the step's own tensors would take
-    ``unplanned_step_bytes``.
-    ``measured`` is step number ``step``, its memory counted like the budget, empty where it was not recorded.
-    ``notes`` are sentences for the reader, such as a module that runs uncaptured and why; ``plan_notes`` are on its
-    plans and replanning.
+    Args:
+        known: all other figures; the memory of ``predicted`` counts what the step itself allocates, that of
+            ``measured`` counts like the budget, and is empty where it was not recorded.
+        program: the step as planned, None before the first plan.
+        plan: its plan.
+        placed_bytes: what its tensors take if they have planned offsets on the device, else None.
+        unplanned_step_bytes: what they would take without a plan.
     """
-    fixed = base_bytes + reserve_bytes
+    predicted, measured = known.predicted, known.measured
+    fixed_bytes = known.base_bytes + known.reserve_bytes
     if predicted is not None:
-        raised = tuple((seconds, nbytes + fixed) for seconds, nbytes in predicted.memory)
+        raised = tuple((seconds, nbytes + fixed_bytes) for seconds, nbytes in predicted.memory)
         predicted = Timeline(predicted.source, predicted.spans, raised)
-    return Report(
-        model=model,
-        device=device,
-        policy=policy,
-        plan_origin=plan_origin,
-        tier=tier,
-        emulated_link=emulated_link,
-        host_budget_bytes=host_budget_bytes,
-        budget_bytes=budget_bytes,
-        base_bytes=base_bytes,
-        reserve_bytes=reserve_bytes,
-        margin_bytes=margin_bytes,
-        steps=steps,
-        step=step,
-        trains=trains,
-        predicted_peak_bytes=_predicted_peak(predicted, placed_bytes, fixed),
-        unplanned_peak_bytes=unplanned_step_bytes + fixed if unplanned_step_bytes is not None else None,
-        measured_peak_bytes=measured_peak_bytes,
-        measured_tensor_peak_bytes=measured_tensor_peak_bytes,
-        highest_peak_bytes=highest_peak_bytes,
-        highest_peak_step=highest_peak_step,
-        predicted_seconds=plan.predicted_seconds if plan is not None else None,
-        measured_seconds=_graph_seconds(measured) if measured is not None else None,
-        free_seconds=free_seconds,
-        bound_seconds=plan.certificate.seconds if plan is not None and plan.certificate is not None else None,
-        swapped_out_bytes=measured.lane_bytes(Lane.OUT) if measured is not None else None,
-        swapped_in_bytes=measured.lane_bytes(Lane.IN) if measured is not None else None,
-        out_bytes_per_second=_bytes_per_second(measured, Lane.OUT),
-        in_bytes_per_second=_bytes_per_second(measured, Lane.IN),
-        recomputed_bytes=_recomputed_bytes(program, plan) if measured is not None else None,
-        stall_seconds=measured.lane_seconds(Lane.STALL) if measured is not None else None,
-        host_bound_seconds=host_bound_seconds,
-        tier_planned_bytes=plan.tier_bytes.get(tier, 0) if plan is not None else None,
-        tier_used_bytes=tier_used_bytes,
-        tier_peak_bytes=tier_peak_bytes,
-        tier_highest_bytes=tier_highest_bytes,
-        tier_reserved_bytes=tier_reserved_bytes,
-        tier_reserve_seconds=tier_reserve_seconds,
-        tier_resident_bytes=tier_resident_bytes,
-        decisions=buffer_decisions(program, plan, predicted, measured)
-        if program is not None and plan is not None
-        else (),
-        verified=verified,
-        trace_bytes=trace_bytes,
-        num_traces=num_traces,
-        num_evicted_traces=num_evicted_traces,
-        notes=tuple(notes),
-        plan_notes=tuple(plan_notes),
-        predicted=predicted,
-        measured=measured,
-    )
+    figures: dict[str, Any] = {
+        "predicted": predicted,
+        "predicted_peak_bytes": _predicted_peak(predicted, placed_bytes, fixed_bytes),
+    }
+    if unplanned_step_bytes is not None:
+        figures["unplanned_peak_bytes"] = unplanned_step_bytes + fixed_bytes
+    if plan is not None:
+        figures |= {
+            "predicted_seconds": plan.predicted_seconds,
+            "bound_seconds": plan.certificate.seconds if plan.certificate is not None else None,
+            "tier_planned_bytes": plan.tier_bytes.get(known.tier, 0),
+        }
+    if program is not None and plan is not None:
+        figures["decisions"] = buffer_decisions(program, plan, predicted, measured)
+    if measured is not None:
+        figures |= {
+            "measured_seconds": _graph_seconds(measured),
+            "swapped_out_bytes": measured.lane_bytes(Lane.OUT),
+            "swapped_in_bytes": measured.lane_bytes(Lane.IN),
+            "out_bytes_per_second": _bytes_per_second(measured, Lane.OUT),
+            "in_bytes_per_second": _bytes_per_second(measured, Lane.IN),
+            "recomputed_bytes": _recomputed_bytes(program, plan),
+            "stall_seconds": measured.lane_seconds(Lane.STALL),
+        }
+    return Report(**vars(known) | figures)
 
 
 def _predicted_peak(predicted: Timeline | None, placed_bytes: int | None, fixed_bytes: int) -> int | None:
@@ -221,9 +160,9 @@ def _recomputed_bytes(program: Program | None, plan: Plan | None) -> int:
     return sum(buffer.nbytes for buffer in buffers[len(program.buffers) :])
 
 
-def _bytes_per_second(timeline: Timeline | None, lane: Lane) -> float | None:
+def _bytes_per_second(timeline: Timeline, lane: Lane) -> float | None:
     """Return a lane's rate while it was busy; None where it moved nothing."""
-    if timeline is None or not timeline.busy_seconds(lane):
+    if not timeline.busy_seconds(lane):
         return None
     return timeline.lane_bytes(lane) / timeline.busy_seconds(lane)
 

@@ -10,7 +10,7 @@ from lmswap.reporting.decisions import BufferDecision
 from lmswap.verify.summary import Verified
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StepFigures:
     """One model's step as planned and as it ran.
 
@@ -44,47 +44,47 @@ class StepFigures:
     model: str
     device: str
     policy: str
-    plan_origin: str
+    plan_origin: str = ""
     tier: str
-    emulated_link: EmulatedLink | None
-    host_budget_bytes: int | None
+    emulated_link: EmulatedLink | None = None
+    host_budget_bytes: int | None = None
     budget_bytes: int
-    base_bytes: int
-    reserve_bytes: int
-    margin_bytes: int
-    steps: int
-    step: int | None
-    trains: bool
-    predicted_peak_bytes: int | None
-    unplanned_peak_bytes: int | None
-    measured_peak_bytes: int | None
-    measured_tensor_peak_bytes: int | None
-    highest_peak_bytes: int | None
-    highest_peak_step: int | None
-    predicted_seconds: float | None
-    measured_seconds: float | None
-    free_seconds: float | None
-    bound_seconds: float | None
-    swapped_out_bytes: int | None
-    swapped_in_bytes: int | None
-    out_bytes_per_second: float | None
-    in_bytes_per_second: float | None
-    recomputed_bytes: int | None
-    stall_seconds: float | None
-    host_bound_seconds: float | None
-    tier_planned_bytes: int | None
-    tier_used_bytes: int
-    tier_peak_bytes: int
-    tier_highest_bytes: int
-    tier_reserved_bytes: int
-    tier_reserve_seconds: float
-    tier_resident_bytes: int
-    decisions: tuple[BufferDecision, ...]
-    verified: Verified | None
-    trace_bytes: int
-    num_traces: int
-    num_evicted_traces: int
-    notes: tuple[str, ...]
-    plan_notes: tuple[str, ...]
-    predicted: Timeline | None
-    measured: Timeline | None
+    base_bytes: int = 0
+    reserve_bytes: int = 0
+    margin_bytes: int = 0
+    steps: int = 0
+    step: int | None = None
+    trains: bool = False
+    predicted_peak_bytes: int | None = None
+    unplanned_peak_bytes: int | None = None
+    measured_peak_bytes: int | None = None
+    measured_tensor_peak_bytes: int | None = None
+    highest_peak_bytes: int | None = None
+    highest_peak_step: int | None = None
+    predicted_seconds: float | None = None
+    measured_seconds: float | None = None
+    free_seconds: float | None = None
+    bound_seconds: float | None = None
+    swapped_out_bytes: int | None = None
+    swapped_in_bytes: int | None = None
+    out_bytes_per_second: float | None = None
+    in_bytes_per_second: float | None = None
+    recomputed_bytes: int | None = None
+    stall_seconds: float | None = None
+    host_bound_seconds: float | None = None
+    tier_planned_bytes: int | None = None
+    tier_used_bytes: int = 0
+    tier_peak_bytes: int = 0
+    tier_highest_bytes: int = 0
+    tier_reserved_bytes: int = 0
+    tier_reserve_seconds: float = 0.0
+    tier_resident_bytes: int = 0
+    decisions: tuple[BufferDecision, ...] = ()
+    verified: Verified | None = None
+    trace_bytes: int = 0
+    num_traces: int = 0
+    num_evicted_traces: int = 0
+    notes: tuple[str, ...] = ()
+    plan_notes: tuple[str, ...] = ()
+    predicted: Timeline | None = None
+    measured: Timeline | None = None

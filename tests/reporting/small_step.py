@@ -14,6 +14,7 @@ from lmswap.ir.plan import Plan, Swap
 from lmswap.ir.program import Buffer, BufferKind, Op, Program, Segment, Value
 from lmswap.ir.timeline import Lane, Span, Timeline
 from lmswap.reporting import Report, make_report
+from lmswap.reporting.step import StepFigures
 
 MIB = 2**20
 BUDGET_BYTES, BASE_BYTES, RESERVE_BYTES, MARGIN_BYTES = 12 * MIB, 2 * MIB, MIB, MIB
@@ -94,7 +95,12 @@ def report(**changes: object) -> Report:
         "tier_peak_bytes": 3 * MIB,
         "tier_highest_bytes": 3 * MIB,
     }
-    return make_report(**{**arguments, **changes})
+    arguments |= changes
+    separate = ("program", "plan", "placed_bytes", "unplanned_step_bytes")
+    planned = {name: arguments.pop(name) for name in separate if name in arguments}
+    for name in {"notes", "plan_notes"} & arguments.keys():
+        arguments[name] = tuple(arguments[name])
+    return make_report(StepFigures(**arguments), **planned)
 
 
 def planned_report(**changes: object) -> Report:

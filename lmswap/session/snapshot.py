@@ -1,0 +1,85 @@
+"""The report of an enabled model, from the state of its session after the last step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lmswap.analyze.memory import StepMemory
+from lmswap.execute.step_record import StepRecord
+from lmswap.ir.timeline import Timeline
+from lmswap.reporting import Report, make_report
+from lmswap.reporting.step import StepFigures
+from lmswap.session.planned_step import PlannedStep
+from lmswap.session.session import Session
+
+
+def snapshot(session: Session) -> Report:
+    """Return the figures of the last step that had a backward, or, if none had one, of the last step."""
+    session.memory.synchronize()
+    recorder, options = session.recorder, session.options
+    last, step = recorder.last_training(), session.current_step()
+    session.warn_budget_exceeded()
+    tier = session.engine.native.tier_stats(session.tier)
+    figures: dict[str, Any] = {}
+    if step is not None:
+        figures |= {
+            "plan_origin": step.origin,
+            "base_bytes": step.allowance.base_bytes,
+            "reserve_bytes": step.allowance.reserve_bytes,
+            "margin_bytes": step.allowance.margin_bytes,
+            "predicted": step.predicted,
+            "free_seconds": step.costs.free_seconds,
+        }
+    if last is not None:
+        figures |= {
+            "step": last.step.number,
+            "trains": last.step.trains,
+            "measured": _measured(last, step),
+            "measured_peak_bytes": last.step.peaks.used_bytes,
+            "measured_tensor_peak_bytes": last.step.peaks.tensor_bytes,
+            "host_bound_seconds": last.host_bound_seconds if session.device.type == "cuda" else None,
+            "tier_peak_bytes": last.step.peaks.tier_bytes,
+        }
+    if recorder.highest is not None:
+        figures |= {
+            "highest_peak_bytes": recorder.highest.peaks.used_bytes,
+            "highest_peak_step": recorder.highest.number,
+        }
+    known = StepFigures(
+        model=session.name,
+        device=session.memory.description(),
+        policy=options.policy,
+        tier=session.tier,
+        emulated_link=options.link,
+        host_budget_bytes=options.host_budget_bytes,
+        budget_bytes=session.budget.nbytes,
+        steps=recorder.num_steps,
+        tier_used_bytes=tier.used_bytes,
+        tier_highest_bytes=tier.peak_used_bytes,
+        tier_reserved_bytes=tier.capacity_bytes,
+        tier_reserve_seconds=tier.reserve_seconds,
+        tier_resident_bytes=tier.peak_resident_bytes,
+        trace_bytes=session.traces.nbytes,
+        num_traces=session.traces.num_kept,
+        num_evicted_traces=session.traces.num_evicted,
+        notes=session.all_notes,
+        plan_notes=tuple(session.plan_notes),
+        verified=session.verified,
+        **figures,
+    )
+    if step is None:
+        return make_report(known)
+    return make_report(
+        known,
+        program=step.joined.program,
+        plan=step.plan,
+        placed_bytes=step.places.total_bytes if step.places else None,
+        unplanned_step_bytes=StepMemory(step.joined.program, step.costs).peak.nbytes,
+    )
+
+
+def _measured(record: StepRecord, step: PlannedStep | None) -> Timeline:
+    if step is None:  # the names of what it moved are unknown
+        return record.timeline((), other_bytes=0)
+    names = step.joined.program.buffer_names
+    return record.timeline(names, other_bytes=step.allowance.base_bytes - step.allowance.tensor_bytes)
