@@ -158,10 +158,10 @@ void bind_engine(nb::module_& module) {
           "limit_bytes"_a, "io_threads"_a = 4, WithoutGil())
       .def(
           "reserve",
-          [](PyEngine& self, const std::string& tier, int64_t nbytes, bool anew) {
-            self.get().reserve(tier, checked("nbytes", nbytes), anew);
+          [](PyEngine& self, const std::string& tier, int64_t nbytes, bool replace) {
+            self.get().reserve(tier, checked("nbytes", nbytes), replace);
           },
-          "tier"_a, "nbytes"_a, "anew"_a = false, WithoutGil())
+          "tier"_a, "nbytes"_a, "replace"_a = false, WithoutGil())
       .def("out_start", &out_start, "swap"_a, "tier"_a, "offset"_a, "pointer"_a, "nbytes"_a, "stream"_a)
       .def(
           "out_done", [](PyEngine& self, int64_t handle, uint64_t stream) { self.get().out_done(handle, stream); },

@@ -66,10 +66,10 @@ class Engine:
         The memory they occupy is in `tier_stats`, and not limited.
         """
 
-    def reserve(self, tier: str, nbytes: int, anew: bool = False) -> None:
+    def reserve(self, tier: str, nbytes: int, replace: bool = False) -> None:
         """Reserves one contiguous slab of at least ``nbytes``; raises TierError, with nothing changed, if it cannot.
 
-        Pinned memory grows in place. ``anew``: the slab is replaced even if it is large enough; its memory is freed
+        Pinned memory grows in place. ``replace``: the slab is replaced even if it is large enough; its memory is freed
         with its last token.
         """
 

@@ -85,7 +85,7 @@ class _Expansion:
 
     def _append_recompute(self, op: Op) -> None:
         recomputed = tuple(self._recomputed_version(buffer) for buffer in op.writes)
-        self._append(op, recomputed, f"{op.name} again")
+        self._append(op, recomputed, f"{op.name} (recomputed)")
         for buffer, new in zip(op.writes, recomputed, strict=True):
             self._newest[buffer] = new
 
@@ -99,10 +99,10 @@ class _Expansion:
 
     def _recomputed_version(self, buffer: int) -> int:
         made = len(self._buffers)
-        again = f"{self._program.buffer_names[buffer]} again"
-        self._buffers.append(Buffer(made, self._program.buffers[buffer].nbytes, BufferKind.ACTIVATION, again))
+        name = f"{self._program.buffer_names[buffer]} (recomputed)"
+        self._buffers.append(Buffer(made, self._program.buffers[buffer].nbytes, BufferKind.ACTIVATION, name))
         self._buffer_origins.append(buffer)
         shape = self._value_of.get(buffer)
         if shape is not None:
-            self._values.append(replace(shape, id=len(self._values), name=f"{shape.name} again", buffer=made))
+            self._values.append(replace(shape, id=len(self._values), name=f"{shape.name} (recomputed)", buffer=made))
         return made

@@ -44,7 +44,8 @@ class Compression:
     def reset(self, step: PlannedStep) -> None:
         """Release the memory of earlier steps, for ``step``, which has another plan now."""
         self._accepted_bytes = 0
-        self._engine.native.reserve(self._tier, step.plan.tier_bytes.get(self._tier, 0), anew=True)
+        nbytes, replace = step.plan.tier_bytes.get(self._tier, 0), True
+        self._engine.native.reserve(self._tier, nbytes, replace)
 
     def with_measured_ratio(self, step: PlannedStep) -> Machine:
         """Return the machine of ``step`` with the ratio that its last run has shown."""

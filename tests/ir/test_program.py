@@ -45,7 +45,7 @@ def test_buffers_have_names_of_their_own_and_those_of_older_files_their_first_va
     for record in data["buffers"]:
         del record["name"]
     assert Program.from_json(json.dumps(data)).buffer_names == STEP.program.buffer_names
-    assert schedule(named, [Recompute(0, 2)]).program.buffer_names[count:] == ("block: add #3 again",)
+    assert schedule(named, [Recompute(0, 2)]).program.buffer_names[count:] == ("block: add #3 (recomputed)",)
 
 
 @given(st.data(), steps(most_ops=4))
